@@ -1,0 +1,814 @@
+"""Text -> tokens on disk: six sources, three tokenizers, and the way back.
+
+    python prepare_data.py words                            # no download: words from the Python library
+    python prepare_data.py shakespeare                      # tiny Shakespeare, a token a character
+    python prepare_data.py my.txt --tokenizer=bpe           # your own text, with BPE trained on it
+
+It makes data/<dataset>/: train.bin, val.bin (and test.bin where the text is a list of documents), raw little-endian
+token ids, and meta.json, which holds the tokenizer whole. Every other script reads them with load(dataset).
+Nothing comes before this file; micrograd.py or bigram.py is next.
+
+A source that is a list of documents (words, names, your own text with --documents=lines) becomes one stream
+
+    \\n emma \\n olivia \\n ava \\n
+
+in which the newline token, the separator, starts and ends each document.
+"""
+
+import argparse
+import base64
+import codecs
+import contextlib
+import difflib
+import hashlib
+import heapq
+import json
+import math
+import mmap
+import os
+import random
+import re
+import shutil
+import sys
+import sysconfig
+import time
+import unicodedata
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+
+DATA = Path("data")  # the datasets, below the folder in which a script is run
+DOWNLOADS = DATA / "downloads"  # what came over the network, kept; safe to delete
+FORMAT = 1  # of meta.json and the .bin files
+CHUNK = 1 << 20  # characters or bytes in memory at a time, whatever the size of the text
+BPE_CHARACTERS = 100_000_000  # BPE is trained on this much of the training split at most
+
+SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
+URLS = {  # source: address, SHA-256
+    "names": (
+        "https://raw.githubusercontent.com/karpathy/makemore/master/names.txt",
+        "0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d",
+    ),
+    "shakespeare": (
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    ),
+}
+FINEWEB_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
+
+
+# ----------------------------------------------------------------------------- the command line of every script
+
+
+class UserError(ValueError):
+    """Something that the user can mend, in one line: "<what is wrong>; <what to do>"."""
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a script's main(). What a user can cause ends in one line on stderr and status 2, never in a traceback."""
+    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character prints "?" instead of dying
+    try:
+        main()
+        sys.stdout.flush()
+    except UserError as error:
+        message = str(error)
+    except BrokenPipeError:  # the reader left, as in `python sample.py | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    except OSError as error:  # no permission, no space, a folder in place of a file ...
+        message = f"{error.filename or 'writing'}: {error.strerror or error}; check path, permissions and free space"
+    except KeyboardInterrupt:
+        sys.exit(130)
+    else:
+        return
+    print("error:", " ".join(message.splitlines()), file=sys.stderr)
+    sys.exit(2)
+
+
+@contextlib.contextmanager
+def as_user_error() -> Iterator[None]:
+    """Around calls of model.py, which raises ValueError or FileNotFoundError for what the user can mend."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(str(error)) from error
+
+
+class OptionParser(argparse.ArgumentParser):
+    """argparse with one-line errors that name the nearest option; --help begins with the script's docstring."""
+
+    def __init__(self, doc: str):
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+
+    def parse_args(self, args=None, namespace=None):
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unknown option {unknown[0]}" + nearest(unknown[0].split("=")[0], self._option_string_actions))
+        return options
+
+    def error(self, message: str):
+        raise UserError(f"{message}; python {self.prog} --help lists the options")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """ ", did you mean ...?" with the known word that is most like this one, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def progress(what: str, total: int) -> Callable[[int], None]:
+    """A function to call with the bytes done so far: after 2 s it shows on a terminal how much time is left."""
+    began = shown = time.monotonic()
+
+    def show(done: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - began > 2 and now - shown > 0.5:
+            shown, left = now, (now - began) * max(total - done, 0) / max(done, 1)
+            print(f"\r{what}: {done / 1e6:.0f} of {total / 1e6:.0f} MB, {left:.0f} s left  ", end="", file=sys.stderr)
+
+    return show
+
+
+# ----------------------------------------------------------------------------- tokenizers
+
+
+class CharTokenizer:
+    """One token a character. The vocabulary is the sorted list of the characters in the text."""
+
+    def __init__(self, chars: Iterable[str]):
+        self.chars = list(chars)
+        self.vocab_size = len(self.chars)
+        self.id_of = np.full(0x110000, -1, dtype=np.int32)  # code point -> token id, for the whole of Unicode
+        self.id_of[[ord(c) for c in self.chars]] = np.arange(self.vocab_size)
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """Token ids (n,), by one table look-up for the whole text and no loop over its characters.
+
+        Raises UserError that lists the characters which the vocabulary lacks."""
+        ids = self.id_of[code_points(text)]
+        if ids.size and ids.min() < 0:
+            unknown = ", ".join(ascii(c) for c in sorted(set(text) - set(self.chars))[:20])
+            known = f"the vocabulary of {self.vocab_size} characters"
+            raise UserError(f"{known} lacks {unknown}; leave that out, or prepare the data with --tokenizer=bpe")
+        return ids
+
+    def encode_documents(self, documents: list[str]) -> np.ndarray:
+        """Token ids (n,) of each document and the newline after it."""
+        return self.encode_array("\n".join(documents) + "\n")
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.chars[i] for i in ids)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.decode(ids).encode()
+
+    def spec(self) -> dict:
+        return {"kind": "char", "chars": self.chars}
+
+
+def code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+# GPT-2 cuts a text into words before it merges bytes (Radford et al. 2019): no token spans two of them.
+# L and N stand for Unicode's letters and numbers.
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?[{L}]+| ?[{N}]+| ?[^\s{L}{N}]+|\s+(?!\S)|\s+"
+GPT2_PATTERN = WORDS.replace("{L}", r"\p{L}").replace("{N}", r"\p{N}")
+
+
+class BPETokenizer:
+    """Byte-pair encoding by tiktoken: with ranks of our own (bytes -> id), or without any the encoding of GPT-2."""
+
+    def __init__(self, ranks: dict[bytes, int] | None = None):
+        import requests
+        import tiktoken  # here: characters need neither the package nor its download
+
+        self.ranks = ranks
+        try:
+            self.encoding = (
+                tiktoken.get_encoding("gpt2")
+                if ranks is None
+                else tiktoken.Encoding("bpe", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+            )
+        except requests.RequestException as error:
+            advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer=char or bpe"
+            raise UserError(f"cannot download the GPT-2 vocabulary ({reason(error)}); {advice}") from error
+        self.vocab_size = self.encoding.n_vocab
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """Token ids (n,). Nothing in a text is special: "<|endoftext|>" is cut up like any other."""
+        return self.encoding.encode_to_numpy(text, disallowed_special=())
+
+    def encode_documents(self, documents: list[str]) -> np.ndarray:
+        """Token ids (n,) of each document and the newline after it; no token spans two documents."""
+        newline = self.encode("\n")
+        return np.concatenate([ids + newline for ids in self.encoding.encode_ordinary_batch(documents)])
+
+    def encode(self, text: str) -> list[int]:
+        return self.encoding.encode_ordinary(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.encoding.decode_bytes(list(ids))
+
+    def spec(self) -> dict:
+        if self.ranks is None:
+            return {"kind": "gpt2"}
+        in_order = sorted(self.ranks, key=self.ranks.get)
+        return {"kind": "bpe", "ranks": [base64.b64encode(token).decode() for token in in_order]}
+
+
+def make_tokenizer(spec: dict) -> CharTokenizer | BPETokenizer:
+    """The tokenizer that spec() described, in meta.json or in a checkpoint."""
+    if spec["kind"] == "char":
+        return CharTokenizer(spec["chars"])
+    if spec["kind"] == "bpe":
+        return BPETokenizer({base64.b64decode(token): rank for rank, token in enumerate(spec["ranks"])})
+    return BPETokenizer()
+
+
+def split_words(text: str) -> list[str]:
+    """Cut a text as GPT2_PATTERN does. The standard library's `re` has no \\p{L}, so the letters and the numbers that
+    occur in the text are spelled out."""
+
+    def members(category: str, always: str) -> str:
+        return always + "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == category)
+
+    return re.findall(WORDS.replace("{L}", members("L", "a")).replace("{N}", members("N", "0")), text)
+
+
+def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
+    """Learn byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) from a text or from pieces of one.
+
+    Start from the 256 bytes. Again and again, the pair of neighbours that occurs most often becomes a token of its own;
+    a tie goes to the pair that is first in byte order. Returns the ranks, bytes -> id: vocab_size of them, or fewer
+    where the text has no pairs left. Counts are kept up to date, so a merge costs the words that it touches and not
+    the whole text. Raises UserError where vocab_size is below 256."""
+    if vocab_size < 256:
+        raise UserError(
+            f"vocab_size={vocab_size} is too small for BPE, which starts from the 256 bytes; give 256 or more"
+        )
+    occurrences = Counter(chain.from_iterable(map(split_words, [text] if isinstance(text, str) else text)))
+    words = [list(word.encode()) for word in occurrences]  # each distinct word as token ids
+    counts = list(occurrences.values())
+
+    tokens = [bytes([i]) for i in range(256)]  # id -> bytes
+    ranks = {token: i for i, token in enumerate(tokens)}  # bytes -> id
+    pairs = Counter()  # (left id, right id) -> occurrences in the text
+    where = defaultdict(set)  # (left id, right id) -> the words that have it
+    for i, ids in enumerate(words):
+        for pair in pairwise(ids):
+            pairs[pair] += counts[i]
+            where[pair].add(i)
+
+    def entry(
+        pair: tuple[int, int],
+    ) -> tuple:  # the smallest one is the most frequent pair, then the first in byte order
+        return -pairs[pair], tokens[pair[0]], tokens[pair[1]], pair
+
+    heap = [entry(pair) for pair in pairs]
+    heapq.heapify(heap)
+    while len(tokens) < vocab_size and heap:
+        count, left, right, pair = heapq.heappop(heap)
+        if count == 0 or -count != pairs[pair]:
+            continue  # an old entry: the pair was counted again since
+        new = ranks.setdefault(left + right, len(tokens))
+        if new == len(tokens):  # else these bytes are a token already: "   " comes as "  " + " " and as " " + "  "
+            tokens.append(left + right)
+        changed = set()
+        for i in where.pop(pair):
+            for old in pairwise(words[i]):
+                pairs[old] -= counts[i]
+                changed.add(old)
+            words[i] = merge(words[i], pair, new)
+            for fresh in pairwise(words[i]):
+                pairs[fresh] += counts[i]
+                where[fresh].add(i)
+                changed.add(fresh)
+        for pair in changed:
+            heapq.heappush(heap, entry(pair))
+    return ranks
+
+
+def merge(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
+    """ids with every occurrence of the pair, from left to right, replaced by the new id."""
+    out, i = [], 0
+    while i < len(ids):
+        found = tuple(ids[i : i + 2]) == pair
+        out.append(new if found else ids[i])
+        i += 2 if found else 1
+    return out
+
+
+# ----------------------------------------------------------------------------- downloads
+
+
+def download(url: str, path: Path, sha256: str | None = None, retries: int = 4, backoff: float = 1.0) -> None:
+    """Fetch url into path, which appears only when it is whole and right.
+
+    Streams into path.part; tries again after a pause that doubles (seconds: backoff, 2 backoff ...), and goes on where
+    it broke off if the server allows ranges; checks length and SHA-256. Raises UserError that names the ways out."""
+    import requests
+
+    part = path.with_name(path.name + ".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(retries + 1):
+        try:
+            fetch_rest(url, part)
+            break
+        except requests.RequestException as error:
+            refused = error.response is not None and error.response.status_code in (400, 401, 403, 404, 410)
+            if attempt == retries or refused:
+                ways = (
+                    f"put the file at {path}, name a copy with --file=, or use words or python, which need no network"
+                )
+                raise UserError(f"cannot download {url} ({reason(error)}); {ways}") from error
+            time.sleep(backoff * 2**attempt)
+    try:
+        check_sha256(
+            part, sha256, f"{url} changed or was damaged on the way; try again, or name a good copy with --file="
+        )
+    except UserError:
+        part.unlink()
+        raise
+    os.replace(part, path)
+
+
+def fetch_rest(url: str, part: Path) -> None:
+    """One try: add to the file `part` what it lacks of url. Raises requests.RequestException."""
+    import requests
+
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with requests.get(url, headers=headers, stream=True, timeout=30) as response:
+        if response.status_code == 416:  # the part is as long as the file or longer: begin anew
+            part.unlink()
+            raise requests.ConnectionError("the server has nothing to add to the part that was here")
+        response.raise_for_status()
+        have = have if response.status_code == 206 else 0  # 200: the server ignores ranges and sends all of it
+        total = have + int(response.headers.get("Content-Length", 0))
+        show = progress(f"downloading {part.stem}", total)
+        with open(part, "ab" if have else "wb") as file:
+            for block in response.iter_content(1 << 14):  # a block that breaks off is lost, so keep it small
+                file.write(block)
+                have += len(block)
+                show(have)
+    if "Content-Length" in response.headers and have != total:
+        raise requests.ConnectionError(f"it broke off after {have} of {total} bytes")
+
+
+def reason(error: BaseException) -> str:
+    """The innermost cause in a line: requests wraps its errors three deep."""
+    while error.args and isinstance(error.args[0], BaseException):
+        error = error.args[0]
+    return " ".join(str(getattr(error, "reason", None) or error).split())[:200]
+
+
+def check_sha256(path: Path, expected: str | None, advice: str) -> None:
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if expected and found != expected:
+        raise UserError(f"{path} has SHA-256 {found} instead of {expected}: {advice}")
+
+
+def existing(path: Path) -> Path:
+    if not path.exists():
+        what = f"one of {', '.join(SOURCES)}, a text file, or a folder of them"
+        raise UserError(f"no file or folder {path}{nearest(str(path), SOURCES)}; give {what}")
+    return path
+
+
+# ----------------------------------------------------------------------------- texts
+
+
+@dataclass
+class Text:
+    """For each split a function that reads it from the start: in pieces, or (documents) in lists of documents."""
+
+    splits: dict[str, Callable[[], Iterator]]
+    documents: bool
+
+    def pieces(self, split: str) -> Iterator[str]:
+        pieces = self.splits[split]()
+        return ("\n".join(batch) + "\n" for batch in pieces) if self.documents else pieces
+
+
+def open_source(source: str, file: Path | None, documents: str) -> Text:
+    """The text of a source; `file` is a local copy in place of a download."""
+    if source == "words":
+        return shuffled_lines("\n".join(library_words()).encode(), source)
+    if source == "python":
+        texts = library_texts()
+        train = [text for i, text in enumerate(texts) if i % 10 != 9]
+        return Text({"train": lambda: iter(train), "val": lambda: iter(texts[9::10])}, documents=False)
+    if source in URLS:
+        url, sha256 = URLS[source]
+        path = existing(file) if file else DOWNLOADS / f"{source}.txt"
+        if not path.exists():
+            download(url, path, sha256)
+        check_sha256(
+            path, sha256, f"it is not {source}; delete it, or prepare it as a text of your own with another --name"
+        )
+        return shuffled_lines(path.read_bytes(), source) if source == "names" else text_of([path])
+    path = existing(Path(source))
+    paths = [path] if path.is_file() else sorted(p for p in path.rglob("[!.]*") if p.is_file())
+    if not any(p.stat().st_size for p in paths):
+        raise UserError(f"{path} is empty; give a text file, or a folder with text files")
+    if documents == "none":
+        return text_of(paths)
+    if path.is_dir():
+        raise UserError(
+            f"{path} is a folder, and --documents=lines wants one file with a document a line; join the files"
+        )
+    with open(path, "rb") as raw:
+        return shuffled_lines(mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ), str(path))
+
+
+def text_of(paths: list[Path]) -> Text:
+    """The files as one text without documents: the first 90 % of its characters train, the rest is validation."""
+    cut = int(0.9 * sum(map(len, read_text(paths))))
+    if cut == 0:
+        raise UserError(f"{paths[0]} is too short to be split; give a longer text")
+    train, val = lambda: characters(read_text(paths), 0, cut), lambda: characters(read_text(paths), cut, None)
+    return Text({"train": train, "val": val}, documents=False)
+
+
+def read_text(paths: list[Path]) -> Iterator[str]:
+    """The files one after the other in pieces of about CHUNK bytes, exactly as they are but for a byte order mark.
+
+    Raises UserError with the file and the byte offset where the text is not UTF-8."""
+    show, done = progress("reading", sum(path.stat().st_size for path in paths)), 0
+    for path in paths:
+        decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
+        with open(path, "rb") as file:
+            while block := file.read(CHUNK):
+                yield decode(decoder, block, path, offset).removeprefix("\ufeff" if offset == 0 else "")
+                offset += len(block)
+                show(done + offset)
+            yield decode(decoder, b"", path, offset)
+        done += offset
+
+
+def decode(decoder: codecs.IncrementalDecoder, block: bytes, path: Path | str, offset: int) -> str:
+    """The text of the block at this offset of a file; an empty block ends it."""
+    held = len(decoder.getstate()[0])  # bytes of a character that the block before cut in two
+    try:
+        return decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:
+        at = offset - held + error.start
+        raise UserError(f"{path} is not UTF-8 at byte {at}; save it as UTF-8, or leave it out") from error
+
+
+def characters(pieces: Iterable[str], start: int, stop: int | None) -> Iterator[str]:
+    """The characters start ... stop of a text that comes in pieces."""
+    at = 0
+    for piece in pieces:
+        yield piece[max(start - at, 0) : None if stop is None else max(stop - at, 0)]
+        at += len(piece)
+        if stop is not None and at >= stop:
+            return
+
+
+def whole_words(pieces: Iterable[str]) -> Iterator[str]:
+    """The same text in pieces that end where GPT2_PATTERN begins a new word whatever comes next, so that piece by piece
+    encoding gives the tokens of the whole: after a character that is no white space, before a blank or a newline.
+    CHUNK characters without such a place are a piece, too."""
+    rest = ""
+    for piece in pieces:
+        rest += piece
+        cut = len(rest) - 1
+        while cut > 0 and (rest[cut] not in " \n" or rest[cut - 1].isspace()):
+            cut -= 1
+        cut = cut if cut > 0 else len(rest) * (len(rest) >= CHUNK)
+        if cut:
+            yield rest[:cut]
+            rest = rest[cut:]
+    yield rest
+
+
+def shuffled_lines(text: bytes | mmap.mmap, name: str) -> Text:
+    """The lines of a text as documents, without blank ones, shuffled and split 80/10/10 as in the makemore lectures.
+    Memory holds where the lines start, and 10,000 lines at a time."""
+    starts, at = array("q"), 0
+    while at < len(text):
+        end = text.find(b"\n", at)
+        end = len(text) if end < 0 else end
+        if text[at:end].strip():
+            starts.append(at)
+        at = end + 1
+    n = len(starts)
+    if n < 10:
+        raise UserError(
+            f"{name} has {n} lines with text, too few to split 80/10/10; give 10 or leave out --documents=lines"
+        )
+    random.Random(42).shuffle(starts)
+
+    def read(first: int, last: int) -> Iterator[list[str]]:
+        for i in range(first, last, 10_000):
+            yield [line(at) for at in starts[i : min(i + 10_000, last)]]
+
+    def line(at: int) -> str:
+        end = text.find(b"\n", at)
+        raw = text[at:] if end < 0 else text[at:end]
+        return decode(codecs.getincrementaldecoder("utf-8")(), raw, name, at).removesuffix("\r")
+
+    n1, n2 = int(0.8 * n), int(0.9 * n)
+    splits = {"train": lambda: read(0, n1), "val": lambda: read(n1, n2), "test": lambda: read(n2, n)}
+    return Text(splits, documents=True)
+
+
+def library_texts() -> list[str]:
+    """The Python standard library's .py files on this machine: no tests, no installed packages, printable ASCII."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    paths = sorted(path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts))
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+    texts = [text for text in texts if re.fullmatch(r"[\n -~]+", text)]
+    if len(texts) < 10:
+        raise UserError(
+            f"the standard library at {root} has no .py files to read; use another Python, or a text of your own"
+        )
+    return texts
+
+
+def library_words() -> list[str]:
+    """The distinct words in those files: 2 to 15 lower-case letters that stand alone, in alphabetical order."""
+    word = re.compile(r"(?<![A-Za-z0-9_])[a-z]{2,15}(?![A-Za-z0-9_])")
+    return sorted(set(chain.from_iterable(map(word.findall, library_texts()))))
+
+
+# ----------------------------------------------------------------------------- FineWeb, which comes as tokens
+
+
+def write_fineweb(folder: Path, copies: Path | None, shards: int) -> dict:
+    """FineWeb (Penedo et al. 2024) in shards of 100M GPT-2 tokens, from a folder of copies or downloaded; each of its
+    documents begins with <|endoftext|>, GPT-2's last id. Returns meta.json's content."""
+    tokenizer = BPETokenizer()
+    end_of_text = tokenizer.vocab_size - 1
+    lengths = np.array([len(tokenizer.decode_bytes([i])) for i in range(end_of_text)] + [0])  # bytes of text a token
+
+    def shard(name: str) -> np.ndarray:
+        path = (copies or DOWNLOADS) / name
+        if not copies and not path.exists():
+            print(f"downloading {FINEWEB_URL}{name}", file=sys.stderr)
+            download(FINEWEB_URL + name, path)
+        return read_shard(existing(path))
+
+    def pieces(tokens: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        for at in range(0, len(tokens), CHUNK):
+            ids = np.array(tokens[at : at + CHUNK])
+            if ids.max() > end_of_text:
+                raise UserError(
+                    f"{tokens.filename} has the id {ids.max()}, past GPT-2's {end_of_text}; delete it, try again"
+                )
+            yield ids, int(lengths[ids].sum())
+
+    train = [shard(f"fineweb_train_{i:06d}.bin") for i in range(1, shards + 1)]
+    val = [shard("fineweb_val_000000.bin")]
+    splits = {
+        "train": write_tokens(folder / "train.bin", chain.from_iterable(map(pieces, train)), "uint16"),
+        "val": write_tokens(folder / "val.bin", chain.from_iterable(map(pieces, val)), "uint16"),
+    }
+    return meta_of("fineweb", tokenizer, None, splits)
+
+
+def read_shard(path: Path) -> np.ndarray:
+    """The tokens of a shard, a memory map (n,) uint16, after a look at its header: 256 int32, of which the first three
+    are a magic number, the version, and the number of tokens."""
+    header = np.fromfile(path, dtype="<i4", count=256)
+    if len(header) < 256 or header[0] != 20240520 or header[1] != 1:
+        wrong = f"it begins with {header[:2].tolist()} instead of 20240520, 1"
+        raise UserError(f"{path} is no shard of GPT-2 tokens: {wrong}; delete it and try again")
+    size, expected = path.stat().st_size, 1024 + 2 * int(header[2])
+    if size != expected:
+        raise UserError(
+            f"{path} has {size} bytes instead of {expected} for {header[2]} tokens; delete it and try again"
+        )
+    return np.memmap(path, dtype="<u2", mode="r", offset=1024)
+
+
+# ----------------------------------------------------------------------------- writing a dataset
+
+
+def prepare(
+    source: str,
+    tokenizer: str = "char",
+    vocab_size: int = 1024,
+    file: Path | None = None,
+    name: str | None = None,
+    documents: str = "none",
+    shards: int = 1,
+) -> None:
+    """Make data/<dataset>, whole or not at all, and print what is in it. See main() for the parameters."""
+    if not name:
+        stem = source if source in SOURCES else existing(Path(source)).resolve().stem
+        name = (
+            stem if source == "fineweb" else stem + {"char": "", "bpe": f"_bpe{vocab_size}", "gpt2": "_gpt2"}[tokenizer]
+        )
+    if source not in SOURCES and parse_name(name):
+        raise UserError(f"{name} is the name of a built-in dataset; give yours another one, such as --name=my_{name}")
+    if not re.fullmatch(r"\w[\w.-]*", name) or name == DOWNLOADS.name:
+        raise UserError(f"{name!r} cannot name a dataset; give letters, digits, '_', '.' or '-' with --name=")
+
+    folder, new, old = DATA / name, DATA / f".{name}.new", DATA / f".{name}.old"
+    shutil.rmtree(new, ignore_errors=True)  # from a run that was killed
+    new.mkdir(parents=True)
+    try:
+        if source == "fineweb":
+            meta = write_fineweb(new, file, shards)
+        else:
+            meta = write_text(new, source, open_source(source, file, documents), tokenizer, vocab_size)
+        (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        if folder.exists():  # no system replaces a folder in one step
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(folder, old)
+        os.rename(new, folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    describe(name)
+
+
+def write_text(folder: Path, source: str, text: Text, kind: str, vocab_size: int) -> dict:
+    """Tokenize a text into folder/<split>.bin. Returns meta.json's content."""
+    if kind == "char":
+        seen = np.zeros(0x110000, dtype=bool)
+        for piece in chain.from_iterable(map(text.pieces, text.splits)):
+            seen[code_points(piece)] = True
+        tokenizer = CharTokenizer(map(chr, np.flatnonzero(seen)))
+    elif kind == "bpe":
+        sample = whole_words(characters(text.pieces("train"), 0, BPE_CHARACTERS))
+        tokenizer = BPETokenizer(train_bpe(sample, vocab_size))
+    else:
+        tokenizer = BPETokenizer()
+    separator = tokenizer.encode("\n")[0] if text.documents else None
+
+    def encoded(split: str) -> Iterator[tuple[np.ndarray, int]]:
+        if text.documents:
+            yield np.array([separator]), 1
+            for batch in text.splits[split]():
+                yield tokenizer.encode_documents(batch), sum(len(document.encode()) + 1 for document in batch)
+        else:
+            for piece in text.pieces(split) if kind == "char" else whole_words(text.pieces(split)):
+                yield tokenizer.encode_array(piece), len(piece.encode())
+
+    dtype = token_dtype(tokenizer.vocab_size)
+    splits = {split: write_tokens(folder / f"{split}.bin", encoded(split), dtype) for split in text.splits}
+    return meta_of(source, tokenizer, separator, splits)
+
+
+def token_dtype(vocab_size: int) -> str:
+    """uint16 holds the ids 0 ... 65,535."""
+    return "uint16" if vocab_size <= 65_536 else "uint32"
+
+
+def write_tokens(path: Path, pieces: Iterable[tuple[np.ndarray, int]], dtype: str) -> dict:
+    """Write pieces (ids, bytes of their text) one after the other. Returns tokens, bytes and SHA-256 of the whole."""
+    digest, tokens, n_bytes = hashlib.sha256(), 0, 0
+    with open(path, "wb") as file:
+        for ids, size in pieces:
+            raw = ids.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+            file.write(raw)
+            digest.update(raw)
+            tokens, n_bytes = tokens + len(ids), n_bytes + size
+    return {"tokens": tokens, "bytes": n_bytes, "sha256": digest.hexdigest()}
+
+
+def meta_of(source: str, tokenizer: CharTokenizer | BPETokenizer, separator: int | None, splits: dict) -> dict:
+    return {
+        "format": FORMAT,
+        "source": source,
+        "tokenizer": tokenizer.spec(),
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": token_dtype(tokenizer.vocab_size),
+        "separator": separator,
+        "splits": splits,
+    }
+
+
+# ----------------------------------------------------------------------------- reading a dataset
+
+
+@dataclass
+class Dataset:
+    """A prepared text. train, val and test are memory maps (n,) of token ids; test is None where there is none."""
+
+    name: str
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray | None
+    tokenizer: CharTokenizer | BPETokenizer
+    vocab_size: int
+    separator: int | None  # the id that starts and ends each document; None for one long text
+    splits: dict[str, dict]  # of each split: tokens, bytes, sha256
+
+    def bits_per_byte(self, loss: float, split: str) -> float:
+        """A loss in nats per token as bits per byte of UTF-8 text, which compares across tokenizers."""
+        return loss * self.splits[split]["tokens"] / (self.splits[split]["bytes"] * math.log(2))
+
+
+def parse_name(name: str) -> tuple[str, str, int] | None:
+    """ "shakespeare_bpe512" -> ("shakespeare", "bpe", 512), for the built-in sources; None for other names."""
+    match = re.fullmatch(r"(fineweb)|(words|python|names|shakespeare)(_gpt2|_bpe(\d+))?", name)
+    if not match:
+        return None
+    kind = "gpt2" if match[3] == "_gpt2" else "bpe" if match[3] else "char"
+    return match[1] or match[2], kind, int(match[4] or 1024)
+
+
+def load(name: str) -> Dataset:
+    """Open data/<name>; a built-in source (other than fineweb, which is large) is prepared on first use.
+
+    Raises UserError, with the command to run, where files are missing, cut short, foreign or of another version."""
+    folder, built_in = DATA / name, parse_name(name)
+    command = f"python prepare_data.py YOUR_TEXT.txt --name={name}"
+    if built_in:
+        source, kind, vocab_size = built_in
+        options = {"char": "", "gpt2": " --tokenizer=gpt2", "bpe": f" --tokenizer=bpe --vocab_size={vocab_size}"}[kind]
+        command = f"python prepare_data.py {source}{options}"
+    if not (folder / "meta.json").exists():
+        if not built_in or source == "fineweb":
+            ready = [path.parent.name for path in DATA.glob("[!.]*/meta.json")]
+            raise UserError(f"no dataset {folder}{nearest(name, {*SOURCES, *ready} - {name})}; run: {command}")
+        print(f"preparing {name}, on first use")
+        prepare(source, kind, vocab_size)
+
+    again = f"make it again: {command}"
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        version = meta["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{folder / 'meta.json'} is damaged ({error!r}); {again}") from error
+    if version != FORMAT:
+        raise UserError(f"{folder / 'meta.json'} has format {version!r}, and this version reads {FORMAT}; {again}")
+    splits = dict.fromkeys(("train", "val", "test"))
+    for split, entry in meta["splits"].items():
+        path, dtype = folder / f"{split}.bin", np.dtype(meta["dtype"]).newbyteorder("<")
+        size, expected = path.stat().st_size if path.exists() else 0, entry["tokens"] * dtype.itemsize
+        if size != expected:
+            raise UserError(f"{path} has {size} bytes instead of {expected}; {again}")
+        splits[split] = np.memmap(path, dtype=dtype, mode="r")
+        if size < 100e6 and splits[split].max() >= meta["vocab_size"]:
+            top = f"the id {splits[split].max()}, past the vocabulary of {meta['vocab_size']}"
+            raise UserError(f"{path} has {top}; {again}")
+    rest = {key: meta[key] for key in ("vocab_size", "separator", "splits")}
+    return Dataset(name, **splits, tokenizer=make_tokenizer(meta["tokenizer"]), **rest)
+
+
+def describe(name: str) -> None:
+    """Print what a dataset holds: vocabulary, splits, and its first line decoded back."""
+    data = load(name)
+    print(f"{DATA / name}: a vocabulary of {data.vocab_size:,} tokens, stored as {data.train.dtype}")
+    for split, entry in data.splits.items():
+        ends = np.count_nonzero(getattr(data, split) == data.separator) if data.separator is not None else 1
+        documents = f"{ends - 1:>12,} documents" if ends > 1 else ""
+        print(f"  {split:5} {entry['tokens']:>14,} tokens {entry['bytes']:>14,} bytes {documents}")
+    line = data.tokenizer.decode(data.train[:400].tolist()).strip("\n").split("\n")[0]
+    print(f"  first line: {line[:100]}")
+
+
+# ----------------------------------------------------------------------------- main
+
+
+def main() -> None:
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help=f"{', '.join(SOURCES)}, or your own UTF-8 text: a file or a folder of files")
+    add(
+        "--tokenizer", choices=("char", "bpe", "gpt2"), help="characters (default), BPE trained on the text, or GPT-2's"
+    )
+    add("--vocab_size", type=int, help="tokens of --tokenizer=bpe (default: 1024)")
+    add("--file", type=Path, help="a local copy in place of the download; for fineweb a folder of shards")
+    add("--name", help="the dataset's folder below data/ (default: made from source and tokenizer)")
+    add(
+        "--documents", choices=("none", "lines"), help="of your own text: one long text (default), or a document a line"
+    )
+    add("--shards", type=int, help="of fineweb: files of 100M training tokens, 1 to 103 (default: 1)")
+    options = parser.parse_args()
+    for name, useful, where in (
+        ("documents", options.source not in SOURCES, "your own text"),
+        ("file", options.source in (*URLS, "fineweb"), "a source that is downloaded"),
+        ("vocab_size", options.tokenizer == "bpe", "--tokenizer=bpe"),
+        ("shards", options.source == "fineweb", "fineweb"),
+        ("tokenizer", options.source != "fineweb", "sources other than fineweb, which is GPT-2 tokens already"),
+    ):
+        if getattr(options, name) is not None and not useful:
+            parser.error(f"--{name} is for {where}")
+    if options.shards is not None and not 1 <= options.shards <= 103:
+        parser.error(f"--shards={options.shards} is out of range, there are 1 to 103")
+    prepare(**{name: value for name, value in vars(options).items() if value is not None})
+
+
+if __name__ == "__main__":
+    run(main)

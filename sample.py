@@ -1,0 +1,131 @@
+"""Step 5: write with a trained model.
+
+    python sample.py                                        # with the newest out/*/best.pt
+    python sample.py --prompt="ROMEO:" --temperature=0.8 --top_p=0.95
+    python sample.py --checkpoint=out/names/best.pt --num_samples=20 --stop
+
+Read train.py before. The checkpoint holds the tokenizer, so no dataset is needed. The text goes to standard output
+as it is made, everything else to standard error; the same seed writes the same text.
+"""
+
+import codecs
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from model import GPT, load_checkpoint, pick_device
+from prepare_data import OptionParser, UserError, as_user_error, run
+
+
+def newest_checkpoint() -> Path:
+    found = sorted(Path("out").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError("no checkpoint out/*/best.pt; train one with python train.py, or name one with --checkpoint=")
+    return found[-1]
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    if prompt is not None and prompt_file is not None:
+        raise UserError("--prompt and --prompt_file were both given; give one of them")
+    try:
+        text = prompt_file.read_text(encoding="utf-8") if prompt_file else prompt or ""
+        text.encode("utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no prompt file {prompt_file}; give a text file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{prompt_file} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    except UnicodeEncodeError as error:
+        raise UserError(f"the prompt is not UTF-8 at character {error.start}; use --prompt_file") from error
+    return text
+
+
+def text_pieces(tokens: Iterator[torch.Tensor], tokenizer, stop: str) -> Iterator[str]:
+    """The text of tokens (1, 1) as it comes, up to `stop` and without it ("" never stops). A character whose bytes are
+    spread over several tokens waits until it is whole; so does what may turn out to be the beginning of `stop`."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    held = ""
+    for token in tokens:
+        held += decoder.decode(tokenizer.decode_bytes([token.item()]))
+        if stop and stop in held:
+            yield held[: held.index(stop)]
+            return
+        keep = next((n for n in range(len(stop) - 1, 0, -1) if held.endswith(stop[:n])), 0)
+        yield held[: len(held) - keep]
+        held = held[len(held) - keep :]
+    yield held + decoder.decode(b"", final=True)
+
+
+def main() -> None:
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--checkpoint", type=Path, help="a best.pt or last.pt that train.py wrote (default: the newest out/*/best.pt)")
+    add("--prompt", help="the text to go on from (default: the start of a document, or of a line)")
+    add("--prompt_file", type=Path, help="a file with the prompt")
+    add("--num_samples", type=int, default=1, help="how many texts to write (default: 1)")
+    add("--max_new_tokens", type=int, default=500, help="tokens in each text at most (default: 500)")
+    add("--temperature", type=float, default=0.8, help="0: the likeliest token; 1: as the model says (default: 0.8)")
+    add("--top_k", type=int, help="draw from the k likeliest tokens (default: from all)")
+    add("--top_p", type=float, help="draw from the fewest tokens whose chances add up to p (default: from all)")
+    add("--seed", type=int, default=1337, help="the same seed writes the same text (default: 1337)")
+    stop = "end a text before it says this; --stop alone: at the end of the line, where a document ends"
+    add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
+    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best one there is (default: auto)")
+    options = parser.parse_args()
+    for name, least in (("num_samples", 1), ("max_new_tokens", 1), ("top_k", 1), ("temperature", 0), ("seed", 0)):
+        value = getattr(options, name)
+        if value is not None and not value >= least:
+            parser.error(f"{name}={value} is out of range, it must be {least} or more")
+    if options.top_p is not None and not 0 < options.top_p <= 1:
+        parser.error(f"top_p={options.top_p} is out of range, it must be above 0 and at most 1")
+
+    path = options.checkpoint or newest_checkpoint()
+    with as_user_error():
+        device = pick_device(options.device)
+        checkpoint = load_checkpoint(path)
+    model, tokenizer = GPT.from_checkpoint(checkpoint)
+    model.to(device)
+    print(f"{path}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
+
+    prompt = read_prompt(options.prompt, options.prompt_file)
+    ids = tokenizer.encode(prompt)
+    if checkpoint["separator"] is not None:
+        ids = [checkpoint["separator"], *ids]  # documents start with it
+    elif not ids:
+        ids = first_ids(tokenizer)
+    if len(ids) > (T := model.config.block_size):
+        print(f"the prompt has {len(ids)} tokens, of which the model sees the last {T}", file=sys.stderr)
+    idx = torch.tensor([ids], device=device)  # (1, T)
+    generator = torch.Generator(device).manual_seed(options.seed)
+    written, began = 0, time.perf_counter()
+
+    def counted(tokens: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+        nonlocal written
+        for token in tokens:
+            written += 1
+            yield token
+
+    for i in range(options.num_samples):
+        if i and options.stop != "\n":
+            print("-" * 20)
+        print(prompt, end="", flush=True)
+        tokens = model.stream(idx, options.max_new_tokens, options.temperature, options.top_k, options.top_p, generator)
+        for piece in text_pieces(counted(tokens), tokenizer, options.stop):
+            print(piece, end="", flush=True)
+        print(flush=True)
+    seconds = time.perf_counter() - began
+    print(f"result: tokens={written} seconds={seconds:.2f} tokens_per_second={written / seconds:.1f}", file=sys.stderr)
+
+
+def first_ids(tokenizer) -> list[int]:
+    """What to start from without a prompt: a newline, or the vocabulary's first token where there is none."""
+    try:
+        return tokenizer.encode("\n")
+    except UserError:
+        return [0]
+
+
+if __name__ == "__main__":
+    run(main)

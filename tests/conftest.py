@@ -1,0 +1,87 @@
+"""What the tests share: an empty working folder each, the scripts as a user runs them, and small texts."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import prepare_data
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"  # local copies of the downloads, where someone has put them; never needed to pass
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Each test runs in an empty folder, without a terminal's settings that would change what is printed."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def gpt2_vocabulary(monkeypatch):
+    """Skips a test that needs the GPT-2 vocabulary on a machine that has no copy of it."""
+    if not os.environ.get("TIKTOKEN_CACHE_DIR"):
+        if not (SHARED / "tiktoken_cache").exists():
+            pytest.skip("no local copy of the GPT-2 vocabulary: set TIKTOKEN_CACHE_DIR to a folder that has it")
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken_cache"))
+
+
+def start(script: str, *options: str, **more) -> subprocess.Popen:
+    """A script as a user starts it, in the current folder."""
+    command = [sys.executable, ROOT / script, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", **more)
+
+
+def finish(process: subprocess.Popen) -> subprocess.CompletedProcess:
+    out, err = process.communicate(timeout=240)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run a script's main() in this process: call(module, *options) -> (exit status, stdout, stderr)."""
+
+    def run(module, *options: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, options)])
+        capsys.readouterr()
+        status = 0
+        try:
+            prepare_data.run(module.main)
+        except SystemExit as leaving:
+            status = leaving.code
+        return status, *capsys.readouterr()
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own Ctrl-C
+    return run
+
+
+@pytest.fixture
+def fails(call):
+    """fails(module, *options) -> the one line "error: <what is wrong>; <what to do>" with which it must end."""
+
+    def run(module, *options: str) -> str:
+        status, _, err = call(module, *options)
+        assert status == 2, (status, err)
+        lines = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, err
+        assert err.endswith(lines[0] + "\n"), err
+        assert ";" in lines[0], lines[0]
+        return lines[0]
+
+    return run
+
+
+def result(out: str) -> dict[str, str]:
+    """The key=value pairs of the line `result: ...`, which must be the last one."""
+    assert out.splitlines()[-1].startswith("result: "), out
+    return dict(pair.split("=", 1) for pair in out.splitlines()[-1].split()[1:])
+
+
+def babble(words: int, seed: int = 0) -> str:
+    """A text that a small model can learn a little of: a few words in random order, in lines."""
+    rng = random.Random(seed)
+    vocabulary = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "slept", "until", "noon"]
+    return "".join(rng.choice(vocabulary) + (".\n" if i % 8 == 7 else " ") for i in range(words))

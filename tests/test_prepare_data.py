@@ -1,0 +1,533 @@
+import http.server
+import itertools
+import json
+import random
+import re
+import threading
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SHARED, babble, finish, start
+
+import prepare_data
+from prepare_data import BPETokenizer, CharTokenizer, UserError, download, load, train_bpe
+
+# emoji (one of them several code points), CRLF, a combining mark that stands alone, other scripts, runs of white space
+HARD = "naïve 👩‍🚀🎉\r\n\u0301 ½ Ⅷ ١٢ 中文字  \t\n\n   don't we'll İ\u00a0x\u2003y \x1c!\n"
+HARD += "    indented\n" * 3
+
+
+def text_file(name: str, text: str) -> str:
+    Path(name).write_bytes(text.encode())
+    return name
+
+
+# ----------------------------------------------------------------------------- tokenizers
+
+
+@pytest.fixture(params=["char", "bpe", "gpt2"])
+def tokenizer(request):
+    if request.param == "gpt2":
+        request.getfixturevalue("gpt2_vocabulary")
+        return BPETokenizer()
+    return CharTokenizer(sorted(set(HARD))) if request.param == "char" else BPETokenizer(train_bpe(HARD * 3, 400))
+
+
+@pytest.mark.parametrize("text", [HARD, "", "\n", "\u0301", "👩‍🚀", "a\r\nb", "    ", " the", "don't"])
+def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
+    if isinstance(tokenizer, CharTokenizer):
+        text = "".join(c for c in text if c in tokenizer.chars)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode_bytes(ids) == text.encode()
+    assert tokenizer.encode_array(text).tolist() == ids
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+def test_a_tokenizer_survives_its_spec(tokenizer):
+    again = prepare_data.make_tokenizer(json.loads(json.dumps(tokenizer.spec())))
+    assert again.encode(HARD) == tokenizer.encode(HARD)
+    assert again.vocab_size == tokenizer.vocab_size
+
+
+def test_special_tokens_in_a_text_are_ordinary_text(tokenizer):
+    if not isinstance(tokenizer, CharTokenizer):
+        assert tokenizer.decode(tokenizer.encode("a<|endoftext|>b")) == "a<|endoftext|>b"
+        assert len(tokenizer.encode("<|endoftext|>")) > 1
+
+
+def test_characters_that_the_vocabulary_lacks_are_listed():
+    with pytest.raises(UserError, match=r"lacks '\\n', 'x', '\\u20ac'; "):
+        CharTokenizer("abc").encode("a€xb\n")
+
+
+def naive_bpe(text: str, vocab_size: int) -> dict[bytes, int]:
+    """Byte-pair encoding from the definition: count all pairs anew for each merge."""
+    words = [[bytes([b]) for b in word.encode()] for word in prepare_data.split_words(text)]
+    ranks = {bytes([i]): i for i in range(256)}
+    while len(ranks) < vocab_size:
+        counts = Counter(pair for word in words for pair in itertools.pairwise(word))
+        if not counts:
+            break
+        best = min(counts, key=lambda pair: (-counts[pair], pair))
+        ranks.setdefault(best[0] + best[1], len(ranks))
+        for word in words:
+            i = 0
+            while i < len(word) - 1:
+                if (word[i], word[i + 1]) == best:
+                    word[i : i + 2] = [best[0] + best[1]]
+                i += 1
+    return ranks
+
+
+def naive_encode(text: str, ranks: dict[bytes, int]) -> list[int]:
+    """Within each word, merge the neighbours of the lowest rank until none are left."""
+    ids = []
+    for word in prepare_data.split_words(text):
+        parts = [bytes([b]) for b in word.encode()]
+        while True:
+            known = [(ranks[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]
+            if not known:
+                break
+            i = min(known)[1]
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        ids += [ranks[part] for part in parts]
+    return ids
+
+
+@pytest.mark.parametrize("text", [babble(300), HARD * 4, "a" * 50 + " " * 40 + "x", "ab" * 20 + "ba" * 20])
+def test_incremental_bpe_learns_what_the_definition_says(text):
+    ranks = train_bpe(text, 330)
+    assert ranks == naive_bpe(text, 330)
+    assert sorted(ranks.values()) == list(range(len(ranks)))
+
+
+def test_bpe_on_random_texts_agrees_with_the_definition():
+    rng = random.Random(0)
+    for _ in range(60):
+        text = "".join(rng.choices("aab  \nc", k=rng.randint(1, 80)))
+        size = rng.randint(256, 300)
+        assert train_bpe(text, size) == naive_bpe(text, size), text
+
+
+def test_our_encoding_is_the_one_of_tiktoken():
+    text = babble(400) + HARD
+    ranks = train_bpe(text, 420)
+    tokenizer = BPETokenizer(ranks)
+    assert tokenizer.encode(text) == naive_encode(text, ranks)
+    assert len(tokenizer.encode(text)) < len(text.encode()) / 2
+
+
+def test_bpe_breaks_ties_in_byte_order():  # "low lower lowest", as far as the pairs occur more than once
+    ranks = train_bpe("low\nlower\nlowest", 259)
+    assert [token for token, rank in ranks.items() if rank >= 256] == [b"lo", b"low", b"lowe"]
+
+
+def test_bpe_stops_where_no_pairs_are_left():
+    assert len(train_bpe("ab", 1000)) == 257
+    with pytest.raises(UserError, match="256"):
+        train_bpe("ab", 255)
+
+
+def test_words_are_split_as_gpt2_splits_them(gpt2_vocabulary):
+    """Where a word ends, GPT-2's ids of the text are the ids of the words, one after the other."""
+    gpt2 = BPETokenizer()
+    text = HARD.replace("\x1c", "") + babble(50)
+    assert [i for word in prepare_data.split_words(text) for i in gpt2.encode(word)] == gpt2.encode(text)
+
+
+def test_encoding_piece_by_piece_gives_the_tokens_of_the_whole(monkeypatch, tokenizer):
+    monkeypatch.setattr(prepare_data, "CHUNK", 64)
+    text = HARD * 14
+    for size in (1, 7, 64, 1000):
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        cut = list(prepare_data.whole_words(pieces))
+        assert "".join(cut) == text
+        assert [i for piece in cut for i in tokenizer.encode(piece)] == tokenizer.encode(text)
+        assert max(map(len, cut)) < 64 + size + 100
+
+
+def test_a_text_without_blanks_is_cut_all_the_same(monkeypatch):
+    monkeypatch.setattr(prepare_data, "CHUNK", 100)
+    cut = list(prepare_data.whole_words(["x" * 60] * 100))
+    assert "".join(cut) == "x" * 6000 and max(map(len, cut)) <= 160
+
+
+# ----------------------------------------------------------------------------- datasets
+
+
+def test_own_text_is_split_90_to_10_and_comes_back(call):
+    text = HARD * 20 + babble(200)
+    status, out, _ = call(prepare_data, text_file("my.txt", text))
+    assert status == 0 and "data/my" in out and "first line: na" in out
+    data = load("my")
+    cut = int(0.9 * len(text))
+    assert data.tokenizer.decode(data.train) == text[:cut]
+    assert data.tokenizer.decode(data.val) == text[cut:]
+    assert data.test is None and data.separator is None
+    assert data.splits["train"]["bytes"] == len(text[:cut].encode())
+    assert data.splits["val"]["tokens"] == len(text) - cut
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_pieces_change_nothing(call, monkeypatch, kind):
+    name = text_file("my.txt", HARD * 20 + babble(200))
+    call(prepare_data, name, f"--tokenizer={kind}", "--name=whole")
+    monkeypatch.setattr(prepare_data, "CHUNK", 61)  # cuts characters of several bytes in two
+    call(prepare_data, name, f"--tokenizer={kind}", "--name=pieces")
+    for split in ("train", "val"):
+        assert (getattr(load("whole"), split) == getattr(load("pieces"), split)).all()
+    assert load("whole").splits == load("pieces").splits
+
+
+def test_documents_are_shuffled_as_in_the_lectures(call):
+    names = [f"name{i}" for i in range(57)]
+    call(prepare_data, text_file("my.txt", "\n".join(names)), "--documents=lines")
+    data = load("my")
+    random.Random(42).shuffle(names)
+    for split, expected in (("train", names[:45]), ("val", names[45:51]), ("test", names[51:])):
+        assert data.tokenizer.decode(getattr(data, split)) == "\n" + "\n".join(expected) + "\n"
+    assert data.tokenizer.decode([data.separator]) == "\n"
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "gpt2"])
+def test_documents_are_encoded_one_by_one(call, request, kind):
+    if kind == "gpt2":
+        request.getfixturevalue("gpt2_vocabulary")
+    lines = ["  two blanks", "ends with blanks  ", "crlf\r", "", "  ", "\u0301", "👩‍🚀", *map(str, range(9))]
+    call(prepare_data, text_file("my.txt", "\n".join(lines)), "--documents=lines", f"--tokenizer={kind}", "--name=my")
+    data = load("my")
+    documents = [line.removesuffix("\r") for line in lines if line.strip()]  # blank lines are no documents
+    random.Random(42).shuffle(documents)
+    ids = [data.separator]
+    for document in documents[: int(0.8 * len(documents))]:
+        ids += [*data.tokenizer.encode(document), data.separator]
+    assert data.train.tolist() == ids
+    assert data.splits["train"]["bytes"] == len(data.tokenizer.decode(ids).encode())
+
+
+def test_the_library_makes_words_and_python_without_a_network(monkeypatch, capsys):
+    monkeypatch.setattr("requests.get", lambda *_, **__: pytest.fail("went to the network"))
+    words, python = load("words"), load("python")
+    decoded = words.tokenizer.decode(words.train).split("\n")[1:-1]
+    assert all(re.fullmatch("[a-z]{2,15}", word) for word in decoded)
+    assert len(set(decoded)) == len(decoded) > 8_000
+    assert words.vocab_size == 27 and words.separator == 0
+    assert python.separator is None and len(python.train) > 5e6 and 0.05 < len(python.val) / len(python.train) < 0.2
+    assert set(python.tokenizer.chars) <= {"\n", *map(chr, range(32, 127))}
+    assert capsys.readouterr().out.count("on first use") == 2
+
+
+def test_bits_per_byte_compare_across_tokenizers(call):
+    text = text_file("my.txt", "é" * 500)
+    call(prepare_data, text)
+    data = load("my")
+    assert data.bits_per_byte(np.log(2), "train") == pytest.approx(0.5)  # a bit a token, two bytes a token
+
+
+def test_a_folder_is_read_in_the_order_of_its_files(call):
+    Path("notes/deep").mkdir(parents=True)
+    files = {"b.txt": "second ", "a.txt": "first ", "deep/c.md": "third", ".hidden": "not this", "e.txt": ""}
+    for name, text in files.items():
+        Path("notes", name).write_text(text)
+    call(prepare_data, "notes")
+    data = load("notes")
+    assert data.tokenizer.decode([*data.train, *data.val]) == "first second third"
+
+
+def test_a_byte_order_mark_is_dropped_and_line_ends_stay(call):
+    Path("my.txt").write_bytes(b"\xef\xbb\xbf" + b"a\r\nb\rc\n" * 9)
+    call(prepare_data, "my.txt")
+    data = load("my")
+    assert data.tokenizer.decode([*data.train, *data.val]) == "a\r\nb\rc\n" * 9
+
+
+def test_the_vocabulary_decides_the_width_of_the_ids(tmp_path):
+    assert [prepare_data.token_dtype(n) for n in (65_536, 65_537)] == ["uint16", "uint32"]
+    ids = np.array([0, 65_535, 65_536])
+    prepare_data.write_tokens(tmp_path / "wide", [(ids, 3)], "uint32")
+    assert (np.fromfile(tmp_path / "wide", dtype="<u4") == ids).all()
+
+
+def test_memory_does_not_grow_with_the_text(call):
+    text_file("big.txt", babble(1000) * 5000)
+    assert Path("big.txt").stat().st_size > 20e6
+    tracemalloc.start()
+    status, _, _ = call(prepare_data, "big.txt")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert status == 0 and peak < 40e6, peak  # a dozen chunks, and the tables of all code points
+
+
+def test_names_and_shakespeare_are_the_lectures_splits(call):
+    if not (SHARED / "data").exists():
+        pytest.skip("no local copies of names.txt and tinyshakespeare.txt")
+    call(prepare_data, "names", f"--file={SHARED / 'data/names.txt'}")
+    names = load("names")
+    assert [np.count_nonzero(split == 0) - 1 for split in (names.train, names.val, names.test)] == [25626, 3203, 3204]
+    call(prepare_data, "shakespeare", f"--file={SHARED / 'data/tinyshakespeare.txt'}")
+    shakespeare = load("shakespeare")
+    assert (len(shakespeare.train), len(shakespeare.val), shakespeare.vocab_size) == (1_003_854, 111_540, 65)
+
+
+def test_a_console_without_unicode_prints_question_marks():
+    text_file("my.txt", "日本\n" * 50)
+    locale = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = finish(start("prepare_data.py", "my.txt", env=locale))
+    assert done.returncode == 0 and "first line: ??" in done.stdout, done.stderr
+
+
+# ----------------------------------------------------------------------------- downloads
+
+
+@pytest.fixture
+def server():
+    """A server on this machine that sends `body`, as badly as its attributes say. Its log holds (path, Range) pairs."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            server.log.append((self.path, self.headers["Range"]))
+            if server.status:
+                return self.send_error(server.status)
+            start = int(re.match(r"bytes=(\d+)-", self.headers["Range"])[1]) if self.headers["Range"] else 0
+            if not server.ranges:
+                start = 0
+            if start >= len(server.body):
+                return self.send_error(416)
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(server.body) - start))
+            self.end_headers()
+            end = start + server.breaks_after.pop(0) if server.breaks_after else len(server.body)
+            self.wfile.write(server.body[start:end])
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.body, server.status, server.ranges = bytes(range(256)) * 4000, 0, True
+    server.breaks_after, server.log = [], []
+    server.url = f"http://127.0.0.1:{server.server_port}/file"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def sha256(content: bytes) -> str:
+    return prepare_data.hashlib.sha256(content).hexdigest()
+
+
+def test_a_download_that_breaks_off_is_resumed(server):
+    server.breaks_after = [300_000, 200_000]
+    download(server.url, Path("down/file"), sha256(server.body), backoff=0)
+    assert Path("down/file").read_bytes() == server.body
+    assert [asked for _, asked in server.log] == [None, "bytes=294912-", "bytes=491520-"]  # whole blocks of 16 KiB
+    assert not Path("down/file.part").exists()
+
+
+def test_a_server_that_ignores_ranges_sends_it_all_again(server):
+    server.breaks_after, server.ranges = [300_000], False
+    download(server.url, Path("file"), sha256(server.body), backoff=0)
+    assert Path("file").read_bytes() == server.body
+
+
+def test_a_part_that_is_too_long_is_thrown_away(server):
+    Path("file.part").write_bytes(b"x" * 2_000_000)
+    download(server.url, Path("file"), sha256(server.body), backoff=0)
+    assert Path("file").read_bytes() == server.body
+
+
+def test_an_interrupted_download_goes_on_in_the_next_run(server):
+    server.breaks_after = [100_000] * 3
+    with pytest.raises(UserError, match=r"cannot download http://127.0.0.1:\d+/file \(.*; put the file at"):
+        download(server.url, Path("file"), sha256(server.body), retries=2, backoff=0)
+    assert not Path("file").exists() and Path("file.part").stat().st_size == 3 * 98304
+    download(server.url, Path("file"), sha256(server.body), backoff=0)
+    assert Path("file").read_bytes() == server.body
+
+
+@pytest.mark.parametrize(("status", "tries"), [(404, 1), (403, 1), (503, 3)])
+def test_a_refusal_is_final_and_a_failure_is_not(server, status, tries):
+    server.status = status
+    with pytest.raises(UserError, match=f"{status}.*words or python, which need no network"):
+        download(server.url, Path("file"), retries=2, backoff=0)
+    assert len(server.log) == tries and not Path("file").exists()
+
+
+def test_wrong_bytes_are_refused_and_leave_nothing(server):
+    with pytest.raises(UserError, match="SHA-256"):
+        download(server.url, Path("down/file"), "0" * 64, backoff=0)
+    assert not list(Path("down").iterdir())
+
+
+def test_without_a_network_the_way_out_is_named(fails, monkeypatch):
+    monkeypatch.setitem(prepare_data.URLS, "names", ("http://127.0.0.1:9/names.txt", "0" * 64))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    error = fails(prepare_data, "names")
+    for words in ("http://127.0.0.1:9/names.txt", "data/downloads/names.txt", "--file=", "words or python"):
+        assert words in error
+
+
+def test_a_source_is_downloaded_once_and_then_kept(server, monkeypatch, call):
+    server.body = "\n".join(f"name{i}" for i in range(50)).encode()
+    monkeypatch.setitem(prepare_data.URLS, "names", (server.url, sha256(server.body)))
+    assert [call(prepare_data, "names", *more)[0] for more in ([], ["--tokenizer=bpe", "--vocab_size=270"])] == [0, 0]
+    assert len(server.log) == 1
+    assert load("names").tokenizer.decode(load("names").train).count("name") == 40
+    assert load("names_bpe270").vocab_size == 270
+
+
+# ----------------------------------------------------------------------------- FineWeb
+
+
+def shard(path: Path, ids: list[int], magic: int = 20240520, version: int = 1, count: int | None = None) -> None:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, version, len(ids) if count is None else count
+    path.write_bytes(header.tobytes() + np.array(ids, dtype="<u2").tobytes())
+
+
+def test_fineweb_shards_become_a_dataset(call, gpt2_vocabulary):
+    Path("copies").mkdir()
+    text = [50256, *BPETokenizer().encode("Hello world"), 50256, *BPETokenizer().encode("naïve")]
+    shard(Path("copies/fineweb_train_000001.bin"), text)
+    shard(Path("copies/fineweb_train_000002.bin"), text[:3])
+    shard(Path("copies/fineweb_val_000000.bin"), text[3:])
+    status, _, err = call(prepare_data, "fineweb", "--file=copies", "--shards=2")
+    assert status == 0, err
+    data = load("fineweb")
+    assert data.train.tolist() == text + text[:3] and data.val.tolist() == text[3:]
+    assert data.splits["train"]["bytes"] == len("Hello worldnaïveHello world".encode())
+    assert data.vocab_size == 50257 and data.separator is None
+
+
+def test_fineweb_shards_are_downloaded(server, monkeypatch, call, gpt2_vocabulary):
+    shard(Path("file"), [50256, 1, 2, 3])
+    server.body = Path("file").read_bytes()
+    monkeypatch.setattr(prepare_data, "FINEWEB_URL", server.url + "/")
+    assert call(prepare_data, "fineweb")[0] == 0
+    assert [path for path, _ in server.log] == ["/file/fineweb_train_000001.bin", "/file/fineweb_val_000000.bin"]
+    assert load("fineweb").train.tolist() == [50256, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("ids", "wrong", "words"),
+    [
+        ([1, 2], {"magic": 7}, "no shard"),
+        ([1, 2], {"version": 2}, "no shard"),
+        ([1, 2], {"count": 3}, "instead of 1030 for 3 tokens"),
+        ([1, 50257], {}, "past GPT-2's"),
+    ],
+)
+def test_a_foreign_shard_is_refused(fails, gpt2_vocabulary, ids, wrong, words):
+    Path("copies").mkdir()
+    shard(Path("copies/fineweb_train_000001.bin"), ids, **wrong)
+    shard(Path("copies/fineweb_val_000000.bin"), [1])
+    error = fails(prepare_data, "fineweb", "--file=copies")
+    assert words in error and "fineweb_train_000001.bin" in error
+    assert not Path("data/fineweb").exists()
+
+
+# ----------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["shakespear"], "did you mean shakespeare?"),
+        (["nothing.txt"], "no file or folder nothing.txt"),
+        (["empty.txt"], "empty.txt is empty"),
+        (["x.txt"], "too short"),
+        (["latin1.txt"], "latin1.txt is not UTF-8 at byte 1048579"),
+        (["latin1.txt", "--documents=lines"], "latin1.txt is not UTF-8 at byte 1048579"),
+        (["good.txt", "--tokenizer=bep"], "invalid choice: 'bep'"),
+        (["good.txt", "--tokeniser=bpe"], "did you mean --tokenizer?"),
+        (["good.txt", "--tokenizer=bpe", "--vocab_size=100"], "vocab_size=100"),
+        (["good.txt", "--tokenizer=bpe", "--vocab_size=many"], "invalid int value: 'many'"),
+        (["good.txt", "--vocab_size=300"], "--vocab_size is for --tokenizer=bpe"),
+        (["good.txt", "--name=a/b"], "'a/b' cannot name a dataset"),
+        (["good.txt", "--name=downloads"], "cannot name a dataset"),
+        (["good.txt", "--name=words_bpe300"], "built-in dataset"),
+        (["names.txt"], "--name=my_names"),
+        (["few.txt", "--documents=lines"], "few.txt has 3 lines with text"),
+        (["folder", "--documents=lines"], "folder is a folder"),
+        (["words", "--documents=lines"], "--documents is for your own text"),
+        (["words", "--file=good.txt"], "--file is for a source that is downloaded"),
+        (["names", "--file=good.txt"], "SHA-256"),
+        (["names", "--file=nothing.txt"], "no file or folder nothing.txt"),
+        (["fineweb", "--tokenizer=bpe"], "--tokenizer is for sources other than fineweb"),
+        (["fineweb", "--shards=0"], "--shards=0 is out of range"),
+        ([], "SOURCE"),
+    ],
+)
+def test_bad_input_gets_one_line(fails, options, words):
+    Path("folder").mkdir()
+    for name, text in (("good.txt", babble(50)), ("names.txt", babble(50)), ("folder/a.txt", babble(50))):
+        text_file(name, text)
+    for name, text in (("empty.txt", ""), ("x.txt", "x"), ("few.txt", "a\n\n  \nb\nc\n")):
+        text_file(name, text)
+    Path("latin1.txt").write_bytes(b"cd\xc3\xa9\nx\n\n" * 131_072 + b"a\n\n\xe9t\xe9\nb\n")
+    assert words in fails(prepare_data, *options)
+    assert not [path for path in Path().glob("data/*") if path.name != "downloads"]
+
+
+def test_a_failed_preparation_leaves_the_dataset_that_was_there(call, fails):
+    text_file("my.txt", babble(500))
+    call(prepare_data, "my.txt")
+    before = {path.name: path.read_bytes() for path in Path("data/my").iterdir()}
+    Path("my.txt").write_bytes(babble(500).encode() + b"\xff")
+    fails(prepare_data, "my.txt")
+    assert {path.name: path.read_bytes() for path in Path("data/my").iterdir()} == before
+    assert [path.name for path in Path("data").iterdir()] == ["my"]
+
+
+def test_an_unwritable_place_gets_one_line(fails):
+    text_file("my.txt", babble(500))
+    text_file("data", "a file, where the folder should be")
+    assert "data" in fails(prepare_data, "my.txt")
+
+
+@pytest.fixture
+def prepared(call):
+    call(prepare_data, text_file("my.txt", babble(500)))
+    return Path("data/my")
+
+
+def broken(words: str, name: str = "my") -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        load(name)
+    assert "; " in str(caught.value) and "python prepare_data.py" in str(caught.value)
+
+
+def test_a_dataset_that_does_not_exist_says_what_to_run(prepared):
+    broken("no dataset data/mx; run: python prepare_data.py YOUR_TEXT.txt --name=mx", "mx")
+    broken("no dataset data/wordss, did you mean words.; run: ", "wordss")
+    broken("no dataset data/fineweb; run: python prepare_data.py fineweb", "fineweb")
+
+
+def test_a_truncated_file_is_named(prepared):
+    with open(prepared / "val.bin", "r+b") as file:
+        file.truncate(10)
+    broken("data/my/val.bin has 10 bytes instead of ")
+
+
+def test_a_missing_file_is_named(prepared):
+    (prepared / "train.bin").unlink()
+    broken("data/my/train.bin has 0 bytes instead of ")
+
+
+def test_an_id_past_the_vocabulary_is_named(prepared):
+    with open(prepared / "train.bin", "r+b") as file:
+        file.seek(100)
+        file.write(b"\xff\xff")
+    broken("data/my/train.bin has the id 65535, past the vocabulary of")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [('{"format": 7}', "format 7, and"), ("{}", "damaged"), ("[1]", "damaged"), ("{", "damaged")]
+)
+def test_another_version_is_refused(prepared, content, words):
+    (prepared / "meta.json").write_text(content)
+    broken(words)

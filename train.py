@@ -1,0 +1,466 @@
+"""Step 4: train a GPT. One loop, from a laptop's CPU to a GPU.
+
+    python train.py                                         # a minute and a half on two CPU cores, no download
+    python train.py config/names.toml --n_layer=6           # a file of keys, then keys of your own
+    python train.py --init_from=resume --out_dir=out/names  # go on with a run that was stopped
+
+Read model.py before and sample.py after. A key has its default from below, then its value in the TOML file, then the
+one on the command line. A run lives in out/<run>/: config.toml (every key), log.jsonl (one object a line), last.pt (to
+resume from) and best.pt (to sample from).
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from model import CHECKPOINT_FORMAT, GPT, GPTConfig, key, load_checkpoint, pick_device
+from prepare_data import OptionParser, UserError, as_user_error, load, nearest, run
+
+
+@dataclass
+class TrainConfig(GPTConfig):
+    """The keys of a run: those of the model, then how to train it."""
+
+    dataset: str = key("python", "a folder below data/, made by prepare_data.py")
+    out_dir: str = key("", "the run's folder (default: out/ and the name of the config file, or of the dataset)")
+    init_from: str = key("scratch", "a new model, or go on with the run in out_dir", ("scratch", "resume"))
+    seed: int = key(1337, "the first weights, the batches and dropout follow from it", least=0)
+
+    batch_size: int = key(8, "windows of block_size tokens in a micro-step", least=1)
+    gradient_accumulation_steps: int = key(1, "micro-steps whose gradients add up to a step", least=1)
+    max_iters: int = key(700, "steps in all", least=1)
+
+    optimizer: str = key("muon", "adamw; or muon for the matrices in the blocks, adamw for the rest", ("adamw", "muon"))
+    learning_rate: float = key(3e-3, "adamw's peak rate", least=0)
+    muon_learning_rate: float = key(0.03, "muon's peak rate: the size of a step, not of the gradient's part", least=0)
+    schedule: str = key("linear", "how the rates fall from their peak", ("constant", "linear", "cosine"))
+    warmup_iters: int = key(20, "steps in which the rates rise to their peak", least=0)
+    min_lr: float = key(0.0, "adamw's rate at the end; muon's falls in proportion", least=0)
+    weight_decay: float = key(0.0, "share of a matrix, times the rate, that a step takes away", least=0)
+    beta1: float = key(0.9, "adamw's memory of the gradient", least=0)
+    beta2: float = key(0.95, "adamw's memory of its square", least=0)
+    momentum: float = key(0.95, "muon's memory of the gradient", least=0)
+    grad_clip: float = key(1.0, "length above which the gradient is cut to it; 0: never", least=0)
+
+    log_interval: int = key(20, "steps from one line of the log to the next", least=1)
+    eval_interval: int = key(350, "steps from one look at the validation split to the next", least=1)
+    eval_tokens: int = key(120_000, "first tokens of the validation split to look at; 0: all", least=0)
+    checkpoint_interval: int = key(100, "steps from one last.pt to the next", least=1)
+    sample_tokens: int = key(400, "length of the text at the end", least=0)
+
+    device: str = key("auto", "cpu, cuda, cuda:1, mps; auto: the best one there is")
+    dtype: str = key("auto", "of matrix products; auto: the device's best", ("auto", "float32", "bfloat16", "float16"))
+    compile: bool = key(False, "torch.compile: a slow start, then faster, above all on a GPU")
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("beta1", "beta2", "momentum"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is out of range; it must be below 1")
+
+
+MODEL_KEYS = [f.name for f in fields(GPTConfig)]
+KEYS = {f.name: f for f in fields(TrainConfig) if f.name != "vocab_size"}  # which the dataset decides
+
+
+# ----------------------------------------------------------------------------- keys
+
+
+def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None]:
+    """The keys of this run, and the checkpoint to resume from, if any: then its keys come right after the defaults."""
+    parser = OptionParser(__doc__)
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a file of keys")
+    for name, f in KEYS.items():
+        values = "|".join(f.metadata["choices"] or [f.type.__name__])
+        default = f" (default: {f.default})" if f.default != "" else ""
+        bare = {"nargs": "?", "const": "true"} if f.type is bool else {}  # --compile is --compile=true
+        words = f.metadata["help"] + default
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, metavar=values, help=words, **bare)
+    given = vars(parser.parse_args(argv))
+    path = given.pop("config")
+    try:
+        in_file = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
+    except FileNotFoundError:
+        raise UserError(f"no config file {path}; there are {sorted(map(str, Path('config').glob('*.toml')))}") from None
+    except ValueError as error:  # no UTF-8, or no TOML
+        raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
+    keys = {name: checked(name, value, str(path)) for name, value in in_file.items()}
+    keys |= {name: checked(name, text, "the command line", is_text=True) for name, text in given.items()}
+
+    keys.setdefault("out_dir", f"out/{path.stem if path else keys.get('dataset', KEYS['dataset'].default)}")
+    checkpoint = None
+    with as_user_error():
+        if keys.get("init_from") == "resume":
+            checkpoint = load_checkpoint(Path(keys["out_dir"]) / "last.pt")
+            before = checkpoint["config"]
+            fixed = {*MODEL_KEYS, "optimizer"} - {"vocab_size", "dropout", "flash"}
+            changed = [f"{name}={before[name]}" for name in fixed & set(keys) if keys[name] != before[name]]
+            if changed:
+                raise UserError(f"the run was started with {', '.join(changed)} and cannot change that; leave it out")
+            keys = before | keys
+        return TrainConfig(**keys), checkpoint
+
+
+def checked(name: str, value, where: str, is_text: bool = False):
+    """The value of a key in its type; or UserError that names the nearest key, or the type."""
+    if name not in KEYS:
+        raise UserError(f"unknown key {name} in {where}{nearest(name, KEYS)}; python train.py --help lists the keys")
+    kind = KEYS[name].type
+    try:
+        if is_text:
+            return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+        if kind is float and type(value) is int:
+            return float(value)
+        if type(value) is kind:
+            return value
+    except (ValueError, KeyError):
+        pass
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes"}[kind]
+    raise UserError(f"{name}={value} in {where} is not {wanted}; the default is {name}={KEYS[name].default}")
+
+
+# ----------------------------------------------------------------------------- data
+
+
+def windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, block_size: int) -> tuple:
+    """Inputs and targets, (B, T) int64 each for B starts and T = block_size. Row i reads the tokens from starts[i] on;
+    its last target is the token at stops[i]. Beyond lies padding: targets of -1, which the loss does not count."""
+    at = starts[:, None] + np.arange(block_size + 1)  # (B, T + 1)
+    ids = tokens[np.minimum(at, len(tokens) - 1)].astype(np.int64)
+    targets = np.where(at[:, 1:] <= stops[:, None], ids[:, 1:], -1)
+    return torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets)
+
+
+def document_starts(tokens: np.ndarray, separator: int | None) -> np.ndarray | None:
+    """Where documents start, (documents,); None for a text without documents."""
+    return None if separator is None else np.flatnonzero(tokens == separator)[:-1]  # the last separator only ends
+
+
+def training_batches(tokens: np.ndarray, documents: np.ndarray | None, config: TrainConfig, step: int) -> Iterator:
+    """The windows of a step, a batch for each micro-step. They start where documents start, or anywhere in a text
+    without documents, and follow from (seed, step) alone: a resumed run sees what it would have seen anyway."""
+    rng = np.random.default_rng((config.seed, step))
+    size = config.gradient_accumulation_steps * config.batch_size
+    # the last window of a text starts block_size + 1 tokens before its end: one more, and it would lack its last target
+    starts = rng.integers(len(tokens) - config.block_size if documents is None else len(documents), size=size)
+    if documents is not None:
+        starts = documents[starts]
+    stops = np.minimum(starts + config.block_size, len(tokens) - 1)
+    for rows in np.arange(size).reshape(-1, config.batch_size):
+        yield windows(tokens, starts[rows], stops[rows], config.block_size)
+
+
+def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(starts, stops) of windows that count each token but the first exactly once.
+
+    A text without documents is cut into windows of block_size, one after the other. Otherwise a window starts where a
+    document starts and holds as many whole ones as fit, so that every token is judged with its whole document before
+    it; only a document that is longer than block_size is cut."""
+    end = len(tokens) - 1
+    if separator is None:
+        starts = np.arange(0, end, block_size)
+        return starts, np.minimum(starts + block_size, end)
+    edges = np.append(document_starts(tokens, separator), end)
+    starts, stops, i = [], [], 0
+    while i < len(edges) - 1:
+        j = max(i + 1, np.searchsorted(edges, edges[i] + block_size, side="right") - 1)  # documents i ... j - 1
+        starts.extend(range(edges[i], edges[j], block_size))
+        stops.extend(min(start + block_size, edges[j]) for start in range(edges[i], edges[j], block_size))
+        i = j
+    return np.array(starts), np.array(stops)
+
+
+@torch.no_grad()
+def evaluate(model: GPT, forward: Callable, tokens: np.ndarray, separator: int | None, config: TrainConfig) -> float:
+    """Mean loss in nats per token over the tokens, or the first eval_tokens of them: the same ones at every call."""
+    tokens = tokens[: config.eval_tokens + 1] if config.eval_tokens else tokens
+    batch_size, block_size = config.batch_size, config.block_size
+    starts, stops = evaluation_windows(tokens, separator, block_size)
+    total, count = 0.0, 0
+    model.eval()
+    for i in range(0, len(starts), batch_size):
+        x, y = windows(tokens, starts[i : i + batch_size], stops[i : i + batch_size], block_size)
+        counted = (y != -1).sum().item()
+        total, count = total + forward(x, y).item() * counted, count + counted
+    model.train()
+    return total / count
+
+
+# ----------------------------------------------------------------------------- optimization
+
+
+def make_optimizers(model: GPT, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """AdamW (Loshchilov, Hutter 2019) for all parameters; or Muon (Jordan et al. 2024), whose steps are orthogonal
+    matrices, for the matrices in the blocks, and AdamW for embeddings, output layer, norms and biases. Only
+    matrices decay."""
+    hidden = {p for p in model.transformer.h.parameters() if p.dim() == 2} if config.optimizer == "muon" else set()
+    rest = [p for p in model.parameters() if p not in hidden]  # parameters() has a tied matrix once
+    groups = [
+        {"params": [p for p in rest if p.dim() == 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    betas, fused = (config.beta1, config.beta2), rest[0].device.type in ("cpu", "cuda")
+    optimizers = [torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=fused)]
+    if hidden:
+        matrices = [p for p in model.parameters() if p in hidden]
+        rates = {"lr": config.muon_learning_rate, "weight_decay": config.weight_decay}
+        optimizers.append(torch.optim.Muon(matrices, momentum=config.momentum, **rates))
+    for group in parameter_groups(optimizers):
+        group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def parameter_groups(optimizers: list[torch.optim.Optimizer]) -> list[dict]:
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def lr_scale(step: int, schedule: str, warmup_iters: int, decay_iters: int, floor: float = 0.0) -> float:
+    """The share of its peak that a rate has in step number `step`, counted from 1: step / warmup_iters at first; then
+    it falls from 1 to `floor` at decay_iters on a line or on half a cosine wave (Loshchilov, Hutter 2017), or stays."""
+    if step < warmup_iters:
+        return step / warmup_iters
+    if schedule == "constant":
+        return 1.0
+    done = min((step - warmup_iters) / max(decay_iters - warmup_iters, 1), 1.0)
+    share = 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return floor + (1 - floor) * share
+
+
+# ----------------------------------------------------------------------------- the machine
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """auto: bfloat16 on CUDA cards that have it, float16 on older ones, which emulate it, and float32 elsewhere."""
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second in a large matrix product on this device: what mfu is a share of."""
+    n, best = 8192 if device.type == "cuda" else 1024, math.inf
+    a = torch.ones(n, n, device=device, dtype=dtype)
+    for _ in range(10):
+        began = time.perf_counter()
+        (a @ a)[0, 0].item()  # .item() waits for the device
+        best = min(best, time.perf_counter() - began)
+    return 2 * n**3 / best
+
+
+# ----------------------------------------------------------------------------- the run's folder
+
+
+def replace_file(path: Path, write: Callable) -> None:
+    """Let write(file) make a file, whole or not at all: in a temporary one, flushed to the disk, then renamed."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch.save turns some of the first into the second
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        before = f"the {path.name} from before is whole" if path.exists() else f"there is no {path.name} yet"
+        advice = f"make room, then go on with --init_from=resume --out_dir={path.parent}"
+        raise UserError(f"cannot write {path} ({str(error).splitlines()[0]}), {before}; {advice}") from error
+
+
+def open_run(config: TrainConfig, step: int) -> Path:
+    """The run's folder, with config.toml and log.jsonl up to this step. A new run moves an old one aside."""
+    out_dir = Path(config.out_dir)
+    if config.init_from == "scratch" and (out_dir / "log.jsonl").exists():
+        number = next(i for i in range(1, 1_000_000) if not Path(f"{out_dir}-{i}").exists())
+        os.rename(out_dir, f"{out_dir}-{number}")
+        print(f"{out_dir} held a run, which is {out_dir}-{number} from now on")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    lines = [f"{name} = {json.dumps(getattr(config, name), ensure_ascii=False)}\n" for name in KEYS]
+    replace_file(out_dir / "config.toml", lambda file: file.write("".join(lines).encode()))
+    log = out_dir / "log.jsonl"
+    logged = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+    kept = [line for line in logged if line.endswith("\n") and json.loads(line)["step"] <= step]
+    replace_file(log, lambda file: file.write("".join(kept).encode()))
+    return out_dir
+
+
+# ----------------------------------------------------------------------------- the loop
+
+
+def main() -> None:
+    config, checkpoint = read_config(sys.argv[1:])
+    with as_user_error():
+        device = pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
+    data = load(config.dataset)
+    for split in ("train", "val"):
+        if len(getattr(data, split)) <= config.block_size:
+            sizes = f"{len(getattr(data, split))} tokens, too few for block_size={config.block_size} and a target"
+            raise UserError(f"the {split} split of {data.name} has {sizes}; lower --block_size or take a longer text")
+
+    # the model, its optimizers, and where the run stands
+    torch.manual_seed(config.seed)
+    config.vocab_size = data.vocab_size
+    model = GPT(GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS})).to(device)
+    optimizers = make_optimizers(model, config)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    state = {"step": 0, "best": math.inf, "best_step": 0, "seconds": 0.0, "train_seconds": 0.0, "losses": []}
+    if checkpoint:
+        if checkpoint["tokenizer"] != data.tokenizer.spec():
+            was = f"the run in {config.out_dir} was trained on {checkpoint['config']['dataset']}"
+            raise UserError(f"{data.name} has another vocabulary, {was}; name that with --dataset=, prepared as it was")
+        model.load_state_dict(checkpoint["model"])
+        fresh = [{k: v for k, v in group.items() if k != "params"} for group in parameter_groups(optimizers)]
+        for optimizer, saved in zip(optimizers, checkpoint["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for group, values in zip(parameter_groups(optimizers), fresh, strict=True):
+            group.update(values)  # rates, decay, betas may be new ones
+        scaler.load_state_dict(checkpoint["scaler"])
+        state = checkpoint["state"]
+        if not Path(config.out_dir, "best.pt").exists():
+            state["best"] = math.inf
+    out_dir = open_run(config, state["step"])
+    network = torch.compile(model) if config.compile else model
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+            return network(x.to(device), y.to(device))[1]
+
+    def save(name: str, **more) -> None:
+        content = {
+            "format": CHECKPOINT_FORMAT,
+            "model_config": asdict(model.config),
+            "model": model.state_dict(),
+            "tokenizer": data.tokenizer.spec(),
+            "separator": data.separator,
+            "config": {name: getattr(config, name) for name in KEYS},
+        }
+        replace_file(out_dir / name, lambda file: torch.save(content | more, file))
+
+    def log(line: str, **values) -> None:
+        print(f"step {state['step']:>{len(str(config.max_iters))}}/{config.max_iters}  {line}", flush=True)
+        with open(out_dir / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": state["step"], "seconds": round(state["seconds"], 3)} | values) + "\n")
+
+    tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
+    epochs = config.max_iters * tokens_per_step / len(data.train)
+    looked_at = min(config.eval_tokens or len(data.val), len(data.val))
+    peak = matmul_rate(device, dtype)
+    guess = f"a blind guess costs ln({data.vocab_size}) = {math.log(data.vocab_size):.4f} nats a token"
+    print(f"data    {data.name}: train {len(data.train):,} tokens, val {looked_at:,} of {len(data.val):,} tokens")
+    print(f"model   {model.num_params():,} parameters; {guess}")
+    print(f"device  {device}, {str(dtype)[6:]}, {peak / 1e9:,.0f} GFLOP/s in a matrix product (mfu is a share of it)")
+    print(f"run     {out_dir}: {config.max_iters:,} steps of {tokens_per_step:,} tokens, {epochs:.2g} epochs")
+    if checkpoint:
+        print(f"resumed after step {state['step']}")
+
+    stop_signal = 0  # Ctrl-C and SIGTERM act between two steps; a second one acts at once
+
+    def on_signal(number: int, _) -> None:
+        nonlocal stop_signal
+        stop_signal = number
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+
+    # All that is random in a step follows from (seed, step), dropout too: there is no generator to save, and a look
+    # at the validation split changes nothing.
+    documents = document_starts(data.train, data.separator)
+    began, resumed = time.perf_counter() - state["seconds"], dict(state)
+    model.train()
+    while state["step"] < config.max_iters:
+        step_began = time.perf_counter()
+        step = state["step"] = state["step"] + 1
+        torch.manual_seed((config.seed << 32) + step)
+        floor = config.min_lr / config.learning_rate if config.learning_rate else 0.0
+        scale = lr_scale(step, config.schedule, config.warmup_iters, config.max_iters + 1, floor)
+        for group in parameter_groups(optimizers):
+            group["lr"] = scale * group["peak_lr"]
+        for x, y in training_batches(data.train, documents, config, step):
+            loss = forward(x, y) / config.gradient_accumulation_steps
+            scaler.scale(loss).backward()
+            state["losses"].append(loss.detach())  # a number only when it is printed: .item() waits for the device
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad(set_to_none=True)
+        scaler.update()
+
+        last = step == config.max_iters
+        logging = last or step % config.log_interval == 0
+        evaluating = last or step % config.eval_interval == 0
+        saving = last or step % config.checkpoint_interval == 0 or stop_signal
+        if logging or evaluating or saving:
+            mean = torch.stack(state["losses"]).mean().item() * config.gradient_accumulation_steps
+            if not math.isfinite(mean):
+                where = f"the loss is {mean} at step {step} (rate {scale * config.learning_rate:.2g}, {str(dtype)[6:]})"
+                raise UserError(f"{where}; try lower learning_rate and muon_learning_rate, or more warmup_iters")
+        state["train_seconds"] += time.perf_counter() - step_began
+        state["seconds"] = time.perf_counter() - began
+        if logging:
+            state["losses"] = []
+            steps = step - resumed["step"]
+            speed = steps * tokens_per_step / (state["train_seconds"] - resumed["train_seconds"])
+            left = int((state["seconds"] - resumed["seconds"]) / steps * (config.max_iters - step))
+            rate = scale * config.learning_rate
+            line = f"train {mean:.4f}  lr {rate:.2e}  {speed:>9,.0f} tokens/s  {left // 60:>3}:{left % 60:02} left"
+            log(line, train=mean, lr=rate, grad_norm=grad_norm.item(), tokens_per_second=round(speed))
+        if evaluating:
+            # open the map anew: the pages read so far would else count as this process's memory
+            data.train = np.memmap(data.train.filename, dtype=data.train.dtype, mode="r")
+            val = evaluate(model, forward, data.val, data.separator, config)
+            line = f"val   {val:.4f}  {data.bits_per_byte(val, 'val'):.4f} bits per byte"
+            if val < state["best"]:
+                state["best"], state["best_step"], line = val, step, line + "  best so far"
+                save("best.pt", step=step, val=val)
+            log(line, val=val)
+        if saving:
+            state["seconds"] = time.perf_counter() - began
+            optimizer_states = [optimizer.state_dict() for optimizer in optimizers]
+            save("last.pt", state=state, optimizers=optimizer_states, scaler=scaler.state_dict())
+        if stop_signal:
+            print(f"stopped after step {step}; go on with: python train.py --init_from=resume --out_dir={out_dir}")
+            sys.exit(128 + stop_signal)
+
+    # the figures of the best model, and what it writes
+    if state["best_step"] < state["step"]:
+        print(f"the validation loss has risen since step {state['best_step']}: what follows is best.pt, from that step")
+    with as_user_error():
+        model.load_state_dict(load_checkpoint(out_dir / "best.pt")["model"])
+    losses = {"train": evaluate(model, forward, data.train[: looked_at + 1], data.separator, config)}
+    losses["val"] = state["best"]
+    if data.test is not None:
+        losses["test"] = evaluate(model, forward, data.test, data.separator, config)
+    start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(device)  # (1, 1)
+    generator = torch.Generator(device).manual_seed(config.seed)
+    ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
+    print(f"\n{data.tokenizer.decode(ids).strip()}\n")
+    speed = config.max_iters * tokens_per_step / state["train_seconds"]
+    result = {"model": "gpt", "dataset": data.name, "params": model.num_params(), "step": state["step"]}
+    result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
+    result |= {"bpb": f"{data.bits_per_byte(losses['val'], 'val'):.4f}", "seconds": f"{state['seconds']:.1f}"}
+    result |= {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * model.flops_per_token() / peak:.3f}"}
+    result["out_dir"] = out_dir
+    print("result:", *(f"{name}={value}" for name, value in result.items()))
+
+
+if __name__ == "__main__":
+    run(main)
