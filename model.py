@@ -15,6 +15,7 @@ B batch, T time (tokens, at most block_size), C channels (n_embd), nh heads (n_h
 
 import math
 import pickle
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -284,8 +285,12 @@ class GPT(nn.Module):
 
         if not isinstance(checkpoint, dict):
             checkpoint = load_checkpoint(checkpoint)
-        model = cls(GPTConfig(**checkpoint["model_config"]))
-        model.load_state_dict(checkpoint["model"])
+        try:
+            model = cls(GPTConfig(**checkpoint["model_config"]))
+            model.load_state_dict(checkpoint["model"])
+        except (KeyError, TypeError, RuntimeError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise ValueError(f"the checkpoint lacks parts of a model ({why}); give another one") from error
         return model.eval(), make_tokenizer(checkpoint["tokenizer"])
 
 
@@ -298,16 +303,17 @@ def load_checkpoint(path: str | Path) -> dict:
     Raises FileNotFoundError, or ValueError where the file is damaged, foreign, or of another version."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no checkpoint {path}; train a model with python train.py, or give another path")
+    wanted = "give a best.pt or last.pt that this version of train.py wrote"
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        why = str(error).split(".")[0].splitlines()[0]
-        wanted = "give a best.pt or last.pt that train.py wrote"
-        raise ValueError(f"{path} is damaged or no checkpoint ({why}); {wanted}") from error
+        with warnings.catch_warnings(action="ignore"):  # about the pickle protocol of a foreign file
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path} holds more than tensors and plain values, or is damaged; {wanted}") from error
+    except Exception as error:  # there is no end to what reading a foreign file can raise
+        raise ValueError(f"{path} is damaged or no checkpoint ({type(error).__name__}); {wanted}") from error
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != CHECKPOINT_FORMAT:
-        wanted = f"format {found!r} and not {CHECKPOINT_FORMAT!r}"
-        raise ValueError(f"{path} has {wanted}; give a best.pt or last.pt that this version of train.py wrote")
+        raise ValueError(f"{path} has the format {found!r} and not {CHECKPOINT_FORMAT!r}; {wanted}")
     return checkpoint
 
 

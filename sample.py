@@ -85,7 +85,7 @@ def main() -> None:
     with as_user_error():
         device = pick_device(options.device)
         checkpoint = load_checkpoint(path)
-    model, tokenizer = GPT.from_checkpoint(checkpoint)
+        model, tokenizer = GPT.from_checkpoint(checkpoint)
     model.to(device)
     print(f"{path}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
 

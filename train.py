@@ -172,7 +172,8 @@ def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: in
     if separator is None:
         starts = np.arange(0, end, block_size)
         return starts, np.minimum(starts + block_size, end)
-    edges = np.append(document_starts(tokens, separator), end)
+    edges = np.flatnonzero(tokens == separator)
+    edges = edges if edges[-1] == end else np.append(edges, end)  # eval_tokens may have cut the last document
     starts, stops, i = [], [], 0
     while i < len(edges) - 1:
         j = max(i + 1, np.searchsorted(edges, edges[i] + block_size, side="right") - 1)  # documents i ... j - 1
@@ -252,13 +253,13 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second in a large matrix product on this device: what mfu is a share of."""
-    n, best = 8192 if device.type == "cuda" else 1024, math.inf
+    n, times = 8192 if device.type == "cuda" else 1024, []
     a = torch.ones(n, n, device=device, dtype=dtype)
-    for _ in range(10):
+    while sum(times) < 0.2:
         began = time.perf_counter()
         (a @ a)[0, 0].item()  # .item() waits for the device
-        best = min(best, time.perf_counter() - began)
-    return 2 * n**3 / best
+        times.append(time.perf_counter() - began)
+    return 2 * n**3 / min(times)
 
 
 # ----------------------------------------------------------------------------- the run's folder
@@ -407,7 +408,8 @@ def main() -> None:
         last = step == config.max_iters
         logging = last or step % config.log_interval == 0
         evaluating = last or step % config.eval_interval == 0
-        saving = last or step % config.checkpoint_interval == 0 or stop_signal
+        stopping = stop_signal  # one that comes from here on waits for the next step
+        saving = last or stopping or step % config.checkpoint_interval == 0
         if logging or evaluating or saving:
             mean = torch.stack(state["losses"]).mean().item() * config.gradient_accumulation_steps
             if not math.isfinite(mean):
@@ -436,9 +438,9 @@ def main() -> None:
             state["seconds"] = time.perf_counter() - began
             optimizer_states = [optimizer.state_dict() for optimizer in optimizers]
             save("last.pt", state=state, optimizers=optimizer_states, scaler=scaler.state_dict())
-        if stop_signal:
+        if stopping:
             print(f"stopped after step {step}; go on with: python train.py --init_from=resume --out_dir={out_dir}")
-            sys.exit(128 + stop_signal)
+            sys.exit(128 + stopping)
 
     # the figures of the best model, and what it writes
     if state["best_step"] < state["step"]:

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import prepare_data
+
+torch.set_num_threads(1)  # the tests' tensors are too small to share out
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"  # local copies of the downloads, where someone has put them; never needed to pass

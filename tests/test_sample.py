@@ -1,0 +1,160 @@
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import babble, finish, result, start
+from test_train import SHORT
+
+import prepare_data
+import sample
+import train
+from model import GPT
+
+EMOJI = "the cat 🐈 sat on the mat 🧶\n" * 200
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with out/<run>/best.pt for characters, documents and BPE, and without any dataset."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("signal.signal", lambda *_: None)
+        Path("tiny.txt").write_text(babble(1200))
+        Path("list.txt").write_text("\n".join(babble(2, seed=i) for i in range(300)))
+        Path("emoji.txt").write_text(EMOJI, encoding="utf-8")
+        prepare_data.prepare("tiny.txt")
+        prepare_data.prepare("list.txt", documents="lines")
+        prepare_data.prepare("emoji.txt", "bpe", 260)
+        for dataset in ("tiny", "list", "emoji_bpe260"):
+            more = [f"--dataset={dataset}", "--max_iters=40", "--n_embd=32", f"--out_dir=out/{dataset}"]
+            patch.setattr("sys.argv", ["train.py", *SHORT, *more])
+            train.main()
+        prepare_data.shutil.rmtree("data")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_runs(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+
+
+def written(call, *options: str, run: str = "tiny") -> str:
+    status, out, err = call(sample, f"--checkpoint=out/{run}/best.pt", "--max_new_tokens=60", *options)
+    assert status == 0, err
+    return out
+
+
+def test_a_new_user_samples_from_the_newest_run():
+    Path("out/tiny/best.pt").touch()
+    done = finish(start("sample.py", "--prompt=the cat", "--max_new_tokens=30"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the cat") and len(done.stdout) == len("the cat") + 30 + 1
+    assert "out/tiny/best.pt" in done.stderr
+    assert result(done.stderr)["tokens"] == "30" and float(result(done.stderr)["tokens_per_second"]) > 0
+    assert not Path("data").exists()
+
+
+def test_the_same_seed_writes_the_same_text(call):
+    assert written(call) == written(call) != written(call, "--seed=2")
+    assert written(call, "--temperature=0") == written(call, "--temperature=0", "--seed=2")
+    assert written(call, "--top_k=1") == written(call, "--top_p=0.00001") == written(call, "--temperature=0")
+
+
+def test_the_text_is_what_generate_gives(call):
+    model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
+    ids = torch.tensor([tokenizer.encode("the mat")])
+    expected = tokenizer.decode(model.generate(ids, 60, temperature=0)[0].tolist())
+    assert written(call, "--prompt=the mat", "--temperature=0") == expected + "\n"
+
+
+def test_documents_begin_with_the_separator_and_stop_there(call):
+    names = written(call, "--num_samples=12", "--stop", run="list").splitlines()
+    assert len(names) == 12
+    model, tokenizer = GPT.from_checkpoint("out/list/best.pt")
+    text = tokenizer.decode(model.generate(torch.tensor([tokenizer.encode("\nth")]), 60, temperature=0)[0].tolist())
+    assert written(call, "--prompt=th", "--temperature=0", "--stop", run="list") == text[1:].split("\n")[0] + "\n"
+
+
+def test_samples_of_several_lines_are_told_apart(call):
+    assert written(call, "--num_samples=3").count("-" * 20 + "\n") == 2
+
+
+def test_stop_ends_before_the_text_it_names(call):
+    whole = written(call)
+    for stop in ("t", "at", whole[20:29], "\n"):
+        assert written(call, f"--stop={stop}") == whole[: whole.index(stop)] + "\n"
+    assert written(call, "--stop=zzz") == whole
+
+
+def test_characters_of_several_tokens_come_out_whole(monkeypatch):
+    tokenizer = prepare_data.BPETokenizer(prepare_data.train_bpe("", 256))  # every byte a token
+    tokens = [torch.tensor([[i]]) for i in tokenizer.encode("a🐈é🧶b")]
+    pieces = list(sample.text_pieces(iter(tokens), tokenizer, ""))
+    assert [piece for piece in pieces if piece] == ["a", "🐈", "é", "🧶", "b"]
+    assert "".join(sample.text_pieces(iter(tokens[:3]), tokenizer, "")) == "a\ufffd"
+    assert "".join(sample.text_pieces(iter(tokens), tokenizer, "é")) == "a🐈"
+    assert "".join(sample.text_pieces(iter(tokens), tokenizer, "🧶c")) == "a🐈é🧶b"
+
+
+def test_bpe_models_write_any_prompt(call):
+    assert written(call, "--prompt=日本 🐈", run="emoji_bpe260").startswith("日本 🐈")
+
+
+def test_a_prompt_comes_from_a_file_and_may_be_longer_than_the_context(call):
+    Path("prompt.txt").write_text(babble(50))
+    status, out, err = call(sample, "--checkpoint=out/tiny/best.pt", "--prompt_file=prompt.txt", "--max_new_tokens=5")
+    assert status == 0 and out.startswith(babble(50)) and len(out) == len(babble(50)) + 6
+    assert "of which the model sees the last 16" in err
+
+
+def test_a_console_without_unicode_prints_question_marks():
+    options = ["--checkpoint=out/emoji_bpe260/best.pt", "--prompt=日本", "--max_new_tokens=5"]
+    locale = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"}  # the command line is read, output cannot be shown
+    done = finish(start("sample.py", *options, env=locale))
+    assert done.returncode == 0 and done.stdout.startswith("??"), done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    process = start("sample.py", "--checkpoint=out/tiny/best.pt", "--max_new_tokens=2000")
+    process.stdout.read(20)
+    process.stdout.close()
+    assert process.stderr.read().count("\n") <= 1
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--prompt=mät €"], r"lacks '\xe4', '\u20ac'; "),
+        (["--prompt=a", "--prompt_file=b"], "--prompt and --prompt_file were both given"),
+        (["--prompt_file=nothing.txt"], "no prompt file nothing.txt"),
+        (["--prompt_file=latin1.txt"], "latin1.txt is not UTF-8 at byte 2"),
+        (["--prompt=a\udcff"], "the prompt is not UTF-8 at character 1"),
+        (["--temperature=-0.1"], "temperature=-0.1 is out of range"),
+        (["--temperature=nan"], "temperature=nan is out of range"),
+        (["--temperature=hot"], "invalid float value: 'hot'"),
+        (["--top_k=0"], "top_k=0 is out of range"),
+        (["--top_p=0"], "top_p=0.0 is out of range"),
+        (["--top_p=1.5"], "top_p=1.5 is out of range"),
+        (["--num_samples=0"], "num_samples=0"),
+        (["--max_new_tokens=0"], "max_new_tokens=0"),
+        (["--num_sample=2"], "did you mean --num_samples?"),
+        (["--device=tpu"], "there is no device tpu here"),
+        (["--checkpoint=nothing.pt"], "no checkpoint nothing.pt"),
+        (["--checkpoint=latin1.txt"], "latin1.txt"),
+        (["--checkpoint=out"], "no checkpoint out"),
+        (["--checkpoint=half.pt"], "lacks parts of a model"),
+    ],
+)
+def test_bad_input_gets_one_line(fails, options, words):
+    Path("latin1.txt").write_bytes(b"ab\xe9")
+    checkpoint = torch.load("out/tiny/best.pt", weights_only=True)
+    del checkpoint["model"]["lm_head.weight"]
+    torch.save(checkpoint, "half.pt")
+    assert words in fails(sample, "--checkpoint=out/tiny/best.pt", *options)
+
+
+def test_without_any_run_the_way_to_one_is_named(fails, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "no checkpoint out/*/best.pt; train one with python train.py" in fails(sample)

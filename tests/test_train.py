@@ -1,0 +1,419 @@
+import json
+import math
+import random
+import resource
+import signal
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, babble, finish, result, start
+
+import prepare_data
+import train
+from model import GPT, GPTConfig, load_checkpoint
+from train import TrainConfig, evaluation_windows, lr_scale, make_optimizers, training_batches, windows
+
+TINY = ["--dataset=tiny", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--eval_tokens=0"]
+SHORT = [*TINY, "--max_iters=12", "--log_interval=1", "--eval_interval=4", "--warmup_iters=2", "--sample_tokens=20"]
+
+
+@pytest.fixture(autouse=True)
+def data(monkeypatch):
+    """data/tiny, a text, and data/list, documents; a matrix product is timed for real in one test only."""
+    Path("tiny.txt").write_text(babble(1200))
+    Path("list.txt").write_text("\n".join(babble(3, seed=i) for i in range(300)))
+    prepare_data.prepare("tiny.txt")
+    prepare_data.prepare("list.txt", documents="lines")
+
+
+def log_of(folder: str, key: str) -> dict[int, float]:
+    """step -> value, from log.jsonl."""
+    lines = [json.loads(line) for line in Path(folder, "log.jsonl").read_text().splitlines()]
+    return {line["step"]: line[key] for line in lines if key in line}
+
+
+# ----------------------------------------------------------------------------- a run
+
+
+def test_a_run_from_the_command_line():
+    done = finish(start("train.py", *SHORT))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    figures = result(done.stdout)
+    assert {"model": "gpt", "dataset": "tiny", "step": "12", "out_dir": "out/tiny"}.items() <= figures.items()
+    assert list(figures) == [
+        "model", "dataset", "params", "step", "train", "val", "bpb", "seconds", "tokens_per_second", "mfu", "out_dir",
+    ]  # fmt: skip
+    assert float(figures["bpb"]) == pytest.approx(float(figures["val"]) / math.log(2), abs=1e-3)  # a byte a token
+    assert 0 < float(figures["mfu"]) < 1
+    assert f"{float(figures['val']):.4f}" == f"{min(log_of('out/tiny', 'val').values()):.4f}"
+    assert {path.name for path in Path("out/tiny").iterdir()} == {"best.pt", "config.toml", "last.pt", "log.jsonl"}
+    assert tomllib.loads(Path("out/tiny/config.toml").read_text())["n_embd"] == 16
+    losses = log_of("out/tiny", "train")
+    assert list(losses) == list(range(1, 13)) and losses[12] < losses[1] - 0.1
+    assert abs(losses[1] - math.log(prepare_data.load("tiny").vocab_size)) < 0.05
+    model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
+    assert model.num_params() == int(figures["params"]) and tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
+
+
+def test_documents_have_a_test_loss(call):
+    status, out, err = call(train, *SHORT, "--dataset=list", "--out_dir=out/list", "--dropout=0.1")
+    assert status == 0, err
+    assert float(result(out)["test"]) < 3
+
+
+def test_a_text_of_5_kB_is_enough(call):
+    Path("my.txt").write_text(babble(1000)[:5000])
+    assert call(prepare_data, "my.txt")[0] == 0
+    assert call(train, "--dataset=my", "--n_layer=1", "--n_embd=16", "--max_iters=2", "--sample_tokens=1")[0] == 0
+
+
+def test_a_new_run_moves_an_old_one_aside(call):
+    for i in range(3):
+        assert call(train, *SHORT, "--max_iters=2", f"--seed={i}")[0] == 0
+    seeds = {p.name: load_checkpoint(p / "best.pt")["config"]["seed"] for p in Path("out").iterdir()}
+    assert seeds == {"tiny-1": 0, "tiny-2": 1, "tiny": 2}
+
+
+def test_rising_validation_loss_is_said_and_the_best_model_kept(call):
+    """The rate rises to a wild 0.5: the loss falls while it is small, and rises later."""
+    wild = ["--optimizer=adamw", "--learning_rate=0.5", "--warmup_iters=40", "--max_iters=40", "--schedule=constant"]
+    status, out, _ = call(train, *TINY, *wild, "--eval_interval=2", "--sample_tokens=1")
+    losses = log_of("out/tiny", "val")
+    best = min(losses, key=losses.get)
+    assert status == 0 and best < 40
+    assert f"the validation loss has risen since step {best}" in out
+    assert result(out)["val"] == f"{losses[best]:.4f}"
+    assert load_checkpoint("out/tiny/best.pt")["step"] == best
+    assert load_checkpoint("out/tiny/last.pt")["state"]["step"] == 40
+
+
+# ----------------------------------------------------------------------------- nothing is lost
+
+
+@pytest.mark.parametrize("keys", [[], ["--dropout=0.2", "--gradient_accumulation_steps=2", "--optimizer=adamw"]])
+def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys):
+    """Stopped by a signal between any two steps, also between two lines of the log."""
+    options = [*SHORT, "--log_interval=2", *keys]
+    call(train, *options, "--out_dir=out/whole")
+    handlers = {}
+
+    def install(number, handler):
+        handlers[number] = handler
+
+    for stops in (1, 6, 7):
+        folder, steps = f"out/stopped{stops}", 0
+
+        def stop_after(*arguments, stops=stops):
+            nonlocal steps
+            steps += 1
+            if steps == stops:
+                handlers[signal.SIGTERM](signal.SIGTERM, None)
+            yield from training_batches(*arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("signal.signal", install)
+            patch.setattr(train, "training_batches", stop_after)
+            patch.setattr("sys.argv", ["train.py", *options, f"--out_dir={folder}"])
+            with pytest.raises(SystemExit) as leaving:
+                train.main()
+        assert leaving.value.code == 128 + signal.SIGTERM
+        assert load_checkpoint(f"{folder}/last.pt")["state"]["step"] == stops
+        status, out, err = call(train, "--init_from=resume", f"--out_dir={folder}")
+        assert status == 0, err
+        assert f"resumed after step {stops}" in out
+        for key in ("train", "val", "grad_norm"):
+            assert log_of(folder, key) == log_of("out/whole", key)
+        whole, resumed = (load_checkpoint(f"{f}/last.pt")["model"] for f in ("out/whole", folder))
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_finished_run_can_be_extended(call):
+    long = ["--schedule=constant", "--eval_interval=6"]
+    call(train, *SHORT, *long, "--out_dir=out/long")
+    call(train, *SHORT, *long, "--max_iters=6")
+    assert call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=12")[0] == 0
+    assert log_of("out/tiny", "train") == log_of("out/long", "train")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(number):
+    process = start("train.py", *TINY, "--max_iters=1000000", "--log_interval=1")
+    lines = [process.stdout.readline() for _ in range(6)]
+    process.send_signal(number)
+    done = finish(process)
+    assert lines[-1].startswith("step ")
+    assert done.returncode == 128 + number and done.stderr == ""
+    step = load_checkpoint("out/tiny/last.pt")["state"]["step"]
+    last = done.stdout.splitlines()[-1]
+    assert last == f"stopped after step {step}; go on with: python train.py --init_from=resume --out_dir=out/tiny"
+
+
+def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call):
+    """SIGKILL at random moments of a run that writes both checkpoints at each step."""
+    options = [*TINY, "--max_iters=60", "--log_interval=1", "--eval_interval=1", "--checkpoint_interval=1"]
+    options += ["--sample_tokens=1", "--dropout=0.1"]
+    call(train, *options, "--out_dir=out/whole")
+    rng, kills = random.Random(0), 0
+    process = start("train.py", *options, "--out_dir=out/killed")
+    while True:
+        for _ in range(rng.randint(5, 20)):
+            process.stdout.readline()
+        time.sleep(rng.random() * 0.03)
+        process.kill()
+        if finish(process).returncode != -signal.SIGKILL:
+            break
+        kills += 1
+        for path in Path("out/killed").glob("*.pt"):
+            load_checkpoint(path)
+        process = start("train.py", "--init_from=resume", "--out_dir=out/killed")
+    assert kills >= 3
+    assert call(train, "--init_from=resume", "--out_dir=out/killed")[0] == 0
+    for key in ("train", "val"):
+        assert log_of("out/killed", key) == log_of("out/whole", key)
+
+
+def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
+    """The system refuses files above a limit, as a full disk would: first the model grows past it."""
+    call(train, *SHORT, "--max_iters=2", "--schedule=constant")
+    before = Path("out/tiny/last.pt").read_bytes()
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, resource.RLIM_INFINITY))
+
+    done = finish(start("train.py", "--init_from=resume", "--out_dir=out/tiny", "--max_iters=5", preexec_fn=limit))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot write out/tiny/") and done.stderr.count("\n") == 1
+    assert "--init_from=resume --out_dir=out/tiny" in done.stderr
+    assert Path("out/tiny/last.pt").read_bytes() == before
+    assert not list(Path("out/tiny").glob("*.tmp"))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(fails):
+    error = fails(train, *SHORT, "--optimizer=adamw", "--learning_rate=1e30", "--grad_clip=0", "--warmup_iters=0")
+    assert "the loss is nan at step" in error and "learning_rate" in error
+    for path in Path("out/tiny").glob("*.pt"):
+        assert all(torch.isfinite(p).all() for p in load_checkpoint(path)["model"].values())
+
+
+# ----------------------------------------------------------------------------- batches and evaluation
+
+
+def test_windows_are_the_text_and_the_text_one_later():
+    tokens = np.arange(100, dtype=np.uint16)
+    x, y = windows(tokens, np.array([0, 90]), np.array([8, 95]), 8)
+    assert x[0].tolist() == list(range(8)) and y[0].tolist() == list(range(1, 9))
+    assert x[1, :5].tolist() == [90, 91, 92, 93, 94] and y[1].tolist() == [91, 92, 93, 94, 95, -1, -1, -1]
+
+
+def test_training_windows_reach_the_last_token_and_no_further():
+    """The bound of the random start is len - block_size: numpy's bound is exclusive, so nothing is left out."""
+    tokens, config = np.arange(20), TrainConfig(block_size=16, batch_size=400)
+    x, y = next(training_batches(tokens, None, config, 1))
+    assert sorted(set(x[:, 0].tolist())) == [0, 1, 2, 3] and y.max() == 19 and y.min() == 1
+
+
+def test_training_windows_start_where_documents_start():
+    data = prepare_data.load("list")
+    starts = train.document_starts(data.train, data.separator)
+    x, _ = next(training_batches(data.train, starts, TrainConfig(block_size=16, batch_size=400), 1))
+    assert (x[:, 0] == data.separator).all() and len(starts) == 240
+
+
+def test_batches_follow_from_seed_and_step_however_they_are_split():
+    tokens = np.random.default_rng(0).integers(50, size=5000)
+
+    def rows(batch_size: int, steps: int, **keys) -> list:
+        config = TrainConfig(block_size=16, batch_size=batch_size, gradient_accumulation_steps=steps, **keys)
+        return torch.cat([x for x, _ in training_batches(tokens, None, config, step=3)]).tolist()
+
+    assert rows(8, 1) == rows(2, 4) == rows(1, 8)
+    assert rows(8, 1) != rows(8, 1, seed=2)
+
+
+def test_accumulated_gradients_are_those_of_one_large_batch(call):
+    for batch_size in (8, 2):
+        steps = 8 // batch_size
+        keys = [f"--batch_size={batch_size}", f"--gradient_accumulation_steps={steps}", f"--out_dir=out/{batch_size}"]
+        call(train, *SHORT, "--max_iters=1", *keys)
+    assert log_of("out/2", "grad_norm")[1] == pytest.approx(log_of("out/8", "grad_norm")[1], rel=1e-5)
+    assert log_of("out/2", "train")[1] == pytest.approx(log_of("out/8", "train")[1], rel=1e-6)
+
+
+def test_looking_more_often_changes_nothing(call):
+    for interval in (1, 12):
+        call(train, *SHORT, "--dropout=0.2", f"--eval_interval={interval}", f"--out_dir=out/{interval}")
+    assert log_of("out/1", "train") == log_of("out/12", "train")
+    assert log_of("out/1", "val")[12] == log_of("out/12", "val")[12]
+
+
+def test_evaluation_counts_each_token_once():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        block_size = int(rng.integers(1, 20))
+        tokens = rng.integers(1, 9, size=int(rng.integers(block_size + 1, 200)))
+        if separated := bool(rng.integers(2)):
+            tokens[rng.random(len(tokens)) < 0.2] = 0
+            tokens[0] = 0
+        starts, stops = evaluation_windows(tokens, 0 if separated else None, block_size)
+        counted = [t for start, stop in zip(starts, stops, strict=True) for t in range(start + 1, stop + 1)]
+        assert counted == list(range(1, len(tokens)))
+        assert (stops - starts <= block_size).all()
+        if separated:  # a window starts with a document, or goes on with one that is longer than a window
+            edges = np.flatnonzero(tokens == 0)
+            for at in starts[tokens[starts] != 0]:
+                first = edges[edges < at].max()
+                assert (at - first) % block_size == 0
+
+
+def test_evaluation_sees_each_document_whole():
+    """The loss of a document does not depend on what stands around it: packed, it is the loss of the document alone,
+    for a model that pays no attention to other documents (here: to anything)."""
+    data = prepare_data.load("list")
+    torch.manual_seed(0)
+    config = TrainConfig(vocab_size=data.vocab_size, block_size=64, n_layer=1, n_head=2, n_embd=16, eval_tokens=0)
+    model = GPT(GPTConfig(**{name: getattr(config, name) for name in train.MODEL_KEYS}))
+    torch.nn.init.normal_(model.lm_head.weight)
+    tokens = np.array(data.val)
+    losses = -model(torch.from_numpy(tokens[:-1].astype(np.int64)).view(-1, 1))[0].log_softmax(-1)[:, 0]
+    expected = losses[torch.arange(len(tokens) - 1), torch.from_numpy(tokens[1:].astype(np.int64))].mean().item()
+    for batch_size in (1, 7):
+        config.batch_size = batch_size
+        loss = train.evaluate(model, lambda x, y: model(x, y)[1], tokens, data.separator, config)
+        assert loss == pytest.approx(expected, abs=1e-5)
+    config.eval_tokens = 40
+    loss = train.evaluate(model, lambda x, y: model(x, y)[1], tokens, data.separator, config)
+    chosen = losses[torch.arange(40), torch.from_numpy(tokens[1:41].astype(np.int64))]
+    assert loss == pytest.approx(chosen.mean().item(), abs=1e-5)
+
+
+# ----------------------------------------------------------------------------- optimization
+
+
+def test_schedules_are_the_formulas():
+    cosine = [lr_scale(step, "cosine", 10, 110) for step in (5, 10, 35, 60, 110)]
+    assert cosine == pytest.approx([0.5, 1, 0.853553, 0.5, 0], abs=1e-6)
+    assert [lr_scale(step, "linear", 10, 110) for step in (1, 10, 60, 110)] == [0.1, 1, 0.5, 0]
+    assert [lr_scale(step, "linear", 10, 110, 0.1) for step in (10, 60, 110, 200)] == pytest.approx([1, 0.55, 0.1, 0.1])
+    assert [lr_scale(step, "constant", 10, 110) for step in (1, 10, 110)] == [0.1, 1, 1]
+    assert lr_scale(1, "linear", 0, 2) > 0
+
+
+def test_a_rate_is_never_zero_while_training(call):
+    for schedule in ("linear", "cosine"):
+        call(train, *SHORT, "--warmup_iters=4", f"--schedule={schedule}")
+        rates = list(log_of("out/tiny", "lr").values())
+        assert min(rates) > 0 and rates[3] == max(rates) == 3e-3
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
+    for tie in (True, False):
+        config = TrainConfig(vocab_size=65, n_embd=32, tie_weights=tie, bias=True, norm="layernorm", position="learned")
+        config.weight_decay = 0.1
+        model = GPT(GPTConfig(**{name: getattr(config, name) for name in train.MODEL_KEYS}))
+        adamw, muon = make_optimizers(model, config)
+        names = {p: name for name, p in model.named_parameters()}
+        in_muon = [names[p] for p in muon.param_groups[0]["params"]]
+        in_adamw = [names[p] for group in adamw.param_groups for p in group["params"]]
+        assert sorted(in_muon + in_adamw) == sorted(names.values())  # each parameter once, a tied one too
+        assert set(in_muon) == {name for name in names.values() if ".h." in name and name.endswith("c_attn.weight")} | {
+            name for name in names.values() if ".h." in name and name.endswith(("c_fc.weight", "c_proj.weight"))
+        }
+        decaying = [names[p] for g in adamw.param_groups if g["weight_decay"] for p in g["params"]]
+        assert all("wte" in name or "wpe" in name or "lm_head" in name for name in decaying) and decaying
+        config.optimizer = "adamw"
+        assert [type(optimizer).__name__ for optimizer in make_optimizers(model, config)] == ["AdamW"]
+
+
+@pytest.mark.parametrize("keys", [["--dtype=bfloat16"], ["--dtype=float16"], ["--flash=false"], ["--grad_clip=0"]])
+def test_other_keys_train_too(call, keys):
+    status, out, err = call(train, *SHORT, *keys)
+    assert status == 0, err
+    assert float(result(out)["val"]) < 2.7
+
+
+# ----------------------------------------------------------------------------- keys
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults():
+    Path("run.toml").write_text("n_embd = 64\nlearning_rate = 1\ncompile = true\n")
+    config, _ = train.read_config(["run.toml", "--n_embd=32", "--bias", "--min_lr", "1e-4"])
+    assert (config.n_embd, config.learning_rate, config.compile, config.bias) == (32, 1.0, True, True)
+    assert (config.min_lr, config.n_layer, config.out_dir) == (1e-4, TrainConfig().n_layer, "out/run")
+
+
+def test_help_lists_every_key_with_its_default(call):
+    status, out, _ = call(train, "--help")
+    assert status == 0
+    for name, f in train.KEYS.items():
+        assert f"--{name} " in out and len(f.metadata["help"]) > 10
+    assert "(default: 0.003)" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
+def test_a_config_of_the_repository_is_legal(path):
+    config, _ = train.read_config([str(path)])
+    assert config.out_dir == f"out/{path.stem}"
+    assert prepare_data.parse_name(config.dataset)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--n_embed=32"], "unknown option --n_embed=32, did you mean --n_embd?"),
+        (["--learning_rat=1"], "did you mean --learning_rate?"),
+        (["wrong_key.toml"], "unknown key n_heads in wrong_key.toml, did you mean n_head?"),
+        (["wrong_type.toml"], "n_layer=4 in wrong_type.toml is not a whole number"),
+        (["wrong_bool.toml"], "compile=1 in wrong_bool.toml is not true or false"),
+        (["broken.toml"], "broken.toml is not TOML"),
+        (["missing.toml"], "no config file missing.toml"),
+        (["--n_layer=four"], "n_layer=four in the command line is not a whole number"),
+        (["--max_iters=1.5"], "max_iters=1.5 in the command line is not a whole number"),
+        (["--bias=maybe"], "bias=maybe in the command line is not true or false"),
+        (["--n_embd=30", "--n_head=4"], "n_embd=30 is not divisible by n_head=4"),
+        (["--batch_size=0"], "batch_size=0 is out of range"),
+        (["--gradient_accumulation_steps=0"], "gradient_accumulation_steps=0"),
+        (["--max_iters=0"], "max_iters=0"),
+        (["--learning_rate=-1"], "learning_rate=-1.0"),
+        (["--learning_rate=nan"], "learning_rate=nan"),
+        (["--beta2=1"], "beta2=1.0"),
+        (["--dropout=1"], "dropout=1.0"),
+        (["--norm=batch"], "norm=batch is unknown; choose one of layernorm, rmsnorm"),
+        (["--optimizer=sgdd"], "optimizer=sgdd is unknown; choose one of adamw, muon"),
+        (["--device=gpu"], "there is no device gpu here"),
+        (["--device=cuda:99"], "there is no device cuda:99 here"),
+        (["--dataset=nothing"], "no dataset data/nothing"),
+        (["--block_size=2000"], "the val split of tiny has "),
+        (["--block_size=20000"], "the train split of tiny has "),
+        (["--init_from=resume", "--out_dir=out/nothing"], "no checkpoint out/nothing/last.pt"),
+        (["one.toml", "two.toml"], "two.toml"),
+    ],
+)
+def test_bad_input_gets_one_line(fails, options, words):
+    files = {"wrong_key": "n_heads = 4", "wrong_type": "n_layer = '4'", "wrong_bool": "compile = 1", "broken": "x 4"}
+    for name, text in files.items():
+        Path(f"{name}.toml").write_text(text)
+    assert words in fails(train, *TINY, *options)
+    assert not Path("out").exists()
+
+
+def test_resuming_with_another_shape_or_vocabulary_is_refused(call, fails):
+    call(train, *SHORT, "--max_iters=1")
+    again = ["--init_from=resume", "--out_dir=out/tiny"]
+    assert "the run was started with n_embd=16 and cannot change that" in fails(train, *again, "--n_embd=32")
+    assert "the run was started with optimizer=muon" in fails(train, *again, "--optimizer=adamw")
+    assert "list has another vocabulary" in fails(train, *again, "--dataset=list")
+    Path("out/tiny/last.pt").write_bytes(b"not a checkpoint")
+    assert "out/tiny/last.pt" in fails(train, *again)
+
+
+def test_the_measured_rate_is_that_of_a_matrix_product():
+    rate = train.matmul_rate(torch.device("cpu"), torch.float32)
+    a = torch.ones(1024, 1024)
+    began = time.perf_counter()
+    a @ a
+    assert rate > 0.5 * 2 * 1024**3 / (time.perf_counter() - began)
