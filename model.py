@@ -248,28 +248,22 @@ class GPT(nn.Module):
         top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
-        """Continue idx (B, T), T >= 1, by max_new_tokens: (B, T + max_new_tokens). See `stream`."""
-        return torch.cat([idx, *self.stream(idx, max_new_tokens, temperature, top_k, top_p, generator)], dim=1)
+        """Continue idx (B, T), T >= 1, by max_new_tokens: (B, T + max_new_tokens). See stream() and sample_token()."""
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
+        return torch.cat([idx, *self.stream(idx, max_new_tokens, **sampling)], dim=1)
 
     @torch.no_grad()
-    def stream(
-        self,
-        idx: torch.Tensor,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Iterator[torch.Tensor]:
-        """Yield the tokens after idx (B, T) one by one, each (B, 1), seeing the last block_size tokens at most.
+    def stream(self, idx: torch.Tensor, max_new_tokens: int, **sampling) -> Iterator[torch.Tensor]:
+        """Yield the tokens after idx (B, T) one by one, (B, 1) each, drawn by sample_token(**sampling) from what the
+        model says after the last block_size tokens.
 
-        Runs in evaluation mode, and puts back the mode it found. See `sample_token` for the rest."""
+        Runs in evaluation mode, and puts back the mode it found."""
         was_training = self.training
         self.eval()
         try:
             for _ in range(max_new_tokens):
                 x = self.features(idx[:, -self.config.block_size :])[:, -1]  # (B, C)
-                token = sample_token(self.lm_head(x), temperature, top_k, top_p, generator)  # (B, 1)
+                token = sample_token(self.lm_head(x), **sampling)  # (B, 1)
                 yield token
                 idx = torch.cat((idx, token), dim=1)
         finally:

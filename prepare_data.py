@@ -22,9 +22,9 @@ import contextlib
 import difflib
 import hashlib
 import heapq
+import io
 import json
 import math
-import mmap
 import os
 import random
 import re
@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -62,77 +63,8 @@ URLS = {  # source: address, SHA-256
 FINEWEB_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
 
 
-# ----------------------------------------------------------------------------- the command line of every script
-
-
 class UserError(ValueError):
     """Something that the user can mend, in one line: "<what is wrong>; <what to do>"."""
-
-
-def run(main: Callable[[], None]) -> None:
-    """Run a script's main(). What a user can cause ends in one line on stderr and status 2, never in a traceback."""
-    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character prints "?" instead of dying
-    try:
-        main()
-        sys.stdout.flush()
-    except UserError as error:
-        message = str(error)
-    except BrokenPipeError:  # the reader left, as in `python sample.py | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    except OSError as error:  # no permission, no space, a folder in place of a file ...
-        message = f"{error.filename or 'writing'}: {error.strerror or error}; check path, permissions and free space"
-    except KeyboardInterrupt:
-        sys.exit(130)
-    else:
-        return
-    print("error:", " ".join(message.splitlines()), file=sys.stderr)
-    sys.exit(2)
-
-
-@contextlib.contextmanager
-def as_user_error() -> Iterator[None]:
-    """Around calls of model.py, which raises ValueError or FileNotFoundError for what the user can mend."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
-        raise UserError(str(error)) from error
-
-
-class OptionParser(argparse.ArgumentParser):
-    """argparse with one-line errors that name the nearest option; --help begins with the script's docstring."""
-
-    def __init__(self, doc: str):
-        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-
-    def parse_args(self, args=None, namespace=None):
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unknown option {unknown[0]}" + nearest(unknown[0].split("=")[0], self._option_string_actions))
-        return options
-
-    def error(self, message: str):
-        raise UserError(f"{message}; python {self.prog} --help lists the options")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """ ", did you mean ...?" with the known word that is most like this one, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {close[0]}?" if close else ""
-
-
-def progress(what: str, total: int) -> Callable[[int], None]:
-    """A function to call with the bytes done so far: after 2 s it shows on a terminal how much time is left."""
-    began = shown = time.monotonic()
-
-    def show(done: int) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if sys.stderr.isatty() and now - began > 2 and now - shown > 0.5:
-            shown, left = now, (now - began) * max(total - done, 0) / max(done, 1)
-            print(f"\r{what}: {done / 1e6:.0f} of {total / 1e6:.0f} MB, {left:.0f} s left  ", end="", file=sys.stderr)
-
-    return show
 
 
 # ----------------------------------------------------------------------------- tokenizers
@@ -193,15 +125,14 @@ class BPETokenizer:
         import tiktoken  # here: characters need neither the package nor its download
 
         self.ranks = ranks
-        try:
-            self.encoding = (
-                tiktoken.get_encoding("gpt2")
-                if ranks is None
-                else tiktoken.Encoding("bpe", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
-            )
-        except requests.RequestException as error:
-            advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer=char or bpe"
-            raise UserError(f"cannot download the GPT-2 vocabulary ({reason(error)}); {advice}") from error
+        if ranks is not None:
+            self.encoding = tiktoken.Encoding("bpe", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+        else:
+            try:
+                self.encoding = tiktoken.get_encoding("gpt2")
+            except requests.RequestException as error:
+                advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer=char or bpe"
+                raise UserError(f"cannot download the GPT-2 vocabulary ({reason(error)}); {advice}") from error
         self.vocab_size = self.encoding.n_vocab
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -311,7 +242,174 @@ def merge(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
     return out
 
 
+# ----------------------------------------------------------------------------- texts
+
+
+@dataclass
+class Text:
+    """For each split a function that reads it from the start: in pieces, or (documents) in lists of documents."""
+
+    splits: dict[str, Callable[[], Iterator]]
+    documents: bool
+
+    def pieces(self, split: str) -> Iterator[str]:
+        pieces = self.splits[split]()
+        return ("\n".join(batch) + "\n" for batch in pieces) if self.documents else pieces
+
+
+def open_source(source: str, file: Path | None, documents: str) -> Text:
+    """The text of a source; `file` is a local copy in place of a download."""
+    if source == "words":
+        return shuffled_lines(io.BytesIO("\n".join(library_words()).encode()), source)
+    if source == "python":
+        texts = library_texts()
+        train = [text for i, text in enumerate(texts) if i % 10 != 9]
+        return Text({"train": lambda: iter(train), "val": lambda: iter(texts[9::10])}, documents=False)
+    if source in URLS:
+        url, sha256 = URLS[source]
+        path = existing(file) if file else DOWNLOADS / f"{source}.txt"
+        if not path.exists():
+            download(url, path, sha256)
+        check_sha256(path, sha256, f"it is not {source}; delete it, or prepare it as your own text with --name=")
+        return shuffled_lines(open(path, "rb"), source) if source == "names" else text_of([path])
+    path = existing(Path(source))
+    paths = [path] if path.is_file() else sorted(p for p in path.rglob("[!.]*") if p.is_file())
+    if not any(p.stat().st_size for p in paths):
+        raise UserError(f"{path} is empty; give a text file, or a folder with text files")
+    if documents == "none":
+        return text_of(paths)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, and --documents=lines takes one file, a document a line; join its files")
+    return shuffled_lines(open(path, "rb"), str(path))
+
+
+def text_of(paths: list[Path]) -> Text:
+    """The files as one text without documents: the first 90 % of its characters train, the rest is validation."""
+    cut = int(0.9 * sum(map(len, read_text(paths))))
+    if cut == 0:
+        raise UserError(f"{paths[0]} is too short to be split; give a longer text")
+    train, val = lambda: characters(read_text(paths), 0, cut), lambda: characters(read_text(paths), cut, None)
+    return Text({"train": train, "val": val}, documents=False)
+
+
+def read_text(paths: list[Path]) -> Iterator[str]:
+    """The files one after the other in pieces of about CHUNK bytes, exactly as they are but for a byte order mark.
+
+    Raises UserError with the file and the byte offset where the text is not UTF-8."""
+    show, done = progress("reading", sum(path.stat().st_size for path in paths)), 0
+    for path in paths:
+        decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
+        with open(path, "rb") as file:
+            while True:
+                block = file.read(CHUNK)
+                held = len(decoder.getstate()[0])  # bytes of a character that the block before cut in two
+                try:
+                    text = decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    raise not_utf8(path, offset - held + error.start) from error
+                yield text.removeprefix("\ufeff" if offset == 0 else "")
+                if not block:
+                    break
+                offset += len(block)
+                show(done + offset)
+        done += offset
+
+
+def not_utf8(path: Path | str, at: int) -> UserError:
+    return UserError(f"{path} is not UTF-8 at byte {at}; save it as UTF-8, or leave it out")
+
+
+def characters(pieces: Iterable[str], start: int, stop: int | None) -> Iterator[str]:
+    """The characters start ... stop of a text that comes in pieces."""
+    at = 0
+    for piece in pieces:
+        yield piece[max(start - at, 0) : None if stop is None else max(stop - at, 0)]
+        at += len(piece)
+        if stop is not None and at >= stop:
+            return
+
+
+def whole_words(pieces: Iterable[str]) -> Iterator[str]:
+    """The same text in pieces that end where GPT2_PATTERN begins a new word whatever comes next, so that piece by piece
+    encoding gives the tokens of the whole: after a character that is no white space, before a blank or a newline.
+    CHUNK characters without such a place are a piece, too."""
+    rest = ""
+    for piece in pieces:
+        rest += piece
+        cut = len(rest) - 1
+        while cut > 0 and (rest[cut] not in " \n" or rest[cut - 1].isspace()):
+            cut -= 1
+        cut = cut if cut > 0 else len(rest) * (len(rest) >= CHUNK)
+        if cut:
+            yield rest[:cut]
+            rest = rest[cut:]
+    yield rest
+
+
+def shuffled_lines(file: BinaryIO, name: str) -> Text:
+    """The lines of a file as documents, without blank ones, shuffled and split 80/10/10 as in the makemore lectures.
+    Memory holds where each line starts, and 10,000 lines at a time."""
+    starts, at = array("q"), 0
+    for line in file:
+        if line.strip():
+            starts.append(at)
+        at += len(line)
+    n = len(starts)
+    if n < 10:
+        raise UserError(f"{name} has {n} lines with text, too few to split 80/10/10; give 10, or leave out --documents")
+    random.Random(42).shuffle(starts)
+
+    def document(at: int) -> str:
+        file.seek(at)
+        line = file.readline().removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            return line.decode("utf-8-sig" if at == 0 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise not_utf8(name, at + error.start) from error
+
+    def read(first: int, last: int) -> Iterator[list[str]]:
+        for i in range(first, last, 10_000):
+            yield [document(at) for at in starts[i : min(i + 10_000, last)]]
+
+    n1, n2 = int(0.8 * n), int(0.9 * n)
+    splits = {"train": lambda: read(0, n1), "val": lambda: read(n1, n2), "test": lambda: read(n2, n)}
+    return Text(splits, documents=True)
+
+
+def library_texts() -> list[str]:
+    """The Python standard library's .py files on this machine: no tests, no installed packages, printable ASCII."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    paths = sorted(path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts))
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+    texts = [text for text in texts if re.fullmatch(r"[\n -~]+", text)]
+    if len(texts) < 10:
+        raise UserError(f"no .py files of the standard library in {root}; use another Python, or a text of your own")
+    return texts
+
+
+def library_words() -> list[str]:
+    """The distinct words in those files: 2 to 15 lower-case letters that stand alone, in alphabetical order."""
+    word = re.compile(r"(?<![A-Za-z0-9_])[a-z]{2,15}(?![A-Za-z0-9_])")
+    return sorted(set(chain.from_iterable(map(word.findall, library_texts()))))
+
+
 # ----------------------------------------------------------------------------- downloads
+
+
+def progress(what: str, total: int) -> Callable[[int], None]:
+    """A function to call with the bytes done so far: on a terminal, after 2 s, it shows how long the rest will take."""
+    began = shown = time.monotonic()
+
+    def show(done: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - began > 2 and (now - shown > 0.5 or done == total):
+            shown, left = now, (now - began) * max(total - done, 0) / max(done, 1)
+            line = f"\r{what}: {done / 1e6:.0f} of {total / 1e6:.0f} MB, {left:.0f} s left  "
+            print(line, end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    return show
 
 
 def download(url: str, path: Path, sha256: str | None = None, retries: int = 4, backoff: float = 1.0) -> None:
@@ -330,15 +428,11 @@ def download(url: str, path: Path, sha256: str | None = None, retries: int = 4, 
         except requests.RequestException as error:
             refused = error.response is not None and error.response.status_code in (400, 401, 403, 404, 410)
             if attempt == retries or refused:
-                ways = (
-                    f"put the file at {path}, name a copy with --file=, or use words or python, which need no network"
-                )
+                ways = f"put the file at {path}, give a copy with --file=, or use words or python, which need none"
                 raise UserError(f"cannot download {url} ({reason(error)}); {ways}") from error
             time.sleep(backoff * 2**attempt)
     try:
-        check_sha256(
-            part, sha256, f"{url} changed or was damaged on the way; try again, or name a good copy with --file="
-        )
+        check_sha256(part, sha256, f"{url} changed or was damaged on the way; try again, or give a copy with --file=")
     except UserError:
         part.unlink()
         raise
@@ -389,165 +483,6 @@ def existing(path: Path) -> Path:
     return path
 
 
-# ----------------------------------------------------------------------------- texts
-
-
-@dataclass
-class Text:
-    """For each split a function that reads it from the start: in pieces, or (documents) in lists of documents."""
-
-    splits: dict[str, Callable[[], Iterator]]
-    documents: bool
-
-    def pieces(self, split: str) -> Iterator[str]:
-        pieces = self.splits[split]()
-        return ("\n".join(batch) + "\n" for batch in pieces) if self.documents else pieces
-
-
-def open_source(source: str, file: Path | None, documents: str) -> Text:
-    """The text of a source; `file` is a local copy in place of a download."""
-    if source == "words":
-        return shuffled_lines("\n".join(library_words()).encode(), source)
-    if source == "python":
-        texts = library_texts()
-        train = [text for i, text in enumerate(texts) if i % 10 != 9]
-        return Text({"train": lambda: iter(train), "val": lambda: iter(texts[9::10])}, documents=False)
-    if source in URLS:
-        url, sha256 = URLS[source]
-        path = existing(file) if file else DOWNLOADS / f"{source}.txt"
-        if not path.exists():
-            download(url, path, sha256)
-        check_sha256(
-            path, sha256, f"it is not {source}; delete it, or prepare it as a text of your own with another --name"
-        )
-        return shuffled_lines(path.read_bytes(), source) if source == "names" else text_of([path])
-    path = existing(Path(source))
-    paths = [path] if path.is_file() else sorted(p for p in path.rglob("[!.]*") if p.is_file())
-    if not any(p.stat().st_size for p in paths):
-        raise UserError(f"{path} is empty; give a text file, or a folder with text files")
-    if documents == "none":
-        return text_of(paths)
-    if path.is_dir():
-        raise UserError(
-            f"{path} is a folder, and --documents=lines wants one file with a document a line; join the files"
-        )
-    with open(path, "rb") as raw:
-        return shuffled_lines(mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ), str(path))
-
-
-def text_of(paths: list[Path]) -> Text:
-    """The files as one text without documents: the first 90 % of its characters train, the rest is validation."""
-    cut = int(0.9 * sum(map(len, read_text(paths))))
-    if cut == 0:
-        raise UserError(f"{paths[0]} is too short to be split; give a longer text")
-    train, val = lambda: characters(read_text(paths), 0, cut), lambda: characters(read_text(paths), cut, None)
-    return Text({"train": train, "val": val}, documents=False)
-
-
-def read_text(paths: list[Path]) -> Iterator[str]:
-    """The files one after the other in pieces of about CHUNK bytes, exactly as they are but for a byte order mark.
-
-    Raises UserError with the file and the byte offset where the text is not UTF-8."""
-    show, done = progress("reading", sum(path.stat().st_size for path in paths)), 0
-    for path in paths:
-        decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
-        with open(path, "rb") as file:
-            while block := file.read(CHUNK):
-                yield decode(decoder, block, path, offset).removeprefix("\ufeff" if offset == 0 else "")
-                offset += len(block)
-                show(done + offset)
-            yield decode(decoder, b"", path, offset)
-        done += offset
-
-
-def decode(decoder: codecs.IncrementalDecoder, block: bytes, path: Path | str, offset: int) -> str:
-    """The text of the block at this offset of a file; an empty block ends it."""
-    held = len(decoder.getstate()[0])  # bytes of a character that the block before cut in two
-    try:
-        return decoder.decode(block, final=not block)
-    except UnicodeDecodeError as error:
-        at = offset - held + error.start
-        raise UserError(f"{path} is not UTF-8 at byte {at}; save it as UTF-8, or leave it out") from error
-
-
-def characters(pieces: Iterable[str], start: int, stop: int | None) -> Iterator[str]:
-    """The characters start ... stop of a text that comes in pieces."""
-    at = 0
-    for piece in pieces:
-        yield piece[max(start - at, 0) : None if stop is None else max(stop - at, 0)]
-        at += len(piece)
-        if stop is not None and at >= stop:
-            return
-
-
-def whole_words(pieces: Iterable[str]) -> Iterator[str]:
-    """The same text in pieces that end where GPT2_PATTERN begins a new word whatever comes next, so that piece by piece
-    encoding gives the tokens of the whole: after a character that is no white space, before a blank or a newline.
-    CHUNK characters without such a place are a piece, too."""
-    rest = ""
-    for piece in pieces:
-        rest += piece
-        cut = len(rest) - 1
-        while cut > 0 and (rest[cut] not in " \n" or rest[cut - 1].isspace()):
-            cut -= 1
-        cut = cut if cut > 0 else len(rest) * (len(rest) >= CHUNK)
-        if cut:
-            yield rest[:cut]
-            rest = rest[cut:]
-    yield rest
-
-
-def shuffled_lines(text: bytes | mmap.mmap, name: str) -> Text:
-    """The lines of a text as documents, without blank ones, shuffled and split 80/10/10 as in the makemore lectures.
-    Memory holds where the lines start, and 10,000 lines at a time."""
-    starts, at = array("q"), 0
-    while at < len(text):
-        end = text.find(b"\n", at)
-        end = len(text) if end < 0 else end
-        if text[at:end].strip():
-            starts.append(at)
-        at = end + 1
-    n = len(starts)
-    if n < 10:
-        raise UserError(
-            f"{name} has {n} lines with text, too few to split 80/10/10; give 10 or leave out --documents=lines"
-        )
-    random.Random(42).shuffle(starts)
-
-    def read(first: int, last: int) -> Iterator[list[str]]:
-        for i in range(first, last, 10_000):
-            yield [line(at) for at in starts[i : min(i + 10_000, last)]]
-
-    def line(at: int) -> str:
-        end = text.find(b"\n", at)
-        raw = text[at:] if end < 0 else text[at:end]
-        return decode(codecs.getincrementaldecoder("utf-8")(), raw, name, at).removesuffix("\r")
-
-    n1, n2 = int(0.8 * n), int(0.9 * n)
-    splits = {"train": lambda: read(0, n1), "val": lambda: read(n1, n2), "test": lambda: read(n2, n)}
-    return Text(splits, documents=True)
-
-
-def library_texts() -> list[str]:
-    """The Python standard library's .py files on this machine: no tests, no installed packages, printable ASCII."""
-    root = Path(sysconfig.get_path("stdlib"))
-    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    paths = sorted(path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts))
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
-    texts = [text for text in texts if re.fullmatch(r"[\n -~]+", text)]
-    if len(texts) < 10:
-        raise UserError(
-            f"the standard library at {root} has no .py files to read; use another Python, or a text of your own"
-        )
-    return texts
-
-
-def library_words() -> list[str]:
-    """The distinct words in those files: 2 to 15 lower-case letters that stand alone, in alphabetical order."""
-    word = re.compile(r"(?<![A-Za-z0-9_])[a-z]{2,15}(?![A-Za-z0-9_])")
-    return sorted(set(chain.from_iterable(map(word.findall, library_texts()))))
-
-
 # ----------------------------------------------------------------------------- FineWeb, which comes as tokens
 
 
@@ -569,9 +504,8 @@ def write_fineweb(folder: Path, copies: Path | None, shards: int) -> dict:
         for at in range(0, len(tokens), CHUNK):
             ids = np.array(tokens[at : at + CHUNK])
             if ids.max() > end_of_text:
-                raise UserError(
-                    f"{tokens.filename} has the id {ids.max()}, past GPT-2's {end_of_text}; delete it, try again"
-                )
+                past = f"the id {ids.max()}, past GPT-2's {end_of_text}"
+                raise UserError(f"{tokens.filename} has {past}; delete it and try again")
             yield ids, int(lengths[ids].sum())
 
     train = [shard(f"fineweb_train_{i:06d}.bin") for i in range(1, shards + 1)]
@@ -592,9 +526,8 @@ def read_shard(path: Path) -> np.ndarray:
         raise UserError(f"{path} is no shard of GPT-2 tokens: {wrong}; delete it and try again")
     size, expected = path.stat().st_size, 1024 + 2 * int(header[2])
     if size != expected:
-        raise UserError(
-            f"{path} has {size} bytes instead of {expected} for {header[2]} tokens; delete it and try again"
-        )
+        wrong = f"{size} bytes instead of {expected} for {header[2]} tokens"
+        raise UserError(f"{path} has {wrong}; delete it and try again")
     return np.memmap(path, dtype="<u2", mode="r", offset=1024)
 
 
@@ -613,9 +546,8 @@ def prepare(
     """Make data/<dataset>, whole or not at all, and print what is in it. See main() for the parameters."""
     if not name:
         stem = source if source in SOURCES else existing(Path(source)).resolve().stem
-        name = (
-            stem if source == "fineweb" else stem + {"char": "", "bpe": f"_bpe{vocab_size}", "gpt2": "_gpt2"}[tokenizer]
-        )
+        suffix = {"char": "", "bpe": f"_bpe{vocab_size}", "gpt2": "_gpt2"}[tokenizer]
+        name = stem if source == "fineweb" else stem + suffix
     if source not in SOURCES and parse_name(name):
         raise UserError(f"{name} is the name of a built-in dataset; give yours another one, such as --name=my_{name}")
     if not re.fullmatch(r"\w[\w.-]*", name) or name == DOWNLOADS.name:
@@ -630,13 +562,15 @@ def prepare(
         else:
             meta = write_text(new, source, open_source(source, file, documents), tokenizer, vocab_size)
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-        if folder.exists():  # no system replaces a folder in one step
+        if folder.exists():  # a folder cannot be replaced in one step: set the old one aside
             shutil.rmtree(old, ignore_errors=True)
             os.rename(folder, old)
         os.rename(new, folder)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            os.rename(old, folder)
     describe(name)
 
 
@@ -650,14 +584,19 @@ def write_text(folder: Path, source: str, text: Text, kind: str, vocab_size: int
     elif kind == "bpe":
         sample = whole_words(characters(text.pieces("train"), 0, BPE_CHARACTERS))
         tokenizer = BPETokenizer(train_bpe(sample, vocab_size))
+        if tokenizer.vocab_size < vocab_size:
+            print(f"BPE ends with {tokenizer.vocab_size} tokens: the text has no pairs left")
     else:
         tokenizer = BPETokenizer()
     separator = tokenizer.encode("\n")[0] if text.documents else None
+
+    documents = Counter()
 
     def encoded(split: str) -> Iterator[tuple[np.ndarray, int]]:
         if text.documents:
             yield np.array([separator]), 1
             for batch in text.splits[split]():
+                documents[split] += len(batch)
                 yield tokenizer.encode_documents(batch), sum(len(document.encode()) + 1 for document in batch)
         else:
             for piece in text.pieces(split) if kind == "char" else whole_words(text.pieces(split)):
@@ -665,6 +604,8 @@ def write_text(folder: Path, source: str, text: Text, kind: str, vocab_size: int
 
     dtype = token_dtype(tokenizer.vocab_size)
     splits = {split: write_tokens(folder / f"{split}.bin", encoded(split), dtype) for split in text.splits}
+    for split, count in documents.items():
+        splits[split]["documents"] = count
     return meta_of(source, tokenizer, separator, splits)
 
 
@@ -711,7 +652,7 @@ class Dataset:
     tokenizer: CharTokenizer | BPETokenizer
     vocab_size: int
     separator: int | None  # the id that starts and ends each document; None for one long text
-    splits: dict[str, dict]  # of each split: tokens, bytes, sha256
+    splits: dict[str, dict]  # of each split: tokens, bytes, sha256, and documents where there are any
 
     def bits_per_byte(self, loss: float, split: str) -> float:
         """A loss in nats per token as bits per byte of UTF-8 text, which compares across tokenizers."""
@@ -719,7 +660,7 @@ class Dataset:
 
 
 def parse_name(name: str) -> tuple[str, str, int] | None:
-    """ "shakespeare_bpe512" -> ("shakespeare", "bpe", 512), for the built-in sources; None for other names."""
+    """Source, tokenizer and vocab_size of a built-in dataset, such as shakespeare_bpe512; None for other names."""
     match = re.fullmatch(r"(fineweb)|(words|python|names|shakespeare)(_gpt2|_bpe(\d+))?", name)
     if not match:
         return None
@@ -747,11 +688,13 @@ def load(name: str) -> Dataset:
     again = f"make it again: {command}"
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        version = meta["format"]
-    except (ValueError, TypeError, KeyError) as error:
+        if meta["format"] != FORMAT:
+            version = f"format {meta['format']!r}, and this version reads {FORMAT}"
+            raise UserError(f"{folder / 'meta.json'} has {version}; {again}")
+        rest = {key: meta[key] for key in ("vocab_size", "separator", "splits")}
+        tokenizer = make_tokenizer(meta["tokenizer"])
+    except (json.JSONDecodeError, TypeError, KeyError) as error:
         raise UserError(f"{folder / 'meta.json'} is damaged ({error!r}); {again}") from error
-    if version != FORMAT:
-        raise UserError(f"{folder / 'meta.json'} has format {version!r}, and this version reads {FORMAT}; {again}")
     splits = dict.fromkeys(("train", "val", "test"))
     for split, entry in meta["splits"].items():
         path, dtype = folder / f"{split}.bin", np.dtype(meta["dtype"]).newbyteorder("<")
@@ -762,8 +705,7 @@ def load(name: str) -> Dataset:
         if size < 100e6 and splits[split].max() >= meta["vocab_size"]:
             top = f"the id {splits[split].max()}, past the vocabulary of {meta['vocab_size']}"
             raise UserError(f"{path} has {top}; {again}")
-    rest = {key: meta[key] for key in ("vocab_size", "separator", "splits")}
-    return Dataset(name, **splits, tokenizer=make_tokenizer(meta["tokenizer"]), **rest)
+    return Dataset(name, **splits, tokenizer=tokenizer, **rest)
 
 
 def describe(name: str) -> None:
@@ -771,11 +713,65 @@ def describe(name: str) -> None:
     data = load(name)
     print(f"{DATA / name}: a vocabulary of {data.vocab_size:,} tokens, stored as {data.train.dtype}")
     for split, entry in data.splits.items():
-        ends = np.count_nonzero(getattr(data, split) == data.separator) if data.separator is not None else 1
-        documents = f"{ends - 1:>12,} documents" if ends > 1 else ""
-        print(f"  {split:5} {entry['tokens']:>14,} tokens {entry['bytes']:>14,} bytes {documents}")
+        documents = f" {entry['documents']:>12,} documents" if "documents" in entry else ""
+        print(f"  {split:5} {entry['tokens']:>14,} tokens {entry['bytes']:>14,} bytes{documents}")
     line = data.tokenizer.decode(data.train[:400].tolist()).strip("\n").split("\n")[0]
     print(f"  first line: {line[:100]}")
+
+
+# ----------------------------------------------------------------------------- the command line of every script
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a script's main(). What a user can cause ends in one line on stderr and status 2, never in a traceback."""
+    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character prints "?" instead of dying
+    try:
+        main()
+        sys.stdout.flush()
+    except UserError as error:
+        message = str(error)
+    except BrokenPipeError:  # the reader left, as in `python sample.py | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    except OSError as error:  # no permission, no space, a folder in place of a file ...
+        message = f"{error.filename or 'writing'}: {error.strerror or error}; check path, permissions and free space"
+    except KeyboardInterrupt:
+        sys.exit(130)
+    else:
+        return
+    print("error:", " ".join(message.splitlines()), file=sys.stderr)
+    sys.exit(2)
+
+
+@contextlib.contextmanager
+def as_user_error() -> Iterator[None]:
+    """Around calls of model.py, which raises ValueError or FileNotFoundError for what the user can mend."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(str(error)) from error
+
+
+class OptionParser(argparse.ArgumentParser):
+    """argparse with one-line errors that name the nearest option; --help begins with the script's docstring."""
+
+    def __init__(self, doc: str):
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+
+    def parse_args(self, args=None, namespace=None):
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unknown option {unknown[0]}" + nearest(unknown[0].split("=")[0], self._option_string_actions))
+        return options
+
+    def error(self, message: str):
+        raise UserError(f"{message}; python {self.prog} --help lists the options")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is most like this one, as ", did you mean ...?"; or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f", did you mean {close[0]}?" if close else ""
 
 
 # ----------------------------------------------------------------------------- main
@@ -785,15 +781,11 @@ def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"{', '.join(SOURCES)}, or your own UTF-8 text: a file or a folder of files")
-    add(
-        "--tokenizer", choices=("char", "bpe", "gpt2"), help="characters (default), BPE trained on the text, or GPT-2's"
-    )
+    add("--tokenizer", choices=("char", "bpe", "gpt2"), help="characters (default), BPE trained here, or GPT-2's")
     add("--vocab_size", type=int, help="tokens of --tokenizer=bpe (default: 1024)")
     add("--file", type=Path, help="a local copy in place of the download; for fineweb a folder of shards")
     add("--name", help="the dataset's folder below data/ (default: made from source and tokenizer)")
-    add(
-        "--documents", choices=("none", "lines"), help="of your own text: one long text (default), or a document a line"
-    )
+    add("--documents", choices=("none", "lines"), help="of your own text: none (default), or every line is one")
     add("--shards", type=int, help="of fineweb: files of 100M training tokens, 1 to 103 (default: 1)")
     options = parser.parse_args()
     for name, useful, where in (

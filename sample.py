@@ -78,6 +78,8 @@ def main() -> None:
         value = getattr(options, name)
         if value is not None and not value >= least:
             parser.error(f"{name}={value} is out of range, it must be {least} or more")
+    if options.seed >= 2**63:
+        parser.error(f"seed={options.seed} is out of range, it must be below 2**63")
     if options.top_p is not None and not 0 < options.top_p <= 1:
         parser.error(f"top_p={options.top_p} is out of range, it must be above 0 and at most 1")
 
@@ -98,7 +100,8 @@ def main() -> None:
     if len(ids) > (T := model.config.block_size):
         print(f"the prompt has {len(ids)} tokens, of which the model sees the last {T}", file=sys.stderr)
     idx = torch.tensor([ids], device=device)  # (1, T)
-    generator = torch.Generator(device).manual_seed(options.seed)
+    sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+    sampling["generator"] = torch.Generator(device).manual_seed(options.seed)
     written, began = 0, time.perf_counter()
 
     def counted(tokens: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -111,7 +114,7 @@ def main() -> None:
         if i and options.stop != "\n":
             print("-" * 20)
         print(prompt, end="", flush=True)
-        tokens = model.stream(idx, options.max_new_tokens, options.temperature, options.top_k, options.top_p, generator)
+        tokens = model.stream(idx, options.max_new_tokens, **sampling)
         for piece in text_pieces(counted(tokens), tokenizer, options.stop):
             print(piece, end="", flush=True)
         print(flush=True)

@@ -66,9 +66,9 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("beta1", "beta2", "momentum"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)} is out of range; it must be below 1")
+        for name, limit in (("beta1", 1), ("beta2", 1), ("momentum", 1), ("seed", 2**31)):
+            if getattr(self, name) >= limit:
+                raise ValueError(f"{name}={getattr(self, name)} is out of range; it must be below {limit}")
 
 
 MODEL_KEYS = [f.name for f in fields(GPTConfig)]
@@ -332,10 +332,9 @@ def main() -> None:
         for group, values in zip(parameter_groups(optimizers), fresh, strict=True):
             group.update(values)  # rates, decay, betas may be new ones
         scaler.load_state_dict(checkpoint["scaler"])
-        state = checkpoint["state"]
+        state = checkpoint["state"] | {"losses": [loss.to(device) for loss in checkpoint["state"]["losses"]]}
         if not Path(config.out_dir, "best.pt").exists():
             state["best"] = math.inf
-    out_dir = open_run(config, state["step"])
     network = torch.compile(model) if config.compile else model
 
     def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -365,7 +364,17 @@ def main() -> None:
     guess = f"a blind guess costs ln({data.vocab_size}) = {math.log(data.vocab_size):.4f} nats a token"
     print(f"data    {data.name}: train {len(data.train):,} tokens, val {looked_at:,} of {len(data.val):,} tokens")
     print(f"model   {model.num_params():,} parameters; {guess}")
-    print(f"device  {device}, {str(dtype)[6:]}, {peak / 1e9:,.0f} GFLOP/s in a matrix product (mfu is a share of it)")
+    rate = f"{peak / 1e9:,.0f} GFLOP/s in a matrix product, of which mfu is the share"
+    print(f"device  {device}, {str(dtype)[6:]}, {rate}", flush=True)
+    documents = document_starts(data.train, data.separator)
+    if config.compile:  # it compiles when it is first called, so that a failure shows here
+        try:
+            forward(*next(training_batches(data.train, documents, config, 1))).backward()
+        except Exception as error:  # whatever the compilers of this machine lack
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UserError(f"torch.compile fails on this machine ({why}); train with --compile=false") from error
+        model.zero_grad(set_to_none=True)
+    out_dir = open_run(config, state["step"])
     print(f"run     {out_dir}: {config.max_iters:,} steps of {tokens_per_step:,} tokens, {epochs:.2g} epochs")
     if checkpoint:
         print(f"resumed after step {state['step']}")
@@ -382,7 +391,6 @@ def main() -> None:
 
     # All that is random in a step follows from (seed, step), dropout too: there is no generator to save, and a look
     # at the validation split changes nothing.
-    documents = document_starts(data.train, data.separator)
     began, resumed = time.perf_counter() - state["seconds"], dict(state)
     model.train()
     while state["step"] < config.max_iters:
@@ -441,6 +449,9 @@ def main() -> None:
         if stopping:
             print(f"stopped after step {step}; go on with: python train.py --init_from=resume --out_dir={out_dir}")
             sys.exit(128 + stopping)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
     # the figures of the best model, and what it writes
     if state["best_step"] < state["step"]:

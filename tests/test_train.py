@@ -329,6 +329,15 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
         assert [type(optimizer).__name__ for optimizer in make_optimizers(model, config)] == ["AdamW"]
 
 
+def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "/no/compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing compiled before"))
+    done = finish(start("train.py", *SHORT, "--compile"))
+    assert done.returncode == 2 and done.stderr.count("error: ") == 1
+    assert done.stderr.splitlines()[-1].startswith("error: torch.compile fails on this machine (")
+    assert done.stderr.endswith("; train with --compile=false\n") and not Path("out").exists()
+
+
 @pytest.mark.parametrize("keys", [["--dtype=bfloat16"], ["--dtype=float16"], ["--flash=false"], ["--grad_clip=0"]])
 def test_other_keys_train_too(call, keys):
     status, out, err = call(train, *SHORT, *keys)
@@ -382,6 +391,7 @@ def test_a_config_of_the_repository_is_legal(path):
         (["--learning_rate=nan"], "learning_rate=nan"),
         (["--beta2=1"], "beta2=1.0"),
         (["--dropout=1"], "dropout=1.0"),
+        (["--seed=4294967296"], "seed=4294967296 is out of range; it must be below 2147483648"),
         (["--norm=batch"], "norm=batch is unknown; choose one of layernorm, rmsnorm"),
         (["--optimizer=sgdd"], "optimizer=sgdd is unknown; choose one of adamw, muon"),
         (["--device=gpu"], "there is no device gpu here"),
