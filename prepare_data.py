@@ -169,6 +169,14 @@ def make_tokenizer(spec: dict) -> CharTokenizer | BPETokenizer:
     return BPETokenizer()
 
 
+def start_ids(tokenizer: CharTokenizer | BPETokenizer) -> list[int]:
+    """What to start a text from: a newline, which also starts documents, or the first token where there is none."""
+    try:
+        return tokenizer.encode("\n")
+    except UserError:
+        return [0]
+
+
 def split_words(text: str) -> list[str]:
     """Cut a text as GPT2_PATTERN does. The standard library's `re` has no \\p{L}, so the letters and the numbers that
     occur in the text are spelled out."""
@@ -412,7 +420,7 @@ def progress(what: str, total: int) -> Callable[[int], None]:
     return show
 
 
-def download(url: str, path: Path, sha256: str | None = None, retries: int = 4, backoff: float = 1.0) -> None:
+def download(url: str, path: Path, sha256: str | None = None, retries: int = 3, backoff: float = 1.0) -> None:
     """Fetch url into path, which appears only when it is whole and right.
 
     Streams into path.part; tries again after a pause that doubles (seconds: backoff, 2 backoff ...), and goes on where
@@ -430,6 +438,7 @@ def download(url: str, path: Path, sha256: str | None = None, retries: int = 4, 
             if attempt == retries or refused:
                 ways = f"put the file at {path}, give a copy with --file=, or use words or python, which need none"
                 raise UserError(f"cannot download {url} ({reason(error)}); {ways}") from error
+            print(f"download stopped ({reason(error)}), trying again", file=sys.stderr)
             time.sleep(backoff * 2**attempt)
     try:
         check_sha256(part, sha256, f"{url} changed or was damaged on the way; try again, or give a copy with --file=")

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from model import GPT, load_checkpoint, pick_device
-from prepare_data import OptionParser, UserError, as_user_error, run
+from prepare_data import OptionParser, UserError, as_user_error, run, start_ids
 
 
 def newest_checkpoint() -> Path:
@@ -96,7 +96,7 @@ def main() -> None:
     if checkpoint["separator"] is not None:
         ids = [checkpoint["separator"], *ids]  # documents start with it
     elif not ids:
-        ids = first_ids(tokenizer)
+        ids = start_ids(tokenizer)
     if len(ids) > (T := model.config.block_size):
         print(f"the prompt has {len(ids)} tokens, of which the model sees the last {T}", file=sys.stderr)
     idx = torch.tensor([ids], device=device)  # (1, T)
@@ -120,14 +120,6 @@ def main() -> None:
         print(flush=True)
     seconds = time.perf_counter() - began
     print(f"result: tokens={written} seconds={seconds:.2f} tokens_per_second={written / seconds:.1f}", file=sys.stderr)
-
-
-def first_ids(tokenizer) -> list[int]:
-    """What to start from without a prompt: a newline, or the vocabulary's first token where there is none."""
-    try:
-        return tokenizer.encode("\n")
-    except UserError:
-        return [0]
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from model import CHECKPOINT_FORMAT, GPT, GPTConfig, key, load_checkpoint, pick_device
-from prepare_data import OptionParser, UserError, as_user_error, load, nearest, run
+from prepare_data import OptionParser, UserError, as_user_error, load, nearest, run, start_ids
 
 
 @dataclass
@@ -255,7 +255,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second in a large matrix product on this device: what mfu is a share of."""
     n, times = 8192 if device.type == "cuda" else 1024, []
     a = torch.ones(n, n, device=device, dtype=dtype)
-    while sum(times) < 0.2:
+    while len(times) < 2 or sum(times) < 0.2:  # the first one also wakes up threads and libraries
         began = time.perf_counter()
         (a @ a)[0, 0].item()  # .item() waits for the device
         times.append(time.perf_counter() - began)
@@ -274,12 +274,13 @@ def replace_file(path: Path, write: Callable) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch.save turns some of the first into the second
+    except (OSError, RuntimeError) as error:  # torch.save hides the first behind the second
         with contextlib.suppress(OSError):
             temporary.unlink()
+        why = error.__context__ if isinstance(error.__context__, OSError) else error
         before = f"the {path.name} from before is whole" if path.exists() else f"there is no {path.name} yet"
         advice = f"make room, then go on with --init_from=resume --out_dir={path.parent}"
-        raise UserError(f"cannot write {path} ({str(error).splitlines()[0]}), {before}; {advice}") from error
+        raise UserError(f"cannot write {path} ({str(why).splitlines()[0]}), {before}; {advice}") from error
 
 
 def open_run(config: TrainConfig, step: int) -> Path:
@@ -462,7 +463,7 @@ def main() -> None:
     losses["val"] = state["best"]
     if data.test is not None:
         losses["test"] = evaluate(model, forward, data.test, data.separator, config)
-    start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(device)  # (1, 1)
+    start = torch.tensor([start_ids(data.tokenizer)], device=device)  # (1, 1)
     generator = torch.Generator(device).manual_seed(config.seed)
     ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
     print(f"\n{data.tokenizer.decode(ids).strip()}\n")

@@ -158,3 +158,8 @@ def test_bad_input_gets_one_line(fails, options, words):
 def test_without_any_run_the_way_to_one_is_named(fails, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "no checkpoint out/*/best.pt; train one with python train.py" in fails(sample)
+
+
+def test_a_vocabulary_without_newlines_starts_with_its_first_token():
+    assert prepare_data.start_ids(prepare_data.CharTokenizer("ab")) == [0]
+    assert prepare_data.start_ids(prepare_data.CharTokenizer("\tb\n")) == [2]

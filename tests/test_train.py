@@ -188,7 +188,7 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
     done = finish(start("train.py", "--init_from=resume", "--out_dir=out/tiny", "--max_iters=5", preexec_fn=limit))
     assert done.returncode == 2
     assert done.stderr.startswith("error: cannot write out/tiny/") and done.stderr.count("\n") == 1
-    assert "--init_from=resume --out_dir=out/tiny" in done.stderr
+    assert "File too large" in done.stderr and "--init_from=resume --out_dir=out/tiny" in done.stderr
     assert Path("out/tiny/last.pt").read_bytes() == before
     assert not list(Path("out/tiny").glob("*.tmp"))
 
