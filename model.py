@@ -282,10 +282,11 @@ class GPT(nn.Module):
         try:
             model = cls(GPTConfig(**checkpoint["model_config"]))
             model.load_state_dict(checkpoint["model"])
+            tokenizer = make_tokenizer(checkpoint["tokenizer"])
         except (KeyError, TypeError, RuntimeError) as error:
             why = " ".join(str(error).split())[:200]
             raise ValueError(f"the checkpoint lacks parts of a model ({why}); give another one") from error
-        return model.eval(), make_tokenizer(checkpoint["tokenizer"])
+        return model.eval(), tokenizer
 
 
 CHECKPOINT_FORMAT = "count2gpt 1"

@@ -93,8 +93,8 @@ def main() -> None:
 
     prompt = read_prompt(options.prompt, options.prompt_file)
     ids = tokenizer.encode(prompt)
-    if checkpoint["separator"] is not None:
-        ids = [checkpoint["separator"], *ids]  # documents start with it
+    if (separator := checkpoint.get("separator")) is not None:
+        ids = [separator, *ids]  # documents start with it
     elif not ids:
         ids = start_ids(tokenizer)
     if len(ids) > (T := model.config.block_size):

@@ -55,8 +55,8 @@ class TrainConfig(GPTConfig):
     grad_clip: float = key(1.0, "length above which the gradient is cut to it; 0: never", least=0)
 
     log_interval: int = key(20, "steps from one line of the log to the next", least=1)
-    eval_interval: int = key(350, "steps from one look at the validation split to the next", least=1)
-    eval_tokens: int = key(120_000, "first tokens of the validation split to look at; 0: all", least=0)
+    eval_interval: int = key(100, "steps from one look at the validation split to the next", least=1)
+    eval_tokens: int = key(60_000, "first tokens of the validation split to look at; 0: all", least=0)
     checkpoint_interval: int = key(100, "steps from one last.pt to the next", least=1)
     sample_tokens: int = key(400, "length of the text at the end", least=0)
 
