@@ -187,7 +187,7 @@ class GPT(nn.Module):
             elif name == "lm_head.weight":
                 std = 0.0 if config.zero_init else 0.02
             elif name == "transformer.wte.weight":
-                std = 0.02 if config.tie_weights else 1.0  # the same matrix as logits' layer must be small
+                std = 0.02 if config.tie_weights else 1.0  # tied, it also makes the logits, which must start small
             else:
                 std = 0.02
             if p.dim() == 2:

@@ -495,9 +495,9 @@ def existing(path: Path) -> Path:
 # ----------------------------------------------------------------------------- FineWeb, which comes as tokens
 
 
-def write_fineweb(folder: Path, copies: Path | None, shards: int) -> dict:
+def write_fineweb(folder: Path, copies: Path | None, shards: int) -> tuple:
     """FineWeb (Penedo et al. 2024) in shards of 100M GPT-2 tokens, from a folder of copies or downloaded; each of its
-    documents begins with <|endoftext|>, GPT-2's last id. Returns meta.json's content."""
+    documents begins with <|endoftext|>, GPT-2's last id. Returns what write_text returns."""
     tokenizer = BPETokenizer()
     end_of_text = tokenizer.vocab_size - 1
     lengths = np.array([len(tokenizer.decode_bytes([i])) for i in range(end_of_text)] + [0])  # bytes of text a token
@@ -523,7 +523,7 @@ def write_fineweb(folder: Path, copies: Path | None, shards: int) -> dict:
         "train": write_tokens(folder / "train.bin", chain.from_iterable(map(pieces, train)), "uint16"),
         "val": write_tokens(folder / "val.bin", chain.from_iterable(map(pieces, val)), "uint16"),
     }
-    return meta_of("fineweb", tokenizer, None, splits)
+    return tokenizer, None, splits
 
 
 def read_shard(path: Path) -> np.ndarray:
@@ -557,7 +557,7 @@ def prepare(
         stem = source if source in SOURCES else existing(Path(source)).resolve().stem
         suffix = {"char": "", "bpe": f"_bpe{vocab_size}", "gpt2": "_gpt2"}[tokenizer]
         name = stem if source == "fineweb" else stem + suffix
-    if source not in SOURCES and parse_name(name):
+    if parse_name(name) not in (None, (source, tokenizer, vocab_size)):
         raise UserError(f"{name} is the name of a built-in dataset; give yours another one, such as --name=my_{name}")
     if not re.fullmatch(r"\w[\w.-]*", name) or name == DOWNLOADS.name:
         raise UserError(f"{name!r} cannot name a dataset; give letters, digits, '_', '.' or '-' with --name=")
@@ -567,9 +567,11 @@ def prepare(
     new.mkdir(parents=True)
     try:
         if source == "fineweb":
-            meta = write_fineweb(new, file, shards)
+            made, separator, splits = write_fineweb(new, file, shards)
         else:
-            meta = write_text(new, source, open_source(source, file, documents), tokenizer, vocab_size)
+            made, separator, splits = write_text(new, open_source(source, file, documents), tokenizer, vocab_size)
+        meta = {"format": FORMAT, "source": source, "tokenizer": made.spec(), "vocab_size": made.vocab_size}
+        meta |= {"dtype": token_dtype(made.vocab_size), "separator": separator, "splits": splits}
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
         if folder.exists():  # a folder cannot be replaced in one step: set the old one aside
             shutil.rmtree(old, ignore_errors=True)
@@ -583,8 +585,9 @@ def prepare(
     describe(name)
 
 
-def write_text(folder: Path, source: str, text: Text, kind: str, vocab_size: int) -> dict:
-    """Tokenize a text into folder/<split>.bin. Returns meta.json's content."""
+def write_text(folder: Path, text: Text, kind: str, vocab_size: int) -> tuple:
+    """Tokenize a text into folder/<split>.bin. Returns the tokenizer, the separator, and what meta.json says of each
+    split."""
     if kind == "char":
         seen = np.zeros(0x110000, dtype=bool)
         for piece in chain.from_iterable(map(text.pieces, text.splits)):
@@ -615,7 +618,7 @@ def write_text(folder: Path, source: str, text: Text, kind: str, vocab_size: int
     splits = {split: write_tokens(folder / f"{split}.bin", encoded(split), dtype) for split in text.splits}
     for split, count in documents.items():
         splits[split]["documents"] = count
-    return meta_of(source, tokenizer, separator, splits)
+    return tokenizer, separator, splits
 
 
 def token_dtype(vocab_size: int) -> str:
@@ -633,18 +636,6 @@ def write_tokens(path: Path, pieces: Iterable[tuple[np.ndarray, int]], dtype: st
             digest.update(raw)
             tokens, n_bytes = tokens + len(ids), n_bytes + size
     return {"tokens": tokens, "bytes": n_bytes, "sha256": digest.hexdigest()}
-
-
-def meta_of(source: str, tokenizer: CharTokenizer | BPETokenizer, separator: int | None, splits: dict) -> dict:
-    return {
-        "format": FORMAT,
-        "source": source,
-        "tokenizer": tokenizer.spec(),
-        "vocab_size": tokenizer.vocab_size,
-        "dtype": token_dtype(tokenizer.vocab_size),
-        "separator": separator,
-        "splits": splits,
-    }
 
 
 # ----------------------------------------------------------------------------- reading a dataset

@@ -456,6 +456,7 @@ def test_a_foreign_shard_is_refused(fails, gpt2_vocabulary, ids, wrong, words):
         (["good.txt", "--name=downloads"], "cannot name a dataset"),
         (["good.txt", "--name=words_bpe300"], "built-in dataset"),
         (["names.txt"], "--name=my_names"),
+        (["words", "--name=python"], "python is the name of a built-in dataset"),
         (["few.txt", "--documents=lines"], "few.txt has 3 lines with text"),
         (["folder", "--documents=lines"], "folder is a folder"),
         (["words", "--documents=lines"], "--documents is for your own text"),
