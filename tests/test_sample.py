@@ -87,7 +87,7 @@ def test_stop_ends_before_the_text_it_names(call):
     assert written(call, "--stop=zzz") == whole
 
 
-def test_characters_of_several_tokens_come_out_whole(monkeypatch):
+def test_characters_of_several_tokens_come_out_whole():
     tokenizer = prepare_data.BPETokenizer(prepare_data.train_bpe("", 256))  # every byte a token
     tokens = [torch.tensor([[i]]) for i in tokenizer.encode("a🐈é🧶b")]
     pieces = list(sample.text_pieces(iter(tokens), tokenizer, ""))
