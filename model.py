@@ -353,5 +353,5 @@ def sample_token(
     if top_p is not None:
         ordered, order = probs.sort(dim=-1, descending=True)
         before = ordered.cumsum(dim=-1) - ordered  # the mass of all likelier tokens
-        probs = probs.masked_fill((before >= top_p).scatter(1, order, before >= top_p), 0.0)
+        probs = probs.scatter(1, order, ordered.masked_fill(before >= top_p, 0.0))
     return torch.multinomial(probs, 1, generator=generator)  # it normalises

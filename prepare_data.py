@@ -121,13 +121,14 @@ class BPETokenizer:
     """Byte-pair encoding by tiktoken: with ranks of our own (bytes -> id), or without any the encoding of GPT-2."""
 
     def __init__(self, ranks: dict[bytes, int] | None = None):
-        import requests
         import tiktoken  # here: characters need neither the package nor its download
 
         self.ranks = ranks
         if ranks is not None:
             self.encoding = tiktoken.Encoding("bpe", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
         else:
+            import requests
+
             try:
                 self.encoding = tiktoken.get_encoding("gpt2")
             except requests.RequestException as error:
@@ -195,9 +196,7 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
     where the text has no pairs left. Counts are kept up to date, so a merge costs the words that it touches and not
     the whole text. Raises UserError where vocab_size is below 256."""
     if vocab_size < 256:
-        raise UserError(
-            f"vocab_size={vocab_size} is too small for BPE, which starts from the 256 bytes; give 256 or more"
-        )
+        raise UserError(f"vocab_size={vocab_size} is too small: BPE starts from the 256 bytes; give 256 or more")
     occurrences = Counter(chain.from_iterable(map(split_words, [text] if isinstance(text, str) else text)))
     words = [list(word.encode()) for word in occurrences]  # each distinct word as token ids
     counts = list(occurrences.values())
@@ -211,9 +210,8 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
             pairs[pair] += counts[i]
             where[pair].add(i)
 
-    def entry(
-        pair: tuple[int, int],
-    ) -> tuple:  # the smallest one is the most frequent pair, then the first in byte order
+    # the heap's smallest entry is the most frequent pair, and among equals the first in byte order
+    def entry(pair: tuple[int, int]) -> tuple:
         return -pairs[pair], tokens[pair[0]], tokens[pair[1]], pair
 
     heap = [entry(pair) for pair in pairs]
@@ -222,9 +220,8 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
         count, left, right, pair = heapq.heappop(heap)
         if count == 0 or -count != pairs[pair]:
             continue  # an old entry: the pair was counted again since
-        new = ranks.setdefault(left + right, len(tokens))
-        if new == len(tokens):  # else these bytes are a token already: "   " comes as "  " + " " and as " " + "  "
-            tokens.append(left + right)
+        new = ranks[left + right] = len(tokens)  # no two pairs make the same bytes: a string is merged alike everywhere
+        tokens.append(left + right)
         changed = set()
         for i in where.pop(pair):
             for old in pairwise(words[i]):
@@ -724,7 +721,8 @@ def describe(name: str) -> None:
 
 def run(main: Callable[[], None]) -> None:
     """Run a script's main(). What a user can cause ends in one line on stderr and status 2, never in a traceback."""
-    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character prints "?" instead of dying
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character prints "?" instead of dying
     try:
         main()
         sys.stdout.flush()

@@ -69,6 +69,8 @@ class TrainConfig(GPTConfig):
         for name, limit in (("beta1", 1), ("beta2", 1), ("momentum", 1), ("seed", 2**31)):
             if getattr(self, name) >= limit:
                 raise ValueError(f"{name}={getattr(self, name)} is out of range; it must be below {limit}")
+        if self.min_lr > self.learning_rate:
+            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}; choose a smaller one")
 
 
 MODEL_KEYS = [f.name for f in fields(GPTConfig)]
@@ -103,10 +105,12 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None]:
     checkpoint = None
     with as_user_error():
         if keys.get("init_from") == "resume":
-            checkpoint = load_checkpoint(Path(keys["out_dir"]) / "last.pt")
+            checkpoint = load_checkpoint(last := Path(keys["out_dir"]) / "last.pt")
+            if "optimizers" not in checkpoint:
+                raise UserError(f"{last} holds a model only, as best.pt does; put back the run's own last.pt")
             before = checkpoint["config"]
             fixed = {*MODEL_KEYS, "optimizer"} - {"vocab_size", "dropout", "flash"}
-            changed = [f"{name}={before[name]}" for name in fixed & set(keys) if keys[name] != before[name]]
+            changed = [f"{k}={before[k]}" for k in before if k in fixed and keys.get(k, before[k]) != before[k]]
             if changed:
                 raise UserError(f"the run was started with {', '.join(changed)} and cannot change that; leave it out")
             keys = before | keys
@@ -143,23 +147,22 @@ def windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, block_siz
     return torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets)
 
 
-def document_starts(tokens: np.ndarray, separator: int | None) -> np.ndarray | None:
-    """Where documents start, (documents,); None for a text without documents."""
-    return None if separator is None else np.flatnonzero(tokens == separator)[:-1]  # the last separator only ends
+def document_starts(tokens: np.ndarray, separator: int | None, block_size: int) -> np.ndarray | None:
+    """Where documents start that are followed by a whole window; None for a text without documents."""
+    return None if separator is None else np.flatnonzero(tokens[: len(tokens) - block_size] == separator)
 
 
 def training_batches(tokens: np.ndarray, documents: np.ndarray | None, config: TrainConfig, step: int) -> Iterator:
     """The windows of a step, a batch for each micro-step. They start where documents start, or anywhere in a text
     without documents, and follow from (seed, step) alone: a resumed run sees what it would have seen anyway."""
     rng = np.random.default_rng((config.seed, step))
-    size = config.gradient_accumulation_steps * config.batch_size
-    # the last window of a text starts block_size + 1 tokens before its end: one more, and it would lack its last target
-    starts = rng.integers(len(tokens) - config.block_size if documents is None else len(documents), size=size)
+    size = (config.gradient_accumulation_steps, config.batch_size)
     if documents is not None:
-        starts = documents[starts]
-    stops = np.minimum(starts + config.block_size, len(tokens) - 1)
-    for rows in np.arange(size).reshape(-1, config.batch_size):
-        yield windows(tokens, starts[rows], stops[rows], config.block_size)
+        all_starts = documents[rng.integers(len(documents), size=size)]
+    else:
+        all_starts = rng.integers(len(tokens) - config.block_size, size=size)  # the last one's last target is the end
+    for starts in all_starts:
+        yield windows(tokens, starts, starts + config.block_size, config.block_size)
 
 
 def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -367,7 +370,7 @@ def main() -> None:
     print(f"model   {model.num_params():,} parameters; {guess}")
     rate = f"{peak / 1e9:,.0f} GFLOP/s in a matrix product, of which mfu is the share"
     print(f"device  {device}, {str(dtype)[6:]}, {rate}", flush=True)
-    documents = document_starts(data.train, data.separator)
+    documents = document_starts(data.train, data.separator, config.block_size)
     if config.compile:  # it compiles when it is first called, so that a failure shows here
         try:
             forward(*next(training_batches(data.train, documents, config, 1))).backward()
@@ -390,6 +393,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
 
+    def check_finite(what: str, value: float) -> None:
+        if not math.isfinite(value):
+            where = f"the {what} is {value} at step {state['step']} (rate {rate:.2g}, {str(dtype)[6:]})"
+            raise UserError(f"{where}; try lower learning_rate and muon_learning_rate, or more warmup_iters")
+
     # All that is random in a step follows from (seed, step), dropout too: there is no generator to save, and a look
     # at the validation split changes nothing.
     began, resumed = time.perf_counter() - state["seconds"], dict(state)
@@ -402,6 +410,7 @@ def main() -> None:
         scale = lr_scale(step, config.schedule, config.warmup_iters, config.max_iters + 1, floor)
         for group in parameter_groups(optimizers):
             group["lr"] = scale * group["peak_lr"]
+        rate = scale * config.learning_rate
         for x, y in training_batches(data.train, documents, config, step):
             loss = forward(x, y) / config.gradient_accumulation_steps
             scaler.scale(loss).backward()
@@ -421,9 +430,7 @@ def main() -> None:
         saving = last or stopping or step % config.checkpoint_interval == 0
         if logging or evaluating or saving:
             mean = torch.stack(state["losses"]).mean().item() * config.gradient_accumulation_steps
-            if not math.isfinite(mean):
-                where = f"the loss is {mean} at step {step} (rate {scale * config.learning_rate:.2g}, {str(dtype)[6:]})"
-                raise UserError(f"{where}; try lower learning_rate and muon_learning_rate, or more warmup_iters")
+            check_finite("loss", mean)
         state["train_seconds"] += time.perf_counter() - step_began
         state["seconds"] = time.perf_counter() - began
         if logging:
@@ -431,19 +438,20 @@ def main() -> None:
             steps = step - resumed["step"]
             speed = steps * tokens_per_step / (state["train_seconds"] - resumed["train_seconds"])
             left = int((state["seconds"] - resumed["seconds"]) / steps * (config.max_iters - step))
-            rate = scale * config.learning_rate
             line = f"train {mean:.4f}  lr {rate:.2e}  {speed:>9,.0f} tokens/s  {left // 60:>3}:{left % 60:02} left"
             log(line, train=mean, lr=rate, grad_norm=grad_norm.item(), tokens_per_second=round(speed))
         if evaluating:
             # open the map anew: the pages read so far would else count as this process's memory
             data.train = np.memmap(data.train.filename, dtype=data.train.dtype, mode="r")
             val = evaluate(model, forward, data.val, data.separator, config)
+            check_finite("validation loss", val)
             line = f"val   {val:.4f}  {data.bits_per_byte(val, 'val'):.4f} bits per byte"
             if val < state["best"]:
                 state["best"], state["best_step"], line = val, step, line + "  best so far"
                 save("best.pt", step=step, val=val)
             log(line, val=val)
-        if saving:
+        if saving:  # the step may have spoiled what its loss, from before it, does not show: keep the last good one
+            check_finite("sum of the weights", sum(p.detach().sum() for p in model.parameters()).item())
             state["seconds"] = time.perf_counter() - began
             optimizer_states = [optimizer.state_dict() for optimizer in optimizers]
             save("last.pt", state=state, optimizers=optimizer_states, scaler=scaler.state_dict())

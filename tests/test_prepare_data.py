@@ -3,6 +3,8 @@ import itertools
 import json
 import random
 import re
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections import Counter
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SHARED, babble, finish, start
+from conftest import ROOT, SHARED, babble, finish, start
 
 import prepare_data
 from prepare_data import BPETokenizer, CharTokenizer, UserError, download, load, train_bpe
@@ -73,7 +75,8 @@ def naive_bpe(text: str, vocab_size: int) -> dict[bytes, int]:
         if not counts:
             break
         best = min(counts, key=lambda pair: (-counts[pair], pair))
-        ranks.setdefault(best[0] + best[1], len(ranks))
+        assert best[0] + best[1] not in ranks
+        ranks[best[0] + best[1]] = len(ranks)
         for word in words:
             i = 0
             while i < len(word) - 1:
@@ -443,8 +446,8 @@ def test_a_foreign_shard_is_refused(fails, gpt2_vocabulary, ids, wrong, words):
         (["nothing.txt"], "no file or folder nothing.txt"),
         (["empty.txt"], "empty.txt is empty"),
         (["x.txt"], "too short"),
-        (["latin1.txt"], "latin1.txt is not UTF-8 at byte 1048579"),
-        (["latin1.txt", "--documents=lines"], "latin1.txt is not UTF-8 at byte 1048579"),
+        (["latin1.txt"], "latin1.txt is not UTF-8 at byte 1048584"),
+        (["latin1.txt", "--documents=lines"], "latin1.txt is not UTF-8 at byte 1048584"),
         (["ends.txt", "--documents=lines"], "ends.txt is not UTF-8 at byte 3"),
         (["ends.txt"], "ends.txt is not UTF-8 at byte 3"),
         (["good.txt", "--tokenizer=bep"], "invalid choice: 'bep'"),
@@ -475,7 +478,8 @@ def test_bad_input_gets_one_line(fails, options, words):
     for name, text in (("empty.txt", ""), ("x.txt", "x"), ("few.txt", "a\n\n  \nb\nc\n")):
         text_file(name, text)
     Path("ends.txt").write_bytes(b"caf\xe9\nb" + b"a\n" * 10)
-    Path("latin1.txt").write_bytes(b"cd\xc3\xa9\nx\n\n" * 131_072 + b"a\n\n\xe9t\xe9\nb\n")
+    # the first MiB ends in the middle of a character
+    Path("latin1.txt").write_bytes(b"abcd\n" + b"cd\xc3\xa9\nx\n\n" * 131_072 + b"a\n\n\xe9t\xe9\nb\n")
     assert words in fails(prepare_data, *options)
     assert not [path for path in Path().glob("data/*") if path.name != "downloads"]
 
@@ -487,6 +491,21 @@ def test_a_failed_preparation_leaves_the_dataset_that_was_there(call, fails):
     Path("my.txt").write_bytes(babble(500).encode() + b"\xff")
     fails(prepare_data, "my.txt")
     assert {path.name: path.read_bytes() for path in Path("data/my").iterdir()} == before
+    assert [path.name for path in Path("data").iterdir()] == ["my"]
+
+
+def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(call, fails, monkeypatch):
+    call(prepare_data, text_file("my.txt", babble(500)))
+    rename = prepare_data.os.rename
+
+    def refuse_new(old, new):  # as Windows does while another program holds a file open
+        if Path(old).name == ".my.new":
+            raise PermissionError(13, "Permission denied", str(new))
+        rename(old, new)
+
+    monkeypatch.setattr("os.rename", refuse_new)
+    assert "data/my: Permission denied" in fails(prepare_data, text_file("my.txt", babble(400)))
+    assert load("my").splits["train"]["tokens"] == int(0.9 * len(babble(500)))
     assert [path.name for path in Path("data").iterdir()] == ["my"]
 
 
@@ -538,3 +557,12 @@ def test_an_id_past_the_vocabulary_is_named(prepared):
 def test_another_version_is_refused(prepared, content, words):
     (prepared / "meta.json").write_text(content)
     broken(words)
+
+
+def test_characters_need_no_tiktoken_and_our_bpe_no_network_code():
+    text_file("my.txt", babble(300))
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from prepare_data import *; prepare('my.txt', sys.argv[2]); "
+    code += "print([name for name in ('tiktoken', 'requests') if name in sys.modules])"
+    for kind, loaded in (("char", "[]"), ("bpe", "['tiktoken']")):
+        done = subprocess.run([sys.executable, "-c", code, ROOT, kind], capture_output=True, encoding="utf-8")
+        assert done.stdout.splitlines()[-1] == loaded, done.stderr

@@ -31,9 +31,11 @@ def data():
 
 
 def log_of(folder: str, key: str) -> dict[int, float]:
-    """step -> value, from log.jsonl."""
+    """step -> value, from log.jsonl, which has each step once."""
     lines = [json.loads(line) for line in Path(folder, "log.jsonl").read_text().splitlines()]
-    return {line["step"]: line[key] for line in lines if key in line}
+    values = [(line["step"], line[key]) for line in lines if key in line]
+    assert len(dict(values)) == len(values)
+    return dict(values)
 
 
 # ----------------------------------------------------------------------------- a run
@@ -161,7 +163,7 @@ def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call):
     rng, kills = random.Random(0), 0
     process = start("train.py", *options, "--out_dir=out/killed")
     while True:
-        for _ in range(rng.randint(5, 16)):
+        for _ in range(rng.randint(8, 18)):
             process.stdout.readline()
         time.sleep(rng.random() * 0.02)
         process.kill()
@@ -178,7 +180,7 @@ def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call):
 
 
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
-    """The system refuses files above a limit, as a full disk would: first the model grows past it."""
+    """The system refuses files above a limit in the middle of writing, as a full disk would."""
     call(train, *SHORT, "--max_iters=2", "--schedule=constant")
     before = Path("out/tiny/last.pt").read_bytes()
 
@@ -193,11 +195,16 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
     assert not list(Path("out/tiny").glob("*.tmp"))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(fails):
-    error = fails(train, *SHORT, "--optimizer=adamw", "--learning_rate=1e30", "--grad_clip=0", "--warmup_iters=0")
-    assert "the loss is nan at step" in error and "learning_rate" in error
-    for path in Path("out/tiny").glob("*.pt"):
-        assert all(torch.isfinite(p).all() for p in load_checkpoint(path)["model"].values())
+def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call, fails):
+    call(train, *SHORT, "--optimizer=adamw", "--max_iters=4", "--schedule=constant")
+    before = [Path("out/tiny", name).read_bytes() for name in ("last.pt", "best.pt")]
+    again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=12", "--grad_clip=0"]
+    for look, what in ((100, "the loss is nan at step"), (1, "the validation loss is nan at step")):
+        error = fails(train, *again, "--learning_rate=1e30", f"--eval_interval={look}", "--checkpoint_interval=100")
+        assert what in error and "try lower learning_rate" in error
+    error = fails(train, *again, "--learning_rate=inf", "--eval_interval=100", "--checkpoint_interval=1")
+    assert "sum of the weights is" in error
+    assert [Path("out/tiny", name).read_bytes() for name in ("last.pt", "best.pt")] == before
 
 
 # ----------------------------------------------------------------------------- batches and evaluation
@@ -219,9 +226,11 @@ def test_training_windows_reach_the_last_token_and_no_further():
 
 def test_training_windows_start_where_documents_start():
     data = prepare_data.load("list")
-    starts = train.document_starts(data.train, data.separator)
-    x, _ = next(training_batches(data.train, starts, TrainConfig(block_size=16, batch_size=400), 1))
-    assert (x[:, 0] == data.separator).all() and len(starts) == 240
+    starts = train.document_starts(data.train, data.separator, 16)
+    x, y = next(training_batches(data.train, starts, TrainConfig(block_size=16, batch_size=400), 1))
+    assert (x[:, 0] == data.separator).all() and (y >= 0).all()
+    in_all = np.flatnonzero(data.train == data.separator)
+    assert starts.tolist() == [at for at in in_all if at + 16 < len(data.train)] and 235 < len(starts) < 240
 
 
 def test_batches_follow_from_seed_and_step_however_they_are_split():
@@ -235,13 +244,28 @@ def test_batches_follow_from_seed_and_step_however_they_are_split():
     assert rows(8, 1) != rows(8, 1, seed=2)
 
 
-def test_accumulated_gradients_are_those_of_one_large_batch(call):
+@pytest.mark.parametrize("dataset", ["tiny", "list"])
+def test_accumulated_gradients_are_those_of_one_large_batch(call, dataset):
     for batch_size in (8, 2):
         steps = 8 // batch_size
         keys = [f"--batch_size={batch_size}", f"--gradient_accumulation_steps={steps}", f"--out_dir=out/{batch_size}"]
-        call(train, *SHORT, "--max_iters=1", *keys)
+        # zero_init would leave the output layer alone with a gradient
+        call(train, *SHORT, "--max_iters=1", "--zero_init=false", f"--dataset={dataset}", *keys)
     assert log_of("out/2", "grad_norm")[1] == pytest.approx(log_of("out/8", "grad_norm")[1], rel=1e-5)
     assert log_of("out/2", "train")[1] == pytest.approx(log_of("out/8", "train")[1], rel=1e-6)
+
+
+def test_dropout_differs_from_step_to_step_and_from_seed_to_seed(call, monkeypatch):
+    seeds = []
+
+    def note_seed(*arguments):
+        seeds.append(torch.initial_seed())
+        return training_batches(*arguments)
+
+    monkeypatch.setattr(train, "training_batches", note_seed)
+    for seed in (0, 1):
+        call(train, *SHORT, f"--seed={seed}")
+    assert len(seeds) == len(set(seeds)) == 24
 
 
 def test_looking_more_often_changes_nothing(call):
@@ -390,6 +414,7 @@ def test_a_config_of_the_repository_is_legal(path):
         (["--learning_rate=-1"], "learning_rate=-1.0"),
         (["--learning_rate=nan"], "learning_rate=nan"),
         (["--beta2=1"], "beta2=1.0"),
+        (["--min_lr=0.1"], "min_lr=0.1 is above learning_rate=0.003"),
         (["--dropout=1"], "dropout=1.0"),
         (["--seed=4294967296"], "seed=4294967296 is out of range; it must be below 2147483648"),
         (["--norm=batch"], "norm=batch is unknown; choose one of layernorm, rmsnorm"),
@@ -417,5 +442,7 @@ def test_resuming_with_another_shape_or_vocabulary_is_refused(call, fails):
     assert "the run was started with n_embd=16 and cannot change that" in fails(train, *again, "--n_embd=32")
     assert "the run was started with optimizer=muon" in fails(train, *again, "--optimizer=adamw")
     assert "list has another vocabulary" in fails(train, *again, "--dataset=list")
+    Path("out/tiny/last.pt").write_bytes(Path("out/tiny/best.pt").read_bytes())
+    assert "out/tiny/last.pt holds a model only" in fails(train, *again)
     Path("out/tiny/last.pt").write_bytes(b"not a checkpoint")
     assert "out/tiny/last.pt" in fails(train, *again)
