@@ -7,8 +7,9 @@
 Read micrograd.py before and mlp.py after. A bigram model sees one token of context, an n-gram model n - 1 of them. More
 context tells more, but its table has V^n cells (V tokens in the vocabulary; 27^6 is 387 million): nearly all of them
 stay empty, and what was counted after "emil" says nothing about "emel". Kneser-Ney smoothing makes the best of such
-counts by asking shorter contexts, too. The next step leaves counting: an embedding learns which tokens behave alike, so
-that a context never seen is understood from those that resemble it.
+counts by asking shorter contexts, too. On names it takes the loss from the bigrams' 2.45 nats a letter to 1.98, where
+the lecture's MLP ends at 2.10. But it has seen all it will ever know: the next step learns, in an embedding, which
+tokens behave alike, so that a context never seen is understood from those that resemble it.
 """
 
 import importlib.util
@@ -314,7 +315,7 @@ def show_orders(tallies: dict, V: int, alpha: float, discount: float) -> None:
     """Print what a longer context brings, by adding alpha to every cell and by Kneser-Ney."""
     (grams, counts), (val_grams, val_counts) = tallies["train"], tallies["val"]
     print(f"\nwhat longer contexts bring on val (loss in nats; alpha={alpha:g}, discount={discount:g}):")
-    print(f" k {'cells, V^k':>21} {'filled by train':>17} {'k-grams seen':>14} {'add alpha':>11} {'Kneser-Ney':>12}")
+    print(f" k {'cells, V^k':>15} {'filled by train':>17} {'k-grams seen':>14} {'add alpha':>11} {'Kneser-Ney':>12}")
     for k in range(1, (n := grams.shape[1]) + 1):
         train, val = tally(grams[:, n - k :], counts), tally(val_grams[:, n - k :], val_counts)
         table = NGrams(*train, V)
@@ -322,7 +323,8 @@ def show_orders(tallies: dict, V: int, alpha: float, discount: float) -> None:
         seen = val[1][count > 0].sum() / val[1].sum()
         additive = nll(partial(table.additive, alpha=alpha), *val)
         kneser_ney = nll(partial(table.kneser_ney, discount=discount), *val)
-        print(f"{k:2} {V**k:21,} {len(train[1]):17,} {seen:14.1%} {additive:11.4f} {kneser_ney:12.4f}", flush=True)
+        cells = f"{V**k:,}" if V**k < 1e12 else f"{V**k:.2g}"
+        print(f"{k:2} {cells:>15} {len(train[1]):17,} {seen:14.1%} {additive:11.4f} {kneser_ney:12.4f}", flush=True)
 
 
 def show_samples(model: Model, data: Dataset, options) -> None:
@@ -420,6 +422,18 @@ def read_options():
     return options
 
 
+def counting_model(options, N: np.ndarray | None, grams: np.ndarray, counts: np.ndarray, V: int) -> tuple[Model, int]:
+    """The model that the options ask for, and how many numbers it keeps."""
+    alpha = 0 if options.smoothing == "mle" else options.alpha
+    if options.smoothing == "kneser-ney":
+        table = NGrams(grams, counts, V)
+        return partial(table.kneser_ney, discount=options.discount), sum(len(keys) for keys, *_ in table.orders)
+    if N is None:
+        return partial(NGrams(grams, counts, V).additive, alpha=alpha), len(counts)
+    P = probabilities(N, alpha)
+    return lambda grams: P[grams[:, 0], grams[:, 1]], P.size
+
+
 def main() -> None:
     options = read_options()
     data, n = load(options.dataset), options.n
@@ -439,18 +453,7 @@ def main() -> None:
     tallies = {"train": (grams, counts), **tallies}
     X_and_N = count_table(grams, counts, V) if options.neural else None
 
-    alpha = 0 if options.smoothing == "mle" else options.alpha
-    if options.smoothing == "kneser-ney":
-        table = NGrams(grams, counts, V)
-        model, params = partial(table.kneser_ney, discount=options.discount), sum(len(k) for k, *_ in table.orders)
-    elif N is None:
-        model, params = partial(NGrams(grams, counts, V).additive, alpha=alpha), len(counts)
-    else:
-        P, params = probabilities(N, alpha), N.size
-
-        def model(grams: np.ndarray) -> np.ndarray:
-            return P[grams[:, 0], grams[:, 1]]
-
+    model, params = counting_model(options, N, grams, counts, V)
     if N is not None:
         show_bigrams(N, model, data)
     else:
