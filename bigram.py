@@ -7,9 +7,9 @@
 Read micrograd.py before and mlp.py after. A bigram model sees one token of context, an n-gram model n - 1 of them. More
 context tells more, but its table has V^n cells (V tokens in the vocabulary; 27^6 is 387 million): nearly all of them
 stay empty, and what was counted after "emil" says nothing about "emel". Kneser-Ney smoothing makes the best of such
-counts by asking shorter contexts, too. On names it takes the loss from the bigrams' 2.45 nats a letter to 1.98, where
-the lecture's MLP ends at 2.10. But it has seen all it will ever know: the next step learns, in an embedding, which
-tokens behave alike, so that a context never seen is understood from those that resemble it.
+counts by asking shorter contexts, too: on names, it takes the loss from the bigrams' 2.45 nats a letter to 1.98, where
+the lecture's MLP ends at 2.10. But it knows what it has counted, and nothing else. The next step learns, in an
+embedding, which tokens behave alike, so that a context never seen is understood from those that resemble it.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ import numpy as np
 
 from prepare_data import Dataset, OptionParser, UserError, load, progress, run, start_ids
 
-CHUNK = 1 << 22  # tokens to count at a time, so that memory grows with the n-grams seen and not with the text
+CHUNK = 1 << 21  # tokens to count at a time, so that memory grows with the n-grams seen and not with the text
 DENSE = 1 << 22  # cells that a dense table may have: a larger one is kept sparse
 TINY = np.finfo(float).tiny  # to divide by where a sum is zero
 
@@ -385,7 +385,7 @@ def read_options():
     add = parser.add_argument
     add("--dataset", default="words", help="a folder below data/, made by prepare_data.py (default: words)")
     add("--n", type=int, default=2, help="tokens in an n-gram, the last of which is predicted, 1 to 8 (default: 2)")
-    add("--smoothing", choices=("add", "mle", "kneser-ney"), default="add", help="mle: none (default: add)")
+    add("--smoothing", choices=("add", "mle", "kneser-ney"), default="add", help="mle: none at all (default: add)")
     add("--alpha", type=float, help="what --smoothing=add adds to each count (default: 1)")
     add("--discount", type=float, help="what --smoothing=kneser-ney takes from each count, up to 1 (default: 0.75)")
     add("--neural", action="store_true", help="train the same model as a neural network, too, and compare")

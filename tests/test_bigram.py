@@ -80,7 +80,7 @@ def test_probabilities_divide_rows_and_not_columns():
 def test_counts_are_those_of_a_loop_over_the_tokens(name, n, monkeypatch):
     dataset = prepare_data.load(name)
     expected = Counter(literal_ngrams(dataset.train, n, dataset.separator))
-    for chunk in (1 << 22, 100, 3):
+    for chunk in (1 << 21, 100, 3):
         monkeypatch.setattr(bigram, "CHUNK", chunk)
         grams, counts = count_ngrams(dataset.train, n, dataset.separator)
         assert dict(zip(map(tuple, grams.tolist()), counts.tolist(), strict=True)) == expected
