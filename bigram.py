@@ -159,7 +159,8 @@ class NGrams:
             self.orders.insert(0, (keys, counts, np.bincount(x, counts), np.bincount(x)))
             # Below the highest order, Kneser-Ney counts after how many different tokens a k-gram comes, and not how
             # often: "Francisco" is frequent, but comes after "San" alone, so it is no good guess after another word.
-            keys, counts = np.unique(self.contexts[k][x] // V * V + y, return_counts=True)
+            shorter = self.contexts[k][x] // V  # the place of each context without its oldest token
+            keys, counts = np.unique(shorter * V + y, return_counts=True)
 
     def look_up(self, grams: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For the last k = 1 ... n tokens of each n-gram (U, n): the count; of the context, the k - 1 tokens before the
@@ -179,9 +180,10 @@ class NGrams:
     def kneser_ney(self, grams: np.ndarray, discount: float) -> np.ndarray:
         """Interpolated Kneser-Ney (Kneser and Ney 1995; Chen and Goodman 1998) for n-grams (U, n): (U,).
 
-        Every count gives up d, and what that frees is shared out as a context shorter by one token advises, and so on
-        down to no context and then 1/V. For a context x, and x' without its oldest token:
-        P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')"""
+        Every count gives up d, and what that frees is shared out as the context without its oldest token advises, and
+        so on down to no context, and then 1/V. For a context x, and x' without its oldest token,
+
+            P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')"""
         p = np.full(len(grams), 1 / self.V)
         for count, total, followers in self.look_up(grams):
             mixed = np.maximum(count - discount, 0) + discount * followers * p
@@ -451,7 +453,7 @@ def main() -> None:
     print(f"{data.name}: {V:,} tokens; {counts.sum():,} {n}-grams in train, {len(counts):,} distinct ({seconds:.2f} s)")
     tallies = {split: count_ngrams(splits[split], n, data.separator) for split in splits if split != "train"}
     tallies = {"train": (grams, counts), **tallies}
-    X_and_N = count_table(grams, counts, V) if options.neural else None
+    twin = count_table(grams, counts, V) if options.neural else None
 
     model, params = counting_model(options, N, grams, counts, V)
     if N is not None:
@@ -461,7 +463,7 @@ def main() -> None:
     show_samples(model, data, options)
     losses, name = show_losses(model, data, tallies), f"{n}-gram"
     if options.neural:
-        W = show_neural(*X_and_N, tallies)
+        W = show_neural(*twin, tallies)
         model, name, params = neural_model(W), f"neural-{n}-gram", W.size
         show_samples(model, data, options)
         losses = show_losses(model, data, tallies)
