@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prepare_data import Dataset, OptionParser, UserError, load, progress, run, start_ids
+from prepare_data import Dataset, OptionParser, UserError, load, number, progress, run, start_ids
 
 CHUNK = 1 << 21  # tokens to count at a time, so that memory grows with the n-grams seen and not with the text
 DENSE = 1 << 22  # cells that a dense table may have: a larger one is kept sparse
@@ -386,30 +386,19 @@ def read_options():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--dataset", default="words", help="a folder below data/, made by prepare_data.py (default: words)")
-    add("--n", type=int, default=2, help="tokens in an n-gram, the last of which is predicted, 1 to 8 (default: 2)")
+    add("--n", type=number(int, 1, 8), default=2, help="tokens in an n-gram; it predicts the last one (default: 2)")
     add("--smoothing", choices=("add", "mle", "kneser-ney"), default="add", help="mle: none at all (default: add)")
-    add("--alpha", type=float, help="what --smoothing=add adds to each count (default: 1)")
-    add("--discount", type=float, help="what --smoothing=kneser-ney takes from each count, up to 1 (default: 0.75)")
+    add("--alpha", type=number(float, 0, 1e12), help="what --smoothing=add adds to each count (default: 1)")
+    discount = "what --smoothing=kneser-ney takes from each count, at most 1 (default: 0.75)"
+    add("--discount", type=number(float, above=0, most=1), help=discount)
     add("--neural", action="store_true", help="train the same model as a neural network, too, and compare")
-    add("--num_samples", type=int, default=10, help="texts to write (default: 10)")
-    add("--max_new_tokens", type=int, default=100, help="tokens in each, unless its document ends (default: 100)")
-    add("--temperature", type=float, default=1.0, help="0: the likeliest token; 1: as counted (default: 1)")
-    add("--seed", type=int, default=1337, help="the same seed writes the same texts (default: 1337)")
+    add("--num_samples", type=number(int, 0), default=10, help="texts to write (default: 10)")
+    length = "tokens in each, unless its document ends (default: 100)"
+    add("--max_new_tokens", type=number(int, 1), default=100, help=length)
+    add("--temperature", type=number(float, 0), default=1.0, help="0: the likeliest token; 1: as counted (default: 1)")
+    add("--seed", type=number(int, 0), default=1337, help="the same seed writes the same texts (default: 1337)")
     add("--plot", action="store_true", help="draw the table of bigram counts into out/bigram_<dataset>/counts.png")
     options = parser.parse_args()
-    for name, (least, most) in {
-        "n": (1, 8),
-        "alpha": (0, 10**12),
-        "num_samples": (0, 10**9),
-        "max_new_tokens": (1, 10**9),
-        "temperature": (0, 10**12),
-        "seed": (0, 2**63),
-    }.items():
-        value = getattr(options, name)
-        if value is not None and not least <= value <= most:
-            parser.error(f"{name}={value} is out of range, it must be from {least} to {most:,}")
-    if options.discount is not None and not 0 < options.discount <= 1:
-        parser.error(f"discount={options.discount} is out of range, it must be above 0 and at most 1")
     for name, smoothing, default in (("alpha", "add", 1.0), ("discount", "kneser-ney", 0.75)):
         if getattr(options, name) is None:
             setattr(options, name, default)

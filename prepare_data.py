@@ -766,6 +766,21 @@ class OptionParser(argparse.ArgumentParser):
         raise UserError(f"{message}; python {self.prog} --help lists the options")
 
 
+def number(kind: type, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> Callable:
+    """The type of an option, for argparse: a finite int or float within limits, of which `above` itself is outside."""
+    words = f"at least {least:,}" if least > -math.inf else f"above {above:,}"
+    words += f" and at most {most:,}" if most < math.inf else ""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not (value < math.inf and least <= value <= most and value > above):
+            raise argparse.ArgumentTypeError(f"{text} is out of range, it must be {words}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse says "invalid int value"
+    return parse
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is most like this one, as ", did you mean ...?"; or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
@@ -784,7 +799,7 @@ def main() -> None:
     add("--file", type=Path, help="a local copy in place of the download; for fineweb a folder of shards")
     add("--name", help="the dataset's folder below data/ (default: made from source and tokenizer)")
     add("--documents", choices=("none", "lines"), help="of your own text: none (default), or every line is one")
-    add("--shards", type=int, help="of fineweb: files of 100M training tokens, 1 to 103 (default: 1)")
+    add("--shards", type=number(int, 1, 103), help="of fineweb: files of 100M training tokens, 1 to 103 (default: 1)")
     options = parser.parse_args()
     for name, useful, where in (
         ("documents", options.source not in SOURCES, "your own text"),
@@ -795,8 +810,6 @@ def main() -> None:
     ):
         if getattr(options, name) is not None and not useful:
             parser.error(f"--{name} is for {where}")
-    if options.shards is not None and not 1 <= options.shards <= 103:
-        parser.error(f"--shards={options.shards} is out of range, there are 1 to 103")
     prepare(**{name: value for name, value in vars(options).items() if value is not None})
 
 

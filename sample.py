@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from model import GPT, load_checkpoint, pick_device
-from prepare_data import OptionParser, UserError, as_user_error, run, start_ids
+from prepare_data import OptionParser, UserError, as_user_error, number, run, start_ids
 
 
 def newest_checkpoint() -> Path:
@@ -64,24 +64,18 @@ def main() -> None:
     add("--checkpoint", type=Path, help="a best.pt or last.pt that train.py wrote (default: the newest out/*/best.pt)")
     add("--prompt", help="the text to go on from (default: the start of a document, or of a line)")
     add("--prompt_file", type=Path, help="a file with the prompt")
-    add("--num_samples", type=int, default=1, help="how many texts to write (default: 1)")
-    add("--max_new_tokens", type=int, default=500, help="tokens in each text at most (default: 500)")
-    add("--temperature", type=float, default=0.8, help="0: the likeliest token; 1: as the model says (default: 0.8)")
-    add("--top_k", type=int, help="draw from the k likeliest tokens (default: from all)")
-    add("--top_p", type=float, help="draw from the fewest tokens whose chances add up to p (default: from all)")
-    add("--seed", type=int, default=1337, help="the same seed writes the same text (default: 1337)")
+    add("--num_samples", type=number(int, 1), default=1, help="how many texts to write (default: 1)")
+    add("--max_new_tokens", type=number(int, 1), default=500, help="tokens in each text at most (default: 500)")
+    add("--temperature", type=number(float, 0), default=0.8, help="0: the likeliest token; 1: as learnt (default: 0.8)")
+    add("--top_k", type=number(int, 1), help="draw from the k likeliest tokens (default: from all)")
+    top_p = "draw from the fewest tokens whose chances add up to p (default: from all)"
+    add("--top_p", type=number(float, above=0, most=1), help=top_p)
+    seed = "the same seed writes the same text (default: 1337)"
+    add("--seed", type=number(int, 0, 2**63 - 1), default=1337, help=seed)
     stop = "end a text before it says this; --stop alone: at the end of the line, where a document ends"
     add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best one there is (default: auto)")
     options = parser.parse_args()
-    for name, least in (("num_samples", 1), ("max_new_tokens", 1), ("top_k", 1), ("temperature", 0), ("seed", 0)):
-        value = getattr(options, name)
-        if value is not None and not value >= least:
-            parser.error(f"{name}={value} is out of range, it must be {least} or more")
-    if options.seed >= 2**63:
-        parser.error(f"seed={options.seed} is out of range, it must be below 2**63")
-    if options.top_p is not None and not 0 < options.top_p <= 1:
-        parser.error(f"top_p={options.top_p} is out of range, it must be above 0 and at most 1")
 
     path = options.checkpoint or newest_checkpoint()
     with as_user_error():

@@ -467,7 +467,7 @@ def test_a_foreign_shard_is_refused(fails, gpt2_vocabulary, ids, wrong, words):
         (["names", "--file=good.txt"], "SHA-256"),
         (["names", "--file=nothing.txt"], "no file or folder nothing.txt"),
         (["fineweb", "--tokenizer=bpe"], "--tokenizer is for sources other than fineweb"),
-        (["fineweb", "--shards=0"], "--shards=0 is out of range"),
+        (["fineweb", "--shards=0"], "--shards: 0 is out of range, it must be at least 1 and at most 103"),
         ([], "SOURCE"),
     ],
 )
