@@ -1,0 +1,641 @@
+"""micrograd.py: every derivative against PyTorch and finite differences; the graph, its picture, and the tour."""
+
+import ast
+import importlib.util
+import math
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, finish, start
+
+import micrograd
+from micrograd import MLP, Neuron, Value, descend, draw, numeric_grad, two_moons, zero_grad
+
+# ----------------------------------------------------------------------------- every operation
+
+# what a random expression is made of: two of its Values so far and a constant; and where that may be used
+OPERATIONS = {
+    "x + y": (lambda x, y, k: x + y, lambda x, y, k: True),
+    "x - y": (lambda x, y, k: x - y, lambda x, y, k: True),
+    "x * y": (lambda x, y, k: x * y, lambda x, y, k: True),
+    "x / y": (lambda x, y, k: x / y, lambda x, y, k: abs(y) > 0.3),
+    "x + k": (lambda x, y, k: x + k, lambda x, y, k: True),
+    "k + x": (lambda x, y, k: k + x, lambda x, y, k: True),
+    "x - k": (lambda x, y, k: x - k, lambda x, y, k: True),
+    "k - x": (lambda x, y, k: k - x, lambda x, y, k: True),
+    "x * k": (lambda x, y, k: x * k, lambda x, y, k: True),
+    "k * x": (lambda x, y, k: k * x, lambda x, y, k: True),
+    "x / k": (lambda x, y, k: x / k, lambda x, y, k: abs(k) > 0.3),
+    "k / x": (lambda x, y, k: k / x, lambda x, y, k: abs(x) > 0.3),
+    "x ** k": (lambda x, y, k: x**k, lambda x, y, k: x > 0.3),
+    "x ** n": (lambda x, y, k: x ** round(k), lambda x, y, k: abs(x) > 0.3),
+    "k ** x": (lambda x, y, k: abs(k) ** x, lambda x, y, k: abs(k) > 0.3),
+    "-x": (lambda x, y, k: -x, lambda x, y, k: True),
+    "exp": (lambda x, y, k: x.exp(), lambda x, y, k: x < 3),
+    "log": (lambda x, y, k: x.log(), lambda x, y, k: x > 0.3),
+    "tanh": (lambda x, y, k: x.tanh(), lambda x, y, k: True),
+    "relu": (lambda x, y, k: x.relu(), lambda x, y, k: abs(x) > 0.01),  # no finite differences across the bend
+    "sigmoid": (lambda x, y, k: x.sigmoid(), lambda x, y, k: True),
+}
+
+
+def evaluate(program: list, leaves: list) -> list:
+    """Run a program on Values or on tensors. Returns the leaves and the result of each operation, in order."""
+    nodes = list(leaves)
+    for name, i, j, k in program:
+        nodes.append(OPERATIONS[name][0](nodes[i], nodes[j], k))
+    return nodes
+
+
+def random_program(rng: random.Random, leaves: list[float], size: int) -> list:
+    """Operations on random earlier nodes, the last of which sums what is still unused: nothing is left out."""
+    program, nodes = [], [Value(x) for x in leaves]
+    while len(program) < size:
+        name, i, j = rng.choice(list(OPERATIONS)), rng.randrange(len(nodes)), rng.randrange(len(nodes))
+        k = rng.uniform(-3, 3)
+        f, allowed = OPERATIONS[name]
+        if allowed(nodes[i].data, nodes[j].data, k) and abs((y := f(nodes[i], nodes[j], k)).data) < 20:
+            program.append((name, i, j, k))
+            nodes.append(y)
+    used = {n for name, i, j, _ in program for n in ((i, j) if "y" in name else (i,))}
+    for n in range(len(nodes) - 1):
+        if n not in used:
+            program.append(("x + y", n, len(leaves) + len(program) - 1, 0))
+    return program
+
+
+def close(ours: float, theirs: float, tolerance: float) -> bool:
+    return abs(ours - theirs) <= tolerance * max(1, abs(theirs))
+
+
+EXPRESSIONS = 400
+
+
+@pytest.fixture(scope="module")
+def expressions() -> list[tuple[list, list[float]]]:
+    rng, made = random.Random(1337), []
+    for _ in range(EXPRESSIONS):
+        leaves = [rng.uniform(-3, 3) for _ in range(rng.randint(1, 4))]
+        made.append((random_program(rng, leaves, rng.randint(1, 12)), leaves))
+    return made
+
+
+def test_random_expressions_use_everything(expressions):
+    """The generator is worth its name: each operation is common, and most expressions share a subexpression."""
+    names = [name for program, _ in expressions for name, *_ in program]
+    assert min(names.count(name) for name in OPERATIONS) > 40
+    shared = 0
+    for program, leaves in expressions:
+        operands = [n for name, i, j, _ in program for n in ((i, j) if "y" in name else (i,))]
+        shared += any(operands.count(n) > 1 for n in range(len(leaves), len(leaves) + len(program)))
+    assert shared > EXPRESSIONS / 2
+
+
+def test_random_expressions_agree_with_torch(expressions):
+    """The value and the gradient of every node, inner ones included, to 1e-10."""
+    for program, leaves in expressions:
+        ours = evaluate(program, [Value(x) for x in leaves])
+        theirs = evaluate(program, [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in leaves])
+        for node in theirs:
+            node.retain_grad()
+        ours[-1].backward()
+        theirs[-1].backward()
+        for a, b in zip(ours, theirs, strict=True):
+            assert close(a.data, b.item(), 1e-10), program
+            assert close(a.grad, b.grad.item(), 1e-10), program
+
+
+def test_random_expressions_agree_with_finite_differences(expressions):
+    for program, leaves in expressions:
+        values = [Value(x) for x in leaves]
+        evaluate(program, values)[-1].backward()
+        numeric = numeric_grad(lambda *x, program=program: evaluate(program, x)[-1], leaves)
+        for value, estimate in zip(values, numeric, strict=True):
+            assert close(value.grad, estimate, 1e-5), program
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("x, y, k", [(0.7, -1.3, 2.5), (1.9, 0.4, -2.0), (2.5, 2.5, 1.0)])
+def test_each_operation(name, x, y, k):
+    f, _ = OPERATIONS[name]
+    a, b = Value(x), Value(y)
+    s, t = (torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in (x, y))
+    ours, theirs = f(a, b, k), f(s, t, k)
+    ours.backward()
+    theirs.backward()
+    assert close(ours.data, theirs.item(), 1e-12)
+    numeric = numeric_grad(lambda a, b: f(a, b, k), [x, y])
+    for value, tensor, estimate in ((a, s, numeric[0]), (b, t, numeric[1])):
+        assert close(value.grad, 0.0 if tensor.grad is None else tensor.grad.item(), 1e-12)
+        assert close(value.grad, estimate, 1e-8)
+
+
+@pytest.mark.parametrize("x", [-800.0, -40.0, -1e-9, 0.0, 1e-9, 40.0, 800.0])
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "relu"])
+def test_extremes(name, x):
+    """No overflow far out, and PyTorch's choice of a slope where relu bends."""
+    ours, theirs = Value(x), torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    y, expected = getattr(ours, name)(), getattr(theirs, name)()
+    y.backward()
+    expected.backward()
+    assert y.data == pytest.approx(expected.item(), rel=1e-12, abs=0)
+    assert ours.grad == pytest.approx(theirs.grad.item(), rel=1e-12, abs=1e-16)
+
+
+def test_powers_at_zero():
+    """0 ** 0 is 1 and does not move, x ** 1 has slope 1 and x ** 2 slope 0 there."""
+    for k, value, slope in ((0, 1, 0), (1, 0, 1), (2, 0, 0), (1.5, 0, 0)):
+        x = Value(0)
+        y = x**k
+        y.backward()
+        assert (y.data, x.grad) == (value, slope)
+
+
+def test_a_nan_stays_one():
+    for f in (Value.exp, Value.log, Value.tanh, Value.relu, Value.sigmoid):
+        assert math.isnan(f(Value(math.nan)).data)
+
+
+@pytest.mark.parametrize("number", [3, 3.0, True, np.float32(3), np.float64(3), np.int64(3)])
+def test_any_real_number_joins_in(number):
+    x = Value(2)
+    for y, data, grad in (
+        (x * number, 2 * number, number),
+        (number * x, 2 * number, number),
+        (number - x, number - 2, -1),
+        (x**number, 2**number, number * 2.0 ** (number - 1)),
+        (number / x, number / 2, -number / 4),
+        (Value(number) + x, number + 2, 1),
+    ):
+        zero_grad([x])
+        y.backward()
+        assert type(y) is Value and type(y.data) is float
+        assert (y.data, x.grad) == (data, grad)
+
+
+# ----------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "make, error, says",
+    [
+        (lambda: Value(0).log(), ValueError, "log(0.0)"),
+        (lambda: Value(-2).log(), ValueError, "log(-2.0)"),
+        (lambda: Value(0) ** -1, ValueError, "pow(0.0, -1)"),
+        (lambda: Value(0) ** -0.5, ValueError, "pow(0.0, -0.5)"),
+        (lambda: Value(0) ** 0.5, ValueError, "pow(0.0, -0.5)"),  # it is 0, but its slope is infinite
+        (lambda: Value(-8) ** (1 / 3), ValueError, "pow(-8.0, 0.33"),
+        (lambda: Value(1e200) ** 2, ValueError, "pow(1e+200, 2)"),
+        (lambda: Value(1000).exp(), ValueError, "exp(1000.0)"),
+        (lambda: (-2) ** Value(3), ValueError, "log(-2.0)"),
+        (lambda: Value(1) / 0, ZeroDivisionError, "zero"),
+        (lambda: 1 / Value(0), ZeroDivisionError, "zero"),
+        (lambda: Value("3"), TypeError, "'3' is of type str"),
+        (lambda: Value(None), TypeError, "NoneType"),
+        (lambda: Value(1j), TypeError, "complex"),
+        (lambda: Value(Value(1)), TypeError, "type Value"),
+        (lambda: Value(1) + "3", TypeError, "'3' is of type str"),
+        (lambda: "3" + Value(1), TypeError, "'3' is of type str"),
+        (lambda: Value(1) - None, TypeError, "NoneType"),
+        (lambda: None - Value(1), TypeError, "NoneType"),
+        (lambda: Value(1) * [1, 2], TypeError, "[1, 2] is of type list"),
+        (lambda: [1, 2] * Value(1), TypeError, "[1, 2] is of type list"),
+        (lambda: Value(1) / "3", TypeError, "'3' is of type str"),
+        (lambda: "3" / Value(1), TypeError, "'3' is of type str"),
+        (lambda: Value(1) ** "3", TypeError, "exponent is a plain number, not '3'"),
+        (lambda: "3" ** Value(1), TypeError, "'3' is of type str"),
+        (lambda: Value(2) ** Value(3), TypeError, "exponent is a plain number"),
+        (lambda: Neuron(2, Value.tanh)([1.0]), ValueError, "shorter"),
+        (lambda: Neuron(2, Value.tanh)([1.0, 2.0, 3.0]), ValueError, "longer"),
+    ],
+)
+def test_bad_input_is_named(make, error, says):
+    with pytest.raises(error, match=re.escape(says)):
+        make()
+
+
+# ----------------------------------------------------------------------------- backward
+
+
+def gradients(f, *x: float) -> tuple[float, ...]:
+    """f(*x), and its derivatives by backward()."""
+    values = [Value(xi) for xi in x]
+    y = f(*values)
+    y.backward()
+    return y.data, *(v.grad for v in values)
+
+
+NEURON = (math.sqrt(0.5), -1.5, 0.5, 1.0, 0.0, 0.5)  # tanh(asinh 1) is 1 / sqrt 2, and its slope there 1 - 1/2
+
+
+@pytest.mark.parametrize(
+    "f, x, expected",
+    [
+        (lambda x: 3 * x**2 - 4 * x + 5, [3], (20, 14)),
+        (lambda x: 3 * x**2 - 4 * x + 5, [-3], (44, -22)),
+        (lambda x: 3 * x**2 - 4 * x + 5, [2 / 3], (11 / 3, 0)),
+        (lambda x1, x2, x3: x1 * x2 + x3, [2, -4, 10], (2, -4, 2, 1)),
+        (lambda w1, w2, w3, w6: w6 * (w3 + w1 * w2), [2, -3, 10, -2], (-8, 6, -4, -2, 4)),
+        (lambda x: (3 * x + 1) ** 2, [2], (49, 42)),
+        (lambda x, y: (x + y) ** 2 + (x - y) ** 2, [3, 1], (20, 12, 4)),
+        (lambda x1, x2, w1, w2, b: (x1 * w1 + x2 * w2 + b).tanh(), [2, 0, -3, 1, 6 + math.asinh(1)], NEURON),
+        (
+            lambda x1, x2, w1, w2, b: (x1 * w1 + x2 * w2 + b).sigmoid(),
+            [0.5, 0.8, 0.4, 0.6, -0.5],
+            (0.544879, 0.0991944, 0.148792, 0.123993, 0.198389, 0.247986),
+        ),
+    ],
+    ids=["slope", "falling", "lowest", "prod-sum", "graph-L", "chain", "two-layers", "tanh-neuron", "sigmoid-neuron"],
+)
+def test_examples_of_the_lectures(f, x, expected):
+    assert gradients(f, *x) == pytest.approx(expected, rel=5e-6, abs=1e-12)
+
+
+def test_a_nudge_of_one_input():
+    """The lecture's own check: x1 from 2 to 2.001 takes x1 x2 from -8 to -8.004."""
+    assert (Value(2) * -4).data == -8
+    assert (Value(2 + 0.001) * -4).data == pytest.approx(-8.004)
+
+
+def test_values_used_twice_add_up():
+    assert gradients(lambda x: x + x, 3) == (6, 2)
+    assert gradients(lambda x: x * x * x, 2) == (8, 12)
+    assert gradients(lambda x: x / x, 2) == (1, 0)
+
+
+def test_a_value_waits_for_all_of_its_gradient():
+    """Inner Values used at several depths: wrong unless the walk is in reverse topological order."""
+
+    def f(x):
+        a = x * 2
+        b = a + 1
+        c = b * a
+        return c * b + a
+
+    # with a = 2x: (2x + 1)^2 2x + 2x = 8x^3 + 8x^2 + 4x
+    assert gradients(f, 3) == (8 * 27 + 8 * 9 + 12, 24 * 9 + 16 * 3 + 4)
+
+
+def test_a_second_backward_adds_to_the_leaves_alone():
+    x, w = Value(3), Value(2)
+    h = x * w
+    y = h * h + h
+    for times in (1, 2, 3):
+        y.backward()
+        assert (x.grad, w.grad) == (times * 26, times * 39)
+        assert (h.grad, y.grad) == (13, 1)
+    zero_grad([x, w])
+    assert (x.grad, w.grad) == (0, 0)
+    y.backward()
+    assert (x.grad, w.grad) == (26, 39)
+
+
+def test_two_losses_add_up_to_the_gradient_of_their_sum():
+    """Though they share an inner Value as well as the leaf."""
+    x = Value(3)
+    h = x * x
+    (h * 2).backward()
+    h.tanh().backward()
+    assert x.grad == pytest.approx(gradients(lambda x: x * x * 2 + (x * x).tanh(), 3)[1], rel=1e-15)
+
+
+def test_backward_of_a_leaf():
+    x = Value(3)
+    x.backward()
+    x.backward()
+    assert x.grad == 2  # dx/dx, twice
+
+
+def test_a_deep_chain():
+    """Neither making, walking nor freeing a deep graph recurses."""
+    length = 200_000
+    x = y = Value(1.0)
+    for i in range(length):
+        y = y - 1e-6 if i % 2 else -y
+    y.backward()
+    assert len(y.graph()) == 1 + 2 * length  # every operation brings a constant
+    assert x.grad == 1  # an even number of signs
+    del y
+    assert x.grad == 1
+
+
+def test_graph_has_parents_first_and_each_once():
+    x = Value(2)
+    y = x * x + x.tanh()
+    order = y.graph()
+    assert len(order) == len(set(order)) == 4 and order[-1] is y
+    for i, v in enumerate(order):
+        assert set(v.parents) <= set(order[:i])
+
+
+def test_values_are_small():
+    assert not hasattr(Value(1), "__dict__")
+    assert sys.getsizeof(Value(1)) + sys.getsizeof((1, 2)) * 2 <= 256
+
+
+def test_repr():
+    x = Value(3)
+    (x * 2).backward()
+    assert repr(x) == "Value(data=3, grad=2)"
+
+
+def test_numeric_grad():
+    estimate = numeric_grad(lambda x, y: x.exp() * y, [1.0, 2.0])
+    assert estimate == pytest.approx([2 * math.e, math.e], rel=1e-9)
+
+
+# ----------------------------------------------------------------------------- the picture of a graph
+
+
+def parse_dot(text: str) -> tuple[dict[str, list[str]], list[tuple[str, str, float]]]:
+    """The boxes, id -> fields, and the arrows (from, to, number) of a digraph; an AssertionError if it is not DOT.
+
+    After https://graphviz.org/doc/info/lang.html: statements, attribute lists, quoted strings, records."""
+    token = re.compile(r'\s*("(?:[^"\\]|\\.)*"|->|[A-Za-z_]\w*|-?(?:\.\d+|\d+(?:\.\d*)?)|[{}\[\];=,])')
+    tokens, at = [], 0
+    while text[at:].strip():
+        match = token.match(text, at)
+        assert match, text[at : at + 20]
+        tokens.append(match[1])
+        at = match.end()
+
+    def take(*expected: str) -> str:
+        assert not expected or tokens[0] in expected, (tokens[:5], expected)
+        return tokens.pop(0)
+
+    def attributes() -> dict[str, str]:
+        found = {}
+        while tokens[0] == "[":
+            take("[")
+            while tokens[0] != "]":
+                key = take()
+                take("=")
+                found[key] = take().strip('"')
+                if tokens[0] in (",", ";"):
+                    take()
+            take("]")
+        return found
+
+    boxes, arrows = {}, []
+    take("digraph")
+    take("{")
+    while tokens[0] != "}":
+        name = take()
+        if tokens[0] == "=":
+            take("=")
+            take()
+        elif tokens[0] == "->":
+            take("->")
+            arrows.append((name, take(), float(attributes()["label"])))
+        elif name in ("node", "edge", "graph"):
+            assert attributes() == {"shape": "record"}
+        else:
+            boxes[name] = attributes()["label"].split(" | ")
+            assert not set("".join(boxes[name])) & set('{}<>|"\\'), boxes[name]  # they mean something in a record
+        if tokens[0] == ";":
+            take(";")
+    take("}")
+    assert not tokens
+    assert {end for *ends, _ in arrows for end in ends} <= set(boxes)
+    return boxes, arrows
+
+
+def test_draw_shows_data_grad_operation_and_local_derivatives():
+    w1, w2, w3, w6 = (Value(x) for x in (2, -3, 10, -2))
+    L = w6 * (w3 + w1 * w2)
+    L.backward()
+    boxes, arrows = parse_dot(draw(L, L=L, w1=w1, w2=w2, w3=w3, w6=w6))
+    assert sorted(boxes.values()) == sorted(
+        [
+            ["L", "*", "data -8", "grad 1"],
+            ["+", "data 4", "grad -2"],
+            ["*", "data -6", "grad -2"],
+            ["w1", "data 2", "grad 6"],
+            ["w2", "data -3", "grad -4"],
+            ["w3", "data 10", "grad -2"],
+            ["w6", "data -2", "grad 4"],
+        ]
+    )
+    title = {name: " ".join(fields[:-2]) for name, fields in boxes.items()}
+    drawn = sorted((title[a], title[b], number) for a, b, number in arrows)
+    assert drawn == [
+        ("*", "+", 1), ("+", "L *", -2), ("w1", "*", -3), ("w2", "*", 2), ("w3", "+", 1), ("w6", "L *", 4)
+    ]  # fmt: skip
+
+
+def test_draw_gives_the_chain_rule_on_any_graph(expressions):
+    """Valid DOT, one box a Value; and each grad is the sum over the arrows that leave, as the docstring says."""
+    for program, leaves in expressions[:100]:
+        y = evaluate(program, [Value(x) for x in leaves])[-1]
+        y.backward()
+        boxes, arrows = parse_dot(draw(y))
+        assert len(boxes) == len(y.graph())
+        grad = {name: float(fields[-1].removeprefix("grad ")) for name, fields in boxes.items()}
+        total = {name: sum(number * grad[b] for a, b, number in arrows if a == name) for name in boxes}
+        (root,) = (name for name in boxes if not any(a == name for a, *_ in arrows))
+        for name in set(boxes) - {root}:
+            size = sum(abs(number * grad[b]) for a, b, number in arrows if a == name)
+            assert abs(total[name] - grad[name]) <= 2e-3 * max(1e-3, size), draw(y)  # of numbers with four digits
+
+
+def test_draw_of_a_value_used_twice():
+    x = Value(3)
+    boxes, arrows = parse_dot(draw(x * x))
+    assert len(boxes) == 2 and [number for *_, number in arrows] == [3, 3]
+
+
+@pytest.mark.skipif(not shutil.which("dot"), reason="Graphviz is not installed")
+def test_graphviz_renders_it():
+    y = (Value(2) * Value(-3) + 10).tanh() ** 2 / 3
+    svg = subprocess.run(["dot", "-Tsvg"], input=draw(y, y=y), capture_output=True, encoding="utf-8", check=True)
+    assert svg.stdout.count('<g id="node') == len(y.graph()) and not svg.stderr
+
+
+# ----------------------------------------------------------------------------- networks
+
+
+def test_mlp_is_the_formula():
+    """Outputs and gradients of a network against the same weights in PyTorch."""
+    random.seed(0)
+    mlp, x = MLP(3, [4, 5, 2], Value.tanh), [0.5, -1.0, 2.0]
+    assert len(mlp.parameters()) == 4 * 4 + 5 * 5 + 2 * 6
+    outputs = mlp(x)
+    hidden, weights = torch.tensor(x, dtype=torch.float64), []
+    for i, layer in enumerate(mlp.layers):
+        rows = [[w.data for w in neuron.w] + [neuron.b.data] for neuron in layer.neurons]
+        weights.append(torch.tensor(rows, dtype=torch.float64, requires_grad=True))  # (n_out, n_in + 1)
+        hidden = weights[-1][:, :-1] @ hidden + weights[-1][:, -1]
+        hidden = hidden.tanh() if i < 2 else hidden
+    assert [y.data for y in outputs] == pytest.approx(hidden.tolist(), rel=1e-12)
+    (outputs[0] * 2 + outputs[1]).backward()
+    (hidden[0] * 2 + hidden[1]).backward()
+    expected = [g for w in weights for g in w.grad.flatten().tolist()]
+    assert [p.grad for p in mlp.parameters()] == pytest.approx(expected, rel=1e-10, abs=1e-12)
+
+
+def test_mlp_takes_another_activation():
+    random.seed(0)
+    mlp = MLP(2, [3, 1], Value.relu)
+    x = [0.3, -0.4]
+    hidden = [max(0, sum(w.data * xi for w, xi in zip(n.w, x, strict=True)) + n.b.data) for n in mlp.layers[0].neurons]
+    last = mlp.layers[1].neurons[0]
+    assert mlp(x)[0].data == pytest.approx(sum(w.data * h for w, h in zip(last.w, hidden, strict=True)) + last.b.data)
+
+
+def test_descend_clears_what_the_step_before_left():
+    x = Value(1.0)
+    for expected in (0.8, 0.64, 0.512):  # x - 0.1 * 2x
+        descend(x * x, [x], 0.1)
+        assert x.data == pytest.approx(expected)
+
+
+def test_two_moons():
+    random.seed(0)
+    points = two_moons(1001, noise=0.05)
+    assert [moon for _, moon in points].count(1) == 501 and [moon for _, moon in points].count(-1) == 500
+    for (x, y), moon in points:
+        centre, up = ((0, 0), 1) if moon == 1 else ((1, 0.5), -1)
+        assert math.hypot(x - centre[0], y - centre[1]) == pytest.approx(1, abs=0.3)
+        assert (y - centre[1]) * up > -0.3
+
+
+def test_text_picture_has_the_highest_row_on_top_and_all_points_in_it():
+    points = [([-1.4, 1.4], 1), ([2.4, -0.9], -1), ([90, 90], 1)]  # one far off, moved to the border
+    mlp = MLP(2, [1])
+    neuron = mlp.layers[0].neurons[0]
+    neuron.w[0].data, neuron.w[1].data = 0, 9  # the upper part belongs to x
+    rows = [line[4:] for line in micrograd.text_picture(mlp, points).splitlines()]
+    assert [len(row) for row in rows] == [72] * 20
+    assert rows[0][1] == "x" and rows[0][-1] == "x" and rows[-1][-2] == "o"
+    assert set(rows[1]) == {":"} and set(rows[-3]) == {" "}
+    assert any(set(row) == {"."} for row in rows)
+
+
+# ----------------------------------------------------------------------------- the tour
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory):
+    """The script, run as a user does: (standard output, the folder it ran in)."""
+    folder = tmp_path_factory.mktemp("tour")
+    plot = ["--plot"] if importlib.util.find_spec("matplotlib") else []
+    done = finish(start("micrograd.py", *plot, cwd=folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout, folder
+
+
+def test_tour_derivatives_agree(tour):
+    """Each row of the table ends with the nudged and the exact derivative, and they are the same."""
+    table = re.findall(r"^ {4}.*?(\w+) += +(-?\d+\.\d+) +(-?\d+\.\d+) +(-?\d+\.\d+)$", tour[0], re.M)
+    assert len(table) == 14
+    assert all(nudged.lstrip("-") == exact.lstrip("-") for _, _, nudged, exact in table)
+    assert [(name, float(exact)) for name, _, _, exact in table[:9]] == [
+        ("x", 14), ("x", 0), ("x1", -4), ("x2", 2), ("x3", 1), ("w1", 6), ("w2", -4), ("w3", -2), ("w6", 4)
+    ]  # fmt: skip
+    assert "x.grad is 14" in tour[0] and "3 + 3 + 1 = 7" in tour[0]
+
+
+def test_tour_draws_the_neuron(tour):
+    boxes, _ = parse_dot((tour[1] / "out/micrograd/neuron.dot").read_text(encoding="utf-8"))
+    assert ["o", "tanh", "data 0.7071", "grad 1"] in boxes.values() and len(boxes) == 10
+    assert "dot -Tsvg" in tour[0]
+
+
+def test_tour_network_learns(tour):
+    steps = [(float(a), float(b)) for a, b in re.findall(r"loss (\S+) nats +accuracy +(\S+)%", tour[0])]
+    losses, accuracies = zip(*steps, strict=True)
+    assert len(losses) == 11 and list(losses) == sorted(losses, reverse=True)
+    assert losses[-1] < 0.03 and accuracies[0] < 90 and accuracies[-1] == 100
+    picture = [line[4:] for line in tour[0].splitlines() if re.fullmatch("    [.:xo ]{72}", line)]
+    assert len(picture) == 20
+    assert sum(line.count("x") for line in picture) > 20 and sum(line.count("o") for line in picture) > 20
+    for i, line in enumerate(picture):  # every moon on its own side: around an x are no blanks, around an o no colons
+        for j, c in enumerate(line):
+            around = {picture[a][b] for a in (i - 1, i, i + 1) for b in (j - 1, j, j + 1) if 0 < a < 20 and 0 < b < 72}
+            assert c not in "xo" or {"x": ":", "o": " "}[c] in around or "." in around
+
+
+def test_tour_network_counts(tour):
+    losses = [float(loss) for loss in re.findall(r"step.*loss (\S+) nats$", tour[0], re.M)]
+    assert losses[0] == round(math.log(5), 4) and losses == sorted(losses, reverse=True)
+    floor = float(re.search(r"near the (\S+) nats", tour[0])[1])
+    assert floor < losses[-1] < floor + 0.002
+    rows = re.findall(r"^ {4}([.aemv])((?: +[01]\.\d{3}){10})$", tour[0], re.M)
+    assert [letter for letter, _ in rows] == [".", "a", "e", "m", "v"]
+    words = ["emma", "ava", "mae", "eva", "amma"]
+    pairs = [a + b for word in words for a, b in zip("." + word, word + ".", strict=True)]
+    for letter, numbers in rows:
+        learned, counted = np.array(numbers.split(), dtype=float).reshape(2, 5)
+        expected = [pairs.count(letter + c) / sum(p[0] == letter for p in pairs) for c in ".aemv"]
+        assert counted == pytest.approx(expected, abs=5e-4)
+        assert learned == pytest.approx(expected, abs=3e-3)
+
+
+def test_plot(tour):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    picture = tour[1] / "out/micrograd/moons.png"
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n") and picture.stat().st_size > 10_000
+    assert sorted(path.name for path in picture.parent.iterdir()) == ["moons.png", "neuron.dot"]
+
+
+def test_standard_library_alone():
+    """No package is imported but in plot_picture, and the script starts where none is installed (-S)."""
+    tree = ast.parse((ROOT / "micrograd.py").read_text(encoding="utf-8"))
+    outside = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            outside |= {name.split(".")[0] for name in names} - sys.stdlib_module_names
+    assert outside == {"matplotlib"}
+    command = [sys.executable, "-I", "-S", ROOT / "micrograd.py"]
+    for option, status, says in (("--help", 0, "--plot"), ("--plot", 2, "pip install matplotlib")):
+        done = subprocess.run([*command, option], capture_output=True, encoding="utf-8", timeout=60)
+        assert done.returncode == status and says in done.stdout + done.stderr
+    assert done.stderr.startswith("error: --plot needs matplotlib") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option, says", [("--plt", "--plt"), ("--plot=3", "'3'"), ("moons", "moons")])
+def test_a_wrong_option_is_one_line(fails, option, says):
+    line = fails(micrograd, option)
+    assert says in line and line.endswith("; the only option is --plot")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "out").write_text("a file")
+    done = finish(start("micrograd.py"))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert re.match("error: out.*; check path, permissions and free space", done.stderr)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "graph.dot"
+    micrograd.replace(path, lambda part: part.write_text("old"))
+
+    def fail(part):
+        part.write_text("ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="space"):
+        micrograd.replace(path, fail)
+    assert path.read_text() == "old"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals and pipes of POSIX")
+def test_leaving_early_is_quiet(monkeypatch):
+    """Ctrl-C, and a reader that leaves, as in `python micrograd.py | head`."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    for leave, status in ((lambda p: p.send_signal(signal.SIGINT), 130), (lambda p: p.stdout.close(), 0)):
+        process = start("micrograd.py")
+        while "step  20" not in process.stdout.readline():
+            pass
+        leave(process)
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == status
+        process.stderr.close()
