@@ -90,19 +90,15 @@ class Value:
         e = math.exp(-abs(self.data))  # of a negative number only: it can't overflow
         return Value((1 if self.data > 0 else e) / (1 + e), "sigmoid", (self,), (e / (1 + e) ** 2,))
 
-    # the rest are these again
+    # the rest are these again: with a plain number on the left, Python asks for __radd__ and its like
+
+    __radd__, __rmul__ = __add__, __mul__
 
     def __neg__(self):
         return self * -1
 
-    def __radd__(self, other):
-        return Value(other) + self
-
     def __rsub__(self, other):
         return Value(other) - self
-
-    def __rmul__(self, other):
-        return Value(other) * self
 
     def __rtruediv__(self, other):
         return Value(other) / self
@@ -175,7 +171,7 @@ def numeric_grad(f: Callable, x: list[float], h: float = 1e-5) -> list[float]:
     return [(nudged(i, h) - nudged(i, -h)) / (2 * h) for i in range(len(x))]
 
 
-def draw(value: Value, **names: Value) -> str:
+def draw(value: Value, /, **names: Value) -> str:
     """The graph of a Value as text in Graphviz's DOT language. A box shows the name, if one is given (draw(L, w1=w1)),
     the operation, data and grad of a Value; an arrow leads from a parent and shows the local derivative. So the grad in
     a box is the sum, over the arrows that leave it, of the number on the arrow times the grad at its end."""
