@@ -466,6 +466,9 @@ def test_mlp_is_the_formula():
     random.seed(0)
     mlp, x = MLP(3, [4, 5, 2], Value.tanh), [0.5, -1.0, 2.0]
     assert len(mlp.parameters()) == 4 * 4 + 5 * 5 + 2 * 6
+    neurons = [neuron for layer in mlp.layers for neuron in layer.neurons]
+    assert all(neuron.b.data == 0 and all(0 < abs(w.data) <= 1 for w in neuron.w) for neuron in neurons)
+    assert len({w.data for neuron in neurons for w in neuron.w}) == 3 * 4 + 4 * 5 + 5 * 2  # no two alike
     outputs = mlp(x)
     hidden, weights = torch.tensor(x, dtype=torch.float64), []
     for i, layer in enumerate(mlp.layers):
@@ -601,7 +604,9 @@ def test_standard_library_alone():
     assert done.stderr.startswith("error: --plot needs matplotlib") and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("option, says", [("--plt", "--plt"), ("--plot=3", "'3'"), ("moons", "moons")])
+@pytest.mark.parametrize(
+    "option, says", [("--plt", "--plt"), ("--pl", "--pl"), ("--plot=3", "'3'"), ("moons", "moons")]
+)
 def test_a_wrong_option_is_one_line(fails, option, says):
     line = fails(micrograd, option)
     assert says in line and line.endswith("; the only option is --plot")
