@@ -132,8 +132,8 @@ class Value:
                 v.grad = 0.0
         self.grad += 1.0  # dL/dL
         for v in reversed(order):
-            for parent, local_grad in zip(v.parents, v.local_grads, strict=True):
-                parent.grad += v.grad * local_grad  # += and not =: a Value may be used more than once
+            for i, parent in enumerate(v.parents):
+                parent.grad += v.grad * v.local_grads[i]  # += and not =: a Value may be used more than once
 
 
 def real(f: Callable, *x: float) -> float:
