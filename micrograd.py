@@ -1,6 +1,6 @@
 """Step 0: derivatives, the chain rule, and a network that learns by them.
 
-    python micrograd.py             # the tour: slopes, a graph, gradients, two small networks; some ten seconds
+    python micrograd.py             # the tour: slopes, a graph, gradients, two small networks; five to ten seconds
     python micrograd.py --plot      # and a picture of what the first network learned
 
 Begin here, and read bigram.py next. Training asks one question of each weight: if I nudge it, how does the loss answer?
