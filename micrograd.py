@@ -37,7 +37,7 @@ class Value:
     __slots__ = ("data", "grad", "local_grads", "op", "parents")  # no dictionary a node: smaller, and quicker to make
 
     def __init__(self, data: float, op: str = "", parents: tuple = (), local_grads: tuple = ()):
-        if not op:  # a leaf: a weight, an input, a constant
+        if not parents:  # a leaf: a weight, an input, a constant
             if not isinstance(data, (float, int, Real)):  # Real: numpy's numbers, too
                 raise TypeError(f"a Value is made of a number, and {data!r} is of type {type(data).__name__}")
             data = float(data)
@@ -330,7 +330,8 @@ was given, on average. Each step moves every weight against its slope, a little:
         if step % 20 == 0:
             accuracy = sum(score.data > 0 for score in scores) / len(points)
             print(f"    step {step:3} of {max_iters}    loss {loss.data:.4f} nats    accuracy {accuracy:6.1%}")
-        descend(loss, parameters, learning_rate)
+        if step < max_iters:
+            descend(loss, parameters, learning_rate)
     print(f"""
 The moons on the plane, as the network sees it. It says x where there are colons, o where there is nothing,
 and where there are dots it is in doubt (1/3 to 2/3). No straight line could do that: tanh bends it.
@@ -395,7 +396,8 @@ All weights start at 0, so the first loss is ln {V}: all letters are alike.
         loss = -sum(P[i][j].log() for i, j in pairs) / len(pairs)
         if step % 100 == 0:
             print(f"    step {step:3} of {max_iters}    loss {loss.data:.4f} nats")
-        descend(loss, parameters, learning_rate)
+        if step < max_iters:
+            descend(loss, parameters, learning_rate)
     N = [[pairs.count((i, j)) for j in range(V)] for i in range(V)]
     counted = [[n / sum(row) for n in row] for row in N]
     floor = -sum(math.log(counted[i][j]) for i, j in pairs) / len(pairs)
