@@ -12,9 +12,7 @@ the lecture's MLP ends at 2.10. But it knows what it has counted, and nothing el
 embedding, which tokens behave alike, so that a context never seen is understood from those that resemble it.
 """
 
-import importlib.util
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +20,19 @@ from pathlib import Path
 
 import numpy as np
 
-from prepare_data import Dataset, OptionParser, UserError, load, number, progress, run, start_ids
+from prepare_data import (
+    Dataset,
+    OptionParser,
+    UserError,
+    load,
+    need_matplotlib,
+    number,
+    progress,
+    run,
+    save_picture,
+    show_losses,
+    start_context,
+)
 
 CHUNK = 1 << 21  # tokens to count at a time, so that memory grows with the n-grams seen and not with the text
 DENSE = 1 << 22  # cells that a dense table may have: a larger one is kept sparse
@@ -58,15 +68,6 @@ def probabilities(N: np.ndarray, alpha: float) -> np.ndarray:
 
 
 # ----------------------------------------------------------------------------- sampling
-
-
-def start_context(data: Dataset, n: int, rng: np.random.Generator) -> list[int]:
-    """The n - 1 tokens to start from: separators, or in a text without documents what ends with some line of it."""
-    if n == 1 or data.separator is not None:
-        return [data.separator] * (n - 1)
-    line_ends = np.flatnonzero(data.train[n - 2 : -1] == start_ids(data.tokenizer)[-1])
-    at = rng.choice(line_ends) if len(line_ends) else rng.integers(len(data.train) - n + 1)
-    return data.train[at : at + n - 1].tolist()
 
 
 def sample(model: Model, context: list[int], data: Dataset, max_new_tokens: int, temperature: float, rng) -> list[int]:
@@ -308,9 +309,7 @@ def draw_bigrams(N: np.ndarray, data: Dataset, path: Path) -> None:
         style = {"ha": "center", "fontsize": 270 / len(top), "color": "white" if N[i, j] > N.max() / 2 else "black"}
         axes.text(j, i, names[i] + names[j], va="bottom", parse_math=False, **style)
         axes.text(j, i, N[i, j], va="top", **style)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path.with_suffix(".part"), format="png")
-    os.replace(path.with_suffix(".part"), path)
+    save_picture(figure, path)
 
 
 def show_orders(tallies: dict, V: int, alpha: float, discount: float) -> None:
@@ -333,20 +332,17 @@ def show_samples(model: Model, data: Dataset, options) -> None:
     print("\nsamples:")
     rng = np.random.default_rng(options.seed)
     for i in range(options.num_samples):
-        context = start_context(data, options.n, rng)
+        context = start_context(data, options.n - 1, rng)
         tokens = sample(model, context, data, options.max_new_tokens, options.temperature, rng)
         if i and data.separator is None:
             print("-" * 20)
         print(data.tokenizer.decode(tokens))
 
 
-def show_losses(model: Model, data: Dataset, tallies: dict) -> dict[str, float]:
-    """Print the loss on each split, beside that of a uniform guess. Returns split -> nats per token."""
+def measure(model: Model, data: Dataset, tallies: dict) -> dict[str, float]:
+    """Print the loss on each split, and where it is infinite. Returns split -> nats per token."""
     losses = {split: nll(model, *tally) for split, tally in tallies.items()}
-    print("\nloss    nats per token    perplexity    bits per byte")
-    for name, loss in [("uniform", math.log(data.vocab_size)), *losses.items()]:
-        bits = data.bits_per_byte(loss, "val" if name == "uniform" else name)
-        print(f"{name:7} {loss:14.4f} {math.exp(loss):13.2f} {bits:16.4f}" + "  (ln V)" * (name == "uniform"))
+    show_losses(data, losses)
     for split in (split for split, loss in losses.items() if loss == math.inf):
         pieces = ngrams(getattr(data, split), tallies[split][0].shape[1], data.separator)
         *x, y = next(gram for piece in pieces for gram in piece[model(piece) == 0]).tolist()
@@ -408,8 +404,8 @@ def read_options():
         parser.error("--neural looks up a row for each token of the context, and --n=1 has none")
     if options.plot and options.n != 2:
         parser.error(f"--plot draws the table of bigrams, and this is --n={options.n}")
-    if options.plot and not importlib.util.find_spec("matplotlib"):
-        raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
+    if options.plot:
+        need_matplotlib()
     return options
 
 
@@ -450,12 +446,12 @@ def main() -> None:
     else:
         show_orders(tallies, V, options.alpha, options.discount)
     show_samples(model, data, options)
-    losses, name = show_losses(model, data, tallies), f"{n}-gram"
+    losses, name = measure(model, data, tallies), f"{n}-gram"
     if options.neural:
         W = show_neural(*twin, tallies)
         model, name, params = neural_model(W), f"neural-{n}-gram", W.size
         show_samples(model, data, options)
-        losses = show_losses(model, data, tallies)
+        losses = measure(model, data, tallies)
     if options.plot:
         draw_bigrams(N, data, path := Path("out", f"bigram_{data.name}", "counts.png"))
         print(f"\n{path}: the table N")

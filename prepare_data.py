@@ -22,6 +22,7 @@ import contextlib
 import difflib
 import hashlib
 import heapq
+import importlib.util
 import io
 import json
 import math
@@ -705,6 +706,15 @@ def load(name: str) -> Dataset:
     return Dataset(name, **splits, tokenizer=tokenizer, **rest)
 
 
+def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[int]:
+    """As many tokens to start a text from: separators, or in a text without documents some that end with a line."""
+    if length == 0 or data.separator is not None:
+        return [data.separator] * length
+    line_ends = np.flatnonzero(data.train[length - 1 : -1] == start_ids(data.tokenizer)[-1])
+    at = rng.choice(line_ends) if len(line_ends) else rng.integers(len(data.train) - length)
+    return data.train[at : at + length].tolist()
+
+
 def describe(name: str) -> None:
     """Print what a dataset holds: vocabulary, splits, and its first line decoded back."""
     data = load(name)
@@ -714,6 +724,30 @@ def describe(name: str) -> None:
         print(f"  {split:5} {entry['tokens']:>14,} tokens {entry['bytes']:>14,} bytes{documents}")
     line = data.tokenizer.decode(data.train[:400].tolist()).strip("\n").split("\n")[0]
     print(f"  first line: {line[:100]}")
+
+
+# ----------------------------------------------------------------------------- what several scripts print and draw
+
+
+def show_losses(data: Dataset, losses: dict[str, float]) -> None:
+    """Print the loss on each split, in nats per token, beside that of a uniform guess."""
+    print("\nloss    nats per token    perplexity    bits per byte")
+    for name, loss in [("uniform", math.log(data.vocab_size)), *losses.items()]:
+        bits = data.bits_per_byte(loss, "val" if name == "uniform" else name)
+        perplexity = math.exp(loss) if loss < 700 else math.inf
+        print(f"{name:7} {loss:14.4f} {perplexity:13.2f} {bits:16.4f}" + "  (ln V)" * (name == "uniform"))
+
+
+def need_matplotlib() -> None:
+    if not importlib.util.find_spec("matplotlib"):
+        raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
+
+
+def save_picture(figure, path: Path) -> None:
+    """Write a figure of matplotlib as a PNG, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path.with_suffix(".part"), format="png")
+    os.replace(path.with_suffix(".part"), path)
 
 
 # ----------------------------------------------------------------------------- the command line of every script

@@ -193,12 +193,12 @@ def test_samples_are_as_frequent_as_the_table_says():
 def test_a_sample_ends_with_its_document_at_its_limit_or_where_the_text_did():
     dataset, rng = prepare_data.load("list"), np.random.default_rng(0)
     table = NGrams(*count_ngrams(dataset.train, 4, dataset.separator), dataset.vocab_size)
-    start_context = bigram.start_context(dataset, 4, rng)
-    assert start_context == [dataset.separator] * 3
+    context = prepare_data.start_context(dataset, 3, rng)
+    assert context == [dataset.separator] * 3
 
     def words(length, temperature):
         model = lambda grams: table.additive(grams, alpha=0)  # noqa: E731
-        ids = [bigram.sample(model, start_context, dataset, length, temperature, rng) for _ in range(20)]
+        ids = [bigram.sample(model, context, dataset, length, temperature, rng) for _ in range(20)]
         return [dataset.tokenizer.decode(tokens) for tokens in ids]
 
     assert all(1 <= len(word) <= 12 and "\n" not in word for word in words(100, 1.0))
@@ -209,7 +209,8 @@ def test_a_sample_ends_with_its_document_at_its_limit_or_where_the_text_did():
     table = NGrams(*count_ngrams(text.train, 8, None), text.vocab_size)
     unseen = [text.train[0]] * 3 + [text.train[1]] * 4
     assert bigram.sample(lambda g: table.additive(g, 0), unseen, text, 10, 1.0, rng) == []
-    context = bigram.start_context(text, 8, rng)
+    context = prepare_data.start_context(text, 7, rng)
+    assert len(context) == 7
     assert text.tokenizer.decode(context).endswith("\n")
     assert text.tokenizer.decode(context) in text.tokenizer.decode(text.train.tolist())
 

@@ -1,0 +1,703 @@
+import json
+import math
+from itertools import islice, pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SHARED, babble, finish, result, start
+
+import bigram
+import mlp
+import prepare_data
+from mlp import MLP, BatchNorm, Embedding, Linear, Tanh, contexts, evaluate, fold, make_model
+
+NAMES = ["emma", "olivia", "ava", "isabella", "sophia", "mia", "amelia", "ella", "mila", "aria", "liam", "emil", "a"]
+QUICK = ("--max_iters=40", "--num_samples=2")
+
+
+@pytest.fixture
+def data():
+    """data/tiny, a text, and data/list, documents."""
+    Path("tiny.txt").write_text(babble(1200))
+    Path("list.txt").write_text("\n".join(NAMES * 4))
+    prepare_data.prepare("tiny.txt")
+    prepare_data.prepare("list.txt", documents="lines")
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def small_model(n_layer: int = 1, init: str = "kaiming", batchnorm: bool = True) -> MLP:
+    return make_model(11, 3, 5, 20, n_layer, init, batchnorm, seed=0)
+
+
+def examples(B: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """X (B, 3) and Y (B,) below 11, with repeated tokens in a context."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(11, (B, 3), generator=generator), torch.randint(11, (B,), generator=generator)
+
+
+def shake(model: MLP, seed: int = 0) -> MLP:
+    """Move every parameter away from where it starts: a gain of 1 and a bias of 0 would hide mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters:
+            p += 0.3 * torch.randn(p.shape, generator=generator)
+    return model
+
+
+# ----------------------------------------------------------------------------- data
+
+
+def test_the_contexts_of_emma_are_the_lectures(data):
+    """... -> e, ..e -> m, .em -> m, emm -> a, mma -> ., and the next name starts afresh."""
+    tokenizer = prepare_data.load("list").tokenizer
+    tokens = np.array(tokenizer.encode("\nemma\nava\n"), dtype=np.uint16)
+    X, Y = contexts(tokens, np.arange(1, len(tokens)), 3, tokenizer.encode("\n")[0])
+    rows = torch.cat([X, Y[:, None]], dim=1).tolist()
+    assert [tokenizer.decode(row).replace("\n", ".") for row in rows] == [
+        "...e",
+        "..em",
+        ".emm",
+        "emma",
+        "mma.",
+        "...a",
+        "..av",
+        ".ava",
+        "ava.",
+    ]
+    assert X.dtype == Y.dtype == torch.int64
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 8, 40])
+@pytest.mark.parametrize("name", ["list", "tiny"])
+def test_contexts_are_those_of_a_loop_over_the_tokens(data, name, T):
+    """No context reaches into another document, or before the text; and any places may be asked for, in any order."""
+    dataset = prepare_data.load(name)
+    first = int(dataset.train[0])
+    context, rows = [first] * T, []
+    for y in dataset.train[1:].tolist():
+        rows.append((context, y))
+        context = [first] * T if y == dataset.separator else [*context[1:], y]
+    at = np.random.default_rng(0).permutation(np.arange(1, len(dataset.train)))
+    X, Y = contexts(dataset.train, at, T, dataset.separator)
+    assert X.tolist() == [rows[i - 1][0] for i in at]
+    assert Y.tolist() == [rows[i - 1][1] for i in at]
+
+
+def test_batches_come_from_everywhere_in_train_and_follow_from_the_seed(data):
+    dataset = prepare_data.load("list")
+    _, rest = contexts(dataset.train, np.arange(1, len(dataset.train)), 2, dataset.separator)
+    few = list(islice(mlp.batches(dataset, 7, 2, seed=3), 500))
+    assert all(X.shape == (7, 2) and Y.shape == (7,) for X, Y in few)
+    again = list(islice(mlp.batches(dataset, 7, 2, seed=3), 500))
+    assert all(torch.equal(X, x) and torch.equal(Y, y) for (X, Y), (x, y) in zip(few, again, strict=True))
+    other = next(mlp.batches(dataset, 7, 2, seed=4))
+    assert not torch.equal(few[0][0], other[0])
+    share = torch.bincount(torch.cat([Y for _, Y in few]), minlength=dataset.vocab_size) / 3500
+    assert (share - torch.bincount(rest, minlength=dataset.vocab_size) / len(rest)).abs().max() < 0.03
+
+
+# ----------------------------------------------------------------------------- layers, against torch.nn in float64
+
+
+def check_layer(ours, theirs, pairs: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> None:
+    """Forward and backward: the output, the gradient in the input, and in each pair (our parameter, the gradient that
+    theirs must have)."""
+    x = x.clone().requires_grad_(x.is_floating_point())
+    expected = theirs(x)
+    dout = torch.randn_like(expected)
+    expected.backward(dout)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x.detach()), expected.detach(), rtol=1e-12, atol=1e-12)
+        dx = ours.backward(dout)
+    if x.is_floating_point():
+        torch.testing.assert_close(dx, x.grad, rtol=1e-12, atol=1e-12)
+    assert len(pairs) == len(ours.parameters)
+    for p, other in pairs:
+        torch.testing.assert_close(p.grad, other(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_is_torch_nn_linear(double, bias):
+    theirs = torch.nn.Linear(7, 4, bias=bias)
+    ours = Linear(theirs.weight.detach().T.clone(), theirs.bias.detach().clone() if bias else None)
+    pairs = [(ours.weight, lambda: theirs.weight.grad.T)] + [(ours.bias, lambda: theirs.bias.grad)] * bias
+    check_layer(ours, theirs, pairs, torch.randn(5, 7))
+
+
+def test_embedding_is_torch_nn_embedding_and_a_repeated_token_gets_the_sum(double):
+    theirs = torch.nn.Embedding(11, 4)
+    ours = Embedding(theirs.weight.detach().clone())
+    X = torch.tensor([[1, 1, 10], [0, 1, 3]])
+    check_layer(ours, lambda x: theirs(x).flatten(1), [(ours.C, lambda: theirs.weight.grad)], X)
+    assert ours.C.grad[[2, 4, 9]].eq(0).all()  # tokens that do not occur
+    ours.backward(torch.ones(2, 12))
+    assert ours.C.grad[1].tolist() == [3.0] * 4
+
+
+def test_tanh_is_torch_nn_tanh(double):
+    check_layer(Tanh(), torch.nn.Tanh(), [], torch.randn(5, 7) * 3)
+
+
+def test_batchnorm_is_torch_nn_batchnorm(double):
+    """In training, batch after batch, with the running statistics; then in evaluation, where nothing changes."""
+    theirs = torch.nn.BatchNorm1d(6, eps=1e-3, momentum=0.2)
+    ours = BatchNorm(6, eps=1e-3, momentum=0.2)
+    with torch.no_grad():
+        theirs.weight.copy_(torch.randn(6))
+        theirs.bias.copy_(torch.randn(6))
+        ours.gain.copy_(theirs.weight)
+        ours.bias.copy_(theirs.bias)
+    pairs = [(ours.gain, lambda: theirs.weight.grad), (ours.bias, lambda: theirs.bias.grad)]
+    for _ in range(5):
+        theirs.zero_grad()
+        check_layer(ours, theirs, pairs, torch.randn(8, 6) * torch.arange(1, 7) + 4)
+        torch.testing.assert_close(ours.running_mean, theirs.running_mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=1e-12, atol=1e-12)
+    theirs.eval()
+    ours.training = False
+    before = ours.running_mean.clone(), ours.running_var.clone()
+    x = torch.randn(8, 6) + 4
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours(x[:1]), theirs(x)[:1], rtol=1e-12, atol=1e-12)  # whatever its neighbours
+    assert torch.equal(before[0], ours.running_mean)
+    assert torch.equal(before[1], ours.running_var)
+
+
+def test_batchnorm_makes_mean_0_and_std_1():
+    x = torch.randn(500, 3) * 7 + 100
+    out = BatchNorm(3)(x)
+    assert out.mean(0).abs().max() < 1e-4
+    assert (out.std(0, correction=0) - 1).abs().max() < 1e-4
+    assert torch.isfinite(BatchNorm(3)(torch.ones(4, 3))).all()  # a unit without variance: eps
+
+
+def test_a_bias_before_batchnorm_has_no_gradient(double):
+    """Which is why make_model leaves it out. The mean takes it away again."""
+    layers = small_model().layers
+    assert layers[1].bias is None
+    layers[1] = Linear(layers[1].weight, torch.randn(20))
+    model = shake(MLP(layers))
+    X, Y = examples(16)
+    mlp.gradients(model, X, Y, by_hand=False)
+    assert layers[1].bias.grad.abs().max() < 1e-15
+    assert layers[1].weight.grad.abs().max() > 1e-3
+    mlp.gradients(model, X, Y, by_hand=True)
+    assert layers[1].bias.grad.abs().max() < 1e-15
+
+
+# ----------------------------------------------------------------------------- the model, and its first weights
+
+
+@pytest.mark.parametrize(
+    ("V", "T", "n_embd", "n_hidden", "n_layer", "batchnorm", "params"),
+    [
+        (27, 3, 10, 200, 1, False, 11897),  # Bengio et al. as in the lecture: 270 + 6000 + 200 + 5400 + 27
+        (27, 3, 10, 200, 1, True, 12097),  # gain and bias in place of a bias
+        (27, 3, 10, 100, 5, False, 270 + 3100 + 4 * 10100 + 2727),
+        (5, 1, 2, 3, 2, True, 10 + 6 + 6 + 9 + 6 + 20),
+    ],
+)
+def test_the_parameters_add_up(V, T, n_embd, n_hidden, n_layer, batchnorm, params):
+    model = make_model(V, T, n_embd, n_hidden, n_layer, "kaiming", batchnorm, 0)
+    assert model.num_params() == params
+    assert model(torch.zeros(4, T, dtype=torch.int64)).shape == (4, V)
+
+
+def test_the_model_is_the_formula(double):
+    model = shake(small_model())
+    X, _ = examples(9)
+    C, W1, gain, bias, W2, b2 = model.parameters
+    h = torch.cat([C[X[:, 0]], C[X[:, 1]], C[X[:, 2]]], dim=1) @ W1
+    h = gain * (h - h.mean(0)) / (h.var(0, correction=0) + 1e-5).sqrt() + bias
+    torch.testing.assert_close(model(X), h.tanh() @ W2 + b2, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("V", [27, 1000])
+@pytest.mark.parametrize("batchnorm", [True, False])
+@pytest.mark.parametrize(("T", "n_embd", "n_hidden", "n_layer"), [(3, 10, 200, 1), (8, 24, 100, 5), (1, 2, 10, 1)])
+def test_kaiming_starts_at_ln_V_and_lets_gradients_through(V, batchnorm, T, n_embd, n_hidden, n_layer):
+    model = make_model(V, T, n_embd, n_hidden, n_layer, "kaiming", batchnorm, 0)
+    X, Y = torch.randint(V, (512, T)), torch.randint(V, (512,))
+    loss = mlp.gradients(model, X, Y, by_hand=True)
+    assert abs(loss - math.log(V)) < 0.05
+    for layer in (layer for layer in model.layers if isinstance(layer, Tanh)):
+        assert 0.4 < layer.out.std() < 0.85
+        assert (layer.out.abs() > 0.97).float().mean() < 0.3
+    if n_layer > 1:  # neither vanishing nor exploding on the way through five layers
+        spread = [layer.dout.std().item() for layer in model.layers if isinstance(layer, Tanh)]
+        assert max(spread) / min(spread) < 4
+
+
+@pytest.mark.parametrize("n_layer", [1, 3])
+def test_naive_starts_far_above_ln_V_and_saturated(n_layer):
+    model = make_model(27, 3, 10, 200, n_layer, "naive", False, 0)
+    X, Y = torch.randint(27, (512, 3)), torch.randint(27, (512,))
+    assert mlp.gradients(model, X, Y, by_hand=True) > 4 * math.log(27)
+    for layer in (layer for layer in model.layers if isinstance(layer, Tanh)):
+        assert (layer.out.abs() > 0.97).float().mean() > 0.6
+
+
+def test_each_fix_mends_its_own_trouble():
+    """scaled_output: the first loss, and not the saturation; batch norm: the saturation, whatever the weights."""
+    X, Y = torch.randint(27, (512, 3)), torch.randint(27, (512,))
+
+    def start_of(init: str, batchnorm: bool) -> tuple[float, float]:
+        model = make_model(27, 3, 10, 200, 1, init, batchnorm, 0)
+        loss = mlp.gradients(model, X, Y, by_hand=True)
+        return loss, (model.layers[-2].out.abs() > 0.97).float().mean().item()
+
+    loss, saturated = start_of("scaled_output", False)
+    assert abs(loss - math.log(27)) < 0.05
+    assert saturated > 0.6
+    loss, saturated = start_of("naive", True)
+    assert loss > 3 * math.log(27)
+    assert saturated < 0.1
+
+
+def test_the_gain_of_tanh():
+    """E[tanh(Z)^2] = 0.394294 for Z from N(0, 1), so 1.59254 keeps the spread; the lecture and PyTorch take 5/3."""
+    z, weight = np.polynomial.hermite_e.hermegauss(80)
+    mean_square = (weight * np.tanh(z) ** 2).sum() / weight.sum()
+    assert mean_square == pytest.approx(0.394294, abs=1e-6)
+    assert 1 / math.sqrt(mean_square) == pytest.approx(1.59254, abs=1e-5)
+    assert torch.nn.init.calculate_gain("tanh") == 5 / 3
+
+
+# ----------------------------------------------------------------------------- backprop by hand
+
+SHAPES = list(product((1, 2, 4), (True, False), ("kaiming", "naive")))
+
+
+def largest_difference(model: MLP, B: int) -> float:
+    X, Y = examples(B)
+    loss, difference = mlp.gradients_both_ways(model, X, Y, by_hand=True)
+    assert loss == pytest.approx(F.cross_entropy(model(X), Y).item(), rel=1e-5)
+    by_autograd = torch.autograd.grad(F.cross_entropy(model(X), Y), model.parameters)
+    for p, exact in zip(model.parameters, by_autograd, strict=True):
+        assert exact.abs().max() > 0
+        assert (p.grad - exact).abs().max() / exact.abs().max() <= difference * 1.01 + 1e-14
+    return difference
+
+
+@pytest.mark.parametrize(("n_layer", "batchnorm", "init"), SHAPES)
+def test_gradients_by_hand_are_those_of_autograd_in_float64(double, n_layer, batchnorm, init):
+    for B in (2, 32):
+        assert largest_difference(shake(small_model(n_layer, init, batchnorm)), B) < 1e-9
+
+
+@pytest.mark.parametrize(("n_layer", "batchnorm", "init"), SHAPES)
+def test_gradients_by_hand_are_those_of_autograd_in_float32(n_layer, batchnorm, init):
+    difference = largest_difference(shake(small_model(n_layer, init, batchnorm)), 32)
+    assert 0 < difference < 1e-4
+
+
+def test_a_wrong_gradient_would_show(double, monkeypatch):
+    """The check that is printed is one that can fail."""
+    monkeypatch.setattr(Tanh, "backward", lambda self, dout: dout)
+    assert mlp.gradients_both_ways(shake(small_model()), *examples(32), by_hand=True)[1] > 0.01
+
+
+def test_gradients_by_hand_are_those_of_nudging(double):
+    """Against no other derivative at all: the loss, when a parameter is moved by a millionth."""
+    model, (X, Y) = shake(small_model(2)), examples(6)
+    mlp.gradients(model, X, Y, by_hand=True)
+    for p in model.parameters:
+        flat, grads = p.detach().view(-1), p.grad.reshape(-1).clone()
+        for i in torch.randperm(len(flat))[:6].tolist():
+            losses = []
+            for nudge in (1e-6, -1e-6):
+                flat[i] += nudge
+                losses.append(F.cross_entropy(model(X), Y).item())
+                flat[i] -= nudge
+            assert (losses[0] - losses[1]) / 2e-6 == pytest.approx(grads[i].item(), rel=1e-4, abs=1e-8)
+
+
+def test_both_ways_leave_the_gradients_that_were_asked_for():
+    for by_hand in (True, False):
+        model, twin = small_model(), small_model()
+        loss, _ = mlp.gradients_both_ways(model, *examples(8), by_hand)
+        assert loss == mlp.gradients(twin, *examples(8), by_hand)
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters, twin.parameters, strict=True))
+
+
+def test_what_pulls_at_the_logits_adds_up_to_nothing(double):
+    """softmax less one-hot: each row of the gradient sums to 0, and is negative at the target alone."""
+    model, (X, Y) = shake(small_model()), examples(16)
+    mlp.gradients(model, X, Y, by_hand=True)
+    dlogits = model.layers[-1].dout
+    assert dlogits.sum(1).abs().max() < 1e-15
+    assert torch.equal(dlogits < 0, F.one_hot(Y, 11).bool())
+
+
+# ----------------------------------------------------------------------------- folding
+
+
+def test_folding_scales_and_shifts_as_the_lecture_notes_have_it(double):
+    """W [[1, 2], [0, -1]] (rows are outputs), gain (3, 1/4), bias (0.1, -0.1), mean (1, 2), variance (4, 1/4)."""
+    norm = BatchNorm(2, eps=0.0)
+    for tensor, values in (
+        (norm.gain, (3, 0.25)),
+        (norm.bias, (0.1, -0.1)),
+        (norm.running_mean, (1 - 0.5, 2 + 0.5)),  # the linear layer there has a bias (0.5, -0.5), ours has none
+        (norm.running_var, (4, 0.25)),
+    ):
+        tensor.copy_(torch.tensor(values))
+    embedding = Embedding(torch.eye(2))
+    model = MLP([embedding, Linear(torch.tensor([[1.0, 2.0], [0.0, -1.0]]).T.clone()), norm, Tanh()])
+    folded = fold(model).layers[1]
+    torch.testing.assert_close(folded.weight, torch.tensor([[1.5, 3.0], [0.0, -0.5]]).T)
+    torch.testing.assert_close(folded.bias, torch.tensor([-0.65, -1.35]))
+    torch.testing.assert_close(folded(torch.tensor([[1.0, 1.0]])), torch.tensor([[3.85, -1.85]]))
+
+
+@pytest.mark.parametrize("n_layer", [1, 3])
+def test_the_folded_network_is_the_same_function_with_fewer_tensors(double, n_layer):
+    model = shake(small_model(n_layer))
+    for seed in range(30):  # running statistics of its own
+        model(examples(16, seed)[0])
+    before = [p.clone() for p in model.parameters]
+    folded = fold(model)
+    model.train(False)
+    X, _ = examples(50, seed=99)
+    torch.testing.assert_close(folded(X), model(X), rtol=1e-11, atol=1e-11)
+    assert [type(layer) for layer in folded.layers] == [Embedding, *[Linear, Tanh] * n_layer, Linear]
+    assert len(folded.parameters) == len(model.parameters) - n_layer
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters, strict=True))  # the model is as it was
+
+
+# ----------------------------------------------------------------------------- training, evaluation, sampling
+
+
+def test_the_rate_is_full_for_half_of_the_steps_and_then_falls_to_nearly_0():
+    rates = [mlp.rate_at(step, 100, 0.1) for step in range(1, 101)]
+    assert rates[:51] == [0.1] * 51
+    assert rates[75] == pytest.approx(0.05)
+    assert rates[99] == pytest.approx(0.002)
+    assert all(a > b for a, b in pairwise(rates[50:]))
+    assert mlp.rate_at(1, 1, 0.1) == 0.1
+
+
+def test_a_step_goes_down_the_gradient_by_the_rate():
+    model = small_model()
+    mlp.gradients(model, *examples(8), by_hand=False)
+    before = [p.detach().clone() for p in model.parameters]
+    mlp.descend(model, 0.25)
+    for p, old in zip(model.parameters, before, strict=True):
+        torch.testing.assert_close(p.detach(), old - 0.25 * p.grad)
+
+
+@pytest.mark.parametrize("name", ["list", "tiny"])
+def test_evaluation_counts_each_token_once_and_uses_the_running_statistics(data, name, monkeypatch):
+    dataset = prepare_data.load(name)
+    model = make_model(dataset.vocab_size, 3, 5, 20, 1, "kaiming", True, 0)
+    X, Y = contexts(dataset.train, np.arange(1, len(dataset.train)), 3, dataset.separator)
+    for _ in range(20):
+        model(X[:50])
+    mean, var = (b.clone() for b in (model.layers[2].running_mean, model.layers[2].running_var))
+    whole = evaluate(model, dataset.train, 3, dataset.separator)
+    model.train(False)
+    assert whole == pytest.approx(F.cross_entropy(model(X), Y).item(), rel=1e-5)
+    monkeypatch.setattr(mlp, "PIECE", 7 * 20)  # a few examples at a time: nothing depends on it
+    assert evaluate(model, dataset.train, 3, dataset.separator) == pytest.approx(whole, rel=1e-5)
+    assert torch.equal(mean, model.layers[2].running_mean)
+    assert torch.equal(var, model.layers[2].running_var)
+    model.train(True)
+    assert (
+        abs(F.cross_entropy(model(X), Y).item() - whole) > 1e-4
+    )  # the statistics of a batch would give another figure
+
+
+def test_a_sample_sees_its_context_ends_with_its_document_and_has_a_limit():
+    """A network of one linear layer that continues 1 -> 2 -> 3 -> 0, which ends a document, for certain."""
+    step = torch.zeros(4, 4)
+    step[[1, 2, 3, 0], [2, 3, 0, 0]] = 100.0
+    model = MLP([Embedding(torch.eye(4)), Linear(torch.cat([torch.zeros(4, 4), step]))])  # T = 2, the last one counts
+    generator = torch.Generator().manual_seed(0)
+    assert mlp.sample(model, [3, 1], 0, generator) == [2, 3]
+    assert mlp.sample(model, [3, 1], None, generator) == [2, 3, *[0] * 98]
+
+
+def test_samples_are_drawn_with_the_probabilities_of_the_network():
+    logits = torch.tensor([0.5, 0.3, 0.2]).log()
+    model = MLP([Embedding(torch.zeros(3, 1)), Linear(torch.zeros(1, 3), logits)])
+    drawn = [mlp.sample(model, [0], None, torch.Generator().manual_seed(i)) for i in range(60)]
+    share = np.bincount(np.concatenate(drawn), minlength=3) / 6000
+    assert abs(share - [0.5, 0.3, 0.2]).max() < 0.03
+
+
+# ----------------------------------------------------------------------------- what is printed and drawn
+
+
+def test_the_table_says_what_is_in_the_network(capsys):
+    """Each figure of a line computed another way; two units that are stuck for the whole batch are counted as dead."""
+    torch.manual_seed(0)
+    model, (X, Y) = small_model(batchnorm=False), examples(16)
+    with torch.no_grad():
+        model.layers[1].bias[[3, 7]] = torch.tensor([50.0, -50.0])
+    mlp.gradients(model, X, Y, by_hand=True)
+    tanhs = mlp.look(model, "before training", 1.25e-7, 0.1)
+    lines = {line.split()[0] + str(i): line.split() for i, line in enumerate(capsys.readouterr().out.splitlines()[3:])}
+    out, dout = model.layers[2].out, model.layers[2].dout
+    share = (out.abs() > 0.97).float().mean().item()
+    assert lines["Tanh2"][1:] == [f"{out.mean():+.2f}", f"{out.std():.2f}", f"{share:.1%}", "2", f"{dout.std():.1e}"]
+    W = model.layers[1].weight
+    ratio = (W.grad.std() / W.std()).log10().item()
+    assert lines["Linear1"][1:5] == ["W1", "15", "x", "20"]
+    assert lines["Linear1"][-2:] == [f"{ratio:.1f}", f"{ratio - 1:.1f}"]
+    assert lines["Embedding0"][1:5] == ["C", "11", "x", "5"]
+    assert lines["Linear3"][1:5] == ["W2", "20", "x", "11"]
+    assert torch.equal(tanhs[0][0], out)
+    assert torch.equal(tanhs[0][1], dout)
+
+
+def test_a_new_user_trains_on_words():
+    """The first command as it is typed, but for fewer steps, on a machine without a network."""
+    done = finish(start("mlp.py", "--max_iters=3000"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    figures = result(done.stdout)
+    assert figures["model"] == "mlp"
+    assert figures["dataset"] == "words"
+    assert figures["params"] == "12097"
+    assert figures["step"] == "3000"
+    assert float(figures["val"]) < 2.7 < math.log(27)
+    samples = done.stdout.split("samples:\n")[1].split("\n\nloss")[0].split("\n")
+    assert len(samples) == 20
+    assert all(word.isalpha() or not word for word in samples)
+
+
+def test_three_letters_of_context_beat_counting_one(call):
+    """On words, where all of it can be had without a network."""
+    _, counted, _ = call(bigram, "--num_samples=0")
+    _, learned, _ = call(mlp, "--num_samples=0", "--batch_size=128", "--max_iters=2500", "--backward=manual")
+    for split in ("val", "test"):
+        assert float(result(learned)[split]) < float(result(counted)[split]) - 0.1
+
+
+@pytest.mark.parametrize("name", ["list", "tiny"])
+def test_the_run_by_hand_is_that_of_autograd(data, call, name):
+    options = (f"--dataset={name}", "--max_iters=300", "--batch_size=16", "--n_layer=2", "--n_hidden=30")
+    by_hand, by_autograd = (result(call(mlp, *options, f"--backward={way}")[1]) for way in ("manual", "autograd"))
+    for split in ("train", "val"):
+        assert float(by_hand[split]) == pytest.approx(float(by_autograd[split]), abs=2e-3)
+    assert float(by_hand["train"]) < 2.6
+
+
+def test_manual_means_that_autograd_is_not_asked(data, call, monkeypatch):
+    """But for the check at the first and the last step."""
+    steps, backward = [], torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: (steps.append(loss), backward(loss)))
+    assert call(mlp, "--dataset=list", *QUICK, "--backward=manual")[0] == 0
+    assert steps == []
+    call(mlp, "--dataset=list", *QUICK)
+    assert len(steps) == 38
+
+
+def test_the_same_seed_gives_the_same_run(data, call):
+    def run(*options: str) -> list[str]:
+        out = call(mlp, "--dataset=list", *QUICK, *options)[1]
+        return [line.split(" seconds=")[0] for line in out.splitlines() if not line.endswith(" left")]
+
+    assert run("--seed=5") == run("--seed=5")
+    assert run("--seed=5") != run("--seed=6")
+
+
+def test_the_result_line_is_that_of_the_splits(data, call):
+    """The losses printed are the means over whole splits, of the network as it ends."""
+    _, out, _ = call(mlp, "--dataset=list", *QUICK)
+    figures, dataset = result(out), prepare_data.load("list")
+    assert set(figures) == {"model", "dataset", "params", "step", "train", "val", "test", "bpb", "seconds"}
+    bits = dataset.bits_per_byte(float(figures["val"]), "val")
+    assert float(figures["bpb"]) == pytest.approx(bits, abs=2e-4)
+    assert f"val {float(figures['val']):18.4f}" in out
+    assert "\nuniform" in out
+
+
+def test_the_start_is_explained(data, call):
+    _, bad, _ = call(mlp, "--dataset=list", "--init=naive", *QUICK)
+    _, good, _ = call(mlp, "--dataset=list", *QUICK)
+    assert "hockey stick" in bad
+    assert "hardly any gradient gets through" in bad
+    assert "without batch norm" in bad
+    assert "nothing to unlearn" in good
+    assert "the gradient gets through" in good
+    assert "with batch norm" in good
+    for out in (bad, good):
+        assert out.count("the gradients by hand and by autograd differ by") == 2
+        differences = [
+            float(line.split("differ by ")[1].split()[0]) for line in out.splitlines() if "differ by" in line
+        ]
+        assert 0 < max(differences) < 1e-4
+        assert "before training" in out
+        assert "after training" in out
+
+
+def test_folding_on_the_command_line(data, call):
+    """The samples and losses are those of the folded network, which says what the trained one says."""
+    _, plain, _ = call(mlp, "--dataset=list", "--max_iters=200", "--n_layer=2")
+    _, folded, _ = call(mlp, "--dataset=list", "--max_iters=200", "--n_layer=2", "--fold")
+    line = next(line for line in folded.splitlines() if line.startswith("folded: "))
+    assert "9 tensors of parameters and 4 of running statistics became 7" in line  # C, 2 (W, gain, bias), W, b
+    assert float(line.split("differ by ")[1].split()[0]) < 1e-4
+    assert int(result(folded)["params"]) == int(result(plain)["params"]) - 2 * 200
+    assert float(result(folded)["val"]) == pytest.approx(float(result(plain)["val"]), abs=1e-4)
+    samples = [out.split("samples:\n")[1].split("\n\nloss")[0] for out in (plain, folded)]
+    assert samples[0] == samples[1]
+
+
+def test_the_sweep_prints_its_table_and_its_rule(data, call):
+    status, out, _ = call(mlp, "--dataset=list", "--find_lr", "--max_iters=500", "--plot")
+    assert status == 0
+    rows = [line.split() for line in out.splitlines() if "|" in line]
+    rates, losses, smooth = (np.array([float(row[i]) for row in rows]) for i in range(3))
+    assert len(rates) == 25
+    assert abs(np.log10(rates) - np.linspace(-3, 0, 25)).max() < 0.02
+    assert abs(smooth[1:-1] - (losses[:-2] + losses[1:-1] + losses[2:]) / 3).max() < 2e-4
+    best = smooth.argmin()
+    assert float(result(out)["learning_rate"]) == pytest.approx(rates[best], abs=1e-4)
+    assert losses[0] > losses[best] + 0.3
+    places = np.array([line.index("*") for line in out.splitlines() if "|" in line])
+    assert np.array_equal(places == places.min(), smooth - smooth.min() < (np.ptp(smooth) / 60) / 2)
+    assert Path("out/mlp_list/find_lr.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_sweep_trains_at_the_rates_that_it_names(data, monkeypatch):
+    """500 steps: 20 at each of 25 rates, from the smallest to the largest."""
+    asked = []
+    monkeypatch.setattr(mlp, "descend", lambda model, rate: asked.append(rate))
+    dataset = prepare_data.load("list")
+    options = type("Options", (), {"batch_size": 8, "block_size": 3, "seed": 0, "max_iters": 500, "backward": "manual"})
+    model = make_model(dataset.vocab_size, 3, 5, 20, 1, "kaiming", True, 0)
+    rates, losses = mlp.sweep_rates(model, dataset, options)
+    assert asked == [rate for rate in rates for _ in range(20)]
+    assert len(losses) == 25
+
+
+def test_the_pictures(data, call, monkeypatch):
+    """Histograms of what each tanh layer put out and got back, the loss, and the ratio of each matrix."""
+    figures = []
+    monkeypatch.setattr(mlp, "save_picture", lambda figure, path: figures.append((figure, path)))
+    status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
+    assert status == 0
+    ((figure, path),) = figures
+    assert path == Path("out/mlp_list/training.png")
+    assert str(path) in out
+    (before, _, losses), (after, _, updates) = np.array(figure.axes).reshape(2, 3)
+    for axes in (before, after):
+        assert len(axes.patches) == 2
+        assert axes.get_xlim() == (-1.05, 1.05)
+    assert "% saturated" in before.get_legend().get_texts()[0].get_text()
+    assert [line.get_label() for line in updates.lines] == ["C", "W1", "W2", "W3", "a thousandth"]
+    assert len(updates.lines[0].get_xdata()) == 200
+    drawn = losses.lines[0].get_ydata()
+    assert drawn[0] == pytest.approx(math.log(prepare_data.load("list").vocab_size), abs=0.05)
+    assert drawn[-1] < drawn[0] - 0.3
+    monkeypatch.undo()
+    prepare_data.save_picture(figure, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in path.parent.iterdir()] == ["training.png"]
+
+
+def test_one_step_is_enough_for_all_of_it(data, call):
+    assert call(mlp, "--dataset=tiny", "--max_iters=1", "--plot", "--fold", "--num_samples=1")[0] == 0
+    assert call(mlp, "--dataset=tiny", "--max_iters=1", "--find_lr")[0] == 0
+
+
+def test_tokens_of_several_characters(call):
+    """BPE, on a text with documents and on one without."""
+    Path("list.txt").write_text("\n".join(NAMES * 40))
+    prepare_data.prepare("list.txt", tokenizer="bpe", vocab_size=270, documents="lines", name="pieces")
+    Path("tiny.txt").write_text(babble(3000))
+    prepare_data.prepare("tiny.txt", tokenizer="bpe", vocab_size=300)
+    for name in ("pieces", "tiny_bpe300"):
+        status, out, _ = call(mlp, f"--dataset={name}", "--max_iters=300", "--num_samples=3")
+        assert status == 0
+        assert float(result(out)["val"]) < math.log(prepare_data.load(name).vocab_size)
+
+
+@pytest.mark.parametrize(("options", "rate"), [((), 0.1), (("--batch_size=128",), 0.4), (("--batch_size=4096",), 0.8)])
+def test_the_default_rate_grows_with_the_batch(data, call, options, rate):
+    assert f"  lr {rate:.2e}" in call(mlp, "--dataset=list", *QUICK, *options)[1]
+
+
+# ----------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--block_size=0",), "--block_size: 0 is out of range, it must be at least 1"),
+        (("--n_hidden=0",), "--n_hidden: 0 is out of range"),
+        (("--n_layer=0",), "--n_layer: 0 is out of range"),
+        (("--n_embd=ten",), "--n_embd: invalid int value"),
+        (("--max_iters=0",), "--max_iters: 0 is out of range"),
+        (("--batch_size=1",), "a batch of 1 has no variance for batch norm; give --batch_size=2"),
+        (("--init=xavier",), "--init: invalid choice: 'xavier'"),
+        (("--batchnorm=maybe",), "--batchnorm: invalid choice"),
+        (("--backward=reverse",), "--backward: invalid choice"),
+        (("--learning_rate=0",), "--learning_rate: 0 is out of range, it must be above 0"),
+        (("--learning_rate=nan",), "--learning_rate: nan is out of range"),
+        (("--n_hiden=3",), "unknown option --n_hiden=3, did you mean --n_hidden?"),
+        (("--fold", "--batchnorm=false"), "--fold is for a network with batch norm"),
+        (("--fold", "--init=naive"), "--fold is for a network with batch norm"),
+        (("--find_lr", "--fold"), "--find_lr looks for a rate, and --fold is for training"),
+        (("--find_lr", "--learning_rate=0.1"), "--find_lr looks for a rate, and --learning_rate is for training"),
+        (("--dataset=lists",), "did you mean list?"),
+        (("--dataset=list", "--block_size=60"), "the val split of list has"),
+        (("--dataset=list", "--learning_rate=1e30"), "lower --learning_rate=1e+30"),
+    ],
+)
+def test_bad_input_gets_one_line(data, fails, options, says):
+    assert says in fails(mlp, *options)
+
+
+def test_a_batch_of_one_is_fine_without_batch_norm(data, call):
+    assert call(mlp, "--dataset=list", "--batch_size=1", "--batchnorm=false", *QUICK)[0] == 0
+
+
+def test_a_dataset_without_a_validation_split_is_named(data, fails):
+    path = Path("data/list/meta.json")
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    del meta["splits"]["val"]
+    path.write_text(json.dumps(meta), encoding="utf-8")
+    assert "list has no validation split" in fails(mlp, "--dataset=list")
+
+
+def test_a_picture_needs_matplotlib(data, fails, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install matplotlib" in fails(mlp, "--dataset=list", "--plot")
+
+
+# ----------------------------------------------------------------------------- the list of names
+
+
+@pytest.fixture
+def names():
+    if not (SHARED / "data" / "names.txt").exists():
+        pytest.skip("no local copy of names.txt")
+    prepare_data.prepare("names", file=SHARED / "data" / "names.txt")
+
+
+def test_the_contexts_of_the_lectures_split(names):
+    """182625, 22655 and 22866 examples; the first name after the shuffle is yuheng."""
+    dataset = prepare_data.load("names")
+    assert [len(tokens) - 1 for tokens in (dataset.train, dataset.val, dataset.test)] == [182625, 22655, 22866]
+    X, Y = contexts(dataset.train, np.arange(1, 9), 3, dataset.separator)
+    assert dataset.tokenizer.decode(Y.tolist()) == "yuheng\nd"
+    assert dataset.tokenizer.decode(X[3].tolist()) == "yuh"
+
+
+def test_the_lectures_network_learns_names(names, call):
+    """A short run, well on the way to the 2.10 that 50,000 steps reach."""
+    options = ("--batch_size=128", "--max_iters=4000", "--backward=manual", "--num_samples=0")
+    figures = result(call(mlp, "--dataset=names", *options)[1])
+    assert float(figures["val"]) < 2.24
