@@ -36,12 +36,14 @@ from prepare_data import (
     load,
     need_matplotlib,
     number,
+    progress,
     run,
     save_picture,
     show_losses,
     start_context,
 )
 
+EVAL_TOKENS = 2_000_000  # of a split, at most, that the losses at the end are about
 PIECE = 1 << 22  # numbers in a tensor at a time, in evaluation
 SATURATED = 0.97  # beyond it, the slope of tanh is below 0.06
 
@@ -263,11 +265,11 @@ def gradients_both_ways(model: MLP, X: torch.Tensor, Y: torch.Tensor, by_hand: b
     by_autograd = torch.autograd.grad(loss, model.parameters)
     with torch.no_grad():
         model.backward(Y)
-    tiny, difference = torch.finfo(loss.dtype).tiny, 0.0
+    tiny, differences = torch.finfo(loss.dtype).tiny, []
     for p, exact in zip(model.parameters, by_autograd, strict=True):
-        difference = max(difference, ((p.grad - exact).abs().max() / exact.abs().max().clamp(min=tiny)).item())
+        differences.append((p.grad - exact).abs().max() / exact.abs().max().clamp(min=tiny))
         p.grad = p.grad if by_hand else exact
-    return loss.item(), difference
+    return loss.item(), torch.stack(differences).max().item()
 
 
 @torch.no_grad()
@@ -310,11 +312,11 @@ def train(model: MLP, data: Dataset, options) -> History:
         if step % max(1, steps // 200) == 0:
             history.ratios.append((step, update_to_data(model, rate)))
         if step in log_steps:
-            mean, left = np.mean(history.losses[logged:]), (time.perf_counter() - began) / step * (steps - step)
+            mean, seconds = np.mean(history.losses[logged:]), time.perf_counter() - began
             if not math.isfinite(mean):
                 raise UserError(f"the loss is {mean} at step {step}; lower --learning_rate={learning_rate:g}")
             line = f"step {step:>{len(str(steps))}}/{steps}  train {mean:7.4f}  lr {rate:.2e}"
-            print(line + f"  {left:4.0f} s left" * (step >= 1000), flush=True)
+            print(line + f"  {seconds / step * (steps - step):4.0f} s left" * (seconds > 1), flush=True)
             logged = step
         descend(model, rate)
     history.looks.append(look(model, "after training", difference, learning_rate))
@@ -326,9 +328,11 @@ def evaluate(model: MLP, tokens: np.ndarray, T: int, separator: int | None) -> f
     """The loss over all tokens but the first, in nats per token, with the running statistics of batch norm."""
     model.train(False)
     total, rows = 0.0, max(1, PIECE // max(max(p.shape) for p in model.parameters))
+    show = progress("evaluating", tokens.nbytes)
     for begin in range(1, len(tokens), rows):
         X, Y = contexts(tokens, np.arange(begin, min(begin + rows, len(tokens))), T, separator)
         total += F.cross_entropy(model(X), Y, reduction="sum").item()
+        show(tokens[: begin + rows].nbytes)
     return total / (len(tokens) - 1)
 
 
@@ -353,7 +357,7 @@ def find_lr(model: MLP, data: Dataset, options, path: Path | None) -> float:
     """Print such a sweep, and draw it into path. Returns the rate that it suggests."""
     rates, losses = sweep_rates(model, data, options)
     smooth = np.convolve(np.pad(losses, 1, mode="edge"), [1 / 3, 1 / 3, 1 / 3], mode="valid")
-    best, low, spread = smooth.argmin(), smooth.min(), np.ptp(smooth)
+    best, low, spread = smooth.argmin(), smooth.min(), np.ptp(smooth) or 1.0
     print("\n  rate   mean loss   with neighbours")
     for rate, loss, mean in zip(rates, losses, smooth, strict=True):
         print(f"{rate:.4f} {loss:11.4f} {mean:17.4f}  |" + " " * round(60 * (mean - low) / spread) + "*")
@@ -414,7 +418,8 @@ def matrices(model: MLP) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def update_to_data(model: MLP, rate: float) -> dict[str, float]:
     """Of each matrix W, how far a step moves it: log10 of std(rate W.grad) / std(W). -3 is a thousandth."""
-    return {name: math.log10(rate) + (W.grad.std() / W.std()).log10().item() for name, W in matrices(model).items()}
+    ratios = {name: W.grad.std(correction=0) / W.std(correction=0) for name, W in matrices(model).items()}
+    return {name: math.log10(rate) + ratio.log10().item() for name, ratio in ratios.items()}
 
 
 @torch.no_grad()
@@ -427,10 +432,10 @@ def look(model: MLP, when: str, difference: float, learning_rate: float) -> list
     for layer in model.layers:
         name = next(names) if isinstance(layer, (Embedding, Linear)) else ""
         size = f"{name} {' x '.join(map(str, layer.parameters[0].shape))}" if name else ""
-        line = f"{type(layer).__name__:9} {size:13} {layer.out.mean():+7.2f} {layer.out.std():6.2f}"
+        line = f"{type(layer).__name__:9} {size:13} {layer.out.mean():+7.2f} {layer.out.std(correction=0):6.2f}"
         far = layer.out.abs() > SATURATED
         line += f" {far.float().mean():11.1%} {far.all(0).sum():6}" if isinstance(layer, Tanh) else " " * 19
-        line += f" {layer.dout.std():14.1e}"
+        line += f" {layer.dout.std(correction=0):14.1e}"
         print(line + (f" {grads[name]:11.1f} {updates[name]:13.1f}" if name else ""))
     print(f"""\
 healthy: tanh std 0.4 to 0.8, below 25 % saturated (beyond {SATURATED}), no dead unit (saturated for the whole batch);
@@ -441,9 +446,9 @@ the gradients by hand and by autograd differ by {difference:.1e} at most, relati
 
 def explain_start(loss: float, tanhs: list[tuple], V: int) -> None:
     """Say in a line each what the first loss and the share of saturated outputs mean."""
-    hockey_stick = "sure and wrong, so the first steps unlearn (a hockey stick)"
+    hockey_stick = "confidently wrong, the first steps only unlearn that (the hockey stick)"
     meaning = hockey_stick if loss > math.log(V) + 0.5 else "no prejudice, nothing to unlearn"
-    print(f"first loss {loss:.2f} nats, where a uniform guess costs ln {V} = {math.log(V):.2f}: {meaning}")
+    print(f"first loss {loss:.2f} (a uniform guess: ln {V} = {math.log(V):.2f}): {meaning}")
     share = torch.stack([out.abs() > SATURATED for out, _ in tanhs]).float().mean()
     meaning = "hardly any gradient gets through" if share > 0.5 else "the gradient gets through"
     print(f"{share:.0%} of the tanh outputs are beyond {SATURATED}, where its slope is below 0.06: {meaning}\n")
@@ -458,9 +463,9 @@ def draw_training(history: History, title: str, path: Path) -> None:
     panels = figure.subplots(2, 3)
     for (outputs, grads, _), when, tanhs in zip(panels, ("before", "after"), history.looks, strict=True):
         for i, (out, dout) in enumerate(tanhs, 1):
-            saturated = (out.abs() > SATURATED).float().mean()
+            saturated, std = (out.abs() > SATURATED).float().mean(), dout.std(correction=0)
             outputs.hist(out.flatten(), 60, density=True, histtype="step", label=f"tanh {i}: {saturated:.0%} saturated")
-            grads.hist(dout.flatten(), 60, density=True, histtype="step", label=f"tanh {i}: std {dout.std():.1e}")
+            grads.hist(dout.flatten(), 60, density=True, histtype="step", label=f"tanh {i}: std {std:.1e}")
         outputs.set(title=f"{when} training: what tanh puts out", xlim=(-1.05, 1.05))
         grads.set(title=f"{when} training: gradient of the loss in that")
         outputs.legend()
@@ -493,7 +498,7 @@ def read_options():
     start = "naive: all weights N(0, 1); scaled_output: but a small last layer; kaiming: all scaled (default: kaiming)"
     add("--init", choices=inits, default="kaiming", help=start)
     norm = "normalise what goes into tanh (default: true with --init=kaiming, else false)"
-    add("--batchnorm", choices=("true", "false"), help=norm)
+    add("--batchnorm", nargs="?", const="true", choices=("true", "false"), help=norm)
     add("--max_iters", type=number(int, 1), help="steps (default: 60000; with --find_lr 4000)")
     add("--batch_size", type=number(int, 1, 100_000), default=32, help="examples in a step (default: 32)")
     rate = "length of a step (default: 0.1 for a batch of 32, in proportion to --batch_size, 0.8 at most)"
@@ -563,8 +568,11 @@ def main() -> None:
             show_fold(trained, model, data, T)
             result["params"] = model.num_params()
         show_samples(model, data, options)
-        losses = {split: evaluate(model, tokens, T, data.separator) for split, tokens in splits.items()}
+        parts = {split: tokens[:EVAL_TOKENS] for split, tokens in splits.items()}
+        losses = {split: evaluate(model, tokens, T, data.separator) for split, tokens in parts.items()}
         show_losses(data, losses)
+        if cut := [split for split in splits if len(splits[split]) > EVAL_TOKENS]:
+            print(f"({' and '.join(cut)}: of the first {EVAL_TOKENS:,} tokens)")
         result |= {"step": options.max_iters} | {split: f"{loss:.4f}" for split, loss in losses.items()}
         result |= {"bpb": f"{data.bits_per_byte(losses['val'], 'val'):.4f}"}
     result |= {"seconds": f"{time.perf_counter() - began:.1f}"}

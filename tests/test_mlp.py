@@ -522,6 +522,17 @@ def test_the_result_line_is_that_of_the_splits(data, call):
     assert "\nuniform" in out
 
 
+def test_a_long_split_is_judged_by_its_first_tokens_and_says_so(data, call, monkeypatch):
+    monkeypatch.setattr(mlp, "EVAL_TOKENS", 100)
+    _, out, _ = call(mlp, "--dataset=list", *QUICK)
+    assert "(train: of the first 100 tokens)" in out
+    monkeypatch.undo()
+    _, whole, _ = call(mlp, "--dataset=list", *QUICK)
+    assert "of the first" not in whole
+    assert result(out)["train"] != result(whole)["train"]
+    assert result(out)["val"] == result(whole)["val"]
+
+
 def test_the_start_is_explained(data, call):
     _, bad, _ = call(mlp, "--dataset=list", "--init=naive", *QUICK)
     _, good, _ = call(mlp, "--dataset=list", *QUICK)
