@@ -523,11 +523,10 @@ def test_the_result_line_is_that_of_the_splits(data, call):
 
 
 def test_a_long_split_is_judged_by_its_first_tokens_and_says_so(data, call, monkeypatch):
+    _, whole, _ = call(mlp, "--dataset=list", *QUICK)
     monkeypatch.setattr(mlp, "EVAL_TOKENS", 100)
     _, out, _ = call(mlp, "--dataset=list", *QUICK)
     assert "(train: of the first 100 tokens)" in out
-    monkeypatch.undo()
-    _, whole, _ = call(mlp, "--dataset=list", *QUICK)
     assert "of the first" not in whole
     assert result(out)["train"] != result(whole)["train"]
     assert result(out)["val"] == result(whole)["val"]
@@ -596,7 +595,8 @@ def test_the_sweep_trains_at_the_rates_that_it_names(data, monkeypatch):
 def test_the_pictures(data, call, monkeypatch):
     """Histograms of what each tanh layer put out and got back, the loss, and the ratio of each matrix."""
     figures = []
-    monkeypatch.setattr(mlp, "save_picture", lambda figure, path: figures.append((figure, path)))
+    keep = lambda figure, path: (figures.append((figure, path)), prepare_data.save_picture(figure, path))  # noqa: E731
+    monkeypatch.setattr(mlp, "save_picture", keep)
     status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
     assert status == 0
     ((figure, path),) = figures
@@ -612,8 +612,6 @@ def test_the_pictures(data, call, monkeypatch):
     drawn = losses.lines[0].get_ydata()
     assert drawn[0] == pytest.approx(math.log(prepare_data.load("list").vocab_size), abs=0.05)
     assert drawn[-1] < drawn[0] - 0.3
-    monkeypatch.undo()
-    prepare_data.save_picture(figure, path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in path.parent.iterdir()] == ["training.png"]
 
