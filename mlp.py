@@ -14,7 +14,7 @@ It is small, but has all the troubles of a deep network: it can start confidentl
 stop learning, and its layers can change too fast or too slowly. Each has its remedy here, and its figure to watch.
 (The lectures: Karpathy 2022, "Building makemore" parts 2 to 4: MLP; activations, gradients, BatchNorm; backprop ninja.)
 
-What it cannot do: each place of the context has its own rows of W1, so what it learns about a token in one place helps
+What it cannot do: each place of the context has its own rows of W1, so what they learn about a token in one place helps
 in no other, and a longer context costs more weights. Attention, in model.py, is the way out.
 """
 
@@ -147,8 +147,8 @@ class BatchNorm:
         # Each x acts on its own output, and through the batch's mean and variance on those of all B examples. With
         # every path added up and simplified, in one line:
         #   dx = gain / std (dout - mean(dout) - xhat mean(dout xhat))
-        # The second term is the path through the mean: moving all x alike changes nothing. The third is the one through
-        # the variance: nor does stretching them all.
+        # The second term is the path through the mean: moving all x alike changes no output. The third is the path
+        # through the variance: nor does stretching them all.
         self.gain.grad, self.bias.grad = (dout * self.xhat).sum(0), dout.sum(0)
         common = (self.bias.grad + self.xhat * self.gain.grad) / len(dout)
         return self.gain * self.inverse_std * (dout - common)
@@ -439,7 +439,7 @@ def look(model: MLP, when: str, difference: float, learning_rate: float) -> list
         print(line + (f" {grads[name]:11.1f} {updates[name]:13.1f}" if name else ""))
     print(f"""\
 healthy: tanh std 0.4 to 0.8, below 25 % saturated (beyond {SATURATED}), no dead unit (saturated for the whole batch);
-         gradient std alike in all tanh layers; update:data, at the full rate, -3.5 to -2 once training is under way
+         gradient std alike in all tanh layers; update:data, at the full rate, -3.5 to -1.5 once training is under way
 the gradients by hand and by autograd differ by {difference:.1e} at most, relative to the largest in each tensor""")
     return [(layer.out.detach(), layer.dout) for layer in model.layers if isinstance(layer, Tanh)]
 
@@ -450,7 +450,7 @@ def explain_start(loss: float, tanhs: list[tuple], V: int) -> None:
     meaning = hockey_stick if loss > math.log(V) + 0.5 else "no prejudice, nothing to unlearn"
     print(f"first loss {loss:.2f} (a uniform guess: ln {V} = {math.log(V):.2f}): {meaning}")
     share = torch.stack([out.abs() > SATURATED for out, _ in tanhs]).float().mean()
-    meaning = "hardly any gradient gets through" if share > 0.5 else "the gradient gets through"
+    meaning = "most units hardly pass a gradient on" if share > 0.5 else "most units pass the gradient on"
     print(f"{share:.0%} of the tanh outputs are beyond {SATURATED}, where its slope is below 0.06: {meaning}\n")
 
 
@@ -458,20 +458,20 @@ def draw_training(history: History, title: str, path: Path) -> None:
     """A PNG: what the tanh layers put out and the gradient in that, before and after; the loss, and the updates."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 8), layout="tight")
+    figure = Figure(figsize=(14, 7), layout="tight")
     figure.suptitle(title)
     panels = figure.subplots(2, 3)
     for (outputs, grads, _), when, tanhs in zip(panels, ("before", "after"), history.looks, strict=True):
         for i, (out, dout) in enumerate(tanhs, 1):
             saturated, std = (out.abs() > SATURATED).float().mean(), dout.std(correction=0)
-            outputs.hist(out.flatten(), 60, density=True, histtype="step", label=f"tanh {i}: {saturated:.0%} saturated")
-            grads.hist(dout.flatten(), 60, density=True, histtype="step", label=f"tanh {i}: std {std:.1e}")
+            outputs.hist(out.flatten(), 40, density=True, histtype="step", label=f"tanh {i}: {saturated:.0%} saturated")
+            grads.hist(dout.flatten(), 40, density=True, histtype="step", label=f"tanh {i}: std {std:.1e}")
         outputs.set(title=f"{when} training: what tanh puts out", xlim=(-1.05, 1.05))
         grads.set(title=f"{when} training: gradient of the loss in that")
         outputs.legend()
         grads.legend()
     losses, updates = panels[:, 2]
-    width = max(1, len(history.losses) // 500)
+    width = max(1, len(history.losses) // 200)
     means = [np.mean(history.losses[i : i + width]) for i in range(0, len(history.losses), width)]
     losses.plot(np.arange(len(means)) * width, means)
     losses.set(title="training loss, nats per token", xlabel="step")
@@ -479,7 +479,7 @@ def draw_training(history: History, title: str, path: Path) -> None:
         updates.plot(*zip(*((step, ratios[name]) for step, ratios in history.ratios), strict=True), label=name)
     updates.axhline(-3, color="black", linestyle=":", label="a thousandth")
     updates.set(title="log10 of update:data, at the rate of the step", xlabel="step", ylim=(-5, None))
-    updates.legend()
+    updates.legend(loc="lower left")
     save_picture(figure, path)
 
 
