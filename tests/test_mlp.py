@@ -564,6 +564,38 @@ def test_folding_on_the_command_line(data, call):
     assert samples[0] == samples[1]
 
 
+def test_the_difference_that_folding_prints_is_one_that_can_be_large(data, capsys):
+    dataset = prepare_data.load("list")
+    model, other = (make_model(dataset.vocab_size, 3, 5, 20, 1, "naive", True, seed) for seed in (0, 1))
+    mlp.show_fold(model, fold(other), dataset, 3)
+    X, _ = contexts(dataset.val, np.arange(1, len(dataset.val)), 3, dataset.separator)
+    other.train(False)
+    difference = (model(X) - other(X)).abs().max().item()
+    assert float(capsys.readouterr().out.split("differ by ")[1].split()[0]) == pytest.approx(difference, rel=0.06)
+    assert difference > 1
+
+
+def test_samples_follow_from_the_seed_and_start_where_texts_start(data, capsys, monkeypatch):
+    """In a list after separators, in a text after the end of some line."""
+    seen, sample = [], mlp.sample
+    monkeypatch.setattr(
+        mlp, "sample", lambda model, context, *rest: (seen.append(context), sample(model, context, *rest))[1]
+    )
+
+    def samples(name: str, seed: int) -> str:
+        dataset = prepare_data.load(name)
+        model = make_model(dataset.vocab_size, 3, 5, 20, 1, "kaiming", True, 0)
+        mlp.show_samples(model, dataset, type("Options", (), {"num_samples": 5, "block_size": 3, "seed": seed}))
+        assert len(seen) == 5
+        starts = {dataset.tokenizer.decode(context) for context in seen}
+        assert starts == {"\n\n\n"} if name == "list" else all(text.endswith(".\n") for text in starts)
+        seen.clear()
+        return capsys.readouterr().out
+
+    for name in ("list", "tiny"):
+        assert samples(name, 1) == samples(name, 1) != samples(name, 2)
+
+
 def test_the_sweep_prints_its_table_and_its_rule(data, call):
     status, out, _ = call(mlp, "--dataset=list", "--find_lr", "--max_iters=500", "--plot")
     assert status == 0
