@@ -122,11 +122,11 @@ def ngrams(tokens: np.ndarray, n: int, separator: int | None) -> Iterator[np.nda
 def count_ngrams(tokens: np.ndarray, n: int, separator: int | None) -> tuple[np.ndarray, np.ndarray]:
     """The distinct n-grams of a text, sorted, (U, n), and how often each occurs, (U,)."""
     grams, counts = np.empty((0, n), dtype=tokens.dtype), np.empty(0, dtype=np.int64)
-    show, done = progress("counting", tokens.nbytes), tokens.itemsize
+    show, done = progress("counting", len(tokens), "tokens"), 1
     for piece in ngrams(tokens, n, separator):
         ones = np.ones(len(piece), dtype=np.int64)
         grams, counts = tally(np.concatenate([grams, piece]), np.concatenate([counts, ones]))
-        show(done := done + piece[:, 0].nbytes)
+        show(done := done + len(piece))
     return grams, counts
 
 

@@ -55,9 +55,9 @@ SATURATED = 0.97  # beyond it, the slope of tanh is below 0.06
 
 
 def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """X (B, T) and Y (B,), int64: the T tokens before each place of `at` (B,), 1 or more each, and the one there.
+    """For each place in `at` (B,), 1 or later, the T tokens before it and the one there: X (B, T) and Y (B,), int64.
 
-    Where a document is shorter than that, separators stand before it; in a text without documents, its first token."""
+    Before the start of a document stand separators; before that of a text without documents, its first token."""
     X = tokens[np.maximum(at[:, None] + np.arange(-T, 0), 0)].astype(np.int64)
     if separator is not None:
         ended = np.logical_or.accumulate((separator == X)[:, ::-1], axis=1)[:, ::-1]  # one here, or later in the row
@@ -328,11 +328,11 @@ def evaluate(model: MLP, tokens: np.ndarray, T: int, separator: int | None) -> f
     """The loss over all tokens but the first, in nats per token, with the running statistics of batch norm."""
     model.train(False)
     total, rows = 0.0, max(1, PIECE // max(max(p.shape) for p in model.parameters))
-    show = progress("evaluating", tokens.nbytes)
+    show = progress("evaluating", len(tokens), "tokens")
     for begin in range(1, len(tokens), rows):
         X, Y = contexts(tokens, np.arange(begin, min(begin + rows, len(tokens))), T, separator)
         total += F.cross_entropy(model(X), Y, reduction="sum").item()
-        show(tokens[: begin + rows].nbytes)
+        show(min(begin + rows, len(tokens)))
     return total / (len(tokens) - 1)
 
 
@@ -344,12 +344,14 @@ def sweep_rates(model: MLP, data: Dataset, options) -> tuple[np.ndarray, np.ndar
     Returns 25 rates, 8 for each factor of 10, and the mean loss of the steps at each of them."""
     rates, losses = np.geomspace(1e-3, 1, 25), []
     stream = batches(data, options.batch_size, options.block_size, options.seed)
+    show = progress("sweep", len(rates), "rates")
     for rate in rates:
         some = []
         for X, Y in islice(stream, max(1, options.max_iters // len(rates))):
             some.append(gradients(model, X, Y, options.backward == "manual"))
             descend(model, rate)
         losses.append(np.mean(some))
+        show(len(losses))
     return rates, np.array(losses)
 
 

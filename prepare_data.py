@@ -403,16 +403,18 @@ def library_words() -> list[str]:
 # ----------------------------------------------------------------------------- downloads
 
 
-def progress(what: str, total: int) -> Callable[[int], None]:
-    """A function to call with the bytes done so far: on a terminal, after 2 s, it shows how long the rest will take."""
+def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
+    """A function to call with what is done so far (for MB, in bytes): on a terminal, after 2 s, it shows how long the
+    rest will take."""
     began = shown = time.monotonic()
+    scale = 1e6 if unit == "MB" else 1
 
     def show(done: int) -> None:
         nonlocal shown
         now = time.monotonic()
         if sys.stderr.isatty() and now - began > 2 and (now - shown > 0.5 or done == total):
             shown, left = now, (now - began) * max(total - done, 0) / max(done, 1)
-            line = f"\r{what}: {done / 1e6:.0f} of {total / 1e6:.0f} MB, {left:.0f} s left  "
+            line = f"\r{what}: {done / scale:,.0f} of {total / scale:,.0f} {unit}, {left:.0f} s left  "
             print(line, end="\n" if done == total else "", file=sys.stderr, flush=True)
 
     return show
