@@ -393,6 +393,20 @@ def test_a_step_goes_down_the_gradient_by_the_rate():
         torch.testing.assert_close(p.detach(), old - 0.25 * p.grad)
 
 
+def test_the_running_statistics_come_to_be_those_of_the_training_text(data):
+    """So that the loss is what statistics over all of it, taken at the end, would give."""
+    dataset = prepare_data.load("tiny")
+    model = make_model(dataset.vocab_size, 3, 5, 20, 1, "kaiming", True, 0)
+    for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 32, 3, seed=0), 1000), 1):
+        mlp.gradients(model, X, Y, by_hand=True)
+        mlp.descend(model, mlp.rate_at(step, 1000, 0.1))
+    running = evaluate(model, dataset.val, 3, None)
+    model.train(True)
+    model.layers[2].momentum = 1.0
+    model(contexts(dataset.train, np.arange(1, len(dataset.train)), 3, None)[0])
+    assert running == pytest.approx(evaluate(model, dataset.val, 3, None), abs=0.02)
+
+
 @pytest.mark.parametrize("name", ["list", "tiny"])
 def test_evaluation_counts_each_token_once_and_uses_the_running_statistics(data, name, monkeypatch):
     dataset = prepare_data.load(name)
@@ -511,6 +525,29 @@ def test_the_same_seed_gives_the_same_run(data, call):
     assert [torch.equal(models[0].layers[1].weight, model.layers[1].weight) for model in models] == [True, True, False]
 
 
+def test_the_log_shows_the_start_and_every_tenth_with_the_mean_since_the_line_before(data, call, monkeypatch):
+    histories, train = [], mlp.train
+    monkeypatch.setattr(mlp, "train", lambda *rest: (histories.append(train(*rest)), histories[-1])[1])
+    seconds = iter(range(10_000))
+    monkeypatch.setattr("mlp.time.perf_counter", lambda: next(seconds))
+    _, out, _ = call(mlp, "--dataset=list", "--max_iters=250", "--num_samples=0", "--learning_rate=0.2")
+    lines = [line.split() for line in out.splitlines() if line.startswith("step ")]
+    steps = [int(line[1].split("/")[0]) for line in lines]
+    assert steps == [1, 10, 25, 50, 75, 100, 125, 150, 175, 200, 225, 250]
+    for begin, end, line in zip([0, *steps], steps, lines, strict=False):
+        assert float(line[3]) == pytest.approx(np.mean(histories[0].losses[begin:end]), abs=1e-4)
+    assert lines[0][4:6] == ["lr", "2.00e-01"]
+    assert [line[-1] for line in lines] == ["2.00e-01", *["left"] * 11]  # shown once it has taken more than a second
+    left = float(lines[2][-3])
+    assert left == pytest.approx(3 / 25 * 225, abs=1)  # three looks at this clock, one a second
+
+
+def test_the_steps_unless_said_otherwise(monkeypatch):
+    for options, steps in ((["--find_lr"], 4000), ([], 60_000), (["--max_iters=7"], 7)):
+        monkeypatch.setattr("sys.argv", ["mlp.py", *options])
+        assert mlp.read_options().max_iters == steps
+
+
 def test_the_result_line_is_that_of_the_splits(data, call):
     """The losses printed are the means over whole splits, of the network as it ends."""
     _, out, _ = call(mlp, "--dataset=list", *QUICK)
@@ -596,7 +633,10 @@ def test_samples_follow_from_the_seed_and_start_where_texts_start(data, capsys, 
         assert samples(name, 1) == samples(name, 1) != samples(name, 2)
 
 
-def test_the_sweep_prints_its_table_and_its_rule(data, call):
+def test_the_sweep_prints_its_table_and_its_rule(data, call, monkeypatch):
+    figures = []
+    keep = lambda figure, path: (figures.append(figure), prepare_data.save_picture(figure, path))  # noqa: E731
+    monkeypatch.setattr(mlp, "save_picture", keep)
     status, out, _ = call(mlp, "--dataset=list", "--find_lr", "--max_iters=500", "--plot")
     assert status == 0
     rows = [line.split() for line in out.splitlines() if "|" in line]
@@ -611,6 +651,14 @@ def test_the_sweep_prints_its_table_and_its_rule(data, call):
     places = np.array([line.index("*") for line in out.splitlines() if "|" in line])
     assert np.array_equal(places == places.min(), smooth - smooth.min() < (np.ptp(smooth) / 60) / 2)
     assert Path("out/mlp_list/find_lr.png").read_bytes().startswith(b"\x89PNG")
+    curve, chosen = figures[0].axes[0].lines
+    assert abs(curve.get_ydata() - losses).max() < 1e-4
+    assert chosen.get_xdata()[0] == pytest.approx(rates[best], abs=1e-4)
+    assert "end of the sweep" not in out
+    monkeypatch.setattr(mlp, "sweep_rates", lambda *_: (np.geomspace(1e-3, 1, 25), np.linspace(3, 2, 25)))
+    out = call(mlp, "--dataset=list", "--find_lr")[1]
+    assert "that is the end of the sweep: a larger rate may do better" in out
+    assert result(out)["learning_rate"] == "1"
 
 
 def test_the_sweep_trains_at_the_rates_that_it_names(data, monkeypatch):
