@@ -45,6 +45,7 @@ from prepare_data import (
 
 EVAL_TOKENS = 2_000_000  # of a split, at most, that the losses at the end are about
 PIECE = 1 << 22  # numbers in a tensor at a time, in evaluation
+LARGEST = 1_000_000_000  # numbers that the network, or a layer's output, may have
 SATURATED = 0.97  # beyond it, the slope of tanh is below 0.06
 
 # Shapes: B examples in a batch, T tokens of context (block_size), V tokens in the vocabulary, C = n_embd numbers in an
@@ -363,8 +364,8 @@ def find_lr(model: MLP, data: Dataset, options, path: Path | None) -> float:
     print("\n  rate   mean loss   with neighbours")
     for rate, loss, mean in zip(rates, losses, smooth, strict=True):
         print(f"{rate:.4f} {loss:11.4f} {mean:17.4f}  |" + " " * round(60 * (mean - low) / spread) + "*")
-    print(f"the rule: the rate at which the loss, averaged with its neighbours, is lowest: {rates[best]:.2g}")
-    print("(below, the network learns more slowly; above, each step undoes some of what the others did)")
+    print("below the right rate it learns more slowly; above, each step undoes some of what the others did")
+    print(f"the rule: where the loss, averaged with its neighbours, is lowest: --learning_rate={rates[best]:.2g}")
     if best == len(rates) - 1:
         print("that is the end of the sweep: a larger rate may do better")
     if path:
@@ -429,7 +430,7 @@ def look(model: MLP, when: str, difference: float, learning_rate: float) -> list
     """Print what the layers put out for the batch that the model saw last, and how the gradient reached them. Returns
     the output of each tanh layer, and the gradient in it."""
     print(f"\n{when}, on one batch:")
-    print("layer                      mean    std   saturated   dead   gradient std   grad:data   update:data")
+    print("layer                      mean    std   saturated   dead   gradient std   grad:data   update:data (log10)")
     names, grads, updates = iter(matrices(model)), update_to_data(model, 1.0), update_to_data(model, learning_rate)
     for layer in model.layers:
         name = next(names) if isinstance(layer, (Embedding, Linear)) else ""
@@ -511,7 +512,7 @@ def read_options():
     add("--fold", action="store_true", help="after training, fold batch norm into the layers before it")
     add("--plot", action="store_true", help="draw a picture into out/mlp_<dataset>/")
     add("--num_samples", type=number(int, 0), default=20, help="texts to write (default: 20)")
-    add("--seed", type=number(int, 0), default=1337, help="the same seed gives the same run (default: 1337)")
+    add("--seed", type=number(int, 0, 2**31 - 1), default=1337, help="the same seed gives the same run (default: 1337)")
     options = parser.parse_args()
     options.batchnorm = options.init == "kaiming" if options.batchnorm is None else options.batchnorm == "true"
     if options.batchnorm and options.batch_size == 1:
@@ -549,11 +550,14 @@ def main() -> None:
         if len(tokens) <= T:
             few = f"the {split} split of {data.name} has {len(tokens)} tokens, too few for block_size={T} and a target"
             raise UserError(f"{few}; lower --block_size or take a longer text")
-    shape = (options.n_embd, options.n_hidden, options.n_layer)
-    model = make_model(data.vocab_size, T, *shape, options.init, options.batchnorm, options.seed)
+    V, C, H, n_layer = data.vocab_size, options.n_embd, options.n_hidden, options.n_layer
+    if max(V * C + (T * C + (n_layer - 1) * H + V) * H, options.batch_size * max(T * C, H, V)) > LARGEST:
+        sizes = "n_hidden, n_layer, n_embd, block_size or batch_size"
+        raise UserError(f"the network, or what it makes of a batch, has more than {LARGEST:,} numbers; lower {sizes}")
+    model = make_model(V, T, C, H, n_layer, options.init, options.batchnorm, options.seed)
     norm, path = "with" if options.batchnorm else "without", Path("out", f"mlp_{data.name}")
     sizes = ", ".join(f"{len(tokens) - 1:,} in {split}" for split, tokens in splits.items())
-    print(f"{data.name}: {data.vocab_size:,} tokens; contexts of {T} and what comes after: {sizes}")
+    print(f"{data.name}: {V:,} tokens; contexts of {T} and what comes after: {sizes}")
     start = f"{options.init} initialisation, {norm} batch norm"
     print(f"a network of {model.num_params():,} parameters; {start}", flush=True)
 
@@ -562,9 +566,6 @@ def main() -> None:
         result["learning_rate"] = f"{find_lr(model, data, options, path / 'find_lr.png' if options.plot else None):.4g}"
     else:
         history = train(model, data, options)
-        if options.plot:
-            draw_training(history, f"mlp.py on {data.name}, {start}", path := path / "training.png")
-            print(f"\n{path}: activations, gradients, loss and updates")
         if options.fold:
             trained, model = model, fold(model)
             show_fold(trained, model, data, T)
@@ -575,6 +576,9 @@ def main() -> None:
         show_losses(data, losses)
         if cut := [split for split in splits if len(splits[split]) > EVAL_TOKENS]:
             print(f"({' and '.join(cut)}: of the first {EVAL_TOKENS:,} tokens)")
+        if options.plot:
+            draw_training(history, f"mlp.py on {data.name}, {start}", path := path / "training.png")
+            print(f"\n{path}: activations, gradients, loss and updates")
         result |= {"step": options.max_iters} | {split: f"{loss:.4f}" for split, loss in losses.items()}
         result |= {"bpb": f"{data.bits_per_byte(losses['val'], 'val'):.4f}"}
     result |= {"seconds": f"{time.perf_counter() - began:.1f}"}
