@@ -58,7 +58,8 @@ SATURATED = 0.97  # beyond it, the slope of tanh is below 0.06
 def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """For each place in `at` (B,), 1 or later, the T tokens before it and the one there: X (B, T) and Y (B,), int64.
 
-    Before the start of a document stand separators; before that of a text without documents, its first token."""
+    Of emma, with T = 3 and a dot for the separator: ... and e, ..e and m, .em and m, emm and a, mma and the next dot.
+    Before the start of a text without documents stands its first token."""
     X = tokens[np.maximum(at[:, None] + np.arange(-T, 0), 0)].astype(np.int64)
     if separator is not None:
         ended = np.logical_or.accumulate((separator == X)[:, ::-1], axis=1)[:, ::-1]  # one here, or later in the row

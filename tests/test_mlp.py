@@ -572,6 +572,9 @@ def test_a_long_split_is_judged_by_its_first_tokens_and_says_so(data, call, monk
 def test_the_start_is_explained(data, call):
     _, bad, _ = call(mlp, "--dataset=list", "--init=naive", *QUICK)
     _, good, _ = call(mlp, "--dataset=list", *QUICK)
+    assert (
+        "naive initialisation, with batch norm" in call(mlp, "--dataset=list", "--init=naive", "--batchnorm", *QUICK)[1]
+    )
     assert "hockey stick" in bad
     assert "most units hardly pass a gradient on" in bad
     assert "without batch norm" in bad
