@@ -94,7 +94,8 @@ class Embedding:
         return self.C[X].flatten(1)
 
     def backward(self, dout: torch.Tensor) -> None:
-        # a row was used at every place where its token stands: its gradient is the sum over them, a scatter-add
+        # A row was used at every place where its token stands: its gradient is the sum over them, a scatter-add.
+        # The tokens themselves have none: nothing can nudge a number that names a row.
         rows = dout.reshape(-1, self.C.shape[1])  # (B T, C)
         self.C.grad = torch.zeros_like(self.C).index_add_(0, self.X.flatten(), rows)
 
@@ -146,8 +147,8 @@ class BatchNorm:
         return self.gain * self.xhat + self.bias
 
     def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        # Each x acts on its own output, and through the batch's mean and variance on those of all B examples. With
-        # every path added up and simplified, in one line:
+        # In training, each x acts on its own output, and through the batch's mean and variance on those of all B
+        # examples. With every path added up and simplified, in one line:
         #   dx = gain / std (dout - mean(dout) - xhat mean(dout xhat))
         # The second term is the path through the mean: moving all x alike changes no output. The third is the path
         # through the variance: nor does stretching them all.
@@ -232,7 +233,7 @@ def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: s
 
 @torch.no_grad()
 def fold(model: MLP) -> MLP:
-    """The same function without batch norm. In evaluation it is one weighted sum after another, which is one again:
+    """The same function without batch norm, which in evaluation is a weighted sum after another one. That is one again:
 
     gain (x W - mean) / std + bias  =  x (W gain / std) + (bias - mean gain / std)"""
     layers = []
