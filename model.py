@@ -13,8 +13,11 @@ The letters behind the lines give the shape of what the line makes:
 B batch, T time (tokens, at most block_size), C channels (n_embd), nh heads (n_head), hd = C / nh, V vocab_size.
 """
 
+import json
 import math
+import mmap
 import pickle
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -38,15 +41,18 @@ class GPTConfig:
     block_size: int = key(128, "tokens of context that the model sees at most", least=1)
     n_layer: int = key(4, "blocks, one after the other", least=1)
     n_head: int = key(4, "attention heads in a block; divides n_embd", least=1)
+    n_kv_head: int = key(0, "heads of keys and values; divides n_head: fewer are shared, 1 by all; 0: n_head", least=0)
     n_embd: int = key(128, "channels: numbers that stand for a token inside of the model", least=1)
     dropout: float = key(0.0, "share of activations zeroed in training, for little data", least=0)
     bias: bool = key(False, "biases in the linear layers and layer norms, as GPT-2 has them")
     norm: str = key("rmsnorm", "what keeps activations at a steady size", ("layernorm", "rmsnorm"))
-    position: str = key("rope", "tells the order: a table added to the input, or q and k rotated", ("learned", "rope"))
-    activation: str = key("relu2", "the non-linearity in the MLP", ("gelu", "relu2"))
+    norm_position: str = key("pre", "norm what a layer reads, or what comes after its sum", ("pre", "post"))
+    position: str = key("rope", "tells the order of tokens", ("learned", "sinusoidal", "rope", "alibi", "none"))
+    activation: str = key("relu2", "the non-linearity in the MLP", ("relu", "gelu", "relu2", "swiglu"))
     qk_norm: bool = key(True, "normalise queries and keys, so that attention scores stay bounded")
     tie_weights: bool = key(False, "one matrix for the token embedding and the output layer")
-    zero_init: bool = key(True, "start the output of each block, and an untied output layer, at zero")
+    softcap: float = key(0.0, "bounds the logits smoothly to this size; 0: no bound", least=0)
+    zero_init: bool = key(True, "start the output of each block, and the logits, at zero")
     flash: bool = key(True, "PyTorch's fused attention; false: the formula written out, the same numbers")
 
     def __post_init__(self):
@@ -58,14 +64,24 @@ class GPTConfig:
                 raise ValueError(f"{f.name}={value} is out of range; it must be {least} or more")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; choose a multiple of it")
-        if self.position == "rope" and self.n_embd // self.n_head % 2:
-            odd = f"n_embd / n_head = {self.n_embd // self.n_head} is odd"
+        self.n_kv_head = self.n_kv_head or self.n_head
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}; choose a divisor")
+        if self.position == "rope" and self.head_dim % 2:
+            odd = f"n_embd / n_head = {self.head_dim} is odd"
             raise ValueError(f"position=rope rotates pairs of channels, but {odd}; choose an even one")
+        if self.position == "sinusoidal" and self.n_embd % 2:
+            odd = f"n_embd={self.n_embd} is odd"
+            raise ValueError(f"position=sinusoidal fills pairs of channels, but {odd}; choose an even one")
         if self.dropout >= 1:
             raise ValueError(f"dropout={self.dropout} is out of range; it must be below 1")
 
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
 
-# ----------------------------------------------------------------------------- parts
+
+# ----------------------------------------------------------------------------- norms and positions
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
@@ -75,49 +91,84 @@ def make_norm(config: GPTConfig) -> nn.Module:
     return nn.RMSNorm(config.n_embd, eps=1e-6)
 
 
-def rope_table(block_size: int, head_dim: int, base: float = 10_000.0) -> torch.Tensor:
-    """cos and sin of position * base^(-2i/hd), (2, T, hd/2). RoPE (Su et al. 2021) turns the channel pair i of a query
-    or key by this angle, so that the dot product of two of them depends only on how far apart they stand."""
-    frequency = base ** (-torch.arange(0, head_dim, 2) / head_dim)  # (hd/2)
-    angle = torch.outer(torch.arange(block_size), frequency)  # (T, hd/2)
+def angles(positions: int, channels: int, base: float = 10_000.0) -> torch.Tensor:
+    """t * base^(-2i / channels) for position t and pair of channels i, (T, channels/2), float64: clocks whose hands
+    turn ever more slowly, from 1 radian a token down to nearly 1 / base."""
+    frequency = base ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
+    return torch.outer(torch.arange(positions, dtype=torch.float64), frequency)
+
+
+def sinusoid_table(block_size: int, n_embd: int) -> torch.Tensor:
+    """sin and cos of each angle side by side, (T, C): a row is added to each embedding (Vaswani et al. 2017). The row
+    of t + k is that of t with each pair turned by k * frequency, so that a linear layer can find "k tokens back"."""
+    angle = angles(block_size, n_embd)  # (T, C/2)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)  # (T, C)
+
+
+def rope_table(block_size: int, head_dim: int) -> torch.Tensor:
+    """cos and sin of each angle, (2, T, hd/2). RoPE (Su et al. 2021) turns the channel pair i of a query or key by
+    its angle, so that the dot product of two of them depends only on how far apart they stand."""
+    angle = angles(block_size, head_dim)  # (T, hd/2)
     return torch.stack((angle.cos(), angle.sin()))
 
 
 def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Turn x (B, nh, T, hd); the pair i is the channels i and i + hd/2."""
-    cos, sin = rope.to(x.dtype)  # (T, hd/2) each
+    """Turn x (B, nh, T, hd) by rope (2, ..., T, hd/2); the pair i is the channels i and i + hd/2."""
+    cos, sin = rope
     a, b = x.chunk(2, dim=-1)  # (B, nh, T, hd/2) each
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).type_as(x)
+
+
+def alibi_slopes(n_head: int) -> torch.Tensor:
+    """2^(-8h/nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) takes slope * distance from the
+    scores: a head with a steep slope looks near, one with a gentle slope far."""
+    return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
+
+
+# ----------------------------------------------------------------------------- the block
 
 
 class CausalSelfAttention(nn.Module):
-    """Each token gathers from itself and the tokens before it: softmax(q k^T / sqrt(hd)) v, once a head
-    (Vaswani et al. 2017)."""
+    """Each token gathers from itself and the tokens before it: softmax(q k^T / sqrt(hd) + mask) v, once a head
+    (Vaswani et al. 2017). With fewer heads of keys and values, several heads of queries share one: grouped-query
+    (Ainslie et al. 2023), or multi-query attention where all share a single one (Shazeer 2019)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # q, k and v in one product
+        shared = config.n_kv_head * config.head_dim
+        self.widths = (config.n_embd, shared, shared)
+        self.c_attn = nn.Linear(config.n_embd, sum(self.widths), bias=config.bias)  # q, k and v in one product
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
-        B, T, C = x.shape
-        heads = (B, T, self.config.n_head, C // self.config.n_head)
-        q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))  # (B, nh, T, hd) each
-        if self.config.qk_norm:  # Henry et al. 2020
+    def forward(self, x, rope=None, mask=None, kv=None, weights=None) -> torch.Tensor:
+        """x (B, T, C) -> (B, T, C). rope (2, ..., T, hd/2) turns queries and keys. mask (..., T, S) is added to the
+        scores; None lets each token see all before it. kv (2, B, n_kv_head, S, hd) holds the keys and values of S - T
+        earlier tokens, and room for these. The list `weights` gets what softmax gives, (B, nh, T, S)."""
+        config, T = self.config, x.shape[1]
+        parts = self.c_attn(x).split(self.widths, dim=2)
+        q, k, v = (part.unflatten(2, (-1, config.head_dim)).transpose(1, 2) for part in parts)  # (B, heads, T, hd) each
+        if config.qk_norm:  # Henry et al. 2020
             q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        dropout = self.config.dropout if self.training else 0.0
-        if self.config.flash:
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)  # (B, nh, T, hd)
+        if kv is not None:
+            kv[0, :, :, -T:], kv[1, :, :, -T:] = k, v
+            k, v = kv  # (B, n_kv_head, S, hd) each
+        dropout = config.dropout if self.training else 0.0
+        if config.flash and weights is None:
+            options = {"attn_mask": mask, "is_causal": mask is None and T > 1, "dropout_p": dropout}
+            grouped = config.n_kv_head < config.n_head
+            y = F.scaled_dot_product_attention(q, k, v, **options, enable_gqa=grouped)  # (B, nh, T, hd)
         else:
-            wei = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, nh, T, T)
-            future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)  # the future may not be seen
-            wei = wei.masked_fill(future, -math.inf).softmax(dim=-1)
+            k, v = (part.repeat_interleave(config.n_head // config.n_kv_head, dim=1) for part in (k, v))
+            wei = q @ k.transpose(-2, -1) / math.sqrt(config.head_dim)  # (B, nh, T, S)
+            wei = (wei + mask).softmax(dim=-1)
+            if weights is not None:
+                weights.append(wei)
             y = F.dropout(wei, dropout) @ v  # (B, nh, T, hd)
-        y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side
+        y = y.transpose(1, 2).flatten(2)  # the heads side by side, (B, T, C)
         return self.resid_dropout(self.c_proj(y))
 
 
@@ -126,31 +177,44 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.relu2 = config.activation == "relu2"
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.activation = config.activation
+        gated = config.activation == "swiglu"  # three matrices of 8/3 C, about as many weights as two of 4C
+        width = 8 * max(round(config.n_embd / 3), 1) if gated else 4 * config.n_embd
+        self.c_fc = nn.Linear(config.n_embd, 2 * width if gated else width, bias=config.bias)
+        self.c_proj = nn.Linear(width, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.c_fc(x)  # (B, T, 4C)
-        # relu(x)^2 (So et al. 2021), or GPT-2's tanh form of gelu (Hendrycks, Gimpel 2016)
-        x = F.relu(x).square() if self.relu2 else F.gelu(x, approximate="tanh")
+        if self.activation == "relu":  # max(x, 0)
+            x = F.relu(x)
+        elif self.activation == "gelu":  # x Phi(x), by the tanh that GPT-2 has in its place (Hendrycks, Gimpel 2016)
+            x = F.gelu(x, approximate="tanh")
+        elif self.activation == "relu2":  # max(x, 0)^2 (So et al. 2021)
+            x = F.relu(x).square()
+        else:  # swiglu: x sigmoid(x) opens or shuts a gate for each channel (Shazeer 2020)
+            gate, x = x.chunk(2, dim=-1)  # (B, T, 8/3 C) each
+            x = F.silu(gate) * x
         return self.dropout(self.c_proj(x))  # (B, T, C)
 
 
 class Block(nn.Module):
-    """Communication, then computation. Each is added to the stream x, and reads it through a norm ("pre-norm":
-    the norm stands before the layer, the original Transformer has it after the sum)."""
+    """Communication, then computation, each added to the stream x. "pre": each reads it through a norm (GPT-2);
+    "post": the norm stands after the sum (Vaswani et al. 2017)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
+        self.post = config.norm_position == "post"
         self.ln_1 = make_norm(config)
         self.attn = CausalSelfAttention(config)
         self.ln_2 = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
-        x = x + self.attn(self.ln_1(x), rope)
+    def forward(self, x: torch.Tensor, *context) -> torch.Tensor:
+        if self.post:
+            x = self.ln_1(x + self.attn(x, *context))
+            return self.ln_2(x + self.mlp(x))
+        x = x + self.attn(self.ln_1(x), *context)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -168,74 +232,144 @@ class GPT(nn.Module):
             parts["wpe"] = nn.Embedding(config.block_size, config.n_embd)
         parts["drop"] = nn.Dropout(config.dropout)
         parts["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        parts["ln_f"] = make_norm(config)
+        if config.norm_position == "pre":  # after "post", the stream is normed already
+            parts["ln_f"] = make_norm(config)
         self.transformer = nn.ModuleDict(parts)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight  # one tensor, not a copy (Press, Wolf 2017)
-        rope = rope_table(config.block_size, config.n_embd // config.n_head) if config.position == "rope" else None
-        self.register_buffer("rope", rope, persistent=False)
+        self.wte_std = 0.02 if config.tie_weights else 1.0
+        table = None  # of positions: nothing to learn in it
+        if config.position == "sinusoidal":
+            table = self.wte_std * sinusoid_table(config.block_size, config.n_embd)  # (block_size, C)
+        elif config.position == "rope":
+            table = rope_table(config.block_size, config.head_dim)  # (2, block_size, hd/2)
+        elif config.position == "alibi":
+            table = alibi_slopes(config.n_head)  # (nh, 1, 1)
+        self.register_buffer("table", None if table is None else table.float(), persistent=False)
         self.init_weights()
 
+    @torch.no_grad()
     def init_weights(self) -> None:
-        """GPT-2's N(0, 0.02), and less by 1/sqrt(2 n_layer) where a layer adds to the stream, whose variance then does
-        not grow with depth; or zero there (zero_init): every block starts as the identity."""
+        """First weights for which the loss is ln V, a blind guess, and the stream's size hardly depends on width and
+        depth: GPT-2's N(0, 0.02) for the output layer, and in the blocks N(0, 0.4 / sqrt(inputs)), which is 0.02 for
+        400. Less by 1/sqrt(2 n_layer) where a layer adds to the stream; or zero there, and in an untied output layer
+        (zero_init): every block starts as the identity."""
         config = self.config
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):
-                std = 0.0 if config.zero_init else 0.02 / math.sqrt(2 * config.n_layer)
+                std = 0.0 if config.zero_init else 0.4 / math.sqrt(p.shape[1] * 2 * config.n_layer)
             elif name == "lm_head.weight":
                 std = 0.0 if config.zero_init else 0.02
-            elif name == "transformer.wte.weight":
-                std = 0.02 if config.tie_weights else 1.0  # tied, it also makes the logits, which must start small
-            else:
-                std = 0.02
+            elif name.startswith("transformer.w"):
+                std = self.wte_std if name == "transformer.wte.weight" else 0.04
+            elif p.dim() == 2:
+                std = 0.4 / math.sqrt(p.shape[1])
             if p.dim() == 2:
                 nn.init.normal_(p, std=std)
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
+
+        # The last norm gives each channel the size `gain`, and logits the standard deviation 0.02 gain sqrt(C): at 0.2
+        # they cost 0.2^2 / 2 nats. A tied layer sees the token itself, too. Where the stream is little else at first,
+        # its logit is 0.02 gain C, whose exponential must stay small beside V.
+        gain = min(1.0, 0.2 / (0.02 * math.sqrt(config.n_embd)))
+        if config.tie_weights and (config.zero_init or config.norm_position == "post"):
+            gain = min(gain, math.log(1 + config.vocab_size / 25) / (0.02 * config.n_embd))
+        if config.tie_weights or not config.zero_init:
+            last = self.transformer.ln_f if config.norm_position == "pre" else self.transformer.h[-1].ln_2
+            last.weight.fill_(gain)
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple:
         """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats, a scalar.
 
         The logits at t are about the token after idx[:, t]. A target of -1 is not counted. Raises ValueError where T
         exceeds block_size."""
-        logits = self.lm_head(self.features(idx))  # (B, T, V)
+        logits = self.logits(self.features(idx))  # (B, T, V)
         if targets is None:
             return logits, None
         loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
         return logits, loss
 
-    def features(self, idx: torch.Tensor) -> torch.Tensor:
-        """idx (B, T) -> (B, T, C), what the output layer reads."""
-        T = idx.shape[1]
-        if self.config.block_size < T:
-            raise ValueError(f"{T} tokens do not fit into block_size={self.config.block_size}; give the last ones only")
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., C) -> (..., V), unnormalised log-probabilities."""
+        logits = self.lm_head(x)
+        if self.config.softcap:  # straight near 0, never beyond +-softcap (Gemma Team 2024)
+            logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
+        return logits
+
+    def features(self, idx: torch.Tensor, cache: "Cache | None" = None, pad=None, weights=None) -> torch.Tensor:
+        """idx (B, T) -> (B, T, C), what the output layer reads.
+
+        With a cache, the tokens follow those that it holds, and are added to it. pad (B,): the first pad[b] tokens of
+        row b, in the cache or here, are padding that no other token sees; the row's positions count from behind it.
+        The list `weights` gets the attention weights of each block, (B, nh, T, S). Raises ValueError where there is
+        no room for so many tokens."""
+        config, T, past = self.config, idx.shape[1], cache.length if cache else 0
+        S = past + T
+        if config.block_size < S:
+            raise ValueError(f"{S} tokens do not fit into block_size={config.block_size}; give the last ones only")
+        at = torch.arange(past, S, device=idx.device)  # (T,)
+        if pad is not None:
+            at = (at - pad[:, None]).clamp(min=0)  # (B, T)
         x = self.transformer.wte(idx)  # (B, T, C)
-        if self.config.position == "learned":
-            x = x + self.transformer.wpe(torch.arange(T, device=idx.device))  # (B, T, C)
+        rope = mask = None
+        if config.position == "learned":
+            x = x + self.transformer.wpe(at)
+        elif config.position == "sinusoidal":
+            x = x + self.table[at]
+        elif config.position == "rope":
+            rope = self.table[:, at].unsqueeze(-3)  # (2, 1, T, hd/2); with pad (2, B, 1, T, hd/2)
+        fused = config.flash and weights is None and config.position != "alibi" and pad is None
+        if not fused or (past > 0 and T > 1):
+            mask = self.mask(T, S, pad)
         x = self.transformer.drop(x)
-        rope = self.rope[:, :T] if self.rope is not None else None
-        for block in self.transformer.h:
-            x = block(x, rope)  # (B, T, C)
-        return self.transformer.ln_f(x)
+        for i, block in enumerate(self.transformer.h):
+            kv = cache.kv[i, :, :, :, :S] if cache else None
+            x = block(x, rope, mask, kv, weights)  # (B, T, C)
+        if cache:
+            cache.length = S
+        return self.transformer.ln_f(x) if config.norm_position == "pre" else x
+
+    def mask(self, T: int, S: int, pad: torch.Tensor | None) -> torch.Tensor:
+        """What is added to the scores of the last T of S tokens, (T, S), or with more dimensions before: -inf where
+        the key stands after the query or is padding, 0 elsewhere, or ALiBi's -slope * distance."""
+        weight = self.lm_head.weight
+        key = torch.arange(S, device=weight.device)  # (S,)
+        query = key[S - T :, None]  # (T, 1)
+        hidden = key > query  # (T, S)
+        if pad is not None:  # padding sees itself: a row of -inf alone has no softmax
+            hidden = hidden | (key < pad.view(-1, 1, 1, 1)) & (key != query)  # (B, 1, T, S)
+        score = self.table * (key - query) if self.config.position == "alibi" else torch.zeros_like(weight[0, 0])
+        return score.masked_fill(hidden, -math.inf)
+
+    @torch.no_grad()
+    def attention_weights(self, idx: torch.Tensor) -> torch.Tensor:
+        """idx (B, T) -> (n_layer, B, nh, T, T): how much of each token (last axis) each token gathers, in each head."""
+        weights = []
+        self.features(idx, weights=weights)
+        return torch.stack(weights)
 
     # ------------------------------------------------------------------------- sizes
 
-    def num_params(self) -> int:
-        """Parameters, a tied matrix counted once."""
-        return sum(p.numel() for p in self.parameters())
+    def num_params(self, non_embedding: bool = False) -> int:
+        """Parameters, a tied matrix counted once. non_embedding: without the tables in which rows are only looked up,
+        those of positions, and of tokens unless they are the output layer's matrix, too."""
+        count = sum(p.numel() for p in self.parameters())
+        if non_embedding:
+            tables = [self.transformer.wpe] if self.config.position == "learned" else []
+            tables += [] if self.config.tie_weights else [self.transformer.wte]
+            count -= sum(table.weight.numel() for table in tables)
+        return count
 
-    def flops_per_token(self) -> int:
-        """Floating-point operations of a training step for one token at full context, forward and backward.
+    def flops_per_token(self, T: int | None = None) -> int:
+        """Floating-point operations of a training step, forward and backward, for each of T tokens (block_size).
 
         A weight in a matrix product costs a multiplication and an addition forward and twice that backward, 6 in all;
         tables that are looked up cost nothing. In a layer, q k^T and wei v are 2 T C each forward, 12 T C in all, with
         the masked half counted (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
         config = self.config
-        lookups = self.transformer.wpe.weight.numel() if config.position == "learned" else 0
-        lookups += 0 if config.tie_weights else self.transformer.wte.weight.numel()
-        return 6 * (self.num_params() - lookups) + 12 * config.n_layer * config.block_size * config.n_embd
+        return 6 * self.num_params(non_embedding=True) + 12 * config.n_layer * (T or config.block_size) * config.n_embd
 
     # ------------------------------------------------------------------------- generation
 
@@ -246,26 +380,49 @@ class GPT(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        use_cache: bool = True,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
         """Continue idx (B, T), T >= 1, by max_new_tokens: (B, T + max_new_tokens). See stream() and sample_token()."""
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-        return torch.cat([idx, *self.stream(idx, max_new_tokens, **sampling)], dim=1)
+        return torch.cat([idx, *self.stream(idx, max_new_tokens, use_cache, **sampling)], dim=1)
 
     @torch.no_grad()
-    def stream(self, idx: torch.Tensor, max_new_tokens: int, **sampling) -> Iterator[torch.Tensor]:
-        """Yield the tokens after idx (B, T) one by one, (B, 1) each, drawn by sample_token(**sampling) from what the
-        model says after the last block_size tokens.
+    def stream(self, idx: torch.Tensor, max_new_tokens: int, use_cache: bool = True, **sampling) -> Iterator:
+        """Yield the tokens after idx (B, T) one by one, (B, 1) each, drawn by sample_token(**sampling).
 
-        Runs in evaluation mode, and puts back the mode it found."""
-        was_training = self.training
+        Rows of different lengths are padded on the left with -1, which changes nothing for them. A token is predicted
+        from a window of its row: all tokens before it, as long as they are block_size at most. When the window is full,
+        it goes on with its newer half, block_size // 2 tokens (of a longer prompt, it starts as the last block_size).
+        So the context is never less than half a block, and what a token costs stays bounded: with the cache, one pass
+        for itself and on average one more to read it again as part of a half.
+
+        use_cache=False computes all keys and values again for each token: the same tokens, slowly. Runs in evaluation
+        mode, and puts back the mode it found. Raises ValueError for a row without a token."""
+        block_size, (B, T) = self.config.block_size, idx.shape
+        padding = idx < 0  # (B, T)
+        starts = padding.sum(dim=1)  # where the window of each row begins
+        if T == 0 or padding[:, -1].any() or not torch.equal(starts, padding.cumprod(dim=1).sum(dim=1)):
+            raise ValueError("a row of idx has no token, or padding behind one; pad with -1 on the left only")
+        starts = [max(start, T - block_size) for start in starts.tolist()]
+        tokens = torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
+        was_training, cache = self.training, Cache(self, B) if use_cache else None
         self.eval()
         try:
-            for _ in range(max_new_tokens):
-                x = self.features(idx[:, -self.config.block_size :])[:, -1]  # (B, C)
-                token = sample_token(self.lm_head(x), **sampling)  # (B, 1)
-                yield token
-                idx = torch.cat((idx, token), dim=1)
+            for n in range(T, T + max_new_tokens):
+                full = [n - start > block_size for start in starts]
+                if n == T or any(full) or not use_cache:
+                    starts = [n - max(block_size // 2, 1) if f else s for s, f in zip(starts, full, strict=True)]
+                    first = min(starts)
+                    pad = torch.tensor(starts, device=idx.device) - first if max(starts) > first else None
+                    new = tokens[:, first:n].clamp(min=0)
+                    if cache:
+                        cache.length = 0
+                else:
+                    new = tokens[:, n - 1 : n]
+                x = self.features(new, cache, pad)[:, -1]  # (B, C)
+                tokens[:, n : n + 1] = sample_token(self.logits(x), **sampling)
+                yield tokens[:, n : n + 1]
         finally:
             self.train(was_training)
 
@@ -288,6 +445,69 @@ class GPT(nn.Module):
             raise ValueError(f"the checkpoint lacks parts of a model ({why}); give another one") from error
         return model.eval(), tokenizer
 
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path, **keys) -> "GPT":
+        """GPT-2 with OpenAI's weights, on the CPU and in evaluation mode. By name (gpt2, gpt2-medium, gpt2-large,
+        gpt2-xl) they are downloaded once; a path is a model.safetensors or pytorch_model.bin, or a folder with one,
+        of any GPT-2 with heads of 64 channels. keys: dropout, flash, or a smaller block_size.
+
+        Raises ValueError where the weights are not GPT-2's, naming the tensors that do not fit."""
+        path = gpt2_file(name_or_path)
+        advice = "give GPT-2's weights in the layout of the Hugging Face hub, or delete the file to download it again"
+        tensors = read_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path, advice)
+        try:
+            tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+            (vocab_size, n_embd), (block_size, _) = tensors["wte.weight"].shape, tensors["wpe.weight"].shape
+            n_layer = len({name.split(".")[1] for name in tensors if name.startswith("h.")})
+            settings = path.with_name("config.json")
+            settings = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+            n_head = settings.get("n_head", max(n_embd // 64, 1))
+        except (AttributeError, KeyError, ValueError, IndexError) as error:
+            raise ValueError(f"{path} is not GPT-2 ({type(error).__name__}: {error}); {advice}") from error
+        if name_or_path in GPT2_SIZES:
+            n_layer, n_head, n_embd = GPT2_SIZES[name_or_path]
+        shape = {"vocab_size": vocab_size, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+        if keys.get("block_size", 1) > block_size:
+            raise ValueError(f"block_size={keys['block_size']} is beyond the {block_size} of {path}; choose less")
+        with torch.device("meta"):  # shapes alone: the weights come from the file
+            model = cls(GPTConfig(**GPT2_KEYS | shape | {"block_size": block_size} | keys))
+
+        tensors = {name: tensor for name, tensor in tensors.items() if not re.fullmatch(GPT2_MASKS, name)}
+        head = tensors.setdefault("lm_head.weight", tensors["wte.weight"])
+        state, wrong = {}, [] if torch.equal(head, tensors["wte.weight"]) else ["lm_head.weight is not wte.weight"]
+        for name, p in model.state_dict().items():
+            tensor = tensors.pop(name.removeprefix("transformer."), None)
+            wanted = (block_size, n_embd) if name == "transformer.wpe.weight" else tuple(p.shape)
+            turned = ".h." in name and p.dim() == 2  # a matrix of the blocks stands the other way round in the file
+            if tensor is None:
+                wrong.append(f"{name} is missing")
+            elif tuple(tensor.shape) != (wanted[::-1] if turned else wanted) or not tensor.is_floating_point():
+                wrong.append(f"{name} is {str(tensor.dtype)[6:]} {tuple(tensor.shape)}, not {wanted}")
+            else:
+                tensor = (tensor.t() if turned else tensor)[: len(p)].float()
+                state[name] = tensor.clone(memory_format=torch.contiguous_format)
+        wrong += [f"{name} is unknown" for name in tensors]
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise ValueError(f"{path} is not {shape}: {', '.join(wrong[:3])}{more}; {advice}")
+        model.load_state_dict(state, assign=True)
+        model.lm_head.weight = model.transformer.wte.weight
+        return model.eval()
+
+
+class Cache:
+    """Room for the keys and values of block_size tokens in each of B rows, in all layers: with those of the tokens
+    before it, a new token costs one pass for itself alone. Allocated once, filled in place."""
+
+    def __init__(self, model: GPT, B: int):
+        config, weight = model.config, model.lm_head.weight
+        shape = (config.n_layer, 2, B, config.n_kv_head, config.block_size, config.head_dim)
+        self.kv = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        self.length = 0  # tokens that it holds
+
+
+# ----------------------------------------------------------------------------- files
+
 
 CHECKPOINT_FORMAT = "count2gpt 1"
 
@@ -299,17 +519,106 @@ def load_checkpoint(path: str | Path) -> dict:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no checkpoint {path}; train a model with python train.py, or give another path")
     wanted = "give a best.pt or last.pt that this version of train.py wrote"
-    try:
-        with warnings.catch_warnings(action="ignore"):  # about the pickle protocol of a foreign file
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"{path} holds more than tensors and plain values, or is damaged; {wanted}") from error
-    except Exception as error:  # there is no end to what reading a foreign file can raise
-        raise ValueError(f"{path} is damaged or no checkpoint ({type(error).__name__}); {wanted}") from error
+    checkpoint = load_tensors(path, wanted)
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} has the format {found!r} and not {CHECKPOINT_FORMAT!r}; {wanted}")
     return checkpoint
+
+
+def load_tensors(path: str | Path, wanted: str):
+    """What torch.save wrote, on the CPU, if it is tensors and plain values; ValueError otherwise."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about the pickle protocol of a foreign file
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path} holds more than tensors and plain values, or is damaged; {wanted}") from error
+    except Exception as error:  # there is no end to what reading a foreign file can raise
+        raise ValueError(f"{path} is damaged or of another kind ({type(error).__name__}); {wanted}") from error
+
+
+# GPT-2 as published: n_layer, n_head, n_embd (Radford et al. 2019, table 2)
+GPT2_SIZES = {
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
+GPT2_KEYS = {
+    "norm": "layernorm", "norm_position": "pre", "position": "learned", "activation": "gelu", "bias": True,
+    "qk_norm": False, "tie_weights": True, "softcap": 0.0, "zero_init": False,
+}  # fmt: skip
+GPT2_MASKS = r"h\.\d+\.attn\.(bias|masked_bias)"  # the causal mask is in the file, too
+GPT2_FILES = ("model.safetensors", "pytorch_model.bin")
+GPT2_URL = "https://huggingface.co/openai-community/"
+
+
+def gpt2_file(name_or_path: str | Path) -> Path:
+    """The file with the weights: of a published model downloaded once into data/downloads/, or a file or folder here.
+
+    Raises ValueError where there is none."""
+    if name_or_path not in GPT2_SIZES:
+        path = Path(name_or_path)
+        found = [file for file in (path, *(path / name for name in GPT2_FILES)) if file.is_file()]
+        if not found:
+            known = f"give one of {', '.join(GPT2_SIZES)}, or a file or folder with a {' or a '.join(GPT2_FILES)}"
+            raise ValueError(f"no GPT-2 weights in {name_or_path}; {known}")
+        return found[0]
+    from prepare_data import DOWNLOADS, Missing, download  # here, so that the rest of this file works alone
+
+    folder = DOWNLOADS / name_or_path
+    for name in GPT2_FILES:
+        if (folder / name).exists():
+            return folder / name
+    ways = f"put the file into {folder}/, or give a local file or folder in place of the name {name_or_path}"
+    for name in GPT2_FILES:
+        try:
+            download(f"{GPT2_URL}{name_or_path}/resolve/main/{name}", folder / name, ways=ways)
+            return folder / name
+        except Missing as error:
+            missing = error
+    raise missing
+
+
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+def read_safetensors(path: str | Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, by name, as views of a memory map: what is not used is not read.
+
+    The format: 8 bytes with the length of a JSON header, little-endian; the header, name -> dtype, shape, and first
+    and last byte; the bytes, one tensor after the other. Raises ValueError unless all of that fits."""
+    wrong = f"{path} is damaged or no safetensors file"
+    again = "delete it and download it again, or give another file"
+    size = Path(path).stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, 100_000_000):
+            raise ValueError(f"{wrong}: {size} bytes do not hold its header; {again}")
+        try:
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            entries = [
+                (*e["data_offsets"], name, SAFETENSORS_DTYPES[e["dtype"]], e["shape"]) for name, e in header.items()
+            ]
+            entries.sort(key=lambda entry: entry[:2])
+            shapes_are_numbers = all(type(n) is int and n > 0 for *_, shape in entries for n in shape)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{wrong}: its header is {type(error).__name__} {error}; {again}") from error
+        bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    tensors, at = {}, 0
+    for begin, end, name, dtype, shape in entries:
+        count = math.prod(shape)
+        if begin != at or end != begin + count * dtype.itemsize or end > size - 8 - length or not shapes_are_numbers:
+            raise ValueError(f"{wrong}: the bytes {begin} to {end} of {name} {shape} do not follow on {at}; {again}")
+        tensors[name] = torch.frombuffer(bytes, dtype=dtype, count=count, offset=8 + length + begin).view(shape)
+        at = end
+    if at != size - 8 - length:
+        raise ValueError(f"{wrong}: {size - 8 - length} bytes of tensors in place of {at}; {again}")
+    return tensors
 
 
 def pick_device(name: str) -> torch.device:

@@ -420,36 +420,47 @@ def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
     return show
 
 
-def download(url: str, path: Path, sha256: str | None = None, retries: int = 3, backoff: float = 1.0) -> None:
+class Missing(UserError):
+    """The server answers, and does not have this file."""
+
+
+NO_NETWORK = "give a copy with --file=, or use words or python, which need none"
+
+
+def download(
+    url: str, path: Path, sha256: str | None = None, retries: int = 3, backoff: float = 1.0, ways: str = NO_NETWORK
+) -> None:
     """Fetch url into path, which appears only when it is whole and right.
 
     Streams into path.part; tries again after a pause that doubles (seconds: backoff, 2 backoff ...), and goes on where
-    it broke off if the server allows ranges; checks length and SHA-256. Raises UserError that names the ways out."""
+    it broke off if the server allows ranges; checks length and SHA-256: the given one, or the one the server names.
+    Raises UserError that names the ways out, Missing where the server has no such file."""
     import requests
 
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(retries + 1):
         try:
-            fetch_rest(url, part)
+            named = fetch_rest(url, part)
             break
         except requests.RequestException as error:
-            refused = error.response is not None and error.response.status_code in (400, 401, 403, 404, 410)
-            if attempt == retries or refused:
-                ways = f"put the file at {path}, give a copy with --file=, or use words or python, which need none"
-                raise UserError(f"cannot download {url} ({reason(error)}); {ways}") from error
+            status = error.response.status_code if error.response is not None else 0
+            if attempt == retries or status in (400, 401, 403, 404, 410):
+                kind = Missing if status in (404, 410) else UserError
+                raise kind(f"cannot download {url} ({reason(error)}); put the file at {path}, {ways}") from error
             print(f"download stopped ({reason(error)}), trying again", file=sys.stderr)
             time.sleep(backoff * 2**attempt)
     try:
-        check_sha256(part, sha256, f"{url} changed or was damaged on the way; try again, or give a copy with --file=")
+        check_sha256(part, sha256 or named, f"{url} changed or was damaged on the way; try again, {ways}")
     except UserError:
         part.unlink()
         raise
     os.replace(part, path)
 
 
-def fetch_rest(url: str, part: Path) -> None:
-    """One try: add to the file `part` what it lacks of url. Raises requests.RequestException."""
+def fetch_rest(url: str, part: Path) -> str | None:
+    """One try: add to the file `part` what it lacks of url. Returns the SHA-256 that the Hugging Face hub names for
+    its large files, in the answer that leads to them. Raises requests.RequestException."""
     import requests
 
     have = part.stat().st_size if part.exists() else 0
@@ -469,6 +480,9 @@ def fetch_rest(url: str, part: Path) -> None:
                 show(have)
     if "Content-Length" in response.headers and have != total:
         raise requests.ConnectionError(f"it broke off after {have} of {total} bytes")
+    answers = [answer.headers.get("X-Linked-Etag", "") for answer in (*response.history, response)]
+    named = max(answers).strip('"')  # the redirection has it
+    return named if re.fullmatch("[0-9a-f]{64}", named) else None
 
 
 def reason(error: BaseException) -> str:

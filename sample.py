@@ -3,6 +3,7 @@
     python sample.py                                        # with the newest out/*/best.pt
     python sample.py --prompt="ROMEO:" --temperature=0.8 --top_p=0.95
     python sample.py --checkpoint=out/names/best.pt --num_samples=20 --stop
+    python sample.py --init_from=gpt2 --prompt="A lever is" # with OpenAI's weights, downloaded once
 
 Read train.py before. The checkpoint holds the tokenizer, so no dataset is needed. The text goes to standard output
 as it is made, everything else to standard error; the same seed writes the same text.
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from model import GPT, load_checkpoint, pick_device
-from prepare_data import OptionParser, UserError, as_user_error, number, run, start_ids
+from model import GPT, GPT2_SIZES, load_checkpoint, pick_device
+from prepare_data import BPETokenizer, OptionParser, UserError, as_user_error, number, run, start_ids
 
 
 def newest_checkpoint() -> Path:
@@ -62,6 +63,11 @@ def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--checkpoint", type=Path, help="a best.pt or last.pt that train.py wrote (default: the newest out/*/best.pt)")
+    add(
+        "--init_from",
+        metavar="NAME",
+        help=f"in place of a checkpoint: {', '.join(GPT2_SIZES)}, or a path to such weights",
+    )
     add("--prompt", help="the text to go on from (default: the start of a document, or of a line)")
     add("--prompt_file", type=Path, help="a file with the prompt")
     add("--num_samples", type=number(int, 1), default=1, help="how many texts to write (default: 1)")
@@ -77,17 +83,26 @@ def main() -> None:
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best one there is (default: auto)")
     options = parser.parse_args()
 
-    path = options.checkpoint or newest_checkpoint()
+    if options.checkpoint and options.init_from:
+        raise UserError("--checkpoint and --init_from were both given; give one of them")
     with as_user_error():
         device = pick_device(options.device)
-        checkpoint = load_checkpoint(path)
-        model, tokenizer = GPT.from_checkpoint(checkpoint)
+        if options.init_from:
+            model, tokenizer = GPT.from_pretrained(options.init_from), BPETokenizer()
+            separator = tokenizer.vocab_size - 1  # <|endoftext|>, which stood before each text that GPT-2 learnt from
+        else:
+            checkpoint = load_checkpoint(path := options.checkpoint or newest_checkpoint())
+            model, tokenizer = GPT.from_checkpoint(checkpoint)
+            separator = checkpoint.get("separator")
+    if model.config.vocab_size != tokenizer.vocab_size:
+        sizes = f"{model.config.vocab_size:,} tokens, the tokenizer {tokenizer.vocab_size:,}"
+        raise UserError(f"{options.init_from or path} has {sizes}; give weights that belong to GPT-2's tokenizer")
     model.to(device)
-    print(f"{path}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
+    print(f"{options.init_from or path}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
 
     prompt = read_prompt(options.prompt, options.prompt_file)
     ids = tokenizer.encode(prompt)
-    if (separator := checkpoint.get("separator")) is not None:
+    if separator is not None:
         ids = [separator, *ids]  # documents start with it
     elif not ids:
         ids = start_ids(tokenizer)

@@ -3,6 +3,7 @@
     python train.py                                         # a minute and a half on two CPU cores, no download
     python train.py config/names.toml --n_layer=6           # a file of keys, then keys of your own
     python train.py --init_from=resume --out_dir=out/names  # go on with a run that was stopped
+    python train.py config/gpt2.toml --estimate             # memory, compute and time that a run needs, without it
 
 Read model.py before and sample.py after. A key has its default from below, then its value in the TOML file, then the
 one on the command line. A run lives in out/<run>/: config.toml (every key), log.jsonl (one object a line), last.pt (to
@@ -24,9 +25,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from model import CHECKPOINT_FORMAT, GPT, GPTConfig, key, load_checkpoint, pick_device
-from prepare_data import OptionParser, UserError, as_user_error, load, nearest, run, start_ids
+from model import CHECKPOINT_FORMAT, GPT, GPT2_SIZES, GPTConfig, key, load_checkpoint, pick_device
+from prepare_data import OptionParser, UserError, as_user_error, load, nearest, number, parse_name, run, start_ids
 
 
 @dataclass
@@ -35,7 +37,7 @@ class TrainConfig(GPTConfig):
 
     dataset: str = key("python", "a folder below data/, made by prepare_data.py")
     out_dir: str = key("", "the run's folder (default: out/ and the name of the config file, or of the dataset)")
-    init_from: str = key("scratch", "a new model, or go on with the run in out_dir", ("scratch", "resume"))
+    init_from: str = key("scratch", f"scratch; resume the run in out_dir; {', '.join(GPT2_SIZES)}, or a path to such")
     seed: int = key(1337, "the first weights, the batches and dropout follow from it", least=0)
 
     batch_size: int = key(8, "windows of block_size tokens in a micro-step", least=1)
@@ -80,8 +82,9 @@ KEYS = {f.name: f for f in fields(TrainConfig) if f.name != "vocab_size"}  # whi
 # ----------------------------------------------------------------------------- keys
 
 
-def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None]:
-    """The keys of this run, and the checkpoint to resume from, if any: then its keys come right after the defaults."""
+def read_config(argv: list[str]) -> tuple[TrainConfig, dict | GPT | None, dict]:
+    """The keys of this run, what it starts from: the checkpoint of a run or a model with weights, whose keys come right
+    after the defaults, or None; and the options of --estimate."""
     parser = OptionParser(__doc__)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a file of keys")
     for name, f in KEYS.items():
@@ -90,8 +93,16 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None]:
         bare = {"nargs": "?", "const": "true"} if f.type is bool else {}  # --compile is --compile=true
         words = f.metadata["help"] + default
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS, metavar=values, help=words, **bare)
+    parser.add_argument("--estimate", action="store_true", help="print what the run needs, and do not train")
+    flops = "of --estimate: what the device computes a second, such as 312e12 (A100) or 989e12 (H100, H200) in bfloat16"
+    parser.add_argument("--device_flops", type=number(float, above=0), help=f"{flops} (default: measured on this one)")
+    mfu = "of --estimate: the share of it that training uses (default: 0.4)"
+    parser.add_argument("--mfu", type=number(float, above=0, most=1), help=mfu)
     given = vars(parser.parse_args(argv))
     path = given.pop("config")
+    options = {name: given.pop(name) for name in ("estimate", "device_flops", "mfu")}
+    if not options["estimate"] and (options["device_flops"] or options["mfu"]):
+        parser.error("--device_flops and --mfu are for --estimate")
     try:
         in_file = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
     except FileNotFoundError:
@@ -102,19 +113,24 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None]:
     keys |= {name: checked(name, text, "the command line", is_text=True) for name, text in given.items()}
 
     keys.setdefault("out_dir", f"out/{path.stem if path else keys.get('dataset', KEYS['dataset'].default)}")
-    checkpoint = None
+    origin, before, free = None, {}, {"vocab_size", "dropout", "flash"}  # free to change
     with as_user_error():
-        if keys.get("init_from") == "resume":
-            checkpoint = load_checkpoint(last := Path(keys["out_dir"]) / "last.pt")
-            if "optimizers" not in checkpoint:
+        init_from = keys.get("init_from", "scratch")
+        if init_from == "resume":
+            origin = load_checkpoint(last := Path(keys["out_dir"]) / "last.pt")
+            if "optimizers" not in origin:
                 raise UserError(f"{last} holds a model only, as best.pt does; put back the run's own last.pt")
-            before = checkpoint["config"]
-            fixed = {*MODEL_KEYS, "optimizer"} - {"vocab_size", "dropout", "flash"}
-            changed = [f"{k}={before[k]}" for k in before if k in fixed and keys.get(k, before[k]) != before[k]]
-            if changed:
-                raise UserError(f"the run was started with {', '.join(changed)} and cannot change that; leave it out")
-            keys = before | keys
-        return TrainConfig(**keys), checkpoint
+            before = origin["config"]
+        elif init_from != "scratch":
+            given = {name: keys[name] for name in ("block_size", "dropout", "flash") if name in keys}
+            origin = GPT.from_pretrained(init_from, **given)
+            before = asdict(origin.config)
+        fixed = {*MODEL_KEYS, "optimizer"} - free
+        changed = [f"{k}={before[k]}" for k in before if k in fixed and keys.get(k, before[k]) != before[k]]
+        if changed:
+            what = "the run was started with" if init_from == "resume" else f"{init_from} has"
+            raise UserError(f"{what} {', '.join(changed)} and cannot change that; leave it out")
+        return TrainConfig(**before | keys), origin, options
 
 
 def checked(name: str, value, where: str, is_text: bool = False):
@@ -265,6 +281,71 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * n**3 / min(times)
 
 
+# ----------------------------------------------------------------------------- what a run needs
+
+
+def estimate(config: TrainConfig, device: torch.device, dtype: torch.dtype, device_flops=None, mfu=None) -> None:
+    """Print parameters, memory, compute and time of a run, without any of them: with tensors that have shapes only."""
+    source, kind, vocab_size = parse_name(config.dataset) or ("", "", 0)
+    if config.init_from == "scratch":
+        known = 50_257 if source == "fineweb" or kind == "gpt2" else vocab_size if kind == "bpe" else None
+        config.vocab_size = known or load(config.dataset).vocab_size
+    model_config = GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS})
+    with FakeTensorMode():
+        model = GPT(model_config)
+        averages = [
+            (g["params"], 1 if "momentum" in g else 2) for g in parameter_groups(make_optimizers(model, config))
+        ]
+        state = sum(4 * count * p.numel() for ps, count in averages for p in ps)  # muon keeps one, adamw two
+        activations = activation_bytes(model, config.batch_size, dtype)
+    params, flops, T = model.num_params(), model.flops_per_token(), config.block_size
+    tokens = config.max_iters * config.gradient_accumulation_steps * config.batch_size * T
+    memory = {
+        "weights": 4 * params,
+        "gradients": 4 * params,
+        f"the averages of {config.optimizer}": state,
+        f"activations of {config.batch_size} x {T:,} tokens, {str(dtype)[6:]}": activations,
+    }
+    memory["in all"] = sum(memory.values())
+    cache = 4 * 2 * config.n_layer * model_config.n_kv_head * model_config.head_dim * T
+    rate, share = device_flops or matmul_rate(device, dtype), mfu or 0.4
+    whose = "" if device_flops else f", as measured on this {device.type}; --device_flops= for another"
+    by_size = 6 * model.num_params(non_embedding=True)
+
+    def row(name: str, value: str, meaning: str) -> None:
+        print(f"{name:11}{value:>20}  {meaning}")
+
+    row("parameters", f"{params:,}", f"{model.num_params(non_embedding=True):,} of them in matrix products")
+    for what, size in memory.items():
+        row("memory", f"{size / 1e6:,.1f} MB", what)
+    row("cache", f"{cache / 1e6:,.1f} MB", f"keys and values of {T:,} tokens, for each text that is sampled at once")
+    row("compute", f"{flops / 1e9:,.4f} GFLOP", f"a token: {by_size / 1e9:.4f} in weights, the rest in attention")
+    row("optimum", f"{20 * params:,}", f"tokens, 20 a parameter (Hoffmann et al. 2022): {20 * params * flops:.3g} FLOP")
+    row("this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} a parameter: {tokens * flops:.3g} FLOP")
+    hours = tokens * flops / (rate * share) / 3600
+    row("time", f"{hours:,.3f} hours", f"at {share:.0%} (--mfu) of {rate:.3g} FLOP/s{whose}")
+
+
+def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
+    """Bytes that a forward pass keeps for the backward pass, weights in another dtype included: what autograd saves,
+    counted once where several operations save the same. On the CPU; other devices fuse a little differently."""
+    idx = torch.zeros(batch_size, model.config.block_size, dtype=torch.long)
+    known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+    saved = {}
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        if storage._cdata not in known:
+            saved[storage._cdata] = storage  # itself, so that no other takes its place in memory
+        return t
+
+    autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
+    with autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        loss = model(idx, idx)[1]
+    assert loss.requires_grad
+    return sum(storage.nbytes() for storage in saved.values())
+
+
 # ----------------------------------------------------------------------------- the run's folder
 
 
@@ -289,7 +370,7 @@ def replace_file(path: Path, write: Callable) -> None:
 def open_run(config: TrainConfig, step: int) -> Path:
     """The run's folder, with config.toml and log.jsonl up to this step. A new run moves an old one aside."""
     out_dir = Path(config.out_dir)
-    if config.init_from == "scratch" and (out_dir / "log.jsonl").exists():
+    if config.init_from != "resume" and (out_dir / "log.jsonl").exists():
         number = next(i for i in range(1, 1_000_000) if not Path(f"{out_dir}-{i}").exists())
         os.rename(out_dir, f"{out_dir}-{number}")
         print(f"{out_dir} held a run, which is {out_dir}-{number} from now on")
@@ -307,11 +388,14 @@ def open_run(config: TrainConfig, step: int) -> Path:
 
 
 def main() -> None:
-    config, checkpoint = read_config(sys.argv[1:])
+    config, origin, options = read_config(sys.argv[1:])
+    checkpoint = origin if isinstance(origin, dict) else None
     with as_user_error():
         device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
+    if options.pop("estimate"):
+        return estimate(config, device, dtype, **options)
     data = load(config.dataset)
     for split in ("train", "val"):
         if len(getattr(data, split)) <= config.block_size:
@@ -320,8 +404,16 @@ def main() -> None:
 
     # the model, its optimizers, and where the run stands
     torch.manual_seed(config.seed)
-    config.vocab_size = data.vocab_size
-    model = GPT(GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS})).to(device)
+    if isinstance(origin, GPT):
+        if data.tokenizer.spec() != {"kind": "gpt2"} or data.vocab_size != origin.config.vocab_size:
+            other = (
+                f"{data.name} has not the vocabulary of {config.init_from}, GPT-2's {origin.config.vocab_size:,} tokens"
+            )
+            raise UserError(f"{other}; prepare the text with --tokenizer=gpt2 and name that --dataset=")
+        model = origin.to(device)
+    else:
+        config.vocab_size = data.vocab_size
+        model = GPT(GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS})).to(device)
     optimizers = make_optimizers(model, config)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     state = {"step": 0, "best": math.inf, "best_step": 0, "seconds": 0.0, "train_seconds": 0.0, "losses": []}
@@ -385,13 +477,13 @@ def main() -> None:
 
     stop_signal = 0  # Ctrl-C and SIGTERM act between two steps; a second one acts at once
 
-    def on_signal(number: int, _) -> None:
+    def on_signal(which: int, _) -> None:
         nonlocal stop_signal
-        stop_signal = number
-        signal.signal(number, signal.SIG_DFL)
+        stop_signal = which
+        signal.signal(which, signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
+    for which in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(which, on_signal)
 
     def check_finite(what: str, value: float) -> None:
         if not math.isfinite(value):
@@ -459,8 +551,8 @@ def main() -> None:
             print(f"stopped after step {step}; go on with: python train.py --init_from=resume --out_dir={out_dir}")
             sys.exit(128 + stopping)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    for which in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(which, signal.SIG_DFL)
 
     # the figures of the best model, and what it writes
     if state["best_step"] < state["step"]:
