@@ -246,7 +246,8 @@ class GPT(nn.Module):
             table = rope_table(config.block_size, config.head_dim)  # (2, block_size, hd/2)
         elif config.position == "alibi":
             table = alibi_slopes(config.n_head)  # (nh, 1, 1)
-        self.register_buffer("table", None if table is None else table.float(), persistent=False)
+        table = None if table is None else table.to(self.lm_head.weight.dtype)
+        self.register_buffer("table", table, persistent=False)
         self.init_weights()
 
     @torch.no_grad()

@@ -1,9 +1,12 @@
 """What the tests share: an empty working folder each, the scripts as a user runs them, and small texts."""
 
+import http.server
 import os
 import random
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,52 @@ def gpt2_vocabulary(monkeypatch):
         if not (SHARED / "tiktoken_cache").exists():
             pytest.skip("no local copy of the GPT-2 vocabulary: set TIKTOKEN_CACHE_DIR to a folder that has it")
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken_cache"))
+
+
+@pytest.fixture
+def server():
+    """A server on this machine that sends `body`, as badly as its attributes say. Its log holds (path, Range) pairs."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            server.log.append((self.path, self.headers["Range"]))
+            if server.status:
+                return self.send_error(server.status)
+            if self.path in server.redirects:
+                to, sha256 = server.redirects[self.path]
+                self.send_response(302)
+                self.send_header("Location", to)
+                self.send_header("X-Linked-Etag", f'"{sha256}"')
+                self.send_header("Content-Length", "0")
+                return self.end_headers()
+            if server.files is not None and self.path not in server.files:
+                return self.send_error(404)
+            body = server.body if server.files is None else server.files[self.path]
+            start = int(re.match(r"bytes=(\d+)-", self.headers["Range"])[1]) if self.headers["Range"] else 0
+            if not server.ranges:
+                start = 0
+            if start >= len(body):
+                return self.send_error(416)
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(body) - start))
+            for name, value in server.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            end = start + server.breaks_after.pop(0) if server.breaks_after else len(body)
+            self.wfile.write(body[start:end])
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.body, server.status, server.ranges = bytes(range(256)) * 4000, 0, True
+    server.breaks_after, server.log = [], []
+    server.files, server.redirects, server.headers = None, {}, {}  # path -> body, in place of one body for all
+    server.url = f"http://127.0.0.1:{server.server_port}/file"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 def start(script: str, *options: str, **more) -> subprocess.Popen:

@@ -1,15 +1,21 @@
 import ast
+import cmath
+import hashlib
+import itertools
+import json
 import math
 import os
 import pickle
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
-from torch.nn import functional as F
 
-from model import GPT, GPTConfig, load_checkpoint, rope_table, rotate, sample_token
+import model as model_file
+from model import GPT, Cache, GPTConfig, alibi_slopes, load_checkpoint, rope_table, rotate, sample_token, sinusoid_table
 
 SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32}
 CLASSIC = SMALL | {
@@ -17,12 +23,50 @@ CLASSIC = SMALL | {
     "qk_norm": False, "tie_weights": True, "zero_init": False,
 }  # fmt: skip
 KINDS = {"modern": SMALL, "classic": CLASSIC, "mixed": SMALL | {"norm": "layernorm", "bias": True, "tie_weights": True}}
+CHOICES = {
+    "n_kv_head": (4, 2, 1), "position": ("learned", "sinusoidal", "rope", "alibi", "none"),
+    "norm_position": ("pre", "post"), "flash": (True, False), "qk_norm": (True, False),
+    "norm": ("layernorm", "rmsnorm"), "activation": ("relu", "gelu", "relu2", "swiglu"), "bias": (True, False),
+    "tie_weights": (True, False), "softcap": (0.0, 5.0), "zero_init": (True, False),
+}  # fmt: skip
+
+
+def all_combinations(*names: str) -> list[dict]:
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(CHOICES[name] for name in names))]
+
+
+def mixed_combinations() -> list[dict]:
+    """Each combination of the keys that attention knows, with the others drawn at random."""
+    rng = random.Random(0)
+    drawn = ("norm", "activation", "bias", "tie_weights", "softcap", "zero_init")
+    combinations = all_combinations("n_kv_head", "position", "norm_position", "flash", "qk_norm")
+    return [keys | {name: rng.choice(CHOICES[name]) for name in drawn} for keys in combinations]
+
+
+def name_of(keys: dict) -> str:
+    return "-".join(f"{value}" for value in keys.values())
+
+
+every_combination = pytest.mark.parametrize("keys", mixed_combinations(), ids=name_of)
+EACH_CHOICE = [{"position": p, "n_kv_head": k} for p, k in zip(CHOICES["position"], (4, 2, 1, 2, 4), strict=True)]
+EACH_CHOICE += [{"activation": name, "flash": False} for name in CHOICES["activation"]]
+EACH_CHOICE += [{"norm": "layernorm", "norm_position": "post", "bias": True, "softcap": 5.0, "tie_weights": True}]
+EACH_CHOICE += [{"position": "alibi", "flash": False, "n_kv_head": 1, "qk_norm": False, "dropout": 0.1}]
 
 
 @pytest.fixture(params=KINDS)
 def config(request):
     torch.manual_seed(0)
     return GPTConfig(**KINDS[request.param])
+
+
+@pytest.fixture
+def float64():
+    """Models, tables and random numbers in float64."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def shaken(config: GPTConfig) -> GPT:
@@ -38,32 +82,144 @@ def batch(config: GPTConfig, B: int = 3) -> torch.Tensor:
     return torch.randint(config.vocab_size, (B, config.block_size))
 
 
-def test_the_first_loss_is_a_blind_guess(config):
-    idx = torch.randint(config.vocab_size, (32, config.block_size + 1))
-    logits, loss = GPT(config)(idx[:, :-1], idx[:, 1:])
-    assert logits.shape == (32, config.block_size, config.vocab_size)
-    assert abs(loss.item() - math.log(config.vocab_size)) < 0.05
+# ----------------------------------------------------------------------------- every choice is its formula
 
 
-def test_the_mask_hides_the_future(config):
+def norm_of(x: torch.Tensor, layer) -> torch.Tensor:
+    if isinstance(layer, torch.nn.LayerNorm):
+        x = x - x.sum(-1, keepdim=True) / x.shape[-1]
+        x = x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + 1e-5) ** 0.5
+    else:
+        x = x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + 1e-6) ** 0.5
+    return x * layer.weight + (layer.bias if getattr(layer, "bias", None) is not None else 0)
+
+
+def linear(x: torch.Tensor, layer) -> torch.Tensor:
+    y = x @ layer.weight.T
+    return y if layer.bias is None else y + layer.bias
+
+
+def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
+    """The logits (T, V) of one row, from the papers: token by token and head by head, with complex numbers for RoPE."""
+    c, net, T = model.config, model.transformer, len(ids)
+    hd = c.n_embd // c.n_head
+    x = torch.stack([net.wte.weight[i] for i in ids])
+    if c.position == "learned":
+        x = x + net.wpe.weight[:T]
+    if c.position == "sinusoidal":
+        for t, i in itertools.product(range(T), range(c.n_embd)):
+            angle = t / 10_000 ** ((i - i % 2) / c.n_embd)
+            x[t, i] += (0.02 if c.tie_weights else 1) * (math.cos(angle) if i % 2 else math.sin(angle))
+
+    def turned(vector: torch.Tensor, t: int) -> torch.Tensor:
+        if c.qk_norm:
+            vector = vector / ((vector**2).mean() + torch.finfo(vector.dtype).eps) ** 0.5
+        if c.position != "rope":
+            return vector
+        pairs = [complex(vector[i], vector[i + hd // 2]) for i in range(hd // 2)]
+        pairs = [z * cmath.exp(1j * t / 10_000 ** (2 * i / hd)) for i, z in enumerate(pairs)]
+        return torch.tensor([z.real for z in pairs] + [z.imag for z in pairs])
+
+    def attention(x: torch.Tensor, layer) -> torch.Tensor:
+        q, k, v = linear(x, layer.c_attn).split([c.n_embd, c.n_kv_head * hd, c.n_kv_head * hd], dim=1)
+        out = torch.zeros(T, c.n_embd)
+        for head in range(c.n_head):
+            shared = head * c.n_kv_head // c.n_head
+            of, its = slice(head * hd, head * hd + hd), slice(shared * hd, shared * hd + hd)
+            keys = [turned(k[t, its], t) for t in range(T)]
+            for t in range(T):
+                scores = [turned(q[t, of], t) @ keys[s] / math.sqrt(hd) for s in range(t + 1)]
+                if c.position == "alibi":
+                    scores = [score - (t - s) * 2 ** (-8 * (head + 1) / c.n_head) for s, score in enumerate(scores)]
+                weights = [score.exp() for score in scores]
+                out[t, of] = sum(w * v[s, its] for s, w in enumerate(weights)) / sum(weights)
+        return linear(out, layer.c_proj)
+
+    def mlp(x: torch.Tensor, layer) -> torch.Tensor:
+        x = linear(x, layer.c_fc)
+        if c.activation == "swiglu":
+            gate, x = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
+            x = gate / (1 + (-gate).exp()) * x
+        elif c.activation == "gelu":
+            x = x / 2 * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh())
+        else:
+            x = (x > 0) * x ** (2 if c.activation == "relu2" else 1)
+        return linear(x, layer.c_proj)
+
+    for block in net.h:
+        if c.norm_position == "pre":
+            x = x + attention(norm_of(x, block.ln_1), block.attn)
+            x = x + mlp(norm_of(x, block.ln_2), block.mlp)
+        else:
+            x = norm_of(x + attention(x, block.attn), block.ln_1)
+            x = norm_of(x + mlp(x, block.mlp), block.ln_2)
+    x = norm_of(x, net.ln_f) if c.norm_position == "pre" else x
+    logits = x @ (net.wte.weight if c.tie_weights else model.lm_head.weight).T
+    return c.softcap * (logits / c.softcap).tanh() if c.softcap else logits
+
+
+@every_combination
+@torch.no_grad()
+def test_the_logits_are_those_of_the_formulas(keys, float64):
+    model = shaken(GPTConfig(**SMALL | {"n_layer": 1 if keys["bias"] else 2} | keys)).eval()
+    idx = torch.randint(65, (1, 7))
+    assert torch.allclose(model(idx)[0][0], by_the_formulas(model, idx[0].tolist()), atol=1e-9)
+
+
+def test_rope_depends_on_the_distance_only(float64):
+    table = rope_table(50, 8)
+    q, k = torch.randn(8), torch.randn(8)
+    turned_q, turned_k = rotate(q.expand(1, 1, 50, 8), table)[0, 0], rotate(k.expand(1, 1, 50, 8), table)[0, 0]
+    for distance in (0, 1, 7, 30):
+        dots = [(turned_q[t] @ turned_k[t - distance]).item() for t in range(distance, 50)]
+        assert max(dots) - min(dots) < 1e-12
+    assert torch.allclose(turned_q.norm(dim=1), q.norm())
+    one = rotate(torch.tensor([1.0, 0.0]).expand(1, 1, 4, 2), rope_table(4, 2))[0, 0]
+    assert (one[3] @ one[1]).item() == pytest.approx(math.cos(2), abs=1e-12)
+
+
+def test_a_sinusoid_later_is_a_rotation(float64):
+    table = sinusoid_table(100, 8)
+    assert table[0].tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert torch.allclose(table[5, :4], torch.tensor([-0.958924, 0.283662, 0.479426, 0.877583]), atol=1e-6)
+    for k, pair in itertools.product((1, 3, 40), range(4)):
+        angle = k / 10 ** (pair * 1.0)
+        turn = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+        before, after = table[:60, 2 * pair : 2 * pair + 2], table[k : 60 + k, 2 * pair : 2 * pair + 2]
+        assert torch.allclose(before @ turn.T, after, atol=1e-12)
+    assert (table[5] @ table[6]).item() == pytest.approx((table[70] @ table[71]).item())
+
+
+def test_alibi_takes_slope_times_distance_from_the_scores(float64):
+    assert alibi_slopes(8).flatten().tolist() == [2.0**-h for h in range(1, 9)]
+    model = GPT(GPTConfig(**SMALL | {"position": "alibi", "n_head": 8}))
+    mask = model.mask(3, 3, None)  # (nh, T, S)
+    expected = torch.tensor([[0, -math.inf, -math.inf], [-0.5, 0, -math.inf], [-1, -0.5, 0]])
+    assert torch.equal(mask[0], expected)
+    assert torch.equal(mask[1], expected / 2)
+
+
+@every_combination
+@torch.no_grad()
+def test_the_mask_hides_the_future(keys, float64):
+    model = shaken(GPTConfig(**SMALL | keys)).eval()
+    idx = batch(model.config, 2)
+    before = model(idx)[0]
+    for t in (0, 5, 15):
+        changed = idx.clone()
+        changed[:, t] = (idx[:, t] + 1) % 65
+        moved = (model(changed)[0] - before).abs().amax(dim=(0, 2))  # (T,)
+        assert t == 0 or moved[:t].max() < 1e-12
+        assert moved[t] > 1e-3
+        assert t == 15 or moved[t + 1 :].max() > 1e-5  # later tokens do see it
+
+
+@every_combination
+def test_flash_and_the_formula_give_the_same_numbers(keys, float64):
+    model = shaken(GPTConfig(**SMALL | keys))
+    idx, grads = batch(model.config), []
     for flash in (True, False):
-        config.flash = flash
-        model, idx = shaken(config).eval(), batch(config)
-        before = model(idx)[0]
-        for t in range(config.block_size):
-            changed = idx.clone()
-            changed[:, t] = (idx[:, t] + 1) % config.vocab_size
-            moved = (model(changed)[0] - before).abs().amax(dim=(0, 2))  # (T,)
-            assert moved[:t].eq(0).all() or moved[:t].max() < 1e-6
-            assert moved[t] > 1e-3
-            assert t == config.block_size - 1 or moved[t + 1 :].max() > 1e-5  # later tokens do see it
-
-
-def test_flash_and_the_formula_give_the_same_numbers(config):
-    model, idx = shaken(config).double(), batch(config)
-    grads = []
-    for flash in (True, False):
-        config.flash = flash
+        model.config.flash = flash
         model.zero_grad()
         logits, loss = model(idx, idx)
         loss.backward()
@@ -72,17 +228,148 @@ def test_flash_and_the_formula_give_the_same_numbers(config):
         assert torch.allclose(a, b, atol=1e-10)
 
 
-def test_every_parameter_gets_a_gradient(config):
-    model, idx = shaken(config), batch(config)
-    model(idx, idx)[1].backward()
+@every_combination
+def test_each_combination_learns_and_is_saved_and_loaded(keys):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**SMALL | keys))
+    idx = torch.randint(65, (4, 17))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(6):
+        loss = model(idx[:, :-1], idx[:, 1:])[1]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(math.isfinite(loss) for loss in losses) and losses[-1] < losses[0] - 0.02
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    model.zero_grad()
+    model(idx[:, :-1], idx[:, 1:])[1].backward()
     for name, p in model.named_parameters():
         assert p.grad is not None and p.grad.abs().max() > 0, name
+    torch.save({"config": vars(model.config), "model": model.state_dict()}, "model.pt")
+    saved = torch.load("model.pt", weights_only=True)
+    again = GPT(GPTConfig(**saved["config"]))
+    again.load_state_dict(saved["model"])
+    assert torch.equal(again(idx[:, :-1])[0], model(idx[:, :-1])[0])
+
+
+def test_fewer_heads_of_keys_are_repeated_ones(float64):
+    """Grouped-query attention is multi-head attention in which several heads have the same keys and values."""
+    grouped = shaken(GPTConfig(**SMALL | {"n_kv_head": 2}))
+    full = GPT(GPTConfig(**SMALL))
+    state = grouped.state_dict()
+    for name in [name for name in state if "c_attn" in name]:
+        q, k, v = state[name].split([32, 16, 16])
+        state[name] = torch.cat([q, *(part.view(2, 8, 32).repeat_interleave(2, 0).reshape(32, 32) for part in (k, v))])
+    full.load_state_dict(state)
+    idx = batch(grouped.config)
+    assert torch.allclose(grouped(idx)[0], full(idx)[0], atol=1e-12)
+    assert full.num_params() - grouped.num_params() == 2 * 2 * 16 * 32
+    assert Cache(full, 1).kv.numel() == 2 * Cache(grouped, 1).kv.numel()
+
+
+@torch.no_grad()
+def test_attention_weights_are_rows_that_sum_to_one(config):
+    for position in ("alibi", config.position):
+        config.position, idx = position, batch(config, 2)
+        model = shaken(config).eval()
+        weights = model.attention_weights(idx)
+        assert weights.shape == (2, 2, 4, 16, 16)
+        assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-6)
+        assert weights.triu(1).eq(0).all() and weights.diagonal(dim1=-2, dim2=-1).gt(0).all()
+        config.flash = False
+        assert torch.allclose(model.attention_weights(idx), weights, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------- backward, by hand
+
+
+def softmax_backward(A: torch.Tensor, dA: torch.Tensor) -> torch.Tensor:
+    return A * (dA - (dA * A).sum(-1, keepdim=True))
+
+
+def test_the_backward_formulas_of_softmax_and_attention(float64):
+    scores, dA = torch.randn(5, 7, requires_grad=True), torch.randn(5, 7)
+    A = scores.softmax(-1)
+    A.backward(dA)
+    assert torch.allclose(scores.grad, softmax_backward(A, dA), atol=1e-12)
+
+    for flash in (True, False):
+        attention = GPT(GPTConfig(**SMALL | {"n_head": 1, "position": "none", "qk_norm": False, "flash": flash}))
+        attention = attention.transformer.h[0].attn
+        torch.nn.init.eye_(attention.c_proj.weight)
+        kept = []
+        attention.c_attn.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out))
+        dO = torch.randn(2, 6, 32)
+        mask = None if flash else torch.full((6, 6), -math.inf).triu(1)
+        out = attention(torch.randn(2, 6, 32), mask=mask)
+        (grad,) = torch.autograd.grad(out, kept, dO)
+        Q, K, V = kept[0].detach().split(32, dim=2)
+        hidden = torch.ones(6, 6).triu(1) == 1
+        A = (Q @ K.mT / math.sqrt(32)).masked_fill(hidden, -math.inf).softmax(-1)
+        dS = softmax_backward(A, dO @ V.mT) / math.sqrt(32)
+        assert torch.allclose(grad, torch.cat((dS @ K, dS.mT @ Q, A.mT @ dO), dim=2), atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_the_backward_formulas_of_the_norms(norm, float64):
+    layer = model_file.make_norm(GPTConfig(**SMALL | {"norm": norm, "bias": True}))
+    torch.nn.init.normal_(layer.weight)
+    x, dy = torch.randn(5, 32, requires_grad=True), torch.randn(5, 32)
+    layer(x).backward(dy)
+    centred = x - x.mean(1, keepdim=True) if norm == "layernorm" else x
+    size = (centred.square().mean(1, keepdim=True) + layer.eps).sqrt()
+    normed, g = centred / size, dy * layer.weight
+    dx = g - normed * (g * normed).mean(1, keepdim=True)
+    dx = dx - g.mean(1, keepdim=True) if norm == "layernorm" else dx
+    assert torch.allclose(x.grad, dx / size, atol=1e-12)
+    assert torch.allclose(layer.weight.grad, (dy * normed).sum(0), atol=1e-12)
+    assert norm == "rmsnorm" or torch.allclose(layer.bias.grad, dy.sum(0), atol=1e-12)
+
+
+# ----------------------------------------------------------------------------- precision, compilation, training
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
+def test_half_precision_trains_and_samples(keys, dtype):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**SMALL | {"zero_init": False} | keys)).eval()
+    idx = batch(model.config, 8)
+    exact = model(idx, idx)[1]
+    exact.backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=dtype):
+        loss = model(idx, idx)[1]
+        out = model.generate(torch.cat((torch.tensor([[-1, -1, 3]]), idx[:1, :3])), 20, temperature=0)
+    loss.backward()
+    assert loss.item() == pytest.approx(exact.item(), abs=0.02)
+    for p, grad in zip(model.parameters(), grads, strict=True):
+        assert (p.grad - grad).norm() < 0.1 * grad.norm() + 1e-4
+    assert out.shape == (2, 23) and out[:, 3:].min() >= 0
+
+
+@pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
+def test_torch_compile_sees_one_graph(keys):
+    torch.manual_seed(0)
+    torch.compiler.reset()  # it counts how often one function is compiled anew
+    model = GPT(GPTConfig(**SMALL | {"n_layer": 1} | keys))
+    compiled = torch.compile(model, fullgraph=True, backend="eager")  # raises where the graph would break
+    idx = batch(model.config)
+    if not keys.get("dropout"):
+        assert torch.allclose(compiled(idx, idx)[1], model(idx, idx)[1])
+    compiled(idx, idx)[1].backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_one_batch_can_be_learned_by_heart(config):
     model, idx = GPT(config), torch.randint(config.vocab_size, (4, config.block_size + 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(150):
+    for _ in range(200):
         loss = model(idx[:, :-1], idx[:, 1:])[1]
         optimizer.zero_grad()
         loss.backward()
@@ -99,58 +386,93 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count(config):
     assert loss.item() == pytest.approx(torch.stack(counted).mean().item(), abs=1e-5)
 
 
-def test_attention_is_the_formula():
-    """One layer of attention from the definition, token by token, in float64."""
-    config = GPTConfig(**SMALL | {"qk_norm": False, "position": "learned", "bias": True})
-    attention, x = GPT(config).double().transformer.h[0].attn, torch.randn(1, 5, 32, dtype=torch.float64)
-    torch.nn.init.normal_(attention.c_proj.weight)
-    q, k, v = (x[0] @ attention.c_attn.weight.T + attention.c_attn.bias).split(32, dim=1)  # (T, C) each
-    out = torch.zeros(5, 32, dtype=torch.float64)
-    for head in range(4):
-        of = slice(8 * head, 8 * head + 8)
-        for t in range(5):
-            scores = torch.stack([q[t, of] @ k[s, of] / math.sqrt(8) for s in range(t + 1)])
-            out[t, of] = (scores.exp() / scores.exp().sum()) @ v[: t + 1, of]
-    expected = out @ attention.c_proj.weight.T + attention.c_proj.bias
-    assert torch.allclose(attention(x, None)[0], expected, atol=1e-12)
+def test_the_softcap_bounds_the_logits():
+    model, idx = shaken(GPTConfig(**SMALL | {"softcap": 2.0})), torch.randint(65, (2, 16))
+    assert 1.5 < model(idx)[0].abs().max() < 2
 
 
-def test_rope_depends_on_the_distance_only():
-    table = rope_table(50, 8).double()
-    q, k = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    turned_q, turned_k = rotate(q.expand(1, 1, 50, 8), table)[0, 0], rotate(k.expand(1, 1, 50, 8), table)[0, 0]
-    for distance in (0, 1, 7, 30):
-        dots = [(turned_q[t] @ turned_k[t - distance]).item() for t in range(distance, 50)]
-        assert max(dots) - min(dots) < 1e-5
-    assert torch.allclose(turned_q.norm(dim=1), q.norm())
-    one = rotate(torch.tensor([1.0, 0.0]).expand(1, 1, 4, 2), rope_table(4, 2))[0, 0]
-    assert (one[3] @ one[1]).item() == pytest.approx(math.cos(2), abs=1e-6)
+def test_dropout_acts_in_training_only():
+    for flash in (True, False):
+        model = shaken(GPTConfig(**SMALL | {"dropout": 0.5, "flash": flash}))
+        idx = torch.randint(65, (2, 16))
+        assert not torch.equal(model(idx)[0], model(idx)[0])
+        model.eval()
+        assert torch.equal(model(idx)[0], model(idx)[0])
 
 
-def test_the_classic_keys_are_gpt2():
-    keys = CLASSIC | {"vocab_size": 50257, "block_size": 1024, "n_layer": 12, "n_head": 12, "n_embd": 768}
-    with torch.device("meta"):
-        model = GPT(GPTConfig(**keys))
-    assert model.num_params() == 124_439_808
-    tables = 1024 * 768
-    assert model.flops_per_token() == 6 * (124_439_808 - tables) + 12 * 12 * 1024 * 768
-    block = {name for name, _ in model.transformer.h[0].named_parameters()}
-    assert {"ln_1.weight", "ln_1.bias", "attn.c_attn.bias", "attn.c_proj.weight", "mlp.c_fc.bias", "ln_2.bias"} <= block
+@pytest.mark.parametrize("flash", [True, False])
+def test_dropout_is_on_embeddings_attention_and_what_blocks_add(flash):
+    """Each of the three alone zeroes half of what it acts on, and makes up for it by doubling the rest."""
+    model = GPT(GPTConfig(**SMALL | {"dropout": 0.5, "flash": flash, "qk_norm": False, "position": "none"}))
+    x = torch.ones(64, 1, 32)
+    attention, mlp = model.transformer.h[0].attn, model.transformer.h[0].mlp
+    torch.nn.init.ones_(attention.c_attn.weight)
+    mask = None if flash else torch.zeros(1, 1)
+    attention.resid_dropout.p = 0.0
+    torch.nn.init.eye_(attention.c_proj.weight)
+    of_a_head = attention(x, mask=mask).view(64, 4, 8)  # one token: its weight is 1, or dropped in a head
+    assert set(of_a_head.unique().tolist()) == {0.0, 64.0} and of_a_head.std(dim=2).max() == 0
+    attention.resid_dropout.p, attention.config.dropout = 0.5, 0.0
+    assert attention(x, mask=mask).eq(0).float().mean().item() == pytest.approx(0.5, abs=0.1)
+    torch.nn.init.ones_(mlp.c_fc.weight), torch.nn.init.ones_(mlp.c_proj.weight)
+    assert mlp(x).eq(0).float().mean().item() == pytest.approx(0.5, abs=0.1)
+    seen = []
+    model.transformer.h[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(torch.randint(65, (8, 16)))
+    assert seen[0].eq(0).float().mean().item() == pytest.approx(0.5, abs=0.1)
 
 
-def test_tied_weights_are_one_tensor():
-    model = GPT(GPTConfig(**CLASSIC))
-    assert model.lm_head.weight is model.transformer.wte.weight
-    untied = GPT(GPTConfig(**CLASSIC | {"tie_weights": False}))
-    assert untied.num_params() - model.num_params() == 65 * 32
+# ----------------------------------------------------------------------------- first weights
 
 
-def test_initial_weights_follow_gpt2():
+def first_loss(keys: dict, B: int = 8, T: int = 64) -> float:
+    """Nats above a blind guess."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**{"block_size": T, "n_head": 4} | keys)).eval()
+    idx = torch.randint(model.config.vocab_size, (B, T + 1))
+    with torch.no_grad():
+        return model(idx[:, :-1], idx[:, 1:])[1].item() - math.log(model.config.vocab_size)
+
+
+INIT_KEYS = ("norm", "norm_position", "position", "activation", "tie_weights", "zero_init")
+
+
+@pytest.mark.parametrize("position", CHOICES["position"])
+def test_the_first_loss_is_a_blind_guess_for_every_combination(position):
+    for keys in all_combinations(*INIT_KEYS):
+        if keys["position"] == position:
+            assert abs(first_loss({"vocab_size": 65, "n_layer": 4, "n_embd": 128} | keys)) < 0.05, keys
+
+
+@pytest.mark.parametrize("keys", [CLASSIC, CLASSIC | {"norm_position": "post"}, CLASSIC | {"zero_init": True}, {}])
+@pytest.mark.parametrize(("vocab_size", "n_embd", "n_layer"), [(27, 16, 1), (5000, 768, 2), (65, 768, 6)])
+def test_the_first_loss_does_not_depend_on_the_size(keys, vocab_size, n_embd, n_layer):
+    size = {"vocab_size": vocab_size, "n_embd": n_embd, "n_layer": n_layer, "block_size": 64}
+    assert abs(first_loss(keys | size, B=4)) < 0.05
+
+
+@pytest.mark.parametrize("n_embd", [64, 256])
+@pytest.mark.parametrize("keys", [{}, {"zero_init": False}, CLASSIC], ids=["modern", "modern, no zeros", "GPT-2"])
+def test_activations_keep_their_size_through_24_layers(keys, n_embd):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**keys | {"vocab_size": 65, "block_size": 32, "n_layer": 24, "n_head": 4, "n_embd": n_embd}))
+    sizes = []
+    for block in model.transformer.h:
+        block.register_forward_hook(lambda _, __, out: sizes.append(out.std().item()))
+    model(torch.randint(65, (4, 32)))
+    assert len(sizes) == 24 and max(sizes) < 4 * sizes[0] and min(sizes) > sizes[0] / 4
+
+
+def test_first_weights_have_the_size_that_is_written_beside_them():
     config = GPTConfig(**CLASSIC | {"n_layer": 8, "n_embd": 128})
-    for name, p in GPT(config).named_parameters():
-        std = 0.02 / math.sqrt(16) if name.endswith("c_proj.weight") else 0.02
+    model = GPT(config)
+    for name, p in model.named_parameters():
+        inputs = p.shape[-1] * (16 if name.endswith("c_proj.weight") else 1)
+        std = {"transformer.wte.weight": 0.02, "transformer.wpe.weight": 0.04}.get(name, 0.4 / math.sqrt(inputs))
         if p.dim() == 2:
             assert p.std().item() == pytest.approx(std, rel=0.1), name
+        elif name == "transformer.ln_f.weight":
+            assert p.unique().tolist() == pytest.approx([0.2 / (0.02 * math.sqrt(128))])
         else:
             assert p.unique().tolist() == [float("ln" in name and "weight" in name)], name
 
@@ -161,11 +483,11 @@ def test_zero_init_makes_blocks_the_identity():
     assert torch.equal(model.features(idx), embedded)
 
 
-def test_dropout_acts_in_training_only():
-    model, idx = shaken(GPTConfig(**SMALL | {"dropout": 0.5})), torch.randint(65, (2, 16))
-    assert not torch.equal(model(idx)[0], model(idx)[0])
-    model.eval()
-    assert torch.equal(model(idx)[0], model(idx)[0])
+def test_tied_weights_are_one_tensor():
+    model = GPT(GPTConfig(**CLASSIC))
+    assert model.lm_head.weight is model.transformer.wte.weight
+    untied = GPT(GPTConfig(**CLASSIC | {"tie_weights": False}))
+    assert untied.num_params() - model.num_params() == 65 * 32
 
 
 @pytest.mark.parametrize(
@@ -173,6 +495,11 @@ def test_dropout_acts_in_training_only():
     [
         ({"n_embd": 33}, "n_embd=33 is not divisible by n_head=4"),
         ({"n_head": 32}, "n_embd / n_head = 1 is odd"),
+        ({"n_kv_head": 3}, "n_head=4 is not divisible by n_kv_head=3"),
+        ({"n_kv_head": 8}, "n_head=4 is not divisible by n_kv_head=8"),
+        ({"n_kv_head": -1}, "n_kv_head=-1 is out of range"),
+        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "n_embd=3 is odd"),
+        ({"softcap": -1.0}, "softcap=-1.0 is out of range"),
         ({"n_layer": 0}, "n_layer=0 is out of range"),
         ({"block_size": 0}, "block_size=0"),
         ({"vocab_size": 0}, "vocab_size=0"),
@@ -180,6 +507,7 @@ def test_dropout_acts_in_training_only():
         ({"dropout": -0.1}, "dropout=-0.1"),
         ({"dropout": math.nan}, "dropout=nan"),
         ({"norm": "batchnorm"}, "norm=batchnorm is unknown; choose one of layernorm, rmsnorm"),
+        ({"norm_position": "both"}, "norm_position=both is unknown; choose one of pre, post"),
         ({"position": "no"}, "position=no"),
         ({"activation": "tanh"}, "activation=tanh"),
     ],
@@ -191,22 +519,138 @@ def test_a_config_that_makes_no_model_is_refused_by_name(keys, words):
 
 
 def test_too_many_tokens_are_refused():
+    model = GPT(GPTConfig(**SMALL))
     with pytest.raises(ValueError, match="17 tokens do not fit into block_size=16"):
-        GPT(GPTConfig(**SMALL))(torch.zeros(1, 17, dtype=torch.long))
+        model(torch.zeros(1, 17, dtype=torch.long))
+    cache = Cache(model, 1)
+    model.features(torch.zeros(1, 16, dtype=torch.long), cache)
+    with pytest.raises(ValueError, match="17 tokens do not fit"):
+        model.features(torch.zeros(1, 1, dtype=torch.long), cache)
+
+
+# ----------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
+)
+def test_the_sizes_of_gpt2_are_the_published_ones(name, params):
+    shape = dict(zip(("n_layer", "n_head", "n_embd"), model_file.GPT2_SIZES[name], strict=True))
+    L, C = shape["n_layer"], shape["n_embd"]
+    with torch.device("meta"):
+        model = GPT(GPTConfig(**shape | model_file.GPT2_KEYS, vocab_size=50257, block_size=1024))
+    assert model.num_params() == params == L * (12 * C * C + 13 * C) + 2 * C + 50257 * C + 1024 * C
+    assert model.num_params(non_embedding=True) == params - 1024 * C
+    assert model.flops_per_token() == 6 * (params - 1024 * C) + 12 * L * 1024 * C
+    assert model.flops_per_token(100) == 6 * (params - 1024 * C) + 12 * L * 100 * C
+    assert C / shape["n_head"] == 64
+
+
+def test_tables_that_are_looked_up_are_no_matrix_products():
+    keys = SMALL | {"position": "learned"}
+    untied, tied = GPT(GPTConfig(**keys)), GPT(GPTConfig(**keys | {"tie_weights": True}))
+    assert untied.num_params(non_embedding=True) == untied.num_params() - 65 * 32 - 16 * 32
+    assert tied.num_params(non_embedding=True) == tied.num_params() - 16 * 32 == untied.num_params(non_embedding=True)
+
+
+@pytest.mark.parametrize("n_embd", [32, 64, 128, 384, 768])
+def test_swiglu_has_about_as_many_weights(n_embd):
+    gated, plain = (
+        model_file.MLP(GPTConfig(**SMALL | {"n_embd": n_embd, "activation": name})) for name in ("swiglu", "relu2")
+    )
+    sizes = [sum(p.numel() for p in mlp.parameters()) for mlp in (gated, plain)]
+    assert sizes[0] / sizes[1] == pytest.approx(1, abs=0.035)
+    assert gated.c_proj.weight.shape[1] % 8 == 0
 
 
 # ----------------------------------------------------------------------------- generation
 
 
-def test_greedy_generation_takes_the_likeliest_token_past_the_block_size(config):
-    model, idx = shaken(config).eval(), batch(config, 2)[:, :3]
-    expected = idx
-    for _ in range(30):
-        logits = model(expected[:, -16:])[0]
-        expected = torch.cat((expected, logits[:, -1].argmax(-1, keepdim=True)), dim=1)
-    assert torch.equal(model.generate(idx, 30, temperature=0), expected)
-    assert torch.equal(model.generate(idx, 30, top_k=1), expected)
-    assert torch.equal(model.generate(idx, 30, top_p=1e-6), expected)
+@every_combination
+@torch.no_grad()
+def test_logits_with_the_cache_are_those_without(keys, float64):
+    """A prompt in one pass, then single tokens, several at once, and single ones again."""
+    model = shaken(GPTConfig(**SMALL | keys)).eval()
+    idx, cache = batch(model.config), Cache(model, 3)
+    memory = cache.kv.data_ptr()
+    parts = [model.features(part, cache) for part in idx.split([5, 1, 1, 4, 2, 1, 2], dim=1)]
+    assert torch.allclose(model.logits(torch.cat(parts, dim=1)), model(idx)[0], atol=1e-9)
+    assert cache.kv.data_ptr() == memory and cache.length == 16
+
+
+@every_combination
+def test_the_cache_changes_no_token(keys, float64):
+    model = shaken(GPTConfig(**SMALL | keys))
+    idx = batch(model.config, 2)[:, :3]
+    for sampling in ({"temperature": 0}, {"top_k": 20, "top_p": 0.95}):
+        with_it, without = (
+            model.generate(idx, 40, use_cache=use, generator=torch.Generator().manual_seed(1), **sampling)
+            for use in (True, False)
+        )
+        assert torch.equal(with_it, without)
+        assert torch.equal(with_it[:, :3], idx) and with_it.shape == (2, 43)
+
+
+@every_combination
+@torch.no_grad()
+def test_padding_changes_nothing(keys, float64):
+    """Prompts of different lengths in one batch: each row goes on as it does alone, past block_size, too."""
+    model = shaken(GPTConfig(**SMALL | keys)).eval()
+    prompts = [torch.randint(65, (n,)) for n in (1, 4, 9, 20)]
+    idx = torch.full((4, 20), -1)
+    for row, prompt in zip(idx, prompts, strict=True):
+        row[20 - len(prompt) :] = prompt
+    for use_cache in (True, False):
+        together = model.generate(idx, 40, temperature=0, use_cache=use_cache)
+        for row, prompt in zip(together, prompts, strict=True):
+            alone = model.generate(prompt[None], 40, temperature=0, use_cache=use_cache)[0]
+            assert torch.equal(row[20 - len(prompt) :], alone)
+            assert row[: 20 - len(prompt)].eq(-1).all()
+    pad = torch.tensor([12, 7])
+    rows, cache = torch.randint(65, (2, 16)), Cache(model, 2)
+    parts = [model.features(part, cache, pad) for part in rows.split([13, 1, 2], dim=1)]
+    for b, n in enumerate(pad.tolist()):
+        assert torch.allclose(torch.cat(parts, dim=1)[b, n:], model.features(rows[b : b + 1, n:])[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [[[1, -1]], [[-1, -1], [-1, 2]], [[1, -1, 2]], [[]]])
+def test_padding_that_is_not_on_the_left_is_refused(rows):
+    with pytest.raises(ValueError, match="pad with -1 on the left only"):
+        GPT(GPTConfig(**SMALL)).generate(torch.tensor(rows, dtype=torch.long), 1)
+
+
+@pytest.mark.parametrize(("length", "block_size"), [(1, 16), (3, 16), (16, 16), (17, 16), (40, 16), (2, 7), (3, 1)])
+def test_each_token_sees_the_window_that_the_docstring_says(config, length, block_size):
+    config.block_size = block_size
+    model = shaken(config).eval()
+    idx = torch.randint(65, (1, length))
+    expected, window = idx, idx[:, -block_size:]
+    for _ in range(45):
+        if window.shape[1] > block_size:
+            window = window[:, -max(block_size // 2, 1) :]
+        token = model(window)[0][:, -1].argmax(-1, keepdim=True)
+        window, expected = torch.cat((window, token), dim=1), torch.cat((expected, token), dim=1)
+    for use_cache in (True, False):
+        assert torch.equal(model.generate(idx, 45, temperature=0, use_cache=use_cache), expected)
+    assert torch.equal(model.generate(idx, 45, top_k=1), expected)
+    assert torch.equal(model.generate(idx, 45, top_p=1e-6), expected)
+
+
+def test_a_token_costs_two_passes_at_most(monkeypatch):
+    model, seen, caches = shaken(GPTConfig(**SMALL)), [], []
+    model.transformer.wte.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
+    monkeypatch.setattr(model_file, "Cache", lambda *args: caches.append(Cache(*args)) or caches[-1])
+    idx = torch.zeros(1, 10, dtype=torch.long)
+    model.generate(idx, 7)
+    assert seen == [10, 1, 1, 1, 1, 1, 1]
+    seen.clear()
+    model.generate(idx, 1000)
+    assert max(seen) == 10 and sum(seen) <= 10 + 2 * 1000
+    assert len(caches) == 2  # one for each text
+    seen.clear()
+    model.generate(idx, 7, use_cache=False)
+    assert seen == [10, 11, 12, 13, 14, 15, 16]
 
 
 def test_the_same_seed_gives_the_same_tokens(config):
@@ -266,6 +710,287 @@ def test_sampling_out_of_range_is_refused(options, words):
         GPT(GPTConfig(**SMALL)).generate(torch.zeros(1, 1, dtype=torch.long), 1, **options)
 
 
+# ----------------------------------------------------------------------------- GPT-2's weights
+
+
+def gpt2_tensors(V: int = 300, T: int = 24, L: int = 2, C: int = 128) -> dict[str, torch.Tensor]:
+    """Random weights as published: matrices of the blocks are (inputs, outputs), the masks are there."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
+    for i in range(L):
+        block = {"ln_1.weight": (C,), "ln_1.bias": (C,), "ln_2.weight": (C,), "ln_2.bias": (C,)}
+        block |= {"attn.bias": (1, 1, T, T), "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,)}
+        block |= {"attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,), "mlp.c_fc.weight": (C, 4 * C)}
+        block |= {"mlp.c_fc.bias": (4 * C,), "mlp.c_proj.weight": (4 * C, C), "mlp.c_proj.bias": (C,)}
+        shapes |= {f"h.{i}.{name}": shape for name, shape in block.items()}
+    return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+
+
+def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2) -> torch.Tensor:
+    """GPT-2 from its formulas, in float64 on the published names."""
+    w = {name: tensor.double() for name, tensor in w.items()}
+    T, C = len(ids), w["wte.weight"].shape[1]
+    hidden = torch.ones(T, T).triu(1) == 1
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        x = x - x.mean(1, keepdim=True)
+        return x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    x = w["wte.weight"][ids] + w["wpe.weight"][:T]
+    for i in range(len({name.split(".")[1] for name in w if name.startswith("h.")})):
+        layer = {name.removeprefix(f"h.{i}."): tensor for name, tensor in w.items() if name.startswith(f"h.{i}.")}
+        q, k, v = (norm(x, f"h.{i}.ln_1") @ layer["attn.c_attn.weight"] + layer["attn.c_attn.bias"]).split(C, dim=1)
+        heads = []
+        for q_h, k_h, v_h in zip(*(part.split(C // n_head, dim=1) for part in (q, k, v)), strict=True):
+            scores = (q_h @ k_h.T / math.sqrt(C // n_head)).masked_fill(hidden, -math.inf)
+            heads.append(scores.softmax(-1) @ v_h)
+        x = x + torch.cat(heads, dim=1) @ layer["attn.c_proj.weight"] + layer["attn.c_proj.bias"]
+        h = norm(x, f"h.{i}.ln_2") @ layer["mlp.c_fc.weight"] + layer["mlp.c_fc.bias"]
+        h = h / 2 * (1 + (math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)).tanh())
+        x = x + h @ layer["mlp.c_proj.weight"] + layer["mlp.c_proj.bias"]
+    return norm(x, "ln_f") @ w["wte.weight"].T
+
+
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
+
+
+def safetensors(tensors: dict[str, torch.Tensor], spaces: int = 0, header: Callable | None = None) -> bytes:
+    """The bytes of a file. `spaces` after the JSON move what follows; header(entries) may spoil them."""
+    entries, parts, at = {}, [], 0
+    for name, tensor in tensors.items():
+        parts.append(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        offsets = [at, at := at + len(parts[-1])]
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+    if header:
+        header(entries)
+    text = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode() + b" " * spaces
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)
+
+
+def check_logits(model: GPT, tensors: dict[str, torch.Tensor], atol: float = 1e-3) -> None:
+    ids = torch.randint(300, (24,), generator=torch.Generator().manual_seed(1))
+    expected = gpt2_logits(tensors, ids.tolist())
+    with torch.no_grad():
+        assert torch.allclose(model(ids[None])[0][0].double(), expected, atol=atol)
+
+
+FORMATS = {
+    "safetensors": lambda tensors, path: path.with_suffix(".safetensors").write_bytes(safetensors(tensors)),
+    "unaligned": lambda tensors, path: path.with_suffix(".safetensors").write_bytes(safetensors(tensors, spaces=3)),
+    "zip": lambda tensors, path: torch.save(tensors, path.with_suffix(".bin")),
+    "legacy": lambda tensors, path: torch.save(tensors, path.with_suffix(".bin"), _use_new_zipfile_serialization=False),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_gpt2_weights_give_the_logits_of_its_formulas(kind):
+    tensors = gpt2_tensors()
+    FORMATS[kind](tensors, Path("weights"))
+    (path,) = Path().glob("weights.*")
+    model = GPT.from_pretrained(path)
+    check_logits(model, tensors)
+    assert not model.training and model.lm_head.weight is model.transformer.wte.weight
+    assert model.num_params() == sum(t.numel() for name, t in tensors.items() if not name.endswith(".attn.bias"))
+    assert all(p.is_contiguous() and p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
+    before = path.read_bytes()
+    model(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long))[1].backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert path.read_bytes() == before
+
+
+def test_other_layouts_of_the_same_weights_are_read_too():
+    """As transformers saves a model: with a prefix, the tied layer written out, or in half precision."""
+    tensors = gpt2_tensors()
+    named = {f"transformer.{name}": t for name, t in tensors.items()} | {
+        "lm_head.weight": tensors["wte.weight"].clone()
+    }
+    torch.save(named, "named.bin")
+    check_logits(GPT.from_pretrained("named.bin"), tensors)
+    for dtype in (torch.float16, torch.bfloat16):
+        rounded = {name: t.to(dtype) for name, t in tensors.items()}
+        Path("half.safetensors").write_bytes(safetensors(rounded))
+        check_logits(GPT.from_pretrained("half.safetensors"), rounded)
+
+
+def test_a_folder_with_a_config_says_how_many_heads():
+    tensors = gpt2_tensors(C=96)
+    Path("folder").mkdir()
+    Path("folder/model.safetensors").write_bytes(safetensors(tensors))
+    Path("folder/config.json").write_text('{"n_head": 3, "n_layer": 2}')
+    model = GPT.from_pretrained("folder", block_size=10, dropout=0.5, flash=False)
+    assert (model.config.n_head, model.config.block_size, model.config.dropout) == (3, 10, 0.5)
+    ids = list(range(10))
+    with torch.no_grad():
+        assert torch.allclose(model(torch.tensor([ids]))[0][0].double(), gpt2_logits(tensors, ids, 3), atol=1e-3)
+    with pytest.raises(ValueError, match="block_size=25 is beyond the 24"):
+        GPT.from_pretrained("folder", block_size=25)
+
+
+def test_gpt2_continues_as_its_formulas_do():
+    tensors = gpt2_tensors()
+    Path("model.safetensors").write_bytes(safetensors(tensors))
+    out = GPT.from_pretrained("model.safetensors").generate(torch.tensor([[5, 7]]), 20, temperature=0)[0].tolist()
+    for n in range(2, 22):
+        assert out[n] == gpt2_logits(tensors, out[:n])[-1].argmax()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop("h.1.mlp.c_fc.weight"), r"transformer.h.1.mlp.c_fc.weight is missing"),
+        (lambda t: t.pop("wte.weight"), r"KeyError: 'wte.weight'"),
+        (
+            lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(384, 128)}),
+            r"c_attn.weight is float32 \(384",
+        ),
+        (lambda t: t.update({"ln_f.bias": torch.zeros(1, 128)}), r"ln_f.bias is float32 \(1, 128\), not \(128,\)"),
+        (lambda t: t.update({"ln_f.bias": torch.zeros(128, dtype=torch.long)}), r"ln_f.bias is int64"),
+        (lambda t: t.update({"wpe.weight": torch.zeros(24, 64)}), r"wpe.weight is float32 \(24, 64\)"),
+        (lambda t: t.update({"score.weight": torch.zeros(2, 128)}), r"score.weight is unknown"),
+        (lambda t: t.update({"lm_head.weight": torch.zeros(300, 128)}), r"lm_head.weight is not wte.weight"),
+        (lambda t: [t.pop(name) for name in list(t) if name.startswith("h.1.ln")], r"missing.* and 1 more"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["safetensors", "zip"])
+def test_tensors_that_are_not_gpt2_are_named(kind, change, words):
+    tensors = gpt2_tensors()
+    change(tensors)
+    FORMATS[kind](tensors, Path("weights"))
+    (path,) = Path().glob("weights.*")
+    with pytest.raises(ValueError, match=words) as caught:
+        GPT.from_pretrained(path)
+    assert str(path) in str(caught.value) and ";" in str(caught.value)
+
+
+def move(entries: dict, name: str, begin: int, end: int) -> None:
+    a, b = entries[name]["data_offsets"]
+    entries[name]["data_offsets"] = [a + begin, b + end]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda t: b"",
+        lambda t: b"\x01\0\0",
+        lambda t: safetensors(t)[:-1],
+        lambda t: safetensors(t)[:1000],
+        lambda t: safetensors(t)[:8],
+        lambda t: safetensors(t) + b"\0",
+        lambda t: b"\xff" * 8 + safetensors(t)[8:],
+        lambda t: (2**40).to_bytes(8, "little") + safetensors(t)[8:],
+        lambda t: (7).to_bytes(8, "little") + b"nothing",
+        lambda t: (2).to_bytes(8, "little") + b"[]",
+        lambda t: (9).to_bytes(8, "little") + b'{"a": [ ]',
+        lambda t: safetensors(t, header=lambda e: move(e, "ln_f.bias", 4, 4)),  # out of range, or overlaps
+        lambda t: safetensors(t, header=lambda e: move(e, "ln_f.bias", -4, -4)),
+        lambda t: safetensors(t, header=lambda e: move(e, "wte.weight", -1000, -1000)),
+        lambda t: safetensors(t, header=lambda e: move(e, "h.1.mlp.c_proj.bias", 10**12, 10**12)),
+        lambda t: safetensors(t, header=lambda e: e["wpe.weight"].update(data_offsets=e["wte.weight"]["data_offsets"])),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[129])),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[-128])),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[128.0])),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape="128")),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[0], data_offsets=[0, 0])),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(dtype="F7")),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(data_offsets=["a", "b"])),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].pop("data_offsets")),
+        lambda t: safetensors(t, header=lambda e: e.update(wte=3)),
+    ],
+)
+def test_a_damaged_safetensors_file_is_refused(content):
+    Path("model.safetensors").write_bytes(content(gpt2_tensors(V=50, T=8)))
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged or no safetensors file: .*; delete it"):
+        GPT.from_pretrained("model.safetensors")
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing" * 100, "a pickle", [1, 2], {"wte.weight": 3}, {1: 2}])
+def test_a_foreign_bin_file_is_refused_and_nothing_in_it_is_run(content):
+    path = Path("pytorch_model.bin")
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    if content == "a pickle":
+        torch.save(gpt2_tensors(V=50, T=8) | {"harm": Malicious()}, path)
+    with pytest.raises(ValueError, match=r"pytorch_model.bin .*; give GPT-2's weights"):
+        GPT.from_pretrained(".")
+    assert not Path("harmed").exists()
+
+
+def test_weights_that_are_not_there_are_asked_for_by_name(tmp_path):
+    for name in ("gpt3", "nothing.safetensors", tmp_path):
+        with pytest.raises(ValueError, match=r"no GPT-2 weights in .*; give one of gpt2, gpt2-medium"):
+            GPT.from_pretrained(name)
+
+
+@pytest.fixture
+def hub(server, monkeypatch):
+    """A server in place of the Hugging Face hub, and a smaller model under the name gpt2."""
+    monkeypatch.setattr(model_file, "GPT2_URL", server.url.removesuffix("file"))
+    monkeypatch.setitem(model_file.GPT2_SIZES, "gpt2", (2, 2, 128))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    server.files = {}
+    return server
+
+
+def test_a_download_is_resumed_checked_and_kept(hub, capsys):
+    content = safetensors(gpt2_tensors())
+    hub.files["/gpt2/resolve/main/model.safetensors"] = content
+    hub.breaks_after = [500_000, 300_000]
+    hub.headers["X-Linked-Etag"] = f'"{hashlib.sha256(content).hexdigest()}"'
+    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
+    assert [asked is None for _, asked in hub.log] == [True, False, False]
+    assert Path("data/downloads/gpt2/model.safetensors").read_bytes() == content
+    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
+    assert len(hub.log) == 3
+
+
+def test_the_hash_may_come_with_a_redirection(hub):
+    content = safetensors(gpt2_tensors())
+    hub.files["/elsewhere"] = content
+    hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", hashlib.sha256(content).hexdigest())
+    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
+    Path("data/downloads/gpt2/model.safetensors").unlink()
+    hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", "0" * 64)
+    with pytest.raises(ValueError, match=r"SHA-256 .* instead of 000"):
+        GPT.from_pretrained("gpt2")
+    assert not list(Path("data/downloads/gpt2").iterdir())
+
+
+def test_without_a_safetensors_file_the_other_one_is_taken(hub):
+    torch.save(gpt2_tensors(), "weights.bin")
+    hub.files["/gpt2/resolve/main/pytorch_model.bin"] = Path("weights.bin").read_bytes()
+    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
+    assert Path("data/downloads/gpt2/pytorch_model.bin").exists()
+
+
+def test_a_download_of_another_size_is_refused(hub):
+    hub.files["/gpt2/resolve/main/model.safetensors"] = safetensors(gpt2_tensors(L=1))
+    with pytest.raises(ValueError, match=r"transformer.h.1.ln_1.weight is missing"):
+        GPT.from_pretrained("gpt2")
+
+
+def test_a_hub_that_fails_names_the_ways_out(hub):
+    with pytest.raises(ValueError, match=r"cannot download .*pytorch_model.bin .404.*; put the file .* or folder"):
+        GPT.from_pretrained("gpt2")
+    hub.status = 503
+    with pytest.raises(ValueError, match=r"cannot download .*model.safetensors .503"):
+        GPT.from_pretrained("gpt2")
+
+
+def test_transformers_gives_the_same_logits():
+    transformers = pytest.importorskip("transformers", reason="a further check, where transformers is installed")
+    torch.manual_seed(0)
+    shape = {"vocab_size": 500, "n_positions": 64, "n_embd": 192, "n_layer": 3, "n_head": 3}
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    theirs.save_pretrained("theirs")
+    ours, idx = GPT.from_pretrained("theirs"), torch.randint(500, (2, 64))
+    with torch.no_grad():
+        difference = (ours(idx)[0] - theirs(idx).logits).abs().max().item()
+    print(f"largest difference of logits: {difference:.2e}")
+    assert difference < 1e-4
+
+
 # ----------------------------------------------------------------------------- checkpoints, the house
 
 
@@ -310,22 +1035,3 @@ def test_who_imports_whom():
         names = {alias.name for n in imports if isinstance(n, ast.Import) for alias in n.names}
         names |= {n.module for n in imports if isinstance(n, ast.ImportFrom)}
         assert names & ours <= arrows.get(name, set()), name
-
-
-def test_layers_are_the_formulas():
-    """gelu, relu2, layernorm and rmsnorm as the model computes them, against the formula in float64."""
-    x = torch.randn(4, 32, dtype=torch.float64)
-    for kind, keys in (("classic", CLASSIC), ("modern", SMALL)):
-        block = GPT(GPTConfig(**keys)).double().transformer.h[0]
-        torch.nn.init.normal_(block.mlp.c_proj.weight)
-        hidden = F.linear(x, block.mlp.c_fc.weight, block.mlp.c_fc.bias)
-        if kind == "classic":
-            inner = math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)
-            acted = hidden / 2 * (1 + inner.tanh())
-            variance = x.var(dim=1, keepdim=True, unbiased=False)
-            normed = (x - x.mean(dim=1, keepdim=True)) / (variance + 1e-5).sqrt()
-        else:
-            acted = hidden.clamp(min=0) ** 2
-            normed = x / (x.pow(2).mean(dim=1, keepdim=True) + 1e-6).sqrt()
-        assert torch.allclose(block.mlp(x), F.linear(acted, block.mlp.c_proj.weight, block.mlp.c_proj.bias), atol=1e-10)
-        assert torch.allclose(block.ln_1(x), normed, atol=1e-10)

@@ -1,11 +1,9 @@
-import http.server
 import itertools
 import json
 import random
 import re
 import subprocess
 import sys
-import threading
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -287,39 +285,6 @@ def test_a_console_without_unicode_prints_question_marks():
 
 
 # ----------------------------------------------------------------------------- downloads
-
-
-@pytest.fixture
-def server():
-    """A server on this machine that sends `body`, as badly as its attributes say. Its log holds (path, Range) pairs."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            server.log.append((self.path, self.headers["Range"]))
-            if server.status:
-                return self.send_error(server.status)
-            start = int(re.match(r"bytes=(\d+)-", self.headers["Range"])[1]) if self.headers["Range"] else 0
-            if not server.ranges:
-                start = 0
-            if start >= len(server.body):
-                return self.send_error(416)
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(server.body) - start))
-            self.end_headers()
-            end = start + server.breaks_after.pop(0) if server.breaks_after else len(server.body)
-            self.wfile.write(server.body[start:end])
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.body, server.status, server.ranges = bytes(range(256)) * 4000, 0, True
-    server.breaks_after, server.log = [], []
-    server.url = f"http://127.0.0.1:{server.server_port}/file"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
 
 
 def sha256(content: bytes) -> str:
