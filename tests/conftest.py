@@ -1,15 +1,19 @@
 """What the tests share: an empty working folder each, the scripts as a user runs them, and small texts."""
 
 import http.server
+import itertools
+import json
 import os
 import random
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiktoken
 import torch
 
 import prepare_data
@@ -33,6 +37,45 @@ def gpt2_vocabulary(monkeypatch):
         if not (SHARED / "tiktoken_cache").exists():
             pytest.skip("no local copy of the GPT-2 vocabulary: set TIKTOKEN_CACHE_DIR to a folder that has it")
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken_cache"))
+
+
+@pytest.fixture
+def gpt2_stand_in(monkeypatch):
+    """A tokenizer in place of GPT-2's, for a machine that has no copy: as many tokens, bytes and pairs of bytes."""
+    pairs = itertools.islice(itertools.product(range(256), repeat=2), 50_000)
+    ranks = {bytes([i]): i for i in range(256)} | {bytes(pair): i for i, pair in enumerate(pairs, start=256)}
+    more = {"pat_str": prepare_data.GPT2_PATTERN, "special_tokens": {"<|endoftext|>": 50_256}}
+    encoding = tiktoken.Encoding("gpt2", mergeable_ranks=ranks, **more)
+    monkeypatch.setattr("tiktoken.get_encoding", lambda _: encoding)
+
+
+def gpt2_tensors(V: int = 300, T: int = 24, L: int = 2, C: int = 128) -> dict[str, torch.Tensor]:
+    """Random weights as published: matrices of the blocks are (inputs, outputs), the masks are there."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
+    for i in range(L):
+        block = {"ln_1.weight": (C,), "ln_1.bias": (C,), "ln_2.weight": (C,), "ln_2.bias": (C,)}
+        block |= {"attn.bias": (1, 1, T, T), "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,)}
+        block |= {"attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,), "mlp.c_fc.weight": (C, 4 * C)}
+        block |= {"mlp.c_fc.bias": (4 * C,), "mlp.c_proj.weight": (4 * C, C), "mlp.c_proj.bias": (C,)}
+        shapes |= {f"h.{i}.{name}": shape for name, shape in block.items()}
+    return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+
+
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
+
+
+def safetensors(tensors: dict[str, torch.Tensor], spaces: int = 0, header: Callable | None = None) -> bytes:
+    """The bytes of a file. `spaces` after the JSON move what follows; header(entries) may spoil them."""
+    entries, parts, at = {}, [], 0
+    for name, tensor in tensors.items():
+        parts.append(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        offsets = [at, at := at + len(parts[-1])]
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+    if header:
+        header(entries)
+    text = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode() + b" " * spaces
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)
 
 
 @pytest.fixture

@@ -2,17 +2,15 @@ import ast
 import cmath
 import hashlib
 import itertools
-import json
 import math
 import os
 import pickle
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, gpt2_tensors, safetensors
 
 import model as model_file
 from model import GPT, Cache, GPTConfig, alibi_slopes, load_checkpoint, rope_table, rotate, sample_token, sinusoid_table
@@ -713,19 +711,6 @@ def test_sampling_out_of_range_is_refused(options, words):
 # ----------------------------------------------------------------------------- GPT-2's weights
 
 
-def gpt2_tensors(V: int = 300, T: int = 24, L: int = 2, C: int = 128) -> dict[str, torch.Tensor]:
-    """Random weights as published: matrices of the blocks are (inputs, outputs), the masks are there."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
-    for i in range(L):
-        block = {"ln_1.weight": (C,), "ln_1.bias": (C,), "ln_2.weight": (C,), "ln_2.bias": (C,)}
-        block |= {"attn.bias": (1, 1, T, T), "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,)}
-        block |= {"attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,), "mlp.c_fc.weight": (C, 4 * C)}
-        block |= {"mlp.c_fc.bias": (4 * C,), "mlp.c_proj.weight": (4 * C, C), "mlp.c_proj.bias": (C,)}
-        shapes |= {f"h.{i}.{name}": shape for name, shape in block.items()}
-    return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
-
-
 def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2) -> torch.Tensor:
     """GPT-2 from its formulas, in float64 on the published names."""
     w = {name: tensor.double() for name, tensor in w.items()}
@@ -749,22 +734,6 @@ def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2) -> 
         h = h / 2 * (1 + (math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)).tanh())
         x = x + h @ layer["mlp.c_proj.weight"] + layer["mlp.c_proj.bias"]
     return norm(x, "ln_f") @ w["wte.weight"].T
-
-
-DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
-
-
-def safetensors(tensors: dict[str, torch.Tensor], spaces: int = 0, header: Callable | None = None) -> bytes:
-    """The bytes of a file. `spaces` after the JSON move what follows; header(entries) may spoil them."""
-    entries, parts, at = {}, [], 0
-    for name, tensor in tensors.items():
-        parts.append(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        offsets = [at, at := at + len(parts[-1])]
-        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
-    if header:
-        header(entries)
-    text = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode() + b" " * spaces
-    return len(text).to_bytes(8, "little") + text + b"".join(parts)
 
 
 def check_logits(model: GPT, tensors: dict[str, torch.Tensor], atol: float = 1e-3) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import babble, finish, result, start
+from conftest import babble, finish, gpt2_tensors, result, safetensors, start
 from test_train import SHORT
 
 import prepare_data
@@ -163,3 +163,21 @@ def test_without_any_run_the_way_to_one_is_named(fails, tmp_path, monkeypatch):
 def test_a_vocabulary_without_newlines_starts_with_its_first_token():
     assert prepare_data.start_ids(prepare_data.CharTokenizer("ab")) == [0]
     assert prepare_data.start_ids(prepare_data.CharTokenizer("\tb\n")) == [2]
+
+
+def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
+    monkeypatch.chdir(tmp_path)
+    tensors = gpt2_tensors(V=50257, T=16, L=1, C=64)
+    Path("model.safetensors").write_bytes(safetensors(tensors))
+    options = ["--init_from=model.safetensors", "--prompt=the cat", "--temperature=0", "--max_new_tokens=20"]
+    status, out, err = call(sample, *options)
+    assert status == 0 and "model.safetensors: " in err, err
+    tokenizer = prepare_data.BPETokenizer()
+    ids = torch.tensor([[50256, *tokenizer.encode("the cat")]])
+    new = GPT.from_pretrained("model.safetensors").generate(ids, 20, temperature=0)[0, ids.shape[1] :]
+    assert out.encode() == b"the cat" + tokenizer.decode(new.tolist()).encode() + b"\n"
+    assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3")[0] == 0
+    assert "no GPT-2 weights in gpt4" in fails(sample, "--init_from=gpt4")
+    assert "were both given" in fails(sample, "--init_from=gpt2", "--checkpoint=out/tiny/best.pt")
+    Path("small.safetensors").write_bytes(safetensors(gpt2_tensors()))
+    assert "has 300 tokens, the tokenizer 50,257" in fails(sample, "--init_from=small.safetensors")

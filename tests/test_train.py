@@ -1,6 +1,7 @@
 import json
 import math
 import random
+import re
 import resource
 import signal
 import time
@@ -10,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, babble, finish, result, start
+from conftest import ROOT, babble, finish, gpt2_tensors, result, safetensors, start
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import prepare_data
 import train
@@ -374,7 +376,7 @@ def test_other_keys_train_too(call, keys):
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults():
     Path("run.toml").write_text("n_embd = 64\nlearning_rate = 1\ncompile = true\n")
-    config, _ = train.read_config(["run.toml", "--n_embd=32", "--bias", "--min_lr", "1e-4"])
+    config, _, _ = train.read_config(["run.toml", "--n_embd=32", "--bias", "--min_lr", "1e-4"])
     assert (config.n_embd, config.learning_rate, config.compile, config.bias) == (32, 1.0, True, True)
     assert (config.min_lr, config.n_layer, config.out_dir) == (1e-4, TrainConfig().n_layer, "out/run")
 
@@ -389,7 +391,7 @@ def test_help_lists_every_key_with_its_default(call):
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
 def test_a_config_of_the_repository_is_legal(path):
-    config, _ = train.read_config([str(path)])
+    config, _, _ = train.read_config([str(path)])
     assert config.out_dir == f"out/{path.stem}"
     assert prepare_data.parse_name(config.dataset)
 
@@ -446,3 +448,117 @@ def test_resuming_with_another_shape_or_vocabulary_is_refused(call, fails):
     assert "out/tiny/last.pt holds a model only" in fails(train, *again)
     Path("out/tiny/last.pt").write_bytes(b"not a checkpoint")
     assert "out/tiny/last.pt" in fails(train, *again)
+
+
+# ----------------------------------------------------------------------------- GPT-2's weights
+
+
+@pytest.fixture
+def gpt2(gpt2_stand_in):
+    """weights/, a small GPT-2 with its whole vocabulary, and data/tiny_gpt2 in its tokens."""
+    Path("weights").mkdir()
+    tensors = gpt2_tensors(V=50257, T=24, L=1, C=64)
+    Path("weights/model.safetensors").write_bytes(safetensors({name: t * 0.2 for name, t in tensors.items()}))
+    prepare_data.prepare("tiny.txt", "gpt2")
+    return ["--dataset=tiny_gpt2", "--init_from=weights", "--out_dir=out/tuned", *SHORT[5:]]
+
+
+def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
+    keys = ["--block_size=12", "--learning_rate=1e-9", "--muon_learning_rate=1e-9", "--eval_tokens=0", "--dropout=0"]
+    status, out, err = call(train, *gpt2, *keys)
+    assert status == 0, err
+    model = GPT.from_pretrained("weights", block_size=12)
+    data = prepare_data.load("tiny_gpt2")
+    config = TrainConfig(**vars(model.config), eval_tokens=0)
+    expected = train.evaluate(model, lambda x, y: model(x, y)[1], data.val, None, config)
+    assert float(result(out)["val"]) == pytest.approx(expected, abs=2e-4)
+    assert "vocab_size" not in tomllib.loads(Path("out/tuned/config.toml").read_text())
+    status, out, err = call(train, *gpt2, "--block_size=12", "--max_iters=30")  # moves the first run aside
+    assert status == 0, err
+    assert Path("out/tuned-1").exists() and float(result(out)["val"]) < expected - 0.5
+    assert call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=32")[0] == 0
+    assert GPT.from_checkpoint("out/tuned/best.pt")[0].config.norm == "layernorm"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--n_layer=3"], "weights has n_layer=1 and cannot change that; leave it out"),
+        (["--position=rope", "--norm=rmsnorm"], "weights has norm=layernorm, position=learned and cannot change"),
+        (["--block_size=25"], "block_size=25 is beyond the 24 of"),
+        (["--dataset=tiny"], "tiny has not the vocabulary of weights, GPT-2's 50,257 tokens; prepare the text with"),
+        (["--init_from=gpt3"], "no GPT-2 weights in gpt3; give one of gpt2, gpt2-medium"),
+        (["--init_from=tiny.txt"], "tiny.txt is damaged or of another kind"),
+    ],
+)
+def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2, options, words):
+    assert words in fails(train, *gpt2, *options)
+    assert not Path("out").exists()
+
+
+# ----------------------------------------------------------------------------- what a run needs
+
+
+def table(out: str) -> dict[str, str]:
+    """name -> value of the table; of memory, what -> value."""
+    rows = [re.match(r"(\w[\w ]*?) {2,}([\d.,]+) ?(MB|GFLOP|hours|)  (.*)", line).groups() for line in out.splitlines()]
+    return {text if name == "memory" else name: float(value.replace(",", "")) for name, value, _, text in rows}
+
+
+def test_an_estimate_of_gpt2_needs_neither_its_data_nor_a_run(call):
+    gpt2 = [ROOT / "config/gpt2.toml", "--estimate", "--device_flops=989e12", "--mfu=0.5", "--dtype=bfloat16"]
+    status, out, err = call(train, *gpt2)
+    assert status == 0, err
+    found = table(out)
+    N, T = 124_439_808, 1024
+    flops = 6 * (N - T * 768) + 12 * 12 * T * 768
+    tokens = 19_073 * 16 * 32 * T
+    assert found["parameters"] == N and found["optimum"] == 20 * N and found["this run"] == tokens
+    assert found["weights"] == found["gradients"] == pytest.approx(4 * N / 1e6, abs=0.1)
+    assert found["the averages of adamw"] == pytest.approx(8 * N / 1e6, abs=0.1)
+    activations = found["activations of 32 x 1,024 tokens, bfloat16"]
+    assert found["in all"] == pytest.approx(16 * N / 1e6 + activations, abs=0.2)
+    assert found["cache"] == pytest.approx(2 * 12 * 768 * T * 4 / 1e6, abs=0.1)
+    assert found["compute"] == pytest.approx(flops / 1e9, abs=1e-4)
+    assert found["time"] == pytest.approx(tokens * flops / (989e12 * 0.5) / 3600, abs=1e-3)
+    assert not Path("out").exists() and not Path("data/fineweb").exists()
+
+
+def test_an_estimate_follows_the_keys(call):
+    few, many = (table(call(train, *SHORT, "--estimate", f"--n_kv_head={n}")[1]) for n in (1, 2))
+    assert many["cache"] == pytest.approx(2 * few["cache"], abs=0.1) and few["parameters"] < many["parameters"]
+    one, four = (table(call(train, "--dataset=tiny", "--estimate", f"--batch_size={n}")[1]) for n in (1, 4))
+    assert four["this run"] == 4 * one["this run"]
+    matrices = 4 * 12 * 128 * 128  # muon keeps one average of each, adamw two
+    rest = one["parameters"] - matrices
+    assert one["the averages of muon"] == pytest.approx((4 * matrices + 8 * rest) / 1e6, abs=0.1)
+    assert table(call(train, "--dataset=words_bpe300", "--estimate")[1])["parameters"] == 4 * 12 * 128 * 128 + (
+        2 * 300 * 128 + 9 * 128
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"flash": False}, {"position": "alibi", "n_kv_head": 2}, {"norm": "layernorm", "bias": True, "dropout": 0.1}],
+)
+def test_activation_memory_is_what_a_real_step_saves(keys, dtype):
+    """Beside the estimate, which computes nothing, a real model: what autograd holds on to after its forward pass."""
+    config = GPTConfig(**keys)
+    with FakeTensorMode():
+        estimated = train.activation_bytes(GPT(config), 4, dtype)
+    assert estimated == train.activation_bytes(GPT(config), 4, dtype)
+    assert estimated > 4 * 128 * 128 * 2 * 10 * config.n_layer
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--mfu=0.4"], "--device_flops and --mfu are for --estimate"),
+        (["--estimate", "--mfu=1.5"], "--mfu: 1.5 is out of range"),
+        (["--estimate", "--device_flops=0"], "--device_flops: 0 is out of range"),
+        (["--estimate", "--dataset=nothing"], "no dataset data/nothing"),
+    ],
+)
+def test_an_estimate_of_nothing_gets_one_line(fails, options, words):
+    assert words in fails(train, *options)
