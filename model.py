@@ -136,9 +136,8 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        shared = config.n_kv_head * config.head_dim
-        self.widths = (config.n_embd, shared, shared)
-        self.c_attn = nn.Linear(config.n_embd, sum(self.widths), bias=config.bias)  # q, k and v in one product
+        self.heads = (config.n_head, config.n_kv_head, config.n_kv_head)  # of q, k and v, made in one product
+        self.c_attn = nn.Linear(config.n_embd, sum(self.heads) * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
 
@@ -147,15 +146,16 @@ class CausalSelfAttention(nn.Module):
         scores; None lets each token see all before it. kv (2, B, n_kv_head, S, hd) holds the keys and values of S - T
         earlier tokens, and room for these. The list `weights` gets what softmax gives, (B, nh, T, S)."""
         config, T = self.config, x.shape[1]
-        parts = self.c_attn(x).split(self.widths, dim=2)
-        q, k, v = (part.unflatten(2, (-1, config.head_dim)).transpose(1, 2) for part in parts)  # (B, heads, T, hd) each
+        qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, nh + 2 n_kv_head, T, hd)
+        q, k, v = qkv.split(self.heads, dim=1)
         if config.qk_norm:  # Henry et al. 2020
             q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         if kv is not None:
-            kv[0, :, :, -T:], kv[1, :, :, -T:] = k, v
-            k, v = kv  # (B, n_kv_head, S, hd) each
+            keys, values = kv  # (B, n_kv_head, S, hd) each
+            keys[:, :, -T:], values[:, :, -T:] = k, v
+            k, v = keys, values
         dropout = config.dropout if self.training else 0.0
         if config.flash and weights is None:
             options = {"attn_mask": mask, "is_causal": mask is None and T > 1, "dropout_p": dropout}
@@ -325,8 +325,8 @@ class GPT(nn.Module):
         if not fused or (past > 0 and T > 1):
             mask = self.mask(T, S, pad)
         x = self.transformer.drop(x)
-        for i, block in enumerate(self.transformer.h):
-            kv = cache.kv[i, :, :, :, :S] if cache else None
+        caches = cache.kv[..., :S, :] if cache else [None] * config.n_layer
+        for block, kv in zip(self.transformer.h, caches, strict=True):
             x = block(x, rope, mask, kv, weights)  # (B, T, C)
         if cache:
             cache.length = S
@@ -388,7 +388,7 @@ class GPT(nn.Module):
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         return torch.cat([idx, *self.stream(idx, max_new_tokens, use_cache, **sampling)], dim=1)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def stream(self, idx: torch.Tensor, max_new_tokens: int, use_cache: bool = True, **sampling) -> Iterator:
         """Yield the tokens after idx (B, T) one by one, (B, 1) each, drawn by sample_token(**sampling).
 
@@ -645,18 +645,18 @@ def sample_token(
     """Draw a token from each row of logits (B, V): (B, 1).
 
     softmax(logits / temperature): sharper below 1, flatter above, and at 0 the likeliest token. top_k keeps the k
-    likeliest tokens, top_p the fewest whose probabilities add up to p (Holtzman et al. 2020); together, the tokens
-    that both keep, top_k first. Raises ValueError where one of them is out of range."""
+    likeliest tokens (0: all), top_p the fewest whose probabilities add up to p (Holtzman et al. 2020); together, the
+    tokens that both keep, top_k first. Raises ValueError where one of them is out of range."""
     if not temperature >= 0:
         raise ValueError(f"temperature={temperature} is out of range; it must be 0 (the likeliest token) or more")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k} is out of range; it must be 1 or more, or left out for no limit")
+    if top_k is not None and top_k < 0:
+        raise ValueError(f"top_k={top_k} is out of range; it must be 1 or more, or 0 for no limit")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} is out of range; it must be above 0 and at most 1, or left out for no limit")
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float() / temperature
-    if top_k is not None:
+    if top_k:
         kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < kth, -math.inf)
     probs = logits.softmax(dim=-1)  # (B, V)

@@ -73,7 +73,7 @@ def main() -> None:
     add("--num_samples", type=number(int, 1), default=1, help="how many texts to write (default: 1)")
     add("--max_new_tokens", type=number(int, 1), default=500, help="tokens in each text at most (default: 500)")
     add("--temperature", type=number(float, 0), default=0.8, help="0: the likeliest token; 1: as learnt (default: 0.8)")
-    add("--top_k", type=number(int, 1), help="draw from the k likeliest tokens (default: from all)")
+    add("--top_k", type=number(int, 0), help="draw from the k likeliest tokens (default: 0, from all)")
     top_p = "draw from the fewest tokens whose chances add up to p (default: from all)"
     add("--top_p", type=number(float, above=0, most=1), help=top_p)
     seed = "the same seed writes the same text (default: 1337)"

@@ -687,7 +687,8 @@ def test_top_k_and_top_p_keep_the_likeliest_and_renormalise():
     assert torch.allclose(frequencies(logits, top_k=2), torch.tensor([4, 3, 0, 0]) / 7, atol=0.01)
     assert torch.allclose(frequencies(logits, top_p=0.65), torch.tensor([4, 3, 0, 0]) / 7, atol=0.01)
     assert torch.allclose(frequencies(logits, top_p=0.75), torch.tensor([4, 3, 2, 0]) / 9, atol=0.01)
-    assert torch.allclose(frequencies(logits, top_k=100, top_p=1.0), p, atol=0.01)
+    for everything in ({"top_k": 100, "top_p": 1.0}, {"top_k": 0}):
+        assert torch.allclose(frequencies(logits, **everything), p, atol=0.01)
     assert torch.allclose(frequencies(logits[::-1], top_p=0.3), torch.tensor([0, 0, 0, 1.0]))
     # the mass of top_p is that of what top_k left: 4/7 >= 0.5, so the first token alone
     assert torch.allclose(frequencies(logits, top_k=2, top_p=0.5), torch.tensor([1.0, 0, 0, 0]))
@@ -698,7 +699,7 @@ def test_top_k_and_top_p_keep_the_likeliest_and_renormalise():
     [
         ({"temperature": -1}, "temperature=-1"),
         ({"temperature": math.nan}, "temperature=nan"),
-        ({"top_k": 0}, "top_k=0"),
+        ({"top_k": -1}, "top_k=-1"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.1}, "top_p=1.1"),
     ],

@@ -58,6 +58,7 @@ def test_a_new_user_samples_from_the_newest_run():
 def test_the_same_seed_writes_the_same_text(call):
     assert written(call) == written(call) != written(call, "--seed=2")
     assert written(call, "--temperature=0") == written(call, "--temperature=0", "--seed=2")
+    assert written(call, "--top_k=0") == written(call)
     assert written(call, "--top_k=1") == written(call, "--top_p=0.00001") == written(call, "--temperature=0")
 
 
@@ -134,7 +135,7 @@ def test_a_reader_that_leaves_early_is_no_error():
         (["--temperature=-0.1"], "--temperature: -0.1 is out of range, it must be at least 0"),
         (["--temperature=nan"], "--temperature: nan is out of range"),
         (["--temperature=hot"], "invalid float value: 'hot'"),
-        (["--top_k=0"], "--top_k: 0 is out of range"),
+        (["--top_k=-1"], "--top_k: -1 is out of range"),
         (["--top_p=0"], "--top_p: 0 is out of range, it must be above 0 and at most 1"),
         (["--top_p=1.5"], "--top_p: 1.5 is out of range"),
         (["--num_samples=0"], "--num_samples: 0 is out of range"),
