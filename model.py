@@ -153,9 +153,8 @@ class CausalSelfAttention(nn.Module):
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         if kv is not None:
-            keys, values = kv  # (B, n_kv_head, S, hd) each
-            keys[:, :, -T:], values[:, :, -T:] = k, v
-            k, v = keys, values
+            kv[0, :, :, -T:], kv[1, :, :, -T:] = k, v
+            k, v = kv  # (B, n_kv_head, S, hd) each
         dropout = config.dropout if self.training else 0.0
         if config.flash and weights is None:
             options = {"attn_mask": mask, "is_causal": mask is None and T > 1, "dropout_p": dropout}
@@ -325,8 +324,8 @@ class GPT(nn.Module):
         if not fused or (past > 0 and T > 1):
             mask = self.mask(T, S, pad)
         x = self.transformer.drop(x)
-        caches = cache.kv[..., :S, :] if cache else [None] * config.n_layer
-        for block, kv in zip(self.transformer.h, caches, strict=True):
+        for i, block in enumerate(self.transformer.h):
+            kv = cache.kv[i, ..., :S, :] if cache else None
             x = block(x, rope, mask, kv, weights)  # (B, T, C)
         if cache:
             cache.length = S
@@ -454,8 +453,9 @@ class GPT(nn.Module):
 
         Raises ValueError where the weights are not GPT-2's, naming the tensors that do not fit."""
         path = gpt2_file(name_or_path)
-        advice = "give GPT-2's weights in the layout of the Hugging Face hub, or delete the file to download it again"
-        tensors = read_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path, advice)
+        advice = "give GPT-2's weights in the layout of the Hugging Face hub"
+        advice = "delete it to download it again" if name_or_path in GPT2_SIZES else advice
+        tensors = (read_safetensors if path.suffix == ".safetensors" else load_tensors)(path, advice)
         try:
             tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
             (vocab_size, n_embd), (block_size, _) = tensors["wte.weight"].shape, tensors["wpe.weight"].shape
@@ -571,7 +571,7 @@ def gpt2_file(name_or_path: str | Path) -> Path:
     for name in GPT2_FILES:
         if (folder / name).exists():
             return folder / name
-    ways = f"put the file into {folder}/, or give a local file or folder in place of the name {name_or_path}"
+    ways = f"or give a local file or folder in place of the name {name_or_path}"
     for name in GPT2_FILES:
         try:
             download(f"{GPT2_URL}{name_or_path}/resolve/main/{name}", folder / name, ways=ways)
@@ -587,18 +587,17 @@ SAFETENSORS_DTYPES = {
 }  # fmt: skip
 
 
-def read_safetensors(path: str | Path) -> dict[str, torch.Tensor]:
+def read_safetensors(path: str | Path, wanted: str) -> dict[str, torch.Tensor]:
     """The tensors of a file, by name, as views of a memory map: what is not used is not read.
 
     The format: 8 bytes with the length of a JSON header, little-endian; the header, name -> dtype, shape, and first
     and last byte; the bytes, one tensor after the other. Raises ValueError unless all of that fits."""
     wrong = f"{path} is damaged or no safetensors file"
-    again = "delete it and download it again, or give another file"
     size = Path(path).stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, 100_000_000):
-            raise ValueError(f"{wrong}: {size} bytes do not hold its header; {again}")
+            raise ValueError(f"{wrong}: {size} bytes do not hold its header; {wanted}")
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
@@ -608,17 +607,17 @@ def read_safetensors(path: str | Path) -> dict[str, torch.Tensor]:
             entries.sort(key=lambda entry: entry[:2])
             shapes_are_numbers = all(type(n) is int and n > 0 for *_, shape in entries for n in shape)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{wrong}: its header is {type(error).__name__} {error}; {again}") from error
+            raise ValueError(f"{wrong}: its header is {type(error).__name__} {error}; {wanted}") from error
         bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     tensors, at = {}, 0
     for begin, end, name, dtype, shape in entries:
         count = math.prod(shape)
         if begin != at or end != begin + count * dtype.itemsize or end > size - 8 - length or not shapes_are_numbers:
-            raise ValueError(f"{wrong}: the bytes {begin} to {end} of {name} {shape} do not follow on {at}; {again}")
+            raise ValueError(f"{wrong}: the bytes {begin} to {end} of {name} {shape} do not follow on {at}; {wanted}")
         tensors[name] = torch.frombuffer(bytes, dtype=dtype, count=count, offset=8 + length + begin).view(shape)
         at = end
     if at != size - 8 - length:
-        raise ValueError(f"{wrong}: {size - 8 - length} bytes of tensors in place of {at}; {again}")
+        raise ValueError(f"{wrong}: {size - 8 - length} bytes of tensors in place of {at}; {wanted}")
     return tensors
 
 
