@@ -172,6 +172,7 @@ def test_rope_depends_on_the_distance_only(float64):
         dots = [(turned_q[t] @ turned_k[t - distance]).item() for t in range(distance, 50)]
         assert max(dots) - min(dots) < 1e-12
     assert torch.allclose(turned_q.norm(dim=1), q.norm())
+    assert rotate(q.bfloat16().expand(1, 1, 50, 8), table).dtype == torch.bfloat16  # half the memory under autocast
     one = rotate(torch.tensor([1.0, 0.0]).expand(1, 1, 4, 2), rope_table(4, 2))[0, 0]
     assert (one[3] @ one[1]).item() == pytest.approx(math.cos(2), abs=1e-12)
 

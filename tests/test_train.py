@@ -486,12 +486,18 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
         (["--n_layer=3"], "weights has n_layer=1 and cannot change that; leave it out"),
         (["--position=rope", "--norm=rmsnorm"], "weights has norm=layernorm, position=learned and cannot change"),
         (["--block_size=25"], "block_size=25 is beyond the 24 of"),
+        (
+            ["--init_from=other.safetensors", "--dataset=tiny_bpe300"],
+            "tiny_bpe300 has not the vocabulary of other.safetensors",
+        ),
         (["--dataset=tiny"], "tiny has not the vocabulary of weights, GPT-2's 50,257 tokens; prepare the text with"),
         (["--init_from=gpt3"], "no GPT-2 weights in gpt3; give one of gpt2, gpt2-medium"),
         (["--init_from=tiny.txt"], "tiny.txt is damaged or of another kind"),
     ],
 )
 def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2, options, words):
+    Path("other.safetensors").write_bytes(safetensors(gpt2_tensors(V=300)))  # of as many tokens, but other ones
+    prepare_data.prepare("tiny.txt", "bpe", 300)
     assert words in fails(train, *gpt2, *options)
     assert not Path("out").exists()
 
@@ -525,8 +531,12 @@ def test_an_estimate_of_gpt2_needs_neither_its_data_nor_a_run(call):
 
 
 def test_an_estimate_follows_the_keys(call):
-    few, many = (table(call(train, *SHORT, "--estimate", f"--n_kv_head={n}")[1]) for n in (1, 2))
-    assert many["cache"] == pytest.approx(2 * few["cache"], abs=0.1) and few["parameters"] < many["parameters"]
+    long = ["--dataset=tiny", "--estimate", "--block_size=8192", "--batch_size=1"]
+    few, many = (table(call(train, *long, f"--n_kv_head={n}")[1]) for n in (1, 4))
+    assert (
+        many["cache"] == pytest.approx(4 * few["cache"], abs=0.2) == pytest.approx(4 * 2 * 4 * 128 * 8192 / 1e6, 0.01)
+    )
+    assert few["parameters"] < many["parameters"]
     one, four = (table(call(train, "--dataset=tiny", "--estimate", f"--batch_size={n}")[1]) for n in (1, 4))
     assert four["this run"] == 4 * one["this run"]
     matrices = 4 * 12 * 128 * 128  # muon keeps one average of each, adamw two
@@ -549,6 +559,12 @@ def test_activation_memory_is_what_a_real_step_saves(keys, dtype):
         estimated = train.activation_bytes(GPT(config), 4, dtype)
     assert estimated == train.activation_bytes(GPT(config), 4, dtype)
     assert estimated > 4 * 128 * 128 * 2 * 10 * config.n_layer
+    more = train.activation_bytes(GPT(config), 8, dtype) - estimated  # of four more rows
+    matrices = sum(
+        p.numel() for name, p in GPT(config).named_parameters() if p.dim() == 2 and "transformer.w" not in name
+    )
+    once = 2 * matrices if dtype == torch.bfloat16 else 0  # matrices in another dtype; they themselves are not counted
+    assert estimated - more == pytest.approx(once, abs=0.05 * 4 * matrices)
 
 
 @pytest.mark.parametrize(
