@@ -487,8 +487,8 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
         (["--position=rope", "--norm=rmsnorm"], "weights has norm=layernorm, position=learned and cannot change"),
         (["--block_size=25"], "block_size=25 is beyond the 24 of"),
         (
-            ["--init_from=other.safetensors", "--dataset=tiny_bpe300"],
-            "tiny_bpe300 has not the vocabulary of other.safetensors",
+            ["--init_from=other.safetensors", "--dataset=tiny_bpe280"],
+            "tiny_bpe280 has not the vocabulary of other.safetensors",
         ),
         (["--dataset=tiny"], "tiny has not the vocabulary of weights, GPT-2's 50,257 tokens; prepare the text with"),
         (["--init_from=gpt3"], "no GPT-2 weights in gpt3; give one of gpt2, gpt2-medium"),
@@ -496,8 +496,8 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
     ],
 )
 def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2, options, words):
-    Path("other.safetensors").write_bytes(safetensors(gpt2_tensors(V=300)))  # of as many tokens, but other ones
-    prepare_data.prepare("tiny.txt", "bpe", 300)
+    Path("other.safetensors").write_bytes(safetensors(gpt2_tensors(V=280)))  # of as many tokens, but other ones
+    prepare_data.prepare("tiny.txt", "bpe", 280)
     assert words in fails(train, *gpt2, *options)
     assert not Path("out").exists()
 
