@@ -491,7 +491,11 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
             "tiny_bpe280 has not the vocabulary of other.safetensors",
         ),
         (["--dataset=tiny"], "tiny has not the vocabulary of weights, GPT-2's 50,257 tokens; prepare the text with"),
-        (["--init_from=gpt3"], "no GPT-2 weights in gpt3; give one of gpt2, gpt2-medium"),
+        (
+            ["--init_from=scrath"],
+            "no init_from=scrath, did you mean scratch?; choose one of scratch, resume, gpt2, gpt2-me",
+        ),
+        (["--init_from=out"], "no init_from=out; choose one of"),
         (["--init_from=tiny.txt"], "tiny.txt is damaged or of another kind"),
     ],
 )
