@@ -398,7 +398,8 @@ class GPT(nn.Module):
         for itself and on average one more to read it again as part of a half.
 
         use_cache=False computes all keys and values again for each token: the same tokens, slowly. Runs in evaluation
-        mode, and puts back the mode it found. Raises ValueError for a row without a token."""
+        mode, and puts back the mode it found. The tokens are tensors of inference mode: clone them to train on them.
+        Raises ValueError for a row without a token."""
         block_size, (B, T) = self.config.block_size, idx.shape
         padding = idx < 0  # (B, T)
         starts = padding.sum(dim=1)  # where the window of each row begins
@@ -453,8 +454,8 @@ class GPT(nn.Module):
 
         Raises ValueError where the weights are not GPT-2's, naming the tensors that do not fit."""
         path = gpt2_file(name_or_path)
-        advice = "give GPT-2's weights in the layout of the Hugging Face hub"
-        advice = "delete it to download it again" if name_or_path in GPT2_SIZES else advice
+        published = name_or_path in GPT2_SIZES
+        advice = "delete it to download it again" if published else "give GPT-2's weights as published"
         tensors = (read_safetensors if path.suffix == ".safetensors" else load_tensors)(path, advice)
         try:
             tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
@@ -465,7 +466,7 @@ class GPT(nn.Module):
             n_head = settings.get("n_head", max(n_embd // 64, 1))
         except (AttributeError, KeyError, ValueError, IndexError) as error:
             raise ValueError(f"{path} is not GPT-2 ({type(error).__name__}: {error}); {advice}") from error
-        if name_or_path in GPT2_SIZES:
+        if published:
             n_layer, n_head, n_embd = GPT2_SIZES[name_or_path]
         shape = {"vocab_size": vocab_size, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
         if keys.get("block_size", 1) > block_size:

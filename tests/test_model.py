@@ -659,6 +659,16 @@ def test_the_same_seed_gives_the_same_tokens(config):
     assert once.shape == (2, 21)
 
 
+def test_what_was_generated_can_be_trained_on(config):
+    model, idx = shaken(config), batch(config, 2)[:, :1]
+    written = model.generate(idx, 15)
+    streamed = torch.cat([token.clone() for token in model.stream(idx, 16)], dim=1)
+    for tokens in (written, streamed):
+        model.zero_grad()
+        model(tokens, tokens)[1].backward()
+        assert model.transformer.wte.weight.grad.abs().max() > 0
+
+
 def test_generation_leaves_the_mode_as_it_was():
     model = shaken(GPTConfig(**SMALL | {"dropout": 0.5}))
     idx = torch.zeros(1, 1, dtype=torch.long)

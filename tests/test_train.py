@@ -509,7 +509,7 @@ def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2, options, word
 # ----------------------------------------------------------------------------- what a run needs
 
 
-def table(out: str) -> dict[str, str]:
+def table(out: str) -> dict[str, float]:
     """name -> value of the table; of memory, what -> value."""
     rows = [re.match(r"(\w[\w ]*?) {2,}([\d.,]+) ?(MB|GFLOP|hours|)  (.*)", line).groups() for line in out.splitlines()]
     return {text if name == "memory" else name: float(value.replace(",", "")) for name, value, _, text in rows}
@@ -537,9 +537,8 @@ def test_an_estimate_of_gpt2_needs_neither_its_data_nor_a_run(call):
 def test_an_estimate_follows_the_keys(call):
     long = ["--dataset=tiny", "--estimate", "--block_size=8192", "--batch_size=1"]
     few, many = (table(call(train, *long, f"--n_kv_head={n}")[1]) for n in (1, 4))
-    assert (
-        many["cache"] == pytest.approx(4 * few["cache"], abs=0.2) == pytest.approx(4 * 2 * 4 * 128 * 8192 / 1e6, 0.01)
-    )
+    assert many["cache"] == pytest.approx(4 * 2 * 4 * 128 * 8192 / 1e6, abs=0.1)
+    assert many["cache"] == pytest.approx(4 * few["cache"], abs=0.3)
     assert few["parameters"] < many["parameters"]
     one, four = (table(call(train, "--dataset=tiny", "--estimate", f"--batch_size={n}")[1]) for n in (1, 4))
     assert four["this run"] == 4 * one["this run"]
