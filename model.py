@@ -139,12 +139,11 @@ class CausalSelfAttention(nn.Module):
         self.heads = (config.n_head, config.n_kv_head, config.n_kv_head)  # of q, k and v, made in one product
         self.c_attn = nn.Linear(config.n_embd, sum(self.heads) * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, rope=None, mask=None, kv=None, weights=None) -> torch.Tensor:
         """x (B, T, C) -> (B, T, C). rope (2, ..., T, hd/2) turns queries and keys. mask (..., T, S) is added to the
-        scores; None lets each token see all before it. kv (2, B, n_kv_head, S, hd) holds the keys and values of S - T
-        earlier tokens, and room for these. The list `weights` gets what softmax gives, (B, nh, T, S)."""
+        scores; None lets each token see all before it. kv, (B, n_kv_head, S, hd) twice, holds the keys and values of
+        S - T earlier tokens, and room for these. The list `weights` gets what softmax gives, (B, nh, T, S)."""
         config, T = self.config, x.shape[1]
         qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, nh + 2 n_kv_head, T, hd)
         q, k, v = qkv.split(self.heads, dim=1)
@@ -153,7 +152,8 @@ class CausalSelfAttention(nn.Module):
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         if kv is not None:
-            kv[0, :, :, -T:], kv[1, :, :, -T:] = k, v
+            keys, values = kv
+            keys[:, :, -T:], values[:, :, -T:] = k, v
             k, v = kv  # (B, n_kv_head, S, hd) each
         dropout = config.dropout if self.training else 0.0
         if config.flash and weights is None:
@@ -168,7 +168,7 @@ class CausalSelfAttention(nn.Module):
                 weights.append(wei)
             y = F.dropout(wei, dropout) @ v  # (B, nh, T, hd)
         y = y.transpose(1, 2).flatten(2)  # the heads side by side, (B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+        return F.dropout(self.c_proj(y), dropout)
 
 
 class MLP(nn.Module):
@@ -176,25 +176,24 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.activation = config.activation
+        self.config = config
         gated = config.activation == "swiglu"  # three matrices of 8/3 C, about as many weights as two of 4C
         width = 8 * max(round(config.n_embd / 3), 1) if gated else 4 * config.n_embd
         self.c_fc = nn.Linear(config.n_embd, 2 * width if gated else width, bias=config.bias)
         self.c_proj = nn.Linear(width, config.n_embd, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.c_fc(x)  # (B, T, 4C)
-        if self.activation == "relu":  # max(x, 0)
+        x, activation = self.c_fc(x), self.config.activation  # (B, T, 4C)
+        if activation == "relu":  # max(x, 0)
             x = F.relu(x)
-        elif self.activation == "gelu":  # x Phi(x), by the tanh that GPT-2 has in its place (Hendrycks, Gimpel 2016)
+        elif activation == "gelu":  # x Phi(x), by the tanh that GPT-2 has in its place (Hendrycks, Gimpel 2016)
             x = F.gelu(x, approximate="tanh")
-        elif self.activation == "relu2":  # max(x, 0)^2 (So et al. 2021)
+        elif activation == "relu2":  # max(x, 0)^2 (So et al. 2021)
             x = F.relu(x).square()
         else:  # swiglu: x sigmoid(x) opens or shuts a gate for each channel (Shazeer 2020)
             gate, x = x.chunk(2, dim=-1)  # (B, T, 8/3 C) each
             x = F.silu(gate) * x
-        return self.dropout(self.c_proj(x))  # (B, T, C)
+        return F.dropout(self.c_proj(x), self.config.dropout, self.training)  # (B, T, C)
 
 
 class Block(nn.Module):
@@ -229,7 +228,6 @@ class GPT(nn.Module):
         parts = {"wte": nn.Embedding(config.vocab_size, config.n_embd)}
         if config.position == "learned":
             parts["wpe"] = nn.Embedding(config.block_size, config.n_embd)
-        parts["drop"] = nn.Dropout(config.dropout)
         parts["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         if config.norm_position == "pre":  # after "post", the stream is normed already
             parts["ln_f"] = make_norm(config)
@@ -323,9 +321,9 @@ class GPT(nn.Module):
         fused = config.flash and weights is None and config.position != "alibi" and pad is None
         if not fused or (past > 0 and T > 1):
             mask = self.mask(T, S, pad)
-        x = self.transformer.drop(x)
+        x = F.dropout(x, config.dropout, self.training)
         for i, block in enumerate(self.transformer.h):
-            kv = cache.kv[i, ..., :S, :] if cache else None
+            kv = [part[:, :, :S] for part in cache.kv[i]] if cache else None
             x = block(x, rope, mask, kv, weights)  # (B, T, C)
         if cache:
             cache.length = S
@@ -503,8 +501,8 @@ class Cache:
 
     def __init__(self, model: GPT, B: int):
         config, weight = model.config, model.lm_head.weight
-        shape = (config.n_layer, 2, B, config.n_kv_head, config.block_size, config.head_dim)
-        self.kv = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        shape = (B, config.n_kv_head, config.block_size, config.head_dim)
+        self.kv = [(weight.new_empty(shape), weight.new_empty(shape)) for _ in range(config.n_layer)]
         self.length = 0  # tokens that it holds
 
 
