@@ -278,15 +278,17 @@ class GPT(nn.Module):
             last = self.transformer.ln_f if config.norm_position == "pre" else self.transformer.h[-1].ln_2
             last.weight.fill_(gain)
 
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple:
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None, label_smoothing: float = 0.0) -> tuple:
         """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats, a scalar.
 
-        The logits at t are about the token after idx[:, t]. A target of -1 is not counted. Raises ValueError where T
-        exceeds block_size."""
+        The logits at t are about the token after idx[:, t]. A target of -1 is not counted. label_smoothing eps makes
+        of a target the distribution (1 - eps) on it + eps / V on every token (Szegedy et al. 2016). Raises ValueError
+        where T exceeds block_size."""
         logits = self.logits(self.features(idx))  # (B, T, V)
         if targets is None:
             return logits, None
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+        options = {"ignore_index": -1, "label_smoothing": label_smoothing}
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), **options)
         return logits, loss
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

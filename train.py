@@ -4,17 +4,23 @@
     python train.py config/names.toml --n_layer=6           # a file of keys, then keys of your own
     python train.py --init_from=resume --out_dir=out/names  # go on with a run that was stopped
     python train.py config/gpt2.toml --estimate             # memory, compute and time that a run needs, without it
+    torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs, or processes of a CPU, share each step
 
 Read model.py before and sample.py after. A key has its default from below, then its value in the TOML file, then the
 one on the command line. A run lives in out/<run>/: config.toml (every key), log.jsonl (one object a line), last.pt (to
-resume from) and best.pt (to sample from).
+resume from), best.pt (to sample from), and loss.png where matplotlib is installed.
 """
 
 import argparse
+import atexit
 import contextlib
+import errno
+import importlib.util
 import json
 import math
 import os
+import re
+import shutil
 import signal
 import sys
 import time
@@ -25,10 +31,32 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from model import CHECKPOINT_FORMAT, GPT, GPT2_SIZES, GPTConfig, key, load_checkpoint, pick_device
-from prepare_data import OptionParser, UserError, as_user_error, load, nearest, number, parse_name, run, start_ids
+from prepare_data import (
+    Dataset,
+    OptionParser,
+    UserError,
+    as_user_error,
+    load,
+    nearest,
+    number,
+    parse_name,
+    run,
+    save_picture,
+    start_ids,
+)
+
+# torchrun starts several processes, and tells each its number among all, and among those of its machine
+DISTRIBUTED = "RANK" in os.environ
+RANK, WORLD, LOCAL_RANK = (int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "muon")
+SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt", "wsd")
 
 
 @dataclass
@@ -37,38 +65,48 @@ class TrainConfig(GPTConfig):
 
     dataset: str = key("python", "a folder below data/, made by prepare_data.py")
     out_dir: str = key("", "the run's folder (default: out/ and the name of the config file, or of the dataset)")
-    init_from: str = key("scratch", f"scratch; resume the run in out_dir; {', '.join(GPT2_SIZES)}, or a path to such")
+    init_from: str = key(
+        "scratch", f"scratch; resume the run in out_dir; {', '.join(GPT2_SIZES)}; or a path to weights"
+    )
     seed: int = key(1337, "the first weights, the batches and dropout follow from it", least=0)
 
     batch_size: int = key(8, "windows of block_size tokens in a micro-step", least=1)
     gradient_accumulation_steps: int = key(1, "micro-steps whose gradients add up to a step", least=1)
     max_iters: int = key(700, "steps in all", least=1)
+    early_stop: int = key(0, "stop after so many looks at the validation split without a lower loss; 0: never", least=0)
 
-    optimizer: str = key("muon", "adamw; or muon for the matrices in the blocks, adamw for the rest", ("adamw", "muon"))
-    learning_rate: float = key(3e-3, "adamw's peak rate", least=0)
+    optimizer: str = key("muon", "muon: for the matrices in the blocks, with adamw for the rest", OPTIMIZERS)
+    learning_rate: float = key(3e-3, "peak rate of sgd, adam, adamw", least=0)
     muon_learning_rate: float = key(0.03, "muon's peak rate: the size of a step, not of the gradient's part", least=0)
-    schedule: str = key("linear", "how the rates fall from their peak", ("constant", "linear", "cosine"))
+    schedule: str = key("linear", "how the rates fall from their peak; wsd: late, on a line", SCHEDULES)
     warmup_iters: int = key(20, "steps in which the rates rise to their peak", least=0)
-    min_lr: float = key(0.0, "adamw's rate at the end; muon's falls in proportion", least=0)
+    decay_share: float = key(0.2, "wsd: share of the steps, at the end, in which the rates fall", least=0)
+    min_lr: float = key(0.0, "learning_rate at the end; muon's falls in proportion", least=0)
     weight_decay: float = key(0.0, "share of a matrix, times the rate, that a step takes away", least=0)
-    beta1: float = key(0.9, "adamw's memory of the gradient", least=0)
-    beta2: float = key(0.95, "adamw's memory of its square", least=0)
-    momentum: float = key(0.95, "muon's memory of the gradient", least=0)
+    beta1: float = key(0.9, "memory that adam and adamw have of the gradient", least=0)
+    beta2: float = key(0.95, "memory that adam and adamw have of its square", least=0)
+    momentum: float = key(0.95, "memory that muon and sgd have of the gradient", least=0)
     grad_clip: float = key(1.0, "length above which the gradient is cut to it; 0: never", least=0)
+    label_smoothing: float = key(0.0, "share of a target that all tokens get alike, in training only", least=0)
 
     log_interval: int = key(20, "steps from one line of the log to the next", least=1)
     eval_interval: int = key(100, "steps from one look at the validation split to the next", least=1)
     eval_tokens: int = key(60_000, "first tokens of the validation split to look at; 0: all", least=0)
+    eval_only: bool = key(False, "look at the validation and test split, and do not train")
     checkpoint_interval: int = key(100, "steps from one last.pt to the next", least=1)
+    checkpoint_minutes: float = key(10.0, "minutes from one last.pt to the next, if they are over sooner", least=0)
     sample_tokens: int = key(400, "length of the text at the end", least=0)
+    tensorboard: bool = key(False, "write what is logged for TensorBoard, too: tensorboard --logdir=out")
 
     device: str = key("auto", "cpu, cuda, cuda:1, mps; auto: the best one there is")
     dtype: str = key("auto", "of matrix products; auto: the device's best", ("auto", "float32", "bfloat16", "float16"))
     compile: bool = key(False, "torch.compile: a slow start, then faster, above all on a GPU")
+    fsdp: bool = key(False, "with torchrun: each process holds a share of the model, for one that outgrows a GPU")
 
     def __post_init__(self):
         super().__post_init__()
-        for name, limit in (("beta1", 1), ("beta2", 1), ("momentum", 1), ("seed", 2**31)):
+        for name in ("beta1", "beta2", "momentum", "decay_share", "label_smoothing", "seed"):
+            limit = 2**31 if name == "seed" else 1
             if getattr(self, name) >= limit:
                 raise ValueError(f"{name}={getattr(self, name)} is out of range; it must be below {limit}")
         if self.min_lr > self.learning_rate:
@@ -82,9 +120,9 @@ KEYS = {f.name: f for f in fields(TrainConfig) if f.name != "vocab_size"}  # whi
 # ----------------------------------------------------------------------------- keys
 
 
-def read_config(argv: list[str]) -> tuple[TrainConfig, dict | GPT | None, dict]:
-    """The keys of this run, what it starts from: the checkpoint of a run or a model with weights, whose keys come right
-    after the defaults, or None; and the options of --estimate."""
+def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
+    """The keys of this run; the checkpoint that it starts from, whose keys come right after the defaults, or None; and
+    the options of --estimate."""
     parser = OptionParser(__doc__)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a file of keys")
     for name, f in KEYS.items():
@@ -122,19 +160,30 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | GPT | None, dict]:
                 raise UserError(f"{last} holds a model only, as best.pt does; put back the run's own last.pt")
             before = origin["config"]
         elif init_from != "scratch":
-            if init_from not in GPT2_SIZES and not Path(init_from).exists():
-                known = ("scratch", "resume", *GPT2_SIZES)
-                close = nearest(init_from, known)
-                raise UserError(f"no init_from={init_from}{close}; choose one of {', '.join(known)}, or a path")
-            given = {name: keys[name] for name in ("block_size", "dropout", "flash") if name in keys}
-            origin = GPT.from_pretrained(init_from, **given)
-            before = asdict(origin.config)
+            origin = load_weights(init_from, {k: keys[k] for k in ("block_size", "dropout", "flash") if k in keys})
+            before = origin["model_config"]
+            if before["position"] != "learned":  # the other ones have a value for any position
+                free.add("block_size")
         fixed = {*MODEL_KEYS, "optimizer"} - free
         changed = [f"{k}={before[k]}" for k in before if k in fixed and keys.get(k, before[k]) != before[k]]
         if changed:
             what = "the run was started with" if init_from == "resume" else f"{init_from} has"
             raise UserError(f"{what} {', '.join(changed)} and cannot change that; leave it out")
         return TrainConfig(**before | keys), origin, options
+
+
+def load_weights(init_from: str, keys: dict) -> dict:
+    """What a checkpoint says of the model: of one of ours (a file *.pt, or a run's folder), or of GPT-2 with keys."""
+    path = Path(init_from)
+    path = path / "best.pt" if (path / "best.pt").exists() else path
+    if path.suffix == ".pt":
+        return load_checkpoint(path)
+    if init_from not in GPT2_SIZES and not path.exists():
+        known = ("scratch", "resume", *GPT2_SIZES)
+        close = nearest(init_from, known)
+        raise UserError(f"no init_from={init_from}{close}; choose one of {', '.join(known)}, or a path")
+    model = GPT.from_pretrained(init_from, **keys)
+    return {"model_config": asdict(model.config), "model": model.state_dict(), "tokenizer": {"kind": "gpt2"}}
 
 
 def checked(name: str, value, where: str, is_text: bool = False):
@@ -174,15 +223,35 @@ def document_starts(tokens: np.ndarray, separator: int | None, block_size: int) 
 
 def training_batches(tokens: np.ndarray, documents: np.ndarray | None, config: TrainConfig, step: int) -> Iterator:
     """The windows of a step, a batch for each micro-step. They start where documents start, or anywhere in a text
-    without documents, and follow from (seed, step) alone: a resumed run sees what it would have seen anyway."""
+    without documents, and follow from (seed, step) alone: a resumed run sees what it would have seen anyway. Several
+    processes share them equally, so that together they take the step of one."""
     rng = np.random.default_rng((config.seed, step))
-    size = (config.gradient_accumulation_steps, config.batch_size)
+    size = config.gradient_accumulation_steps * config.batch_size
     if documents is not None:
-        all_starts = documents[rng.integers(len(documents), size=size)]
+        starts = documents[rng.integers(len(documents), size=size)]
     else:
-        all_starts = rng.integers(len(tokens) - config.block_size, size=size)  # the last one's last target is the end
-    for starts in all_starts:
-        yield windows(tokens, starts, starts + config.block_size, config.block_size)
+        starts = rng.integers(len(tokens) - config.block_size, size=size)  # the last one's last target is the end
+    starts = np.split(starts, WORLD)[RANK]
+    for i in range(0, len(starts), config.batch_size):
+        some = starts[i : i + config.batch_size]
+        yield windows(tokens, some, some + config.block_size, config.block_size)
+
+
+def check_data(config: TrainConfig, origin: dict | None, data: Dataset) -> None:
+    """UserError where the dataset is too short for these keys, or has another vocabulary than what this starts from."""
+    for split in ("train", "val"):
+        if len(getattr(data, split)) <= config.block_size:
+            sizes = f"{len(getattr(data, split))} tokens, too few for block_size={config.block_size} and a target"
+            raise UserError(f"the {split} split of {data.name} has {sizes}; lower --block_size or take a longer text")
+    same = origin and (origin["tokenizer"], origin["model_config"]["vocab_size"])
+    if not origin or same == (data.tokenizer.spec(), data.vocab_size):
+        return
+    whose = f"the run in {config.out_dir}" if config.init_from == "resume" else config.init_from
+    if origin["tokenizer"] == {"kind": "gpt2"}:
+        advice = "prepare the text with --tokenizer=gpt2 and name that --dataset="
+    else:
+        advice = f"name the --dataset={origin['config']['dataset']} that it was trained on"
+    raise UserError(f"{data.name} has another vocabulary than {whose}; {advice}")
 
 
 def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -207,59 +276,211 @@ def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: in
 
 
 @torch.no_grad()
-def evaluate(model: GPT, forward: Callable, tokens: np.ndarray, separator: int | None, config: TrainConfig) -> float:
-    """Mean loss in nats per token over the tokens, or the first eval_tokens of them: the same ones at every call."""
+def evaluate(
+    model: GPT, forward: Callable, tokens: np.ndarray, separator: int | None, config: TrainConfig, alone: bool = False
+) -> float:
+    """Mean loss in nats per token over the tokens, or the first eval_tokens of them: the same ones at every call. All
+    processes share the work, unless this one is `alone`."""
     tokens = tokens[: config.eval_tokens + 1] if config.eval_tokens else tokens
     batch_size, block_size = config.batch_size, config.block_size
     starts, stops = evaluation_windows(tokens, separator, block_size)
+    rank, world = (0, 1) if alone else (RANK, WORLD)
     total, count = 0.0, 0
     model.eval()
-    for i in range(0, len(starts), batch_size):
-        x, y = windows(tokens, starts[i : i + batch_size], stops[i : i + batch_size], block_size)
-        counted = (y != -1).sum().item()
+    for first in range(0, len(starts), world * batch_size):
+        i = first + rank * batch_size
+        mine = slice(i, i + batch_size) if i < len(starts) else slice(1)  # for fsdp, all take part to the end
+        x, y = windows(tokens, starts[mine], stops[mine], block_size)
+        counted = (y != -1).sum().item() * (i < len(starts))
         total, count = total + forward(x, y).item() * counted, count + counted
     model.train()
+    total, count = (total, count) if alone else among_all(dist.ReduceOp.SUM, total, count)
     return total / count
 
 
 # ----------------------------------------------------------------------------- optimization
 
 
+def orthogonal(u: torch.Tensor) -> torch.Tensor:
+    """Roughly U V^T, where u = U S V^T: five rounds of a x + b x^3 + c x^5, which are matrix products, bring each
+    singular value near 1 (Newton-Schulz; coefficients by Jordan et al. 2024). In bfloat16 on a GPU, for speed."""
+    x = u.bfloat16() if u.is_cuda else u
+    x = x.mT if len(u) > u.shape[1] else x  # the smaller x x^T
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return (x.mT if len(u) > u.shape[1] else x).to(u.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g, and m = 0 at first,
+
+        m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
+        p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) orthogonal(u)
+
+    A step moves each direction of a matrix alike, however small its part of the gradient. Unlike torch.optim.Muon, a
+    CPU computes in float32 (a quarter of the time, where it has no bfloat16), and processes share out the products."""
+
+    def __init__(self, matrices: list[torch.Tensor], lr: float, momentum: float, weight_decay: float):
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            updates, sharded = [], hasattr(group["params"][0], "full_tensor")
+            for i, p in enumerate(group["params"]):
+                if not self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                m = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
+                u = p.grad.lerp(m, group["momentum"])
+                if sharded:
+                    u = share_of(orthogonal(whole(u)), p)
+                elif i % WORLD == RANK:
+                    u = orthogonal(u).contiguous()
+                updates.append(u)
+            if DISTRIBUTED and not sharded:
+                for sent in [dist.broadcast(u, i % WORLD, async_op=True) for i, u in enumerate(updates)]:
+                    sent.wait()
+            for p, u in zip(group["params"], updates, strict=True):
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(u, alpha=-group["lr"] * math.sqrt(max(1, p.shape[0] / p.shape[1])))
+
+
 def make_optimizers(model: GPT, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """AdamW (Loshchilov, Hutter 2019) for all parameters; or Muon (Jordan et al. 2024), whose steps are orthogonal
-    matrices, for the matrices in the blocks, and AdamW for embeddings, output layer, norms and biases. Only
-    matrices decay."""
+    """What makes a step of a gradient g. Only matrices decay. With rate lr, wd = weight_decay, and m = v = 0 at first:
+
+    sgd     m = momentum m + g + wd p;  p -= lr m
+    adam    g' = g + wd p;  m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2;  at step t
+            p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)  (Kingma, Ba 2015)
+    adamw   the same with g' = g and, before it, p -= lr wd p  (Loshchilov, Hutter 2019)
+    muon    for the matrices in the blocks, and adamw for embeddings, output layer, norms and biases"""
     hidden = {p for p in model.transformer.h.parameters() if p.dim() == 2} if config.optimizer == "muon" else set()
     rest = [p for p in model.parameters() if p not in hidden]  # parameters() has a tied matrix once
     groups = [
         {"params": [p for p in rest if p.dim() == 2], "weight_decay": config.weight_decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
-    betas, fused = (config.beta1, config.beta2), rest[0].device.type in ("cpu", "cuda")
-    optimizers = [torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=fused)]
+    rates = {"lr": config.learning_rate, "fused": rest[0].device.type in ("cpu", "cuda")}
+    if config.optimizer == "sgd":
+        optimizers = [torch.optim.SGD(groups, momentum=config.momentum, **rates)]
+    else:
+        kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+        optimizers = [kind(groups, betas=(config.beta1, config.beta2), **rates)]
     if hidden:
         matrices = [p for p in model.parameters() if p in hidden]
-        rates = {"lr": config.muon_learning_rate, "weight_decay": config.weight_decay}
-        optimizers.append(torch.optim.Muon(matrices, momentum=config.momentum, **rates))
+        optimizers.append(Muon(matrices, config.muon_learning_rate, config.momentum, config.weight_decay))
     for group in parameter_groups(optimizers):
         group["peak_lr"] = group["lr"]
     return optimizers
+
+
+def state_bytes(optimizers: list[torch.optim.Optimizer]) -> int:
+    """Bytes of their averages: two for a parameter of adam and adamw, one for one of muon, or of sgd with momentum."""
+    groups = parameter_groups(optimizers)
+    kinds = [(2 if "betas" in group else int(group["momentum"] > 0), group["params"]) for group in groups]
+    return sum(averages * p.numel() * p.element_size() for averages, params in kinds for p in params)
 
 
 def parameter_groups(optimizers: list[torch.optim.Optimizer]) -> list[dict]:
     return [group for optimizer in optimizers for group in optimizer.param_groups]
 
 
-def lr_scale(step: int, schedule: str, warmup_iters: int, decay_iters: int, floor: float = 0.0) -> float:
-    """The share of its peak that a rate has in step number `step`, counted from 1: step / warmup_iters at first; then
-    it falls from 1 to `floor` at decay_iters on a line or on half a cosine wave (Loshchilov, Hutter 2017), or stays."""
-    if step < warmup_iters:
-        return step / warmup_iters
-    if schedule == "constant":
+def lr_scale(step: int, config: TrainConfig) -> float:
+    """The share of its peak that a rate has in step number `step`, counted from 1. It rises as step / warmup_iters to
+    1. Then it stays (constant), falls as sqrt(warmup_iters / step) (inverse_sqrt, Vaswani et al. 2017), or falls to
+    min_lr's share, which comes one step after the last: on a line, on half a cosine wave (Loshchilov, Hutter 2017), or
+    on a line at the end alone (wsd: warm-up, stable, decay; Hu et al. 2024)."""
+    floor = config.min_lr / config.learning_rate if config.learning_rate else 0.0
+    start, end = config.warmup_iters, config.max_iters + 1
+    if step < start:
+        return step / start
+    if config.schedule == "constant":
         return 1.0
-    done = min((step - warmup_iters) / max(decay_iters - warmup_iters, 1), 1.0)
-    share = 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    if config.schedule == "inverse_sqrt":
+        return max(floor, math.sqrt(max(start, 1) / step))
+    if config.schedule == "wsd":
+        start = max(start, end - config.decay_share * end)
+    done = min(max(step - start, 0) / max(end - start, 1), 1.0)
+    share = (1 + math.cos(math.pi * done)) / 2 if config.schedule == "cosine" else 1 - done
     return floor + (1 - floor) * share
+
+
+def load_states(optimizers: list[torch.optim.Optimizer], states: list[dict]) -> None:
+    """Let the optimizers remember what they had saved, with the rates, decay and betas that they have now."""
+    for optimizer, state in zip(optimizers, states, strict=True):
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        shares = {i: {k: share_of(v, params[i]) for k, v in values.items()} for i, values in state["state"].items()}
+        optimizer.load_state_dict(state | {"state": shares})
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
+
+
+# ----------------------------------------------------------------------------- processes
+
+
+def among_all(operation: dist.ReduceOp.RedOpType, *values: float) -> list[float]:
+    """The sum or the maximum of each value among all processes. They all wait for each other here."""
+    if not DISTRIBUTED:
+        return list(values)
+    values = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(values, operation)
+    return values.tolist()
+
+
+@contextlib.contextmanager
+def first_alone() -> Iterator[None]:
+    """The first process of a machine goes first, and the others do the same after it: it prepares a dataset for all,
+    and where it ends with an error, that is said once."""
+    if LOCAL_RANK:
+        with explained():
+            among_all(dist.ReduceOp.MAX, 0)
+    yield
+    if DISTRIBUTED and not LOCAL_RANK:
+        among_all(dist.ReduceOp.MAX, 0)
+
+
+def leave() -> None:
+    """End what connects the processes, however this one ends: threads that outlive the interpreter would abort it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def shard(model: GPT, device: torch.device) -> None:
+    """Leave in each process its share of every parameter. A block's are whole only while it computes (FSDP2)."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.init_device_mesh(device.type, (WORLD,))
+    for part in (*model.transformer.h, model):
+        fully_shard(part, mesh=mesh)
+
+
+def whole(value):
+    """A tensor of which each process has a share, whole; anything else as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def gathered(tree):
+    """Dictionaries and lists with such tensors, whole on the CPU of process 0: one after the other, as all together may
+    outgrow a GPU."""
+
+    def gather(value):
+        if not hasattr(value, "full_tensor"):
+            return value
+        tensor = value.full_tensor()
+        return None if RANK else tensor.cpu()
+
+    return tree_map(gather, tree)
+
+
+def share_of(value, p: torch.Tensor):
+    """The share of a whole tensor that belongs to this process's share of p; anything else as it is."""
+    if not hasattr(p, "full_tensor") or value.shape != p.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(p.device), p.device_mesh, p.placements)
 
 
 # ----------------------------------------------------------------------------- the machine
@@ -274,15 +495,81 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second in a large matrix product on this device: what mfu is a share of."""
+# Floating-point operations a second in products of 16-bit matrices (dense), from the makers' data sheets
+PEAKS = {
+    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
+    "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090$": 165e12, "RTX 3090$": 71e12,
+}  # fmt: skip
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """Floating-point operations a second that mfu is a share of, and where they are from: the card's data sheet, or
+    else a large matrix product on this device."""
+    if device.type == "cuda" and dtype != torch.float32:
+        name = torch.cuda.get_device_name(device)
+        for pattern, peak in PEAKS.items():
+            if re.search(rf"\b{pattern}\b" if pattern[-1] != "$" else pattern, name):
+                return peak, f"the published peak of {name}"
     n, times = 8192 if device.type == "cuda" else 1024, []
     a = torch.ones(n, n, device=device, dtype=dtype)
     while len(times) < 2 or sum(times) < 0.2:  # the first one also wakes up threads and libraries
         began = time.perf_counter()
         (a @ a)[0, 0].item()  # .item() waits for the device
         times.append(time.perf_counter() - began)
-    return 2 * n**3 / min(times)
+    return 2 * n**3 / min(times), "measured in a matrix product"
+
+
+def out_of_memory(config: TrainConfig) -> str:
+    """What went wrong, and the keys that lower memory and keep the step as it is."""
+    total = config.batch_size * config.gradient_accumulation_steps
+    most = min(config.batch_size, total // WORLD)  # windows of one process at a time
+    smaller = next((n for n in range(most // 2, 0, -1) if total // WORLD % n == 0), 0)
+    less = (
+        f"--batch_size={smaller} --gradient_accumulation_steps={total // smaller} (the same {total} windows a step), "
+    )
+    shape = f"batch_size={config.batch_size} and block_size={config.block_size}"
+    return f"out of memory with {shape}; try {less if smaller else ''}a smaller --block_size, --n_layer or --n_embd"
+
+
+@contextlib.contextmanager
+def explained(config: TrainConfig | None = None, compiling: bool = False) -> Iterator[None]:
+    """What a machine lacks, as UserError: memory, a compiler, or another process that has ended."""
+    try:
+        yield
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "t allocate memory" in text:
+            raise UserError(out_of_memory(config)) from error
+        if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in text):
+            end_together("another process has ended, whose own message says why; mend that, and resume")
+        if compiling and not isinstance(error, UserError):  # whatever the compilers of this machine lack
+            why = f"torch.compile fails on this machine ({text[:200]})"
+            raise UserError(f"{why}; train with --compile=false") from error
+        raise
+
+
+def end_together(message: str) -> None:
+    """An error that all processes meet, said once."""
+    if RANK:
+        sys.exit(2)
+    raise UserError(message)
+
+
+def check_machine(config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """UserError where the keys ask for what this machine or number of processes cannot do."""
+    windows = config.batch_size * config.gradient_accumulation_steps
+    if windows % WORLD:
+        shared = f"the {windows} windows of a step (batch_size x gradient_accumulation_steps)"
+        raise UserError(f"{shared} cannot be shared equally by {WORLD} processes; choose a multiple of {WORLD}")
+    if config.fsdp and not DISTRIBUTED:
+        how = "start them with torchrun --nproc_per_node=2 train.py ..., or leave it out with --fsdp=false"
+        raise UserError(f"--fsdp shares the model among processes, and this is a single one; {how}")
+    if config.fsdp and dtype == torch.float16:
+        raise UserError("--fsdp has no gradient scaler, which float16 needs; choose --dtype=bfloat16 or float32")
+    if DISTRIBUTED and device.type == "mps":
+        raise UserError("several processes cannot share an mps device; choose --device=cpu, or start one process")
+    if config.tensorboard and not importlib.util.find_spec("tensorboard"):
+        raise UserError("--tensorboard needs tensorboard, which is not installed; pip install tensorboard")
 
 
 # ----------------------------------------------------------------------------- what a run needs
@@ -297,10 +584,7 @@ def estimate(config: TrainConfig, device: torch.device, dtype: torch.dtype, devi
     model_config = GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS})
     with FakeTensorMode():
         model = GPT(model_config)
-        averages = [
-            (g["params"], 1 if "momentum" in g else 2) for g in parameter_groups(make_optimizers(model, config))
-        ]
-        state = sum(4 * count * p.numel() for ps, count in averages for p in ps)  # muon keeps one, adamw two
+        state = state_bytes(make_optimizers(model, config))
         activations = activation_bytes(model, config.batch_size, dtype)
     params, flops, T = model.num_params(), model.flops_per_token(), config.block_size
     tokens = config.max_iters * config.gradient_accumulation_steps * config.batch_size * T
@@ -312,8 +596,8 @@ def estimate(config: TrainConfig, device: torch.device, dtype: torch.dtype, devi
     }
     memory["in all"] = sum(memory.values())
     cache = 4 * 2 * config.n_layer * model_config.n_kv_head * model_config.head_dim * T
-    rate, share = device_flops or matmul_rate(device, dtype), mfu or 0.4
-    whose = "" if device_flops else f", as measured on this {device.type}; --device_flops= for another"
+    rate, whose = (device_flops, "") if device_flops else peak_flops(device, dtype)
+    whose, share = whose and f", {whose}; --device_flops= for another device", mfu or 0.4
     by_size = 6 * model.num_params(non_embedding=True)
 
     def row(name: str, value: str, meaning: str) -> None:
@@ -352,15 +636,22 @@ def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
 # ----------------------------------------------------------------------------- the run's folder
 
 
-def replace_file(path: Path, write: Callable) -> None:
-    """Let write(file) make a file, whole or not at all: in a temporary one, flushed to the disk, then renamed."""
+def replace_file(path: Path, write: Callable, size: int = 0) -> None:
+    """Let write(file) make a file of some size, whole or not at all: in a temporary one, flushed to the disk, then
+    renamed, and the new name flushed, too. Raises UserError, with the file from before as it was."""
     temporary = path.with_name(path.name + ".tmp")
     try:
+        if size > (free := shutil.disk_usage(path.parent).free):
+            raise OSError(errno.ENOSPC, f"{size / 1e6:,.1f} MB do not fit into {free / 1e6:,.1f} MB of free space")
         with open(temporary, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        if os.name == "posix":  # elsewhere a folder cannot be opened
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
     except (OSError, RuntimeError) as error:  # torch.save hides the first behind the second
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -370,14 +661,22 @@ def replace_file(path: Path, write: Callable) -> None:
         raise UserError(f"cannot write {path} ({str(why).splitlines()[0]}), {before}; {advice}") from error
 
 
-def open_run(config: TrainConfig, step: int) -> Path:
-    """The run's folder, with config.toml and log.jsonl up to this step. A new run moves an old one aside."""
+def open_run(config: TrainConfig, step: int, size: int) -> Path:
+    """The run's folder, with config.toml and log.jsonl up to this step. A new run moves an old one aside, and needs
+    room for checkpoints of that size."""
     out_dir = Path(config.out_dir)
-    if config.init_from != "resume" and (out_dir / "log.jsonl").exists():
-        number = next(i for i in range(1, 1_000_000) if not Path(f"{out_dir}-{i}").exists())
-        os.rename(out_dir, f"{out_dir}-{number}")
-        print(f"{out_dir} held a run, which is {out_dir}-{number} from now on")
+    if config.init_from != "resume":
+        there = next(path for path in (out_dir, *out_dir.absolute().parents) if path.exists())
+        if size > (free := shutil.disk_usage(there).free):
+            few = f"the run's checkpoints need {size / 1e6:,.1f} MB, and there are {free / 1e6:,.1f} MB free in {there}"
+            raise UserError(f"{few}; make room, or choose another --out_dir=")
+        if (out_dir / "log.jsonl").exists():
+            number = next(i for i in range(1, 1_000_000) if not Path(f"{out_dir}-{i}").exists())
+            os.rename(out_dir, f"{out_dir}-{number}")
+            print(f"{out_dir} held a run, which is {out_dir}-{number} from now on")
     out_dir.mkdir(parents=True, exist_ok=True)
+    for path in out_dir.glob("*.tmp"):  # of a save that was killed
+        path.unlink()
     lines = [f"{name} = {json.dumps(getattr(config, name), ensure_ascii=False)}\n" for name in KEYS]
     replace_file(out_dir / "config.toml", lambda file: file.write("".join(lines).encode()))
     log = out_dir / "log.jsonl"
@@ -387,95 +686,148 @@ def open_run(config: TrainConfig, step: int) -> Path:
     return out_dir
 
 
+def draw_losses(out_dir: Path) -> None:
+    """out_dir/loss.png, from log.jsonl."""
+    from matplotlib.figure import Figure
+
+    entries = [json.loads(line) for line in (out_dir / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    figure = Figure(figsize=(7, 4))
+    ax = figure.subplots()
+    for name, style in (("train", "-"), ("val", "o-")):
+        points = [(entry["step"], entry[name]) for entry in entries if name in entry]
+        ax.plot(*zip(*points, strict=True), style, label=name, markersize=4) if points else None
+    ax.set(xlabel="step", ylabel="loss, nats per token", title=str(out_dir))
+    ax.grid(alpha=0.3)
+    ax.legend()
+    save_picture(figure, out_dir / "loss.png")
+
+
 # ----------------------------------------------------------------------------- the loop
 
 
 def main() -> None:
-    config, origin, options = read_config(sys.argv[1:])
-    checkpoint = origin if isinstance(origin, dict) else None
-    with as_user_error():
-        device = pick_device(config.device)
-    dtype = pick_dtype(config.dtype, device)
-    torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
-    if options.pop("estimate"):
-        return estimate(config, device, dtype, **options)
-    data = load(config.dataset)
-    for split in ("train", "val"):
-        if len(getattr(data, split)) <= config.block_size:
-            sizes = f"{len(getattr(data, split))} tokens, too few for block_size={config.block_size} and a target"
-            raise UserError(f"the {split} split of {data.name} has {sizes}; lower --block_size or take a longer text")
+    if DISTRIBUTED:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(leave)
+        if RANK:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (one process prints)
+    with first_alone():
+        config, origin, options = read_config(sys.argv[1:])
+        own = DISTRIBUTED and torch.cuda.is_available() and config.device in ("auto", "cuda")
+        with as_user_error():
+            device = pick_device(f"cuda:{LOCAL_RANK}" if own else config.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dtype = pick_dtype(config.dtype, device)
+        torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
+        if options.pop("estimate"):
+            return estimate(config, device, dtype, **options)
+        check_machine(config, device, dtype)
+        data = load(config.dataset)
+        check_data(config, origin, data)
+    with explained(config):
+        train(config, origin, device, dtype, data)
 
+
+def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype: torch.dtype, data: Dataset) -> None:
     # the model, its optimizers, and where the run stands
     torch.manual_seed(config.seed)
-    if isinstance(origin, GPT):
-        if data.tokenizer.spec() != {"kind": "gpt2"} or data.vocab_size != origin.config.vocab_size:
-            other = (
-                f"{data.name} has not the vocabulary of {config.init_from}, GPT-2's {origin.config.vocab_size:,} tokens"
-            )
-            raise UserError(f"{other}; prepare the text with --tokenizer=gpt2 and name that --dataset=")
-        model = origin.to(device)
-    else:
-        config.vocab_size = data.vocab_size
-        model = GPT(GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS})).to(device)
+    config.vocab_size = data.vocab_size
+    model = GPT(GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS}))
+    if origin:
+        model.load_state_dict(origin["model"])
+    if config.fsdp:
+        shard(model, device)
+    network = model.to(device)
     optimizers = make_optimizers(model, config)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-    state = {"step": 0, "best": math.inf, "best_step": 0, "seconds": 0.0, "train_seconds": 0.0, "losses": []}
-    if checkpoint:
-        if checkpoint["tokenizer"] != data.tokenizer.spec():
-            was = f"the run in {config.out_dir} was trained on {checkpoint['config']['dataset']}"
-            raise UserError(f"{data.name} has another vocabulary, {was}; name that with --dataset=, prepared as it was")
-        model.load_state_dict(checkpoint["model"])
-        fresh = [{k: v for k, v in group.items() if k != "params"} for group in parameter_groups(optimizers)]
-        for optimizer, saved in zip(optimizers, checkpoint["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        for group, values in zip(parameter_groups(optimizers), fresh, strict=True):
-            group.update(values)  # rates, decay, betas may be new ones
-        scaler.load_state_dict(checkpoint["scaler"])
-        state = checkpoint["state"] | {"losses": [loss.to(device) for loss in checkpoint["state"]["losses"]]}
+    state = {"step": 0, "tokens": 0, "seconds": 0.0, "train_seconds": 0.0, "losses": [], "skipped": 0}
+    state |= {"best": math.inf, "best_step": 0, "worse": 0}  # looks at the validation split since the best one
+    resuming = config.init_from == "resume"
+    if resuming:
+        load_states(optimizers, origin["optimizers"])
+        if scaler.is_enabled() and origin["scaler"]:
+            scaler.load_state_dict(origin["scaler"])
+        state |= origin["state"] | {"losses": [loss.to(device) for loss in origin["state"]["losses"]]}
         if not Path(config.out_dir, "best.pt").exists():
             state["best"] = math.inf
-    network = torch.compile(model) if config.compile else model
+    if DISTRIBUTED and not config.fsdp:
+        network = torch.nn.parallel.DistributedDataParallel(model)
+        network.broadcast_buffers = False  # tables of positions, which never change
+    compiled = torch.compile(network) if config.compile else network
 
-    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(x: torch.Tensor, y: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            return network(x.to(device), y.to(device))[1]
+            return compiled(x.to(device), y.to(device), label_smoothing)[1]
+
+    def sum_over_processes(on: bool) -> None:
+        """Whether the next forward and backward pass ends with the mean of all processes' gradients."""
+        if config.fsdp:
+            model.set_requires_gradient_sync(on)
+        elif DISTRIBUTED:
+            network.require_backward_grad_sync = on
 
     def save(name: str, **more) -> None:
         content = {
             "format": CHECKPOINT_FORMAT,
             "model_config": asdict(model.config),
-            "model": model.state_dict(),
+            "model": gathered(model.state_dict()),
             "tokenizer": data.tokenizer.spec(),
             "separator": data.separator,
             "config": {name: getattr(config, name) for name in KEYS},
-        }
-        replace_file(out_dir / name, lambda file: torch.save(content | more, file))
+        } | more
+        if RANK == 0:
+            os.fsync(log_file.fileno())
+            size = sum(t.nbytes for t in tree_leaves(content) if isinstance(t, torch.Tensor))
+            replace_file(out_dir / name, lambda file: torch.save(content, file), size)
 
     def log(line: str, **values) -> None:
         print(f"step {state['step']:>{len(str(config.max_iters))}}/{config.max_iters}  {line}", flush=True)
-        with open(out_dir / "log.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": state["step"], "seconds": round(state["seconds"], 3)} | values) + "\n")
+        if RANK == 0:
+            log_file.write(json.dumps({"step": state["step"], "seconds": round(state["seconds"], 3)} | values) + "\n")
+            log_file.flush()
+        for name, value in values.items() if board else ():
+            board.add_scalar(name, value, state["step"])
 
-    tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
+    params, looked_at = model.num_params(), min(config.eval_tokens or len(data.val), len(data.val))
+    windows_per_step = config.gradient_accumulation_steps * config.batch_size
+    tokens_per_step = windows_per_step * config.block_size
     epochs = config.max_iters * tokens_per_step / len(data.train)
-    looked_at = min(config.eval_tokens or len(data.val), len(data.val))
-    peak = matmul_rate(device, dtype)
-    guess = f"a blind guess costs ln({data.vocab_size}) = {math.log(data.vocab_size):.4f} nats a token"
-    print(f"data    {data.name}: train {len(data.train):,} tokens, val {looked_at:,} of {len(data.val):,} tokens")
-    print(f"model   {model.num_params():,} parameters; {guess}")
-    rate = f"{peak / 1e9:,.0f} GFLOP/s in a matrix product, of which mfu is the share"
-    print(f"device  {device}, {str(dtype)[6:]}, {rate}", flush=True)
     documents = document_starts(data.train, data.separator, config.block_size)
-    if config.compile:  # it compiles when it is first called, so that a failure shows here
-        try:
-            forward(*next(training_batches(data.train, documents, config, 1))).backward()
-        except Exception as error:  # whatever the compilers of this machine lack
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise UserError(f"torch.compile fails on this machine ({why}); train with --compile=false") from error
+    peak, whose = peak_flops(device, dtype)
+    mfu_of_speed = model.flops_per_token() / (peak * WORLD)
+    guess = f"a blind guess costs ln({data.vocab_size}) = {math.log(data.vocab_size):.4f} nats a token"
+    tf32 = dtype == torch.float32 and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    precision = f"{str(dtype)[6:]}{', products in TF32' if tf32 else ''}"
+    print(f"data    {data.name}: train {len(data.train):,} tokens, val {looked_at:,} of {len(data.val):,} tokens")
+    print(f"model   {params:,} parameters; {guess}")
+    print(
+        f"device  {f'{WORLD} x ' if WORLD > 1 else ''}{device}, {precision}; mfu is the share of {peak / 1e9:,.0f} "
+        f"GFLOP/s, {whose}",
+        flush=True,
+    )
+    with explained(config, compiling=config.compile):
+        if config.eval_only:
+            splits = {"val": data.val} | ({} if data.test is None else {"test": data.test})
+            losses = {s: evaluate(model, forward, tokens, data.separator, config) for s, tokens in splits.items()}
+            return print_result(data, params, losses)
+        # A first pass, without a step: what does not compile or fit into memory shows before the run's folder is made,
+        # and DistributedDataParallel orders gradients by it, so that a resumed run sums them up as one that never did.
+        forward(*next(training_batches(data.train, documents, config, 1))).backward()
         model.zero_grad(set_to_none=True)
-    out_dir = open_run(config, state["step"])
+    out_dir, log_file, board, last_save = Path(config.out_dir), None, None, time.monotonic()
+    if RANK == 0:
+        open_run(config, state["step"], 2 * state_bytes(optimizers) + 3 * 4 * params)  # last.pt twice, and best.pt
+        log_file = open(out_dir / "log.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        if config.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            board = SummaryWriter(out_dir, purge_step=state["step"] + 1)
     print(f"run     {out_dir}: {config.max_iters:,} steps of {tokens_per_step:,} tokens, {epochs:.2g} epochs")
-    if checkpoint:
+    saved = (
+        f"the last good checkpoint is {out_dir}/last.pt, of step {state['step']}" if resuming else "no checkpoint yet"
+    )
+    if resuming:
         print(f"resumed after step {state['step']}")
 
     stop_signal = 0  # Ctrl-C and SIGTERM act between two steps; a second one acts at once
@@ -483,99 +835,147 @@ def main() -> None:
     def on_signal(which: int, _) -> None:
         nonlocal stop_signal
         stop_signal = which
-        signal.signal(which, signal.SIG_DFL)
+        if not DISTRIBUTED:  # torchrun passes on the Ctrl-C that all of them got already
+            signal.signal(which, signal.SIG_DFL)
 
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, on_signal)
 
-    def check_finite(what: str, value: float) -> None:
+    def check_finite(what: str, value: float, step: int) -> None:
         if not math.isfinite(value):
-            where = f"the {what} is {value} at step {state['step']} (rate {rate:.2g}, {str(dtype)[6:]})"
-            raise UserError(f"{where}; try lower learning_rate and muon_learning_rate, or more warmup_iters")
+            where = f"the {what} is {value} at step {step} (rate {rate:.2g}, {str(dtype)[6:]}), {saved}"
+            more = ", or --dtype=float32" if dtype == torch.float16 else ""
+            end_together(f"{where}; try lower learning_rate and muon_learning_rate, or more warmup_iters{more}")
 
-    # All that is random in a step follows from (seed, step), dropout too: there is no generator to save, and a look
-    # at the validation split changes nothing.
+    # All that is random in a step follows from (seed, step, process), dropout too: there is no generator to save, and a
+    # look at the validation split changes nothing.
     began, resumed = time.perf_counter() - state["seconds"], dict(state)
+    logged = dict(state)  # as of the last line of the log
+    stopping = 0
     model.train()
-    while state["step"] < config.max_iters:
+    while state["step"] < config.max_iters and not 0 < config.early_stop <= state["worse"]:
         step_began = time.perf_counter()
         step = state["step"] = state["step"] + 1
-        torch.manual_seed((config.seed << 32) + step)
-        floor = config.min_lr / config.learning_rate if config.learning_rate else 0.0
-        scale = lr_scale(step, config.schedule, config.warmup_iters, config.max_iters + 1, floor)
+        torch.manual_seed((config.seed << 32) + step * WORLD + RANK)
+        scale = lr_scale(step, config)
         for group in parameter_groups(optimizers):
             group["lr"] = scale * group["peak_lr"]
         rate = scale * config.learning_rate
+        step_loss, share, seen = torch.zeros((), device=device), windows_per_step // WORLD, 0
         for x, y in training_batches(data.train, documents, config, step):
-            loss = forward(x, y) / config.gradient_accumulation_steps
+            seen += len(x)
+            sum_over_processes(seen == share)  # set before the forward pass, too
+            loss = forward(x, y, config.label_smoothing) * (len(x) / share)
             scaler.scale(loss).backward()
-            state["losses"].append(loss.detach())  # a number only when it is printed: .item() waits for the device
+            step_loss += loss.detach()  # a number only when it is printed: .item() waits for the device
+        if DISTRIBUTED:
+            dist.all_reduce(step_loss)
+        state["losses"].append(step_loss / WORLD)
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-        for optimizer in optimizers:
-            scaler.step(optimizer)
-            optimizer.zero_grad(set_to_none=True)
+        grad_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf))
+        if scaler.is_enabled() and not grad_norm.isfinite():
+            state["skipped"] += 1  # float16 overflowed: no optimizer steps, and the scale is halved
+        else:
+            for optimizer in optimizers:
+                optimizer.step()
         scaler.update()
+        model.zero_grad(set_to_none=True)
 
         last = step == config.max_iters
         logging = last or step % config.log_interval == 0
         evaluating = last or step % config.eval_interval == 0
-        stopping = stop_signal  # one that comes from here on waits for the next step
-        saving = last or stopping or step % config.checkpoint_interval == 0
+        overdue = time.monotonic() - last_save > 60 * config.checkpoint_minutes
+        stopping, overdue = among_all(dist.ReduceOp.MAX, stop_signal, overdue)  # a later signal waits for the next step
+        saving = last or stopping or overdue or step % config.checkpoint_interval == 0
         if logging or evaluating or saving:
-            mean = torch.stack(state["losses"]).mean().item() * config.gradient_accumulation_steps
-            check_finite("loss", mean)
+            losses = torch.stack(state["losses"]).tolist()
+            for at, value in enumerate(losses, step - len(losses) + 1):
+                check_finite("loss", value, at)
+        state["tokens"] += tokens_per_step
         state["train_seconds"] += time.perf_counter() - step_began
         state["seconds"] = time.perf_counter() - began
         if logging:
-            state["losses"] = []
-            steps = step - resumed["step"]
-            speed = steps * tokens_per_step / (state["train_seconds"] - resumed["train_seconds"])
-            left = int((state["seconds"] - resumed["seconds"]) / steps * (config.max_iters - step))
-            line = f"train {mean:.4f}  lr {rate:.2e}  {speed:>9,.0f} tokens/s  {left // 60:>3}:{left % 60:02} left"
-            log(line, train=mean, lr=rate, grad_norm=grad_norm.item(), tokens_per_second=round(speed))
+            speed = (state["tokens"] - logged["tokens"]) / (state["train_seconds"] - logged["train_seconds"])
+            seconds_a_step = (state["seconds"] - resumed["seconds"]) / (step - resumed["step"])
+            left = int(seconds_a_step * (config.max_iters - step))
+            state["losses"], mean, norm, mfu = [], sum(losses) / len(losses), grad_norm.item(), speed * mfu_of_speed
+            more = {"skipped": state["skipped"]} if scaler.is_enabled() else {}
+            line = f"train {mean:.4f}  lr {rate:.2e}  norm {norm:.2f}  {speed:>9,.0f} tokens/s  mfu {mfu:.0%}"
+            line += "".join(f"  {value} {name}" for name, value in more.items())
+            log(
+                f"{line}  {left // 60:>3}:{left % 60:02} left",
+                train=mean,
+                lr=rate,
+                grad_norm=norm,
+                tokens_per_second=round(speed),
+                mfu=round(mfu, 4),
+                **more,
+            )
+            logged = dict(state)
         if evaluating:
             # open the map anew: the pages read so far would else count as this process's memory
             data.train = np.memmap(data.train.filename, dtype=data.train.dtype, mode="r")
             val = evaluate(model, forward, data.val, data.separator, config)
-            check_finite("validation loss", val)
+            check_finite("validation loss", val, step)
             line = f"val   {val:.4f}  {data.bits_per_byte(val, 'val'):.4f} bits per byte"
+            state["worse"] += 1
             if val < state["best"]:
-                state["best"], state["best_step"], line = val, step, line + "  best so far"
+                state["best"], state["best_step"], state["worse"], line = val, step, 0, line + "  best so far"
                 save("best.pt", step=step, val=val)
             log(line, val=val)
+            if 0 < config.early_stop <= state["worse"]:
+                print(f"stopped early: {state['worse']} looks at the validation split without a lower loss")
+                saving = True
         if saving:  # the step may have spoiled what its loss, from before it, does not show: keep the last good one
-            check_finite("sum of the weights", sum(p.detach().sum() for p in model.parameters()).item())
+            check_finite("sum of the weights", sum(whole(p.detach().sum()) for p in model.parameters()).item(), step)
             state["seconds"] = time.perf_counter() - began
-            optimizer_states = [optimizer.state_dict() for optimizer in optimizers]
-            save("last.pt", state=state, optimizers=optimizer_states, scaler=scaler.state_dict())
+            save(
+                "last.pt",
+                state=state,
+                optimizers=gathered([optimizer.state_dict() for optimizer in optimizers]),
+                scaler=scaler.state_dict(),
+            )
+            saved, last_save = f"the last good checkpoint is {out_dir}/last.pt, of step {step}", time.monotonic()
+        if evaluating and RANK == 0 and importlib.util.find_spec("matplotlib"):
+            draw_losses(out_dir)
         if stopping:
-            print(f"stopped after step {step}; go on with: python train.py --init_from=resume --out_dir={out_dir}")
-            sys.exit(128 + stopping)
+            start = "torchrun ..." if DISTRIBUTED else "python"
+            print(f"stopped after step {step}; go on with: {start} train.py --init_from=resume --out_dir={out_dir}")
+            break
 
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, signal.SIG_DFL)
+    among_all(dist.ReduceOp.MAX, 0)  # all leave together
+    leave()
+    if stopping:
+        sys.exit(128 + int(stopping))
+    if RANK:
+        return
 
     # the figures of the best model, and what it writes
     if state["best_step"] < state["step"]:
         print(f"the validation loss has risen since step {state['best_step']}: what follows is best.pt, from that step")
     with as_user_error():
-        model.load_state_dict(load_checkpoint(out_dir / "best.pt")["model"])
-    losses = {"train": evaluate(model, forward, data.train[: looked_at + 1], data.separator, config)}
+        model, _ = GPT.from_checkpoint(out_dir / "best.pt")
+    compiled = model.to(device)
+    losses = {"train": evaluate(model, forward, data.train[: looked_at + 1], data.separator, config, alone=True)}
     losses["val"] = state["best"]
     if data.test is not None:
-        losses["test"] = evaluate(model, forward, data.test, data.separator, config)
+        losses["test"] = evaluate(model, forward, data.test, data.separator, config, alone=True)
     start = torch.tensor([start_ids(data.tokenizer)], device=device)  # (1, 1)
     generator = torch.Generator(device).manual_seed(config.seed)
     ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
     print(f"\n{data.tokenizer.decode(ids).strip()}\n")
-    speed = config.max_iters * tokens_per_step / state["train_seconds"]
-    result = {"model": "gpt", "dataset": data.name, "params": model.num_params(), "step": state["step"]}
-    result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
-    result |= {"bpb": f"{data.bits_per_byte(losses['val'], 'val'):.4f}", "seconds": f"{state['seconds']:.1f}"}
-    result |= {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * model.flops_per_token() / peak:.3f}"}
-    result["out_dir"] = out_dir
+    speed = state["tokens"] / state["train_seconds"]
+    figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu_of_speed:.3f}", "out_dir": out_dir}
+    print_result(data, params, losses, step=state["step"], seconds=f"{state['seconds']:.1f}", **figures)
+
+
+def print_result(data: Dataset, params: int, losses: dict[str, float], **figures) -> None:
+    losses["bpb"] = data.bits_per_byte(losses["val"], "val")
+    losses = {name: f"{loss:.4f}" for name, loss in losses.items()}
+    result = {"model": "gpt", "dataset": data.name, "params": params, **losses, **figures}
     print("result:", *(f"{name}={value}" for name, value in result.items()))
 
 
