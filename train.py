@@ -524,11 +524,11 @@ def out_of_memory(config: TrainConfig) -> str:
     total = config.batch_size * config.gradient_accumulation_steps
     most = min(config.batch_size, total // WORLD)  # windows of one process at a time
     smaller = next((n for n in range(most // 2, 0, -1) if total // WORLD % n == 0), 0)
-    less = (
-        f"--batch_size={smaller} --gradient_accumulation_steps={total // smaller} (the same {total} windows a step), "
-    )
-    shape = f"batch_size={config.batch_size} and block_size={config.block_size}"
-    return f"out of memory with {shape}; try {less if smaller else ''}a smaller --block_size, --n_layer or --n_embd"
+    ways = "a smaller --block_size, --n_layer or --n_embd"
+    if smaller:
+        parts = f"--batch_size={smaller} --gradient_accumulation_steps={total // smaller}"
+        ways = f"{parts} (the same {total} windows a step), or {ways}"
+    return f"out of memory with batch_size={config.batch_size} and block_size={config.block_size}; try {ways}"
 
 
 @contextlib.contextmanager
@@ -541,7 +541,9 @@ def explained(config: TrainConfig | None = None, compiling: bool = False) -> Ite
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "t allocate memory" in text:
             raise UserError(out_of_memory(config)) from error
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in text):
-            end_together("another process has ended, whose own message says why; mend that, and resume")
+            if RANK == 0:
+                print("error: another process has ended; mend what it says, and resume", file=sys.stderr, flush=True)
+            os._exit(2)  # an orderly exit may wait for the other one forever
         if compiling and not isinstance(error, UserError):  # whatever the compilers of this machine lack
             why = f"torch.compile fails on this machine ({text[:200]})"
             raise UserError(f"{why}; train with --compile=false") from error
@@ -658,7 +660,8 @@ def replace_file(path: Path, write: Callable, size: int = 0) -> None:
         why = error.__context__ if isinstance(error.__context__, OSError) else error
         before = f"the {path.name} from before is whole" if path.exists() else f"there is no {path.name} yet"
         advice = f"make room, then go on with --init_from=resume --out_dir={path.parent}"
-        raise UserError(f"cannot write {path} ({str(why).splitlines()[0]}), {before}; {advice}") from error
+        why = getattr(why, "strerror", None) or str(why).splitlines()[0]
+        raise UserError(f"cannot write {path} ({why}), {before}; {advice}") from error
 
 
 def open_run(config: TrainConfig, step: int, size: int) -> Path:
@@ -810,7 +813,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if config.eval_only:
             splits = {"val": data.val} | ({} if data.test is None else {"test": data.test})
             losses = {s: evaluate(model, forward, tokens, data.separator, config) for s, tokens in splits.items()}
-            return print_result(data, params, losses)
+            return print_result(data, params, state["step"], losses)
         # A first pass, without a step: what does not compile or fit into memory shows before the run's folder is made,
         # and DistributedDataParallel orders gradients by it, so that a resumed run sums them up as one that never did.
         forward(*next(training_batches(data.train, documents, config, 1))).backward()
@@ -969,13 +972,13 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     print(f"\n{data.tokenizer.decode(ids).strip()}\n")
     speed = state["tokens"] / state["train_seconds"]
     figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu_of_speed:.3f}", "out_dir": out_dir}
-    print_result(data, params, losses, step=state["step"], seconds=f"{state['seconds']:.1f}", **figures)
+    print_result(data, params, state["step"], losses, seconds=f"{state['seconds']:.1f}", **figures)
 
 
-def print_result(data: Dataset, params: int, losses: dict[str, float], **figures) -> None:
+def print_result(data: Dataset, params: int, step: int, losses: dict[str, float], **figures) -> None:
     losses["bpb"] = data.bits_per_byte(losses["val"], "val")
     losses = {name: f"{loss:.4f}" for name, loss in losses.items()}
-    result = {"model": "gpt", "dataset": data.name, "params": params, **losses, **figures}
+    result = {"model": "gpt", "dataset": data.name, "params": params, "step": step, **losses, **figures}
     print("result:", *(f"{name}={value}" for name, value in result.items()))
 
 

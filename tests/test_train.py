@@ -1,12 +1,21 @@
+import functools
 import importlib.util
+import itertools
 import json
 import math
+import os
 import random
 import re
 import resource
+import shutil
 import signal
+import stat
+import subprocess
+import sys
 import time
 import tomllib
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +25,7 @@ from conftest import ROOT, babble, finish, gpt2_tensors, result, safetensors, st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import prepare_data
+import sample
 import train
 from model import GPT, GPTConfig, load_checkpoint
 from train import TrainConfig, evaluation_windows, lr_scale, make_optimizers, training_batches, windows
@@ -110,7 +120,14 @@ def test_rising_validation_loss_is_said_and_the_best_model_kept(call):
 # ----------------------------------------------------------------------------- nothing is lost
 
 
-@pytest.mark.parametrize("keys", [[], ["--dropout=0.2", "--gradient_accumulation_steps=2", "--optimizer=adamw"]])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        ["--dropout=0.2", "--gradient_accumulation_steps=2", "--optimizer=adamw"],
+        ["--dropout=0.2", "--dtype=float16", "--optimizer=sgd", "--schedule=wsd", "--block_size=4"],
+    ],
+)
 def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys):
     """Stopped by a signal between any two steps, also between two lines of the log."""
     options = [*SHORT, "--log_interval=2", *keys]
@@ -120,7 +137,7 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys):
     def install(number, handler):
         handlers[number] = handler
 
-    for stops in (1, 6, 7):
+    for stops in (1, 6, 7) if "--dtype=float16" not in keys else (7,):  # which takes long on a CPU
         folder, steps = f"out/stopped{stops}", -1  # there is a pass before the first step
 
         def stop_after(*arguments, stops=stops):
@@ -200,12 +217,88 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, resource.RLIM_INFINITY))
 
-    done = finish(start("train.py", "--init_from=resume", "--out_dir=out/tiny", "--max_iters=5", preexec_fn=limit))
+    again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=5", "--eval_interval=5"]
+    done = finish(start("train.py", *again, preexec_fn=limit))
     assert done.returncode == 2
     assert done.stderr.startswith("error: cannot write out/tiny/") and done.stderr.count("\n") == 1
     assert "File too large" in done.stderr and "--init_from=resume --out_dir=out/tiny" in done.stderr
     assert Path("out/tiny/last.pt").read_bytes() == before
     assert not list(Path("out/tiny").glob("*.tmp"))
+
+
+def test_a_file_is_flushed_before_it_takes_its_name_and_its_folder_after(monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(descriptor):
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def note_replace(source, target):
+        done.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr("os.fsync", note_fsync)
+    monkeypatch.setattr("os.replace", note_replace)
+    train.replace_file(Path("a.txt"), lambda file: file.write(b"whole"))
+    assert done == ["file", "rename", "folder"] and Path("a.txt").read_bytes() == b"whole"
+
+
+def test_room_is_made_sure_of_before_anything_is_written(call, fails, monkeypatch):
+    call(train, *SHORT, "--max_iters=2", "--schedule=constant")
+    before = Path("out/tiny/last.pt").read_bytes()
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=20_000))
+    error = fails(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=4")
+    assert "cannot write out/tiny/last.pt (0.0 MB do not fit into 0.0 MB of free space)" in error
+    assert "the last.pt from before is whole; make room, then go on with --init_from=resume" in error
+    assert Path("out/tiny/last.pt").read_bytes() == before and not list(Path("out/tiny").glob("*.tmp"))
+    error = fails(train, *SHORT)  # a new run would move the old one aside
+    assert "the run's checkpoints need 0.1 MB, and there are 0.0 MB free in out/tiny" in error
+    assert Path("out/tiny/last.pt").read_bytes() == before and not Path("out/tiny-1").exists()
+
+
+def test_checkpoints_come_by_minutes_too(call, monkeypatch):
+    saved = []
+    replace_file = train.replace_file
+
+    def note(path, *arguments):
+        saved.append(path.name)
+        replace_file(path, *arguments)
+
+    monkeypatch.setattr(train, "replace_file", note)
+    for minutes, count in ((0, 12), (60, 1)):
+        call(train, *SHORT, "--checkpoint_interval=100", f"--checkpoint_minutes={minutes}")
+        assert saved.count("last.pt") == count
+        saved.clear()
+
+
+def test_what_a_killed_save_left_behind_is_cleared_away(call):
+    call(train, *SHORT, "--max_iters=2")
+    Path("out/tiny/last.pt.tmp").write_bytes(b"half")
+    call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=3")
+    assert not list(Path("out/tiny").glob("*.tmp"))
+
+
+class Evil:
+    """A pickle of this creates a file when it is loaded."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("was executed"),)
+
+
+def test_a_checkpoint_cannot_execute_anything(call, fails):
+    call(train, *SHORT, "--max_iters=1")
+    checkpoint = load_checkpoint("out/tiny/last.pt")
+    torch.save(checkpoint | {"state": Evil()}, "out/tiny/last.pt")
+    for path in ("out/tiny/last.pt", "out/tiny/best.pt"):
+        torch.save(checkpoint | {"tokenizer": Evil()}, path)
+    again = ["--init_from=resume", "--out_dir=out/tiny"]
+    for module, options in ((train, again), (train, ["--init_from=out/tiny", *TINY[:1]]), (sample, [])):
+        assert "holds more than tensors and plain values, or is damaged" in fails(module, *options)
+    assert not Path("was executed").exists()
+    torch.load("out/tiny/last.pt", weights_only=False)
+    assert Path("was executed").exists()  # so the test can fail
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call, fails):
@@ -215,6 +308,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
     for look, what in ((100, "the loss is nan at step"), (1, "the validation loss is nan at step")):
         error = fails(train, *again, "--learning_rate=1e30", f"--eval_interval={look}", "--checkpoint_interval=100")
         assert what in error and "try lower learning_rate" in error
+        assert "the last good checkpoint is out/tiny/last.pt, of step 4" in error
+    found = []
+    for interval in (1, 8):  # at once, and at step 8
+        error = fails(train, *again, "--learning_rate=1e30", "--eval_interval=100", f"--log_interval={interval}")
+        found.append(int(re.search(r"the loss is nan at step (\d+) ", error)[1]))
+    assert found[0] == found[1] < 8
+    assert "no checkpoint yet" in fails(train, *SHORT, "--learning_rate=1e30", "--grad_clip=0", "--out_dir=out/new")
     error = fails(train, *again, "--learning_rate=inf", "--eval_interval=100", "--checkpoint_interval=1")
     assert "sum of the weights is" in error
     assert [Path("out/tiny", name).read_bytes() for name in ("last.pt", "best.pt")] == before
@@ -266,6 +366,25 @@ def test_accumulated_gradients_are_those_of_one_large_batch(call, dataset):
         call(train, *SHORT, "--max_iters=1", "--zero_init=false", f"--dataset={dataset}", *keys)
     assert log_of("out/2", "grad_norm")[1] == pytest.approx(log_of("out/8", "grad_norm")[1], rel=1e-5)
     assert log_of("out/2", "train")[1] == pytest.approx(log_of("out/8", "train")[1], rel=1e-6)
+
+
+def test_accumulated_gradients_are_the_same_to_1e_6(call, monkeypatch):
+    gradients = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def note(parameters, *arguments):
+        parameters = list(parameters)
+        gradients.append([p.grad.clone() for p in parameters])
+        return clip(parameters, *arguments)
+
+    monkeypatch.setattr("torch.nn.utils.clip_grad_norm_", note)
+    for batch_size, steps in ((12, 1), (3, 4), (1, 12)):
+        keys = [f"--batch_size={batch_size}", f"--gradient_accumulation_steps={steps}"]
+        call(train, *SHORT, "--max_iters=1", "--zero_init=false", *keys)
+    whole, *others = gradients
+    for parts in others:
+        for a, b in zip(whole, parts, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
 def test_dropout_differs_from_step_to_step_and_from_seed_to_seed(call, monkeypatch):
@@ -361,6 +480,136 @@ def test_a_rate_is_never_zero_while_training(call):
         assert min(rates) > 0 and rates[3] == max(rates) == 3e-3
 
 
+def stepped(optimizer: str, steps: int = 3, **keys) -> Iterator[tuple]:
+    """(name, value, reference value) of each parameter after some steps of the optimizer, in float64. The gradients are
+    random, the rates change; the reference is written out here, step by step."""
+    config = TrainConfig(vocab_size=13, n_layer=1, n_head=2, n_embd=8, optimizer=optimizer, bias=True, **keys)
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**{name: getattr(config, name) for name in train.MODEL_KEYS})).double()
+    for p in model.parameters():
+        torch.nn.init.normal_(p)
+    optimizers = make_optimizers(model, config)
+    expected = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    first, second = ({name: 0.0 for name in expected} for _ in range(2))
+    for t in range(1, steps + 1):
+        lr = config.learning_rate / t
+        for group in train.parameter_groups(optimizers):
+            group["lr"] = group["peak_lr"] / t
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            p, g = expected[name], parameter.grad.numpy()
+            wd = config.weight_decay if p.ndim == 2 else 0.0
+            m, v = first[name], second[name]
+            if optimizer == "muon" and p.ndim == 2 and ".h." in name:
+                m = config.momentum * m + (1 - config.momentum) * g
+                u = torch.from_numpy(config.momentum * m + (1 - config.momentum) * g)
+                rate = config.muon_learning_rate / t
+                p = p - rate * wd * p
+                p = p - rate * max(1, p.shape[0] / p.shape[1]) ** 0.5 * train.orthogonal(u).numpy()
+            elif optimizer == "sgd":
+                m = config.momentum * m + g + wd * p
+                p = p - lr * m
+            else:
+                if optimizer == "adam":
+                    g = g + wd * p
+                else:
+                    p = p - lr * wd * p
+                m = config.beta1 * m + (1 - config.beta1) * g
+                v = config.beta2 * v + (1 - config.beta2) * g**2
+                p = p - lr * (m / (1 - config.beta1**t)) / (np.sqrt(v / (1 - config.beta2**t)) + 1e-8)
+            expected[name], first[name], second[name] = p, m, v
+        for some in optimizers:
+            some.step()
+    for name, p in model.named_parameters():
+        yield name, p.detach().numpy(), expected[name]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("optimizer", train.OPTIMIZERS)
+def test_optimizers_are_the_formulas(optimizer, decay):
+    for name, value, expected in stepped(optimizer, weight_decay=decay, momentum=0.8, beta1=0.7):
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def test_one_step_by_hand():
+    """p = 1, g = 0.5, a rate of 0.1, decay 0.2: figures that fit on paper."""
+    for optimizer, expected in (
+        ("sgd", [1 - 0.1 * (0.5 + 0.2), 0.93 - 0.1 * (0.9 * 0.7 + 0.5 + 0.2 * 0.93)]),
+        ("adam", [1 - 0.1, None]),  # the first step of adam is the rate itself
+        ("adamw", [1 - 0.1 * 0.2 - 0.1, (0.88 - 0.1 * 0.2 * 0.88) - 0.1]),  # as is any with the same gradient
+    ):
+        keys = {"learning_rate": 0.1, "weight_decay": 0.2, "momentum": 0.9}
+        config = TrainConfig(vocab_size=5, n_layer=1, n_head=1, n_embd=2, optimizer=optimizer, **keys)
+        model = GPT(GPTConfig(**{name: getattr(config, name) for name in train.MODEL_KEYS})).double()
+        p = model.lm_head.weight
+        torch.nn.init.ones_(p)
+        (some,) = make_optimizers(model, config)
+        for value in expected:
+            p.grad = torch.full_like(p, 0.5)
+            some.step()
+            assert value is None or p[0, 0].item() == pytest.approx(value, abs=1e-7)
+
+
+def test_muons_steps_are_orthogonal_and_those_of_pytorch():
+    torch.manual_seed(0)
+    for shape in ((24, 24), (8, 40), (40, 8)):
+        u = torch.randn(shape)
+        U, _, Vh = torch.linalg.svd(u, full_matrices=False)
+        sizes = U.T @ train.orthogonal(u) @ Vh.T  # the same directions, each of a size near 1
+        assert (sizes - sizes.diag().diag()).abs().max() < 1e-4
+        assert sizes.diag().min() > 0.6 and sizes.diag().max() < 1.3
+        ours, theirs = (torch.nn.Parameter(torch.zeros(shape)) for _ in range(2))
+        options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+        optimizers = train.Muon([ours], **options), torch.optim.Muon([theirs], **options)
+        for _ in range(3):
+            ours.grad = torch.randn(shape)
+            theirs.grad = ours.grad.clone()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert torch.linalg.norm(ours - theirs) < 0.02 * torch.linalg.norm(ours)  # theirs computes in bfloat16
+
+
+def test_labels_are_smoothed_in_training_only(call):
+    """A rate near zero leaves the model as it was: the validation loss is the same."""
+    losses = {}
+    for smoothing in (0.0, 0.4):
+        options = ["--zero_init=false", "--learning_rate=1e-9", "--muon_learning_rate=1e-9", "--max_iters=1"]
+        call(train, *SHORT, *options, f"--label_smoothing={smoothing}")
+        losses[smoothing] = [log_of("out/tiny", key)[1] for key in ("train", "val")]
+    assert losses[0.0][1] == pytest.approx(losses[0.4][1], abs=1e-6)
+    assert abs(losses[0.0][0] - losses[0.4][0]) > 1e-4
+
+
+def test_float16_counts_the_steps_that_overflow_and_leaves_the_weights_alone(call, monkeypatch):
+    monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**22))
+    for optimizer in ("muon", "adamw"):
+        status, out, err = call(train, *SHORT, "--dtype=float16", f"--optimizer={optimizer}", "--zero_init=false")
+        assert status == 0, err
+        skipped = log_of("out/tiny", "skipped")
+        assert skipped[1] == 1 and 2 < skipped[12] < 12
+        assert f"{skipped[12]} skipped" in out
+        whole = [step for step in range(2, 13) if skipped[step] == skipped[step - 1]]
+        rest = load_checkpoint("out/tiny/last.pt")
+        assert rest["scaler"]["scale"] == 2.0 ** (22 - skipped[12])
+        assert rest["optimizers"][0]["state"][0]["step"] == len(whole)  # both optimizers skipped
+    call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=13", "--dtype=float32")  # without a scaler
+    assert "skipped" not in json.loads(Path("out/tiny/log.jsonl").read_text().splitlines()[-2])
+
+
+def test_a_run_stops_early_when_the_validation_loss_rises(call):
+    wild = ["--optimizer=adamw", "--learning_rate=0.5", "--warmup_iters=40", "--max_iters=40", "--schedule=constant"]
+    status, out, _ = call(train, *TINY, *wild, "--eval_interval=2", "--sample_tokens=1", "--early_stop=3")
+    losses = log_of("out/tiny", "val")
+    best, last = min(losses, key=losses.get), max(losses)
+    assert status == 0 and last == best + 6 < 40
+    assert "stopped early: 3 looks at the validation split without a lower loss" in out
+    assert result(out)["step"] == str(last) == str(load_checkpoint("out/tiny/last.pt")["state"]["step"])
+    again = ["--init_from=resume", "--out_dir=out/tiny"]
+    assert result(call(train, *again)[1])["step"] == str(last)  # it was over
+    done = call(train, *again, "--early_stop=100", f"--max_iters={last + 1}")[1]
+    assert result(done)["step"] == str(last + 1)
+
+
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
     for tie in (True, False):
         config = TrainConfig(vocab_size=65, n_embd=32, tie_weights=tie, bias=True, norm="layernorm", position="learned")
@@ -394,6 +643,263 @@ def test_other_keys_train_too(call, keys):
     status, out, err = call(train, *SHORT, *keys)
     assert status == 0, err
     assert float(result(out)["val"]) < 2.7
+
+
+# ----------------------------------------------------------------------------- several processes
+
+
+def torchrun(processes: int, *options: str) -> subprocess.Popen:
+    """train.py as torchrun starts it. The error that torchrun adds at the end is its own."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [*launch, ROOT / "train.py", *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    return subprocess.Popen(command, env=environment, **pipes)
+
+
+SHARED_STEP = [*SHORT, "--max_iters=20", "--zero_init=false", "--gradient_accumulation_steps=2", "--warmup_iters=5"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "keys"),
+    [(2, []), (4, []), (2, ["--fsdp"]), (2, ["--fsdp", "--optimizer=adamw", "--tie_weights"])],
+    ids=["two", "four", "fsdp", "fsdp, adamw"],
+)
+def test_several_processes_take_the_steps_of_one(call, processes, keys):
+    """The same losses and gradients; one process prints and writes; a checkpoint is the same as that of one."""
+    call(train, *SHARED_STEP, *(key for key in keys if key != "--fsdp"), "--out_dir=out/one")
+    done = finish(torchrun(processes, *SHARED_STEP, *keys, "--out_dir=out/many"))
+    assert done.returncode == 0, done.stderr
+    for key in ("train", "val", "grad_norm"):
+        one, many = log_of("out/one", key), log_of("out/many", key)
+        assert list(one) == list(many)
+        assert list(many.values()) == pytest.approx(list(one.values()), abs=1e-5)
+    assert done.stdout.count("step 20/20  train") == 1 and float(result(done.stdout)["val"]) < 3
+    one, many = (load_checkpoint(f"out/{name}/last.pt") for name in ("one", "many"))
+    assert one["model"].keys() == many["model"].keys()
+    for name, tensor in one["model"].items():
+        torch.testing.assert_close(many["model"][name], tensor, rtol=0, atol=1e-4)
+    for ours, theirs in zip(one["optimizers"], many["optimizers"], strict=True):
+        for i, state in ours["state"].items():
+            for name, tensor in state.items():
+                assert theirs["state"][i][name].shape == tensor.shape
+    assert GPT.from_checkpoint("out/many/best.pt")[0].num_params() == int(result(done.stdout)["params"])
+
+
+@pytest.mark.parametrize("keys", [["--dropout=0.2"], ["--fsdp", "--n_embd=24", "--dropout=0.2"]], ids=["ddp", "fsdp"])
+def test_a_resumed_run_of_several_processes_is_exact_and_goes_on_with_another_number(call, keys):
+    """Three processes, in whose sums the order shows."""
+    options = [*SHORT, "--batch_size=6", "--schedule=constant", "--eval_interval=3", *keys]
+    runs = [
+        torchrun(3, *options, f"--max_iters={n}", f"--out_dir=out/{name}") for n, name in ((12, "whole"), (6, "part"))
+    ]
+    assert [finish(process).returncode for process in runs] == [0, 0]
+    shutil.copytree("out/part", "out/alone")
+    again = ["--init_from=resume", "--max_iters=12"]
+    done = finish(torchrun(3, *again, "--out_dir=out/part"))
+    assert done.returncode == 0 and "resumed after step 6" in done.stdout, done.stderr
+    for key in ("train", "val", "grad_norm"):
+        assert log_of("out/part", key) == log_of("out/whole", key)
+    status, out, err = call(train, *again, "--out_dir=out/alone", "--fsdp=false")
+    assert status == 0, err
+    assert float(result(out)["val"]) == pytest.approx(log_of("out/whole", "val")[12], abs=0.2)  # other dropout
+
+
+def children(process: subprocess.Popen) -> list[int]:
+    return [int(i) for i in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes of torchrun")
+def test_a_process_that_dies_ends_all_and_the_run_resumes(call):
+    process = torchrun(2, *TINY, "--max_iters=100000", "--log_interval=1", "--checkpoint_interval=1")
+    while not process.stdout.readline().startswith("step "):
+        assert process.poll() is None
+    processes = children(process)
+    os.kill(processes[1], signal.SIGKILL)
+    done = finish(process)
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert errors == ["error: another process has ended; mend what it says, and resume"], done.stderr
+    assert "SIGKILL" in done.stderr  # torchrun says who
+    assert not any(Path(f"/proc/{i}").exists() for i in processes)
+    step = load_checkpoint("out/tiny/last.pt")["state"]["step"]
+    status, out, err = call(train, "--init_from=resume", "--out_dir=out/tiny", f"--max_iters={step + 2}")
+    assert status == 0, err
+    assert result(out)["step"] == str(step + 2)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes of torchrun")
+def test_a_signal_stops_all_processes_after_the_same_step():
+    process = torchrun(2, *TINY, "--max_iters=100000", "--log_interval=1", "--fsdp")
+    while not process.stdout.readline().startswith("step "):
+        assert process.poll() is None
+    processes = children(process)
+    os.kill(processes[1], signal.SIGTERM)  # one alone, and not the one that prints
+    os.kill(processes[1], signal.SIGTERM)  # torchrun passes on a Ctrl-C that its processes got, too
+    done = finish(process)
+    step = load_checkpoint("out/tiny/last.pt")["state"]["step"]
+    line = f"stopped after step {step}; go on with: torchrun ... train.py --init_from=resume --out_dir=out/tiny"
+    assert done.stdout.splitlines()[-1] == line
+    assert "error: " not in done.stderr
+
+
+def test_an_error_of_all_processes_is_said_once():
+    """The dataset is prepared by the first one alone, before."""
+    done = finish(torchrun(2, "--dataset=words", "--block_size=4", "--n_head=3"))
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
+        "error: n_embd=128 is not divisible by n_head=3; choose a multiple of it"
+    ]
+
+
+def test_processes_share_the_windows_of_a_step(monkeypatch):
+    tokens, config = np.arange(500), TrainConfig(block_size=16, batch_size=4, gradient_accumulation_steps=3)
+
+    def starts() -> list:
+        batches = [x[:, 0].tolist() for x, _ in training_batches(tokens, None, config, step=3)]
+        assert all(len(batch) <= 4 for batch in batches)
+        return list(itertools.chain(*batches))
+
+    alone = starts()
+    for world in (1, 2, 3, 4, 6, 12):
+        monkeypatch.setattr(train, "WORLD", world)
+        parts = []
+        for rank in range(world):
+            monkeypatch.setattr(train, "RANK", rank)
+            parts.append(starts())
+        assert list(itertools.chain(*parts)) == alone and {len(part) for part in parts} == {12 // world}
+
+
+def test_what_several_processes_cannot_do_gets_one_line(fails, monkeypatch):
+    assert "--fsdp shares the model among processes, and this is a single one" in fails(train, *SHORT, "--fsdp")
+    config = TrainConfig(fsdp=True, batch_size=3, gradient_accumulation_steps=3)
+    monkeypatch.setattr(train, "DISTRIBUTED", True)
+    with pytest.raises(prepare_data.UserError, match="float16 needs; choose --dtype=bfloat16 or float32"):
+        train.check_machine(config, torch.device("cpu"), torch.float16)
+    with pytest.raises(prepare_data.UserError, match="cannot share an mps device"):
+        train.check_machine(config, torch.device("mps"), torch.float32)
+    monkeypatch.setattr(train, "WORLD", 2)
+    with pytest.raises(prepare_data.UserError, match=r"the 9 windows of a step .* by 2 processes; .* multiple of 2"):
+        train.check_machine(config, torch.device("cpu"), torch.float32)
+
+
+# ----------------------------------------------------------------------------- the machine
+
+
+def test_running_out_of_memory_is_told_with_keys_that_help():
+    """A real limit of address space, and a batch that is far beyond it."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000, resource.RLIM_INFINITY))
+
+    keys = ["--n_embd=512", "--batch_size=960", "--gradient_accumulation_steps=5", "--block_size=512"]
+    done = finish(start("train.py", "--dataset=tiny", *keys, preexec_fn=limit))
+    parts = "--batch_size=480 --gradient_accumulation_steps=10 (the same 4800 windows a step)"
+    error = f"error: out of memory with batch_size=960 and block_size=512; try {parts}, or a smaller --block_size"
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(error), done.stderr
+    assert not Path("out").exists()
+
+
+def test_less_memory_is_the_same_step_in_more_parts(monkeypatch):
+    def advice(batch_size: int, steps: int) -> str:
+        return train.out_of_memory(TrainConfig(batch_size=batch_size, gradient_accumulation_steps=steps))
+
+    assert "--batch_size=5 --gradient_accumulation_steps=9 (the same 45 windows a step)" in advice(15, 3)
+    assert "--batch_size=1 --gradient_accumulation_steps=7" in advice(7, 1)
+    assert "try a smaller --block_size" in advice(1, 8)
+    monkeypatch.setattr(train, "WORLD", 4)  # each has 8 of the 32 at a time
+    assert "--batch_size=4 --gradient_accumulation_steps=8 (the same 32 windows a step)" in advice(32, 1)
+
+
+def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
+    names = {
+        "NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "Tesla T4": 65e12,
+        "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA L4": 121e12, "NVIDIA L40S": 362e12, "Tesla V100-SXM2-16GB": 125e12,
+        "NVIDIA GeForce RTX 4090": 165e12,
+    }  # fmt: skip
+    for name, peak in names.items():
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
+        found = train.peak_flops(torch.device("cuda"), torch.bfloat16)
+        assert found == (peak, f"the published peak of {name}")
+    unknown = ("NVIDIA H20", "NVIDIA GeForce RTX 4090 Laptop GPU")
+    assert not any(re.search(pattern, name) for pattern in train.PEAKS for name in unknown)
+    measured, whose = train.peak_flops(torch.device("cpu"), torch.float32)
+    assert 1e9 < measured < 1e14 and whose == "measured in a matrix product"
+
+
+# ----------------------------------------------------------------------------- watching
+
+
+def test_the_losses_are_drawn_at_each_evaluation(call, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
+    pictures = []
+    save_picture = train.save_picture
+
+    def note(figure, path):
+        (train_line, val_line) = figure.axes[0].lines
+        pictures.append((list(train_line.get_xdata()), list(val_line.get_xdata()), list(val_line.get_ydata())))
+        save_picture(figure, path)
+
+    monkeypatch.setattr(train, "save_picture", note)
+    call(train, *SHORT)
+    losses = log_of("out/tiny", "val")
+    assert pictures[-1] == (list(range(1, 13)), list(losses), list(losses.values()))
+    assert [len(x) for x, *_ in pictures] == [4, 8, 12]
+    assert Path("out/tiny/loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tensorboard_gets_what_is_logged(call, fails, monkeypatch):
+    error = fails(train, *SHORT, "--tensorboard")
+    assert "--tensorboard needs tensorboard, which is not installed; pip install tensorboard" in error
+    assert not Path("out").exists()
+    scalars = {}
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            self.opened = (str(folder), purge_step)
+            scalars.clear()
+
+        def add_scalar(self, name, value, step):
+            scalars.setdefault((*self.opened, name), {})[step] = value
+
+    stand_in = types.ModuleType("torch.utils.tensorboard")
+    stand_in.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorboard")
+    assert call(train, *SHORT, "--tensorboard", "--max_iters=4")[0] == 0
+    for key in ("train", "val", "grad_norm", "lr", "mfu"):
+        assert scalars["out/tiny", 1, key] == log_of("out/tiny", key)
+    call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=6")
+    assert list(scalars["out/tiny", 5, "train"]) == [5, 6]
+
+
+# ----------------------------------------------------------------------------- from other weights
+
+
+def test_a_model_of_ours_is_tuned_from_where_it_was(call, fails):
+    call(train, *SHORT, "--out_dir=out/first")
+    loss = log_of("out/first", "val")[12]
+    small = ["--learning_rate=1e-9", "--muon_learning_rate=1e-9", "--max_iters=1"]
+    for path in ("out/first", "out/first/best.pt", "out/first/last.pt"):
+        status, out, err = call(train, *SHORT[:1], "--eval_tokens=0", *small, f"--init_from={path}", "--dropout=0.1")
+        assert status == 0, err
+        assert float(result(out)["val"]) == pytest.approx(loss, abs=1e-3)
+    assert call(train, *SHORT[:1], *small, "--init_from=out/first", "--block_size=8")[0] == 0
+    assert "out/first has n_embd=16 and cannot change that" in fails(train, "--init_from=out/first", "--n_embd=32")
+    error = fails(train, "--init_from=out/first", "--dataset=list")
+    assert "list has another vocabulary than out/first; name the --dataset=tiny that it was trained on" in error
+    call(train, *SHORT, "--max_iters=1", "--position=learned", "--out_dir=out/learned")
+    assert "out/learned has block_size=16 and cannot" in fails(train, "--init_from=out/learned", "--block_size=8")
+
+
+def test_evaluation_alone_trains_and_writes_nothing(call):
+    call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
+    figures = result(call(train, "--init_from=out/list", "--dataset=list", "--eval_only", "--eval_tokens=0")[1])
+    trained = load_checkpoint("out/list/best.pt")["val"]
+    assert float(figures["val"]) == pytest.approx(trained, abs=1e-4) and float(figures["test"]) < 3
+    assert list(figures) == ["model", "dataset", "params", "step", "val", "test", "bpb"]
+    assert [path.name for path in Path("out").iterdir()] == ["list"]
 
 
 # ----------------------------------------------------------------------------- keys
