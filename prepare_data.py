@@ -569,7 +569,7 @@ def prepare(
     """Make data/<dataset>, whole or not at all, and print what is in it. See main() for the parameters."""
     if not name:
         stem = source if source in SOURCES else existing(Path(source)).resolve().stem
-        suffix = {"char": "", "bpe": f"_bpe{vocab_size}", "gpt2": "_gpt2"}[tokenizer]
+        suffix = {"char": "", "bpe": f"_bpe{vocab_size}"}.get(tokenizer, f"_{tokenizer}")
         name = stem if source == "fineweb" else stem + suffix
     if parse_name(name) not in (None, (source, tokenizer, vocab_size)):
         raise UserError(f"{name} is the name of a built-in dataset; give yours another one, such as --name=my_{name}")
@@ -613,7 +613,7 @@ def write_text(folder: Path, text: Text, kind: str, vocab_size: int) -> tuple:
         if tokenizer.vocab_size < vocab_size:
             print(f"BPE ends with {tokenizer.vocab_size} tokens: the text has no pairs left")
     else:
-        tokenizer = BPETokenizer()
+        tokenizer = BPETokenizer() if kind == "gpt2" else load(kind).tokenizer
     separator = tokenizer.encode("\n")[0] if text.documents else None
 
     documents = Counter()
@@ -625,7 +625,8 @@ def write_text(folder: Path, text: Text, kind: str, vocab_size: int) -> tuple:
                 documents[split] += len(batch)
                 yield tokenizer.encode_documents(batch), sum(len(document.encode()) + 1 for document in batch)
         else:
-            for piece in text.pieces(split) if kind == "char" else whole_words(text.pieces(split)):
+            whole = isinstance(tokenizer, CharTokenizer)  # no token spans two characters
+            for piece in text.pieces(split) if whole else whole_words(text.pieces(split)):
                 yield tokenizer.encode_array(piece), len(piece.encode())
 
     dtype = token_dtype(tokenizer.vocab_size)
@@ -844,7 +845,8 @@ def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"{', '.join(SOURCES)}, or your own UTF-8 text: a file or a folder of files")
-    add("--tokenizer", choices=("char", "bpe", "gpt2"), help="characters (default), BPE trained here, or GPT-2's")
+    tokens = "char: characters (default); bpe, trained here; gpt2; or another dataset, to train its model further"
+    add("--tokenizer", metavar="{char,bpe,gpt2,DATASET}", help=tokens)
     add("--vocab_size", type=int, help="tokens of --tokenizer=bpe (default: 1024)")
     add("--file", type=Path, help="a local copy in place of the download; for fineweb a folder of shards")
     add("--name", help="the dataset's folder below data/ (default: made from source and tokenizer)")
@@ -860,6 +862,11 @@ def main() -> None:
     ):
         if getattr(options, name) is not None and not useful:
             parser.error(f"--{name} is for {where}")
+    kind, kinds = options.tokenizer, ("char", "bpe", "gpt2")
+    if kind and kind not in kinds and not parse_name(kind) and not (DATA / kind / "meta.json").exists():
+        raise UserError(
+            f"no --tokenizer={kind}{nearest(kind, kinds)}; choose {', '.join(kinds)}, or a prepared dataset"
+        )
     prepare(**{name: value for name, value in vars(options).items() if value is not None})
 
 

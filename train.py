@@ -250,7 +250,8 @@ def check_data(config: TrainConfig, origin: dict | None, data: Dataset) -> None:
     if origin["tokenizer"] == {"kind": "gpt2"}:
         advice = "prepare the text with --tokenizer=gpt2 and name that --dataset="
     else:
-        advice = f"name the --dataset={origin['config']['dataset']} that it was trained on"
+        first = origin["config"]["dataset"]
+        advice = f"name --dataset={first}, or prepare the text with its tokens: --tokenizer={first}"
     raise UserError(f"{data.name} has another vocabulary than {whose}; {advice}")
 
 
@@ -495,7 +496,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
-# Floating-point operations a second in products of 16-bit matrices (dense), from the makers' data sheets
+# Floating-point operations a second in dense products of 16-bit matrices, from NVIDIA's data sheets
 PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
     "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090$": 165e12, "RTX 3090$": 71e12,
@@ -508,7 +509,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     if device.type == "cuda" and dtype != torch.float32:
         name = torch.cuda.get_device_name(device)
         for pattern, peak in PEAKS.items():
-            if re.search(rf"\b{pattern}\b" if pattern[-1] != "$" else pattern, name):
+            if re.search(rf"\b{pattern}(?!\w)", name):
                 return peak, f"the published peak of {name}"
     n, times = 8192 if device.type == "cuda" else 1024, []
     a = torch.ones(n, n, device=device, dtype=dtype)
@@ -789,8 +790,10 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if RANK == 0:
             log_file.write(json.dumps({"step": state["step"], "seconds": round(state["seconds"], 3)} | values) + "\n")
             log_file.flush()
-        for name, value in values.items() if board else ():
-            board.add_scalar(name, value, state["step"])
+        if board:
+            for name, value in values.items():
+                board.add_scalar(name, value, state["step"])
+            board.flush()
 
     params, looked_at = model.num_params(), min(config.eval_tokens or len(data.val), len(data.val))
     windows_per_step = config.gradient_accumulation_steps * config.batch_size
@@ -801,13 +804,11 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     mfu_of_speed = model.flops_per_token() / (peak * WORLD)
     guess = f"a blind guess costs ln({data.vocab_size}) = {math.log(data.vocab_size):.4f} nats a token"
     tf32 = dtype == torch.float32 and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    precision = f"{str(dtype)[6:]}{', products in TF32' if tf32 else ''}"
+    precision, rate = str(dtype)[6:] + ", products in TF32" * tf32, f"{peak / 1e9:,.0f} GFLOP/s"
     print(f"data    {data.name}: train {len(data.train):,} tokens, val {looked_at:,} of {len(data.val):,} tokens")
     print(f"model   {params:,} parameters; {guess}")
     print(
-        f"device  {f'{WORLD} x ' if WORLD > 1 else ''}{device}, {precision}; mfu is the share of {peak / 1e9:,.0f} "
-        f"GFLOP/s, {whose}",
-        flush=True,
+        f"device  {device}{f' x {WORLD}' * (WORLD > 1)}, {precision}; mfu is the share of {rate}, {whose}", flush=True
     )
     with explained(config, compiling=config.compile):
         if config.eval_only:
@@ -827,9 +828,8 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
 
             board = SummaryWriter(out_dir, purge_step=state["step"] + 1)
     print(f"run     {out_dir}: {config.max_iters:,} steps of {tokens_per_step:,} tokens, {epochs:.2g} epochs")
-    saved = (
-        f"the last good checkpoint is {out_dir}/last.pt, of step {state['step']}" if resuming else "no checkpoint yet"
-    )
+    good = f"the last good checkpoint is {out_dir}/last.pt, of step "
+    saved = f"{good}{state['step']}" if resuming else "there is no checkpoint yet"
     if resuming:
         print(f"resumed after step {state['step']}")
 
@@ -903,18 +903,17 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             seconds_a_step = (state["seconds"] - resumed["seconds"]) / (step - resumed["step"])
             left = int(seconds_a_step * (config.max_iters - step))
             state["losses"], mean, norm, mfu = [], sum(losses) / len(losses), grad_norm.item(), speed * mfu_of_speed
-            more = {"skipped": state["skipped"]} if scaler.is_enabled() else {}
+            values = {
+                "train": mean,
+                "lr": rate,
+                "grad_norm": norm,
+                "tokens_per_second": round(speed),
+                "mfu": round(mfu, 4),
+            }
             line = f"train {mean:.4f}  lr {rate:.2e}  norm {norm:.2f}  {speed:>9,.0f} tokens/s  mfu {mfu:.0%}"
-            line += "".join(f"  {value} {name}" for name, value in more.items())
-            log(
-                f"{line}  {left // 60:>3}:{left % 60:02} left",
-                train=mean,
-                lr=rate,
-                grad_norm=norm,
-                tokens_per_second=round(speed),
-                mfu=round(mfu, 4),
-                **more,
-            )
+            if scaler.is_enabled():
+                values["skipped"], line = state["skipped"], f"{line}  {state['skipped']} skipped"
+            log(f"{line}  {left // 60:>3}:{left % 60:02} left", **values)
             logged = dict(state)
         if evaluating:
             # open the map anew: the pages read so far would else count as this process's memory
@@ -933,13 +932,9 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if saving:  # the step may have spoiled what its loss, from before it, does not show: keep the last good one
             check_finite("sum of the weights", sum(whole(p.detach().sum()) for p in model.parameters()).item(), step)
             state["seconds"] = time.perf_counter() - began
-            save(
-                "last.pt",
-                state=state,
-                optimizers=gathered([optimizer.state_dict() for optimizer in optimizers]),
-                scaler=scaler.state_dict(),
-            )
-            saved, last_save = f"the last good checkpoint is {out_dir}/last.pt, of step {step}", time.monotonic()
+            averages = gathered([optimizer.state_dict() for optimizer in optimizers])
+            save("last.pt", state=state, optimizers=averages, scaler=scaler.state_dict())
+            saved, last_save = f"{good}{step}", time.monotonic()
         if evaluating and RANK == 0 and importlib.util.find_spec("matplotlib"):
             draw_losses(out_dir)
         if stopping:
@@ -955,6 +950,8 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         sys.exit(128 + int(stopping))
     if RANK:
         return
+
+    log_file.close()
 
     # the figures of the best model, and what it writes
     if state["best_step"] < state["step"]:

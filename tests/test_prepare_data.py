@@ -210,6 +210,21 @@ def test_documents_are_encoded_one_by_one(call, request, kind):
     assert data.splits["train"]["bytes"] == len(data.tokenizer.decode(ids).encode())
 
 
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_a_text_in_the_tokens_of_another_dataset(call, fails, kind):
+    """So that a model trained on that one can be trained further on this one."""
+    call(prepare_data, text_file("first.txt", babble(2000)), f"--tokenizer={kind}", "--name=first")
+    text = babble(500, seed=1)
+    assert call(prepare_data, text_file("second.txt", text), "--tokenizer=first")[0] == 0
+    first, second = load("first"), load("second_first")
+    assert first.tokenizer.spec() == second.tokenizer.spec() and first.vocab_size == second.vocab_size
+    ids = [*second.train.tolist(), *second.val.tolist()]
+    assert ids == first.tokenizer.encode(text) or kind == "bpe" and first.tokenizer.decode(ids) == text
+    if kind == "char":
+        error = fails(prepare_data, text_file("third.txt", text + "QXZ" * 100), "--tokenizer=first")
+        assert "'Q'" in error and not Path("data/third_first").exists()
+
+
 def test_the_library_makes_words_and_python_without_a_network(monkeypatch, capsys):
     monkeypatch.setattr("requests.get", lambda *_, **__: pytest.fail("went to the network"))
     words, python = load("words"), load("python")
@@ -415,7 +430,7 @@ def test_a_foreign_shard_is_refused(fails, gpt2_vocabulary, ids, wrong, words):
         (["latin1.txt", "--documents=lines"], "latin1.txt is not UTF-8 at byte 1048584"),
         (["ends.txt", "--documents=lines"], "ends.txt is not UTF-8 at byte 3"),
         (["ends.txt"], "ends.txt is not UTF-8 at byte 3"),
-        (["good.txt", "--tokenizer=bep"], "invalid choice: 'bep'"),
+        (["good.txt", "--tokenizer=bep"], "no --tokenizer=bep, did you mean bpe?; choose char, bpe, gpt2, or a prepared"),
         (["good.txt", "--tokeniser=bpe"], "did you mean --tokenizer?"),
         (["good.txt", "--tokenizer=bpe", "--vocab_size=100"], "vocab_size=100"),
         (["good.txt", "--tokenizer=bpe", "--vocab_size=many"], "invalid int value: 'many'"),

@@ -314,7 +314,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
         error = fails(train, *again, "--learning_rate=1e30", "--eval_interval=100", f"--log_interval={interval}")
         found.append(int(re.search(r"the loss is nan at step (\d+) ", error)[1]))
     assert found[0] == found[1] < 8
-    assert "no checkpoint yet" in fails(train, *SHORT, "--learning_rate=1e30", "--grad_clip=0", "--out_dir=out/new")
+    assert "there is no checkpoint yet" in fails(
+        train, *SHORT, "--learning_rate=1e30", "--grad_clip=0", "--out_dir=out/new"
+    )
     error = fails(train, *again, "--learning_rate=inf", "--eval_interval=100", "--checkpoint_interval=1")
     assert "sum of the weights is" in error
     assert [Path("out/tiny", name).read_bytes() for name in ("last.pt", "best.pt")] == before
@@ -863,6 +865,9 @@ def test_tensorboard_gets_what_is_logged(call, fails, monkeypatch):
         def add_scalar(self, name, value, step):
             scalars.setdefault((*self.opened, name), {})[step] = value
 
+        def flush(self):
+            pass
+
     stand_in = types.ModuleType("torch.utils.tensorboard")
     stand_in.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
@@ -888,7 +893,13 @@ def test_a_model_of_ours_is_tuned_from_where_it_was(call, fails):
     assert call(train, *SHORT[:1], *small, "--init_from=out/first", "--block_size=8")[0] == 0
     assert "out/first has n_embd=16 and cannot change that" in fails(train, "--init_from=out/first", "--n_embd=32")
     error = fails(train, "--init_from=out/first", "--dataset=list")
-    assert "list has another vocabulary than out/first; name the --dataset=tiny that it was trained on" in error
+    advice = "name --dataset=tiny, or prepare the text with its tokens: --tokenizer=tiny"
+    assert f"list has another vocabulary than out/first; {advice}" in error
+    Path("more.txt").write_text(babble(300, seed=3).replace("noon", "moon"))
+    assert call(prepare_data, "more.txt", "--tokenizer=tiny")[0] == 0
+    status, out, err = call(train, "--init_from=out/first", "--dataset=more_tiny", "--max_iters=2")
+    assert status == 0, err
+    assert log_of("out/more_tiny", "train")[2] < loss + 1
     call(train, *SHORT, "--max_iters=1", "--position=learned", "--out_dir=out/learned")
     assert "out/learned has block_size=16 and cannot" in fails(train, "--init_from=out/learned", "--block_size=8")
 
