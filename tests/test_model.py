@@ -385,6 +385,17 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count(config):
     assert loss.item() == pytest.approx(torch.stack(counted).mean().item(), abs=1e-5)
 
 
+def test_smoothed_labels_are_the_formula():
+    """(1 - eps) on the target and eps / V on every token: cross-entropy with that distribution."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**SMALL, zero_init=False))
+    torch.nn.init.normal_(model.lm_head.weight)
+    idx, targets = torch.randint(65, (3, 9)), torch.randint(65, (3, 9))
+    logits, loss = model(idx, targets, label_smoothing=0.2)
+    wanted = 0.8 * torch.nn.functional.one_hot(targets, 65) + 0.2 / 65
+    assert loss.item() == pytest.approx(-(wanted * logits.log_softmax(-1)).sum(-1).mean().item(), abs=1e-5)
+
+
 def test_the_softcap_bounds_the_logits():
     model, idx = shaken(GPTConfig(**SMALL | {"softcap": 2.0})), torch.randint(65, (2, 16))
     assert 1.5 < model(idx)[0].abs().max() < 2

@@ -219,7 +219,7 @@ def test_a_text_in_the_tokens_of_another_dataset(call, fails, kind):
     first, second = load("first"), load("second_first")
     assert first.tokenizer.spec() == second.tokenizer.spec() and first.vocab_size == second.vocab_size
     ids = [*second.train.tolist(), *second.val.tolist()]
-    assert ids == first.tokenizer.encode(text) or kind == "bpe" and first.tokenizer.decode(ids) == text
+    assert first.tokenizer.decode(ids) == text
     if kind == "char":
         error = fails(prepare_data, text_file("third.txt", text + "QXZ" * 100), "--tokenizer=first")
         assert "'Q'" in error and not Path("data/third_first").exists()
@@ -430,7 +430,10 @@ def test_a_foreign_shard_is_refused(fails, gpt2_vocabulary, ids, wrong, words):
         (["latin1.txt", "--documents=lines"], "latin1.txt is not UTF-8 at byte 1048584"),
         (["ends.txt", "--documents=lines"], "ends.txt is not UTF-8 at byte 3"),
         (["ends.txt"], "ends.txt is not UTF-8 at byte 3"),
-        (["good.txt", "--tokenizer=bep"], "no --tokenizer=bep, did you mean bpe?; choose char, bpe, gpt2, or a prepared"),
+        (
+            ["good.txt", "--tokenizer=bep"],
+            "no --tokenizer=bep, did you mean bpe?; choose char, bpe, gpt2, or a prepared",
+        ),
         (["good.txt", "--tokeniser=bpe"], "did you mean --tokenizer?"),
         (["good.txt", "--tokenizer=bpe", "--vocab_size=100"], "vocab_size=100"),
         (["good.txt", "--tokenizer=bpe", "--vocab_size=many"], "invalid int value: 'many'"),

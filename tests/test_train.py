@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import prepare_data
 import sample
 import train
-from model import GPT, GPTConfig, load_checkpoint
+from model import GPT, GPT2_KEYS, GPTConfig, load_checkpoint
 from train import TrainConfig, evaluation_windows, lr_scale, make_optimizers, training_batches, windows
 
 TINY = ["--dataset=tiny", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--eval_tokens=0"]
@@ -932,7 +932,10 @@ def test_help_lists_every_key_with_its_default(call):
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
-def test_a_config_of_the_repository_is_legal(path):
+def test_a_config_of_the_repository_is_legal(path, monkeypatch):
+    gpt2 = GPTConfig(**GPT2_KEYS, vocab_size=50_257, block_size=1024)  # in place of a download
+    weights = {"tokenizer": {"kind": "gpt2"}, "model": {}}
+    monkeypatch.setattr(train, "load_weights", lambda _, keys: weights | {"model_config": vars(gpt2) | keys})
     config, _, _ = train.read_config([str(path)])
     assert config.out_dir == f"out/{path.stem}"
     assert prepare_data.parse_name(config.dataset)
