@@ -50,10 +50,11 @@ from prepare_data import (
     start_ids,
 )
 
-# torchrun starts several processes, and tells each its number among all, and among those of its machine
+# What torchrun tells the processes that it starts
 DISTRIBUTED = "RANK" in os.environ
-RANK, WORLD, LOCAL_RANK = (int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
-
+RANK = int(os.environ.get("RANK", 0))  # the number of this one
+WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # the number among those of this machine
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "muon")
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt", "wsd")
@@ -65,9 +66,7 @@ class TrainConfig(GPTConfig):
 
     dataset: str = key("python", "a folder below data/, made by prepare_data.py")
     out_dir: str = key("", "the run's folder (default: out/ and the name of the config file, or of the dataset)")
-    init_from: str = key(
-        "scratch", f"scratch; resume the run in out_dir; {', '.join(GPT2_SIZES)}; or a path to weights"
-    )
+    init_from: str = key("scratch", f"scratch; resume, the run in out_dir; {', '.join(GPT2_SIZES)}; or a path to such")
     seed: int = key(1337, "the first weights, the batches and dropout follow from it", least=0)
 
     batch_size: int = key(8, "windows of block_size tokens in a micro-step", least=1)
@@ -958,7 +957,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         print(f"the validation loss has risen since step {state['best_step']}: what follows is best.pt, from that step")
     with as_user_error():
         model, _ = GPT.from_checkpoint(out_dir / "best.pt")
-    compiled = model.to(device)
+    compiled = model.to(device)  # which forward() takes from here on
     losses = {"train": evaluate(model, forward, data.train[: looked_at + 1], data.separator, config, alone=True)}
     losses["val"] = state["best"]
     if data.test is not None:
