@@ -12,7 +12,6 @@ resume from), best.pt (to sample from), and loss.png where matplotlib is install
 """
 
 import argparse
-import atexit
 import contextlib
 import errno
 import importlib.util
@@ -441,10 +440,13 @@ def first_alone() -> Iterator[None]:
         among_all(dist.ReduceOp.MAX, 0)
 
 
-def leave() -> None:
-    """End what connects the processes, however this one ends: threads that outlive the interpreter would abort it."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def leave(status: int) -> None:
+    """End one of several processes. Threads that connect it with the others may still run, and one of them that needs
+    the interpreter while that shuts down would abort the process: so it ends at once, with all work done."""
+    if DISTRIBUTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def shard(model: GPT, device: torch.device) -> None:
@@ -543,7 +545,7 @@ def explained(config: TrainConfig | None = None, compiling: bool = False) -> Ite
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in text):
             if RANK == 0:
                 print("error: another process has ended; mend what it says, and resume", file=sys.stderr, flush=True)
-            os._exit(2)  # an orderly exit may wait for the other one forever
+            leave(2)  # at once, too: an orderly exit may wait for the other one forever
         if compiling and not isinstance(error, UserError):  # whatever the compilers of this machine lack
             why = f"torch.compile fails on this machine ({text[:200]})"
             raise UserError(f"{why}; train with --compile=false") from error
@@ -711,7 +713,6 @@ def draw_losses(out_dir: Path) -> None:
 def main() -> None:
     if DISTRIBUTED:
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(leave)
         if RANK:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (one process prints)
     with first_alone():
@@ -943,8 +944,9 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
 
     for which in (signal.SIGINT, signal.SIGTERM):
         signal.signal(which, signal.SIG_DFL)
-    among_all(dist.ReduceOp.MAX, 0)  # all leave together
-    leave()
+    if DISTRIBUTED:
+        among_all(dist.ReduceOp.MAX, 0)  # all are done
+        dist.destroy_process_group()
     if stopping:
         sys.exit(128 + int(stopping))
     if RANK:
@@ -979,4 +981,9 @@ def print_result(data: Dataset, params: int, step: int, losses: dict[str, float]
 
 
 if __name__ == "__main__":
-    run(main)
+    try:
+        run(main)
+    except SystemExit as error:
+        leave(error.code)
+        raise
+    leave(0)

@@ -128,9 +128,11 @@ def test_rising_validation_loss_is_said_and_the_best_model_kept(call):
         ["--dropout=0.2", "--dtype=float16", "--optimizer=sgd", "--schedule=wsd", "--block_size=4"],
     ],
 )
-def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys):
+def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, monkeypatch):
     """Stopped by a signal between any two steps, also between two lines of the log."""
     options = [*SHORT, "--log_interval=2", *keys]
+    high = functools.partial(torch.amp.GradScaler, init_scale=2.0**20)  # so high that float16 overflows at first
+    monkeypatch.setattr(torch.amp, "GradScaler", high)
     call(train, *options, "--out_dir=out/whole")
     handlers = {}
 
@@ -267,15 +269,17 @@ def test_checkpoints_come_by_minutes_too(call, monkeypatch):
         replace_file(path, *arguments)
 
     monkeypatch.setattr(train, "replace_file", note)
-    for minutes, count in ((0, 12), (60, 1)):
-        call(train, *SHORT, "--checkpoint_interval=100", f"--checkpoint_minutes={minutes}")
+    for minutes, count in ((0, 12), (1, 4), (60, 1)):
+        with pytest.MonkeyPatch.context() as patch:  # a clock that goes on by 25 seconds whenever it is looked at
+            patch.setattr("time.monotonic", itertools.count(step=25.0).__next__)
+            call(train, *SHORT, "--checkpoint_interval=100", f"--checkpoint_minutes={minutes}")
         assert saved.count("last.pt") == count
         saved.clear()
 
 
 def test_what_a_killed_save_left_behind_is_cleared_away(call):
     call(train, *SHORT, "--max_iters=2")
-    Path("out/tiny/last.pt.tmp").write_bytes(b"half")
+    Path("out/tiny/last-of-all.pt.tmp").write_bytes(b"half")
     call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=3")
     assert not list(Path("out/tiny").glob("*.tmp"))
 
@@ -314,6 +318,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
         error = fails(train, *again, "--learning_rate=1e30", "--eval_interval=100", f"--log_interval={interval}")
         found.append(int(re.search(r"the loss is nan at step (\d+) ", error)[1]))
     assert found[0] == found[1] < 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "lr_scale", lambda step, _: 1e30 if step > 4 else 1.0)
+        error = fails(train, *SHORT, "--checkpoint_interval=2", "--grad_clip=0", "--out_dir=out/later")
+    assert "the last good checkpoint is out/later/last.pt, of step 4" in error
     assert "there is no checkpoint yet" in fails(
         train, *SHORT, "--learning_rate=1e30", "--grad_clip=0", "--out_dir=out/new"
     )
@@ -596,6 +604,8 @@ def test_float16_counts_the_steps_that_overflow_and_leaves_the_weights_alone(cal
         assert rest["optimizers"][0]["state"][0]["step"] == len(whole)  # both optimizers skipped
     call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=13", "--dtype=float32")  # without a scaler
     assert "skipped" not in json.loads(Path("out/tiny/log.jsonl").read_text().splitlines()[-2])
+    again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=14", "--dtype=float16"]  # with a new one
+    assert call(train, *again)[0] == 0 and log_of("out/tiny", "skipped")[14] == skipped[12] + 1
 
 
 def test_a_run_stops_early_when_the_validation_loss_rises(call):
@@ -712,7 +722,8 @@ def children(process: subprocess.Popen) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes of torchrun")
 def test_a_process_that_dies_ends_all_and_the_run_resumes(call):
-    process = torchrun(2, *TINY, "--max_iters=100000", "--log_interval=1", "--checkpoint_interval=1")
+    options = ["--max_iters=100000", "--log_interval=1", "--checkpoint_interval=1", "--batch_size=6"]
+    process = torchrun(3, *TINY, *options)
     while not process.stdout.readline().startswith("step "):
         assert process.poll() is None
     processes = children(process)
