@@ -799,15 +799,15 @@ def test_what_several_processes_cannot_do_gets_one_line(fails, monkeypatch):
 
 
 def test_running_out_of_memory_is_told_with_keys_that_help():
-    """A real limit of address space, and a batch that is far beyond it."""
+    """A real limit of address space, and a batch whose embeddings alone are beyond it: 16.8 GB."""
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (16_000_000_000, resource.RLIM_INFINITY))
 
-    keys = ["--n_embd=512", "--batch_size=960", "--gradient_accumulation_steps=5", "--block_size=512"]
+    keys = ["--n_embd=512", "--batch_size=16000", "--gradient_accumulation_steps=5", "--block_size=512"]
     done = finish(start("train.py", "--dataset=tiny", *keys, preexec_fn=limit))
-    parts = "--batch_size=480 --gradient_accumulation_steps=10 (the same 4800 windows a step)"
-    error = f"error: out of memory with batch_size=960 and block_size=512; try {parts}, or a smaller --block_size"
+    parts = "--batch_size=8000 --gradient_accumulation_steps=10 (the same 80000 windows a step)"
+    error = f"error: out of memory with batch_size=16000 and block_size=512; try {parts}, or a smaller --block_size"
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(error), done.stderr
     assert not Path("out").exists()
 
