@@ -984,6 +984,6 @@ if __name__ == "__main__":
     try:
         run(main)
     except SystemExit as error:
-        leave(error.code)
+        leave(error.code or 0)
         raise
     leave(0)

@@ -35,12 +35,10 @@ SHORT = [*TINY, "--max_iters=12", "--log_interval=1", "--eval_interval=4", "--wa
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(request, monkeypatch):
+def no_pictures(monkeypatch):
     """loss.png is drawn where matplotlib is installed, which takes longer than these short runs themselves."""
-    if "pictures" not in request.keywords:
-        hidden = ("matplotlib", "tensorboard")
-        find = importlib.util.find_spec
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in hidden else find(name))
+    find, hidden = importlib.util.find_spec, ("matplotlib", "tensorboard")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in hidden else find(name))
 
 
 @pytest.fixture(autouse=True)
