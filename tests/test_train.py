@@ -36,9 +36,11 @@ SHORT = [*TINY, "--max_iters=12", "--log_interval=1", "--eval_interval=4", "--wa
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    """loss.png is drawn where matplotlib is installed, which takes longer than these short runs themselves."""
+    """loss.png is drawn where matplotlib is installed, which takes longer than these short runs themselves. Gives what
+    finds packages otherwise."""
     find, hidden = importlib.util.find_spec, ("matplotlib", "tensorboard")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in hidden else find(name))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name in hidden else find(name, *more))
+    return find
 
 
 @pytest.fixture(autouse=True)
@@ -840,9 +842,9 @@ def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
 # ----------------------------------------------------------------------------- watching
 
 
-def test_the_losses_are_drawn_at_each_evaluation(call, monkeypatch):
+def test_the_losses_are_drawn_at_each_evaluation(call, monkeypatch, no_pictures):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
+    monkeypatch.setattr("importlib.util.find_spec", no_pictures)
     pictures = []
     save_picture = train.save_picture
 
