@@ -6,8 +6,8 @@
 
 Read bigram.py and mlp.py before, train.py and sample.py after. Two readings of the same file:
 
-    GPT-2      norm="layernorm", position="learned", activation="gelu", bias=True, tie_weights=True
-    modern     norm="rmsnorm", position="rope", activation="relu2", qk_norm=True, zero_init=True  (the defaults)
+    GPT-2      norm="layernorm", position="learned", activation="gelu_tanh", bias=True, tie_weights=True
+    modern     lookback=3, position="rope", activation="relu2", qk_norm=True, zero_init=True  (the defaults)
 
 The letters behind the lines give the shape of what the line makes:
 B batch, T time (tokens, at most block_size), C channels (n_embd), nh heads (n_head), hd = C / nh, V vocab_size.
@@ -38,6 +38,7 @@ class GPTConfig:
     """The shape of a GPT. Raises ValueError that names the key where the values make no model."""
 
     vocab_size: int = key(65, "distinct tokens; the dataset decides", least=1)
+    vocab_multiple: int = key(1, "rows of the output layer are rounded up to a multiple: 128 is fast on GPUs", least=1)
     block_size: int = key(128, "tokens of context that the model sees at most", least=1)
     n_layer: int = key(4, "blocks, one after the other", least=1)
     n_head: int = key(4, "attention heads in a block; divides n_embd", least=1)
@@ -45,10 +46,11 @@ class GPTConfig:
     n_embd: int = key(128, "channels: numbers that stand for a token inside of the model", least=1)
     dropout: float = key(0.0, "share of activations zeroed in training, for little data", least=0)
     bias: bool = key(False, "biases in the linear layers and layer norms, as GPT-2 has them")
-    norm: str = key("rmsnorm", "what keeps activations at a steady size", ("layernorm", "rmsnorm"))
+    norm: str = key("layernorm", "what keeps activations at a steady size", ("layernorm", "rmsnorm"))
     norm_position: str = key("pre", "norm what a layer reads, or what comes after its sum", ("pre", "post"))
+    lookback: int = key(3, "tokens before each one that are looked up with it, in tables of their own", least=0)
     position: str = key("rope", "tells the order of tokens", ("learned", "sinusoidal", "rope", "alibi", "none"))
-    activation: str = key("relu2", "the non-linearity in the MLP", ("relu", "gelu", "relu2", "swiglu"))
+    activation: str = key("relu2", "non-linearity of the MLP", ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"))
     qk_norm: bool = key(True, "normalise queries and keys, so that attention scores stay bounded")
     tie_weights: bool = key(False, "one matrix for the token embedding and the output layer")
     softcap: float = key(0.0, "bounds the logits smoothly to this size; 0: no bound", least=0)
@@ -85,7 +87,8 @@ class GPTConfig:
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
-    """layernorm (x - mean) / std * weight + bias (Ba et al. 2016); rmsnorm x / rms * weight (Zhang, Sennrich 2019)."""
+    """layernorm (x - mean) / std * weight + bias (Ba et al. 2016); rmsnorm x / rms * weight (Zhang, Sennrich 2019).
+    They learn alike; on a CPU, PyTorch has one kernel for the backward pass of the first, and many for the second's."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, bias=config.bias)
     return nn.RMSNorm(config.n_embd, eps=1e-6)
@@ -136,8 +139,8 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.heads = (config.n_head, config.n_kv_head, config.n_kv_head)  # of q, k and v, made in one product
-        self.c_attn = nn.Linear(config.n_embd, sum(self.heads) * config.head_dim, bias=config.bias)
+        heads = config.n_head + 2 * config.n_kv_head  # of q, k and v, made in one product
+        self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x, rope=None, mask=None, kv=None, weights=None) -> torch.Tensor:
@@ -146,11 +149,12 @@ class CausalSelfAttention(nn.Module):
         S - T earlier tokens, and room for these. The list `weights` gets what softmax gives, (B, nh, T, S)."""
         config, T = self.config, x.shape[1]
         qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, nh + 2 n_kv_head, T, hd)
-        q, k, v = qkv.split(self.heads, dim=1)
+        qk, v = qkv.split((config.n_head + config.n_kv_head, config.n_kv_head), dim=1)
         if config.qk_norm:  # Henry et al. 2020
-            q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
+            qk = (F.layer_norm if config.norm == "layernorm" else F.rms_norm)(qk, qk.shape[-1:])
         if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
+            qk = rotate(qk, rope)
+        q, k = qk.split((config.n_head, config.n_kv_head), dim=1)
         if kv is not None:
             keys, values = kv
             keys[:, :, -T:], values[:, :, -T:] = k, v
@@ -186,7 +190,9 @@ class MLP(nn.Module):
         x, activation = self.c_fc(x), self.config.activation  # (B, T, 4C)
         if activation == "relu":  # max(x, 0)
             x = F.relu(x)
-        elif activation == "gelu":  # x Phi(x), by the tanh that GPT-2 has in its place (Hendrycks, Gimpel 2016)
+        elif activation == "gelu":  # x Phi(x), with the normal distribution's Phi (Hendrycks, Gimpel 2016)
+            x = F.gelu(x)
+        elif activation == "gelu_tanh":  # by the tanh that GPT-2 has in its place: within 0.0005, and slower on a CPU
             x = F.gelu(x, approximate="tanh")
         elif activation == "relu2":  # max(x, 0)^2 (So et al. 2021)
             x = F.relu(x).square()
@@ -225,14 +231,17 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        parts = {"wte": nn.Embedding(config.vocab_size, config.n_embd)}
+        rows = math.ceil(config.vocab_size / config.vocab_multiple) * config.vocab_multiple
+        parts = {"wte": nn.Embedding(rows if config.tie_weights else config.vocab_size, config.n_embd)}
+        if config.lookback:
+            parts["wbe"] = nn.Embedding(config.lookback * (config.vocab_size + 1), config.n_embd)
         if config.position == "learned":
             parts["wpe"] = nn.Embedding(config.block_size, config.n_embd)
         parts["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         if config.norm_position == "pre":  # after "post", the stream is normed already
             parts["ln_f"] = make_norm(config)
         self.transformer = nn.ModuleDict(parts)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.n_embd, rows, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight  # one tensor, not a copy (Press, Wolf 2017)
         self.wte_std = 0.02 if config.tie_weights else 1.0
@@ -259,8 +268,10 @@ class GPT(nn.Module):
                 std = 0.0 if config.zero_init else 0.4 / math.sqrt(p.shape[1] * 2 * config.n_layer)
             elif name == "lm_head.weight":
                 std = 0.0 if config.zero_init else 0.02
+            elif name == "transformer.wpe.weight":
+                std = 0.04
             elif name.startswith("transformer.w"):
-                std = self.wte_std if name == "transformer.wte.weight" else 0.04
+                std = self.wte_std / math.sqrt(1 + config.lookback)  # they are added up
             elif p.dim() == 2:
                 std = 0.4 / math.sqrt(p.shape[1])
             if p.dim() == 2:
@@ -294,6 +305,8 @@ class GPT(nn.Module):
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """(..., C) -> (..., V), unnormalised log-probabilities."""
         logits = self.lm_head(x)
+        if logits.shape[-1] > self.config.vocab_size:  # what rounding up has added
+            logits = logits[..., : self.config.vocab_size]
         if self.config.softcap:  # straight near 0, never beyond +-softcap (Gemma Team 2024)
             logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
         return logits
@@ -313,6 +326,8 @@ class GPT(nn.Module):
         if pad is not None:
             at = (at - pad[:, None]).clamp(min=0)  # (B, T)
         x = self.transformer.wte(idx)  # (B, T, C)
+        if config.lookback:
+            x = x + self.transformer.wbe(self.before(idx, cache, pad)).sum(dim=2)
         rope = mask = None
         if config.position == "learned":
             x = x + self.transformer.wpe(at)
@@ -330,6 +345,21 @@ class GPT(nn.Module):
         if cache:
             cache.length = S
         return self.transformer.ln_f(x) if config.norm_position == "pre" else x
+
+    def before(self, idx: torch.Tensor, cache: "Cache | None", pad: torch.Tensor | None) -> torch.Tensor:
+        """idx (B, T) -> (B, T, lookback), which rows of wbe the tokens before each one look up: a table of V + 1 rows
+        for each distance, of which the last stands for no token, as before the first. It is the layer that reads the
+        context in mlp.py (Bengio et al. 2003): a sum of tables is a linear layer over embeddings side by side."""
+        config, T, past = self.config, idx.shape[1], cache.length if cache else 0
+        if pad is not None:
+            idx = idx.masked_fill(torch.arange(past, past + T, device=idx.device) < pad[:, None], config.vocab_size)
+        if cache:
+            cache.idx[:, config.lookback + past :][:, :T] = idx
+            idx = cache.idx[:, past : config.lookback + past + T]
+        else:
+            idx = F.pad(idx, (config.lookback, 0), value=config.vocab_size)
+        table = torch.arange(config.lookback, device=idx.device) * (config.vocab_size + 1)
+        return idx.unfold(1, config.lookback, 1)[:, :T] + table
 
     def mask(self, T: int, S: int, pad: torch.Tensor | None) -> torch.Tensor:
         """What is added to the scores of the last T of S tokens, (T, S), or with more dimensions before: -inf where
@@ -354,12 +384,13 @@ class GPT(nn.Module):
 
     def num_params(self, non_embedding: bool = False) -> int:
         """Parameters, a tied matrix counted once. non_embedding: without the tables in which rows are only looked up,
-        those of positions, and of tokens unless they are the output layer's matrix, too."""
+        those of positions and of tokens, unless they are the output layer's matrix, too."""
         count = sum(p.numel() for p in self.parameters())
         if non_embedding:
-            tables = [self.transformer.wpe] if self.config.position == "learned" else []
-            tables += [] if self.config.tie_weights else [self.transformer.wte]
-            count -= sum(table.weight.numel() for table in tables)
+            tables = {name: part for name, part in self.transformer.items() if isinstance(part, nn.Embedding)}
+            if self.config.tie_weights:
+                del tables["wte"]
+            count -= sum(table.weight.numel() for table in tables.values())
         return count
 
     def flops_per_token(self, T: int | None = None) -> int:
@@ -505,6 +536,8 @@ class Cache:
         config, weight = model.config, model.lm_head.weight
         shape = (B, config.n_kv_head, config.block_size, config.head_dim)
         self.kv = [(weight.new_empty(shape), weight.new_empty(shape)) for _ in range(config.n_layer)]
+        shape = (B, config.lookback + config.block_size)  # the tokens, behind as many times "no token" as lookback says
+        self.idx = torch.full(shape, config.vocab_size, device=weight.device)
         self.length = 0  # tokens that it holds
 
 
@@ -547,8 +580,8 @@ GPT2_SIZES = {
     "gpt2-xl": (48, 25, 1600),
 }
 GPT2_KEYS = {
-    "norm": "layernorm", "norm_position": "pre", "position": "learned", "activation": "gelu", "bias": True,
-    "qk_norm": False, "tie_weights": True, "softcap": 0.0, "zero_init": False,
+    "norm": "layernorm", "norm_position": "pre", "position": "learned", "activation": "gelu_tanh", "bias": True,
+    "qk_norm": False, "tie_weights": True, "softcap": 0.0, "zero_init": False, "lookback": 0,
 }  # fmt: skip
 GPT2_MASKS = r"h\.\d+\.attn\.(bias|masked_bias)"  # the causal mask is in the file, too
 GPT2_FILES = ("model.safetensors", "pytorch_model.bin")

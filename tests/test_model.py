@@ -15,17 +15,18 @@ from conftest import ROOT, gpt2_tensors, safetensors
 import model as model_file
 from model import GPT, Cache, GPTConfig, alibi_slopes, load_checkpoint, rope_table, rotate, sample_token, sinusoid_table
 
-SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32}
+SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "norm": "rmsnorm"}
 CLASSIC = SMALL | {
-    "norm": "layernorm", "position": "learned", "activation": "gelu", "bias": True,
-    "qk_norm": False, "tie_weights": True, "zero_init": False,
+    "norm": "layernorm", "position": "learned", "activation": "gelu_tanh", "bias": True,
+    "qk_norm": False, "tie_weights": True, "zero_init": False, "lookback": 0,
 }  # fmt: skip
 KINDS = {"modern": SMALL, "classic": CLASSIC, "mixed": SMALL | {"norm": "layernorm", "bias": True, "tie_weights": True}}
 CHOICES = {
     "n_kv_head": (4, 2, 1), "position": ("learned", "sinusoidal", "rope", "alibi", "none"),
     "norm_position": ("pre", "post"), "flash": (True, False), "qk_norm": (True, False),
-    "norm": ("layernorm", "rmsnorm"), "activation": ("relu", "gelu", "relu2", "swiglu"), "bias": (True, False),
-    "tie_weights": (True, False), "softcap": (0.0, 5.0), "zero_init": (True, False),
+    "norm": ("layernorm", "rmsnorm"), "activation": ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"),
+    "bias": (True, False),
+    "tie_weights": (True, False), "softcap": (0.0, 5.0), "zero_init": (True, False), "lookback": (0, 1, 3),
 }  # fmt: skip
 
 
@@ -36,7 +37,7 @@ def all_combinations(*names: str) -> list[dict]:
 def mixed_combinations() -> list[dict]:
     """Each combination of the keys that attention knows, with the others drawn at random."""
     rng = random.Random(0)
-    drawn = ("norm", "activation", "bias", "tie_weights", "softcap", "zero_init")
+    drawn = ("norm", "activation", "bias", "tie_weights", "softcap", "zero_init", "lookback")
     combinations = all_combinations("n_kv_head", "position", "norm_position", "flash", "qk_norm")
     return [keys | {name: rng.choice(CHOICES[name]) for name in drawn} for keys in combinations]
 
@@ -102,6 +103,9 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
     c, net, T = model.config, model.transformer, len(ids)
     hd = c.n_embd // c.n_head
     x = torch.stack([net.wte.weight[i] for i in ids])
+    for t, back in itertools.product(range(T), range(1, c.lookback + 1)):
+        token = ids[t - back] if t >= back else c.vocab_size  # the last row of a table: nothing there
+        x[t] += net.wbe.weight[(c.lookback - back) * (c.vocab_size + 1) + token]
     if c.position == "learned":
         x = x + net.wpe.weight[:T]
     if c.position == "sinusoidal":
@@ -111,7 +115,10 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
 
     def turned(vector: torch.Tensor, t: int) -> torch.Tensor:
         if c.qk_norm:
-            vector = vector / ((vector**2).mean() + torch.finfo(vector.dtype).eps) ** 0.5
+            layernorm = c.norm == "layernorm"
+            vector = vector - vector.mean() if layernorm else vector
+            eps = 1e-5 if layernorm else torch.finfo(vector.dtype).eps
+            vector = vector / ((vector**2).mean() + eps) ** 0.5
         if c.position != "rope":
             return vector
         pairs = [complex(vector[i], vector[i + hd // 2]) for i in range(hd // 2)]
@@ -139,6 +146,8 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
             gate, x = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
             x = gate / (1 + (-gate).exp()) * x
         elif c.activation == "gelu":
+            x = x / 2 * (1 + torch.erf(x / math.sqrt(2)))
+        elif c.activation == "gelu_tanh":
             x = x / 2 * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh())
         else:
             x = (x > 0) * x ** (2 if c.activation == "relu2" else 1)
@@ -454,7 +463,15 @@ def test_the_first_loss_is_a_blind_guess_for_every_combination(position):
             assert abs(first_loss({"vocab_size": 65, "n_layer": 4, "n_embd": 128} | keys)) < 0.05, keys
 
 
-@pytest.mark.parametrize("keys", [CLASSIC, CLASSIC | {"norm_position": "post"}, CLASSIC | {"zero_init": True}, {}])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"lookback": 0},
+        CLASSIC,
+        *(CLASSIC | k for k in ({"norm_position": "post"}, {"zero_init": True}, {"lookback": 2})),
+    ],
+)
 @pytest.mark.parametrize(("vocab_size", "n_embd", "n_layer"), [(27, 16, 1), (5000, 768, 2), (65, 768, 6)])
 def test_the_first_loss_does_not_depend_on_the_size(keys, vocab_size, n_embd, n_layer):
     size = {"vocab_size": vocab_size, "n_embd": n_embd, "n_layer": n_layer, "block_size": 64}
@@ -462,7 +479,7 @@ def test_the_first_loss_does_not_depend_on_the_size(keys, vocab_size, n_embd, n_
 
 
 @pytest.mark.parametrize("n_embd", [64, 256])
-@pytest.mark.parametrize("keys", [{}, {"zero_init": False}, CLASSIC], ids=["modern", "modern, no zeros", "GPT-2"])
+@pytest.mark.parametrize("keys", [{}, {"zero_init": False}, CLASSIC], ids=["modern", "no zeros", "GPT-2"])
 def test_activations_keep_their_size_through_24_layers(keys, n_embd):
     torch.manual_seed(0)
     model = GPT(GPTConfig(**keys | {"vocab_size": 65, "block_size": 32, "n_layer": 24, "n_head": 4, "n_embd": n_embd}))
@@ -487,10 +504,39 @@ def test_first_weights_have_the_size_that_is_written_beside_them():
             assert p.unique().tolist() == [float("ln" in name and "weight" in name)], name
 
 
+@pytest.mark.parametrize("lookback", [0, 1, 3])
+def test_the_embeddings_of_a_token_and_those_before_it_add_up_to_the_same_size(lookback):
+    model = GPT(GPTConfig(**SMALL | {"n_embd": 256, "lookback": lookback, "norm": "layernorm"}))
+    seen = []
+    model.transformer.h[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].std().item()))
+    model(torch.randint(65, (4, 16)))
+    assert seen[0] == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "keys", [SMALL, CLASSIC, SMALL | {"lookback": 0, "softcap": 5.0}], ids=["modern", "GPT-2", "softcap"]
+)
+def test_rounding_up_the_vocabulary_changes_nothing_else(keys):
+    plain, padded = (shaken(GPTConfig(**keys | {"vocab_multiple": multiple})) for multiple in (1, 64))
+    assert len(padded.lm_head.weight) == 128 and plain.lm_head.weight.shape[0] == 65
+    with torch.no_grad():
+        for (name, p), q in zip(plain.named_parameters(), padded.parameters(), strict=True):
+            q.copy_(p) if p.shape == q.shape else q[:65].copy_(p)
+            assert p.shape == q.shape or name in ("lm_head.weight", "transformer.wte.weight")
+    idx, targets = batch(plain.config), batch(plain.config)
+    (logits, loss), (same, same_loss) = plain(idx, targets), padded(idx, targets)
+    assert same.shape == logits.shape == (3, 16, 65)
+    assert torch.allclose(same, logits, atol=1e-5) and same_loss.item() == pytest.approx(loss.item(), abs=1e-6)
+    same_loss.backward()
+    assert padded.lm_head.weight.grad[65:].abs().max() == 0
+    tokens = padded.generate(idx[:, :1], 40, temperature=100.0, generator=torch.Generator().manual_seed(0))
+    assert tokens.max() < 65
+
+
 def test_zero_init_makes_blocks_the_identity():
     model, idx = GPT(GPTConfig(**SMALL)), torch.randint(65, (2, 16))
-    embedded = model.transformer.ln_f(model.transformer.wte(idx))
-    assert torch.equal(model.features(idx), embedded)
+    embedded = model.transformer.wte(idx) + model.transformer.wbe(model.before(idx, None, None)).sum(dim=2)
+    assert torch.equal(model.features(idx), model.transformer.ln_f(embedded))
 
 
 def test_tied_weights_are_one_tensor():
@@ -510,6 +556,8 @@ def test_tied_weights_are_one_tensor():
         ({"n_kv_head": -1}, "n_kv_head=-1 is out of range"),
         ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "n_embd=3 is odd"),
         ({"softcap": -1.0}, "softcap=-1.0 is out of range"),
+        ({"lookback": -1}, "lookback=-1 is out of range"),
+        ({"vocab_multiple": 0}, "vocab_multiple=0 is out of range"),
         ({"n_layer": 0}, "n_layer=0 is out of range"),
         ({"block_size": 0}, "block_size=0"),
         ({"vocab_size": 0}, "vocab_size=0"),
@@ -558,10 +606,13 @@ def test_the_sizes_of_gpt2_are_the_published_ones(name, params):
 
 
 def test_tables_that_are_looked_up_are_no_matrix_products():
-    keys = SMALL | {"position": "learned"}
+    keys = SMALL | {"position": "learned", "lookback": 0}
     untied, tied = GPT(GPTConfig(**keys)), GPT(GPTConfig(**keys | {"tie_weights": True}))
     assert untied.num_params(non_embedding=True) == untied.num_params() - 65 * 32 - 16 * 32
     assert tied.num_params(non_embedding=True) == tied.num_params() - 16 * 32 == untied.num_params(non_embedding=True)
+    looking_back = GPT(GPTConfig(**keys | {"lookback": 3}))
+    assert looking_back.num_params() == untied.num_params() + 3 * 66 * 32  # 65 tokens, and none
+    assert looking_back.flops_per_token() == untied.flops_per_token()
 
 
 @pytest.mark.parametrize("n_embd", [32, 64, 128, 384, 768])
