@@ -143,10 +143,10 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x, rope=None, mask=None, kv=None, weights=None) -> torch.Tensor:
+    def forward(self, x, rope=None, mask=None, kv=None, slots=None, weights=None) -> torch.Tensor:
         """x (B, T, C) -> (B, T, C). rope (2, ..., T, hd/2) turns queries and keys. mask (..., T, S) is added to the
         scores; None lets each token see all before it. kv, (B, n_kv_head, S, hd) twice, holds the keys and values of
-        S - T earlier tokens, and room for these. The list `weights` gets what softmax gives, (B, nh, T, S)."""
+        earlier tokens, and room for these at slots (T,). The list `weights` gets what softmax gives, (B, nh, T, S)."""
         config, T = self.config, x.shape[1]
         qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, nh + 2 n_kv_head, T, hd)
         qk, v = qkv.split((config.n_head + config.n_kv_head, config.n_kv_head), dim=1)
@@ -156,8 +156,8 @@ class CausalSelfAttention(nn.Module):
             qk = rotate(qk, rope)
         q, k = qk.split((config.n_head, config.n_kv_head), dim=1)
         if kv is not None:
-            keys, values = kv
-            keys[:, :, -T:], values[:, :, -T:] = k, v
+            for room, new in zip(kv, (k, v), strict=True):
+                room.index_copy_(2, slots, new.type_as(room))
             k, v = kv  # (B, n_kv_head, S, hd) each
         dropout = config.dropout if self.training else 0.0
         if config.flash and weights is None:
@@ -311,23 +311,26 @@ class GPT(nn.Module):
             logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
         return logits
 
-    def features(self, idx: torch.Tensor, cache: "Cache | None" = None, pad=None, weights=None) -> torch.Tensor:
+    def features(self, idx, cache: "Cache | None" = None, pad=None, weights=None, slots=None) -> torch.Tensor:
         """idx (B, T) -> (B, T, C), what the output layer reads.
 
         With a cache, the tokens follow those that it holds, and are added to it. pad (B,): the first pad[b] tokens of
         row b, in the cache or here, are padding that no other token sees; the row's positions count from behind it.
-        The list `weights` gets the attention weights of each block, (B, nh, T, S). Raises ValueError where there is
-        no room for so many tokens."""
-        config, T, past = self.config, idx.shape[1], cache.length if cache else 0
-        S = past + T
-        if config.block_size < S:
-            raise ValueError(f"{S} tokens do not fit into block_size={config.block_size}; give the last ones only")
-        at = torch.arange(past, S, device=idx.device)  # (T,)
-        if pad is not None:
-            at = (at - pad[:, None]).clamp(min=0)  # (B, T)
+        The list `weights` gets the attention weights of each block, (B, nh, T, S). slots (T,) says where in the cache
+        the tokens go, in place of its length, and lets them look at all of it: the shapes are those of any other token,
+        as a compiled model likes it. Raises ValueError where there is no room for so many tokens."""
+        config, T = self.config, idx.shape[1]
+        anywhere, S = slots is not None, config.block_size
+        if not anywhere:
+            past = cache.length if cache else 0
+            S = past + T
+            if config.block_size < S:
+                raise ValueError(f"{S} tokens do not fit into block_size={config.block_size}; give the last ones only")
+            slots = torch.arange(past, S, device=idx.device)  # (T,)
+        at = slots if pad is None else (slots - pad[:, None]).clamp(min=0)  # (B, T)
         x = self.transformer.wte(idx)  # (B, T, C)
         if config.lookback:
-            x = x + self.transformer.wbe(self.before(idx, cache, pad)).sum(dim=2)
+            x = x + self.transformer.wbe(self.before(idx, cache, pad, slots)).sum(dim=2)
         rope = mask = None
         if config.position == "learned":
             x = x + self.transformer.wpe(at)
@@ -336,37 +339,33 @@ class GPT(nn.Module):
         elif config.position == "rope":
             rope = self.table[:, at].unsqueeze(-3)  # (2, 1, T, hd/2); with pad (2, B, 1, T, hd/2)
         fused = config.flash and weights is None and config.position != "alibi" and pad is None
-        if not fused or (past > 0 and T > 1):
-            mask = self.mask(T, S, pad)
+        if not fused or anywhere or (T > 1 and S > T):
+            mask = self.mask(slots, S, pad)
         x = F.dropout(x, config.dropout, self.training)
         for i, block in enumerate(self.transformer.h):
             kv = [part[:, :, :S] for part in cache.kv[i]] if cache else None
-            x = block(x, rope, mask, kv, weights)  # (B, T, C)
-        if cache:
+            x = block(x, rope, mask, kv, slots, weights)  # (B, T, C)
+        if cache and not anywhere:
             cache.length = S
         return self.transformer.ln_f(x) if config.norm_position == "pre" else x
 
-    def before(self, idx: torch.Tensor, cache: "Cache | None", pad: torch.Tensor | None) -> torch.Tensor:
+    def before(self, idx: torch.Tensor, cache: "Cache | None", pad: torch.Tensor | None, slots) -> torch.Tensor:
         """idx (B, T) -> (B, T, lookback), which rows of wbe the tokens before each one look up: a table of V + 1 rows
         for each distance, of which the last stands for no token, as before the first. It is the layer that reads the
         context in mlp.py (Bengio et al. 2003): a sum of tables is a linear layer over embeddings side by side."""
-        config, T, past = self.config, idx.shape[1], cache.length if cache else 0
+        lookback, V = self.config.lookback, self.config.vocab_size
         if pad is not None:
-            idx = idx.masked_fill(torch.arange(past, past + T, device=idx.device) < pad[:, None], config.vocab_size)
-        if cache:
-            cache.idx[:, config.lookback + past :][:, :T] = idx
-            idx = cache.idx[:, past : config.lookback + past + T]
-        else:
-            idx = F.pad(idx, (config.lookback, 0), value=config.vocab_size)
-        table = torch.arange(config.lookback, device=idx.device) * (config.vocab_size + 1)
-        return idx.unfold(1, config.lookback, 1)[:, :T] + table
+            idx = idx.masked_fill(slots < pad[:, None], V)
+        idx = cache.idx.index_copy_(1, slots + lookback, idx) if cache else F.pad(idx, (lookback, 0), value=V)
+        table = torch.arange(lookback, device=idx.device)
+        return idx[:, slots[:, None] + table] + table * (V + 1)
 
-    def mask(self, T: int, S: int, pad: torch.Tensor | None) -> torch.Tensor:
-        """What is added to the scores of the last T of S tokens, (T, S), or with more dimensions before: -inf where
-        the key stands after the query or is padding, 0 elsewhere, or ALiBi's -slope * distance."""
+    def mask(self, slots: torch.Tensor, S: int, pad: torch.Tensor | None) -> torch.Tensor:
+        """What is added to the scores of the tokens at slots (T,) among S, (T, S), or with more dimensions before: -inf
+        where the key stands after the query or is padding, 0 elsewhere, or ALiBi's -slope * distance."""
         weight = self.lm_head.weight
         key = torch.arange(S, device=weight.device)  # (S,)
-        query = key[S - T :, None]  # (T, 1)
+        query = slots[:, None]  # (T, 1)
         hidden = key > query  # (T, S)
         if pad is not None:  # padding sees itself: a row of -inf alone has no softmax
             hidden = hidden | (key < pad.view(-1, 1, 1, 1)) & (key != query)  # (B, 1, T, S)
@@ -413,13 +412,18 @@ class GPT(nn.Module):
         top_p: float | None = None,
         use_cache: bool = True,
         generator: torch.Generator | None = None,
+        compile: bool = False,
     ) -> torch.Tensor:
         """Continue idx (B, T), T >= 1, by max_new_tokens: (B, T + max_new_tokens). See stream() and sample_token()."""
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-        return torch.cat([idx, *self.stream(idx, max_new_tokens, use_cache, **sampling)], dim=1)
+        return torch.cat([idx, *self.stream(idx, max_new_tokens, use_cache, compile, **sampling)], dim=1)
+
+    def next_logits(self, idx, cache: "Cache | None" = None, pad=None, slots=None) -> torch.Tensor:
+        """idx (B, T) -> (B, V), the logits of what follows the last token."""
+        return self.logits(self.features(idx, cache, pad, slots=slots)[:, -1])
 
     @torch.inference_mode()
-    def stream(self, idx: torch.Tensor, max_new_tokens: int, use_cache: bool = True, **sampling) -> Iterator:
+    def stream(self, idx, max_new_tokens: int, use_cache: bool = True, compile: bool = False, **sampling) -> Iterator:
         """Yield the tokens after idx (B, T) one by one, (B, 1) each, drawn by sample_token(**sampling).
 
         Rows of different lengths are padded on the left with -1, which changes nothing for them. A token is predicted
@@ -428,9 +432,11 @@ class GPT(nn.Module):
         So the context is never less than half a block, and what a token costs stays bounded: with the cache, one pass
         for itself and on average one more to read it again as part of a half.
 
-        use_cache=False computes all keys and values again for each token: the same tokens, slowly. Runs in evaluation
-        mode, and puts back the mode it found. The tokens are tensors of inference mode: clone them to train on them.
-        Raises ValueError for a row without a token."""
+        use_cache=False computes all keys and values again for each token: the same tokens, slowly. compile=True
+        compiles the pass for a single token: the first one takes long, the others less, above all on a GPU.
+
+        Runs in evaluation mode, and puts back the mode it found. The tokens are tensors of inference mode: clone them
+        to train on them. Raises ValueError for a row without a token."""
         block_size, (B, T) = self.config.block_size, idx.shape
         padding = idx < 0  # (B, T)
         starts = padding.sum(dim=1)  # where the window of each row begins
@@ -439,11 +445,16 @@ class GPT(nn.Module):
         starts = [max(start, T - block_size) for start in starts.tolist()]
         tokens = torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
         was_training, cache = self.training, Cache(self, B) if use_cache else None
+        if compile and cache:  # a graph of CUDA reads and writes the same memory at each run
+            single = torch.compile(self.next_logits, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
+            for part in (cache.idx, *sum(cache.kv, ())):
+                torch._dynamo.mark_static_address(part)
         self.eval()
         try:
             for n in range(T, T + max_new_tokens):
                 full = [n - start > block_size for start in starts]
-                if n == T or any(full) or not use_cache:
+                restart = n == T or any(full) or not use_cache
+                if restart:
                     starts = [n - max(block_size // 2, 1) if f else s for s, f in zip(starts, full, strict=True)]
                     first = min(starts)
                     pad = torch.tensor(starts, device=idx.device) - first if max(starts) > first else None
@@ -452,8 +463,11 @@ class GPT(nn.Module):
                         cache.length = 0
                 else:
                     new = tokens[:, n - 1 : n]
-                x = self.features(new, cache, pad)[:, -1]  # (B, C)
-                tokens[:, n : n + 1] = sample_token(self.logits(x), **sampling)
+                if compile and not restart:
+                    logits = single(new, cache, pad, torch.tensor([n - 1 - first], device=idx.device))
+                else:
+                    logits = self.next_logits(new, cache, pad)  # (B, V)
+                tokens[:, n : n + 1] = sample_token(logits, **sampling)
                 yield tokens[:, n : n + 1]
         finally:
             self.train(was_training)
@@ -539,6 +553,10 @@ class Cache:
         shape = (B, config.lookback + config.block_size)  # the tokens, behind as many times "no token" as lookback says
         self.idx = torch.full(shape, config.vocab_size, device=weight.device)
         self.length = 0  # tokens that it holds
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for pair in self.kv for part in pair)
 
 
 # ----------------------------------------------------------------------------- files

@@ -10,6 +10,8 @@ as it is made, everything else to standard error; the same seed writes the same 
 """
 
 import codecs
+import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -17,8 +19,10 @@ from pathlib import Path
 
 import torch
 
-from model import GPT, GPT2_SIZES, load_checkpoint, pick_device
+from model import GPT, GPT2_SIZES, Cache, load_checkpoint, pick_device
 from prepare_data import BPETokenizer, OptionParser, UserError, as_user_error, number, run, start_ids
+
+MOST_CACHE = 2**30  # bytes of keys and values: so many samples are written at once
 
 
 def newest_checkpoint() -> Path:
@@ -43,13 +47,13 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     return text
 
 
-def text_pieces(tokens: Iterator[torch.Tensor], tokenizer, stop: str) -> Iterator[str]:
-    """The text of tokens (1, 1) as it comes, up to `stop` and without it ("" never stops). A character whose bytes are
+def text_pieces(tokens: Iterator[int], tokenizer, stop: str) -> Iterator[str]:
+    """The text of tokens as it comes, up to `stop` and without it ("" never stops). A character whose bytes are
     spread over several tokens waits until it is whole; so does what may turn out to be the beginning of `stop`."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     held = ""
     for token in tokens:
-        held += decoder.decode(tokenizer.decode_bytes([token.item()]))
+        held += decoder.decode(tokenizer.decode_bytes([token]))
         if stop and stop in held:
             yield held[: held.index(stop)]
             return
@@ -57,6 +61,18 @@ def text_pieces(tokens: Iterator[torch.Tensor], tokenizer, stop: str) -> Iterato
         yield held[: len(held) - keep]
         held = held[len(held) - keep :]
     yield held + decoder.decode(b"", final=True)
+
+
+@contextlib.contextmanager
+def compiling(on: bool) -> Iterator[None]:
+    """Say in a line what a machine's compilers lack."""
+    try:
+        yield
+    except Exception as error:
+        if not on or isinstance(error, UserError):
+            raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"torch.compile fails on this machine ({why}); sample with --compile=false") from error
 
 
 def main() -> None:
@@ -80,6 +96,8 @@ def main() -> None:
     add("--seed", type=number(int, 0, 2**63 - 1), default=1337, help=seed)
     stop = "end a text before it says this; --stop alone: at the end of the line, where a document ends"
     add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
+    compile = "torch.compile: a slow start, then faster, above all on a GPU (default: false)"
+    add("--compile", nargs="?", const="true", default="false", choices=("true", "false"), help=compile)
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best one there is (default: auto)")
     options = parser.parse_args()
 
@@ -108,25 +126,31 @@ def main() -> None:
         ids = start_ids(tokenizer)
     if len(ids) > (T := model.config.block_size):
         print(f"the prompt has {len(ids)} tokens, of which the model sees the last {T}", file=sys.stderr)
-    idx = torch.tensor([ids], device=device)  # (1, T)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     sampling["generator"] = torch.Generator(device).manual_seed(options.seed)
     written, began = 0, time.perf_counter()
 
-    def counted(tokens: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    def row(tokens: Iterator[torch.Tensor], i: int) -> Iterator[int]:
         nonlocal written
-        for token in tokens:
+        for column in tokens:  # (B, 1)
             written += 1
-            yield token
+            yield column[i].item()
 
-    for i in range(options.num_samples):
-        if i and options.stop != "\n":
-            print("-" * 20)
-        print(prompt, end="", flush=True)
-        tokens = model.stream(idx, options.max_new_tokens, **sampling)
-        for piece in text_pieces(counted(tokens), tokenizer, options.stop):
-            print(piece, end="", flush=True)
-        print(flush=True)
+    # Many texts in a batch cost little more than one. The first is printed as it is made; each of the others reads the
+    # columns that were kept meanwhile, and has more made if it needs them.
+    at_once = max(1, MOST_CACHE // Cache(model, 1).nbytes)
+    for first in range(0, options.num_samples, at_once):
+        B = min(at_once, options.num_samples - first)
+        idx = torch.tensor([ids] * B, device=device)  # (B, T)
+        columns = model.stream(idx, options.max_new_tokens, compile=options.compile == "true", **sampling)
+        for i, copy in enumerate(itertools.tee(columns, B)):
+            if first + i and options.stop != "\n":
+                print("-" * 20)
+            print(prompt, end="", flush=True)
+            with compiling(options.compile == "true"):
+                for piece in text_pieces(row(copy, i), tokenizer, options.stop):
+                    print(piece, end="", flush=True)
+            print(flush=True)
     seconds = time.perf_counter() - began
     print(f"result: tokens={written} seconds={seconds:.2f} tokens_per_second={written / seconds:.1f}", file=sys.stderr)
 

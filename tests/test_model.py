@@ -201,7 +201,7 @@ def test_a_sinusoid_later_is_a_rotation(float64):
 def test_alibi_takes_slope_times_distance_from_the_scores(float64):
     assert alibi_slopes(8).flatten().tolist() == [2.0**-h for h in range(1, 9)]
     model = GPT(GPTConfig(**SMALL | {"position": "alibi", "n_head": 8}))
-    mask = model.mask(3, 3, None)  # (nh, T, S)
+    mask = model.mask(torch.arange(3), 3, None)  # (nh, T, S)
     expected = torch.tensor([[0, -math.inf, -math.inf], [-0.5, 0, -math.inf], [-1, -0.5, 0]])
     assert torch.equal(mask[0], expected)
     assert torch.equal(mask[1], expected / 2)
@@ -535,7 +535,9 @@ def test_rounding_up_the_vocabulary_changes_nothing_else(keys):
 
 def test_zero_init_makes_blocks_the_identity():
     model, idx = GPT(GPTConfig(**SMALL)), torch.randint(65, (2, 16))
-    embedded = model.transformer.wte(idx) + model.transformer.wbe(model.before(idx, None, None)).sum(dim=2)
+    embedded = model.transformer.wte(idx) + model.transformer.wbe(model.before(idx, None, None, torch.arange(16))).sum(
+        dim=2
+    )
     assert torch.equal(model.features(idx), model.transformer.ln_f(embedded))
 
 
@@ -655,17 +657,19 @@ def test_the_cache_changes_no_token(keys, float64):
 
 @every_combination
 @torch.no_grad()
-def test_padding_changes_nothing(keys, float64):
-    """Prompts of different lengths in one batch: each row goes on as it does alone, past block_size, too."""
+def test_padding_changes_nothing(keys, float64, monkeypatch):
+    """Prompts of different lengths in one batch: each row goes on as it does alone, past block_size, too; also in the
+    pass that is there to be compiled, with shapes that stay the same."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     model = shaken(GPTConfig(**SMALL | keys)).eval()
     prompts = [torch.randint(65, (n,)) for n in (1, 4, 9, 20)]
     idx = torch.full((4, 20), -1)
     for row, prompt in zip(idx, prompts, strict=True):
         row[20 - len(prompt) :] = prompt
-    for use_cache in (True, False):
-        together = model.generate(idx, 40, temperature=0, use_cache=use_cache)
+    for way in ({}, {"use_cache": False}, {"compile": True}):
+        together = model.generate(idx, 40, temperature=0, **way)
         for row, prompt in zip(together, prompts, strict=True):
-            alone = model.generate(prompt[None], 40, temperature=0, use_cache=use_cache)[0]
+            alone = model.generate(prompt[None], 40, temperature=0, use_cache=not way)[0]
             assert torch.equal(row[20 - len(prompt) :], alone)
             assert row[: 20 - len(prompt)].eq(-1).all()
     pad = torch.tensor([12, 7])
@@ -712,6 +716,23 @@ def test_a_token_costs_two_passes_at_most(monkeypatch):
     seen.clear()
     model.generate(idx, 7, use_cache=False)
     assert seen == [10, 11, 12, 13, 14, 15, 16]
+
+
+def test_the_shapes_of_a_compiled_pass_stay_the_same(monkeypatch):
+    calls = []
+
+    def compiled(function, **_):
+        def recorded(idx, cache, pad, slots):
+            calls.append((idx.shape, pad, slots.shape, slots.item(), cache.length))
+            return function(idx, cache, pad, slots)
+
+        return recorded
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    shaken(GPTConfig(**SMALL)).generate(torch.zeros(2, 10, dtype=torch.long), 10, compile=True)
+    at = [10, 11, 12, 13, 14, 15, 8, 9, 10]  # a full window goes on with 8 tokens: two of a prompt's cost
+    assert [call[3] for call in calls] == at[: len(calls)] and len(calls) == 8
+    assert {call[:3] for call in calls} == {((2, 1), None, (1,))}
 
 
 def test_the_same_seed_gives_the_same_tokens(config):

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,37 @@ def test_samples_of_several_lines_are_told_apart(call):
     assert written(call, "--num_samples=3").count("-" * 20 + "\n") == 2
 
 
+def test_samples_are_written_as_many_at_once_as_memory_allows(call, monkeypatch):
+    """Three rows of a batch, the first one of which stops early: each text is what its row says."""
+    model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
+    ids = torch.tensor([tokenizer.encode("the")] * 3)
+    rows = model.generate(ids, 60, temperature=0.8, generator=torch.Generator().manual_seed(1337)).tolist()
+    stop = tokenizer.decode(rows[0])[8:10]
+    texts = [tokenizer.decode(row)[3:].split(stop)[0] for row in rows]
+    assert len({len(text) for text in texts}) > 1
+    options = ["--num_samples=3", "--prompt=the", f"--stop={stop}"]
+    assert written(call, *options) == ("-" * 20 + "\n").join(f"the{text}\n" for text in texts)
+    monkeypatch.setattr(sample, "MOST_CACHE", 1)  # one at a time, as large models need it
+    assert written(call, *options, "--temperature=0") == ("-" * 20 + "\n").join(
+        3 * [written(call, *options[1:], "--temperature=0")]
+    )
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a compiler")
+def test_compiled_samples_are_the_same(call):
+    options = ["--num_samples=2", "--prompt=the mat"]
+    assert written(call, *options, "--compile") == written(call, *options)
+
+
+def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "/no/compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing compiled before"))
+    done = finish(start("sample.py", "--checkpoint=out/tiny/best.pt", "--compile"))
+    assert done.returncode == 2 and done.stdout
+    assert done.stderr.splitlines()[-1].startswith("error: torch.compile fails on this machine (")
+    assert done.stderr.endswith("; sample with --compile=false\n")
+
+
 def test_stop_ends_before_the_text_it_names(call):
     whole = written(call)
     for stop in ("t", "at", whole[20:29], "\n"):
@@ -90,7 +122,7 @@ def test_stop_ends_before_the_text_it_names(call):
 
 def test_characters_of_several_tokens_come_out_whole():
     tokenizer = prepare_data.BPETokenizer(prepare_data.train_bpe("", 256))  # every byte a token
-    tokens = [torch.tensor([[i]]) for i in tokenizer.encode("a🐈é🧶b")]
+    tokens = tokenizer.encode("a🐈é🧶b")
     pieces = list(sample.text_pieces(iter(tokens), tokenizer, ""))
     assert [piece for piece in pieces if piece] == ["a", "🐈", "é", "🧶", "b"]
     assert "".join(sample.text_pieces(iter(tokens[:3]), tokenizer, "")) == "a\ufffd"
