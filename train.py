@@ -1,6 +1,6 @@
 """Step 4: train a GPT. One loop, from a laptop's CPU to a GPU.
 
-    python train.py                                         # a minute and a half on two CPU cores, no download
+    python train.py                                         # about a minute on two CPU cores, no download
     python train.py config/names.toml --n_layer=6           # a file of keys, then keys of your own
     python train.py --init_from=resume --out_dir=out/names  # go on with a run that was stopped
     python train.py config/gpt2.toml --estimate             # memory, compute and time that a run needs, without it

@@ -1,3 +1,4 @@
+import ctypes
 import functools
 import importlib.util
 import itertools
@@ -73,7 +74,7 @@ def test_a_run_from_the_command_line():
         "model", "dataset", "params", "step", "train", "val", "bpb", "seconds", "tokens_per_second", "mfu", "out_dir",
     ]  # fmt: skip
     assert float(figures["bpb"]) == pytest.approx(float(figures["val"]) / math.log(2), abs=1e-3)  # a byte a token
-    assert 0 < float(figures["mfu"]) < 1
+    assert 0 <= float(figures["mfu"]) < 1  # a tiny model on a busy machine: 0.0004 is printed as 0.000
     assert f"{float(figures['val']):.4f}" == f"{min(log_of('out/tiny', 'val').values()):.4f}"
     files = {"best.pt", "config.toml", "last.pt", "log.jsonl", "loss.png"}
     assert {path.name for path in Path("out/tiny").iterdir()} == files
@@ -187,8 +188,9 @@ def test_a_signal_saves_and_says_how_to_go_on(number):
     assert last == f"stopped after step {step}; go on with: python train.py --init_from=resume --out_dir=out/tiny"
 
 
-def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call):
+def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, monkeypatch):
     """SIGKILL at random moments of a run that writes both checkpoints at each step."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in this process: sums over threads are rounded in another order
     options = [*TINY, "--max_iters=40", "--log_interval=1", "--eval_interval=5", "--checkpoint_interval=1"]
     options += ["--sample_tokens=1", "--dropout=0.1"]
     call(train, *options, "--out_dir=out/whole")
@@ -382,10 +384,10 @@ def test_accumulated_gradients_are_the_same_to_1e_6(call, monkeypatch):
     gradients = []
     clip = torch.nn.utils.clip_grad_norm_
 
-    def note(parameters, *arguments):
+    def note(parameters, *arguments, **options):
         parameters = list(parameters)
         gradients.append([p.grad.clone() for p in parameters])
-        return clip(parameters, *arguments)
+        return clip(parameters, *arguments, **options)
 
     monkeypatch.setattr("torch.nn.utils.clip_grad_norm_", note)
     for batch_size, steps in ((12, 1), (3, 4), (1, 12)):
@@ -442,7 +444,8 @@ def test_evaluation_sees_each_document_whole():
     for a model that pays no attention to other documents (here: to anything)."""
     data = prepare_data.load("list")
     torch.manual_seed(0)
-    config = TrainConfig(vocab_size=data.vocab_size, block_size=64, n_layer=1, n_head=2, n_embd=16, eval_tokens=0)
+    shape = {"block_size": 64, "n_layer": 1, "n_head": 2, "n_embd": 16, "lookback": 0}
+    config = TrainConfig(vocab_size=data.vocab_size, eval_tokens=0, **shape)
     model = GPT(GPTConfig(**{name: getattr(config, name) for name in train.MODEL_KEYS}))
     torch.nn.init.normal_(model.lm_head.weight)
     tokens = np.array(data.val)
@@ -640,7 +643,7 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
             name for name in names.values() if ".h." in name and name.endswith(("c_fc.weight", "c_proj.weight"))
         }
         decaying = [names[p] for g in adamw.param_groups if g["weight_decay"] for p in g["params"]]
-        assert all("wte" in name or "wpe" in name or "lm_head" in name for name in decaying) and decaying
+        assert all("transformer.w" in name or "lm_head" in name for name in decaying) and decaying
         config.optimizer = "adamw"
         assert [type(optimizer).__name__ for optimizer in make_optimizers(model, config)] == ["AdamW"]
 
@@ -942,7 +945,7 @@ def test_help_lists_every_key_with_its_default(call):
     assert status == 0
     for name, f in train.KEYS.items():
         assert f"--{name} " in out and len(f.metadata["help"]) > 10
-    assert "(default: 0.003)" in " ".join(out.split())
+    assert "(default: 0.01)" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
@@ -1079,7 +1082,7 @@ def test_an_estimate_of_gpt2_needs_neither_its_data_nor_a_run(call):
     status, out, err = call(train, *gpt2)
     assert status == 0, err
     found = table(out)
-    N, T = 124_439_808, 1024
+    N, T = 124_439_808 + 47 * 768, 1024  # 50,304 rows for 50,257 tokens
     flops = 6 * (N - T * 768) + 12 * 12 * T * 768
     tokens = 19_073 * 16 * 32 * T
     assert found["parameters"] == N and found["optimum"] == 20 * N and found["this run"] == tokens
@@ -1105,7 +1108,7 @@ def test_an_estimate_follows_the_keys(call):
     rest = one["parameters"] - matrices
     assert one["the averages of muon"] == pytest.approx((4 * matrices + 8 * rest) / 1e6, abs=0.1)
     assert table(call(train, "--dataset=words_bpe300", "--estimate")[1])["parameters"] == 4 * 12 * 128 * 128 + (
-        2 * 300 * 128 + 9 * 128
+        2 * 300 * 128 + 3 * 301 * 128 + 9 * 128  # embeddings, output layer, lookback, norms
     )
 
 
@@ -1140,3 +1143,12 @@ def test_activation_memory_is_what_a_real_step_saves(keys, dtype):
 )
 def test_an_estimate_of_nothing_gets_one_line(fails, options, words):
     assert words in fails(train, *options)
+
+
+def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
+    calls = []
+    for platform, names in (("linux", {"mallopt": lambda *args: calls.append(args)}), ("linux", {}), ("darwin", {})):
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr(ctypes, "CDLL", lambda _, names=names: types.SimpleNamespace(**names))
+        train.keep_freed_memory()
+    assert calls == [(-1, 2**31 - 1), (-3, 2**30)]
