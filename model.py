@@ -549,7 +549,8 @@ class Cache:
     def __init__(self, model: GPT, B: int):
         config, weight = model.config, model.lm_head.weight
         shape = (B, config.n_kv_head, config.block_size, config.head_dim)
-        self.kv = [(weight.new_empty(shape), weight.new_empty(shape)) for _ in range(config.n_layer)]
+        # zeros, as a token may look at all of it: what a mask hides counts 0 times, and 0 times NaN would be NaN
+        self.kv = [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in range(config.n_layer)]
         shape = (B, config.lookback + config.block_size)  # the tokens, behind as many times "no token" as lookback says
         self.idx = torch.full(shape, config.vocab_size, device=weight.device)
         self.length = 0  # tokens that it holds

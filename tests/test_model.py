@@ -729,6 +729,7 @@ def test_the_shapes_of_a_compiled_pass_stay_the_same(monkeypatch):
         return recorded
 
     monkeypatch.setattr(torch, "compile", compiled)
+    assert not any(part.any() for pair in Cache(GPT(GPTConfig(**SMALL)), 2).kv for part in pair)  # nor NaN
     shaken(GPTConfig(**SMALL)).generate(torch.zeros(2, 10, dtype=torch.long), 10, compile=True)
     at = [10, 11, 12, 13, 14, 15, 8, 9, 10]  # a full window goes on with 8 tokens: two of a prompt's cost
     assert [call[3] for call in calls] == at[: len(calls)] and len(calls) == 8
