@@ -563,7 +563,7 @@ class Cache:
 # ----------------------------------------------------------------------------- files
 
 
-CHECKPOINT_FORMAT = "count2gpt 1"
+CHECKPOINT_FORMAT = "count2gpt 2"
 
 
 def load_checkpoint(path: str | Path) -> dict:
