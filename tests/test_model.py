@@ -669,7 +669,7 @@ def test_padding_changes_nothing(keys, float64, monkeypatch):
     for way in ({}, {"use_cache": False}, {"compile": True}):
         together = model.generate(idx, 40, temperature=0, **way)
         for row, prompt in zip(together, prompts, strict=True):
-            alone = model.generate(prompt[None], 40, temperature=0, use_cache=not way)[0]
+            alone = model.generate(prompt[None], 40, temperature=0, **way)[0]
             assert torch.equal(row[20 - len(prompt) :], alone)
             assert row[: 20 - len(prompt)].eq(-1).all()
     pad = torch.tensor([12, 7])
@@ -686,7 +686,8 @@ def test_padding_that_is_not_on_the_left_is_refused(rows):
 
 
 @pytest.mark.parametrize(("length", "block_size"), [(1, 16), (3, 16), (16, 16), (17, 16), (40, 16), (2, 7), (3, 1)])
-def test_each_token_sees_the_window_that_the_docstring_says(config, length, block_size):
+def test_each_token_sees_the_window_that_the_docstring_says(config, length, block_size, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     config.block_size = block_size
     model = shaken(config).eval()
     idx = torch.randint(65, (1, length))
@@ -696,8 +697,8 @@ def test_each_token_sees_the_window_that_the_docstring_says(config, length, bloc
             window = window[:, -max(block_size // 2, 1) :]
         token = model(window)[0][:, -1].argmax(-1, keepdim=True)
         window, expected = torch.cat((window, token), dim=1), torch.cat((expected, token), dim=1)
-    for use_cache in (True, False):
-        assert torch.equal(model.generate(idx, 45, temperature=0, use_cache=use_cache), expected)
+    for way in ({}, {"use_cache": False}, {"compile": True}):
+        assert torch.equal(model.generate(idx, 45, temperature=0, **way), expected)
     assert torch.equal(model.generate(idx, 45, top_k=1), expected)
     assert torch.equal(model.generate(idx, 45, top_p=1e-6), expected)
 
