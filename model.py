@@ -109,17 +109,18 @@ def sinusoid_table(block_size: int, n_embd: int) -> torch.Tensor:
 
 
 def rope_table(block_size: int, head_dim: int) -> torch.Tensor:
-    """cos and sin of each angle, (2, T, hd/2). RoPE (Su et al. 2021) turns the channel pair i of a query or key by
-    its angle, so that the dot product of two of them depends only on how far apart they stand."""
+    """cos of each angle twice, and -sin beside sin, (2, T, hd). RoPE (Su et al. 2021) turns the channel pair i of a
+    query or key by its angle, so that the dot product of two of them depends only on how far apart they stand."""
     angle = angles(block_size, head_dim)  # (T, hd/2)
-    return torch.stack((angle.cos(), angle.sin()))
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
 
 
 def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Turn x (B, nh, T, hd) by rope (2, ..., T, hd/2); the pair i is the channels i and i + hd/2."""
+    """Turn x (B, nh, T, hd) by rope (2, ..., T, hd). The pair i is the channels i and i + hd/2: (a, b) becomes
+    (a cos - b sin, b cos + a sin)."""
     cos, sin = rope
-    a, b = x.chunk(2, dim=-1)  # (B, nh, T, hd/2) each
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).type_as(x)
+    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)  # rolled by half, (b, a) stands below (a, b)
 
 
 def alibi_slopes(n_head: int) -> torch.Tensor:
@@ -144,7 +145,7 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x, rope=None, mask=None, kv=None, slots=None, weights=None) -> torch.Tensor:
-        """x (B, T, C) -> (B, T, C). rope (2, ..., T, hd/2) turns queries and keys. mask (..., T, S) is added to the
+        """x (B, T, C) -> (B, T, C). rope (2, ..., T, hd) turns queries and keys. mask (..., T, S) is added to the
         scores; None lets each token see all before it. kv, (B, n_kv_head, S, hd) twice, holds the keys and values of
         earlier tokens, and room for these at slots (T,). The list `weights` gets what softmax gives, (B, nh, T, S)."""
         config, T = self.config, x.shape[1]
@@ -249,7 +250,7 @@ class GPT(nn.Module):
         if config.position == "sinusoidal":
             table = self.wte_std * sinusoid_table(config.block_size, config.n_embd)  # (block_size, C)
         elif config.position == "rope":
-            table = rope_table(config.block_size, config.head_dim)  # (2, block_size, hd/2)
+            table = rope_table(config.block_size, config.head_dim)  # (2, block_size, hd)
         elif config.position == "alibi":
             table = alibi_slopes(config.n_head)  # (nh, 1, 1)
         table = None if table is None else table.to(self.lm_head.weight.dtype)
@@ -337,7 +338,7 @@ class GPT(nn.Module):
         elif config.position == "sinusoidal":
             x = x + self.table[at]
         elif config.position == "rope":
-            rope = self.table[:, at].unsqueeze(-3)  # (2, 1, T, hd/2); with pad (2, B, 1, T, hd/2)
+            rope = self.table[:, at].unsqueeze(-3)  # (2, 1, T, hd); with pad (2, B, 1, T, hd)
         fused = config.flash and weights is None and config.position != "alibi" and pad is None
         if not fused or anywhere or (T > 1 and S > T):
             mask = self.mask(slots, S, pad)
@@ -461,14 +462,12 @@ class GPT(nn.Module):
                     new = tokens[:, first:n].clamp(min=0)
                     if cache:
                         cache.length = 0
-                else:
-                    new = tokens[:, n - 1 : n]
                 if compile and not restart:
                     logits = single(new, cache, pad, torch.tensor([n - 1 - first], device=idx.device))
                 else:
                     logits = self.next_logits(new, cache, pad)  # (B, V)
-                tokens[:, n : n + 1] = sample_token(logits, **sampling)
-                yield tokens[:, n : n + 1]
+                new = tokens[:, n : n + 1] = sample_token(logits, **sampling)
+                yield new
         finally:
             self.train(was_training)
 
@@ -530,6 +529,8 @@ class GPT(nn.Module):
                 wrong.append(f"{name} is missing")
             elif tuple(tensor.shape) != (wanted[::-1] if turned else wanted) or not tensor.is_floating_point():
                 wrong.append(f"{name} is {str(tensor.dtype)[6:]} {tuple(tensor.shape)}, not {wanted}")
+            elif not tensor.isfinite().all():
+                wrong.append(f"{name} holds what is no number")
             else:
                 tensor = (tensor.t() if turned else tensor)[: len(p)].float()
                 state[name] = tensor.clone(memory_format=torch.contiguous_format)
@@ -563,7 +564,7 @@ class Cache:
 # ----------------------------------------------------------------------------- files
 
 
-CHECKPOINT_FORMAT = "count2gpt 2"
+CHECKPOINT_FORMAT = "count2gpt 3"
 
 
 def load_checkpoint(path: str | Path) -> dict:
@@ -716,4 +717,7 @@ def sample_token(
         ordered, order = probs.sort(dim=-1, descending=True)
         before = ordered.cumsum(dim=-1) - ordered  # the mass of all likelier tokens
         probs = probs.scatter(1, order, ordered.masked_fill(before >= top_p, 0.0))
-    return torch.multinomial(probs, 1, generator=generator)  # it normalises
+    # A race of exponential clocks: token i rings after x_i / p_i, and first with the chance p_i / sum(p). So
+    # torch.multinomial draws, too, but checks p before, for which it waits until a GPU has computed it.
+    clocks = torch.empty_like(probs).exponential_(generator=generator)
+    return (probs / clocks).argmax(dim=-1, keepdim=True)

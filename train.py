@@ -33,6 +33,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.adam import adam as pytorchs_adam
 from torch.utils._pytree import tree_leaves, tree_map
 
 from model import CHECKPOINT_FORMAT, GPT, GPT2_SIZES, GPTConfig, key, load_checkpoint, pick_device
@@ -90,7 +91,7 @@ class TrainConfig(GPTConfig):
 
     log_interval: int = key(20, "steps from one line of the log to the next", least=1)
     eval_interval: int = key(100, "steps from one look at the validation split to the next", least=1)
-    eval_tokens: int = key(60_000, "first tokens of the validation split to look at; 0: all", least=0)
+    eval_tokens: int = key(40_000, "first tokens of the validation split to look at; 0: all", least=0)
     eval_only: bool = key(False, "look at the validation and test split, and do not train")
     checkpoint_interval: int = key(100, "steps from one last.pt to the next", least=1)
     checkpoint_minutes: float = key(10.0, "minutes from one last.pt to the next, if they are over sooner", least=0)
@@ -155,7 +156,7 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
         init_from = keys.get("init_from", "scratch")
         if init_from == "resume":
             origin = load_checkpoint(last := Path(keys["out_dir"]) / "last.pt")
-            if "optimizers" not in origin:
+            if "optimizer" not in origin:
                 raise UserError(f"{last} holds a model only, as best.pt does; put back the run's own last.pt")
             before = origin["config"]
         elif init_from != "scratch":
@@ -315,88 +316,117 @@ def orthogonal(u: torch.Tensor) -> torch.Tensor:
     return (x.mT if tall else x).to(u.dtype)
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g, and m = 0 at first,
+def sgd(group: dict, grads: list[torch.Tensor]) -> None:
+    """m = momentum m + g + wd p;  p -= lr m"""
+    for p, g, m in zip(group["params"], grads, group["state"]["momentum_buffer"], strict=True):
+        m.mul_(group["momentum"]).add_(g).add_(p, alpha=group["weight_decay"])
+        p.sub_(m, alpha=group["lr"])
+
+
+def adam(group: dict, grads: list[torch.Tensor]) -> None:
+    """adam (Kingma, Ba 2015), with g' = g + wd p, and at step t
+
+        m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
+        p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)
+
+    adamw has g' = g and, before the rest, p -= lr wd p (Loshchilov, Hutter 2019)."""
+    state, keys = group["state"], ("lr", "weight_decay", "beta1", "beta2")
+    fast = {"fused": group["params"][0].device.type in ("cpu", "cuda")} if group["params"] else {}  # in one kernel
+    options = {"eps": 1e-8, "amsgrad": False, "maximize": False, "decoupled_weight_decay": group["rule"] == "adamw"}
+    options |= {key: group[key] for key in keys} | fast
+    pytorchs_adam(group["params"], grads, state["exp_avg"], state["exp_avg_sq"], [], state["step"], **options)
+
+
+def muon(group: dict, grads: list[torch.Tensor]) -> None:
+    """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g
 
         m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
-        p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) orthogonal(u)
+        p -= lr wd p;  p -= lr sqrt(max(1, rows / columns)) orthogonal(u)
 
     A step moves each direction of a matrix alike, however small its part of the gradient. The matrices of a group have
-    one shape and are orthogonalized together. Where each holds several, such as q, k and v one below the other, the
-    group's `rows` has the rows of each. Unlike torch.optim.Muon, a CPU computes in float32 (a quarter of the time,
-    where it has no bfloat16), and processes share out the products."""
+    one shape and are orthogonalized together, and processes share them out. Where each holds several, such as q, k and
+    v one below the other, the group's `rows` has the rows of each. Unlike torch.optim.Muon, a CPU computes in float32:
+    a quarter of the time, where it has no bfloat16."""
+    params, updates = group["params"], []
+    for g, m in zip(grads, group["state"]["momentum_buffer"], strict=True):
+        m.lerp_(g, 1 - group["momentum"])
+        updates.append(g.lerp(m, group["momentum"]))
+    sharded, (height, columns) = hasattr(params[0], "full_tensor"), params[0].shape
+    rows = group["rows"] or [height]
+    mine = range(0 if sharded else RANK, len(params), 1 if sharded else WORLD)
+    if mine:
+        u = torch.stack([whole(updates[i]) for i in mine])  # (n, rows, columns)
+        u = torch.cat([orthogonal(part) for part in u.split(rows, dim=1)], dim=1)
+        for i, update in zip(mine, u, strict=True):
+            updates[i] = share_of(update, params[i])
+    if DISTRIBUTED and not sharded:
+        for sent in [dist.broadcast(u, i % WORLD, async_op=True) for i, u in enumerate(updates)]:
+            sent.wait()
+    for p, u in zip(params, updates, strict=True):
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.add_(u, alpha=-group["lr"] * math.sqrt(max(1, rows[0] / columns)))
 
-    def __init__(self, matrices: list, lr: float, momentum: float, weight_decay: float):
-        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "rows": None})
+
+RULES = {"sgd": sgd, "adam": adam, "adamw": adam, "muon": muon}
+
+
+class Optimizer:
+    """Makes a step of the gradients g: the parameters p of each group by the group's rule, with its rate lr and its
+    weight_decay wd. What a rule remembers of each, m and v, starts as zeros. (A torch.optim.Optimizer would do as well,
+    but imports torch's compiler, which takes more than a second and 60 MB.)"""
+
+    def __init__(self, groups: list[dict]):
+        self.param_groups = groups
+        for group in groups:
+            params = group["params"] = [p for p in group["params"] if p.requires_grad]
+            adaptive = group["rule"] in ("adam", "adamw")
+            names = ("exp_avg", "exp_avg_sq") if adaptive else ("momentum_buffer",)
+            group["state"] = {name: [torch.zeros_like(p) for p in params] for name in names}
+            if adaptive:
+                group["state"]["step"] = [torch.zeros((), device=p.device) for p in params]
+            group["peak_lr"] = group["lr"]
 
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
-            params, updates = group["params"], []
-            for p in params:
-                if not self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-                m = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
-                updates.append(p.grad.lerp(m, group["momentum"]))
-            sharded, (height, columns) = hasattr(params[0], "full_tensor"), params[0].shape
-            rows = group["rows"] or [height]
-            mine = range(0 if sharded else RANK, len(params), 1 if sharded else WORLD)
-            if mine:
-                u = torch.stack([whole(updates[i]) for i in mine])  # (n, rows, columns)
-                u = torch.cat([orthogonal(part) for part in u.split(rows, dim=1)], dim=1)
-                for i, update in zip(mine, u, strict=True):
-                    updates[i] = share_of(update, params[i])
-            if DISTRIBUTED and not sharded:
-                for sent in [dist.broadcast(u, i % WORLD, async_op=True) for i, u in enumerate(updates)]:
-                    sent.wait()
-            for p, u in zip(params, updates, strict=True):
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(u, alpha=-group["lr"] * math.sqrt(max(1, rows[0] / columns)))
+            RULES[group["rule"]](group, [p.grad for p in group["params"]])
+
+    def state_dict(self) -> list[dict]:
+        return [group["state"] for group in self.param_groups]
+
+    def load_state_dict(self, states: list[dict]) -> None:
+        for group, state in zip(self.param_groups, states, strict=True):
+            for name, values in group["state"].items():
+                for value, saved, p in zip(values, state[name], group["params"], strict=True):
+                    value.copy_(share_of(saved, p))
+
+    def state_bytes(self) -> int:
+        return sum(t.nbytes for t in tree_leaves(self.state_dict()) if t.dim())
 
 
-def make_optimizers(model: GPT, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """What makes a step of a gradient g. Only matrices decay. With rate lr, wd = weight_decay, and m = v = 0 at first:
-
-    sgd     m = momentum m + g + wd p;  p -= lr m
-    adam    g' = g + wd p;  m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2;  at step t
-            p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)  (Kingma, Ba 2015)
-    adamw   the same with g' = g and, before it, p -= lr wd p  (Loshchilov, Hutter 2019)
-    muon    for the matrices in the blocks, and adamw for embeddings, output layer, norms and biases"""
-    hidden = {p for p in model.transformer.h.parameters() if p.dim() == 2} if config.optimizer == "muon" else set()
-    rest = [p for p in model.parameters() if p not in hidden]  # parameters() has a tied matrix once
+def make_optimizer(model: GPT, config: TrainConfig) -> Optimizer:
+    """sgd, adam or adamw for all parameters; or muon for the matrices in the blocks, and adamw for embeddings, output
+    layer, norms and biases. Only matrices decay."""
+    in_muon = {p for p in model.transformer.h.parameters() if p.dim() == 2} if config.optimizer == "muon" else set()
+    rest = [p for p in model.parameters() if p not in in_muon]  # parameters() has a tied matrix once
+    rule = "adamw" if in_muon else config.optimizer
+    keys = {"weight_decay": config.weight_decay, "momentum": config.momentum}
+    keys |= {"beta1": config.beta1, "beta2": config.beta2}
+    slow = keys | {"rule": rule, "lr": config.learning_rate}
     groups = [
-        {"params": [p for p in rest if p.dim() == 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+        slow | {"params": [p for p in rest if p.dim() == 2]},
+        slow | {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
-    rates = {"lr": config.learning_rate, "fused": rest[0].device.type in ("cpu", "cuda")}
-    if config.optimizer == "sgd":
-        optimizers = [torch.optim.SGD(groups, momentum=config.momentum, **rates)]
-    else:
-        kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-        optimizers = [kind(groups, betas=(config.beta1, config.beta2), **rates)]
-    if hidden:
+    if in_muon:
         blocks, kv = model.transformer.h, model.config.head_dim * model.config.n_kv_head
-        matrices = [
-            {"params": [block.attn.c_attn.weight for block in blocks], "rows": [model.config.n_embd, kv, kv]},
-            {"params": [block.attn.c_proj.weight for block in blocks]},
-            {"params": [block.mlp.c_fc.weight for block in blocks]},
-            {"params": [block.mlp.c_proj.weight for block in blocks]},
+        keys |= {"rule": "muon", "lr": config.muon_learning_rate, "rows": None}
+        groups += [
+            keys | {"params": [block.attn.c_attn.weight for block in blocks], "rows": [model.config.n_embd, kv, kv]},
+            keys | {"params": [block.attn.c_proj.weight for block in blocks]},
+            keys | {"params": [block.mlp.c_fc.weight for block in blocks]},
+            keys | {"params": [block.mlp.c_proj.weight for block in blocks]},
         ]
-        optimizers.append(Muon(matrices, config.muon_learning_rate, config.momentum, config.weight_decay))
-    for group in parameter_groups(optimizers):
-        group["peak_lr"] = group["lr"]
-    return optimizers
-
-
-def state_bytes(optimizers: list[torch.optim.Optimizer]) -> int:
-    """Bytes of their averages: two for a parameter of adam and adamw, one for one of muon, or of sgd with momentum."""
-    groups = parameter_groups(optimizers)
-    kinds = [(2 if "betas" in group else int(group["momentum"] > 0), group["params"]) for group in groups]
-    return sum(averages * p.numel() * p.element_size() for averages, params in kinds for p in params)
-
-
-def parameter_groups(optimizers: list[torch.optim.Optimizer]) -> list[dict]:
-    return [group for optimizer in optimizers for group in optimizer.param_groups]
+    return Optimizer(groups)
 
 
 def lr_scale(step: int, config: TrainConfig) -> float:
@@ -417,17 +447,6 @@ def lr_scale(step: int, config: TrainConfig) -> float:
     done = min(max(step - start, 0) / max(end - start, 1), 1.0)
     share = (1 + math.cos(math.pi * done)) / 2 if config.schedule == "cosine" else 1 - done
     return floor + (1 - floor) * share
-
-
-def load_states(optimizers: list[torch.optim.Optimizer], states: list[dict]) -> None:
-    """Let the optimizers remember what they had saved, with the rates, decay and betas that they have now."""
-    for optimizer, state in zip(optimizers, states, strict=True):
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        shares = {i: {k: share_of(v, params[i]) for k, v in values.items()} for i, values in state["state"].items()}
-        optimizer.load_state_dict(state | {"state": shares})
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(values)
 
 
 # ----------------------------------------------------------------------------- processes
@@ -527,7 +546,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
                 return peak, f"the published peak of {name}"
     n, times = 8192 if device.type == "cuda" else 1024, []
     a = torch.ones(n, n, device=device, dtype=dtype)
-    while len(times) < 2 or sum(times) < 0.2:  # the first one also wakes up threads and libraries
+    while len(times) < 5 or sum(times) < 0.1:  # the first one also wakes up threads and libraries
         began = time.perf_counter()
         (a @ a)[0, 0].item()  # .item() waits for the device
         times.append(time.perf_counter() - began)
@@ -609,14 +628,14 @@ def estimate(config: TrainConfig, device: torch.device, dtype: torch.dtype, devi
     model_config = GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS})
     with FakeTensorMode():
         model = GPT(model_config)
-        state = state_bytes(make_optimizers(model, config))
+        averages = make_optimizer(model, config).state_bytes()
         activations = activation_bytes(model, config.batch_size, dtype)
     params, flops, T = model.num_params(), model.flops_per_token(), config.block_size
     tokens = config.max_iters * config.gradient_accumulation_steps * config.batch_size * T
     memory = {
         "weights": 4 * params,
         "gradients": 4 * params,
-        f"the averages of {config.optimizer}": state,
+        f"the averages of {config.optimizer}": averages,
         f"activations of {config.batch_size} x {T:,} tokens, {str(dtype)[6:]}": activations,
     }
     memory["in all"] = sum(memory.values())
@@ -756,7 +775,7 @@ def main() -> None:
 
 
 def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype: torch.dtype, data: Dataset) -> None:
-    # the model, its optimizers, and where the run stands
+    # the model, its optimizer, and where the run stands
     torch.manual_seed(config.seed)
     config.vocab_size = data.vocab_size
     model = GPT(GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS}))
@@ -765,13 +784,13 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     if config.fsdp:
         shard(model, device)
     network = model.to(device)
-    optimizers = make_optimizers(model, config)
+    optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     state = {"step": 0, "tokens": 0, "seconds": 0.0, "train_seconds": 0.0, "losses": [], "skipped": 0}
     state |= {"best": math.inf, "best_step": 0, "worse": 0}  # looks at the validation split since the best one
     resuming = config.init_from == "resume"
     if resuming:
-        load_states(optimizers, origin["optimizers"])
+        optimizer.load_state_dict(origin["optimizer"])
         if scaler.is_enabled() and origin["scaler"]:
             scaler.load_state_dict(origin["scaler"])
         state |= origin["state"] | {"losses": [loss.to(device) for loss in origin["state"]["losses"]]}
@@ -846,7 +865,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         model.zero_grad(set_to_none=True)
     out_dir, log_file, board, last_save = Path(config.out_dir), None, None, time.monotonic()
     if RANK == 0:
-        open_run(config, state["step"], 2 * state_bytes(optimizers) + 3 * 4 * params)  # last.pt twice, and best.pt
+        open_run(config, state["step"], 2 * optimizer.state_bytes() + 3 * 4 * params)  # last.pt twice, and best.pt
         log_file = open(out_dir / "log.jsonl", "a", encoding="utf-8")  # noqa: SIM115
         if config.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -886,7 +905,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         step = state["step"] = state["step"] + 1
         torch.manual_seed((config.seed << 32) + step * WORLD + RANK)
         scale = lr_scale(step, config)
-        for group in parameter_groups(optimizers):
+        for group in optimizer.param_groups:
             group["lr"] = scale * group["peak_lr"]
         rate = scale * config.learning_rate
         step_loss, share, seen = torch.zeros((), device=device), windows_per_step // WORLD, 0
@@ -899,15 +918,13 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if DISTRIBUTED:
             dist.all_reduce(step_loss)
         state["losses"].append(step_loss / WORLD)
-        for optimizer in optimizers:
-            scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf, foreach=True)
         grad_norm = whole(grad_norm)
         if scaler.is_enabled() and not grad_norm.isfinite():
-            state["skipped"] += 1  # float16 overflowed: no optimizer steps, and the scale is halved
+            state["skipped"] += 1  # float16 overflowed: no step, and the scale is halved
         else:
-            for optimizer in optimizers:
-                optimizer.step()
+            optimizer.step()
         scaler.update()
         model.zero_grad(set_to_none=True)
 
@@ -958,10 +975,10 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if saving:  # the step may have spoiled what its loss, from before it, does not show: keep the last good one
             check_finite("sum of the weights", sum(whole(p.detach().sum()) for p in model.parameters()).item(), step)
             state["seconds"] = time.perf_counter() - began
-            averages = gathered([optimizer.state_dict() for optimizer in optimizers])
-            save("last.pt", state=state, optimizers=averages, scaler=scaler.state_dict())
+            averages = gathered(optimizer.state_dict())
+            save("last.pt", state=state, optimizer=averages, scaler=scaler.state_dict())
             saved, last_save = f"{good}{step}", time.monotonic()
-        if evaluating and RANK == 0 and importlib.util.find_spec("matplotlib"):
+        if evaluating and step > 1 and RANK == 0 and importlib.util.find_spec("matplotlib"):  # one step is no curve
             draw_losses(out_dir)
         if stopping:
             start = "torchrun ..." if DISTRIBUTED else "python"

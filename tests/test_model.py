@@ -775,6 +775,10 @@ def test_sampling_follows_the_distribution():
     for temperature in (0.5, 1.0, 2.0):
         expected = (logits / temperature).softmax(0)
         assert torch.allclose(frequencies(logits.tolist(), temperature=temperature), expected, atol=0.01)
+    logits = torch.randn(50, 65)
+    ours, theirs = (torch.Generator().manual_seed(1) for _ in range(2))
+    draws = torch.multinomial(logits.softmax(dim=1), 1, generator=theirs)
+    assert torch.equal(sample_token(logits, generator=ours), draws) and len(draws.unique()) > 20
 
 
 def test_top_k_and_top_p_keep_the_likeliest_and_renormalise():
@@ -913,6 +917,7 @@ def test_gpt2_continues_as_its_formulas_do():
         (lambda t: t.update({"ln_f.bias": torch.zeros(1, 128)}), r"ln_f.bias is float32 \(1, 128\), not \(128,\)"),
         (lambda t: t.update({"ln_f.bias": torch.zeros(128, dtype=torch.long)}), r"ln_f.bias is int64"),
         (lambda t: t.update({"wpe.weight": torch.zeros(24, 64)}), r"wpe.weight is float32 \(24, 64\)"),
+        (lambda t: t["h.0.ln_1.bias"].fill_(math.nan), r"h.0.ln_1.bias holds what is no number"),
         (lambda t: t.update({"score.weight": torch.zeros(2, 128)}), r"score.weight is unknown"),
         (lambda t: t.update({"lm_head.weight": torch.zeros(300, 128)}), r"lm_head.weight is not wte.weight"),
         (lambda t: [t.pop(name) for name in list(t) if name.startswith("h.1.ln")], r"missing.* and 1 more"),
