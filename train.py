@@ -91,7 +91,7 @@ class TrainConfig(GPTConfig):
 
     log_interval: int = key(20, "steps from one line of the log to the next", least=1)
     eval_interval: int = key(100, "steps from one look at the validation split to the next", least=1)
-    eval_tokens: int = key(40_000, "first tokens of the validation split to look at; 0: all", least=0)
+    eval_tokens: int = key(40_000, "tokens of the validation split to look at, evenly spread; 0: all", least=0)
     eval_only: bool = key(False, "look at the validation and test split, and do not train")
     checkpoint_interval: int = key(100, "steps from one last.pt to the next", least=1)
     checkpoint_minutes: float = key(10.0, "minutes from one last.pt to the next, if they are over sooner", least=0)
@@ -255,18 +255,26 @@ def check_data(config: TrainConfig, origin: dict | None, data: Dataset) -> None:
     raise UserError(f"{data.name} has another vocabulary than {whose}; {advice}")
 
 
-def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, stops) of windows that count each token but the first exactly once.
+def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int, most: int = 0) -> tuple:
+    """(starts, stops) of windows that count each token but the first exactly once; or, where `most` is fewer, of
+    windows spread evenly over the text that count about so many tokens. Its beginning alone may be of another kind.
 
     A text without documents is cut into windows of block_size, one after the other. Otherwise a window starts where a
     document starts and holds as many whole ones as fit, so that every token is judged with its whole document before
     it; only a document that is longer than block_size is cut."""
-    end = len(tokens) - 1
+    end, parts = len(tokens) - 1, max(1, most // block_size)
+    some = most and parts * block_size < end
+    spread = np.arange(parts) * end // parts  # (parts,), where each of them begins
     if separator is None:
-        starts = np.arange(0, end, block_size)
+        starts = spread if some else np.arange(0, end, block_size)
         return starts, np.minimum(starts + block_size, end)
-    edges = np.flatnonzero(tokens == separator)
-    edges = edges if edges[-1] == end else np.append(edges, end)  # eval_tokens may have cut the last document
+    edges = np.unique(np.append(np.flatnonzero(tokens == separator), end))  # where a document starts, or the last ends
+    if some:
+        starts = np.unique(edges[np.searchsorted(edges, spread)])
+        starts = starts[starts < end]
+        reach = np.minimum(starts + block_size, np.append(starts[1:], end))
+        stops = edges[np.searchsorted(edges, reach, side="right") - 1]
+        return starts, np.where(stops > starts, stops, reach)
     starts, stops, i = [], [], 0
     while i < len(edges) - 1:
         j = max(i + 1, np.searchsorted(edges, edges[i] + block_size, side="right") - 1)  # documents i ... j - 1
@@ -278,13 +286,12 @@ def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: in
 
 @torch.no_grad()
 def evaluate(
-    model: GPT, forward: Callable, tokens: np.ndarray, separator: int | None, config: TrainConfig, alone: bool = False
+    model: GPT, forward: Callable, data: Dataset, split: str, config: TrainConfig, most: int, alone: bool = False
 ) -> float:
-    """Mean loss in nats per token over the tokens, or the first eval_tokens of them: the same ones at every call. All
-    processes share the work, unless this one is `alone`."""
-    tokens = tokens[: config.eval_tokens + 1] if config.eval_tokens else tokens
-    batch_size, block_size = config.batch_size, config.block_size
-    starts, stops = evaluation_windows(tokens, separator, block_size)
+    """Mean loss in nats per token over a split, or over about `most` of its tokens, if that is not 0: the same ones at
+    every call. All processes share the work, unless this one is `alone`."""
+    tokens, batch_size, block_size = getattr(data, split), config.batch_size, config.block_size
+    starts, stops = evaluation_windows(tokens, data.separator, block_size, most)
     rank, world = (0, 1) if alone else (RANK, WORLD)
     total, count = 0.0, 0
     model.eval()
@@ -331,9 +338,9 @@ def adam(group: dict, grads: list[torch.Tensor]) -> None:
 
     adamw has g' = g and, before the rest, p -= lr wd p (Loshchilov, Hutter 2019)."""
     state, keys = group["state"], ("lr", "weight_decay", "beta1", "beta2")
-    fast = {"fused": group["params"][0].device.type in ("cpu", "cuda")} if group["params"] else {}  # in one kernel
     options = {"eps": 1e-8, "amsgrad": False, "maximize": False, "decoupled_weight_decay": group["rule"] == "adamw"}
-    options |= {key: group[key] for key in keys} | fast
+    options |= {key: group[key] for key in keys}
+    options["fused"] = group["params"][0].device.type in ("cpu", "cuda")  # in one kernel
     pytorchs_adam(group["params"], grads, state["exp_avg"], state["exp_avg_sq"], [], state["step"], **options)
 
 
@@ -376,15 +383,15 @@ class Optimizer:
     but imports torch's compiler, which takes more than a second and 60 MB.)"""
 
     def __init__(self, groups: list[dict]):
-        self.param_groups = groups
         for group in groups:
             params = group["params"] = [p for p in group["params"] if p.requires_grad]
             adaptive = group["rule"] in ("adam", "adamw")
             names = ("exp_avg", "exp_avg_sq") if adaptive else ("momentum_buffer",)
             group["state"] = {name: [torch.zeros_like(p) for p in params] for name in names}
             if adaptive:
-                group["state"]["step"] = [torch.zeros((), device=p.device) for p in params]
+                group["state"]["step"] = [torch.zeros((), device=p.device if p.is_cuda else "cpu") for p in params]
             group["peak_lr"] = group["lr"]
+        self.param_groups = [group for group in groups if group["params"]]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -839,7 +846,10 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
                 board.add_scalar(name, value, state["step"])
             board.flush()
 
-    params, looked_at = model.num_params(), min(config.eval_tokens or len(data.val), len(data.val))
+    params, most = model.num_params(), config.eval_tokens
+    starts, stops = evaluation_windows(data.val, data.separator, config.block_size, most)
+    looked_at = int((stops - starts).sum())
+    part = f"{looked_at:,} of " * (looked_at < len(data.val) - 1)  # the first token has none before it
     windows_per_step = config.gradient_accumulation_steps * config.batch_size
     tokens_per_step = windows_per_step * config.block_size
     epochs = config.max_iters * tokens_per_step / len(data.train)
@@ -849,15 +859,15 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     guess = f"a blind guess costs ln({data.vocab_size}) = {math.log(data.vocab_size):.4f} nats a token"
     tf32 = dtype == torch.float32 and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     precision, rate = str(dtype)[6:] + ", products in TF32" * tf32, f"{peak / 1e9:,.0f} GFLOP/s"
-    print(f"data    {data.name}: train {len(data.train):,} tokens, val {looked_at:,} of {len(data.val):,} tokens")
+    print(f"data    {data.name}: train {len(data.train):,} tokens, val {part}{len(data.val):,} tokens")
     print(f"model   {params:,} parameters; {guess}")
     print(
         f"device  {device}{f' x {WORLD}' * (WORLD > 1)}, {precision}; mfu is the share of {rate}, {whose}", flush=True
     )
     with explained(config, compiling=config.compile):
         if config.eval_only:
-            splits = {"val": data.val} | ({} if data.test is None else {"test": data.test})
-            losses = {s: evaluate(model, forward, tokens, data.separator, config) for s, tokens in splits.items()}
+            splits = ("val",) if data.test is None else ("val", "test")
+            losses = {split: evaluate(model, forward, data, split, config, most) for split in splits}
             return print_result(data, params, state["step"], losses)
         # A first pass, without a step: what does not compile or fit into memory shows before the run's folder is made,
         # and DistributedDataParallel orders gradients by it, so that a resumed run sums them up as one that never did.
@@ -961,7 +971,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if evaluating:
             # open the map anew: the pages read so far would else count as this process's memory
             data.train = np.memmap(data.train.filename, dtype=data.train.dtype, mode="r")
-            val = evaluate(model, forward, data.val, data.separator, config)
+            val = evaluate(model, forward, data, "val", config, most)
             check_finite("validation loss", val, step)
             line = f"val   {val:.4f}  {data.bits_per_byte(val, 'val'):.4f} bits per byte"
             state["worse"] += 1
@@ -1003,10 +1013,10 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     with as_user_error():
         model, _ = GPT.from_checkpoint(out_dir / "best.pt")
     compiled = model.to(device)  # which forward() takes from here on
-    losses = {"train": evaluate(model, forward, data.train[: looked_at + 1], data.separator, config, alone=True)}
+    losses = {"train": evaluate(model, forward, data, "train", config, looked_at, alone=True)}
     losses["val"] = state["best"]
     if data.test is not None:
-        losses["test"] = evaluate(model, forward, data.test, data.separator, config, alone=True)
+        losses["test"] = evaluate(model, forward, data, "test", config, most, alone=True)
     start = torch.tensor([start_ids(data.tokenizer)], device=device)  # (1, 1)
     generator = torch.Generator(device).manual_seed(config.seed)
     ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()

@@ -724,17 +724,19 @@ def test_the_shapes_of_a_compiled_pass_stay_the_same(monkeypatch):
 
     def compiled(function, **_):
         def recorded(idx, cache, pad, slots):
-            calls.append((idx.shape, pad, slots.shape, slots.item(), cache.length))
+            calls.append((idx.shape, idx.stride(), pad, slots.shape, slots.item()))
             return function(idx, cache, pad, slots)
 
         return recorded
 
     monkeypatch.setattr(torch, "compile", compiled)
     assert not any(part.any() for pair in Cache(GPT(GPTConfig(**SMALL)), 2).kv for part in pair)  # nor NaN
-    shaken(GPTConfig(**SMALL)).generate(torch.zeros(2, 10, dtype=torch.long), 10, compile=True)
+    model = shaken(GPTConfig(**SMALL))
+    model.generate(torch.zeros(2, 10, dtype=torch.long), 10, compile=True)
     at = [10, 11, 12, 13, 14, 15, 8, 9, 10]  # a full window goes on with 8 tokens: two of a prompt's cost
-    assert [call[3] for call in calls] == at[: len(calls)] and len(calls) == 8
-    assert {call[:3] for call in calls} == {((2, 1), None, (1,))}
+    assert [call[-1] for call in calls] == at[: len(calls)] and len(calls) == 8
+    model.generate(torch.zeros(2, 10, dtype=torch.long), 4, compile=True)  # another length is not compiled anew
+    assert len(calls) == 11 and {call[:-1] for call in calls} == {((2, 1), (1, 1), None, (1,))}
 
 
 def test_the_same_seed_gives_the_same_tokens(config):

@@ -446,6 +446,28 @@ def test_evaluation_counts_each_token_once():
                 assert (at - first) % block_size == 0
 
 
+def test_evaluation_of_some_tokens_spreads_them_evenly():
+    starts, stops = evaluation_windows(np.arange(1001), None, 10, 55)
+    assert starts.tolist() == [0, 200, 400, 600, 800] and (stops - starts == 10).all()
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        block_size, most = int(rng.integers(1, 20)), int(rng.integers(1, 300))
+        tokens = rng.integers(1, 9, size=int(rng.integers(block_size + 1, 400)))
+        if separated := bool(rng.integers(2)):
+            tokens[rng.random(len(tokens)) < 0.2] = 0
+            tokens[0] = 0
+        starts, stops = evaluation_windows(tokens, 0 if separated else None, block_size, most)
+        counted = [t for start, stop in zip(starts, stops, strict=True) for t in range(start + 1, stop + 1)]
+        assert len(counted) == len(set(counted)) <= max(most, block_size) and 0 < min(counted) <= max(counted)
+        assert (stops - starts <= block_size).all() and (stops > starts).all() and max(counted) < len(tokens)
+        if max(most // block_size, 1) * block_size >= len(tokens) - 1:
+            assert counted == list(range(1, len(tokens)))
+        elif separated:
+            assert (tokens[starts] == 0).all()
+            whole = (stops - starts < block_size) & (stops < len(tokens) - 1)
+            assert (tokens[stops[whole]] == 0).all()  # documents are whole, where they fit
+
+
 def test_evaluation_sees_each_document_whole():
     """The loss of a document does not depend on what stands around it: packed, it is the loss of the document alone,
     for a model that pays no attention to other documents (here: to anything)."""
@@ -460,12 +482,13 @@ def test_evaluation_sees_each_document_whole():
     expected = losses[torch.arange(len(tokens) - 1), torch.from_numpy(tokens[1:].astype(np.int64))].mean().item()
     for batch_size in (1, 7):
         config.batch_size = batch_size
-        loss = train.evaluate(model, lambda x, y: model(x, y)[1], tokens, data.separator, config)
+        loss = train.evaluate(model, lambda x, y: model(x, y)[1], data, "val", config, 0)
         assert loss == pytest.approx(expected, abs=1e-5)
-    config.eval_tokens = 40
-    loss = train.evaluate(model, lambda x, y: model(x, y)[1], tokens, data.separator, config)
-    chosen = losses[torch.arange(40), torch.from_numpy(tokens[1:41].astype(np.int64))]
-    assert loss == pytest.approx(chosen.mean().item(), abs=1e-5)
+    loss = train.evaluate(model, lambda x, y: model(x, y)[1], data, "val", config, 300)
+    windows_ = zip(*evaluation_windows(tokens, data.separator, 64, 300), strict=True)
+    t = np.concatenate([np.arange(start, stop) for start, stop in windows_])
+    chosen = losses[torch.from_numpy(t), torch.from_numpy(tokens[t + 1].astype(np.int64))]
+    assert 64 < len(t) <= 300 < len(tokens) and loss == pytest.approx(chosen.mean().item(), abs=1e-5)
 
 
 # ----------------------------------------------------------------------------- optimization
@@ -1042,7 +1065,7 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
     model = GPT.from_pretrained("weights", block_size=12)
     data = prepare_data.load("tiny_gpt2")
     config = TrainConfig(**vars(model.config), eval_tokens=0)
-    expected = train.evaluate(model, lambda x, y: model(x, y)[1], data.val, None, config)
+    expected = train.evaluate(model, lambda x, y: model(x, y)[1], data, "val", config, 0)
     assert float(result(out)["val"]) == pytest.approx(expected, abs=2e-4)
     assert "vocab_size" not in tomllib.loads(Path("out/tuned/config.toml").read_text())
     status, out, err = call(train, *gpt2, "--block_size=12", "--max_iters=30")  # moves the first run aside
