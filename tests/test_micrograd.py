@@ -636,8 +636,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 def test_leaving_early_is_quiet(monkeypatch):
     """Ctrl-C, and a reader that leaves, as in `python micrograd.py | head`."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+
+    def heed() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which what a shell starts in the background ignores
+
     for leave, status in ((lambda p: p.send_signal(signal.SIGINT), 130), (lambda p: p.stdout.close(), 0)):
-        process = start("micrograd.py")
+        process = start("micrograd.py", preexec_fn=heed)
         assert any("step  20" in line for line in process.stdout)  # read as far as that
         leave(process)
         assert process.stderr.read() == ""
