@@ -468,6 +468,17 @@ def test_evaluation_of_some_tokens_spreads_them_evenly():
             assert (tokens[stops[whole]] == 0).all()  # documents are whole, where they fit
 
 
+def test_a_run_looks_at_so_many_tokens_of_each_split(call):
+    _, out, _ = call(train, *SHORT, "--eval_tokens=64")
+    data, figures = prepare_data.load("tiny"), result(out)
+    assert f"val 64 of {len(data.val):,} tokens" in out
+    model, _ = GPT.from_checkpoint("out/tiny/best.pt")
+    config = TrainConfig(**vars(model.config))
+    for split in ("train", "val"):
+        some, whole = (train.evaluate(model, lambda x, y: model(x, y)[1], data, split, config, n) for n in (64, 0))
+        assert float(figures[split]) == pytest.approx(some, abs=1e-4) != pytest.approx(whole, abs=1e-4)
+
+
 def test_evaluation_sees_each_document_whole():
     """The loss of a document does not depend on what stands around it: packed, it is the loss of the document alone,
     for a model that pays no attention to other documents (here: to anything)."""
