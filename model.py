@@ -120,7 +120,7 @@ def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     """Turn x (B, nh, T, hd) by rope (2, ..., T, hd). The pair i is the channels i and i + hd/2: (a, b) becomes
     (a cos - b sin, b cos + a sin)."""
     cos, sin = rope
-    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)  # rolled by half, (b, a) stands below (a, b)
+    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)  # rolled by half, (a, b) is (b, a)
 
 
 def alibi_slopes(n_head: int) -> torch.Tensor:

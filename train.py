@@ -417,12 +417,11 @@ def make_optimizer(model: GPT, config: TrainConfig) -> Optimizer:
     in_muon = {p for p in model.transformer.h.parameters() if p.dim() == 2} if config.optimizer == "muon" else set()
     rest = [p for p in model.parameters() if p not in in_muon]  # parameters() has a tied matrix once
     rule = "adamw" if in_muon else config.optimizer
-    keys = {"weight_decay": config.weight_decay, "momentum": config.momentum}
-    keys |= {"beta1": config.beta1, "beta2": config.beta2}
-    slow = keys | {"rule": rule, "lr": config.learning_rate}
+    keys = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
+    keys |= {"rule": rule, "lr": config.learning_rate}
     groups = [
-        slow | {"params": [p for p in rest if p.dim() == 2]},
-        slow | {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+        keys | {"params": [p for p in rest if p.dim() == 2]},
+        keys | {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
     if in_muon:
         blocks, kv = model.transformer.h, model.config.head_dim * model.config.n_kv_head
