@@ -550,7 +550,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
         for pattern, peak in PEAKS.items():
             if re.search(rf"\b{pattern}(?!\w)", name):
                 return peak, f"the published peak of {name}"
-    n, times = 8192 if device.type == "cuda" else 1024, []
+    n, times = 8192 if device.type == "cuda" else 512, []
     a = torch.ones(n, n, device=device, dtype=dtype)
     while len(times) < 5 or sum(times) < 0.1:  # the first one also wakes up threads and libraries
         began = time.perf_counter()
