@@ -488,6 +488,9 @@ class GPT(nn.Module):
         except (KeyError, TypeError, RuntimeError) as error:
             why = " ".join(str(error).split())[:200]
             raise ValueError(f"the checkpoint lacks parts of a model ({why}); give another one") from error
+        for name, p in model.named_parameters():
+            if not p.isfinite().all():
+                raise ValueError(f"the checkpoint's {name} holds what is no number; give another one")
         return model.eval(), tokenizer
 
     @classmethod

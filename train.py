@@ -257,7 +257,7 @@ def check_data(config: TrainConfig, origin: dict | None, data: Dataset) -> None:
 
 def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int, most: int = 0) -> tuple:
     """(starts, stops) of windows that count each token but the first exactly once; or, where `most` is fewer, of
-    windows spread evenly over the text that count about so many tokens. Its beginning alone may be of another kind.
+    windows spread evenly over the text that count about so many: its beginning may be unlike the rest of it.
 
     A text without documents is cut into windows of block_size, one after the other. Otherwise a window starts where a
     document starts and holds as many whole ones as fit, so that every token is judged with its whole document before
@@ -544,7 +544,7 @@ PEAKS = {
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Floating-point operations a second that mfu is a share of, and where they are from: the card's data sheet, or
-    else a large matrix product on this device."""
+    else the fastest of some matrix products on this device."""
     if device.type == "cuda" and dtype != torch.float32:
         name = torch.cuda.get_device_name(device)
         for pattern, peak in PEAKS.items():

@@ -178,11 +178,14 @@ def test_a_reader_that_leaves_early_is_no_error():
         (["--checkpoint=latin1.txt"], "latin1.txt"),
         (["--checkpoint=out"], "no checkpoint out"),
         (["--checkpoint=half.pt"], "lacks parts of a model"),
+        (["--checkpoint=nan.pt"], "transformer.wte.weight holds what is no number"),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, words):
     Path("latin1.txt").write_bytes(b"ab\xe9")
     checkpoint = torch.load("out/tiny/best.pt", weights_only=True)
+    checkpoint["model"]["transformer.wte.weight"][0, 0] = torch.nan
+    torch.save(checkpoint, "nan.pt")
     del checkpoint["model"]["lm_head.weight"]
     torch.save(checkpoint, "half.pt")
     assert words in fails(sample, "--checkpoint=out/tiny/best.pt", *options)
