@@ -27,11 +27,13 @@ from prepare_data import (
     load,
     need_matplotlib,
     number,
+    print_result,
     progress,
     run,
     save_picture,
     show_losses,
     start_context,
+    token_names,
 )
 
 CHUNK = 1 << 21  # tokens to count at a time, so that memory grows with the n-grams seen and not with the text
@@ -273,11 +275,9 @@ def neural_model(W: np.ndarray) -> Model:
 
 
 def most_frequent(N: np.ndarray, m: int, data: Dataset) -> tuple[np.ndarray, list[str]]:
-    """The m tokens with the largest rows of N, in the vocabulary's order, and how to show them: blank ones in quotes,
-    and the separator as a dot, as in the lecture."""
+    """The m tokens with the largest rows of N, in the vocabulary's order, and how to show them."""
     top = np.sort(np.argsort(-N.sum(axis=1), kind="stable")[:m])
-    texts = ["." if token == data.separator else data.tokenizer.decode([token]) for token in top]
-    return top, [text if text.isprintable() and text.strip() else repr(text) for text in texts]
+    return top, token_names(data.tokenizer, top, data.separator)
 
 
 def show_bigrams(N: np.ndarray, model: Model, data: Dataset) -> None:
@@ -301,7 +301,7 @@ def draw_bigrams(N: np.ndarray, data: Dataset, path: Path) -> None:
 
     top, names = most_frequent(N, 40, data)
     N = N[np.ix_(top, top)]
-    figure = Figure(figsize=(16, 16), layout="tight")
+    figure = Figure(figsize=(16, 16), dpi=70, layout="tight")
     axes = figure.subplots()
     axes.imshow(N, cmap="Blues")
     axes.axis("off")
@@ -456,11 +456,7 @@ def main() -> None:
         draw_bigrams(N, data, path := Path("out", f"bigram_{data.name}", "counts.png"))
         print(f"\n{path}: the table N")
 
-    result = {"model": name, "dataset": data.name, "params": params}
-    result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
-    result |= {"bpb": f"{data.bits_per_byte(losses['val'], 'val'):.4f}"}
-    result |= {"seconds": f"{time.perf_counter() - began:.1f}"}
-    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
+    print_result(name, data, params, losses, seconds=f"{time.perf_counter() - began:.1f}")
 
 
 if __name__ == "__main__":

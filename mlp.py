@@ -33,9 +33,11 @@ from prepare_data import (
     Dataset,
     OptionParser,
     UserError,
+    draw_rungs,
     load,
     need_matplotlib,
     number,
+    print_result,
     progress,
     run,
     save_picture,
@@ -459,18 +461,19 @@ def explain_start(loss: float, tanhs: list[tuple], V: int) -> None:
     print(f"{share:.0%} of the tanh outputs are beyond {SATURATED}, where its slope is below 0.06: {meaning}\n")
 
 
-def draw_training(history: History, title: str, path: Path) -> None:
+def draw_training(history: History, data: Dataset, start: str, path: Path) -> None:
     """A PNG: what the tanh layers put out and the gradient in that, before and after; the loss, and the updates."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 7), layout="tight")
-    figure.suptitle(title)
+    figure = Figure(figsize=(12, 6.5), dpi=80, layout="tight")
+    figure.suptitle(f"mlp.py on {data.name}, {start}")
     panels = figure.subplots(2, 3)
     for (outputs, grads, _), when, tanhs in zip(panels, ("before", "after"), history.looks, strict=True):
         for i, (out, dout) in enumerate(tanhs, 1):
-            saturated, std = (out.abs() > SATURATED).float().mean(), dout.std(correction=0)
-            outputs.hist(out.flatten(), 40, density=True, histtype="step", label=f"tanh {i}: {saturated:.0%} saturated")
-            grads.hist(dout.flatten(), 40, density=True, histtype="step", label=f"tanh {i}: std {std:.1e}")
+            out, dout = out.numpy().ravel(), dout.numpy().ravel()
+            share = (abs(out) > SATURATED).mean()
+            outputs.hist(out, 40, density=True, histtype="step", label=f"tanh {i}: {share:.0%} saturated")
+            grads.hist(dout, 40, density=True, histtype="step", label=f"tanh {i}: std {dout.std():.1e}")
         outputs.set(title=f"{when} training: what tanh puts out", xlim=(-1.05, 1.05))
         grads.set(title=f"{when} training: gradient of the loss in that")
         outputs.legend()
@@ -480,6 +483,7 @@ def draw_training(history: History, title: str, path: Path) -> None:
     means = [np.mean(history.losses[i : i + width]) for i in range(0, len(history.losses), width)]
     losses.plot(np.arange(len(means)) * width, means)
     losses.set(title="training loss, nats per token", xlabel="step")
+    draw_rungs(losses, data)
     for name in history.ratios[0][1]:
         updates.plot(*zip(*((step, ratios[name]) for step, ratios in history.ratios), strict=True), label=name)
     updates.axhline(-3, color="black", linestyle=":", label="a thousandth")
@@ -563,15 +567,14 @@ def main() -> None:
     start = f"{options.init} initialisation, {norm} batch norm"
     print(f"a network of {model.num_params():,} parameters; {start}", flush=True)
 
-    result = {"model": "mlp", "dataset": data.name, "params": model.num_params()}
+    losses, more = {}, {}
     if options.find_lr:
-        result["learning_rate"] = f"{find_lr(model, data, options, path / 'find_lr.png' if options.plot else None):.4g}"
+        more["learning_rate"] = f"{find_lr(model, data, options, path / 'find_lr.png' if options.plot else None):.4g}"
     else:
         history = train(model, data, options)
         if options.fold:
             trained, model = model, fold(model)
             show_fold(trained, model, data, T)
-            result["params"] = model.num_params()
         show_samples(model, data, options)
         parts = {split: tokens[:EVAL_TOKENS] for split, tokens in splits.items()}
         losses = {split: evaluate(model, tokens, T, data.separator) for split, tokens in parts.items()}
@@ -579,12 +582,11 @@ def main() -> None:
         if cut := [split for split in splits if len(splits[split]) > EVAL_TOKENS]:
             print(f"({' and '.join(cut)}: of the first {EVAL_TOKENS:,} tokens)")
         if options.plot:
-            draw_training(history, f"mlp.py on {data.name}, {start}", path := path / "training.png")
+            draw_training(history, data, start, path := path / "training.png")
             print(f"\n{path}: activations, gradients, loss and updates")
-        result |= {"step": options.max_iters} | {split: f"{loss:.4f}" for split, loss in losses.items()}
-        result |= {"bpb": f"{data.bits_per_byte(losses['val'], 'val'):.4f}"}
-    result |= {"seconds": f"{time.perf_counter() - began:.1f}"}
-    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
+        more["step"] = options.max_iters
+    more["seconds"] = f"{time.perf_counter() - began:.1f}"
+    print_result("mlp", data, model.num_params(), losses, **more)
 
 
 if __name__ == "__main__":

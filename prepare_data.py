@@ -49,6 +49,7 @@ DOWNLOADS = DATA / "downloads"  # what came over the network, kept; safe to dele
 FORMAT = 1  # of meta.json and the .bin files
 CHUNK = 1 << 20  # characters or bytes in memory at a time, whatever the size of the text
 BPE_CHARACTERS = 100_000_000  # BPE is trained on this much of the training split at most
+COUNTED = 1 << 21  # tokens of a split at most that the lines in a picture of losses are about
 
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
 URLS = {  # source: address, SHA-256
@@ -746,6 +747,12 @@ def describe(name: str) -> None:
 # ----------------------------------------------------------------------------- what several scripts print and draw
 
 
+def token_names(tokenizer: CharTokenizer | BPETokenizer, ids: Iterable[int], separator: int | None) -> list[str]:
+    """How to show tokens one by one: blank ones in quotes, and the separator as a dot, as in the lectures."""
+    texts = ["." if i == separator else tokenizer.decode([i]) for i in ids]
+    return [text if text.isprintable() and text.strip() else repr(text) for text in texts]
+
+
 def show_losses(data: Dataset, losses: dict[str, float]) -> None:
     """Print the loss on each split, in nats per token, beside that of a uniform guess."""
     print("\nloss    nats per token    perplexity    bits per byte")
@@ -755,15 +762,50 @@ def show_losses(data: Dataset, losses: dict[str, float]) -> None:
         print(f"{name:7} {loss:14.4f} {perplexity:13.2f} {bits:16.4f}" + "  (ln V)" * (name == "uniform"))
 
 
+def print_result(model: str, data: Dataset, params: int, losses: dict[str, float], **more) -> None:
+    """The last line of a run, for people and for other programs: `result:` and pairs key=value. Losses are in nats per
+    token; bpb is that on the validation split as bits per byte."""
+    losses = losses | ({"bpb": data.bits_per_byte(losses["val"], "val")} if losses else {})
+    result = {"model": model, "dataset": data.name, "params": params}
+    result |= {name: f"{loss:.4f}" for name, loss in losses.items()} | more
+    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
+
+
+def counted_losses(data: Dataset) -> dict[str, float]:
+    """The lowest rungs of the ladder, to see where a curve stands: what a uniform guess costs on the validation split,
+    and what counts of tokens and of pairs do, each plus one. Of the first COUNTED tokens, in nats per token."""
+    V, losses = data.vocab_size, {"uniform": math.log(data.vocab_size)}
+    train, val = (tokens[:COUNTED].astype(np.int64) for tokens in (data.train, data.val))
+    for name, cells, cell in (
+        ("tokens counted", V, lambda tokens: tokens[1:]),
+        ("pairs counted", V * V, lambda tokens: tokens[:-1] * V + tokens[1:]),
+    ):
+        if cells <= COUNTED:  # else there is no table to fill
+            N = np.bincount(cell(train), minlength=cells).reshape(-1, V) + 1
+            P = N / N.sum(axis=1, keepdims=True)
+            losses[name] = -np.log(P.ravel()[cell(val)]).mean()
+    return losses
+
+
+def draw_rungs(axes, data: Dataset) -> None:
+    """A dotted line with its name for each of counted_losses(), across the axes of a loss curve."""
+    for name, loss in counted_losses(data).items():
+        axes.axhline(loss, color="gray", linestyle=":", linewidth=1)
+        axes.text(0.99, loss, f"{name} {loss:.2f}", transform=axes.get_yaxis_transform(), ha="right", va="top")
+
+
 def need_matplotlib() -> None:
     if not importlib.util.find_spec("matplotlib"):
         raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
 
 
 def save_picture(figure, path: Path) -> None:
-    """Write a figure of matplotlib as a PNG, whole or not at all."""
+    """Write a figure of matplotlib as a PNG of 256 colours, a third of the usual size, whole or not at all."""
+    from PIL import Image  # matplotlib brings it
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path.with_suffix(".part"), format="png")
+    figure.savefig(picture := io.BytesIO(), format="png")
+    Image.open(picture).convert("RGB").quantize().save(path.with_suffix(".part"), format="png", optimize=True)
     os.replace(path.with_suffix(".part"), path)
 
 

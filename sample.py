@@ -17,12 +17,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from model import GPT, GPT2_SIZES, Cache, load_checkpoint, pick_device
-from prepare_data import BPETokenizer, OptionParser, UserError, as_user_error, number, run, start_ids
+from prepare_data import (
+    BPETokenizer,
+    OptionParser,
+    UserError,
+    as_user_error,
+    need_matplotlib,
+    number,
+    run,
+    save_picture,
+    start_ids,
+    token_names,
+)
 
 MOST_CACHE = 2**30  # bytes of keys and values: so many samples are written at once
+DRAWN = 24  # tokens in the picture of --plot
 
 
 def newest_checkpoint() -> Path:
@@ -75,6 +88,22 @@ def compiling(on: bool) -> Iterator[None]:
         raise UserError(f"torch.compile fails on this machine ({why}); sample with --compile=false") from error
 
 
+def draw_attention(model: GPT, ids: torch.Tensor, names: list[str], path: Path) -> None:
+    """A PNG of the attention weights for one text of T tokens, ids (1, T): a panel for each head, layer below layer, in
+    which the row of a token shows how much it gathers from itself and from each token before it."""
+    from matplotlib.figure import Figure
+
+    weights = model.attention_weights(ids)[:, 0].cpu().numpy()  # (n_layer, nh, T, T)
+    n_layer, n_head, T, _ = weights.shape
+    figure = Figure(figsize=(0.5 + 2.6 * n_head, 0.3 + 2.7 * n_layer), dpi=80, layout="constrained")
+    for (layer, head), axes in np.ndenumerate(figure.subplots(n_layer, n_head, squeeze=False)):
+        axes.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)
+        axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
+        axes.set_xticks(range(T), names, fontsize=6, parse_math=False)
+        axes.set_yticks(range(T), names, fontsize=6, parse_math=False)
+    save_picture(figure, path)
+
+
 def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
@@ -99,19 +128,24 @@ def main() -> None:
     compile = "torch.compile: a slow start, then faster, above all on a GPU (default: false)"
     add("--compile", nargs="?", const="true", default="false", choices=("true", "false"), help=compile)
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best one there is (default: auto)")
+    plot = f"draw how the first {DRAWN} tokens attend to each other: attention.png beside the checkpoint"
+    add("--plot", action="store_true", help=plot)
     options = parser.parse_args()
 
     if options.checkpoint and options.init_from:
         raise UserError("--checkpoint and --init_from were both given; give one of them")
+    if options.plot:
+        need_matplotlib()
     with as_user_error():
         device = pick_device(options.device)
         if options.init_from:
             model, tokenizer = GPT.from_pretrained(options.init_from), BPETokenizer()
+            folder = Path("out", Path(options.init_from).name)
             separator = tokenizer.vocab_size - 1  # <|endoftext|>, which stood before each text that GPT-2 learnt from
         else:
             checkpoint = load_checkpoint(path := options.checkpoint or newest_checkpoint())
             model, tokenizer = GPT.from_checkpoint(checkpoint)
-            separator = checkpoint.get("separator")
+            folder, separator = path.parent, checkpoint.get("separator")
     if model.config.vocab_size != tokenizer.vocab_size:
         sizes = f"{model.config.vocab_size:,} tokens, the tokenizer {tokenizer.vocab_size:,}"
         raise UserError(f"{options.init_from or path} has {sizes}; give weights that belong to GPT-2's tokenizer")
@@ -128,13 +162,16 @@ def main() -> None:
         print(f"the prompt has {len(ids)} tokens, of which the model sees the last {T}", file=sys.stderr)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     sampling["generator"] = torch.Generator(device).manual_seed(options.seed)
-    written, began = 0, time.perf_counter()
+    written, text, began = 0, list(ids), time.perf_counter()  # text: the first one, as tokens
 
     def row(tokens: Iterator[torch.Tensor], i: int) -> Iterator[int]:
         nonlocal written
         for column in tokens:  # (B, 1)
             written += 1
-            yield column[i].item()
+            token = column[i].item()
+            if first + i == 0:
+                text.append(token)
+            yield token
 
     # Ten texts in a batch take less than three times as long as one. The first is printed as it is made; each of the
     # others reads the columns that were kept meanwhile, and has more made if it needs them.
@@ -152,6 +189,11 @@ def main() -> None:
                     print(piece, end="", flush=True)
             print(flush=True)
     seconds = time.perf_counter() - began
+    if options.plot:
+        shown = text[: min(DRAWN, T)]
+        names = token_names(tokenizer, shown, separator)
+        draw_attention(model, torch.tensor([shown], device=device), names, folder / "attention.png")
+        print(f"{folder / 'attention.png'}: what each head attends to", file=sys.stderr)
     print(f"result: tokens={written} seconds={seconds:.2f} tokens_per_second={written / seconds:.1f}", file=sys.stderr)
 
 

@@ -42,10 +42,12 @@ from prepare_data import (
     OptionParser,
     UserError,
     as_user_error,
+    draw_rungs,
     load,
     nearest,
     number,
     parse_name,
+    print_result,
     run,
     save_picture,
     start_ids,
@@ -737,8 +739,8 @@ def open_run(config: TrainConfig, step: int, size: int) -> Path:
     return out_dir
 
 
-def draw_losses(out_dir: Path) -> None:
-    """out_dir/loss.png, from log.jsonl."""
+def draw_losses(out_dir: Path, data: Dataset) -> None:
+    """out_dir/loss.png: what log.jsonl holds, beside what counting costs."""
     from matplotlib.figure import Figure
 
     entries = [json.loads(line) for line in (out_dir / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -747,6 +749,7 @@ def draw_losses(out_dir: Path) -> None:
     for name, style in (("train", "-"), ("val", "o-")):
         points = [(entry["step"], entry[name]) for entry in entries if name in entry]
         ax.plot(*zip(*points, strict=True), style, label=name, markersize=4) if points else None
+    draw_rungs(ax, data)
     ax.set(xlabel="step", ylabel="loss, nats per token", title=str(out_dir))
     ax.grid(alpha=0.3)
     ax.legend()
@@ -867,7 +870,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if config.eval_only:
             splits = ("val",) if data.test is None else ("val", "test")
             losses = {split: evaluate(model, forward, data, split, config, most) for split in splits}
-            return print_result(data, params, state["step"], losses)
+            return print_result("gpt", data, params, losses, step=state["step"])
         # A first pass, without a step: what does not compile or fit into memory shows before the run's folder is made,
         # and DistributedDataParallel orders gradients by it, so that a resumed run sums them up as one that never did.
         forward(*next(training_batches(data.train, documents, config, 1))).backward()
@@ -988,7 +991,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             save("last.pt", state=state, optimizer=averages, scaler=scaler.state_dict())
             saved, last_save = f"{good}{step}", time.monotonic()
         if evaluating and step > 1 and RANK == 0 and importlib.util.find_spec("matplotlib"):  # one step is no curve
-            draw_losses(out_dir)
+            draw_losses(out_dir, data)
         if stopping:
             start = "torchrun ..." if DISTRIBUTED else "python"
             print(f"stopped after step {step}; go on with: {start} train.py --init_from=resume --out_dir={out_dir}")
@@ -1019,17 +1022,10 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     start = torch.tensor([start_ids(data.tokenizer)], device=device)  # (1, 1)
     generator = torch.Generator(device).manual_seed(config.seed)
     ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
-    print(f"\n{data.tokenizer.decode(ids).strip()}\n")
+    print(f"\n{data.tokenizer.decode(ids).strip()}")
     speed = state["tokens"] / state["train_seconds"]
     figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu_of_speed:.3f}", "out_dir": out_dir}
-    print_result(data, params, state["step"], losses, seconds=f"{state['seconds']:.1f}", **figures)
-
-
-def print_result(data: Dataset, params: int, step: int, losses: dict[str, float], **figures) -> None:
-    losses["bpb"] = data.bits_per_byte(losses["val"], "val")
-    losses = {name: f"{loss:.4f}" for name, loss in losses.items()}
-    result = {"model": "gpt", "dataset": data.name, "params": params, "step": step, **losses, **figures}
-    print("result:", *(f"{name}={value}" for name, value in result.items()))
+    print_result("gpt", data, params, losses, step=state["step"], seconds=f"{state['seconds']:.1f}", **figures)
 
 
 if __name__ == "__main__":

@@ -266,15 +266,6 @@ def test_each_fix_mends_its_own_trouble():
     assert saturated < 0.1
 
 
-def test_the_gain_of_tanh():
-    """E[tanh(Z)^2] = 0.394294 for Z from N(0, 1), so 1.59254 keeps the spread; the lecture and PyTorch take 5/3."""
-    z, weight = np.polynomial.hermite_e.hermegauss(80)
-    mean_square = (weight * np.tanh(z) ** 2).sum() / weight.sum()
-    assert mean_square == pytest.approx(0.394294, abs=1e-6)
-    assert 1 / math.sqrt(mean_square) == pytest.approx(1.59254, abs=1e-5)
-    assert torch.nn.init.calculate_gain("tanh") == 5 / 3
-
-
 # ----------------------------------------------------------------------------- backprop by hand
 
 SHAPES = list(product((1, 2, 4), (True, False), ("kaiming", "naive")))
@@ -342,24 +333,6 @@ def test_what_pulls_at_the_logits_adds_up_to_nothing(double):
 
 
 # ----------------------------------------------------------------------------- folding
-
-
-def test_folding_scales_and_shifts_as_the_lecture_notes_have_it(double):
-    """W [[1, 2], [0, -1]] (rows are outputs), gain (3, 1/4), bias (0.1, -0.1), mean (1, 2), variance (4, 1/4)."""
-    norm = BatchNorm(2, eps=0.0)
-    for tensor, values in (
-        (norm.gain, (3, 0.25)),
-        (norm.bias, (0.1, -0.1)),
-        (norm.running_mean, (1 - 0.5, 2 + 0.5)),  # the linear layer there has a bias (0.5, -0.5), ours has none
-        (norm.running_var, (4, 0.25)),
-    ):
-        tensor.copy_(torch.tensor(values))
-    embedding = Embedding(torch.eye(2))
-    model = MLP([embedding, Linear(torch.tensor([[1.0, 2.0], [0.0, -1.0]]).T.clone()), norm, Tanh()])
-    folded = fold(model).layers[1]
-    torch.testing.assert_close(folded.weight, torch.tensor([[1.5, 3.0], [0.0, -0.5]]).T)
-    torch.testing.assert_close(folded.bias, torch.tensor([-0.65, -1.35]))
-    torch.testing.assert_close(folded(torch.tensor([[1.0, 1.0]])), torch.tensor([[3.85, -1.85]]))
 
 
 @pytest.mark.parametrize("n_layer", [1, 3])
@@ -700,6 +673,9 @@ def test_the_pictures(data, call, monkeypatch):
     drawn = losses.lines[0].get_ydata()
     assert drawn[0] == pytest.approx(math.log(prepare_data.load("list").vocab_size), abs=0.05)
     assert drawn[-1] < drawn[0] - 0.3
+    rungs = prepare_data.counted_losses(prepare_data.load("list"))
+    assert [line.get_ydata()[0] for line in losses.lines[1:]] == list(rungs.values())
+    assert [text.get_text().rsplit(" ", 1)[0] for text in losses.texts] == list(rungs)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in path.parent.iterdir()] == ["training.png"]
 

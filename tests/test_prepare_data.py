@@ -122,11 +122,6 @@ def test_our_encoding_is_the_one_of_tiktoken():
     assert len(tokenizer.encode(text)) < len(text.encode()) / 2
 
 
-def test_bpe_breaks_ties_in_byte_order():  # "low lower lowest", as far as the pairs occur more than once
-    ranks = train_bpe("low\nlower\nlowest", 259)
-    assert [token for token, rank in ranks.items() if rank >= 256] == [b"lo", b"low", b"lowe"]
-
-
 def test_bpe_stops_where_no_pairs_are_left():
     assert len(train_bpe("ab", 1000)) == 257
     with pytest.raises(UserError, match="256"):

@@ -113,6 +113,41 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
     assert done.stderr.endswith("; sample with --compile=false\n")
 
 
+def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn = []
+    keep = lambda figure, path: (drawn.append((figure, path)), prepare_data.save_picture(figure, path))  # noqa: E731
+    monkeypatch.setattr(sample, "save_picture", keep)
+    out = written(call, "--prompt=the cat", "--plot", "--num_samples=2", "--max_new_tokens=30")
+    ((figure, path),) = drawn
+    assert path == Path("out/tiny/attention.png") and path.read_bytes().startswith(b"\x89PNG")
+    path.unlink()
+    model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
+    T = min(sample.DRAWN, model.config.block_size)
+    ids = tokenizer.encode(out[:T])  # the first of the two texts, from its prompt on
+    weights = model.attention_weights(torch.tensor([ids]))[:, 0].flatten(0, 1).numpy()  # (n_layer nh, T, T)
+    assert len(figure.axes) == len(weights) == model.config.n_layer * model.config.n_head
+    for axes, expected in zip(figure.axes, weights, strict=True):
+        assert axes.images[0].get_array().data == pytest.approx(expected, abs=1e-6)
+        names = [label.get_text() for label in axes.get_xticklabels()]
+        assert names == [c if c.strip() else repr(c) for c in out[:T]]
+    assert figure.axes[-1].get_title() == f"layer {model.config.n_layer}, head {model.config.n_head}"
+
+
+def test_a_document_is_drawn_with_a_dot_where_it_starts(call, monkeypatch):
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr(sample, "save_picture", lambda figure, _: figures.append(figure))
+    written(call, "--plot", "--max_new_tokens=3", run="list")
+    labels = figures[0].axes[0].get_yticklabels()
+    assert len(labels) == 4 and labels[0].get_text() == "."
+
+
+def test_a_picture_needs_matplotlib(fails, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install matplotlib" in fails(sample, "--checkpoint=out/tiny/best.pt", "--plot")
+
+
 def test_stop_ends_before_the_text_it_names(call):
     whole = written(call)
     for stop in ("t", "at", whole[20:29], "\n"):

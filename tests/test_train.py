@@ -898,7 +898,9 @@ def test_the_losses_are_drawn_at_each_evaluation(call, monkeypatch, no_pictures)
     save_picture = train.save_picture
 
     def note(figure, path):
-        (train_line, val_line) = figure.axes[0].lines
+        train_line, val_line, *rungs = figure.axes[0].lines
+        costs = prepare_data.counted_losses(prepare_data.load("tiny"))  # of guessing and of counting
+        assert [line.get_ydata()[0] for line in rungs] == list(costs.values())
         pictures.append((list(train_line.get_xdata()), list(val_line.get_xdata()), list(val_line.get_ydata())))
         save_picture(figure, path)
 
@@ -970,7 +972,7 @@ def test_evaluation_alone_trains_and_writes_nothing(call):
     figures = result(call(train, "--init_from=out/list", "--dataset=list", "--eval_only", "--eval_tokens=0")[1])
     trained = load_checkpoint("out/list/best.pt")["val"]
     assert float(figures["val"]) == pytest.approx(trained, abs=1e-4) and float(figures["test"]) < 3
-    assert list(figures) == ["model", "dataset", "params", "step", "val", "test", "bpb"]
+    assert list(figures) == ["model", "dataset", "params", "val", "test", "bpb", "step"]
     assert [path.name for path in Path("out").iterdir()] == ["list"]
 
 

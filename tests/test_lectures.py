@@ -1,0 +1,1275 @@
+"""The worked examples of the lectures, each computed with our code and named by its id.
+
+Figures are right to the digits that stand here (six, where they do not end sooner); where a printed text has another
+one, a comment says so. An example is a function that returns what our code gives, beside what it should be.
+"""
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHARED
+from test_micrograd import gradients
+from torch import nn
+
+import bigram
+import micrograd
+import mlp
+import model
+import train
+from micrograd import Value
+from model import GPT, GPTConfig
+from prepare_data import CharTokenizer, Dataset, train_bpe
+
+EXAMPLES: dict[str, tuple[Callable, object]] = {}
+
+
+def example(name: str, expected):
+    """Enter a function under the id of an example, with the figures that it has to give."""
+
+    def enter(compute: Callable) -> Callable:
+        assert name not in EXAMPLES
+        EXAMPLES[name] = compute, expected
+        return compute
+
+    return enter
+
+
+def numbers(tree) -> Iterator[float]:
+    """All numbers in nested lists, tuples and arrays, in order."""
+    if isinstance(tree, torch.Tensor):
+        tree = tree.detach()
+    if isinstance(tree, (torch.Tensor, np.ndarray)):
+        tree = tree.tolist()
+    if isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from numbers(part)
+    else:
+        yield tree.data if isinstance(tree, Value) else tree
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(before)
+
+
+def tensor(*rows) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+# ----------------------------------------------------------------------------- derivatives: micrograd.py
+
+
+@example("lim-hole", [1.9, 1.99, 1.999, 2.001, 2.01, 2.1])
+def _():
+    return [((x**2 - 1) / (x - 1)) for x in map(Value, (0.9, 0.99, 0.999, 1.001, 1.01, 1.1))]
+
+
+@example("secant-x2", [7, 6.1, 6.01, 6.001, 6])
+def _():
+    secants = [((Value(3 + h) ** 2 - 9) / h) for h in (1, 0.1, 0.01, 0.001)]
+    return secants, gradients(lambda x: x**2, 3)[1]
+
+
+@example("deriv-quad", [(20, 14), (11 / 3, 0), (5, -4), (9, 8)])
+def _():
+    return [gradients(lambda x: 3 * x**2 - 4 * x + 5, x) for x in (3, 2 / 3, 0, 2)]
+
+
+@example("prod-sum", [2, (-4, 2, 1), -8, -8.004])  # one text prints the product as 2 * (-8)
+def _():
+    F, *slopes = gradients(lambda x1, x2, x3: x1 * x2 + x3, 2, -4, 10)
+    return F, slopes, Value(2) * -4, Value(2 + 0.001) * -4
+
+
+@example("graph-L", [-8, (6, -4, -2, 4), (-2, -2)])
+def _():
+    w1, w2, w3, w6 = map(Value, (2, -3, 10, -2))
+    w4 = w1 * w2
+    w5 = w3 + w4
+    L = w6 * w5  # a product: with the sum that one text has here, dL/dw1 = w6 w2 would not hold
+    L.backward()
+    return L, [w.grad for w in (w1, w2, w3, w6)], [w.grad for w in (w4, w5)]
+
+
+@example("chain-sq", [49, 42, 49.042009, 42.009])
+def _():
+    y = lambda x: (3 * x + 1) ** 2  # noqa: E731
+    return *gradients(y, 2), y(Value(2.001)), (y(Value(2.001)) - 49) / 0.001
+
+
+@example("grad-bowl", [(6, 8), (0, 0), (8, 6, 10)])
+def _():
+    bowl = lambda x, y: x**2 + y**2  # noqa: E731
+    along = [gradients(lambda t, u=u, v=v: bowl(3 + t * u, 4 + t * v), 0)[1] for u, v in ((0, 1), (1, 0), (0.6, 0.8))]
+    return gradients(bowl, 3, 4)[1:], gradients(bowl, 0, 0)[1:], along
+
+
+@example("jac-2x2", [(11, 6, 1), (6, 2, 3), (0.81, 0.82)])
+def _():
+    y1, y2 = lambda x1, x2: x1**2 + x2, lambda x1, x2: x1 * x2
+    moved = [y(Value(3.1), Value(2.2)) - y(Value(3), Value(2)) for y in (y1, y2)]
+    return gradients(y1, 3, 2), gradients(y2, 3, 2), moved
+
+
+@example("vjp-2layer", [20, 12, 4])
+def _():
+    return gradients(lambda x1, x2: (x1 + x2) ** 2 + (x1 - x2) ** 2, 3, 1)
+
+
+@example("linform", [(17, 3, 2), (25, 6, 8), (5, 0.6, 0.8)])
+def _():
+    dot = lambda x, y: 3 * x + 2 * y  # noqa: E731
+    square = lambda x, y: x * x + y * y  # noqa: E731
+    return gradients(dot, 3, 4), gradients(square, 3, 4), gradients(lambda x, y: square(x, y) ** 0.5, 3, 4)
+
+
+@example("quadform", [6, 4, 8])
+def _():
+    return gradients(lambda x, y: x * (1 * x + 2 * y) + y * (3 * y), 1, 1)
+
+
+@example("mat-ident", [0] * 12)  # dL/dX of <G, A X B> is A^T G B^T; of tr(A X), A^T; of the squared norm, 2 X
+def _():
+    A, B, G, X = np.random.default_rng(0).normal(size=(4, 2, 2))
+
+    def product(M, N) -> list:
+        return [[sum(M[i][k] * N[k][j] for k in range(2)) for j in range(2)] for i in range(2)]
+
+    def grad(loss: Callable) -> np.ndarray:
+        return np.reshape(gradients(lambda a, b, c, d: loss([[a, b], [c, d]]), *X.ravel())[1:], (2, 2))
+
+    def inner(X) -> Value:
+        Y = product(product(A.tolist(), X), B.tolist())
+        return sum(G[i, j].item() * Y[i][j] for i in range(2) for j in range(2))
+
+    trace = grad(lambda X: sum(product(A.tolist(), X)[i][i] for i in range(2)))
+    square = grad(lambda X: sum(x * x for row in X for x in row))
+    return np.round([grad(inner) - A.T @ G @ B.T, trace - A.T, square - 2 * X], 12)
+
+
+@example("act-deriv", [(0.5, 0.25), (0, 1), (2, 1), (0, 0)])
+def _():
+    relu = [gradients(Value.relu, x) for x in (2, -3)]
+    return gradients(Value.sigmoid, 0), gradients(Value.tanh, 0), *relu
+
+
+@example("relu-vec", [(2, 0, 0, 0, 5), 2, 0])
+def _():
+    g = lambda x: (2 * Value(x)).relu()  # noqa: E731
+    return [Value(x).relu() for x in (2, -1, 0, -3, 5)], g(-1) + g(1), g(0)
+
+
+@example("neuron-sig", [0.544879, 0.0991944, 0.148792, 0.123993, 0.198389, 0.247986])
+def _():
+    neuron = micrograd.Neuron(2, Value.sigmoid)
+    for w, value in zip(neuron.parameters(), (0.4, 0.6, -0.5), strict=True):
+        w.data = value
+    x = [Value(0.5), Value(0.8)]
+    y = neuron(x)
+    y.backward()
+    return y, [v.grad for v in (*x, *neuron.parameters())]
+
+
+@example("halfplane", [-1, 1, -1, 1])  # positive where x2 > 3 - 2 x1
+def _():
+    neuron = micrograd.Neuron(2, None)
+    for w, value in zip(neuron.parameters(), (2, 1, -3), strict=True):
+        w.data = value
+    return [math.copysign(1, neuron(x).data) for x in ([1, 0.9], [1, 1.1], [0, 2.9], [0, 3.1])]
+
+
+@example("mlp-count", 13)
+def _():
+    return len(micrograd.MLP(2, [3, 1]).parameters())
+
+
+def two_layers() -> tuple[micrograd.MLP, list[Value], Value]:
+    """The network of 2, 3 and 1 neurons that two examples share, its input, and its output."""
+    net, x = micrograd.MLP(2, [3, 1], Value.relu), [Value(1), Value(0.5)]
+    weights = [(0.2, 0.4, 0.1), (-0.5, 0.3, -0.1), (0.1, -0.2, 0.2), (0.6, -0.4, 0.5, -0.2)]
+    for p, value in zip(net.parameters(), sum(weights, ()), strict=True):
+        p.data = value
+    return net, x, net(x)[0].sigmoid()
+
+
+@example("mlp-fwd", [(0.5, 0, 0.2), 0.2, 0.549834])
+def _():
+    net, x, y = two_layers()
+    hidden = [neuron(x) for neuron in net.layers[0].neurons]
+    return hidden, net(x), y
+
+
+@example(
+    "mlp-bwd",  # one text has 0.044 for what is 0.0446: the slope in the second hidden unit
+    [
+        0.101325,
+        (-0.0668541, -0.0334271, -0.0668541, 0, 0, 0, -0.0557118, -0.0278559, -0.0557118),
+        (-0.0557118, 0, -0.0222847, -0.111424),
+        (-0.0189420, -0.0155993),
+        (-0.0668541, 0.0445694, -0.0557118),
+    ],
+)
+def _():
+    net, x, y = two_layers()
+    loss = (y - 1) ** 2 / 2
+    loss.backward()
+    hidden = [v for v in loss.graph() if v.op == "relu"]
+    return (
+        loss,
+        *([p.grad for p in layer.parameters()] for layer in net.layers),
+        [v.grad for v in x],
+        [v.grad for v in sorted(hidden, key=lambda v: v.data != 0.5 and 1 + (v.data != 0))],
+    )
+
+
+@example("xor-relu", [(0, 1, 1, 0), (0, 0.5, 0.5, 0)])  # one text gives 0, 1, 1, 0 for the second form, too
+def _():
+    def xor(a, b, scale):
+        far = 2 * (a + b - 1.5)
+        return ((a - 0.5) * scale).relu() + ((b - 0.5) * scale).relu() - 2 * (far * (scale / 2)).relu()
+
+    inputs = [(Value(a), Value(b)) for a in (0, 1) for b in (0, 1)]
+    return [xor(a, b, 2) for a, b in inputs], [xor(a, b, 1) for a, b in inputs]
+
+
+def steps(rate: float, t: float, count: int) -> list[float]:
+    """Where gradient descent on t^2 goes."""
+    x, path = Value(t), []
+    for _ in range(count):
+        micrograd.descend(x**2, [x], rate)
+        path.append(x.data)
+    return path
+
+
+@example("gd-x2", [(2.4, 1.92, 1.536), 0.322123, 0.103763])  # one text has 0.27 and 0.07 for the last two
+def _():
+    path = steps(0.1, 3, 10)
+    return path[:3], path[9], Value(path[9]) ** 2
+
+
+@example("gd-rates", [(0.8, 0.64), (0, 0), (-0.8, 0.64), (-1.2, 1.44)])
+def _():
+    return [steps(rate, 1, 2) for rate in (0.1, 0.5, 0.9, 1.1)]
+
+
+@example("vanish", [0.000976563, 9.53674e-7, 57.6650, 3325.26, 9.53674e-7])
+def _():
+    def chain(slope: float, depth: int) -> float:
+        def f(x):
+            for _ in range(depth):
+                x = slope * x
+            return x
+
+        return gradients(f, 1)[1]
+
+    return [chain(slope, depth) for slope, depth in ((0.5, 10), (0.5, 20), (1.5, 10), (1.5, 20), (0.25, 10))]
+
+
+def recur(Wh: list, Wx: list) -> list[list[Value]]:
+    """The hidden states of a recurrent network of two units that reads 1, -1, 2."""
+    h, states = [Value(0), Value(0)], []
+    for x in (1, -1, 2):
+        h = [(row[0] * h[0] + row[1] * h[1] + w * x).tanh() for row, w in zip(Wh, Wx, strict=True)]
+        states.append(h)
+    return states
+
+
+RNN = [0.5, 0.1, 0.2, 0.6, 0.3, 0.4]  # Wh row by row, then Wx
+
+
+@example("rnn-3", [(0.291313, 0.379949), (-0.115827, -0.113280), (0.485961, 0.609966)])  # a text: (-0.115, -0.114)
+def _():
+    a, b, c, d, *Wx = map(Value, RNN)
+    return recur([[a, b], [c, d]], Wx)
+
+
+@example("rnn-bptt", [0.0573872, 0.103713, 0.0575818, 0.0988311, 1.33796, 1.08105])
+def _():
+    return gradients(lambda a, b, c, d, *Wx: sum(recur([[a, b], [c, d]], Wx)[-1]), *RNN)[1:]
+
+
+@example("rnn-power", [0.00572642, 106.719, 2.95127e-5, 12527.8])  # a text has the powers of other steps
+def _():
+    power = lambda w, n: math.prod([w] * n, start=Value(1))  # noqa: E731
+    return [power(Value(w), n) for n in (49, 99) for w in (0.9, 1.1)]
+
+
+@example("lstm-copy", [3, 1, 0.4])
+def _():
+    cell = lambda c, f=1.0, i=0.0: f * c + i * c.tanh()  # noqa: E731
+    return *gradients(cell, 3), gradients(lambda c: cell(c, f=0.4), 3)[1]
+
+
+@example("res-jac", [0])  # I + J1 + J2 (I + J1) = (I + J2) (I + J1), with J2 at x + F1(x)
+def _():
+    x = 0.3
+    _, J1 = gradients(Value.tanh, x)
+    _, J2 = gradients(lambda h: h**2, x + math.tanh(x))
+    _, whole = gradients(lambda x: (x + x.tanh()) + (x + x.tanh()) ** 2, x)
+    return round(whole - (1 + J2) * (1 + J1), 12)
+
+
+@example("sgns-step", [0.03, -0.02, 0.507499, 0.505000])
+def _():
+    cat, the, alg = (0.1, 0.2, -0.1), (0.3, 0.1, 0.2), (0.5, -0.3, 0.1)
+    dots = [sum((Value(a) * b for a, b in zip(cat, c, strict=True)), Value(0)) for c in (the, alg)]
+    return dots, dots[0].sigmoid(), (-dots[1]).sigmoid()
+
+
+@example(
+    "sgns-grad",
+    [1.36146, (0.0997499, -0.197750, -0.0490001), (-0.0492501, -0.0985001, 0.0492501), (0.0495, 0.0990, -0.0495)],
+)
+def _():
+    def loss(*x):
+        dot = lambda a, b: sum(ai * bi for ai, bi in zip(a, b, strict=True))  # noqa: E731
+        cat, the, alg = x[:3], x[3:6], x[6:]
+        return -dot(cat, the).sigmoid().log() - (-dot(cat, alg)).sigmoid().log()
+
+    return gradients(loss, 0.1, 0.2, -0.1, 0.3, 0.1, 0.2, 0.5, -0.3, 0.1)
+
+
+@example("mse-3", 0.0466667)
+def _():
+    return sum((Value(y) - p) ** 2 for y, p in ((1, 0.8), (0, 0.3), (1, 0.9))) / 3
+
+
+@example("bce-3", 0.183883)
+def _():
+    return -sum(y * Value(p).log() + (1 - y) * (1 - Value(p)).log() for y, p in ((1, 0.9), (0, 0.2), (1, 0.8))) / 3
+
+
+@example("bt-2to1", [2 / 3, 0.5])
+def _():
+    return [(Value(a).log() - Value(b).log()).sigmoid() for a, b in ((2, 1), (3, 3))]
+
+
+@example("bt-sig", [0.880797, 0.126928, 0.126928])
+def _():
+    return Value(1.5 - -0.5).sigmoid(), *(-(Value(a) - b).sigmoid().log() for a, b in ((1.5, -0.5), (3, 1)))
+
+
+@example("dpo-0", 0.693147)
+def _():
+    return -Value(0).sigmoid().log()
+
+
+# ----------------------------------------------------------------------------- probability: bigram.py and the loss
+
+
+def softmax(*logits: float) -> np.ndarray:
+    """(V,), of a row of the network's weights."""
+    W = np.zeros((1, len(logits), len(logits)))
+    W[0, 0] = logits
+    return np.exp(bigram.log_softmax(W, np.zeros((1, 1), dtype=int)))[0]
+
+
+def cross_entropy(p, q) -> float:
+    """The loss of a model that says q where the tokens come with the frequencies p, in nats."""
+    grams, p, q = np.arange(len(q))[:, None], np.asarray(p), np.asarray(q)
+    return bigram.nll(lambda grams: q[grams[:, 0]], grams[p > 0], p[p > 0])
+
+
+def loss_of(logits, targets, label_smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The GPT's loss for logits (T, V), and its gradient in them."""
+    logits = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    gpt = GPT(GPTConfig(vocab_size=logits.shape[1], n_layer=1, n_head=1, n_embd=2))
+    gpt.logits = lambda _: logits[None]
+    targets = torch.tensor([targets])
+    loss = gpt(targets.clamp(min=0), targets, label_smoothing)[1]
+    loss.backward()
+    return loss, logits.grad
+
+
+P4 = (0.638066, 0.234731, 0.0954347, 0.0317675)  # one text rounds the third to 0.096
+
+
+@example("softmax-4", P4)
+def _():
+    return softmax(2, 1, 0.1, -1)
+
+
+@example("lse-ce-4", [2.44931, 0.449313, (-0.361934, 0.234731, 0.0954347, 0.0317675)])
+def _():
+    loss, gradient = loss_of([[2, 1, 0.1, -1]], [0])
+    return loss + 2, loss, gradient
+
+
+@example("softmax-jac", [(0.230938, -0.149774, -0.0608937, -0.0202697), 0])
+def _():
+    def p0(*z):
+        exps = [zi.exp() for zi in z]
+        return exps[0] / sum(exps)
+
+    row = gradients(p0, 2, 1, 0.1, -1)[1:]
+    return row, round(sum(row), 12)
+
+
+@example("softmax-shift", [0.731059, 0.268941] * 2)  # one text claims that the two differ
+def _():
+    return softmax(5, 4), softmax(2, 1)
+
+
+@example("softmax-sat", [1, 3.72008e-44, 3.72008e-44])
+def _():
+    return softmax(100, 0, 0)
+
+
+@example("lse-stable", [0.268941, 0.731059, 0.313262])  # LSE(1000, 1001) = 1001.313262, finite
+def _():
+    return softmax(1000, 1001), loss_of([[1000.0, 1001.0]], [1])[0]
+
+
+@example("temperature", [1, 1])
+def _():
+    close, entropies = [], []
+    for temperature in (2, 0.5):
+        logits = tensor(2, 1, 0.1, -1).expand(100_000, 4)
+        tokens = model.sample_token(logits, temperature, generator=torch.Generator().manual_seed(1))
+        shares = np.bincount(tokens.flatten(), minlength=4) / len(tokens)
+        exact = softmax(*(z / temperature for z in (2, 1, 0.1, -1)))
+        close.append(np.abs(shares - exact).max() < 0.006)
+        entropies.append(cross_entropy(shares, shares))
+    flatter = entropies[0] > cross_entropy(softmax(2, 1, 0.1, -1), softmax(2, 1, 0.1, -1)) > entropies[1]
+    return int(all(close)), int(flatter)
+
+
+@example("surprise", [0, 0.693147, 2.30259, 4.60517])
+def _():
+    return [cross_entropy([1], [p]) for p in (1, 0.5, 0.1, 0.01)]
+
+
+@example("nll-table", [4.60517, 2.30259, 1.38629, 0.693147, 0.356675, 0.105361, 0.0100503])
+def _():
+    return [cross_entropy([1], [p]) for p in (0.01, 0.1, 0.25, 0.5, 0.7, 0.9, 0.99)]
+
+
+@example("nll-epochs", [1.60944, 0.916291, 0.510826, 0.223144, 0.105361])
+def _():
+    return [cross_entropy([1], [p]) for p in (0.2, 0.4, 0.6, 0.8, 0.9)]
+
+
+@example("nll-paris", [0.328504, 4.60517, 14.0186])
+def _():
+    sure, unsure = cross_entropy([1], [0.72]), cross_entropy([1], [0.01])
+    return sure, unsure, unsure / sure
+
+
+for name, p, entropy in (
+    ("entropy-A", (0.95, 0.03, 0.01, 0.01), 0.246029),  # printed as 0.29
+    ("entropy-B", (0.25, 0.25, 0.25, 0.25), 1.38629),
+    ("entropy-C", (0.7, 0.1, 0.1, 0.1), 0.940448),
+    ("ce-self", (0.5, 0.5), 0.693147),
+):
+    example(name, entropy)(lambda p=p: cross_entropy(p, p))
+
+
+@example("entropy-coin", [1, 0.0807931, 0.0560015])
+def _():
+    fair, bent = cross_entropy([0.5, 0.5], [0.5, 0.5]), cross_entropy([0.99, 0.01], [0.99, 0.01])
+    return fair / math.log(2), bent / math.log(2), bent
+
+
+@example("kl-2", [0.610864, 0.693147, 0.0822829, 0.0871767])
+def _():
+    p, q = (0.7, 0.3), (0.5, 0.5)
+    H, C = cross_entropy(p, p), cross_entropy(p, q)
+    return H, C, C - H, cross_entropy(q, p) - cross_entropy(q, q)
+
+
+@example("ce-kl-sum", [1.0, 0.881291, 0.118709])
+def _():
+    H, C = cross_entropy((0.7, 0.3), (0.7, 0.3)), cross_entropy((0.7, 0.3), (0.5, 0.5))
+    return C / math.log(2), H / math.log(2), (C - H) / math.log(2)
+
+
+@example("ce-grad", [0.70, -0.90, 0.15, 0.05])  # in the logits; in the probability itself it would be -1/q = -10
+def _():
+    return loss_of([np.log([0.70, 0.10, 0.15, 0.05]).tolist()], [1])[1]
+
+
+@example("label-smooth", [0.900002, 2e-6, (0.0333333, 0.933333, 0.0333333)])
+def _():
+    large, small = (1 / V - loss_of([[0.0] * V], [1], 0.1)[1][0] for V in (50_000, 3))  # the gradient is p - target
+    return large[:2].flip(0).round(decimals=7), small
+
+
+@example("label-smooth-ce", [0.346719, 0.0133859])
+def _():
+    return [loss_of([[0.0, 0.0, 5.0]], [2], smoothing)[0] for smoothing in (0.1, 0)]
+
+
+@example("init-loss", [3.29584, 4.17439, 10.8198, 10.8249])  # one text cuts the first to 3.29
+def _():
+    losses = []
+    for V in (27, 65, 50_000, 50_257):
+        gpt = GPT(GPTConfig(vocab_size=V, n_layer=1, n_head=1, n_embd=4, block_size=8))
+        losses.append(gpt(torch.arange(8)[None], torch.arange(8)[None])[1])
+    return losses
+
+
+for name, logits, loss in (
+    ("tab1-zeros", (0, 0, 0), 1.09861),
+    ("tab1-u01", (0.4946, 0.1297, 0.2467), 1.15402),
+    ("tab1-right", (0, 0, 5), 0.0133859),  # cut to 0.0133 in print
+    ("tab1-wrong", (0, 5, 0), 5.01339),
+    ("tab1-n01", np.log([0.4931, 0.3457, 0.1612]).tolist(), 1.82511),  # of unrounded p, 1.8248 in print
+    ("tab1-n10", (11.9580, -10.3641, 9.7887), 2.27749),
+):
+    example(name, loss)(lambda logits=logits: loss_of([logits], [2])[0])
+
+
+@example("tab1-n100", [0, 218.379, 150.729])  # the zero is no rounding failure: the label leads by 150
+def _():
+    return [loss_of([[-212.3578, -144.7072, 6.0214]], [target])[0] for target in (2, 0, 1)]
+
+
+@example("loss-mask", [(2.44931 - 0.1 + 2.44931 + 1) / 2])
+def _():
+    return loss_of([[2, 1, 0.1, -1]] * 4, [-1, -1, 2, 3])[0]
+
+
+# ----------------------------------------------------------------------------- n-grams: bigram.py
+
+
+def table_loss(N: np.ndarray, alpha: float, M: np.ndarray) -> float:
+    """The mean loss of the probabilities made of counts N on a text with counts M."""
+    P = bigram.probabilities(N, alpha)
+    return bigram.nll(lambda grams: P[grams[:, 0], grams[:, 1]], np.argwhere(M), M[M > 0])
+
+
+EMMA = [[0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]  # S, e, m, a, E
+
+
+@example("emma-adj", [EMMA, (1, 1, 2, 1, 0), (0, 1, 2, 1, 1)])  # one shared terminal would make the sums agree
+def _():
+    N = bigram.count_bigrams(np.array([0, 1, 2, 2, 3, 4]), 5)
+    return N, N.sum(1), N.sum(0)
+
+
+DOT = [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1], [1, 0, 0, 0]]  # ., e, m, a
+
+
+@example("emma-dot", [DOT, (1, 1, 2, 1), (1, 1, 2, 1)])
+def _():
+    N = bigram.count_bigrams(CharTokenizer(".ema").encode_array(".emma."), 4)
+    return N, N.sum(1), N.sum(0)
+
+
+@example("emma-mle", [(0.5, 0.5), 1.38629, 0.277259, 1.31951])
+def _():
+    N = np.array(DOT)
+    loss = table_loss(N, 0, N)
+    return bigram.probabilities(N, 0)[2, 2:], 5 * loss, loss, math.exp(loss)
+
+
+@example(
+    "emma-smooth", [[1 / 6, 2 / 6, *[1 / 6] * 3], [1 / 7, 1 / 7, 2 / 7, 2 / 7, 1 / 7], [0.2] * 5, 5.80136, 1.16027]
+)
+def _():
+    N = np.array(EMMA)
+    P, loss = bigram.probabilities(N, 1), table_loss(N, 1, N)
+    assert bigram.probabilities(N, 1e12) == pytest.approx(1 / 5)  # the limit is 1/V
+    return P[0], P[2], P[4], 5 * loss, loss
+
+
+def names() -> tuple[list[str], CharTokenizer, np.ndarray]:
+    if not (path := SHARED / "data/names.txt").exists():
+        pytest.skip("no local copy of names.txt")
+    words, tokenizer = path.read_text(encoding="utf-8").split(), CharTokenizer(".abcdefghijklmnopqrstuvwxyz")
+    return words, tokenizer, bigram.count_bigrams(tokenizer.encode_array("." + ".".join(words) + "."), 27)
+
+
+@example("names-size", [32033, 228146, 627, 2, 15])
+def _():
+    words, _, N = names()
+    return len(words), N.sum(), (N > 0).sum(), min(map(len, words)), max(map(len, words))
+
+
+@example("names-top", [(6763, 6640, 5438, 4410, 3983), (0.369018, 0.195957)])
+def _():
+    _, tokenizer, N = names()
+    n, a = tokenizer.encode("na")
+    pairs = [N[tuple(tokenizer.encode(pair))] for pair in ("n.", "a.", "an", ".a", "e.")]
+    return pairs, bigram.probabilities(N, 0)[[n, a], 0]
+
+
+@example("names-mle", [2.45401, 11.6350, 2.45458])
+def _():
+    _, _, N = names()
+    return table_loss(N, 0, N), math.exp(table_loss(N, 0, N)), table_loss(N, 1, N)
+
+
+@example("names-andrej", [3.03907, 2.48387, math.inf, 3.48340])  # one text has infinity for the first two as well
+def _():
+    _, tokenizer, N = names()
+    counts = [
+        bigram.count_bigrams(tokenizer.encode_array(f".{name}."), 27) for name in ("andrej", "andreja", "andrejq")
+    ]
+    return [table_loss(N, 0, M) for M in counts], table_loss(N, 1, counts[2])
+
+
+@example("uniform-27", 0.0370370)
+def _():
+    return bigram.probabilities(np.zeros((27, 27)), 1)[0, 0]
+
+
+def cells(V: int, n: int) -> str:
+    """What bigram.py prints for the cells of the largest table."""
+    text, tally = io.StringIO(), (np.zeros((1, n), dtype=int), np.ones(1))
+    with contextlib.redirect_stdout(text):
+        bigram.show_orders({"train": tally, "val": tally}, V, 1.0, 0.75)
+    return text.getvalue().splitlines()[-1].split()[1]
+
+
+@example("ngram-table", 19683)  # V^(n-1) rows of V: one text has a square of side V^n
+def _():
+    return float(cells(27, 3).replace(",", ""))
+
+
+@example("ngram-size", 3.1e23)
+def _():
+    return float(cells(50_000, 5))
+
+
+@example("ppl-aba", [0.520216, 0.750513, 1.68239])
+def _():
+    loss = cross_entropy([1, 1, 1], [0.7, 0.5, 0.6])
+    return loss, loss / math.log(2), math.exp(loss)
+
+
+@example("ppl-unif", [1.58496, 3, math.inf, 1])
+def _():
+    loss = cross_entropy([1, 1, 1], [1 / 3] * 3)
+    return loss / math.log(2), math.exp(loss), math.exp(cross_entropy([1], [0])), math.exp(cross_entropy([1], [1]))
+
+
+@example("ppl-units", [2.30259, 3.32193])
+def _():
+    data = Dataset("any", *[None] * 4, 10, None, {"val": {"tokens": 7, "bytes": 7}})
+    return math.log(10), data.bits_per_byte(math.log(10), "val")
+
+
+@example("idx-baddab", [(1, 0, 2, 3, 2, 0, 1), (1, 0, 2, 3, 2, 0), (0, 2, 3, 2, 0, 1)])
+def _():
+    tokens = CharTokenizer("abd ").encode_array("bad dab")
+    X, Y = mlp.contexts(tokens, np.arange(1, 7), 1, None)
+    return tokens, X.flatten(), Y
+
+
+@example("onehot-einsum", [0])
+def _():
+    rng = np.random.default_rng(0)
+    W, X = rng.normal(size=(3, 27, 27)), rng.integers(27, size=(5, 3))
+    logits = np.einsum("mki,kij->mj", np.eye(27)[X], W)
+    return np.abs(bigram.log_softmax(W, X) - torch.from_numpy(logits).log_softmax(1).numpy()).max().round(12)
+
+
+@example("logcounts", np.array([1, 2, 1, 1, 1]) / 6)
+def _():
+    return softmax(*np.log([1, 2, 1, 1, 1]).tolist())
+
+
+@example("onehot-bca", [[1, 2, 0], np.arange(9).reshape(3, 3)[[1, 2, 0]]])  # W has a row for each token, three
+def _():
+    X = CharTokenizer("abc").encode_array("bca")
+    W = torch.arange(9.0).view(3, 3)
+    return X, mlp.Embedding(W)(torch.from_numpy(X)[:, None].long())
+
+
+# ----------------------------------------------------------------------------- layers: mlp.py
+
+
+@example("matvec", [(50, 122), (2, 1, 1, 0), (0, 1, 1, 2)])
+def _():
+    A, B = tensor([1, 2], [0, 1]), tensor([0, 1], [1, 0])
+    return mlp.Linear(tensor([1, 2, 3], [4, 5, 6]).T)(tensor([7, 8, 9])), mlp.Linear(B)(A), mlp.Linear(A)(B)
+
+
+@example("bengio-count", 11897)  # W1 has 3 x 10 rows; the shape that one text prints would give 7,897
+def _():
+    return mlp.make_model(27, 3, 10, 200, 1, "naive", False, seed=0).num_params()
+
+
+@example("mse-matrix", [0, 0])  # dW = (2/N) X^T (Yhat - Y): one text drops the 2 for the MLP
+def _():
+    X, Y, W, b = torch.randn(5, 3), torch.randn(5, 2), torch.randn(3, 2), torch.randn(2)
+    layer = mlp.Linear(W.requires_grad_(), b.requires_grad_())
+    error = layer(X) - Y
+    exact = torch.autograd.grad((error**2).sum() / 5, (W, b))
+    with torch.no_grad():
+        layer.backward(2 / 5 * error)
+    return [(p.grad - g).abs().max().round(decimals=12) for p, g in zip((W, b), exact, strict=True)]
+
+
+@example("tanh-sat", [0.99, (0.995055, 0.999909), (0.0199, 0.00986604, 0.000181583)])  # 2.65, not |x| <= 3
+def _():
+    layer = mlp.Tanh()
+    at, *far = layer(tensor(2.64665, 3, 5))
+    return at, far, layer.backward(torch.ones(3))
+
+
+Z = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
+PHI = torch.exp(-(Z**2) / 2) / math.sqrt(2 * math.pi) * (Z[1] - Z[0])  # N(0, 1) on a grid
+
+
+@example("tanh-gain", [0.394294, 0.627929, 1.59254])  # one text has 6.57, which is 1/0.39^2, and 1
+def _():
+    square = (mlp.Tanh()(Z) ** 2 * PHI).sum()
+    return square, square.sqrt(), 1 / square.sqrt()
+
+
+@example("tanh-mean", [0, 0.394294])  # one text has a formula that is not 0, and 0.42
+def _():
+    mean = (mlp.Tanh()(Z) * PHI).sum()
+    return mean.round(decimals=12), (mlp.Tanh()(Z) ** 2 * PHI).sum() - mean**2
+
+
+@example("tanh-laplace", [1.51828, 0.394294])  # with the factor 1/2 of one text it would be 0.697147
+def _():
+    v = torch.linspace(0, 14, 200_001)  # u = v^2
+    integral = (torch.exp(-(v**2) / 2) * mlp.Tanh()(v) * 2 * v).sum() * (v[1] - v[0])
+    return integral, 1 - integral / math.sqrt(2 * math.pi)
+
+
+@example("bn-fold", [[[1.5, 3], [0, -0.5]], (-0.65, -1.35), (3.85, -1.85), (3.85, -1.85)])
+def _():
+    norm = mlp.BatchNorm(2, eps=0.0)
+    norm.gain, norm.bias = tensor(3, 0.25), tensor(0.1, -0.1)
+    norm.running_mean, norm.running_var = tensor(1, 2), tensor(4, 0.25)
+    norm.parameters = [norm.gain, norm.bias]
+    norm.running_mean -= tensor(0.5, -0.5)  # the layer's bias: fold() is for layers that leave it to the norm
+    net = mlp.MLP([mlp.Linear(tensor([1, 2], [0, -1]).T), norm])
+    net.train(False)
+    folded = mlp.fold(net)
+    (layer,) = folded.layers
+    x = tensor([1.0, 1.0])
+    return layer.weight.T, layer.bias, net(x), folded(x)  # rows of W are scaled, columns of our weight
+
+
+@example("bn-bias", [0])
+def _():
+    layer, norm = mlp.Linear(torch.randn(3, 4), torch.randn(4)), mlp.BatchNorm(4)
+    norm(layer(torch.randn(8, 3)))
+    layer.backward(norm.backward(torch.randn(8, 4)))
+    return layer.bias.grad.abs().max().round(decimals=12)
+
+
+VECTORS = [[0.2, 0.8, -0.1], [0.3, 0.7, -0.2], [0.1, 0.9, 0.3], [-0.5, 0.1, 0.6], [-0.4, 0.2, 0.5]]
+
+
+@example("emb-lookup", VECTORS)
+def _():
+    return mlp.Embedding(tensor(*VECTORS))(torch.arange(5)[:, None])
+
+
+@example("emb-grad", [[0, 0], [4, 6], [0, 0], [5, 6]])  # token 1 stands at two places; 0 and 2 are absent
+def _():
+    layer = mlp.Embedding(torch.zeros(4, 2))
+    layer(torch.tensor([[1, 3, 1]]))
+    layer.backward(tensor([1, 2, 5, 6, 3, 4]))
+    return layer.C.grad
+
+
+# ----------------------------------------------------------------------------- tokens: prepare_data.py
+
+
+@example("bpe-low", [list(token.encode()) for token in ("lo", "low", "lowe", "lower", "lowes", "lowest")])
+def _():  # after low, one text merges er, es and est: they can never form here
+    ranks = train_bpe(["low", "lower", "lowest"], 256 + 6)
+    return [list(token) for token, rank in ranks.items() if rank >= 256]
+
+
+@example("char-hello", 11)
+def _():
+    return len(CharTokenizer(sorted(set("hello world"))).encode("hello world"))
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("The cat sat", [464, 3797, 3332]),
+        ("hello world", [31373, 995]),  # two tokens, not the four of one text
+        ("lowest-ever", [9319, 395, 12, 964]),
+        ("transformerize", [7645, 16354, 1096]),
+    ],
+    ids=["bpe-gpt2", "bpe-gpt2-b hello", "bpe-gpt2-b lowest", "bpe-gpt2-b transformerize"],
+)
+def test_tokens_of_gpt2(gpt2_vocabulary, text, ids):
+    from prepare_data import BPETokenizer
+
+    assert BPETokenizer().encode(text) == ids
+
+
+# ----------------------------------------------------------------------------- attention: model.py
+
+
+@dataclass
+class Attended:
+    A: torch.Tensor  # (T, T)
+    O: torch.Tensor  # (T, d_v)  # noqa: E741
+    weight: torch.Tensor  # the parameter that makes q, k and v
+    Q: torch.Tensor
+
+    def slopes(self, dO: torch.Tensor) -> list[torch.Tensor]:
+        """dQ, dK, dV (T, d)."""
+        (self.O * dO).sum().backward()
+        T, d = self.Q.shape
+        return [part[:d, :T].T for part in self.weight.grad.chunk(3)]
+
+
+def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, causal: bool = False, flash: bool = False) -> Attended:
+    """softmax(Q K^T / sqrt(d)) V by the model's attention: its first head gets one-hot tokens, and weights that make
+    the rows of Q, K and V of them; the rest of its channels is zero."""
+    (T, d), d_v = Q.shape, V.shape[1]
+    n_head = math.ceil(max(T, d_v, d) / d)
+    config = GPTConfig(n_embd=n_head * d, n_head=n_head, qk_norm=False, position="none", flash=flash)
+    attention = model.CausalSelfAttention(config)
+    with torch.no_grad():
+        attention.c_attn.weight.zero_()
+        for part, rows in zip(attention.c_attn.weight.chunk(3), (Q, K, V), strict=True):
+            part[: rows.shape[1], :T] = rows.T
+        attention.c_proj.weight.copy_(torch.eye(config.n_embd))
+    hidden = torch.full((T, T), -math.inf).triu(1) if causal else torch.zeros(T, T)
+    weights, x = [], torch.eye(T, config.n_embd)[None]
+    attention(x, mask=hidden, weights=weights)
+    out = attention(x, mask=None if causal and flash else hidden)
+    return Attended(weights[0][0, 0], out[0, :, :d_v], attention.c_attn.weight, Q)
+
+
+FLASH = (False, True)  # the formula and the fused kernel
+
+
+@example("attn-1q", [[(0.264458, 0.264458, 0.471083), (3.41325, 4.41325)]] * 2)
+def _():
+    Q, K, V = tensor([1, 0, 1]).expand(3, 3), tensor([1, 1, 0], [0, 1, 1], [1, 0, 1]), tensor([1, 2], [3, 4], [5, 6])
+    return [(a.A[0], a.O[0]) for a in (attend(Q, K, V, flash=flash) for flash in FLASH)]
+
+
+X = tensor([1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0])
+W_Q, W_K = tensor([1, 0], [0, 1], [1, 0], [0, 1]), tensor([0, 1], [1, 0], [0, 1], [1, 0])
+W_V = tensor([1, 1], [0, 0], [0, 1], [1, 0])
+THIRDS = (1 / 3, 1 / 3, 1 / 3)
+
+
+@example(
+    "attn-self",  # one text has 0.769 and 0.186 off the diagonal
+    [
+        [(0.0453884, 0.767918, 0.186694), (0.767918, 0.0453884, 0.186694), THIRDS],
+        [(1, 0.277470), (1, 1.72253), (1, 1)],
+        [(1, 0.277470), (1, 1.72253), (1, 1)],
+    ],
+)
+def _():
+    formula, fused = (attend(X @ W_Q, X @ W_K, X @ W_V, flash=flash) for flash in FLASH)
+    return formula.A, formula.O, fused.O
+
+
+@example("attn-self-causal", [[(1, 0, 0), (0.944193, 0.0558072, 0), THIRDS], [(1, 2), (1, 1.88839), (1, 1)]] * 2)
+def _():
+    return [(a.A, a.O) for a in (attend(X @ W_Q, X @ W_K, X @ W_V, True, flash) for flash in FLASH)]
+
+
+@example("attn-nonlin", [0.00701122, 3.99299, 2])  # attention is not linear in X: one text says that 2 X doubles it
+def _():
+    return attend(2 * X @ W_Q, 2 * X @ W_K, 2 * X @ W_V).O[:, 1]
+
+
+@example("attn-perm", [0])
+def _():
+    order = torch.tensor([2, 0, 1])
+    moved = attend(X[order] @ W_Q, X[order] @ W_K, X[order] @ W_V).O
+    return (moved - attend(X @ W_Q, X @ W_K, X @ W_V).O[order]).abs().max().round(decimals=12)
+
+
+TWO = tensor([1, 0, 1], [0, 1, 1]), tensor([1, 1, 0], [1, 0, 1]), tensor([2, 0, 1], [1, 1, 0])
+
+
+@example(
+    "attn-2x3",  # one text has 0.359, 0.641 and 1.359
+    [[(0.359543, 0.640457), (0.5, 0.5)], [(1.35954, 0.640457, 0.359543), (1.5, 0.5, 0.5)]] * 2,
+)
+def _():
+    return [(a.A, a.O) for a in (attend(*TWO, flash=flash) for flash in FLASH)]
+
+
+dO = tensor([1, 0, 1], [0, 1, 0])
+
+
+@example("attn-2x3-dV", [[(0.359543, 0.5, 0.359543), (0.640457, 0.5, 0.640457)]] * 2)
+def _():
+    return [attend(*TWO, flash=flash).slopes(dO)[2] for flash in FLASH]
+
+
+@example(
+    "attn-2x3-dQK",
+    [
+        [(0, 0.265895, -0.265895), (0, -0.144338, 0.144338)],
+        [(0.265895, -0.144338, 0.121557), (-0.265895, 0.144338, -0.121557)],
+    ],
+)
+def _():
+    return [slopes.round(decimals=12) for slopes in attend(*TWO).slopes(dO)[:2]]
+
+
+@example("attn-2x3-causal", [[(2, 0, 1), (1.5, 0.5, 0.5)]] * 2)
+def _():
+    return [attend(*TWO, causal=True, flash=flash).O for flash in FLASH]
+
+
+def mask(T: int, **keys) -> torch.Tensor:
+    """What a GPT adds to the scores of T tokens."""
+    gpt = GPT(GPTConfig(**{"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "position": "none"} | keys))
+    return gpt.mask(torch.arange(T), T, None)
+
+
+@example("mask-4", [[0, -math.inf, -math.inf, -math.inf], [0, 0, -math.inf, -math.inf], [0, 0, 0, -math.inf], [0] * 4])
+def _():
+    return mask(4)
+
+
+@example("bow-3", [[(1, 0, 0), (0.5, 0.5, 0), THIRDS], (1, 2, 4)])  # each row the mean of what came so far
+def _():
+    wei = mask(3).softmax(dim=-1)
+    return wei, wei @ tensor(1, 3, 8)
+
+
+@example("attn-var", [1, 1])
+def _():
+    d = 256
+    a = attend(torch.randn(d, d), torch.randn(d, d), torch.randn(d, d))
+    scores = a.A.log()  # and the same number off each row
+    variance = scores.var(dim=1).mean()
+    return int(0.97 < variance < 1.03), int(0.97 * d < (scores * math.sqrt(d)).var(dim=1).mean() < 1.03 * d)
+
+
+@example("attn-mh", [64, (512, 512), 1, 1])
+def _():
+    config = GPTConfig(n_embd=512, n_head=8, position="none", qk_norm=False)
+    attention = model.CausalSelfAttention(config)
+    with torch.no_grad():
+        attention.c_attn.weight[1024:].view(8, 64, 512)[[0, 1, 2, 4, 5, 6, 7]] = 0  # no values, but in head 3
+        shape, mixed = attention.c_proj.weight.shape, attention(torch.randn(1, 4, 512))
+        attention.c_proj.weight.copy_(torch.eye(512))
+        y = attention(torch.randn(1, 4, 512))
+    owns = (y != 0).any(dim=1).nonzero()[:, 1].tolist() == list(range(192, 256))
+    return config.head_dim, shape, int(owns), int((mixed != 0).all())
+
+
+@example("kv-cache", [1572864, 524288, 131072])  # elements of a layer, not parameters
+def _():
+    sizes = []
+    for n_kv_head in (12, 4, 1):
+        config = GPTConfig(n_layer=1, n_head=12, n_kv_head=n_kv_head, n_embd=768, block_size=1024, vocab_size=9)
+        sizes.append(model.Cache(GPT(config), 1).nbytes / 8)
+    return sizes
+
+
+# ----------------------------------------------------------------------------- positions: model.py
+
+PE = {
+    0: (0, 1, 0, 1, 0, 1, 0, 1),
+    1: (0.841471, 0.540302, 0.0998334, 0.995004, 0.00999983, 0.999950, 0.00100000, 1.00000),  # a text: 0.99
+    2: (0.909297, -0.416147, 0.198669, 0.980067, 0.0199987, 0.999800, 0.00200000, 0.999998),
+    3: (0.141120, -0.989992, 0.295520, 0.955336, 0.0299955, 0.999550, 0.00300000, 0.999996),  # a text: 0.95
+    5: (-0.958924, 0.283662, 0.479426, 0.877583, 0.0499792, 0.998750, 0.00499998, 0.999988),
+    6: (-0.279415, 0.960170, 0.564642, 0.825336, 0.0599640, 0.998201, 0.00599996, 0.999982),
+}
+
+
+@example("pe-freq", [1, 0.1, 0.01, 0.001])
+def _():
+    return model.angles(2, 8)[1]
+
+
+@example("pe-0123", [PE[0], PE[1], PE[2], PE[3]])
+def _():
+    return model.sinusoid_table(4, 8)
+
+
+@example("pe-5", PE[5])
+def _():
+    return model.sinusoid_table(6, 8)[5]
+
+
+@example("pe-6", [PE[6], (0.679509, 0.676508, 0.0852169, 0.0522470, 0.00998484, 0.000549720, 0.000999985)])
+def _():
+    five, six = model.sinusoid_table(7, 8)[5:]  # a change of 0.09 in the third, not 0.08
+    return six, (six - five).abs()[:7]
+
+
+@example("pe-wave", [6.28319, 62.8319, 628.319, 6283.19])
+def _():
+    return 2 * math.pi / model.angles(2, 8)[1]
+
+
+@example("pe-slow", [60611.5, 617.117, 3.31866])  # printed as 62800 and 628
+def _():
+    slowest = [2 * math.pi / model.angles(2, 512, base)[1, -1] for base in (10_000, 100)]
+    return *slowest, 2048 / slowest[1]
+
+
+@example("pe-rot", [[(0.955336, 0.295520), (-0.295520, 0.955336)], (0.479426, 0.877583)])
+def _():
+    table = model.sinusoid_table(6, 8)[:, 2:4]  # omega = 0.1
+    sin, cos = table[3]
+    turn = torch.stack((torch.stack((cos, sin)), torch.stack((-sin, cos))))
+    assert table[5].tolist() == pytest.approx((turn @ table[2]).tolist())
+    return turn, turn @ table[2]
+
+
+@example("pe-dot", [3.53526, 3.53526, 2.26661, 2.26661])
+def _():
+    table = model.sinusoid_table(107, 8)
+    return [table[a] @ table[b] for a, b in ((5, 6), (105, 106), (3, 7), (13, 17))]
+
+
+@example("pe-base", [0, 1])  # positions count from 0 here, as in the tables; some texts begin with 1
+def _():
+    return model.sinusoid_table(1, 2)
+
+
+@example("rope", [math.cos(2), math.cos(2), 1])
+def _():
+    q = model.rotate(tensor([1, 0]).expand(1, 1, 8, 2), model.rope_table(8, 2))[0, 0]
+    return q[3] @ q[1], q[7] @ q[5], q[6].norm()
+
+
+@example("alibi", [(0, -math.inf, -math.inf), (-0.5, 0, -math.inf), (-1, -0.5, 0)])
+def _():
+    return mask(3, position="alibi", n_head=8)[0]  # the first of eight heads has the slope 1/2
+
+
+def test_learned_positions_end_where_their_table_does():
+    """learned-pos"""
+    gpt = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=2, block_size=512, position="learned"))
+    assert len(gpt.transformer.wpe.weight) == 512
+    with pytest.raises(ValueError, match="1000 tokens do not fit into block_size=512"):
+        gpt(torch.zeros(1, 1000, dtype=torch.long))
+
+
+# ----------------------------------------------------------------------------- blocks and counts: model.py
+
+
+class Always(nn.Module):
+    """A layer that says the same whatever it reads."""
+
+    def __init__(self, out: torch.Tensor):
+        super().__init__()
+        self.out = out
+
+    def forward(self, *_):
+        return self.out
+
+
+@example("residual", [(1.2, 0.6, -0.2, 0.1), (0.9, -0.1, 0.4, 0.2), (0.1, 0.6, 0.4, -0.2)])
+def _():
+    block = model.Block(GPTConfig(n_embd=4, n_head=1))
+    block.attn = Always(tensor([0.2, 0.1, 0.3, -0.1], [0.1, 0.2, -0.2, 0.1], [0.3, -0.1, 0.1, 0.2]))
+    block.mlp = Always(torch.zeros(1))
+    return block(tensor([1, 0.5, -0.5, 0.2], [0.8, -0.3, 0.6, 0.1], [-0.2, 0.7, 0.3, -0.4]))
+
+
+@example("pre-post", [0, 0, 1, 0])
+def _():
+    x, F, G, gaps = torch.randn(1, 3, 4), torch.randn(1, 3, 4), torch.randn(1, 3, 4), []
+    for where in ("pre", "post"):
+        block = model.Block(GPTConfig(n_embd=4, n_head=1, norm_position=where))
+        block.attn, block.mlp = Always(F), Always(G)
+        norm = nn.functional.layer_norm
+        expected = x + F + G if where == "pre" else norm(norm(x + F, (4,)) + G, (4,))
+        gaps.append((block(x) - expected).abs().max().round(decimals=12))
+    last = [int("ln_f" in GPT(GPTConfig(norm_position=where)).transformer) for where in ("pre", "post")]
+    return gaps, last  # pre-norm ends with one more before the output layer
+
+
+def norm(x: torch.Tensor, kind: str = "layernorm") -> torch.Tensor:
+    return model.make_norm(GPTConfig(n_embd=4, n_head=1, norm=kind))(x)
+
+
+@example("ln-4", [1.45971, 0.329611, -1.17718, -0.612135])
+def _():
+    return norm(tensor(1.2, 0.6, -0.2, 0.1))
+
+
+@example("ln-big", [-0.100512, 1.50687, -1.30746, -0.0989037])  # printed as (-0.56, 1.13, -1.12, -0.55)
+def _():
+    return norm(tensor(0.1, 200, -150, 0.3))
+
+
+@example("rms-4", [1.76452, 0.882258, -0.294086, 0.147043])
+def _():
+    return norm(tensor(1.2, 0.6, -0.2, 0.1), "rmsnorm")
+
+
+@example("ln-bwd", [-0.269384, -0.607649, -2.00042, 2.87745])
+def _():
+    layer, x = model.make_norm(GPTConfig(n_embd=4, n_head=1)), tensor(1.2, 0.6, -0.2, 0.1).requires_grad_()
+    layer.weight.data = tensor(2, 1, 0.5, 1)
+    layer(x).backward(tensor(1, 2, 3, 4))
+    return x.grad
+
+
+def feed_forward(W1: torch.Tensor, b1: torch.Tensor, W2: torch.Tensor) -> model.MLP:
+    """W2 relu(W1 x + b1), with units to spare that do nothing."""
+    layer = model.MLP(GPTConfig(n_embd=2, n_head=1, activation="relu", bias=True))
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.zero_()
+        layer.c_fc.weight[:3], layer.c_fc.bias[:3], layer.c_proj.weight[:, :3] = W1, b1, W2
+    return layer
+
+
+@example("ffn-toy", [(3, 4), (4.5, 1.5)])
+def _():
+    layer = feed_forward(tensor([1, 0], [0, 1], [0.5, -0.5]), tensor(0, 0, 0), tensor([1, 0, 0.5], [0, 1, -0.5]))
+    return layer(tensor([3, 4], [4, 2]))
+
+
+@example("ffn-ab", [(0.65, 1.40), (1.025, 0.95), (1.025, 2.15)])  # printed as (1.3, 1.8) and (2.2, 0.5)
+def _():
+    W1, W2 = tensor([1, 0], [0, 1], [-0.5, 0.5]), tensor([0.3, 0.2, 0.1], [0.1, 0.1, 0.8])
+    return feed_forward(W1, tensor(0, 0, 1.5), W2)(tensor([1, 1], [2.5, 1], [1, 2.5]))
+
+
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The non-linearity of an MLP of one channel, by weights of 1 around it."""
+    layer = model.MLP(GPTConfig(n_embd=1, n_head=1, activation=name, position="none", bias=True))
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.zero_()
+        layer.c_fc.weight[0] = layer.c_proj.weight[0, 0] = 1
+        if name == "swiglu":
+            layer.c_fc.bias[len(layer.c_fc.bias) // 2] = 1  # what the gate lets through
+    return lambda z: layer(z[:, None])[:, 0]
+
+
+@example(
+    "gelu-silu",
+    [(0.841345, -0.158655, -0.169971, 0), (0.841192,), (0.731059, -0.268941, -0.278465, 0)],
+)
+def _():
+    figures = []
+    for name, lowest in (("gelu", -0.751792), ("gelu_tanh", None), ("swiglu", -1.27846)):
+        z = tensor(*((1,) if lowest is None else (1, -1, lowest))).requires_grad_()
+        y = activation(name)(z)
+        (slope,) = torch.autograd.grad(y.sum(), z)
+        figures.append((y, slope[2:].round(decimals=5)))
+    return figures
+
+
+@example("n-wo", 262144)
+def _():
+    return model.CausalSelfAttention(GPTConfig(n_embd=512, n_head=8)).c_proj.weight.numel()
+
+
+def size(layer: nn.Module) -> int:
+    return sum(p.numel() for p in layer.parameters())
+
+
+@example("n-mha", [1048576, 2359296])
+def _():
+    return [size(model.CausalSelfAttention(GPTConfig(n_embd=d, n_head=8))) for d in (512, 768)]
+
+
+@example("n-ffn", 2099712)
+def _():
+    return size(model.MLP(GPTConfig(n_embd=512, n_head=8, bias=True)))
+
+
+@example("n-enc", 3152384)  # with all biases
+def _():
+    return size(model.Block(GPTConfig(n_embd=512, n_head=8, bias=True)))
+
+
+@example("n-gpt2", [124439808, 7087872, 38597376])
+def _():
+    with torch.device("meta"):
+        gpt = GPT(GPTConfig(**model.GPT2_KEYS, vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768))
+    return gpt.num_params(), size(gpt.transformer.h[0]), gpt.transformer.wte.weight.numel()
+
+
+@example("n-gpt3", [174604259328, 128, 617558016])
+def _():
+    shape = {"vocab_size": 50257, "block_size": 2048, "n_layer": 96, "n_head": 96, "n_embd": 12288}
+    with torch.device("meta"):
+        gpt = GPT(GPTConfig(**model.GPT2_KEYS | shape))
+    return gpt.num_params(), gpt.config.head_dim, gpt.transformer.wte.weight.numel()
+
+
+@example("emb-count", [38597376, 617558016])
+def _():
+    return [EXAMPLES[name][0]()[2] for name in ("n-gpt2", "n-gpt3")]
+
+
+@example("tied-head", [(1, 9), 0, 36])
+def _():
+    tied, apart = (
+        GPT(GPTConfig(vocab_size=9, n_embd=4, n_head=1, n_layer=1, tie_weights=tie)) for tie in (True, False)
+    )
+    h = torch.randn(1, 4)
+    gap = (tied.logits(h) - h @ tied.transformer.wte.weight.T).abs().max()
+    return tied.logits(h).shape, gap, apart.num_params() - tied.num_params()
+
+
+# ----------------------------------------------------------------------------- optimization: train.py
+
+
+def two_steps(rule: str, **keys) -> list[float]:
+    """Where two steps of an optimizer lead on t^2 from 1."""
+    t = torch.ones(1, requires_grad=True)
+    defaults = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "beta1": 0.9, "beta2": 0.999}
+    optimizer, path = train.Optimizer([defaults | {"rule": rule, "params": [t]} | keys]), []
+    for _ in range(2):
+        t.grad = 2 * t.detach()
+        optimizer.step()
+        path.append(t.item())
+    return path
+
+
+@example("momentum-2", [0.8, 0.46])  # torch's form, which adds the whole gradient
+def _():
+    return two_steps("sgd")
+
+
+@example("adam-2", [0.900000, 0.800412])  # without the correction of the averages, the first step would end at 0.99
+def _():
+    return two_steps("adam")
+
+
+@example("adamw-2", [(0.850000, 0.708248), (0.900000, 0.800412)])  # one text prints the first as Adam with L2
+def _():
+    return [two_steps(rule, weight_decay=0.5) for rule in ("adamw", "adam")]
+
+
+@example("warm-cos", [0.5, 1, 0.853553, 0.5, 0])
+def _():
+    config = train.TrainConfig(schedule="cosine", warmup_iters=10, max_iters=109)
+    return [train.lr_scale(step, config) for step in (5, 10, 35, 60, 110)]
+
+
+@example("lr-noam", [1.74693e-7, 1.74693e-5, 1.74693e-4, 6.98771e-4, 3.49386e-4, 1.39754e-4])
+def _():
+    config = train.TrainConfig(schedule="inverse_sqrt", warmup_iters=4000, max_iters=100_000)
+    peak = 1 / math.sqrt(512 * 4000)
+    return [peak * train.lr_scale(step, config) for step in (1, 100, 1000, 4000, 16_000, 100_000)]
+
+
+# ----------------------------------------------------------------------------- the test
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name):
+    compute, expected = EXAMPLES[name]
+    got, expected = list(numbers(compute())), list(numbers(expected))
+    assert got == [pytest.approx(x, rel=1e-5, abs=1e-6 * abs(x) if x else 1e-12) for x in expected]
