@@ -516,7 +516,7 @@ def read_options():
     ways = "who computes the gradients: PyTorch, or backward() in this file (default: autograd)"
     add("--backward", choices=("autograd", "manual"), default="autograd", help=ways)
     add("--fold", action="store_true", help="after training, fold batch norm into the layers before it")
-    add("--plot", action="store_true", help="draw a picture into out/mlp_<dataset>/")
+    add("--plot", action="store_true", help="draw training.png, or find_lr.png, into out/mlp_<dataset>/")
     add("--num_samples", type=number(int, 0), default=20, help="texts to write (default: 20)")
     add("--seed", type=number(int, 0, 2**31 - 1), default=1337, help="the same seed gives the same run (default: 1337)")
     options = parser.parse_args()

@@ -564,6 +564,41 @@ class Cache:
         return sum(part.nbytes for pair in self.kv for part in pair)
 
 
+def sample_token(
+    logits: torch.Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Draw a token from each row of logits (B, V): (B, 1).
+
+    softmax(logits / temperature): sharper below 1, flatter above, and at 0 the likeliest token. top_k keeps the k
+    likeliest tokens (0: all), top_p the fewest whose probabilities add up to p (Holtzman et al. 2020); together, the
+    tokens that both keep, top_k first. Raises ValueError where one of them is out of range."""
+    if not temperature >= 0:
+        raise ValueError(f"temperature={temperature} is out of range; it must be 0 (the likeliest token) or more")
+    if top_k is not None and top_k < 0:
+        raise ValueError(f"top_k={top_k} is out of range; it must be 1 or more, or 0 for no limit")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} is out of range; it must be above 0 and at most 1, or left out for no limit")
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = logits.float() / temperature
+    if top_k:
+        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]  # (B, 1)
+        logits = logits.masked_fill(logits < kth, -math.inf)
+    probs = logits.softmax(dim=-1)  # (B, V)
+    if top_p is not None:
+        ordered, order = probs.sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1) - ordered  # the mass of all likelier tokens
+        probs = probs.scatter(1, order, ordered.masked_fill(before >= top_p, 0.0))
+    # A race of exponential clocks: token i rings after x_i / p_i, and first with the chance p_i / sum(p). So
+    # torch.multinomial draws, too, but checks p before, for which it waits until a GPU has computed it.
+    clocks = torch.empty_like(probs).exponential_(generator=generator)
+    return (probs / clocks).argmax(dim=-1, keepdim=True)
+
+
 # ----------------------------------------------------------------------------- files
 
 
@@ -678,6 +713,9 @@ def read_safetensors(path: str | Path, wanted: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
+# ----------------------------------------------------------------------------- devices
+
+
 def pick_device(name: str) -> torch.device:
     """auto: CUDA, then MPS, then the CPU. Raises ValueError where there is no such device."""
     if name == "auto":
@@ -689,38 +727,3 @@ def pick_device(name: str) -> torch.device:
         why = str(error).splitlines()[0]
         raise ValueError(f"there is no device {name} here ({why}); use --device=auto or --device=cpu") from error
     return device
-
-
-def sample_token(
-    logits: torch.Tensor,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    generator: torch.Generator | None = None,
-) -> torch.Tensor:
-    """Draw a token from each row of logits (B, V): (B, 1).
-
-    softmax(logits / temperature): sharper below 1, flatter above, and at 0 the likeliest token. top_k keeps the k
-    likeliest tokens (0: all), top_p the fewest whose probabilities add up to p (Holtzman et al. 2020); together, the
-    tokens that both keep, top_k first. Raises ValueError where one of them is out of range."""
-    if not temperature >= 0:
-        raise ValueError(f"temperature={temperature} is out of range; it must be 0 (the likeliest token) or more")
-    if top_k is not None and top_k < 0:
-        raise ValueError(f"top_k={top_k} is out of range; it must be 1 or more, or 0 for no limit")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is out of range; it must be above 0 and at most 1, or left out for no limit")
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    logits = logits.float() / temperature
-    if top_k:
-        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]  # (B, 1)
-        logits = logits.masked_fill(logits < kth, -math.inf)
-    probs = logits.softmax(dim=-1)  # (B, V)
-    if top_p is not None:
-        ordered, order = probs.sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered  # the mass of all likelier tokens
-        probs = probs.scatter(1, order, ordered.masked_fill(before >= top_p, 0.0))
-    # A race of exponential clocks: token i rings after x_i / p_i, and first with the chance p_i / sum(p). So
-    # torch.multinomial draws, too, but checks p before, for which it waits until a GPU has computed it.
-    clocks = torch.empty_like(probs).exponential_(generator=generator)
-    return (probs / clocks).argmax(dim=-1, keepdim=True)

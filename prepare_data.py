@@ -843,11 +843,18 @@ def as_user_error() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows the type of an option's value, str where none is said, as argparse.MetavarTypeHelpFormatter does."""
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return getattr(action.type, "__name__", "str").lower()
+
+
 class OptionParser(argparse.ArgumentParser):
     """argparse with one-line errors that name the nearest option; --help begins with the script's docstring."""
 
     def __init__(self, doc: str):
-        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        super().__init__(description=doc, formatter_class=HelpFormatter, allow_abbrev=False)
 
     def parse_args(self, args=None, namespace=None):
         options, unknown = self.parse_known_args(args, namespace)
@@ -887,12 +894,13 @@ def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"{', '.join(SOURCES)}, or your own UTF-8 text: a file or a folder of files")
-    tokens = "char: characters (default); bpe, trained here; gpt2; or another dataset, to train its model further"
+    tokens = "characters; bpe, trained here; gpt2; or another dataset's, to train its model further (default: char)"
     add("--tokenizer", metavar="{char,bpe,gpt2,DATASET}", help=tokens)
     add("--vocab_size", type=int, help="tokens of --tokenizer=bpe (default: 1024)")
     add("--file", type=Path, help="a local copy in place of the download; for fineweb a folder of shards")
     add("--name", help="the dataset's folder below data/ (default: made from source and tokenizer)")
-    add("--documents", choices=("none", "lines"), help="of your own text: none (default), or every line is one")
+    documents = "of your own text: each line is one, or there are none (default: none)"
+    add("--documents", choices=("none", "lines"), help=documents)
     add("--shards", type=number(int, 1, 103), help="of fineweb: files of 100M training tokens, 1 to 103 (default: 1)")
     options = parser.parse_args()
     for name, useful, where in (

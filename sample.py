@@ -108,16 +108,13 @@ def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--checkpoint", type=Path, help="a best.pt or last.pt that train.py wrote (default: the newest out/*/best.pt)")
-    add(
-        "--init_from",
-        metavar="NAME",
-        help=f"in place of a checkpoint: {', '.join(GPT2_SIZES)}, or a path to such weights",
-    )
+    add("--init_from", help=f"in place of a checkpoint: {', '.join(GPT2_SIZES)}, or a path to such weights")
     add("--prompt", help="the text to go on from (default: the start of a document, or of a line)")
     add("--prompt_file", type=Path, help="a file with the prompt")
     add("--num_samples", type=number(int, 1), default=1, help="how many texts to write (default: 1)")
     add("--max_new_tokens", type=number(int, 1), default=500, help="tokens in each text at most (default: 500)")
-    add("--temperature", type=number(float, 0), default=0.8, help="0: the likeliest token; 1: as learnt (default: 0.8)")
+    temperature = "0: the likeliest token; 1: as learned (default: 0.8)"
+    add("--temperature", type=number(float, 0), default=0.8, help=temperature)
     add("--top_k", type=number(int, 0), help="draw from the k likeliest tokens (default: 0, from all)")
     top_p = "draw from the fewest tokens whose chances add up to p (default: from all)"
     add("--top_p", type=number(float, above=0, most=1), help=top_p)
@@ -141,7 +138,7 @@ def main() -> None:
         if options.init_from:
             model, tokenizer = GPT.from_pretrained(options.init_from), BPETokenizer()
             folder = Path("out", Path(options.init_from).name)
-            separator = tokenizer.vocab_size - 1  # <|endoftext|>, which stood before each text that GPT-2 learnt from
+            separator = tokenizer.vocab_size - 1  # <|endoftext|>, which stood before each text that GPT-2 learned from
         else:
             checkpoint = load_checkpoint(path := options.checkpoint or newest_checkpoint())
             model, tokenizer = GPT.from_checkpoint(checkpoint)

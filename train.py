@@ -128,8 +128,10 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
     parser = OptionParser(__doc__)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a file of keys")
     for name, f in KEYS.items():
-        values = "|".join(f.metadata["choices"] or [f.type.__name__])
-        default = f" (default: {f.default})" if f.default != "" else ""
+        choices = f.metadata["choices"] or (("true", "false") if f.type is bool else ())
+        values = f"{{{','.join(choices)}}}" if choices else f.type.__name__
+        shown = str(f.default).lower() if f.type is bool else f.default
+        default = f" (default: {shown})" if shown != "" else ""
         bare = {"nargs": "?", "const": "true"} if f.type is bool else {}  # --compile is --compile=true
         words = f.metadata["help"] + default
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS, metavar=values, help=words, **bare)
