@@ -476,8 +476,9 @@ def draw_training(history: History, data: Dataset, start: str, path: Path) -> No
             grads.hist(dout, 40, density=True, histtype="step", label=f"tanh {i}: std {dout.std():.1e}")
         outputs.set(title=f"{when} training: what tanh puts out", xlim=(-1.05, 1.05))
         grads.set(title=f"{when} training: gradient of the loss in that")
-        outputs.legend()
-        grads.legend()
+        grads.locator_params(axis="x", nbins=5)
+        outputs.legend(loc="lower center")
+        grads.legend(loc="upper right", fontsize="small")
     losses, updates = panels[:, 2]
     width = max(1, len(history.losses) // 200)
     means = [np.mean(history.losses[i : i + width]) for i in range(0, len(history.losses), width)]
@@ -487,7 +488,7 @@ def draw_training(history: History, data: Dataset, start: str, path: Path) -> No
     for name in history.ratios[0][1]:
         updates.plot(*zip(*((step, ratios[name]) for step, ratios in history.ratios), strict=True), label=name)
     updates.axhline(-3, color="black", linestyle=":", label="a thousandth")
-    updates.set(title="log10 of update:data, at the rate of the step", xlabel="step", ylim=(-5, None))
+    updates.set(title="log10 of update:data, at each step's rate", xlabel="step", ylim=(-5, None))
     updates.legend(loc="lower left")
     save_picture(figure, path)
 

@@ -788,10 +788,10 @@ def counted_losses(data: Dataset) -> dict[str, float]:
 
 
 def draw_rungs(axes, data: Dataset) -> None:
-    """A dotted line with its name for each of counted_losses(), across the axes of a loss curve."""
-    for name, loss in counted_losses(data).items():
-        axes.axhline(loss, color="gray", linestyle=":", linewidth=1)
-        axes.text(0.99, loss, f"{name} {loss:.2f}", transform=axes.get_yaxis_transform(), ha="right", va="top")
+    """A dotted line for each of counted_losses() across the axes of a loss curve, and their names in its legend."""
+    for shade, (name, loss) in zip(("0.7", "0.4", "0"), counted_losses(data).items(), strict=False):
+        axes.axhline(loss, color=shade, linestyle=":", label=f"{name} {loss:.2f}")
+    axes.legend(loc="upper right")
 
 
 def need_matplotlib() -> None:

@@ -4,9 +4,10 @@
     python sample.py --prompt="ROMEO:" --temperature=0.8 --top_p=0.95
     python sample.py --checkpoint=out/names/best.pt --num_samples=20 --stop
     python sample.py --init_from=gpt2 --prompt="A lever is" # with OpenAI's weights, downloaded once
+    python sample.py --plot                                 # and draw who looks at whom: attention.png
 
-Read train.py before. The checkpoint holds the tokenizer, so no dataset is needed. The text goes to standard output
-as it is made, everything else to standard error; the same seed writes the same text.
+Read train.py before; this is the last step. The checkpoint holds the tokenizer, so no dataset is needed. The text goes
+to standard output as it is made, everything else to standard error; the same seed writes the same text.
 """
 
 import codecs

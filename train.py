@@ -6,9 +6,10 @@
     python train.py config/gpt2.toml --estimate             # memory, compute and time that a run needs, without it
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs, or processes of a CPU, share each step
 
-Read model.py before and sample.py after. A key has its default from below, then its value in the TOML file, then the
-one on the command line. A run lives in out/<run>/: config.toml (every key), log.jsonl (one object a line), last.pt (to
-resume from), best.pt (to sample from), and loss.png where matplotlib is installed.
+Read model.py before, whose letters for shapes hold here, too, and sample.py after. A key has its default from below,
+then its value in the TOML file, then the one on the command line. A run lives in out/<run>/: config.toml (every key),
+log.jsonl (one object a line), last.pt (to resume from), best.pt (to sample from), and loss.png where matplotlib is
+installed.
 """
 
 import argparse
@@ -751,10 +752,9 @@ def draw_losses(out_dir: Path, data: Dataset) -> None:
     for name, style in (("train", "-"), ("val", "o-")):
         points = [(entry["step"], entry[name]) for entry in entries if name in entry]
         ax.plot(*zip(*points, strict=True), style, label=name, markersize=4) if points else None
-    draw_rungs(ax, data)
     ax.set(xlabel="step", ylabel="loss, nats per token", title=str(out_dir))
     ax.grid(alpha=0.3)
-    ax.legend()
+    draw_rungs(ax, data)
     save_picture(figure, out_dir / "loss.png")
 
 

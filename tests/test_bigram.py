@@ -186,7 +186,7 @@ def test_a_sample_ends_with_its_document_at_its_limit_or_where_the_text_did():
     assert context == [dataset.separator] * 3
 
     def words(length, temperature):
-        model = lambda grams: table.additive(grams, alpha=0)  # noqa: E731
+        model = lambda grams: table.additive(grams, alpha=0)
         ids = [bigram.sample(model, context, dataset, length, temperature, rng) for _ in range(20)]
         return [dataset.tokenizer.decode(tokens) for tokens in ids]
 

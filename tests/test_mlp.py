@@ -596,7 +596,7 @@ def test_the_difference_that_folding_prints_is_one_that_can_be_large(data, capsy
 def test_samples_follow_from_the_seed_and_start_where_texts_start(data, capsys, monkeypatch):
     """In a list after separators, in a text after the end of some line."""
     seen, sample = [], mlp.sample
-    keep = lambda model, context, *rest: (seen.append(context), sample(model, context, *rest))[1]  # noqa: E731
+    keep = lambda model, context, *rest: (seen.append(context), sample(model, context, *rest))[1]
     monkeypatch.setattr(mlp, "sample", keep)
 
     def samples(name: str, seed: int) -> str:
@@ -615,7 +615,7 @@ def test_samples_follow_from_the_seed_and_start_where_texts_start(data, capsys, 
 
 def test_the_sweep_prints_its_table_and_its_rule(data, call, monkeypatch):
     figures = []
-    keep = lambda figure, path: (figures.append(figure), prepare_data.save_picture(figure, path))  # noqa: E731
+    keep = lambda figure, path: (figures.append(figure), prepare_data.save_picture(figure, path))
     monkeypatch.setattr(mlp, "save_picture", keep)
     status, out, _ = call(mlp, "--dataset=list", "--find_lr", "--max_iters=500", "--plot")
     assert status == 0
@@ -656,7 +656,7 @@ def test_the_sweep_trains_at_the_rates_that_it_names(data, monkeypatch):
 def test_the_pictures(data, call, monkeypatch):
     """Histograms of what each tanh layer put out and got back, the loss, and the ratio of each matrix."""
     figures = []
-    keep = lambda figure, path: (figures.append((figure, path)), prepare_data.save_picture(figure, path))  # noqa: E731
+    keep = lambda figure, path: (figures.append((figure, path)), prepare_data.save_picture(figure, path))
     monkeypatch.setattr(mlp, "save_picture", keep)
     status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
     assert status == 0
@@ -675,7 +675,7 @@ def test_the_pictures(data, call, monkeypatch):
     assert drawn[-1] < drawn[0] - 0.3
     rungs = prepare_data.counted_losses(prepare_data.load("list"))
     assert [line.get_ydata()[0] for line in losses.lines[1:]] == list(rungs.values())
-    assert [text.get_text().rsplit(" ", 1)[0] for text in losses.texts] == list(rungs)
+    assert [text.get_text().rsplit(" ", 1)[0] for text in losses.get_legend().get_texts()] == list(rungs)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in path.parent.iterdir()] == ["training.png"]
 

@@ -116,7 +116,7 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
 def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
     pytest.importorskip("matplotlib")
     drawn = []
-    keep = lambda figure, path: (drawn.append((figure, path)), prepare_data.save_picture(figure, path))  # noqa: E731
+    keep = lambda figure, path: (drawn.append((figure, path)), prepare_data.save_picture(figure, path))
     monkeypatch.setattr(sample, "save_picture", keep)
     out = written(call, "--prompt=the cat", "--plot", "--num_samples=2", "--max_new_tokens=30")
     ((figure, path),) = drawn
