@@ -78,7 +78,7 @@ def test_a_run_from_the_command_line():
     figures = result(done.stdout)
     assert {"model": "gpt", "dataset": "tiny", "step": "12", "out_dir": "out/tiny"}.items() <= figures.items()
     assert list(figures) == [
-        "model", "dataset", "params", "step", "train", "val", "bpb", "seconds", "tokens_per_second", "mfu", "out_dir",
+        "model", "dataset", "params", "train", "val", "bpb", "step", "seconds", "tokens_per_second", "mfu", "out_dir",
     ]  # fmt: skip
     assert float(figures["bpb"]) == pytest.approx(float(figures["val"]) / math.log(2), abs=1e-3)  # a byte a token
     assert 0 <= float(figures["mfu"]) < 1  # a tiny model on a busy machine: 0.0004 is printed as 0.000
