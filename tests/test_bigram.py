@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED, babble, finish, result, start
+from conftest import babble, finish, result, start
 
 import bigram
 import prepare_data
@@ -450,24 +450,3 @@ def test_a_table_that_is_too_large_is_refused(fails, call, monkeypatch):
 def test_a_picture_needs_matplotlib(fails, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install matplotlib" in fails(bigram, "--dataset=list", "--plot")
-
-
-# ----------------------------------------------------------------------------- figures of the whole lists
-
-
-@pytest.mark.parametrize(
-    "source, file, figures",
-    [
-        ("names", "names.txt", {"train": "2.4548", "val": "2.4533", "test": "2.4584"}),
-        ("shakespeare", "tinyshakespeare.txt", {"train": "2.4546", "val": "2.4819"}),
-    ],
-)
-def test_the_losses_of_the_bigram_tables(call, source, file, figures):
-    if not (SHARED / "data" / file).exists():
-        pytest.skip(f"no local copy of {file}")
-    prepare_data.prepare(source, file=SHARED / "data" / file)
-    assert figures.items() <= result(call(bigram, f"--dataset={source}", "--num_samples=1")[1]).items()
-    if source == "names":
-        options = ["--n=6", "--smoothing=kneser-ney", "--discount=0.85", "--num_samples=1"]
-        losses = result(call(bigram, "--dataset=names", *options)[1])
-        assert float(losses["val"]) < 1.99 and float(losses["test"]) < 1.99
