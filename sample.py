@@ -138,7 +138,7 @@ def main() -> None:
         device = pick_device(options.device)
         if options.init_from:
             model, tokenizer = GPT.from_pretrained(options.init_from), BPETokenizer()
-            folder = Path("out", Path(options.init_from).name)
+            folder = Path("out", Path(options.init_from).stem)
             separator = tokenizer.vocab_size - 1  # <|endoftext|>, which stood before each text that GPT-2 learned from
         else:
             checkpoint = load_checkpoint(path := options.checkpoint or newest_checkpoint())

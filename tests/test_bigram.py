@@ -312,6 +312,7 @@ def test_every_order_on_every_kind_of_data(call, name, options):
     grams = np.array(literal_ngrams(dataset.val, n, dataset.separator))
     p = table.kneser_ney(grams, 0.9) if len(options) > 1 else table.additive(grams, 1)
     assert result(out)["val"] == f"{-np.log(p).mean():.4f}"
+    assert result(out)["bpb"] == f"{dataset.bits_per_byte(-np.log(p).mean(), 'val'):.4f}"  # as of val: BPE's differ
     for k in range(1, n + 1):  # and the table of orders has a row for each
         grams, counts = count_ngrams(dataset.train, k, dataset.separator)
         val = np.array(literal_ngrams(dataset.val, k, dataset.separator))
@@ -398,6 +399,7 @@ def test_the_picture(call):
         files = list(Path(f"out/bigram_{name}").iterdir())
         assert [path.name for path in files] == ["counts.png"]
         assert files[0].read_bytes().startswith(b"\x89PNG") and 10_000 < files[0].stat().st_size < 150_000
+        assert files[0].read_bytes()[25] == 3  # the header's colour type: a palette, for a small file
 
 
 @pytest.mark.parametrize(

@@ -118,15 +118,18 @@ def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
     drawn = []
     keep = lambda figure, path: (drawn.append((figure, path)), prepare_data.save_picture(figure, path))
     monkeypatch.setattr(sample, "save_picture", keep)
+    monkeypatch.setattr(sample, "DRAWN", 14)
     out = written(call, "--prompt=the cat", "--plot", "--num_samples=2", "--max_new_tokens=30")
     ((figure, path),) = drawn
     assert path == Path("out/tiny/attention.png") and path.read_bytes().startswith(b"\x89PNG")
     path.unlink()
     model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
-    T = min(sample.DRAWN, model.config.block_size)
+    T = 14
     ids = tokenizer.encode(out[:T])  # the first of the two texts, from its prompt on
     weights = model.attention_weights(torch.tensor([ids]))[:, 0].flatten(0, 1).numpy()  # (n_layer nh, T, T)
-    assert len(figure.axes) == len(weights) == model.config.n_layer * model.config.n_head
+    grid = figure.axes[0].get_gridspec()
+    assert (grid.nrows, grid.ncols) == (model.config.n_layer, model.config.n_head)
+    assert len(figure.axes) == len(weights)
     for axes, expected in zip(figure.axes, weights, strict=True):
         assert axes.images[0].get_array().data == pytest.approx(expected, abs=1e-6)
         names = [label.get_text() for label in axes.get_xticklabels()]
@@ -138,9 +141,11 @@ def test_a_document_is_drawn_with_a_dot_where_it_starts(call, monkeypatch):
     pytest.importorskip("matplotlib")
     figures = []
     monkeypatch.setattr(sample, "save_picture", lambda figure, _: figures.append(figure))
-    written(call, "--plot", "--max_new_tokens=3", run="list")
+    written(call, "--plot", "--num_samples=2", "--max_new_tokens=3", run="list")
     labels = figures[0].axes[0].get_yticklabels()
     assert len(labels) == 4 and labels[0].get_text() == "."
+    written(call, "--plot", "--max_new_tokens=60", run="list")  # more than the model sees at once
+    assert len(figures[1].axes[0].get_yticklabels()) == GPT.from_checkpoint("out/list/best.pt")[0].config.block_size
 
 
 def test_a_picture_needs_matplotlib(fails, monkeypatch):
@@ -248,6 +253,9 @@ def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
     new = GPT.from_pretrained("model.safetensors").generate(ids, 20, temperature=0)[0, ids.shape[1] :]
     assert out.encode() == b"the cat" + tokenizer.decode(new.tolist()).encode() + b"\n"
     assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3")[0] == 0
+    pytest.importorskip("matplotlib")
+    assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3", "--plot")[0] == 0
+    assert Path("out/model/attention.png").exists()
     assert "no GPT-2 weights in gpt4" in fails(sample, "--init_from=gpt4")
     assert "were both given" in fails(sample, "--init_from=gpt2", "--checkpoint=out/tiny/best.pt")
     Path("small.safetensors").write_bytes(safetensors(gpt2_tensors()))

@@ -991,7 +991,15 @@ def test_help_lists_every_key_with_its_default(call):
     assert status == 0
     for name, f in train.KEYS.items():
         assert f"--{name} " in out and len(f.metadata["help"]) > 10
-    assert "(default: 0.01)" in " ".join(out.split())
+    words = " ".join(out.split())
+    assert "--learning_rate float peak rate of sgd, adam, adamw (default: 0.01)" in words
+    assert "--norm_position {pre,post} norm" in words and "(default: pre)" in words
+    assert re.search(r"--qk_norm \[\{true,false\}\] normalise [^(]*\(default: true\)", words)
+
+
+def test_help_shows_the_type_of_every_value(call):
+    words = " ".join(call(prepare_data, "--help")[1].split())
+    assert "--file path a local copy" in words and "--name str the dataset" in words and "--shards int of" in words
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
