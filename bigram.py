@@ -24,6 +24,7 @@ from prepare_data import (
     Dataset,
     OptionParser,
     UserError,
+    draw_rungs,
     load,
     need_matplotlib,
     number,
@@ -312,9 +313,9 @@ def draw_bigrams(N: np.ndarray, data: Dataset, path: Path) -> None:
     save_picture(figure, path)
 
 
-def show_orders(tallies: dict, V: int, alpha: float, discount: float) -> None:
-    """Print what a longer context brings, by adding alpha to every cell and by Kneser-Ney."""
-    (grams, counts), (val_grams, val_counts) = tallies["train"], tallies["val"]
+def show_orders(tallies: dict, V: int, alpha: float, discount: float) -> list[tuple[float, float]]:
+    """Print what a longer context brings. Returns the validation loss for each k, by adding alpha and by Kneser-Ney."""
+    (grams, counts), (val_grams, val_counts), losses = tallies["train"], tallies["val"], []
     print(f"\nwhat longer contexts bring on val (loss in nats; alpha={alpha:g}, discount={discount:g}):")
     print(f" k {'cells, V^k':>15} {'filled by train':>17} {'k-grams seen':>14} {'add alpha':>11} {'Kneser-Ney':>12}")
     for k in range(1, (n := grams.shape[1]) + 1):
@@ -324,8 +325,25 @@ def show_orders(tallies: dict, V: int, alpha: float, discount: float) -> None:
         seen = val[1][count > 0].sum() / val[1].sum()
         additive = nll(partial(table.additive, alpha=alpha), *val)
         kneser_ney = nll(partial(table.kneser_ney, discount=discount), *val)
+        losses.append((additive, kneser_ney))
         cells = f"{V**k:,}" if V**k < 1e12 else f"{V**k:.2g}"
         print(f"{k:2} {cells:>15} {len(train[1]):17,} {seen:14.1%} {additive:11.4f} {kneser_ney:12.4f}", flush=True)
+    return losses
+
+
+def draw_orders(losses: list[tuple[float, float]], data: Dataset, options, path: Path) -> None:
+    """What show_orders printed, as a PNG: two curves over k."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="tight")
+    axes = figure.subplots()
+    names = (f"add {options.alpha:g} to each count", f"Kneser-Ney, discount {options.discount:g}")
+    for name, curve in zip(names, zip(*losses, strict=True), strict=True):
+        axes.plot(range(1, len(losses) + 1), curve, "o-", label=name)
+    axes.set(xlabel="k: the last token and k - 1 before it", ylabel="validation loss, nats per token")
+    axes.set(title=f"what longer contexts bring on {data.name}", xticks=range(1, len(losses) + 1))
+    draw_rungs(axes, data)
+    save_picture(figure, path)
 
 
 def show_samples(model: Model, data: Dataset, options) -> None:
@@ -393,7 +411,8 @@ def read_options():
     add("--max_new_tokens", type=number(int, 1), default=100, help=length)
     add("--temperature", type=number(float, 0), default=1.0, help="0: the likeliest token; 1: as counted (default: 1)")
     add("--seed", type=number(int, 0), default=1337, help="the same seed writes the same texts (default: 1337)")
-    add("--plot", action="store_true", help="draw the table of bigram counts into out/bigram_<dataset>/counts.png")
+    plot = "draw the table of bigrams, or for other --n what longer contexts bring, into out/bigram_<dataset>/"
+    add("--plot", action="store_true", help=plot)
     options = parser.parse_args()
     for name, smoothing, default in (("alpha", "add", 1.0), ("discount", "kneser-ney", 0.75)):
         if getattr(options, name) is None:
@@ -402,8 +421,6 @@ def read_options():
             parser.error(f"--{name} is for --smoothing={smoothing}, and this is {options.smoothing}")
     if options.neural and options.n == 1:
         parser.error("--neural looks up a row for each token of the context, and --n=1 has none")
-    if options.plot and options.n != 2:
-        parser.error(f"--plot draws the table of bigrams, and this is --n={options.n}")
     if options.plot:
         need_matplotlib()
     return options
@@ -431,8 +448,6 @@ def main() -> None:
             raise UserError(f"{few}; take a smaller one, or prepare more text")
     began = time.perf_counter()
     N = count_bigrams(data.train, V) if n == 2 and V * V <= DENSE else None
-    if N is None and options.plot:
-        raise UserError(f"--plot draws a table, and one of {V:,} x {V:,} is too large; take a smaller vocabulary")
     grams, counts = (np.argwhere(N), N[N > 0]) if N is not None else count_ngrams(data.train, n, data.separator)
     seconds = time.perf_counter() - began
     print(f"{data.name}: {V:,} tokens; {counts.sum():,} {n}-grams in train, {len(counts):,} distinct ({seconds:.2f} s)")
@@ -444,7 +459,7 @@ def main() -> None:
     if N is not None:
         show_bigrams(N, model, data)
     else:
-        show_orders(tallies, V, options.alpha, options.discount)
+        orders = show_orders(tallies, V, options.alpha, options.discount)
     show_samples(model, data, options)
     losses, name = measure(model, data, tallies), f"{n}-gram"
     if options.neural:
@@ -453,8 +468,12 @@ def main() -> None:
         show_samples(model, data, options)
         losses = measure(model, data, tallies)
     if options.plot:
-        draw_bigrams(N, data, path := Path("out", f"bigram_{data.name}", "counts.png"))
-        print(f"\n{path}: the table N")
+        path = Path("out", f"bigram_{data.name}", "orders.png" if N is None else "counts.png")
+        if N is None:
+            draw_orders(orders, data, options, path)
+        else:
+            draw_bigrams(N, data, path)
+        print(f"\n{path}: {'what longer contexts bring' if N is None else 'the table N'}")
 
     print_result(name, data, params, losses, seconds=f"{time.perf_counter() - began:.1f}")
 

@@ -1,4 +1,5 @@
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -418,7 +419,6 @@ def test_the_picture(call):
         ("--smoothing=mle --alpha=1", "--alpha is for --smoothing=add"),
         ("--discount=0.5", "--discount is for --smoothing=kneser-ney"),
         ("--neural --n=1", "--n=1 has none"),
-        ("--plot --n=3", "table of bigrams"),
         ("--temperature=-1", "--temperature: -1 is out of range, it must be at least 0;"),
         ("--temperature=inf", "--temperature: inf is out of range"),
         ("--max_new_tokens=0", "at least 1"),
@@ -444,9 +444,26 @@ def test_a_table_that_is_too_large_is_refused(fails, call, monkeypatch):
     dense = result(call(bigram, "--dataset=tiny")[1])
     monkeypatch.setattr(bigram, "DENSE", 50)
     assert "is too large" in fails(bigram, "--dataset=tiny", "--neural")
-    assert "is too large" in fails(bigram, "--dataset=tiny", "--plot")
     sparse = result(call(bigram, "--dataset=tiny")[1])
     assert (sparse["train"], sparse["val"]) == (dense["train"], dense["val"])
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_the_picture_of_longer_contexts_is_their_table(call, monkeypatch, n):
+    pytest.importorskip("matplotlib")
+    drawn = []
+    keep = lambda figure, path: (drawn.append((figure, path)), prepare_data.save_picture(figure, path))
+    monkeypatch.setattr(bigram, "save_picture", keep)
+    status, out, _ = call(bigram, "--dataset=tiny", f"--n={n}", "--alpha=0.5", "--plot")
+    ((figure, path),) = drawn
+    assert status == 0 and path == Path("out/bigram_tiny/orders.png") and f"{path}: " in out
+    assert path.read_bytes().startswith(b"\x89PNG")
+    additive, kneser_ney, *rungs = figure.axes[0].lines
+    rows = [line.split() for line in out.splitlines() if re.match(r" [1-8] ", line)]
+    for column, line in ((4, additive), (5, kneser_ney)):
+        assert list(line.get_xdata()) == [int(row[0]) for row in rows] == list(range(1, n + 1))
+        assert [f"{loss:.4f}" for loss in line.get_ydata()] == [row[column] for row in rows]
+    assert additive.get_label() == "add 0.5 to each count" and len(rungs) == 3
 
 
 def test_a_picture_needs_matplotlib(fails, monkeypatch):

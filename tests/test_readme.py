@@ -85,7 +85,7 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
 
 def test_a_wrong_command_would_show(monkeypatch):
     monkeypatch.setattr(bigram, "load", accept)
-    for wrong in ("--colour=red", "--n=0", "--n=3 --neural --plot"):
+    for wrong in ("--colour=red", "--n=0", "--n=1 --neural"):
         monkeypatch.setattr(sys, "argv", ["bigram.py", *wrong.split()])
         with pytest.raises(prepare_data.UserError):
             bigram.main()
