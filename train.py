@@ -761,6 +761,20 @@ def draw_losses(out_dir: Path, data: Dataset) -> None:
 # ----------------------------------------------------------------------------- the loop
 
 
+def loss_function(network: Callable, device: torch.device, dtype: torch.dtype) -> Callable:
+    """forward(x, y, label_smoothing=0), the mean loss for inputs and targets (B, T) on the CPU: on the device, with
+    matrix products in dtype."""
+
+    def forward(x: torch.Tensor, y: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+        if device.type == "cuda":  # from pinned memory a copy needs no waiting: the next batch is made meanwhile
+            x, y = x.pin_memory(), y.pin_memory()
+        x, y = (t.to(device, non_blocking=device.type == "cuda") for t in (x, y))
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+            return network(x, y, label_smoothing)[1]
+
+    return forward
+
+
 def main() -> None:
     if DISTRIBUTED:
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -810,14 +824,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     if DISTRIBUTED and not config.fsdp:
         network = torch.nn.parallel.DistributedDataParallel(model)
         network.broadcast_buffers = False  # tables of positions, which never change
-    compiled = torch.compile(network) if config.compile else network
-
-    def forward(x: torch.Tensor, y: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-        if device.type == "cuda":  # from pinned memory a copy needs no waiting: the next batch is made meanwhile
-            x, y = x.pin_memory(), y.pin_memory()
-        x, y = (t.to(device, non_blocking=device.type == "cuda") for t in (x, y))
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            return compiled(x, y, label_smoothing)[1]
+    forward = loss_function(torch.compile(network) if config.compile else network, device, dtype)
 
     def sum_over_processes(on: bool) -> None:
         """Whether the next forward and backward pass ends with the mean of all processes' gradients."""
@@ -1010,24 +1017,29 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         return
 
     log_file.close()
+    conclude(config, state, data, looked_at, mfu_of_speed, device, dtype)
 
-    # the figures of the best model, and what it writes
+
+def conclude(config: TrainConfig, state: dict, data: Dataset, looked_at: int, mfu: float, device, dtype) -> None:
+    """Print what the best model writes, and the result line: its losses (that on train over as many tokens as on val),
+    and the speed of the run. mfu: the share of the device's peak for each token a second."""
+    best = Path(config.out_dir, "best.pt")
     if state["best_step"] < state["step"]:
         print(f"the validation loss has risen since step {state['best_step']}: what follows is best.pt, from that step")
     with as_user_error():
-        model, _ = GPT.from_checkpoint(out_dir / "best.pt")
-    compiled = model.to(device)  # which forward() takes from here on
-    losses = {"train": evaluate(model, forward, data, "train", config, looked_at, alone=True)}
-    losses["val"] = state["best"]
+        model, _ = GPT.from_checkpoint(best)
+    forward = loss_function(model.to(device), device, dtype)
+    losses = {"train": evaluate(model, forward, data, "train", config, looked_at, alone=True), "val": state["best"]}
     if data.test is not None:
-        losses["test"] = evaluate(model, forward, data, "test", config, most, alone=True)
+        losses["test"] = evaluate(model, forward, data, "test", config, config.eval_tokens, alone=True)
     start = torch.tensor([start_ids(data.tokenizer)], device=device)  # (1, 1)
     generator = torch.Generator(device).manual_seed(config.seed)
     ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
     print(f"\n{data.tokenizer.decode(ids).strip()}")
     speed = state["tokens"] / state["train_seconds"]
-    figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu_of_speed:.3f}", "out_dir": out_dir}
-    print_result("gpt", data, params, losses, step=state["step"], seconds=f"{state['seconds']:.1f}", **figures)
+    figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu:.3f}", "out_dir": best.parent}
+    seconds = f"{state['seconds']:.1f}"
+    print_result("gpt", data, model.num_params(), losses, step=state["step"], seconds=seconds, **figures)
 
 
 if __name__ == "__main__":
