@@ -775,30 +775,6 @@ def loss_function(network: Callable, device: torch.device, dtype: torch.dtype) -
     return forward
 
 
-def main() -> None:
-    if DISTRIBUTED:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        if RANK:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (one process prints)
-    keep_freed_memory()
-    with first_alone():
-        config, origin, options = read_config(sys.argv[1:])
-        own = DISTRIBUTED and torch.cuda.is_available() and config.device in ("auto", "cuda")
-        with as_user_error():
-            device = pick_device(f"cuda:{LOCAL_RANK}" if own else config.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dtype = pick_dtype(config.dtype, device)
-        torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
-        if options.pop("estimate"):
-            return estimate(config, device, dtype, **options)
-        check_machine(config, device, dtype)
-        data = load(config.dataset)
-        check_data(config, origin, data)
-    with explained(config):
-        train(config, origin, device, dtype, data)
-
-
 def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype: torch.dtype, data: Dataset) -> None:
     # the model, its optimizer, and where the run stands
     torch.manual_seed(config.seed)
@@ -1040,6 +1016,33 @@ def conclude(config: TrainConfig, state: dict, data: Dataset, looked_at: int, mf
     figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu:.3f}", "out_dir": best.parent}
     seconds = f"{state['seconds']:.1f}"
     print_result("gpt", data, model.num_params(), losses, step=state["step"], seconds=seconds, **figures)
+
+
+# ----------------------------------------------------------------------------- main
+
+
+def main() -> None:
+    if DISTRIBUTED:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        if RANK:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (one process prints)
+    keep_freed_memory()
+    with first_alone():
+        config, origin, options = read_config(sys.argv[1:])
+        own = DISTRIBUTED and torch.cuda.is_available() and config.device in ("auto", "cuda")
+        with as_user_error():
+            device = pick_device(f"cuda:{LOCAL_RANK}" if own else config.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dtype = pick_dtype(config.dtype, device)
+        torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
+        if options.pop("estimate"):
+            return estimate(config, device, dtype, **options)
+        check_machine(config, device, dtype)
+        data = load(config.dataset)
+        check_data(config, origin, data)
+    with explained(config):
+        train(config, origin, device, dtype, data)
 
 
 if __name__ == "__main__":
