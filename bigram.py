@@ -468,12 +468,12 @@ def main() -> None:
         show_samples(model, data, options)
         losses = measure(model, data, tallies)
     if options.plot:
-        path = Path("out", f"bigram_{data.name}", "orders.png" if N is None else "counts.png")
-        if N is None:
-            draw_orders(orders, data, options, path)
+        folder = Path("out", f"bigram_{data.name}")
+        if N is not None:
+            draw_bigrams(N, data, path := folder / "counts.png")
         else:
-            draw_bigrams(N, data, path)
-        print(f"\n{path}: {'what longer contexts bring' if N is None else 'the table N'}")
+            draw_orders(orders, data, options, path := folder / "orders.png")
+        print(f"\n{path}: {'the table N' if N is not None else 'what longer contexts bring'}")
 
     print_result(name, data, params, losses, seconds=f"{time.perf_counter() - began:.1f}")
 
