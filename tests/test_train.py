@@ -609,6 +609,21 @@ def test_one_step_by_hand():
             assert value is None or p[0, 0].item() == pytest.approx(value, abs=1e-7)
 
 
+def test_a_long_gradient_is_cut_to_grad_clip_and_keeps_its_direction(call):
+    """As in the lectures' example: of length 50, against a limit of 5, each part of it is a tenth."""
+    moved = {}
+    for grad_clip in (0, 0.01):
+        keys = ["--optimizer=sgd", "--momentum=0", "--learning_rate=1", "--schedule=constant", "--warmup_iters=0"]
+        call(train, *SHORT, *keys, "--max_iters=1", f"--grad_clip={grad_clip}", f"--out_dir=out/{grad_clip}")
+        checkpoint = load_checkpoint(f"out/{grad_clip}/last.pt")
+        torch.manual_seed(1337)
+        start = GPT(GPTConfig(**checkpoint["model_config"])).state_dict()
+        moved[grad_clip] = torch.cat([(start[k] - p).flatten() for k, p in checkpoint["model"].items()])
+    (length,) = log_of("out/0.01", "grad_norm").values()
+    assert length > 0.02 and moved[0].norm().item() == pytest.approx(length, rel=1e-3)
+    assert torch.allclose(moved[0.01], moved[0] * 0.01 / length, atol=1e-6)
+
+
 def test_muons_steps_are_orthogonal_and_those_of_pytorch():
     torch.manual_seed(0)
     for shape in ((24, 24), (8, 40), (40, 8)):
