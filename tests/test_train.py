@@ -93,6 +93,18 @@ def test_a_run_from_the_command_line():
     assert model.num_params() == int(figures["params"]) and tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
 
 
+def test_mfu_is_a_share_of_the_peak_and_the_text_is_the_best_models(call, monkeypatch):
+    monkeypatch.setattr(train, "peak_flops", lambda *_: (1e9, "for a test"))
+    _, out, _ = call(train, *SHORT)
+    model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
+    speeds, shares = log_of("out/tiny", "tokens_per_second"), log_of("out/tiny", "mfu")
+    for step, speed in speeds.items():
+        assert shares[step] == pytest.approx(speed * model.flops_per_token() / 1e9, rel=0.01)
+    start, generator = torch.tensor([tokenizer.encode("\n")]), torch.Generator().manual_seed(1337)
+    ids = model.generate(start, 20, temperature=0.8, generator=generator)[0].tolist()
+    assert f"\n\n{tokenizer.decode(ids).strip()}\n\nresult: " in out
+
+
 def test_documents_have_a_test_loss(call):
     status, out, err = call(train, *SHORT, "--dataset=list", "--out_dir=out/list", "--dropout=0.1")
     assert status == 0, err
