@@ -1260,6 +1260,21 @@ def _():
     return [peak * train.lr_scale(step, config) for step in (1, 100, 1000, 4000, 16_000, 100_000)]
 
 
+def test_the_estimate_of_gpt3(capsys):
+    """c6nd-gpt3, ratio-20, opt-tokens, a100-days: 6 N D is 3.15e23 for 175e9 parameters, of which GPT-3 has 174.6e9; in
+    days of 1,024 A100s at their peak 11.41 (one text has about 10), to which attention adds 3 %."""
+    shape = {"block_size": 2048, "n_layer": 96, "n_head": 96, "n_embd": 12288, "optimizer": "adamw"}
+    steps = {"dataset": "fineweb", "batch_size": 1, "max_iters": 300_000_000_000 // 2048}
+    config = train.TrainConfig(**model.GPT2_KEYS | shape | steps)
+    train.estimate(config, torch.device("cpu"), torch.float32, device_flops=1024 * 312e12, mfu=1.0)
+    rows = {line[:11].strip(): line[11:].replace(",", "").split() for line in capsys.readouterr().out.splitlines()}
+    per_token, in_weights = float(rows["compute"][0]), float(rows["compute"][4])  # GFLOP
+    assert 1e9 * in_weights * float(rows["this run"][0]) == pytest.approx(3.15e23, rel=0.003)
+    assert float(rows["this run"][2]) == pytest.approx(1.71429, rel=0.005)  # tokens a parameter
+    assert float(rows["optimum"][0]) == pytest.approx(3.5e12, rel=0.003)
+    assert float(rows["time"][0]) / 24 * in_weights / per_token == pytest.approx(11.4115, rel=0.003)
+
+
 # ----------------------------------------------------------------------------- the test
 
 
