@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from model import GPT, GPT2_SIZES, Cache, load_checkpoint, pick_device
@@ -97,7 +96,8 @@ def draw_attention(model: GPT, ids: torch.Tensor, names: list[str], path: Path) 
     weights = model.attention_weights(ids)[:, 0].cpu().numpy()  # (n_layer, nh, T, T)
     n_layer, n_head, T, _ = weights.shape
     figure = Figure(figsize=(0.5 + 2.6 * n_head, 0.3 + 2.7 * n_layer), dpi=80, layout="constrained")
-    for (layer, head), axes in np.ndenumerate(figure.subplots(n_layer, n_head, squeeze=False)):
+    for i, axes in enumerate(figure.subplots(n_layer, n_head, squeeze=False).flat):
+        layer, head = divmod(i, n_head)
         axes.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)
         axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
         axes.set_xticks(range(T), names, fontsize=6, parse_math=False)

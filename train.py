@@ -996,9 +996,17 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     conclude(config, state, data, looked_at, mfu_of_speed, device, dtype)
 
 
-def conclude(config: TrainConfig, state: dict, data: Dataset, looked_at: int, mfu: float, device, dtype) -> None:
-    """Print what the best model writes, and the result line: its losses (that on train over as many tokens as on val),
-    and the speed of the run. mfu: the share of the device's peak for each token a second."""
+def conclude(
+    config: TrainConfig,
+    state: dict,
+    data: Dataset,
+    looked_at: int,
+    mfu_of_speed: float,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Print what the best model writes, and the result line: its losses (on train over `looked_at` tokens, as many as
+    on val), and the speed of the run, of which each token a second is `mfu_of_speed` of the device's peak."""
     best = Path(config.out_dir, "best.pt")
     if state["best_step"] < state["step"]:
         print(f"the validation loss has risen since step {state['best_step']}: what follows is best.pt, from that step")
@@ -1013,7 +1021,7 @@ def conclude(config: TrainConfig, state: dict, data: Dataset, looked_at: int, mf
     ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
     print(f"\n{data.tokenizer.decode(ids).strip()}")
     speed = state["tokens"] / state["train_seconds"]
-    figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu:.3f}", "out_dir": best.parent}
+    figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu_of_speed:.3f}", "out_dir": best.parent}
     seconds = f"{state['seconds']:.1f}"
     print_result("gpt", data, model.num_params(), losses, step=state["step"], seconds=seconds, **figures)
 

@@ -63,6 +63,8 @@ def accept(*_, **__):
 @pytest.mark.parametrize("command", commands())
 def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
     monkeypatch.chdir(ROOT)
+    if "--plot" in command:
+        pytest.importorskip("matplotlib")
     for module, name in (
         (micrograd, "derivatives"), (bigram, "load"), (mlp, "load"), (prepare_data, "prepare"), (sample, "pick_device"),
         (train, "load_weights"), (train, "load_checkpoint"), (train, "pick_device"),
