@@ -147,8 +147,8 @@ class NGrams:
     contexts[k] lists the contexts of k tokens, and a context goes by its place in that list. It is a context of k - 1
     tokens and the token before that, in one number: place * V + token. V^n does not appear, so nothing overflows."""
 
-    def __init__(self, grams: np.ndarray, counts: np.ndarray, V: int):
-        self.V, n = V, grams.shape[1]
+    def __init__(self, grams: np.ndarray, counts: np.ndarray, V: int, separator: int | None = None):
+        self.V, self.separator, n = V, separator, grams.shape[1]
         self.contexts = [np.zeros(1, dtype=np.int64)]  # of no token there is one
         x = np.zeros(len(grams), dtype=np.int64)  # the place of each n-gram's context
         for k in range(1, n):
@@ -187,9 +187,14 @@ class NGrams:
         Every count gives up d, and what that frees is shared out as the context without its oldest token advises, and
         so on down to no context, and then 1/V. For a context x, and x' without its oldest token,
 
-            P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')"""
-        p = np.full(len(grams), 1 / self.V)
-        for count, total, followers in self.look_up(grams):
+            P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')
+
+        A context that reaches the start of its document counts once, however many separators it begins with: x' is then
+        the part without them (as in KenLM, where a document starts with a single <s>)."""
+        p, n = np.full(len(grams), 1 / self.V), grams.shape[1]
+        for k, (count, total, followers) in enumerate(self.look_up(grams), 1):
+            if 1 < k < n:
+                total = np.where(grams[:, -k] == self.separator, 0, total)
             mixed = np.maximum(count - discount, 0) + discount * followers * p
             p = np.where(total > 0, mixed / np.maximum(total, 1), p)
         return p
@@ -313,14 +318,14 @@ def draw_bigrams(N: np.ndarray, data: Dataset, path: Path) -> None:
     save_picture(figure, path)
 
 
-def show_orders(tallies: dict, V: int, alpha: float, discount: float) -> list[tuple[float, float]]:
+def show_orders(tallies: dict, data: Dataset, alpha: float, discount: float) -> list[tuple[float, float]]:
     """Print what a longer context brings. Returns the validation loss for each k, by adding alpha and by Kneser-Ney."""
-    (grams, counts), (val_grams, val_counts), losses = tallies["train"], tallies["val"], []
+    V, (grams, counts), (val_grams, val_counts), losses = data.vocab_size, tallies["train"], tallies["val"], []
     print(f"\nwhat longer contexts bring on val (loss in nats; alpha={alpha:g}, discount={discount:g}):")
     print(f" k {'cells, V^k':>15} {'filled by train':>17} {'k-grams seen':>14} {'add alpha':>11} {'Kneser-Ney':>12}")
     for k in range(1, (n := grams.shape[1]) + 1):
         train, val = tally(grams[:, n - k :], counts), tally(val_grams[:, n - k :], val_counts)
-        table = NGrams(*train, V)
+        table = NGrams(*train, V, data.separator)
         *_, (count, _, _) = table.look_up(val[0])
         seen = val[1][count > 0].sum() / val[1].sum()
         additive = nll(partial(table.additive, alpha=alpha), *val)
@@ -407,9 +412,8 @@ def read_options():
     add("--discount", type=number(float, above=0, most=1), help=discount)
     add("--neural", action="store_true", help="train the same model as a neural network, too, and compare")
     add("--num_samples", type=number(int, 0), default=10, help="texts to write (default: 10)")
-    length = "tokens in each, unless its document ends (default: 100)"
-    add("--max_new_tokens", type=number(int, 1), default=100, help=length)
-    add("--temperature", type=number(float, 0), default=1.0, help="0: the likeliest token; 1: as counted (default: 1)")
+    add("--max_new_tokens", type=number(int, 1), default=100, help="tokens in each at most (default: 100)")
+    add("--temperature", type=number(float, 0), default=1.0, help="0: greedy; 1: as counted (default: 1)")
     add("--seed", type=number(int, 0), default=1337, help="the same seed writes the same texts (default: 1337)")
     plot = "draw the table of bigrams, or for other --n what longer contexts bring, into out/bigram_<dataset>/"
     add("--plot", action="store_true", help=plot)
@@ -426,11 +430,12 @@ def read_options():
     return options
 
 
-def counting_model(options, N: np.ndarray | None, grams: np.ndarray, counts: np.ndarray, V: int) -> tuple[Model, int]:
+def counting_model(options, N: np.ndarray | None, grams: np.ndarray, counts: np.ndarray, data) -> tuple[Model, int]:
     """The model that the options ask for, and how many numbers it keeps."""
+    V = data.vocab_size
     alpha = 0 if options.smoothing == "mle" else options.alpha
     if options.smoothing == "kneser-ney":
-        table = NGrams(grams, counts, V)
+        table = NGrams(grams, counts, V, data.separator)
         return partial(table.kneser_ney, discount=options.discount), sum(len(keys) for keys, *_ in table.orders)
     if N is None:
         return partial(NGrams(grams, counts, V).additive, alpha=alpha), len(counts)
@@ -442,10 +447,7 @@ def main() -> None:
     options = read_options()
     data, n = load(options.dataset), options.n
     V, splits = data.vocab_size, {split: getattr(data, split) for split in data.splits}
-    for split, tokens in splits.items():
-        if len(tokens) < max(n, 2):
-            few = f"the {split} split of {data.name} has {len(tokens)} tokens, too few for --n={n}"
-            raise UserError(f"{few}; take a smaller one, or prepare more text")
+    data.need(max(n, 2), f"--n={n}")
     began = time.perf_counter()
     N = count_bigrams(data.train, V) if n == 2 and V * V <= DENSE else None
     grams, counts = (np.argwhere(N), N[N > 0]) if N is not None else count_ngrams(data.train, n, data.separator)
@@ -455,11 +457,11 @@ def main() -> None:
     tallies = {"train": (grams, counts), **tallies}
     twin = count_table(grams, counts, V) if options.neural else None
 
-    model, params = counting_model(options, N, grams, counts, V)
+    model, params = counting_model(options, N, grams, counts, data)
     if N is not None:
         show_bigrams(N, model, data)
     else:
-        orders = show_orders(tallies, V, options.alpha, options.discount)
+        orders = show_orders(tallies, data, options.alpha, options.discount)
     show_samples(model, data, options)
     losses, name = measure(model, data, tallies), f"{n}-gram"
     if options.neural:

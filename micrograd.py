@@ -31,8 +31,8 @@ class Value:
     """A number (`data`) that remembers which Values it was made of (`parents`), by which operation (`op`), and its
     derivative in each of them (`local_grads`): all that the chain rule needs. backward() fills in `grad`.
 
-    Plain numbers may stand on either side of an operator. Errors: TypeError where something else does, ValueError where
-    the result is no real number or too large a one (log(0), 0 ** -1, exp(1000)), ZeroDivisionError for x / 0."""
+    Plain numbers may stand on either side of an operator. Errors: TypeError if something else does, ValueError if
+    log, exp or ** is not real or overflows (log(0), 0 ** -1, exp(1000)), ZeroDivisionError for x / 0."""
 
     __slots__ = ("data", "grad", "local_grads", "op", "parents")  # no dictionary a node: smaller, and quicker to make
 
@@ -408,7 +408,7 @@ All weights start at 0, so the first loss is ln {V}: all letters are alike.
         print(f"    {c}", *(f"{p.data:5.3f}" for p in learned), "  ", *(f"{p:5.3f}" for p in row))
     print(f"""
 Gradient descent came within {gap:.3f} of what counting the pairs gives, and its loss near the {floor:.4f} nats of
-that: no other table makes these words likelier. Read on in bigram.py, which counts the pairs of 14,000 words,
+that: no other table makes these words likelier. Read on in bigram.py, which counts the pairs of 15,000 words,
 invents words, and asks what a longer context is worth.""")
 
 

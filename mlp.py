@@ -21,9 +21,9 @@ in no other, and a longer context costs more weights. Attention, in model.py, is
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -213,8 +213,9 @@ def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: s
     naive: not at all, biases too. The logits have a standard deviation of about sqrt(H), so the softmax is sure of
       itself and mostly wrong; and tanh gets sums of T C terms, far out where it is flat.
     scaled_output: the last layer alone is small, so that the first guess is nearly uniform.
-    kaiming: the layers before are scaled, too, by 5/3 / sqrt(fan_in) (He et al. 2015): the sum over fan_in inputs then
-      has the spread of one of them, and 5/3 makes up for what tanh squeezes (for N(0, 1) exactly 1.59)."""
+    kaiming: the layers before are scaled, too, by 5/3 / sqrt(fan_in): with 1 / sqrt(fan_in) the sum over fan_in inputs
+      has the standard deviation of one of them (He et al. 2015), and 5/3, PyTorch's gain for tanh, makes up for what
+      tanh squeezes (for N(0, 1), by 1.5925)."""
     generator = torch.Generator().manual_seed(seed)
 
     def linear(fan_in: int, fan_out: int, scale: float | None, bias: bool = True) -> Linear:
@@ -289,19 +290,12 @@ def rate_at(step: int, max_iters: int, learning_rate: float) -> float:
     return learning_rate * min(1.0, 2 * (max_iters - step + 1) / max_iters)
 
 
-@dataclass
-class History:
-    """What a run leaves for the picture."""
-
-    losses: list[float]  # of each step
-    ratios: list[tuple[int, dict[str, float]]]  # now and then: the step, and log10 update:data of each matrix
-    looks: list[list[tuple]]  # before and after training: output and its gradient, (B, H) each, of each tanh layer
-
-
-def train(model: MLP, data: Dataset, options) -> History:
-    """Train the model, print how it goes, and look into it at the first step and after the last."""
+def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
+    """Train the model, print how it goes, and look into it at the first step and after the last. Returns, for the plot,
+    losses, of each step; ratios, pairs of a step and log10 update:data of each matrix; looks, before and after, of each
+    tanh layer the output and its gradient, (B, H) each."""
     steps, learning_rate, by_hand = options.max_iters, options.learning_rate, options.backward == "manual"
-    history, logged, began = History([], [], []), 0, time.perf_counter()
+    history, logged, began = SimpleNamespace(losses=[], ratios=[], looks=[]), 0, time.perf_counter()
     log_steps = {1, 10, 100, 1000, *range(steps, 0, -max(1, steps // 10))}
     stream = batches(data, options.batch_size, options.block_size, options.seed)
     for step, (X, Y) in enumerate(islice(stream, steps), 1):
@@ -461,7 +455,7 @@ def explain_start(loss: float, tanhs: list[tuple], V: int) -> None:
     print(f"{share:.0%} of the tanh outputs are beyond {SATURATED}, where its slope is below 0.06: {meaning}\n")
 
 
-def draw_training(history: History, data: Dataset, start: str, path: Path) -> None:
+def draw_training(history: SimpleNamespace, data: Dataset, start: str, path: Path) -> None:
     """A PNG: what the tanh layers put out and the gradient in that, before and after; the loss, and the updates."""
     from matplotlib.figure import Figure
 
@@ -550,13 +544,8 @@ def main() -> None:
     options = read_options()
     data, T, began = load(options.dataset), options.block_size, time.perf_counter()
     torch.set_num_threads(1)  # tensors this small are not worth sharing out: two threads take longer than one
-    if data.val is None:
-        raise UserError(f"{data.name} has no validation split; prepare it again with prepare_data.py")
     splits = {split: getattr(data, split) for split in data.splits}
-    for split, tokens in splits.items():
-        if len(tokens) <= T:
-            few = f"the {split} split of {data.name} has {len(tokens)} tokens, too few for block_size={T} and a target"
-            raise UserError(f"{few}; lower --block_size or take a longer text")
+    data.need(T + 1, f"--block_size={T} and a target")
     V, C, H, n_layer = data.vocab_size, options.n_embd, options.n_hidden, options.n_layer
     if max(V * C + (T * C + (n_layer - 1) * H + V) * H, options.batch_size * max(T * C, H, V)) > LARGEST:
         sizes = "n_hidden, n_layer, n_embd, block_size or batch_size"

@@ -6,7 +6,8 @@
 
 Read bigram.py and mlp.py before, train.py and sample.py after. Two readings of the same file:
 
-    GPT-2      norm="layernorm", position="learned", activation="gelu_tanh", bias=True, tie_weights=True
+    GPT-2      norm="layernorm", position="learned", activation="gelu_tanh", bias=True, tie_weights=True,
+               lookback=0, qk_norm=False, zero_init=False
     modern     lookback=3, position="rope", activation="relu2", qk_norm=True, zero_init=True  (the defaults)
 
 The letters behind the lines give the shape of what the line makes:
@@ -16,9 +17,9 @@ B batch, T time (tokens, at most block_size), C channels (n_embd), nh heads (n_h
 import json
 import math
 import mmap
-import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -28,6 +29,10 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 
+class ModelError(ValueError):
+    """Values that make no model, a file that holds none, or a machine that cannot run it: the user can fix this."""
+
+
 def key(default, help: str, choices: tuple | None = None, least: float | None = None):
     """A key of a config: its default, a line of meaning for --help, and its legal values or the least of them."""
     return field(default=default, metadata={"help": help, "choices": choices, "least": least})
@@ -35,7 +40,7 @@ def key(default, help: str, choices: tuple | None = None, least: float | None = 
 
 @dataclass
 class GPTConfig:
-    """The shape of a GPT. Raises ValueError that names the key where the values make no model."""
+    """The shape of a GPT. Raises ModelError that names the key if the values make no model."""
 
     vocab_size: int = key(65, "distinct tokens; the dataset decides", least=1)
     vocab_multiple: int = key(1, "rows of the output layer are rounded up to a multiple: 128 is fast on GPUs", least=1)
@@ -61,22 +66,21 @@ class GPTConfig:
         for f in fields(self):
             value, choices, least = getattr(self, f.name), f.metadata["choices"], f.metadata["least"]
             if choices and value not in choices:
-                raise ValueError(f"{f.name}={value} is unknown; choose one of {', '.join(choices)}")
-            if least is not None and not value >= least:
-                raise ValueError(f"{f.name}={value} is out of range; it must be {least} or more")
+                raise ModelError(f"{f.name}={value} is unknown; choose one of {', '.join(choices)}")
+            limit = 2**31 if type(value) is int else math.inf
+            if least is not None and not least <= value < limit:
+                raise ModelError(f"{f.name}={value} is out of range; it must be {least} or more, and below {limit}")
         if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; choose a multiple of it")
+            raise ModelError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; choose a multiple of it")
         self.n_kv_head = self.n_kv_head or self.n_head
         if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}; choose a divisor")
-        if self.position == "rope" and self.head_dim % 2:
-            odd = f"n_embd / n_head = {self.head_dim} is odd"
-            raise ValueError(f"position=rope rotates pairs of channels, but {odd}; choose an even one")
-        if self.position == "sinusoidal" and self.n_embd % 2:
-            odd = f"n_embd={self.n_embd} is odd"
-            raise ValueError(f"position=sinusoidal fills pairs of channels, but {odd}; choose an even one")
+            raise ModelError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}; choose a divisor")
+        channels = {"rope": self.head_dim, "sinusoidal": self.n_embd}.get(self.position, 0)
+        if channels % 2:
+            what = "n_embd / n_head" if self.position == "rope" else "n_embd"
+            raise ModelError(f"position={self.position} needs pairs of channels, but {what} = {channels}; make it even")
         if self.dropout >= 1:
-            raise ValueError(f"dropout={self.dropout} is out of range; it must be below 1")
+            raise ModelError(f"dropout={self.dropout} is out of range; it must be below 1")
 
     @property
     def head_dim(self) -> int:
@@ -151,7 +155,7 @@ class CausalSelfAttention(nn.Module):
         config, T = self.config, x.shape[1]
         qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, nh + 2 n_kv_head, T, hd)
         qk, v = qkv.split((config.n_head + config.n_kv_head, config.n_kv_head), dim=1)
-        if config.qk_norm:  # Henry et al. 2020
+        if config.qk_norm:  # after Henry et al. 2020: their L2 norm is one of these norms, their scale is not learned
             qk = (F.layer_norm if config.norm == "layernorm" else F.rms_norm)(qk, qk.shape[-1:])
         if rope is not None:
             qk = rotate(qk, rope)
@@ -188,7 +192,7 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(width, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, activation = self.c_fc(x), self.config.activation  # (B, T, 4C)
+        x, activation = self.c_fc(x), self.config.activation  # (B, T, 4C); swiglu: (B, T, 16/3 C)
         if activation == "relu":  # max(x, 0)
             x = F.relu(x)
         elif activation == "gelu":  # x Phi(x), with the normal distribution's Phi (Hendrycks, Gimpel 2016)
@@ -260,9 +264,10 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """First weights for which the loss is ln V, a blind guess, and the stream's size hardly depends on width and
-        depth: GPT-2's N(0, 0.02) for the output layer, and in the blocks N(0, 0.4 / sqrt(inputs)), which is 0.02 for
-        400. Less by 1/sqrt(2 n_layer) where a layer adds to the stream; or zero there, and in an untied output layer
-        (zero_init): every block starts as the identity."""
+        depth: GPT-2's N(0, 0.02) for the output layer (tied and with lookback: 0.02 / sqrt(1 + lookback)), and in the
+        blocks N(0, 0.4 / sqrt(inputs)), which is 0.02 for 400. Less by 1/sqrt(2 n_layer) where a layer adds to the
+        stream; or zero there, and in an untied output layer (zero_init): with norm_position=pre, every block starts as
+        the identity."""
         config = self.config
         for name, p in self.named_parameters():
             if name.endswith("c_proj.weight"):
@@ -352,8 +357,8 @@ class GPT(nn.Module):
 
     def before(self, idx: torch.Tensor, cache: "Cache | None", pad: torch.Tensor | None, slots) -> torch.Tensor:
         """idx (B, T) -> (B, T, lookback), which rows of wbe the tokens before each one look up: a table of V + 1 rows
-        for each distance, of which the last stands for no token, as before the first. It is the layer that reads the
-        context in mlp.py (Bengio et al. 2003): a sum of tables is a linear layer over embeddings side by side."""
+        for each distance, of which the last stands for no token, as before the first. The layer that reads the context
+        in mlp.py (Bengio et al. 2003), linear over embeddings side by side, is such a sum of tables of a low rank."""
         lookback, V = self.config.lookback, self.config.vocab_size
         if pad is not None:
             idx = idx.masked_fill(slots < pad[:, None], V)
@@ -365,12 +370,12 @@ class GPT(nn.Module):
         """What is added to the scores of the tokens at slots (T,) among S, (T, S), or with more dimensions before: -inf
         where the key stands after the query or is padding, 0 elsewhere, or ALiBi's -slope * distance."""
         weight = self.lm_head.weight
-        key = torch.arange(S, device=weight.device)  # (S,)
+        keys = torch.arange(S, device=weight.device)  # (S,)
         query = slots[:, None]  # (T, 1)
-        hidden = key > query  # (T, S)
+        hidden = keys > query  # (T, S)
         if pad is not None:  # padding sees itself: a row of -inf alone has no softmax
-            hidden = hidden | (key < pad.view(-1, 1, 1, 1)) & (key != query)  # (B, 1, T, S)
-        score = self.table * (key - query) if self.config.position == "alibi" else torch.zeros_like(weight[0, 0])
+            hidden = hidden | (keys < pad.view(-1, 1, 1, 1)) & (keys != query)  # (B, 1, T, S)
+        score = self.table * (keys - query) if self.config.position == "alibi" else torch.zeros_like(weight[0, 0])
         return score.masked_fill(hidden, -math.inf)
 
     @torch.no_grad()
@@ -384,7 +389,8 @@ class GPT(nn.Module):
 
     def num_params(self, non_embedding: bool = False) -> int:
         """Parameters, a tied matrix counted once. non_embedding: without the tables in which rows are only looked up,
-        those of positions and of tokens, unless they are the output layer's matrix, too."""
+        those of positions and of tokens, unless they are the output layer's matrix, too. (Norms and biases are counted:
+        they are 0.3 % of the default model.)"""
         count = sum(p.numel() for p in self.parameters())
         if non_embedding:
             tables = {name: part for name, part in self.transformer.items() if isinstance(part, nn.Embedding)}
@@ -404,20 +410,10 @@ class GPT(nn.Module):
 
     # ------------------------------------------------------------------------- generation
 
-    def generate(
-        self,
-        idx: torch.Tensor,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        use_cache: bool = True,
-        generator: torch.Generator | None = None,
-        compile: bool = False,
-    ) -> torch.Tensor:
-        """Continue idx (B, T), T >= 1, by max_new_tokens: (B, T + max_new_tokens). See stream() and sample_token()."""
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-        return torch.cat([idx, *self.stream(idx, max_new_tokens, use_cache, compile, **sampling)], dim=1)
+    def generate(self, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
+        """Continue idx (B, T), T >= 1, by max_new_tokens: (B, T + max_new_tokens). The options are those of stream()
+        and of sample_token()."""
+        return torch.cat([idx, *self.stream(idx, max_new_tokens, **options)], dim=1)
 
     def next_logits(self, idx, cache: "Cache | None" = None, pad=None, slots=None) -> torch.Tensor:
         """idx (B, T) -> (B, V), the logits of what follows the last token."""
@@ -430,8 +426,8 @@ class GPT(nn.Module):
         Rows of different lengths are padded on the left with -1, which changes nothing for them. A token is predicted
         from a window of its row: all tokens before it, as long as they are block_size at most. When the window is full,
         it goes on with its newer half, block_size // 2 tokens (of a longer prompt, it starts as the last block_size).
-        So the context is never less than half a block, and what a token costs stays bounded: with the cache, one pass
-        for itself and on average one more to read it again as part of a half.
+        So the context is never less than block_size // 2 tokens, and what a token costs stays bounded: with the cache,
+        one pass for itself and on average one more to read it again as part of a half.
 
         use_cache=False computes all keys and values again for each token: the same tokens, slowly. compile=True
         compiles the pass for a single token: the first one takes long, the others less, above all on a GPU.
@@ -476,22 +472,25 @@ class GPT(nn.Module):
     @classmethod
     def from_checkpoint(cls, checkpoint: str | Path | dict) -> tuple["GPT", object]:
         """The model, on the CPU and in evaluation mode, and the tokenizer of a checkpoint that train.py wrote, given
-        its path or what load_checkpoint made of it. Raises what load_checkpoint raises."""
+        its path or what load_checkpoint made of it. Raises ModelError."""
         from prepare_data import make_tokenizer  # here, so that the rest of this file works alone
 
         if not isinstance(checkpoint, dict):
             checkpoint = load_checkpoint(checkpoint)
+        model = cls(GPTConfig(**checkpoint["model_config"]))
+        model.load_weights(checkpoint["model"])
+        return model.eval(), make_tokenizer(checkpoint["tokenizer"])
+
+    def load_weights(self, state: dict) -> None:
+        """Take over the state_dict of a checkpoint. Raises ModelError if it is another model's, or has NaN or Inf."""
         try:
-            model = cls(GPTConfig(**checkpoint["model_config"]))
-            model.load_state_dict(checkpoint["model"])
-            tokenizer = make_tokenizer(checkpoint["tokenizer"])
-        except (KeyError, TypeError, RuntimeError) as error:
+            self.load_state_dict(state)
+        except (TypeError, RuntimeError) as error:
             why = " ".join(str(error).split())[:200]
-            raise ValueError(f"the checkpoint lacks parts of a model ({why}); give another one") from error
-        for name, p in model.named_parameters():
+            raise ModelError(f"the checkpoint does not match this version of model.py ({why}); {WANTED}") from error
+        for name, p in self.named_parameters():
             if not p.isfinite().all():
-                raise ValueError(f"the checkpoint's {name} holds what is no number; give another one")
-        return model.eval(), tokenizer
+                raise ModelError(f"the checkpoint has NaN or Inf in {name}; use another checkpoint")
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, **keys) -> "GPT":
@@ -499,25 +498,27 @@ class GPT(nn.Module):
         gpt2-xl) they are downloaded once; a path is a model.safetensors or pytorch_model.bin, or a folder with one,
         of any GPT-2 with heads of 64 channels. keys: dropout, flash, or a smaller block_size.
 
-        Raises ValueError where the weights are not GPT-2's, naming the tensors that do not fit."""
+        Raises ModelError if the weights are not GPT-2's, naming the tensors that do not fit."""
         path = gpt2_file(name_or_path)
         published = name_or_path in GPT2_SIZES
         advice = "delete it to download it again" if published else "give GPT-2's weights as published"
         tensors = (read_safetensors if path.suffix == ".safetensors" else load_tensors)(path, advice)
         try:
             tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+            if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+                raise TypeError("it holds more than tensors")
             (vocab_size, n_embd), (block_size, _) = tensors["wte.weight"].shape, tensors["wpe.weight"].shape
             n_layer = len({name.split(".")[1] for name in tensors if name.startswith("h.")})
             settings = path.with_name("config.json")
             settings = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
-            n_head = settings.get("n_head", max(n_embd // 64, 1))
-        except (AttributeError, KeyError, ValueError, IndexError) as error:
-            raise ValueError(f"{path} is not GPT-2 ({type(error).__name__}: {error}); {advice}") from error
+            n_head = int(settings.get("n_head", max(n_embd // 64, 1)))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ModelError(f"{path} is not GPT-2 ({type(error).__name__}: {error}); {advice}") from error
         if published:
             n_layer, n_head, n_embd = GPT2_SIZES[name_or_path]
         shape = {"vocab_size": vocab_size, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
         if keys.get("block_size", 1) > block_size:
-            raise ValueError(f"block_size={keys['block_size']} is beyond the {block_size} of {path}; choose less")
+            raise ModelError(f"block_size={keys['block_size']} is beyond the {block_size} of {path}; choose less")
         with torch.device("meta"):  # shapes alone: the weights come from the file
             model = cls(GPTConfig(**GPT2_KEYS | shape | {"block_size": block_size} | keys))
 
@@ -533,14 +534,14 @@ class GPT(nn.Module):
             elif tuple(tensor.shape) != (wanted[::-1] if turned else wanted) or not tensor.is_floating_point():
                 wrong.append(f"{name} is {str(tensor.dtype)[6:]} {tuple(tensor.shape)}, not {wanted}")
             elif not tensor.isfinite().all():
-                wrong.append(f"{name} holds what is no number")
+                wrong.append(f"{name} has NaN or Inf")
             else:
                 tensor = (tensor.t() if turned else tensor)[: len(p)].float()
                 state[name] = tensor.clone(memory_format=torch.contiguous_format)
         wrong += [f"{name} is unknown" for name in tensors]
         if wrong:
             more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise ValueError(f"{path} is not {shape}: {', '.join(wrong[:3])}{more}; {advice}")
+            raise ModelError(f"{path} is not {shape}: {', '.join(wrong[:3])}{more}; {advice}")
         model.load_state_dict(state, assign=True)
         model.lm_head.weight = model.transformer.wte.weight
         return model.eval()
@@ -559,10 +560,6 @@ class Cache:
         self.idx = torch.full(shape, config.vocab_size, device=weight.device)
         self.length = 0  # tokens that it holds
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for pair in self.kv for part in pair)
-
 
 def sample_token(
     logits: torch.Tensor,
@@ -573,16 +570,17 @@ def sample_token(
 ) -> torch.Tensor:
     """Draw a token from each row of logits (B, V): (B, 1).
 
-    softmax(logits / temperature): sharper below 1, flatter above, and at 0 the likeliest token. top_k keeps the k
-    likeliest tokens (0: all), top_p the fewest whose probabilities add up to p (Holtzman et al. 2020); together, the
-    tokens that both keep, top_k first. Raises ValueError where one of them is out of range."""
+    softmax(logits / temperature): sharper below 1, flatter above, and at 0 the most likely token. top_k keeps the k
+    most likely tokens, and any that tie with the last of them (0: all); top_p the fewest whose probabilities add up to
+    p (nucleus sampling, Holtzman et al. 2020). With both, top_p is of the mass that top_k leaves, renormalized. Raises
+    ValueError if one of them is out of range."""
     if not temperature >= 0:
         raise ValueError(f"temperature={temperature} is out of range; it must be 0 (the likeliest token) or more")
     if top_k is not None and top_k < 0:
         raise ValueError(f"top_k={top_k} is out of range; it must be 1 or more, or 0 for no limit")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} is out of range; it must be above 0 and at most 1, or left out for no limit")
-    if temperature == 0:
+    if temperature < 1e-8:  # as 0: dividing by a smaller one overflows
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float() / temperature
     if top_k:
@@ -602,32 +600,39 @@ def sample_token(
 # ----------------------------------------------------------------------------- files
 
 
-CHECKPOINT_FORMAT = "count2gpt 3"
+CHECKPOINT_FORMAT = "count2gpt 4"
+WANTED = "give a best.pt or last.pt that this version of train.py wrote"
 
 
 def load_checkpoint(path: str | Path) -> dict:
     """What train.py saved, on the CPU. Nothing in the file is executed: tensors and plain values, or an error.
 
-    Raises FileNotFoundError, or ValueError where the file is damaged, foreign, or of another version."""
+    Raises ModelError if the file is missing, damaged, foreign, or of another version."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"no checkpoint {path}; train a model with python train.py, or give another path")
-    wanted = "give a best.pt or last.pt that this version of train.py wrote"
-    checkpoint = load_tensors(path, wanted)
+        raise ModelError(f"no checkpoint {path}; train a model with python train.py, or give another path")
+    checkpoint = load_tensors(path, WANTED)
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != CHECKPOINT_FORMAT:
-        raise ValueError(f"{path} has the format {found!r} and not {CHECKPOINT_FORMAT!r}; {wanted}")
+        raise ModelError(f"{path} has the format {found!r} instead of {CHECKPOINT_FORMAT!r}; {WANTED}")
+    try:
+        GPTConfig(**checkpoint["model_config"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} does not match this version of model.py ({error}); {WANTED}") from error
     return checkpoint
 
 
 def load_tensors(path: str | Path, wanted: str):
-    """What torch.save wrote, on the CPU, if it is tensors and plain values; ValueError otherwise."""
+    """What torch.save wrote, on the CPU, if it is tensors and plain values; ModelError otherwise."""
     try:
+        if zipfile.is_zipfile(path):  # torch.load does not look at the checksums in the file
+            with zipfile.ZipFile(path) as file:
+                if file.testzip():
+                    raise zipfile.BadZipFile
         with warnings.catch_warnings(action="ignore"):  # about the pickle protocol of a foreign file
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"{path} holds more than tensors and plain values, or is damaged; {wanted}") from error
     except Exception as error:  # there is no end to what reading a foreign file can raise
-        raise ValueError(f"{path} is damaged or of another kind ({type(error).__name__}); {wanted}") from error
+        why = f"is damaged, or holds more than tensors and plain values ({type(error).__name__})"
+        raise ModelError(f"{path} {why}; {wanted}") from error
 
 
 # GPT-2 as published: n_layer, n_head, n_embd (Radford et al. 2019, table 2)
@@ -649,13 +654,13 @@ GPT2_URL = "https://huggingface.co/openai-community/"
 def gpt2_file(name_or_path: str | Path) -> Path:
     """The file with the weights: of a published model downloaded once into data/downloads/, or a file or folder here.
 
-    Raises ValueError where there is none."""
+    Raises ModelError if there is none."""
     if name_or_path not in GPT2_SIZES:
         path = Path(name_or_path)
         found = [file for file in (path, *(path / name for name in GPT2_FILES)) if file.is_file()]
         if not found:
             known = f"give one of {', '.join(GPT2_SIZES)}, or a file or folder with a {' or a '.join(GPT2_FILES)}"
-            raise ValueError(f"no GPT-2 weights in {name_or_path}; {known}")
+            raise ModelError(f"no GPT-2 weights in {name_or_path}; {known}")
         return found[0]
     from prepare_data import DOWNLOADS, Missing, download  # here, so that the rest of this file works alone
 
@@ -683,13 +688,13 @@ def read_safetensors(path: str | Path, wanted: str) -> dict[str, torch.Tensor]:
     """The tensors of a file, by name, as views of a memory map: what is not used is not read.
 
     The format: 8 bytes with the length of a JSON header, little-endian; the header, name -> dtype, shape, and first
-    and last byte; the bytes, one tensor after the other. Raises ValueError unless all of that fits."""
+    and last byte; the bytes, one tensor after the other. Raises ModelError unless all of that fits."""
     wrong = f"{path} is damaged or no safetensors file"
     size = Path(path).stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, 100_000_000):
-            raise ValueError(f"{wrong}: {size} bytes do not hold its header; {wanted}")
+            raise ModelError(f"{wrong}: {size} bytes do not hold its header; {wanted}")
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
@@ -699,17 +704,17 @@ def read_safetensors(path: str | Path, wanted: str) -> dict[str, torch.Tensor]:
             entries.sort(key=lambda entry: entry[:2])
             shapes_are_numbers = all(type(n) is int and n > 0 for *_, shape in entries for n in shape)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{wrong}: its header is {type(error).__name__} {error}; {wanted}") from error
+            raise ModelError(f"{wrong}: its header is {type(error).__name__} {error}; {wanted}") from error
         bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     tensors, at = {}, 0
     for begin, end, name, dtype, shape in entries:
         count = math.prod(shape)
         if begin != at or end != begin + count * dtype.itemsize or end > size - 8 - length or not shapes_are_numbers:
-            raise ValueError(f"{wrong}: the bytes {begin} to {end} of {name} {shape} do not follow on {at}; {wanted}")
+            raise ModelError(f"{wrong}: the bytes {begin} to {end} of {name} {shape} do not follow on {at}; {wanted}")
         tensors[name] = torch.frombuffer(bytes, dtype=dtype, count=count, offset=8 + length + begin).view(shape)
         at = end
     if at != size - 8 - length:
-        raise ValueError(f"{wrong}: {size - 8 - length} bytes of tensors in place of {at}; {wanted}")
+        raise ModelError(f"{wrong}: {size - 8 - length} bytes of tensors in place of {at}; {wanted}")
     return tensors
 
 
@@ -717,13 +722,22 @@ def read_safetensors(path: str | Path, wanted: str) -> dict[str, torch.Tensor]:
 
 
 def pick_device(name: str) -> torch.device:
-    """auto: CUDA, then MPS, then the CPU. Raises ValueError where there is no such device."""
+    """auto: CUDA, then MPS, then the CPU. Raises ModelError if there is no such device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()  # a "meta" device has no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).splitlines()[0]
-        raise ValueError(f"there is no device {name} here ({why}); use --device=auto or --device=cpu") from error
+        raise ModelError(f"there is no device {name} here ({why}); use --device=auto or --device=cpu") from error
     return device
+
+
+def check_compiler(device: torch.device) -> None:
+    """Compile an addition: a failure is this machine's, as no model takes part in it. Raises ModelError."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
+    except Exception as error:  # there is no end to what compilers lack
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ModelError(f"torch.compile fails on this machine ({why}); use --compile=false") from error

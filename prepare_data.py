@@ -18,8 +18,8 @@ in which the newline token, the separator, starts and ends each document.
 import argparse
 import base64
 import codecs
-import contextlib
 import difflib
+import functools
 import hashlib
 import heapq
 import importlib.util
@@ -29,9 +29,9 @@ import math
 import os
 import random
 import re
-import shutil
 import sys
 import sysconfig
+import tempfile
 import time
 import unicodedata
 from array import array
@@ -40,14 +40,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 
 DATA = Path("data")  # the datasets, below the folder in which a script is run
 DOWNLOADS = DATA / "downloads"  # what came over the network, kept; safe to delete
 FORMAT = 1  # of meta.json and the .bin files
-CHUNK = 1 << 20  # characters or bytes in memory at a time, whatever the size of the text
+CHUNK = 1 << 18  # characters or bytes in memory at a time, whatever the size of the text
 BPE_CHARACTERS = 100_000_000  # BPE is trained on this much of the training split at most
 COUNTED = 1 << 21  # tokens of a split at most that the lines in a picture of losses are about
 
@@ -133,7 +133,7 @@ class BPETokenizer:
 
             try:
                 self.encoding = tiktoken.get_encoding("gpt2")
-            except requests.RequestException as error:
+            except (requests.RequestException, ValueError) as error:  # ValueError: not the file that was asked for
                 advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer=char or bpe"
                 raise UserError(f"cannot download the GPT-2 vocabulary ({reason(error)}); {advice}") from error
         self.vocab_size = self.encoding.n_vocab
@@ -182,7 +182,7 @@ def start_ids(tokenizer: CharTokenizer | BPETokenizer) -> list[int]:
 
 def split_words(text: str) -> list[str]:
     """Cut a text as GPT2_PATTERN does. The standard library's `re` has no \\p{L}, so the letters and the numbers that
-    occur in the text are spelled out."""
+    occur in the text are spelled out. (tiktoken differs: U+001C to U+001F, and letters newer than this Python.)"""
 
     def members(category: str, always: str) -> str:
         return always + "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == category)
@@ -267,27 +267,31 @@ class Text:
 def open_source(source: str, file: Path | None, documents: str) -> Text:
     """The text of a source; `file` is a local copy in place of a download."""
     if source == "words":
-        return shuffled_lines(io.BytesIO("\n".join(library_words()).encode()), source)
+        words = "\n".join(library_words()).encode()
+        return shuffled_lines(lambda: io.BytesIO(words), source)
     if source == "python":
         texts = library_texts()
         train = [text for i, text in enumerate(texts) if i % 10 != 9]
         return Text({"train": lambda: iter(train), "val": lambda: iter(texts[9::10])}, documents=False)
     if source in URLS:
         url, sha256 = URLS[source]
-        path = existing(file) if file else DOWNLOADS / f"{source}.txt"
+        path = existing(str(file)) if file else DOWNLOADS / f"{source}.txt"
         if not path.exists():
             download(url, path, sha256)
         check_sha256(path, sha256, f"it is not {source}; delete it, or prepare it as your own text with --name=")
-        return shuffled_lines(open(path, "rb"), source) if source == "names" else text_of([path])
-    path = existing(Path(source))
-    paths = [path] if path.is_file() else sorted(p for p in path.rglob("[!.]*") if p.is_file())
+        return shuffled_lines(functools.partial(open, path, "rb"), source) if source == "names" else text_of([path])
+    path = existing(source)
+    paths = [path]
+    if path.is_dir():  # without .git/HEAD and the like, and without the datasets
+        paths = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.is_relative_to(DATA)]
+        paths = [p for p in paths if "/." not in f"/{p.relative_to(path).as_posix()}"]
     if not any(p.stat().st_size for p in paths):
         raise UserError(f"{path} is empty; give a text file, or a folder with text files")
     if documents == "none":
         return text_of(paths)
     if path.is_dir():
         raise UserError(f"{path} is a folder, and --documents=lines takes one file, a document a line; join its files")
-    return shuffled_lines(open(path, "rb"), str(path))
+    return shuffled_lines(functools.partial(open, path, "rb"), str(path))
 
 
 def text_of(paths: list[Path]) -> Text:
@@ -353,20 +357,21 @@ def whole_words(pieces: Iterable[str]) -> Iterator[str]:
     yield rest
 
 
-def shuffled_lines(file: BinaryIO, name: str) -> Text:
+def shuffled_lines(open_file: Callable[[], BinaryIO], name: str) -> Text:
     """The lines of a file as documents, without blank ones, shuffled and split 80/10/10 as in the makemore lectures.
     Memory holds where each line starts, and 10,000 lines at a time."""
     starts, at = array("q"), 0
-    for line in file:
-        if line.strip():
-            starts.append(at)
-        at += len(line)
+    with open_file() as file:
+        for line in file:
+            if line.strip():
+                starts.append(at)
+            at += len(line)
     n = len(starts)
     if n < 10:
         raise UserError(f"{name} has {n} lines with text, too few to split 80/10/10; give 10, or leave out --documents")
     random.Random(42).shuffle(starts)
 
-    def document(at: int) -> str:
+    def document(file: BinaryIO, at: int) -> str:
         file.seek(at)
         line = file.readline().removesuffix(b"\n").removesuffix(b"\r")
         try:
@@ -375,8 +380,9 @@ def shuffled_lines(file: BinaryIO, name: str) -> Text:
             raise not_utf8(name, at + error.start) from error
 
     def read(first: int, last: int) -> Iterator[list[str]]:
-        for i in range(first, last, 10_000):
-            yield [document(at) for at in starts[i : min(i + 10_000, last)]]
+        with open_file() as file:
+            for i in range(first, last, 10_000):
+                yield [document(file, at) for at in starts[i : min(i + 10_000, last)]]
 
     n1, n2 = int(0.8 * n), int(0.9 * n)
     splits = {"train": lambda: read(0, n1), "val": lambda: read(n1, n2), "test": lambda: read(n2, n)}
@@ -474,7 +480,9 @@ def fetch_rest(url: str, part: Path) -> str | None:
         have = have if response.status_code == 206 else 0  # 200: the server ignores ranges and sends all of it
         total = have + int(response.headers.get("Content-Length", 0))
         show = progress(f"downloading {part.stem}", total)
-        with open(part, "ab" if have else "wb") as file:
+        with open(part, "ab") as file:
+            lock(file, f"another process is downloading {url}; wait for its end, and try again")
+            file.truncate(have)
             for block in response.iter_content(1 << 14):  # a block that breaks off is lost, so keep it small
                 file.write(block)
                 have += len(block)
@@ -484,6 +492,17 @@ def fetch_rest(url: str, part: Path) -> str | None:
     answers = [answer.headers.get("X-Linked-Etag", "") for answer in (*response.history, response)]
     named = max(answers).strip('"')  # the redirection has it
     return named if re.fullmatch("[0-9a-f]{64}", named) else None
+
+
+def lock(file: IO, message: str) -> None:
+    """Keep an open file for this process until it is closed. UserError with the message if another one has it."""
+    if os.name == "posix":  # Windows does not let an open file be replaced
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(message) from None
 
 
 def reason(error: BaseException) -> str:
@@ -500,11 +519,11 @@ def check_sha256(path: Path, expected: str | None, advice: str) -> None:
         raise UserError(f"{path} has SHA-256 {found} instead of {expected}: {advice}")
 
 
-def existing(path: Path) -> Path:
-    if not path.exists():
+def existing(name: str) -> Path:
+    if not name or not Path(name).exists():
         what = f"one of {', '.join(SOURCES)}, a text file, or a folder of them"
-        raise UserError(f"no file or folder {path}{nearest(str(path), SOURCES)}; give {what}")
-    return path
+        raise UserError(f"no file or folder {name or repr(name)}{nearest(name, SOURCES)}; give {what}")
+    return Path(name)
 
 
 # ----------------------------------------------------------------------------- FineWeb, which comes as tokens
@@ -522,7 +541,7 @@ def write_fineweb(folder: Path, copies: Path | None, shards: int) -> tuple:
         if not copies and not path.exists():
             print(f"downloading {FINEWEB_URL}{name}", file=sys.stderr)
             download(FINEWEB_URL + name, path)
-        return read_shard(existing(path))
+        return read_shard(existing(str(path)))
 
     def pieces(tokens: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
         for at in range(0, len(tokens), CHUNK):
@@ -545,8 +564,8 @@ def read_shard(path: Path) -> np.ndarray:
     """The tokens of a shard, a memory map (n,) uint16, after a look at its header: 256 int32, of which the first three
     are a magic number, the version, and the number of tokens."""
     header = np.fromfile(path, dtype="<i4", count=256)
-    if len(header) < 256 or header[0] != 20240520 or header[1] != 1:
-        wrong = f"it begins with {header[:2].tolist()} instead of 20240520, 1"
+    if len(header) < 256 or header[0] != 20240520 or header[1] != 1 or header[2] < 1:
+        wrong = f"it begins with {header[:3].tolist()} instead of 20240520, 1 and a number of tokens"
         raise UserError(f"{path} is no shard of GPT-2 tokens: {wrong}; delete it and try again")
     size, expected = path.stat().st_size, 1024 + 2 * int(header[2])
     if size != expected:
@@ -569,7 +588,7 @@ def prepare(
 ) -> None:
     """Make data/<dataset>, whole or not at all, and print what is in it. See main() for the parameters."""
     if not name:
-        stem = source if source in SOURCES else existing(Path(source)).resolve().stem
+        stem = source if source in SOURCES else existing(source).resolve().stem
         suffix = {"char": "", "bpe": f"_bpe{vocab_size}"}.get(tokenizer, f"_{tokenizer}")
         name = stem if source == "fineweb" else stem + suffix
     if parse_name(name) not in (None, (source, tokenizer, vocab_size)):
@@ -577,26 +596,26 @@ def prepare(
     if not re.fullmatch(r"\w[\w.-]*", name) or name == DOWNLOADS.name:
         raise UserError(f"{name!r} cannot name a dataset; give letters, digits, '_', '.' or '-' with --name=")
 
-    folder, new, old = DATA / name, DATA / f".{name}.new", DATA / f".{name}.old"
-    shutil.rmtree(new, ignore_errors=True)  # from a run that was killed
-    new.mkdir(parents=True)
-    try:
+    folder = DATA / name
+    DATA.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=DATA, prefix=f".{name}.") as temporary:  # for this process alone
+        new, old = Path(temporary, "new"), Path(temporary, "old")
+        new.mkdir()
         if source == "fineweb":
             made, separator, splits = write_fineweb(new, file, shards)
         else:
             made, separator, splits = write_text(new, open_source(source, file, documents), tokenizer, vocab_size)
         meta = {"format": FORMAT, "source": source, "tokenizer": made.spec(), "vocab_size": made.vocab_size}
         meta |= {"dtype": token_dtype(made.vocab_size), "separator": separator, "splits": splits}
+        meta["sha256"] = hashlib.sha256(json.dumps(meta).encode()).hexdigest()
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
         if folder.exists():  # a folder cannot be replaced in one step: set the old one aside
-            shutil.rmtree(old, ignore_errors=True)
             os.rename(folder, old)
-        os.rename(new, folder)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        if old.exists() and not folder.exists():
-            os.rename(old, folder)
+        try:
+            os.rename(new, folder)
+        finally:
+            if old.exists() and not folder.exists():
+                os.rename(old, folder)
     describe(name)
 
 
@@ -657,7 +676,7 @@ def write_tokens(path: Path, pieces: Iterable[tuple[np.ndarray, int]], dtype: st
 # ----------------------------------------------------------------------------- reading a dataset
 
 
-@dataclass
+@dataclass(eq=False)  # compared as a whole object, so that functions of it can be cached
 class Dataset:
     """A prepared text. train, val and test are memory maps (n,) of token ids; test is None where there is none."""
 
@@ -669,6 +688,14 @@ class Dataset:
     vocab_size: int
     separator: int | None  # the id that starts and ends each document; None for one long text
     splits: dict[str, dict]  # of each split: tokens, bytes, sha256, and documents where there are any
+    delimiter: int | None = None  # the id before each text: the separator, or FineWeb's <|endoftext|>
+
+    def need(self, tokens: int, what: str) -> None:
+        """Raises UserError if a split has fewer tokens than that."""
+        for split, entry in self.splits.items():
+            if entry["tokens"] < tokens:
+                few = f"the {split} split of {self.name} has {entry['tokens']} tokens, too few for {what}"
+                raise UserError(f"{few}; choose a smaller one, or a longer text")
 
     def bits_per_byte(self, loss: float, split: str) -> float:
         """A loss in nats per token as bits per byte of UTF-8 text, which compares across tokenizers."""
@@ -689,7 +716,7 @@ def load(name: str) -> Dataset:
 
     Raises UserError, with the command to run, where files are missing, cut short, foreign or of another version."""
     folder, built_in = DATA / name, parse_name(name)
-    command = f"python prepare_data.py YOUR_TEXT.txt --name={name}"
+    command = f"python prepare_data.py YOUR_TEXT.txt --name={Path(name).name}"
     if built_in:
         source, kind, vocab_size = built_in
         options = {"char": "", "gpt2": " --tokenizer=gpt2", "bpe": f" --tokenizer=bpe --vocab_size={vocab_size}"}[kind]
@@ -697,7 +724,8 @@ def load(name: str) -> Dataset:
     if not (folder / "meta.json").exists():
         if not built_in or source == "fineweb":
             ready = [path.parent.name for path in DATA.glob("[!.]*/meta.json")]
-            raise UserError(f"no dataset {folder}{nearest(name, {*SOURCES, *ready} - {name})}; run: {command}")
+            close = nearest(Path(name).name, {*SOURCES, *ready} - {name})
+            raise UserError(f"no dataset {folder}{close}; run: {command}")
         print(f"preparing {name}, on first use")
         prepare(source, kind, vocab_size)
 
@@ -707,9 +735,12 @@ def load(name: str) -> Dataset:
         if meta["format"] != FORMAT:
             version = f"format {meta['format']!r}, and this version reads {FORMAT}"
             raise UserError(f"{folder / 'meta.json'} has {version}; {again}")
+        if meta.pop("sha256", None) not in (None, hashlib.sha256(json.dumps(meta).encode()).hexdigest()):
+            raise KeyError("another sha256 than when it was made")
         rest = {key: meta[key] for key in ("vocab_size", "separator", "splits")}
+        rest["delimiter"] = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
         tokenizer = make_tokenizer(meta["tokenizer"])
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError) as error:
         raise UserError(f"{folder / 'meta.json'} is damaged ({error!r}); {again}") from error
     splits = dict.fromkeys(("train", "val", "test"))
     for split, entry in meta["splits"].items():
@@ -771,6 +802,7 @@ def print_result(model: str, data: Dataset, params: int, losses: dict[str, float
     print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
 
 
+@functools.cache  # counted once, and not for each picture
 def counted_losses(data: Dataset) -> dict[str, float]:
     """The lowest rungs of the ladder, to see where a curve stands: what a uniform guess costs on the validation split,
     and what counts of tokens and of pairs do, each plus one. Of the first COUNTED tokens, in nats per token."""
@@ -812,19 +844,22 @@ def save_picture(figure, path: Path) -> None:
 # ----------------------------------------------------------------------------- the command line of every script
 
 
-def run(main: Callable[[], None]) -> None:
-    """Run a script's main(). What a user can cause ends in one line on stderr and status 2, never in a traceback."""
+def run(main: Callable[[], None], *expected: type[Exception]) -> None:
+    """Run a script's main(). What a user can cause, UserError or one of the expected exceptions, ends in one line on
+    stderr and status 2; anything else is a bug, and shows its traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character prints "?" instead of dying
     try:
         main()
         sys.stdout.flush()
-    except UserError as error:
+    except (UserError, *expected) as error:
         message = str(error)
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     except OSError as error:  # no permission, no space, a folder in place of a file ...
+        if isinstance(error, (FileNotFoundError, ConnectionError, TimeoutError)):  # caught above where a user causes it
+            raise
         message = f"{error.filename or 'writing'}: {error.strerror or error}; check path, permissions and free space"
     except KeyboardInterrupt:
         sys.exit(130)
@@ -832,15 +867,6 @@ def run(main: Callable[[], None]) -> None:
         return
     print("error:", " ".join(message.splitlines()), file=sys.stderr)
     sys.exit(2)
-
-
-@contextlib.contextmanager
-def as_user_error() -> Iterator[None]:
-    """Around calls of model.py, which raises ValueError or FileNotFoundError for what the user can mend."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
-        raise UserError(str(error)) from error
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -873,7 +899,7 @@ def number(kind: type, least: float = -math.inf, most: float = math.inf, above: 
 
     def parse(text: str) -> float:
         value = kind(text)
-        if not (value < math.inf and least <= value <= most and value > above):
+        if not (value < (2**63 if kind is int else math.inf) and least <= value <= most and value > above):
             raise argparse.ArgumentTypeError(f"{text} is out of range, it must be {words}")
         return value
 
@@ -894,13 +920,12 @@ def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"{', '.join(SOURCES)}, or your own UTF-8 text: a file or a folder of files")
-    tokens = "characters; bpe, trained here; gpt2; or another dataset's, to train its model further (default: char)"
+    tokens = "bpe is trained here; DATASET: with another one's, to train its model further (default: char)"
     add("--tokenizer", metavar="{char,bpe,gpt2,DATASET}", help=tokens)
     add("--vocab_size", type=int, help="tokens of --tokenizer=bpe (default: 1024)")
     add("--file", type=Path, help="a local copy in place of the download; for fineweb a folder of shards")
     add("--name", help="the dataset's folder below data/ (default: made from source and tokenizer)")
-    documents = "of your own text: each line is one, or there are none (default: none)"
-    add("--documents", choices=("none", "lines"), help=documents)
+    add("--documents", choices=("none", "lines"), help="of your own text: lines: each is a document (default: none)")
     add("--shards", type=number(int, 1, 103), help="of fineweb: files of 100M training tokens, 1 to 103 (default: 1)")
     options = parser.parse_args()
     for name, useful, where in (

@@ -11,7 +11,6 @@ to standard output as it is made, everything else to standard error; the same se
 """
 
 import codecs
-import contextlib
 import itertools
 import sys
 import time
@@ -20,12 +19,11 @@ from pathlib import Path
 
 import torch
 
-from model import GPT, GPT2_SIZES, Cache, load_checkpoint, pick_device
+from model import GPT, GPT2_SIZES, ModelError, check_compiler, load_checkpoint, pick_device
 from prepare_data import (
     BPETokenizer,
     OptionParser,
     UserError,
-    as_user_error,
     need_matplotlib,
     number,
     run,
@@ -34,7 +32,7 @@ from prepare_data import (
     token_names,
 )
 
-MOST_CACHE = 2**30  # bytes of keys and values: so many samples are written at once
+MOST_MEMORY = 2**30  # bytes of keys, values and logits: so many samples are written at once
 DRAWN = 24  # tokens in the picture of --plot
 
 
@@ -49,7 +47,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt_file is not None:
         raise UserError("--prompt and --prompt_file were both given; give one of them")
     try:
-        text = prompt_file.read_text(encoding="utf-8") if prompt_file else prompt or ""
+        text = prompt_file.read_text(encoding="utf-8-sig") if prompt_file else prompt or ""
         text.encode("utf-8")
     except FileNotFoundError:
         raise UserError(f"no prompt file {prompt_file}; give a text file") from None
@@ -74,18 +72,6 @@ def text_pieces(tokens: Iterator[int], tokenizer, stop: str) -> Iterator[str]:
         yield held[: len(held) - keep]
         held = held[len(held) - keep :]
     yield held + decoder.decode(b"", final=True)
-
-
-@contextlib.contextmanager
-def compiling(on: bool) -> Iterator[None]:
-    """Say in a line what a machine's compilers lack."""
-    try:
-        yield
-    except Exception as error:
-        if not on or isinstance(error, (UserError, OSError)):  # such as a pipe that its reader left
-            raise
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"torch.compile fails on this machine ({why}); sample with --compile=false") from error
 
 
 def draw_attention(model: GPT, ids: torch.Tensor, names: list[str], path: Path) -> None:
@@ -114,13 +100,11 @@ def main() -> None:
     add("--prompt_file", type=Path, help="a file with the prompt")
     add("--num_samples", type=number(int, 1), default=1, help="how many texts to write (default: 1)")
     add("--max_new_tokens", type=number(int, 1), default=500, help="tokens in each text at most (default: 500)")
-    temperature = "0: the likeliest token; 1: as learned (default: 0.8)"
-    add("--temperature", type=number(float, 0), default=0.8, help=temperature)
+    add("--temperature", type=number(float, 0), default=0.8, help="0: greedy; 1: as learned (default: 0.8)")
     add("--top_k", type=number(int, 0), help="draw from the k likeliest tokens (default: 0, from all)")
-    top_p = "draw from the fewest tokens whose chances add up to p (default: from all)"
+    top_p = "nucleus sampling: from the fewest tokens with total probability p (default: from all)"
     add("--top_p", type=number(float, above=0, most=1), help=top_p)
-    seed = "the same seed writes the same text (default: 1337)"
-    add("--seed", type=number(int, 0, 2**63 - 1), default=1337, help=seed)
+    add("--seed", type=number(int, 0, 2**63 - 1), default=1337, help="the same seed, the same text (default: 1337)")
     stop = "end a text before it says this; --stop alone: at the end of the line, where a document ends"
     add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
     compile = "torch.compile: a slow start, then faster, above all on a GPU (default: false)"
@@ -134,18 +118,20 @@ def main() -> None:
         raise UserError("--checkpoint and --init_from were both given; give one of them")
     if options.plot:
         need_matplotlib()
-    with as_user_error():
-        device = pick_device(options.device)
-        if options.init_from:
-            model, tokenizer = GPT.from_pretrained(options.init_from), BPETokenizer()
-            folder = Path("out", Path(options.init_from).stem)
-            separator = tokenizer.vocab_size - 1  # <|endoftext|>, which stood before each text that GPT-2 learned from
-        else:
-            checkpoint = load_checkpoint(path := options.checkpoint or newest_checkpoint())
-            model, tokenizer = GPT.from_checkpoint(checkpoint)
-            folder, separator = path.parent, checkpoint.get("separator")
-    if model.config.vocab_size != tokenizer.vocab_size:
-        sizes = f"{model.config.vocab_size:,} tokens, the tokenizer {tokenizer.vocab_size:,}"
+    device = pick_device(options.device)
+    if options.compile == "true":
+        check_compiler(device)
+    if options.init_from:
+        model, tokenizer = GPT.from_pretrained(options.init_from), BPETokenizer()
+        folder = Path("out", Path(options.init_from).stem)
+        separator = tokenizer.vocab_size - 1  # <|endoftext|>, which stood before each text that GPT-2 learned from
+    else:
+        checkpoint = load_checkpoint(path := options.checkpoint or newest_checkpoint())
+        model, tokenizer = GPT.from_checkpoint(checkpoint)
+        folder, separator = path.parent, checkpoint.get("separator")
+    config = model.config
+    if config.vocab_size != tokenizer.vocab_size:
+        sizes = f"{config.vocab_size:,} tokens, the tokenizer {tokenizer.vocab_size:,}"
         raise UserError(f"{options.init_from or path} has {sizes}; give weights that belong to GPT-2's tokenizer")
     model.to(device)
     print(f"{options.init_from or path}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
@@ -156,7 +142,7 @@ def main() -> None:
         ids = [separator, *ids]  # documents start with it
     elif not ids:
         ids = start_ids(tokenizer)
-    if len(ids) > (T := model.config.block_size):
+    if len(ids) > (T := config.block_size):
         print(f"the prompt has {len(ids)} tokens, of which the model sees the last {T}", file=sys.stderr)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     sampling["generator"] = torch.Generator(device).manual_seed(options.seed)
@@ -173,7 +159,8 @@ def main() -> None:
 
     # Ten texts in a batch take less than three times as long as one. The first is printed as it is made; each of the
     # others reads the columns that were kept meanwhile, and has more made if it needs them.
-    at_once = max(1, MOST_CACHE // Cache(model, 1).nbytes)
+    cache = 2 * config.n_layer * config.n_kv_head * config.head_dim * T
+    at_once = max(1, MOST_MEMORY // (4 * (cache + 5 * config.vocab_size)))  # drawing a token takes some five arrays
     for first in range(0, options.num_samples, at_once):
         B = min(at_once, options.num_samples - first)
         idx = torch.tensor([ids] * B, device=device)  # (B, T)
@@ -182,9 +169,8 @@ def main() -> None:
             if first + i and options.stop != "\n":
                 print("-" * 20)
             print(prompt, end="", flush=True)
-            with compiling(options.compile == "true"):
-                for piece in text_pieces(row(copy, i), tokenizer, options.stop):
-                    print(piece, end="", flush=True)
+            for piece in text_pieces(row(copy, i), tokenizer, options.stop):
+                print(piece, end="", flush=True)
             print(flush=True)
     seconds = time.perf_counter() - began
     if options.plot:
@@ -196,4 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, ModelError)

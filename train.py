@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import errno
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -26,6 +27,7 @@ import signal
 import sys
 import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -37,14 +39,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.adam import adam as pytorchs_adam
 from torch.utils._pytree import tree_leaves, tree_map
 
-from model import CHECKPOINT_FORMAT, GPT, GPT2_SIZES, GPTConfig, key, load_checkpoint, pick_device
+from model import (
+    CHECKPOINT_FORMAT,
+    GPT,
+    GPT2_KEYS,
+    GPT2_SIZES,
+    GPTConfig,
+    ModelError,
+    check_compiler,
+    key,
+    load_checkpoint,
+    pick_device,
+)
 from prepare_data import (
     Dataset,
     OptionParser,
     UserError,
-    as_user_error,
     draw_rungs,
     load,
+    lock,
     nearest,
     number,
     parse_name,
@@ -54,11 +67,11 @@ from prepare_data import (
     start_ids,
 )
 
-# What torchrun tells the processes that it starts
-DISTRIBUTED = "RANK" in os.environ
-RANK = int(os.environ.get("RANK", 0))  # the number of this one
-WORLD = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # the number among those of this machine
+# What torchrun tells the processes that it starts; one of these variables alone is left over from something else
+DISTRIBUTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+RANK = int(os.environ["RANK"]) if DISTRIBUTED else 0  # the number of this one
+WORLD = int(os.environ["WORLD_SIZE"]) if DISTRIBUTED else 1  # how many there are
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if DISTRIBUTED else 0  # the number among those of this machine
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "muon")
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt", "wsd")
@@ -84,8 +97,8 @@ class TrainConfig(GPTConfig):
     schedule: str = key("linear", "how the rates fall from their peak; wsd: late, on a line", SCHEDULES)
     warmup_iters: int = key(20, "steps in which the rates rise to their peak", least=0)
     decay_share: float = key(0.2, "wsd: share of the steps, at the end, in which the rates fall", least=0)
-    min_lr: float = key(0.0, "learning_rate at the end; muon's falls in proportion", least=0)
-    weight_decay: float = key(0.0, "share of a matrix, times the rate, that a step takes away", least=0)
+    min_lr: float = key(0.0, "final learning_rate; inverse_sqrt: floor; constant: unused; muon: in proportion", least=0)
+    weight_decay: float = key(0.0, "of matrices: p -= lr * weight_decay * p; sgd, adam: L2 in the gradient", least=0)
     beta1: float = key(0.9, "memory that adam and adamw have of the gradient", least=0)
     beta2: float = key(0.95, "memory that adam and adamw have of its square", least=0)
     momentum: float = key(0.95, "memory that muon and sgd have of the gradient", least=0)
@@ -108,12 +121,11 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("beta1", "beta2", "momentum", "decay_share", "label_smoothing", "seed"):
-            limit = 2**31 if name == "seed" else 1
-            if getattr(self, name) >= limit:
-                raise ValueError(f"{name}={getattr(self, name)} is out of range; it must be below {limit}")
+        for name in ("beta1", "beta2", "momentum", "decay_share", "label_smoothing"):
+            if getattr(self, name) >= 1:
+                raise ModelError(f"{name}={getattr(self, name)} is out of range; it must be below 1")
         if self.min_lr > self.learning_rate:
-            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}; choose a smaller one")
+            raise ModelError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}; choose a smaller one")
 
 
 MODEL_KEYS = [f.name for f in fields(GPTConfig)]
@@ -128,18 +140,20 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
     the options of --estimate."""
     parser = OptionParser(__doc__)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a file of keys")
+    switches = {f"--{name}" for name, f in KEYS.items() if f.type is bool}  # --compile is --compile=true
+    words = itertools.pairwise([*argv, ""])
+    argv = [f"{a}=true" if a in switches and b.lower() not in ("true", "false") else a for a, b in words]
     for name, f in KEYS.items():
         choices = f.metadata["choices"] or (("true", "false") if f.type is bool else ())
         values = f"{{{','.join(choices)}}}" if choices else f.type.__name__
         shown = str(f.default).lower() if f.type is bool else f.default
         default = f" (default: {shown})" if shown != "" else ""
-        bare = {"nargs": "?", "const": "true"} if f.type is bool else {}  # --compile is --compile=true
         words = f.metadata["help"] + default
-        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, metavar=values, help=words, **bare)
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, metavar=values, help=words)
     parser.add_argument("--estimate", action="store_true", help="print what the run needs, and do not train")
-    flops = "of --estimate: what the device computes a second, such as 312e12 (A100) or 989e12 (H100, H200) in bfloat16"
-    parser.add_argument("--device_flops", type=number(float, above=0), help=f"{flops} (default: measured on this one)")
-    mfu = "of --estimate: the share of it that training uses (default: 0.4)"
+    flops = "of --estimate: peak FLOP/s, such as 312e12 (A100) or 989e12 (H100, H200) (default: measured)"
+    parser.add_argument("--device_flops", type=number(float, above=0), help=flops)
+    mfu = "of --estimate: fraction of the peak FLOP/s that training reaches (default: 0.4)"
     parser.add_argument("--mfu", type=number(float, above=0, most=1), help=mfu)
     given = vars(parser.parse_args(argv))
     path = given.pop("config")
@@ -147,38 +161,44 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
     if not options["estimate"] and (options["device_flops"] or options["mfu"]):
         parser.error("--device_flops and --mfu are for --estimate")
     try:
-        in_file = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
+        in_file = tomllib.loads(path.read_text(encoding="utf-8-sig")) if path else {}
     except FileNotFoundError:
         raise UserError(f"no config file {path}; there are {sorted(map(str, Path('config').glob('*.toml')))}") from None
-    except ValueError as error:  # no UTF-8, or no TOML
+    except (ValueError, RecursionError) as error:  # no UTF-8, or no TOML
         raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
     keys = {name: checked(name, value, str(path)) for name, value in in_file.items()}
     keys |= {name: checked(name, text, "the command line", is_text=True) for name, text in given.items()}
 
     keys.setdefault("out_dir", f"out/{path.stem if path else keys.get('dataset', KEYS['dataset'].default)}")
     origin, before, free = None, {}, {"vocab_size", "dropout", "flash"}  # free to change
-    with as_user_error():
-        init_from = keys.get("init_from", "scratch")
-        if init_from == "resume":
-            origin = load_checkpoint(last := Path(keys["out_dir"]) / "last.pt")
-            if "optimizer" not in origin:
-                raise UserError(f"{last} holds a model only, as best.pt does; put back the run's own last.pt")
-            before = origin["config"]
-        elif init_from != "scratch":
-            origin = load_weights(init_from, {k: keys[k] for k in ("block_size", "dropout", "flash") if k in keys})
-            before = origin["model_config"]
-            if before["position"] != "learned":  # the other ones have a value for any position
-                free.add("block_size")
-        fixed = {*MODEL_KEYS, "optimizer"} - free
-        changed = [f"{k}={before[k]}" for k in before if k in fixed and keys.get(k, before[k]) != before[k]]
-        if changed:
-            what = "the run was started with" if init_from == "resume" else f"{init_from} has"
-            raise UserError(f"{what} {', '.join(changed)} and cannot change that; leave it out")
-        return TrainConfig(**before | keys), origin, options
+    init_from = keys.get("init_from", "scratch")
+    if init_from == "resume":
+        origin = load_checkpoint(last := Path(keys["out_dir"]) / "last.pt")
+        if "optimizer" not in origin:
+            raise UserError(f"{last} holds a model only, as best.pt does; put back the run's own last.pt")
+        before = {name: checked(name, value, str(last)) for name, value in origin["config"].items()}
+    elif init_from != "scratch":
+        some = {k: keys[k] for k in ("block_size", "dropout", "flash") if k in keys}
+        origin = load_weights(init_from, some, shape_only=options["estimate"])
+        before = origin["model_config"]
+        if before["position"] != "learned":  # the other ones have a value for any position
+            free.add("block_size")
+    config = TrainConfig(**before | keys)
+    fixed = {*MODEL_KEYS, "optimizer"} - free
+    changed = [f"{k}={before[k]}" for k in before if k in fixed and getattr(config, k) != before[k]]
+    if changed:
+        what = "the run was started with" if init_from == "resume" else f"{init_from} has"
+        raise UserError(f"{what} {', '.join(changed)} and cannot change that; leave it out")
+    return config, origin, options
 
 
-def load_weights(init_from: str, keys: dict) -> dict:
-    """What a checkpoint says of the model: of one of ours (a file *.pt, or a run's folder), or of GPT-2 with keys."""
+def load_weights(init_from: str, keys: dict, shape_only: bool = False) -> dict:
+    """What a checkpoint says of the model: of one of ours (a file *.pt, or a run's folder), or of GPT-2 with keys.
+    shape_only: nothing is downloaded."""
+    if shape_only and init_from in GPT2_SIZES:
+        n_layer, n_head, n_embd = GPT2_SIZES[init_from]
+        shape = {"vocab_size": 50_257, "block_size": 1024, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+        return {"model_config": asdict(GPTConfig(**GPT2_KEYS | shape | keys))}
     path = Path(init_from)
     path = path / "best.pt" if (path / "best.pt").exists() else path
     if path.suffix == ".pt":
@@ -221,19 +241,37 @@ def windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, block_siz
     return torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets)
 
 
-def document_starts(tokens: np.ndarray, separator: int | None, block_size: int) -> np.ndarray | None:
-    """Where documents start that are followed by a whole window; None for a text without documents."""
-    return None if separator is None else np.flatnonzero(tokens[: len(tokens) - block_size] == separator)
+def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
+    """Where each document starts, and where the last one ends; a text without documents is a single one."""
+    end = len(tokens) - 1
+    return np.array([0, end]) if separator is None else np.union1d(np.flatnonzero(tokens == separator), end)
 
 
-def training_batches(tokens: np.ndarray, documents: np.ndarray | None, config: TrainConfig, step: int) -> Iterator:
-    """The windows of a step, a batch for each micro-step. They start where documents start, or anywhere in a text
-    without documents, and follow from (seed, step) alone: a resumed run sees what it would have seen anyway. Several
-    processes share them equally, so that together they take the step of one."""
+def cut(edges: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(starts, stops) of the windows from each edge to the next: one, or several of block_size and the rest."""
+    counts = -(-np.diff(edges) // block_size)  # rounded up
+    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # 0, 1, ... from each edge on
+    starts = np.repeat(edges[:-1], counts) + index * block_size
+    return starts, np.minimum(starts + block_size, np.repeat(edges[1:], counts))
+
+
+def training_starts(tokens: np.ndarray, separator: int | None, block_size: int) -> np.ndarray | None:
+    """Where windows of training start: where a document does, and every block_size tokens in a longer one, if a whole
+    window follows. None for a text without documents: anywhere."""
+    if separator is None:
+        return None
+    starts, _ = cut(document_edges(tokens, separator), block_size)
+    return starts[starts < len(tokens) - block_size]
+
+
+def training_batches(tokens: np.ndarray, choices: np.ndarray | None, config: TrainConfig, step: int) -> Iterator:
+    """The windows of a step, a batch for each micro-step. They start at some of the choices (None: anywhere), and
+    follow from (seed, step) alone: a resumed run sees what it would have seen anyway. Several processes share them
+    equally, so that together they take the step of one."""
     rng = np.random.default_rng((config.seed, step))
     size = config.gradient_accumulation_steps * config.batch_size
-    if documents is not None:
-        starts = documents[rng.integers(len(documents), size=size)]
+    if choices is not None:
+        starts = choices[rng.integers(len(choices), size=size)]
     else:
         starts = rng.integers(len(tokens) - config.block_size, size=size)  # the last one's last target is the end
     starts = np.split(starts, WORLD)[RANK]
@@ -244,10 +282,7 @@ def training_batches(tokens: np.ndarray, documents: np.ndarray | None, config: T
 
 def check_data(config: TrainConfig, origin: dict | None, data: Dataset) -> None:
     """UserError where the dataset is too short for these keys, or has another vocabulary than what this starts from."""
-    for split in ("train", "val"):
-        if len(getattr(data, split)) <= config.block_size:
-            sizes = f"{len(getattr(data, split))} tokens, too few for block_size={config.block_size} and a target"
-            raise UserError(f"the {split} split of {data.name} has {sizes}; lower --block_size or take a longer text")
+    data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     same = origin and (origin["tokenizer"], origin["model_config"]["vocab_size"])
     if not origin or same == (data.tokenizer.spec(), data.vocab_size):
         return
@@ -261,32 +296,23 @@ def check_data(config: TrainConfig, origin: dict | None, data: Dataset) -> None:
 
 
 def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int, most: int = 0) -> tuple:
-    """(starts, stops) of windows that count each token but the first exactly once; or, where `most` is fewer, of
-    windows spread evenly over the text that count about so many: its beginning may be unlike the rest of it.
+    """(starts, stops) of windows that count each token but the first exactly once; or, if `most` is fewer, of as many
+    of them as count about so many, evenly spread: the beginning of a text may be unlike the rest of it.
 
-    A text without documents is cut into windows of block_size, one after the other. Otherwise a window starts where a
-    document starts and holds as many whole ones as fit, so that every token is judged with its whole document before
-    it; only a document that is longer than block_size is cut."""
-    end, parts = len(tokens) - 1, max(1, most // block_size)
-    some = most and parts * block_size < end
-    spread = np.arange(parts) * end // parts  # (parts,), where each of them begins
-    if separator is None:
-        starts = spread if some else np.arange(0, end, block_size)
-        return starts, np.minimum(starts + block_size, end)
-    edges = np.unique(np.append(np.flatnonzero(tokens == separator), end))  # where a document starts, or the last ends
-    if some:
-        starts = np.unique(edges[np.searchsorted(edges, spread)])
-        starts = starts[starts < end]
-        reach = np.minimum(starts + block_size, np.append(starts[1:], end))
-        stops = edges[np.searchsorted(edges, reach, side="right") - 1]
-        return starts, np.where(stops > starts, stops, reach)
-    starts, stops, i = [], [], 0
-    while i < len(edges) - 1:
-        j = max(i + 1, np.searchsorted(edges, edges[i] + block_size, side="right") - 1)  # documents i ... j - 1
-        starts.extend(range(edges[i], edges[j], block_size))
-        stops.extend(min(start + block_size, edges[j]) for start in range(edges[i], edges[j], block_size))
-        i = j
-    return np.array(starts), np.array(stops)
+    A window starts where a document starts and holds as many whole ones as fit, so that every token is predicted with
+    its whole document before it; only a document that is longer than block_size is cut."""
+    edges = document_edges(tokens, separator)
+    fits = np.searchsorted(edges, edges + block_size, side="right") - 1  # the last edge in reach of each one
+    following = np.maximum(fits, np.arange(len(edges)) + 1).tolist()
+    packed = [0]
+    while packed[-1] < len(edges) - 1:
+        packed.append(following[packed[-1]])
+    starts, stops = cut(edges[packed], block_size)
+    if 0 < most < edges[-1]:
+        parts = max(1, len(starts) * most // edges[-1])
+        chosen = np.arange(parts) * len(starts) // parts
+        starts, stops = starts[chosen], stops[chosen]
+    return starts, stops
 
 
 @torch.no_grad()
@@ -298,14 +324,16 @@ def evaluate(
     tokens, batch_size, block_size = getattr(data, split), config.batch_size, config.block_size
     starts, stops = evaluation_windows(tokens, data.separator, block_size, most)
     rank, world = (0, 1) if alone else (RANK, WORLD)
+    missing = -len(starts) % (world * batch_size)  # windows without targets fill up: all batches have one shape, which
+    starts, stops = np.pad(starts, (0, missing)), np.pad(stops, (0, missing))  # is compiled once, and all take part
     total, count = 0.0, 0
     model.eval()
-    for first in range(0, len(starts), world * batch_size):
-        i = first + rank * batch_size
-        mine = slice(i, i + batch_size) if i < len(starts) else slice(1)  # for fsdp, all take part to the end
+    for first in range(rank * batch_size, len(starts), world * batch_size):
+        mine = slice(first, first + batch_size)
         x, y = windows(tokens, starts[mine], stops[mine], block_size)
-        counted = (y != -1).sum().item() * (i < len(starts))
-        total, count = total + forward(x, y).item() * counted, count + counted
+        loss, counted = forward(x, y).item(), (y != -1).sum().item()
+        if counted:  # the mean of no loss is NaN
+            total, count = total + loss * counted, count + counted
     model.train()
     total, count = (total, count) if alone else among_all(dist.ReduceOp.SUM, total, count)
     return total / count
@@ -342,9 +370,8 @@ def adam(group: dict, grads: list[torch.Tensor]) -> None:
         p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)
 
     adamw has g' = g and, before the rest, p -= lr wd p (Loshchilov, Hutter 2019)."""
-    state, keys = group["state"], ("lr", "weight_decay", "beta1", "beta2")
-    options = {"eps": 1e-8, "amsgrad": False, "maximize": False, "decoupled_weight_decay": group["rule"] == "adamw"}
-    options |= {key: group[key] for key in keys}
+    state, options = group["state"], {key: group[key] for key in ("lr", "weight_decay", "beta1", "beta2")}
+    options |= {"eps": 1e-8, "amsgrad": False, "maximize": False, "decoupled_weight_decay": group["rule"] == "adamw"}
     options["fused"] = group["params"][0].device.type in ("cpu", "cuda")  # in one kernel
     pytorchs_adam(group["params"], grads, state["exp_avg"], state["exp_avg_sq"], [], state["step"], **options)
 
@@ -400,8 +427,9 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        for group in self.param_groups:
-            RULES[group["rule"]](group, [p.grad for p in group["params"]])
+        for group in self.param_groups:  # a parameter that the loss does not depend on has a gradient of 0
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in group["params"]]
+            RULES[group["rule"]](group, grads)
 
     def state_dict(self) -> list[dict]:
         return [group["state"] for group in self.param_groups]
@@ -425,18 +453,18 @@ def make_optimizer(model: GPT, config: TrainConfig) -> Optimizer:
     keys = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
     keys |= {"rule": rule, "lr": config.learning_rate}
     groups = [
-        keys | {"params": [p for p in rest if p.dim() == 2]},
+        keys | {"params": [p for p in rest if p.dim() >= 2]},
         keys | {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
     if in_muon:
-        blocks, kv = model.transformer.h, model.config.head_dim * model.config.n_kv_head
-        keys |= {"rule": "muon", "lr": config.muon_learning_rate, "rows": None}
-        groups += [
-            keys | {"params": [block.attn.c_attn.weight for block in blocks], "rows": [model.config.n_embd, kv, kv]},
-            keys | {"params": [block.attn.c_proj.weight for block in blocks]},
-            keys | {"params": [block.mlp.c_fc.weight for block in blocks]},
-            keys | {"params": [block.mlp.c_proj.weight for block in blocks]},
-        ]
+        kv = model.config.head_dim * model.config.n_kv_head
+        alike = defaultdict(list)  # shape, and rows of each part -> the matrices that are orthogonalized together
+        for name, p in model.transformer.h.named_parameters():
+            if p in in_muon:
+                rows = (model.config.n_embd, kv, kv) if name.endswith("attn.c_attn.weight") else None
+                alike[p.shape, rows].append(p)
+        keys |= {"rule": "muon", "lr": config.muon_learning_rate}
+        groups += [keys | {"params": params, "rows": rows} for (_, rows), params in alike.items()]
     return Optimizer(groups)
 
 
@@ -568,8 +596,9 @@ def keep_freed_memory() -> None:
     """Linux's C library gives large pieces of freed memory back to the system, and each step would ask for them anew,
     page by page. Where it can be told to keep them, a step of config/shakespeare_cpu_long.toml takes an eighth less."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: bytes free at the end of its memory before it gives them back
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD: from so many bytes on, a piece is memory of its own
+        # M_MMAP_THRESHOLD: from so many bytes on, a piece is memory of its own. Older libraries allow 32 MB at most.
+        if libc.mallopt(-3, 2**30) or libc.mallopt(-3, 2**25):
+            libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of its memory that are given back
 
 
 def out_of_memory(config: TrainConfig) -> str:
@@ -585,21 +614,18 @@ def out_of_memory(config: TrainConfig) -> str:
 
 
 @contextlib.contextmanager
-def explained(config: TrainConfig | None = None, compiling: bool = False) -> Iterator[None]:
-    """What a machine lacks, as UserError: memory, a compiler, or another process that has ended."""
+def explained(config: TrainConfig | None = None) -> Iterator[None]:
+    """What a machine lacks, as UserError: memory, or another process that has ended."""
     try:
         yield
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "t allocate memory" in text:
+        if config and (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "t allocate memory" in text):
             raise UserError(out_of_memory(config)) from error
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in text):
             if RANK == 0:
                 print("error: another process has ended; mend what it says, and resume", file=sys.stderr, flush=True)
             leave(2)  # at once, too: an orderly exit may wait for the other one forever
-        if compiling and not isinstance(error, UserError):  # whatever the compilers of this machine lack
-            why = f"torch.compile fails on this machine ({text[:200]})"
-            raise UserError(f"{why}; train with --compile=false") from error
         raise
 
 
@@ -625,6 +651,8 @@ def check_machine(config: TrainConfig, device: torch.device, dtype: torch.dtype)
         raise UserError("several processes cannot share an mps device; choose --device=cpu, or start one process")
     if config.tensorboard and not importlib.util.find_spec("tensorboard"):
         raise UserError("--tensorboard needs tensorboard, which is not installed; pip install tensorboard")
+    if config.compile:
+        check_compiler(device)
 
 
 # ----------------------------------------------------------------------------- what a run needs
@@ -658,7 +686,7 @@ def estimate(config: TrainConfig, device: torch.device, dtype: torch.dtype, devi
     def row(name: str, value: str, meaning: str) -> None:
         print(f"{name:11}{value:>20}  {meaning}")
 
-    row("parameters", f"{params:,}", f"{model.num_params(non_embedding=True):,} of them in matrix products")
+    row("parameters", f"{params:,}", f"{model.num_params(non_embedding=True):,} of them outside of embedding tables")
     for what, size in memory.items():
         row("memory", f"{size / 1e6:,.1f} MB", what)
     row("cache", f"{cache / 1e6:,.1f} MB", f"keys and values of {T:,} tokens, for each text that is sampled at once")
@@ -717,29 +745,42 @@ def replace_file(path: Path, write: Callable, size: int = 0) -> None:
         raise UserError(f"cannot write {path} ({why}), {before}; {advice}") from error
 
 
-def open_run(config: TrainConfig, step: int, size: int) -> Path:
-    """The run's folder, with config.toml and log.jsonl up to this step. A new run moves an old one aside, and needs
-    room for checkpoints of that size."""
-    out_dir = Path(config.out_dir)
+def open_log(path: Path):
+    """log.jsonl, to append to. UserError if another run has it open."""
+    file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+    lock(file, f"another run is writing to {path.parent}; wait for its end, or choose another --out_dir=")
+    return file
+
+
+def open_run(config: TrainConfig, step: int, size: int):
+    """Make the run's folder, with config.toml, and return its log.jsonl, of which the lines up to this step are kept. A
+    new run moves an old one aside, and needs room for checkpoints of that size."""
+    out_dir, log = Path(config.out_dir), Path(config.out_dir, "log.jsonl")
+    if log.exists():
+        open_log(log).close()
     if config.init_from != "resume":
         there = next(path for path in (out_dir, *out_dir.absolute().parents) if path.exists())
         if size > (free := shutil.disk_usage(there).free):
             few = f"the run's checkpoints need {size / 1e6:,.1f} MB, and there are {free / 1e6:,.1f} MB free in {there}"
             raise UserError(f"{few}; make room, or choose another --out_dir=")
-        if (out_dir / "log.jsonl").exists():
-            number = next(i for i in range(1, 1_000_000) if not Path(f"{out_dir}-{i}").exists())
-            os.rename(out_dir, f"{out_dir}-{number}")
-            print(f"{out_dir} held a run, which is {out_dir}-{number} from now on")
+        if log.exists():
+            i = next(i for i in itertools.count(1) if not Path(f"{out_dir}-{i}").exists())
+            os.rename(out_dir, f"{out_dir}-{i}")
+            print(f"moved the previous run in {out_dir} to {out_dir}-{i}")
+        elif others := [p.name for p in out_dir.glob("*") if p.name != "config.toml" and p.suffix != ".tmp"]:
+            raise UserError(f"{out_dir} is not the folder of a run, it has {others[0]}; choose another --out_dir=")
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in out_dir.glob("*.tmp"):  # of a save that was killed
         path.unlink()
     lines = [f"{name} = {json.dumps(getattr(config, name), ensure_ascii=False)}\n" for name in KEYS]
     replace_file(out_dir / "config.toml", lambda file: file.write("".join(lines).encode()))
-    log = out_dir / "log.jsonl"
-    logged = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
-    kept = [line for line in logged if line.endswith("\n") and json.loads(line)["step"] <= step]
+    try:
+        logged = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+        kept = [line for line in logged if line.endswith("\n") and json.loads(line)["step"] <= step]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{log} has a line that train.py did not write ({error}); delete that line") from error
     replace_file(log, lambda file: file.write("".join(kept).encode()))
-    return out_dir
+    return open_log(log)
 
 
 def draw_losses(out_dir: Path, data: Dataset) -> None:
@@ -752,7 +793,8 @@ def draw_losses(out_dir: Path, data: Dataset) -> None:
     for name, style in (("train", "-"), ("val", "o-")):
         points = [(entry["step"], entry[name]) for entry in entries if name in entry]
         ax.plot(*zip(*points, strict=True), style, label=name, markersize=4) if points else None
-    ax.set(xlabel="step", ylabel="loss, nats per token", title=str(out_dir))
+    ax.set(xlabel="step", ylabel="loss, nats per token")
+    ax.set_title(str(out_dir), parse_math=False)  # as it is, with any $
     ax.grid(alpha=0.3)
     draw_rungs(ax, data)
     save_picture(figure, out_dir / "loss.png")
@@ -781,22 +823,28 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     config.vocab_size = data.vocab_size
     model = GPT(GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS}))
     if origin:
-        model.load_state_dict(origin["model"])
+        model.load_weights(origin["model"])
     if config.fsdp:
         shard(model, device)
     network = model.to(device)
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     state = {"step": 0, "tokens": 0, "seconds": 0.0, "train_seconds": 0.0, "losses": [], "skipped": 0}
-    state |= {"best": math.inf, "best_step": 0, "worse": 0}  # looks at the validation split since the best one
+    state |= {"best": math.inf, "worse": 0}  # the lowest validation loss; evaluations since then
+    evaluated_on = [data.splits["val"].get("sha256"), config.eval_tokens]
     resuming = config.init_from == "resume"
     if resuming:
         optimizer.load_state_dict(origin["optimizer"])
         if scaler.is_enabled() and origin["scaler"]:
             scaler.load_state_dict(origin["scaler"])
         state |= origin["state"] | {"losses": [loss.to(device) for loss in origin["state"]["losses"]]}
+        if origin["evaluated_on"] != evaluated_on:
+            print("the validation data or eval_tokens changed since this run began: the best loss starts again")
+            state |= {"best": math.inf, "worse": 0}
         if not Path(config.out_dir, "best.pt").exists():
             state["best"] = math.inf
+    if origin:
+        origin.clear()  # copied by now, and as large as the model and its optimizer
     if DISTRIBUTED and not config.fsdp:
         network = torch.nn.parallel.DistributedDataParallel(model)
         network.broadcast_buffers = False  # tables of positions, which never change
@@ -815,8 +863,9 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             "model_config": asdict(model.config),
             "model": gathered(model.state_dict()),
             "tokenizer": data.tokenizer.spec(),
-            "separator": data.separator,
+            "separator": data.delimiter,
             "config": {name: getattr(config, name) for name in KEYS},
+            "evaluated_on": evaluated_on,
         } | more
         if RANK == 0:
             os.fsync(log_file.fileno())
@@ -824,7 +873,11 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             replace_file(out_dir / name, lambda file: torch.save(content, file), size)
 
     def log(line: str, **values) -> None:
-        print(f"step {state['step']:>{len(str(config.max_iters))}}/{config.max_iters}  {line}", flush=True)
+        nonlocal stop_signal
+        try:
+            print(f"step {state['step']:>{len(str(config.max_iters))}}/{config.max_iters}  {line}", flush=True)
+        except BrokenPipeError:  # as in `python train.py | head`: save and stop, as on SIGPIPE (13)
+            stop_signal, sys.stdout = 13, open(os.devnull, "w")  # noqa: SIM115
         if RANK == 0:
             log_file.write(json.dumps({"step": state["step"], "seconds": round(state["seconds"], 3)} | values) + "\n")
             log_file.flush()
@@ -834,36 +887,31 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             board.flush()
 
     params, most = model.num_params(), config.eval_tokens
-    starts, stops = evaluation_windows(data.val, data.separator, config.block_size, most)
-    looked_at = int((stops - starts).sum())
+    begins, ends = evaluation_windows(data.val, data.separator, config.block_size, most)
+    looked_at = int((ends - begins).sum())
     part = f"{looked_at:,} of " * (looked_at < len(data.val) - 1)  # the first token has none before it
-    windows_per_step = config.gradient_accumulation_steps * config.batch_size
-    tokens_per_step = windows_per_step * config.block_size
+    tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
     epochs = config.max_iters * tokens_per_step / len(data.train)
-    documents = document_starts(data.train, data.separator, config.block_size)
+    starts = training_starts(data.train, data.separator, config.block_size)
     peak, whose = peak_flops(device, dtype)
     mfu_of_speed = model.flops_per_token() / (peak * WORLD)
     guess = f"a blind guess costs ln({data.vocab_size}) = {math.log(data.vocab_size):.4f} nats a token"
     tf32 = dtype == torch.float32 and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    precision, rate = str(dtype)[6:] + ", products in TF32" * tf32, f"{peak / 1e9:,.0f} GFLOP/s"
+    precision, peak_text = str(dtype)[6:] + ", products in TF32" * tf32, f"{peak / 1e9:,.0f} GFLOP/s, {whose}"
     print(f"data    {data.name}: train {len(data.train):,} tokens, val {part}{len(data.val):,} tokens")
     print(f"model   {params:,} parameters; {guess}")
-    print(
-        f"device  {device}{f' x {WORLD}' * (WORLD > 1)}, {precision}; mfu is the share of {rate}, {whose}", flush=True
-    )
-    with explained(config, compiling=config.compile):
-        if config.eval_only:
-            splits = ("val",) if data.test is None else ("val", "test")
-            losses = {split: evaluate(model, forward, data, split, config, most) for split in splits}
-            return print_result("gpt", data, params, losses, step=state["step"])
-        # A first pass, without a step: what does not compile or fit into memory shows before the run's folder is made,
-        # and DistributedDataParallel orders gradients by it, so that a resumed run sums them up as one that never did.
-        forward(*next(training_batches(data.train, documents, config, 1))).backward()
-        model.zero_grad(set_to_none=True)
+    print(f"device  {device}{f' x {WORLD}' * (WORLD > 1)}, {precision}; mfu is the share of {peak_text}", flush=True)
+    if config.eval_only:
+        splits = ("val",) if data.test is None else ("val", "test")
+        losses = {split: evaluate(model, forward, data, split, config, most) for split in splits}
+        return print_result("gpt", data, params, losses, step=state["step"])
+    # A first pass, without a step: what does not compile or fit into memory shows before the run's folder is made, and
+    # DistributedDataParallel orders gradients by it, so that a resumed run sums them up as one that never did.
+    forward(*next(training_batches(data.train, starts, config, 1))).backward()
+    model.zero_grad(set_to_none=True)
     out_dir, log_file, board, last_save = Path(config.out_dir), None, None, time.monotonic()
     if RANK == 0:
-        open_run(config, state["step"], 2 * optimizer.state_bytes() + 3 * 4 * params)  # last.pt twice, and best.pt
-        log_file = open(out_dir / "log.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        log_file = open_run(config, state["step"], 2 * optimizer.state_bytes() + 12 * params)  # last.pt twice, best.pt
         if config.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -874,7 +922,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     if resuming:
         print(f"resumed after step {state['step']}")
 
-    stop_signal = 0  # Ctrl-C and SIGTERM act between two steps; a second one acts at once
+    stop_signal = 0  # Ctrl-C and the like act between two steps; a second one acts at once
 
     def on_signal(which: int, _) -> None:
         nonlocal stop_signal
@@ -882,7 +930,10 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if not DISTRIBUTED:  # torchrun passes on the Ctrl-C that all of them got already
             signal.signal(which, signal.SIG_DFL)
 
-    for which in (signal.SIGINT, signal.SIGTERM):
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup ignores
+        signals.append(signal.SIGHUP)
+    for which in signals:
         signal.signal(which, on_signal)
 
     def check_finite(what: str, value: float, step: int) -> None:
@@ -905,18 +956,19 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         for group in optimizer.param_groups:
             group["lr"] = scale * group["peak_lr"]
         rate = scale * config.learning_rate
-        step_loss, share, seen = torch.zeros((), device=device), windows_per_step // WORLD, 0
-        for x, y in training_batches(data.train, documents, config, step):
-            seen += len(x)
-            sum_over_processes(seen == share)  # set before the forward pass, too
-            loss = forward(x, y, config.label_smoothing) * (len(x) / share)
+        step_loss, batches = torch.zeros((), device=device), list(training_batches(data.train, starts, config, step))
+        counts = [(y != -1).sum().item() for _, y in batches]  # targets: each has the same part in the step's loss
+        (in_step,) = among_all(dist.ReduceOp.SUM, sum(counts))
+        for i, (x, y) in enumerate(batches):
+            sum_over_processes(i == len(batches) - 1)  # set before the forward pass, too
+            loss = forward(x, y, config.label_smoothing) * (counts[i] * WORLD / in_step)
             scaler.scale(loss).backward()
             step_loss += loss.detach()  # a number only when it is printed: .item() waits for the device
         if DISTRIBUTED:
             dist.all_reduce(step_loss)
         state["losses"].append(step_loss / WORLD)
         scaler.unscale_(optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf, foreach=True)
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
         grad_norm = whole(grad_norm)
         if scaler.is_enabled() and not grad_norm.isfinite():
             state["skipped"] += 1  # float16 overflowed: no step, and the scale is halved
@@ -929,7 +981,8 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         logging = last or step % config.log_interval == 0
         evaluating = last or step % config.eval_interval == 0
         overdue = time.monotonic() - last_save > 60 * config.checkpoint_minutes
-        stopping, overdue = among_all(dist.ReduceOp.MAX, stop_signal, overdue)  # a later signal waits for the next step
+        # All processes wait for each other here (on the CPU). A later signal waits for the next step.
+        stopping, overdue = among_all(dist.ReduceOp.MAX, stop_signal, overdue)
         saving = last or stopping or overdue or step % config.checkpoint_interval == 0
         if logging or evaluating or saving:
             losses = torch.stack(state["losses"]).tolist()
@@ -943,13 +996,8 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             seconds_a_step = (state["seconds"] - resumed["seconds"]) / (step - resumed["step"])
             left = int(seconds_a_step * (config.max_iters - step))
             state["losses"], mean, norm, mfu = [], sum(losses) / len(losses), grad_norm.item(), speed * mfu_of_speed
-            values = {
-                "train": mean,
-                "lr": rate,
-                "grad_norm": norm,
-                "tokens_per_second": round(speed),
-                "mfu": round(mfu, 4),
-            }
+            values = {"train": mean, "lr": rate, "grad_norm": norm, "tokens_per_second": round(speed)}
+            values["mfu"] = round(mfu, 4)
             line = f"train {mean:.4f}  lr {rate:.2e}  norm {norm:.2f}  {speed:>9,.0f} tokens/s  mfu {mfu:.0%}"
             if scaler.is_enabled():
                 values["skipped"], line = state["skipped"], f"{line}  {state['skipped']} skipped"
@@ -963,7 +1011,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             line = f"val   {val:.4f}  {data.bits_per_byte(val, 'val'):.4f} bits per byte"
             state["worse"] += 1
             if val < state["best"]:
-                state["best"], state["best_step"], state["worse"], line = val, step, 0, line + "  best so far"
+                state["best"], state["worse"], line = val, 0, line + "  best so far"
                 save("best.pt", step=step, val=val)
             log(line, val=val)
             if 0 < config.early_stop <= state["worse"]:
@@ -976,50 +1024,47 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             save("last.pt", state=state, optimizer=averages, scaler=scaler.state_dict())
             saved, last_save = f"{good}{step}", time.monotonic()
         if evaluating and step > 1 and RANK == 0 and importlib.util.find_spec("matplotlib"):  # one step is no curve
-            draw_losses(out_dir, data)
+            try:
+                draw_losses(out_dir, data)
+            except (OSError, ImportError) as error:  # the run is worth more than its picture
+                print(f"{out_dir / 'loss.png'} could not be drawn: {error}")
         if stopping:
             start = "torchrun ..." if DISTRIBUTED else "python"
             print(f"stopped after step {step}; go on with: {start} train.py --init_from=resume --out_dir={out_dir}")
             break
 
-    for which in (signal.SIGINT, signal.SIGTERM):
+    for which in signals:
         signal.signal(which, signal.SIG_DFL)
     if DISTRIBUTED:
         among_all(dist.ReduceOp.MAX, 0)  # all are done
         dist.destroy_process_group()
+    if RANK == 0:
+        log_file.close()
     if stopping:
         sys.exit(128 + int(stopping))
-    if RANK:
-        return
-
-    log_file.close()
-    conclude(config, state, data, looked_at, mfu_of_speed, device, dtype)
+    if RANK == 0:
+        conclude(config, state, data, evaluated_on, looked_at, mfu_of_speed, device, dtype)
 
 
-def conclude(
-    config: TrainConfig,
-    state: dict,
-    data: Dataset,
-    looked_at: int,
-    mfu_of_speed: float,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
+def conclude(config: TrainConfig, state, data: Dataset, evaluated_on, looked_at, mfu_of_speed, device, dtype) -> None:
     """Print what the best model writes, and the result line: its losses (on train over `looked_at` tokens, as many as
     on val), and the speed of the run, of which each token a second is `mfu_of_speed` of the device's peak."""
     best = Path(config.out_dir, "best.pt")
-    if state["best_step"] < state["step"]:
-        print(f"the validation loss has risen since step {state['best_step']}: what follows is best.pt, from that step")
-    with as_user_error():
-        model, _ = GPT.from_checkpoint(best)
+    checkpoint = load_checkpoint(best)
+    if checkpoint["step"] < state["step"]:
+        print(f"the validation loss was lowest at step {checkpoint['step']}: what follows is of best.pt, of that step")
+    model, _ = GPT.from_checkpoint(checkpoint)
     forward = loss_function(model.to(device), device, dtype)
-    losses = {"train": evaluate(model, forward, data, "train", config, looked_at, alone=True), "val": state["best"]}
+    losses = {"train": evaluate(model, forward, data, "train", config, looked_at, alone=True), "val": checkpoint["val"]}
+    if checkpoint["evaluated_on"] != evaluated_on:  # there was no step since the data changed
+        losses["val"] = evaluate(model, forward, data, "val", config, config.eval_tokens, alone=True)
     if data.test is not None:
         losses["test"] = evaluate(model, forward, data, "test", config, config.eval_tokens, alone=True)
-    start = torch.tensor([start_ids(data.tokenizer)], device=device)  # (1, 1)
+    ids = start_ids(data.tokenizer) if data.delimiter is None else [data.delimiter]
+    start = torch.tensor([ids], device=device)  # (1, 1)
     generator = torch.Generator(device).manual_seed(config.seed)
     ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
-    print(f"\n{data.tokenizer.decode(ids).strip()}")
+    print(f"\n{data.tokenizer.decode(ids[1:]).strip()}")
     speed = state["tokens"] / state["train_seconds"]
     figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu_of_speed:.3f}", "out_dir": best.parent}
     seconds = f"{state['seconds']:.1f}"
@@ -1038,8 +1083,7 @@ def main() -> None:
     with first_alone():
         config, origin, options = read_config(sys.argv[1:])
         own = DISTRIBUTED and torch.cuda.is_available() and config.device in ("auto", "cuda")
-        with as_user_error():
-            device = pick_device(f"cuda:{LOCAL_RANK}" if own else config.device)
+        device = pick_device(f"cuda:{LOCAL_RANK}" if own else config.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dtype = pick_dtype(config.dtype, device)
@@ -1055,7 +1099,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        run(main)
+        run(main, ModelError)
     except SystemExit as error:
         leave(error.code or 0)
     leave(0)

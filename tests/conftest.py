@@ -16,6 +16,7 @@ import pytest
 import tiktoken
 import torch
 
+import model
 import prepare_data
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
@@ -144,7 +145,7 @@ def call(monkeypatch, capsys):
         capsys.readouterr()
         status = 0
         try:
-            prepare_data.run(module.main)
+            prepare_data.run(module.main, model.ModelError)
         except SystemExit as leaving:
             status = leaving.code
         return status, *capsys.readouterr()

@@ -33,11 +33,14 @@ def literal_ngrams(tokens, n: int, separator: int | None) -> list[tuple[int, ...
     return found
 
 
-def literal_kneser_ney(grams: list[tuple[int, ...]], V: int, d: float):
-    """P(y after x), as the formula has it: counts in the highest order, continuation counts in the ones below."""
+def literal_kneser_ney(grams: list[tuple[int, ...]], V: int, d: float, separator: int | None):
+    """P(y after x), as the formula has it: counts in the highest order, continuation counts in the ones below, of which
+    those that begin with the separator are left out: they would be the same context again."""
 
     def p(x: tuple[int, ...], y: int, highest: bool = True) -> float:
         k = len(x) + 1
+        if not highest and x and x[0] == separator:
+            return p(x[1:], y, highest=False)
         if highest:
             counts = Counter(gram[-k:] for gram in grams)
         else:
@@ -111,7 +114,7 @@ def test_rows_sum_to_one(name, n):
     V, rng = dataset.vocab_size, np.random.default_rng(n)
     grams, counts = count_ngrams(dataset.train, n, dataset.separator)
     seen = np.unique(grams[:, :-1], axis=0)[:100]
-    table = NGrams(grams, counts, V)
+    table = NGrams(grams, counts, V, dataset.separator)
     anything = rng.integers(V, size=(100, n - 1))
     for model in (
         lambda g: table.additive(g, alpha=1.0),
@@ -144,12 +147,24 @@ def test_a_large_alpha_makes_rows_uniform():
 def test_kneser_ney_is_the_formula_token_by_token(name, n, discount):
     dataset = prepare_data.load(name)
     V, train = dataset.vocab_size, dataset.train[:120]
-    literal = literal_kneser_ney(literal_ngrams(train, n, dataset.separator), V, discount)
-    table = NGrams(*count_ngrams(train, n, dataset.separator), V)
+    literal = literal_kneser_ney(literal_ngrams(train, n, dataset.separator), V, discount, dataset.separator)
+    table = NGrams(*count_ngrams(train, n, dataset.separator), V, dataset.separator)
     held_out = literal_ngrams(dataset.val[:60], n, dataset.separator)
     held_out += map(tuple, np.random.default_rng(n).integers(V, size=(40, n)).tolist())  # mostly never seen
     p = table.kneser_ney(np.array(held_out), discount)
     assert np.allclose(p, [literal(gram[:-1], gram[-1]) for gram in held_out], rtol=1e-12, atol=0)
+
+
+def test_kneser_ney_counts_the_start_of_a_document_once():
+    """After the start, "ab" and "ac" each came once and "b" followed "a" nowhere else: d of the two counts goes to the
+    bigrams after "a", and not to the same two counts under a context with a separator less."""
+    tokens = np.array([0, 1, 2, 0, 1, 3, 0])  # .ab.ac.
+    d, V = 0.5, 4
+    table = NGrams(*count_ngrams(tokens, 5, 0), V, 0)
+    (p,) = table.kneser_ney(np.array([[0, 0, 0, 1, 2]]), d)  # b after ...a
+    unigram = (1 - d) / 5 + d * 4 / 5 / V  # the continuation counts are 2 (.: after b, c) and 1 (a, b, c)
+    bigram_ = (1 - d) / 2 + d * 2 / 2 * unigram
+    assert p == pytest.approx((1 - d) / 2 + d * 2 / 2 * bigram_)
 
 
 def test_kneser_ney_asks_after_how_many_tokens_and_not_how_often():
@@ -256,6 +271,32 @@ def test_it_also_arrives_where_some_rows_are_rare():
     assert abs(np.exp(bigram.log_softmax(W, X)) - P).max() < 0.001
 
 
+def test_a_step_is_never_longer_than_the_curvature_allows(monkeypatch):
+    """Rate times curvature is at most 1: no eigenvalue of the Hessian, scaled by the rates, is larger. Where all
+    contexts are alike, each of the three positions adds to the same logits, and it is 1."""
+    for X in (np.zeros((1, 3), dtype=int), np.array([[0, 1, 0], [1, 1, 0], [0, 0, 1]])):
+        N, weights = np.full((len(X), 2), 2.0), []
+
+        def gradient_of_ones(W, *_, weights=weights):
+            weights.append(W)
+            if len(weights) == 2:
+                raise StopIteration
+            return 0.0, np.ones_like(W)
+
+        with monkeypatch.context() as patch, pytest.raises(StopIteration):
+            patch.setattr(bigram, "loss_and_gradient", gradient_of_ones)
+            bigram.train_neural(X, N)
+        rate = -weights[1].ravel()  # the first step
+        H, h = np.zeros((rate.size, rate.size)), 1e-5
+        for i, unit in enumerate(np.eye(rate.size).reshape(-1, 3, 2, 2)):
+            dW = [bigram.loss_and_gradient(unit * s, X, N, 0.0)[1] for s in (h, -h)]
+            H[i] = (dW[0] - dW[1]).ravel() / (2 * h)
+        used = rate < 1e6  # tokens that occur: the others have no curvature
+        scaled = np.sqrt(rate[used])[:, None] * H[np.ix_(used, used)] * np.sqrt(rate[used])
+        assert np.linalg.eigvalsh(scaled).max() <= 1 + 1e-6
+        assert len(X) > 1 or np.linalg.eigvalsh(scaled).max() == pytest.approx(1)
+
+
 def test_large_logits_do_not_overflow():
     W = np.array([[[1e4, 0.0], [0.0, -1e4]]])
     assert bigram.log_softmax(W, np.array([[0], [1]])).tolist() == [[0, -1e4], [0, -1e4]]
@@ -309,7 +350,7 @@ def test_every_order_on_every_kind_of_data(call, name, options):
     status, out, err = call(bigram, f"--dataset={name}", *options, "--num_samples=2", "--max_new_tokens=20")
     assert (status, err) == (0, "")
     dataset, n = prepare_data.load(name), int(options[0][4:])
-    table = NGrams(*count_ngrams(dataset.train, n, dataset.separator), dataset.vocab_size)
+    table = NGrams(*count_ngrams(dataset.train, n, dataset.separator), dataset.vocab_size, dataset.separator)
     grams = np.array(literal_ngrams(dataset.val, n, dataset.separator))
     p = table.kneser_ney(grams, 0.9) if len(options) > 1 else table.additive(grams, 1)
     assert result(out)["val"] == f"{-np.log(p).mean():.4f}"
@@ -317,7 +358,7 @@ def test_every_order_on_every_kind_of_data(call, name, options):
     for k in range(1, n + 1):  # and the table of orders has a row for each
         grams, counts = count_ngrams(dataset.train, k, dataset.separator)
         val = np.array(literal_ngrams(dataset.val, k, dataset.separator))
-        table, seen = NGrams(grams, counts, dataset.vocab_size), set(map(tuple, grams.tolist()))
+        table, seen = NGrams(grams, counts, dataset.vocab_size, dataset.separator), set(map(tuple, grams.tolist()))
         row = next(line for line in out.splitlines() if line.startswith(f"{k:2} ")).split()
         assert row[:2] == [str(k), f"{dataset.vocab_size**k:,}"] or dataset.vocab_size**k > 1e12
         assert row[2:] == [
@@ -385,6 +426,7 @@ def test_the_rungs_in_pictures_are_the_losses_of_counting(call, name, monkeypatc
     losses = {rung: result(call(bigram, f"--dataset={name}", f"--n={n}")[1])["val"] for n, rung in enumerate(rungs, 1)}
     assert {rung: f"{loss:.4f}" for rung, loss in rungs.items()} == losses
     assert list(losses) == ["tokens counted", "pairs counted"]
+    prepare_data.counted_losses.cache_clear()
     monkeypatch.setattr(prepare_data, "COUNTED", 150)  # a table of pairs has more cells, and the text more tokens
     some = prepare_data.counted_losses(data)
     assert list(some) == ["uniform", "tokens counted"]

@@ -7,6 +7,7 @@ one, a comment says so. An example is a function that returns what our code give
 import contextlib
 import io
 import math
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -622,8 +623,9 @@ def _():
 def cells(V: int, n: int) -> str:
     """What bigram.py prints for the cells of the largest table."""
     text, tally = io.StringIO(), (np.zeros((1, n), dtype=int), np.ones(1))
+    data = types.SimpleNamespace(vocab_size=V, separator=None)
     with contextlib.redirect_stdout(text):
-        bigram.show_orders({"train": tally, "val": tally}, V, 1.0, 0.75)
+        bigram.show_orders({"train": tally, "val": tally}, data, 1.0, 0.75)
     return text.getvalue().splitlines()[-1].split()[1]
 
 
@@ -966,7 +968,8 @@ def _():
     sizes = []
     for n_kv_head in (12, 4, 1):
         config = GPTConfig(n_layer=1, n_head=12, n_kv_head=n_kv_head, n_embd=768, block_size=1024, vocab_size=9)
-        sizes.append(model.Cache(GPT(config), 1).nbytes / 8)
+        cache = model.Cache(GPT(config), 1)
+        sizes.append(sum(part.nbytes for pair in cache.kv for part in pair) / 8)
     return sizes
 
 

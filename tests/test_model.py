@@ -13,7 +13,18 @@ import torch
 from conftest import ROOT, gpt2_tensors, safetensors
 
 import model as model_file
-from model import GPT, Cache, GPTConfig, alibi_slopes, load_checkpoint, rope_table, rotate, sample_token, sinusoid_table
+from model import (
+    GPT,
+    Cache,
+    GPTConfig,
+    ModelError,
+    alibi_slopes,
+    load_checkpoint,
+    rope_table,
+    rotate,
+    sample_token,
+    sinusoid_table,
+)
 
 SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "norm": "rmsnorm"}
 CLASSIC = SMALL | {
@@ -196,6 +207,8 @@ def test_a_sinusoid_later_is_a_rotation(float64):
 
 def test_alibi_takes_slope_times_distance_from_the_scores(float64):
     assert alibi_slopes(8).flatten().tolist() == [2.0**-h for h in range(1, 9)]
+    mask = GPT(GPTConfig(**SMALL | {"position": "alibi", "block_size": 40})).mask(torch.arange(40), 40, None)
+    assert mask[0, 39].tolist() == pytest.approx([-(39 - j) / 4 for j in range(40)])  # of the head of slope 2^-2
     model = GPT(GPTConfig(**SMALL | {"position": "alibi", "n_head": 8}))
     mask = model.mask(torch.arange(3), 3, None)  # (nh, T, S)
     expected = torch.tensor([[0, -math.inf, -math.inf], [-0.5, 0, -math.inf], [-1, -0.5, 0]])
@@ -548,11 +561,11 @@ def test_tied_weights_are_one_tensor():
     ("keys", "words"),
     [
         ({"n_embd": 33}, "n_embd=33 is not divisible by n_head=4"),
-        ({"n_head": 32}, "n_embd / n_head = 1 is odd"),
+        ({"n_head": 32}, "n_embd / n_head = 1; make it even"),
         ({"n_kv_head": 3}, "n_head=4 is not divisible by n_kv_head=3"),
         ({"n_kv_head": 8}, "n_head=4 is not divisible by n_kv_head=8"),
         ({"n_kv_head": -1}, "n_kv_head=-1 is out of range"),
-        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "n_embd=3 is odd"),
+        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "n_embd = 3; make it even"),
         ({"softcap": -1.0}, "softcap=-1.0 is out of range"),
         ({"lookback": -1}, "lookback=-1 is out of range"),
         ({"vocab_multiple": 0}, "vocab_multiple=0 is out of range"),
@@ -779,6 +792,19 @@ def test_sampling_follows_the_distribution():
     assert torch.equal(sample_token(logits, generator=ours), draws) and len(draws.unique()) > 20
 
 
+def test_a_temperature_near_zero_is_greedy():
+    logits = torch.tensor([[1.0, 3.0, 3.001, -5.0]])
+    for temperature in (0, 1e-45, 1e-39, 1e-20, 1e-9, 1e-7, 1e-5):
+        assert all(sample_token(logits, temperature).item() == 2 for _ in range(20)), temperature
+
+
+def test_top_p_stops_at_the_token_that_reaches_it():
+    logits = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(500, 3)
+    assert sample_token(logits, top_p=0.5).unique().tolist() == [0]
+    assert sample_token(logits, top_p=0.51).unique().tolist() != [0]
+    assert sample_token(logits, top_k=2).unique().tolist() == [0, 1, 2]  # the third ties with the second
+
+
 def test_top_k_and_top_p_keep_the_likeliest_and_renormalise():
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
     logits = p.log().tolist()
@@ -895,6 +921,28 @@ def test_a_folder_with_a_config_says_how_many_heads():
         GPT.from_pretrained("folder", block_size=25)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ('{"n_head": "12"}', "n_embd=128 is not divisible by n_head=12"), ('{"n_head": 7}', "n_head=7"),
+        ('{"n_head": 0}', "n_head=0"), ('{"n_head": null}', "is not GPT-2"), ('{"n_head": [2]}', "is not GPT-2"),
+        ("[]", "is not GPT-2"), ("{", "is not GPT-2"), ("\udcff", "is not GPT-2"),
+    ],
+)  # fmt: skip
+def test_a_config_that_is_none_is_refused(settings, words):
+    Path("model.safetensors").write_bytes(safetensors(gpt2_tensors()))
+    Path("config.json").write_bytes(settings.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ModelError, match=words):
+        GPT.from_pretrained("model.safetensors")
+
+
+def test_a_file_of_other_things_than_tensors_is_refused():
+    for name, value in (("h.0.ln_1.weight", "text"), ("lm_head.weight", [1.0]), (7, torch.zeros(2))):
+        torch.save(gpt2_tensors() | {name: value}, "weights.bin")
+        with pytest.raises(ModelError, match=r"weights.bin is not GPT-2"):
+            GPT.from_pretrained("weights.bin")
+
+
 def test_gpt2_continues_as_its_formulas_do():
     tensors = gpt2_tensors()
     Path("model.safetensors").write_bytes(safetensors(tensors))
@@ -915,7 +963,7 @@ def test_gpt2_continues_as_its_formulas_do():
         (lambda t: t.update({"ln_f.bias": torch.zeros(1, 128)}), r"ln_f.bias is float32 \(1, 128\), not \(128,\)"),
         (lambda t: t.update({"ln_f.bias": torch.zeros(128, dtype=torch.long)}), r"ln_f.bias is int64"),
         (lambda t: t.update({"wpe.weight": torch.zeros(24, 64)}), r"wpe.weight is float32 \(24, 64\)"),
-        (lambda t: t["h.0.ln_1.bias"].fill_(math.nan), r"h.0.ln_1.bias holds what is no number"),
+        (lambda t: t["h.0.ln_1.bias"].fill_(math.nan), r"h.0.ln_1.bias has NaN or Inf"),
         (lambda t: t.update({"score.weight": torch.zeros(2, 128)}), r"score.weight is unknown"),
         (lambda t: t.update({"lm_head.weight": torch.zeros(300, 128)}), r"lm_head.weight is not wte.weight"),
         (lambda t: [t.pop(name) for name in list(t) if name.startswith("h.1.ln")], r"missing.* and 1 more"),
@@ -1091,7 +1139,7 @@ def test_a_foreign_checkpoint_is_refused_and_nothing_in_it_is_run(content):
 
 
 def test_a_missing_checkpoint_says_how_to_get_one():
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint nothing.pt; train a model"):
+    with pytest.raises(ModelError, match=r"no checkpoint nothing.pt; train a model"):
         load_checkpoint("nothing.pt")
 
 

@@ -1,10 +1,13 @@
+import gc
 import itertools
 import json
+import math
 import random
 import re
 import subprocess
 import sys
 import tracemalloc
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -232,6 +235,12 @@ def test_the_library_makes_words_and_python_without_a_network(monkeypatch, capsy
     assert capsys.readouterr().out.count("on first use") == 2
 
 
+def test_bits_per_byte_are_of_the_split_itself():
+    splits = {"train": {"tokens": 10, "bytes": 10}, "val": {"tokens": 5, "bytes": 20}}
+    data = prepare_data.Dataset("any", *[None] * 4, 10, None, splits)
+    assert data.bits_per_byte(math.log(2), "train") == 1 and data.bits_per_byte(math.log(2), "val") == 0.25
+
+
 def test_bits_per_byte_compare_across_tokenizers(call):
     text = text_file("my.txt", "é" * 500)
     call(prepare_data, text)
@@ -247,6 +256,37 @@ def test_a_folder_is_read_in_the_order_of_its_files(call):
     call(prepare_data, "notes")
     data = load("notes")
     assert data.tokenizer.decode([*data.train, *data.val]) == "first second third"
+
+
+def test_hidden_folders_and_datasets_are_no_part_of_a_folder(call):
+    for name in ("notes/.git/objects/ab", "notes/.hidden", ".venv/lib", "notes/.b/c.txt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(b"\xff")
+    text_file("notes/a.txt", "abc" * 20)
+    for source in ("notes", ".", "."):  # the third time, data/ has files of the second
+        status, _, err = call(prepare_data, source, "--name=my")
+        assert status == 0 and load("my").tokenizer.chars == ["a", "b", "c"], err
+
+
+def test_files_are_closed(call):
+    text_file("my.txt", babble(200))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.MonkeyPatch.context() as patch:
+            leaks = []
+            patch.setattr("sys.unraisablehook", lambda leak: leaks.append(leak.exc_value))
+            assert call(prepare_data, "my.txt", "--documents=lines")[0] == 0
+            gc.collect()
+    assert leaks == []
+
+
+def test_a_million_blanks_are_no_trouble_for_bpe(call):
+    """tiktoken's pattern gives up on a run of white space that is longer than that."""
+    text_file("my.txt", "a" + " " * 1_300_000 + "b\n" * 200 + "\n" * 1_300_000)
+    status, _, err = call(prepare_data, "my.txt", "--tokenizer=bpe", "--vocab_size=300")
+    assert status == 0, err
+    data = load("my_bpe300")
+    assert data.tokenizer.decode([*data.train, *data.val]) == Path("my.txt").read_text()
 
 
 def test_a_byte_order_mark_is_dropped_and_line_ends_stay(call):
@@ -361,6 +401,25 @@ def test_a_source_is_downloaded_once_and_then_kept(server, monkeypatch, call):
     assert load("names_bpe270").vocab_size == 270
 
 
+def test_two_processes_do_not_write_to_one_part(server):
+    with open("file.part", "ab") as file:
+        prepare_data.lock(file, "")
+        with pytest.raises(UserError, match=r"another process is downloading http://127.0.0.1"):
+            download(server.url, Path("file"), sha256(server.body), backoff=0)
+    download(server.url, Path("file"), sha256(server.body), backoff=0)
+
+
+def test_a_portals_page_in_place_of_gpt2s_vocabulary_gets_one_line(fails, monkeypatch):
+    """tiktoken raises ValueError for a file with another hash than it knows."""
+
+    def refuse(_):
+        raise ValueError("Hash mismatch for data downloaded from https://")
+
+    monkeypatch.setattr("tiktoken.get_encoding", refuse)
+    error = fails(prepare_data, text_file("my.txt", babble(50)), "--tokenizer=gpt2")
+    assert "cannot download the GPT-2 vocabulary (Hash mismatch" in error and "TIKTOKEN_CACHE_DIR" in error
+
+
 # ----------------------------------------------------------------------------- FineWeb
 
 
@@ -400,6 +459,7 @@ def test_fineweb_shards_are_downloaded(server, monkeypatch, call, gpt2_vocabular
         ([1, 2], {"version": 2}, "no shard"),
         ([1, 2], {"count": 3}, "instead of 1030 for 3 tokens"),
         ([1, 50257], {}, "past GPT-2's"),
+        ([], {}, "instead of 20240520, 1 and a number of tokens"),
     ],
 )
 def test_a_foreign_shard_is_refused(fails, gpt2_vocabulary, ids, wrong, words):
@@ -446,6 +506,7 @@ def test_a_foreign_shard_is_refused(fails, gpt2_vocabulary, ids, wrong, words):
         (["names", "--file=nothing.txt"], "no file or folder nothing.txt"),
         (["fineweb", "--tokenizer=bpe"], "--tokenizer is for sources other than fineweb"),
         (["fineweb", "--shards=0"], "--shards: 0 is out of range, it must be at least 1 and at most 103"),
+        ([""], "no file or folder ''"),
         ([], "SOURCE"),
     ],
 )
@@ -477,13 +538,29 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(call, fails, mo
     rename = prepare_data.os.rename
 
     def refuse_new(old, new):  # as Windows does while another program holds a file open
-        if Path(old).name == ".my.new":
+        if Path(old).name == "new":
             raise PermissionError(13, "Permission denied", str(new))
         rename(old, new)
 
     monkeypatch.setattr("os.rename", refuse_new)
     assert "data/my: Permission denied" in fails(prepare_data, text_file("my.txt", babble(400)))
     assert load("my").splits["train"]["tokens"] == int(0.9 * len(babble(500)))
+    assert [path.name for path in Path("data").iterdir()] == ["my"]
+
+
+def test_two_processes_may_prepare_one_dataset(call, monkeypatch):
+    """Here the second one starts and ends while the first is at work."""
+    text_file("my.txt", babble(500))
+    write_tokens, others = prepare_data.write_tokens, [lambda: prepare_data.prepare("my.txt")]
+
+    def interrupted(*arguments):
+        if others:
+            others.pop()()
+        return write_tokens(*arguments)
+
+    monkeypatch.setattr(prepare_data, "write_tokens", interrupted)
+    status, _, err = call(prepare_data, "my.txt")
+    assert status == 0 and not others, err
     assert [path.name for path in Path("data").iterdir()] == ["my"]
 
 
@@ -535,6 +612,35 @@ def test_an_id_past_the_vocabulary_is_named(prepared):
 def test_another_version_is_refused(prepared, content, words):
     (prepared / "meta.json").write_text(content)
     broken(words)
+
+
+def test_any_change_of_the_description_is_found(prepared, fails):
+    path = prepared / "meta.json"
+    whole, rng = json.loads(path.read_text()), random.Random(0)
+    for _ in range(100):
+        meta = json.loads(json.dumps(whole))
+        part = rng.choice([meta, meta["splits"], meta["splits"]["val"], meta["tokenizer"]])
+        key = rng.choice([key for key in part if key != "sha256" or part is not meta])
+        if rng.random() < 0.4:
+            del part[key]
+        else:
+            part[key] = rng.choice([None, -1, "x", 10**30, [], {}, 0.5])
+        path.write_text(json.dumps(meta))
+        if meta != whole:
+            broken("data/my/meta.json (is damaged|has format)")
+    for text in ("[]", "7", "null", '"x"', "{", "\udcff"):
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+        broken("data/my/meta.json is damaged")
+    path.write_text(json.dumps({key: value for key, value in whole.items() if key != "sha256"}))  # written by hand
+    assert load("my").vocab_size == whole["vocab_size"]
+
+
+def test_an_error_of_the_system_that_no_user_causes_shows_its_traceback():
+    def bug():
+        Path("a file that a script forgot to write").read_text()
+
+    with pytest.raises(FileNotFoundError):
+        prepare_data.run(bug)
 
 
 def test_characters_need_no_tiktoken_and_our_bpe_no_network_code():

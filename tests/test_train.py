@@ -16,6 +16,7 @@ import sys
 import time
 import tomllib
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,20 @@ def test_mfu_is_a_share_of_the_peak_and_the_text_is_the_best_models(call, monkey
     assert f"\n\n{tokenizer.decode(ids).strip()}\n\nresult: " in out
 
 
+def test_mfu_is_of_the_peak_of_all_processes(call, monkeypatch):
+    monkeypatch.setattr(train, "peak_flops", lambda *_: (1e9, "for a test"))
+    monkeypatch.setattr(train, "WORLD", 2)
+    call(train, *SHORT)
+    flops = GPT.from_checkpoint("out/tiny/best.pt")[0].flops_per_token()
+    speeds, shares = log_of("out/tiny", "tokens_per_second"), log_of("out/tiny", "mfu")
+    assert all(shares[step] == pytest.approx(speed * flops / 2e9, rel=0.01) for step, speed in speeds.items())
+
+
+def test_the_measured_peak_counts_a_multiplication_and_an_addition(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", itertools.count(step=1.0).__next__)  # each product takes a second
+    assert train.peak_flops(torch.device("cpu"), torch.float32)[0] == 2 * 512**3
+
+
 def test_documents_have_a_test_loss(call):
     status, out, err = call(train, *SHORT, "--dataset=list", "--out_dir=out/list", "--dropout=0.1")
     assert status == 0, err
@@ -131,7 +146,7 @@ def test_rising_validation_loss_is_said_and_the_best_model_kept(call):
     losses = log_of("out/tiny", "val")
     best = min(losses, key=losses.get)
     assert status == 0 and best < 40
-    assert f"the validation loss has risen since step {best}" in out
+    assert f"the validation loss was lowest at step {best}: what follows is of best.pt, of that step" in out
     assert result(out)["val"] == f"{losses[best]:.4f}"
     assert load_checkpoint("out/tiny/best.pt")["step"] == best
     assert load_checkpoint("out/tiny/last.pt")["state"]["step"] == 40
@@ -194,9 +209,117 @@ def test_a_finished_run_can_be_extended(call):
     assert log_of("out/tiny", "train") == log_of("out/long", "train")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(number):
+def test_resuming_on_other_data_starts_the_best_loss_again(call):
+    """Also if the data has the same name and another content, or is evaluated on another part."""
+    call(train, *SHORT)
+    old = log_of("out/tiny", "val")
+    Path("other.txt").write_text(babble(1200)[::-1])
+    prepare_data.prepare("other.txt", name="other")
+    shutil.copytree("out/tiny", "out/over")
+    said = "the validation data or eval_tokens changed since this run began: the best loss starts again"
+    for options in (["--dataset=other"], ["--dataset=other", "--max_iters=16"]):  # with no step left, and with some
+        status, out, err = call(train, "--init_from=resume", "--out_dir=out/over", *options)
+        assert status == 0 and said in out, err
+        model, _ = GPT.from_checkpoint("out/over/best.pt")
+        data, config = prepare_data.load("other"), TrainConfig(**vars(model.config))
+        loss = train.evaluate(model, lambda x, y, model=model: model(x, y)[1], data, "val", config, 0)
+        assert float(result(out)["val"]) == pytest.approx(loss, abs=1e-4) and abs(loss - old[12]) > 1e-3
+    assert load_checkpoint("out/over/best.pt")["step"] == 16
+    assert said not in call(train, "--init_from=resume", "--out_dir=out/over", "--max_iters=17")[1]
+    assert said in call(train, "--init_from=resume", "--out_dir=out/over", "--eval_tokens=50")[1]
+    Path("tiny.txt").write_text(babble(1200)[::-1])
+    prepare_data.prepare("tiny.txt")
+    assert said in call(train, "--init_from=resume", "--out_dir=out/tiny")[1]
+
+
+def test_the_result_is_that_of_best_pt_whatever_last_pt_says_of_it(call):
+    """A run that was killed after it wrote best.pt and before last.pt, then resumed with other options."""
+    call(train, *SHORT)
+    best = load_checkpoint("out/tiny/best.pt")
+    torch.save(best | {"step": 11, "val": 1.25}, "out/tiny/best.pt")
+    out = call(train, "--init_from=resume", "--out_dir=out/tiny")[1]
+    assert result(out)["val"] == "1.2500" and "the validation loss was lowest at step 11" in out
+
+
+def test_a_checkpoint_is_let_go_when_it_has_been_copied(call, monkeypatch):
+    """It is as large as the model and its optimizer."""
+    call(train, *SHORT, "--max_iters=4")
+    tensors, alive = [], []
+
+    def load(path):
+        checkpoint = load_checkpoint(path)
+        tensors.extend(map(weakref.ref, checkpoint["model"].values()))
+        tensors.extend(weakref.ref(t) for group in checkpoint["optimizer"] for part in group.values() for t in part)
+        return checkpoint
+
+    def count(*arguments):
+        alive.append(sum(tensor() is not None for tensor in tensors))
+        return training_batches(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "load_checkpoint", load)
+        patch.setattr(train, "training_batches", count)
+        patch.setattr("sys.argv", ["train.py", "--init_from=resume", "--out_dir=out/tiny", "--max_iters=5"])
+        patch.setattr(train, "conclude", lambda *_: None)
+        train.main()
+    assert len(tensors) > 10 and alive == [0, 0]
+
+
+def test_a_flipped_bit_is_found(call, fails):
+    call(train, *SHORT, "--max_iters=1")
+    for name, options in (("last.pt", (train, "--init_from=resume", "--out_dir=out/tiny")), ("best.pt", (sample,))):
+        path = Path("out/tiny", name)
+        content = bytearray(path.read_bytes())
+        weights = load_checkpoint(path)["model"]["lm_head.weight"].numpy().tobytes()
+        content[content.index(weights) + 5] ^= 4
+        path.write_bytes(content)
+        assert f"out/tiny/{name} is damaged" in fails(*options)
+
+
+def test_a_second_run_leaves_the_folder_of_the_first_alone(fails):
     process = start("train.py", *TINY, "--max_iters=1000000", "--log_interval=1")
+    while not process.stdout.readline().startswith("step "):
+        assert process.poll() is None
+    for options in (SHORT, ["--init_from=resume", "--out_dir=out/tiny"]):
+        if options is SHORT or Path("out/tiny/last.pt").exists():
+            assert "another run is writing to out/tiny; wait for its end" in fails(train, *options)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).returncode == 128 + signal.SIGTERM
+    assert [path.name for path in Path("out").iterdir()] == ["tiny"] and Path("out/tiny/last.pt").exists()
+
+
+def test_only_the_folder_of_a_run_is_moved_aside(call, fails):
+    for _ in range(2):
+        assert "data is not the folder of a run, it has " in fails(train, *SHORT, "--out_dir=data")
+    assert prepare_data.load("tiny") and not Path("data-1").exists()
+    Path("out/tiny").mkdir(parents=True)
+    Path("out/tiny/config.toml").write_text("")  # of a run that was killed before its log was there
+    assert call(train, *SHORT, "--max_iters=1")[0] == 0
+
+
+def test_a_line_in_the_log_that_is_not_ours_is_named(call, fails):
+    for line in ("x", "{}", "[1]", '{"step": "1"}', "\udcff"):
+        call(train, *SHORT, "--max_iters=1")
+        log = Path("out/tiny/log.jsonl")
+        log.write_bytes(log.read_bytes() + line.encode("utf-8", "surrogateescape") + b"\n")
+        again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=2"]
+        assert "out/tiny/log.jsonl has a line that train.py did not write" in fails(train, *again)
+
+
+def test_a_reader_that_leaves_stops_the_run_which_saves():
+    """As in `python train.py | head`."""
+    process = start("train.py", *TINY, "--max_iters=1000000", "--log_interval=1")
+    while not process.stdout.readline().startswith("step "):
+        assert process.poll() is None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 128 + signal.SIGPIPE and process.stderr.read() == ""
+    assert load_checkpoint("out/tiny/last.pt")["state"]["step"] >= 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_and_says_how_to_go_on(number):
+    by_default = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}  # and not as under nohup
+    process = start("train.py", *TINY, "--max_iters=1000000", "--log_interval=1", **by_default)
     lines = [process.stdout.readline() for _ in range(6)]
     process.send_signal(number)
     done = finish(process)
@@ -320,7 +443,7 @@ def test_a_checkpoint_cannot_execute_anything(call, fails):
         torch.save(checkpoint | {"tokenizer": Evil()}, path)
     again = ["--init_from=resume", "--out_dir=out/tiny"]
     for module, options in ((train, again), (train, ["--init_from=out/tiny", *TINY[:1]]), (sample, [])):
-        assert "holds more than tensors and plain values, or is damaged" in fails(module, *options)
+        assert "is damaged, or holds more than tensors and plain values (UnpicklingError)" in fails(module, *options)
     assert not Path("was executed").exists()
     torch.load("out/tiny/last.pt", weights_only=False)
     assert Path("was executed").exists()  # so the test can fail
@@ -330,6 +453,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
     call(train, *SHORT, "--optimizer=adamw", "--max_iters=4", "--schedule=constant")
     before = [Path("out/tiny", name).read_bytes() for name in ("last.pt", "best.pt")]
     again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=12", "--grad_clip=0"]
+    huge = "--learning_rate=1e38"
     for look, what in ((100, "the loss is nan at step"), (1, "the validation loss is nan at step")):
         error = fails(train, *again, "--learning_rate=1e30", f"--eval_interval={look}", "--checkpoint_interval=100")
         assert what in error and "try lower learning_rate" in error
@@ -346,7 +470,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
     assert "there is no checkpoint yet" in fails(
         train, *SHORT, "--learning_rate=1e30", "--grad_clip=0", "--out_dir=out/new"
     )
-    error = fails(train, *again, "--learning_rate=inf", "--eval_interval=100", "--checkpoint_interval=1")
+    error = fails(train, *again, huge, "--eval_interval=100", "--checkpoint_interval=1")
     assert "sum of the weights is" in error
     assert [Path("out/tiny", name).read_bytes() for name in ("last.pt", "best.pt")] == before
 
@@ -370,11 +494,34 @@ def test_training_windows_reach_the_last_token_and_no_further():
 
 def test_training_windows_start_where_documents_start():
     data = prepare_data.load("list")
-    starts = train.document_starts(data.train, data.separator, 16)
-    x, y = next(training_batches(data.train, starts, TrainConfig(block_size=16, batch_size=400), 1))
+    starts = train.training_starts(data.train, data.separator, 32)
+    x, y = next(training_batches(data.train, starts, TrainConfig(block_size=32, batch_size=400), 1))
     assert (x[:, 0] == data.separator).all() and (y >= 0).all()
     in_all = np.flatnonzero(data.train == data.separator)
-    assert starts.tolist() == [at for at in in_all if at + 16 < len(data.train)] and 235 < len(starts) < 240
+    assert starts.tolist() == [at for at in in_all if at + 32 < len(data.train)] and 235 < len(starts) < 240
+
+
+def test_long_documents_are_trained_on_to_their_end(call):
+    """Each token of a split is a target of some window, up to where a last whole window ends."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        block_size = int(rng.integers(1, 20))
+        tokens = np.where(rng.random(300) < 0.05, 0, 1)
+        tokens[[0, -1]] = 0
+        starts = train.training_starts(tokens, 0, block_size)
+        targets = {t for start in starts for t in range(start + 1, start + block_size + 1)}
+        assert targets == set(range(1, max(targets) + 1)) and 300 - block_size <= max(targets) < 300
+    Path("same.txt").write_text("abcdefghijklmnopqrst\n" * 160)
+    prepare_data.prepare("same.txt", documents="lines")
+    keys = ["--dataset=same", "--block_size=8", "--eval_tokens=100", "--max_iters=150", "--sample_tokens=1"]
+    figures = result(call(train, *TINY, *keys)[1])
+    assert float(figures["train"]) < 0.2 and float(figures["val"]) < 0.2  # a uniform prediction has ln 21 = 3.04
+
+
+def test_windows_are_drawn_independently_of_each_other():
+    for choices in (np.arange(200), None):
+        x, _ = next(training_batches(np.arange(216), choices, TrainConfig(block_size=16, batch_size=100), 1))
+        assert len(x) == 100 > len(set(x[:, 0].tolist()))
 
 
 def test_batches_follow_from_seed_and_step_however_they_are_split():
@@ -416,6 +563,55 @@ def test_accumulated_gradients_are_the_same_to_1e_6(call, monkeypatch):
     for parts in others:
         for a, b in zip(whole, parts, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+def test_each_target_counts_the_same_however_the_batch_is_split(call, monkeypatch):
+    """With targets that do not count (-1), as many in one row as in no other."""
+
+    def masked(*arguments):
+        for x, y in training_batches(*arguments):
+            rows = (x * torch.arange(1, x.shape[1] + 1)).sum(dim=1, keepdim=True) % x.shape[1]  # follows from the row
+            yield x, y.masked_fill(torch.arange(x.shape[1]) > rows, -1)
+
+    monkeypatch.setattr(train, "training_batches", masked)
+    for batch_size in (8, 2):
+        keys = [f"--batch_size={batch_size}", f"--gradient_accumulation_steps={8 // batch_size}"]
+        call(train, *SHORT, "--max_iters=1", "--zero_init=false", *keys, f"--out_dir=out/{batch_size}")
+    for key in ("grad_norm", "train"):
+        assert log_of("out/2", key)[1] == pytest.approx(log_of("out/8", key)[1], rel=1e-5)
+
+
+def test_the_log_has_the_mean_loss_since_its_last_line(call):
+    for interval in (1, 4):
+        call(train, *SHORT, f"--log_interval={interval}", f"--out_dir=out/{interval}")
+    each, means = (log_of(f"out/{interval}", "train") for interval in (1, 4))
+    assert means == pytest.approx({last: np.mean([each[last - i] for i in range(4)]) for last in (4, 8, 12)}, rel=1e-6)
+
+
+def test_the_test_loss_is_that_of_the_test_split(call):
+    figures = result(call(train, *SHORT, "--dataset=list", "--out_dir=out/list")[1])
+    data, (model, _) = prepare_data.load("list"), GPT.from_checkpoint("out/list/best.pt")
+    config = TrainConfig(**vars(model.config))
+    for split in ("val", "test"):
+        loss = train.evaluate(model, lambda x, y: model(x, y)[1], data, split, config, 0)
+        assert float(figures[split]) == pytest.approx(loss, abs=1e-4)
+    assert abs(float(figures["val"]) - float(figures["test"])) > 3e-4
+
+
+def test_dropout_differs_from_process_to_process(call, monkeypatch):
+    seeds = {}
+
+    def note_seed(*arguments):
+        seeds[train.RANK].append(torch.initial_seed())
+        return training_batches(*arguments)
+
+    monkeypatch.setattr(train, "training_batches", note_seed)
+    monkeypatch.setattr(train, "WORLD", 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(train, "RANK", rank)
+        seeds[rank] = []
+        call(train, *SHORT, f"--out_dir=out/{rank}")
+    assert len(seeds[0]) == len(seeds[1]) == 13 and not set(seeds[0][1:]) & set(seeds[1][1:])
 
 
 def test_dropout_differs_from_step_to_step_and_from_seed_to_seed(call, monkeypatch):
@@ -470,14 +666,31 @@ def test_evaluation_of_some_tokens_spreads_them_evenly():
             tokens[0] = 0
         starts, stops = evaluation_windows(tokens, 0 if separated else None, block_size, most)
         counted = [t for start, stop in zip(starts, stops, strict=True) for t in range(start + 1, stop + 1)]
-        assert len(counted) == len(set(counted)) <= max(most, block_size) and 0 < min(counted) <= max(counted)
+        assert len(counted) == len(set(counted)) <= max(2 * most, block_size) and 0 < min(counted) <= max(counted)
         assert (stops - starts <= block_size).all() and (stops > starts).all() and max(counted) < len(tokens)
-        if max(most // block_size, 1) * block_size >= len(tokens) - 1:
+        if most >= len(tokens) - 1:
             assert counted == list(range(1, len(tokens)))
-        elif separated:
-            assert (tokens[starts] == 0).all()
-            whole = (stops - starts < block_size) & (stops < len(tokens) - 1)
-            assert (tokens[stops[whole]] == 0).all()  # documents are whole, where they fit
+        all_windows = zip(*evaluation_windows(tokens, 0 if separated else None, block_size), strict=True)
+        assert set(zip(starts, stops, strict=True)) <= set(all_windows)  # some of those that count each token once
+    tokens = np.tile(np.arange(100), 10)  # documents much longer than a window
+    starts, _ = evaluation_windows(np.append(tokens, 0), 0, 10, 200)
+    assert len(starts) == 20 and set(starts % 100) == {0, 50}
+    assert len(evaluation_windows(tokens, 0, 10, 10**15)[0]) == len(evaluation_windows(tokens, 0, 10)[0])  # at most all
+
+
+def test_all_batches_of_an_evaluation_have_one_shape():
+    """A compiled model would be compiled again for another one."""
+    data, shapes = prepare_data.load("list"), set()
+    model = GPT(GPTConfig(vocab_size=data.vocab_size, block_size=16, n_layer=1, n_head=1, n_embd=8, zero_init=False))
+
+    def forward(x, y):
+        shapes.add(tuple(x.shape))
+        return model(x, y)[1]
+
+    losses = [
+        train.evaluate(model, forward, data, "val", TrainConfig(block_size=16, batch_size=n), 0) for n in (1, 7, 64)
+    ]
+    assert shapes == {(1, 16), (7, 16), (64, 16)} and losses == pytest.approx([losses[0]] * 3, abs=1e-6)
 
 
 def test_a_run_looks_at_so_many_tokens_of_each_split(call):
@@ -656,6 +869,61 @@ def test_muons_steps_are_orthogonal_and_those_of_pytorch():
         assert torch.linalg.norm(ours - theirs) < 0.02 * torch.linalg.norm(ours)  # theirs computes in bfloat16
 
 
+def test_muon_has_a_learning_rate_of_its_own(call):
+    keys = ["--zero_init=false", "--max_iters=1", "--warmup_iters=0", "--schedule=constant", "--learning_rate=1e-9"]
+    call(train, *SHORT, *keys, "--muon_learning_rate=0.1")
+    checkpoint = load_checkpoint("out/tiny/last.pt")
+    torch.manual_seed(1337)
+    start = GPT(GPTConfig(**checkpoint["model_config"])).state_dict()
+    moved = {name: (p - start[name]).norm().item() for name, p in checkpoint["model"].items()}
+    for name, norm in moved.items():
+        if ".h." in name and start[name].dim() == 2:  # q, k and v are three matrices
+            sizes = sum(min(part.shape) * max(1, part.shape[0] / part.shape[1]) for part in start[name].split(
+                16 if "c_attn" in name else len(start[name])
+            ))  # fmt: skip
+            assert 0.6 < norm / (0.1 * math.sqrt(sizes)) < 1.3, name  # orthogonal: each direction moves by about 0.1
+        else:
+            assert norm < 1e-6, name
+
+
+def test_a_forks_parameters_are_trained_or_left_alone():
+    """A matrix more in a block, one of three dimensions, and one that the loss does not depend on."""
+    for optimizer in train.OPTIMIZERS:
+        config = TrainConfig(vocab_size=13, n_layer=2, n_head=1, n_embd=8, optimizer=optimizer)
+        model = GPT(GPTConfig(**{name: getattr(config, name) for name in train.MODEL_KEYS}))
+        for block in model.transformer.h:
+            block.extra = torch.nn.Linear(8, 8)
+            block.experts = torch.nn.Parameter(torch.ones(3, 8, 8))
+            block.unused = torch.nn.Parameter(torch.ones(8, 4))
+        ours = make_optimizer(model, config)
+        in_groups = [p for group in ours.param_groups for p in group["params"]]
+        assert sorted(map(id, in_groups)) == sorted(map(id, model.parameters()))
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for name, p in model.named_parameters():
+            p.grad = None if name.endswith("unused") else torch.randn_like(p)
+        ours.step()
+        for name, p in model.named_parameters():
+            assert torch.equal(p, before[name]) == name.endswith("unused"), (optimizer, name)
+
+
+def test_a_device_without_foreach_kernels_trains(call, monkeypatch):
+    """As Apple's: PyTorch refuses foreach=True there, and picks the way itself if nothing is said."""
+    for name in ("_device_has_foreach_support", "_has_foreach_support"):
+        monkeypatch.setattr(torch.nn.utils.clip_grad, name, lambda *_: False)
+    assert call(train, *SHORT, "--max_iters=2")[0] == 0
+
+
+def test_gradients_are_clipped_after_they_are_unscaled(call, monkeypatch):
+    monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**8))
+    keys = ["--optimizer=sgd", "--momentum=0", "--learning_rate=1", "--schedule=constant", "--warmup_iters=0"]
+    call(train, *SHORT, *keys, "--max_iters=1", "--grad_clip=0.01", "--dtype=float16")
+    checkpoint = load_checkpoint("out/tiny/last.pt")
+    torch.manual_seed(1337)
+    start = GPT(GPTConfig(**checkpoint["model_config"])).state_dict()
+    moved = torch.cat([(start[k] - p).flatten() for k, p in checkpoint["model"].items()])
+    assert moved.norm().item() == pytest.approx(0.01, rel=1e-2)
+
+
 def test_labels_are_smoothed_in_training_only(call):
     """A rate near zero leaves the model as it was: the validation loss is the same."""
     losses = {}
@@ -724,7 +992,7 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
     done = finish(start("train.py", *SHORT, "--compile"))
     assert done.returncode == 2 and done.stderr.count("error: ") == 1
     assert done.stderr.splitlines()[-1].startswith("error: torch.compile fails on this machine (")
-    assert done.stderr.endswith("; train with --compile=false\n") and not Path("out").exists()
+    assert done.stderr.endswith("; use --compile=false\n") and not Path("out").exists()
 
 
 @pytest.mark.parametrize("keys", [["--dtype=bfloat16"], ["--dtype=float16"], ["--flash=false"], ["--grad_clip=0"]])
@@ -941,6 +1209,25 @@ def test_the_losses_are_drawn_at_each_evaluation(call, monkeypatch, no_pictures)
     assert not Path("out/one/loss.png").exists()  # there is no line through a single point
 
 
+def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(call, monkeypatch, no_pictures):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("importlib.util.find_spec", no_pictures)
+    folder = "out/cost$5_and_$6"
+    call(train, *SHORT, f"--out_dir={folder}")
+    assert Path(folder, "loss.png").read_bytes().startswith(b"\x89PNG")  # and not a formula
+    Path(folder, "loss.png").unlink()
+    Path(folder, "loss.png").mkdir()
+    status, out, err = call(train, "--init_from=resume", f"--out_dir={folder}", "--max_iters=16")
+    assert status == 0 and result(out)["step"] == "16" and f"{folder}/loss.png could not be drawn: " in out, err
+
+
+def test_a_variable_of_torchrun_alone_does_not_make_a_process_one_of_several(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "3")
+    done = finish(start("train.py", *SHORT, "--max_iters=1"))
+    assert done.returncode == 0 and result(done.stdout)["step"] == "1", done.stderr
+
+
 def test_tensorboard_gets_what_is_logged(call, fails, monkeypatch):
     error = fails(train, *SHORT, "--tensorboard")
     assert "--tensorboard needs tensorboard, which is not installed; pip install tensorboard" in error
@@ -1011,6 +1298,10 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults():
     config, _, _ = train.read_config(["run.toml", "--n_embd=32", "--bias", "--min_lr", "1e-4"])
     assert (config.n_embd, config.learning_rate, config.compile, config.bias) == (32, 1.0, True, True)
     assert (config.min_lr, config.n_layer, config.out_dir) == (1e-4, TrainConfig().n_layer, "out/run")
+    Path("run.toml").write_text("\ufeffn_embd = 64\n", encoding="utf-8")  # as some editors save it
+    for argv in (["--bias", "run.toml"], ["--bias", "true", "run.toml"], ["--bias=true", "run.toml"]):
+        config, _, _ = train.read_config([*argv, "--qk_norm", "false", "--compile"])
+        assert (config.n_embd, config.bias, config.qk_norm, config.compile) == (64, True, False, True)
 
 
 def test_help_lists_every_key_with_its_default(call):
@@ -1021,7 +1312,7 @@ def test_help_lists_every_key_with_its_default(call):
     words = " ".join(out.split())
     assert "--learning_rate float peak rate of sgd, adam, adamw (default: 0.01)" in words
     assert "--norm_position {pre,post} norm" in words and "(default: pre)" in words
-    assert re.search(r"--qk_norm \[\{true,false\}\] normalise [^(]*\(default: true\)", words)
+    assert re.search(r"--qk_norm \{true,false\} normalise [^(]*\(default: true\)", words)
 
 
 def test_help_shows_the_type_of_every_value(call):
@@ -1033,7 +1324,7 @@ def test_help_shows_the_type_of_every_value(call):
 def test_a_config_of_the_repository_is_legal(path, monkeypatch):
     gpt2 = GPTConfig(**GPT2_KEYS, vocab_size=50_257, block_size=1024)  # in place of a download
     weights = {"tokenizer": {"kind": "gpt2"}, "model": {}}
-    monkeypatch.setattr(train, "load_weights", lambda _, keys: weights | {"model_config": vars(gpt2) | keys})
+    monkeypatch.setattr(train, "load_weights", lambda _, keys, **_more: weights | {"model_config": vars(gpt2) | keys})
     config, _, _ = train.read_config([str(path)])
     assert config.out_dir == f"out/{path.stem}"
     assert prepare_data.parse_name(config.dataset)
@@ -1061,9 +1352,16 @@ def test_a_config_of_the_repository_is_legal(path, monkeypatch):
         (["--beta2=1"], "beta2=1.0"),
         (["--min_lr=0.1"], "min_lr=0.1 is above learning_rate=0.01"),
         (["--dropout=1"], "dropout=1.0"),
-        (["--seed=4294967296"], "seed=4294967296 is out of range; it must be below 2147483648"),
+        (["--seed=4294967296"], "seed=4294967296 is out of range; it must be 0 or more, and below 2147483648"),
         (["--norm=batch"], "norm=batch is unknown; choose one of layernorm, rmsnorm"),
         (["--optimizer=sgdd"], "optimizer=sgdd is unknown; choose one of sgd, adam, adamw, muon"),
+        (["--seed=99999999999999999999"], "seed=99999999999999999999 is out of range"),
+        (["--batch_size=99999999999999999999"], "batch_size=99999999999999999999 is out of range"),
+        (["--checkpoint_minutes=inf"], "checkpoint_minutes=inf is out of range; it must be 0 or more, and below inf"),
+        (["--learning_rate=inf"], "learning_rate=inf is out of range"),
+        (["deep.toml"], "deep.toml is not TOML"),
+        (["--device=meta"], "there is no device meta here"),
+        (["--dataset=data/tiny"], "did you mean tiny?; run: python prepare_data.py YOUR_TEXT.txt --name=tiny"),
         (["--device=gpu"], "there is no device gpu here"),
         (["--device=cuda:99"], "there is no device cuda:99 here"),
         (["--dataset=nothing"], "no dataset data/nothing"),
@@ -1075,6 +1373,7 @@ def test_a_config_of_the_repository_is_legal(path, monkeypatch):
 )
 def test_bad_input_gets_one_line(fails, options, words):
     files = {"wrong_key": "n_heads = 4", "wrong_type": "n_layer = '4'", "wrong_bool": "compile = 1", "broken": "x 4"}
+    files["deep"] = "x = " + "[" * 5000
     for name, text in files.items():
         Path(f"{name}.toml").write_text(text)
     assert words in fails(train, *TINY, *options)
@@ -1087,10 +1386,48 @@ def test_resuming_with_another_shape_or_vocabulary_is_refused(call, fails):
     assert "the run was started with n_embd=16 and cannot change that" in fails(train, *again, "--n_embd=32")
     assert "the run was started with optimizer=muon" in fails(train, *again, "--optimizer=adamw")
     assert "list has another vocabulary" in fails(train, *again, "--dataset=list")
+    assert call(train, *again, "--n_kv_head=0", "--max_iters=2")[0] == 0  # as many as n_head, as it was
     Path("out/tiny/last.pt").write_bytes(Path("out/tiny/best.pt").read_bytes())
     assert "out/tiny/last.pt holds a model only" in fails(train, *again)
     Path("out/tiny/last.pt").write_bytes(b"not a checkpoint")
     assert "out/tiny/last.pt" in fails(train, *again)
+
+
+def test_a_checkpoint_of_a_fork_gets_one_line(call, fails):
+    call(train, *SHORT, "--max_iters=1")
+    whole = load_checkpoint("out/tiny/last.pt")
+    resume, tune = ["--init_from=resume", "--out_dir=out/tiny"], ["--init_from=out/tiny/last.pt", TINY[0]]
+    more, shape = whole["config"] | {"more": 1}, whole["model_config"] | {"more": 1}
+    part = {name: p for name, p in whole["model"].items() if name != "lm_head.weight"}
+    for changed, options, words in (
+        ({"config": more}, [resume], "unknown key more in out/tiny/last.pt"),
+        ({"model_config": shape}, [resume, tune], "last.pt does not match this version of model.py ("),
+        ({"model": part}, [resume, tune], "the checkpoint does not match this version of model.py (Error"),
+    ):
+        torch.save(whole | changed, "out/tiny/last.pt")
+        assert all(words in fails(train, *some) for some in options)
+
+
+def test_a_bug_of_a_fork_shows_its_traceback(call, monkeypatch):
+    call(train, *SHORT, "--max_iters=1")
+
+    def buggy(*_):
+        _a, _b = (1,)
+
+    for place, options in (
+        ("model.MLP.__init__", [(train, *SHORT), (train, "--init_from=out/tiny", TINY[0]), (sample,)]),
+        ("model.MLP.forward", [(train, *SHORT, "--out_dir=out/new"), (train, *SHORT, "--compile"), (sample,)]),
+    ):
+        for module, *more in options:
+            with monkeypatch.context() as patch, pytest.raises(ValueError, match="not enough values to unpack"):
+                patch.setattr(place, buggy)
+                patch.setattr("torch.compile", lambda f, **_: f)
+                call(module, *more)
+    monkeypatch.setattr(train, "lr_scale", lambda *_: Path("of a fork, and not there").read_text())
+    with pytest.raises(FileNotFoundError):
+        call(train, *SHORT, "--out_dir=out/new")
+    with pytest.raises(MemoryError), train.explained():
+        raise MemoryError
 
 
 # ----------------------------------------------------------------------------- GPT-2's weights
@@ -1139,7 +1476,7 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
             "no init_from=scrath, did you mean scratch?; choose one of scratch, resume, gpt2, gpt2-me",
         ),
         (["--init_from=out"], "no init_from=out; choose one of"),
-        (["--init_from=tiny.txt"], "tiny.txt is damaged or of another kind"),
+        (["--init_from=tiny.txt"], "tiny.txt is damaged, or holds more than tensors"),
     ],
 )
 def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2, options, words):
@@ -1193,6 +1530,16 @@ def test_an_estimate_follows_the_keys(call):
     )
 
 
+def test_an_estimate_of_published_weights_downloads_nothing(call, monkeypatch):
+    monkeypatch.setattr("requests.get", None)
+    keys = ["--init_from=gpt2-medium", "--estimate", "--dataset=tiny", "--batch_size=1", "--device_flops=1e12"]
+    status, out, err = call(train, *keys)
+    assert status == 0, err
+    assert table(out)["parameters"] == 354_823_168 and not Path("data/downloads").exists()
+    flops = 6 * (354_823_168 - 1024 * 1024) + 12 * 24 * 1024 * 1024  # of a token: matrices, and attention
+    assert f"tokens, 20 a parameter (Hoffmann et al. 2022): {20 * 354_823_168 * flops:.3g} FLOP" in out
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "keys",
@@ -1227,9 +1574,25 @@ def test_an_estimate_of_nothing_gets_one_line(fails, options, words):
 
 
 def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
-    calls = []
-    for platform, names in (("linux", {"mallopt": lambda *args: calls.append(args)}), ("linux", {}), ("darwin", {})):
+    """The first limit is refused by older libraries. If both are, nothing may change: pieces above a limit of its own
+    would be mapped again and again."""
+    calls, most = [], 0
+
+    def mallopt(name: int, value: int) -> int:
+        calls.append((name, value))
+        return int(name != -3 or value <= most)
+
+    for platform, names in (("linux", {}), ("darwin", {"mallopt": mallopt})):
         monkeypatch.setattr(sys, "platform", platform)
         monkeypatch.setattr(ctypes, "CDLL", lambda _, names=names: types.SimpleNamespace(**names))
         train.keep_freed_memory()
-    assert calls == [(-1, 2**31 - 1), (-3, 2**30)]
+    assert calls == []
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=mallopt))
+    for limit, last in ((2**40, [(-3, 2**30), (-1, 2**31 - 1)]), (2**25, [(-3, 2**25), (-1, 2**31 - 1)])):
+        most = limit
+        train.keep_freed_memory()
+        assert calls[-2:] == last
+    calls, most = [], 1000
+    train.keep_freed_memory()
+    assert calls == [(-3, 2**30), (-3, 2**25)]
