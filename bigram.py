@@ -147,7 +147,7 @@ class NGrams:
     contexts[k] lists the contexts of k tokens, and a context goes by its place in that list. It is a context of k - 1
     tokens and the token before that, in one number: place * V + token. V^n does not appear, so nothing overflows."""
 
-    def __init__(self, grams: np.ndarray, counts: np.ndarray, V: int, separator: int | None = None):
+    def __init__(self, grams: np.ndarray, counts: np.ndarray, V: int, separator: int | None):
         self.V, self.separator, n = V, separator, grams.shape[1]
         self.contexts = [np.zeros(1, dtype=np.int64)]  # of no token there is one
         x = np.zeros(len(grams), dtype=np.int64)  # the place of each n-gram's context
@@ -189,12 +189,13 @@ class NGrams:
 
             P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')
 
-        A context that reaches the start of its document counts once, however many separators it begins with: x' is then
-        the part without them (as in KenLM, where a document starts with a single <s>)."""
+        Documents start with n - 1 separators, so "...a", "..a" and ".a" are one context: "a" at the start. Only the
+        longest has counts: below, what comes before each is one more separator, so all would count 1. They are skipped,
+        and x' is what comes after the separators, here "a". (KenLM gets the same from its single <s>.)"""
         p, n = np.full(len(grams), 1 / self.V), grams.shape[1]
         for k, (count, total, followers) in enumerate(self.look_up(grams), 1):
             if 1 < k < n:
-                total = np.where(grams[:, -k] == self.separator, 0, total)
+                total = np.where(grams[:, -k] == self.separator, 0, total)  # as if never seen: p stays what it was
             mixed = np.maximum(count - discount, 0) + discount * followers * p
             p = np.where(total > 0, mixed / np.maximum(total, 1), p)
         return p
@@ -438,7 +439,7 @@ def counting_model(options, N: np.ndarray | None, grams: np.ndarray, counts: np.
         table = NGrams(grams, counts, V, data.separator)
         return partial(table.kneser_ney, discount=options.discount), sum(len(keys) for keys, *_ in table.orders)
     if N is None:
-        return partial(NGrams(grams, counts, V).additive, alpha=alpha), len(counts)
+        return partial(NGrams(grams, counts, V, data.separator).additive, alpha=alpha), len(counts)
     P = probabilities(N, alpha)
     return lambda grams: P[grams[:, 0], grams[:, 1]], P.size
 

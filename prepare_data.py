@@ -18,6 +18,7 @@ in which the newline token, the separator, starts and ends each document.
 import argparse
 import base64
 import codecs
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -44,7 +45,7 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
-DATA = Path("data")  # the datasets, below the folder in which a script is run
+DATA = Path("data")  # the datasets; data/.* is left over from a script that was killed, and safe to delete
 DOWNLOADS = DATA / "downloads"  # what came over the network, kept; safe to delete
 FORMAT = 1  # of meta.json and the .bin files
 CHUNK = 1 << 18  # characters or bytes in memory at a time, whatever the size of the text
@@ -282,9 +283,10 @@ def open_source(source: str, file: Path | None, documents: str) -> Text:
         return shuffled_lines(functools.partial(open, path, "rb"), source) if source == "names" else text_of([path])
     path = existing(source)
     paths = [path]
-    if path.is_dir():  # without .git/HEAD and the like, and without the datasets
-        paths = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.is_relative_to(DATA)]
-        paths = [p for p in paths if "/." not in f"/{p.relative_to(path).as_posix()}"]
+    if path.is_dir():  # without .git/HEAD and the like, and without the datasets in data/
+        paths = [p for p in sorted(path.rglob("*")) if p.is_file() and "/." not in f"/{p.relative_to(path).as_posix()}"]
+        if DATA.resolve().is_relative_to(path.resolve()):
+            paths = [p for p in paths if not p.resolve().is_relative_to(DATA.resolve())]
     if not any(p.stat().st_size for p in paths):
         raise UserError(f"{path} is empty; give a text file, or a folder with text files")
     if documents == "none":
@@ -446,23 +448,25 @@ def download(
 
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    for attempt in range(retries + 1):
+    with open(path.with_name(path.name + ".lock"), "w") as file:
+        lock(file, f"another process is downloading {url}; wait for its end, and try again")
+        for attempt in range(retries + 1):
+            try:
+                named = fetch_rest(url, part)
+                break
+            except requests.RequestException as error:
+                status = error.response.status_code if error.response is not None else 0
+                if attempt == retries or status in (400, 401, 403, 404, 410):
+                    kind = Missing if status in (404, 410) else UserError
+                    raise kind(f"cannot download {url} ({reason(error)}); put the file at {path}, {ways}") from error
+                print(f"download stopped ({reason(error)}), trying again", file=sys.stderr)
+                time.sleep(backoff * 2**attempt)
         try:
-            named = fetch_rest(url, part)
-            break
-        except requests.RequestException as error:
-            status = error.response.status_code if error.response is not None else 0
-            if attempt == retries or status in (400, 401, 403, 404, 410):
-                kind = Missing if status in (404, 410) else UserError
-                raise kind(f"cannot download {url} ({reason(error)}); put the file at {path}, {ways}") from error
-            print(f"download stopped ({reason(error)}), trying again", file=sys.stderr)
-            time.sleep(backoff * 2**attempt)
-    try:
-        check_sha256(part, sha256 or named, f"{url} changed or was damaged on the way; try again, {ways}")
-    except UserError:
-        part.unlink()
-        raise
-    os.replace(part, path)
+            check_sha256(part, sha256 or named, f"{url} changed or was damaged on the way; try again, {ways}")
+        except UserError:
+            part.unlink()
+            raise
+        os.replace(part, path)
 
 
 def fetch_rest(url: str, part: Path) -> str | None:
@@ -480,9 +484,7 @@ def fetch_rest(url: str, part: Path) -> str | None:
         have = have if response.status_code == 206 else 0  # 200: the server ignores ranges and sends all of it
         total = have + int(response.headers.get("Content-Length", 0))
         show = progress(f"downloading {part.stem}", total)
-        with open(part, "ab") as file:
-            lock(file, f"another process is downloading {url}; wait for its end, and try again")
-            file.truncate(have)
+        with open(part, "ab" if have else "wb") as file:
             for block in response.iter_content(1 << 14):  # a block that breaks off is lost, so keep it small
                 file.write(block)
                 have += len(block)
@@ -495,14 +497,16 @@ def fetch_rest(url: str, part: Path) -> str | None:
 
 
 def lock(file: IO, message: str) -> None:
-    """Keep an open file for this process until it is closed. UserError with the message if another one has it."""
-    if os.name == "posix":  # Windows does not let an open file be replaced
+    """Keep an open file to this process, or raise UserError. (Not on Windows, or on file systems without locks.)"""
+    if os.name == "posix":
         import fcntl
 
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(message) from None
+        except OSError:
+            pass
 
 
 def reason(error: BaseException) -> str:
@@ -598,7 +602,7 @@ def prepare(
 
     folder = DATA / name
     DATA.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=DATA, prefix=f".{name}.") as temporary:  # for this process alone
+    with tempfile.TemporaryDirectory(dir=DATA, prefix=f".{name}.", ignore_cleanup_errors=True) as temporary:
         new, old = Path(temporary, "new"), Path(temporary, "old")
         new.mkdir()
         if source == "fineweb":
@@ -609,7 +613,7 @@ def prepare(
         meta |= {"dtype": token_dtype(made.vocab_size), "separator": separator, "splits": splits}
         meta["sha256"] = hashlib.sha256(json.dumps(meta).encode()).hexdigest()
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-        if folder.exists():  # a folder cannot be replaced in one step: set the old one aside
+        with contextlib.suppress(FileNotFoundError):  # a folder cannot be replaced in one step: set the old one aside
             os.rename(folder, old)
         try:
             os.rename(new, folder)
@@ -691,10 +695,10 @@ class Dataset:
     delimiter: int | None = None  # the id before each text: the separator, or FineWeb's <|endoftext|>
 
     def need(self, tokens: int, what: str) -> None:
-        """Raises UserError if a split has fewer tokens than that."""
-        for split, entry in self.splits.items():
-            if entry["tokens"] < tokens:
-                few = f"the {split} split of {self.name} has {entry['tokens']} tokens, too few for {what}"
+        """Raises UserError if the training or validation split has fewer tokens than that."""
+        for split in ("train", "val"):
+            if (n := len(getattr(self, split))) < tokens:
+                few = f"the {split} split of {self.name} has {n} tokens, too few for {what}"
                 raise UserError(f"{few}; choose a smaller one, or a longer text")
 
     def bits_per_byte(self, loss: float, split: str) -> float:
@@ -704,7 +708,7 @@ class Dataset:
 
 def parse_name(name: str) -> tuple[str, str, int] | None:
     """Source, tokenizer and vocab_size of a built-in dataset, such as shakespeare_bpe512; None for other names."""
-    match = re.fullmatch(r"(fineweb)|(words|python|names|shakespeare)(_gpt2|_bpe(\d+))?", name)
+    match = re.fullmatch(r"(fineweb)|(words|python|names|shakespeare)(_gpt2|_bpe([1-9]\d*))?", name)
     if not match:
         return None
     kind = "gpt2" if match[3] == "_gpt2" else "bpe" if match[3] else "char"
@@ -723,9 +727,8 @@ def load(name: str) -> Dataset:
         command = f"python prepare_data.py {source}{options}"
     if not (folder / "meta.json").exists():
         if not built_in or source == "fineweb":
-            ready = [path.parent.name for path in DATA.glob("[!.]*/meta.json")]
-            close = nearest(Path(name).name, {*SOURCES, *ready} - {name})
-            raise UserError(f"no dataset {folder}{close}; run: {command}")
+            known = {*SOURCES, *(path.parent.name for path in DATA.glob("[!.]*/meta.json"))} - {name}
+            raise UserError(f"no dataset {folder}{nearest(Path(name).name, known)}; run: {command}")
         print(f"preparing {name}, on first use")
         prepare(source, kind, vocab_size)
 
@@ -738,6 +741,7 @@ def load(name: str) -> Dataset:
         if meta.pop("sha256", None) not in (None, hashlib.sha256(json.dumps(meta).encode()).hexdigest()):
             raise KeyError("another sha256 than when it was made")
         rest = {key: meta[key] for key in ("vocab_size", "separator", "splits")}
+        _ = meta["splits"]["train"], meta["splits"]["val"]  # both are there
         rest["delimiter"] = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
         tokenizer = make_tokenizer(meta["tokenizer"])
     except (UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError) as error:
@@ -858,7 +862,7 @@ def run(main: Callable[[], None], *expected: type[Exception]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     except OSError as error:  # no permission, no space, a folder in place of a file ...
-        if isinstance(error, (FileNotFoundError, ConnectionError, TimeoutError)):  # caught above where a user causes it
+        if isinstance(error, (FileNotFoundError, ConnectionError, TimeoutError)):  # more likely a bug than a user
             raise
         message = f"{error.filename or 'writing'}: {error.strerror or error}; check path, permissions and free space"
     except KeyboardInterrupt:

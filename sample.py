@@ -99,7 +99,7 @@ def main() -> None:
     add("--prompt", help="the text to go on from (default: the start of a document, or of a line)")
     add("--prompt_file", type=Path, help="a file with the prompt")
     add("--num_samples", type=number(int, 1), default=1, help="how many texts to write (default: 1)")
-    add("--max_new_tokens", type=number(int, 1), default=500, help="tokens in each text at most (default: 500)")
+    add("--max_new_tokens", type=number(int, 1, 10**8), default=500, help="tokens in each text at most (default: 500)")
     add("--temperature", type=number(float, 0), default=0.8, help="0: greedy; 1: as learned (default: 0.8)")
     add("--top_k", type=number(int, 0), help="draw from the k likeliest tokens (default: 0, from all)")
     top_p = "nucleus sampling: from the fewest tokens with total probability p (default: from all)"
@@ -119,8 +119,6 @@ def main() -> None:
     if options.plot:
         need_matplotlib()
     device = pick_device(options.device)
-    if options.compile == "true":
-        check_compiler(device)
     if options.init_from:
         model, tokenizer = GPT.from_pretrained(options.init_from), BPETokenizer()
         folder = Path("out", Path(options.init_from).stem)
@@ -128,11 +126,13 @@ def main() -> None:
     else:
         checkpoint = load_checkpoint(path := options.checkpoint or newest_checkpoint())
         model, tokenizer = GPT.from_checkpoint(checkpoint)
-        folder, separator = path.parent, checkpoint.get("separator")
+        folder, separator = path.parent, checkpoint["delimiter"]
     config = model.config
     if config.vocab_size != tokenizer.vocab_size:
         sizes = f"{config.vocab_size:,} tokens, the tokenizer {tokenizer.vocab_size:,}"
         raise UserError(f"{options.init_from or path} has {sizes}; give weights that belong to GPT-2's tokenizer")
+    if options.compile == "true":
+        check_compiler(device)
     model.to(device)
     print(f"{options.init_from or path}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
 

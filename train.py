@@ -27,7 +27,6 @@ import signal
 import sys
 import time
 import tomllib
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -141,14 +140,13 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
     parser = OptionParser(__doc__)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a file of keys")
     switches = {f"--{name}" for name, f in KEYS.items() if f.type is bool}  # --compile is --compile=true
-    words = itertools.pairwise([*argv, ""])
-    argv = [f"{a}=true" if a in switches and b.lower() not in ("true", "false") else a for a, b in words]
+    pairs = itertools.pairwise([*argv, ""])
+    argv = [f"{a}=true" if a in switches and b.lower() not in ("true", "false") else a for a, b in pairs]
     for name, f in KEYS.items():
         choices = f.metadata["choices"] or (("true", "false") if f.type is bool else ())
         values = f"{{{','.join(choices)}}}" if choices else f.type.__name__
         shown = str(f.default).lower() if f.type is bool else f.default
-        default = f" (default: {shown})" if shown != "" else ""
-        words = f.metadata["help"] + default
+        words = f.metadata["help"] + (f" (default: {shown})" if shown != "" else "")
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS, metavar=values, help=words)
     parser.add_argument("--estimate", action="store_true", help="print what the run needs, and do not train")
     flops = "of --estimate: peak FLOP/s, such as 312e12 (A100) or 989e12 (H100, H200) (default: measured)"
@@ -178,8 +176,7 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
             raise UserError(f"{last} holds a model only, as best.pt does; put back the run's own last.pt")
         before = {name: checked(name, value, str(last)) for name, value in origin["config"].items()}
     elif init_from != "scratch":
-        some = {k: keys[k] for k in ("block_size", "dropout", "flash") if k in keys}
-        origin = load_weights(init_from, some, shape_only=options["estimate"])
+        origin = load_weights(init_from, keys, shape_only=options["estimate"])
         before = origin["model_config"]
         if before["position"] != "learned":  # the other ones have a value for any position
             free.add("block_size")
@@ -193,8 +190,8 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
 
 
 def load_weights(init_from: str, keys: dict, shape_only: bool = False) -> dict:
-    """What a checkpoint says of the model: of one of ours (a file *.pt, or a run's folder), or of GPT-2 with keys.
-    shape_only: nothing is downloaded."""
+    """The checkpoint of ours (a file *.pt, or a run's folder), or GPT-2 with keys (shape_only: without a download)."""
+    keys = {k: keys[k] for k in ("block_size", "dropout", "flash") if k in keys}
     if shape_only and init_from in GPT2_SIZES:
         n_layer, n_head, n_embd = GPT2_SIZES[init_from]
         shape = {"vocab_size": 50_257, "block_size": 1024, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
@@ -427,7 +424,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        for group in self.param_groups:  # a parameter that the loss does not depend on has a gradient of 0
+        for group in self.param_groups:  # without a gradient, a parameter that the loss does not depend on only decays
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in group["params"]]
             RULES[group["rule"]](group, grads)
 
@@ -458,11 +455,11 @@ def make_optimizer(model: GPT, config: TrainConfig) -> Optimizer:
     ]
     if in_muon:
         kv = model.config.head_dim * model.config.n_kv_head
-        alike = defaultdict(list)  # shape, and rows of each part -> the matrices that are orthogonalized together
+        alike = {}  # shape, and rows of each part -> the matrices that are orthogonalized together
         for name, p in model.transformer.h.named_parameters():
             if p in in_muon:
                 rows = (model.config.n_embd, kv, kv) if name.endswith("attn.c_attn.weight") else None
-                alike[p.shape, rows].append(p)
+                alike.setdefault((p.shape, rows), []).append(p)
         keys |= {"rule": "muon", "lr": config.muon_learning_rate}
         groups += [keys | {"params": params, "rows": rows} for (_, rows), params in alike.items()]
     return Optimizer(groups)
@@ -515,8 +512,9 @@ def first_alone() -> Iterator[None]:
 def leave(status: int) -> None:
     """End at once, with all work done: to take PyTorch apart first would take half a second. And threads that connect
     several processes may still run: one that needs the interpreter while that shuts down would abort the process."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # its reader may have left
+            stream.flush()
     os._exit(status)
 
 
@@ -627,13 +625,6 @@ def explained(config: TrainConfig | None = None) -> Iterator[None]:
                 print("error: another process has ended; mend what it says, and resume", file=sys.stderr, flush=True)
             leave(2)  # at once, too: an orderly exit may wait for the other one forever
         raise
-
-
-def end_together(message: str) -> None:
-    """An error that all processes meet, said once."""
-    if RANK:
-        sys.exit(2)
-    raise UserError(message)
 
 
 def check_machine(config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -747,7 +738,7 @@ def replace_file(path: Path, write: Callable, size: int = 0) -> None:
 
 def open_log(path: Path):
     """log.jsonl, to append to. UserError if another run has it open."""
-    file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+    file = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115
     lock(file, f"another run is writing to {path.parent}; wait for its end, or choose another --out_dir=")
     return file
 
@@ -756,31 +747,31 @@ def open_run(config: TrainConfig, step: int, size: int):
     """Make the run's folder, with config.toml, and return its log.jsonl, of which the lines up to this step are kept. A
     new run moves an old one aside, and needs room for checkpoints of that size."""
     out_dir, log = Path(config.out_dir), Path(config.out_dir, "log.jsonl")
-    if log.exists():
-        open_log(log).close()
     if config.init_from != "resume":
         there = next(path for path in (out_dir, *out_dir.absolute().parents) if path.exists())
         if size > (free := shutil.disk_usage(there).free):
             few = f"the run's checkpoints need {size / 1e6:,.1f} MB, and there are {free / 1e6:,.1f} MB free in {there}"
             raise UserError(f"{few}; make room, or choose another --out_dir=")
         if log.exists():
+            open_log(log).close()
             i = next(i for i in itertools.count(1) if not Path(f"{out_dir}-{i}").exists())
             os.rename(out_dir, f"{out_dir}-{i}")
             print(f"moved the previous run in {out_dir} to {out_dir}-{i}")
         elif others := [p.name for p in out_dir.glob("*") if p.name != "config.toml" and p.suffix != ".tmp"]:
             raise UserError(f"{out_dir} is not the folder of a run, it has {others[0]}; choose another --out_dir=")
     out_dir.mkdir(parents=True, exist_ok=True)
+    file = open_log(log)  # from here on the folder is this run's
     for path in out_dir.glob("*.tmp"):  # of a save that was killed
         path.unlink()
     lines = [f"{name} = {json.dumps(getattr(config, name), ensure_ascii=False)}\n" for name in KEYS]
     replace_file(out_dir / "config.toml", lambda file: file.write("".join(lines).encode()))
     try:
-        logged = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+        logged = log.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in logged if line.endswith("\n") and json.loads(line)["step"] <= step]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{log} has a line that train.py did not write ({error}); delete that line") from error
-    replace_file(log, lambda file: file.write("".join(kept).encode()))
-    return open_log(log)
+    file.truncate(len("".join(kept).encode()))
+    return file
 
 
 def draw_losses(out_dir: Path, data: Dataset) -> None:
@@ -808,7 +799,7 @@ def loss_function(network: Callable, device: torch.device, dtype: torch.dtype) -
     matrix products in dtype."""
 
     def forward(x: torch.Tensor, y: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-        if device.type == "cuda":  # from pinned memory a copy needs no waiting: the next batch is made meanwhile
+        if device.type == "cuda":  # from pinned memory a copy needs no waiting
             x, y = x.pin_memory(), y.pin_memory()
         x, y = (t.to(device, non_blocking=device.type == "cuda") for t in (x, y))
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
@@ -823,7 +814,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     config.vocab_size = data.vocab_size
     model = GPT(GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS}))
     if origin:
-        model.load_weights(origin["model"])
+        model.take_weights(origin["model"])
     if config.fsdp:
         shard(model, device)
     network = model.to(device)
@@ -838,8 +829,8 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if scaler.is_enabled() and origin["scaler"]:
             scaler.load_state_dict(origin["scaler"])
         state |= origin["state"] | {"losses": [loss.to(device) for loss in origin["state"]["losses"]]}
-        if origin["evaluated_on"] != evaluated_on:
-            print("the validation data or eval_tokens changed since this run began: the best loss starts again")
+        if origin["evaluated_on"][0] != evaluated_on[0]:
+            print("the validation data changed since last.pt was written: the next evaluation replaces best.pt")
             state |= {"best": math.inf, "worse": 0}
         if not Path(config.out_dir, "best.pt").exists():
             state["best"] = math.inf
@@ -863,7 +854,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             "model_config": asdict(model.config),
             "model": gathered(model.state_dict()),
             "tokenizer": data.tokenizer.spec(),
-            "separator": data.delimiter,
+            "delimiter": data.delimiter,
             "config": {name: getattr(config, name) for name in KEYS},
             "evaluated_on": evaluated_on,
         } | more
@@ -872,12 +863,15 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             size = sum(t.nbytes for t in tree_leaves(content) if isinstance(t, torch.Tensor))
             replace_file(out_dir / name, lambda file: torch.save(content, file), size)
 
-    def log(line: str, **values) -> None:
+    def say(line: str) -> None:
         nonlocal stop_signal
         try:
-            print(f"step {state['step']:>{len(str(config.max_iters))}}/{config.max_iters}  {line}", flush=True)
-        except BrokenPipeError:  # as in `python train.py | head`: save and stop, as on SIGPIPE (13)
+            print(line, flush=True)
+        except OSError:  # the reader is gone, as in `python train.py | head`: save and stop, as on SIGPIPE (13)
             stop_signal, sys.stdout = 13, open(os.devnull, "w")  # noqa: SIM115
+
+    def log(line: str, **values) -> None:
+        say(f"step {state['step']:>{len(str(config.max_iters))}}/{config.max_iters}  {line}")
         if RANK == 0:
             log_file.write(json.dumps({"step": state["step"], "seconds": round(state["seconds"], 3)} | values) + "\n")
             log_file.flush()
@@ -887,12 +881,12 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             board.flush()
 
     params, most = model.num_params(), config.eval_tokens
-    begins, ends = evaluation_windows(data.val, data.separator, config.block_size, most)
-    looked_at = int((ends - begins).sum())
+    starts, stops = evaluation_windows(data.val, data.separator, config.block_size, most)
+    looked_at = int((stops - starts).sum())
     part = f"{looked_at:,} of " * (looked_at < len(data.val) - 1)  # the first token has none before it
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
     epochs = config.max_iters * tokens_per_step / len(data.train)
-    starts = training_starts(data.train, data.separator, config.block_size)
+    choices = training_starts(data.train, data.separator, config.block_size)
     peak, whose = peak_flops(device, dtype)
     mfu_of_speed = model.flops_per_token() / (peak * WORLD)
     guess = f"a blind guess costs ln({data.vocab_size}) = {math.log(data.vocab_size):.4f} nats a token"
@@ -907,7 +901,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         return print_result("gpt", data, params, losses, step=state["step"])
     # A first pass, without a step: what does not compile or fit into memory shows before the run's folder is made, and
     # DistributedDataParallel orders gradients by it, so that a resumed run sums them up as one that never did.
-    forward(*next(training_batches(data.train, starts, config, 1))).backward()
+    forward(*next(training_batches(data.train, choices, config, 1))).backward()
     model.zero_grad(set_to_none=True)
     out_dir, log_file, board, last_save = Path(config.out_dir), None, None, time.monotonic()
     if RANK == 0:
@@ -928,10 +922,10 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         nonlocal stop_signal
         stop_signal = which
         if not DISTRIBUTED:  # torchrun passes on the Ctrl-C that all of them got already
-            signal.signal(which, signal.SIG_DFL)
+            signal.signal(which, signal.SIG_DFL if which in (signal.SIGINT, signal.SIGTERM) else signal.SIG_IGN)
 
     signals = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup ignores
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
         signals.append(signal.SIGHUP)
     for which in signals:
         signal.signal(which, on_signal)
@@ -940,7 +934,9 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         if not math.isfinite(value):
             where = f"the {what} is {value} at step {step} (rate {rate:.2g}, {str(dtype)[6:]}), {saved}"
             more = ", or --dtype=float32" if dtype == torch.float16 else ""
-            end_together(f"{where}; try lower learning_rate and muon_learning_rate, or more warmup_iters{more}")
+            if RANK:
+                sys.exit(2)  # all processes are here: the first one says it
+            raise UserError(f"{where}; try lower learning_rate and muon_learning_rate, or more warmup_iters{more}")
 
     # All that is random in a step follows from (seed, step, process), dropout too: there is no generator to save, and a
     # look at the validation split changes nothing.
@@ -956,8 +952,8 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         for group in optimizer.param_groups:
             group["lr"] = scale * group["peak_lr"]
         rate = scale * config.learning_rate
-        step_loss, batches = torch.zeros((), device=device), list(training_batches(data.train, starts, config, step))
-        counts = [(y != -1).sum().item() for _, y in batches]  # targets: each has the same part in the step's loss
+        step_loss, batches = torch.zeros((), device=device), list(training_batches(data.train, choices, config, step))
+        counts = [(y != -1).sum().item() for _, y in batches]  # each target counts the same, also if others are masked
         (in_step,) = among_all(dist.ReduceOp.SUM, sum(counts))
         for i, (x, y) in enumerate(batches):
             sum_over_processes(i == len(batches) - 1)  # set before the forward pass, too
@@ -1015,7 +1011,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
                 save("best.pt", step=step, val=val)
             log(line, val=val)
             if 0 < config.early_stop <= state["worse"]:
-                print(f"stopped early: {state['worse']} looks at the validation split without a lower loss")
+                say(f"stopped early: {state['worse']} looks at the validation split without a lower loss")
                 saving = True
         if saving:  # the step may have spoiled what its loss, from before it, does not show: keep the last good one
             check_finite("sum of the weights", sum(whole(p.detach().sum()) for p in model.parameters()).item(), step)
@@ -1027,10 +1023,10 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             try:
                 draw_losses(out_dir, data)
             except (OSError, ImportError) as error:  # the run is worth more than its picture
-                print(f"{out_dir / 'loss.png'} could not be drawn: {error}")
+                say(f"{out_dir / 'loss.png'} could not be drawn: {error}")
         if stopping:
             start = "torchrun ..." if DISTRIBUTED else "python"
-            print(f"stopped after step {step}; go on with: {start} train.py --init_from=resume --out_dir={out_dir}")
+            say(f"stopped after step {step}; go on with: {start} train.py --init_from=resume --out_dir={out_dir}")
             break
 
     for which in signals:
@@ -1038,12 +1034,12 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
     if DISTRIBUTED:
         among_all(dist.ReduceOp.MAX, 0)  # all are done
         dist.destroy_process_group()
+    if RANK == 0 and not stopping:
+        conclude(config, state, data, evaluated_on, looked_at, mfu_of_speed, device, dtype)
     if RANK == 0:
         log_file.close()
     if stopping:
         sys.exit(128 + int(stopping))
-    if RANK == 0:
-        conclude(config, state, data, evaluated_on, looked_at, mfu_of_speed, device, dtype)
 
 
 def conclude(config: TrainConfig, state, data: Dataset, evaluated_on, looked_at, mfu_of_speed, device, dtype) -> None:
@@ -1056,7 +1052,7 @@ def conclude(config: TrainConfig, state, data: Dataset, evaluated_on, looked_at,
     model, _ = GPT.from_checkpoint(checkpoint)
     forward = loss_function(model.to(device), device, dtype)
     losses = {"train": evaluate(model, forward, data, "train", config, looked_at, alone=True), "val": checkpoint["val"]}
-    if checkpoint["evaluated_on"] != evaluated_on:  # there was no step since the data changed
+    if checkpoint["evaluated_on"] != evaluated_on:  # on other data, or fewer tokens of it
         losses["val"] = evaluate(model, forward, data, "val", config, config.eval_tokens, alone=True)
     if data.test is not None:
         losses["test"] = evaluate(model, forward, data, "test", config, config.eval_tokens, alone=True)

@@ -98,7 +98,7 @@ def test_eight_tokens_of_a_large_vocabulary_do_not_overflow():
     grams, counts = count_ngrams(tokens, n, None)
     expected = Counter(literal_ngrams(tokens, n, None))
     assert dict(zip(map(tuple, grams.tolist()), counts.tolist(), strict=True)) == expected
-    table = NGrams(grams, counts, V)
+    table = NGrams(grams, counts, V, None)
     assert [len(keys) for keys, *_ in table.orders] == [len(np.unique(grams[:, -k:], axis=0)) for k in range(1, n + 1)]
     *_, (found, totals, _) = table.look_up(grams)
     assert np.array_equal(found, counts) and (totals >= counts).all()
@@ -156,8 +156,7 @@ def test_kneser_ney_is_the_formula_token_by_token(name, n, discount):
 
 
 def test_kneser_ney_counts_the_start_of_a_document_once():
-    """After the start, "ab" and "ac" each came once and "b" followed "a" nowhere else: d of the two counts goes to the
-    bigrams after "a", and not to the same two counts under a context with a separator less."""
+    """ "...a" gives up d of each count once, to what follows "a" anywhere, and not again at "..a" and ".a"."""
     tokens = np.array([0, 1, 2, 0, 1, 3, 0])  # .ab.ac.
     d, V = 0.5, 4
     table = NGrams(*count_ngrams(tokens, 5, 0), V, 0)
@@ -171,7 +170,7 @@ def test_kneser_ney_asks_after_how_many_tokens_and_not_how_often():
     """`b` is more frequent than `c`, but comes after `a` alone; after an unseen context, `c` is the better guess."""
     a, b, c, d, e = range(5)
     tokens = np.array([a, b] * 6 + [c, d, c, e, c, a, c])
-    table = NGrams(*count_ngrams(tokens, 3, None), V=5)
+    table = NGrams(*count_ngrams(tokens, 3, None), 5, None)
     p_b, p_c = table.kneser_ney(np.array([[d, e, b], [d, e, c]]), 0.75)
     assert (tokens == b).sum() > (tokens == c).sum() and p_c > p_b
 
@@ -197,7 +196,7 @@ def test_samples_are_as_frequent_as_the_table_says():
 
 def test_a_sample_ends_with_its_document_at_its_limit_or_where_the_text_did():
     dataset, rng = prepare_data.load("list"), np.random.default_rng(0)
-    table = NGrams(*count_ngrams(dataset.train, 4, dataset.separator), dataset.vocab_size)
+    table = NGrams(*count_ngrams(dataset.train, 4, dataset.separator), dataset.vocab_size, dataset.separator)
     context = prepare_data.start_context(dataset, 3, rng)
     assert context == [dataset.separator] * 3
 
@@ -211,7 +210,7 @@ def test_a_sample_ends_with_its_document_at_its_limit_or_where_the_text_did():
     assert len(set(words(100, 0))) == 1
 
     text = prepare_data.load("tiny")
-    table = NGrams(*count_ngrams(text.train, 8, None), text.vocab_size)
+    table = NGrams(*count_ngrams(text.train, 8, None), text.vocab_size, None)
     unseen = [text.train[0]] * 3 + [text.train[1]] * 4
     assert bigram.sample(lambda g: table.additive(g, 0), unseen, text, 10, 1.0, rng) == []
     context = prepare_data.start_context(text, 7, rng)
@@ -307,7 +306,7 @@ def test_the_twin_of_a_trigram_lies_between_bigram_and_trigram():
     losses = {}
     for n in (2, 3):
         grams, counts = count_ngrams(dataset.train, n, None)
-        table = NGrams(grams, counts, dataset.vocab_size)
+        table = NGrams(grams, counts, dataset.vocab_size, None)
         losses[n] = nll(lambda g, table=table: table.additive(g, 0), grams, counts)
     W = bigram.train_neural(*bigram.count_table(grams, counts, dataset.vocab_size))
     assert losses[3] < nll(bigram.neural_model(W), grams, counts) < losses[2] - 0.05
