@@ -408,7 +408,7 @@ All weights start at 0, so the first loss is ln {V}: all letters are alike.
         print(f"    {c}", *(f"{p.data:5.3f}" for p in learned), "  ", *(f"{p:5.3f}" for p in row))
     print(f"""
 Gradient descent came within {gap:.3f} of what counting the pairs gives, and its loss near the {floor:.4f} nats of
-that: no other table makes these words likelier. Read on in bigram.py, which counts the pairs of 15,000 words,
+that: no other table makes these words likelier. Read on in bigram.py, which counts the pairs of nearly 15,000 words,
 invents words, and asks what a longer context is worth.""")
 
 
