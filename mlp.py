@@ -291,9 +291,8 @@ def rate_at(step: int, max_iters: int, learning_rate: float) -> float:
 
 
 def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
-    """Train the model, print how it goes, and look into it at the first step and after the last. Returns for the plot:
-    losses, one a step; ratios, now and then the step and log10 update:data of each matrix; looks, before and after
-    training the output of each tanh layer and the gradient with respect to it, (B, H) each."""
+    """Train the model, print how it goes, and look into it before and after. Returns for the plot: losses of each step;
+    ratios, (step, log10 update:data of each matrix); looks, of each tanh layer its output and the gradient, (B, H)."""
     steps, learning_rate, by_hand = options.max_iters, options.learning_rate, options.backward == "manual"
     history, logged, began = SimpleNamespace(losses=[], ratios=[], looks=[]), 0, time.perf_counter()
     log_steps = {1, 10, 100, 1000, *range(steps, 0, -max(1, steps // 10))}

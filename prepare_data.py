@@ -283,12 +283,11 @@ def open_source(source: str, file: Path | None, documents: str) -> Text:
         return shuffled_lines(functools.partial(open, path, "rb"), source) if source == "names" else text_of([path])
     path = existing(source)
     paths = [path]
-    if path.is_dir():  # without .git/HEAD and the like, and without the datasets in data/
+    if path.is_dir():
         paths = [p for p in sorted(path.rglob("*")) if p.is_file() and "/." not in f"/{p.relative_to(path).as_posix()}"]
-        if DATA.resolve().is_relative_to(path.resolve()):
-            paths = [p for p in paths if not p.resolve().is_relative_to(DATA.resolve())]
+        paths = [p for p in paths if not p.resolve().is_relative_to(DATA.resolve())]
     if not any(p.stat().st_size for p in paths):
-        raise UserError(f"{path} is empty; give a text file, or a folder with text files")
+        raise UserError(f"{path} is empty; give a text file, or a folder with some that are not hidden or in {DATA}/")
     if documents == "none":
         return text_of(paths)
     if path.is_dir():
@@ -601,6 +600,8 @@ def prepare(
         raise UserError(f"{name!r} cannot name a dataset; give letters, digits, '_', '.' or '-' with --name=")
 
     folder = DATA / name
+    if folder.exists() and not (folder / "meta.json").exists():
+        raise UserError(f"{folder} is not a dataset, and would be replaced; choose another --name=")
     DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=DATA, prefix=f".{name}.", ignore_cleanup_errors=True) as temporary:
         new, old = Path(temporary, "new"), Path(temporary, "old")

@@ -17,7 +17,6 @@ import contextlib
 import ctypes
 import errno
 import importlib.util
-import itertools
 import json
 import math
 import os
@@ -29,6 +28,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -140,8 +140,7 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
     parser = OptionParser(__doc__)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a file of keys")
     switches = {f"--{name}" for name, f in KEYS.items() if f.type is bool}  # --compile is --compile=true
-    pairs = itertools.pairwise([*argv, ""])
-    argv = [f"{a}=true" if a in switches and b.lower() not in ("true", "false") else a for a, b in pairs]
+    argv = [f"{a}=true" if a in switches and b not in ("true", "false") else a for a, b in pairwise([*argv, ""])]
     for name, f in KEYS.items():
         choices = f.metadata["choices"] or (("true", "false") if f.type is bool else ())
         values = f"{{{','.join(choices)}}}" if choices else f.type.__name__
@@ -754,7 +753,7 @@ def open_run(config: TrainConfig, step: int, size: int):
             raise UserError(f"{few}; make room, or choose another --out_dir=")
         if log.exists():
             open_log(log).close()
-            i = next(i for i in itertools.count(1) if not Path(f"{out_dir}-{i}").exists())
+            i = next(i for i in range(1, 10**9) if not Path(f"{out_dir}-{i}").exists())
             os.rename(out_dir, f"{out_dir}-{i}")
             print(f"moved the previous run in {out_dir} to {out_dir}-{i}")
         elif others := [p.name for p in out_dir.glob("*") if p.name != "config.toml" and p.suffix != ".tmp"]:
@@ -766,11 +765,11 @@ def open_run(config: TrainConfig, step: int, size: int):
     lines = [f"{name} = {json.dumps(getattr(config, name), ensure_ascii=False)}\n" for name in KEYS]
     replace_file(out_dir / "config.toml", lambda file: file.write("".join(lines).encode()))
     try:
-        logged = log.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in logged if line.endswith("\n") and json.loads(line)["step"] <= step]
+        logged = log.read_bytes().splitlines(keepends=True)
+        kept = [line for line in logged if line.endswith(b"\n") and json.loads(line)["step"] <= step]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{log} has a line that train.py did not write ({error}); delete that line") from error
-    file.truncate(len("".join(kept).encode()))
+    file.truncate(sum(map(len, kept)))
     return file
 
 
@@ -867,8 +866,10 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
         nonlocal stop_signal
         try:
             print(line, flush=True)
-        except OSError:  # the reader is gone, as in `python train.py | head`: save and stop, as on SIGPIPE (13)
+        except OSError as error:  # its reader is gone, as in `python train.py | head`: stop, as on SIGPIPE (13)
             stop_signal, sys.stdout = 13, open(os.devnull, "w")  # noqa: SIM115
+            with contextlib.suppress(OSError):
+                print(f"standard output: {error}; saving and stopping", file=sys.stderr)
 
     def log(line: str, **values) -> None:
         say(f"step {state['step']:>{len(str(config.max_iters))}}/{config.max_iters}  {line}")
@@ -1045,8 +1046,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
 def conclude(config: TrainConfig, state, data: Dataset, evaluated_on, looked_at, mfu_of_speed, device, dtype) -> None:
     """Print what the best model writes, and the result line: its losses (on train over `looked_at` tokens, as many as
     on val), and the speed of the run, of which each token a second is `mfu_of_speed` of the device's peak."""
-    best = Path(config.out_dir, "best.pt")
-    checkpoint = load_checkpoint(best)
+    checkpoint = load_checkpoint(Path(config.out_dir, "best.pt"))
     if checkpoint["step"] < state["step"]:
         print(f"the validation loss was lowest at step {checkpoint['step']}: what follows is of best.pt, of that step")
     model, _ = GPT.from_checkpoint(checkpoint)
@@ -1062,7 +1062,7 @@ def conclude(config: TrainConfig, state, data: Dataset, evaluated_on, looked_at,
     ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
     print(f"\n{data.tokenizer.decode(ids[1:]).strip()}")
     speed = state["tokens"] / state["train_seconds"]
-    figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu_of_speed:.3f}", "out_dir": best.parent}
+    figures = {"tokens_per_second": f"{speed:.0f}", "mfu": f"{speed * mfu_of_speed:.3f}", "out_dir": config.out_dir}
     seconds = f"{state['seconds']:.1f}"
     print_result("gpt", data, model.num_params(), losses, step=state["step"], seconds=seconds, **figures)
 

@@ -259,16 +259,25 @@ def test_a_folder_is_read_in_the_order_of_its_files(call):
     assert data.tokenizer.decode([*data.train, *data.val]) == "first second third"
 
 
-def test_hidden_folders_and_datasets_are_no_part_of_a_folder(call):
+def test_hidden_folders_and_datasets_are_no_part_of_a_folder(call, fails):
     for name in ("notes/.git/objects/ab", "notes/.hidden", ".venv/lib", "notes/.b/c.txt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(b"\xff")
     text_file("notes/a.txt", "abc" * 20)
-    Path("data/own").mkdir(parents=True)
-    text_file("data/own/a.txt", "abc" * 20)
-    for source in ("notes", ".", Path.cwd(), "data/own"):  # from the second time on, data/ has a dataset
+    for source in ("notes", ".", Path.cwd()):  # from the second time on, data/ has a dataset
         status, _, err = call(prepare_data, source, "--name=my")
         assert status == 0 and load("my").tokenizer.chars == ["a", "b", "c"], err
+    assert "data/my is empty; give a text file, or a folder with some that are not" in fails(prepare_data, "data/my")
+
+
+def test_what_is_no_dataset_is_not_replaced(fails):
+    Path("data/own").mkdir(parents=True)
+    text_file("data/own/a.txt", "abc" * 20)
+    text_file("data/plain", "abc" * 20)
+    text_file("own.txt", "abc" * 20)
+    for source in ("own.txt", "data/plain"):
+        assert "is not a dataset, and would be replaced; choose another --name=" in fails(prepare_data, source)
+    assert Path("data/own/a.txt").exists() and Path("data/plain").is_file()
 
 
 def test_files_are_closed(call):

@@ -201,6 +201,14 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
         assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_the_log_is_cut_between_lines_whatever_ends_them(call):
+    call(train, *SHORT, "--schedule=constant")
+    log = Path("out/tiny/log.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"\n", b"\r\n") + b'{"step": 1')  # an editor of Windows; a killed write
+    assert call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=14")[0] == 0
+    assert list(log_of("out/tiny", "train")) == list(range(1, 15))
+
+
 def test_a_finished_run_can_be_extended(call):
     long = ["--schedule=constant", "--eval_interval=6"]
     call(train, *SHORT, *long, "--out_dir=out/long")
@@ -317,7 +325,8 @@ def test_a_reader_that_leaves_stops_the_run_which_saves():
     while not process.stdout.readline().startswith("step "):
         assert process.poll() is None
     process.stdout.close()  # a terminal that is gone is another OSError, and the same
-    assert process.wait(timeout=60) == 128 + signal.SIGPIPE and process.stderr.read() == ""
+    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert process.stderr.read() == "standard output: [Errno 32] Broken pipe; saving and stopping\n"
     assert load_checkpoint("out/tiny/last.pt")["state"]["step"] >= 1
 
 
