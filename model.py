@@ -388,8 +388,8 @@ class GPT(nn.Module):
     # ------------------------------------------------------------------------- sizes
 
     def num_params(self, non_embedding: bool = False) -> int:
-        """Parameters, a tied matrix counted once. non_embedding: without the tables in which rows are only looked up,
-        those of positions and of tokens, unless they are the output layer's matrix, too. (Norms stay: 0.14 % here.)"""
+        """Parameters, a tied matrix counted once. non_embedding: without the tables of positions and tokens, in which
+        rows are only looked up, unless they are the output layer's matrix. Norms count (0.14 % of the default)."""
         count = sum(p.numel() for p in self.parameters())
         if non_embedding:
             tables = {name: part for name, part in self.transformer.items() if isinstance(part, nn.Embedding)}

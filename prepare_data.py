@@ -48,7 +48,7 @@ import numpy as np
 DATA = Path("data")  # the datasets; data/.* is left over from a script that was killed, and safe to delete
 DOWNLOADS = DATA / "downloads"  # what came over the network, kept; safe to delete
 FORMAT = 1  # of meta.json and the .bin files
-CHUNK = 1 << 18  # characters or bytes in memory at a time, whatever the size of the text
+CHUNK = 1 << 18  # characters or bytes in memory at a time; tiktoken cannot encode a run of a million blanks
 BPE_CHARACTERS = 100_000_000  # BPE is trained on this much of the training split at most
 COUNTED = 1 << 21  # tokens of a split at most that the lines in a picture of losses are about
 
@@ -505,7 +505,7 @@ def lock(file: IO, message: str) -> None:
         except BlockingIOError:
             raise UserError(message) from None
         except OSError:
-            pass
+            pass  # a file system without locks
 
 
 def reason(error: BaseException) -> str:
@@ -681,7 +681,7 @@ def write_tokens(path: Path, pieces: Iterable[tuple[np.ndarray, int]], dtype: st
 # ----------------------------------------------------------------------------- reading a dataset
 
 
-@dataclass(eq=False)  # compared as a whole object, so that functions of it can be cached
+@dataclass(eq=False)  # compared by identity, so that functions of it can be cached
 class Dataset:
     """A prepared text. train, val and test are memory maps (n,) of token ids; test is None where there is none."""
 

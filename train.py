@@ -1048,7 +1048,7 @@ def conclude(config: TrainConfig, state, data: Dataset, evaluated_on, looked_at,
     on val), and the speed of the run, of which each token a second is `mfu_of_speed` of the device's peak."""
     checkpoint = load_checkpoint(Path(config.out_dir, "best.pt"))
     if checkpoint["step"] < state["step"]:
-        print(f"the validation loss was lowest at step {checkpoint['step']}: what follows is of best.pt, of that step")
+        print(f"validation loss was lowest at step {checkpoint['step']}: the text and losses below are of that best.pt")
     model, _ = GPT.from_checkpoint(checkpoint)
     forward = loss_function(model.to(device), device, dtype)
     losses = {"train": evaluate(model, forward, data, "train", config, looked_at, alone=True), "val": checkpoint["val"]}

@@ -146,7 +146,7 @@ def test_rising_validation_loss_is_said_and_the_best_model_kept(call):
     losses = log_of("out/tiny", "val")
     best = min(losses, key=losses.get)
     assert status == 0 and best < 40
-    assert f"the validation loss was lowest at step {best}: what follows is of best.pt, of that step" in out
+    assert f"validation loss was lowest at step {best}: the text and losses below are of that best.pt" in out
     assert result(out)["val"] == f"{losses[best]:.4f}"
     assert load_checkpoint("out/tiny/best.pt")["step"] == best
     assert load_checkpoint("out/tiny/last.pt")["state"]["step"] == 40
@@ -249,7 +249,7 @@ def test_the_result_is_that_of_best_pt_whatever_last_pt_says_of_it(call):
     best = load_checkpoint("out/tiny/best.pt")
     torch.save(best | {"step": 11, "val": 1.25}, "out/tiny/best.pt")
     out = call(train, "--init_from=resume", "--out_dir=out/tiny")[1]
-    assert result(out)["val"] == "1.2500" and "the validation loss was lowest at step 11" in out
+    assert result(out)["val"] == "1.2500" and "validation loss was lowest at step 11: " in out
 
 
 def test_a_checkpoint_is_let_go_when_it_has_been_copied(call, monkeypatch):
