@@ -20,22 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from prepare_data import (
-    Dataset,
-    OptionParser,
-    UserError,
-    draw_rungs,
-    load,
-    need_matplotlib,
-    number,
-    print_result,
-    progress,
-    run,
-    save_picture,
-    show_losses,
-    start_context,
-    token_names,
-)
+from console import OptionParser, UserError, number, print_result, progress, run, show_losses
+from plots import draw_rungs, need_matplotlib, save_picture
+from prepare_data import Dataset, load, start_context
+from tokenizer import token_names
 
 CHUNK = 1 << 21  # tokens to count at a time, so that memory grows with the n-grams seen and not with the text
 DENSE = 1 << 22  # cells that a dense table may have: a larger one is kept sparse

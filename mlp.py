@@ -29,21 +29,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from prepare_data import (
-    Dataset,
-    OptionParser,
-    UserError,
-    draw_rungs,
-    load,
-    need_matplotlib,
-    number,
-    print_result,
-    progress,
-    run,
-    save_picture,
-    show_losses,
-    start_context,
-)
+from console import OptionParser, UserError, number, print_result, progress, run, show_losses
+from plots import draw_rungs, need_matplotlib, save_picture
+from prepare_data import Dataset, load, start_context
 
 EVAL_TOKENS = 2_000_000  # of a split, at most, that the losses at the end are about
 PIECE = 1 << 22  # numbers in a tensor at a time, in evaluation

@@ -661,7 +661,7 @@ def gpt2_file(name_or_path: str | Path) -> Path:
             known = f"give one of {', '.join(GPT2_SIZES)}, or a file or folder with a {' or a '.join(GPT2_FILES)}"
             raise ModelError(f"no GPT-2 weights in {name_or_path}; {known}")
         return found[0]
-    from prepare_data import DOWNLOADS, Missing, download  # here, so that the rest of this file works alone
+    from files import DOWNLOADS, Missing, download  # here, so that the rest of this file works alone
 
     folder = DOWNLOADS / name_or_path
     for name in GPT2_FILES:

@@ -15,15 +15,10 @@ A source that is a list of documents (words, names, your own text with --documen
 in which the newline token, the separator, starts and ends each document.
 """
 
-import argparse
-import base64
 import codecs
 import contextlib
-import difflib
 import functools
 import hashlib
-import heapq
-import importlib.util
 import io
 import json
 import math
@@ -33,24 +28,23 @@ import re
 import sys
 import sysconfig
 import tempfile
-import time
-import unicodedata
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
-DATA = Path("data")  # the datasets; data/.* is left over from a script that was killed, and safe to delete
-DOWNLOADS = DATA / "downloads"  # what came over the network, kept; safe to delete
+from console import OptionParser, UserError, nearest, number, progress, run
+from files import DATA, DOWNLOADS, check_sha256, download
+from tokenizer import BPETokenizer, CharTokenizer, code_points, make_tokenizer, start_ids, train_bpe
+
 FORMAT = 1  # of meta.json and the .bin files
 CHUNK = 1 << 18  # characters or bytes in memory at a time; tiktoken cannot encode a run of a million blanks
 BPE_CHARACTERS = 100_000_000  # BPE is trained on this much of the training split at most
-COUNTED = 1 << 21  # tokens of a split at most that the lines in a picture of losses are about
 
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
 URLS = {  # source: address, SHA-256
@@ -66,188 +60,7 @@ URLS = {  # source: address, SHA-256
 FINEWEB_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
 
 
-class UserError(ValueError):
-    """Something that the user can mend, in one line: "<what is wrong>; <what to do>"."""
-
-
 # ----------------------------------------------------------------------------- tokenizers
-
-
-class CharTokenizer:
-    """One token a character. The vocabulary is the sorted list of the characters in the text."""
-
-    def __init__(self, chars: Iterable[str]):
-        self.chars = list(chars)
-        self.vocab_size = len(self.chars)
-        self.id_of = np.full(0x110000, -1, dtype=np.int32)  # code point -> token id, for the whole of Unicode
-        self.id_of[[ord(c) for c in self.chars]] = np.arange(self.vocab_size)
-
-    def encode_array(self, text: str) -> np.ndarray:
-        """Token ids (n,), by one table look-up for the whole text and no loop over its characters.
-
-        Raises UserError that lists the characters which the vocabulary lacks."""
-        ids = self.id_of[code_points(text)]
-        if ids.size and ids.min() < 0:
-            unknown = ", ".join(ascii(c) for c in sorted(set(text) - set(self.chars))[:20])
-            known = f"the vocabulary of {self.vocab_size} characters"
-            raise UserError(f"{known} lacks {unknown}; leave that out, or prepare the data with --tokenizer=bpe")
-        return ids
-
-    def encode_documents(self, documents: list[str]) -> np.ndarray:
-        """Token ids (n,) of each document and the newline after it."""
-        return self.encode_array("\n".join(documents) + "\n")
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_array(text).tolist()
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.chars[i] for i in ids)
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        return self.decode(ids).encode()
-
-    def spec(self) -> dict:
-        return {"kind": "char", "chars": self.chars}
-
-
-def code_points(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-
-
-# GPT-2 cuts a text into words before it merges bytes (Radford et al. 2019): no token spans two of them.
-# L and N stand for Unicode's letters and numbers.
-WORDS = r"'(?:[sdmt]|ll|ve|re)| ?[{L}]+| ?[{N}]+| ?[^\s{L}{N}]+|\s+(?!\S)|\s+"
-GPT2_PATTERN = WORDS.replace("{L}", r"\p{L}").replace("{N}", r"\p{N}")
-
-
-class BPETokenizer:
-    """Byte-pair encoding by tiktoken: with ranks of our own (bytes -> id), or without any the encoding of GPT-2."""
-
-    def __init__(self, ranks: dict[bytes, int] | None = None):
-        import tiktoken  # here: characters need neither the package nor its download
-
-        self.ranks = ranks
-        if ranks is not None:
-            self.encoding = tiktoken.Encoding("bpe", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
-        else:
-            import requests
-
-            try:
-                self.encoding = tiktoken.get_encoding("gpt2")
-            except (requests.RequestException, ValueError) as error:  # ValueError: not the file that was asked for
-                advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer=char or bpe"
-                raise UserError(f"cannot download the GPT-2 vocabulary ({reason(error)}); {advice}") from error
-        self.vocab_size = self.encoding.n_vocab
-
-    def encode_array(self, text: str) -> np.ndarray:
-        """Token ids (n,). Nothing in a text is special: "<|endoftext|>" is cut up like any other."""
-        return self.encoding.encode_to_numpy(text, disallowed_special=())
-
-    def encode_documents(self, documents: list[str]) -> np.ndarray:
-        """Token ids (n,) of each document and the newline after it; no token spans two documents."""
-        newline = self.encode("\n")
-        return np.concatenate([ids + newline for ids in self.encoding.encode_ordinary_batch(documents)])
-
-    def encode(self, text: str) -> list[int]:
-        return self.encoding.encode_ordinary(text)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.decode_bytes(ids).decode(errors="replace")
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        return self.encoding.decode_bytes(list(ids))
-
-    def spec(self) -> dict:
-        if self.ranks is None:
-            return {"kind": "gpt2"}
-        in_order = sorted(self.ranks, key=self.ranks.get)
-        return {"kind": "bpe", "ranks": [base64.b64encode(token).decode() for token in in_order]}
-
-
-def make_tokenizer(spec: dict) -> CharTokenizer | BPETokenizer:
-    """The tokenizer that spec() described, in meta.json or in a checkpoint."""
-    if spec["kind"] == "char":
-        return CharTokenizer(spec["chars"])
-    if spec["kind"] == "bpe":
-        return BPETokenizer({base64.b64decode(token): rank for rank, token in enumerate(spec["ranks"])})
-    return BPETokenizer()
-
-
-def start_ids(tokenizer: CharTokenizer | BPETokenizer) -> list[int]:
-    """What to start a text from: a newline, which also starts documents, or the first token where there is none."""
-    try:
-        return tokenizer.encode("\n")
-    except UserError:
-        return [0]
-
-
-def split_words(text: str) -> list[str]:
-    """Cut a text as GPT2_PATTERN does. The standard library's `re` has no \\p{L}, so the letters and the numbers that
-    occur in the text are spelled out. (tiktoken differs: U+001C to U+001F, and letters newer than this Python.)"""
-
-    def members(category: str, always: str) -> str:
-        return always + "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == category)
-
-    return re.findall(WORDS.replace("{L}", members("L", "a")).replace("{N}", members("N", "0")), text)
-
-
-def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
-    """Learn byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) from a text or from pieces of one.
-
-    Start from the 256 bytes. Again and again, the pair of neighbours that occurs most often becomes a token of its own;
-    a tie goes to the pair that is first in byte order. Returns the ranks, bytes -> id: vocab_size of them, or fewer
-    where the text has no pairs left. Counts are kept up to date, so a merge costs the words that it touches and not
-    the whole text. Raises UserError where vocab_size is below 256."""
-    if vocab_size < 256:
-        raise UserError(f"vocab_size={vocab_size} is too small: BPE starts from the 256 bytes; give 256 or more")
-    occurrences = Counter(chain.from_iterable(map(split_words, [text] if isinstance(text, str) else text)))
-    words = [list(word.encode()) for word in occurrences]  # each distinct word as token ids
-    counts = list(occurrences.values())
-
-    tokens = [bytes([i]) for i in range(256)]  # id -> bytes
-    ranks = {token: i for i, token in enumerate(tokens)}  # bytes -> id
-    pairs = Counter()  # (left id, right id) -> occurrences in the text
-    where = defaultdict(set)  # (left id, right id) -> the words that have it
-    for i, ids in enumerate(words):
-        for pair in pairwise(ids):
-            pairs[pair] += counts[i]
-            where[pair].add(i)
-
-    # the heap's smallest entry is the most frequent pair, and among equals the first in byte order
-    def entry(pair: tuple[int, int]) -> tuple:
-        return -pairs[pair], tokens[pair[0]], tokens[pair[1]], pair
-
-    heap = [entry(pair) for pair in pairs]
-    heapq.heapify(heap)
-    while len(tokens) < vocab_size and heap:
-        count, left, right, pair = heapq.heappop(heap)
-        if count == 0 or -count != pairs[pair]:
-            continue  # an old entry: the pair was counted again since
-        new = ranks[left + right] = len(tokens)  # no two pairs make the same bytes: a string is merged alike everywhere
-        tokens.append(left + right)
-        changed = set()
-        for i in where.pop(pair):
-            for old in pairwise(words[i]):
-                pairs[old] -= counts[i]
-                changed.add(old)
-            words[i] = merge(words[i], pair, new)
-            for fresh in pairwise(words[i]):
-                pairs[fresh] += counts[i]
-                where[fresh].add(i)
-                changed.add(fresh)
-        for pair in changed:
-            heapq.heappush(heap, entry(pair))
-    return ranks
-
-
-def merge(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
-    """ids with every occurrence of the pair, from left to right, replaced by the new id."""
-    out, i = [], 0
-    while i < len(ids):
-        found = tuple(ids[i : i + 2]) == pair
-        out.append(new if found else ids[i])
-        i += 2 if found else 1
-    return out
 
 
 # ----------------------------------------------------------------------------- texts
@@ -409,117 +222,6 @@ def library_words() -> list[str]:
 
 
 # ----------------------------------------------------------------------------- downloads
-
-
-def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
-    """A function to call with what is done so far (for MB, in bytes): on a terminal, after 2 s, it shows how long the
-    rest will take."""
-    began = shown = time.monotonic()
-    scale = 1e6 if unit == "MB" else 1
-
-    def show(done: int) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if sys.stderr.isatty() and now - began > 2 and (now - shown > 0.5 or done == total):
-            shown, left = now, (now - began) * max(total - done, 0) / max(done, 1)
-            line = f"\r{what}: {done / scale:,.0f} of {total / scale:,.0f} {unit}, {left:.0f} s left  "
-            print(line, end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-    return show
-
-
-class Missing(UserError):
-    """The server answers, and does not have this file."""
-
-
-NO_NETWORK = "give a copy with --file=, or use words or python, which need none"
-
-
-def download(
-    url: str, path: Path, sha256: str | None = None, retries: int = 3, backoff: float = 1.0, ways: str = NO_NETWORK
-) -> None:
-    """Fetch url into path, which appears only when it is whole and right.
-
-    Streams into path.part; tries again after a pause that doubles (seconds: backoff, 2 backoff ...), and goes on where
-    it broke off if the server allows ranges; checks length and SHA-256: the given one, or the one the server names.
-    Raises UserError that names the ways out, Missing where the server has no such file."""
-    import requests
-
-    part = path.with_name(path.name + ".part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(path.name + ".lock"), "w") as file:
-        lock(file, f"another process is downloading {url}; wait for its end, and try again")
-        for attempt in range(retries + 1):
-            try:
-                named = fetch_rest(url, part)
-                break
-            except requests.RequestException as error:
-                status = error.response.status_code if error.response is not None else 0
-                if attempt == retries or status in (400, 401, 403, 404, 410):
-                    kind = Missing if status in (404, 410) else UserError
-                    raise kind(f"cannot download {url} ({reason(error)}); put the file at {path}, {ways}") from error
-                print(f"download stopped ({reason(error)}), trying again", file=sys.stderr)
-                time.sleep(backoff * 2**attempt)
-        try:
-            check_sha256(part, sha256 or named, f"{url} changed or was damaged on the way; try again, {ways}")
-        except UserError:
-            part.unlink()
-            raise
-        os.replace(part, path)
-
-
-def fetch_rest(url: str, part: Path) -> str | None:
-    """One try: add to the file `part` what it lacks of url. Returns the SHA-256 that the Hugging Face hub names for
-    its large files, in the answer that leads to them. Raises requests.RequestException."""
-    import requests
-
-    have = part.stat().st_size if part.exists() else 0
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with requests.get(url, headers=headers, stream=True, timeout=30) as response:
-        if response.status_code == 416:  # the part is as long as the file or longer: begin anew
-            part.unlink()
-            raise requests.ConnectionError("the server has nothing to add to the part that was here")
-        response.raise_for_status()
-        have = have if response.status_code == 206 else 0  # 200: the server ignores ranges and sends all of it
-        total = have + int(response.headers.get("Content-Length", 0))
-        show = progress(f"downloading {part.stem}", total)
-        with open(part, "ab" if have else "wb") as file:
-            for block in response.iter_content(1 << 14):  # a block that breaks off is lost, so keep it small
-                file.write(block)
-                have += len(block)
-                show(have)
-    if "Content-Length" in response.headers and have != total:
-        raise requests.ConnectionError(f"it broke off after {have} of {total} bytes")
-    answers = [answer.headers.get("X-Linked-Etag", "") for answer in (*response.history, response)]
-    named = max(answers).strip('"')  # the redirection has it
-    return named if re.fullmatch("[0-9a-f]{64}", named) else None
-
-
-def lock(file: IO, message: str) -> None:
-    """Keep an open file to this process, or raise UserError. (Not on Windows, or on file systems without locks.)"""
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(message) from None
-        except OSError:
-            pass  # a file system without locks
-
-
-def reason(error: BaseException) -> str:
-    """The innermost cause in a line: requests wraps its errors three deep."""
-    while error.args and isinstance(error.args[0], BaseException):
-        error = error.args[0]
-    return " ".join(str(getattr(error, "reason", None) or error).split())[:200]
-
-
-def check_sha256(path: Path, expected: str | None, advice: str) -> None:
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if expected and found != expected:
-        raise UserError(f"{path} has SHA-256 {found} instead of {expected}: {advice}")
 
 
 def existing(name: str) -> Path:
@@ -783,139 +485,7 @@ def describe(name: str) -> None:
 # ----------------------------------------------------------------------------- what several scripts print and draw
 
 
-def token_names(tokenizer: CharTokenizer | BPETokenizer, ids: Iterable[int], separator: int | None) -> list[str]:
-    """How to show tokens one by one: blank ones in quotes, and the separator as a dot, as in the lectures."""
-    texts = ["." if i == separator else tokenizer.decode([i]) for i in ids]
-    return [text if text.isprintable() and text.strip() else repr(text) for text in texts]
-
-
-def show_losses(data: Dataset, losses: dict[str, float]) -> None:
-    """Print the loss on each split, in nats per token, beside that of a uniform guess."""
-    print("\nloss    nats per token    perplexity    bits per byte")
-    for name, loss in [("uniform", math.log(data.vocab_size)), *losses.items()]:
-        bits = data.bits_per_byte(loss, "val" if name == "uniform" else name)
-        perplexity = math.exp(loss) if loss < 700 else math.inf
-        print(f"{name:7} {loss:14.4f} {perplexity:13.2f} {bits:16.4f}" + "  (ln V)" * (name == "uniform"))
-
-
-def print_result(model: str, data: Dataset, params: int, losses: dict[str, float], **more) -> None:
-    """The last line of a run, for people and for other programs: `result:` and pairs key=value. Losses are in nats per
-    token; bpb is that on the validation split as bits per byte."""
-    losses = losses | ({"bpb": data.bits_per_byte(losses["val"], "val")} if losses else {})
-    result = {"model": model, "dataset": data.name, "params": params}
-    result |= {name: f"{loss:.4f}" for name, loss in losses.items()} | more
-    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
-
-
-@functools.cache  # counted once, and not for each picture
-def counted_losses(data: Dataset) -> dict[str, float]:
-    """The lowest rungs of the ladder, to see where a curve stands: what a uniform guess costs on the validation split,
-    and what counts of tokens and of pairs do, each plus one. Of the first COUNTED tokens, in nats per token."""
-    V, losses = data.vocab_size, {"uniform": math.log(data.vocab_size)}
-    train, val = (tokens[:COUNTED].astype(np.int64) for tokens in (data.train, data.val))
-    for name, cells, cell in (
-        ("tokens counted", V, lambda tokens: tokens[1:]),
-        ("pairs counted", V * V, lambda tokens: tokens[:-1] * V + tokens[1:]),
-    ):
-        if cells <= COUNTED:  # else there is no table to fill
-            N = np.bincount(cell(train), minlength=cells).reshape(-1, V) + 1
-            P = N / N.sum(axis=1, keepdims=True)
-            losses[name] = -np.log(P.ravel()[cell(val)]).mean()
-    return losses
-
-
-def draw_rungs(axes, data: Dataset) -> None:
-    """A dotted line for each of counted_losses() across the axes of a loss curve, and their names in its legend."""
-    for shade, (name, loss) in zip(("0.7", "0.4", "0"), counted_losses(data).items(), strict=False):
-        axes.axhline(loss, color=shade, linestyle=":", label=f"{name} {loss:.2f}")
-    axes.legend(loc="upper right")
-
-
-def need_matplotlib() -> None:
-    if not importlib.util.find_spec("matplotlib"):
-        raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
-
-
-def save_picture(figure, path: Path) -> None:
-    """Write a figure of matplotlib as a PNG of 256 colours, a third of the usual size, whole or not at all."""
-    from PIL import Image  # matplotlib brings it
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture := io.BytesIO(), format="png")
-    Image.open(picture).convert("RGB").quantize().save(path.with_suffix(".part"), format="png", optimize=True)
-    os.replace(path.with_suffix(".part"), path)
-
-
 # ----------------------------------------------------------------------------- the command line of every script
-
-
-def run(main: Callable[[], None], *expected: type[Exception]) -> None:
-    """Run a script's main(). What a user can cause, UserError or one of the expected exceptions, ends in one line on
-    stderr and status 2; anything else is a bug, and shows its traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character prints "?" instead of dying
-    try:
-        main()
-        sys.stdout.flush()
-    except (UserError, *expected) as error:
-        message = str(error)
-    except BrokenPipeError:  # the reader left, as in `python sample.py | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    except OSError as error:  # no permission, no space, a folder in place of a file ...
-        if isinstance(error, (FileNotFoundError, ConnectionError, TimeoutError)):  # more likely a bug than a user
-            raise
-        message = f"{error.filename or 'writing'}: {error.strerror or error}; check path, permissions and free space"
-    except KeyboardInterrupt:
-        sys.exit(130)
-    else:
-        return
-    print("error:", " ".join(message.splitlines()), file=sys.stderr)
-    sys.exit(2)
-
-
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows the type of an option's value, str where none is said, as argparse.MetavarTypeHelpFormatter does."""
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return getattr(action.type, "__name__", "str").lower()
-
-
-class OptionParser(argparse.ArgumentParser):
-    """argparse with one-line errors that name the nearest option; --help begins with the script's docstring."""
-
-    def __init__(self, doc: str):
-        super().__init__(description=doc, formatter_class=HelpFormatter, allow_abbrev=False)
-
-    def parse_args(self, args=None, namespace=None):
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unknown option {unknown[0]}" + nearest(unknown[0].split("=")[0], self._option_string_actions))
-        return options
-
-    def error(self, message: str):
-        raise UserError(f"{message}; python {self.prog} --help lists the options")
-
-
-def number(kind: type, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> Callable:
-    """The type of an option, for argparse: a finite int or float within limits, of which `above` itself is outside."""
-    words = f"at least {least:,}" if least > -math.inf else f"above {above:,}"
-    words += f" and at most {most:,}" if most < math.inf else ""
-
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not (value < (2**63 if kind is int else math.inf) and least <= value <= most and value > above):
-            raise argparse.ArgumentTypeError(f"{text} is out of range, it must be {words}")
-        return value
-
-    parse.__name__ = kind.__name__  # argparse says "invalid int value"
-    return parse
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most like this one, as ", did you mean ...?"; or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 # ----------------------------------------------------------------------------- main

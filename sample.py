@@ -19,18 +19,10 @@ from pathlib import Path
 
 import torch
 
+from console import OptionParser, UserError, number, run
 from model import GPT, GPT2_SIZES, ModelError, check_compiler, load_checkpoint, pick_device
-from prepare_data import (
-    BPETokenizer,
-    OptionParser,
-    UserError,
-    need_matplotlib,
-    number,
-    run,
-    save_picture,
-    start_ids,
-    token_names,
-)
+from plots import need_matplotlib, save_picture
+from tokenizer import BPETokenizer, start_ids, token_names
 
 MOST_MEMORY = 2**30  # bytes of keys, values and logits: so many samples are written at once
 DRAWN = 24  # tokens in the picture of --plot

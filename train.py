@@ -38,6 +38,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.adam import adam as pytorchs_adam
 from torch.utils._pytree import tree_leaves, tree_map
 
+from console import OptionParser, UserError, nearest, number, print_result, run
+from files import lock
 from model import (
     CHECKPOINT_FORMAT,
     GPT,
@@ -50,21 +52,9 @@ from model import (
     load_checkpoint,
     pick_device,
 )
-from prepare_data import (
-    Dataset,
-    OptionParser,
-    UserError,
-    draw_rungs,
-    load,
-    lock,
-    nearest,
-    number,
-    parse_name,
-    print_result,
-    run,
-    save_picture,
-    start_ids,
-)
+from plots import draw_rungs, save_picture
+from prepare_data import Dataset, load, parse_name
+from tokenizer import start_ids
 
 # What torchrun tells the processes that it starts; one of these variables alone is left over from something else
 DISTRIBUTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()

@@ -9,6 +9,7 @@ import torch
 from conftest import babble, finish, result, start
 
 import bigram
+import plots
 import prepare_data
 from bigram import NGrams, count_bigrams, count_ngrams, nll, probabilities
 
@@ -420,14 +421,14 @@ def test_the_same_seed_writes_the_same_words(call):
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_the_rungs_in_pictures_are_the_losses_of_counting(call, name, monkeypatch):
     data = prepare_data.load(name)
-    rungs = prepare_data.counted_losses(data)
+    rungs = plots.counted_losses(data)
     assert rungs.pop("uniform") == math.log(data.vocab_size)
     losses = {rung: result(call(bigram, f"--dataset={name}", f"--n={n}")[1])["val"] for n, rung in enumerate(rungs, 1)}
     assert {rung: f"{loss:.4f}" for rung, loss in rungs.items()} == losses
     assert list(losses) == ["tokens counted", "pairs counted"]
-    prepare_data.counted_losses.cache_clear()
-    monkeypatch.setattr(prepare_data, "COUNTED", 150)  # a table of pairs has more cells, and the text more tokens
-    some = prepare_data.counted_losses(data)
+    plots.counted_losses.cache_clear()
+    monkeypatch.setattr(plots, "COUNTED", 150)  # a table of pairs has more cells, and the text more tokens
+    some = plots.counted_losses(data)
     assert list(some) == ["uniform", "tokens counted"]
     assert some["tokens counted"] != pytest.approx(rungs["tokens counted"], abs=1e-6)
 
@@ -493,7 +494,7 @@ def test_a_table_that_is_too_large_is_refused(fails, call, monkeypatch):
 def test_the_picture_of_longer_contexts_is_their_table(call, monkeypatch, n):
     pytest.importorskip("matplotlib")
     drawn = []
-    keep = lambda figure, path: (drawn.append((figure, path)), prepare_data.save_picture(figure, path))
+    keep = lambda figure, path: (drawn.append((figure, path)), plots.save_picture(figure, path))
     monkeypatch.setattr(bigram, "save_picture", keep)
     status, out, _ = call(bigram, "--dataset=tiny", f"--n={n}", "--alpha=0.5", "--plot")
     ((figure, path),) = drawn

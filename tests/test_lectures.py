@@ -25,7 +25,8 @@ import model
 import train
 from micrograd import Value
 from model import GPT, GPTConfig
-from prepare_data import CharTokenizer, Dataset, train_bpe
+from prepare_data import Dataset
+from tokenizer import CharTokenizer, train_bpe
 
 EXAMPLES: dict[str, tuple[Callable, object]] = {}
 
@@ -804,7 +805,7 @@ def _():
     ids=["bpe-gpt2", "bpe-gpt2-b hello", "bpe-gpt2-b lowest", "bpe-gpt2-b transformerize"],
 )
 def test_tokens_of_gpt2(gpt2_vocabulary, text, ids):
-    from prepare_data import BPETokenizer
+    from tokenizer import BPETokenizer
 
     assert BPETokenizer().encode(text) == ids
 

@@ -16,8 +16,13 @@ import numpy as np
 import pytest
 from conftest import ROOT, SHARED, babble, finish, start
 
+import console
+import files
 import prepare_data
-from prepare_data import BPETokenizer, CharTokenizer, UserError, download, load, train_bpe
+from console import UserError
+from files import download
+from prepare_data import load
+from tokenizer import BPETokenizer, CharTokenizer, make_tokenizer, split_words, train_bpe
 
 # emoji (one of them several code points), CRLF, a combining mark that stands alone, other scripts, runs of white space
 HARD = "naïve 👩‍🚀🎉\r\n\u0301 ½ Ⅷ ١٢ 中文字  \t\n\n   don't we'll İ\u00a0x\u2003y \x1c!\n"
@@ -52,7 +57,7 @@ def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
 
 
 def test_a_tokenizer_survives_its_spec(tokenizer):
-    again = prepare_data.make_tokenizer(json.loads(json.dumps(tokenizer.spec())))
+    again = make_tokenizer(json.loads(json.dumps(tokenizer.spec())))
     assert again.encode(HARD) == tokenizer.encode(HARD)
     assert again.vocab_size == tokenizer.vocab_size
 
@@ -70,7 +75,7 @@ def test_characters_that_the_vocabulary_lacks_are_listed():
 
 def naive_bpe(text: str, vocab_size: int) -> dict[bytes, int]:
     """Byte-pair encoding from the definition: count all pairs anew for each merge."""
-    words = [[bytes([b]) for b in word.encode()] for word in prepare_data.split_words(text)]
+    words = [[bytes([b]) for b in word.encode()] for word in split_words(text)]
     ranks = {bytes([i]): i for i in range(256)}
     while len(ranks) < vocab_size:
         counts = Counter(pair for word in words for pair in itertools.pairwise(word))
@@ -91,7 +96,7 @@ def naive_bpe(text: str, vocab_size: int) -> dict[bytes, int]:
 def naive_encode(text: str, ranks: dict[bytes, int]) -> list[int]:
     """Within each word, merge the neighbours of the lowest rank until none are left."""
     ids = []
-    for word in prepare_data.split_words(text):
+    for word in split_words(text):
         parts = [bytes([b]) for b in word.encode()]
         while True:
             known = [(ranks[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]
@@ -136,7 +141,7 @@ def test_words_are_split_as_gpt2_splits_them(gpt2_vocabulary):
     """Where a word ends, GPT-2's ids of the text are the ids of the words, one after the other."""
     gpt2 = BPETokenizer()
     text = HARD.replace("\x1c", "") + babble(50)
-    assert [i for word in prepare_data.split_words(text) for i in gpt2.encode(word)] == gpt2.encode(text)
+    assert [i for word in split_words(text) for i in gpt2.encode(word)] == gpt2.encode(text)
 
 
 def test_encoding_piece_by_piece_gives_the_tokens_of_the_whole(monkeypatch, tokenizer):
@@ -418,7 +423,7 @@ def test_a_source_is_downloaded_once_and_then_kept(server, monkeypatch, call):
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such locks")
 def test_two_processes_do_not_write_to_one_part(server):
     with open("file.lock", "w") as file:
-        prepare_data.lock(file, "")
+        files.lock(file, "")
         with pytest.raises(UserError, match=r"another process is downloading http://127.0.0.1"):
             download(server.url, Path("file"), sha256(server.body), backoff=0)
     download(server.url, Path("file"), sha256(server.body), backoff=0)
@@ -660,7 +665,7 @@ def test_an_error_of_the_system_that_no_user_causes_shows_its_traceback():
         Path("a file that a script forgot to write").read_text()
 
     with pytest.raises(FileNotFoundError):
-        prepare_data.run(bug)
+        console.run(bug)
 
 
 def test_characters_need_no_tiktoken_and_our_bpe_no_network_code():

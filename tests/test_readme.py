@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT, SHARED, result
 
 import bigram
+import console
 import micrograd
 import mlp
 import model
@@ -89,7 +90,7 @@ def test_a_wrong_command_would_show(monkeypatch):
     monkeypatch.setattr(bigram, "load", accept)
     for wrong in ("--colour=red", "--n=0", "--n=1 --neural"):
         monkeypatch.setattr(sys, "argv", ["bigram.py", *wrong.split()])
-        with pytest.raises(prepare_data.UserError):
+        with pytest.raises(console.UserError):
             bigram.main()
 
 

@@ -7,10 +7,12 @@ from conftest import babble, finish, gpt2_tensors, result, safetensors, start
 from test_prepare_data import shard
 from test_train import SHORT
 
+import plots
 import prepare_data
 import sample
 import train
 from model import GPT, Cache, load_checkpoint
+from tokenizer import BPETokenizer, CharTokenizer, start_ids, train_bpe
 
 EMOJI = "the cat 🐈 sat on the mat 🧶\n" * 200
 
@@ -167,7 +169,7 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
 def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
     pytest.importorskip("matplotlib")
     drawn = []
-    keep = lambda figure, path: (drawn.append((figure, path)), prepare_data.save_picture(figure, path))
+    keep = lambda figure, path: (drawn.append((figure, path)), plots.save_picture(figure, path))
     monkeypatch.setattr(sample, "save_picture", keep)
     monkeypatch.setattr(sample, "DRAWN", 14)
     out = written(call, "--prompt=the cat", "--plot", "--num_samples=2", "--max_new_tokens=30")
@@ -212,7 +214,7 @@ def test_stop_ends_before_the_text_it_names(call):
 
 
 def test_characters_of_several_tokens_come_out_whole():
-    tokenizer = prepare_data.BPETokenizer(prepare_data.train_bpe("", 256))  # every byte a token
+    tokenizer = BPETokenizer(train_bpe("", 256))  # every byte a token
     tokens = tokenizer.encode("a🐈é🧶b")
     pieces = list(sample.text_pieces(iter(tokens), tokenizer, ""))
     assert [piece for piece in pieces if piece] == ["a", "🐈", "é", "🧶", "b"]
@@ -289,8 +291,8 @@ def test_without_any_run_the_way_to_one_is_named(fails, tmp_path, monkeypatch):
 
 
 def test_a_vocabulary_without_newlines_starts_with_its_first_token():
-    assert prepare_data.start_ids(prepare_data.CharTokenizer("ab")) == [0]
-    assert prepare_data.start_ids(prepare_data.CharTokenizer("\tb\n")) == [2]
+    assert start_ids(CharTokenizer("ab")) == [0]
+    assert start_ids(CharTokenizer("\tb\n")) == [2]
 
 
 def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
@@ -300,7 +302,7 @@ def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
     options = ["--init_from=model.safetensors", "--prompt=the cat", "--temperature=0", "--max_new_tokens=20"]
     status, out, err = call(sample, *options)
     assert status == 0 and "model.safetensors: " in err, err
-    tokenizer = prepare_data.BPETokenizer()
+    tokenizer = BPETokenizer()
     ids = torch.tensor([[50256, *tokenizer.encode("the cat")]])
     new = GPT.from_pretrained("model.safetensors").generate(ids, 20, temperature=0)[0, ids.shape[1] :]
     assert out.encode() == b"the cat" + tokenizer.decode(new.tolist()).encode() + b"\n"

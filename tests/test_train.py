@@ -26,6 +26,8 @@ import torch
 from conftest import ROOT, babble, finish, gpt2_tensors, result, safetensors, start
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import console
+import plots
 import prepare_data
 import sample
 import train
@@ -1145,12 +1147,12 @@ def test_what_several_processes_cannot_do_gets_one_line(fails, monkeypatch):
     assert "--fsdp shares the model among processes, and this is a single one" in fails(train, *SHORT, "--fsdp")
     config = TrainConfig(fsdp=True, batch_size=3, gradient_accumulation_steps=3)
     monkeypatch.setattr(train, "DISTRIBUTED", True)
-    with pytest.raises(prepare_data.UserError, match="float16 needs; choose --dtype=bfloat16 or float32"):
+    with pytest.raises(console.UserError, match="float16 needs; choose --dtype=bfloat16 or float32"):
         train.check_machine(config, torch.device("cpu"), torch.float16)
-    with pytest.raises(prepare_data.UserError, match="cannot share an mps device"):
+    with pytest.raises(console.UserError, match="cannot share an mps device"):
         train.check_machine(config, torch.device("mps"), torch.float32)
     monkeypatch.setattr(train, "WORLD", 2)
-    with pytest.raises(prepare_data.UserError, match=r"the 9 windows of a step .* by 2 processes; .* multiple of 2"):
+    with pytest.raises(console.UserError, match=r"the 9 windows of a step .* by 2 processes; .* multiple of 2"):
         train.check_machine(config, torch.device("cpu"), torch.float32)
 
 
@@ -1209,7 +1211,7 @@ def test_the_losses_are_drawn_at_each_evaluation(call, monkeypatch, no_pictures)
 
     def note(figure, path):
         train_line, val_line, *rungs = figure.axes[0].lines
-        costs = prepare_data.counted_losses(prepare_data.load("tiny"))  # of guessing and of counting
+        costs = plots.counted_losses(prepare_data.load("tiny"))  # of guessing and of counting
         assert [line.get_ydata()[0] for line in rungs] == list(costs.values())
         pictures.append((list(train_line.get_xdata()), list(val_line.get_xdata()), list(val_line.get_ydata())))
         save_picture(figure, path)
