@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from console import OptionParser, UserError, number, print_result, progress, run, show_losses
-from plots import draw_rungs, need_matplotlib, save_picture
+from console import OptionParser, UserError, in_range, print_losses, print_result, progress, run
 from prepare_data import Dataset, load, start_context
 from tokenizer import token_names
 
@@ -294,6 +293,8 @@ def draw_bigrams(N: np.ndarray, data: Dataset, path: Path) -> None:
     """The lecture's heat map as a PNG: each cell with its pair and its count, for 40 tokens at most."""
     from matplotlib.figure import Figure
 
+    import plots
+
     top, names = most_frequent(N, 40, data)
     N = N[np.ix_(top, top)]
     figure = Figure(figsize=(16, 16), dpi=70, layout="tight")
@@ -304,7 +305,7 @@ def draw_bigrams(N: np.ndarray, data: Dataset, path: Path) -> None:
         style = {"ha": "center", "fontsize": 270 / len(top), "color": "white" if N[i, j] > N.max() / 2 else "black"}
         axes.text(j, i, names[i] + names[j], va="bottom", parse_math=False, **style)
         axes.text(j, i, N[i, j], va="top", **style)
-    save_picture(figure, path)
+    plots.save(figure, path)
 
 
 def show_orders(tallies: dict, data: Dataset, alpha: float, discount: float) -> list[tuple[float, float]]:
@@ -329,6 +330,8 @@ def draw_orders(losses: list[tuple[float, float]], data: Dataset, options, path:
     """What show_orders printed, as a PNG: two curves over k."""
     from matplotlib.figure import Figure
 
+    import plots
+
     figure = Figure(figsize=(7, 4), layout="tight")
     axes = figure.subplots()
     names = (f"add {options.alpha:g} to each count", f"Kneser-Ney, discount {options.discount:g}")
@@ -336,8 +339,8 @@ def draw_orders(losses: list[tuple[float, float]], data: Dataset, options, path:
         axes.plot(range(1, len(losses) + 1), curve, "o-", label=name)
     axes.set(xlabel="k: the last token and k - 1 before it", ylabel="validation loss, nats per token")
     axes.set(title=f"what longer contexts bring on {data.name}", xticks=range(1, len(losses) + 1))
-    draw_rungs(axes, data)
-    save_picture(figure, path)
+    plots.draw_baselines(axes, data)
+    plots.save(figure, path)
 
 
 def show_samples(model: Model, data: Dataset, options) -> None:
@@ -354,7 +357,7 @@ def show_samples(model: Model, data: Dataset, options) -> None:
 def measure(model: Model, data: Dataset, tallies: dict) -> dict[str, float]:
     """Print the loss on each split, and where it is infinite. Returns split -> nats per token."""
     losses = {split: nll(model, *tally) for split, tally in tallies.items()}
-    show_losses(data, losses)
+    print_losses(data, losses)
     for split in (split for split, loss in losses.items() if loss == math.inf):
         pieces = ngrams(getattr(data, split), tallies[split][0].shape[1], data.separator)
         *x, y = next(gram for piece in pieces for gram in piece[model(piece) == 0]).tolist()
@@ -393,17 +396,17 @@ def show_neural(X: np.ndarray, N: np.ndarray, tallies: dict) -> np.ndarray:
 def read_options():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--dataset", default="words", help="a folder below data/, made by prepare_data.py (default: words)")
-    add("--n", type=number(int, 1, 8), default=2, help="tokens in an n-gram; it predicts the last one (default: 2)")
-    add("--smoothing", choices=("add", "mle", "kneser-ney"), default="add", help="mle: none at all (default: add)")
-    add("--alpha", type=number(float, 0, 1e12), help="what --smoothing=add adds to each count (default: 1)")
+    add("--dataset", default="words", help="a folder below data/, made by prepare_data.py")
+    add("--n", type=in_range(int, 1, 8), default=2, help="tokens in an n-gram; it predicts the last one")
+    add("--smoothing", choices=("add", "mle", "kneser-ney"), default="add", help="mle: none at all")
+    add("--alpha", type=in_range(float, 0, 1e12), help="what --smoothing=add adds to each count (default: 1)")
     discount = "what --smoothing=kneser-ney takes from each count, at most 1 (default: 0.75)"
-    add("--discount", type=number(float, above=0, most=1), help=discount)
+    add("--discount", type=in_range(float, above=0, maximum=1), help=discount)
     add("--neural", action="store_true", help="train the same model as a neural network, too, and compare")
-    add("--num_samples", type=number(int, 0), default=10, help="texts to write (default: 10)")
-    add("--max_new_tokens", type=number(int, 1), default=100, help="tokens in each at most (default: 100)")
-    add("--temperature", type=number(float, 0), default=1.0, help="0: greedy; 1: as counted (default: 1)")
-    add("--seed", type=number(int, 0), default=1337, help="the same seed writes the same texts (default: 1337)")
+    add("--num_samples", type=in_range(int, 0), default=10, help="texts to write")
+    add("--max_new_tokens", type=in_range(int, 1), default=100, help="tokens in each at most")
+    add("--temperature", type=in_range(float, 0), default=1.0, help="0: greedy; 1: as counted")
+    add("--seed", type=in_range(int, 0), default=1337, help="the same seed writes the same texts")
     plot = "draw the table of bigrams, or for other --n what longer contexts bring, into out/bigram_<dataset>/"
     add("--plot", action="store_true", help=plot)
     options = parser.parse_args()
@@ -414,8 +417,6 @@ def read_options():
             parser.error(f"--{name} is for --smoothing={smoothing}, and this is {options.smoothing}")
     if options.neural and options.n == 1:
         parser.error("--neural looks up a row for each token of the context, and --n=1 has none")
-    if options.plot:
-        need_matplotlib()
     return options
 
 

@@ -1,91 +1,121 @@
-"""What the command line of every script shares: options, one-line errors, progress, and the result line."""
+"""What every command line shares: options, one-line errors, progress, tables, and the result line.
+
+It needs the standard library alone, as micrograd.py does, which imports nothing else.
+"""
 
 import argparse
 import difflib
+import importlib.util
 import io
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 
 class UserError(ValueError):
-    """Something that the user can mend, in one line: "<what is wrong>; <what to do>"."""
+    """A mistake that the user can fix, in one line: "<what is wrong>; <what to do>"."""
 
 
 def run(main: Callable[[], None], *expected: type[Exception]) -> None:
-    """Run a script's main(). What a user can cause, UserError or one of the expected exceptions, ends in one line on
-    stderr and status 2; anything else is a bug, and shows its traceback."""
+    """Run a script's main(). A mistake of the user (UserError, or one of the expected exceptions) prints one line on
+    stderr and exits with status 2. Anything else is a bug and shows its traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character prints "?" instead of dying
+        sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
     try:
         main()
         sys.stdout.flush()
     except (UserError, *expected) as error:
-        message = str(error)
+        fail(str(error))
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    except OSError as error:  # no permission, no space, a folder in place of a file ...
-        if isinstance(error, (FileNotFoundError, ConnectionError, TimeoutError)):  # more likely a bug than a user
-            raise
-        message = f"{error.filename or 'writing'}: {error.strerror or error}; check path, permissions and free space"
+    except (FileNotFoundError, ConnectionError, TimeoutError):
+        raise  # these are OSErrors too, but more likely a bug
+    except OSError as error:  # no permission, no space, a folder instead of a file ...
+        fail(f"{error.filename or 'output'}: {error.strerror or error}; check path, permissions and free space")
     except KeyboardInterrupt:
         sys.exit(130)
-    else:
-        return
-    print("error:", " ".join(message.splitlines()), file=sys.stderr)
+
+
+def fail(message: str) -> None:
+    print("error:", " ".join(message.splitlines()), file=sys.stderr, flush=True)
     sys.exit(2)
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows the type of an option's value, str where none is said, as argparse.MetavarTypeHelpFormatter does."""
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return getattr(action.type, "__name__", "str").lower()
+# ----------------------------------------------------------------------------- options
 
 
 class OptionParser(argparse.ArgumentParser):
-    """argparse with one-line errors that name the nearest option; --help begins with the script's docstring."""
+    """argparse with one-line errors that suggest the nearest option. --help starts with the script's docstring and
+    shows the type and the default of each option. An option of type bool is --key=true, --key=false, or --key alone."""
 
     def __init__(self, doc: str):
-        super().__init__(description=doc, formatter_class=HelpFormatter, allow_abbrev=False)
+        self.names, self.switches = [], set()
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
-    def parse_args(self, args=None, namespace=None):
+    def add_argument(self, *names: str, **options) -> argparse.Action:
+        self.names += names
+        kind, default = options.get("type"), options.get("default")
+        if kind is bool:
+            self.switches.update(names)
+            options |= {"type": true_or_false, "metavar": "{true,false}"}
+            default = str(default).lower() if isinstance(default, bool) else default
+        elif kind and "choices" not in options:
+            options.setdefault("metavar", kind.__name__.lower())
+        if default not in (None, argparse.SUPPRESS):
+            options["help"] += f" (default: {default})"
+        return super().add_argument(*names, **options)
+
+    def parse_args(self, args: Iterable[str] | None = None, namespace=None) -> argparse.Namespace:
+        args = [*(sys.argv[1:] if args is None else args), ""]
+        args = [f"{a}=true" if a in self.switches and b not in ("true", "false") else a for a, b in pairwise(args)]
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unknown option {unknown[0]}" + nearest(unknown[0].split("=")[0], self._option_string_actions))
+            self.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0].split('=')[0], self.names)}")
+        if getattr(options, "plot", False) and not importlib.util.find_spec("matplotlib"):
+            raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
         return options
 
-    def error(self, message: str):
+    def error(self, message: str) -> None:
         raise UserError(f"{message}; python {self.prog} --help lists the options")
 
 
-def number(kind: type, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> Callable:
-    """The type of an option, for argparse: a finite int or float within limits, of which `above` itself is outside."""
-    words = f"at least {least:,}" if least > -math.inf else f"above {above:,}"
-    words += f" and at most {most:,}" if most < math.inf else ""
+def true_or_false(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text} is not true or false")
+    return text == "true"
+
+
+def in_range(kind: type, minimum: float = -math.inf, maximum: float = math.inf, above: float = -math.inf) -> Callable:
+    """The type of a numeric option, for argparse: a finite int or float, from minimum to maximum, and > above."""
+    bounds = f"at least {minimum:,}" if minimum > -math.inf else f"above {above:,}"
+    bounds += f" and at most {maximum:,}" if maximum < math.inf else ""
 
     def parse(text: str) -> float:
         value = kind(text)
-        if not (value < (2**63 if kind is int else math.inf) and least <= value <= most and value > above):
-            raise argparse.ArgumentTypeError(f"{text} is out of range, it must be {words}")
+        limit = 2**63 if kind is int else math.inf
+        if not (value < limit and minimum <= value <= maximum and value > above):
+            raise argparse.ArgumentTypeError(f"{text} is out of range, it must be {bounds}")
         return value
 
-    parse.__name__ = kind.__name__  # argparse says "invalid int value"
+    parse.__name__ = kind.__name__  # argparse then says "invalid int value"
     return parse
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most like this one, as ", did you mean ...?"; or nothing."""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The most similar known word, as " (did you mean ...?)"; or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {close[0]}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+# ----------------------------------------------------------------------------- output
 
 
 def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
-    """A function to call with what is done so far (for MB, in bytes): on a terminal, after 2 s, it shows how long the
-    rest will take."""
+    """A function to call with the amount done so far (bytes if the unit is MB). On a terminal, after 2 s, it shows how
+    much is done and how long the rest will take."""
     began = shown = time.monotonic()
     scale = 1e6 if unit == "MB" else 1
 
@@ -100,19 +130,39 @@ def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
     return show
 
 
-def show_losses(data, losses: dict[str, float]) -> None:
-    """Print the loss on each split, in nats per token, beside that of a uniform guess."""
-    print("\nloss    nats per token    perplexity    bits per byte")
-    for name, loss in [("uniform", math.log(data.vocab_size)), *losses.items()]:
-        bits = data.bits_per_byte(loss, "val" if name == "uniform" else name)
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows of cells: the first column flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        print(first.ljust(widths[0]), *cells, sep="  ")
+
+
+def print_samples(texts: Iterable[str], lines: bool) -> None:
+    """Print generated texts: one per line, or each of several lines with a rule between them."""
+    print("\nsamples:")
+    for i, text in enumerate(texts):
+        if i and not lines:
+            print("-" * 20)
+        print(text)
+
+
+def print_losses(data, losses: dict[str, float]) -> None:
+    """Print the loss on each split of a Dataset in nats per token, below that of the uniform distribution."""
+    rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
+    for split, loss in {"uniform": math.log(data.vocab_size), **losses}.items():
+        bits = data.bits_per_byte(loss, "val" if split == "uniform" else split)
         perplexity = math.exp(loss) if loss < 700 else math.inf
-        print(f"{name:7} {loss:14.4f} {perplexity:13.2f} {bits:16.4f}" + "  (ln V)" * (name == "uniform"))
+        rows.append([split, f"{loss:.4f}", f"{perplexity:.2f}", f"{bits:.4f}"])
+    print()
+    print_table(rows)
 
 
 def print_result(model: str, data, params: int, losses: dict[str, float], **more) -> None:
-    """The last line of a run, for people and for other programs: `result:` and pairs key=value. Losses are in nats per
-    token; bpb is that on the validation split as bits per byte."""
-    losses = losses | ({"bpb": data.bits_per_byte(losses["val"], "val")} if losses else {})
+    """Print the last line of a run, for people and programs: `result:` and key=value pairs. Losses are in nats per
+    token; bpb is the validation loss in bits per byte."""
     result = {"model": model, "dataset": data.name, "params": params}
-    result |= {name: f"{loss:.4f}" for name, loss in losses.items()} | more
-    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
+    result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
+    if losses:
+        result["bpb"] = f"{data.bits_per_byte(losses['val'], 'val'):.4f}"
+    print("\nresult:", *(f"{key}={value}" for key, value in (result | more).items()))

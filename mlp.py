@@ -29,8 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from console import OptionParser, UserError, number, print_result, progress, run, show_losses
-from plots import draw_rungs, need_matplotlib, save_picture
+from console import OptionParser, UserError, in_range, print_losses, print_result, progress, run
 from prepare_data import Dataset, load, start_context
 
 EVAL_TOKENS = 2_000_000  # of a split, at most, that the losses at the end are about
@@ -356,13 +355,15 @@ def find_lr(model: MLP, data: Dataset, options, path: Path | None) -> float:
     if path:
         from matplotlib.figure import Figure
 
+        import plots
+
         figure = Figure(figsize=(8, 4.5), layout="tight")
         axes = figure.subplots()
         axes.semilogx(rates, losses, ".-", label="mean loss")
         axes.axvline(rates[best], color="gray", linestyle=":", label=f"{rates[best]:.2g}, by the rule")
         axes.set(xlabel="learning rate, growing as training goes on", ylabel="training loss, nats per token")
         axes.legend()
-        save_picture(figure, path)
+        plots.save(figure, path)
         print(f"{path}: the curve")
     return rates[best]
 
@@ -446,6 +447,8 @@ def draw_training(history: SimpleNamespace, data: Dataset, start: str, path: Pat
     """A PNG: what the tanh layers put out and the gradient in that, before and after; the loss, and the updates."""
     from matplotlib.figure import Figure
 
+    import plots
+
     figure = Figure(figsize=(12, 6.5), dpi=80, layout="tight")
     figure.suptitle(f"mlp.py on {data.name}, {start}")
     panels = figure.subplots(2, 3)
@@ -465,13 +468,13 @@ def draw_training(history: SimpleNamespace, data: Dataset, start: str, path: Pat
     means = [np.mean(history.losses[i : i + width]) for i in range(0, len(history.losses), width)]
     losses.plot(np.arange(len(means)) * width, means)
     losses.set(title="training loss, nats per token", xlabel="step")
-    draw_rungs(losses, data)
+    plots.draw_baselines(losses, data)
     for name in history.ratios[0][1]:
         updates.plot(*zip(*((step, ratios[name]) for step, ratios in history.ratios), strict=True), label=name)
     updates.axhline(-3, color="black", linestyle=":", label="a thousandth")
     updates.set(title="log10 of update:data, at each step's rate", xlabel="step", ylim=(-5, None))
     updates.legend(loc="lower left")
-    save_picture(figure, path)
+    plots.save(figure, path)
 
 
 # ----------------------------------------------------------------------------- main
@@ -480,27 +483,27 @@ def draw_training(history: SimpleNamespace, data: Dataset, start: str, path: Pat
 def read_options():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--dataset", default="words", help="a folder below data/, made by prepare_data.py (default: words)")
-    add("--block_size", type=number(int, 1, 1000), default=3, help="tokens of context (default: 3)")
-    add("--n_embd", type=number(int, 1, 10_000), default=10, help="numbers in a token's embedding (default: 10)")
-    add("--n_hidden", type=number(int, 1, 10_000), default=200, help="units in a hidden layer (default: 200)")
-    add("--n_layer", type=number(int, 1, 100), default=1, help="hidden layers (default: 1)")
+    add("--dataset", default="words", help="a folder below data/, made by prepare_data.py")
+    add("--block_size", type=in_range(int, 1, 1000), default=3, help="tokens of context")
+    add("--n_embd", type=in_range(int, 1, 10_000), default=10, help="numbers in a token's embedding")
+    add("--n_hidden", type=in_range(int, 1, 10_000), default=200, help="units in a hidden layer")
+    add("--n_layer", type=in_range(int, 1, 100), default=1, help="hidden layers")
     inits = ("kaiming", "scaled_output", "naive")
     start = "naive: all weights N(0, 1); scaled_output: but a small last layer; kaiming: all scaled (default: kaiming)"
     add("--init", choices=inits, default="kaiming", help=start)
     norm = "normalise what goes into tanh (default: true with --init=kaiming, else false)"
     add("--batchnorm", nargs="?", const="true", choices=("true", "false"), help=norm)
-    add("--max_iters", type=number(int, 1), help="steps (default: 60000; with --find_lr 4000)")
-    add("--batch_size", type=number(int, 1, 100_000), default=32, help="examples in a step (default: 32)")
+    add("--max_iters", type=in_range(int, 1), help="steps (default: 60000; with --find_lr 4000)")
+    add("--batch_size", type=in_range(int, 1, 100_000), default=32, help="examples in a step")
     rate = "length of a step (default: 0.1 for a batch of 32, in proportion to --batch_size, 0.8 at most)"
-    add("--learning_rate", type=number(float, above=0), help=rate)
+    add("--learning_rate", type=in_range(float, above=0), help=rate)
     add("--find_lr", action="store_true", help="try rates from 0.001 to 1 and suggest one, instead of training")
     ways = "who computes the gradients: PyTorch, or backward() in this file (default: autograd)"
     add("--backward", choices=("autograd", "manual"), default="autograd", help=ways)
     add("--fold", action="store_true", help="after training, fold batch norm into the layers before it")
     add("--plot", action="store_true", help="draw training.png, or find_lr.png, into out/mlp_<dataset>/")
-    add("--num_samples", type=number(int, 0), default=20, help="texts to write (default: 20)")
-    add("--seed", type=number(int, 0, 2**31 - 1), default=1337, help="the same seed gives the same run (default: 1337)")
+    add("--num_samples", type=in_range(int, 0), default=20, help="texts to write")
+    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="the same seed gives the same run")
     options = parser.parse_args()
     options.batchnorm = options.init == "kaiming" if options.batchnorm is None else options.batchnorm == "true"
     if options.batchnorm and options.batch_size == 1:
@@ -509,8 +512,6 @@ def read_options():
         parser.error("--fold is for a network with batch norm, and this has none")
     if options.find_lr and (options.fold or options.learning_rate):
         parser.error(f"--find_lr looks for a rate, and --{'fold' if options.fold else 'learning_rate'} is for training")
-    if options.plot:
-        need_matplotlib()
     options.max_iters = options.max_iters or (4000 if options.find_lr else 60_000)
     options.learning_rate = options.learning_rate or min(0.1 * options.batch_size / 32, 0.8)
     return options
@@ -555,7 +556,7 @@ def main() -> None:
         show_samples(model, data, options)
         parts = {split: tokens[:EVAL_TOKENS] for split, tokens in splits.items()}
         losses = {split: evaluate(model, tokens, T, data.separator) for split, tokens in parts.items()}
-        show_losses(data, losses)
+        print_losses(data, losses)
         if cut := [split for split in splits if len(splits[split]) > EVAL_TOKENS]:
             print(f"({' and '.join(cut)}: of the first {EVAL_TOKENS:,} tokens)")
         if options.plot:

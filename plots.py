@@ -1,53 +1,163 @@
-"""Every plot; matplotlib is imported on demand."""
+"""Every plot. Scripts import this file when they draw, so matplotlib is not needed until then."""
 
 import functools
-import importlib.util
-import io
 import math
 import os
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from console import UserError
-
-COUNTED = 1 << 21  # tokens of a split at most that the lines in a picture of losses are about
+MAX_TOKENS = 1 << 21  # the baselines are computed on the first tokens of a split, up to this many
 
 
-@functools.cache  # counted once, and not for each picture
-def counted_losses(data) -> dict[str, float]:
-    """The lowest rungs of the ladder, to see where a curve stands: what a uniform guess costs on the validation split,
-    and what counts of tokens and of pairs do, each plus one. Of the first COUNTED tokens, in nats per token."""
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    figure.savefig(part, format="png", pil_kwargs={"optimize": True})
+    os.replace(part, path)
+
+
+@functools.cache
+def baseline_losses(data) -> dict[str, float]:
+    """The validation loss of the uniform distribution, and of add-one unigrams and bigrams, in nats per token."""
     V, losses = data.vocab_size, {"uniform": math.log(data.vocab_size)}
-    train, val = (tokens[:COUNTED].astype(np.int64) for tokens in (data.train, data.val))
+    train, val = (tokens[:MAX_TOKENS].astype(np.int64) for tokens in (data.train, data.val))
     for name, cells, cell in (
-        ("tokens counted", V, lambda tokens: tokens[1:]),
-        ("pairs counted", V * V, lambda tokens: tokens[:-1] * V + tokens[1:]),
+        ("unigram", V, lambda tokens: tokens[1:]),
+        ("bigram", V * V, lambda tokens: tokens[:-1] * V + tokens[1:]),
     ):
-        if cells <= COUNTED:  # else there is no table to fill
+        if cells <= MAX_TOKENS:  # a larger table would be mostly empty
             N = np.bincount(cell(train), minlength=cells).reshape(-1, V) + 1
             P = N / N.sum(axis=1, keepdims=True)
             losses[name] = -np.log(P.ravel()[cell(val)]).mean()
     return losses
 
 
-def draw_rungs(axes, data) -> None:
-    """A dotted line for each of counted_losses() across the axes of a loss curve, and their names in its legend."""
-    for shade, (name, loss) in zip(("0.7", "0.4", "0"), counted_losses(data).items(), strict=False):
+def draw_baselines(axes, data) -> None:
+    """Draw a dotted line for each of the baseline losses, and the legend of the axes."""
+    for shade, (name, loss) in zip(("0.7", "0.4", "0"), baseline_losses(data).items(), strict=False):
         axes.axhline(loss, color=shade, linestyle=":", label=f"{name} {loss:.2f}")
     axes.legend(loc="upper right")
 
 
-def need_matplotlib() -> None:
-    if not importlib.util.find_spec("matplotlib"):
-        raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
+# ----------------------------------------------------------------------------- micrograd.py
 
 
-def save_picture(figure, path: Path) -> None:
-    """Write a figure of matplotlib as a PNG of 256 colours, a third of the usual size, whole or not at all."""
-    from PIL import Image  # matplotlib brings it
+def moons(x: list[float], y: list[float], P: list[list[float]], points: list, path: Path) -> None:
+    """The probability P[i][j] of class x at (x[j], y[i]), and the points, ((x, y), 1 or -1)."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    shades = axes.contourf(x, y, P, levels=[i / 10 for i in range(11)], cmap="RdBu", alpha=0.7)
+    axes.contour(x, y, P, levels=[0.5], colors="black")
+    for moon, marker, color in ((1, "x", "navy"), (-1, "o", "darkred")):
+        axes.scatter(*zip(*(point for point, m in points if m == moon), strict=True), marker=marker, color=color)
+    axes.set(title="decision boundary of the network", aspect="equal")
+    figure.colorbar(shades, label="probability of x")
+    save(figure, path)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture := io.BytesIO(), format="png")
-    Image.open(picture).convert("RGB").quantize().save(path.with_suffix(".part"), format="png", optimize=True)
-    os.replace(path.with_suffix(".part"), path)
+
+# ----------------------------------------------------------------------------- bigram.py, ngram.py
+
+
+def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:
+    """The heat map of the lecture: each cell of the counts N (m, m) with its pair of tokens and its count."""
+    figure = Figure(figsize=(16, 16), dpi=70, layout="tight")
+    axes = figure.subplots()
+    axes.imshow(N, cmap="Blues")
+    axes.axis("off")
+    for i, j in np.ndindex(N.shape):
+        style = {"ha": "center", "fontsize": 270 / len(N), "color": "white" if N[i, j] > N.max() / 2 else "black"}
+        axes.text(j, i, names[i] + names[j], va="bottom", parse_math=False, **style)
+        axes.text(j, i, N[i, j], va="top", **style)
+    save(figure, path)
+
+
+def ngram_losses(curves: dict[str, list[float]], data, path: Path) -> None:
+    """The validation loss over the n-gram order 1, 2, ..., a curve for each kind of smoothing."""
+    figure = Figure(figsize=(7, 4), layout="tight")
+    axes = figure.subplots()
+    for name, losses in curves.items():
+        axes.plot(range(1, len(losses) + 1), losses, "o-", label=name)
+    axes.set(xlabel="n-gram order", ylabel="validation loss, nats per token", xticks=range(1, len(losses) + 1))
+    axes.set_title(f"validation loss for longer contexts ({data.name})")
+    draw_baselines(axes, data)
+    save(figure, path)
+
+
+# ----------------------------------------------------------------------------- mlp.py
+
+
+def lr_sweep(rates: np.ndarray, losses: np.ndarray, best: float, path: Path) -> None:
+    """The training loss over the learning rate, both (n,), and the suggested rate."""
+    figure = Figure(figsize=(8, 4.5), layout="tight")
+    axes = figure.subplots()
+    axes.semilogx(rates, losses, ".-", label="mean loss")
+    axes.axvline(best, color="gray", linestyle=":", label=f"suggested: {best:.2g}")
+    axes.set(xlabel="learning rate (increasing during training)", ylabel="training loss, nats per token")
+    axes.legend()
+    save(figure, path)
+
+
+def mlp_training(history, saturated: float, data, title: str, path: Path) -> None:
+    """Histograms of tanh activations and their gradients before and after training (history.tanhs: two lists of pairs
+    of tensors), history.losses, and history.ratios: pairs (step, update:data ratio of each matrix)."""
+    figure = Figure(figsize=(12, 6.5), dpi=80, layout="tight")
+    figure.suptitle(title)
+    panels = figure.subplots(2, 3)
+    for (outputs, grads, _), when, tanhs in zip(panels, ("before", "after"), history.tanhs, strict=True):
+        for i, (out, dout) in enumerate(tanhs, 1):
+            out, dout = out.numpy().ravel(), dout.numpy().ravel()
+            fraction = (abs(out) > saturated).mean()
+            outputs.hist(out, 40, density=True, histtype="step", label=f"tanh {i}: {fraction:.0%} saturated")
+            grads.hist(dout, 40, density=True, histtype="step", label=f"tanh {i}: std {dout.std():.1e}")
+        outputs.set(title=f"{when} training: tanh activations", xlim=(-1.05, 1.05))
+        grads.set(title=f"{when} training: gradient w.r.t. tanh activations")
+        grads.locator_params(axis="x", nbins=5)
+        outputs.legend(loc="lower center")
+        grads.legend(loc="upper right", fontsize="small")
+    losses, updates = panels[:, 2]
+    width = max(1, len(history.losses) // 200)
+    means = [np.mean(history.losses[i : i + width]) for i in range(0, len(history.losses), width)]
+    losses.plot(np.arange(len(means)) * width, means)
+    losses.set(title="training loss, nats per token", xlabel="step")
+    draw_baselines(losses, data)
+    for name in history.ratios[0][1]:
+        updates.plot(*zip(*((step, ratios[name]) for step, ratios in history.ratios), strict=True), label=name)
+    updates.axhline(-3, color="black", linestyle=":", label="a thousandth")
+    updates.set(title="log10(update size / weight size)", xlabel="step", ylim=(-5, None))
+    updates.legend(loc="lower left")
+    save(figure, path)
+
+
+# ----------------------------------------------------------------------------- train.py, sample.py
+
+
+def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
+    """The training and validation losses in the entries of a log, over the steps."""
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    for name, style in (("train", "-"), ("val", "o-")):
+        points = [(entry["step"], entry[name]) for entry in entries if name in entry]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=name, markersize=4)
+    axes.set(xlabel="step", ylabel="loss, nats per token")
+    axes.set_title(title, parse_math=False)  # a $ in a name is no formula
+    axes.grid(alpha=0.3)
+    draw_baselines(axes, data)
+    save(figure, path)
+
+
+def attention(weights: np.ndarray, names: list[str], path: Path) -> None:
+    """Attention weights (n_layer, nh, T, T): a panel for each head, a row for each of the T tokens, which shows how
+    strongly it attends to itself and to each token before it."""
+    n_layer, n_head, T, _ = weights.shape
+    figure = Figure(figsize=(0.5 + 2.6 * n_head, 0.3 + 2.7 * n_layer), dpi=80, layout="constrained")
+    for i, axes in enumerate(figure.subplots(n_layer, n_head, squeeze=False).flat):
+        layer, head = divmod(i, n_head)
+        axes.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)
+        axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
+        axes.set_xticks(range(T), names, fontsize=6, parse_math=False)
+        axes.set_yticks(range(T), names, fontsize=6, parse_math=False)
+    save(figure, path)

@@ -38,10 +38,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from console import OptionParser, UserError, nearest, number, progress, run
-from files import DATA, DOWNLOADS, check_sha256, download
+from console import OptionParser, UserError, did_you_mean, in_range, progress, run
+from files import DOWNLOADS, check_sha256, download
 from tokenizer import BPETokenizer, CharTokenizer, code_points, make_tokenizer, start_ids, train_bpe
 
+DATA = Path("data")  # the datasets; data/.* is left over from a script that was killed, and safe to delete
+NO_NETWORK = "give a copy with --file=, or use words or python, which need none"
 FORMAT = 1  # of meta.json and the .bin files
 CHUNK = 1 << 18  # characters or bytes in memory at a time; tiktoken cannot encode a run of a million blanks
 BPE_CHARACTERS = 100_000_000  # BPE is trained on this much of the training split at most
@@ -91,7 +93,7 @@ def open_source(source: str, file: Path | None, documents: str) -> Text:
         url, sha256 = URLS[source]
         path = existing(str(file)) if file else DOWNLOADS / f"{source}.txt"
         if not path.exists():
-            download(url, path, sha256)
+            download(url, path, NO_NETWORK, sha256)
         check_sha256(path, sha256, f"it is not {source}; delete it, or prepare it as your own text with --name=")
         return shuffled_lines(functools.partial(open, path, "rb"), source) if source == "names" else text_of([path])
     path = existing(source)
@@ -227,7 +229,7 @@ def library_words() -> list[str]:
 def existing(name: str) -> Path:
     if not name or not Path(name).exists():
         what = f"one of {', '.join(SOURCES)}, a text file, or a folder of them"
-        raise UserError(f"no file or folder {name or repr(name)}{nearest(name, SOURCES)}; give {what}")
+        raise UserError(f"no file or folder {name or repr(name)}{did_you_mean(name, SOURCES)}; give {what}")
     return Path(name)
 
 
@@ -245,7 +247,7 @@ def write_fineweb(folder: Path, copies: Path | None, shards: int) -> tuple:
         path = (copies or DOWNLOADS) / name
         if not copies and not path.exists():
             print(f"downloading {FINEWEB_URL}{name}", file=sys.stderr)
-            download(FINEWEB_URL + name, path)
+            download(FINEWEB_URL + name, path, NO_NETWORK)
         return read_shard(existing(str(path)))
 
     def pieces(tokens: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
@@ -312,7 +314,7 @@ def prepare(
             made, separator, splits = write_fineweb(new, file, shards)
         else:
             made, separator, splits = write_text(new, open_source(source, file, documents), tokenizer, vocab_size)
-        meta = {"format": FORMAT, "source": source, "tokenizer": made.spec(), "vocab_size": made.vocab_size}
+        meta = {"format": FORMAT, "source": source, "tokenizer": made.to_dict(), "vocab_size": made.vocab_size}
         meta |= {"dtype": token_dtype(made.vocab_size), "separator": separator, "splits": splits}
         meta["sha256"] = hashlib.sha256(json.dumps(meta).encode()).hexdigest()
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
@@ -431,7 +433,7 @@ def load(name: str) -> Dataset:
     if not (folder / "meta.json").exists():
         if not built_in or source == "fineweb":
             known = {*SOURCES, *(path.parent.name for path in DATA.glob("[!.]*/meta.json"))} - {name}
-            raise UserError(f"no dataset {folder}{nearest(Path(name).name, known)}; run: {command}")
+            raise UserError(f"no dataset {folder}{did_you_mean(Path(name).name, known)}; run: {command}")
         print(f"preparing {name}, on first use")
         prepare(source, kind, vocab_size)
 
@@ -501,7 +503,7 @@ def main() -> None:
     add("--file", type=Path, help="a local copy in place of the download; for fineweb a folder of shards")
     add("--name", help="the dataset's folder below data/ (default: made from source and tokenizer)")
     add("--documents", choices=("none", "lines"), help="of your own text: lines: each is a document (default: none)")
-    add("--shards", type=number(int, 1, 103), help="of fineweb: files of 100M training tokens, 1 to 103 (default: 1)")
+    add("--shards", type=in_range(int, 1, 103), help="of fineweb: files of 100M training tokens, 1 to 103 (default: 1)")
     options = parser.parse_args()
     for name, useful, where in (
         ("documents", options.source not in SOURCES, "your own text"),
@@ -515,7 +517,7 @@ def main() -> None:
     kind, kinds = options.tokenizer, ("char", "bpe", "gpt2")
     if kind and kind not in kinds and not parse_name(kind) and not (DATA / kind / "meta.json").exists():
         raise UserError(
-            f"no --tokenizer={kind}{nearest(kind, kinds)}; choose {', '.join(kinds)}, or a prepared dataset"
+            f"no --tokenizer={kind}{did_you_mean(kind, kinds)}; choose {', '.join(kinds)}, or a prepared dataset"
         )
     prepare(**{name: value for name, value in vars(options).items() if value is not None})
 

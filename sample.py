@@ -19,9 +19,8 @@ from pathlib import Path
 
 import torch
 
-from console import OptionParser, UserError, number, run
+from console import OptionParser, UserError, in_range, run
 from model import GPT, GPT2_SIZES, ModelError, check_compiler, load_checkpoint, pick_device
-from plots import need_matplotlib, save_picture
 from tokenizer import BPETokenizer, start_ids, token_names
 
 MOST_MEMORY = 2**30  # bytes of keys, values and logits: so many samples are written at once
@@ -71,6 +70,8 @@ def draw_attention(model: GPT, ids: torch.Tensor, names: list[str], path: Path) 
     which the row of a token shows how much it gathers from itself and from each token before it."""
     from matplotlib.figure import Figure
 
+    import plots
+
     weights = model.attention_weights(ids)[:, 0].cpu().numpy()  # (n_layer, nh, T, T)
     n_layer, n_head, T, _ = weights.shape
     figure = Figure(figsize=(0.5 + 2.6 * n_head, 0.3 + 2.7 * n_layer), dpi=80, layout="constrained")
@@ -80,7 +81,7 @@ def draw_attention(model: GPT, ids: torch.Tensor, names: list[str], path: Path) 
         axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
         axes.set_xticks(range(T), names, fontsize=6, parse_math=False)
         axes.set_yticks(range(T), names, fontsize=6, parse_math=False)
-    save_picture(figure, path)
+    plots.save(figure, path)
 
 
 def main() -> None:
@@ -90,26 +91,24 @@ def main() -> None:
     add("--init_from", help=f"in place of a checkpoint: {', '.join(GPT2_SIZES)}, or a path to such weights")
     add("--prompt", help="the text to go on from (default: the start of a document, or of a line)")
     add("--prompt_file", type=Path, help="a file with the prompt")
-    add("--num_samples", type=number(int, 1), default=1, help="how many texts to write (default: 1)")
-    add("--max_new_tokens", type=number(int, 1, 10**8), default=500, help="tokens in each text at most (default: 500)")
-    add("--temperature", type=number(float, 0), default=0.8, help="0: greedy; 1: as learned (default: 0.8)")
-    add("--top_k", type=number(int, 0), help="draw from the k likeliest tokens (default: 0, from all)")
+    add("--num_samples", type=in_range(int, 1), default=1, help="how many texts to write")
+    add("--max_new_tokens", type=in_range(int, 1, 10**8), default=500, help="tokens in each text at most")
+    add("--temperature", type=in_range(float, 0), default=0.8, help="0: greedy; 1: as learned")
+    add("--top_k", type=in_range(int, 0), help="draw from the k likeliest tokens (default: 0, from all)")
     top_p = "nucleus sampling: from the fewest tokens with total probability p (default: from all)"
-    add("--top_p", type=number(float, above=0, most=1), help=top_p)
-    add("--seed", type=number(int, 0, 2**63 - 1), default=1337, help="the same seed, the same text (default: 1337)")
+    add("--top_p", type=in_range(float, above=0, maximum=1), help=top_p)
+    add("--seed", type=in_range(int, 0, 2**63 - 1), default=1337, help="the same seed, the same text")
     stop = "end a text before it says this; --stop alone: at the end of the line, where a document ends"
     add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
     compile = "torch.compile: a slow start, then faster, above all on a GPU (default: false)"
     add("--compile", nargs="?", const="true", default="false", choices=("true", "false"), help=compile)
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best one there is (default: auto)")
+    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best one there is")
     plot = f"draw how the first {DRAWN} tokens attend to each other: attention.png beside the checkpoint"
     add("--plot", action="store_true", help=plot)
     options = parser.parse_args()
 
     if options.checkpoint and options.init_from:
         raise UserError("--checkpoint and --init_from were both given; give one of them")
-    if options.plot:
-        need_matplotlib()
     device = pick_device(options.device)
     if options.init_from:
         model, tokenizer = GPT.from_pretrained(options.init_from), BPETokenizer()

@@ -1,4 +1,12 @@
-"""Text to tokens and back: characters, and byte-pair encoding."""
+"""Text to tokens and back: one token per character, or byte-pair encoding (BPE).
+
+    from tokenizer import BPETokenizer, train_bpe
+    tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
+    tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
+
+prepare_data.py turns whole texts into tokens with these classes; to_dict() is how meta.json and checkpoints keep them.
+What this file leaves out: special tokens, and the fast encoding itself, which is tiktoken's.
+"""
 
 import base64
 import heapq
@@ -11,31 +19,28 @@ from itertools import chain, pairwise
 import numpy as np
 
 from console import UserError
-from files import reason
 
 
 class CharTokenizer:
-    """One token a character. The vocabulary is the sorted list of the characters in the text."""
+    """One token per character. The vocabulary is the sorted list of the characters in the text."""
 
     def __init__(self, chars: Iterable[str]):
         self.chars = list(chars)
         self.vocab_size = len(self.chars)
-        self.id_of = np.full(0x110000, -1, dtype=np.int32)  # code point -> token id, for the whole of Unicode
+        self.id_of = np.full(0x110000, -1, dtype=np.int32)  # code point -> token id, for all of Unicode
         self.id_of[[ord(c) for c in self.chars]] = np.arange(self.vocab_size)
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Token ids (n,), by one table look-up for the whole text and no loop over its characters.
-
-        Raises UserError that lists the characters which the vocabulary lacks."""
+        """Token ids (n,), by one table lookup for the whole text. Raises UserError if characters are unknown."""
         ids = self.id_of[code_points(text)]
         if ids.size and ids.min() < 0:
             unknown = ", ".join(ascii(c) for c in sorted(set(text) - set(self.chars))[:20])
-            known = f"the vocabulary of {self.vocab_size} characters"
-            raise UserError(f"{known} lacks {unknown}; leave that out, or prepare the data with --tokenizer=bpe")
+            advice = "remove them, or prepare the data with --tokenizer=bpe"
+            raise UserError(f"the vocabulary of {self.vocab_size} characters lacks {unknown}; {advice}")
         return ids
 
     def encode_documents(self, documents: list[str]) -> np.ndarray:
-        """Token ids (n,) of each document and the newline after it."""
+        """Token ids (n,) of the documents, each followed by a newline."""
         return self.encode_array("\n".join(documents) + "\n")
 
     def encode(self, text: str) -> list[int]:
@@ -47,7 +52,7 @@ class CharTokenizer:
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return self.decode(ids).encode()
 
-    def spec(self) -> dict:
+    def to_dict(self) -> dict:
         return {"kind": "char", "chars": self.chars}
 
 
@@ -55,15 +60,14 @@ def code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
-# GPT-2 cuts a text into words before it merges bytes (Radford et al. 2019): no token spans two of them.
-# L and N stand for Unicode's letters and numbers.
+# GPT-2 splits a text into words before it merges bytes (Radford et al. 2019), so no token spans two words.
+# {L} and {N} stand for Unicode's letters and numbers.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?[{L}]+| ?[{N}]+| ?[^\s{L}{N}]+|\s+(?!\S)|\s+"
-
 GPT2_PATTERN = WORDS.replace("{L}", r"\p{L}").replace("{N}", r"\p{N}")
 
 
 class BPETokenizer:
-    """Byte-pair encoding by tiktoken: with ranks of our own (bytes -> id), or without any the encoding of GPT-2."""
+    """Byte-pair encoding by tiktoken, with our own ranks (bytes -> id) or, without any, GPT-2's encoding."""
 
     def __init__(self, ranks: dict[bytes, int] | None = None):
         import tiktoken  # here: characters need neither the package nor its download
@@ -76,17 +80,18 @@ class BPETokenizer:
 
             try:
                 self.encoding = tiktoken.get_encoding("gpt2")
-            except (requests.RequestException, ValueError) as error:  # ValueError: not the file that was asked for
+            except (requests.RequestException, ValueError) as error:  # ValueError: the wrong file came
+                why = " ".join(str(error).split())[:200]
                 advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer=char or bpe"
-                raise UserError(f"cannot download the GPT-2 vocabulary ({reason(error)}); {advice}") from error
+                raise UserError(f"cannot download the GPT-2 vocabulary ({why}); {advice}") from error
         self.vocab_size = self.encoding.n_vocab
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Token ids (n,). Nothing in a text is special: "<|endoftext|>" is cut up like any other."""
+        """Token ids (n,). No text is special: "<|endoftext|>" is split like any other."""
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def encode_documents(self, documents: list[str]) -> np.ndarray:
-        """Token ids (n,) of each document and the newline after it; no token spans two documents."""
+        """Token ids (n,) of the documents, each followed by a newline; no token spans two documents."""
         newline = self.encode("\n")
         return np.concatenate([ids + newline for ids in self.encoding.encode_ordinary_batch(documents)])
 
@@ -99,33 +104,45 @@ class BPETokenizer:
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return self.encoding.decode_bytes(list(ids))
 
-    def spec(self) -> dict:
+    def to_dict(self) -> dict:
         if self.ranks is None:
             return {"kind": "gpt2"}
         in_order = sorted(self.ranks, key=self.ranks.get)
         return {"kind": "bpe", "ranks": [base64.b64encode(token).decode() for token in in_order]}
 
 
-def make_tokenizer(spec: dict) -> CharTokenizer | BPETokenizer:
-    """The tokenizer that spec() described, in meta.json or in a checkpoint."""
-    if spec["kind"] == "char":
-        return CharTokenizer(spec["chars"])
-    if spec["kind"] == "bpe":
-        return BPETokenizer({base64.b64decode(token): rank for rank, token in enumerate(spec["ranks"])})
+Tokenizer = CharTokenizer | BPETokenizer
+
+
+def make_tokenizer(fields: dict) -> Tokenizer:
+    """The tokenizer that to_dict() described."""
+    if fields["kind"] == "char":
+        return CharTokenizer(fields["chars"])
+    if fields["kind"] == "bpe":
+        return BPETokenizer({base64.b64decode(token): rank for rank, token in enumerate(fields["ranks"])})
     return BPETokenizer()
 
 
-def start_ids(tokenizer: CharTokenizer | BPETokenizer) -> list[int]:
-    """What to start a text from: a newline, which also starts documents, or the first token where there is none."""
+def start_ids(tokenizer: Tokenizer) -> list[int]:
+    """What to start a text from: a newline, which also starts documents, or the first token if there is none."""
     try:
         return tokenizer.encode("\n")
     except UserError:
         return [0]
 
 
+def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None) -> list[str]:
+    """How to print single tokens: blanks in quotes, and the separator as a dot, as in the lectures."""
+    texts = ["." if i == separator else tokenizer.decode([i]) for i in ids]
+    return [text if text.isprintable() and text.strip() else repr(text) for text in texts]
+
+
+# ----------------------------------------------------------------------------- training BPE
+
+
 def split_words(text: str) -> list[str]:
-    """Cut a text as GPT2_PATTERN does. The standard library's `re` has no \\p{L}, so the letters and the numbers that
-    occur in the text are spelled out. (tiktoken differs: U+001C to U+001F, and letters newer than this Python.)"""
+    """Split a text by GPT2_PATTERN. The standard library's `re` has no \\p{L}, so the letters and numbers that occur in
+    the text are listed. (tiktoken differs for U+001C to U+001F, and for letters newer than this Python.)"""
 
     def members(category: str, always: str) -> str:
         return always + "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == category)
@@ -134,29 +151,27 @@ def split_words(text: str) -> list[str]:
 
 
 def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
-    """Learn byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) from a text or from pieces of one.
+    """Train byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) on a text, or on pieces of one.
 
-    Start from the 256 bytes. Again and again, the pair of neighbours that occurs most often becomes a token of its own;
-    a tie goes to the pair that is first in byte order. Returns the ranks, bytes -> id: vocab_size of them, or fewer
-    where the text has no pairs left. Counts are kept up to date, so a merge costs the words that it touches and not
-    the whole text. Raises UserError where vocab_size is below 256."""
+    Start from the 256 bytes. Repeatedly merge the most frequent pair of neighboring tokens into a new token; a tie goes
+    to the pair that is first in byte order. The definition counts all pairs again for each merge. Here, counts are
+    updated only for the words that contain the merged pair. Returns the ranks, bytes -> id: vocab_size of them, or
+    fewer if nothing is left to merge. Raises UserError if vocab_size is below 256."""
     if vocab_size < 256:
-        raise UserError(f"vocab_size={vocab_size} is too small: BPE starts from the 256 bytes; give 256 or more")
+        raise UserError(f"vocab_size={vocab_size} is too small, as BPE starts from the 256 bytes; use 256 or more")
     occurrences = Counter(chain.from_iterable(map(split_words, [text] if isinstance(text, str) else text)))
     words = [list(word.encode()) for word in occurrences]  # each distinct word as token ids
     counts = list(occurrences.values())
 
     tokens = [bytes([i]) for i in range(256)]  # id -> bytes
-    ranks = {token: i for i, token in enumerate(tokens)}  # bytes -> id
     pairs = Counter()  # (left id, right id) -> occurrences in the text
-    where = defaultdict(set)  # (left id, right id) -> the words that have it
+    words_with = defaultdict(set)  # (left id, right id) -> indices of the words that contain the pair
     for i, ids in enumerate(words):
         for pair in pairwise(ids):
             pairs[pair] += counts[i]
-            where[pair].add(i)
+            words_with[pair].add(i)
 
-    # the heap's smallest entry is the most frequent pair, and among equals the first in byte order
-    def entry(pair: tuple[int, int]) -> tuple:
+    def entry(pair: tuple[int, int]) -> tuple:  # the smallest is the most frequent; ties are in byte order
         return -pairs[pair], tokens[pair[0]], tokens[pair[1]], pair
 
     heap = [entry(pair) for pair in pairs]
@@ -164,35 +179,29 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
     while len(tokens) < vocab_size and heap:
         count, left, right, pair = heapq.heappop(heap)
         if count == 0 or -count != pairs[pair]:
-            continue  # an old entry: the pair was counted again since
-        new = ranks[left + right] = len(tokens)  # no two pairs make the same bytes: a string is merged alike everywhere
+            continue  # a stale entry: the count has changed since
+        new = len(tokens)
         tokens.append(left + right)
         changed = set()
-        for i in where.pop(pair):
+        for i in words_with.pop(pair):
             for old in pairwise(words[i]):
                 pairs[old] -= counts[i]
                 changed.add(old)
             words[i] = merge(words[i], pair, new)
             for fresh in pairwise(words[i]):
                 pairs[fresh] += counts[i]
-                where[fresh].add(i)
+                words_with[fresh].add(i)
                 changed.add(fresh)
         for pair in changed:
             heapq.heappush(heap, entry(pair))
-    return ranks
+    return {token: i for i, token in enumerate(tokens)}  # all distinct: equal strings are merged equally everywhere
 
 
 def merge(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
-    """ids with every occurrence of the pair, from left to right, replaced by the new id."""
+    """Replace each occurrence of the pair in ids, from left to right, by the new id."""
     out, i = [], 0
     while i < len(ids):
         found = tuple(ids[i : i + 2]) == pair
         out.append(new if found else ids[i])
         i += 2 if found else 1
     return out
-
-
-def token_names(tokenizer: CharTokenizer | BPETokenizer, ids: Iterable[int], separator: int | None) -> list[str]:
-    """How to show tokens one by one: blank ones in quotes, and the separator as a dot, as in the lectures."""
-    texts = ["." if i == separator else tokenizer.decode([i]) for i in ids]
-    return [text if text.isprintable() and text.strip() else repr(text) for text in texts]

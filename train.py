@@ -38,7 +38,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.adam import adam as pytorchs_adam
 from torch.utils._pytree import tree_leaves, tree_map
 
-from console import OptionParser, UserError, nearest, number, print_result, run
+from console import OptionParser, UserError, did_you_mean, in_range, print_result, run
 from files import lock
 from model import (
     CHECKPOINT_FORMAT,
@@ -52,7 +52,6 @@ from model import (
     load_checkpoint,
     pick_device,
 )
-from plots import draw_rungs, save_picture
 from prepare_data import Dataset, load, parse_name
 from tokenizer import start_ids
 
@@ -139,9 +138,9 @@ def read_config(argv: list[str]) -> tuple[TrainConfig, dict | None, dict]:
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS, metavar=values, help=words)
     parser.add_argument("--estimate", action="store_true", help="print what the run needs, and do not train")
     flops = "of --estimate: peak FLOP/s, such as 312e12 (A100) or 989e12 (H100, H200) (default: measured)"
-    parser.add_argument("--device_flops", type=number(float, above=0), help=flops)
+    parser.add_argument("--device_flops", type=in_range(float, above=0), help=flops)
     mfu = "of --estimate: fraction of the peak FLOP/s that training reaches (default: 0.4)"
-    parser.add_argument("--mfu", type=number(float, above=0, most=1), help=mfu)
+    parser.add_argument("--mfu", type=in_range(float, above=0, maximum=1), help=mfu)
     given = vars(parser.parse_args(argv))
     path = given.pop("config")
     options = {name: given.pop(name) for name in ("estimate", "device_flops", "mfu")}
@@ -191,7 +190,7 @@ def load_weights(init_from: str, keys: dict, shape_only: bool = False) -> dict:
         return load_checkpoint(path)
     if init_from not in GPT2_SIZES and not path.exists():
         known = ("scratch", "resume", *GPT2_SIZES)
-        close = nearest(init_from, known)
+        close = did_you_mean(init_from, known)
         raise UserError(f"no init_from={init_from}{close}; choose one of {', '.join(known)}, or a path")
     model = GPT.from_pretrained(init_from, **keys)
     return {"model_config": asdict(model.config), "model": model.state_dict(), "tokenizer": {"kind": "gpt2"}}
@@ -200,7 +199,7 @@ def load_weights(init_from: str, keys: dict, shape_only: bool = False) -> dict:
 def checked(name: str, value, where: str, is_text: bool = False):
     """The value of a key in its type; or UserError that names the nearest key, or the type."""
     if name not in KEYS:
-        raise UserError(f"unknown key {name} in {where}{nearest(name, KEYS)}; python train.py --help lists the keys")
+        raise UserError(f"unknown key {name} in {where}{did_you_mean(name, KEYS)}; see python train.py --help")
     kind = KEYS[name].type
     try:
         if is_text:
@@ -270,7 +269,7 @@ def check_data(config: TrainConfig, origin: dict | None, data: Dataset) -> None:
     """UserError where the dataset is too short for these keys, or has another vocabulary than what this starts from."""
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     same = origin and (origin["tokenizer"], origin["model_config"]["vocab_size"])
-    if not origin or same == (data.tokenizer.spec(), data.vocab_size):
+    if not origin or same == (data.tokenizer.to_dict(), data.vocab_size):
         return
     whose = f"the run in {config.out_dir}" if config.init_from == "resume" else config.init_from
     if origin["tokenizer"] == {"kind": "gpt2"}:
@@ -767,6 +766,8 @@ def draw_losses(out_dir: Path, data: Dataset) -> None:
     """out_dir/loss.png: what log.jsonl holds, beside what counting costs."""
     from matplotlib.figure import Figure
 
+    import plots
+
     entries = [json.loads(line) for line in (out_dir / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     figure = Figure(figsize=(7, 4))
     ax = figure.subplots()
@@ -776,8 +777,8 @@ def draw_losses(out_dir: Path, data: Dataset) -> None:
     ax.set(xlabel="step", ylabel="loss, nats per token")
     ax.set_title(str(out_dir), parse_math=False)  # as it is, with any $
     ax.grid(alpha=0.3)
-    draw_rungs(ax, data)
-    save_picture(figure, out_dir / "loss.png")
+    plots.draw_baselines(ax, data)
+    plots.save(figure, out_dir / "loss.png")
 
 
 # ----------------------------------------------------------------------------- the loop
@@ -842,7 +843,7 @@ def train(config: TrainConfig, origin: dict | None, device: torch.device, dtype:
             "format": CHECKPOINT_FORMAT,
             "model_config": asdict(model.config),
             "model": gathered(model.state_dict()),
-            "tokenizer": data.tokenizer.spec(),
+            "tokenizer": data.tokenizer.to_dict(),
             "delimiter": data.delimiter,
             "config": {name: getattr(config, name) for name in KEYS},
             "evaluated_on": evaluated_on,

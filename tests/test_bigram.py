@@ -421,16 +421,16 @@ def test_the_same_seed_writes_the_same_words(call):
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_the_rungs_in_pictures_are_the_losses_of_counting(call, name, monkeypatch):
     data = prepare_data.load(name)
-    rungs = plots.counted_losses(data)
+    rungs = plots.baseline_losses(data)
     assert rungs.pop("uniform") == math.log(data.vocab_size)
     losses = {rung: result(call(bigram, f"--dataset={name}", f"--n={n}")[1])["val"] for n, rung in enumerate(rungs, 1)}
     assert {rung: f"{loss:.4f}" for rung, loss in rungs.items()} == losses
-    assert list(losses) == ["tokens counted", "pairs counted"]
-    plots.counted_losses.cache_clear()
-    monkeypatch.setattr(plots, "COUNTED", 150)  # a table of pairs has more cells, and the text more tokens
-    some = plots.counted_losses(data)
-    assert list(some) == ["uniform", "tokens counted"]
-    assert some["tokens counted"] != pytest.approx(rungs["tokens counted"], abs=1e-6)
+    assert list(losses) == ["unigram", "bigram"]
+    plots.baseline_losses.cache_clear()
+    monkeypatch.setattr(plots, "MAX_TOKENS", 150)  # a table of pairs has more cells, and the text more tokens
+    some = plots.baseline_losses(data)
+    assert list(some) == ["uniform", "unigram"]
+    assert some["unigram"] != pytest.approx(rungs["unigram"], abs=1e-6)
 
 
 def test_the_picture(call):
@@ -494,8 +494,9 @@ def test_a_table_that_is_too_large_is_refused(fails, call, monkeypatch):
 def test_the_picture_of_longer_contexts_is_their_table(call, monkeypatch, n):
     pytest.importorskip("matplotlib")
     drawn = []
-    keep = lambda figure, path: (drawn.append((figure, path)), plots.save_picture(figure, path))
-    monkeypatch.setattr(bigram, "save_picture", keep)
+    save = plots.save
+    keep = lambda figure, path: (drawn.append((figure, path)), save(figure, path))
+    monkeypatch.setattr(plots, "save", keep)
     status, out, _ = call(bigram, "--dataset=tiny", f"--n={n}", "--alpha=0.5", "--plot")
     ((figure, path),) = drawn
     assert status == 0 and path == Path("out/bigram_tiny/orders.png") and f"{path}: " in out

@@ -615,8 +615,9 @@ def test_samples_follow_from_the_seed_and_start_where_texts_start(data, capsys, 
 
 def test_the_sweep_prints_its_table_and_its_rule(data, call, monkeypatch):
     figures = []
-    keep = lambda figure, path: (figures.append(figure), plots.save_picture(figure, path))
-    monkeypatch.setattr(mlp, "save_picture", keep)
+    save = plots.save
+    keep = lambda figure, path: (figures.append(figure), save(figure, path))
+    monkeypatch.setattr(plots, "save", keep)
     status, out, _ = call(mlp, "--dataset=list", "--find_lr", "--max_iters=500", "--plot")
     assert status == 0
     rows = [line.split() for line in out.splitlines() if "|" in line]
@@ -656,8 +657,9 @@ def test_the_sweep_trains_at_the_rates_that_it_names(data, monkeypatch):
 def test_the_pictures(data, call, monkeypatch):
     """Histograms of what each tanh layer put out and got back, the loss, and the ratio of each matrix."""
     figures = []
-    keep = lambda figure, path: (figures.append((figure, path)), plots.save_picture(figure, path))
-    monkeypatch.setattr(mlp, "save_picture", keep)
+    save = plots.save
+    keep = lambda figure, path: (figures.append((figure, path)), save(figure, path))
+    monkeypatch.setattr(plots, "save", keep)
     status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
     assert status == 0
     ((figure, path),) = figures
@@ -673,7 +675,7 @@ def test_the_pictures(data, call, monkeypatch):
     drawn = losses.lines[0].get_ydata()
     assert drawn[0] == pytest.approx(math.log(prepare_data.load("list").vocab_size), abs=0.05)
     assert drawn[-1] < drawn[0] - 0.3
-    rungs = plots.counted_losses(prepare_data.load("list"))
+    rungs = plots.baseline_losses(prepare_data.load("list"))
     assert [line.get_ydata()[0] for line in losses.lines[1:]] == list(rungs.values())
     assert [text.get_text().rsplit(" ", 1)[0] for text in losses.get_legend().get_texts()] == list(rungs)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -57,7 +57,7 @@ def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
 
 
 def test_a_tokenizer_survives_its_spec(tokenizer):
-    again = make_tokenizer(json.loads(json.dumps(tokenizer.spec())))
+    again = make_tokenizer(json.loads(json.dumps(tokenizer.to_dict())))
     assert again.encode(HARD) == tokenizer.encode(HARD)
     assert again.vocab_size == tokenizer.vocab_size
 
@@ -221,7 +221,7 @@ def test_a_text_in_the_tokens_of_another_dataset(call, fails, kind):
     text = babble(500, seed=1)
     assert call(prepare_data, text_file("second.txt", text), "--tokenizer=first")[0] == 0
     first, second = load("first"), load("second_first")
-    assert first.tokenizer.spec() == second.tokenizer.spec() and first.vocab_size == second.vocab_size
+    assert first.tokenizer.to_dict() == second.tokenizer.to_dict() and first.vocab_size == second.vocab_size
     ids = [*second.train.tolist(), *second.val.tolist()]
     assert first.tokenizer.decode(ids) == text
     if kind == "char":
@@ -362,7 +362,7 @@ def sha256(content: bytes) -> str:
 
 def test_a_download_that_breaks_off_is_resumed(server):
     server.breaks_after = [300_000, 200_000]
-    download(server.url, Path("down/file"), sha256(server.body), backoff=0)
+    download(server.url, Path("down/file"), "or use words or python, which need none", sha256(server.body), pause=0)
     assert Path("down/file").read_bytes() == server.body
     assert [asked for _, asked in server.log] == [None, "bytes=294912-", "bytes=491520-"]  # whole blocks of 16 KiB
     assert not Path("down/file.part").exists()
@@ -370,22 +370,24 @@ def test_a_download_that_breaks_off_is_resumed(server):
 
 def test_a_server_that_ignores_ranges_sends_it_all_again(server):
     server.breaks_after, server.ranges = [300_000], False
-    download(server.url, Path("file"), sha256(server.body), backoff=0)
+    download(server.url, Path("file"), "or use words or python, which need none", sha256(server.body), pause=0)
     assert Path("file").read_bytes() == server.body
 
 
 def test_a_part_that_is_too_long_is_thrown_away(server):
     Path("file.part").write_bytes(b"x" * 2_000_000)
-    download(server.url, Path("file"), sha256(server.body), backoff=0)
+    download(server.url, Path("file"), "or use words or python, which need none", sha256(server.body), pause=0)
     assert Path("file").read_bytes() == server.body
 
 
 def test_an_interrupted_download_goes_on_in_the_next_run(server):
     server.breaks_after = [100_000] * 3
     with pytest.raises(UserError, match=r"cannot download http://127.0.0.1:\d+/file \(.*; put the file at"):
-        download(server.url, Path("file"), sha256(server.body), retries=2, backoff=0)
+        download(
+            server.url, Path("file"), "or use words or python, which need none", sha256(server.body), tries=3, pause=0
+        )
     assert not Path("file").exists() and Path("file.part").stat().st_size == 3 * 98304
-    download(server.url, Path("file"), sha256(server.body), backoff=0)
+    download(server.url, Path("file"), "or use words or python, which need none", sha256(server.body), pause=0)
     assert Path("file").read_bytes() == server.body
 
 
@@ -393,13 +395,13 @@ def test_an_interrupted_download_goes_on_in_the_next_run(server):
 def test_a_refusal_is_final_and_a_failure_is_not(server, status, tries):
     server.status = status
     with pytest.raises(UserError, match=f"{status}.*words or python, which need none"):
-        download(server.url, Path("file"), retries=2, backoff=0)
+        download(server.url, Path("file"), "or use words or python, which need none", tries=3, pause=0)
     assert len(server.log) == tries and not Path("file").exists()
 
 
 def test_wrong_bytes_are_refused_and_leave_nothing(server):
     with pytest.raises(UserError, match="SHA-256"):
-        download(server.url, Path("down/file"), "0" * 64, backoff=0)
+        download(server.url, Path("down/file"), "or use words or python, which need none", "0" * 64, pause=0)
     assert [path.name for path in Path("down").iterdir()] == ["file.lock"]
 
 
@@ -425,8 +427,8 @@ def test_two_processes_do_not_write_to_one_part(server):
     with open("file.lock", "w") as file:
         files.lock(file, "")
         with pytest.raises(UserError, match=r"another process is downloading http://127.0.0.1"):
-            download(server.url, Path("file"), sha256(server.body), backoff=0)
-    download(server.url, Path("file"), sha256(server.body), backoff=0)
+            download(server.url, Path("file"), "or use words or python, which need none", sha256(server.body), pause=0)
+    download(server.url, Path("file"), "or use words or python, which need none", sha256(server.body), pause=0)
 
 
 def test_a_portals_page_in_place_of_gpt2s_vocabulary_gets_one_line(fails, monkeypatch):

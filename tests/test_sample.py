@@ -169,8 +169,9 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
 def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
     pytest.importorskip("matplotlib")
     drawn = []
-    keep = lambda figure, path: (drawn.append((figure, path)), plots.save_picture(figure, path))
-    monkeypatch.setattr(sample, "save_picture", keep)
+    save = plots.save
+    keep = lambda figure, path: (drawn.append((figure, path)), save(figure, path))
+    monkeypatch.setattr(plots, "save", keep)
     monkeypatch.setattr(sample, "DRAWN", 14)
     out = written(call, "--prompt=the cat", "--plot", "--num_samples=2", "--max_new_tokens=30")
     ((figure, path),) = drawn
@@ -193,7 +194,7 @@ def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
 def test_a_document_is_drawn_with_a_dot_where_it_starts(call, monkeypatch):
     pytest.importorskip("matplotlib")
     figures = []
-    monkeypatch.setattr(sample, "save_picture", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, _: figures.append(figure))
     written(call, "--plot", "--num_samples=2", "--max_new_tokens=3", run="list")
     labels = figures[0].axes[0].get_yticklabels()
     assert len(labels) == 4 and labels[0].get_text() == "."

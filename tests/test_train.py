@@ -1211,12 +1211,12 @@ def test_the_losses_are_drawn_at_each_evaluation(call, monkeypatch, no_pictures)
 
     def note(figure, path):
         train_line, val_line, *rungs = figure.axes[0].lines
-        costs = plots.counted_losses(prepare_data.load("tiny"))  # of guessing and of counting
+        costs = plots.baseline_losses(prepare_data.load("tiny"))  # of guessing and of counting
         assert [line.get_ydata()[0] for line in rungs] == list(costs.values())
         pictures.append((list(train_line.get_xdata()), list(val_line.get_xdata()), list(val_line.get_ydata())))
         save_picture(figure, path)
 
-    monkeypatch.setattr(train, "save_picture", note)
+    monkeypatch.setattr(plots, "save", note)
     call(train, *SHORT)
     losses = log_of("out/tiny", "val")
     assert pictures[-1] == (list(range(1, 13)), list(losses), list(losses.values()))
