@@ -62,8 +62,8 @@ class OptionParser(argparse.ArgumentParser):
             self.switches.update(names)
             options |= {"type": true_or_false, "metavar": "{true,false}"}
             default = str(default).lower() if isinstance(default, bool) else default
-        elif kind and "choices" not in options:
-            options.setdefault("metavar", kind.__name__.lower())
+        elif not options.get("choices") and "action" not in options:
+            options.setdefault("metavar", (kind or str).__name__.lower())
         if default not in (None, argparse.SUPPRESS):
             options["help"] += f" (default: {default})"
         return super().add_argument(*names, **options)
@@ -160,9 +160,10 @@ def print_losses(data, losses: dict[str, float]) -> None:
 
 def print_result(model: str, data, params: int, losses: dict[str, float], **more) -> None:
     """Print the last line of a run, for people and programs: `result:` and key=value pairs. Losses are in nats per
-    token; bpb is the validation loss in bits per byte."""
+    token; bpb is the one on val (or on the only split) in bits per byte."""
     result = {"model": model, "dataset": data.name, "params": params}
     result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
     if losses:
-        result["bpb"] = f"{data.bits_per_byte(losses['val'], 'val'):.4f}"
+        split = "val" if "val" in losses else next(iter(losses))
+        result["bpb"] = f"{data.bits_per_byte(losses[split], split):.4f}"
     print("\nresult:", *(f"{key}={value}" for key, value in (result | more).items()))

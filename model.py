@@ -1,26 +1,20 @@
-"""Step 3: the GPT, classic or modern, in one file.
+"""Part 3: the GPT, classic or modern, in one file.
 
     from model import GPT, GPTConfig
     model = GPT(GPTConfig(vocab_size=65, n_layer=4, n_head=4, n_embd=128, block_size=64))
-    logits, loss = model(idx, targets)      # idx, targets (B, T) token ids
+    logits, loss = model(idx, targets)      # idx, targets (B, T): token ids
 
-Read bigram.py and mlp.py before, train.py and sample.py after. Two readings of the same file:
+Read bigram.py and mlp.py before, train.py and sample.py after. This file needs PyTorch alone: copy it and train.
+One file, two models:
 
-    GPT-2      norm="layernorm", position="learned", activation="gelu_tanh", bias=True, tie_weights=True,
-               lookback=0, qk_norm=False, zero_init=False
-    modern     lookback=3, position="rope", activation="relu2", qk_norm=True, zero_init=True  (the defaults)
+    GPT-2      position="learned", activation="gelu_tanh", bias=True, tie_weights=True, qk_norm=False, zero_init=False
+    modern     position="rope", activation="relu2", qk_norm=True, zero_init=True  (the defaults)
 
-The letters behind the lines give the shape of what the line makes:
-B batch, T time (tokens, at most block_size), C channels (n_embd), nh heads (n_head), hd = C / nh, V vocab_size.
+Comments at the line ends give shapes: B batch size, T tokens in the context (at most block_size), C channels (n_embd),
+nh heads (n_head), hd channels per head (C / nh), V tokens in the vocabulary.
 """
 
-import json
 import math
-import mmap
-import re
-import warnings
-import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -29,58 +23,67 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 
-class ModelError(ValueError):
-    """Values that make no model, a file that holds none, or a machine that cannot run it: the user can fix this."""
+class ConfigError(ValueError):
+    """Options that make no model, in one line: "<what is wrong>; <what to do>"."""
 
 
-def key(default, help: str, choices: tuple | None = None, least: float | None = None):
-    """A key of a config: its default, a line of meaning for --help, and its legal values or the least of them."""
-    return field(default=default, metadata={"help": help, "choices": choices, "least": least})
+def option(default, help: str, choices: tuple | None = None, minimum: float | None = None):
+    """A field of a config: its default, a line for --help, and its legal values or their minimum."""
+    return field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum})
 
 
 @dataclass
 class GPTConfig:
-    """The shape of a GPT. Raises ModelError that names the key if the values make no model."""
+    """The architecture of a GPT. Raises ConfigError that names the option if the values make no model."""
 
-    vocab_size: int = key(65, "distinct tokens; the dataset decides", least=1)
-    vocab_multiple: int = key(1, "rows of the output layer are rounded up to a multiple: 128 is fast on GPUs", least=1)
-    block_size: int = key(128, "tokens of context that the model sees at most", least=1)
-    n_layer: int = key(4, "blocks, one after the other", least=1)
-    n_head: int = key(4, "attention heads in a block; divides n_embd", least=1)
-    n_kv_head: int = key(0, "heads of keys and values; divides n_head: fewer are shared, 1 by all; 0: n_head", least=0)
-    n_embd: int = key(128, "channels: numbers that stand for a token inside of the model", least=1)
-    dropout: float = key(0.0, "share of activations zeroed in training, for little data", least=0)
-    bias: bool = key(False, "biases in the linear layers and layer norms, as GPT-2 has them")
-    norm: str = key("layernorm", "what keeps activations at a steady size", ("layernorm", "rmsnorm"))
-    norm_position: str = key("pre", "norm what a layer reads, or what comes after its sum", ("pre", "post"))
-    lookback: int = key(3, "tokens before each one that are looked up with it, in tables of their own", least=0)
-    position: str = key("rope", "tells the order of tokens", ("learned", "sinusoidal", "rope", "alibi", "none"))
-    activation: str = key("relu2", "non-linearity of the MLP", ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"))
-    qk_norm: bool = key(True, "normalise queries and keys, so that attention scores stay bounded")
-    tie_weights: bool = key(False, "one matrix for the token embedding and the output layer")
-    softcap: float = key(0.0, "bounds the logits smoothly to this size; 0: no bound", least=0)
-    zero_init: bool = key(True, "start the output of each block, and the logits, at zero")
-    flash: bool = key(True, "PyTorch's fused attention; false: the formula written out, the same numbers")
+    vocab_size: int = option(65, "number of distinct tokens; set by the dataset", minimum=1)
+    vocab_multiple: int = option(1, "pad the output layer to a multiple of this; 128 is fast on GPUs", minimum=1)
+    block_size: int = option(128, "context length in tokens", minimum=1)
+    n_layer: int = option(4, "number of transformer blocks", minimum=1)
+    n_head: int = option(4, "attention heads per block, a divisor of n_embd", minimum=1)
+    n_kv_head: int = option(
+        0,
+        "key/value heads, a divisor of n_head: fewer = grouped-query attention, 1 = multi-query; 0: n_head",
+        minimum=0,
+    )
+    n_embd: int = option(128, "embedding dimension: size of the vector that represents each token", minimum=1)
+    dropout: float = option(0.0, "fraction of activations zeroed in training, to reduce overfitting", minimum=0)
+    bias: bool = option(False, "biases in the linear layers and layer norms, as in GPT-2")
+    norm: str = option("layernorm", "normalization layer", ("layernorm", "rmsnorm"))
+    norm_position: str = option(
+        "pre", "pre: normalize the input of each sublayer (GPT-2); post: after the residual addition", ("pre", "post")
+    )
+    position: str = option("rope", "position encoding", ("learned", "sinusoidal", "rope", "alibi", "none"))
+    lookback: int = option(
+        0, "previous-token embeddings: how many preceding tokens are embedded too (own tables) and added; 0: off",
+        minimum=0,
+    )  # fmt: skip
+    activation: str = option("relu2", "non-linearity of the MLP", ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"))
+    qk_norm: bool = option(True, "normalize queries and keys, so that attention scores stay bounded")
+    tie_weights: bool = option(False, "one matrix for the token embedding and the output layer")
+    softcap: float = option(0.0, "soft-cap the logits: c * tanh(logits / c); 0: off", minimum=0)
+    zero_init: bool = option(True, "initialize the output projection of each sublayer, and the logits, to zero")
+    flash: bool = option(True, "fused attention kernel; false: explicit softmax(q k^T) v, the same numbers")
 
     def __post_init__(self):
         for f in fields(self):
-            value, choices, least = getattr(self, f.name), f.metadata["choices"], f.metadata["least"]
+            value, choices, minimum = getattr(self, f.name), f.metadata["choices"], f.metadata["minimum"]
             if choices and value not in choices:
-                raise ModelError(f"{f.name}={value} is unknown; choose one of {', '.join(choices)}")
+                raise ConfigError(f"{f.name}={value} is unknown; choose one of {', '.join(choices)}")
             limit = 2**31 if type(value) is int else math.inf  # train.py shifts seeds by 32 bits
-            if least is not None and not least <= value < limit:
-                raise ModelError(f"{f.name}={value} is out of range; it must be {least} or more, and below {limit}")
-        if self.n_embd % self.n_head:
-            raise ModelError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; choose a multiple of it")
+            if minimum is not None and not minimum <= value < limit:
+                raise ConfigError(f"{f.name}={value} is out of range; use {minimum} or more, and less than {limit}")
         self.n_kv_head = self.n_kv_head or self.n_head
+        if self.n_embd % self.n_head:
+            raise ConfigError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}; choose one that is")
         if self.n_head % self.n_kv_head:
-            raise ModelError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}; choose a divisor")
-        channels = {"rope": self.head_dim, "sinusoidal": self.n_embd}.get(self.position, 0)
-        if channels % 2:
-            what = "n_embd / n_head" if self.position == "rope" else "n_embd"
-            raise ModelError(f"position={self.position} needs pairs of channels, but {what} = {channels}; make it even")
+            raise ConfigError(f"n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; choose a divisor")
+        if self.position == "rope" and self.head_dim % 2:
+            raise ConfigError(f"rope rotates pairs of channels, but n_embd / n_head = {self.head_dim}; make it even")
+        if self.position == "sinusoidal" and self.n_embd % 2:
+            raise ConfigError(f"sinusoidal positions need pairs of channels, but n_embd={self.n_embd}; make it even")
         if self.dropout >= 1:
-            raise ModelError(f"dropout={self.dropout} is out of range; it must be below 1")
+            raise ConfigError(f"dropout={self.dropout} is out of range; it must be below 1")
 
     @property
     def head_dim(self) -> int:
@@ -91,45 +94,45 @@ class GPTConfig:
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
-    """layernorm (x - mean) / std * weight + bias (Ba et al. 2016); rmsnorm x / rms * weight (Zhang, Sennrich 2019).
-    They learn alike; on a CPU, PyTorch has one kernel for the backward pass of the first, and many for the second's."""
+    """layernorm: (x - mean) / std * weight + bias (Ba et al. 2016). rmsnorm: x / rms * weight (Zhang, Sennrich 2019).
+    They train equally well; on a CPU, PyTorch has a fused backward pass for the first only."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, bias=config.bias)
     return nn.RMSNorm(config.n_embd, eps=1e-6)
 
 
 def angles(positions: int, channels: int, base: float = 10_000.0) -> torch.Tensor:
-    """t * base^(-2i / channels) for position t and pair of channels i, (T, channels/2), float64: clocks whose hands
-    turn ever more slowly, from 1 radian a token down to nearly 1 / base."""
+    """t * base^(-2i / channels) for position t and channel pair i, (T, channels / 2), float64: frequencies from 1
+    radian per token down to nearly 1 / base, like clock hands of decreasing speed."""
     frequency = base ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
     return torch.outer(torch.arange(positions, dtype=torch.float64), frequency)
 
 
 def sinusoid_table(block_size: int, n_embd: int) -> torch.Tensor:
-    """sin and cos of each angle side by side, (T, C): a row is added to each embedding (Vaswani et al. 2017). The row
-    of t + k is that of t with each pair turned by k * frequency, so that a linear layer can find "k tokens back"."""
+    """sin and cos of each angle, interleaved, (T, C). Row t is added to the embedding at position t (Vaswani et al.
+    2017). Row t + k is row t with each pair rotated by k * frequency, so a linear layer can find "k tokens back"."""
     angle = angles(block_size, n_embd)  # (T, C/2)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)  # (T, C)
 
 
 def rope_table(block_size: int, head_dim: int) -> torch.Tensor:
-    """cos of each angle twice, and -sin beside sin, (2, T, hd). RoPE (Su et al. 2021) turns the channel pair i of a
-    query or key by its angle, so that the dot product of two of them depends only on how far apart they stand."""
+    """(cos, cos) and (-sin, sin) of each angle, (2, T, hd). RoPE (Su et al. 2021) rotates channel pair i of a query or
+    key by its angle, so the dot product of a query and a key depends only on their distance."""
     angle = angles(block_size, head_dim)  # (T, hd/2)
     cos, sin = angle.cos(), angle.sin()
     return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
 
 
 def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Turn x (B, nh, T, hd) by rope (2, ..., T, hd). The pair i is the channels i and i + hd/2: (a, b) becomes
+    """Rotate x (B, nh, T, hd) by rope (2, T, hd). Pair i is the channels i and i + hd/2: (a, b) becomes
     (a cos - b sin, b cos + a sin)."""
     cos, sin = rope
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)  # rolled by half, (a, b) is (b, a)
 
 
 def alibi_slopes(n_head: int) -> torch.Tensor:
-    """2^(-8h/nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) takes slope * distance from the
-    scores: a head with a steep slope looks near, one with a gentle slope far."""
+    """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts slope * distance from
+    the scores: a head with a steep slope attends to near tokens, one with a gentle slope to far ones, too."""
     return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
 
 
@@ -137,56 +140,53 @@ def alibi_slopes(n_head: int) -> torch.Tensor:
 
 
 class CausalSelfAttention(nn.Module):
-    """Each token gathers from itself and the tokens before it: softmax(q k^T / sqrt(hd) + mask) v, once a head
-    (Vaswani et al. 2017). With fewer heads of keys and values, several heads of queries share one: grouped-query
-    (Ainslie et al. 2023), or multi-query attention where all share a single one (Shazeer 2019)."""
+    """Multi-head causal self-attention: each token takes a weighted average of the values of itself and all earlier
+    tokens, softmax(q k^T / sqrt(hd) + mask) v in each head (Vaswani et al. 2017). With fewer key/value heads, groups of
+    query heads share one: grouped-query (Ainslie et al. 2023), or multi-query attention (Shazeer 2019)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        heads = config.n_head + 2 * config.n_kv_head  # of q, k and v, made in one product
+        heads = config.n_head + 2 * config.n_kv_head  # of q, k and v, computed by one matrix multiplication
         self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.attn_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, rope=None, mask=None, kv=None, slots=None, weights=None) -> torch.Tensor:
-        """x (B, T, C) -> (B, T, C). rope (2, ..., T, hd) turns queries and keys. mask (..., T, S) is added to the
-        scores; None lets each token see all before it. kv, (B, n_kv_head, S, hd) twice, holds the keys and values of
-        earlier tokens, and room for these at slots (T,). The list `weights` gets what softmax gives, (B, nh, T, S)."""
+    def forward(self, x: torch.Tensor, rope=None, mask=None, cache=None) -> torch.Tensor:
+        """x (B, T, C) -> (B, T, C). rope (2, T, hd) rotates queries and keys. mask (..., T, S) is added to the scores;
+        None: each token attends to itself and all tokens before it. cache(k, v) stores new keys and values, and returns
+        them with those of earlier tokens, (B, n_kv_head, S, hd); None: there are no earlier ones, and S = T."""
         config, T = self.config, x.shape[1]
         qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, nh + 2 n_kv_head, T, hd)
         qk, v = qkv.split((config.n_head + config.n_kv_head, config.n_kv_head), dim=1)
-        if config.qk_norm:  # as Henry et al. 2020, but by this norm for their L2 norm, and without their learned scale
-            qk = (F.layer_norm if config.norm == "layernorm" else F.rms_norm)(qk, qk.shape[-1:])
+        if config.qk_norm:  # Henry et al. 2020, but with this norm instead of L2, and without a learned scale
+            norm = F.layer_norm if config.norm == "layernorm" else F.rms_norm
+            qk = norm(qk, qk.shape[-1:])
         if rope is not None:
             qk = rotate(qk, rope)
         q, k = qk.split((config.n_head, config.n_kv_head), dim=1)
-        if kv is not None:
-            for room, new in zip(kv, (k, v), strict=True):
-                room.index_copy_(2, slots, new.type_as(room))
-            k, v = kv  # (B, n_kv_head, S, hd) each
-        dropout = config.dropout if self.training else 0.0
-        if config.flash and weights is None:
-            options = {"attn_mask": mask, "is_causal": mask is None and T > 1, "dropout_p": dropout}
-            grouped = config.n_kv_head < config.n_head
-            y = F.scaled_dot_product_attention(q, k, v, **options, enable_gqa=grouped)  # (B, nh, T, hd)
+        if cache is not None:
+            k, v = cache(k, v)
+        if config.flash:
+            dropout = config.dropout if self.training else 0.0
+            causal, grouped = mask is None and T > 1, config.n_kv_head < config.n_head
+            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal, enable_gqa=grouped)
         else:
             k, v = (part.repeat_interleave(config.n_head // config.n_kv_head, dim=1) for part in (k, v))
             wei = q @ k.transpose(-2, -1) / math.sqrt(config.head_dim)  # (B, nh, T, S)
             wei = (wei + mask).softmax(dim=-1)
-            if weights is not None:
-                weights.append(wei)
-            y = F.dropout(wei, dropout) @ v  # (B, nh, T, hd)
-        y = y.transpose(1, 2).flatten(2)  # the heads side by side, (B, T, C)
-        return F.dropout(self.c_proj(y), dropout)
+            y = self.attn_dropout(wei) @ v  # (B, nh, T, hd)
+        y = y.transpose(1, 2).flatten(2)  # concatenate the heads, (B, T, C)
+        return F.dropout(self.c_proj(y), config.dropout, self.training)
 
 
 class MLP(nn.Module):
-    """What a token does with what it gathered, each on its own: two linear layers around a non-linearity."""
+    """Position-wise feed-forward network: two linear layers around a non-linearity, for each token separately."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        gated = config.activation == "swiglu"  # three matrices of 8/3 C, about as many weights as two of 4C
+        gated = config.activation == "swiglu"  # three matrices of 8/3 C have about as many weights as two of 4C
         width = 8 * max(round(config.n_embd / 3), 1) if gated else 4 * config.n_embd
         self.c_fc = nn.Linear(config.n_embd, 2 * width if gated else width, bias=config.bias)
         self.c_proj = nn.Linear(width, config.n_embd, bias=config.bias)
@@ -195,21 +195,21 @@ class MLP(nn.Module):
         x, activation = self.c_fc(x), self.config.activation  # (B, T, 4C); swiglu: (B, T, 16/3 C)
         if activation == "relu":  # max(x, 0)
             x = F.relu(x)
-        elif activation == "gelu":  # x Phi(x), with the normal distribution's Phi (Hendrycks, Gimpel 2016)
+        elif activation == "gelu":  # x Phi(x), Phi of the normal distribution (Hendrycks, Gimpel 2016)
             x = F.gelu(x)
-        elif activation == "gelu_tanh":  # by the tanh that GPT-2 has in its place: within 0.0005, and slower on a CPU
+        elif activation == "gelu_tanh":  # GPT-2's approximation by tanh: within 0.0005, and slower on a CPU
             x = F.gelu(x, approximate="tanh")
         elif activation == "relu2":  # max(x, 0)^2 (So et al. 2021)
             x = F.relu(x).square()
-        else:  # swiglu: x sigmoid(x) opens or shuts a gate for each channel (Shazeer 2020)
+        else:  # swiglu: a gate x sigmoid(x) for each channel (Shazeer 2020)
             gate, x = x.chunk(2, dim=-1)  # (B, T, 8/3 C) each
             x = F.silu(gate) * x
         return F.dropout(self.c_proj(x), self.config.dropout, self.training)  # (B, T, C)
 
 
 class Block(nn.Module):
-    """Communication, then computation, each added to the stream x. "pre": each reads it through a norm (GPT-2);
-    "post": the norm stands after the sum (Vaswani et al. 2017)."""
+    """Attention lets tokens communicate, the MLP computes on each; both are added to the residual stream x. With
+    norm_position "pre" they read it through a norm (GPT-2), with "post" the norm follows the sum (Vaswani et al.)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -231,63 +231,66 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token ids in, a distribution over the next token out, at every position at once (Radford et al. 2019)."""
+    """Token ids in, at every position a distribution over the next token out (Radford et al. 2019)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
         rows = math.ceil(config.vocab_size / config.vocab_multiple) * config.vocab_multiple
         parts = {"wte": nn.Embedding(rows if config.tie_weights else config.vocab_size, config.n_embd)}
-        if config.lookback:
-            parts["wbe"] = nn.Embedding(config.lookback * (config.vocab_size + 1), config.n_embd)
+        if config.lookback:  # a table for each distance, whose last row stands for "no token", before the first one
+            parts["w_prev"] = nn.Embedding(config.lookback * (config.vocab_size + 1), config.n_embd)
         if config.position == "learned":
             parts["wpe"] = nn.Embedding(config.block_size, config.n_embd)
         parts["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        if config.norm_position == "pre":  # after "post", the stream is normed already
+        if config.norm_position == "pre":  # with "post", the residual stream is normalized already
             parts["ln_f"] = make_norm(config)
         self.transformer = nn.ModuleDict(parts)
         self.lm_head = nn.Linear(config.n_embd, rows, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight  # one tensor, not a copy (Press, Wolf 2017)
-        self.wte_std = 0.02 if config.tie_weights else 1.0
-        table = None  # of positions: nothing to learn in it
-        if config.position == "sinusoidal":
-            table = self.wte_std * sinusoid_table(config.block_size, config.n_embd)  # (block_size, C)
-        elif config.position == "rope":
-            table = rope_table(config.block_size, config.head_dim)  # (2, block_size, hd)
-        elif config.position == "alibi":
-            table = alibi_slopes(config.n_head)  # (nh, 1, 1)
-        table = None if table is None else table.to(self.lm_head.weight.dtype)
-        self.register_buffer("table", table, persistent=False)
+        self.embedding_std = 0.02 if config.tie_weights else 1.0
+        self.register_buffer("table", self.position_table(), persistent=False)
         self.init_weights()
+
+    def position_table(self) -> torch.Tensor | None:
+        """The constants of the position encoding: (T, C), (2, T, hd) or (nh, 1, 1)."""
+        config, dtype = self.config, torch.get_default_dtype()
+        if config.position == "sinusoidal":
+            return (self.embedding_std * sinusoid_table(config.block_size, config.n_embd)).to(dtype)
+        if config.position == "rope":
+            return rope_table(config.block_size, config.head_dim).to(dtype)
+        if config.position == "alibi":
+            return alibi_slopes(config.n_head).to(dtype)
+        return None
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """First weights for which the loss is ln V, a blind guess, and the stream's size hardly depends on width and
-        depth: GPT-2's N(0, 0.02) for the output layer (tied and with lookback: 0.02 / sqrt(1 + lookback)), and in the
-        blocks N(0, 0.4 / sqrt(inputs)), which is 0.02 for 400. Less by 1/sqrt(2 n_layer) where a layer adds to the
-        stream; or zero there, and in an untied output layer (zero_init): with norm_position=pre, every block starts as
-        the identity."""
+        """Initialize so that the first loss is ln V (uniform), and the scale of the residual stream hardly depends on
+        width and depth. Output layer: std 0.02 (GPT-2). Matrices of the blocks: 0.4 / sqrt(fan_in), which is 0.02 for
+        400. Projections into the residual stream: that divided by sqrt(2 n_layer), or 0 with zero_init; with
+        norm_position=pre every block is then the identity at first."""
         config = self.config
+        stds = {
+            "lm_head": 0.0 if config.zero_init else 0.02,
+            "wte": self.embedding_std / math.sqrt(1 + config.lookback),  # 1 + lookback embeddings are added up
+            "w_prev": self.embedding_std / math.sqrt(1 + config.lookback),
+            "wpe": 0.04,  # GPT-2: 0.02, which learns equally well (1.879 and 1.880 in the quick run, 3 seeds each)
+        }
         for name, p in self.named_parameters():
-            if name.endswith("c_proj.weight"):
-                std = 0.0 if config.zero_init else 0.4 / math.sqrt(p.shape[1] * 2 * config.n_layer)
-            elif name == "lm_head.weight":
-                std = 0.0 if config.zero_init else 0.02
-            elif name == "transformer.wpe.weight":
-                std = 0.04  # GPT-2: 0.02, which learns alike (1.879 and 1.880 in the quick run, three seeds each)
-            elif name.startswith("transformer.w"):
-                std = self.wte_std / math.sqrt(1 + config.lookback)  # they are added up
-            elif p.dim() == 2:
-                std = 0.4 / math.sqrt(p.shape[1])
-            if p.dim() == 2:
-                nn.init.normal_(p, std=std)
-            elif name.endswith("bias"):
+            layer = name.split(".")[-2]
+            if name.endswith("bias"):
                 nn.init.zeros_(p)
+            elif p.dim() == 2:
+                std = stds.get(layer, 0.4 / math.sqrt(p.shape[1]))
+                if layer == "c_proj":
+                    std = 0.0 if config.zero_init else 0.4 / math.sqrt(p.shape[1] * 2 * config.n_layer)
+                nn.init.normal_(p, std=std)
 
-        # The last norm gives each channel the size `gain`, and logits the standard deviation 0.02 gain sqrt(C): at 0.2
-        # they cost 0.2^2 / 2 nats. A tied layer sees the token itself, too. Where the stream is little else at first,
-        # its logit is 0.02 gain C, whose exponential must stay small beside V.
+        # The last norm scales each channel by `gain`, which gives logits of std 0.02 gain sqrt(C). A std of 0.2 costs
+        # 0.2^2 / 2 = 0.02 nats at the first step. A tied output layer also sees the token's own embedding: if the
+        # residual stream is little else at first, the token's logit is 0.02 gain C, and exp of that must be small
+        # compared with V.
         gain = min(1.0, 0.2 / (0.02 * math.sqrt(config.n_embd)))
         if config.tie_weights and (config.zero_init or config.norm_position == "post"):
             gain = min(gain, math.log(1 + config.vocab_size / 25) / (0.02 * config.n_embd))
@@ -298,98 +301,78 @@ class GPT(nn.Module):
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None, label_smoothing: float = 0.0) -> tuple:
         """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats, a scalar.
 
-        The logits at t are about the token after idx[:, t]. A target of -1 is not counted. label_smoothing eps makes
-        of a target the distribution (1 - eps) on it + eps / V on every token (Szegedy et al. 2016). Raises ValueError
-        where T exceeds block_size."""
-        logits = self.logits(self.features(idx))  # (B, T, V)
+        The logits at position t predict the token after idx[:, t]. A target of -1 is ignored. label_smoothing eps
+        replaces each target by the distribution (1 - eps) on it + eps / V on every token (Szegedy et al. 2016). Raises
+        ValueError if T exceeds block_size."""
+        logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
-        options = {"ignore_index": -1, "label_smoothing": label_smoothing}
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), **options)
+        flat = logits.flatten(0, 1).float()  # (B T, V)
+        loss = F.cross_entropy(flat, targets.flatten(), ignore_index=-1, label_smoothing=label_smoothing)
         return logits, loss
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., C) -> (..., V), unnormalised log-probabilities."""
+        """Hidden states (..., C) -> unnormalized log-probabilities (..., V)."""
         logits = self.lm_head(x)
-        if logits.shape[-1] > self.config.vocab_size:  # what rounding up has added
-            logits = logits[..., : self.config.vocab_size]
-        if self.config.softcap:  # straight near 0, never beyond +-softcap (Gemma Team 2024)
+        if logits.shape[-1] > self.config.vocab_size:
+            logits = logits[..., : self.config.vocab_size]  # without the padding of vocab_multiple
+        if self.config.softcap:  # linear near 0, never beyond +-softcap (Gemma Team 2024)
             logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
         return logits
 
-    def features(self, idx, cache: "Cache | None" = None, pad=None, weights=None, slots=None) -> torch.Tensor:
-        """idx (B, T) -> (B, T, C), what the output layer reads.
+    def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
+        """Token ids (B, T) -> the input of the output layer (B, T, C).
 
-        With a cache, the tokens follow those that it holds, and are added to it. pad (B,): the first pad[b] tokens of
-        row b, in the cache or here, are padding that no other token sees; the row's positions count from behind it.
-        The list `weights` gets the attention weights of each block, (B, nh, T, S). slots (T,) says where in the cache
-        the tokens go, in place of its length, and lets them look at all of it: the shapes are those of any other token,
-        as a compiled model likes it. Raises ValueError where there is no room for so many tokens."""
+        cache: the KVCache of sample.py, which holds earlier tokens; None in training. Raises ValueError if the tokens
+        do not fit into block_size."""
         config, T = self.config, idx.shape[1]
-        anywhere, S = slots is not None, config.block_size
-        if not anywhere:
-            past = cache.length if cache else 0
-            S = past + T
-            if config.block_size < S:
-                raise ValueError(f"{S} tokens do not fit into block_size={config.block_size}; give the last ones only")
-            slots = torch.arange(past, S, device=idx.device)  # (T,)
-        at = slots if pad is None else (slots - pad[:, None]).clamp(min=0)  # (B, T)
+        if config.block_size < T:
+            raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give only the last ones")
+        if cache is None:
+            positions, S = torch.arange(T, device=idx.device), T  # (T,)
+            history = F.pad(idx, (config.lookback, 0), value=config.vocab_size)  # (B, lookback + T)
+        else:
+            positions, S, history = cache.extend(idx)
         x = self.transformer.wte(idx)  # (B, T, C)
         if config.lookback:
-            x = x + self.transformer.wbe(self.before(idx, cache, pad, slots)).sum(dim=2)
+            x = x + self.transformer.w_prev(self.previous_token_ids(history)).sum(dim=2)
         rope = mask = None
         if config.position == "learned":
-            x = x + self.transformer.wpe(at)
+            x = x + self.transformer.wpe(positions)
         elif config.position == "sinusoidal":
-            x = x + self.table[at]
+            x = x + self.table[positions]
         elif config.position == "rope":
-            rope = self.table[:, at].unsqueeze(-3)  # (2, 1, T, hd); with pad (2, B, 1, T, hd)
-        fused = config.flash and weights is None and config.position != "alibi" and pad is None
-        if not fused or anywhere or (T > 1 and S > T):
-            mask = self.mask(slots, S, pad)
+            rope = self.table[:, positions]  # (2, T, hd)
+        if not config.flash or config.position == "alibi" or (cache is not None and cache.needs_mask):
+            mask = self.mask(positions, S)
         x = F.dropout(x, config.dropout, self.training)
         for i, block in enumerate(self.transformer.h):
-            kv = [part[:, :, :S] for part in cache.kv[i]] if cache else None
-            x = block(x, rope, mask, kv, slots, weights)  # (B, T, C)
-        if cache and not anywhere:
-            cache.length = S
+            x = block(x, rope, mask, cache and cache.layers[i])  # (B, T, C)
         return self.transformer.ln_f(x) if config.norm_position == "pre" else x
 
-    def before(self, idx: torch.Tensor, cache: "Cache | None", pad: torch.Tensor | None, slots) -> torch.Tensor:
-        """idx (B, T) -> (B, T, lookback), which rows of wbe the tokens before each one look up: a table of V + 1 rows
-        for each distance, of which the last stands for no token, as before the first. The layer that reads the context
-        in mlp.py (Bengio et al. 2003), linear over embeddings side by side, is such a sum of tables of a low rank."""
-        lookback, V = self.config.lookback, self.config.vocab_size
-        if pad is not None:
-            idx = idx.masked_fill(slots < pad[:, None], V)
-        idx = cache.idx.index_copy_(1, slots + lookback, idx) if cache else F.pad(idx, (lookback, 0), value=V)
-        table = torch.arange(lookback, device=idx.device)
-        return idx[:, slots[:, None] + table] + table * (V + 1)
+    def previous_token_ids(self, history: torch.Tensor) -> torch.Tensor:
+        """history (B, lookback + T) -> rows of w_prev for the tokens before each of the last T, (B, T, lookback).
 
-    def mask(self, slots: torch.Tensor, S: int, pad: torch.Tensor | None) -> torch.Tensor:
-        """What is added to the scores of the tokens at slots (T,) among S, (T, S), or with more dimensions before: -inf
-        where the key stands after the query or is padding, 0 elsewhere, or ALiBi's -slope * distance."""
+        A sum of one table row per distance is a causal convolution over one-hot tokens. The first layer of mlp.py
+        (Bengio et al. 2003), which is linear in concatenated embeddings, is the same with tables of a low rank."""
+        lookback, rows = self.config.lookback, self.config.vocab_size + 1
+        windows = history[:, :-1].unfold(1, lookback, 1)  # (B, T, lookback), the oldest token first
+        return windows + torch.arange(lookback, device=history.device) * rows
+
+    def mask(self, positions: torch.Tensor, S: int) -> torch.Tensor:
+        """What is added to the scores of queries at positions (T,) and keys 0 ... S - 1, (T, S) or (nh, T, S): -inf for
+        keys after the query, else 0, or ALiBi's -slope * distance."""
         weight = self.lm_head.weight
         keys = torch.arange(S, device=weight.device)  # (S,)
-        query = slots[:, None]  # (T, 1)
-        hidden = keys > query  # (T, S)
-        if pad is not None:  # padding sees itself: a row of -inf alone has no softmax
-            hidden = hidden | (keys < pad.view(-1, 1, 1, 1)) & (keys != query)  # (B, 1, T, S)
-        score = self.table * (keys - query) if self.config.position == "alibi" else torch.zeros_like(weight[0, 0])
-        return score.masked_fill(hidden, -math.inf)
-
-    @torch.no_grad()
-    def attention_weights(self, idx: torch.Tensor) -> torch.Tensor:
-        """idx (B, T) -> (n_layer, B, nh, T, T): how much of each token (last axis) each token gathers, in each head."""
-        weights = []
-        self.features(idx, weights=weights)
-        return torch.stack(weights)
+        distance = positions[:, None] - keys  # (T, S)
+        bias = -self.table * distance if self.config.position == "alibi" else torch.zeros_like(weight[0, 0])
+        return bias.masked_fill(distance < 0, -math.inf)
 
     # ------------------------------------------------------------------------- sizes
 
     def num_params(self, non_embedding: bool = False) -> int:
-        """Parameters, a tied matrix counted once. non_embedding: without the tables of positions and tokens, in which
-        rows are only looked up, unless they are the output layer's matrix. Norms count (0.14 % of the default)."""
+        """The number of parameters; a tied matrix counts once. non_embedding: without the tables that are only looked
+        up: those of positions and, unless tied, of tokens. (Norms count: 0.14 % of the default model.)"""
         count = sum(p.numel() for p in self.parameters())
         if non_embedding:
             tables = {name: part for name, part in self.transformer.items() if isinstance(part, nn.Embedding)}
@@ -399,165 +382,51 @@ class GPT(nn.Module):
         return count
 
     def flops_per_token(self, T: int | None = None) -> int:
-        """Floating-point operations of a training step, forward and backward, for each of T tokens (block_size).
+        """Floating-point operations per token of a training step, forward and backward, in a context of T (block_size).
 
-        A weight in a matrix product costs a multiplication and an addition forward and twice that backward, 6 in all;
-        tables that are looked up cost nothing. In a layer, q k^T and wei v are 2 T C each forward, 12 T C in all, with
-        the masked half counted (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
+        A weight of a matrix costs a multiplication and an addition in the forward pass and twice that in the backward
+        pass, 6 in all; table lookups cost nothing. In a layer, q k^T and wei v cost 2 T C each in the forward pass,
+        12 T C in all, the masked half included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
         config = self.config
         return 6 * self.num_params(non_embedding=True) + 12 * config.n_layer * (T or config.block_size) * config.n_embd
 
-    # ------------------------------------------------------------------------- generation
+    # ------------------------------------------------------------------------- generation and loading
 
-    def generate(self, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
-        """Continue idx (B, T), T >= 1, by max_new_tokens: (B, T + max_new_tokens). The options are those of stream()
-        and of sample_token()."""
-        return torch.cat([idx, *self.stream(idx, max_new_tokens, **options)], dim=1)
+    @torch.no_grad()
+    def generate(self, idx: torch.Tensor, max_new_tokens: int, **sampling) -> torch.Tensor:
+        """Continue idx (B, T), T >= 1, to (B, T + max_new_tokens); the options are those of sample_token().
 
-    def next_logits(self, idx, cache: "Cache | None" = None, pad=None, slots=None) -> torch.Tensor:
-        """idx (B, T) -> (B, V), the logits of what follows the last token."""
-        return self.logits(self.features(idx, cache, pad, slots=slots)[:, -1])
-
-    @torch.inference_mode()
-    def stream(self, idx, max_new_tokens: int, use_cache: bool = True, compile: bool = False, **sampling) -> Iterator:
-        """Yield the tokens after idx (B, T) one by one, (B, 1) each, drawn by sample_token(**sampling).
-
-        Rows of different lengths are padded on the left with -1, which changes nothing for them. A token is predicted
-        from a window of its row: all tokens before it, as long as they are block_size at most. When the window is full,
-        it goes on with its newer half, block_size // 2 tokens (of a longer prompt, it starts as the last block_size).
-        So the context is never less than block_size // 2 tokens, and what a token costs stays bounded: with the cache,
-        one pass for itself and on average one more to read it again as part of a half.
-
-        use_cache=False computes all keys and values again for each token: the same tokens, slowly. compile=True
-        compiles the pass for a single token: the first one takes long, the others less, above all on a GPU.
-
-        Runs in evaluation mode, and puts back the mode it found. The tokens are tensors of inference mode: clone them
-        to train on them. Raises ValueError for a row without a token."""
-        block_size, (B, T) = self.config.block_size, idx.shape
-        padding = idx < 0  # (B, T)
-        starts = padding.sum(dim=1)  # where the window of each row begins
-        if T == 0 or padding[:, -1].any() or not torch.equal(starts, padding.cumprod(dim=1).sum(dim=1)):
-            raise ValueError("a row of idx has no token, or padding behind one; pad with -1 on the left only")
-        starts = [max(start, T - block_size) for start in starts.tolist()]
-        tokens = torch.cat((idx, idx.new_zeros(B, max_new_tokens)), dim=1)
-        was_training, cache = self.training, Cache(self, B) if use_cache else None
-        if compile and cache:  # a graph of CUDA reads and writes the same memory at each run
-            single = torch.compile(self.next_logits, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
-            for part in (cache.idx, *sum(cache.kv, ())):
-                torch._dynamo.mark_static_address(part)
+        Each token sees all previous ones while they fit into block_size. When the context is full, only its most recent
+        half is kept. Everything is computed again for each token: sample.py has the fast version with the same tokens.
+        Runs in evaluation mode, and restores the mode that it found."""
+        was_training, block_size = self.training, self.config.block_size
         self.eval()
+        window = idx[:, -block_size:]
         try:
-            for n in range(T, T + max_new_tokens):
-                full = [n - start > block_size for start in starts]
-                restart = n == T or any(full) or not use_cache
-                if restart:
-                    starts = [n - max(block_size // 2, 1) if f else s for s, f in zip(starts, full, strict=True)]
-                    first = min(starts)
-                    pad = torch.tensor(starts, device=idx.device) - first if max(starts) > first else None
-                    new = tokens[:, first:n].clamp(min=0)
-                    if cache:
-                        cache.length = 0
-                if compile and not restart:
-                    logits = single(new, cache, pad, torch.tensor([n - 1 - first], device=idx.device))
-                else:
-                    logits = self.next_logits(new, cache, pad)  # (B, V)
-                new = tokens[:, n : n + 1] = sample_token(logits, **sampling)
-                yield new
+            for _ in range(max_new_tokens):
+                if window.shape[1] > block_size:
+                    window = window[:, -max(block_size // 2, 1) :]
+                logits = self.logits(self.hidden_states(window)[:, -1])  # (B, V)
+                token = sample_token(logits, **sampling)  # (B, 1)
+                window = torch.cat((window, token), dim=1)
+                idx = torch.cat((idx, token), dim=1)
         finally:
             self.train(was_training)
+        return idx
 
-    # ------------------------------------------------------------------------- checkpoints
+    @staticmethod
+    def from_checkpoint(path: str | Path) -> tuple["GPT", object]:
+        """The model and the tokenizer of a checkpoint that train.py wrote."""
+        from checkpoint import load_model  # here, so that this file works without the others
 
-    @classmethod
-    def from_checkpoint(cls, checkpoint: str | Path | dict) -> tuple["GPT", object]:
-        """The model, on the CPU and in evaluation mode, and the tokenizer of a checkpoint that train.py wrote, given
-        its path or what load_checkpoint made of it. Raises ModelError."""
-        from prepare_data import make_tokenizer  # here, so that the rest of this file works alone
+        return load_model(path)
 
-        if not isinstance(checkpoint, dict):
-            checkpoint = load_checkpoint(checkpoint)
-        model = cls(GPTConfig(**checkpoint["model_config"]))
-        model.take_weights(checkpoint["model"])
-        return model.eval(), make_tokenizer(checkpoint["tokenizer"])
+    @staticmethod
+    def from_pretrained(name_or_path: str | Path, **options) -> "GPT":
+        """GPT-2 with OpenAI's weights: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local file or folder."""
+        from gpt2 import load_gpt2
 
-    def take_weights(self, state: dict) -> None:
-        """Take over the state_dict of a checkpoint. Raises ModelError if it is another model's, or has NaN or Inf."""
-        try:
-            self.load_state_dict(state)
-        except (TypeError, RuntimeError) as error:
-            why = " ".join(str(error).split())[:200]
-            raise ModelError(f"the checkpoint does not match this version of model.py ({why}); {WANTED}") from error
-        for name, p in self.named_parameters():
-            if not p.isfinite().all():
-                raise ModelError(f"the checkpoint has NaN or Inf in {name}; use another checkpoint")
-
-    @classmethod
-    def from_pretrained(cls, name_or_path: str | Path, **keys) -> "GPT":
-        """GPT-2 with OpenAI's weights, on the CPU and in evaluation mode. By name (gpt2, gpt2-medium, gpt2-large,
-        gpt2-xl) they are downloaded once; a path is a model.safetensors or pytorch_model.bin, or a folder with one,
-        of any GPT-2 with heads of 64 channels. keys: dropout, flash, or a smaller block_size.
-
-        Raises ModelError that names the tensors which are not GPT-2's, or UserError if a download fails."""
-        path = gpt2_file(name_or_path)
-        published = name_or_path in GPT2_SIZES
-        advice = "delete it to download it again" if published else "give GPT-2's weights as published"
-        tensors = (read_safetensors if path.suffix == ".safetensors" else load_tensors)(path, advice)
-        try:
-            tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-            if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-                raise TypeError("it holds more than tensors")
-            (vocab_size, n_embd), (block_size, _) = tensors["wte.weight"].shape, tensors["wpe.weight"].shape
-            n_layer = len({name.split(".")[1] for name in tensors if name.startswith("h.")})
-            settings = path.with_name("config.json")
-            settings = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
-            n_head = int(settings.get("n_head", max(n_embd // 64, 1)))
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ModelError(f"{path} is not GPT-2 ({type(error).__name__}: {error}); {advice}") from error
-        if published:
-            n_layer, n_head, n_embd = GPT2_SIZES[name_or_path]
-        shape = {"vocab_size": vocab_size, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
-        if keys.get("block_size", 1) > block_size:
-            raise ModelError(f"block_size={keys['block_size']} is beyond the {block_size} of {path}; choose less")
-        with torch.device("meta"):  # shapes alone: the weights come from the file
-            model = cls(GPTConfig(**GPT2_KEYS | shape | {"block_size": block_size} | keys))
-
-        tensors = {name: tensor for name, tensor in tensors.items() if not re.fullmatch(GPT2_MASKS, name)}
-        head = tensors.setdefault("lm_head.weight", tensors["wte.weight"])
-        state, wrong = {}, [] if torch.equal(head, tensors["wte.weight"]) else ["lm_head.weight is not wte.weight"]
-        for name, p in model.state_dict().items():
-            tensor = tensors.pop(name.removeprefix("transformer."), None)
-            wanted = (block_size, n_embd) if name == "transformer.wpe.weight" else tuple(p.shape)
-            turned = ".h." in name and p.dim() == 2  # a matrix of the blocks stands the other way round in the file
-            if tensor is None:
-                wrong.append(f"{name} is missing")
-            elif tuple(tensor.shape) != (wanted[::-1] if turned else wanted) or not tensor.is_floating_point():
-                wrong.append(f"{name} is {str(tensor.dtype)[6:]} {tuple(tensor.shape)}, not {wanted}")
-            elif not tensor.isfinite().all():
-                wrong.append(f"{name} has NaN or Inf")
-            else:
-                tensor = (tensor.t() if turned else tensor)[: len(p)].float()
-                state[name] = tensor.clone(memory_format=torch.contiguous_format)
-        wrong += [f"{name} is unknown" for name in tensors]
-        if wrong:
-            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise ModelError(f"{path} is not {shape}: {', '.join(wrong[:3])}{more}; {advice}")
-        model.load_state_dict(state, assign=True)
-        model.lm_head.weight = model.transformer.wte.weight
-        return model.eval()
-
-
-class Cache:
-    """Room for the keys and values of block_size tokens in each of B rows, in all layers: with those of the tokens
-    before it, a new token costs one pass for itself alone. Allocated once, filled in place."""
-
-    def __init__(self, model: GPT, B: int):
-        config, weight = model.config, model.lm_head.weight
-        shape = (B, config.n_kv_head, config.block_size, config.head_dim)
-        # zeros, as a token may look at all of it: what a mask hides counts 0 times, and 0 times NaN would be NaN
-        self.kv = [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in range(config.n_layer)]
-        shape = (B, config.lookback + config.block_size)  # the tokens, behind as many times "no token" as lookback says
-        self.idx = torch.full(shape, config.vocab_size, device=weight.device)
-        self.length = 0  # tokens that it holds
+        return load_gpt2(name_or_path, **options)
 
 
 def sample_token(
@@ -569,17 +438,17 @@ def sample_token(
 ) -> torch.Tensor:
     """Draw a token from each row of logits (B, V): (B, 1).
 
-    softmax(logits / temperature): sharper below 1, flatter above, and at 0 the most likely token. top_k keeps the k
-    most likely tokens, and any that tie with the last of them (0: all); top_p the fewest whose probabilities add up to
-    p (nucleus sampling, Holtzman et al. 2020). With both, top_p is of the mass that top_k leaves, renormalized. Raises
-    ValueError if one of them is out of range."""
+    The distribution is softmax(logits / temperature): sharper below 1, flatter above; 0 is greedy decoding. top_k keeps
+    the k most likely tokens, and any that tie with the last of them (None or 0: all). top_p keeps the smallest set of
+    tokens with total probability p (nucleus sampling, Holtzman et al. 2020); with both, it is applied to what top_k
+    left, renormalized. Raises ValueError if an option is out of range."""
     if not temperature >= 0:
-        raise ValueError(f"temperature={temperature} is out of range; it must be 0 (the likeliest token) or more")
+        raise ValueError(f"temperature={temperature} is out of range; use 0 (greedy) or more")
     if top_k is not None and top_k < 0:
-        raise ValueError(f"top_k={top_k} is out of range; it must be 1 or more, or 0 for no limit")
+        raise ValueError(f"top_k={top_k} is out of range; use 1 or more, or 0 for all tokens")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is out of range; it must be above 0 and at most 1, or left out for no limit")
-    if temperature < 1e-8:  # as 0: far below, dividing would overflow
+        raise ValueError(f"top_p={top_p} is out of range; use more than 0 and at most 1, or None for all tokens")
+    if temperature < 1e-8:  # dividing by it could overflow
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float() / temperature
     if top_k:
@@ -588,17 +457,6 @@ def sample_token(
     probs = logits.softmax(dim=-1)  # (B, V)
     if top_p is not None:
         ordered, order = probs.sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered  # the mass of all likelier tokens
-        probs = probs.scatter(1, order, ordered.masked_fill(before >= top_p, 0.0))
-    # A race of exponential clocks: token i rings after x_i / p_i, and first with the chance p_i / sum(p). So
-    # torch.multinomial draws, too, but checks p before, for which it waits until a GPU has computed it.
-    clocks = torch.empty_like(probs).exponential_(generator=generator)
-    return (probs / clocks).argmax(dim=-1, keepdim=True)
-
-
-# ----------------------------------------------------------------------------- files
-
-
-# ----------------------------------------------------------------------------- devices
-
-
+        mass_before = ordered.cumsum(dim=-1) - ordered  # the total probability of all more likely tokens
+        probs = probs.scatter(1, order, ordered.masked_fill(mass_before >= top_p, 0.0))
+    return torch.multinomial(probs, 1, generator=generator)

@@ -1,27 +1,97 @@
-"""How a step is made: SGD, Adam(W), Muon, learning-rate schedules."""
+"""How an update is made: SGD, Adam, AdamW, Muon, and learning-rate schedules.
+
+    from optim import lr_scale, make_optimizer
+    optimizer = make_optimizer(model, config)   # config: learning_rate, weight_decay ... as in train.TrainConfig
+    loss.backward()
+    optimizer.set_lr(lr_scale(step, config))
+    optimizer.step()
+
+It needs PyTorch alone: model.py and this file are enough to train. The rules are written out, as they are the lesson;
+torch.optim has the same ones, and importing it takes a second longer, because it imports torch's compiler.
+"""
 
 import math
 
 import torch
 import torch.distributed as dist
-from torch.optim.adam import adam as pytorchs_adam
-from torch.utils._pytree import tree_leaves
-
-import runtime
-from runtime import share_of, whole
-
-
-OPTIMIZERS = ("sgd", "adam", "adamw", "muon")
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt", "wsd")
 
-def orthogonal(u: torch.Tensor) -> torch.Tensor:
-    """Roughly U V^T for each u = U S V^T of a batch (n, rows, columns): five rounds of a x + b x^3 + c x^5, which are
-    matrix products, bring each singular value near 1 (Newton-Schulz; coefficients by Jordan et al. 2024). In bfloat16
-    on a GPU, for speed."""
+
+# ----------------------------------------------------------------------------- rules
+
+# Each updates the parameters p of a group in place, given gradients g and its optimizer state; t counts updates from 1.
+
+
+def sgd(group: dict, members: list[tuple], t: int) -> None:
+    """m = momentum m + g + weight_decay p;  p -= lr m"""
+    for p, g, m in members:
+        m.mul_(group["momentum"]).add_(g).add_(p, alpha=group["weight_decay"])
+        p.sub_(m, alpha=group["lr"])
+
+
+def adam(group: dict, members: list[tuple], t: int) -> None:
+    """Adam (Kingma, Ba 2015), with g' = g + weight_decay p:
+
+        m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
+        p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)
+
+    AdamW: g' = g, and before that p -= lr weight_decay p (Loshchilov, Hutter 2019)."""
+    lr, beta1, beta2 = group["lr"], group["beta1"], group["beta2"]
+    for p, g, m, v in members:
+        if group["rule"] == "adamw":
+            p.mul_(1 - lr * group["weight_decay"])
+        else:
+            g = g.add(p, alpha=group["weight_decay"])
+        m.lerp_(g, 1 - beta1)
+        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        denominator = v.sqrt().div_(math.sqrt(1 - beta2**t)).add_(1e-8)
+        p.addcdiv_(m, denominator, value=-lr / (1 - beta1**t))
+
+
+def muon(group: dict, members: list[tuple], t: int) -> None:
+    """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g
+
+        m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
+        p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) newton_schulz(u)
+
+    Every direction of a matrix gets an equally large update, however small its part of the gradient. Unlike
+    torch.optim.Muon, a CPU computes in float32, which takes a quarter of the time if it has no bfloat16 units."""
+    updates = []
+    for _, g, m in members:
+        m.lerp_(g, 1 - group["momentum"])
+        updates.append(g.lerp(m, group["momentum"]))
+    rows, columns = group["rows"], updates[0].shape[1]
+    for (p, *_), u in zip(members, orthogonalize(updates, rows), strict=True):
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.add_(u, alpha=-group["lr"] * math.sqrt(max(1, rows[0] / columns)))
+
+
+def orthogonalize(updates: list[torch.Tensor], rows: tuple[int, ...]) -> list[torch.Tensor]:
+    """newton_schulz() for matrices of one shape, all at once. Each is several matrices of `rows` rows, one below the
+    other (q, k and v). Several processes split the work, unless each has only a shard of every matrix."""
+    rank, world_size = 0, 1
+    if dist.is_available() and dist.is_initialized() and not hasattr(updates[0], "full_tensor"):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = range(rank, len(updates), world_size)
+    if mine:
+        u = torch.stack([full_tensor(updates[i]) for i in mine])  # (n, rows, columns)
+        u = torch.cat([newton_schulz(part) for part in u.split(rows, dim=1)], dim=1)
+        for i, update in zip(mine, u, strict=True):
+            updates[i] = shard_like(update, updates[i])
+    if world_size > 1:
+        for sent in [dist.broadcast(u, i % world_size, async_op=True) for i, u in enumerate(updates)]:
+            sent.wait()
+    return updates
+
+
+def newton_schulz(u: torch.Tensor) -> torch.Tensor:
+    """About U V^T for each u = U S V^T of a batch (n, rows, columns): five iterations of a x + b x^3 + c x^5, which are
+    matrix multiplications, bring each singular value near 1 (coefficients by Jordan et al. 2024). On a GPU in bfloat16,
+    for speed."""
     tall = u.shape[1] > u.shape[2]
     x = u.bfloat16() if u.is_cuda else u
-    x = x.mT if tall else x  # the smaller x x^T
+    x = x.mT if tall else x  # x x^T is then the smaller square
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
         square = x @ x.mT
@@ -29,122 +99,103 @@ def orthogonal(u: torch.Tensor) -> torch.Tensor:
     return (x.mT if tall else x).to(u.dtype)
 
 
-def sgd(group: dict, grads: list[torch.Tensor]) -> None:
-    """m = momentum m + g + wd p;  p -= lr m"""
-    for p, g, m in zip(group["params"], grads, group["state"]["momentum_buffer"], strict=True):
-        m.mul_(group["momentum"]).add_(g).add_(p, alpha=group["weight_decay"])
-        p.sub_(m, alpha=group["lr"])
+def full_tensor(t: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor that FSDP has sharded; any other tensor as it is."""
+    return t.full_tensor() if hasattr(t, "full_tensor") else t
 
 
-def adam(group: dict, grads: list[torch.Tensor]) -> None:
-    """adam (Kingma, Ba 2015), with g' = g + wd p, and at step t
+def shard_like(t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """This process's shard of a full tensor t, if p is sharded; else t."""
+    if not hasattr(p, "full_tensor"):
+        return t
+    from torch.distributed.tensor import distribute_tensor
 
-        m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
-        p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)
-
-    adamw has g' = g and, before the rest, p -= lr wd p (Loshchilov, Hutter 2019)."""
-    state, options = group["state"], {key: group[key] for key in ("lr", "weight_decay", "beta1", "beta2")}
-    options |= {"eps": 1e-8, "amsgrad": False, "maximize": False, "decoupled_weight_decay": group["rule"] == "adamw"}
-    options["fused"] = group["params"][0].device.type in ("cpu", "cuda")  # in one kernel
-    pytorchs_adam(group["params"], grads, state["exp_avg"], state["exp_avg_sq"], [], state["step"], **options)
+    return distribute_tensor(t.to(p.device), p.device_mesh, p.placements)
 
 
-def muon(group: dict, grads: list[torch.Tensor]) -> None:
-    """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g
+# ----------------------------------------------------------------------------- the optimizer
 
-        m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
-        p -= lr wd p;  p -= lr sqrt(max(1, rows / columns)) orthogonal(u)
+RULES = {  # the function, and the tensors that it keeps for each parameter: its optimizer state
+    "sgd": (sgd, ("momentum",)),
+    "adam": (adam, ("first_moment", "second_moment")),
+    "adamw": (adam, ("first_moment", "second_moment")),
+    "muon": (muon, ("momentum",)),
+}
+OPTIMIZERS = tuple(RULES)
 
-    A step moves each direction of a matrix alike, however small its part of the gradient. The matrices of a group have
-    one shape and are orthogonalized together, and processes share them out. Where each holds several, such as q, k and
-    v one below the other, the group's `rows` has the rows of each. Unlike torch.optim.Muon, a CPU computes in float32:
-    a quarter of the time, where it has no bfloat16."""
-    params, updates = group["params"], []
-    for g, m in zip(grads, group["state"]["momentum_buffer"], strict=True):
-        m.lerp_(g, 1 - group["momentum"])
-        updates.append(g.lerp(m, group["momentum"]))
-    sharded, (height, columns) = hasattr(params[0], "full_tensor"), params[0].shape
-    rows = group["rows"] or [height]
-    mine = range(0 if sharded else RANK, len(params), 1 if sharded else WORLD)
-    if mine:
-        u = torch.stack([whole(updates[i]) for i in mine])  # (n, rows, columns)
-        u = torch.cat([orthogonal(part) for part in u.split(rows, dim=1)], dim=1)
-        for i, update in zip(mine, u, strict=True):
-            updates[i] = share_of(update, params[i])
-    if DISTRIBUTED and not sharded:
-        for sent in [dist.broadcast(u, i % WORLD, async_op=True) for i, u in enumerate(updates)]:
-            sent.wait()
-    for p, u in zip(params, updates, strict=True):
-        p.mul_(1 - group["lr"] * group["weight_decay"])
-        p.add_(u, alpha=-group["lr"] * math.sqrt(max(1, rows[0] / columns)))
-
-
-RULES = {"sgd": sgd, "adam": adam, "adamw": adam, "muon": muon}
 
 class Optimizer:
-    """Makes a step of the gradients g: the parameters p of each group by the group's rule, with its rate lr and its
-    weight_decay wd. What a rule remembers of each, m and v, starts as zeros. (A torch.optim.Optimizer would do as well,
-    but imports torch's compiler, which takes more than a second and 60 MB.)"""
+    """Updates the parameters of each group by the group's rule, options and learning rate lr = scale * peak_lr. The
+    state starts as zeros: `state` maps names such as "momentum.lm_head.weight" to tensors, `updates` counts."""
 
     def __init__(self, groups: list[dict]):
-        for group in groups:
-            params = group["params"] = [p for p in group["params"] if p.requires_grad]
-            adaptive = group["rule"] in ("adam", "adamw")
-            names = ("exp_avg", "exp_avg_sq") if adaptive else ("momentum_buffer",)
-            group["state"] = {name: [torch.zeros_like(p) for p in params] for name in names}
-            if adaptive:
-                group["state"]["step"] = [torch.zeros((), device=p.device if p.is_cuda else "cpu") for p in params]
+        self.param_groups, self.state, self.updates = [group for group in groups if group["params"]], {}, 0
+        for group in self.param_groups:
             group["peak_lr"] = group["lr"]
-        self.param_groups = [group for group in groups if group["params"]]
+            for name, p in zip(group["names"], group["params"], strict=True):
+                for kind in RULES[group["rule"]][1]:
+                    self.state[f"{kind}.{name}"] = torch.zeros_like(p)
+
+    def set_lr(self, scale: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = scale * group["peak_lr"]
 
     @torch.no_grad()
     def step(self) -> None:
-        for group in self.param_groups:  # without a gradient, a parameter that the loss does not depend on only decays
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in group["params"]]
-            RULES[group["rule"]](group, grads)
+        self.updates += 1
+        for group in self.param_groups:
+            rule, kinds = RULES[group["rule"]]
+            members = [
+                (p, p.grad, *(self.state[f"{kind}.{name}"] for kind in kinds))
+                for name, p in zip(group["names"], group["params"], strict=True)
+                if p.grad is not None  # the loss does not depend on it
+            ]
+            if members:
+                rule(group, members, self.updates)
 
-    def state_dict(self) -> list[dict]:
-        return [group["state"] for group in self.param_groups]
+    def state_dict(self) -> dict:
+        return self.state | {"updates": self.updates}
 
-    def load_state_dict(self, states: list[dict]) -> None:
-        for group, state in zip(self.param_groups, states, strict=True):
-            for name, values in group["state"].items():
-                for value, saved, p in zip(values, state[name], group["params"], strict=True):
-                    value.copy_(share_of(saved, p))
-
-    def state_bytes(self) -> int:
-        return sum(t.nbytes for t in tree_leaves(self.state_dict()) if t.dim())
+    def load_state_dict(self, state: dict) -> None:
+        self.updates = state["updates"]
+        for name, tensor in self.state.items():
+            tensor.copy_(shard_like(state[name], tensor))
 
 
-def make_optimizer(model: GPT, config: TrainConfig) -> Optimizer:
-    """sgd, adam or adamw for all parameters; or muon for the matrices in the blocks, and adamw for embeddings, output
-    layer, norms and biases. Only matrices decay."""
-    in_muon = {p for p in model.transformer.h.parameters() if p.dim() == 2} if config.optimizer == "muon" else set()
-    rest = [p for p in model.parameters() if p not in in_muon]  # parameters() has a tied matrix once
-    rule = "adamw" if in_muon else config.optimizer
-    keys = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
-    keys |= {"rule": rule, "lr": config.learning_rate}
-    groups = [
-        keys | {"params": [p for p in rest if p.dim() >= 2]},
-        keys | {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    if in_muon:
+def make_optimizer(model: torch.nn.Module, config) -> Optimizer:
+    """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for embeddings, output
+    layer, norms and biases. Weight decay acts on matrices only. config has the options of train.TrainConfig."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}  # a tied matrix is there once
+    options = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
+    options |= {"rule": config.optimizer, "lr": config.learning_rate}
+    groups = []
+
+    def add_group(names: list[str], **changes) -> None:
+        groups.append({**options, "names": names, "params": [named[name] for name in names], **changes})
+
+    rest = list(named)
+    if config.optimizer == "muon":
+        options["rule"] = "adamw"
+        in_blocks = set(model.transformer.h.parameters())
+        matrices = [name for name, p in named.items() if p in in_blocks and p.dim() == 2]
+        rest = [name for name in named if name not in matrices]
+    add_group([name for name in rest if named[name].dim() >= 2])
+    add_group([name for name in rest if named[name].dim() < 2], weight_decay=0.0)
+    if config.optimizer == "muon":
         kv = model.config.head_dim * model.config.n_kv_head
-        alike = {}  # shape, and rows of each part -> the matrices that are orthogonalized together
-        for name, p in model.transformer.h.named_parameters():
-            if p in in_muon:
-                rows = (model.config.n_embd, kv, kv) if name.endswith("attn.c_attn.weight") else None
-                alike.setdefault((p.shape, rows), []).append(p)
-        keys |= {"rule": "muon", "lr": config.muon_learning_rate}
-        groups += [keys | {"params": params, "rows": rows} for (_, rows), params in alike.items()]
+        same_shape = {}  # (shape, rows of each part) -> the matrices that are orthogonalized together
+        for name in matrices:
+            rows = (model.config.n_embd, kv, kv) if name.endswith("attn.c_attn.weight") else (named[name].shape[0],)
+            same_shape.setdefault((named[name].shape, rows), []).append(name)
+        for (_, rows), names in same_shape.items():
+            add_group(names, rule="muon", lr=config.muon_learning_rate, rows=rows)
     return Optimizer(groups)
 
 
-def lr_scale(step: int, config: TrainConfig) -> float:
-    """The share of its peak that a rate has in step number `step`, counted from 1. It rises as step / warmup_iters to
-    1. Then it stays (constant), falls as sqrt(warmup_iters / step) (inverse_sqrt, Vaswani et al. 2017), or falls to
-    min_lr's share, which comes one step after the last: on a line, on half a cosine wave (Loshchilov, Hutter 2017), or
-    on a line at the end alone (wsd: warm-up, stable, decay; Hu et al. 2024)."""
+def lr_scale(step: int, config) -> float:
+    """The learning rate at `step` (from 1), as a fraction of its peak. Linear warmup, then constant; inverse_sqrt,
+    sqrt(warmup_iters / step) (Vaswani et al. 2017); linear or cosine decay (Loshchilov, Hutter 2017) to min_lr one step
+    after the last; or wsd: constant, then linear decay in the last decay_fraction of the steps (Hu et al. 2024)."""
     floor = config.min_lr / config.learning_rate if config.learning_rate else 0.0
     start, end = config.warmup_iters, config.max_iters + 1
     if step < start:
@@ -154,9 +205,7 @@ def lr_scale(step: int, config: TrainConfig) -> float:
     if config.schedule == "inverse_sqrt":
         return max(floor, math.sqrt(max(start, 1) / step))
     if config.schedule == "wsd":
-        start = max(start, end - config.decay_share * end)
+        start = max(start, end - config.decay_fraction * end)
     done = min(max(step - start, 0) / max(end - start, 1), 1.0)
-    share = (1 + math.cos(math.pi * done)) / 2 if config.schedule == "cosine" else 1 - done
-    return floor + (1 - floor) * share
-
-
+    remaining = (1 + math.cos(math.pi * done)) / 2 if config.schedule == "cosine" else 1 - done
+    return floor + (1 - floor) * remaining

@@ -1,17 +1,18 @@
-"""Step 5: write with a trained model.
+"""Part 5: generate text with a trained model, fast.
 
-    python sample.py                                        # with the newest out/*/best.pt
+    python sample.py                                        # from the newest out/*/best.pt
     python sample.py --prompt="ROMEO:" --temperature=0.8 --top_p=0.95
     python sample.py --checkpoint=out/names/best.pt --num_samples=20 --stop
-    python sample.py --init_from=gpt2 --prompt="A lever is" # with OpenAI's weights, downloaded once
-    python sample.py --plot                                 # and draw who looks at whom: attention.png
+    python sample.py --init_from=gpt2 --prompt="A lever is" # OpenAI's weights, downloaded once
+    python sample.py --plot                                 # and draw the attention weights: attention.png
 
-Read train.py before; this is the last step. The checkpoint holds the tokenizer, so no dataset is needed. The text goes
-to standard output as it is made, everything else to standard error; the same seed writes the same text.
+Read train.py before; model.generate() is the plain version of what happens here, and gives the same tokens. A
+checkpoint contains its tokenizer, so no dataset is needed. The text goes to standard output as it is generated,
+everything else to standard error; the same seed gives the same text.
 """
 
 import codecs
-import itertools
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -19,158 +20,262 @@ from pathlib import Path
 
 import torch
 
+from checkpoint import OpenedModel, open_model
 from console import OptionParser, UserError, in_range, run
-from model import GPT, GPT2_SIZES, ModelError, check_compiler, load_checkpoint, pick_device
-from tokenizer import BPETokenizer, start_ids, token_names
+from model import GPT, ConfigError, sample_token
+from runtime import Machine, check_compiler, explain_errors
+from tokenizer import Tokenizer, start_ids, token_names
 
-MOST_MEMORY = 2**30  # bytes of keys, values and logits: so many samples are written at once
-DRAWN = 24  # tokens in the picture of --plot
-
-
-def newest_checkpoint() -> Path:
-    found = sorted(Path("out").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError("no checkpoint out/*/best.pt; train one with python train.py, or name one with --checkpoint=")
-    return found[-1]
+MAX_MEMORY = 2**30  # bytes of keys, values and logits, which limit how many samples are generated at once
+PLOTTED = 24  # tokens in the plot of the attention weights
 
 
-def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    if prompt is not None and prompt_file is not None:
-        raise UserError("--prompt and --prompt_file were both given; give one of them")
+# ----------------------------------------------------------------------------- generation with a KV cache
+
+
+class KVCache:
+    """The keys and values of past tokens in all layers, so that a new token needs a forward pass for itself alone.
+    Allocated once for B rows of block_size tokens, and filled in place.
+
+    static: a single new token always attends to the whole cache, of which a mask hides the unused part. The shapes are
+    then the same at every step, as torch.compile needs them."""
+
+    def __init__(self, model: GPT, B: int, static: bool = False):
+        config, weight = model.config, model.lm_head.weight
+        shape = (B, config.n_kv_head, config.block_size, config.head_dim)
+        # zeros, as even a masked value is multiplied by 0, and 0 * NaN is NaN
+        self.kv = [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in range(config.n_layer)]
+        self.layers = [functools.partial(self.store, kv) for kv in self.kv]  # what a layer calls with new k and v
+        shape = (B, config.lookback + config.block_size)  # past tokens, after as many times "no token" as lookback says
+        self.history = torch.full(shape, config.vocab_size, device=weight.device)
+        self.next_position = torch.zeros(1, dtype=torch.long, device=weight.device)
+        self.length, self.config, self.static = 0, config, static
+
+    def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:
+        """Append the tokens idx (B, T). Returns their positions (T,), the number S of keys that they attend to, and the
+        last lookback + T tokens."""
+        T, lookback = idx.shape[1], self.config.lookback
+        if self.static and T == 1:
+            self.positions, self.S, self.needs_mask = self.next_position, self.config.block_size, True
+        else:
+            self.positions = torch.arange(self.length, self.length + T, device=idx.device)
+            self.S, self.needs_mask = self.length + T, T > 1 and self.length > 0
+            if self.config.block_size < self.S:
+                raise ValueError(f"{self.S} tokens exceed block_size={self.config.block_size}; give only the last ones")
+            self.length = self.S
+        self.history.index_copy_(1, self.positions + lookback, idx)
+        recent = self.positions[:1] + torch.arange(lookback + T, device=idx.device)
+        return self.positions, self.S, self.history[:, recent]
+
+    def store(self, kv: tuple, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        """Store new keys and values (B, n_kv_head, T, hd) of a layer; return all of its own, (B, n_kv_head, S, hd)."""
+        for cached, new in zip(kv, (k, v), strict=True):
+            cached.index_copy_(2, self.positions, new.type_as(cached))
+        return [cached[:, :, : self.S] for cached in kv]
+
+
+@torch.inference_mode()
+def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling) -> Iterator:
+    """Yield the tokens after idx (B, T) one by one, (B, 1) each: the same ones as model.generate(), faster.
+
+    The cost of a token stays bounded: one forward pass for itself, and on average one more for encoding it again when
+    the context was full and its most recent half was kept. compile=True compiles the pass for a single token. Runs in
+    evaluation mode, and restores the mode that it found. Clone the tokens to train on them."""
+    block_size, (B, T) = model.config.block_size, idx.shape
+    if T == 0:
+        raise ValueError("idx has no token; give at least one per row")
+    cache, was_training = KVCache(model, B, static=compile), model.training
+
+    def next_logits(new: torch.Tensor) -> torch.Tensor:
+        return model.logits(model.hidden_states(new, cache)[:, -1])  # (B, V)
+
+    single = next_logits
+    if compile:
+        single = torch.compile(next_logits, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
+        for tensor in (cache.history, cache.next_position, *sum(cache.kv, ())):
+            torch._dynamo.mark_static_address(tensor)  # a CUDA graph uses the same memory at each run
+    model.eval()
+    new = idx[:, -block_size:]
     try:
-        text = prompt_file.read_text(encoding="utf-8-sig") if prompt_file else prompt or ""
+        for _ in range(max_new_tokens):
+            if cache.length + new.shape[1] > block_size:
+                new = torch.cat((cache.history, new), dim=1)[:, -max(block_size // 2, 1) :]
+                cache.length = 0
+            if compile and cache.length:
+                cache.next_position.fill_(cache.length)
+                logits = single(new)
+                cache.length += 1
+            else:
+                logits = next_logits(new)
+            new = sample_token(logits, **sampling)
+            yield new
+    finally:
+        model.train(was_training)
+
+
+def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
+    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream() and of sample_token()."""
+    return torch.cat([idx, *stream(model, idx, max_new_tokens, **options)], dim=1)
+
+
+# ----------------------------------------------------------------------------- text
+
+
+class Sample:
+    """Turns the tokens of one sample into text as they come, up to `stop` and without it ("" never stops)."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: str):
+        self.tokenizer, self.stop, self.done, self.ids = tokenizer, stop, False, []
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.held = ""  # what may turn out to be the beginning of `stop`
+
+    def add(self, token: int) -> str:
+        """The text that is certain now. A character whose bytes are spread over several tokens waits for the last."""
+        if self.done:
+            return ""
+        self.ids.append(token)
+        text = self.held + self.decoder.decode(self.tokenizer.decode_bytes([token]))
+        if self.stop and self.stop in text:
+            self.done, self.held = True, ""
+            return text[: text.index(self.stop)]
+        keep = next((n for n in range(len(self.stop) - 1, 0, -1) if text.endswith(self.stop[:n])), 0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def end(self) -> str:
+        return "" if self.done else self.held + self.decoder.decode(b"", final=True)
+
+
+def print_samples(opened: OpenedModel, ids: list[int], prompt: str, options, sampling: dict) -> list[Sample]:
+    """Generate samples in batches, and print them. The first one of a batch is printed as it is generated."""
+    config, samples = opened.model.config, []
+    cache_size = 2 * config.n_layer * config.n_kv_head * config.head_dim * config.block_size
+    at_once = max(1, MAX_MEMORY // (4 * (cache_size + 5 * config.vocab_size)))  # sampling makes about five copies
+    device = opened.model.lm_head.weight.device
+    for first in range(0, options.num_samples, at_once):
+        batch = [Sample(opened.tokenizer, options.stop or "") for _ in range(min(at_once, options.num_samples - first))]
+        texts = [prompt] * len(batch)
+        rule = "" if options.stop == "\n" else "-" * 20 + "\n"
+        print((rule if first else "") + prompt, end="", flush=True)
+        idx = torch.tensor([ids] * len(batch), device=device)  # (B, T)
+        for column in stream(opened.model, idx, options.max_new_tokens, options.compile, **sampling):  # (B, 1)
+            pieces = [sample.add(token) for sample, token in zip(batch, column[:, 0].tolist(), strict=True)]
+            texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+            print(pieces[0], end="", flush=True)
+            if all(sample.done for sample in batch):
+                break
+        print(batch[0].end())
+        for sample, text in zip(batch[1:], texts[1:], strict=True):
+            print(f"{rule}{text}{sample.end()}", flush=True)
+        samples += batch
+    return samples
+
+
+def read_prompt(prompt: str | None, path: Path | None) -> str:
+    if prompt is not None and path is not None:
+        raise UserError("--prompt and --prompt_file are both given; use one of them")
+    try:
+        text = path.read_text(encoding="utf-8-sig") if path else prompt or ""
         text.encode("utf-8")
     except FileNotFoundError:
-        raise UserError(f"no prompt file {prompt_file}; give a text file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{prompt_file} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
-    except UnicodeEncodeError as error:
-        raise UserError(f"the prompt is not UTF-8 at character {error.start}; use --prompt_file") from error
+        raise UserError(f"no prompt file {path}; give a text file") from None
+    except UnicodeError as error:  # in a file, or in the bytes of the command line
+        raise UserError(f"{path or 'the prompt'} is not UTF-8 at {error.start}; save it as UTF-8") from error
     return text
 
 
-def text_pieces(tokens: Iterator[int], tokenizer, stop: str) -> Iterator[str]:
-    """The text of tokens as it comes, up to `stop` and without it ("" never stops). A character whose bytes are
-    spread over several tokens waits until it is whole; so does what may turn out to be the beginning of `stop`."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    held = ""
-    for token in tokens:
-        held += decoder.decode(tokenizer.decode_bytes([token]))
-        if stop and stop in held:
-            yield held[: held.index(stop)]
-            return
-        keep = next((n for n in range(len(stop) - 1, 0, -1) if held.endswith(stop[:n])), 0)
-        yield held[: len(held) - keep]
-        held = held[len(held) - keep :]
-    yield held + decoder.decode(b"", final=True)
+# ----------------------------------------------------------------------------- attention weights
 
 
-def draw_attention(model: GPT, ids: torch.Tensor, names: list[str], path: Path) -> None:
-    """A PNG of the attention weights for one text of T tokens, ids (1, T): a panel for each head, layer below layer, in
-    which the row of a token shows how much it gathers from itself and from each token before it."""
-    from matplotlib.figure import Figure
+@torch.no_grad()
+def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
+    """idx (B, T) -> (n_layer, B, nh, T, T): how strongly each token attends to each token (last axis), in each head.
+    Captured in the explicit formula, where dropout is applied to them."""
+    weights, flash = [], model.config.flash
+    modules = [block.attn.attn_dropout for block in model.transformer.h]
+    hooks = [module.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0])) for module in modules]
+    model.config.flash = False
+    try:
+        model(idx)
+    finally:
+        model.config.flash = flash
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(weights)
 
+
+def plot_attention(opened: OpenedModel, ids: list[int]) -> None:
     import plots
 
-    weights = model.attention_weights(ids)[:, 0].cpu().numpy()  # (n_layer, nh, T, T)
-    n_layer, n_head, T, _ = weights.shape
-    figure = Figure(figsize=(0.5 + 2.6 * n_head, 0.3 + 2.7 * n_layer), dpi=80, layout="constrained")
-    for i, axes in enumerate(figure.subplots(n_layer, n_head, squeeze=False).flat):
-        layer, head = divmod(i, n_head)
-        axes.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)
-        axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
-        axes.set_xticks(range(T), names, fontsize=6, parse_math=False)
-        axes.set_yticks(range(T), names, fontsize=6, parse_math=False)
-    plots.save(figure, path)
+    model, path = opened.model, opened.folder / "attention.png"
+    weights = attention_weights(model, torch.tensor([ids], device=model.lm_head.weight.device))[:, 0]
+    plots.attention(weights.cpu().numpy(), token_names(opened.tokenizer, ids, opened.delimiter), path)
+    print(f"{path}: attention weights of each head", file=sys.stderr)
+
+
+# ----------------------------------------------------------------------------- main
 
 
 def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--checkpoint", type=Path, help="a best.pt or last.pt that train.py wrote (default: the newest out/*/best.pt)")
-    add("--init_from", help=f"in place of a checkpoint: {', '.join(GPT2_SIZES)}, or a path to such weights")
-    add("--prompt", help="the text to go on from (default: the start of a document, or of a line)")
+    add("--checkpoint", type=Path, help="a best.pt or last.pt of train.py (default: the newest out/*/best.pt)")
+    add(
+        "--init_from",
+        help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to GPT-2's weights",
+    )
+    add("--prompt", help="the text to continue (default: the start of a document, or of a line)")
     add("--prompt_file", type=Path, help="a file with the prompt")
-    add("--num_samples", type=in_range(int, 1), default=1, help="how many texts to write")
-    add("--max_new_tokens", type=in_range(int, 1, 10**8), default=500, help="tokens in each text at most")
-    add("--temperature", type=in_range(float, 0), default=0.8, help="0: greedy; 1: as learned")
-    add("--top_k", type=in_range(int, 0), help="draw from the k likeliest tokens (default: 0, from all)")
-    top_p = "nucleus sampling: from the fewest tokens with total probability p (default: from all)"
-    add("--top_p", type=in_range(float, above=0, maximum=1), help=top_p)
-    add("--seed", type=in_range(int, 0, 2**63 - 1), default=1337, help="the same seed, the same text")
-    stop = "end a text before it says this; --stop alone: at the end of the line, where a document ends"
-    add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
-    compile = "torch.compile: a slow start, then faster, above all on a GPU (default: false)"
-    add("--compile", nargs="?", const="true", default="false", choices=("true", "false"), help=compile)
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best one there is")
-    plot = f"draw how the first {DRAWN} tokens attend to each other: attention.png beside the checkpoint"
-    add("--plot", action="store_true", help=plot)
+    add("--num_samples", type=in_range(int, 1), default=1, help="number of samples")
+    add("--max_new_tokens", type=in_range(int, 1, 10**8), default=500, help="maximum length of a sample, in tokens")
+    add("--temperature", type=in_range(float, 0), default=0.8, help="0: greedy decoding; 1: the model's distribution")
+    add("--top_k", type=in_range(int, 0), default=0, help="sample from the k most likely tokens; 0: from all")
+    add(
+        "--top_p",
+        type=in_range(float, above=0, maximum=1),
+        help="nucleus sampling: from the smallest set of tokens with total probability p",
+    )
+    add("--seed", type=in_range(int, 0, 2**63 - 1), default=1337, help="random seed")
+    add(
+        "--stop",
+        nargs="?",
+        const="\n",
+        default="",
+        metavar="TEXT",
+        help="stop before this text; --stop alone: at the end of the line, where a document ends",
+    )
+    add("--compile", type=bool, default=False, help="torch.compile: slow start, then faster, above all on a GPU")
+    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
+    add("--plot", action="store_true", help=f"draw the attention weights of the first {PLOTTED} tokens: attention.png")
     options = parser.parse_args()
 
-    if options.checkpoint and options.init_from:
-        raise UserError("--checkpoint and --init_from were both given; give one of them")
-    device = pick_device(options.device)
-    if options.init_from:
-        model, tokenizer = GPT.from_pretrained(options.init_from), BPETokenizer()
-        folder = Path("out", Path(options.init_from).stem)
-        separator = tokenizer.vocab_size - 1  # <|endoftext|>, which stood before each text that GPT-2 learned from
-    else:
-        checkpoint = load_checkpoint(path := options.checkpoint or newest_checkpoint())
-        model, tokenizer = GPT.from_checkpoint(checkpoint)
-        folder, separator = path.parent, checkpoint["delimiter"]
-    config = model.config
-    if config.vocab_size != tokenizer.vocab_size:
-        sizes = f"{config.vocab_size:,} tokens, the tokenizer {tokenizer.vocab_size:,}"
-        raise UserError(f"{options.init_from or path} has {sizes}; give weights that belong to GPT-2's tokenizer")
-    if options.compile == "true":
-        check_compiler(device)
-    model.to(device)
-    print(f"{options.init_from or path}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
-
     prompt = read_prompt(options.prompt, options.prompt_file)
-    ids = tokenizer.encode(prompt)
-    if separator is not None:
-        ids = [separator, *ids]  # documents start with it
-    elif not ids:
-        ids = start_ids(tokenizer)
-    if len(ids) > (T := config.block_size):
-        print(f"the prompt has {len(ids)} tokens, of which the model sees the last {T}", file=sys.stderr)
+    device = Machine.pick(options.device, "float32").device
+    opened = open_model(options.checkpoint, options.init_from)
+    if options.compile:
+        check_compiler(device)
+    opened.model.to(device)
+    print(f"{opened.name}: {opened.model.num_params():,} parameters, on {device}", file=sys.stderr)
+
+    ids = opened.tokenizer.encode(prompt)
+    if opened.delimiter is not None:
+        ids = [opened.delimiter, *ids]
+    ids = ids or start_ids(opened.tokenizer)
+    block_size = opened.model.config.block_size
+    if len(ids) > block_size:
+        message = f"the prompt has {len(ids)} tokens; the model sees only the last {block_size} (its block_size)"
+        print(message, file=sys.stderr)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     sampling["generator"] = torch.Generator(device).manual_seed(options.seed)
-    written, text, began = 0, list(ids), time.perf_counter()  # text: the first one, as tokens
-
-    def row(tokens: Iterator[torch.Tensor], i: int) -> Iterator[int]:
-        nonlocal written
-        for column in tokens:  # (B, 1)
-            written += 1
-            token = column[i].item()
-            if first + i == 0:
-                text.append(token)
-            yield token
-
-    # Ten texts in a batch take less than three times as long as one. The first is printed as it is made; each of the
-    # others reads the columns that were kept meanwhile, and has more made if it needs them.
-    cache = 2 * config.n_layer * config.n_kv_head * config.head_dim * T
-    at_once = max(1, MOST_MEMORY // (4 * (cache + 5 * config.vocab_size)))  # drawing a token takes some five arrays
-    for first in range(0, options.num_samples, at_once):
-        B = min(at_once, options.num_samples - first)
-        idx = torch.tensor([ids] * B, device=device)  # (B, T)
-        columns = model.stream(idx, options.max_new_tokens, compile=options.compile == "true", **sampling)
-        for i, copy in enumerate(itertools.tee(columns, B)):
-            if first + i and options.stop != "\n":
-                print("-" * 20)
-            print(prompt, end="", flush=True)
-            for piece in text_pieces(row(copy, i), tokenizer, options.stop):
-                print(piece, end="", flush=True)
-            print(flush=True)
+    began = time.perf_counter()
+    with explain_errors("out of memory; use fewer --num_samples, or --device=cpu"):
+        samples = print_samples(opened, ids, prompt, options, sampling)
     seconds = time.perf_counter() - began
     if options.plot:
-        shown = text[: min(DRAWN, T)]
-        names = token_names(tokenizer, shown, separator)
-        draw_attention(model, torch.tensor([shown], device=device), names, folder / "attention.png")
-        print(f"{folder / 'attention.png'}: what each head attends to", file=sys.stderr)
-    print(f"result: tokens={written} seconds={seconds:.2f} tokens_per_second={written / seconds:.1f}", file=sys.stderr)
+        plot_attention(opened, (ids + samples[0].ids)[: min(PLOTTED, block_size)])
+    n = sum(len(sample.ids) for sample in samples)
+    print(f"result: tokens={n} seconds={seconds:.2f} tokens_per_second={n / seconds:.1f}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    run(main, ModelError)
+    run(main, ConfigError)

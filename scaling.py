@@ -1,56 +1,61 @@
-"""What a run needs: parameters, memory, compute and time, without the run."""
+"""What a run needs: parameters, memory, compute and time, without the run.
+
+    python scaling.py config/gpt2.toml --device_flops=989e12 --dtype=bfloat16
+    python train.py config/gpt2.toml --estimate             # the same, with the options of the run
+
+Read train.py before, whose options it takes.
+"""
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from model import GPT, GPTConfig
+from console import in_range, run
+from model import GPT, ConfigError
 from optim import make_optimizer
 from prepare_data import load, parse_name
-from runtime import peak_flops
+from runtime import Machine, peak_flops
+from train import TrainConfig, given_options, make_config, option_parser
 
 
-def estimate(config: TrainConfig, device: torch.device, dtype: torch.dtype, device_flops=None, mfu=None) -> None:
-    """Print parameters, memory, compute and time of a run, without any of them: with tensors that have shapes only."""
-    source, kind, vocab_size = parse_name(config.dataset) or ("", "", 0)
-    if config.init_from == "scratch":
-        known = 50_257 if source == "fineweb" or kind == "gpt2" else vocab_size if kind == "bpe" else None
-        config.vocab_size = known or load(config.dataset).vocab_size
-    model_config = GPTConfig(**{name: getattr(config, name) for name in MODEL_KEYS})
+def estimate(config: TrainConfig, machine: Machine, device_flops: float | None, mfu: float) -> None:
+    """Print what a run needs. Tensors have shapes and no content, so nothing is computed or allocated."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
+
     with FakeTensorMode():
-        model = GPT(model_config)
-        averages = make_optimizer(model, config).state_bytes()
-        activations = activation_bytes(model, config.batch_size, dtype)
+        model = GPT(config.model_config())
+        optimizer_bytes = sum(t.nbytes for t in make_optimizer(model, config).state.values())
+        activations = activation_bytes(model, config.batch_size, machine.dtype)
     params, flops, T = model.num_params(), model.flops_per_token(), config.block_size
+    non_embedding = model.num_params(non_embedding=True)
     tokens = config.max_iters * config.gradient_accumulation_steps * config.batch_size * T
+    dtype = str(machine.dtype).removeprefix("torch.")
     memory = {
         "weights": 4 * params,
         "gradients": 4 * params,
-        f"the averages of {config.optimizer}": averages,
-        f"activations of {config.batch_size} x {T:,} tokens, {str(dtype)[6:]}": activations,
+        f"optimizer state ({config.optimizer})": optimizer_bytes,
+        f"activations of {config.batch_size} x {T:,} tokens, {dtype}": activations,
     }
-    memory["in all"] = sum(memory.values())
-    cache = 4 * 2 * config.n_layer * model_config.n_kv_head * model_config.head_dim * T
-    rate, whose = (device_flops, "") if device_flops else peak_flops(device, dtype)
-    whose, share = whose and f", {whose}; --device_flops= for another device", mfu or 0.4
-    by_size = 6 * model.num_params(non_embedding=True)
-
-    def row(name: str, value: str, meaning: str) -> None:
-        print(f"{name:11}{value:>20}  {meaning}")
-
-    row("parameters", f"{params:,}", f"{model.num_params(non_embedding=True):,} of them outside of embedding tables")
-    for what, size in memory.items():
-        row("memory", f"{size / 1e6:,.1f} MB", what)
-    row("cache", f"{cache / 1e6:,.1f} MB", f"keys and values of {T:,} tokens, for each text that is sampled at once")
-    row("compute", f"{flops / 1e9:,.4f} GFLOP", f"a token: {by_size / 1e9:.4f} in weights, the rest in attention")
-    row("optimum", f"{20 * params:,}", f"tokens, 20 a parameter (Hoffmann et al. 2022): {20 * params * flops:.3g} FLOP")
-    row("this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} a parameter: {tokens * flops:.3g} FLOP")
-    hours = tokens * flops / (rate * share) / 3600
-    row("time", f"{hours:,.3f} hours", f"at {share:.0%} (--mfu) of {rate:.3g} FLOP/s{whose}")
+    memory["total memory"] = sum(memory.values())
+    cache = 4 * 2 * config.n_layer * model.config.n_kv_head * model.config.head_dim * T
+    peak, source = (device_flops, "") if device_flops else peak_flops(machine.device, machine.dtype)
+    source = f" ({source}; --device_flops= for another device)" if source else ""
+    hours = tokens * flops / (peak * mfu) / 3600
+    chinchilla = f"20 tokens per parameter (Hoffmann et al. 2022): {20 * params * flops:.3g} FLOP"
+    rows = [["parameters", f"{params:,}", f"{non_embedding:,} used in matrix multiplications"]]
+    rows += [["memory", f"{size / 1e6:,.1f} MB", what] for what, size in memory.items()]
+    rows += [
+        ["KV cache", f"{cache / 1e6:,.1f} MB", f"per sampled sequence of {T:,} tokens"],
+        ["compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {6 * non_embedding / 1e9:.4f} of them in weights"],
+        ["compute-optimal", f"{20 * params:,}", chinchilla],
+        ["this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP"],
+        ["time", f"{hours:,.3f} hours", f"at {mfu:.0%} (--mfu) of {peak:.3g} FLOP/s{source}"],
+    ]
+    for name, value, meaning in rows:
+        print(f"{name:16}{value:>20}  {meaning}")
 
 
 def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
-    """Bytes that a forward pass keeps for the backward pass, weights in another dtype included: what autograd saves,
-    counted once where several operations save the same. On the CPU; other devices fuse a little differently."""
+    """Bytes that a forward pass keeps for the backward pass, weights cast to another dtype included: what autograd
+    saves, counted once if several operations save it. On the CPU; other devices fuse slightly differently."""
     idx = torch.zeros(batch_size, model.config.block_size, dtype=torch.long)
     known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
     saved = {}
@@ -58,7 +63,7 @@ def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
     def keep(t: torch.Tensor) -> torch.Tensor:
         storage = t.untyped_storage()
         if storage._cdata not in known:
-            saved[storage._cdata] = storage  # itself, so that no other takes its place in memory
+            saved[storage._cdata] = storage  # keeps it alive, so no other storage gets its address
         return t
 
     autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
@@ -67,3 +72,21 @@ def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
     return sum(storage.nbytes() for storage in saved.values())
 
 
+def main() -> None:
+    parser = option_parser(__doc__)
+    add = parser.add_argument
+    flops = "peak FLOP/s of the device, such as 312e12 (A100) or 989e12 (H100, H200) (default: measured)"
+    add("--device_flops", type=in_range(float, above=0), help=flops)
+    mfu = "the fraction of the peak FLOP/s that training achieves"
+    add("--mfu", type=in_range(float, above=0, maximum=1), default=0.4, help=mfu)
+    parsed = parser.parse_args()
+    config, _ = make_config(given_options(parsed), download=False)
+    source, kind, vocab_size = parse_name(config.dataset) or ("", "", 0)
+    if config.init_from == "scratch":
+        known = 50_257 if source == "fineweb" or kind == "gpt2" else vocab_size if kind == "bpe" else None
+        config.vocab_size = known or load(config.dataset).vocab_size
+    estimate(config, Machine.pick(config.device, config.dtype), parsed.device_flops, parsed.mfu)
+
+
+if __name__ == "__main__":
+    run(main, ConfigError)

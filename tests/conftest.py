@@ -17,7 +17,9 @@ import tiktoken
 import torch
 
 import console
+import evaluate
 import model
+import runtime
 import tokenizer
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
@@ -146,7 +148,7 @@ def call(monkeypatch, capsys):
         capsys.readouterr()
         status = 0
         try:
-            console.run(module.main, model.ModelError)
+            console.run(module.main, model.ConfigError)
         except SystemExit as leaving:
             status = leaving.code
         return status, *capsys.readouterr()
@@ -175,6 +177,19 @@ def result(out: str) -> dict[str, str]:
     """The key=value pairs of the line `result: ...`, which must be the last one."""
     assert out.splitlines()[-1].startswith("result: "), out
     return dict(pair.split("=", 1) for pair in out.splitlines()[-1].split()[1:])
+
+
+def loss_of(model_, dataset, split: str, n_tokens: int = 0, batch_size: int = 8) -> float:
+    """The mean loss over a split, in this process alone."""
+    alone = runtime.Machine(torch.device("cpu"), torch.float32)
+    return evaluate.split_loss(model_, lambda x, y: model_(x, y)[1], dataset, split, n_tokens, batch_size, alone)
+
+
+class Malicious:
+    """A pickle of this makes a folder when it is loaded."""
+
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
 
 
 def babble(words: int, seed: int = 0) -> str:

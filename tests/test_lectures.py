@@ -22,10 +22,15 @@ import bigram
 import micrograd
 import mlp
 import model
+import optim
+import sample
+import scaling
 import train
+from gpt2 import GPT2_OPTIONS
 from micrograd import Value
 from model import GPT, GPTConfig
 from prepare_data import Dataset
+from runtime import Machine
 from tokenizer import CharTokenizer, train_bpe
 
 EXAMPLES: dict[str, tuple[Callable, object]] = {}
@@ -243,7 +248,7 @@ def steps(rate: float, t: float, count: int) -> list[float]:
     """Where gradient descent on t^2 goes."""
     x, path = Value(t), []
     for _ in range(count):
-        micrograd.descend(x**2, [x], rate)
+        micrograd.sgd_step(x**2, [x], rate)
         path.append(x.data)
     return path
 
@@ -969,7 +974,7 @@ def _():
     sizes = []
     for n_kv_head in (12, 4, 1):
         config = GPTConfig(n_layer=1, n_head=12, n_kv_head=n_kv_head, n_embd=768, block_size=1024, vocab_size=9)
-        cache = model.Cache(GPT(config), 1)
+        cache = sample.KVCache(GPT(config), 1)
         sizes.append(sum(part.nbytes for pair in cache.kv for part in pair) / 8)
     return sizes
 
@@ -1194,7 +1199,7 @@ def _():
 @example("n-gpt2", [124439808, 7087872, 38597376])
 def _():
     with torch.device("meta"):
-        gpt = GPT(GPTConfig(**model.GPT2_KEYS, vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768))
+        gpt = GPT(GPTConfig(**GPT2_OPTIONS, vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768))
     return gpt.num_params(), size(gpt.transformer.h[0]), gpt.transformer.wte.weight.numel()
 
 
@@ -1202,7 +1207,7 @@ def _():
 def _():
     shape = {"vocab_size": 50257, "block_size": 2048, "n_layer": 96, "n_head": 96, "n_embd": 12288}
     with torch.device("meta"):
-        gpt = GPT(GPTConfig(**model.GPT2_KEYS | shape))
+        gpt = GPT(GPTConfig(**GPT2_OPTIONS | shape))
     return gpt.num_params(), gpt.config.head_dim, gpt.transformer.wte.weight.numel()
 
 
@@ -1227,8 +1232,8 @@ def _():
 def two_steps(rule: str, **keys) -> list[float]:
     """Where two steps of an optimizer lead on t^2 from 1."""
     t = torch.ones(1, requires_grad=True)
-    defaults = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "beta1": 0.9, "beta2": 0.999}
-    optimizer, path = train.Optimizer([defaults | {"rule": rule, "params": [t]} | keys]), []
+    defaults = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "beta1": 0.9, "beta2": 0.999, "names": ["t"]}
+    optimizer, path = optim.Optimizer([defaults | {"rule": rule, "params": [t]} | keys]), []
     for _ in range(2):
         t.grad = 2 * t.detach()
         optimizer.step()
@@ -1254,14 +1259,14 @@ def _():
 @example("warm-cos", [0.5, 1, 0.853553, 0.5, 0])
 def _():
     config = train.TrainConfig(schedule="cosine", warmup_iters=10, max_iters=109)
-    return [train.lr_scale(step, config) for step in (5, 10, 35, 60, 110)]
+    return [optim.lr_scale(step, config) for step in (5, 10, 35, 60, 110)]
 
 
 @example("lr-noam", [1.74693e-7, 1.74693e-5, 1.74693e-4, 6.98771e-4, 3.49386e-4, 1.39754e-4])
 def _():
     config = train.TrainConfig(schedule="inverse_sqrt", warmup_iters=4000, max_iters=100_000)
     peak = 1 / math.sqrt(512 * 4000)
-    return [peak * train.lr_scale(step, config) for step in (1, 100, 1000, 4000, 16_000, 100_000)]
+    return [peak * optim.lr_scale(step, config) for step in (1, 100, 1000, 4000, 16_000, 100_000)]
 
 
 def test_the_estimate_of_gpt3(capsys):
@@ -1269,13 +1274,14 @@ def test_the_estimate_of_gpt3(capsys):
     days of 1,024 A100s at their peak 11.41 (one text has about 10), to which attention adds 3 %."""
     shape = {"block_size": 2048, "n_layer": 96, "n_head": 96, "n_embd": 12288, "optimizer": "adamw"}
     steps = {"dataset": "fineweb", "batch_size": 1, "max_iters": 300_000_000_000 // 2048}
-    config = train.TrainConfig(**model.GPT2_KEYS | shape | steps)
-    train.estimate(config, torch.device("cpu"), torch.float32, device_flops=1024 * 312e12, mfu=1.0)
-    rows = {line[:11].strip(): line[11:].replace(",", "").split() for line in capsys.readouterr().out.splitlines()}
+    config = train.TrainConfig(**GPT2_OPTIONS | shape | steps)
+    machine = Machine(torch.device("cpu"), torch.float32)
+    scaling.estimate(config, machine, device_flops=1024 * 312e12, mfu=1.0)
+    rows = {line[:16].strip(): line[16:].replace(",", "").split() for line in capsys.readouterr().out.splitlines()}
     per_token, in_weights = float(rows["compute"][0]), float(rows["compute"][4])  # GFLOP
     assert 1e9 * in_weights * float(rows["this run"][0]) == pytest.approx(3.15e23, rel=0.003)
     assert float(rows["this run"][2]) == pytest.approx(1.71429, rel=0.005)  # tokens a parameter
-    assert float(rows["optimum"][0]) == pytest.approx(3.5e12, rel=0.003)
+    assert float(rows["compute-optimal"][0]) == pytest.approx(3.5e12, rel=0.003)
     assert float(rows["time"][0]) / 24 * in_weights / per_token == pytest.approx(11.4115, rel=0.003)
 
 

@@ -1,37 +1,26 @@
-import ast
 import cmath
-import hashlib
+import functools
 import itertools
 import math
-import os
-import pickle
 import random
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, gpt2_tensors, safetensors
 
 import model as model_file
-from model import (
-    GPT,
-    Cache,
-    GPTConfig,
-    ModelError,
-    alibi_slopes,
-    load_checkpoint,
-    rope_table,
-    rotate,
-    sample_token,
-    sinusoid_table,
-)
+from model import GPT, GPTConfig, alibi_slopes, rope_table, rotate, sample_token, sinusoid_table
+from sample import KVCache, generate, stream
 
 SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "norm": "rmsnorm"}
 CLASSIC = SMALL | {
     "norm": "layernorm", "position": "learned", "activation": "gelu_tanh", "bias": True,
     "qk_norm": False, "tie_weights": True, "zero_init": False, "lookback": 0,
 }  # fmt: skip
-KINDS = {"modern": SMALL, "classic": CLASSIC, "mixed": SMALL | {"norm": "layernorm", "bias": True, "tie_weights": True}}
+KINDS = {
+    "modern": SMALL | {"lookback": 3},
+    "classic": CLASSIC,
+    "mixed": SMALL | {"norm": "layernorm", "bias": True, "tie_weights": True},
+}
 CHOICES = {
     "n_kv_head": (4, 2, 1), "position": ("learned", "sinusoidal", "rope", "alibi", "none"),
     "norm_position": ("pre", "post"), "flash": (True, False), "qk_norm": (True, False),
@@ -116,7 +105,7 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
     x = torch.stack([net.wte.weight[i] for i in ids])
     for t, back in itertools.product(range(T), range(1, c.lookback + 1)):
         token = ids[t - back] if t >= back else c.vocab_size  # the last row of a table: nothing there
-        x[t] += net.wbe.weight[(c.lookback - back) * (c.vocab_size + 1) + token]
+        x[t] += net.w_prev.weight[(c.lookback - back) * (c.vocab_size + 1) + token]
     if c.position == "learned":
         x = x + net.wpe.weight[:T]
     if c.position == "sinusoidal":
@@ -207,10 +196,10 @@ def test_a_sinusoid_later_is_a_rotation(float64):
 
 def test_alibi_takes_slope_times_distance_from_the_scores(float64):
     assert alibi_slopes(8).flatten().tolist() == [2.0**-h for h in range(1, 9)]
-    mask = GPT(GPTConfig(**SMALL | {"position": "alibi", "block_size": 40})).mask(torch.arange(40), 40, None)
+    mask = GPT(GPTConfig(**SMALL | {"position": "alibi", "block_size": 40})).mask(torch.arange(40), 40)
     assert mask[0, 39].tolist() == pytest.approx([-(39 - j) / 4 for j in range(40)])  # of the head of slope 2^-2
     model = GPT(GPTConfig(**SMALL | {"position": "alibi", "n_head": 8}))
-    mask = model.mask(torch.arange(3), 3, None)  # (nh, T, S)
+    mask = model.mask(torch.arange(3), 3)  # (nh, T, S)
     expected = torch.tensor([[0, -math.inf, -math.inf], [-0.5, 0, -math.inf], [-1, -0.5, 0]])
     assert torch.equal(mask[0], expected)
     assert torch.equal(mask[1], expected / 2)
@@ -285,20 +274,7 @@ def test_fewer_heads_of_keys_are_repeated_ones(float64):
     idx = batch(grouped.config)
     assert torch.allclose(grouped(idx)[0], full(idx)[0], atol=1e-12)
     assert full.num_params() - grouped.num_params() == 2 * 2 * 16 * 32
-    assert Cache(full, 1).kv[0][1].numel() == 2 * Cache(grouped, 1).kv[0][1].numel()
-
-
-@torch.no_grad()
-def test_attention_weights_are_rows_that_sum_to_one(config):
-    for position in ("alibi", config.position):
-        config.position, idx = position, batch(config, 2)
-        model = shaken(config).eval()
-        weights = model.attention_weights(idx)
-        assert weights.shape == (2, 2, 4, 16, 16)
-        assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-6)
-        assert weights.triu(1).eq(0).all() and weights.diagonal(dim1=-2, dim2=-1).gt(0).all()
-        config.flash = False
-        assert torch.allclose(model.attention_weights(idx), weights, atol=1e-6)
+    assert KVCache(full, 1).kv[0][1].numel() == 2 * KVCache(grouped, 1).kv[0][1].numel()
 
 
 # ----------------------------------------------------------------------------- backward, by hand
@@ -362,12 +338,14 @@ def test_half_precision_trains_and_samples(keys, dtype):
     model.zero_grad()
     with torch.autocast("cpu", dtype=dtype):
         loss = model(idx, idx)[1]
-        out = model.generate(torch.cat((torch.tensor([[-1, -1, 3]]), idx[:1, :3])), 20, temperature=0)
+        out, cached = (
+            write(idx[:2, :3], 20, temperature=0) for write in (model.generate, functools.partial(generate, model))
+        )
     loss.backward()
     assert loss.item() == pytest.approx(exact.item(), abs=0.02)
     for p, grad in zip(model.parameters(), grads, strict=True):
         assert (p.grad - grad).norm() < 0.1 * grad.norm() + 1e-4
-    assert out.shape == (2, 23) and out[:, 3:].min() >= 0
+    assert out.shape == cached.shape == (2, 23) and out.min() >= 0
 
 
 @pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
@@ -476,7 +454,7 @@ def test_the_first_loss_is_a_blind_guess_for_every_combination(position):
     "keys",
     [
         {},
-        {"lookback": 0},
+        {"lookback": 3},
         CLASSIC,
         *(CLASSIC | k for k in ({"norm_position": "post"}, {"zero_init": True}, {"lookback": 2})),
     ],
@@ -523,7 +501,7 @@ def test_the_embeddings_of_a_token_and_those_before_it_add_up_to_the_same_size(l
 
 
 @pytest.mark.parametrize(
-    "keys", [SMALL, CLASSIC, SMALL | {"lookback": 0, "softcap": 5.0}], ids=["modern", "GPT-2", "softcap"]
+    "keys", [SMALL, CLASSIC, SMALL | {"lookback": 3, "softcap": 5.0}], ids=["modern", "GPT-2", "softcap"]
 )
 def test_rounding_up_the_vocabulary_changes_nothing_else(keys):
     plain, padded = (shaken(GPTConfig(**keys | {"vocab_multiple": multiple})) for multiple in (1, 64))
@@ -544,10 +522,7 @@ def test_rounding_up_the_vocabulary_changes_nothing_else(keys):
 
 def test_zero_init_makes_blocks_the_identity():
     model, idx = GPT(GPTConfig(**SMALL)), torch.randint(65, (2, 16))
-    embedded = model.transformer.wte(idx) + model.transformer.wbe(model.before(idx, None, None, torch.arange(16))).sum(
-        dim=2
-    )
-    assert torch.equal(model.features(idx), model.transformer.ln_f(embedded))
+    assert torch.equal(model.hidden_states(idx), model.transformer.ln_f(model.transformer.wte(idx)))
 
 
 def test_tied_weights_are_one_tensor():
@@ -560,12 +535,12 @@ def test_tied_weights_are_one_tensor():
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"n_embd": 33}, "n_embd=33 is not divisible by n_head=4"),
+        ({"n_embd": 33}, "n_embd=33 is not a multiple of n_head=4"),
         ({"n_head": 32}, "n_embd / n_head = 1; make it even"),
-        ({"n_kv_head": 3}, "n_head=4 is not divisible by n_kv_head=3"),
-        ({"n_kv_head": 8}, "n_head=4 is not divisible by n_kv_head=8"),
+        ({"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
+        ({"n_kv_head": 8}, "n_head=4 is not a multiple of n_kv_head=8"),
         ({"n_kv_head": -1}, "n_kv_head=-1 is out of range"),
-        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "n_embd = 3; make it even"),
+        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "n_embd=3; make it even"),
         ({"softcap": -1.0}, "softcap=-1.0 is out of range"),
         ({"lookback": -1}, "lookback=-1 is out of range"),
         ({"vocab_multiple": 0}, "vocab_multiple=0 is out of range"),
@@ -589,35 +564,19 @@ def test_a_config_that_makes_no_model_is_refused_by_name(keys, words):
 
 def test_too_many_tokens_are_refused():
     model = GPT(GPTConfig(**SMALL))
-    with pytest.raises(ValueError, match="17 tokens do not fit into block_size=16"):
+    with pytest.raises(ValueError, match="17 tokens exceed block_size=16"):
         model(torch.zeros(1, 17, dtype=torch.long))
-    cache = Cache(model, 1)
-    model.features(torch.zeros(1, 16, dtype=torch.long), cache)
-    with pytest.raises(ValueError, match="17 tokens do not fit"):
-        model.features(torch.zeros(1, 1, dtype=torch.long), cache)
+    cache = KVCache(model, 1)
+    model.hidden_states(torch.zeros(1, 16, dtype=torch.long), cache)
+    with pytest.raises(ValueError, match="17 tokens exceed"):
+        model.hidden_states(torch.zeros(1, 1, dtype=torch.long), cache)
 
 
 # ----------------------------------------------------------------------------- sizes
 
 
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
-)
-def test_the_sizes_of_gpt2_are_the_published_ones(name, params):
-    shape = dict(zip(("n_layer", "n_head", "n_embd"), model_file.GPT2_SIZES[name], strict=True))
-    L, C = shape["n_layer"], shape["n_embd"]
-    with torch.device("meta"):
-        model = GPT(GPTConfig(**shape | model_file.GPT2_KEYS, vocab_size=50257, block_size=1024))
-    assert model.num_params() == params == L * (12 * C * C + 13 * C) + 2 * C + 50257 * C + 1024 * C
-    assert model.num_params(non_embedding=True) == params - 1024 * C
-    assert model.flops_per_token() == 6 * (params - 1024 * C) + 12 * L * 1024 * C
-    assert model.flops_per_token(100) == 6 * (params - 1024 * C) + 12 * L * 100 * C
-    assert C / shape["n_head"] == 64
-
-
 def test_tables_that_are_looked_up_are_no_matrix_products():
-    keys = SMALL | {"position": "learned", "lookback": 0}
+    keys = SMALL | {"position": "learned"}
     untied, tied = GPT(GPTConfig(**keys)), GPT(GPTConfig(**keys | {"tie_weights": True}))
     assert untied.num_params(non_embedding=True) == untied.num_params() - 65 * 32 - 16 * 32
     assert tied.num_params(non_embedding=True) == tied.num_params() - 16 * 32 == untied.num_params(non_embedding=True)
@@ -639,64 +598,8 @@ def test_swiglu_has_about_as_many_weights(n_embd):
 # ----------------------------------------------------------------------------- generation
 
 
-@every_combination
-@torch.no_grad()
-def test_logits_with_the_cache_are_those_without(keys, float64):
-    """A prompt in one pass, then single tokens, several at once, and single ones again."""
-    model = shaken(GPTConfig(**SMALL | keys)).eval()
-    idx, cache = batch(model.config), Cache(model, 3)
-    memory = [part.data_ptr() for kv in cache.kv for part in kv]
-    parts = [model.features(part, cache) for part in idx.split([5, 1, 1, 4, 2, 1, 2], dim=1)]
-    assert torch.allclose(model.logits(torch.cat(parts, dim=1)), model(idx)[0], atol=1e-9)
-    assert [part.data_ptr() for kv in cache.kv for part in kv] == memory and cache.length == 16
-
-
-@every_combination
-def test_the_cache_changes_no_token(keys, float64):
-    model = shaken(GPTConfig(**SMALL | keys))
-    idx = batch(model.config, 2)[:, :3]
-    for sampling in ({"temperature": 0}, {"top_k": 20, "top_p": 0.95}):
-        with_it, without = (
-            model.generate(idx, 40, use_cache=use, generator=torch.Generator().manual_seed(1), **sampling)
-            for use in (True, False)
-        )
-        assert torch.equal(with_it, without)
-        assert torch.equal(with_it[:, :3], idx) and with_it.shape == (2, 43)
-
-
-@every_combination
-@torch.no_grad()
-def test_padding_changes_nothing(keys, float64, monkeypatch):
-    """Prompts of different lengths in one batch: each row goes on as it does alone, past block_size, too; also in the
-    pass that is there to be compiled, with shapes that stay the same."""
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    model = shaken(GPTConfig(**SMALL | keys)).eval()
-    prompts = [torch.randint(65, (n,)) for n in (1, 4, 9, 20)]
-    idx = torch.full((4, 20), -1)
-    for row, prompt in zip(idx, prompts, strict=True):
-        row[20 - len(prompt) :] = prompt
-    for way in ({}, {"use_cache": False}, {"compile": True}):
-        together = model.generate(idx, 24, temperature=0, **way)
-        for row, prompt in zip(together, prompts, strict=True):
-            alone = model.generate(prompt[None], 24, temperature=0, **way)[0]
-            assert torch.equal(row[20 - len(prompt) :], alone)
-            assert row[: 20 - len(prompt)].eq(-1).all()
-    pad = torch.tensor([12, 7])
-    rows, cache = torch.randint(65, (2, 16)), Cache(model, 2)
-    parts = [model.features(part, cache, pad) for part in rows.split([13, 1, 2], dim=1)]
-    for b, n in enumerate(pad.tolist()):
-        assert torch.allclose(torch.cat(parts, dim=1)[b, n:], model.features(rows[b : b + 1, n:])[0], atol=1e-9)
-
-
-@pytest.mark.parametrize("rows", [[[1, -1]], [[-1, -1], [-1, 2]], [[1, -1, 2]], [[]]])
-def test_padding_that_is_not_on_the_left_is_refused(rows):
-    with pytest.raises(ValueError, match="pad with -1 on the left only"):
-        GPT(GPTConfig(**SMALL)).generate(torch.tensor(rows, dtype=torch.long), 1)
-
-
 @pytest.mark.parametrize(("length", "block_size"), [(1, 16), (3, 16), (16, 16), (17, 16), (40, 16), (2, 7), (3, 1)])
-def test_each_token_sees_the_window_that_the_docstring_says(config, length, block_size, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+def test_each_token_sees_the_window_that_the_docstring_says(config, length, block_size):
     config.block_size = block_size
     model = shaken(config).eval()
     idx = torch.randint(65, (1, length))
@@ -706,46 +609,9 @@ def test_each_token_sees_the_window_that_the_docstring_says(config, length, bloc
             window = window[:, -max(block_size // 2, 1) :]
         token = model(window)[0][:, -1].argmax(-1, keepdim=True)
         window, expected = torch.cat((window, token), dim=1), torch.cat((expected, token), dim=1)
-    for way in ({}, {"use_cache": False}, {"compile": True}):
-        assert torch.equal(model.generate(idx, 45, temperature=0, **way), expected)
+    assert torch.equal(model.generate(idx, 45, temperature=0), expected)
     assert torch.equal(model.generate(idx, 45, top_k=1), expected)
     assert torch.equal(model.generate(idx, 45, top_p=1e-6), expected)
-
-
-def test_a_token_costs_two_passes_at_most(monkeypatch):
-    model, seen, caches = shaken(GPTConfig(**SMALL)), [], []
-    model.transformer.wte.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
-    monkeypatch.setattr(model_file, "Cache", lambda *args: caches.append(Cache(*args)) or caches[-1])
-    idx = torch.zeros(1, 10, dtype=torch.long)
-    model.generate(idx, 7)
-    assert seen == [10, 1, 1, 1, 1, 1, 1]
-    seen.clear()
-    model.generate(idx, 1000)
-    assert max(seen) == 10 and sum(seen) <= 10 + 2 * 1000
-    assert len(caches) == 2  # one for each text
-    seen.clear()
-    model.generate(idx, 7, use_cache=False)
-    assert seen == [10, 11, 12, 13, 14, 15, 16]
-
-
-def test_the_shapes_of_a_compiled_pass_stay_the_same(monkeypatch):
-    calls = []
-
-    def compiled(function, **_):
-        def recorded(idx, cache, pad, slots):
-            calls.append((idx.shape, idx.stride(), pad, slots.shape, slots.item()))
-            return function(idx, cache, pad, slots)
-
-        return recorded
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    assert not any(part.any() for pair in Cache(GPT(GPTConfig(**SMALL)), 2).kv for part in pair)  # nor NaN
-    model = shaken(GPTConfig(**SMALL))
-    model.generate(torch.zeros(2, 10, dtype=torch.long), 10, compile=True)
-    at = [10, 11, 12, 13, 14, 15, 8, 9, 10]  # a full window goes on with 8 tokens: two of a prompt's cost
-    assert [call[-1] for call in calls] == at[: len(calls)] and len(calls) == 8
-    model.generate(torch.zeros(2, 10, dtype=torch.long), 4, compile=True)  # another length is not compiled anew
-    assert len(calls) == 11 and {call[:-1] for call in calls} == {((2, 1), (1, 1), None, (1,))}
 
 
 def test_the_same_seed_gives_the_same_tokens(config):
@@ -758,8 +624,7 @@ def test_the_same_seed_gives_the_same_tokens(config):
 def test_what_was_generated_can_be_trained_on(config):
     model, idx = shaken(config), batch(config, 2)[:, :1]
     written = model.generate(idx, 15)
-    streamed = torch.cat([token.clone() for token in model.stream(idx, 16)], dim=1)
-    for tokens in (written, streamed):
+    for tokens in (written, generate(model, idx, 15)):
         model.zero_grad()
         model(tokens, tokens)[1].backward()
         assert model.transformer.wte.weight.grad.abs().max() > 0
@@ -770,7 +635,10 @@ def test_generation_leaves_the_mode_as_it_was():
     idx = torch.zeros(1, 1, dtype=torch.long)
     assert torch.equal(model.generate(idx, 20, temperature=0), model.generate(idx, 20, temperature=0))
     assert model.training
-    next(model.stream(idx, 5))  # a stream that is not read to its end
+    next(stream(model, idx, 5))  # a stream that is not read to its end
+    assert model.training
+    with pytest.raises(ValueError):
+        model.generate(idx, 1, temperature=-1)
     assert model.training
     model.eval().generate(idx, 1)
     assert not model.training
@@ -831,325 +699,3 @@ def test_top_k_and_top_p_keep_the_likeliest_and_renormalise():
 def test_sampling_out_of_range_is_refused(options, words):
     with pytest.raises(ValueError, match=f"{words} is out of range; "):
         GPT(GPTConfig(**SMALL)).generate(torch.zeros(1, 1, dtype=torch.long), 1, **options)
-
-
-# ----------------------------------------------------------------------------- GPT-2's weights
-
-
-def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2) -> torch.Tensor:
-    """GPT-2 from its formulas, in float64 on the published names."""
-    w = {name: tensor.double() for name, tensor in w.items()}
-    T, C = len(ids), w["wte.weight"].shape[1]
-    hidden = torch.ones(T, T).triu(1) == 1
-
-    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        x = x - x.mean(1, keepdim=True)
-        return x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    x = w["wte.weight"][ids] + w["wpe.weight"][:T]
-    for i in range(len({name.split(".")[1] for name in w if name.startswith("h.")})):
-        layer = {name.removeprefix(f"h.{i}."): tensor for name, tensor in w.items() if name.startswith(f"h.{i}.")}
-        q, k, v = (norm(x, f"h.{i}.ln_1") @ layer["attn.c_attn.weight"] + layer["attn.c_attn.bias"]).split(C, dim=1)
-        heads = []
-        for q_h, k_h, v_h in zip(*(part.split(C // n_head, dim=1) for part in (q, k, v)), strict=True):
-            scores = (q_h @ k_h.T / math.sqrt(C // n_head)).masked_fill(hidden, -math.inf)
-            heads.append(scores.softmax(-1) @ v_h)
-        x = x + torch.cat(heads, dim=1) @ layer["attn.c_proj.weight"] + layer["attn.c_proj.bias"]
-        h = norm(x, f"h.{i}.ln_2") @ layer["mlp.c_fc.weight"] + layer["mlp.c_fc.bias"]
-        h = h / 2 * (1 + (math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)).tanh())
-        x = x + h @ layer["mlp.c_proj.weight"] + layer["mlp.c_proj.bias"]
-    return norm(x, "ln_f") @ w["wte.weight"].T
-
-
-def check_logits(model: GPT, tensors: dict[str, torch.Tensor], atol: float = 1e-3) -> None:
-    ids = torch.randint(300, (24,), generator=torch.Generator().manual_seed(1))
-    expected = gpt2_logits(tensors, ids.tolist())
-    with torch.no_grad():
-        assert torch.allclose(model(ids[None])[0][0].double(), expected, atol=atol)
-
-
-FORMATS = {
-    "safetensors": lambda tensors, path: path.with_suffix(".safetensors").write_bytes(safetensors(tensors)),
-    "unaligned": lambda tensors, path: path.with_suffix(".safetensors").write_bytes(safetensors(tensors, spaces=3)),
-    "zip": lambda tensors, path: torch.save(tensors, path.with_suffix(".bin")),
-    "legacy": lambda tensors, path: torch.save(tensors, path.with_suffix(".bin"), _use_new_zipfile_serialization=False),
-}
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_gpt2_weights_give_the_logits_of_its_formulas(kind, recwarn):
-    tensors = gpt2_tensors()
-    FORMATS[kind](tensors, Path("weights"))
-    (path,) = Path().glob("weights.*")
-    model = GPT.from_pretrained(path)
-    check_logits(model, tensors)
-    assert not recwarn.list  # nothing for the user to wonder at, such as a buffer that is not writable
-    assert not model.training and model.lm_head.weight is model.transformer.wte.weight
-    assert model.num_params() == sum(t.numel() for name, t in tensors.items() if not name.endswith(".attn.bias"))
-    assert all(p.is_contiguous() and p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
-    before = path.read_bytes()
-    model(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long))[1].backward()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()
-    assert path.read_bytes() == before
-
-
-def test_other_layouts_of_the_same_weights_are_read_too():
-    """As transformers saves a model: with a prefix, the tied layer written out, or in half precision."""
-    tensors = gpt2_tensors()
-    named = {f"transformer.{name}": t for name, t in tensors.items()} | {
-        "lm_head.weight": tensors["wte.weight"].clone()
-    }
-    torch.save(named, "named.bin")
-    check_logits(GPT.from_pretrained("named.bin"), tensors)
-    for dtype in (torch.float16, torch.bfloat16):
-        rounded = {name: t.to(dtype) for name, t in tensors.items()}
-        Path("half.safetensors").write_bytes(safetensors(rounded))
-        check_logits(GPT.from_pretrained("half.safetensors"), rounded)
-
-
-def test_a_folder_with_a_config_says_how_many_heads():
-    tensors = gpt2_tensors(C=96)
-    Path("folder").mkdir()
-    Path("folder/model.safetensors").write_bytes(safetensors(tensors))
-    Path("folder/config.json").write_text('{"n_head": 3, "n_layer": 2}')
-    model = GPT.from_pretrained("folder", block_size=10, dropout=0.5, flash=False)
-    assert (model.config.n_head, model.config.block_size, model.config.dropout) == (3, 10, 0.5)
-    ids = list(range(10))
-    with torch.no_grad():
-        assert torch.allclose(model(torch.tensor([ids]))[0][0].double(), gpt2_logits(tensors, ids, 3), atol=1e-3)
-    with pytest.raises(ValueError, match="block_size=25 is beyond the 24"):
-        GPT.from_pretrained("folder", block_size=25)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ('{"n_head": "12"}', "n_embd=128 is not divisible by n_head=12"), ('{"n_head": 7}', "n_head=7"),
-        ('{"n_head": 0}', "n_head=0"), ('{"n_head": null}', "is not GPT-2"), ('{"n_head": [2]}', "is not GPT-2"),
-        ("[]", "is not GPT-2"), ("{", "is not GPT-2"), ("\udcff", "is not GPT-2"),
-    ],
-)  # fmt: skip
-def test_a_config_json_that_is_not_gpt2s_is_refused(settings, words):
-    Path("model.safetensors").write_bytes(safetensors(gpt2_tensors()))
-    Path("config.json").write_bytes(settings.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ModelError, match=words):
-        GPT.from_pretrained("model.safetensors")
-
-
-def test_a_file_of_other_things_than_tensors_is_refused():
-    for name, value in (("h.0.ln_1.weight", "text"), ("lm_head.weight", [1.0]), (7, torch.zeros(2))):
-        torch.save(gpt2_tensors() | {name: value}, "weights.bin")
-        with pytest.raises(ModelError, match=r"weights.bin is not GPT-2"):
-            GPT.from_pretrained("weights.bin")
-
-
-def test_gpt2_continues_as_its_formulas_do():
-    tensors = gpt2_tensors()
-    Path("model.safetensors").write_bytes(safetensors(tensors))
-    out = GPT.from_pretrained("model.safetensors").generate(torch.tensor([[5, 7]]), 20, temperature=0)[0].tolist()
-    for n in range(2, 22):
-        assert out[n] == gpt2_logits(tensors, out[:n])[-1].argmax()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda t: t.pop("h.1.mlp.c_fc.weight"), r"transformer.h.1.mlp.c_fc.weight is missing"),
-        (lambda t: t.pop("wte.weight"), r"KeyError: 'wte.weight'"),
-        (
-            lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(384, 128)}),
-            r"c_attn.weight is float32 \(384",
-        ),
-        (lambda t: t.update({"ln_f.bias": torch.zeros(1, 128)}), r"ln_f.bias is float32 \(1, 128\), not \(128,\)"),
-        (lambda t: t.update({"ln_f.bias": torch.zeros(128, dtype=torch.long)}), r"ln_f.bias is int64"),
-        (lambda t: t.update({"wpe.weight": torch.zeros(24, 64)}), r"wpe.weight is float32 \(24, 64\)"),
-        (lambda t: t["h.0.ln_1.bias"].fill_(math.nan), r"h.0.ln_1.bias has NaN or Inf"),
-        (lambda t: t.update({"score.weight": torch.zeros(2, 128)}), r"score.weight is unknown"),
-        (lambda t: t.update({"lm_head.weight": torch.zeros(300, 128)}), r"lm_head.weight is not wte.weight"),
-        (lambda t: [t.pop(name) for name in list(t) if name.startswith("h.1.ln")], r"missing.* and 1 more"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["safetensors", "zip"])
-def test_tensors_that_are_not_gpt2_are_named(kind, change, words):
-    tensors = gpt2_tensors()
-    change(tensors)
-    FORMATS[kind](tensors, Path("weights"))
-    (path,) = Path().glob("weights.*")
-    with pytest.raises(ValueError, match=words) as caught:
-        GPT.from_pretrained(path)
-    assert str(path) in str(caught.value) and ";" in str(caught.value)
-
-
-def move(entries: dict, name: str, begin: int, end: int) -> None:
-    a, b = entries[name]["data_offsets"]
-    entries[name]["data_offsets"] = [a + begin, b + end]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        lambda t: b"",
-        lambda t: b"\x01\0\0",
-        lambda t: safetensors(t)[:-1],
-        lambda t: safetensors(t)[:1000],
-        lambda t: safetensors(t)[:8],
-        lambda t: safetensors(t) + b"\0",
-        lambda t: b"\xff" * 8 + safetensors(t)[8:],
-        lambda t: (2**40).to_bytes(8, "little") + safetensors(t)[8:],
-        lambda t: (7).to_bytes(8, "little") + b"nothing",
-        lambda t: (2).to_bytes(8, "little") + b"[]",
-        lambda t: (9).to_bytes(8, "little") + b'{"a": [ ]',
-        lambda t: safetensors(t, header=lambda e: move(e, "ln_f.bias", 4, 4)),  # out of range, or overlaps
-        lambda t: safetensors(t, header=lambda e: move(e, "ln_f.bias", -4, -4)),
-        lambda t: safetensors(t, header=lambda e: move(e, "wte.weight", -1000, -1000)),
-        lambda t: safetensors(t, header=lambda e: move(e, "h.1.mlp.c_proj.bias", 10**12, 10**12)),
-        lambda t: safetensors(t, header=lambda e: e["wpe.weight"].update(data_offsets=e["wte.weight"]["data_offsets"])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[129])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[-128])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[128.0])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape="128")),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[0], data_offsets=[0, 0])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(dtype="F7")),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(data_offsets=["a", "b"])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].pop("data_offsets")),
-        lambda t: safetensors(t, header=lambda e: e.update(wte=3)),
-    ],
-)
-def test_a_damaged_safetensors_file_is_refused(content):
-    Path("model.safetensors").write_bytes(content(gpt2_tensors(V=50, T=8)))
-    with pytest.raises(ValueError, match=r"model.safetensors is damaged .*file: .*; give GPT-2's weights"):
-        GPT.from_pretrained("model.safetensors")
-
-
-@pytest.mark.parametrize("content", [b"", b"nothing" * 100, "a pickle", [1, 2], {"wte.weight": 3}, {1: 2}])
-def test_a_foreign_bin_file_is_refused_and_nothing_in_it_is_run(content):
-    path = Path("pytorch_model.bin")
-    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    if content == "a pickle":
-        torch.save(gpt2_tensors(V=50, T=8) | {"harm": Malicious()}, path)
-    with pytest.raises(ValueError, match=r"pytorch_model.bin .*; give GPT-2's weights"):
-        GPT.from_pretrained(".")
-    assert not Path("harmed").exists()
-
-
-def test_weights_that_are_not_there_are_asked_for_by_name(tmp_path):
-    for name in ("gpt3", "nothing.safetensors", tmp_path):
-        with pytest.raises(ValueError, match=r"no GPT-2 weights in .*; give one of gpt2, gpt2-medium"):
-            GPT.from_pretrained(name)
-
-
-@pytest.fixture
-def hub(server, monkeypatch):
-    """A server in place of the Hugging Face hub, and a smaller model under the name gpt2."""
-    monkeypatch.setattr(model_file, "GPT2_URL", server.url.removesuffix("file"))
-    monkeypatch.setitem(model_file.GPT2_SIZES, "gpt2", (2, 2, 128))
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    server.files = {}
-    return server
-
-
-def test_a_download_is_resumed_checked_and_kept(hub, capsys):
-    content = safetensors(gpt2_tensors())
-    hub.files["/gpt2/resolve/main/model.safetensors"] = content
-    hub.breaks_after = [500_000, 300_000]
-    hub.headers["X-Linked-Etag"] = f'"{hashlib.sha256(content).hexdigest()}"'
-    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
-    assert [asked is None for _, asked in hub.log] == [True, False, False]
-    assert Path("data/downloads/gpt2/model.safetensors").read_bytes() == content
-    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
-    assert len(hub.log) == 3
-
-
-def test_the_hash_may_come_with_a_redirection(hub):
-    content = safetensors(gpt2_tensors())
-    hub.files["/elsewhere"] = content
-    hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", hashlib.sha256(content).hexdigest())
-    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
-    Path("data/downloads/gpt2/model.safetensors").unlink()
-    hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", "0" * 64)
-    with pytest.raises(ValueError, match=r"SHA-256 .* instead of 000"):
-        GPT.from_pretrained("gpt2")
-    assert not Path("data/downloads/gpt2/model.safetensors").exists()
-
-
-def test_without_a_safetensors_file_the_other_one_is_taken(hub):
-    torch.save(gpt2_tensors(), "weights.bin")
-    hub.files["/gpt2/resolve/main/pytorch_model.bin"] = Path("weights.bin").read_bytes()
-    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
-    assert Path("data/downloads/gpt2/pytorch_model.bin").exists()
-
-
-def test_a_download_of_another_size_is_refused(hub):
-    hub.files["/gpt2/resolve/main/model.safetensors"] = safetensors(gpt2_tensors(L=1))
-    with pytest.raises(ValueError, match=r"transformer.h.1.ln_1.weight is missing"):
-        GPT.from_pretrained("gpt2")
-
-
-def test_a_hub_that_fails_names_the_ways_out(hub):
-    with pytest.raises(ValueError, match=r"cannot download .*pytorch_model.bin .404.*; put .*, or give a local"):
-        GPT.from_pretrained("gpt2")
-    hub.status = 503
-    with pytest.raises(ValueError, match=r"cannot download .*model.safetensors .503"):
-        GPT.from_pretrained("gpt2")
-
-
-def test_transformers_gives_the_same_logits():
-    transformers = pytest.importorskip("transformers", reason="a further check, where transformers is installed")
-    torch.manual_seed(0)
-    shape = {"vocab_size": 500, "n_positions": 64, "n_embd": 192, "n_layer": 3, "n_head": 3}
-    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
-    with torch.no_grad():
-        for p in theirs.parameters():
-            p.add_(torch.randn_like(p) * 0.1)
-    theirs.save_pretrained("theirs")
-    ours, idx = GPT.from_pretrained("theirs"), torch.randint(500, (2, 64))
-    with torch.no_grad():
-        difference = (ours(idx)[0] - theirs(idx).logits).abs().max().item()
-    print(f"largest difference of logits: {difference:.2e}")
-    assert difference < 1e-4
-
-
-# ----------------------------------------------------------------------------- checkpoints, the house
-
-
-class Malicious:
-    def __reduce__(self):
-        return os.mkdir, ("harmed",)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"no checkpoint at all" * 100),
-        lambda path: path.write_bytes(pickle.dumps(Malicious())),
-        lambda path: torch.save(Malicious(), path),
-        lambda path: torch.save({"format": Malicious()}, path),
-        lambda path: torch.save({"model": {}}, path),
-        lambda path: torch.save([1], path),
-        lambda path: torch.save({"format": "another 7"}, path),
-        lambda path: (torch.save({"format": torch.zeros(10_000)}, path), os.truncate(path, 20_000)),
-    ],
-)
-def test_a_foreign_checkpoint_is_refused_and_nothing_in_it_is_run(content):
-    content(Path("foreign.pt"))
-    with pytest.raises(ValueError, match=r"foreign.pt .*; give a best.pt"):
-        load_checkpoint("foreign.pt")
-    assert not Path("harmed").exists()
-
-
-def test_a_missing_checkpoint_says_how_to_get_one():
-    with pytest.raises(ModelError, match=r"no checkpoint nothing.pt; train a model"):
-        load_checkpoint("nothing.pt")
-
-
-def test_who_imports_whom():
-    ours = {path.stem for path in ROOT.glob("*.py")}
-    arrows = {"train": {"model", "prepare_data"}, "sample": {"model", "prepare_data"}}
-    arrows |= {"bigram": {"prepare_data"}, "mlp": {"prepare_data"}}
-    for name in ours:
-        tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
-        imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-        names = {alias.name for n in imports if isinstance(n, ast.Import) for alias in n.names}
-        names |= {n.module for n in imports if isinstance(n, ast.ImportFrom)}
-        assert names & ours <= arrows.get(name, set()), name

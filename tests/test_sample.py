@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import babble, finish, gpt2_tensors, result, safetensors, start
+from test_model import SMALL, batch, config, every_combination, float64, shaken  # noqa: F401
 from test_prepare_data import shard
 from test_train import SHORT
 
@@ -11,7 +12,9 @@ import plots
 import prepare_data
 import sample
 import train
-from model import GPT, Cache, load_checkpoint
+from checkpoint import load_checkpoint
+from model import GPT, GPTConfig
+from sample import KVCache
 from tokenizer import BPETokenizer, CharTokenizer, start_ids, train_bpe
 
 EMOJI = "the cat 🐈 sat on the mat 🧶\n" * 200
@@ -73,24 +76,24 @@ def test_the_text_is_what_generate_gives(call):
     assert written(call, "--prompt=the mat", "--temperature=0") == expected + "\n"
 
 
-def noted(monkeypatch, name: str) -> list[torch.Tensor]:
-    """A list that gets the prompts for which this method of GPT is called."""
-    prompts, method = [], getattr(GPT, name)
+def noted(monkeypatch, place, name: str) -> list[torch.Tensor]:
+    """A list of the prompts with which this function is called."""
+    prompts, function = [], getattr(place, name)
 
-    def note(self, idx, *arguments, **options):
+    def note(model, idx, *arguments, **options):
         prompts.append(idx)
-        return method(self, idx, *arguments, **options)
+        return function(model, idx, *arguments, **options)
 
-    monkeypatch.setattr(GPT, name, note)
+    monkeypatch.setattr(place, name, note)
     return prompts
 
 
 def test_many_samples_of_a_large_vocabulary_are_not_drawn_at_once(call, monkeypatch):
     """The logits of one row outweigh the keys and values of a small model."""
-    prompts = noted(monkeypatch, "stream")
+    prompts = noted(monkeypatch, sample, "stream")
     model, _ = GPT.from_checkpoint("out/tiny/best.pt")
-    row = sum(part.nbytes for pair in Cache(model, 1).kv for part in pair) + 5 * 4 * model.config.vocab_size
-    monkeypatch.setattr(sample, "MOST_MEMORY", 3 * row)
+    row = sum(part.nbytes for pair in KVCache(model, 1).kv for part in pair) + 5 * 4 * model.config.vocab_size
+    monkeypatch.setattr(sample, "MAX_MEMORY", 3 * row)
     assert len(written(call, "--num_samples=7", "--max_new_tokens=2", "--stop=.").split("-" * 20)) == 7
     assert [len(idx) for idx in prompts] == [3, 3, 1]
 
@@ -116,11 +119,11 @@ def test_a_model_of_fineweb_starts_where_its_documents_do(call, tmp_path, monkey
     assert call(prepare_data, "fineweb", "--file=copies")[0] == 0
     data = prepare_data.load("fineweb")
     assert (data.separator, data.delimiter) == (None, 50256)
-    prompts = noted(monkeypatch, "stream")
+    prompts = [noted(monkeypatch, GPT, "generate"), noted(monkeypatch, sample, "stream")]
     out = call(train, *SHORT, "--dataset=fineweb", "--out_dir=out/web", "--max_iters=1")[1]
     assert "<|endoftext|>" not in out.split("result:")[0].split("\n\n")[1][:13]
     call(sample, "--max_new_tokens=2")
-    assert [idx.tolist() for idx in prompts] == [[[50256]], [[50256]]]
+    assert [[idx.tolist() for idx in of_one] for of_one in prompts] == [[[[50256]]], [[[50256]]]]
 
 
 def test_documents_begin_with_the_separator_and_stop_there(call):
@@ -139,13 +142,13 @@ def test_samples_are_written_as_many_at_once_as_memory_allows(call, monkeypatch)
     """Three rows of a batch, the first one of which stops early: each text is what its row says."""
     model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
     ids = torch.tensor([tokenizer.encode("the")] * 3)
-    rows = model.generate(ids, 60, temperature=0.8, generator=torch.Generator().manual_seed(1337)).tolist()
+    rows = sample.generate(model, ids, 60, temperature=0.8, generator=torch.Generator().manual_seed(1337)).tolist()
     stop = tokenizer.decode(rows[0])[8:10]
     texts = [tokenizer.decode(row)[3:].split(stop)[0] for row in rows]
     assert len({len(text) for text in texts}) > 1
     options = ["--num_samples=3", "--prompt=the", f"--stop={stop}"]
     assert written(call, *options) == ("-" * 20 + "\n").join(f"the{text}\n" for text in texts)
-    monkeypatch.setattr(sample, "MOST_MEMORY", 1)  # one at a time, as large models need it
+    monkeypatch.setattr(sample, "MAX_MEMORY", 1)  # one at a time, as large models need it
     assert written(call, *options, "--temperature=0") == ("-" * 20 + "\n").join(
         3 * [written(call, *options[1:], "--temperature=0")]
     )
@@ -172,7 +175,7 @@ def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
     save = plots.save
     keep = lambda figure, path: (drawn.append((figure, path)), save(figure, path))
     monkeypatch.setattr(plots, "save", keep)
-    monkeypatch.setattr(sample, "DRAWN", 14)
+    monkeypatch.setattr(sample, "PLOTTED", 14)
     out = written(call, "--prompt=the cat", "--plot", "--num_samples=2", "--max_new_tokens=30")
     ((figure, path),) = drawn
     assert path == Path("out/tiny/attention.png") and path.read_bytes().startswith(b"\x89PNG")
@@ -180,7 +183,7 @@ def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
     model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
     T = 14
     ids = tokenizer.encode(out[:T])  # the first of the two texts, from its prompt on
-    weights = model.attention_weights(torch.tensor([ids]))[:, 0].flatten(0, 1).numpy()  # (n_layer nh, T, T)
+    weights = sample.attention_weights(model, torch.tensor([ids]))[:, 0].flatten(0, 1).numpy()  # (n_layer nh, T, T)
     grid = figure.axes[0].get_gridspec()
     assert (grid.nrows, grid.ncols) == (model.config.n_layer, model.config.n_head)
     assert len(figure.axes) == len(weights)
@@ -217,11 +220,116 @@ def test_stop_ends_before_the_text_it_names(call):
 def test_characters_of_several_tokens_come_out_whole():
     tokenizer = BPETokenizer(train_bpe("", 256))  # every byte a token
     tokens = tokenizer.encode("a🐈é🧶b")
-    pieces = list(sample.text_pieces(iter(tokens), tokenizer, ""))
-    assert [piece for piece in pieces if piece] == ["a", "🐈", "é", "🧶", "b"]
-    assert "".join(sample.text_pieces(iter(tokens[:3]), tokenizer, "")) == "a\ufffd"
-    assert "".join(sample.text_pieces(iter(tokens), tokenizer, "é")) == "a🐈"
-    assert "".join(sample.text_pieces(iter(tokens), tokenizer, "🧶c")) == "a🐈é🧶b"
+
+    def pieces(n: int, stop: str) -> list[str]:
+        text = sample.Sample(tokenizer, stop)
+        return [piece for piece in (*map(text.add, tokens[:n]), text.end()) if piece]
+
+    assert pieces(99, "") == ["a", "🐈", "é", "🧶", "b"]
+    assert "".join(pieces(3, "")) == "a\ufffd"
+    assert "".join(pieces(99, "é")) == "a🐈"
+    assert "".join(pieces(99, "🧶c")) == "a🐈é🧶b"
+
+
+# ----------------------------------------------------------------------------- the KV cache
+
+
+@every_combination
+@torch.no_grad()
+def test_logits_with_the_cache_are_those_without(keys, float64):  # noqa: F811
+    """A prompt in one pass, then single tokens, several at once, and single ones again."""
+    model = shaken(GPTConfig(**SMALL | keys)).eval()
+    idx, cache = batch(model.config), KVCache(model, 3)
+    memory = [part.data_ptr() for kv in cache.kv for part in kv]
+    parts = [model.hidden_states(part, cache) for part in idx.split([5, 1, 1, 4, 2, 1, 2], dim=1)]
+    assert torch.allclose(model.logits(torch.cat(parts, dim=1)), model(idx)[0], atol=1e-9)
+    assert [part.data_ptr() for kv in cache.kv for part in kv] == memory and cache.length == 16
+
+
+@every_combination
+def test_the_cache_changes_no_token(keys, float64, monkeypatch):  # noqa: F811
+    """For prompts shorter and longer than block_size; also in the pass that is there to be compiled."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    model = shaken(GPTConfig(**SMALL | keys))
+    for length, sampling in ((3, {"temperature": 0}), (20, {"top_k": 20, "top_p": 0.95})):
+        idx = torch.randint(65, (2, length))
+        plain = model.generate(idx, 40, generator=torch.Generator().manual_seed(1), **sampling)
+        for compile in (False, True):
+            options = sampling | {"generator": torch.Generator().manual_seed(1), "compile": compile}
+            assert torch.equal(sample.generate(model, idx, 40, **options), plain)
+        assert torch.equal(plain[:, :length], idx) and plain.shape == (2, length + 40)
+
+
+@pytest.mark.parametrize("block_size", [1, 7])
+def test_the_cache_changes_no_token_of_a_short_context(config, block_size):  # noqa: F811
+    config.block_size = block_size
+    model = shaken(config).double()
+    model.table = None if model.table is None else model.table.double()
+    idx = torch.randint(65, (2, 3))
+    plain = model.generate(idx, 30, temperature=0)
+    assert torch.equal(sample.generate(model, idx, 30, temperature=0), plain)
+
+
+def test_a_prompt_without_a_token_is_refused():
+    with pytest.raises(ValueError, match="idx has no token; give at least one per row"):
+        sample.generate(GPT(GPTConfig(**SMALL)), torch.zeros(2, 0, dtype=torch.long), 1)
+
+
+def test_a_token_costs_two_passes_at_most(monkeypatch):
+    model, seen, caches = shaken(GPTConfig(**SMALL)), [], []
+    model.transformer.wte.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
+    cache = KVCache
+    monkeypatch.setattr(
+        sample, "KVCache", lambda *args, **options: caches.append(cache(*args, **options)) or caches[-1]
+    )
+    idx = torch.zeros(1, 10, dtype=torch.long)
+    sample.generate(model, idx, 7)
+    assert seen == [10, 1, 1, 1, 1, 1, 1]
+    seen.clear()
+    sample.generate(model, idx, 1000)
+    assert max(seen) == 10 and sum(seen) <= 10 + 2 * 1000
+    assert len(caches) == 2  # one for each call
+    seen.clear()
+    model.generate(idx, 7)
+    assert seen == [10, 11, 12, 13, 14, 15, 16]
+
+
+def test_the_shapes_of_a_compiled_pass_stay_the_same(monkeypatch):
+    calls, caches, cache = [], [], KVCache
+
+    def compiled(function, **_):
+        def recorded(new):
+            calls.append((new.shape, new.stride(), caches[-1].next_position.item()))
+            return function(new)
+
+        return recorded
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(
+        sample, "KVCache", lambda *args, **options: caches.append(cache(*args, **options)) or caches[-1]
+    )
+    assert not any(part.any() for pair in cache(GPT(GPTConfig(**SMALL)), 2).kv for part in pair)  # nor NaN
+    model = shaken(GPTConfig(**SMALL))
+    sample.generate(model, torch.zeros(2, 10, dtype=torch.long), 10, compile=True)
+    positions = [10, 11, 12, 13, 14, 15, 8, 9]  # a full context keeps its last 8 tokens
+    assert [call[-1] for call in calls] == positions
+    assert {call[:-1] for call in calls} == {((2, 1), (1, 1))}
+
+
+@torch.no_grad()
+def test_attention_weights_are_rows_that_sum_to_one(config):  # noqa: F811
+    for position in ("alibi", config.position):
+        config.position, idx = position, batch(config, 2)
+        model = shaken(config).eval()
+        expected = model(idx)[0]
+        weights = sample.attention_weights(model, idx)
+        assert weights.shape == (2, 2, 4, 16, 16)
+        assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-6)
+        assert weights.triu(1).eq(0).all() and weights.diagonal(dim1=-2, dim2=-1).gt(0).all()
+        assert model.config.flash and torch.equal(model(idx)[0], expected)  # nothing is left behind
+
+
+# ----------------------------------------------------------------------------- the script
 
 
 def test_bpe_models_write_any_prompt(call):
@@ -232,7 +340,7 @@ def test_a_prompt_comes_from_a_file_and_may_be_longer_than_the_context(call):
     Path("prompt.txt").write_text("\ufeff" + babble(50), encoding="utf-8")  # as some editors save it
     status, out, err = call(sample, "--checkpoint=out/tiny/best.pt", "--prompt_file=prompt.txt", "--max_new_tokens=5")
     assert status == 0 and out.startswith(babble(50)) and len(out) == len(babble(50)) + 6
-    assert "of which the model sees the last 16" in err
+    assert "the model sees only the last 16 (its block_size)" in err
 
 
 def test_a_console_without_unicode_prints_question_marks():
@@ -254,10 +362,10 @@ def test_a_reader_that_leaves_early_is_no_error():
     ("options", "words"),
     [
         (["--prompt=mät €"], r"lacks '\xe4', '\u20ac'; "),
-        (["--prompt=a", "--prompt_file=b"], "--prompt and --prompt_file were both given"),
+        (["--prompt=a", "--prompt_file=b"], "--prompt and --prompt_file are both given"),
         (["--prompt_file=nothing.txt"], "no prompt file nothing.txt"),
-        (["--prompt_file=latin1.txt"], "latin1.txt is not UTF-8 at byte 2"),
-        (["--prompt=a\udcff"], "the prompt is not UTF-8 at character 1"),
+        (["--prompt_file=latin1.txt"], "latin1.txt is not UTF-8 at 2"),
+        (["--prompt=a\udcff"], "the prompt is not UTF-8 at 1"),
         (["--temperature=-0.1"], "--temperature: -0.1 is out of range, it must be at least 0"),
         (["--temperature=nan"], "--temperature: nan is out of range"),
         (["--temperature=hot"], "invalid float value: 'hot'"),
@@ -312,6 +420,6 @@ def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
     assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3", "--plot")[0] == 0
     assert Path("out/model/attention.png").exists()
     assert "no GPT-2 weights in gpt4" in fails(sample, "--init_from=gpt4")
-    assert "were both given" in fails(sample, "--init_from=gpt2", "--checkpoint=out/tiny/best.pt")
+    assert "are both given" in fails(sample, "--init_from=gpt2", "--checkpoint=out/tiny/best.pt")
     Path("small.safetensors").write_bytes(safetensors(gpt2_tensors()))
     assert "has 300 tokens, the tokenizer 50,257" in fails(sample, "--init_from=small.safetensors")

@@ -1,0 +1,165 @@
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+import optim
+from model import GPT
+from optim import OPTIMIZERS, lr_scale, make_optimizer
+from train import TrainConfig
+
+
+def scales(steps: tuple, schedule: str, warmup_iters: int = 10, max_iters: int = 109, **keys) -> list[float]:
+    config = TrainConfig(schedule=schedule, warmup_iters=warmup_iters, max_iters=max_iters, **keys)
+    return [lr_scale(step, config) for step in steps]
+
+
+def test_schedules_are_the_formulas():
+    """From 1 at step 10 to the floor at step 110, one after the last."""
+    assert scales((1, 5, 10, 109), "constant") == [0.1, 0.5, 1, 1]
+    assert scales((1, 5, 10, 60, 110), "linear") == [0.1, 0.5, 1, 0.5, 0]
+    tenth = {"learning_rate": 1.0, "min_lr": 0.1}
+    assert scales((10, 60, 110, 200), "linear", **tenth) == pytest.approx([1, 0.55, 0.1, 0.1])
+    assert scales((5, 10, 35, 60, 110), "cosine") == pytest.approx([0.5, 1, 0.853553, 0.5, 0], abs=1e-6)
+    assert scales((35,), "cosine", **tenth) == pytest.approx([0.1 + 0.9 * 0.853553], abs=1e-6)
+    assert scales((5, 10, 40, 90), "inverse_sqrt") == pytest.approx([0.5, 1, 0.5, 1 / 3])
+    assert scales((1, 4), "inverse_sqrt", warmup_iters=0) == [1, 0.5]
+    assert scales((10_000,), "inverse_sqrt", **tenth) == [0.1]
+    assert scales((5, 10, 88, 99, 110), "wsd", decay_fraction=0.2) == pytest.approx([0.5, 1, 1, 0.5, 0])
+    assert scales((10, 60, 110), "wsd", decay_fraction=0.95) == [1, 0.5, 0]  # not before the warm-up ends
+    assert scales((99,), "wsd", **tenth) == pytest.approx([0.55])
+    assert scales((1,), "linear", warmup_iters=0)[0] > 0
+
+
+def stepped(optimizer: str, steps: int = 3, **keys) -> Iterator[tuple]:
+    """(name, value, reference value) of each parameter after some steps of the optimizer, in float64. The gradients are
+    random, the rates change; the reference is written out here, step by step."""
+    shape = {"n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 8}
+    config = TrainConfig(vocab_size=13, optimizer=optimizer, bias=True, **shape, **keys)
+    torch.manual_seed(0)
+    model = GPT(config.model_config()).double()
+    for p in model.parameters():
+        torch.nn.init.normal_(p)
+    ours = make_optimizer(model, config)
+    expected = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    first, second = ({name: 0.0 for name in expected} for _ in range(2))
+    for t in range(1, steps + 1):
+        lr = config.learning_rate / t
+        ours.set_lr(1 / t)
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            p, g = expected[name], parameter.grad.numpy()
+            wd = config.weight_decay if p.ndim == 2 else 0.0
+            m, v = first[name], second[name]
+            if optimizer == "muon" and p.ndim == 2 and ".h." in name:
+                m = config.momentum * m + (1 - config.momentum) * g
+                u = torch.from_numpy(config.momentum * m + (1 - config.momentum) * g)
+                rate = config.muon_learning_rate / t
+                p = p - rate * wd * p
+                parts = u.split([8, 4, 4] if "c_attn" in name else len(u))  # q, k and v
+                scales = [max(1, len(part) / p.shape[1]) ** 0.5 for part in parts]
+                parts = [scale * optim.newton_schulz(part[None])[0] for scale, part in zip(scales, parts, strict=True)]
+                p = p - rate * torch.cat(parts).numpy()
+            elif optimizer == "sgd":
+                m = config.momentum * m + g + wd * p
+                p = p - lr * m
+            else:
+                if optimizer == "adam":
+                    g = g + wd * p
+                else:
+                    p = p - lr * wd * p
+                m = config.beta1 * m + (1 - config.beta1) * g
+                v = config.beta2 * v + (1 - config.beta2) * g**2
+                p = p - lr * (m / (1 - config.beta1**t)) / (np.sqrt(v / (1 - config.beta2**t)) + 1e-8)
+            expected[name], first[name], second[name] = p, m, v
+        ours.step()
+    for name, p in model.named_parameters():
+        yield name, p.detach().numpy(), expected[name]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_are_the_formulas(optimizer, decay):
+    for name, value, expected in stepped(optimizer, weight_decay=decay, momentum=0.8, beta1=0.7):
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def test_one_step_by_hand():
+    """p = 1, g = 0.5, a rate of 0.1, decay 0.2: figures that fit on paper."""
+    for optimizer, expected in (
+        ("sgd", [1 - 0.1 * (0.5 + 0.2), 0.93 - 0.1 * (0.9 * 0.7 + 0.5 + 0.2 * 0.93)]),
+        ("adam", [1 - 0.1, None]),  # the first step of adam is the rate itself
+        ("adamw", [1 - 0.1 * 0.2 - 0.1, (0.88 - 0.1 * 0.2 * 0.88) - 0.1]),  # as is any with the same gradient
+    ):
+        keys = {"learning_rate": 0.1, "weight_decay": 0.2, "momentum": 0.9}
+        config = TrainConfig(vocab_size=5, n_layer=1, n_head=1, n_embd=2, optimizer=optimizer, **keys)
+        model = GPT(config.model_config()).double()
+        p = model.lm_head.weight
+        torch.nn.init.ones_(p)
+        model.requires_grad_(False)
+        p.requires_grad_()  # a step leaves alone what is frozen
+        ours = make_optimizer(model, config)
+        for value in expected:
+            p.grad = torch.full_like(p, 0.5)
+            ours.step()
+            assert value is None or p[0, 0].item() == pytest.approx(value, abs=1e-7)
+
+
+def test_muons_steps_are_orthogonal_and_those_of_pytorch():
+    torch.manual_seed(0)
+    for shape in ((24, 24), (8, 40), (40, 8)):
+        u = torch.randn(shape)
+        U, _, Vh = torch.linalg.svd(u, full_matrices=False)
+        sizes = U.T @ optim.newton_schulz(u[None])[0] @ Vh.T  # the same directions, each of a size near 1
+        assert (sizes - sizes.diag().diag()).abs().max() < 1e-4
+        assert sizes.diag().min() > 0.6 and sizes.diag().max() < 1.3
+        ours, theirs = (torch.nn.Parameter(torch.zeros(shape)) for _ in range(2))
+        options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+        group = options | {"names": ["p"], "params": [ours], "rule": "muon", "rows": (shape[0],)}
+        optimizers = optim.Optimizer([group]), torch.optim.Muon([theirs], **options)
+        for _ in range(3):
+            ours.grad = torch.randn(shape)
+            theirs.grad = ours.grad.clone()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert torch.linalg.norm(ours - theirs) < 0.02 * torch.linalg.norm(ours)  # theirs computes in bfloat16
+
+
+def test_parameters_of_a_changed_copy_are_trained_or_left_alone():
+    """A matrix more in a block, one of three dimensions, and one that the loss does not depend on."""
+    for optimizer in OPTIMIZERS:
+        config = TrainConfig(vocab_size=13, n_layer=2, n_head=1, n_embd=8, optimizer=optimizer)
+        model = GPT(config.model_config())
+        for block in model.transformer.h:
+            block.extra = torch.nn.Linear(8, 8)
+            block.experts = torch.nn.Parameter(torch.ones(3, 8, 8))
+            block.unused = torch.nn.Parameter(torch.ones(8, 4))
+        ours = make_optimizer(model, config)
+        in_groups = [p for group in ours.param_groups for p in group["params"]]
+        assert sorted(map(id, in_groups)) == sorted(map(id, model.parameters()))
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for name, p in model.named_parameters():
+            p.grad = None if name.endswith("unused") else torch.randn_like(p)
+        ours.step()
+        for name, p in model.named_parameters():
+            assert torch.equal(p, before[name]) == name.endswith("unused"), (optimizer, name)
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
+    for tie in (True, False):
+        config = TrainConfig(vocab_size=65, n_embd=32, tie_weights=tie, bias=True, norm="layernorm", position="learned")
+        config.weight_decay = 0.1
+        model = GPT(config.model_config())
+        groups = make_optimizer(model, config).param_groups
+        names = {p: name for name, p in model.named_parameters()}
+        in_muon = [names[p] for group in groups if group["rule"] == "muon" for p in group["params"]]
+        in_adamw = [names[p] for group in groups if group["rule"] == "adamw" for p in group["params"]]
+        assert sorted(in_muon + in_adamw) == sorted(names.values())  # each parameter once, a tied one too
+        assert set(in_muon) == {name for name in names.values() if ".h." in name and name.endswith("c_attn.weight")} | {
+            name for name in names.values() if ".h." in name and name.endswith(("c_fc.weight", "c_proj.weight"))
+        }
+        decaying = [names[p] for g in groups[:2] if g["weight_decay"] for p in g["params"]]
+        assert all("transformer.w" in name or "lm_head" in name for name in decaying) and decaying
+        config.optimizer = "adamw"
+        assert {group["rule"] for group in make_optimizer(model, config).param_groups} == {"adamw"}

@@ -1,0 +1,61 @@
+import ctypes
+import itertools
+import sys
+import types
+
+import torch
+
+import runtime
+
+
+def test_the_measured_peak_counts_a_multiplication_and_an_addition(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", itertools.count(step=1.0).__next__)  # each product takes a second
+    assert runtime.peak_flops(torch.device("cpu"), torch.float32)[0] == 2 * 512**3
+
+
+def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
+    names = {
+        "NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "Tesla T4": 65e12,
+        "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA L4": 121e12, "NVIDIA L40S": 362e12, "Tesla V100-SXM2-16GB": 125e12,
+        "NVIDIA GeForce RTX 4090": 165e12,
+    }  # fmt: skip
+    for name, peak in names.items():
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
+        found = runtime.peak_flops(torch.device("cuda"), torch.bfloat16)
+        assert found == (peak, f"published for {name}")
+    monkeypatch.setattr("time.perf_counter", itertools.count(step=1.0).__next__)
+    for name in ("NVIDIA H20", "NVIDIA GeForce RTX 4090 Laptop GPU"):
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
+        cpu = types.SimpleNamespace(type="cuda")  # measured, on this machine's CPU
+        monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1, 1))
+        assert runtime.peak_flops(cpu, torch.bfloat16)[1] == "measured with a matrix multiplication"
+
+
+def test_the_measured_peak_is_that_of_a_cpu():
+    measured, source = runtime.peak_flops(torch.device("cpu"), torch.float32)
+    assert 1e9 < measured < 1e14 and source == "measured with a matrix multiplication"
+
+
+def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
+    """The first limit is refused by older libraries. If both are, nothing may change: pieces above a limit of its own
+    would be mapped again and again."""
+    calls, most = [], 0
+
+    def mallopt(name: int, value: int) -> int:
+        calls.append((name, value))
+        return int(name != -3 or value <= most)
+
+    for platform, names in (("linux", {}), ("darwin", {"mallopt": mallopt})):
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr(ctypes, "CDLL", lambda _, names=names: types.SimpleNamespace(**names))
+        runtime.keep_freed_memory()
+    assert calls == []
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=mallopt))
+    for limit, last in ((2**40, [(-3, 2**30), (-1, 2**31 - 1)]), (2**25, [(-3, 2**25), (-1, 2**31 - 1)])):
+        most = limit
+        runtime.keep_freed_memory()
+        assert calls[-2:] == last
+    calls, most = [], 1000
+    runtime.keep_freed_memory()
+    assert calls == [(-3, 2**30), (-3, 2**25)]
