@@ -1,4 +1,4 @@
-"""micrograd.py: every derivative against PyTorch and finite differences; the graph, its picture, and the tour."""
+"""micrograd.py: every derivative against PyTorch and finite differences, the graph in DOT, the networks, the tour."""
 
 import ast
 import importlib.util
@@ -16,11 +16,11 @@ import torch
 from conftest import ROOT, finish, start
 
 import micrograd
-from micrograd import MLP, Neuron, Value, descend, draw, numeric_grad, two_moons, zero_grad
+from micrograd import MLP, Neuron, Value, draw, numeric_grad, sgd_step, two_moons, zero_grad
 
 # ----------------------------------------------------------------------------- every operation
 
-# what a random expression is made of: two of its Values so far and a constant; and where that may be used
+# each operation of a random expression, on two earlier Values and a constant, and the condition under which it is used
 OPERATIONS = {
     "x + y": (lambda x, y, k: x + y, lambda x, y, k: True),
     "x - y": (lambda x, y, k: x - y, lambda x, y, k: True),
@@ -55,7 +55,7 @@ def evaluate(program: list, leaves: list) -> list:
 
 
 def random_program(rng: random.Random, leaves: list[float], size: int) -> list:
-    """Operations on random earlier nodes, the last of which sums what is still unused: nothing is left out."""
+    """Return operations on random earlier nodes. The last ones add all nodes that are not used otherwise."""
     program, nodes = [], [Value(x) for x in leaves]
     while len(program) < size:
         name, i, j = rng.choice(list(OPERATIONS)), rng.randrange(len(nodes)), rng.randrange(len(nodes))
@@ -87,8 +87,8 @@ def expressions() -> list[tuple[list, list[float]]]:
     return made
 
 
-def test_random_expressions_use_everything(expressions):
-    """The generator is worth its name: each operation is common, and most expressions share a subexpression."""
+def test_random_expressions_cover_all_operations_and_shared_nodes(expressions):
+    """Each operation is frequent, and most expressions use an inner node more than once."""
     names = [name for program, _ in expressions for name, *_ in program]
     assert min(names.count(name) for name in OPERATIONS) > 40
     shared = 0
@@ -139,8 +139,7 @@ def test_each_operation(name, x, y, k):
 
 @pytest.mark.parametrize("x", [-800.0, -40.0, -1e-9, 0.0, 1e-9, 40.0, 800.0])
 @pytest.mark.parametrize("name", ["sigmoid", "tanh", "relu"])
-def test_extremes(name, x):
-    """No overflow far out, and PyTorch's choice of a slope where relu bends."""
+def test_activations_do_not_overflow_and_relu_has_the_gradient_of_torch_at_0(name, x):
     ours, theirs = Value(x), torch.tensor(x, dtype=torch.float64, requires_grad=True)
     y, expected = getattr(ours, name)(), getattr(theirs, name)()
     y.backward()
@@ -149,8 +148,7 @@ def test_extremes(name, x):
     assert ours.grad == pytest.approx(theirs.grad.item(), rel=1e-12, abs=1e-16)
 
 
-def test_powers_at_zero():
-    """0 ** 0 is 1 and does not move, x ** 1 has slope 1 and x ** 2 slope 0 there."""
+def test_powers_of_zero_have_the_right_derivative():
     for k, value, slope in ((0, 1, 0), (1, 0, 1), (2, 0, 0), (1.5, 0, 0)):
         x = Value(0)
         y = x**k
@@ -158,21 +156,22 @@ def test_powers_at_zero():
         assert (y.data, x.grad) == (value, slope)
 
 
-def test_a_nan_stays_one():
+def test_nan_propagates():
     for f in (Value.exp, Value.log, Value.tanh, Value.relu, Value.sigmoid):
         assert math.isnan(f(Value(math.nan)).data)
 
 
-@pytest.mark.parametrize("number", [3, 3.0, True, np.float32(3), np.float64(3), np.int64(3)])
-def test_any_real_number_joins_in(number):
-    x = Value(2)
+@pytest.mark.parametrize("number", [3, 3.0, True, np.float32(3), np.float64(3), np.int64(3), np.uint16(3)])
+def test_operators_accept_any_real_number(number):
+    x, k = Value(2), float(number)
     for y, data, grad in (
-        (x * number, 2 * number, number),
-        (number * x, 2 * number, number),
-        (number - x, number - 2, -1),
-        (x**number, 2**number, number * 2.0 ** (number - 1)),
-        (number / x, number / 2, -number / 4),
-        (Value(number) + x, number + 2, 1),
+        (x * number, 2 * k, k),
+        (number * x, 2 * k, k),
+        (x - number, 2 - k, 1),
+        (number - x, k - 2, -1),
+        (x**number, 2**k, k * 2 ** (k - 1)),
+        (number / x, k / 2, -k / 4),
+        (Value(number) + x, k + 2, 1),
     ):
         zero_grad([x])
         y.backward()
@@ -186,15 +185,15 @@ def test_any_real_number_joins_in(number):
 @pytest.mark.parametrize(
     "make, error, says",
     [
-        (lambda: Value(0).log(), ValueError, "log(0.0)"),
-        (lambda: Value(-2).log(), ValueError, "log(-2.0)"),
-        (lambda: Value(0) ** -1, ValueError, "pow(0.0, -1)"),
-        (lambda: Value(0) ** -0.5, ValueError, "pow(0.0, -0.5)"),
-        (lambda: Value(0) ** 0.5, ValueError, "pow(0.0, -0.5)"),  # it is 0, but its slope is infinite
-        (lambda: Value(-8) ** (1 / 3), ValueError, "pow(-8.0, 0.33"),
-        (lambda: Value(1e200) ** 2, ValueError, "pow(1e+200, 2)"),
-        (lambda: Value(1000).exp(), ValueError, "exp(1000.0)"),
-        (lambda: (-2) ** Value(3), ValueError, "log(-2.0)"),
+        (lambda: Value(0).log(), ValueError, None),  # in Python's own words, which depend on its version
+        (lambda: Value(-2).log(), ValueError, None),
+        (lambda: Value(0) ** -1, ValueError, None),
+        (lambda: Value(0) ** -0.5, ValueError, None),
+        (lambda: Value(0) ** 0.5, ValueError, None),  # the result is 0, but its derivative is infinite
+        (lambda: Value(-8) ** (1 / 3), ValueError, None),
+        (lambda: (-2) ** Value(3), ValueError, None),
+        (lambda: Value(1e200) ** 2, OverflowError, "range"),
+        (lambda: Value(1000).exp(), OverflowError, "range"),
         (lambda: Value(1) / 0, ZeroDivisionError, "zero"),
         (lambda: 1 / Value(0), ZeroDivisionError, "zero"),
         (lambda: Value("3"), TypeError, "'3' is of type str"),
@@ -210,15 +209,15 @@ def test_any_real_number_joins_in(number):
         (lambda: [1, 2] * Value(1), TypeError, "[1, 2] is of type list"),
         (lambda: Value(1) / "3", TypeError, "'3' is of type str"),
         (lambda: "3" / Value(1), TypeError, "'3' is of type str"),
-        (lambda: Value(1) ** "3", TypeError, "exponent is a plain number, not '3'"),
+        (lambda: Value(1) ** "3", TypeError, "exponent must be a plain number, not '3'"),
         (lambda: "3" ** Value(1), TypeError, "'3' is of type str"),
-        (lambda: Value(2) ** Value(3), TypeError, "exponent is a plain number"),
+        (lambda: Value(2) ** Value(3), TypeError, "exponent must be a plain number"),
         (lambda: Neuron(2, Value.tanh)([1.0]), ValueError, "shorter"),
         (lambda: Neuron(2, Value.tanh)([1.0, 2.0, 3.0]), ValueError, "longer"),
     ],
 )
-def test_bad_input_is_named(make, error, says):
-    with pytest.raises(error, match=re.escape(says)):
+def test_bad_input_raises(make, error, says):
+    with pytest.raises(error, match=says and re.escape(says)):
         make()
 
 
@@ -233,19 +232,19 @@ def gradients(f, *x: float) -> tuple[float, ...]:
     return y.data, *(v.grad for v in values)
 
 
-def test_the_tanh_neuron_of_the_lecture():
+def test_tanh_neuron_of_the_lecture():
     x, neuron = [2, 0, -3, 1, 6 + math.asinh(1)], lambda x1, x2, w1, w2, b: (x1 * w1 + x2 * w2 + b).tanh()
     assert gradients(neuron, *x) == pytest.approx((math.sqrt(0.5), -1.5, 0.5, 1, 0, 0.5))  # tanh(asinh 1) is 1 / sqrt 2
 
 
-def test_values_used_twice_add_up():
+def test_gradients_accumulate_over_uses():
     assert gradients(lambda x: x + x, 3) == (6, 2)
     assert gradients(lambda x: x * x * x, 2) == (8, 12)
     assert gradients(lambda x: x / x, 2) == (1, 0)
 
 
-def test_a_value_waits_for_all_of_its_gradient():
-    """Inner Values used at several depths: wrong unless the walk is in reverse topological order."""
+def test_backward_visits_nodes_in_reverse_topological_order():
+    """Inner Values are used at several depths, so any other order gives wrong gradients."""
 
     def f(x):
         a = x * 2
@@ -257,7 +256,7 @@ def test_a_value_waits_for_all_of_its_gradient():
     assert gradients(f, 3) == (8 * 27 + 8 * 9 + 12, 24 * 9 + 16 * 3 + 4)
 
 
-def test_a_second_backward_adds_to_the_leaves_alone():
+def test_only_leaves_accumulate_over_calls_of_backward():
     x, w = Value(3), Value(2)
     h = x * w
     y = h * h + h
@@ -271,8 +270,8 @@ def test_a_second_backward_adds_to_the_leaves_alone():
     assert (x.grad, w.grad) == (26, 39)
 
 
-def test_two_losses_add_up_to_the_gradient_of_their_sum():
-    """Though they share an inner Value as well as the leaf."""
+def test_gradients_of_two_losses_accumulate_to_that_of_their_sum():
+    """The losses share an inner Value as well as the leaf."""
     x = Value(3)
     h = x * x
     (h * 2).backward()
@@ -280,27 +279,27 @@ def test_two_losses_add_up_to_the_gradient_of_their_sum():
     assert x.grad == pytest.approx(gradients(lambda x: x * x * 2 + (x * x).tanh(), 3)[1], rel=1e-15)
 
 
-def test_backward_of_a_leaf():
+def test_backward_of_a_leaf_accumulates():
     x = Value(3)
     x.backward()
     x.backward()
     assert x.grad == 2  # dx/dx, twice
 
 
-def test_a_deep_chain():
-    """Neither making, walking nor freeing a deep graph recurses."""
+def test_deep_graphs_need_no_recursion():
+    """This holds for building, differentiating and freeing a graph."""
     length = 200_000
     x = y = Value(1.0)
     for i in range(length):
         y = y - 1e-6 if i % 2 else -y
     y.backward()
-    assert len(y.graph()) == 1 + 2 * length  # every operation brings a constant
-    assert x.grad == 1  # an even number of signs
+    assert len(y.graph()) == 1 + 2 * length  # each operation adds a constant
+    assert x.grad == 1  # an even number of minus signs
     del y
     assert x.grad == 1
 
 
-def test_graph_has_parents_first_and_each_once():
+def test_graph_is_in_topological_order_without_duplicates():
     x = Value(2)
     y = x * x + x.tanh()
     order = y.graph()
@@ -309,7 +308,7 @@ def test_graph_has_parents_first_and_each_once():
         assert set(v.parents) <= set(order[:i])
 
 
-def test_values_are_small():
+def test_values_take_little_memory():
     assert not hasattr(Value(1), "__dict__")
     assert sys.getsizeof(Value(1)) + sys.getsizeof((1, 2)) * 2 <= 256
 
@@ -325,13 +324,12 @@ def test_numeric_grad():
     assert estimate == pytest.approx([2 * math.e, math.e], rel=1e-9)
 
 
-# ----------------------------------------------------------------------------- the picture of a graph
+# ----------------------------------------------------------------------------- the graph in DOT
 
 
 def parse_dot(text: str) -> tuple[dict[str, list[str]], list[tuple[str, str, float]]]:
-    """The boxes, id -> fields, and the arrows (from, to, number) of a digraph; an AssertionError if it is not DOT.
-
-    After https://graphviz.org/doc/info/lang.html: statements, attribute lists, quoted strings, records."""
+    """Return the boxes, id -> fields, and the arrows (from, to, number) of a digraph. AssertionError if it is not DOT
+    (https://graphviz.org/doc/info/lang.html: statements, attribute lists, quoted strings, records)."""
     token = re.compile(r'\s*("(?:[^"\\]|\\.)*"|->|[A-Za-z_]\w*|-?(?:\.\d+|\d+(?:\.\d*)?)|[{}\[\];=,])')
     tokens, at = [], 0
     while text[at:].strip():
@@ -372,7 +370,7 @@ def parse_dot(text: str) -> tuple[dict[str, list[str]], list[tuple[str, str, flo
             assert attributes() == {"shape": "record"}
         else:
             boxes[name] = attributes()["label"].split(" | ")
-            assert not set("".join(boxes[name])) & set('{}<>|"\\'), boxes[name]  # they mean something in a record
+            assert not set("".join(boxes[name])) & set('{}<>|"\\'), boxes[name]  # these are special in a record
         if tokens[0] == ";":
             take(";")
     take("}")
@@ -404,8 +402,8 @@ def test_draw_shows_data_grad_operation_and_local_derivatives():
     ]  # fmt: skip
 
 
-def test_draw_gives_the_chain_rule_on_any_graph(expressions):
-    """Valid DOT, one box a Value; and each grad is the sum over the arrows that leave, as the docstring says."""
+def test_draw_satisfies_the_chain_rule(expressions):
+    """The DOT is valid with one box per Value, and each grad is the sum over the outgoing arrows."""
     for program, leaves in expressions[:100]:
         y = evaluate(program, [Value(x) for x in leaves])[-1]
         y.backward()
@@ -416,7 +414,7 @@ def test_draw_gives_the_chain_rule_on_any_graph(expressions):
         (root,) = (name for name in boxes if not any(a == name for a, *_ in arrows))
         for name in set(boxes) - {root}:
             size = sum(abs(number * grad[b]) for a, b, number in arrows if a == name)
-            assert abs(total[name] - grad[name]) <= 2e-3 * max(1e-3, size), draw(y)  # of numbers with four digits
+            assert abs(total[name] - grad[name]) <= 2e-3 * max(1e-3, size), draw(y)  # numbers have four digits
 
 
 def test_draw_of_a_value_used_twice():
@@ -426,7 +424,7 @@ def test_draw_of_a_value_used_twice():
 
 
 @pytest.mark.skipif(not shutil.which("dot"), reason="Graphviz is not installed")
-def test_graphviz_renders_it():
+def test_graphviz_renders_a_graph():
     y = (Value(2) * Value(-3) + 10).tanh() ** 2 / 3
     svg = subprocess.run(["dot", "-Tsvg"], input=draw(y, y=y), capture_output=True, encoding="utf-8", check=True)
     assert svg.stdout.count('<g id="node') == len(y.graph()) and not svg.stderr
@@ -435,14 +433,14 @@ def test_graphviz_renders_it():
 # ----------------------------------------------------------------------------- networks
 
 
-def test_mlp_is_the_formula():
-    """Outputs and gradients of a network against the same weights in PyTorch."""
+def test_mlp_agrees_with_torch():
+    """The outputs and gradients are those of PyTorch with the same weights."""
     random.seed(0)
     mlp, x = MLP(3, [4, 5, 2], Value.tanh), [0.5, -1.0, 2.0]
     assert len(mlp.parameters()) == 4 * 4 + 5 * 5 + 2 * 6
     neurons = [neuron for layer in mlp.layers for neuron in layer.neurons]
     assert all(neuron.b.data == 0 and all(0 < abs(w.data) <= 1 for w in neuron.w) for neuron in neurons)
-    assert len({w.data for neuron in neurons for w in neuron.w}) == 3 * 4 + 4 * 5 + 5 * 2  # no two alike
+    assert len({w.data for neuron in neurons for w in neuron.w}) == 3 * 4 + 4 * 5 + 5 * 2  # all different
     outputs = mlp(x)
     hidden, weights = torch.tensor(x, dtype=torch.float64), []
     for i, layer in enumerate(mlp.layers):
@@ -457,7 +455,7 @@ def test_mlp_is_the_formula():
     assert [p.grad for p in mlp.parameters()] == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
-def test_mlp_takes_another_activation():
+def test_mlp_accepts_another_activation():
     random.seed(0)
     mlp = MLP(2, [3, 1], Value.relu)
     x = [0.3, -0.4]
@@ -466,29 +464,29 @@ def test_mlp_takes_another_activation():
     assert mlp(x)[0].data == pytest.approx(sum(w.data * h for w, h in zip(last.w, hidden, strict=True)) + last.b.data)
 
 
-def test_descend_clears_what_the_step_before_left():
+def test_sgd_step_ignores_the_gradients_of_the_previous_step():
     x = Value(1.0)
     for expected in (0.8, 0.64, 0.512):  # x - 0.1 * 2x
-        descend(x * x, [x], 0.1)
+        sgd_step(x * x, [x], 0.1)
         assert x.data == pytest.approx(expected)
 
 
-def test_two_moons():
+def test_two_moons_are_noisy_half_circles():
     random.seed(0)
     points = two_moons(1001, noise=0.05)
     assert [moon for _, moon in points].count(1) == 501 and [moon for _, moon in points].count(-1) == 500
     for (x, y), moon in points:
-        centre, up = ((0, 0), 1) if moon == 1 else ((1, 0.5), -1)
-        assert math.hypot(x - centre[0], y - centre[1]) == pytest.approx(1, abs=0.3)
-        assert (y - centre[1]) * up > -0.3
+        center, up = ((0, 0), 1) if moon == 1 else ((1, 0.5), -1)
+        assert math.hypot(x - center[0], y - center[1]) == pytest.approx(1, abs=0.3)
+        assert (y - center[1]) * up > -0.3
 
 
-def test_text_picture_has_the_highest_row_on_top_and_all_points_in_it():
-    points = [([-1.4, 1.4], 1), ([2.4, -0.9], -1), ([90, 90], 1)]  # one far off, moved to the border
+def test_text_plot_has_the_largest_y_on_top_and_shows_all_points():
+    points = [([-1.4, 1.4], 1), ([2.4, -0.9], -1), ([90, 90], 1)]  # one lies outside and moves to the border
     mlp = MLP(2, [1])
     neuron = mlp.layers[0].neurons[0]
     neuron.w[0].data, neuron.w[1].data = 0, 9  # the upper part belongs to x
-    rows = [line[4:] for line in micrograd.text_picture(mlp, points).splitlines()]
+    rows = [line[4:] for line in micrograd.text_plot(mlp, points).splitlines()]
     assert [len(row) for row in rows] == [72] * 20
     assert rows[0][1] == "x" and rows[0][-1] == "x" and rows[-1][-2] == "o"
     assert set(rows[1]) == {":"} and set(rows[-3]) == {" "}
@@ -500,7 +498,7 @@ def test_text_picture_has_the_highest_row_on_top_and_all_points_in_it():
 
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory):
-    """The script, run as a user does: (standard output, the folder it ran in)."""
+    """Run the script as a user does. Returns its standard output and the folder it ran in."""
     folder = tmp_path_factory.mktemp("tour")
     plot = ["--plot"] if importlib.util.find_spec("matplotlib") else []
     done = finish(start("micrograd.py", *plot, cwd=folder))
@@ -508,14 +506,13 @@ def tour(tmp_path_factory):
     return done.stdout, folder
 
 
-def test_tour_derivatives_agree(tour):
-    """Each row of the table ends with the nudged and the exact derivative, and they are the same."""
-    table = re.findall(r"^ {4}.*?(\w+) += +(-?\d+\.\d+) +(-?\d+\.\d+) +(-?\d+\.\d+)$", tour[0], re.M)
-    assert len(table) == 14
-    assert all(nudged.lstrip("-") == exact.lstrip("-") for _, _, nudged, exact in table)
-    assert [(name, float(exact)) for name, _, _, exact in table[:9]] == [
-        ("x", 14), ("x", 0), ("x1", -4), ("x2", 2), ("x3", 1), ("w1", 6), ("w2", -4), ("w3", -2), ("w6", 4)
-    ]  # fmt: skip
+def test_tour_finite_differences_agree_with_backprop(tour):
+    table = re.findall(r"^ {8}(\w+) += +(-?\d+\.\d+) +(-?\d+\.\d+) +(-?\d+\.\d+)$", tour[0], re.M)
+    assert len(table) == 10
+    assert all(estimate.lstrip("-") == exact.lstrip("-") for _, _, estimate, exact in table)
+    exact = [(name, float(grad)) for name, _, _, grad in table[:5]]
+    assert exact == [("x", 14), ("w1", 6), ("w2", -4), ("w3", -2), ("w6", 4)]
+    assert re.search(r"finite diff\. +backprop$", tour[0], re.M)
     assert "x.grad is 14" in tour[0] and "3 + 3 + 1 = 7" in tour[0]
 
 
@@ -530,47 +527,42 @@ def test_tour_network_learns(tour):
     losses, accuracies = zip(*steps, strict=True)
     assert len(losses) == 11 and list(losses) == sorted(losses, reverse=True)
     assert losses[-1] < 0.03 and accuracies[0] < 90 and accuracies[-1] == 100
-    picture = [line[4:] for line in tour[0].splitlines() if re.fullmatch("    [.:xo ]{72}", line)]
-    assert len(picture) == 20
-    assert sum(line.count("x") for line in picture) > 20 and sum(line.count("o") for line in picture) > 20
-    columns = list(zip(*picture, strict=True))  # from the top down: first x's side, then o's, with doubt between them
+    rows = [line[4:] for line in tour[0].splitlines() if re.fullmatch("    [.:xo ]{72}", line)]
+    assert len(rows) == 20
+    assert sum(line.count("x") for line in rows) > 20 and sum(line.count("o") for line in rows) > 20
+    columns = list(zip(*rows, strict=True))  # from the top down: first x, then unsure, then o
     assert all(re.fullmatch("[:x]+[.xo]*[ o]*", "".join(column)) for column in columns[6:-6])
-    assert sum(line.count(":") for line in picture) > 400 and sum(line.count(" ") for line in picture) > 400
+    assert sum(line.count(":") for line in rows) > 400 and sum(line.count(" ") for line in rows) > 400
 
 
-def test_tour_network_counts(tour):
+def test_tour_neural_bigram_learns_the_counts(tour):
+    """The loss falls from the uniform loss to nearly that of the counts, and so do the probabilities."""
     losses = [float(loss) for loss in re.findall(r"step.*loss (\S+) nats$", tour[0], re.M)]
     assert losses[0] == round(math.log(5), 4) and losses == sorted(losses, reverse=True)
-    floor = float(re.search(r"near the (\S+) nats", tour[0])[1])
-    assert floor < losses[-1] < floor + 0.002
-    rows = re.findall(r"^ {4}([.aemv])((?: +[01]\.\d{3}){10})$", tour[0], re.M)
-    assert [letter for letter, _ in rows] == [".", "a", "e", "m", "v"]
     words = ["emma", "ava", "mae", "eva", "amma"]
     pairs = [a + b for word in words for a, b in zip("." + word, word + ".", strict=True)]
-    for letter, numbers in rows:
-        learned, counted = np.array(numbers.split(), dtype=float).reshape(2, 5)
-        expected = [pairs.count(letter + c) / sum(p[0] == letter for p in pairs) for c in ".aemv"]
-        assert counted == pytest.approx(expected, abs=5e-4)
-        assert learned == pytest.approx(expected, abs=3e-3)
+    minimum = -sum(math.log(pairs.count(pair) / sum(p[0] == pair[0] for p in pairs)) for pair in pairs) / len(pairs)
+    assert minimum < losses[-1] < minimum + 0.002
+    gap, printed = re.search(r"at most (\S+)\. The loss is close to (\S+) nats", tour[0]).groups()
+    assert 0 < float(gap) <= 0.003 and float(printed) == round(minimum, 4)
 
 
-def test_plot(tour):
+def test_tour_plots_the_decision_boundary(tour):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    picture = tour[1] / "out/micrograd/moons.png"
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n") and picture.stat().st_size > 10_000
-    assert sorted(path.name for path in picture.parent.iterdir()) == ["moons.png", "neuron.dot"]
+    plot = tour[1] / "out/micrograd/moons.png"
+    assert plot.read_bytes().startswith(b"\x89PNG\r\n") and plot.stat().st_size > 10_000
+    assert sorted(path.name for path in plot.parent.iterdir()) == ["moons.png", "neuron.dot"]
 
 
-def test_standard_library_alone():
-    """No package is imported but in plot_picture, and the script starts where none is installed (-S)."""
-    tree = ast.parse((ROOT / "micrograd.py").read_text(encoding="utf-8"))
-    outside = set()
-    for node in ast.walk(tree):
+def test_only_the_plot_needs_a_package():
+    """console is imported at the top, plots where it draws, and the script starts without any package (-S)."""
+    outside = {}
+    for node in ast.walk(ast.parse((ROOT / "micrograd.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            outside |= {name.split(".")[0] for name in names} - sys.stdlib_module_names
-    assert outside == {"matplotlib"}
-    command = [sys.executable, "-I", "-S", ROOT / "micrograd.py"]
+            outside |= {name: node.col_offset for name in names if name.split(".")[0] not in sys.stdlib_module_names}
+    assert outside.keys() == {"console", "plots"} and outside["console"] == 0 < outside["plots"]
+    command = [sys.executable, "-E", "-s", "-S", ROOT / "micrograd.py"]
     for option, status, says in (("--help", 0, "--plot"), ("--plot", 2, "pip install matplotlib")):
         done = subprocess.run([*command, option], capture_output=True, encoding="utf-8", timeout=60)
         assert done.returncode == status and says in done.stdout + done.stderr
@@ -578,44 +570,36 @@ def test_standard_library_alone():
 
 
 @pytest.mark.parametrize(
-    "option, says", [("--plt", "--plt"), ("--pl", "--pl"), ("--plot=3", "'3'"), ("moons", "moons")]
+    "option, says",
+    [
+        ("--plt", "unknown option --plt (did you mean --plot?)"),
+        ("--pl", "unknown option --pl (did you mean --plot?)"),
+        ("--plot=3", "3 is not true or false"),
+        ("moons", "unknown option moons"),
+    ],
 )
 def test_a_wrong_option_is_one_line(fails, option, says):
-    line = fails(micrograd, option)
-    assert says in line and line.endswith("; the only option is --plot")
+    assert says in fails(micrograd, option)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+def test_an_output_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "out").write_text("a file")
     done = finish(start("micrograd.py"))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert re.match("error: out.*; check path, permissions and free space", done.stderr)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "graph.dot"
-    micrograd.replace(path, lambda part: part.write_text("old"))
-
-    def fail(part):
-        part.write_text("ne")
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="space"):
-        micrograd.replace(path, fail)
-    assert path.read_text() == "old"
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and pipes of POSIX")
 def test_leaving_early_is_quiet(monkeypatch):
-    """Ctrl-C, and a reader that leaves, as in `python micrograd.py | head`."""
+    """Ctrl-C, and a closed pipe as in `python micrograd.py | head`."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
 
     def heed() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which what a shell starts in the background ignores
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell lets background processes ignore it
 
     for leave, status in ((lambda p: p.send_signal(signal.SIGINT), 130), (lambda p: p.stdout.close(), 0)):
         process = start("micrograd.py", preexec_fn=heed)
-        assert any("step  20" in line for line in process.stdout)  # read as far as that
+        assert any("step  20" in line for line in process.stdout)  # training has begun
         leave(process)
         assert process.stderr.read() == ""
         assert process.wait(timeout=60) == status
