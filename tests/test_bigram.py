@@ -9,6 +9,7 @@ import torch
 from conftest import babble, finish, result, start
 
 import bigram
+import ngram
 import plots
 import prepare_data
 from bigram import NGrams, count_bigrams, count_ngrams, nll, probabilities
@@ -75,7 +76,8 @@ def test_counts_are_those_of_a_loop_over_the_tokens(name, n, monkeypatch):
     dataset = prepare_data.load(name)
     expected = Counter(literal_ngrams(dataset.train, n, dataset.separator))
     for chunk in (1 << 21, 100, 3):
-        monkeypatch.setattr(bigram, "CHUNK", chunk)
+        for module in (bigram, ngram):
+            monkeypatch.setattr(module, "CHUNK", chunk)
         grams, counts = count_ngrams(dataset.train, n, dataset.separator)
         assert dict(zip(map(tuple, grams.tolist()), counts.tolist(), strict=True)) == expected
         assert grams.tolist() == sorted(grams.tolist())
@@ -484,7 +486,8 @@ def test_a_split_that_is_too_short_is_named(fails):
 def test_a_table_that_is_too_large_is_refused(fails, call, monkeypatch):
     """... where a table is asked for; counting goes on without one, to the same figures."""
     dense = result(call(bigram, "--dataset=tiny")[1])
-    monkeypatch.setattr(bigram, "DENSE", 50)
+    for module in (bigram, ngram):
+        monkeypatch.setattr(module, "DENSE", 50)
     assert "is too large" in fails(bigram, "--dataset=tiny", "--neural")
     sparse = result(call(bigram, "--dataset=tiny")[1])
     assert (sparse["train"], sparse["val"]) == (dense["train"], dense["val"])
