@@ -1,178 +1,290 @@
-from collections.abc import Callable, Iterator
+"""N-gram models: longer contexts, sparse counts, and Kneser-Ney smoothing.
+
+    python ngram.py                                         # count groups of three letters, and invent words
+    python ngram.py --dataset=names --neural --plot         # a neural network with the same context; a plot
+    python ngram.py --dataset=names --n=6 --smoothing=kneser-ney --discount=0.85        # how far counting goes
+
+Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens before it. Its table has
+V^n cells for a vocabulary of V tokens (27^6 is 387 million). Nearly all are empty, so only the n-grams that occur are
+stored. Kneser-Ney smoothing interpolates with shorter contexts: on names it lowers the loss from the bigram's 2.45 nats
+per token to 1.98, and the lecture's MLP ends at 2.10. But counts after "emil" say nothing about "emel". mlp.py learns
+which tokens behave alike, so it generalizes to unseen contexts.
+"""
+
+import math
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from console import UserError, progress
-from prepare_data import Dataset
+import bigram
+from console import OptionParser, UserError, in_range, print_losses, print_result, print_samples, progress, run
+from prepare_data import Dataset, load, start_context
 
-CHUNK = 1 << 21  # tokens to count at a time, so that memory grows with the n-grams seen and not with the text
-DENSE = 1 << 22  # cells that a dense table may have: a larger one is kept sparse
-TINY = np.finfo(float).tiny  # to divide by where a sum is zero
-
-# V: tokens in the vocabulary. U: distinct n-grams, or contexts. An n-gram is a context of n - 1 tokens and one more.
-Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> the probability of each one's last token, (U,)
-
-
-def nll(model: Model, grams: np.ndarray, counts: np.ndarray) -> float:
-    """The loss: -log P, averaged over the tokens of a text, in nats. A text's n-grams and their counts are enough."""
-    with np.errstate(divide="ignore"):  # log 0 is -inf, and that is the right answer
-        return float(-(counts * np.log(model(grams))).sum() / counts.sum())
-
-
-# ----------------------------------------------------------------------------- longer contexts, and Kneser-Ney
-
-
-def ngrams(tokens: np.ndarray, n: int, separator: int | None) -> Iterator[np.ndarray]:
-    """Every token but the first, after the n - 1 tokens before it: arrays (up to CHUNK, n).
-
-    A document starts with n - 1 separators, so no n-gram reaches across two of them. A text without documents is one
-    long document, and its first token takes the separator's part."""
-    for begin in range(1, len(tokens), CHUNK):
-        back = min(begin, max(n - 1, 1))  # tokens before `begin` that the first n-gram needs
-        piece = np.asarray(tokens[begin - back : begin + CHUNK])
-        at = np.arange(len(piece))
-        start = np.zeros_like(at)  # where the document of each token starts
-        if separator is not None:
-            start = np.maximum.accumulate(np.where(piece == separator, at, 0))
-        before = start[back - 1 : -1]  # where that of the token before it does: no context goes back further
-        yield np.stack([piece[np.maximum(at[back:] - k, before)] for k in reversed(range(n))], axis=1)
+# V: vocabulary size. U: number of distinct n-grams or contexts. An n-gram is a context of n - 1 tokens and one more.
+Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> the probability of the last token of each, (U,)
 
 
 def count_ngrams(tokens: np.ndarray, n: int, separator: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct n-grams of a text, sorted, (U, n), and how often each occurs, (U,)."""
+    """The distinct n-grams of a text, sorted, (U, n), and how often each occurs, (U,).
+
+    Each token but the first ends one n-gram. A document starts with n - 1 separators, so no n-gram reaches across two
+    documents. A text without documents starts with n - 1 copies of its first token."""
     grams, counts = np.empty((0, n), dtype=tokens.dtype), np.empty(0, dtype=np.int64)
-    show, done = progress("counting", len(tokens), "tokens"), 1
-    for piece in ngrams(tokens, n, separator):
-        ones = np.ones(len(piece), dtype=np.int64)
-        grams, counts = tally(np.concatenate([grams, piece]), np.concatenate([counts, ones]))
-        show(done := done + len(piece))
+    show = progress("counting", len(tokens), "tokens")
+    for begin in range(1, len(tokens), bigram.CHUNK):  # memory grows with the distinct n-grams, not with the text
+        before = np.maximum(np.arange(begin - n + 1, begin), 0)
+        chunk = np.concatenate([tokens[before], tokens[begin : begin + bigram.CHUNK]])
+        windows = np.lib.stride_tricks.sliding_window_view(chunk, n).copy()  # (up to CHUNK, n)
+        if separator is not None:
+            for k in reversed(range(n - 2)):  # a separator in the context replaces all tokens before it
+                windows[windows[:, k + 1] == separator, k] = separator
+        ones = np.ones(len(windows), dtype=np.int64)
+        grams, counts = sum_by_row(np.concatenate([grams, windows]), np.concatenate([counts, ones]))
+        show(begin + len(windows))
     return grams, counts
 
 
-def tally(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sum_by_row(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct rows of (N, n), sorted, (U, n), and for each of them the sum of its weights, (U,)."""
     order = np.lexsort(rows.T[::-1])
     rows = rows[order]
-    firsts = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))  # where another row begins
+    firsts = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
     return rows[firsts], np.add.reduceat(weights[order], firsts)
 
 
 class NGrams:
-    """The n-grams of a text, and its k-grams for each k < n, as sorted lists: what was never seen takes no room.
+    """The n-grams of a text, and its k-grams for each k < n, as sorted arrays: unseen k-grams take no memory.
 
-    contexts[k] lists the contexts of k tokens, and a context goes by its place in that list. It is a context of k - 1
-    tokens and the token before that, in one number: place * V + token. V^n does not appear, so nothing overflows."""
+    contexts[k] is the sorted array of distinct k-token contexts; a context's id is its index there. It is stored as one
+    integer: id of its k - 1 newest tokens * V + its oldest token. A k-gram is stored as id of its context * V + its
+    last token. V^n never appears, so nothing overflows."""
 
     def __init__(self, grams: np.ndarray, counts: np.ndarray, V: int, separator: int | None):
-        self.V, self.separator, n = V, separator, grams.shape[1]
-        self.contexts = [np.zeros(1, dtype=np.int64)]  # of no token there is one
-        x = np.zeros(len(grams), dtype=np.int64)  # the place of each n-gram's context
-        for k in range(1, n):
-            context, x = np.unique(x * V + grams[:, -1 - k], return_inverse=True)
+        self.V, self.separator = V, separator
+        self.contexts = [np.zeros(1, dtype=np.int64)]  # the empty context
+        ids = np.zeros(len(grams), dtype=np.int64)  # the context of each n-gram
+        for k in range(1, grams.shape[1]):
+            context, ids = np.unique(ids * V + grams[:, -1 - k], return_inverse=True)
             self.contexts.append(context)
-        keys = x * V + grams[:, -1]
-        order = np.argsort(keys)
-        keys, counts = keys[order], counts[order]
-        self.orders = []  # for k = 1 ... n: k-grams, their counts; of each context: the sum, and how many tokens follow
-        for k in reversed(range(n)):
-            x, y = np.divmod(keys, V)
-            self.orders.insert(0, (keys, counts, np.bincount(x, counts), np.bincount(x)))
-            # Below the highest order, Kneser-Ney counts after how many different tokens a k-gram comes, and not how
-            # often: "Francisco" is frequent, but comes after "San" alone, so it is no good guess after another word.
-            shorter = self.contexts[k][x] // V  # the place of each context without its oldest token
-            keys, counts = np.unique(shorter * V + y, return_counts=True)
+        keys, order = np.unique(ids * V + grams[:, -1], return_index=True)
+        counts = counts[order]
+        self.orders = []  # for k = 1 ... n: k-grams, their counts; per context: sum of counts, number of next tokens
+        for context in reversed(self.contexts):
+            ids, last = np.divmod(keys, V)
+            numbers = (counts, np.bincount(ids, counts), np.bincount(ids))
+            self.orders.insert(0, (keys, *(np.append(array, 0) for array in numbers)))  # index -1: unseen, 0
+            # Below the highest order, Kneser-Ney uses continuation counts: the number of distinct tokens a k-gram
+            # follows, not how often it occurs. "Francisco" is frequent, but it follows only "San".
+            shorter = context[ids] // V  # the id of each context without its oldest token
+            keys, counts = np.unique(shorter * V + last, return_counts=True)
 
-    def look_up(self, grams: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For the last k = 1 ... n tokens of each n-gram (U, n): the count; of the context, the k - 1 tokens before the
-        last one, the sum of counts and the number of different tokens after it. (U,) each, 0 for what was not seen."""
-        x = np.zeros(len(grams), dtype=np.int64)
-        for k, (keys, counts, sums, followers) in enumerate(self.orders):
-            if k:
-                x = find(self.contexts[k], x * self.V + grams[:, -1 - k])
-            i = find(keys, x * self.V + grams[:, -1])
-            yield np.where(i < 0, 0, counts[i]), np.where(x < 0, 0, sums[x]), np.where(x < 0, 0, followers[x])
+    def look_up(self, grams: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For the last k = 1 ... n tokens of n-grams (U, n): the count of the k-gram and, for its context, the sum of
+        counts and the number of distinct next tokens. (U,) each, 0 if unseen."""
+        found = []
+        ids = np.zeros(len(grams), dtype=np.int64)
+        for k, (keys, counts, totals, followers) in enumerate(self.orders):
+            if k > 0:
+                ids = index_of(self.contexts[k], ids * self.V + grams[:, -1 - k])
+            i = index_of(keys, ids * self.V + grams[:, -1])
+            found.append((counts[i], totals[ids], followers[ids]))
+        return found
 
     def additive(self, grams: np.ndarray, alpha: float) -> np.ndarray:
-        """The cells of `probabilities` for n-grams (U, n), without the table: (U,)."""
-        *_, (count, total, _) = self.look_up(grams)
-        return (count + alpha) / np.maximum(total + alpha * self.V, TINY)
+        """Add-alpha smoothing, as in bigram.py: the probabilities of n-grams (U, n), (U,)."""
+        count, total, _ = self.look_up(grams)[-1]
+        return (count + alpha) / np.maximum(total + alpha * self.V, bigram.TINY)
 
     def kneser_ney(self, grams: np.ndarray, discount: float) -> np.ndarray:
         """Interpolated Kneser-Ney (Kneser and Ney 1995; Chen and Goodman 1998) for n-grams (U, n): (U,).
 
-        Every count gives up d, and what that frees is shared out as the context without its oldest token advises, and
-        so on down to no context, and then 1/V. For a context x, and x' without its oldest token,
+        Subtract d from every count and give the freed probability to the lower-order model (the context without its
+        oldest token), recursively down to the uniform distribution 1/V. For a context x, shortened to x',
 
             P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')
 
-        Documents start with n - 1 separators, so "...a", "..a" and ".a" are one context: "a" at the start. Only the
-        longest has counts: below, what comes before each is one more separator, so all would count 1. They are skipped,
-        and x' is what comes after the separators, here "a". (KenLM gets the same from its single <s>.)"""
+        Documents start with n - 1 separators, so "...a", "..a" and ".a" are the same context, "a" at the start. Only
+        the longest has counts: the others always follow a separator, so their continuation counts would all be 1. They
+        are skipped, and x' is "a" without separators. (KenLM gets the same from its single <s>.)"""
         p, n = np.full(len(grams), 1 / self.V), grams.shape[1]
         for k, (count, total, followers) in enumerate(self.look_up(grams), 1):
             if 1 < k < n:
-                total = np.where(grams[:, -k] == self.separator, 0, total)  # as if never seen: p stays what it was
+                total = np.where(grams[:, -k] == self.separator, 0, total)  # as if unseen: p stays as it is
             mixed = np.maximum(count - discount, 0) + discount * followers * p
             p = np.where(total > 0, mixed / np.maximum(total, 1), p)
         return p
 
 
-def find(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The place of each key in a sorted table, or -1."""
-    i = np.searchsorted(table, keys)
-    i[i == len(table)] = 0
+def index_of(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The index of each key in a sorted table, or -1."""
+    i = np.minimum(np.searchsorted(table, keys), len(table) - 1)
     return np.where(table[i] == keys, i, -1)
 
 
-def contexts(grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The contexts X (U, n - 1) of sorted n-grams, each once, and for each n-gram the row of its context."""
-    is_new = np.append(True, (grams[1:, :-1] != grams[:-1, :-1]).any(axis=1))
-    return grams[is_new, :-1], np.cumsum(is_new) - 1
+# ----------------------------------------------------------------------------- the neural n-gram model
+
+
+def distinct_contexts(grams: np.ndarray, V: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct contexts X (U, n - 1) of n-grams, and for each n-gram the index of its context. Token i at position
+    k is the number k V + i in X: the row of its weights."""
+    return np.unique(grams[:, :-1] + V * np.arange(grams.shape[1] - 1), axis=0, return_inverse=True)
 
 
 def count_table(grams: np.ndarray, counts: np.ndarray, V: int) -> tuple[np.ndarray, np.ndarray]:
-    """The contexts X (U, n - 1), and N (U, V): how often each token comes after each of them."""
-    X, x = contexts(grams)
-    if max(len(X), X.shape[1] * V) * V > DENSE:
+    """The distinct contexts X (U, n - 1), and N (U, V): how often each token follows each of them."""
+    X, rows = distinct_contexts(grams, V)
+    if max(len(X), X.shape[1] * V) * V > bigram.MAX_CELLS:
         size = f"{len(X):,} contexts x {V:,} tokens"
-        raise UserError(f"--neural works on a table, and one of {size} is too large; take a smaller --n or vocabulary")
+        raise UserError(f"--neural needs a table, and one of {size} is too large; use a smaller --n or vocabulary")
     N = np.zeros((len(X), V))
-    N[x, grams[:, -1]] = counts
+    N[rows, grams[:, -1]] = counts
     return X, N
 
 
-def show_orders(tallies: dict, data: Dataset, alpha: float, discount: float) -> list[tuple[float, float]]:
-    """Print what a longer context brings. Returns the validation loss for each k, by adding alpha and by Kneser-Ney."""
-    V, (grams, counts), (val_grams, val_counts), losses = data.vocab_size, tallies["train"], tallies["val"], []
-    print(f"\nwhat longer contexts bring on val (loss in nats; alpha={alpha:g}, discount={discount:g}):")
-    print(f" k {'cells, V^k':>15} {'filled by train':>17} {'k-grams seen':>14} {'add alpha':>11} {'Kneser-Ney':>12}")
-    for k in range(1, (n := grams.shape[1]) + 1):
-        train, val = tally(grams[:, n - k :], counts), tally(val_grams[:, n - k :], val_counts)
-        table = NGrams(*train, V, data.separator)
-        *_, (count, _, _) = table.look_up(val[0])
-        seen = val[1][count > 0].sum() / val[1].sum()
-        additive = nll(partial(table.additive, alpha=alpha), *val)
-        kneser_ney = nll(partial(table.kneser_ney, discount=discount), *val)
-        losses.append((additive, kneser_ney))
-        cells = f"{V**k:,}" if V**k < 1e12 else f"{V**k:.2g}"
-        print(f"{k:2} {cells:>15} {len(train[1]):17,} {seen:14.1%} {additive:11.4f} {kneser_ney:12.4f}", flush=True)
+def loss_and_gradient(W: np.ndarray, X: np.ndarray, N: np.ndarray) -> tuple[float, np.ndarray]:
+    """The loss on counts N (U, V) after contexts X (U, n - 1), and its gradient w.r.t. the weights W ((n - 1) V, V).
+    Each position looks up a row of W, as in bigram.py, and the rows add up to the logits."""
+    loss, dlogits = bigram.loss_and_gradient(W[X].sum(axis=1), N)
+    dW = np.zeros_like(W)
+    np.add.at(dW, X, dlogits[:, None])  # a row gets the gradients of all contexts that look it up
+    return loss, dW
+
+
+def train_neural(X: np.ndarray, N: np.ndarray, log: bool = False) -> np.ndarray:
+    """Train W on counts N (U, V) after contexts X (U, n - 1). The n - 1 rows of a context move the same logits, so the
+    learning rate of bigram.py is divided by n - 1."""
+    positions, V = X.shape[1], N.shape[1]
+    weights = np.broadcast_to(N.sum(axis=1, keepdims=True), X.shape)
+    frequency = np.bincount(X.ravel(), weights.ravel(), minlength=positions * V) / N.sum()
+    rate = 1 / np.maximum(positions * frequency / 2, bigram.TINY)[:, None]
+    return bigram.gradient_descent(lambda W: loss_and_gradient(W, X, N), np.zeros((positions * V, V)), rate, log)
+
+
+def neural_ngrams(grams: np.ndarray, W: np.ndarray) -> np.ndarray:
+    """The network's probabilities of n-grams (U, n), (U,)."""
+    X, rows = distinct_contexts(grams, W.shape[1])
+    return np.exp(bigram.log_softmax(W[X].sum(axis=1)))[rows, grams[:, -1]]
+
+
+# ----------------------------------------------------------------------------- samples and losses
+
+
+def sample(model: Model, context: list[int], data: Dataset, options, rng: np.random.Generator) -> list[int]:
+    """Draw token after token, each given the n - 1 tokens before it, until the document ends."""
+    tokens, y = list(context), np.arange(data.vocab_size)
+    for _ in range(options.max_new_tokens):
+        x = np.tile(np.array(tokens[len(tokens) - len(context) :], dtype=np.int64), (len(y), 1))
+        token = bigram.draw(model(np.column_stack([x, y])), options.temperature, rng)
+        if token in (None, data.separator):
+            break
+        tokens.append(token)
+    return tokens[len(context) :]
+
+
+def evaluate(model: Model, counts: dict, data: Dataset, options) -> dict[str, float]:
+    """Print samples and the loss on each split. Returns split -> nats per token."""
+    rng = np.random.default_rng(options.seed)
+    contexts = (start_context(data, options.n - 1, rng) for _ in range(options.num_samples))
+    texts = (data.tokenizer.decode(sample(model, context, data, options, rng)) for context in contexts)
+    print_samples(texts, lines=data.separator is not None)
+    p = {split: model(grams) for split, (grams, _) in counts.items()}
+    losses = {split: bigram.nll(p[split], N) for split, (_, N) in counts.items()}
+    print_losses(data, losses)
+    for split, (grams, _) in counts.items():
+        if losses[split] == math.inf:
+            *x, y = grams[p[split] == 0][0].tolist()
+            unseen = f"{data.tokenizer.decode([y])!r} after {data.tokenizer.decode(x)!r} never occurs in train"
+            advice = "use --smoothing=add or kneser-ney"
+            print(f"{split} loss is infinite: {unseen}, so its probability is 0; {advice}")
     return losses
 
 
-def draw_orders(losses: list[tuple[float, float]], data: Dataset, options, path: Path) -> None:
-    """What show_orders printed, as a PNG: two curves over k."""
-    from matplotlib.figure import Figure
+def compare_orders(counts: dict, data: Dataset, alpha: float, discount: float) -> dict[str, list[float]]:
+    """Print a table with a row for each order k = 1 ... n. Returns kind of smoothing -> validation losses."""
+    V, n = data.vocab_size, counts["train"][0].shape[1]
+    additive, kneser_ney = [], []
+    print(f"\nvalidation loss for longer contexts (nats per token; alpha={alpha:g}, discount={discount:g})")
+    print("val covered: fraction of validation k-grams that occur in training")
+    print(" k   possible (V^k)  seen in train  val covered  add-alpha loss  Kneser-Ney loss")
+    for k in range(1, n + 1):
+        grams, N = sum_by_row(counts["train"][0][:, n - k :], counts["train"][1])
+        x, N_val = sum_by_row(counts["val"][0][:, n - k :], counts["val"][1])
+        table = NGrams(grams, N, V, data.separator)
+        seen, _, _ = table.look_up(x)[-1]
+        covered = N_val[seen > 0].sum() / N_val.sum()
+        additive.append(bigram.nll(table.additive(x, alpha), N_val))
+        kneser_ney.append(bigram.nll(table.kneser_ney(x, discount), N_val))
+        possible = f"{V**k:,}" if V**k < 1e12 else f"{V**k:.2g}"
+        row = f"{k:2} {possible:>16} {len(grams):14,} {covered:12.1%} {additive[-1]:15.4f} {kneser_ney[-1]:16.4f}"
+        print(row, flush=True)
+    return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
 
-    import plots
 
-    figure = Figure(figsize=(7, 4), layout="tight")
-    axes = figure.subplots()
-    names = (f"add {options.alpha:g} to each count", f"Kneser-Ney, discount {options.discount:g}")
-    for name, curve in zip(names, zip(*losses, strict=True), strict=True):
-        axes.plot(range(1, len(losses) + 1), curve, "o-", label=name)
-    axes.set(xlabel="k: the last token and k - 1 before it", ylabel="validation loss, nats per token")
-    axes.set(title=f"what longer contexts bring on {data.name}", xticks=range(1, len(losses) + 1))
-    plots.draw_baselines(axes, data)
-    plots.save(figure, path)
+# ----------------------------------------------------------------------------- main
+
+
+def read_options():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--dataset", default="words", help="dataset: a folder in data/, made by prepare_data.py")
+    add("--n", type=in_range(int, 1, 8), default=3, help="order: tokens in an n-gram, the predicted one included")
+    add("--smoothing", choices=("add", "mle", "kneser-ney"), default="add", help="smoothing; mle: none")
+    add("--alpha", type=in_range(float, 0, 1e12), default=1.0, help="pseudocount that --smoothing=add adds to each count")
+    add("--discount", type=in_range(float, above=0, maximum=1), default=0.75, help="discount of each count by kneser-ney")
+    add("--neural", type=bool, default=False, help="also train a neural network with the same context")
+    add("--num_samples", type=in_range(int, 0), default=10, help="number of samples")
+    add("--max_new_tokens", type=in_range(int, 1), default=100, help="maximum length of a sample, in tokens")
+    add("--temperature", type=in_range(float, 0), default=1.0, help="sampling temperature; 1: as counted, 0: greedy")
+    add("--seed", type=in_range(int, 0), default=1337, help="random seed of the samples")
+    add("--plot", type=bool, default=False, help="plot of the loss over the order: out/ngram_<dataset>/orders.png")
+    options = parser.parse_args()
+    if options.neural and options.n == 1:
+        parser.error("--neural needs at least one token of context, and --n=1 has none")
+    return options
+
+
+def counting_model(options, table: NGrams) -> tuple[Model, int]:
+    """The model that the options ask for, and how many counts it uses."""
+    if options.smoothing == "kneser-ney":
+        return partial(table.kneser_ney, discount=options.discount), sum(len(keys) for keys, *_ in table.orders)
+    alpha = options.alpha if options.smoothing == "add" else 0
+    return partial(table.additive, alpha=alpha), len(table.orders[-1][0])
+
+
+def main() -> None:
+    options = read_options()
+    data = load(options.dataset)
+    V, name = data.vocab_size, f"{options.n}-gram"
+    data.need(max(options.n, 2), f"--n={options.n}")
+    began = time.perf_counter()
+    counts = {split: count_ngrams(getattr(data, split), options.n, data.separator) for split in data.splits}
+    grams, N = counts["train"]
+    dense = count_table(grams, N, V) if options.neural else None  # now, as it may be too large
+    print(f"{data.name}: vocabulary of {V:,} tokens; train: {N.sum():,} {name}s, {len(grams):,} of them distinct")
+    curves = compare_orders(counts, data, options.alpha, options.discount)
+    table = NGrams(grams, N, V, data.separator)
+    model, params = counting_model(options, table)
+    losses = evaluate(model, counts, data, options)
+    if options.neural:
+        print(f"\nneural {name} model, {options.n - 1} x {V} x {V} weights:\n  step  train loss")
+        W = train_neural(*dense, log=True)
+        counted, learned = bigram.nll(table.additive(grams, 0), N), bigram.nll(neural_ngrams(grams, W), N)
+        print(f"train loss: {counted:.4f} by counting (maximum likelihood), {learned:.4f} by gradient descent")
+        if options.n > 2:
+            print("(expected: the logits are a sum over context positions, so they cannot represent interactions)")
+        model, name, params = partial(neural_ngrams, W=W), f"neural-{name}", W.size
+        losses = evaluate(model, counts, data, options)
+    if options.plot:
+        import plots
+
+        path = Path("out", f"ngram_{data.name}", "orders.png")
+        plots.ngram_losses(curves, data, path)
+        print(f"\n{path}: validation loss for longer contexts")
+    print_result(name, data, params, losses, seconds=f"{time.perf_counter() - began:.1f}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -22,6 +22,7 @@ import bigram
 import micrograd
 import mlp
 import model
+import ngram
 import optim
 import sample
 import scaling
@@ -371,15 +372,12 @@ def _():
 
 def softmax(*logits: float) -> np.ndarray:
     """(V,), of a row of the network's weights."""
-    W = np.zeros((1, len(logits), len(logits)))
-    W[0, 0] = logits
-    return np.exp(bigram.log_softmax(W, np.zeros((1, 1), dtype=int)))[0]
+    return np.exp(bigram.log_softmax(np.array([logits])))[0]
 
 
 def cross_entropy(p, q) -> float:
     """The loss of a model that says q where the tokens come with the frequencies p, in nats."""
-    grams, p, q = np.arange(len(q))[:, None], np.asarray(p), np.asarray(q)
-    return bigram.nll(lambda grams: q[grams[:, 0]], grams[p > 0], p[p > 0])
+    return bigram.nll(np.asarray(q), np.asarray(p))
 
 
 def loss_of(logits, targets, label_smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -541,13 +539,12 @@ def _():
     return loss_of([[2, 1, 0.1, -1]] * 4, [-1, -1, 2, 3])[0]
 
 
-# ----------------------------------------------------------------------------- n-grams: bigram.py
+# ----------------------------------------------------------------------------- n-grams: bigram.py, ngram.py
 
 
 def table_loss(N: np.ndarray, alpha: float, M: np.ndarray) -> float:
     """The mean loss of the probabilities made of counts N on a text with counts M."""
-    P = bigram.probabilities(N, alpha)
-    return bigram.nll(lambda grams: P[grams[:, 0], grams[:, 1]], np.argwhere(M), M[M > 0])
+    return bigram.nll(bigram.probabilities(N, alpha), M)
 
 
 EMMA = [[0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]  # S, e, m, a, E
@@ -627,11 +624,11 @@ def _():
 
 
 def cells(V: int, n: int) -> str:
-    """What bigram.py prints for the cells of the largest table."""
+    """What ngram.py prints for the cells of the largest table."""
     text, tally = io.StringIO(), (np.zeros((1, n), dtype=int), np.ones(1))
     data = types.SimpleNamespace(vocab_size=V, separator=None)
     with contextlib.redirect_stdout(text):
-        bigram.show_orders({"train": tally, "val": tally}, data, 1.0, 0.75)
+        ngram.compare_orders({"train": tally, "val": tally}, data, 1.0, 0.75)
     return text.getvalue().splitlines()[-1].split()[1]
 
 
@@ -676,7 +673,9 @@ def _():
     rng = np.random.default_rng(0)
     W, X = rng.normal(size=(3, 27, 27)), rng.integers(27, size=(5, 3))
     logits = np.einsum("mki,kij->mj", np.eye(27)[X], W)
-    return np.abs(bigram.log_softmax(W, X) - torch.from_numpy(logits).log_softmax(1).numpy()).max().round(12)
+    grams = np.column_stack([np.repeat(X, 27, axis=0), np.tile(np.arange(27), 5)])  # each context, each token
+    log_p = np.log(ngram.neural_ngrams(grams, W.reshape(3 * 27, 27))).reshape(5, 27)
+    return np.abs(log_p - torch.from_numpy(logits).log_softmax(1).numpy()).max().round(12)
 
 
 @example("logcounts", np.array([1, 2, 1, 1, 1]) / 6)

@@ -15,13 +15,15 @@ import console
 import micrograd
 import mlp
 import model
+import ngram
 import prepare_data
 import sample
 import train
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
-SCRIPTS = {f"{module.__name__}.py": module for module in (bigram, micrograd, mlp, model, prepare_data, sample, train)}
+MODULES = (bigram, micrograd, mlp, model, ngram, prepare_data, sample, train)
+SCRIPTS = {f"{module.__name__}.py": module for module in MODULES}
 
 
 def commands() -> list[str]:
@@ -67,8 +69,8 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
     if "--plot" in command:
         pytest.importorskip("matplotlib")
     for module, name in (
-        (micrograd, "derivatives"), (bigram, "load"), (mlp, "load"), (prepare_data, "prepare"), (sample, "pick_device"),
-        (train, "load_weights"), (train, "load_checkpoint"), (train, "pick_device"),
+        (micrograd, "derivatives"), (bigram, "load"), (ngram, "load"), (mlp, "load"), (prepare_data, "prepare"),
+        (sample, "pick_device"), (train, "load_weights"), (train, "load_checkpoint"), (train, "pick_device"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, accept)
     words = shlex.split(command)
@@ -87,11 +89,11 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
 
 
 def test_a_wrong_command_would_show(monkeypatch):
-    monkeypatch.setattr(bigram, "load", accept)
+    monkeypatch.setattr(ngram, "load", accept)
     for wrong in ("--colour=red", "--n=0", "--n=1 --neural"):
-        monkeypatch.setattr(sys, "argv", ["bigram.py", *wrong.split()])
+        monkeypatch.setattr(sys, "argv", ["ngram.py", *wrong.split()])
         with pytest.raises(console.UserError):
-            bigram.main()
+            ngram.main()
 
 
 def test_each_option_in_the_text_is_one_of_some_script(call):
@@ -130,7 +132,7 @@ def test_the_figures_of_a_row_fit_together(row):
     assert row["command"].startswith("`python ") and row["command"].endswith("`")
 
 
-@pytest.mark.parametrize("row", [row for row in ladder() if "bigram.py" in row["command"]], ids=lambda r: r["command"])
+@pytest.mark.parametrize("row", [row for row in ladder() if "gram.py" in row["command"]], ids=lambda r: r["command"])
 def test_a_row_of_counting_is_what_its_command_prints(row, call):
     _, script, *options = shlex.split(row["command"].strip("`"))
     source = next((option[10:] for option in options if option.startswith("--dataset=")), "words")
