@@ -132,7 +132,7 @@ def train_neural(N: np.ndarray, weight_decay: float = 0.0, log: bool = False) ->
     return gradient_descent(lambda W: loss_and_gradient(W, N, weight_decay), np.zeros(N.shape), rate, log)
 
 
-# ----------------------------------------------------------------------------- what is printed and drawn
+# ----------------------------------------------------------------------------- samples, losses, tables
 
 
 def most_frequent(N: np.ndarray, m: int, data: Dataset) -> tuple[np.ndarray, list[str]]:
@@ -196,7 +196,7 @@ def read_options():
     add = parser.add_argument
     add("--dataset", default="words", help="dataset: a folder in data/, made by prepare_data.py")
     add("--smoothing", choices=("add", "mle"), default="add", help="smoothing; mle: none (maximum likelihood)")
-    add("--alpha", type=in_range(float, 0, 1e12), default=1.0, help="pseudocount that --smoothing=add adds to each count")
+    add("--alpha", type=in_range(float, 0, 1e12), default=1.0, help="pseudocount of --smoothing=add, for each count")
     add("--neural", type=bool, default=False, help="also train the neural bigram model, and compare")
     add("--num_samples", type=in_range(int, 0), default=10, help="number of samples")
     add("--max_new_tokens", type=in_range(int, 1), default=100, help="maximum length of a sample, in tokens")
