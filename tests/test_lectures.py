@@ -751,10 +751,10 @@ def _():
     norm.gain, norm.bias = tensor(3, 0.25), tensor(0.1, -0.1)
     norm.running_mean, norm.running_var = tensor(1, 2), tensor(4, 0.25)
     norm.parameters = [norm.gain, norm.bias]
-    norm.running_mean -= tensor(0.5, -0.5)  # the layer's bias: fold() is for layers that leave it to the norm
+    norm.running_mean -= tensor(0.5, -0.5)  # the layer's bias: fold_batchnorm() is for layers that leave it to the norm
     net = mlp.MLP([mlp.Linear(tensor([1, 2], [0, -1]).T), norm])
     net.train(False)
-    folded = mlp.fold(net)
+    folded = mlp.fold_batchnorm(net)
     (layer,) = folded.layers
     x = tensor([1.0, 1.0])
     return layer.weight.T, layer.bias, net(x), folded(x)  # rows of W are scaled, columns of our weight
