@@ -244,7 +244,10 @@ def gradients(model: MLP, X: torch.Tensor, Y: torch.Tensor, manual: bool, compar
     with torch.set_grad_enabled(compare or not manual):
         loss = F.cross_entropy(model(X), Y)
     if compare or not manual:
-        autograd = torch.autograd.grad(loss, model.parameters)
+        for p in model.parameters:
+            p.grad = None
+        loss.backward()
+        autograd = [p.grad for p in model.parameters]
     if compare or manual:
         with torch.no_grad():
             model.backward(Y)
@@ -253,7 +256,7 @@ def gradients(model: MLP, X: torch.Tensor, Y: torch.Tensor, manual: bool, compar
         tiny = torch.finfo(loss.dtype).tiny  # if a whole tensor has gradient 0
         errors = [(p.grad - grad).abs().max() / grad.abs().max().clamp(min=tiny) for p, grad in pairs]
         difference = torch.stack(errors).max().item()
-    if not manual:
+    if compare and not manual:
         for p, grad in zip(model.parameters, autograd, strict=True):
             p.grad = grad
     return loss.item(), difference
@@ -315,25 +318,20 @@ def evaluate(model: MLP, tokens: np.ndarray, T: int, separator: int | None) -> f
     return total / (len(tokens) - 1)
 
 
-def sweep_rates(model: MLP, data: Dataset, options) -> tuple[np.ndarray, np.ndarray]:
-    """Run the learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1.
-    Returns 25 rates, 8 per factor of 10, and the mean training loss at each of them."""
-    rates = np.geomspace(1e-3, 1, 25)
-    steps = max(1, options.max_iters // len(rates))  # at each rate
-    losses = np.zeros((len(rates), steps))
+def find_lr(model: MLP, data: Dataset, options) -> float:
+    """Run the learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1, at 25 rates,
+    8 per factor of 10. Print the mean loss at each rate. Returns the rate with the lowest smoothed loss."""
+    rates, losses = np.geomspace(1e-3, 1, 25), []
     stream = batches(data, options.batch_size, options.block_size, options.seed)
     show = progress("sweep", len(rates), "rates")
-    for i, rate in enumerate(rates):
-        for j, (X, Y) in enumerate(islice(stream, steps)):
-            losses[i, j], _ = gradients(model, X, Y, options.backward == "manual")
+    for rate in rates:
+        losses_at_rate = []
+        for X, Y in islice(stream, max(1, options.max_iters // len(rates))):
+            loss, _ = gradients(model, X, Y, options.backward == "manual")
+            losses_at_rate.append(loss)
             sgd_step(model, rate)
-        show(i + 1)
-    return rates, losses.mean(axis=1)
-
-
-def find_lr(model: MLP, data: Dataset, options) -> float:
-    """Print the losses of a sweep. Returns the learning rate with the lowest smoothed loss."""
-    rates, losses = sweep_rates(model, data, options)
+        losses.append(np.mean(losses_at_rate))
+        show(len(losses))
     smoothed = np.convolve(np.pad(losses, 1, mode="edge"), [1 / 3, 1 / 3, 1 / 3], mode="valid")
     best = rates[smoothed.argmin()]
     rows = [[f"{number:.4f}" for number in row] for row in zip(rates, losses, smoothed, strict=True)]
@@ -445,7 +443,7 @@ def read_options():
     lr = "learning rate (default: 0.1 at batch size 32, scaled linearly with --batch_size up to 0.8)"
     add("--learning_rate", type=in_range(float, above=0), help=lr)
     add("--find_lr", type=bool, default=False, help="sweep rates from 0.001 to 1 and suggest one, instead of training")
-    add("--backward", choices=("autograd", "manual"), default="autograd", help="manual: backward() of this file")
+    add("--backward", choices=("autograd", "manual"), default="autograd", help="manual: by backward() of each layer")
     add("--fold", type=bool, default=False, help="fold batch norm into the linear layers after training")
     add("--plot", type=bool, default=False, help="draw training.png, or find_lr.png, into out/mlp_<dataset>/")
     add("--num_samples", type=in_range(int, 0), default=20, help="number of samples to generate")

@@ -68,17 +68,8 @@ def test_the_contexts_of_emma_are_the_lectures(data):
     tokens = np.array(tokenizer.encode("\nemma\nava\n"), dtype=np.uint16)
     X, Y = contexts(tokens, np.arange(1, len(tokens)), 3, tokenizer.encode("\n")[0])
     rows = torch.cat([X, Y[:, None]], dim=1).tolist()
-    assert [tokenizer.decode(row).replace("\n", ".") for row in rows] == [
-        "...e",
-        "..em",
-        ".emm",
-        "emma",
-        "mma.",
-        "...a",
-        "..av",
-        ".ava",
-        "ava.",
-    ]
+    texts = [tokenizer.decode(row).replace("\n", ".") for row in rows]
+    assert texts == ["...e", "..em", ".emm", "emma", "mma.", "...a", "..av", ".ava", "ava."]
     assert X.dtype == Y.dtype == torch.int64
 
 
@@ -492,8 +483,8 @@ def test_a_manual_run_is_that_of_autograd(data, call, name):
 
 def test_manual_backward_does_not_call_autograd(data, call, monkeypatch):
     """Except for the comparison at the first and the last step."""
-    calls, grad = [], torch.autograd.grad
-    monkeypatch.setattr(torch.autograd, "grad", lambda loss, p: (calls.append(loss), grad(loss, p))[1])
+    calls, backward = [], torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: (calls.append(loss), backward(loss)))
     assert call(mlp, "--dataset=list", *QUICK, "--backward=manual")[0] == 0
     assert len(calls) == 2
     call(mlp, "--dataset=list", *QUICK)
@@ -638,8 +629,10 @@ def test_the_sweep_prints_its_table_and_its_rule(data, call, monkeypatch):
     assert abs(curve.get_ydata() - losses).max() < 1e-4
     assert chosen.get_xdata()[0] == pytest.approx(rates[best], abs=1e-4)
     assert "largest one tried" not in out
-    monkeypatch.setattr(mlp, "sweep_rates", lambda *_: (np.geomspace(1e-3, 1, 25), np.linspace(3, 2, 25)))
-    out = call(mlp, "--dataset=list", "--find_lr")[1]
+    falling = iter(np.linspace(3, 2, 25))
+    monkeypatch.setattr(mlp, "gradients", lambda *_: (next(falling), 0.0))
+    monkeypatch.setattr(mlp, "sgd_step", lambda *_: None)
+    out = call(mlp, "--dataset=list", "--find_lr", "--max_iters=25")[1]
     assert "the best rate is the largest one tried: a larger one may be even better" in out
     assert result(out)["learning_rate"] == "1"
 
@@ -649,11 +642,11 @@ def test_the_sweep_trains_at_the_rates_that_it_prints(data, monkeypatch):
     asked = []
     monkeypatch.setattr(mlp, "sgd_step", lambda model, rate: asked.append(rate))
     dataset = prepare_data.load("list")
-    options = SimpleNamespace(batch_size=8, block_size=3, seed=0, max_iters=500, backward="manual")
+    options = SimpleNamespace(batch_size=8, block_size=3, seed=0, max_iters=500, backward="manual", plot=False)
     model = make_model(dataset.vocab_size, 3, 5, 20, 1, "kaiming", True, 0)
-    rates, losses = mlp.sweep_rates(model, dataset, options)
-    assert asked == [rate for rate in rates for _ in range(20)]
-    assert len(losses) == 25
+    best = mlp.find_lr(model, dataset, options)
+    assert asked == [rate for rate in np.geomspace(1e-3, 1, 25) for _ in range(20)]
+    assert best in asked
 
 
 def test_the_plot_of_training(data, call, monkeypatch):
