@@ -1,9 +1,11 @@
 """A run's folder: config.toml, log.jsonl, last.pt (to resume), best.pt (to sample). Loading one runs no code of it."""
 
+import importlib.util
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -58,6 +60,31 @@ def load_model(checkpoint: str | Path | dict) -> tuple[GPT, Tokenizer]:
     return model.eval(), make_tokenizer(checkpoint["tokenizer"])
 
 
+def load_initial(init_from: str, options: dict, download: bool = True) -> dict:
+    """A checkpoint of ours (a file *.pt, or a run's folder), or GPT-2's weights in the same form, with the options
+    block_size, dropout and flash if they are given. download=False: only the config of weights to be downloaded."""
+    from gpt2 import GPT2_SIZES, gpt2_config, load_gpt2
+
+    path = Path(init_from)
+    path = path / "best.pt" if (path / "best.pt").exists() else path
+    if path.suffix == ".pt":
+        return load_checkpoint(path)
+    kept = {name: options[name] for name in ("block_size", "dropout", "flash") if name in options}
+    if init_from in GPT2_SIZES and not download:
+        return {"model_config": asdict(gpt2_config(init_from, **kept))}
+    model, tokenizer = load_gpt2(init_from, **kept), BPETokenizer()
+    if model.config.vocab_size != tokenizer.vocab_size:
+        sizes = f"{model.config.vocab_size:,} tokens, GPT-2's tokenizer {tokenizer.vocab_size:,}"
+        raise UserError(f"{init_from} has {sizes}; use weights that belong to it")
+    return {
+        "model_config": asdict(model.config),
+        "model": model.state_dict(),
+        "tokenizer": tokenizer.to_dict(),
+        "delimiter": tokenizer.vocab_size - 1,  # <|endoftext|>, which started each document in GPT-2's training
+        "config": {"dataset": "gpt2"},  # whose tokenizer goes by that name
+    }
+
+
 @dataclass
 class OpenedModel:
     """A model to sample from or to evaluate, and where it is from."""
@@ -67,50 +94,54 @@ class OpenedModel:
     delimiter: int | None  # the token that starts each document, if there are documents
     name: str
     folder: Path  # for plots
-    dataset: str | None  # that it was trained on
+    dataset: str  # that it was trained on
 
 
 def open_model(path: Path | None, init_from: str | None) -> OpenedModel:
-    """The checkpoint at path, GPT-2's weights by name or path (init_from), or without both the newest out/*/best.pt."""
+    """The checkpoint at path, the weights that init_from names, or without both the newest out/*/best.pt."""
     if path and init_from:
         raise UserError("--checkpoint and --init_from are both given; use one of them")
-    if init_from:
-        model, tokenizer = GPT.from_pretrained(init_from), BPETokenizer()
-        delimiter = tokenizer.vocab_size - 1  # <|endoftext|>, which started each document in GPT-2's training
-        opened = OpenedModel(model, tokenizer, delimiter, init_from, Path("out", Path(init_from).stem), None)
-    else:
-        found = sorted(Path("out").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
-        if not path and not found:
-            raise UserError("no checkpoint out/*/best.pt; train one with python train.py, or use --checkpoint=")
-        path = path or found[-1]
-        checkpoint = load_checkpoint(path)
-        dataset = checkpoint["config"]["dataset"]
-        opened = OpenedModel(*load_model(checkpoint), checkpoint["delimiter"], str(path), path.parent, dataset)
-    if opened.model.config.vocab_size != opened.tokenizer.vocab_size:
-        sizes = f"{opened.model.config.vocab_size:,} tokens, the tokenizer {opened.tokenizer.vocab_size:,}"
-        raise UserError(f"{opened.name} has {sizes}; use weights that belong to GPT-2's tokenizer")
-    return opened
+    found = sorted(Path("out").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
+    if not (path or init_from or found):
+        raise UserError("no checkpoint out/*/best.pt; train one with python train.py, or use --checkpoint=")
+    path = path or (Path("out", Path(init_from).stem, "weights") if init_from else found[-1])
+    checkpoint = load_initial(init_from, {}) if init_from else load_checkpoint(path)
+    dataset, delimiter = checkpoint["config"]["dataset"], checkpoint["delimiter"]
+    return OpenedModel(*load_model(checkpoint), delimiter, init_from or str(path), path.parent, dataset)
 
 
 # ----------------------------------------------------------------------------- writing
 
+LOG_FORMATS = {
+    "train": "train loss {:.4f}", "lr": "lr {:.2e}", "grad_norm": "grad norm {:.2f}", "val": "val loss {:.4f}",
+    "tokens_per_second": "{:>7,} tokens/s", "mfu": "mfu {:.0%}", "skipped": "{} skipped",
+}  # fmt: skip
+
 
 class RunFolder:
-    """The folder of a run, which one process writes to. A new run moves an old one of the same name aside."""
+    """The folder of a run. All processes call its methods, and the first one writes. say() prints a line."""
 
-    def __init__(self, path: Path, options: dict, step: int, resume: bool, n_bytes: int):
-        """options go into config.toml; lines of log.jsonl up to `step` are kept; n_bytes is the size of the checkpoints
-        of a new run. Raises UserError if the folder is in use, or is not a run's, or the disk is full."""
-        self.path, self.board = path, None
+    def __init__(self, path: Path, machine, say: Callable[[str], None]):
+        self.path, self.machine, self.say, self.writes = path, machine, say, machine.rank == 0
+        self.file, self.board, self.in_checkpoints = None, None, {}
+
+    def open(self, in_checkpoints: dict, step: int, resume: bool, n_bytes: int) -> None:
+        """Make the folder of a new run, and move an old one of the same name aside; or open the one of a resumed run, and
+        keep the lines of its log up to `step`. in_checkpoints: what every checkpoint contains; n_bytes: the size of all.
+        Raises UserError if the folder is in use, or is not a run's, or the disk is full."""
+        self.in_checkpoints = in_checkpoints
+        if not self.writes:
+            return
         if not resume:
             self.make_way(n_bytes)
-        path.mkdir(parents=True, exist_ok=True)
-        self.file = open_log(path)  # from here on the folder belongs to this run
-        for leftover in path.glob("*.tmp"):  # of a killed process
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.file = open_log(self.path)  # from here on the folder belongs to this run
+        for leftover in self.path.glob("*.tmp"):  # of a killed process
             leftover.unlink()
+        options = in_checkpoints["config"]
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in options.items()]
-        replace_file(path / "config.toml", lambda file: file.write("".join(lines).encode()))
-        log = path / "log.jsonl"
+        replace_file(self.path / "config.toml", lambda file: file.write("".join(lines).encode()))
+        log = self.path / "log.jsonl"
         try:
             logged = log.read_bytes().splitlines(keepends=True)
             kept = [line for line in logged if line.endswith(b"\n") and json.loads(line)["step"] <= step]
@@ -120,7 +151,7 @@ class RunFolder:
         if options["tensorboard"]:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(path, purge_step=step + 1)
+            self.board = SummaryWriter(self.path, purge_step=step + 1)
 
     def make_way(self, n_bytes: int) -> None:
         path = self.path
@@ -139,24 +170,44 @@ class RunFolder:
         elif others := [p.name for p in path.glob("*") if p.name != "config.toml" and p.suffix != ".tmp"]:
             raise UserError(f"{path} is not the folder of a run, as it has {others[0]}; use another --out_dir=")
 
-    def log(self, step: int, seconds: float, values: dict[str, float]) -> None:
-        """Append a line to log.jsonl, and to TensorBoard's log."""
-        self.file.write(json.dumps({"step": step, "seconds": round(seconds, 3)} | values) + "\n")
-        self.file.flush()
+    def log(self, progress, max_iters: int, values: dict[str, float], note: str) -> None:
+        """Print a line about this step, and append its values to log.jsonl and to TensorBoard's log."""
+        line = "  ".join(LOG_FORMATS[name].format(value) for name, value in values.items())
+        self.say(f"step {progress.step:>{len(str(max_iters))}}/{max_iters}  {line}  {note}")
+        if self.writes:
+            entry = {"step": progress.step, "seconds": round(progress.seconds, 3)} | values
+            self.file.write(json.dumps(entry) + "\n")
+            self.file.flush()
         if self.board:
             for name, value in values.items():
-                self.board.add_scalar(name, value, step)
+                self.board.add_scalar(name, value, progress.step)
             self.board.flush()
 
-    def read_log(self) -> list[dict]:
-        return [json.loads(line) for line in (self.path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-
-    def save(self, name: str, checkpoint: dict) -> None:
-        """Write a checkpoint, whole or not at all, after the lines of the log that belong to it."""
-        os.fsync(self.file.fileno())
+    def save(self, name: str, model: GPT, **more) -> None:
+        """Gather the weights from all processes, and write a checkpoint, whole or not at all."""
+        checkpoint = {"format": FORMAT, "model": self.machine.gather(model.state_dict())} | self.in_checkpoints | more
+        if not self.writes:
+            return
+        os.fsync(self.file.fileno())  # the lines that belong to it
         previous = f"the previous {name} is intact" if (self.path / name).exists() else f"there is no {name} yet"
         advice = f"{previous}; free some disk space, then resume with --init_from=resume --out_dir={self.path}"
         replace_file(self.path / name, lambda file: torch.save(checkpoint, file), advice)
+
+    def draw_losses(self, data) -> None:
+        """Draw loss.png, if matplotlib is installed."""
+        if not self.writes or not importlib.util.find_spec("matplotlib"):
+            return
+        try:
+            import plots
+
+            entries = [json.loads(line) for line in (self.path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+            plots.training_losses(entries, data, str(self.path), self.path / "loss.png")
+        except (OSError, ImportError) as error:  # the run is worth more than its plot
+            self.say(f"cannot draw {self.path / 'loss.png'}: {error}")
+
+    def close(self) -> None:
+        if self.file:
+            self.file.close()
 
 
 def open_log(folder: Path):

@@ -11,8 +11,11 @@ import math
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterable
+from dataclasses import Field
 from itertools import pairwise
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -68,6 +71,14 @@ class OptionParser(argparse.ArgumentParser):
             options["help"] += f" (default: {default})"
         return super().add_argument(*names, **options)
 
+    def add_fields(self, fields: dict[str, Field]) -> None:
+        """Add an option for each field of a config dataclass; what is not given gets no value."""
+        for name, f in fields.items():
+            text, choices = f.metadata["help"], f.metadata["choices"]
+            if f.default != "":
+                text += f" (default: {str(f.default).lower() if f.type is bool else f.default})"
+            self.add_argument(f"--{name}", type=f.type, choices=choices, default=argparse.SUPPRESS, help=text)
+
     def parse_args(self, args: Iterable[str] | None = None, namespace=None) -> argparse.Namespace:
         args = [*(sys.argv[1:] if args is None else args), ""]
         args = [f"{a}=true" if a in self.switches and b not in ("true", "false") else a for a, b in pairwise(args)]
@@ -86,6 +97,25 @@ def true_or_false(text: str) -> bool:
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text} is not true or false")
     return text == "true"
+
+
+def read_toml(path: Path, fields: dict[str, Field]) -> dict:
+    """The options in a config file. Raises UserError if one is unknown, or of another type than its field."""
+    try:
+        options = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"no config file {path}; there are {sorted(map(str, Path('config').glob('*.toml')))}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
+        raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
+    for name, value in options.items():
+        if name not in fields:
+            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, fields)}; fix that line")
+        kind = fields[name].type
+        if kind is float and type(value) is int:
+            options[name] = float(value)
+        elif type(value) is not kind:
+            raise UserError(f"{name} = {value!r} in {path} is not of type {kind.__name__}; fix that line")
+    return options
 
 
 def in_range(kind: type, minimum: float = -math.inf, maximum: float = math.inf, above: float = -math.inf) -> Callable:

@@ -105,9 +105,7 @@ def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--checkpoint", type=Path, help="a best.pt or last.pt of train.py (default: the newest out/*/best.pt)")
-    add(
-        "--init_from", help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to such weights"
-    )
+    add("--init_from", help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to weights")
     add("--dataset", help="a dataset with the same tokenizer (default: the one that the checkpoint was trained on)")
     add("--split", choices=("train", "val", "test"), default="val", help="the part of the dataset")
     add("--eval_tokens", type=in_range(int, 0), default=0, help="evaluate on about this many tokens; 0: all")
@@ -117,12 +115,12 @@ def main() -> None:
     options = parser.parse_args()
     machine = Machine.pick(options.device, options.dtype)
     opened = open_model(options.checkpoint, options.init_from)
-    if not (options.dataset or opened.dataset):
-        raise UserError("--init_from needs a text in GPT-2's tokens; use --dataset=fineweb, or one of your own")
+    if not options.dataset and opened.dataset == "gpt2":
+        raise UserError("GPT-2 needs a dataset in its tokens; use --dataset=fineweb, or your text with --tokenizer=gpt2")
     data = load(options.dataset or opened.dataset)
     if data.tokenizer.to_dict() != opened.tokenizer.to_dict():
-        advice = f"--dataset={opened.dataset}" if opened.dataset else "a text prepared with --tokenizer=gpt2"
-        raise UserError(f"{data.name} and {opened.name} use different tokenizers; use {advice}")
+        advice = f"use a text prepared with --tokenizer={opened.dataset}"
+        raise UserError(f"{data.name} and {opened.name} use different tokenizers; {advice}")
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     model = opened.model.to(machine.device)

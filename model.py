@@ -42,22 +42,17 @@ class GPTConfig:
     n_layer: int = option(4, "number of transformer blocks", minimum=1)
     n_head: int = option(4, "attention heads per block, a divisor of n_embd", minimum=1)
     n_kv_head: int = option(
-        0,
-        "key/value heads, a divisor of n_head: fewer = grouped-query attention, 1 = multi-query; 0: n_head",
-        minimum=0,
+        0, "key/value heads: fewer = grouped-query attention, 1 = multi-query; 0: n_head", minimum=0
     )
     n_embd: int = option(128, "embedding dimension: size of the vector that represents each token", minimum=1)
     dropout: float = option(0.0, "fraction of activations zeroed in training, to reduce overfitting", minimum=0)
     bias: bool = option(False, "biases in the linear layers and layer norms, as in GPT-2")
     norm: str = option("layernorm", "normalization layer", ("layernorm", "rmsnorm"))
     norm_position: str = option(
-        "pre", "pre: normalize the input of each sublayer (GPT-2); post: after the residual addition", ("pre", "post")
+        "pre", "normalize the input of each sublayer, or after the residual sum", ("pre", "post")
     )
     position: str = option("rope", "position encoding", ("learned", "sinusoidal", "rope", "alibi", "none"))
-    lookback: int = option(
-        0, "previous-token embeddings: how many preceding tokens are embedded too (own tables) and added; 0: off",
-        minimum=0,
-    )  # fmt: skip
+    lookback: int = option(0, "previous-token embeddings: how many preceding tokens are added; 0: off", minimum=0)
     activation: str = option("relu2", "non-linearity of the MLP", ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"))
     qk_norm: bool = option(True, "normalize queries and keys, so that attention scores stay bounded")
     tie_weights: bool = option(False, "one matrix for the token embedding and the output layer")
@@ -78,10 +73,11 @@ class GPTConfig:
             raise ConfigError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}; choose one that is")
         if self.n_head % self.n_kv_head:
             raise ConfigError(f"n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; choose a divisor")
-        if self.position == "rope" and self.head_dim % 2:
-            raise ConfigError(f"rope rotates pairs of channels, but n_embd / n_head = {self.head_dim}; make it even")
-        if self.position == "sinusoidal" and self.n_embd % 2:
-            raise ConfigError(f"sinusoidal positions need pairs of channels, but n_embd={self.n_embd}; make it even")
+        for position, channels in (("rope", self.head_dim), ("sinusoidal", self.n_embd)):
+            if self.position == position and channels % 2:
+                raise ConfigError(
+                    f"{position} needs pairs of channels, but there are {channels}; choose an even number"
+                )
         if self.dropout >= 1:
             raise ConfigError(f"dropout={self.dropout} is out of range; it must be below 1")
 
@@ -132,7 +128,7 @@ def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
 
 def alibi_slopes(n_head: int) -> torch.Tensor:
     """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts slope * distance from
-    the scores: a head with a steep slope attends to near tokens, one with a gentle slope to far ones, too."""
+    the scores: heads with a gentle slope attend to distant tokens, too."""
     return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
 
 
@@ -267,9 +263,8 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Initialize so that the first loss is ln V (uniform), and the scale of the residual stream hardly depends on
-        width and depth. Output layer: std 0.02 (GPT-2). Matrices of the blocks: 0.4 / sqrt(fan_in), which is 0.02 for
-        400. Projections into the residual stream: that divided by sqrt(2 n_layer), or 0 with zero_init; with
-        norm_position=pre every block is then the identity at first."""
+        width and depth. Output layer: std 0.02 (GPT-2). Blocks: 0.4 / sqrt(fan_in), which is 0.02 for 400. Projections
+        into the residual stream: that / sqrt(2 n_layer), or 0 with zero_init: each block starts as the identity."""
         config = self.config
         stds = {
             "lm_head": 0.0 if config.zero_init else 0.02,
@@ -281,16 +276,14 @@ class GPT(nn.Module):
             layer = name.split(".")[-2]
             if name.endswith("bias"):
                 nn.init.zeros_(p)
+            elif layer == "c_proj":
+                nn.init.normal_(p, std=0.0 if config.zero_init else 0.4 / math.sqrt(p.shape[1] * 2 * config.n_layer))
             elif p.dim() == 2:
-                std = stds.get(layer, 0.4 / math.sqrt(p.shape[1]))
-                if layer == "c_proj":
-                    std = 0.0 if config.zero_init else 0.4 / math.sqrt(p.shape[1] * 2 * config.n_layer)
-                nn.init.normal_(p, std=std)
+                nn.init.normal_(p, std=stds.get(layer, 0.4 / math.sqrt(p.shape[1])))
 
-        # The last norm scales each channel by `gain`, which gives logits of std 0.02 gain sqrt(C). A std of 0.2 costs
-        # 0.2^2 / 2 = 0.02 nats at the first step. A tied output layer also sees the token's own embedding: if the
-        # residual stream is little else at first, the token's logit is 0.02 gain C, and exp of that must be small
-        # compared with V.
+        # The last norm scales each channel by `gain`, so logits have std 0.02 gain sqrt(C): 0.2 costs 0.02 nats at
+        # first. A tied output layer also sees the token's own embedding: if the residual stream is little else at first,
+        # the token's logit is 0.02 gain C, and exp of that must be small compared with V.
         gain = min(1.0, 0.2 / (0.02 * math.sqrt(config.n_embd)))
         if config.tie_weights and (config.zero_init or config.norm_position == "post"):
             gain = min(gain, math.log(1 + config.vocab_size / 25) / (0.02 * config.n_embd))
@@ -368,8 +361,6 @@ class GPT(nn.Module):
         bias = -self.table * distance if self.config.position == "alibi" else torch.zeros_like(weight[0, 0])
         return bias.masked_fill(distance < 0, -math.inf)
 
-    # ------------------------------------------------------------------------- sizes
-
     def num_params(self, non_embedding: bool = False) -> int:
         """The number of parameters; a tied matrix counts once. non_embedding: without the tables that are only looked
         up: those of positions and, unless tied, of tokens. (Norms count: 0.14 % of the default model.)"""
@@ -384,13 +375,10 @@ class GPT(nn.Module):
     def flops_per_token(self, T: int | None = None) -> int:
         """Floating-point operations per token of a training step, forward and backward, in a context of T (block_size).
 
-        A weight of a matrix costs a multiplication and an addition in the forward pass and twice that in the backward
-        pass, 6 in all; table lookups cost nothing. In a layer, q k^T and wei v cost 2 T C each in the forward pass,
-        12 T C in all, the masked half included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
+        A weight of a matrix costs 2 in the forward and 4 in the backward pass, a table lookup nothing; q k^T and wei v
+        cost 12 T C per layer, the masked half included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
         config = self.config
         return 6 * self.num_params(non_embedding=True) + 12 * config.n_layer * (T or config.block_size) * config.n_embd
-
-    # ------------------------------------------------------------------------- generation and loading
 
     @torch.no_grad()
     def generate(self, idx: torch.Tensor, max_new_tokens: int, **sampling) -> torch.Tensor:
@@ -429,25 +417,16 @@ class GPT(nn.Module):
         return load_gpt2(name_or_path, **options)
 
 
-def sample_token(
-    logits: torch.Tensor,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    generator: torch.Generator | None = None,
-) -> torch.Tensor:
+def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None) -> torch.Tensor:
     """Draw a token from each row of logits (B, V): (B, 1).
 
     The distribution is softmax(logits / temperature): sharper below 1, flatter above; 0 is greedy decoding. top_k keeps
     the k most likely tokens, and any that tie with the last of them (None or 0: all). top_p keeps the smallest set of
     tokens with total probability p (nucleus sampling, Holtzman et al. 2020); with both, it is applied to what top_k
     left, renormalized. Raises ValueError if an option is out of range."""
-    if not temperature >= 0:
-        raise ValueError(f"temperature={temperature} is out of range; use 0 (greedy) or more")
-    if top_k is not None and top_k < 0:
-        raise ValueError(f"top_k={top_k} is out of range; use 1 or more, or 0 for all tokens")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is out of range; use more than 0 and at most 1, or None for all tokens")
+    if not temperature >= 0 or (top_k or 0) < 0 or (top_p is not None and not 0 < top_p <= 1):
+        found = f"temperature={temperature}, top_k={top_k} or top_p={top_p}"
+        raise ValueError(f"{found} is out of range; use temperature >= 0, top_k >= 0 and 0 < top_p <= 1")
     if temperature < 1e-8:  # dividing by it could overflow
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float() / temperature

@@ -16,7 +16,6 @@ import importlib.util
 import math
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -26,8 +25,8 @@ import torch
 
 import console
 import runtime
-from checkpoint import FORMAT, RunFolder, load_checkpoint, load_model, load_weights
-from console import OptionParser, UserError, did_you_mean, print_losses, print_result
+from checkpoint import RunFolder, load_checkpoint, load_initial, load_model, load_weights
+from console import OptionParser, UserError, print_losses, print_result, read_toml
 from evaluate import document_edges, evaluate, evaluation_windows, read_windows, split_documents, split_loss
 from model import GPT, ConfigError, GPTConfig, option
 from optim import OPTIMIZERS, SCHEDULES, full_tensor, lr_scale, make_optimizer
@@ -104,11 +103,7 @@ OPTIONS = {f.name: f for f in fields(TrainConfig) if f.name != "vocab_size"}  # 
 def option_parser(doc: str) -> OptionParser:
     parser = OptionParser(doc)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a file of options")
-    for name, f in OPTIONS.items():
-        text, choices = f.metadata["help"], f.metadata["choices"]
-        if f.default != "":
-            text += f" (default: {str(f.default).lower() if f.type is bool else f.default})"
-        parser.add_argument(f"--{name}", type=f.type, choices=choices, default=argparse.SUPPRESS, help=text)
+    parser.add_fields(OPTIONS)
     parser.add_argument("--estimate", action="store_true", help="print what the run needs: see scaling.py --help")
     return parser
 
@@ -116,27 +111,8 @@ def option_parser(doc: str) -> OptionParser:
 def given_options(parsed: argparse.Namespace) -> dict:
     """The options that the config file and the command line give."""
     path, given = parsed.config, {name: value for name, value in vars(parsed).items() if name in OPTIONS}
-    options = (read_toml(path) if path else {}) | given
-    return {"out_dir": f"out/{path.stem if path else options.get('dataset', OPTIONS['dataset'].default)}"} | options
-
-
-def read_toml(path: Path) -> dict:
-    """The options in a TOML file. Raises UserError for an unknown one, or a value of another type."""
-    try:
-        options = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise UserError(f"no config file {path}; there are {sorted(map(str, Path('config').glob('*.toml')))}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
-        raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
-    for name, value in options.items():
-        if name not in OPTIONS:
-            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, OPTIONS)}; see python train.py --help")
-        kind = OPTIONS[name].type
-        if kind is float and type(value) is int:
-            options[name] = float(value)
-        elif type(value) is not kind:
-            raise UserError(f"{name} = {value!r} in {path} is not of type {kind.__name__}; fix that line")
-    return options
+    options = (read_toml(path, OPTIONS) if path else {}) | given
+    return {"out_dir": f"out/{path.stem if path else options.get('dataset', TrainConfig.dataset)}"} | options
 
 
 def make_config(options: dict, download: bool = True) -> tuple[TrainConfig, dict | None]:
@@ -152,7 +128,7 @@ def make_config(options: dict, download: bool = True) -> tuple[TrainConfig, dict
         if unknown := inherited.keys() - OPTIONS.keys():
             raise UserError(f"{last} has an unknown option {unknown.pop()}; resume with the train.py that wrote it")
     else:
-        checkpoint, origin = load_initial_weights(init_from, options, download), init_from
+        checkpoint, origin = load_initial(init_from, options, download), init_from
         inherited = checkpoint["model_config"]
     config = TrainConfig(**inherited | options)
     fixed = {f.name for f in fields(GPTConfig)} - {"vocab_size", "dropout", "flash"} | {"optimizer"}
@@ -166,37 +142,17 @@ def make_config(options: dict, download: bool = True) -> tuple[TrainConfig, dict
     return config, checkpoint
 
 
-def load_initial_weights(init_from: str, options: dict, download: bool) -> dict:
-    """A checkpoint of ours (a file *.pt, or a run's folder), or GPT-2's weights in the same form. download=False: only
-    the config of weights that would be downloaded."""
-    from gpt2 import GPT2_SIZES, gpt2_config, load_gpt2
-
-    path = Path(init_from)
-    path = path / "best.pt" if (path / "best.pt").exists() else path
-    if path.suffix == ".pt":
-        return load_checkpoint(path)
-    kept = {name: options[name] for name in ("block_size", "dropout", "flash") if name in options}
-    if init_from in GPT2_SIZES and not download:
-        return {"model_config": asdict(gpt2_config(init_from, **kept))}
-    model = load_gpt2(init_from, **kept)
-    return {"model_config": asdict(model.config), "model": model.state_dict(), "tokenizer": {"kind": "gpt2"}}
-
-
 def check(config: TrainConfig, checkpoint: dict | None, data: Dataset, machine: Machine) -> None:
     """Raise UserError if the run is not possible with this dataset, or on this machine."""
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
-    shape = (data.tokenizer.to_dict(), data.vocab_size)
-    if checkpoint and (checkpoint["tokenizer"], checkpoint["model_config"]["vocab_size"]) != shape:
-        first = checkpoint["config"]["dataset"] if "config" in checkpoint else ""
-        advice = f"use --dataset={first}, or tokenize your text like it: --tokenizer={first}"
-        if checkpoint["tokenizer"] == {"kind": "gpt2"}:
-            advice = "prepare your text with --tokenizer=gpt2, and use that --dataset="
+    if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
         origin = config.out_dir if config.init_from == "resume" else config.init_from
+        first = checkpoint["config"]["dataset"]
+        advice = f"tokenize your text like it: python prepare_data.py YOUR_TEXT.txt --tokenizer={first}"
         raise UserError(f"{data.name} and checkpoint {origin} use different vocabularies; {advice}")
     n, of = config.batch_size * config.gradient_accumulation_steps, machine.world_size
-    product = "batch_size x gradient_accumulation_steps"
     for wrong, message in (
-        (n % of, f"{of} processes cannot split {n} sequences ({product}) equally; use a multiple of {of}"),
+        (n % of, f"{of} processes cannot split the {n} sequences of a step equally; use a multiple of {of}"),
         (config.fsdp and not runtime.DISTRIBUTED, "--fsdp needs several processes; use torchrun --nproc_per_node=2"),
         (config.fsdp and machine.dtype == torch.float16, "--fsdp cannot train in float16; use --dtype=bfloat16"),
         (of > 1 and machine.device.type == "mps", "several processes cannot share mps; use --device=cpu"),
@@ -220,9 +176,7 @@ def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
     return starts[starts < len(data.train) - block_size]
 
 
-def training_batches(
-    tokens: np.ndarray, starts: np.ndarray | None, config: TrainConfig, step: int, machine: Machine
-) -> Iterator[tuple]:
+def training_batches(tokens, starts, config: TrainConfig, step: int, machine: Machine) -> Iterator[tuple]:
     """Inputs and targets (B, T) of each micro-batch of a step. They follow from (seed, step) alone, so a resumed run
     sees what an uninterrupted one would. Several processes split them: together they make the same step."""
     rng = np.random.default_rng((config.seed, step))
@@ -255,12 +209,6 @@ class Progress:
     saved_step: int = 0  # of last.pt
 
 
-LOG_FORMATS = {
-    "train": "train loss {:.4f}", "lr": "lr {:.2e}", "grad_norm": "grad norm {:.2f}", "val": "val loss {:.4f}",
-    "tokens_per_second": "{:>7,} tokens/s", "mfu": "mfu {:.0%}", "skipped": "{} skipped",
-}  # fmt: skip
-
-
 class Run:
     """A model in training: its parts, its progress, and what the loop does with them in more than a line."""
 
@@ -276,7 +224,8 @@ class Run:
         self.forward = machine.loss_function(torch.compile(self.network) if config.compile else self.network)
         self.optimizer = make_optimizer(self.model, config)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)
-        self.progress, self.folder, self.stop = Progress(), None, StopSignal()
+        self.progress, self.stop = Progress(), StopSignal()
+        self.folder = RunFolder(Path(config.out_dir), machine, self.stop.print)
         self.evaluated_on = [data.splits["val"].get("sha256"), config.eval_tokens]
         if config.init_from == "resume":
             self.resume(checkpoint)
@@ -284,6 +233,7 @@ class Run:
             checkpoint.clear()
         self.starts = training_starts(data, config.block_size)
         self.windows = evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens)
+        self.eval_tokens = int((self.windows[1] - self.windows[0]).sum())
         self.peak, self.peak_source = runtime.peak_flops(machine.device, machine.dtype)
 
     def resume(self, checkpoint: dict) -> None:
@@ -298,33 +248,32 @@ class Run:
         if not Path(self.config.out_dir, "best.pt").exists():
             self.progress.best = math.inf
 
-    def print_header(self) -> None:
-        config, data = self.config, self.data
-        n_val, n_step = int((self.windows[1] - self.windows[0]).sum()), config.tokens_per_step()
-        epochs, uniform = config.max_iters * n_step / len(data.train), math.log(data.vocab_size)
-        sizes = (
-            f"{len(data.train):,} training tokens; evaluating on {n_val:,} of {len(data.val) - 1:,} validation tokens"
-        )
-        print(f"data    {data.name}: {sizes}")
+    def begin(self) -> None:
+        """Print what this run is, rehearse a step, and open the folder.
+
+        The rehearsal shows compile errors and out-of-memory before the folder is made. It also fixes the order in which
+        DistributedDataParallel reduces gradients, so resumed runs stay exact."""
+        config, data, machine, n_step = self.config, self.data, self.machine, self.config.tokens_per_step()
+        uniform, epochs = math.log(data.vocab_size), config.max_iters * n_step / len(data.train)
+        evaluation = f"evaluating on {self.eval_tokens:,} of {len(data.val) - 1:,} validation tokens"
+        print(f"data    {data.name}: {len(data.train):,} training tokens; {evaluation}")
         print(f"model   {self.model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
-        print(f"device  {self.machine}; mfu = fraction of {self.peak / 1e9:,.0f} GFLOP/s, {self.peak_source}")
+        print(f"device  {machine}; mfu = fraction of {self.peak / 1e9:,.0f} GFLOP/s, {self.peak_source}")
         print(f"run     {config.out_dir}: {config.max_iters:,} steps x {n_step:,} tokens = {epochs:.2g} epochs")
         if self.progress.step:
-            print(f"resumed after step {self.progress.step}", flush=True)
-
-    def rehearse(self) -> None:
-        """A forward and backward pass: compile errors and out-of-memory appear before the folder is made. It also fixes
-        the order in which DistributedDataParallel reduces gradients, so resumed runs stay exact."""
-        self.forward(*next(training_batches(self.data.train, self.starts, self.config, 1, self.machine))).backward()
+            print(f"resumed after step {self.progress.step}")
+        self.forward(*next(training_batches(data.train, self.starts, config, 1, machine))).backward()
         self.model.zero_grad(set_to_none=True)
-
-    def open_folder(self) -> None:
-        """One process writes. last.pt, its successor while it is written, and best.pt have to fit on the disk."""
-        if self.machine.rank == 0:
-            n_bytes = 12 * self.model.num_params() + 2 * sum(t.nbytes for t in self.optimizer.state.values())
-            options = {name: getattr(self.config, name) for name in OPTIONS}
-            resume, path = self.config.init_from == "resume", Path(self.config.out_dir)
-            self.folder = RunFolder(path, options, self.progress.step, resume, n_bytes)
+        n_bytes = 12 * self.model.num_params()  # best.pt, last.pt, and the next last.pt while it is written ...
+        n_bytes += 2 * sum(t.nbytes for t in self.optimizer.state.values())
+        in_checkpoints = {
+            "model_config": asdict(self.model.config),
+            "tokenizer": data.tokenizer.to_dict(),
+            "delimiter": data.delimiter,
+            "config": {name: getattr(config, name) for name in OPTIONS},
+            "evaluated_on": self.evaluated_on,
+        }
+        self.folder.open(in_checkpoints, self.progress.step, config.init_from == "resume", n_bytes)
 
     def train_step(self, batches: list[tuple]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the gradients of the micro-batches, clip them, and update the parameters. Returns the mean loss and the
@@ -355,45 +304,10 @@ class Run:
             sys.exit(2)
         rate, dtype = lr_scale(step, self.config) * self.config.learning_rate, str(self.machine.dtype)[6:]
         failure = f"training diverged: the {what} is {value} at step {step} (learning rate {rate:.2g}, {dtype})"
-        saved = f"last good checkpoint: {self.config.out_dir}/last.pt (step {self.progress.saved_step})"
-        saved = saved if self.progress.saved_step else "there is no checkpoint yet"
+        saved = self.progress.saved_step
+        failure += f". Last good checkpoint: {self.config.out_dir}/last.pt (step {saved})" if saved else ""
         advice = "try a lower --learning_rate and --muon_learning_rate, or more --warmup_iters"
-        advice += ", or --dtype=float32" if dtype == "float16" else ""
-        raise UserError(f"{failure}. {saved}; {advice}")
-
-    def log(self, values: dict, note: str) -> None:
-        """Print a line about this step, and append its values to log.jsonl."""
-        step, max_iters = self.progress.step, self.config.max_iters
-        line = "  ".join(LOG_FORMATS[name].format(value) for name, value in values.items())
-        self.stop.print(f"step {step:>{len(str(max_iters))}}/{max_iters}  {line}  {note}")
-        if self.folder:
-            self.folder.log(step, self.progress.seconds, values)
-
-    def save(self, name: str, **more) -> None:
-        """Gather the weights from all processes, and let the first one write them."""
-        checkpoint = {
-            "format": FORMAT,
-            "model_config": asdict(self.model.config),
-            "model": self.machine.gather(self.model.state_dict()),
-            "tokenizer": self.data.tokenizer.to_dict(),
-            "delimiter": self.data.delimiter,
-            "config": {name: getattr(self.config, name) for name in OPTIONS},
-            "evaluated_on": self.evaluated_on,
-        }
-        if self.folder:
-            self.folder.save(name, checkpoint | more)
-
-    def draw_losses(self) -> None:
-        """Draw loss.png, if matplotlib is installed and there is more than one step."""
-        if not self.folder or self.progress.step == 1 or not importlib.util.find_spec("matplotlib"):
-            return
-        path = self.folder.path / "loss.png"
-        try:
-            import plots
-
-            plots.training_losses(self.folder.read_log(), self.data, str(self.folder.path), path)
-        except (OSError, ImportError) as error:  # the run is worth more than its plot
-            self.stop.print(f"cannot draw {path}: {error}")
+        raise UserError(f"{failure}; {advice}{', or --dtype=float32' if dtype == 'float16' else ''}")
 
     def report(self) -> None:
         """Print a sample of the best model, its losses, and the result line."""
@@ -404,8 +318,7 @@ class Run:
             print(f"{where}: the sample and results below use that checkpoint (best.pt)")
         model, tokenizer = load_model(checkpoint)
         forward = machine.loss_function(model.to(machine.device))
-        n_tokens = int((self.windows[1] - self.windows[0]).sum())  # of train as many as of val
-        losses = {"train": split_loss(model, forward, data, "train", n_tokens, config.batch_size, machine)}
+        losses = {"train": split_loss(model, forward, data, "train", self.eval_tokens, config.batch_size, machine)}
         losses["val"] = checkpoint["val"]
         splits = ["test"] if data.test is not None else []
         if checkpoint["evaluated_on"] != self.evaluated_on:  # other data, or fewer tokens of it
@@ -471,7 +384,7 @@ def train(run: Run) -> int:
                 values["skipped"] = progress.skipped
             seconds_per_step = (progress.seconds - resumed.seconds) / (step - resumed.step)
             minutes, seconds = divmod(int(seconds_per_step * (config.max_iters - step)), 60)
-            run.log(values, f"eta {minutes}:{seconds:02}")
+            run.folder.log(progress, config.max_iters, values, f"eta {minutes}:{seconds:02}")
             progress.losses = []
             logged = replace(progress)
         if evaluating:
@@ -481,9 +394,9 @@ def train(run: Run) -> int:
             note = f"({data.bits_per_byte(val, 'val'):.4f} bits/byte)"
             if val < progress.best:
                 progress.best, progress.evals_since_best = val, 0
-                run.save("best.pt", step=step, val=val)
+                run.folder.save("best.pt", run.model, step=step, val=val)
                 note += "  new best, saved best.pt"
-            run.log({"val": val}, note)
+            run.folder.log(progress, config.max_iters, {"val": val}, note)
             if 0 < config.early_stop <= progress.evals_since_best:
                 run.stop.print(f"early stopping: no improvement in {progress.evals_since_best} evaluations")
                 saving = True
@@ -491,11 +404,11 @@ def train(run: Run) -> int:
             total = sum(full_tensor(p.detach().sum()) for p in run.model.parameters())
             run.check_finite("sum of the weights", total.item(), step)
             progress.saved_step, progress.seconds = step, time.perf_counter() - began
-            state = machine.gather(optimizer.state_dict())
-            run.save("last.pt", progress=vars(progress), optimizer=state, scaler=run.scaler.state_dict())
+            more = {"optimizer": machine.gather(optimizer.state_dict()), "scaler": run.scaler.state_dict()}
+            run.folder.save("last.pt", run.model, progress=vars(progress), **more)
             saved_at = time.monotonic()
-        if evaluating:
-            run.draw_losses()
+        if evaluating and step > 1:  # a single step is no curve
+            run.folder.draw_losses(data)
         if stopping:
             command = "torchrun ..." if runtime.DISTRIBUTED else "python"
             resume = f"{command} train.py --init_from=resume --out_dir={config.out_dir}"
@@ -523,21 +436,16 @@ def main() -> None:
     advice = "halve --batch_size and double --gradient_accumulation_steps (the same update), or use a smaller model"
     with runtime.explain_errors(out_of_memory=f"{sizes}; {advice}"):
         run = Run(config, checkpoint, machine, data)
-        run.print_header()
-        run.rehearse()
-        run.open_folder()
-        try:
-            with run.stop:
-                stopped_by = train(run)
-        finally:
-            if run.folder:
-                run.folder.file.close()
+        run.begin()
+        with run.stop:
+            stopped_by = train(run)
+        run.folder.close()
         if runtime.DISTRIBUTED:
             machine.max(0)  # all processes are done
             torch.distributed.destroy_process_group()
         if stopped_by:
             sys.exit(128 + stopped_by)
-        if run.folder:
+        if machine.rank == 0:
             run.report()
 
 

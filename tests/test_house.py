@@ -12,7 +12,7 @@ ALLOWED = {
     "files": {"console"}, "tokenizer": {"console"}, "runtime": {"console"}, "plots": {"console"},
     "prepare_data": {"tokenizer", "files", "console"}, "gpt2": {"model", "files", "console"},
     "checkpoint": {"model", "tokenizer", "files", "console"},
-    "bigram": WORKSHOP, "ngram": WORKSHOP, "mlp": WORKSHOP,
+    "bigram": WORKSHOP, "ngram": WORKSHOP | {"bigram"}, "mlp": WORKSHOP,
     "train": WORKSHOP | {"model", "optim", "evaluate"}, "sample": WORKSHOP | {"model"},
     "evaluate": WORKSHOP | {"model", "sample"}, "scaling": WORKSHOP | {"train", "model", "optim"},
 }  # fmt: skip

@@ -536,11 +536,11 @@ def test_tied_weights_are_one_tensor():
     ("keys", "words"),
     [
         ({"n_embd": 33}, "n_embd=33 is not a multiple of n_head=4"),
-        ({"n_head": 32}, "n_embd / n_head = 1; make it even"),
+        ({"n_head": 32}, "rope needs pairs of channels, but there are 1; choose an even"),
         ({"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
         ({"n_kv_head": 8}, "n_head=4 is not a multiple of n_kv_head=8"),
         ({"n_kv_head": -1}, "n_kv_head=-1 is out of range"),
-        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "n_embd=3; make it even"),
+        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "sinusoidal needs pairs of channels, but there are 3; "),
         ({"softcap": -1.0}, "softcap=-1.0 is out of range"),
         ({"lookback": -1}, "lookback=-1 is out of range"),
         ({"vocab_multiple": 0}, "vocab_multiple=0 is out of range"),
@@ -697,5 +697,5 @@ def test_top_k_and_top_p_keep_the_likeliest_and_renormalise():
     ],
 )
 def test_sampling_out_of_range_is_refused(options, words):
-    with pytest.raises(ValueError, match=f"{words} is out of range; "):
+    with pytest.raises(ValueError, match=f"{words}.* is out of range; "):
         GPT(GPTConfig(**SMALL)).generate(torch.zeros(1, 1, dtype=torch.long), 1, **options)
