@@ -1,8 +1,6 @@
-"""A file appears whole or not at all, from disk or from the network.
+"""Make a file appear whole or not at all, from this program or from the network. Load tensors without running code."""
 
-Readers are strict in return: load_tensors() takes nothing but tensors and plain values, and runs no code of the file.
-"""
-
+import contextlib
 import hashlib
 import os
 import re
@@ -41,18 +39,28 @@ def replace_file(path: Path, write: Callable[[IO], object], advice: str = "free 
         raise UserError(f"cannot write {path}: {cause.strerror or cause}; {advice}") from error
 
 
-def lock(file: IO, message: str) -> None:
-    """Lock an open file for this process, or raise UserError. (Not on Windows, or on file systems without locks.)"""
-    if os.name != "posix":
-        return
-    import fcntl
-
+def replace_folder(new: Path, folder: Path) -> None:
+    """Rename a new folder to replace another one, which is set aside first and comes back if that fails."""
+    old = new.with_name("old")
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder, old)
     try:
+        os.rename(new, folder)
+    finally:
+        if old.exists() and not folder.exists():
+            os.rename(old, folder)
+
+
+def lock(file: IO, message: str) -> None:
+    """Lock an open file for this process. Raises UserError if another process has locked it."""
+    try:
+        import fcntl
+
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(message) from None
-    except OSError:
-        pass  # a file system without locks
+    except (ImportError, OSError):
+        pass  # Windows, or a file system without locks
 
 
 def load_tensors(path: Path, advice: str):
@@ -71,32 +79,27 @@ def load_tensors(path: Path, advice: str):
         raise UserError(f"{path} {found}; {advice}") from error
 
 
-# ----------------------------------------------------------------------------- downloads
-
-
 def download(url: str, path: Path, advice: str, sha256: str | None = None, tries: int = 4, pause: float = 1.0) -> None:
-    """Download url to path, which appears only when it is complete and its checksum is right.
-
-    Streams into path.part; if that fails, tries again after a pause (in seconds) that doubles, and resumes where it
-    stopped if the server allows ranges. Checks the length and the SHA-256: the given one, or the one that the server
-    names. Raises UserError."""
+    """Download url to path, which appears only when it is complete and its checksum is right: the given SHA-256, or
+    the one that the server names. A download that fails is tried again, after a pause (in seconds) that doubles, and
+    resumes at the end of path.part if the server allows ranges. Raises UserError."""
     import requests
 
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(path.name + ".lock"), "w") as file:
         lock(file, f"another process is downloading {url}; wait for its end, and try again")
-        for attempt in range(1, tries + 1):
+        for attempt in range(tries):
             try:
                 named = fetch_rest(url, part)
                 break
             except requests.RequestException as error:
-                status = error.response.status_code if error.response is not None else 0
-                why = innermost_cause(error)
-                if attempt == tries or status in (400, 401, 403, 404, 410):
+                refused = error.response is not None and error.response.status_code in (400, 401, 403, 404, 410)
+                why = error.args[0] if isinstance(error.args[0], str) else type(error).__name__
+                if refused or attempt == tries - 1:
                     raise UserError(f"cannot download {url} ({why}); put the file at {path}, {advice}") from error
                 print(f"download stopped ({why}), trying again", file=sys.stderr)
-                time.sleep(pause * 2 ** (attempt - 1))
+                time.sleep(pause * 2**attempt)
         try:
             check_sha256(part, sha256 or named, f"{url} has changed, or was damaged in transfer; try again, {advice}")
         except UserError:
@@ -117,25 +120,16 @@ def fetch_rest(url: str, part: Path) -> str | None:
             part.unlink()
             raise requests.ConnectionError("the partial download was too long")
         response.raise_for_status()
-        have = have if response.status_code == 206 else 0  # 200: the server ignores ranges and sends everything
-        total = have + int(response.headers.get("Content-Length", 0))
-        show = progress(f"downloading {part.stem}", total)
-        with open(part, "ab" if have else "wb") as file:
+        with open(part, "ab" if response.status_code == 206 else "wb") as file:  # 200: the whole file, without ranges
+            total = file.tell() + int(response.headers.get("Content-Length", 0))
+            show = progress(f"downloading {part.stem}", total)
             for block in response.iter_content(1 << 14):  # small, as a block that breaks off is lost
                 file.write(block)
-                have += len(block)
-                show(have)
-    if "Content-Length" in response.headers and have != total:
-        raise requests.ConnectionError(f"it stopped after {have} of {total} bytes")
+                show(file.tell())
+    if "Content-Length" in response.headers and part.stat().st_size != total:
+        raise requests.ConnectionError(f"it stopped after {part.stat().st_size} of {total} bytes")
     tags = [answer.headers.get("X-Linked-Etag", "").strip('"') for answer in (*response.history, response)]
     return next((tag for tag in tags if re.fullmatch("[0-9a-f]{64}", tag)), None)
-
-
-def innermost_cause(error: BaseException) -> str:
-    """The cause of an error of requests, which wraps it three times, in one line."""
-    while error.args and isinstance(error.args[0], BaseException):
-        error = error.args[0]
-    return " ".join(str(getattr(error, "reason", None) or error).split())[:200]
 
 
 def check_sha256(path: Path, expected: str | None, advice: str) -> None:

@@ -4,8 +4,8 @@
     tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
-prepare_data.py turns whole texts into tokens with these classes; to_dict() is how meta.json and checkpoints keep them.
-What this file leaves out: special tokens, and the fast encoding itself, which is tiktoken's.
+prepare_data.py encodes whole texts with these classes. meta.json and checkpoints keep a tokenizer as its to_dict().
+This file trains BPE, but leaves the fast encoding to tiktoken. It has no special tokens.
 """
 
 import base64
@@ -76,11 +76,9 @@ class BPETokenizer:
         if ranks is not None:
             self.encoding = tiktoken.Encoding("bpe", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
         else:
-            import requests
-
             try:
                 self.encoding = tiktoken.get_encoding("gpt2")
-            except (requests.RequestException, ValueError) as error:  # ValueError: the wrong file came
+            except (OSError, ValueError) as error:  # no network, or the wrong file came
                 why = " ".join(str(error).split())[:200]
                 advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer=char or bpe"
                 raise UserError(f"cannot download the GPT-2 vocabulary ({why}); {advice}") from error
@@ -143,11 +141,9 @@ def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None)
 def split_words(text: str) -> list[str]:
     """Split a text by GPT2_PATTERN. The standard library's `re` has no \\p{L}, so the letters and numbers that occur in
     the text are listed. (tiktoken differs for U+001C to U+001F, and for letters newer than this Python.)"""
-
-    def members(category: str, always: str) -> str:
-        return always + "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == category)
-
-    return re.findall(WORDS.replace("{L}", members("L", "a")).replace("{N}", members("N", "0")), text)
+    letters = "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == "L")
+    numbers = "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == "N")
+    return re.findall(WORDS.replace("{L}", "a" + letters).replace("{N}", "0" + numbers), text)
 
 
 def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
