@@ -1,7 +1,5 @@
-"""What every command line shares: options, one-line errors, progress, tables, and the result line.
-
-It needs the standard library alone, as micrograd.py does, which imports nothing else.
-"""
+"""What every command line shares: options, one-line errors, progress, tables, the result line. It imports only the
+standard library, because micrograd.py needs nothing else."""
 
 import argparse
 import difflib

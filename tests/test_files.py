@@ -1,0 +1,153 @@
+"""Files and folders that appear whole or not at all, from this program or the network; tensors that run no code."""
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import files
+from console import UserError
+from files import download, load_tensors, replace_file, replace_folder
+
+ADVICE = "or use words or python, which need none"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_download_that_breaks_off_is_resumed(server):
+    server.breaks_after = [300_000, 200_000]
+    download(server.url, Path("down/file"), ADVICE, sha256(server.body), pause=0)
+    assert Path("down/file").read_bytes() == server.body
+    assert [asked for _, asked in server.log] == [None, "bytes=294912-", "bytes=491520-"]  # whole blocks of 16 KiB
+    assert not Path("down/file.part").exists()
+
+
+def test_a_server_that_ignores_ranges_sends_it_all_again(server):
+    server.breaks_after, server.ranges = [300_000], False
+    download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
+    assert Path("file").read_bytes() == server.body
+
+
+def test_a_part_that_is_too_long_is_thrown_away(server):
+    Path("file.part").write_bytes(b"x" * 2_000_000)
+    download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
+    assert Path("file").read_bytes() == server.body
+
+
+def test_an_interrupted_download_resumes_in_the_next_run(server):
+    server.breaks_after = [100_000] * 3
+    with pytest.raises(UserError, match=r"cannot download http://127.0.0.1:\d+/file \(.*; put the file at"):
+        download(server.url, Path("file"), ADVICE, sha256(server.body), tries=3, pause=0)
+    assert not Path("file").exists() and Path("file.part").stat().st_size == 3 * 98304
+    download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
+    assert Path("file").read_bytes() == server.body
+
+
+@pytest.mark.parametrize(("status", "tries"), [(404, 1), (403, 1), (503, 3)])
+def test_a_refused_download_is_not_tried_again(server, status, tries):
+    server.status = status
+    with pytest.raises(UserError, match=f"{status}.*words or python, which need none"):
+        download(server.url, Path("file"), ADVICE, tries=3, pause=0)
+    assert len(server.log) == tries and not Path("file").exists()
+
+
+def test_a_wrong_checksum_is_refused_and_leaves_nothing(server):
+    with pytest.raises(UserError, match="SHA-256"):
+        download(server.url, Path("down/file"), ADVICE, "0" * 64, pause=0)
+    assert [path.name for path in Path("down").iterdir()] == ["file.lock"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such locks")
+def test_two_processes_do_not_write_to_one_part(server):
+    with open("file.lock", "w") as file:
+        files.lock(file, "")
+        with pytest.raises(UserError, match=r"another process is downloading http://127.0.0.1"):
+            download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
+    download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
+
+
+def test_the_checksum_that_the_server_names_is_checked(server):
+    server.redirects = {"/file": ("/elsewhere", sha256(b"other"))}
+    with pytest.raises(UserError, match=f"SHA-256 .* instead of {sha256(b'other')}"):
+        download(server.url, Path("file"), ADVICE, pause=0)
+    server.redirects = {"/file": ("/elsewhere", sha256(server.body))}
+    download(server.url, Path("file"), ADVICE, pause=0)
+    assert Path("file").read_bytes() == server.body
+
+
+def fail_half_way(file, error: Exception) -> None:
+    file.write(b"half")
+    raise error
+
+
+def test_a_file_is_replaced_whole():
+    for content in (b"old", b"new, and longer"):
+        replace_file(Path("file"), lambda file, content=content: file.write(content))
+        assert Path("file").read_bytes() == content and [path.name for path in Path().iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_full_disk_leaves_the_previous_file_and_gets_one_line(hidden):
+    """torch.save raises a RuntimeError while it handles the OSError of the file."""
+
+    def write(file):
+        try:
+            fail_half_way(file, OSError(errno.ENOSPC, "No space left on device"))
+        except OSError as error:
+            if not hidden:
+                raise
+            raise RuntimeError("PytorchStreamWriter failed") from error
+
+    Path("file").write_bytes(b"old")
+    with pytest.raises(UserError, match="cannot write file: No space left on device; free some disk space"):
+        replace_file(Path("file"), write)
+    assert Path("file").read_bytes() == b"old" and [path.name for path in Path().iterdir()] == ["file"]
+
+
+def test_a_bug_in_the_writer_shows_its_traceback_and_leaves_the_previous_file():
+    Path("file").write_bytes(b"old")
+    for error in (RuntimeError("a bug"), KeyError("a bug")):
+        with pytest.raises(type(error), match="a bug"):
+            replace_file(Path("file"), lambda file, error=error: fail_half_way(file, error))
+    assert Path("file").read_bytes() == b"old"
+
+
+def test_a_folder_is_replaced_and_the_old_one_set_aside():
+    for name in ("folder", "temporary", "temporary/new"):
+        Path(name).mkdir()
+    Path("folder/old").touch()
+    Path("temporary/new/new").touch()
+    replace_folder(Path("temporary/new"), Path("folder"))
+    assert [path.name for path in Path("folder").iterdir()] == ["new"]
+    assert [path.name for path in Path("temporary").iterdir()] == ["old"]
+
+
+def test_tensors_and_plain_values_come_back():
+    torch.save({"weight": torch.arange(3), "step": 7, "name": "tiny"}, "file.pt")
+    loaded = load_tensors(Path("file.pt"), "give another one")
+    assert loaded["weight"].tolist() == [0, 1, 2] and loaded["step"] == 7 and loaded["name"] == "tiny"
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
+
+
+def test_an_untrusted_file_is_refused_and_not_executed():
+    torch.save({"step": Harmful()}, "harmful.pt")
+    torch.save(torch.arange(1000), "damaged.pt")
+    damaged = bytearray(Path("damaged.pt").read_bytes())
+    at = damaged.index(torch.arange(500, 510).numpy().tobytes())
+    damaged[at] ^= 1
+    Path("damaged.pt").write_bytes(damaged)
+    Path("text.pt").write_text("no tensors at all")
+    Path("empty.pt").touch()
+    for name in ("harmful.pt", "damaged.pt", "text.pt", "empty.pt"):
+        with pytest.raises(UserError, match=rf"{name} is damaged, or contains more than .* \(\w+\); give another one"):
+            load_tensors(Path(name), "give another one")
+    assert not Path("harmed").exists()
