@@ -1,5 +1,4 @@
-"""What every command line shares: options, one-line errors, progress, tables, the result line. It imports only the
-standard library, because micrograd.py needs nothing else."""
+"""What every command line shares: options, one-line errors, progress, tables, a result line. Standard library only."""
 
 import argparse
 import difflib

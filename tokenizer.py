@@ -113,7 +113,7 @@ Tokenizer = CharTokenizer | BPETokenizer
 
 
 def make_tokenizer(fields: dict) -> Tokenizer:
-    """The tokenizer that to_dict() described."""
+    """Return the tokenizer that to_dict() describes."""
     if fields["kind"] == "char":
         return CharTokenizer(fields["chars"])
     if fields["kind"] == "bpe":
@@ -122,7 +122,7 @@ def make_tokenizer(fields: dict) -> Tokenizer:
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """What to start a text from: a newline, which also starts documents, or the first token if there is none."""
+    """Return the tokens to start a sample from: a newline, which also starts documents, or else the first token."""
     try:
         return tokenizer.encode("\n")
     except UserError:
@@ -130,7 +130,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None) -> list[str]:
-    """How to print single tokens: blanks in quotes, and the separator as a dot, as in the lectures."""
+    """Return printable names of tokens: white space in quotes, and the separator as a dot, as in the lectures."""
     texts = ["." if i == separator else tokenizer.decode([i]) for i in ids]
     return [text if text.isprintable() and text.strip() else repr(text) for text in texts]
 

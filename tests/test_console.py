@@ -163,25 +163,30 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_appears_on_a_terminal_after_two_seconds(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    for output, shown in ((Terminal(), True), (io.StringIO(), False)):
-        monkeypatch.setattr(sys, "stderr", output)
-        now = 100.0
-        show = progress("reading", 8_000_000)
-        for now, done in ((101.0, 1_000_000), (104.0, 2_000_000), (104.1, 2_100_000), (108.0, 8_000_000)):
-            show(done)
-        lines = ["reading: 2 of 8 MB, 12 s left", "reading: 8 of 8 MB, 0 s left"]  # not before 2 s, nor all 0.1 s
-        assert [line.strip() for line in output.getvalue().split("\r")[1:]] == (lines if shown else [])
-        assert output.getvalue().endswith("\n") == shown
+@pytest.fixture
+def clock(monkeypatch):
+    """The time in seconds, which tests set: clock[0] = 5.0."""
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    return clock
 
 
-def test_progress_counts_in_other_units(monkeypatch):
+@pytest.mark.parametrize("output", [Terminal(), io.StringIO()])
+def test_progress_appears_on_a_terminal_after_two_seconds(monkeypatch, clock, output):
+    monkeypatch.setattr(sys, "stderr", output)
+    show = progress("reading", 8_000_000)
+    for seconds, done in ((101.0, 1_000_000), (104.0, 2_000_000), (104.1, 2_100_000), (108.0, 8_000_000)):
+        clock[0] = seconds
+        show(done)
+    expected = ["reading: 2 of 8 MB, 12 s left", "reading: 8 of 8 MB, 0 s left"] if output.isatty() else []
+    assert [line.strip() for line in output.getvalue().split("\r")[1:]] == expected
+    assert output.getvalue().endswith("\n") == output.isatty()
+
+
+def test_progress_counts_in_other_units(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", output := Terminal())
-    now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    show, now = progress("training", 10, "steps"), 5.0
+    show = progress("training", 10, "steps")
+    clock[0] += 5
     show(5)
     assert "training: 5 of 10 steps, 5 s left" in output.getvalue()
 
