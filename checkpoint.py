@@ -126,8 +126,8 @@ class RunFolder:
         self.file, self.board, self.in_checkpoints = None, None, {}
 
     def open(self, in_checkpoints: dict, step: int, resume: bool, n_bytes: int) -> None:
-        """Make the folder of a new run, and move an old one of the same name aside; or open the one of a resumed run, and
-        keep the lines of its log up to `step`. in_checkpoints: what every checkpoint contains; n_bytes: the size of all.
+        """Make the folder of a new run, and move an old one of the same name aside; or open that of a resumed run, and
+        keep the lines of its log up to `step`. in_checkpoints: what each checkpoint contains; n_bytes: the size of all.
         Raises UserError if the folder is in use, or is not a run's, or the disk is full."""
         self.in_checkpoints = in_checkpoints
         if not self.writes:

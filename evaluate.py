@@ -116,7 +116,7 @@ def main() -> None:
     machine = Machine.pick(options.device, options.dtype)
     opened = open_model(options.checkpoint, options.init_from)
     if not options.dataset and opened.dataset == "gpt2":
-        raise UserError("GPT-2 needs a dataset in its tokens; use --dataset=fineweb, or your text with --tokenizer=gpt2")
+        raise UserError("GPT-2 needs a dataset in its tokens; use --dataset=fineweb, or a text prepared so")
     data = load(options.dataset or opened.dataset)
     if data.tokenizer.to_dict() != opened.tokenizer.to_dict():
         advice = f"use a text prepared with --tokenizer={opened.dataset}"

@@ -282,8 +282,8 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=stds.get(layer, 0.4 / math.sqrt(p.shape[1])))
 
         # The last norm scales each channel by `gain`, so logits have std 0.02 gain sqrt(C): 0.2 costs 0.02 nats at
-        # first. A tied output layer also sees the token's own embedding: if the residual stream is little else at first,
-        # the token's logit is 0.02 gain C, and exp of that must be small compared with V.
+        # first. A tied output layer also sees the token's own embedding: if the residual stream is little else, the
+        # token's logit is 0.02 gain C, and exp of that must be small compared with V.
         gain = min(1.0, 0.2 / (0.02 * math.sqrt(config.n_embd)))
         if config.tie_weights and (config.zero_init or config.norm_position == "post"):
             gain = min(gain, math.log(1 + config.vocab_size / 25) / (0.02 * config.n_embd))

@@ -422,4 +422,4 @@ def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
     assert "no GPT-2 weights in gpt4" in fails(sample, "--init_from=gpt4")
     assert "are both given" in fails(sample, "--init_from=gpt2", "--checkpoint=out/tiny/best.pt")
     Path("small.safetensors").write_bytes(safetensors(gpt2_tensors()))
-    assert "has 300 tokens, the tokenizer 50,257" in fails(sample, "--init_from=small.safetensors")
+    assert "has 300 tokens, GPT-2's tokenizer 50,257" in fails(sample, "--init_from=small.safetensors")

@@ -472,7 +472,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
     for look, what in ((100, "the loss is nan at step"), (1, "the validation loss is nan at step")):
         error = fails(train, *again, "--learning_rate=1e30", f"--eval_interval={look}", "--checkpoint_interval=100")
         assert what in error and "try a lower --learning_rate" in error
-        assert "last good checkpoint: out/tiny/last.pt (step 4)" in error
+        assert "Last good checkpoint: out/tiny/last.pt (step 4)" in error
     found = []
     for interval in (1, 8):  # at once, and at step 8
         error = fails(train, *again, "--learning_rate=1e30", "--eval_interval=100", f"--log_interval={interval}")
@@ -481,7 +481,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "lr_scale", lambda step, _: 1e30 if step > 4 else 1.0)
         error = fails(train, *SHORT, "--checkpoint_interval=2", "--grad_clip=0", "--out_dir=out/later")
-    assert "last good checkpoint: out/later/last.pt (step 4)" in error
+    assert "Last good checkpoint: out/later/last.pt (step 4)" in error
     assert "there is no checkpoint yet" in fails(
         train, *SHORT, "--learning_rate=1e30", "--grad_clip=0", "--out_dir=out/new"
     )
@@ -826,7 +826,8 @@ def test_a_process_that_dies_ends_all_and_the_run_resumes(call):
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [
-        "error: another training process failed (its error is printed above or below); fix that, then resume with --init_from=resume"
+        "error: another training process failed (its error is printed above or below); "
+        "fix that, then resume with --init_from=resume"
     ], done.stderr
     assert "SIGKILL" in done.stderr  # torchrun says who
     assert not any(Path(f"/proc/{i}").exists() for i in processes)
@@ -995,7 +996,7 @@ def test_a_model_of_ours_is_tuned_from_where_it_was(call, fails):
         train, "--init_from=out/first", "--n_embd=32"
     )
     error = fails(train, "--init_from=out/first", "--dataset=list")
-    advice = "use --dataset=tiny, or tokenize your text like it: --tokenizer=tiny"
+    advice = "tokenize your text like it: python prepare_data.py YOUR_TEXT.txt --tokenizer=tiny"
     assert f"list and checkpoint out/first use different vocabularies; {advice}" in error
     Path("more.txt").write_text(babble(300, seed=3).replace("noon", "moon"))
     assert call(prepare_data, "more.txt", "--tokenizer=tiny")[0] == 0
@@ -1033,20 +1034,21 @@ def test_help_lists_every_key_with_its_default(call):
         assert f"--{name} " in out and len(f.metadata["help"]) > 10
     words = " ".join(out.split())
     assert "--learning_rate float peak learning rate of sgd, adam, adamw (default: 0.01)" in words
-    assert "--norm_position {pre,post} pre: normalize" in words and "(default: pre)" in words
+    assert "--norm_position {pre,post} normalize the input" in words and "(default: pre)" in words
     assert re.search(r"--qk_norm \{true,false\} normalize [^(]*\(default: true\)", words)
 
 
 def test_help_shows_the_type_of_every_value(call):
     words = " ".join(call(prepare_data, "--help")[1].split())
-    assert "--file path a local copy" in words and "--name str the dataset" in words and "--shards int of" in words
+    assert "--file path a local copy" in words and "--name str " in words and "--shards int number" in words
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
 def test_a_config_of_the_repository_is_legal(path, monkeypatch):
     gpt2 = GPTConfig(**GPT2_OPTIONS, vocab_size=50_257, block_size=1024)  # in place of a download
     weights = {"tokenizer": {"kind": "gpt2"}, "model": {}}
-    monkeypatch.setattr(train, "load_initial_weights", lambda _, options, *__: weights | {"model_config": vars(gpt2) | {"block_size": options["block_size"]}})
+    shape = lambda options: {"model_config": vars(gpt2) | {"block_size": options["block_size"]}}
+    monkeypatch.setattr(train, "load_initial", lambda _, options, *__: weights | shape(options))
     config = read_config(str(path))
     assert config.out_dir == f"out/{path.stem}"
     assert prepare_data.parse_name(config.dataset)
@@ -1191,11 +1193,11 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
         (["--block_size=25"], "block_size=25 exceeds the 24 of"),
         (
             ["--init_from=other.safetensors", "--dataset=tiny_bpe280"],
-            "tiny_bpe280 and checkpoint other.safetensors use different vocabularies",
+            "other.safetensors has 280 tokens, GPT-2's tokenizer 50,257",
         ),
         (
             ["--dataset=tiny"],
-            "tiny and checkpoint weights use different vocabularies; prepare your text with --tokenizer=gpt2",
+            "tiny and checkpoint weights use different vocabularies; tokenize your text like it: python prepare_data.py YOUR_TEXT.txt --tokenizer=gpt2",
         ),
         (
             ["--init_from=scrath"],
