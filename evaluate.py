@@ -19,8 +19,6 @@ from model import GPT, ConfigError
 from prepare_data import Dataset, load
 from runtime import Machine, explain_errors
 
-# ----------------------------------------------------------------------------- windows
-
 
 def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
     """Where each document starts, and where the last one ends; a text without documents is a single one."""
@@ -65,9 +63,6 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
     return torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets)
 
 
-# ----------------------------------------------------------------------------- the loss
-
-
 @torch.no_grad()
 def evaluate(model: GPT, forward: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, machine) -> float:
     """The mean loss over the windows (starts, stops) of a split, in nats per token. forward(x, y) is the mean loss of a
@@ -96,9 +91,6 @@ def split_loss(
     tokens = getattr(data, split)
     windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
     return evaluate(model, forward, tokens, windows, batch_size, machine)
-
-
-# ----------------------------------------------------------------------------- main
 
 
 def main() -> None:

@@ -4,14 +4,13 @@
     model = GPT(GPTConfig(vocab_size=65, n_layer=4, n_head=4, n_embd=128, block_size=64))
     logits, loss = model(idx, targets)      # idx, targets (B, T): token ids
 
-Read bigram.py and mlp.py before, train.py and sample.py after. This file needs PyTorch alone: copy it and train.
-One file, two models:
+Read mlp.py before, train.py and sample.py after. It needs PyTorch alone: copy this file and train. Two models in one:
 
     GPT-2      position="learned", activation="gelu_tanh", bias=True, tie_weights=True, qk_norm=False, zero_init=False
     modern     position="rope", activation="relu2", qk_norm=True, zero_init=True  (the defaults)
 
-Comments at the line ends give shapes: B batch size, T tokens in the context (at most block_size), C channels (n_embd),
-nh heads (n_head), hd channels per head (C / nh), V tokens in the vocabulary.
+Shapes at the line ends: B batch size, T tokens in the context (at most block_size), C channels (n_embd), nh heads
+(n_head), hd channels per head (C / nh), V tokens in the vocabulary.
 """
 
 import math
@@ -27,9 +26,9 @@ class ConfigError(ValueError):
     """Options that make no model, in one line: "<what is wrong>; <what to do>"."""
 
 
-def option(default, help: str, choices: tuple | None = None, minimum: float | None = None):
-    """A field of a config: its default, a line for --help, and its legal values or their minimum."""
-    return field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum})
+def option(default, help: str, choices: tuple | None = None, minimum: float | None = None, below: float = math.inf):
+    """A field of a config: its default, a line for --help, and its legal values (minimum <= value < below)."""
+    return field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum, "below": below})
 
 
 @dataclass
@@ -45,7 +44,9 @@ class GPTConfig:
         0, "key/value heads: fewer = grouped-query attention, 1 = multi-query; 0: n_head", minimum=0
     )
     n_embd: int = option(128, "embedding dimension: size of the vector that represents each token", minimum=1)
-    dropout: float = option(0.0, "fraction of activations zeroed in training, to reduce overfitting", minimum=0)
+    dropout: float = option(
+        0.0, "fraction of activations zeroed in training, to reduce overfitting", minimum=0, below=1
+    )
     bias: bool = option(False, "biases in the linear layers and layer norms, as in GPT-2")
     norm: str = option("layernorm", "normalization layer", ("layernorm", "rmsnorm"))
     norm_position: str = option(
@@ -65,7 +66,7 @@ class GPTConfig:
             value, choices, minimum = getattr(self, f.name), f.metadata["choices"], f.metadata["minimum"]
             if choices and value not in choices:
                 raise ConfigError(f"{f.name}={value} is unknown; choose one of {', '.join(choices)}")
-            limit = 2**31 if type(value) is int else math.inf  # train.py shifts seeds by 32 bits
+            limit = 2**31 if type(value) is int else f.metadata["below"]  # train.py shifts seeds by 32 bits
             if minimum is not None and not minimum <= value < limit:
                 raise ConfigError(f"{f.name}={value} is out of range; use {minimum} or more, and less than {limit}")
         self.n_kv_head = self.n_kv_head or self.n_head
@@ -78,15 +79,10 @@ class GPTConfig:
                 raise ConfigError(
                     f"{position} needs pairs of channels, but there are {channels}; choose an even number"
                 )
-        if self.dropout >= 1:
-            raise ConfigError(f"dropout={self.dropout} is out of range; it must be below 1")
 
     @property
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
-
-
-# ----------------------------------------------------------------------------- norms and positions
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
@@ -120,8 +116,7 @@ def rope_table(block_size: int, head_dim: int) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Rotate x (B, nh, T, hd) by rope (2, T, hd). Pair i is the channels i and i + hd/2: (a, b) becomes
-    (a cos - b sin, b cos + a sin)."""
+    """Rotate pairs (a, b) of channels i and i + hd/2 of x (B, nh, T, hd): (a cos - b sin, b cos + a sin)."""
     cos, sin = rope
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)  # rolled by half, (a, b) is (b, a)
 
@@ -137,8 +132,8 @@ def alibi_slopes(n_head: int) -> torch.Tensor:
 
 class CausalSelfAttention(nn.Module):
     """Multi-head causal self-attention: each token takes a weighted average of the values of itself and all earlier
-    tokens, softmax(q k^T / sqrt(hd) + mask) v in each head (Vaswani et al. 2017). With fewer key/value heads, groups of
-    query heads share one: grouped-query (Ainslie et al. 2023), or multi-query attention (Shazeer 2019)."""
+    tokens, softmax(q k^T / sqrt(hd) + mask) v in each head (Vaswani et al. 2017). With fewer key/value heads, several
+    query heads share one: grouped-query (Ainslie et al. 2023), multi-query attention (Shazeer 2019)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -204,8 +199,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention lets tokens communicate, the MLP computes on each; both are added to the residual stream x. With
-    norm_position "pre" they read it through a norm (GPT-2), with "post" the norm follows the sum (Vaswani et al.)."""
+    """Attention lets tokens communicate, the MLP computes on each; both are added to the residual stream x, which
+    they read through a norm ("pre", GPT-2), or whose sum is normalized ("post", Vaswani et al. 2017)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -281,9 +276,8 @@ class GPT(nn.Module):
             elif p.dim() == 2:
                 nn.init.normal_(p, std=stds.get(layer, 0.4 / math.sqrt(p.shape[1])))
 
-        # The last norm scales each channel by `gain`, so logits have std 0.02 gain sqrt(C): 0.2 costs 0.02 nats at
-        # first. A tied output layer also sees the token's own embedding: if the residual stream is little else, the
-        # token's logit is 0.02 gain C, and exp of that must be small compared with V.
+        # The last norm scales channels by `gain`: logits have std 0.02 gain sqrt(C); 0.2 costs 0.02 nats. A tied layer
+        # sees the token's own embedding: its logit is 0.02 gain C, whose exp must be small compared with V.
         gain = min(1.0, 0.2 / (0.02 * math.sqrt(config.n_embd)))
         if config.tie_weights and (config.zero_init or config.norm_position == "post"):
             gain = min(gain, math.log(1 + config.vocab_size / 25) / (0.02 * config.n_embd))
@@ -293,10 +287,8 @@ class GPT(nn.Module):
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None, label_smoothing: float = 0.0) -> tuple:
         """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats, a scalar.
-
         The logits at position t predict the token after idx[:, t]. A target of -1 is ignored. label_smoothing eps
-        replaces each target by the distribution (1 - eps) on it + eps / V on every token (Szegedy et al. 2016). Raises
-        ValueError if T exceeds block_size."""
+        replaces each target by the distribution (1 - eps) on it + eps / V on every token (Szegedy et al. 2016)."""
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
@@ -314,10 +306,8 @@ class GPT(nn.Module):
         return logits
 
     def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
-        """Token ids (B, T) -> the input of the output layer (B, T, C).
-
-        cache: the KVCache of sample.py, which holds earlier tokens; None in training. Raises ValueError if the tokens
-        do not fit into block_size."""
+        """Token ids (B, T) -> the input of the output layer (B, T, C). cache: sample.py's KVCache with earlier tokens,
+        or None in training. Raises ValueError if T exceeds block_size."""
         config, T = self.config, idx.shape[1]
         if config.block_size < T:
             raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give only the last ones")
@@ -346,8 +336,8 @@ class GPT(nn.Module):
     def previous_token_ids(self, history: torch.Tensor) -> torch.Tensor:
         """history (B, lookback + T) -> rows of w_prev for the tokens before each of the last T, (B, T, lookback).
 
-        A sum of one table row per distance is a causal convolution over one-hot tokens. The first layer of mlp.py
-        (Bengio et al. 2003), which is linear in concatenated embeddings, is the same with tables of a low rank."""
+        The sum of one table row per distance is a causal convolution over one-hot tokens; the first layer of mlp.py
+        (Bengio et al. 2003) is the same with tables of a low rank."""
         lookback, rows = self.config.lookback, self.config.vocab_size + 1
         windows = history[:, :-1].unfold(1, lookback, 1)  # (B, T, lookback), the oldest token first
         return windows + torch.arange(lookback, device=history.device) * rows
@@ -374,19 +364,16 @@ class GPT(nn.Module):
 
     def flops_per_token(self, T: int | None = None) -> int:
         """Floating-point operations per token of a training step, forward and backward, in a context of T (block_size).
-
-        A weight of a matrix costs 2 in the forward and 4 in the backward pass, a table lookup nothing; q k^T and wei v
-        cost 12 T C per layer, the masked half included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
+        A weight of a matrix costs 6, a table lookup nothing; q k^T and wei v cost 12 T C per layer, the masked half
+        included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
         config = self.config
         return 6 * self.num_params(non_embedding=True) + 12 * config.n_layer * (T or config.block_size) * config.n_embd
 
     @torch.no_grad()
     def generate(self, idx: torch.Tensor, max_new_tokens: int, **sampling) -> torch.Tensor:
         """Continue idx (B, T), T >= 1, to (B, T + max_new_tokens); the options are those of sample_token().
-
         Each token sees all previous ones while they fit into block_size. When the context is full, only its most recent
-        half is kept. Everything is computed again for each token: sample.py has the fast version with the same tokens.
-        Runs in evaluation mode, and restores the mode that it found."""
+        half is kept. Everything is computed again for each token: sample.py has a fast version with the same tokens."""
         was_training, block_size = self.training, self.config.block_size
         self.eval()
         window = idx[:, -block_size:]
@@ -403,27 +390,22 @@ class GPT(nn.Module):
         return idx
 
     @staticmethod
-    def from_checkpoint(path: str | Path) -> tuple["GPT", object]:
-        """The model and the tokenizer of a checkpoint that train.py wrote."""
+    def from_checkpoint(path: str | Path) -> tuple["GPT", object]:  # the model and its tokenizer
         from checkpoint import load_model  # here, so that this file works without the others
 
         return load_model(path)
 
     @staticmethod
-    def from_pretrained(name_or_path: str | Path, **options) -> "GPT":
-        """GPT-2 with OpenAI's weights: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a local file or folder."""
+    def from_pretrained(name_or_path: str | Path, **options) -> "GPT":  # OpenAI's weights: gpt2 ... gpt2-xl, or a path
         from gpt2 import load_gpt2
 
         return load_gpt2(name_or_path, **options)
 
 
 def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None) -> torch.Tensor:
-    """Draw a token from each row of logits (B, V): (B, 1).
-
-    The distribution is softmax(logits / temperature): sharper below 1, flatter above; 0 is greedy decoding. top_k keeps
-    the k most likely tokens, and any that tie with the last of them (None or 0: all). top_p keeps the smallest set of
-    tokens with total probability p (nucleus sampling, Holtzman et al. 2020); with both, it is applied to what top_k
-    left, renormalized. Raises ValueError if an option is out of range."""
+    """Draw a token from each row of logits (B, V), (B, 1), by softmax(logits / temperature); 0 is greedy decoding.
+    top_k keeps the k most likely tokens, and any that tie with the last of them (0: all). top_p keeps the smallest set
+    of tokens with total probability p after top_k (nucleus sampling, Holtzman et al. 2020). Raises ValueError."""
     if not temperature >= 0 or (top_k or 0) < 0 or (top_p is not None and not 0 < top_p <= 1):
         found = f"temperature={temperature}, top_k={top_k} or top_p={top_p}"
         raise ValueError(f"{found} is out of range; use temperature >= 0, top_k >= 0 and 0 < top_p <= 1")

@@ -6,9 +6,9 @@
     python sample.py --init_from=gpt2 --prompt="A lever is" # OpenAI's weights, downloaded once
     python sample.py --plot                                 # and draw the attention weights: attention.png
 
-Read train.py before; model.generate() is the plain version of what happens here, and gives the same tokens. A
-checkpoint contains its tokenizer, so no dataset is needed. The text goes to standard output as it is generated,
-everything else to standard error; the same seed gives the same text.
+Read train.py before; model.generate() is the plain version, and gives the same tokens. A checkpoint contains its
+tokenizer, so no dataset is needed. The text goes to standard output, everything else to standard error; the same seed
+gives the same text.
 """
 
 import codecs
@@ -30,15 +30,10 @@ MAX_MEMORY = 2**30  # bytes of keys, values and logits, which limit how many sam
 PLOTTED = 24  # tokens in the plot of the attention weights
 
 
-# ----------------------------------------------------------------------------- generation with a KV cache
-
-
 class KVCache:
     """The keys and values of past tokens in all layers, so that a new token needs a forward pass for itself alone.
-    Allocated once for B rows of block_size tokens, and filled in place.
-
-    static: a single new token always attends to the whole cache, of which a mask hides the unused part. The shapes are
-    then the same at every step, as torch.compile needs them."""
+    Allocated once for B rows of block_size tokens. static: a single new token attends to all of it, and a mask hides
+    the unused part, so the shapes are the same at every step, as torch.compile needs them."""
 
     def __init__(self, model: GPT, B: int, static: bool = False):
         config, weight = model.config, model.lm_head.weight
@@ -78,9 +73,8 @@ class KVCache:
 def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling) -> Iterator:
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: the same ones as model.generate(), faster.
 
-    The cost of a token stays bounded: one forward pass for itself, and on average one more for encoding it again when
-    the context was full and its most recent half was kept. compile=True compiles the pass for a single token. Runs in
-    evaluation mode, and restores the mode that it found. Clone the tokens to train on them."""
+    A token costs one forward pass for itself, and on average one more to encode it again when the context was full and
+    its most recent half was kept. compile=True compiles the pass for a single token. Clone tokens to train on them."""
     block_size, (B, T) = model.config.block_size, idx.shape
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
@@ -114,11 +108,8 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
 
 
 def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
-    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream() and of sample_token()."""
+    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream() and sample_token()."""
     return torch.cat([idx, *stream(model, idx, max_new_tokens, **options)], dim=1)
-
-
-# ----------------------------------------------------------------------------- text
 
 
 class Sample:
@@ -176,7 +167,7 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         raise UserError("--prompt and --prompt_file are both given; use one of them")
     try:
         text = path.read_text(encoding="utf-8-sig") if path else prompt or ""
-        text.encode("utf-8")
+        text.encode()  # raises if the command line was not UTF-8
     except FileNotFoundError:
         raise UserError(f"no prompt file {path}; give a text file") from None
     except UnicodeError as error:  # in a file, or in the bytes of the command line
@@ -184,23 +175,17 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     return text
 
 
-# ----------------------------------------------------------------------------- attention weights
-
-
 @torch.no_grad()
 def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
-    """idx (B, T) -> (n_layer, B, nh, T, T): how strongly each token attends to each token (last axis), in each head.
-    Captured in the explicit formula, where dropout is applied to them."""
+    """idx (B, T) -> (n_layer, B, nh, T, T): how strongly each token attends to each token (last axis), in each head."""
     weights, flash = [], model.config.flash
     modules = [block.attn.attn_dropout for block in model.transformer.h]
     hooks = [module.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0])) for module in modules]
     model.config.flash = False
-    try:
-        model(idx)
-    finally:
-        model.config.flash = flash
-        for hook in hooks:
-            hook.remove()
+    model(idx)
+    model.config.flash = flash
+    for hook in hooks:
+        hook.remove()
     return torch.stack(weights)
 
 
@@ -211,9 +196,6 @@ def plot_attention(opened: OpenedModel, ids: list[int]) -> None:
     weights = attention_weights(model, torch.tensor([ids], device=model.lm_head.weight.device))[:, 0]
     plots.attention(weights.cpu().numpy(), token_names(opened.tokenizer, ids, opened.delimiter), path)
     print(f"{path}: attention weights of each head", file=sys.stderr)
-
-
-# ----------------------------------------------------------------------------- main
 
 
 def main() -> None:
@@ -263,8 +245,7 @@ def main() -> None:
     ids = ids or start_ids(opened.tokenizer)
     block_size = opened.model.config.block_size
     if len(ids) > block_size:
-        message = f"the prompt has {len(ids)} tokens; the model sees only the last {block_size} (its block_size)"
-        print(message, file=sys.stderr)
+        print(f"the prompt has {len(ids)} tokens; the model sees only the last {block_size}", file=sys.stderr)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     sampling["generator"] = torch.Generator(device).manual_seed(options.seed)
     began = time.perf_counter()

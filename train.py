@@ -39,7 +39,6 @@ from tokenizer import start_ids
 class TrainConfig(GPTConfig):
     """The options of a run: those of the model, then how to train it. Raises ConfigError."""
 
-    # on, as small runs on characters learn much faster with it; the tables of a large vocabulary are large
     lookback: int = option(3, "previous-token embeddings: how many preceding tokens are added; 0: off", minimum=0)
 
     dataset: str = option("python", "a folder in data/, made by prepare_data.py")
@@ -57,14 +56,14 @@ class TrainConfig(GPTConfig):
     muon_learning_rate: float = option(0.03, "peak learning rate of muon: its updates have a fixed size", minimum=0)
     schedule: str = option("linear", "schedule after warmup; wsd: constant, then linear decay at the end", SCHEDULES)
     warmup_iters: int = option(20, "steps of linear warmup", minimum=0)
-    decay_fraction: float = option(0.2, "wsd: fraction of the steps, at the end, with linear decay", minimum=0)
+    decay_fraction: float = option(0.2, "wsd: fraction of the steps, at the end, with linear decay", minimum=0, below=1)
     min_lr: float = option(0.0, "final learning_rate (muon's in proportion); inverse_sqrt: the lowest", minimum=0)
     weight_decay: float = option(0.0, "of matrices: p -= lr * weight_decay * p (sgd, adam: L2 gradient)", minimum=0)
-    beta1: float = option(0.9, "adam, adamw: decay rate of the running average of the gradient", minimum=0)
-    beta2: float = option(0.95, "adam, adamw: decay rate of the running average of the squared gradient", minimum=0)
-    momentum: float = option(0.95, "momentum of muon and sgd", minimum=0)
+    beta1: float = option(0.9, "adam, adamw: decay rate of the average of the gradient", minimum=0, below=1)
+    beta2: float = option(0.95, "adam, adamw: decay rate of the average of its square", minimum=0, below=1)
+    momentum: float = option(0.95, "momentum of muon and sgd", minimum=0, below=1)
     grad_clip: float = option(1.0, "clip the gradient to this norm; 0: off", minimum=0)
-    label_smoothing: float = option(0.0, "target probability spread over all tokens, in training only", minimum=0)
+    label_smoothing: float = option(0.0, "target probability spread over all tokens in training", minimum=0, below=1)
 
     log_interval: int = option(20, "log every this many steps", minimum=1)
     eval_interval: int = option(100, "evaluate on the validation split every this many steps", minimum=1)
@@ -81,9 +80,6 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("beta1", "beta2", "momentum", "decay_fraction", "label_smoothing"):
-            if getattr(self, name) >= 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is out of range; it must be below 1")
         if self.min_lr > self.learning_rate:
             raise ConfigError(f"min_lr={self.min_lr} exceeds learning_rate={self.learning_rate}; use a smaller one")
 
@@ -95,9 +91,6 @@ class TrainConfig(GPTConfig):
 
 
 OPTIONS = {f.name: f for f in fields(TrainConfig) if f.name != "vocab_size"}  # which the dataset determines
-
-
-# ----------------------------------------------------------------------------- options
 
 
 def option_parser(doc: str) -> OptionParser:
@@ -143,13 +136,13 @@ def make_config(options: dict, download: bool = True) -> tuple[TrainConfig, dict
 
 
 def check(config: TrainConfig, checkpoint: dict | None, data: Dataset, machine: Machine) -> None:
-    """Raise UserError if the run is not possible with this dataset, or on this machine."""
+    """Raise UserError if the run is not possible with this dataset or on this machine."""
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
-        origin = config.out_dir if config.init_from == "resume" else config.init_from
-        first = checkpoint["config"]["dataset"]
-        advice = f"tokenize your text like it: python prepare_data.py YOUR_TEXT.txt --tokenizer={first}"
-        raise UserError(f"{data.name} and checkpoint {origin} use different vocabularies; {advice}")
+        advice = f"python prepare_data.py YOUR_TEXT.txt --tokenizer={checkpoint['config']['dataset']}"
+        raise UserError(
+            f"{data.name} and the checkpoint use different vocabularies; tokenize your text like it: {advice}"
+        )
     n, of = config.batch_size * config.gradient_accumulation_steps, machine.world_size
     for wrong, message in (
         (n % of, f"{of} processes cannot split the {n} sequences of a step equally; use a multiple of {of}"),
@@ -189,9 +182,6 @@ def training_batches(tokens, starts, config: TrainConfig, step: int, machine: Ma
     for first in range(0, len(mine), config.batch_size):
         batch = mine[first : first + config.batch_size]
         yield read_windows(tokens, batch, batch + config.block_size, config.block_size)
-
-
-# ----------------------------------------------------------------------------- the run
 
 
 @dataclass
@@ -249,10 +239,9 @@ class Run:
             self.progress.best = math.inf
 
     def begin(self) -> None:
-        """Print what this run is, rehearse a step, and open the folder.
-
-        The rehearsal shows compile errors and out-of-memory before the folder is made. It also fixes the order in which
-        DistributedDataParallel reduces gradients, so resumed runs stay exact."""
+        """Print what this run is, rehearse a step, and open the folder. The rehearsal shows compile errors and
+        out-of-memory before that. It also fixes the order in which DistributedDataParallel reduces gradients, so that
+        resumed runs stay exact."""
         config, data, machine, n_step = self.config, self.data, self.machine, self.config.tokens_per_step()
         uniform, epochs = math.log(data.vocab_size), config.max_iters * n_step / len(data.train)
         evaluation = f"evaluating on {self.eval_tokens:,} of {len(data.val) - 1:,} validation tokens"
@@ -264,7 +253,7 @@ class Run:
             print(f"resumed after step {self.progress.step}")
         self.forward(*next(training_batches(data.train, self.starts, config, 1, machine))).backward()
         self.model.zero_grad(set_to_none=True)
-        n_bytes = 12 * self.model.num_params()  # best.pt, last.pt, and the next last.pt while it is written ...
+        n_bytes = 12 * self.model.num_params()  # best.pt, last.pt, and the next last.pt while it is written
         n_bytes += 2 * sum(t.nbytes for t in self.optimizer.state.values())
         in_checkpoints = {
             "model_config": asdict(self.model.config),
@@ -314,8 +303,7 @@ class Run:
         config, data, progress, machine = self.config, self.data, self.progress, replace(self.machine, world_size=1)
         checkpoint = load_checkpoint(Path(config.out_dir, "best.pt"))
         if checkpoint["step"] < progress.step:
-            where = f"validation loss was lowest at step {checkpoint['step']}"
-            print(f"{where}: the sample and results below use that checkpoint (best.pt)")
+            print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
         model, tokenizer = load_model(checkpoint)
         forward = machine.loss_function(model.to(machine.device))
         losses = {"train": split_loss(model, forward, data, "train", self.eval_tokens, config.batch_size, machine)}
@@ -327,8 +315,8 @@ class Run:
             losses[split] = split_loss(model, forward, data, split, config.eval_tokens, config.batch_size, machine)
         ids = start_ids(tokenizer) if data.delimiter is None else [data.delimiter]
         generator = torch.Generator(machine.device).manual_seed(config.seed)
-        start = torch.tensor([ids], device=machine.device)  # (1, 1)
-        ids = model.generate(start, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
+        idx = torch.tensor([ids], device=machine.device)  # (1, 1)
+        ids = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
         print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{tokenizer.decode(ids[1:]).strip()}")
         print_losses(data, losses)
         speed = progress.tokens / progress.train_seconds
@@ -341,10 +329,8 @@ class Run:
 
 
 def train(run: Run) -> int:
-    """Train, evaluate, log and save until the last step, early stopping, or a signal, whose number is returned.
-
-    All randomness of a step follows from (seed, step, process), dropout included. So there is no generator to save, and
-    evaluating more often changes nothing."""
+    """Train, evaluate, log and save until the last step, early stopping, or a signal, whose number is returned. All
+    randomness of a step follows from (seed, step, process), so there is no generator to save."""
     config, machine, data, optimizer, progress = run.config, run.machine, run.data, run.optimizer, run.progress
     began, saved_at = time.perf_counter() - progress.seconds, time.monotonic()
     resumed, logged = replace(progress), replace(progress)  # as of the start, and as of the last line of the log
@@ -417,9 +403,6 @@ def train(run: Run) -> int:
     return 0
 
 
-# ----------------------------------------------------------------------------- main
-
-
 def main() -> None:
     runtime.join_processes()
     runtime.keep_freed_memory()
@@ -432,9 +415,8 @@ def main() -> None:
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
         check(config, checkpoint, data, machine)
-    sizes = f"out of memory with batch_size={config.batch_size} and block_size={config.block_size}"
     advice = "halve --batch_size and double --gradient_accumulation_steps (the same update), or use a smaller model"
-    with runtime.explain_errors(out_of_memory=f"{sizes}; {advice}"):
+    with runtime.explain_errors(f"out of memory with batch_size={config.batch_size}; {advice}"):
         run = Run(config, checkpoint, machine, data)
         run.begin()
         with run.stop:
