@@ -64,7 +64,7 @@ class OptionParser(argparse.ArgumentParser):
             default = str(default).lower() if isinstance(default, bool) else default
         elif not options.get("choices") and "action" not in options:
             options.setdefault("metavar", (kind or str).__name__.lower())
-        if default not in (None, argparse.SUPPRESS):
+        if default not in (None, "", argparse.SUPPRESS):
             options["help"] += f" (default: {default})"
         return super().add_argument(*names, **options)
 

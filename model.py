@@ -40,18 +40,12 @@ class GPTConfig:
     block_size: int = option(128, "context length in tokens", minimum=1)
     n_layer: int = option(4, "number of transformer blocks", minimum=1)
     n_head: int = option(4, "attention heads per block, a divisor of n_embd", minimum=1)
-    n_kv_head: int = option(
-        0, "key/value heads: fewer = grouped-query attention, 1 = multi-query; 0: n_head", minimum=0
-    )
+    n_kv_head: int = option(0, "key/value heads; fewer: grouped-query attention, 1: multi-query; 0: n_head", minimum=0)
     n_embd: int = option(128, "embedding dimension: size of the vector that represents each token", minimum=1)
-    dropout: float = option(
-        0.0, "fraction of activations zeroed in training, to reduce overfitting", minimum=0, below=1
-    )
+    dropout: float = option(0.0, "fraction of activations zeroed in training (regularization)", minimum=0, below=1)
     bias: bool = option(False, "biases in the linear layers and layer norms, as in GPT-2")
     norm: str = option("layernorm", "normalization layer", ("layernorm", "rmsnorm"))
-    norm_position: str = option(
-        "pre", "normalize the input of each sublayer, or after the residual sum", ("pre", "post")
-    )
+    norm_position: str = option("pre", "normalize the input of a sublayer, or the residual sum", ("pre", "post"))
     position: str = option("rope", "position encoding", ("learned", "sinusoidal", "rope", "alibi", "none"))
     lookback: int = option(0, "previous-token embeddings: how many preceding tokens are added; 0: off", minimum=0)
     activation: str = option("relu2", "non-linearity of the MLP", ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"))
@@ -76,9 +70,7 @@ class GPTConfig:
             raise ConfigError(f"n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; choose a divisor")
         for position, channels in (("rope", self.head_dim), ("sinusoidal", self.n_embd)):
             if self.position == position and channels % 2:
-                raise ConfigError(
-                    f"{position} needs pairs of channels, but there are {channels}; choose an even number"
-                )
+                raise ConfigError(f"{position} needs pairs of channels, not {channels}; choose an even number")
 
     @property
     def head_dim(self) -> int:

@@ -144,7 +144,7 @@ def print_samples(opened: OpenedModel, ids: list[int], prompt: str, options, sam
     at_once = max(1, MAX_MEMORY // (4 * (cache_size + 5 * config.vocab_size)))  # sampling makes about five copies
     device = opened.model.lm_head.weight.device
     for first in range(0, options.num_samples, at_once):
-        batch = [Sample(opened.tokenizer, options.stop or "") for _ in range(min(at_once, options.num_samples - first))]
+        batch = [Sample(opened.tokenizer, options.stop) for _ in range(min(at_once, options.num_samples - first))]
         texts = [prompt] * len(batch)
         rule = "" if options.stop == "\n" else "-" * 20 + "\n"
         print((rule if first else "") + prompt, end="", flush=True)
@@ -202,30 +202,17 @@ def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--checkpoint", type=Path, help="a best.pt or last.pt of train.py (default: the newest out/*/best.pt)")
-    add(
-        "--init_from",
-        help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to GPT-2's weights",
-    )
+    add("--init_from", help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to weights")
     add("--prompt", help="the text to continue (default: the start of a document, or of a line)")
     add("--prompt_file", type=Path, help="a file with the prompt")
     add("--num_samples", type=in_range(int, 1), default=1, help="number of samples")
     add("--max_new_tokens", type=in_range(int, 1, 10**8), default=500, help="maximum length of a sample, in tokens")
     add("--temperature", type=in_range(float, 0), default=0.8, help="0: greedy decoding; 1: the model's distribution")
     add("--top_k", type=in_range(int, 0), default=0, help="sample from the k most likely tokens; 0: from all")
-    add(
-        "--top_p",
-        type=in_range(float, above=0, maximum=1),
-        help="nucleus sampling: from the smallest set of tokens with total probability p",
-    )
+    add("--top_p", type=in_range(float, above=0, maximum=1), help="sample from the nucleus with total probability p")
     add("--seed", type=in_range(int, 0, 2**63 - 1), default=1337, help="random seed")
-    add(
-        "--stop",
-        nargs="?",
-        const="\n",
-        default="",
-        metavar="TEXT",
-        help="stop before this text; --stop alone: at the end of the line, where a document ends",
-    )
+    stop = "stop before this text; --stop alone: at the end of the line, where a document ends"
+    add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
     add("--compile", type=bool, default=False, help="torch.compile: slow start, then faster, above all on a GPU")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
     add("--plot", action="store_true", help=f"draw the attention weights of the first {PLOTTED} tokens: attention.png")

@@ -140,9 +140,7 @@ def check(config: TrainConfig, checkpoint: dict | None, data: Dataset, machine: 
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
         advice = f"python prepare_data.py YOUR_TEXT.txt --tokenizer={checkpoint['config']['dataset']}"
-        raise UserError(
-            f"{data.name} and the checkpoint use different vocabularies; tokenize your text like it: {advice}"
-        )
+        raise UserError(f"{data.name} has another vocabulary than the checkpoint; tokenize your text like it: {advice}")
     n, of = config.batch_size * config.gradient_accumulation_steps, machine.world_size
     for wrong, message in (
         (n % of, f"{of} processes cannot split the {n} sequences of a step equally; use a multiple of {of}"),
@@ -334,7 +332,6 @@ def train(run: Run) -> int:
     config, machine, data, optimizer, progress = run.config, run.machine, run.data, run.optimizer, run.progress
     began, saved_at = time.perf_counter() - progress.seconds, time.monotonic()
     resumed, logged = replace(progress), replace(progress)  # as of the start, and as of the last line of the log
-    stopping = 0
     run.model.train()
     while progress.step < config.max_iters and not 0 < config.early_stop <= progress.evals_since_best:
         step_began = time.perf_counter()

@@ -1,6 +1,10 @@
 """Who imports whom: the files, read as they stand."""
 
 import ast
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
@@ -49,3 +53,45 @@ def test_no_import_leads_back_to_where_it_began():
         assert leaves, f"a cycle among {sorted(arrows)}"
         for name in leaves:
             del arrows[name]
+
+
+ALONE = """
+import torch
+from model import GPT, GPTConfig
+
+torch.manual_seed(0)
+config = GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16)
+model, idx = GPT(config), torch.randint(11, (4, 9))
+optimizer = make_optimizer(model)
+losses = []
+for step in range(1, 21):
+    loss = model(idx[:, :-1], idx[:, 1:])[1]
+    optimizer.zero_grad() if hasattr(optimizer, "zero_grad") else model.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+print(losses[0], losses[-1], model.generate(idx[:, :1], 12, temperature=0).shape == (4, 13))
+"""
+ADAMW = "import torch\nmake_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)\n"
+MUON = """
+from types import SimpleNamespace
+import optim
+options = {"weight_decay": 0.1, "momentum": 0.9, "beta1": 0.9, "beta2": 0.95, "learning_rate": 1e-2}
+options |= {"optimizer": "muon", "muon_learning_rate": 0.03}
+make_optimizer = lambda model: optim.make_optimizer(model, SimpleNamespace(**options))
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "code"), [(["model.py"], ADAMW), (["model.py", "optim.py"], MUON)], ids=["model", "model and optim"]
+)
+def test_copied_alone_into_an_empty_folder_they_train_and_generate(files, code, tmp_path):
+    for name in files:
+        shutil.copy(ROOT / name, tmp_path)
+    command = [sys.executable, "-c", code + ALONE]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, encoding="utf-8", env=os.environ | {"PYTHONPATH": ""}
+    )
+    assert done.returncode == 0, done.stderr
+    first, last, generated = done.stdout.split()
+    assert float(last) < float(first) - 0.5 and generated == "True"

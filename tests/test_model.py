@@ -536,11 +536,11 @@ def test_tied_weights_are_one_tensor():
     ("keys", "words"),
     [
         ({"n_embd": 33}, "n_embd=33 is not a multiple of n_head=4"),
-        ({"n_head": 32}, "rope needs pairs of channels, but there are 1; choose an even"),
+        ({"n_head": 32}, "rope needs pairs of channels, not 1; choose an even"),
         ({"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
         ({"n_kv_head": 8}, "n_head=4 is not a multiple of n_kv_head=8"),
         ({"n_kv_head": -1}, "n_kv_head=-1 is out of range"),
-        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "sinusoidal needs pairs of channels, but there are 3; "),
+        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "sinusoidal needs pairs of channels, not 3; "),
         ({"softcap": -1.0}, "softcap=-1.0 is out of range"),
         ({"lookback": -1}, "lookback=-1 is out of range"),
         ({"vocab_multiple": 0}, "vocab_multiple=0 is out of range"),
