@@ -1,5 +1,5 @@
-"""What README.md says: commands that the scripts accept, figures that fit together, links that lead somewhere. And the
-commands in what the scripts say of themselves, and in the files of config/."""
+"""What README.md says: commands that the scripts accept, numbers that agree, links that lead somewhere. And the
+commands in the docstrings of the files and in the comments of config/."""
 
 import math
 import re
@@ -11,26 +11,35 @@ import pytest
 from conftest import ROOT, SHARED, result
 
 import bigram
+import checkpoint
 import console
+import evaluate
+import files
+import gpt2
 import micrograd
 import mlp
 import model
 import ngram
+import optim
 import prepare_data
+import runtime
 import sample
+import scaling
+import tokenizer
 import train
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
-MODULES = (bigram, micrograd, mlp, model, ngram, prepare_data, sample, train)
-SCRIPTS = {f"{module.__name__}.py": module for module in MODULES}
+SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, train, sample, evaluate, scaling)
+OTHERS = (checkpoint, console, files, gpt2, model, optim, runtime, tokenizer)  # plots.py needs matplotlib
+FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 
 def commands() -> list[str]:
     """Each command in a block or in a line of text, once, without the comments."""
     lines = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
     lines += re.findall(r"`(python \w+\.py[^`]*)`", README)
-    for module in SCRIPTS.values():
+    for module in FILES.values():
         lines += re.findall(r"^    ((?:python|torchrun) .*)", module.__doc__, flags=re.M)
     for path in sorted(ROOT.glob("config/*.toml")):
         lines += re.findall(r"^#.*?((?:python|torchrun) .*)", path.read_text(encoding="utf-8"), flags=re.M)
@@ -70,7 +79,7 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
         pytest.importorskip("matplotlib")
     for module, name in (
         (micrograd, "derivatives"), (bigram, "load"), (ngram, "load"), (mlp, "load"), (prepare_data, "prepare"),
-        (sample, "pick_device"), (train, "load_weights"), (train, "load_checkpoint"), (train, "pick_device"),
+        (train, "load_checkpoint"), (train, "load_initial"), (runtime.Machine, "pick"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, accept)
     words = shlex.split(command)
@@ -85,7 +94,7 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
         return
     monkeypatch.setattr(sys, "argv", words[1:])
     with pytest.raises(Accepted):
-        SCRIPTS[words[1]].main()
+        FILES[words[1]].main()
 
 
 def test_a_wrong_command_would_show(monkeypatch):
@@ -97,9 +106,9 @@ def test_a_wrong_command_would_show(monkeypatch):
 
 
 def test_each_option_in_the_text_is_one_of_some_script(call):
-    known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint", "help", "device")}
-    for name in SCRIPTS.keys() - {"model.py"}:
-        known |= set(re.findall(r"--\w+", call(SCRIPTS[name], "--help")[1]))
+    known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint")}
+    for module in SCRIPTS:
+        known |= set(re.findall(r"--\w+", call(module, "--help")[1]))
     assert set(re.findall(r"(?<![\w-])--\w+", README)) <= known
 
 
@@ -115,15 +124,15 @@ def test_the_python_that_it_shows_runs(capsys):
 # ----------------------------------------------------------------------------- the ladder
 
 
-def test_the_ladder_has_all_rungs_in_order():
-    steps = [row["step"] for row in ladder()]
+def test_the_ladder_has_all_models_in_order():
+    models = [row["model"] for row in ladder()]
     names = ["uniform", "unigram", "bigram", "neural bigram", "Kneser-Ney", "MLP, block 3", "MLP, block 8", "GPT"]
     shakespeare = ["bigram", "Kneser-Ney", "MLP, block 8", "GPT, quick", "GPT, long", "GPT, longer"]
-    assert [re.sub(r", add 1| \d-gram", "", step) for step in steps] == [*names, *names, *shakespeare]
+    assert [re.sub(r", add 1| \d-gram", "", name) for name in models] == [*names, *names, *shakespeare]
 
 
 @pytest.mark.parametrize("row", ladder(), ids=lambda row: row["command"])
-def test_the_figures_of_a_row_fit_together(row):
+def test_the_numbers_of_a_row_agree(row):
     """A token is a letter of one byte here, so bits per byte are bits per token."""
     val = float(row["val"])
     assert float(row["perplexity"]) == pytest.approx(math.exp(val), rel=1e-3, abs=0.005)
@@ -142,17 +151,17 @@ def test_a_row_of_counting_is_what_its_command_prints(row, call):
     if not file.exists():
         pytest.skip(f"no local copy of {file.name}")
     prepare_data.prepare(source, file=file)
-    figures = result(call(SCRIPTS[script], *options, "--num_samples=0")[1])
+    numbers = result(call(FILES[script], *options, "--num_samples=0")[1])
     for split in ("train", "val", "test"):
         if split in row:
-            assert float(row[split]) == pytest.approx(float(figures[split]), abs=0.0006)
-    assert int(row["parameters"].replace(",", "")) == int(figures["params"])
+            assert float(row[split]) == pytest.approx(float(numbers[split]), abs=0.0006)
+    assert int(row["parameters"].replace(",", "")) == int(numbers["params"])
 
 
 # ----------------------------------------------------------------------------- links
 
 
-def test_links_and_pictures_lead_somewhere():
+def test_links_and_plots_lead_somewhere():
     slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)", README, re.M)]
     assert len(set(slugs)) == len(slugs)  # else the anchor of a later one has a number
     targets = re.findall(r"\]\(([^)]+)\)|src=\"([^\"]+)\"", README)
@@ -161,10 +170,10 @@ def test_links_and_pictures_lead_somewhere():
         assert target[1:] in slugs if target.startswith("#") else (ROOT / target).is_file(), target
 
 
-def test_pictures_are_small_and_all_shown():
-    pictures = sorted((ROOT / "assets").iterdir())
-    assert len(pictures) >= 5
-    for path in pictures:
+def test_plots_are_small_and_all_shown():
+    plots = sorted((ROOT / "assets").iterdir())
+    assert len(plots) >= 5
+    for path in plots:
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size < 150_000, path
         assert f"assets/{path.name}" in README
 
@@ -175,9 +184,9 @@ def test_the_places_to_change_are_there():
     for row in rows:
         words, module = re.findall(r"`([\w.]+)`", row), None
         for word in words:
-            if word in SCRIPTS:
-                module = SCRIPTS[word]
-            elif word != "grad_norm":  # a key of the log
+            if word in FILES:
+                module = FILES[word]
+            elif word != "grad_norm":  # a metric of the log
                 place = module
                 for part in word.split("."):
                     place = getattr(place, part)
