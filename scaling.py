@@ -1,10 +1,12 @@
 """What a run needs: parameters, memory, compute and time, without the run.
 
     python scaling.py config/gpt2.toml --device_flops=989e12 --dtype=bfloat16
-    python train.py config/gpt2.toml --estimate             # the same, with the options of the run
+    python train.py config/gpt2.toml --estimate             # the same; every option of train.py can follow
 
-Read train.py before, whose options it takes.
+Read train.py before.
 """
+
+import sys
 
 import torch
 
@@ -79,7 +81,7 @@ def main() -> None:
     add("--device_flops", type=in_range(float, above=0), help=flops)
     mfu = "the fraction of the peak FLOP/s that training achieves"
     add("--mfu", type=in_range(float, above=0, maximum=1), default=0.4, help=mfu)
-    parsed = parser.parse_args()
+    parsed = parser.parse_args([argument for argument in sys.argv[1:] if argument != "--estimate"])  # of train.py
     config, _ = make_config(given_options(parsed), download=False)
     source, kind, vocab_size = parse_name(config.dataset) or ("", "", 0)
     if config.init_from == "scratch":

@@ -97,7 +97,6 @@ def option_parser(doc: str) -> OptionParser:
     parser = OptionParser(doc)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a file of options")
     parser.add_fields(OPTIONS)
-    parser.add_argument("--estimate", action="store_true", help="print what the run needs: see scaling.py --help")
     return parser
 
 
@@ -408,7 +407,9 @@ def main() -> None:
             import scaling  # here, as it imports this file
 
             return scaling.main()
-        config, checkpoint = make_config(given_options(option_parser(__doc__).parse_args()))
+        parser = option_parser(__doc__)
+        parser.add_argument("--estimate", action="store_true", help="print what the run needs: see scaling.py --help")
+        config, checkpoint = make_config(given_options(parser.parse_args()))
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
         check(config, checkpoint, data, machine)

@@ -220,6 +220,12 @@ def test_the_mask_hides_the_future(keys, float64):
         assert t == 15 or moved[t + 1 :].max() > 1e-5  # later tokens do see it
 
 
+def test_two_tokens_are_masked_too():
+    model, idx = shaken(GPTConfig(**SMALL)).eval(), torch.tensor([[1, 2]])
+    assert torch.allclose(model(idx)[0][:, :1], model(idx[:, :1])[0], atol=1e-5)
+    assert not torch.allclose(model(idx)[0][:, 1:], model(idx[:, 1:])[0], atol=1e-2)
+
+
 @every_combination
 def test_flash_and_the_formula_give_the_same_numbers(keys, float64):
     model = shaken(GPTConfig(**SMALL | keys))

@@ -506,6 +506,12 @@ def test_training_windows_start_where_documents_start():
     assert starts.tolist() == [at for at in in_all if at + 32 < len(data.train)] and 235 < len(starts) < 240
 
 
+def test_the_last_training_window_may_end_with_the_text():
+    dataset = types.SimpleNamespace(train=np.array([0, 1, 0, 1, 1, 1, 0]), separator=0)
+    assert train.training_starts(dataset, 4).tolist() == [0, 2]  # 2: the targets are the tokens 3 to 6
+    assert train.training_starts(dataset, 5).tolist() == [0]
+
+
 def test_long_documents_are_trained_on_to_their_end(call):
     """Each token of a split is a target of some window, up to where a last whole window ends."""
     rng = np.random.default_rng(0)
@@ -538,6 +544,8 @@ def test_batches_follow_from_seed_and_step_however_they_are_split():
 
     assert rows(8, 1) == rows(2, 4) == rows(1, 8)
     assert rows(8, 1) != rows(8, 1, seed=2)
+    config = TrainConfig(block_size=16, batch_size=8)
+    assert rows(8, 1) != next(training_batches(tokens, None, config, 4, ALONE))[0].tolist()
 
 
 @pytest.mark.parametrize("dataset", ["tiny", "list"])
