@@ -1,6 +1,7 @@
 """A run's folder: config.toml, log.jsonl, last.pt (to resume), best.pt (to sample). Loading one runs no code of it."""
 
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -17,14 +18,14 @@ from tokenizer import BPETokenizer, Tokenizer, make_tokenizer
 
 FORMAT = "count2gpt 5"
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
-
-
-# ----------------------------------------------------------------------------- loading
+LOG_FORMATS = {
+    "train": "train loss {:.4f}", "lr": "lr {:.2e}", "grad_norm": "grad norm {:.2f}", "val": "val loss {:.4f}",
+    "tokens_per_second": "{:>7,} tokens/s", "mfu": "mfu {:.0%}", "skipped": "{} skipped",
+}  # fmt: skip
 
 
 def load_checkpoint(path: str | Path) -> dict:
-    """Load a checkpoint of train.py onto the CPU: tensors and plain values. Raises UserError if it is missing, damaged,
-    untrusted, or of another version."""
+    """Load onto the CPU. Raises UserError if the file is missing, damaged, untrusted, or of another version."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"no checkpoint {path}; train a model with python train.py, or give another path")
@@ -61,12 +62,11 @@ def load_model(checkpoint: str | Path | dict) -> tuple[GPT, Tokenizer]:
 
 
 def load_initial(init_from: str, options: dict, download: bool = True) -> dict:
-    """A checkpoint of ours (a file *.pt, or a run's folder), or GPT-2's weights in the same form, with the options
-    block_size, dropout and flash if they are given. download=False: only the config of weights to be downloaded."""
+    """A checkpoint of ours (a file *.pt, or a run's folder), or GPT-2's weights in the same form, with some options.
+    download=False: only the config of weights to be downloaded."""
     from gpt2 import GPT2_SIZES, gpt2_config, load_gpt2
 
-    path = Path(init_from)
-    path = path / "best.pt" if (path / "best.pt").exists() else path
+    path = Path(init_from, "best.pt") if Path(init_from, "best.pt").exists() else Path(init_from)
     if path.suffix == ".pt":
         return load_checkpoint(path)
     kept = {name: options[name] for name in ("block_size", "dropout", "flash") if name in options}
@@ -110,25 +110,16 @@ def open_model(path: Path | None, init_from: str | None) -> OpenedModel:
     return OpenedModel(*load_model(checkpoint), delimiter, init_from or str(path), path.parent, dataset)
 
 
-# ----------------------------------------------------------------------------- writing
-
-LOG_FORMATS = {
-    "train": "train loss {:.4f}", "lr": "lr {:.2e}", "grad_norm": "grad norm {:.2f}", "val": "val loss {:.4f}",
-    "tokens_per_second": "{:>7,} tokens/s", "mfu": "mfu {:.0%}", "skipped": "{} skipped",
-}  # fmt: skip
-
-
 class RunFolder:
-    """The folder of a run. All processes call its methods, and the first one writes. say() prints a line."""
+    """The folder of a run. All processes call its methods, and the first one writes."""
 
     def __init__(self, path: Path, machine, say: Callable[[str], None]):
         self.path, self.machine, self.say, self.writes = path, machine, say, machine.rank == 0
         self.file, self.board, self.in_checkpoints = None, None, {}
 
     def open(self, in_checkpoints: dict, step: int, resume: bool, n_bytes: int) -> None:
-        """Make the folder of a new run, and move an old one of the same name aside; or open that of a resumed run, and
-        keep the lines of its log up to `step`. in_checkpoints: what each checkpoint contains; n_bytes: the size of all.
-        Raises UserError if the folder is in use, or is not a run's, or the disk is full."""
+        """Make the folder of a new run, or cut the log of a resumed one after `step`. Each checkpoint contains
+        in_checkpoints, too; all of them need n_bytes. Raises UserError if the folder is in use, or is not a run's."""
         self.in_checkpoints = in_checkpoints
         if not self.writes:
             return
@@ -162,9 +153,7 @@ class RunFolder:
             raise UserError(f"not enough disk space for checkpoints ({sizes}); free some, or use another --out_dir=")
         if (path / "log.jsonl").exists():
             open_log(path).close()  # nobody else may be writing
-            number = 1
-            while Path(f"{path}-{number}").exists():
-                number += 1
+            number = next(n for n in itertools.count(1) if not Path(f"{path}-{n}").exists())
             os.rename(path, f"{path}-{number}")
             print(f"moved the previous run in {path} to {path}-{number}")
         elif others := [p.name for p in path.glob("*") if p.name != "config.toml" and p.suffix != ".tmp"]:
@@ -189,9 +178,8 @@ class RunFolder:
         if not self.writes:
             return
         os.fsync(self.file.fileno())  # the lines that belong to it
-        previous = f"the previous {name} is intact" if (self.path / name).exists() else f"there is no {name} yet"
-        advice = f"{previous}; free some disk space, then resume with --init_from=resume --out_dir={self.path}"
-        replace_file(self.path / name, lambda file: torch.save(checkpoint, file), advice)
+        advice = f"free some disk space, then resume with --init_from=resume --out_dir={self.path}"
+        replace_file(self.path / name, lambda file: torch.save(checkpoint, file), f"an older one is intact; {advice}")
 
     def draw_losses(self, data) -> None:
         """Draw loss.png, if matplotlib is installed."""

@@ -18,8 +18,7 @@ DOWNLOADS = Path("data", "downloads")  # downloaded files, kept for the next tim
 
 
 def replace_file(path: Path, write: Callable[[IO], object], advice: str = "free some disk space") -> None:
-    """Make or replace a file by write(file), whole or not at all: write a temporary file, flush it to the disk, rename
-    it, and flush the folder. Raises UserError if that fails; the previous file is then unchanged."""
+    """Make or replace a file, whole or not at all. Raises UserError if that fails; the old one is then unchanged."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -53,14 +52,13 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 def lock(file: IO, message: str) -> None:
     """Lock an open file for this process. Raises UserError if another process has locked it."""
-    try:
+    with contextlib.suppress(ImportError, OSError):  # Windows, or a file system without locks
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(message) from None
-    except (ImportError, OSError):
-        pass  # Windows, or a file system without locks
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(message) from None
 
 
 def load_tensors(path: Path, advice: str):
@@ -68,10 +66,8 @@ def load_tensors(path: Path, advice: str):
     import torch  # here: prepare_data.py and bigram.py need no torch
 
     try:
-        if zipfile.is_zipfile(path):  # torch.load does not verify the checksums
-            with zipfile.ZipFile(path) as file:
-                if file.testzip():
-                    raise zipfile.BadZipFile
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # torch.load does not verify the checksums
+            raise zipfile.BadZipFile
         with warnings.catch_warnings(action="ignore"):  # about the pickle protocol of an untrusted file
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an untrusted file can raise anything
@@ -80,26 +76,13 @@ def load_tensors(path: Path, advice: str):
 
 
 def download(url: str, path: Path, advice: str, sha256: str | None = None, tries: int = 4, pause: float = 1.0) -> None:
-    """Download url to path, which appears only when it is complete and its checksum is right: the given SHA-256, or
-    the one that the server names. A download that fails is tried again, after a pause (in seconds) that doubles, and
-    resumes at the end of path.part if the server allows ranges. Raises UserError."""
-    import requests
-
+    """Download url to path, if its SHA-256 is the given one, or the one that the server names. A download that fails is
+    resumed after a pause (in seconds) that doubles. Raises UserError."""
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(path.name + ".lock"), "w") as file:
         lock(file, f"another process is downloading {url}; wait for its end, and try again")
-        for attempt in range(tries):
-            try:
-                named = fetch_rest(url, part)
-                break
-            except requests.RequestException as error:
-                refused = error.response is not None and error.response.status_code in (400, 401, 403, 404, 410)
-                why = error.args[0] if isinstance(error.args[0], str) else type(error).__name__
-                if refused or attempt == tries - 1:
-                    raise UserError(f"cannot download {url} ({why}); put the file at {path}, {advice}") from error
-                print(f"download stopped ({why}), trying again", file=sys.stderr)
-                time.sleep(pause * 2**attempt)
+        named = fetch_rest(url, part, f"put the file at {path}, {advice}", tries, pause)
         try:
             check_sha256(part, sha256 or named, f"{url} has changed, or was damaged in transfer; try again, {advice}")
         except UserError:
@@ -108,26 +91,31 @@ def download(url: str, path: Path, advice: str, sha256: str | None = None, tries
         os.replace(part, path)
 
 
-def fetch_rest(url: str, part: Path) -> str | None:
-    """Append to the file `part` the rest of url. Returns the SHA-256 that the Hugging Face hub sends along with its
-    large files, if there is one. Raises requests.RequestException."""
+def fetch_rest(url: str, part: Path, advice: str, tries: int, pause: float) -> str | None:
+    """Append the rest of url to `part`. Returns the SHA-256 that the Hugging Face hub sends with large files."""
     import requests
 
     have = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with requests.get(url, headers=headers, stream=True, timeout=30) as response:
-        if response.status_code == 416:  # the part is as long as the file, or longer: start again
+    try:
+        with requests.get(url, headers=headers, stream=True, timeout=30) as response:
+            response.raise_for_status()
+            with open(part, "ab" if response.status_code == 206 else "wb") as file:  # 200: the whole file
+                total = file.tell() + int(response.headers.get("Content-Length", 0))
+                show = progress(f"downloading {part.stem}", total)
+                for block in response.iter_content(1 << 14):  # small, as a block that breaks off is lost
+                    file.write(block)
+                    show(file.tell())
+    except requests.RequestException as error:
+        status = getattr(error.response, "status_code", None)
+        why = error.args[0] if isinstance(error.args[0], str) else type(error).__name__
+        if status == 416:  # the part is as long as the file, or longer: start again
             part.unlink()
-            raise requests.ConnectionError("the partial download was too long")
-        response.raise_for_status()
-        with open(part, "ab" if response.status_code == 206 else "wb") as file:  # 200: the whole file, without ranges
-            total = file.tell() + int(response.headers.get("Content-Length", 0))
-            show = progress(f"downloading {part.stem}", total)
-            for block in response.iter_content(1 << 14):  # small, as a block that breaks off is lost
-                file.write(block)
-                show(file.tell())
-    if "Content-Length" in response.headers and part.stat().st_size != total:
-        raise requests.ConnectionError(f"it stopped after {part.stat().st_size} of {total} bytes")
+        if tries == 1 or status in (400, 401, 403, 404, 410):
+            raise UserError(f"cannot download {url} ({why}); {advice}") from error
+        print(f"download stopped ({why}), trying again", file=sys.stderr)
+        time.sleep(pause)
+        return fetch_rest(url, part, advice, tries - 1, 2 * pause)
     tags = [answer.headers.get("X-Linked-Etag", "").strip('"') for answer in (*response.history, response)]
     return next((tag for tag in tags if re.fullmatch("[0-9a-f]{64}", tag)), None)
 

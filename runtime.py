@@ -1,8 +1,6 @@
-"""Where a run computes: devices, number formats, processes, and what a machine lacks.
+"""Where a run computes: devices, dtypes, processes, and what a machine lacks.
 
-One process needs little of this. torchrun starts several, each with a device of its own; they split every batch, and
-average their gradients (DistributedDataParallel), or split the model, too (FSDP2).
-"""
+torchrun starts several processes, which split every batch (DistributedDataParallel), or the model, too (FSDP2)."""
 
 import contextlib
 import ctypes
@@ -10,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -25,25 +24,20 @@ WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if DISTRIBUTED else 1
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if DISTRIBUTED else 0  # the rank among the processes of this machine
 
 
-# ----------------------------------------------------------------------------- the machine
-
-
 @dataclass
 class Machine:
-    """A device, the dtype of its matrix multiplications, and the place of this process among `world_size`."""
+    """A device, the dtype of its matrix multiplications, and the rank of this process among `world_size`."""
 
     device: torch.device
     dtype: torch.dtype
     rank: int = RANK
     world_size: int = WORLD_SIZE
     fsdp: bool = False
-
     DTYPES = ("auto", "float32", "bfloat16", "float16")
 
     @classmethod
     def pick(cls, device: str, dtype: str, fsdp: bool = False) -> "Machine":
-        """device auto: CUDA, then MPS, then the CPU. dtype auto: bfloat16 on CUDA cards that have it, float16 on older
-        ones, which only emulate it, float32 elsewhere. Raises UserError if there is no such device."""
+        """Find the device and the dtype, or the best ones (auto). Raises UserError if there is no such device."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         if device == "cuda" and DISTRIBUTED:
@@ -57,20 +51,16 @@ class Machine:
         if found.type == "cuda":
             torch.cuda.set_device(found)
         torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
-        if dtype != "auto":
-            return cls(found, getattr(torch, dtype), fsdp=fsdp)
-        if found.type != "cuda":
-            return cls(found, torch.float32, fsdp=fsdp)
-        new = torch.cuda.get_device_capability(found) >= (8, 0)
-        return cls(found, torch.bfloat16 if new else torch.float16, fsdp=fsdp)
+        if dtype == "auto":
+            new = found.type == "cuda" and torch.cuda.get_device_capability(found) >= (8, 0)
+            dtype = "bfloat16" if new else "float16" if found.type == "cuda" else "float32"  # old: bfloat16 is emulated
+        return cls(found, getattr(torch, dtype), fsdp=fsdp)
 
     def __str__(self) -> str:
         processes = f" x {self.world_size}" if self.world_size > 1 else ""
         tf32 = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
-        precision = str(self.dtype).removeprefix("torch.")
-        return f"{self.device}{processes}, {precision}{' (matmuls in TF32)' if tf32 and precision == 'float32' else ''}"
-
-    # ------------------------------------------------------------------------- the model on the device
+        precision = "float32 (matmuls in TF32)" if tf32 and self.dtype == torch.float32 else str(self.dtype)
+        return f"{self.device}{processes}, {precision.removeprefix('torch.')}"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move the model to the device, and share it among the processes. Returns the module to call."""
@@ -81,11 +71,9 @@ class Machine:
             for part in (*model.transformer.h, model):
                 fully_shard(part, mesh=mesh)
         model.to(self.device)
-        if self.fsdp or not DISTRIBUTED:
-            return model
-        network = torch.nn.parallel.DistributedDataParallel(model)
-        network.broadcast_buffers = False  # the position tables never change
-        return network
+        if DISTRIBUTED and not self.fsdp:
+            model = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)  # no buffer changes
+        return model
 
     def sync_gradients(self, network: torch.nn.Module, on: bool) -> None:
         """Say whether the next forward and backward pass ends with averaging the gradients over all processes."""
@@ -96,18 +84,15 @@ class Machine:
 
     def loss_function(self, network: Callable) -> Callable:
         """forward(x, y, label_smoothing=0.0): the mean loss for inputs and targets (B, T) that are on the CPU."""
-        cuda = self.device.type == "cuda"
 
         def forward(x: torch.Tensor, y: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-            if cuda:  # a copy from pinned memory does not wait
+            if self.device.type == "cuda":  # a copy from pinned memory does not wait
                 x, y = x.pin_memory(), y.pin_memory()
-            x, y = (t.to(self.device, non_blocking=cuda) for t in (x, y))
+            x, y = (t.to(self.device, non_blocking=t.is_pinned()) for t in (x, y))
             with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
                 return network(x, y, label_smoothing)[1]
 
         return forward
-
-    # ------------------------------------------------------------------------- between the processes
 
     def sum(self, *values: float) -> list[float]:
         """The sum of each value over all processes, which wait for each other here (on the CPU)."""
@@ -140,8 +125,7 @@ def join_processes() -> None:
 
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
-    """Let the first process of a machine do something before the others: it downloads and prepares data for all, and an
-    error that all of them would raise is printed once."""
+    """Let the first process of a machine prepare data for all, and print once an error that all of them would raise."""
     if LOCAL_RANK:
         with explain_errors():
             dist.barrier()
@@ -151,36 +135,32 @@ def first_process_first() -> Iterator[None]:
 
 
 def exit_now(status: int) -> None:
-    """Leave without Python's shutdown, if there are several processes: the threads that connect them may still run, and
-    one that needs the interpreter meanwhile would abort."""
+    """Exit. Several processes skip Python's shutdown, in which the threads that connect them could abort."""
     if not DISTRIBUTED:
         sys.exit(status)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # its reader may have left
-            stream.flush()
+    with contextlib.suppress(OSError):  # its reader may have left
+        sys.stdout.flush()
     os._exit(status)
 
 
 class StopSignal:
-    """Catches Ctrl-C, SIGTERM and a closed terminal, so that they act between two steps; a second Ctrl-C acts at once.
-    `number` is the signal that came, or 0."""
+    """Makes Ctrl-C, SIGTERM and a closed terminal act between two steps; a second Ctrl-C acts at once."""
 
-    def __enter__(self) -> "StopSignal":
-        self.number, self.caught = 0, [signal.SIGINT, signal.SIGTERM]
+    def __enter__(self) -> None:
+        self.number = 0  # of the signal that came
+        self.second = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
-            self.caught.append(signal.SIGHUP)
-        for number in self.caught:
+            self.second[signal.SIGHUP] = signal.SIG_IGN
+        for number in self.second:
             signal.signal(number, self.handle)
-        return self
 
     def handle(self, number: int, _) -> None:
         self.number = number
         if not DISTRIBUTED:  # torchrun passes on a Ctrl-C that the processes got already
-            again = signal.SIG_DFL if number in (signal.SIGINT, signal.SIGTERM) else signal.SIG_IGN
-            signal.signal(number, again)
+            signal.signal(number, self.second[number])
 
     def __exit__(self, *_) -> None:
-        for number in self.caught:
+        for number in self.second:
             signal.signal(number, signal.SIG_DFL)
 
     def print(self, line: str) -> None:
@@ -193,8 +173,6 @@ class StopSignal:
                 print(f"standard output: {error}; saving and stopping", file=sys.stderr)
 
 
-# ----------------------------------------------------------------------------- what a machine can do, and what it lacks
-
 # Peak FLOP/s of dense 16-bit matrix multiplications, from NVIDIA's data sheets; the first name that fits counts
 PEAK_FLOPS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
@@ -203,30 +181,26 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """The peak FLOP/s that mfu refers to, and its source: the data sheet of the card, or the fastest of some matrix
-    multiplications on this device."""
+    """The peak FLOP/s that mfu refers to, and its source: a data sheet, or matrix multiplications on this device."""
     if device.type == "cuda" and dtype != torch.float32:
         card = torch.cuda.get_device_name(device)
         words = card.replace("-", " ").split()
         for name, peak in PEAK_FLOPS.items():
             if set(name.split()) <= set(words) and "Laptop" not in words:
                 return peak, f"published for {card}"
-    n, times = 8192 if device.type == "cuda" else 512, []
+    n, repeat = (8192, 10) if device.type == "cuda" else (512, 20)
     a = torch.ones(n, n, device=device, dtype=dtype)
-    while len(times) < 5 or sum(times) < 0.1:  # the first one also starts threads and libraries
-        began = time.perf_counter()
-        (a @ a)[0, 0].item()  # .item() waits for the device
-        times.append(time.perf_counter() - began)
+    # .item() waits for the device; the first multiplication also starts threads and libraries
+    times = timeit.repeat(lambda: (a @ a)[0, 0].item(), timer=time.perf_counter, number=1, repeat=repeat)
     return 2 * n**3 / min(times), "measured with a matrix multiplication"
 
 
 def keep_freed_memory() -> None:
-    """Linux's C library returns large freed blocks to the system, and each step would request them again, page by page.
-    If it can be told to keep them, a step of config/shakespeare_cpu_long.toml takes 12 % less time."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        # M_MMAP_THRESHOLD: blocks of at least this size are mapped separately. Older libraries allow 32 MB at most.
-        if libc.mallopt(-3, 2**30) or libc.mallopt(-3, 2**25):
-            libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of the heap that are returned
+    """Let Linux's C library keep large freed blocks: requesting them anew takes 12 % of a small step on a CPU."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    # M_MMAP_THRESHOLD: blocks of at least this size are mapped separately. Older libraries allow 32 MB at most.
+    if hasattr(libc, "mallopt") and (libc.mallopt(-3, 2**30) or libc.mallopt(-3, 2**25)):
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of the heap that are returned
 
 
 @contextlib.contextmanager
@@ -235,8 +209,7 @@ def explain_errors(out_of_memory: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        no_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "t allocate memory" in str(error)
-        if out_of_memory and no_memory:
+        if out_of_memory and (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "t allocate" in str(error)):
             raise UserError(out_of_memory) from error
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in str(error)):
             if RANK == 0:
