@@ -26,10 +26,9 @@ LOG_FORMATS = {
 
 def load_checkpoint(path: str | Path) -> dict:
     """Load onto the CPU. Raises UserError if the file is missing, damaged, untrusted, or of another version."""
-    path = Path(path)
-    if not path.is_file():
+    if not Path(path).is_file():
         raise UserError(f"no checkpoint {path}; train a model with python train.py, or give another path")
-    checkpoint = load_tensors(path, ADVICE)
+    checkpoint = load_tensors(Path(path), ADVICE)
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != FORMAT:
         raise UserError(f"{path} has the format {found!r}, and this version reads {FORMAT!r}; {ADVICE}")
@@ -145,19 +144,18 @@ class RunFolder:
             self.board = SummaryWriter(self.path, purge_step=step + 1)
 
     def make_way(self, n_bytes: int) -> None:
-        path = self.path
-        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         free = shutil.disk_usage(existing).free
         if n_bytes > free:
             sizes = f"{n_bytes / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"
             raise UserError(f"not enough disk space for checkpoints ({sizes}); free some, or use another --out_dir=")
-        if (path / "log.jsonl").exists():
-            open_log(path).close()  # nobody else may be writing
-            number = next(n for n in itertools.count(1) if not Path(f"{path}-{n}").exists())
-            os.rename(path, f"{path}-{number}")
-            print(f"moved the previous run in {path} to {path}-{number}")
-        elif others := [p.name for p in path.glob("*") if p.name != "config.toml" and p.suffix != ".tmp"]:
-            raise UserError(f"{path} is not the folder of a run, as it has {others[0]}; use another --out_dir=")
+        if (self.path / "log.jsonl").exists():
+            open_log(self.path).close()  # nobody else may be writing
+            number = next(n for n in itertools.count(1) if not Path(f"{self.path}-{n}").exists())
+            os.rename(self.path, f"{self.path}-{number}")
+            print(f"moved the previous run in {self.path} to {self.path}-{number}")
+        elif others := [p.name for p in self.path.glob("*") if p.name != "config.toml" and p.suffix != ".tmp"]:
+            raise UserError(f"{self.path} is not the folder of a run, as it has {others[0]}; use another --out_dir=")
 
     def log(self, progress, max_iters: int, values: dict[str, float], note: str) -> None:
         """Print a line about this step, and append its values to log.jsonl and to TensorBoard's log."""
@@ -175,11 +173,11 @@ class RunFolder:
     def save(self, name: str, model: GPT, **more) -> None:
         """Gather the weights from all processes, and write a checkpoint, whole or not at all."""
         checkpoint = {"format": FORMAT, "model": self.machine.gather(model.state_dict())} | self.in_checkpoints | more
-        if not self.writes:
-            return
-        os.fsync(self.file.fileno())  # the lines that belong to it
-        advice = f"free some disk space, then resume with --init_from=resume --out_dir={self.path}"
-        replace_file(self.path / name, lambda file: torch.save(checkpoint, file), f"an older one is intact; {advice}")
+        if self.writes:
+            os.fsync(self.file.fileno())  # the lines that belong to it
+            resume = f"resume with --init_from=resume --out_dir={self.path}"
+            advice = f"any older one is intact; free some disk space, then {resume}"
+            replace_file(self.path / name, lambda file: torch.save(checkpoint, file), advice)
 
     def draw_losses(self, data) -> None:
         """Draw loss.png, if matplotlib is installed."""

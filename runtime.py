@@ -1,6 +1,4 @@
-"""Where a run computes: devices, dtypes, processes, and what a machine lacks.
-
-torchrun starts several processes, which split every batch (DistributedDataParallel), or the model, too (FSDP2)."""
+"""Where a run computes: devices, dtypes, the processes of torchrun (DDP or FSDP2), and what a machine lacks."""
 
 import contextlib
 import ctypes
