@@ -66,8 +66,10 @@ def load_tensors(path: Path, advice: str):
     import torch  # here: prepare_data.py and bigram.py need no torch
 
     try:
-        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # torch.load does not verify the checksums
-            raise zipfile.BadZipFile
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as file:
+                if file.testzip():  # torch.load does not verify the checksums
+                    raise zipfile.BadZipFile
         with warnings.catch_warnings(action="ignore"):  # about the pickle protocol of an untrusted file
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an untrusted file can raise anything
@@ -106,9 +108,11 @@ def fetch_rest(url: str, part: Path, advice: str, tries: int, pause: float) -> s
                 for block in response.iter_content(1 << 14):  # small, as a block that breaks off is lost
                     file.write(block)
                     show(file.tell())
+                if "Content-Length" in response.headers and file.tell() != total:
+                    raise requests.ConnectionError(f"it stopped after {file.tell()} of {total} bytes")
     except requests.RequestException as error:
         status = getattr(error.response, "status_code", None)
-        why = error.args[0] if isinstance(error.args[0], str) else type(error).__name__
+        why = " ".join(str(error).split())[:200] or type(error).__name__
         if status == 416:  # the part is as long as the file, or longer: start again
             part.unlink()
         if tries == 1 or status in (400, 401, 403, 404, 410):

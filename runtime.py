@@ -48,7 +48,6 @@ class Machine:
             raise UserError(f"there is no device {device} here ({why}); use --device=auto or --device=cpu") from error
         if found.type == "cuda":
             torch.cuda.set_device(found)
-        torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
         if dtype == "auto":
             new = found.type == "cuda" and torch.cuda.get_device_capability(found) >= (8, 0)
             dtype = "bfloat16" if new else "float16" if found.type == "cuda" else "float32"  # old: bfloat16 is emulated
@@ -69,9 +68,11 @@ class Machine:
             for part in (*model.transformer.h, model):
                 fully_shard(part, mesh=mesh)
         model.to(self.device)
-        if DISTRIBUTED and not self.fsdp:
-            model = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)  # no buffer changes
-        return model
+        if self.fsdp or not DISTRIBUTED:
+            return model
+        network = torch.nn.parallel.DistributedDataParallel(model)
+        network.broadcast_buffers = False  # the position tables never change
+        return network
 
     def sync_gradients(self, network: torch.nn.Module, on: bool) -> None:
         """Say whether the next forward and backward pass ends with averaging the gradients over all processes."""
@@ -82,6 +83,7 @@ class Machine:
 
     def loss_function(self, network: Callable) -> Callable:
         """forward(x, y, label_smoothing=0.0): the mean loss for inputs and targets (B, T) that are on the CPU."""
+        torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
 
         def forward(x: torch.Tensor, y: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
             if self.device.type == "cuda":  # a copy from pinned memory does not wait
@@ -126,10 +128,10 @@ def first_process_first() -> Iterator[None]:
     """Let the first process of a machine prepare data for all, and print once an error that all of them would raise."""
     if LOCAL_RANK:
         with explain_errors():
-            dist.barrier()
+            dist.all_reduce(torch.zeros(1))  # waits for all, on the CPU
     yield
     if DISTRIBUTED and not LOCAL_RANK:
-        dist.barrier()
+        dist.all_reduce(torch.zeros(1))
 
 
 def exit_now(status: int) -> None:
@@ -201,13 +203,16 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of the heap that are returned
 
 
+OUT_OF_MEMORY = "t allocate memory"  # as a CPU's allocator says it
+
+
 @contextlib.contextmanager
 def explain_errors(out_of_memory: str = "") -> Iterator[None]:
     """Turn into a UserError what a machine lacks: memory (with this message), or another process that has failed."""
     try:
         yield
     except Exception as error:
-        if out_of_memory and (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "t allocate" in str(error)):
+        if out_of_memory and (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or OUT_OF_MEMORY in str(error)):
             raise UserError(out_of_memory) from error
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in str(error)):
             if RANK == 0:
