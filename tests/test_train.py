@@ -888,7 +888,10 @@ def test_what_several_processes_cannot_do_gets_one_line(fails, monkeypatch):
     for machine, words in (
         (Machine(torch.device("cpu"), torch.float16, 0, 3), "--fsdp cannot train in float16; use --dtype=bfloat16"),
         (Machine(torch.device("mps"), torch.float32, 0, 3), "several processes cannot share mps; use --device=cpu"),
-        (Machine(torch.device("cpu"), torch.float32, 0, 2), "2 processes cannot split the 9 sequences .* multiple of 2"),
+        (
+            Machine(torch.device("cpu"), torch.float32, 0, 2),
+            "2 processes cannot split the 9 sequences .* multiple of 2",
+        ),
     ):
         with pytest.raises(UserError, match=words):
             train.check(config, None, dataset, machine)
