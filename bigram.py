@@ -6,12 +6,12 @@
 
 Read micrograd.py before and ngram.py after. A bigram model predicts the next token from the current one. Its table P
 has a row for each current token and a column for each next token. All later models predict the next token too, with the
-same loss. What this file leaves out: contexts of more than one token.
+same loss, from longer contexts.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 
@@ -28,9 +28,6 @@ TINY = np.finfo(float).tiny  # avoids division by zero
 # V: vocabulary size. N (V, V): counts. P (V, V): probabilities. W (V, V): weights of the neural bigram model.
 
 
-# ----------------------------------------------------------------------------- counts
-
-
 def count_bigrams(tokens: np.ndarray, V: int) -> np.ndarray:
     """N (V, V): how often token j follows token i. The separator of documents is a token like the others."""
     N = np.zeros(V * V, dtype=np.int64)
@@ -38,9 +35,6 @@ def count_bigrams(tokens: np.ndarray, V: int) -> np.ndarray:
         chunk = tokens[begin : begin + CHUNK + 1].astype(np.int64)
         N += np.bincount(chunk[:-1] * V + chunk[1:], minlength=V * V)
     return N.reshape(V, V)
-
-
-# ----------------------------------------------------------------------------- probabilities
 
 
 def probabilities(N: np.ndarray, alpha: float) -> np.ndarray:
@@ -51,9 +45,6 @@ def probabilities(N: np.ndarray, alpha: float) -> np.ndarray:
     P = N + alpha
     # keepdims (torch: keepdim) keeps the sums a column (V, 1). Without it, this would silently normalize the columns.
     return P / np.maximum(P.sum(axis=1, keepdims=True), TINY)
-
-
-# ----------------------------------------------------------------------------- sampling
 
 
 def draw(p: np.ndarray, temperature: float, rng: np.random.Generator) -> int | None:
@@ -78,18 +69,11 @@ def sample(P: np.ndarray, token: int, separator: int | None, options, rng: np.ra
     return tokens
 
 
-# ----------------------------------------------------------------------------- likelihood
-
-
 def nll(P: np.ndarray, N: np.ndarray) -> float:
-    """The loss: the negative log-likelihood -log P, averaged over the tokens of a text, in nats per token. A text's
-    counts N, of the same shape as P, are enough."""
+    """The loss: -log P averaged over the tokens of a text, which are counted in N (as P), in nats per token."""
     seen = N > 0
     with np.errstate(divide="ignore"):  # log 0 = -inf is right: a text with an impossible pair has probability 0
         return float(-(N[seen] * np.log(P[seen])).sum() / N.sum())
-
-
-# ----------------------------------------------------------------------------- the neural bigram model
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -132,9 +116,6 @@ def train_neural(N: np.ndarray, weight_decay: float = 0.0, log: bool = False) ->
     return gradient_descent(lambda W: loss_and_gradient(W, N, weight_decay), np.zeros(N.shape), rate, log)
 
 
-# ----------------------------------------------------------------------------- samples, losses, tables
-
-
 def most_frequent(N: np.ndarray, m: int, data: Dataset) -> tuple[np.ndarray, list[str]]:
     """The m tokens with the largest rows of N, in the vocabulary's order, and how to print them."""
     top = np.sort(np.argsort(-N.sum(axis=1), kind="stable")[:m])
@@ -156,19 +137,23 @@ def print_corner(N: np.ndarray, P: np.ndarray, data: Dataset) -> None:
 
 def evaluate(P: np.ndarray, counts: dict[str, np.ndarray], data: Dataset, options) -> dict[str, float]:
     """Print samples and the loss on each split. Returns split -> nats per token."""
+    losses = {split: nll(P, N) for split, N in counts.items()}
+    impossible = {split: np.argwhere((P == 0) & (N > 0)) for split, N in counts.items()}
     rng = np.random.default_rng(options.seed)
     starts = (start_context(data, 1, rng)[0] for _ in range(options.num_samples))
-    texts = (data.tokenizer.decode(sample(P, start, data.separator, options, rng)) for start in starts)
-    print_samples(texts, lines=data.separator is not None)
-    losses = {split: nll(P, N) for split, N in counts.items()}
-    print_losses(data, losses)
-    for split, N in counts.items():
-        if losses[split] == math.inf:
-            unseen = np.argwhere((P == 0) & (N > 0))[0].tolist()
-            x, y = (repr(data.tokenizer.decode([token])) for token in unseen)
-            cause = f"{y} after {x} never occurs in train, so its probability is 0"
-            print(f"{split} loss is infinite: {cause}; use --smoothing=add")
+    report((sample(P, start, data.separator, options, rng) for start in starts), losses, impossible, data)
     return losses
+
+
+def report(samples: Iterable[list[int]], losses: dict[str, float], impossible: dict, data: Dataset) -> None:
+    """Print samples and losses, and why a loss is infinite: impossible[split] (., n), n-grams with probability 0."""
+    print_samples(map(data.tokenizer.decode, samples), lines=data.separator is not None)
+    print_losses(data, losses)
+    for split, grams in impossible.items():
+        if len(grams):
+            *x, y = grams[0].tolist()
+            unseen = f"{data.tokenizer.decode([y])!r} after {data.tokenizer.decode(x)!r} never occurs in train"
+            print(f"{split} loss is infinite: {unseen}, so its probability is 0; use another --smoothing")
 
 
 def compare_neural(N: np.ndarray, W: np.ndarray, val: np.ndarray) -> None:
@@ -188,26 +173,24 @@ def compare_neural(N: np.ndarray, W: np.ndarray, val: np.ndarray) -> None:
         print(f"{weight_decay:12} {nll(P, N):13.4f} {nll(P, val):11.4f} {alpha:16.4f} {distance[alpha]:28.5f}")
 
 
-# ----------------------------------------------------------------------------- main
-
-
-def read_options():
-    parser = OptionParser(__doc__)
+def add_options(parser: OptionParser, smoothing: tuple[str, ...], plot: str) -> None:
+    """Add the options that bigram.py and ngram.py share. plot: what --plot draws, and where."""
     add = parser.add_argument
     add("--dataset", default="words", help="dataset: a folder in data/, made by prepare_data.py")
-    add("--smoothing", choices=("add", "mle"), default="add", help="smoothing; mle: none (maximum likelihood)")
+    add("--smoothing", choices=smoothing, default="add", help="smoothing; mle: none (maximum likelihood)")
     add("--alpha", type=in_range(float, 0, 1e12), default=1.0, help="pseudocount of --smoothing=add, for each count")
-    add("--neural", type=bool, default=False, help="also train the neural bigram model, and compare")
+    add("--neural", type=bool, default=False, help="also train a neural network with the same context, and compare")
     add("--num_samples", type=in_range(int, 0), default=10, help="number of samples")
     add("--max_new_tokens", type=in_range(int, 1), default=100, help="maximum length of a sample, in tokens")
     add("--temperature", type=in_range(float, 0), default=1.0, help="sampling temperature; 1: as counted, 0: greedy")
     add("--seed", type=in_range(int, 0), default=1337, help="random seed of the samples")
-    add("--plot", type=bool, default=False, help="heat map of the counts: out/bigram_<dataset>/counts.png")
-    return parser.parse_args()
+    add("--plot", type=bool, default=False, help=plot)
 
 
 def main() -> None:
-    options = read_options()
+    parser = OptionParser(__doc__)
+    add_options(parser, ("add", "mle"), plot="heat map of the counts: out/bigram_<dataset>/counts.png")
+    options = parser.parse_args()
     data = load(options.dataset)
     V = data.vocab_size
     if V * V > MAX_CELLS:

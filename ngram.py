@@ -5,22 +5,20 @@
     python ngram.py --dataset=names --n=6 --smoothing=kneser-ney --discount=0.85        # how far counting goes
 
 Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens before it. Its table has
-V^n cells for a vocabulary of V tokens (27^6 is 387 million). Nearly all are empty, so only the n-grams that occur are
+V^n cells for a vocabulary of V tokens (27^6 is 387 million), most of them empty, so only the n-grams that occur are
 stored. Kneser-Ney smoothing interpolates with shorter contexts: on names it lowers the loss from the bigram's 2.45 nats
-per token to 1.98, and the lecture's MLP ends at 2.10. But counts after "emil" say nothing about "emel". mlp.py learns
-which tokens behave alike, so it generalizes to unseen contexts.
+per token to 1.98 (the lecture's MLP: 2.10). But counts after "emil" say nothing about "emel": mlp.py generalizes.
 """
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import bigram
-from console import OptionParser, UserError, in_range, print_losses, print_result, print_samples, progress, run
+from console import OptionParser, UserError, in_range, print_result, progress, run
 from prepare_data import Dataset, load, start_context
 
 # V: vocabulary size. U: number of distinct n-grams or contexts. An n-gram is a context of n - 1 tokens and one more.
@@ -28,21 +26,19 @@ Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> the probability 
 
 
 def count_ngrams(tokens: np.ndarray, n: int, separator: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct n-grams of a text, sorted, (U, n), and how often each occurs, (U,).
-
-    Each token but the first ends one n-gram. A document starts with n - 1 separators, so no n-gram reaches across two
-    documents. A text without documents starts with n - 1 copies of its first token."""
+    """The distinct n-grams of a text, sorted, (U, n), and how often each occurs, (U,). Each token but the first ends
+    one. A document starts with n - 1 separators, so no n-gram reaches across two; a text without documents starts with
+    n - 1 copies of its first token."""
     grams, counts = np.empty((0, n), dtype=tokens.dtype), np.empty(0, dtype=np.int64)
     show = progress("counting", len(tokens), "tokens")
     for begin in range(1, len(tokens), bigram.CHUNK):  # memory grows with the distinct n-grams, not with the text
-        before = np.maximum(np.arange(begin - n + 1, begin), 0)
-        chunk = np.concatenate([tokens[before], tokens[begin : begin + bigram.CHUNK]])
+        chunk = tokens[np.maximum(np.arange(begin - n + 1, min(begin + bigram.CHUNK, len(tokens))), 0)]
         windows = np.lib.stride_tricks.sliding_window_view(chunk, n).copy()  # (up to CHUNK, n)
         if separator is not None:
             for k in reversed(range(n - 2)):  # a separator in the context replaces all tokens before it
                 windows[windows[:, k + 1] == separator, k] = separator
-        ones = np.ones(len(windows), dtype=np.int64)
-        grams, counts = sum_by_row(np.concatenate([grams, windows]), np.concatenate([counts, ones]))
+        counts = np.append(counts, np.ones(len(windows), dtype=np.int64))
+        grams, counts = sum_by_row(np.concatenate([grams, windows]), counts)
         show(begin + len(windows))
     return grams, counts
 
@@ -56,11 +52,9 @@ def sum_by_row(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 class NGrams:
-    """The n-grams of a text, and its k-grams for each k < n, as sorted arrays: unseen k-grams take no memory.
-
-    contexts[k] is the sorted array of distinct k-token contexts; a context's id is its index there. It is stored as one
-    integer: id of its k - 1 newest tokens * V + its oldest token. A k-gram is stored as id of its context * V + its
-    last token. V^n never appears, so nothing overflows."""
+    """The k-grams of a text for k = 1 ... n, as sorted arrays: unseen ones take no memory. The id of a context is its
+    index in contexts[k], where it is one integer: id of its k - 1 newest tokens * V + its oldest token. A k-gram is
+    id of its context * V + its last token. V^n never appears, so nothing overflows."""
 
     def __init__(self, grams: np.ndarray, counts: np.ndarray, V: int, separator: int | None):
         self.V, self.separator = V, separator
@@ -81,21 +75,18 @@ class NGrams:
             shorter = context[ids] // V  # the id of each context without its oldest token
             keys, counts = np.unique(shorter * V + last, return_counts=True)
 
-    def look_up(self, grams: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For the last k = 1 ... n tokens of n-grams (U, n): the count of the k-gram and, for its context, the sum of
-        counts and the number of distinct next tokens. (U,) each, 0 if unseen."""
-        found = []
+    def look_up(self, grams: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For k = 1 ... n: how often the last k tokens of n-grams (U, n) occur and, for the context of these, the sum
+        of counts and the number of distinct next tokens. (U,) each, 0 if unseen."""
         ids = np.zeros(len(grams), dtype=np.int64)
         for k, (keys, counts, totals, followers) in enumerate(self.orders):
-            if k > 0:
-                ids = index_of(self.contexts[k], ids * self.V + grams[:, -1 - k])
+            ids = index_of(self.contexts[k], ids * self.V + grams[:, -1 - k]) if k > 0 else ids
             i = index_of(keys, ids * self.V + grams[:, -1])
-            found.append((counts[i], totals[ids], followers[ids]))
-        return found
+            yield counts[i], totals[ids], followers[ids]
 
     def additive(self, grams: np.ndarray, alpha: float) -> np.ndarray:
         """Add-alpha smoothing, as in bigram.py: the probabilities of n-grams (U, n), (U,)."""
-        count, total, _ = self.look_up(grams)[-1]
+        *_, (count, total, _) = self.look_up(grams)
         return (count + alpha) / np.maximum(total + alpha * self.V, bigram.TINY)
 
     def kneser_ney(self, grams: np.ndarray, discount: float) -> np.ndarray:
@@ -103,12 +94,9 @@ class NGrams:
 
         Subtract d from every count and give the freed probability to the lower-order model (the context without its
         oldest token), recursively down to the uniform distribution 1/V. For a context x, shortened to x',
-
             P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')
-
-        Documents start with n - 1 separators, so "...a", "..a" and ".a" are the same context, "a" at the start. Only
-        the longest has counts: the others always follow a separator, so their continuation counts would all be 1. They
-        are skipped, and x' is "a" without separators. (KenLM gets the same from its single <s>.)"""
+        A document starts with n - 1 separators, so "...a", "..a" and ".a" are one context. The shorter ones follow only
+        separators, so their continuation counts would all be 1. They are skipped: x' is "a" (as with KenLM's <s>)."""
         p, n = np.full(len(grams), 1 / self.V), grams.shape[1]
         for k, (count, total, followers) in enumerate(self.look_up(grams), 1):
             if 1 < k < n:
@@ -124,32 +112,23 @@ def index_of(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return np.where(table[i] == keys, i, -1)
 
 
-# ----------------------------------------------------------------------------- the neural n-gram model
-
-
-def distinct_contexts(grams: np.ndarray, V: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct contexts X (U, n - 1) of n-grams, and for each n-gram the index of its context. Token i at position
-    k is the number k V + i in X: the row of its weights."""
-    return np.unique(grams[:, :-1] + V * np.arange(grams.shape[1] - 1), axis=0, return_inverse=True)
-
-
 def count_table(grams: np.ndarray, counts: np.ndarray, V: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct contexts X (U, n - 1), and N (U, V): how often each token follows each of them."""
-    X, rows = distinct_contexts(grams, V)
+    X, rows = np.unique(grams[:, :-1], axis=0, return_inverse=True)
     if max(len(X), X.shape[1] * V) * V > bigram.MAX_CELLS:
-        size = f"{len(X):,} contexts x {V:,} tokens"
-        raise UserError(f"--neural needs a table, and one of {size} is too large; use a smaller --n or vocabulary")
+        raise UserError(f"--neural: {len(X):,} contexts x {V:,} tokens is too large; use a smaller --n or vocabulary")
     N = np.zeros((len(X), V))
     N[rows, grams[:, -1]] = counts
     return X, N
 
 
 def loss_and_gradient(W: np.ndarray, X: np.ndarray, N: np.ndarray) -> tuple[float, np.ndarray]:
-    """The loss on counts N (U, V) after contexts X (U, n - 1), and its gradient w.r.t. the weights W ((n - 1) V, V).
-    Each position looks up a row of W, as in bigram.py, and the rows add up to the logits."""
-    loss, dlogits = bigram.loss_and_gradient(W[X].sum(axis=1), N)
+    """The loss on counts N (U, V) after contexts X (U, n - 1), and its gradient w.r.t. the weights W (n - 1, V, V).
+    Each position has a table and looks up a row of it, as in bigram.py, and the rows add up to the logits."""
+    positions = np.arange(len(W))
+    loss, dlogits = bigram.loss_and_gradient(W[positions, X].sum(axis=1), N)
     dW = np.zeros_like(W)
-    np.add.at(dW, X, dlogits[:, None])  # a row gets the gradients of all contexts that look it up
+    np.add.at(dW, (positions, X), dlogits[:, None])  # a row gets the gradients of all contexts that look it up
     return loss, dW
 
 
@@ -157,19 +136,16 @@ def train_neural(X: np.ndarray, N: np.ndarray, log: bool = False) -> np.ndarray:
     """Train W on counts N (U, V) after contexts X (U, n - 1). The n - 1 rows of a context move the same logits, so the
     learning rate of bigram.py is divided by n - 1."""
     positions, V = X.shape[1], N.shape[1]
-    weights = np.broadcast_to(N.sum(axis=1, keepdims=True), X.shape)
-    frequency = np.bincount(X.ravel(), weights.ravel(), minlength=positions * V) / N.sum()
-    rate = 1 / np.maximum(positions * frequency / 2, bigram.TINY)[:, None]
-    return bigram.gradient_descent(lambda W: loss_and_gradient(W, X, N), np.zeros((positions * V, V)), rate, log)
+    frequency = np.zeros((positions, V, 1))
+    np.add.at(frequency, (np.arange(positions), X), N.sum(axis=1)[:, None, None])
+    rate = 1 / np.maximum(positions * (frequency / N.sum()) / 2, bigram.TINY)
+    return bigram.gradient_descent(lambda W: loss_and_gradient(W, X, N), np.zeros((positions, V, V)), rate, log)
 
 
 def neural_ngrams(grams: np.ndarray, W: np.ndarray) -> np.ndarray:
     """The network's probabilities of n-grams (U, n), (U,)."""
-    X, rows = distinct_contexts(grams, W.shape[1])
-    return np.exp(bigram.log_softmax(W[X].sum(axis=1)))[rows, grams[:, -1]]
-
-
-# ----------------------------------------------------------------------------- samples and losses
+    X, rows = np.unique(grams[:, :-1], axis=0, return_inverse=True)
+    return np.exp(bigram.log_softmax(W[np.arange(len(W)), X].sum(axis=1)))[rows, grams[:, -1]]
 
 
 def sample(model: Model, context: list[int], data: Dataset, options, rng: np.random.Generator) -> list[int]:
@@ -186,76 +162,45 @@ def sample(model: Model, context: list[int], data: Dataset, options, rng: np.ran
 
 def evaluate(model: Model, counts: dict, data: Dataset, options) -> dict[str, float]:
     """Print samples and the loss on each split. Returns split -> nats per token."""
-    rng = np.random.default_rng(options.seed)
-    contexts = (start_context(data, options.n - 1, rng) for _ in range(options.num_samples))
-    texts = (data.tokenizer.decode(sample(model, context, data, options, rng)) for context in contexts)
-    print_samples(texts, lines=data.separator is not None)
     p = {split: model(grams) for split, (grams, _) in counts.items()}
     losses = {split: bigram.nll(p[split], N) for split, (_, N) in counts.items()}
-    print_losses(data, losses)
-    for split, (grams, _) in counts.items():
-        if losses[split] == math.inf:
-            *x, y = grams[p[split] == 0][0].tolist()
-            unseen = f"{data.tokenizer.decode([y])!r} after {data.tokenizer.decode(x)!r} never occurs in train"
-            advice = "use --smoothing=add or kneser-ney"
-            print(f"{split} loss is infinite: {unseen}, so its probability is 0; {advice}")
+    impossible = {split: grams[p[split] == 0] for split, (grams, _) in counts.items()}
+    rng = np.random.default_rng(options.seed)
+    contexts = (start_context(data, options.n - 1, rng) for _ in range(options.num_samples))
+    bigram.report((sample(model, context, data, options, rng) for context in contexts), losses, impossible, data)
     return losses
 
 
 def compare_orders(counts: dict, data: Dataset, alpha: float, discount: float) -> dict[str, list[float]]:
     """Print a table with a row for each order k = 1 ... n. Returns kind of smoothing -> validation losses."""
-    V, n = data.vocab_size, counts["train"][0].shape[1]
+    (train, N_train), (val, N_val) = counts["train"], counts["val"]
+    V, n = data.vocab_size, train.shape[1]
     additive, kneser_ney = [], []
     print(f"\nvalidation loss for longer contexts (nats per token; alpha={alpha:g}, discount={discount:g})")
     print("val covered: fraction of validation k-grams that occur in training")
     print(" k   possible (V^k)  seen in train  val covered  add-alpha loss  Kneser-Ney loss")
     for k in range(1, n + 1):
-        grams, N = sum_by_row(counts["train"][0][:, n - k :], counts["train"][1])
-        x, N_val = sum_by_row(counts["val"][0][:, n - k :], counts["val"][1])
+        grams, N = sum_by_row(train[:, n - k :], N_train)
         table = NGrams(grams, N, V, data.separator)
-        seen, _, _ = table.look_up(x)[-1]
-        covered = N_val[seen > 0].sum() / N_val.sum()
-        additive.append(bigram.nll(table.additive(x, alpha), N_val))
-        kneser_ney.append(bigram.nll(table.kneser_ney(x, discount), N_val))
+        x, N = sum_by_row(val[:, n - k :], N_val)
+        covered = N[table.additive(x, 0) > 0].sum() / N.sum()
+        additive.append(bigram.nll(table.additive(x, alpha), N))
+        kneser_ney.append(bigram.nll(table.kneser_ney(x, discount), N))
         possible = f"{V**k:,}" if V**k < 1e12 else f"{V**k:.2g}"
         row = f"{k:2} {possible:>16} {len(grams):14,} {covered:12.1%} {additive[-1]:15.4f} {kneser_ney[-1]:16.4f}"
         print(row, flush=True)
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
 
 
-# ----------------------------------------------------------------------------- main
-
-
-def read_options():
+def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--dataset", default="words", help="dataset: a folder in data/, made by prepare_data.py")
     add("--n", type=in_range(int, 1, 8), default=3, help="order: tokens in an n-gram, the predicted one included")
-    add("--smoothing", choices=("add", "mle", "kneser-ney"), default="add", help="smoothing; mle: none")
-    add("--alpha", type=in_range(float, 0, 1e12), default=1.0, help="pseudocount of --smoothing=add, for each count")
+    bigram.add_options(parser, ("add", "mle", "kneser-ney"), "loss over the order: out/ngram_<dataset>/orders.png")
     add("--discount", type=in_range(float, above=0, maximum=1), default=0.75, help="discount of --smoothing=kneser-ney")
-    add("--neural", type=bool, default=False, help="also train a neural network with the same context")
-    add("--num_samples", type=in_range(int, 0), default=10, help="number of samples")
-    add("--max_new_tokens", type=in_range(int, 1), default=100, help="maximum length of a sample, in tokens")
-    add("--temperature", type=in_range(float, 0), default=1.0, help="sampling temperature; 1: as counted, 0: greedy")
-    add("--seed", type=in_range(int, 0), default=1337, help="random seed of the samples")
-    add("--plot", type=bool, default=False, help="plot of the loss over the order: out/ngram_<dataset>/orders.png")
     options = parser.parse_args()
     if options.neural and options.n == 1:
         parser.error("--neural needs at least one token of context, and --n=1 has none")
-    return options
-
-
-def counting_model(options, table: NGrams) -> tuple[Model, int]:
-    """The model that the options ask for, and how many counts it uses."""
-    if options.smoothing == "kneser-ney":
-        return partial(table.kneser_ney, discount=options.discount), sum(len(keys) for keys, *_ in table.orders)
-    alpha = options.alpha if options.smoothing == "add" else 0
-    return partial(table.additive, alpha=alpha), len(table.orders[-1][0])
-
-
-def main() -> None:
-    options = read_options()
     data = load(options.dataset)
     V, name = data.vocab_size, f"{options.n}-gram"
     data.need(max(options.n, 2), f"--n={options.n}")
@@ -266,7 +211,11 @@ def main() -> None:
     print(f"{data.name}: vocabulary of {V:,} tokens; train: {N.sum():,} {name}s, {len(grams):,} of them distinct")
     curves = compare_orders(counts, data, options.alpha, options.discount)
     table = NGrams(grams, N, V, data.separator)
-    model, params = counting_model(options, table)
+    alpha = options.alpha if options.smoothing == "add" else 0
+    model, params = partial(table.additive, alpha=alpha), len(grams)
+    if options.smoothing == "kneser-ney":
+        model = partial(table.kneser_ney, discount=options.discount)
+        params = sum(len(keys) for keys, *_ in table.orders)
     losses = evaluate(model, counts, data, options)
     if options.neural:
         print(f"\nneural {name} model, {options.n - 1} x {V} x {V} weights:\n  step  train loss")

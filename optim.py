@@ -6,8 +6,7 @@
     optimizer.set_lr(lr_scale(step, config))
     optimizer.step()
 
-It needs PyTorch alone: model.py and this file are enough to train. The rules are written out, as they are the lesson;
-torch.optim has the same ones, and importing it takes a second longer, because it imports torch's compiler.
+model.py and this file train with PyTorch alone. (torch.optim has the same rules, but its import takes a second longer.)
 """
 
 import math
@@ -18,24 +17,17 @@ import torch.distributed as dist
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt", "wsd")
 
 
-# ----------------------------------------------------------------------------- rules
-
-# Each updates the parameters p of a group in place, given gradients g and its optimizer state; t counts updates from 1.
-
-
 def sgd(group: dict, members: list[tuple], t: int) -> None:
-    """m = momentum m + g + weight_decay p;  p -= lr m"""
+    """m = momentum m + g + weight_decay p;  p -= lr m,  for parameters p with gradients g and optimizer state m"""
     for p, g, m in members:
         m.mul_(group["momentum"]).add_(g).add_(p, alpha=group["weight_decay"])
         p.sub_(m, alpha=group["lr"])
 
 
 def adam(group: dict, members: list[tuple], t: int) -> None:
-    """Adam (Kingma, Ba 2015), with g' = g + weight_decay p:
-
+    """Adam (Kingma, Ba 2015), in update t = 1, 2, ...; with g' = g + weight_decay p:
         m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
         p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)
-
     AdamW: g' = g, and before that p -= lr weight_decay p (Loshchilov, Hutter 2019)."""
     lr, beta1, beta2 = group["lr"], group["beta1"], group["beta2"]
     for p, g, m, v in members:
@@ -51,16 +43,12 @@ def adam(group: dict, members: list[tuple], t: int) -> None:
 
 def muon(group: dict, members: list[tuple], t: int) -> None:
     """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g
-
         m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
         p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) newton_schulz(u)
-
-    Every direction of a matrix gets an equally large update, however small its part of the gradient. Unlike
-    torch.optim.Muon, a CPU computes in float32, which takes a quarter of the time if it has no bfloat16 units."""
-    updates = []
+    Every direction of a matrix gets an equally large update, however small its part of the gradient."""
     for _, g, m in members:
         m.lerp_(g, 1 - group["momentum"])
-        updates.append(g.lerp(m, group["momentum"]))
+    updates = [g.lerp(m, group["momentum"]) for _, g, m in members]
     rows, columns = group["rows"], updates[0].shape[1]
     for (p, *_), u in zip(members, orthogonalize(updates, rows), strict=True):
         p.mul_(1 - group["lr"] * group["weight_decay"])
@@ -70,9 +58,8 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
 def orthogonalize(updates: list[torch.Tensor], rows: tuple[int, ...]) -> list[torch.Tensor]:
     """newton_schulz() for matrices of one shape, all at once. Each is several matrices of `rows` rows, one below the
     other (q, k and v). Several processes split the work, unless each has only a shard of every matrix."""
-    rank, world_size = 0, 1
-    if dist.is_available() and dist.is_initialized() and not hasattr(updates[0], "full_tensor"):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
+    split = dist.is_available() and dist.is_initialized() and not hasattr(updates[0], "full_tensor")
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if split else (0, 1)
     mine = range(rank, len(updates), world_size)
     if mine:
         u = torch.stack([full_tensor(updates[i]) for i in mine])  # (n, rows, columns)
@@ -87,10 +74,9 @@ def orthogonalize(updates: list[torch.Tensor], rows: tuple[int, ...]) -> list[to
 
 def newton_schulz(u: torch.Tensor) -> torch.Tensor:
     """About U V^T for each u = U S V^T of a batch (n, rows, columns): five iterations of a x + b x^3 + c x^5, which are
-    matrix multiplications, bring each singular value near 1 (coefficients by Jordan et al. 2024). On a GPU in bfloat16,
-    for speed."""
+    matrix multiplications, bring each singular value near 1 (coefficients by Jordan et al. 2024)."""
     tall = u.shape[1] > u.shape[2]
-    x = u.bfloat16() if u.is_cuda else u
+    x = u.bfloat16() if u.is_cuda else u  # a CPU without bfloat16 units is four times as fast in float32
     x = x.mT if tall else x  # x x^T is then the smaller square
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
@@ -106,14 +92,10 @@ def full_tensor(t: torch.Tensor) -> torch.Tensor:
 
 def shard_like(t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """This process's shard of a full tensor t, if p is sharded; else t."""
-    if not hasattr(p, "full_tensor"):
-        return t
-    from torch.distributed.tensor import distribute_tensor
+    if hasattr(p, "full_tensor"):
+        t = dist.tensor.distribute_tensor(t.to(p.device), p.device_mesh, p.placements)
+    return t
 
-    return distribute_tensor(t.to(p.device), p.device_mesh, p.placements)
-
-
-# ----------------------------------------------------------------------------- the optimizer
 
 RULES = {  # the function, and the tensors that it keeps for each parameter: its optimizer state
     "sgd": (sgd, ("momentum",)),
@@ -129,12 +111,13 @@ class Optimizer:
     state starts as zeros: `state` maps names such as "momentum.lm_head.weight" to tensors, `updates` counts."""
 
     def __init__(self, groups: list[dict]):
-        self.param_groups, self.state, self.updates = [group for group in groups if group["params"]], {}, 0
-        for group in self.param_groups:
-            group["peak_lr"] = group["lr"]
+        self.param_groups, self.state, self.updates = groups, {}, 0
+        for group in groups:
+            group["peak_lr"], group["members"] = group["lr"], []
             for name, p in zip(group["names"], group["params"], strict=True):
-                for kind in RULES[group["rule"]][1]:
-                    self.state[f"{kind}.{name}"] = torch.zeros_like(p)
+                state = {f"{kind}.{name}": torch.zeros_like(p) for kind in RULES[group["rule"]][1]}
+                group["members"].append((p, *state.values()))
+                self.state |= state
 
     def set_lr(self, scale: float) -> None:
         for group in self.param_groups:
@@ -144,14 +127,9 @@ class Optimizer:
     def step(self) -> None:
         self.updates += 1
         for group in self.param_groups:
-            rule, kinds = RULES[group["rule"]]
-            members = [
-                (p, p.grad, *(self.state[f"{kind}.{name}"] for kind in kinds))
-                for name, p in zip(group["names"], group["params"], strict=True)
-                if p.grad is not None  # the loss does not depend on it
-            ]
-            if members:
-                rule(group, members, self.updates)
+            members = [(p, p.grad, *state) for p, *state in group["members"] if p.grad is not None]
+            if members:  # the loss may not depend on a parameter
+                RULES[group["rule"]][0](group, members, self.updates)
 
     def state_dict(self) -> dict:
         return self.state | {"updates": self.updates}
@@ -164,38 +142,29 @@ class Optimizer:
 
 def make_optimizer(model: torch.nn.Module, config) -> Optimizer:
     """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for embeddings, output
-    layer, norms and biases. Weight decay acts on matrices only. config has the options of train.TrainConfig."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}  # a tied matrix is there once
+    layer, norms and biases. Weight decay acts on matrices only."""
+    with_muon = config.optimizer == "muon"
+    in_blocks = set(model.transformer.h.parameters()) if with_muon else set()
     options = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
-    options |= {"rule": config.optimizer, "lr": config.learning_rate}
-    groups = []
-
-    def add_group(names: list[str], **changes) -> None:
-        groups.append({**options, "names": names, "params": [named[name] for name in names], **changes})
-
-    rest = list(named)
-    if config.optimizer == "muon":
-        options["rule"] = "adamw"
-        in_blocks = set(model.transformer.h.parameters())
-        matrices = [name for name, p in named.items() if p in in_blocks and p.dim() == 2]
-        rest = [name for name in named if name not in matrices]
-    add_group([name for name in rest if named[name].dim() >= 2])
-    add_group([name for name in rest if named[name].dim() < 2], weight_decay=0.0)
-    if config.optimizer == "muon":
-        kv = model.config.head_dim * model.config.n_kv_head
-        same_shape = {}  # (shape, rows of each part) -> the matrices that are orthogonalized together
-        for name in matrices:
-            rows = (model.config.n_embd, kv, kv) if name.endswith("attn.c_attn.weight") else (named[name].shape[0],)
-            same_shape.setdefault((named[name].shape, rows), []).append(name)
-        for (_, rows), names in same_shape.items():
-            add_group(names, rule="muon", lr=config.muon_learning_rate, rows=rows)
-    return Optimizer(groups)
+    options |= {"rule": "adamw" if with_muon else config.optimizer, "lr": config.learning_rate}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]  # a tied matrix is there once
+    groups = {}  # those of Muon by shape: matrices of the same shape are orthogonalized together
+    for name, p in named:
+        key, changes = ("matrices", {}) if p.dim() >= 2 else ("vectors", {"weight_decay": 0.0})
+        if p in in_blocks and p.dim() == 2:
+            kv = model.config.head_dim * model.config.n_kv_head
+            rows = (model.config.n_embd, kv, kv) if name.endswith("attn.c_attn.weight") else (len(p),)
+            key, changes = (p.shape, rows), {"rule": "muon", "lr": config.muon_learning_rate, "rows": rows}
+        group = groups.setdefault(key, {**options, **changes, "names": [], "params": []})
+        group["names"].append(name)
+        group["params"].append(p)
+    return Optimizer(list(groups.values()))
 
 
 def lr_scale(step: int, config) -> float:
-    """The learning rate at `step` (from 1), as a fraction of its peak. Linear warmup, then constant; inverse_sqrt,
+    """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then constant; inverse_sqrt,
     sqrt(warmup_iters / step) (Vaswani et al. 2017); linear or cosine decay (Loshchilov, Hutter 2017) to min_lr one step
-    after the last; or wsd: constant, then linear decay in the last decay_fraction of the steps (Hu et al. 2024)."""
+    after the last; or wsd: constant, then linear in the last decay_fraction of the steps (Hu et al. 2024)."""
     floor = config.min_lr / config.learning_rate if config.learning_rate else 0.0
     start, end = config.warmup_iters, config.max_iters + 1
     if step < start:

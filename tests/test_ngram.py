@@ -204,13 +204,13 @@ def test_the_explicit_gradient_is_that_of_autograd(n):
     dataset = prepare_data.load("list")
     V = dataset.vocab_size
     X, N = count_table(*count_ngrams(dataset.train, n, dataset.separator), V)
-    W = np.random.default_rng(0).normal(size=((n - 1) * V, V))
+    W = np.random.default_rng(0).normal(size=(n - 1, V, V))
     loss, dW = ngram.loss_and_gradient(W, X, N)
 
     weights = torch.tensor(W, requires_grad=True)
     rows = torch.tensor(literal_ngrams(dataset.train, n, dataset.separator))  # one token at a time, one-hot
     x = torch.nn.functional.one_hot(rows[:, :-1], V).double()
-    logits = torch.einsum("tkv,kvw->tw", x, weights.view(n - 1, V, V))
+    logits = torch.einsum("tkv,kvw->tw", x, weights)
     expected = torch.nn.functional.cross_entropy(logits, rows[:, -1])
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-12)
@@ -222,10 +222,10 @@ def test_a_step_is_never_longer_than_the_curvature_allows(monkeypatch):
     contexts are alike, each of the three positions adds to the same logits, and it is 1."""
     monkeypatch.setattr(bigram, "gradient_descent", lambda _, W, rate, log: np.broadcast_to(rate, W.shape))
     for X in (np.zeros((1, 3), dtype=int), np.array([[0, 1, 0], [1, 1, 0], [0, 0, 1]])):
-        X, N = X + 2 * np.arange(3), np.full((len(X), 2), 2.0)  # V = 2
+        N = np.full((len(X), 2), 2.0)  # V = 2
         rate = train_neural(X, N).ravel()
         H, h = np.zeros((rate.size, rate.size)), 1e-5
-        for i, unit in enumerate(np.eye(rate.size).reshape(-1, 6, 2)):
+        for i, unit in enumerate(np.eye(rate.size).reshape(-1, 3, 2, 2)):
             dW = [ngram.loss_and_gradient(unit * s, X, N)[1] for s in (h, -h)]
             H[i] = (dW[0] - dW[1]).ravel() / (2 * h)
         used = rate < 1e6  # tokens that occur: the others have no curvature
@@ -321,7 +321,7 @@ def test_a_2_gram_has_the_losses_and_the_samples_of_the_bigram(call, name, optio
     """... although it is counted, stored and smoothed by other lines."""
     outs = [call(*command, f"--dataset={name}", *options)[1] for command in ((ngram, "--n=2"), (bigram,))]
     sparse, dense = ([*out.split("samples:\n")[-1].splitlines()] for out in outs)
-    assert sparse[:-1] == [line.replace("add", "add or kneser-ney") for line in dense[:-1]]
+    assert sparse[:-1] == dense[:-1]
     for split in ("train", "val", "test"):
         assert result(outs[0]).get(split) == result(outs[1]).get(split)
 
