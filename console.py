@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import importlib.util
-import io
 import math
 import os
 import sys
@@ -20,9 +19,8 @@ class UserError(ValueError):
 
 
 def run(main: Callable[[], None], *expected: type[Exception]) -> None:
-    """Run a script's main(). A mistake of the user (UserError, or one of the expected exceptions) prints one line on
-    stderr and exits with status 2. Anything else is a bug and shows its traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    """Run main(). UserError or an expected exception prints one line and exits with status 2; others are bugs."""
+    if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
     try:
         main()
@@ -44,12 +42,8 @@ def fail(message: str) -> None:
     sys.exit(2)
 
 
-# ----------------------------------------------------------------------------- options
-
-
 class OptionParser(argparse.ArgumentParser):
-    """argparse with one-line errors that suggest the nearest option. --help starts with the script's docstring and
-    shows the type and the default of each option. An option of type bool is --key=true, --key=false, or --key alone."""
+    """argparse with one-line errors, and types and defaults in --help. type=bool: --key=true, --key=false, or --key."""
 
     def __init__(self, doc: str):
         self.names, self.switches = [], set()
@@ -57,24 +51,21 @@ class OptionParser(argparse.ArgumentParser):
 
     def add_argument(self, *names: str, **options) -> argparse.Action:
         self.names += names
-        kind, default = options.get("type"), options.get("default")
+        kind, default = options.get("type"), options.pop("shown", options.get("default"))
         if kind is bool:
             self.switches.update(names)
             options |= {"type": true_or_false, "metavar": "{true,false}"}
-            default = str(default).lower() if isinstance(default, bool) else default
         elif not options.get("choices") and "action" not in options:
             options.setdefault("metavar", (kind or str).__name__.lower())
         if default not in (None, "", argparse.SUPPRESS):
-            options["help"] += f" (default: {default})"
+            options["help"] += f" (default: {str(default).lower() if kind is bool else default})"
         return super().add_argument(*names, **options)
 
     def add_fields(self, fields: dict[str, Field]) -> None:
         """Add an option for each field of a config dataclass; what is not given gets no value."""
         for name, f in fields.items():
-            text, choices = f.metadata["help"], f.metadata["choices"]
-            if f.default != "":
-                text += f" (default: {str(f.default).lower() if f.type is bool else f.default})"
-            self.add_argument(f"--{name}", type=f.type, choices=choices, default=argparse.SUPPRESS, help=text)
+            options = {"help": f.metadata["help"], "choices": f.metadata["choices"], "default": argparse.SUPPRESS}
+            self.add_argument(f"--{name}", type=f.type, shown=f.default, **options)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace=None) -> argparse.Namespace:
         args = [*(sys.argv[1:] if args is None else args), ""]
@@ -97,7 +88,7 @@ def true_or_false(text: str) -> bool:
 
 
 def read_toml(path: Path, fields: dict[str, Field]) -> dict:
-    """The options in a config file. Raises UserError if one is unknown, or of another type than its field."""
+    """Return the options in a config file. Raises UserError if one is unknown, or of another type than its field."""
     try:
         options = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
@@ -116,7 +107,7 @@ def read_toml(path: Path, fields: dict[str, Field]) -> dict:
 
 
 def in_range(kind: type, minimum: float = -math.inf, maximum: float = math.inf, above: float = -math.inf) -> Callable:
-    """The type of a numeric option, for argparse: a finite int or float, from minimum to maximum, and > above."""
+    """Return the type of a numeric option: a finite int or float, from minimum to maximum, and > above."""
     bounds = f"at least {minimum:,}" if minimum > -math.inf else f"above {above:,}"
     bounds += f" and at most {maximum:,}" if maximum < math.inf else ""
 
@@ -132,17 +123,13 @@ def in_range(kind: type, minimum: float = -math.inf, maximum: float = math.inf, 
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The most similar known word, as " (did you mean ...?)"; or nothing."""
+    """Return the most similar known word as " (did you mean ...?)", or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-# ----------------------------------------------------------------------------- output
-
-
 def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
-    """A function to call with the amount done so far (bytes if the unit is MB). On a terminal, after 2 s, it shows how
-    much is done and how long the rest will take."""
+    """Return a function to call with the amount done (bytes for MB). On a terminal, it shows that and the time left."""
     began = shown = time.monotonic()
     scale = 1e6 if unit == "MB" else 1
 
@@ -161,17 +148,14 @@ def print_table(rows: list[list[str]]) -> None:
     """Print rows of cells: the first column flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:
-        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        print(first.ljust(widths[0]), *cells, sep="  ")
+        print(first.ljust(widths[0]), *map(str.rjust, rest, widths[1:]), sep="  ")
 
 
 def print_samples(texts: Iterable[str], lines: bool) -> None:
     """Print generated texts: one per line, or each of several lines with a rule between them."""
     print("\nsamples:")
     for i, text in enumerate(texts):
-        if i and not lines:
-            print("-" * 20)
-        print(text)
+        print(text if lines or i == 0 else f"{'-' * 20}\n{text}")
 
 
 def print_losses(data, losses: dict[str, float]) -> None:
@@ -186,8 +170,7 @@ def print_losses(data, losses: dict[str, float]) -> None:
 
 
 def print_result(model: str, data, params: int, losses: dict[str, float], **more) -> None:
-    """Print the last line of a run, for people and programs: `result:` and key=value pairs. Losses are in nats per
-    token; bpb is the one on val (or on the only split) in bits per byte."""
+    """Print `result:` and key=value pairs: losses in nats per token; bpb, bits per byte, is on val or the only split."""
     result = {"model": model, "dataset": data.name, "params": params}
     result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
     if losses:

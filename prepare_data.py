@@ -4,10 +4,9 @@
     python prepare_data.py shakespeare                      # tiny Shakespeare, one token per character
     python prepare_data.py my.txt --tokenizer=bpe           # your own text, with BPE trained on it
 
-A dataset is train.bin, val.bin (and test.bin for a list of documents), raw little-endian token ids, and meta.json,
-which holds the tokenizer. A list of documents (words, names, your own text with --documents=lines) becomes one stream,
-in which the newline token, the separator, starts and ends each document: \\n emma \\n olivia \\n ava \\n
-tokenizer.py shows how text becomes tokens. Read micrograd.py or bigram.py next.
+A dataset is train.bin, val.bin (test.bin for a list), which are raw little-endian token ids, and meta.json with the
+tokenizer (tokenizer.py). A list of documents (words, names, --documents=lines) becomes one stream: the newline token,
+the separator, starts and ends each document, as in \\n emma \\n ava \\n. Read micrograd.py or bigram.py next.
 """
 
 import hashlib
@@ -43,34 +42,41 @@ SHA256 = {
     "shakespeare": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }
 NO_NETWORK = "give a copy with --file=, or use words or python, which need none"
-Splits = dict[str, Callable[[], Iterable]]  # splits["train"]() reads that split from its start, in pieces
 
 
-def open_source(source: str, file: Path | None, is_list: bool) -> Splits:
-    """Open the text of a source. `file` is a local copy to use instead of a download."""
-    if source == "words":
-        words = {word for text in library_texts() for word in re.findall(r"\b[a-z]{2,15}\b", text)}
+def open_source(source: str, file: Path | None, is_list: bool) -> dict[str, Callable]:
+    """Open a source, or its local copy `file`. Returns per split a function that reads the text of it, in pieces."""
+    if source in ("words", "python"):  # from Python's standard library: no tests, no packages, printable ASCII only
+        root = Path(sysconfig.get_path("stdlib"))
+        skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+        paths = sorted(path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts))
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+        texts = [text for text in texts if re.fullmatch(r"[\n -~]+", text)]
+        if len(texts) < 10:
+            raise UserError(f"no .py files of the standard library in {root}; use another Python, or your own text")
+        if source == "python":
+            return {"train": lambda: (t for i, t in enumerate(texts) if i % 10 != 9), "val": lambda: texts[9::10]}
+        words = {word for text in texts for word in re.findall(r"\b[a-z]{2,15}\b", text)}
         return split_documents(sorted(words), source)
-    if source == "python":
-        texts = library_texts()
-        train = [text for i, text in enumerate(texts) if i % 10 != 9]
-        return {"train": lambda: train, "val": lambda: texts[9::10]}
+    path = Path(source)
     if source in URLS:
         path = existing(str(file)) if file else DOWNLOADS / f"{source}.txt"
         if not path.exists():
             download(URLS[source], path, NO_NETWORK, SHA256[source])
         check_sha256(path, SHA256[source], f"it is not {source}; delete it, or prepare it as your own text")
-    else:
-        path = existing(source)
     paths = [path]
     if path.is_dir():
         paths = [p for p in sorted(path.rglob("*")) if p.is_file() and "/." not in f"/{p.relative_to(path).as_posix()}"]
         paths = [p for p in paths if not p.resolve().is_relative_to(DATA.resolve())]
-    if not is_list:
-        return split_text(paths, source)
-    if sum(p.stat().st_size for p in paths) > 1e9:
-        raise UserError(f"{source} has more than 1 GB, too much to be shuffled; split it, or leave out --documents")
-    return split_documents([line for p in paths for line in "".join(read_text([p])).split("\n")], source)
+    if is_list:
+        if sum(p.stat().st_size for p in paths) > 1e9:
+            raise UserError(f"{source} has more than 1 GB, too much to be shuffled; split it, or leave out --documents")
+        return split_documents([line for p in paths for line in "".join(read_text([p])).split("\n")], source)
+    n = sum(map(len, read_text(paths)))
+    cut = int(0.9 * n)  # the first 90 % of the characters train, the rest is validation
+    if cut == 0:
+        raise UserError(f"{source} has too little text to be split; give more, in files that are not hidden")
+    return {"train": lambda: characters(read_text(paths), 0, cut), "val": lambda: characters(read_text(paths), cut, n)}
 
 
 def existing(name: str) -> Path:
@@ -79,28 +85,7 @@ def existing(name: str) -> Path:
     return Path(name)
 
 
-def library_texts() -> list[str]:
-    """Read the .py files of Python's standard library on this machine: no tests, no packages, printable ASCII only."""
-    root = Path(sysconfig.get_path("stdlib"))
-    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    paths = sorted(path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts))
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
-    texts = [text for text in texts if re.fullmatch(r"[\n -~]+", text)]
-    if len(texts) < 10:
-        raise UserError(f"no .py files of the standard library in {root}; use another Python, or a text of your own")
-    return texts
-
-
-def split_text(paths: list[Path], name: str) -> Splits:
-    """Split the joined text of files: the first 90 % of its characters train, the rest is validation."""
-    n = sum(map(len, read_text(paths)))
-    cut = int(0.9 * n)
-    if cut == 0:
-        raise UserError(f"{name} has too little text to be split; give more, in files that are not hidden")
-    return {"train": lambda: characters(read_text(paths), 0, cut), "val": lambda: characters(read_text(paths), cut, n)}
-
-
-def split_documents(lines: list[str], name: str) -> Splits:
+def split_documents(lines: list[str], name: str) -> dict[str, Callable]:
     """Shuffle the lines that have text, and split them 80/10/10 as the makemore lectures do."""
     documents = [line.removesuffix("\r") for line in lines if line.strip(" \t\r\v\f")]
     n = len(documents)
@@ -117,8 +102,7 @@ def split_documents(lines: list[str], name: str) -> Splits:
 
 
 def read_text(paths: list[Path]) -> Iterator[str]:
-    """Yield the text of files, one after the other, in pieces of CHUNK characters. Line ends stay as they are, and a
-    byte order mark is dropped. Raises UserError, with the offset, for a byte that is not UTF-8."""
+    """Yield the text of files in pieces of CHUNK characters: line ends stay, and a byte order mark is dropped."""
     show, done = progress("reading", sum(path.stat().st_size for path in paths)), 0
     for path in paths:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -133,37 +117,28 @@ def read_text(paths: list[Path]) -> Iterator[str]:
 
 
 def characters(pieces: Iterable[str], start: int, stop: int) -> Iterator[str]:
-    """Yield the characters start ... stop - 1 of a text that comes in pieces."""
-    at = 0  # where the piece begins in the text
+    """Yield text[start:stop] of a text that comes in pieces."""
     for piece in pieces:
-        yield piece[max(start - at, 0) : stop - at]
-        at += len(piece)
-        if at >= stop:
+        yield piece[max(start, 0) : stop]
+        start, stop = start - len(piece), stop - len(piece)  # from the end of this piece
+        if stop <= 0:
             return
 
 
 def whole_words(pieces: Iterable[str]) -> Iterator[str]:
-    """Cut a text where GPT2_PATTERN starts a new word, at a blank or newline after a visible character. Encoding piece
-    by piece then gives the tokens of the whole text. CHUNK characters without such a place are cut anywhere."""
+    """Cut a text where GPT2_PATTERN starts a word, which keeps its tokens, or after CHUNK characters without one."""
     rest = ""
     for piece in pieces:
         rest += piece
-        words = re.match(r".*\S(?=[ \n])", rest, re.DOTALL)
-        if words or len(rest) >= CHUNK:
-            cut = words.end() if words else len(rest)
-            yield rest[:cut]
-            rest = rest[cut:]
+        words = re.match(rf".*\S(?=[ \n])|.{{{CHUNK},}}", rest, re.DOTALL)
+        if words:
+            yield words[0]
+            rest = rest[words.end() :]
     yield rest
 
 
 def prepare(
-    source: str,
-    tokenizer: str = "char",
-    vocab_size: int = 1024,
-    file: Path | None = None,
-    name: str | None = None,
-    documents: str = "none",
-    shards: int = 1,
+    source: str, tokenizer="char", vocab_size=1024, file: Path | None = None, name="", documents="none", shards=1
 ) -> None:
     """Make data/<dataset>, whole or not at all, and print a summary of it. main() describes the parameters."""
     if tokenizer not in TOKENIZERS and not parse_name(tokenizer) and not (DATA / tokenizer / "meta.json").exists():
@@ -189,20 +164,23 @@ def prepare(
             text = open_source(source, file, is_list)
             made, separator, encoded = encode_text(text, is_list, tokenizer, vocab_size)
         dtype = "uint16" if made.vocab_size <= 65_536 else "uint32"
-        splits = {}
-        for split in encoded:
-            splits[split] = write_tokens(new / f"{split}.bin", encoded[split], dtype)
-            if separator is not None:
+        splits = {split: write_tokens(new / f"{split}.bin", pieces, dtype) for split, pieces in encoded.items()}
+        if separator is not None:
+            for split in splits:
                 splits[split]["documents"] = sum(piece.count("\n") for piece in text[split]())
         meta = {"format": FORMAT, "source": source, "tokenizer": made.to_dict(), "vocab_size": made.vocab_size}
         meta |= {"dtype": dtype, "separator": separator, "splits": splits}
         meta["sha256"] = hashlib.sha256(json.dumps(meta).encode()).hexdigest()
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
         replace_folder(new, folder)
-    describe(name)
+    data = load(name)
+    print(f"{folder}: a vocabulary of {data.vocab_size:,} tokens, stored as {data.train.dtype}")
+    for split, entry in data.splits.items():
+        print(f"  {split:5}", *(f"{n:>14,} {unit}" for unit, n in entry.items() if unit != "sha256"))
+    print("  first line:", data.tokenizer.decode(data.train[:400].tolist()).strip("\n").split("\n")[0][:100])
 
 
-def encode_text(text: Splits, is_list: bool, kind: str, vocab_size: int) -> tuple:
+def encode_text(text: dict[str, Callable], is_list: bool, kind: str, vocab_size: int) -> tuple:
     """Encode a text. Returns the tokenizer, the separator, and per split an iterator of pieces (ids, bytes of text)."""
     if kind == "char":
         seen = np.zeros(0x110000, dtype=bool)  # one flag per character of Unicode, as a set would be slower
@@ -229,10 +207,9 @@ def encode_text(text: Splits, is_list: bool, kind: str, vocab_size: int) -> tupl
 
 
 def open_fineweb(copies: Path | None, shards: int) -> tuple:
-    """Open FineWeb (Penedo et al. 2024), GPT-2 tokens in shards of 100M, downloaded or in a folder of copies. Each
-    document begins with <|endoftext|>, the last id of GPT-2. Returns the same as encode_text."""
+    """Open FineWeb (Penedo et al. 2024), GPT-2 tokens in shards of 100M. Returns the same as encode_text."""
     tokenizer = BPETokenizer()
-    n_bytes = np.array([len(tokenizer.decode_bytes([i])) for i in range(tokenizer.vocab_size - 1)] + [0])  # of each id
+    n_bytes = np.array([len(tokenizer.decode_bytes([i])) for i in range(tokenizer.vocab_size - 1)] + [0])
 
     def pieces(names: list[str]) -> Iterator[tuple[np.ndarray, int]]:
         for name in names:
@@ -242,12 +219,9 @@ def open_fineweb(copies: Path | None, shards: int) -> tuple:
             header = np.fromfile(existing(str(path)), dtype="<i4", count=256)[:3].tolist()
             expected = [20240520, 1, (path.stat().st_size - 1024) / 2]  # magic number, version, number of tokens
             if header != expected or not header[2]:
-                raise UserError(
-                    f"{path} is no whole shard: it has {header} instead of {expected}; delete it and try again"
-                )
+                raise UserError(f"{path} has {header} instead of {expected}: no whole shard; delete it and try again")
             shard = np.memmap(path, dtype="<u2", mode="r", offset=1024)
-            for at in range(0, len(shard), CHUNK):
-                ids = np.array(shard[at : at + CHUNK])
+            for ids in np.array_split(shard, len(shard) // CHUNK + 1):
                 if ids.max() >= tokenizer.vocab_size:
                     raise UserError(f"{path} has the id {ids.max()}, past GPT-2's; delete it and try again")
                 yield ids, int(n_bytes[ids].sum())
@@ -257,7 +231,7 @@ def open_fineweb(copies: Path | None, shards: int) -> tuple:
 
 
 def write_tokens(path: Path, pieces: Iterable[tuple[np.ndarray, int]], dtype: str) -> dict:
-    """Write pieces (ids, bytes of text) one after the other. Returns an entry of meta.json's splits."""
+    """Write pieces (ids, bytes of text). Returns an entry of meta.json's splits."""
     tokens, n_bytes, digest = 0, 0, hashlib.sha256()
     with open(path, "wb") as file:
         for ids, size in pieces:
@@ -297,27 +271,22 @@ class Dataset:
 
 def parse_name(name: str) -> tuple[str, str, int] | None:
     """Return source, tokenizer and vocab_size of a built-in dataset, such as shakespeare_bpe512. None: another name."""
-    match = re.fullmatch(rf"({'|'.join(SOURCES)})(_gpt2|_bpe([1-9]\d*))?", name)
-    if not match or name.startswith("fineweb_"):
-        return None
-    return match[1], {None: "char", "_gpt2": "gpt2"}.get(match[2], "bpe"), int(match[3] or 1024)
+    match = re.fullmatch(rf"(?!fineweb_)({'|'.join(SOURCES)})(_gpt2|_bpe([1-9]\d*))?", name)
+    return match and (match[1], {None: "char", "_gpt2": "gpt2"}.get(match[2], "bpe"), int(match[3] or 1024))
 
 
 def load(name: str) -> Dataset:
-    """Open data/<name>. A built-in source (other than fineweb, which is large) is prepared on first use.
-    Raises UserError, with the command to run, if a file is missing, cut short, damaged or of another version."""
+    """Open data/<name>; prepare it if it is missing and built in. Raises UserError, with the command to run instead."""
     path, built_in = DATA / name / "meta.json", parse_name(name)
-    command = f"python prepare_data.py YOUR_TEXT.txt --name={Path(name).name}"
-    if built_in:
-        options = {"char": "", "gpt2": " --tokenizer=gpt2", "bpe": f" --tokenizer=bpe --vocab_size={built_in[2]}"}
-        command = f"python prepare_data.py {built_in[0]}{options[built_in[1]]}"
+    source, kind, vocab_size = built_in or ("YOUR_TEXT.txt", None, None)
+    options = {"char": "", "gpt2": " --tokenizer=gpt2", "bpe": f" --tokenizer=bpe --vocab_size={vocab_size}"}
+    command = f"python prepare_data.py {source}" + options.get(kind, f" --name={Path(name).name}")
     if not path.exists():
         if not built_in or name == "fineweb":
             known = {*SOURCES, *(path.parent.name for path in DATA.glob("[!.]*/meta.json"))} - {name}
             raise UserError(f"no dataset {path.parent}{did_you_mean(Path(name).name, known)}; run: {command}")
         print(f"preparing {name}, on first use")
         prepare(*built_in)
-
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
@@ -327,18 +296,17 @@ def load(name: str) -> Dataset:
         fields = {"test": None} | {key: meta[key] for key in ("vocab_size", "separator", "splits")}
         fields["delimiter"] = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
         fields["tokenizer"] = make_tokenizer(meta["tokenizer"])
-        _ = meta["splits"]["train"], meta["splits"]["val"]  # both are there
+        for split, entry in meta["splits"].items():
+            file, dtype = path.with_name(f"{split}.bin"), np.dtype(meta["dtype"]).newbyteorder("<")
+            size, expected = file.stat().st_size if file.exists() else 0, entry["tokens"] * dtype.itemsize
+            if size != expected:
+                raise UserError(f"{file} has {size} bytes instead of {expected}; run: {command}")
+            fields[split] = np.memmap(file, dtype=dtype, mode="r")
+            if size < 100e6 and fields[split].max() >= meta["vocab_size"]:
+                raise UserError(f"{file} has the id {fields[split].max()}, past the vocabulary; run: {command}")
+        return Dataset(name, **fields)
     except (UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged ({error!r}); run: {command}") from error
-    for split, entry in meta["splits"].items():
-        path, dtype = path.with_name(f"{split}.bin"), np.dtype(meta["dtype"]).newbyteorder("<")
-        size, expected = path.stat().st_size if path.exists() else 0, entry["tokens"] * dtype.itemsize
-        if size != expected:
-            raise UserError(f"{path} has {size} bytes instead of {expected}; run: {command}")
-        fields[split] = np.memmap(path, dtype=dtype, mode="r")
-        if size < 100e6 and fields[split].max() >= meta["vocab_size"]:
-            raise UserError(f"{path} has the id {fields[split].max()}, past the vocabulary; run: {command}")
-    return Dataset(name, **fields)
 
 
 def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[int]:
@@ -350,16 +318,6 @@ def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[
     return data.train[at : at + length].tolist()
 
 
-def describe(name: str) -> None:
-    """Print a summary of a dataset: vocabulary, splits, and its first line decoded."""
-    data = load(name)
-    print(f"{DATA / name}: a vocabulary of {data.vocab_size:,} tokens, stored as {data.train.dtype}")
-    for split, entry in data.splits.items():
-        print(f"  {split:5}", *(f"{n:>14,} {unit}" for unit, n in entry.items() if unit != "sha256"))
-    line = data.tokenizer.decode(data.train[:400].tolist()).strip("\n").split("\n")[0]
-    print(f"  first line: {line[:100]}")
-
-
 def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
@@ -368,8 +326,7 @@ def main() -> None:
     add("--vocab_size", type=int, help="number of tokens for --tokenizer=bpe (default: 1024)")
     add("--file", type=Path, help="local copy to use instead of the download; for fineweb a folder of shards")
     add("--name", help="name of the dataset, a folder in data/ (default: made from source and tokenizer)")
-    lines = "lines: each line of your text is a separate document; none: one continuous text (default: none)"
-    add("--documents", choices=("none", "lines"), help=lines)
+    add("--documents", choices=("none", "lines"), help="lines: one document per line; none: one text (default: none)")
     add("--shards", type=in_range(int, 1, 103), help="number of fineweb files, 100M training tokens each (default: 1)")
     options = parser.parse_args()
     for name, useful, where in (

@@ -5,7 +5,7 @@
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
 prepare_data.py encodes whole texts with these classes. meta.json and checkpoints keep a tokenizer as its to_dict().
-This file trains BPE, but leaves the fast encoding to tiktoken. It has no special tokens.
+This file trains BPE, and leaves the fast encoding to tiktoken. No text is special: "<|endoftext|>" is split, too.
 """
 
 import base64
@@ -31,12 +31,11 @@ class CharTokenizer:
         self.id_of[[ord(c) for c in self.chars]] = np.arange(self.vocab_size)
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Token ids (n,), by one table lookup for the whole text. Raises UserError if characters are unknown."""
+        """Token ids (n,). Raises UserError if characters are unknown."""
         ids = self.id_of[code_points(text)]
         if ids.size and ids.min() < 0:
             unknown = ", ".join(ascii(c) for c in sorted(set(text) - set(self.chars))[:20])
-            advice = "remove them, or prepare the data with --tokenizer=bpe"
-            raise UserError(f"the vocabulary of {self.vocab_size} characters lacks {unknown}; {advice}")
+            raise UserError(f"the vocabulary lacks {unknown}; remove them, or prepare the data with --tokenizer=bpe")
         return ids
 
     def encode_documents(self, documents: list[str]) -> np.ndarray:
@@ -85,7 +84,6 @@ class BPETokenizer:
         self.vocab_size = self.encoding.n_vocab
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Token ids (n,). No text is special: "<|endoftext|>" is split like any other."""
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def encode_documents(self, documents: list[str]) -> np.ndarray:
@@ -105,15 +103,13 @@ class BPETokenizer:
     def to_dict(self) -> dict:
         if self.ranks is None:
             return {"kind": "gpt2"}
-        in_order = sorted(self.ranks, key=self.ranks.get)
-        return {"kind": "bpe", "ranks": [base64.b64encode(token).decode() for token in in_order]}
+        return {"kind": "bpe", "ranks": [base64.b64encode(t).decode() for t in sorted(self.ranks, key=self.ranks.get)]}
 
 
 Tokenizer = CharTokenizer | BPETokenizer
 
 
 def make_tokenizer(fields: dict) -> Tokenizer:
-    """Return the tokenizer that to_dict() describes."""
     if fields["kind"] == "char":
         return CharTokenizer(fields["chars"])
     if fields["kind"] == "bpe":
@@ -135,9 +131,6 @@ def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None)
     return [text if text.isprintable() and text.strip() else repr(text) for text in texts]
 
 
-# ----------------------------------------------------------------------------- training BPE
-
-
 def split_words(text: str) -> list[str]:
     """Split a text by GPT2_PATTERN. The standard library's `re` has no \\p{L}, so the letters and numbers that occur in
     the text are listed. (tiktoken differs for U+001C to U+001F, and for letters newer than this Python.)"""
@@ -149,55 +142,39 @@ def split_words(text: str) -> list[str]:
 def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
     """Train byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) on a text, or on pieces of one.
 
-    Start from the 256 bytes. Repeatedly merge the most frequent pair of neighboring tokens into a new token; a tie goes
-    to the pair that is first in byte order. The definition counts all pairs again for each merge. Here, counts are
-    updated only for the words that contain the merged pair. Returns the ranks, bytes -> id: vocab_size of them, or
-    fewer if nothing is left to merge. Raises UserError if vocab_size is below 256."""
-    if vocab_size < 256:
-        raise UserError(f"vocab_size={vocab_size} is too small, as BPE starts from the 256 bytes; use 256 or more")
+    Start from the 256 bytes. Repeatedly merge the most frequent pair of neighboring tokens (in a tie, the first in byte
+    order), and count again in its words. Returns bytes -> id, fewer than vocab_size if nothing is left to merge."""
+    if not 256 <= vocab_size <= 0x110000:
+        raise UserError(f"vocab_size={vocab_size} is out of range: BPE starts from the 256 bytes; use 256 to 1,114,112")
     occurrences = Counter(chain.from_iterable(map(split_words, [text] if isinstance(text, str) else text)))
-    words = [list(word.encode()) for word in occurrences]  # each distinct word as token ids
+    words = [word.encode().decode("latin-1") for word in occurrences]  # one character per token, as str.replace is fast
     counts = list(occurrences.values())
-
-    tokens = [bytes([i]) for i in range(256)]  # id -> bytes
-    pairs = Counter()  # (left id, right id) -> occurrences in the text
-    words_with = defaultdict(set)  # (left id, right id) -> indices of the words that contain the pair
-    for i, ids in enumerate(words):
-        for pair in pairwise(ids):
+    tokens = {chr(i): bytes([i]) for i in range(256)}
+    pairs = Counter()  # pair -> occurrences in the text
+    words_with = defaultdict(set)  # pair -> indices of the words with that pair
+    for i, word in enumerate(words):
+        for pair in pairwise(word):
             pairs[pair] += counts[i]
             words_with[pair].add(i)
-
-    def entry(pair: tuple[int, int]) -> tuple:  # the smallest is the most frequent; ties are in byte order
-        return -pairs[pair], tokens[pair[0]], tokens[pair[1]], pair
-
+    entry = lambda pair: (-pairs[pair], tokens[pair[0]], tokens[pair[1]], pair)  # the best pair has the smallest
     heap = [entry(pair) for pair in pairs]
     heapq.heapify(heap)
     while len(tokens) < vocab_size and heap:
         count, left, right, pair = heapq.heappop(heap)
         if count == 0 or -count != pairs[pair]:
             continue  # a stale entry: the count has changed since
-        new = len(tokens)
-        tokens.append(left + right)
+        new = chr(len(tokens))
+        tokens[new] = left + right
         changed = set()
         for i in words_with.pop(pair):
             for old in pairwise(words[i]):
                 pairs[old] -= counts[i]
                 changed.add(old)
-            words[i] = merge(words[i], pair, new)
+            words[i] = words[i].replace("".join(pair), new)
             for fresh in pairwise(words[i]):
                 pairs[fresh] += counts[i]
                 words_with[fresh].add(i)
                 changed.add(fresh)
         for pair in changed:
             heapq.heappush(heap, entry(pair))
-    return {token: i for i, token in enumerate(tokens)}  # all distinct: equal strings are merged equally everywhere
-
-
-def merge(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
-    """Replace each occurrence of the pair in ids, from left to right, by the new id."""
-    out, i = [], 0
-    while i < len(ids):
-        found = tuple(ids[i : i + 2]) == pair
-        out.append(new if found else ids[i])
-        i += 2 if found else 1
-    return out
+    return {token: i for i, token in enumerate(tokens.values())}  # distinct, as equal strings are merged equally
