@@ -170,7 +170,7 @@ def print_losses(data, losses: dict[str, float]) -> None:
 
 
 def print_result(model: str, data, params: int, losses: dict[str, float], **more) -> None:
-    """Print `result:` and key=value pairs: losses in nats per token; bpb, bits per byte, is on val or the only split."""
+    """Print `result:` and key=value pairs: losses in nats per token; bpb (bits per byte) on val, or the only split."""
     result = {"model": model, "dataset": data.name, "params": params}
     result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
     if losses:
