@@ -1,4 +1,4 @@
-"""Counting letter pairs is a language model, and a neural network learns the same table.
+"""Part 1: counting letter pairs is a language model, and a neural network learns the same table.
 
     python bigram.py                                        # count the letter pairs of some words, and invent words
     python bigram.py --dataset=names --neural --plot        # gradient descent finds the same table; a heat map

@@ -1,7 +1,7 @@
 """Part 0: derivatives, the chain rule, and a neural network trained with them.
 
     python micrograd.py             # a tour in five parts; takes five to ten seconds
-    python micrograd.py --plot      # also plot the decision boundary of the network in part 4
+    python micrograd.py --plot      # also plot the decision boundary between the two moons
 
 Read this file first, then bigram.py. Training asks of each weight: if I nudge it, how much does the loss change? The
 answer is a derivative, and the chain rule gives it for any expression of +, *, tanh and the like. PyTorch's autograd is

@@ -1,4 +1,4 @@
-"""N-gram models: longer contexts, sparse counts, and Kneser-Ney smoothing.
+"""Part 1, continued: longer contexts, sparse counts, and Kneser-Ney smoothing.
 
     python ngram.py                                         # count groups of three letters, and invent words
     python ngram.py --dataset=names --neural --plot         # a neural network with the same context; a plot
