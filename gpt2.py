@@ -1,9 +1,6 @@
-"""OpenAI's GPT-2 weights in our GPT, without the transformers package.
+"""OpenAI's GPT-2 weights in our GPT, without the transformers package: GPT.from_pretrained("gpt2").
 
-    from model import GPT
-    model = GPT.from_pretrained("gpt2")     # downloads 0.5 GB once; or a local file, or a folder with one
-
-The weights come as a safetensors file, whose format is simple enough to read here, or as a file of torch.save.
+That downloads 0.5 GB once, a safetensors file, whose format is simple enough to be read here. Or give a local file.
 """
 
 import json
@@ -33,21 +30,22 @@ MASK_NAME = r"h\.\d+\.attn\.(bias|masked_bias)"  # the files contain the causal 
 FILES = ("model.safetensors", "pytorch_model.bin")
 URL = "https://huggingface.co/openai-community/{name}/resolve/main/model.safetensors"
 ADVICE = "use GPT-2's weights as published"
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 
 
 def gpt2_config(name: str, **options) -> GPTConfig:
-    """The config of a published GPT-2."""
-    n_layer, n_head, n_embd = GPT2_SIZES[name]
-    shape = {"vocab_size": 50_257, "block_size": 1024, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
-    return GPTConfig(**GPT2_OPTIONS | shape | options)
+    """Return the config of a published GPT-2."""
+    shape = dict(zip(("n_layer", "n_head", "n_embd"), GPT2_SIZES[name], strict=True))
+    return GPTConfig(**GPT2_OPTIONS | {"vocab_size": 50_257, "block_size": 1024} | shape | options)
 
 
 def load_gpt2(name_or_path: str | Path, **options) -> GPT:
-    """GPT-2 with published weights, on the CPU and in evaluation mode. options: dropout, flash, a smaller block_size.
-
-    A name (gpt2, gpt2-medium, gpt2-large, gpt2-xl) is downloaded once. A path is one of FILES, or a folder with one, of
-    any GPT-2; heads have 64 channels unless a config.json beside the file gives n_head. Raises UserError that names the
-    first tensor which is not GPT-2's."""
+    """Load GPT-2 onto the CPU, in evaluation mode. options: dropout, flash, a smaller block_size. A path is one of
+    FILES, or a folder with one; heads have 64 channels unless a config.json beside the file gives n_head. Raises
+    UserError, which names the first tensor that is not GPT-2's."""
     path = find_weights(str(name_or_path))
     tensors = read_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path, ADVICE)
     try:
@@ -68,7 +66,6 @@ def load_gpt2(name_or_path: str | Path, **options) -> GPT:
         raise UserError(f"{path} is not GPT-2 ({type(error).__name__}: {error}); {ADVICE}") from error
     if model.config.block_size > block_size:
         raise UserError(f"block_size={model.config.block_size} exceeds the {block_size} of {path}; use a smaller one")
-
     tensors = {name: tensor for name, tensor in tensors.items() if not re.fullmatch(MASK_NAME, name)}
     head = tensors.setdefault("lm_head.weight", tensors["wte.weight"])
     if not torch.equal(head, tensors["wte.weight"]):
@@ -95,7 +92,7 @@ def load_gpt2(name_or_path: str | Path, **options) -> GPT:
 
 
 def find_weights(name_or_path: str) -> Path:
-    """The file with the weights: a published model, downloaded once, or a local file or folder. Raises UserError."""
+    """Return the file with the weights: a published model, downloaded once, or a local file or folder."""
     if name_or_path in GPT2_SIZES:
         path = DOWNLOADS / name_or_path / "model.safetensors"
         if not path.exists():
@@ -110,44 +107,29 @@ def find_weights(name_or_path: str) -> Path:
     return found[0]
 
 
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-
-
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, by name, as views of a memory map: only what is used is read from the disk.
+    """Return the tensors of a safetensors file as views of a memory map: only what is used is read from the disk.
 
     The format: 8 bytes, the length of the header (little-endian); the header, JSON: name -> dtype, shape, and offsets
-    of the first and last byte; then the bytes of the tensors, one after the other. Raises UserError if the parts do not
-    fit together."""
-
-    def damaged(why: str) -> UserError:
-        return UserError(f"{path} is damaged or not a safetensors file: {why}; {ADVICE}")
-
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, 100_000_000):
-            raise damaged(f"{size} bytes cannot hold its header")
-        try:
+    of the first and last byte; then the bytes of the tensors. Raises UserError if the parts do not fit together."""
+    tensors, offset, size = {}, 0, path.stat().st_size
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, 100_000_000):
+                raise ValueError(f"{size} bytes cannot hold its header")
             header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            entries = [(*e["data_offsets"], name, DTYPES[e["dtype"]], e["shape"]) for name, e in header.items()]
-            entries.sort(key=lambda entry: entry[:2])
-            if not all(type(n) is int and n > 0 for *_, shape in entries for n in shape):
-                raise ValueError("a shape is not made of positive numbers")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise damaged(f"its header has {type(error).__name__} {error}") from error
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    tensors, offset, n_bytes = {}, 0, size - 8 - length
-    for begin, end, name, dtype, shape in entries:
-        count = math.prod(shape)
-        if begin != offset or end != begin + count * dtype.itemsize or end > n_bytes:
-            raise damaged(f"{name} {shape} has the bytes {begin} to {end}, expected offset {offset}")
-        tensors[name] = torch.frombuffer(content, dtype=dtype, count=count, offset=8 + length + begin).view(shape)
-        offset = end
-    if offset != n_bytes:
-        raise damaged(f"{n_bytes} bytes of tensors instead of {offset}")
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[8 + length :]
+        header.pop("__metadata__", None)
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            (begin, end), dtype, shape = entry["data_offsets"], DTYPES[entry["dtype"]], entry["shape"]
+            count = math.prod(shape)
+            if begin != offset or end != begin + count * dtype.itemsize or end > len(content):
+                raise ValueError(f"{name} {shape} has the bytes {begin} to {end}, expected offset {offset}")
+            tensors[name] = torch.frombuffer(content, dtype=dtype, count=count, offset=begin).view(shape)
+            offset = end
+        if offset != len(content):
+            raise ValueError(f"{len(content)} bytes of tensors instead of {offset}")
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged or not a safetensors file: {error!r}; {ADVICE}") from error
     return tensors

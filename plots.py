@@ -1,4 +1,4 @@
-"""Every plot. Scripts import this file when they draw, so matplotlib is not needed until then."""
+"""Every plot. Scripts import this file only when they draw, as it needs matplotlib."""
 
 import functools
 import math
@@ -42,9 +42,6 @@ def draw_baselines(axes, data) -> None:
     axes.legend(loc="upper right")
 
 
-# ----------------------------------------------------------------------------- micrograd.py
-
-
 def moons(x: list[float], y: list[float], P: list[list[float]], points: list, path: Path) -> None:
     """The probability P[i][j] of class x at (x[j], y[i]), and the points, ((x, y), 1 or -1)."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -56,9 +53,6 @@ def moons(x: list[float], y: list[float], P: list[list[float]], points: list, pa
     axes.set(title="decision boundary of the network", aspect="equal")
     figure.colorbar(shades, label="probability of x")
     save(figure, path)
-
-
-# ----------------------------------------------------------------------------- bigram.py, ngram.py
 
 
 def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:
@@ -80,13 +74,10 @@ def ngram_losses(curves: dict[str, list[float]], data, path: Path) -> None:
     axes = figure.subplots()
     for name, losses in curves.items():
         axes.plot(range(1, len(losses) + 1), losses, "o-", label=name)
-    axes.set(xlabel="n-gram order", ylabel="validation loss, nats per token", xticks=range(1, len(losses) + 1))
-    axes.set_title(f"validation loss for longer contexts ({data.name})")
+    axes.set(title=f"validation loss for longer contexts ({data.name})", ylabel="validation loss, nats per token")
+    axes.set(xlabel="n-gram order", xticks=range(1, len(losses) + 1))
     draw_baselines(axes, data)
     save(figure, path)
-
-
-# ----------------------------------------------------------------------------- mlp.py
 
 
 def lr_sweep(rates: np.ndarray, losses: np.ndarray, best: float, path: Path) -> None:
@@ -131,9 +122,6 @@ def mlp_training(history, saturated: float, data, title: str, path: Path) -> Non
     save(figure, path)
 
 
-# ----------------------------------------------------------------------------- train.py, sample.py
-
-
 def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
     """The training and validation losses in the entries of a log, over the steps."""
     figure = Figure(figsize=(7, 4))
@@ -150,8 +138,7 @@ def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
 
 
 def attention(weights: np.ndarray, names: list[str], path: Path) -> None:
-    """Attention weights (n_layer, nh, T, T): a panel for each head, a row for each of the T tokens, which shows how
-    strongly it attends to itself and to each token before it."""
+    """Attention weights (n_layer, nh, T, T): a panel per head, a row per token with its weights on those so far."""
     n_layer, n_head, T, _ = weights.shape
     figure = Figure(figsize=(0.5 + 2.6 * n_head, 0.3 + 2.7 * n_layer), dpi=80, layout="constrained")
     for i, axes in enumerate(figure.subplots(n_layer, n_head, squeeze=False).flat):

@@ -276,7 +276,7 @@ def parse_name(name: str) -> tuple[str, str, int] | None:
 
 
 def load(name: str) -> Dataset:
-    """Open data/<name>; prepare it if it is missing and built in. Raises UserError, with the command to run instead."""
+    """Open data/<name>; prepare it first if built in (and not fineweb). Raises UserError with the command to run."""
     path, built_in = DATA / name / "meta.json", parse_name(name)
     source, kind, vocab_size = built_in or ("YOUR_TEXT.txt", None, None)
     options = {"char": "", "gpt2": " --tokenizer=gpt2", "bpe": f" --tokenizer=bpe --vocab_size={vocab_size}"}
