@@ -57,12 +57,13 @@ def moons(x: list[float], y: list[float], P: list[list[float]], points: list, pa
 
 def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:
     """The heat map of the lecture: each cell of the counts N (m, m) with its pair of tokens and its count."""
-    figure = Figure(figsize=(16, 16), dpi=70, layout="tight")
+    figure = Figure(figsize=(16, 16), dpi=100, layout="tight")
     axes = figure.subplots()
     axes.imshow(N, cmap="Blues")
     axes.axis("off")
     for i, j in np.ndindex(N.shape):
-        style = {"ha": "center", "fontsize": 270 / len(N), "color": "white" if N[i, j] > N.max() / 2 else "black"}
+        color = "white" if N[i, j] > N.max() / 2 else "black"
+        style = {"ha": "center", "fontsize": 270 / len(N), "color": color, "antialiased": False}  # for a small file
         axes.text(j, i, names[i] + names[j], va="bottom", parse_math=False, **style)
         axes.text(j, i, N[i, j], va="top", **style)
     save(figure, path)
