@@ -17,7 +17,7 @@ from checkpoint import open_model
 from console import OptionParser, UserError, in_range, print_losses, print_result, run
 from model import GPT, ConfigError
 from prepare_data import Dataset, load
-from runtime import Machine, explain_errors
+from runtime import Machine, explain_errors, join_processes
 
 
 def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
@@ -105,6 +105,7 @@ def main() -> None:
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
     add("--dtype", choices=Machine.DTYPES, default="auto", help="precision of matrix multiplications")
     options = parser.parse_args()
+    join_processes()  # torchrun can start several, which split the work
     machine = Machine.pick(options.device, options.dtype)
     opened = open_model(options.checkpoint, options.init_from)
     if not options.dataset and opened.dataset == "gpt2":

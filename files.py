@@ -32,8 +32,10 @@ def replace_file(path: Path, write: Callable[[IO], object], advice: str = "free 
             os.close(folder)
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
-        cause = error if isinstance(error, OSError) else error.__context__  # torch.save hides it behind a RuntimeError
-        if not isinstance(cause, OSError):
+        cause = error
+        while cause and not isinstance(cause, OSError):  # torch.save hides it behind RuntimeErrors
+            cause = cause.__context__
+        if not cause:
             raise
         raise UserError(f"cannot write {path}: {cause.strerror or cause}; {advice}") from error
 

@@ -10,9 +10,9 @@ embeddings, so the network generalizes to contexts it has never seen (Karpathy 2
 
     logits = tanh(batchnorm([C[x1] C[x2] C[x3]] W1)) W2 + b2
 
-Like any deep network, it can start confidently wrong, its tanh units can saturate and stop learning, its layers can
-change too fast or too slowly. For each trouble there is a remedy here, and a statistic. What it leaves out: W1 has rows
-of its own for each position, which learn nothing from other positions. Attention, in model.py, solves that.
+It can start confidently wrong, its tanh units can saturate, and its layers can learn too fast or too slowly: this file
+shows a statistic and a fix for each. Its limitation: W1 has separate rows for each position, so nothing is shared
+between positions. Attention, in model.py, solves that.
 """
 
 import math
@@ -39,7 +39,7 @@ SATURATED = 0.97  # beyond it, the derivative of tanh is below 0.06
 
 def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return X (B, T), the T tokens before each index in `at` (B,), 1 or higher, and Y (B,), the token there, in int64.
-    Of emma, with T = 3 and a dot for the separator: ... and e, ..e and m, .em and m, emm and a, mma and a dot."""
+    For emma, T = 3, with a dot for the separator: '...' -> e, '..e' -> m, '.em' -> m, 'emm' -> a, 'mma' -> '.'."""
     X = tokens[np.maximum(at[:, None] + np.arange(-T, 0), 0)].astype(np.int64)  # padded with the first token
     if separator is not None:
         ended = np.logical_or.accumulate((separator == X)[:, ::-1], axis=1)[:, ::-1]  # one here, or later in the row
@@ -151,7 +151,7 @@ class MLP:
 
     def backward(self, Y: torch.Tensor) -> None:
         """Set p.grad of every parameter. The loss is the mean of log(sum of exp(logits)) - logits[Y], for targets Y."""
-        # descent along softmax(logits) - one_hot(Y) pushes the correct logit up, and all down by their probabilities
+        # d loss / d logits = softmax(logits) - one_hot(Y): a step raises the correct logit and lowers the others
         logits = self.layers[-1].out
         dout = (logits.softmax(1) - F.one_hot(Y, logits.shape[1])) / len(Y)  # (B, V); each row sums to 0
         for layer in reversed(self.layers):
@@ -171,7 +171,7 @@ def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: s
     naive: not at all. Logits have a standard deviation (std) of about sqrt(H), so the softmax is confidently wrong.
     scaled_output: the last layer is scaled down, so the first prediction is nearly uniform.
     kaiming: the layers before it are also scaled, by 5/3 / sqrt(fan_in): a sum over fan_in inputs gets the std of one
-      input (He et al. 2015), and 5/3, PyTorch's gain, makes up for tanh's squashing (of N(0, 1), by 1.5925)."""
+      input (He et al. 2015); tanh shrinks the std of N(0, 1) by 1.59, and the gain 5/3 (PyTorch's) compensates."""
     generator = torch.Generator().manual_seed(seed)
     layers = [Embedding(torch.randn(V, n_embd, generator=generator))]
     for i, (fan_in, fan_out) in enumerate(pairwise([T * n_embd, *[n_hidden] * n_layer, V])):
@@ -234,6 +234,8 @@ def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
         lr = options.learning_rate * min(1.0, 2 * (steps - step + 1) / steps)  # constant, then linear decay towards 0
         loss, difference = gradients(model, X, Y, manual, compare=step in (1, steps))
         losses.append(loss)
+        if not math.isfinite(loss):
+            raise UserError(f"the loss is {loss} at step {step}; lower --learning_rate={options.learning_rate:g}")
         if step == 1:
             before = layer_statistics(model, "before training", difference, lr)
             uniform = math.log(data.vocab_size)
@@ -247,8 +249,6 @@ def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
             ratios.append((step, update_to_data(model, lr)))
         if step in (1, 10, 100, 1000) or (steps - step) % max(1, steps // 10) == 0:
             mean, seconds = np.mean(losses[logged:]), time.perf_counter() - began
-            if not math.isfinite(mean):
-                raise UserError(f"the loss is {mean} at step {step}; lower --learning_rate={options.learning_rate:g}")
             eta = f"  eta {seconds / step * (steps - step):.0f} s" if seconds > 1 else ""
             print(f"step {step:>{len(str(steps))}}/{steps}  train loss {mean:7.4f}  lr {lr:.2e}{eta}", flush=True)
             logged = step

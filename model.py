@@ -9,8 +9,8 @@ Read mlp.py before, train.py and sample.py after. It needs PyTorch alone: copy t
     GPT-2      position="learned", activation="gelu_tanh", bias=True, tie_weights=True, qk_norm=False, zero_init=False
     modern     position="rope", activation="relu2", qk_norm=True, zero_init=True  (the defaults)
 
-Shapes at the line ends: B batch size, T tokens in the context (at most block_size), C channels (n_embd), nh heads
-(n_head), hd channels per head (C / nh), V tokens in the vocabulary.
+Shapes at the line ends: B batch size, T tokens (at most block_size), S keys that they attend to (T and cached ones), C
+channels (n_embd), nh heads (n_head), hd channels per head (C / nh), V tokens in the vocabulary.
 """
 
 import math

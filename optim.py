@@ -1,10 +1,10 @@
-"""How an update is made: SGD, Adam, AdamW, Muon, and learning-rate schedules.
+"""Update rules: SGD, Adam, AdamW, Muon, and learning-rate schedules.
 
     from optim import lr_scale, make_optimizer
     optimizer = make_optimizer(model, config)   # config: learning_rate, weight_decay ... as in train.TrainConfig
     loss.backward()
     optimizer.set_lr(lr_scale(step, config))
-    optimizer.step()
+    optimizer.step(); model.zero_grad()
 
 model.py and this file train with PyTorch alone. (torch.optim has the same rules, but its import takes a second longer.)
 """

@@ -63,7 +63,8 @@ def open_source(source: str, file: Path | None, is_list: bool) -> dict[str, Call
         path = existing(str(file)) if file else DOWNLOADS / f"{source}.txt"
         if not path.exists():
             download(URLS[source], path, NO_NETWORK, SHA256[source])
-        check_sha256(path, SHA256[source], f"it is not {source}; delete it, or prepare it as your own text")
+        advice = "leave out --file, or prepare it as your own text" if file else "delete it"
+        check_sha256(path, SHA256[source], f"it is not {source}; {advice}")
     paths = [path]
     if path.is_dir():
         paths = [p for p in sorted(path.rglob("*")) if p.is_file() and "/." not in f"/{p.relative_to(path).as_posix()}"]
@@ -292,7 +293,7 @@ def load(name: str) -> Dataset:
         if meta["format"] != FORMAT:
             raise UserError(f"{path} has format {meta['format']!r}, and this version reads {FORMAT}; run: {command}")
         if meta.pop("sha256", None) not in (None, hashlib.sha256(json.dumps(meta).encode()).hexdigest()):
-            raise KeyError("another sha256 than when it was made")
+            raise KeyError("checksum mismatch")
         fields = {"test": None} | {key: meta[key] for key in ("vocab_size", "separator", "splits")}
         fields["delimiter"] = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
         fields["tokenizer"] = make_tokenizer(meta["tokenizer"])
@@ -313,9 +314,10 @@ def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[
     """Return `length` tokens to start a sample from: separators, or in one long text some that end with a newline."""
     if length == 0 or data.separator is not None:
         return [data.separator] * length
-    line_ends = np.flatnonzero(data.train[length - 1 : -1] == start_ids(data.tokenizer)[-1])
-    at = rng.choice(line_ends) if len(line_ends) else rng.integers(len(data.train) - length)
-    return data.train[at : at + length].tolist()
+    tokens = data.train[: 1 << 24]  # enough to choose from
+    line_ends = np.flatnonzero(tokens[length - 1 : -1] == start_ids(data.tokenizer)[-1])
+    at = rng.choice(line_ends) if len(line_ends) else rng.integers(len(tokens) - length)
+    return tokens[at : at + length].tolist()
 
 
 def main() -> None:

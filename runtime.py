@@ -41,11 +41,12 @@ class Machine:
         if device == "cuda" and DISTRIBUTED:
             device = f"cuda:{LOCAL_RANK}"
         try:
-            found = torch.device(device)
-            torch.zeros(1, device=found).item()  # a "meta" device has no numbers
+            probe = torch.zeros(1, device=device)
+            probe.item()  # a "meta" device has no numbers
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             why = str(error).splitlines()[0]
             raise UserError(f"there is no device {device} here ({why}); use --device=auto or --device=cpu") from error
+        found = probe.device if probe.is_cuda else torch.device(device)  # cuda:0 instead of cuda
         if found.type == "cuda":
             torch.cuda.set_device(found)
         if dtype == "auto":
@@ -60,7 +61,7 @@ class Machine:
         return f"{self.device}{processes}, {precision.removeprefix('torch.')}"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Move the model to the device, and share it among the processes. Returns the module to call."""
+        """Move the model to the device, and replicate or shard it across the processes. Returns the module to call."""
         if self.fsdp:  # each process keeps a shard of every parameter; a block is whole only while it computes
             from torch.distributed.fsdp import fully_shard
 
@@ -71,7 +72,9 @@ class Machine:
         if self.fsdp or not DISTRIBUTED:
             return model
         network = torch.nn.parallel.DistributedDataParallel(model)
-        network.broadcast_buffers = False  # the position tables never change
+        network.broadcast_buffers = (
+            False  # position tables never change (torch 2.13 deprecates the constructor's argument)
+        )
         return network
 
     def sync_gradients(self, network: torch.nn.Module, on: bool) -> None:
@@ -96,23 +99,26 @@ class Machine:
 
     def sum(self, *values: float) -> list[float]:
         """The sum of each value over all processes, which wait for each other here (on the CPU)."""
-        return self.reduce(dist.ReduceOp.SUM, values) if self.world_size > 1 else list(values)
+        return self.reduce(dist.ReduceOp.SUM, values)
 
     def max(self, *values: float) -> list[float]:
-        return self.reduce(dist.ReduceOp.MAX, values) if self.world_size > 1 else list(values)
+        return self.reduce(dist.ReduceOp.MAX, values)
 
     def reduce(self, operation, values: tuple) -> list[float]:
+        if self.world_size == 1:
+            return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, operation)
         return tensor.tolist()
 
     def gather(self, tensors: dict) -> dict:
-        """The tensors of a dict on the CPU of rank 0, sharded ones one after the other, as all may outgrow a GPU."""
-        return {name: self.gather_one(t) if hasattr(t, "full_tensor") else t for name, t in tensors.items()}
-
-    def gather_one(self, t: torch.Tensor) -> torch.Tensor | None:
-        whole = t.full_tensor()
-        return whole.cpu() if self.rank == 0 else None
+        """Gather sharded tensors on the CPU of rank 0, one at a time, as all of them may not fit on a GPU."""
+        gathered = dict(tensors)
+        for name, t in tensors.items():
+            if hasattr(t, "full_tensor"):
+                whole = t.full_tensor()
+                gathered[name] = whole.cpu() if self.rank == 0 else None
+        return gathered
 
 
 def join_processes() -> None:
@@ -125,7 +131,7 @@ def join_processes() -> None:
 
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
-    """Let the first process of a machine prepare data for all, and print once an error that all of them would raise."""
+    """Let the first process of a machine prepare the data. If it fails, it alone prints the error."""
     if LOCAL_RANK:
         with explain_errors():
             dist.all_reduce(torch.zeros(1))  # waits for all, on the CPU
@@ -168,7 +174,8 @@ class StopSignal:
         try:
             print(line, flush=True)
         except OSError as error:
-            self.number, sys.stdout = 13, open(os.devnull, "w")  # noqa: SIM115
+            self.number = 13
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             with contextlib.suppress(OSError):
                 print(f"standard output: {error}; saving and stopping", file=sys.stderr)
 
@@ -182,11 +189,12 @@ PEAK_FLOPS = {
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """The peak FLOP/s that mfu refers to, and its source: a data sheet, or matrix multiplications on this device."""
+    torch.set_float32_matmul_precision("high")  # as in training
     if device.type == "cuda" and dtype != torch.float32:
         card = torch.cuda.get_device_name(device)
-        words = card.replace("-", " ").split()
+        words = set(card.replace("-", " ").split())
         for name, peak in PEAK_FLOPS.items():
-            if set(name.split()) <= set(words) and "Laptop" not in words:
+            if set(name.split()) <= words and not words & {"Laptop", "Ti", "D"}:
                 return peak, f"published for {card}"
     n, repeat = (8192, 10) if device.type == "cuda" else (512, 20)
     a = torch.ones(n, n, device=device, dtype=dtype)
@@ -196,28 +204,28 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 
 def keep_freed_memory() -> None:
-    """Let Linux's C library keep large freed blocks: requesting them anew takes 12 % of a small step on a CPU."""
+    """Let Linux's C library keep large freed blocks: requesting them again takes 12 % of a small step on a CPU."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     # M_MMAP_THRESHOLD: blocks of at least this size are mapped separately. Older libraries allow 32 MB at most.
     if hasattr(libc, "mallopt") and (libc.mallopt(-3, 2**30) or libc.mallopt(-3, 2**25)):
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of the heap that are returned
 
 
-OUT_OF_MEMORY = "t allocate memory"  # as a CPU's allocator says it
+CPU_FULL = "t allocate memory"  # what PyTorch's CPU allocator says
 
 
 @contextlib.contextmanager
 def explain_errors(out_of_memory: str = "") -> Iterator[None]:
-    """Turn into a UserError what a machine lacks: memory (with this message), or another process that has failed."""
+    """Raise UserError(out_of_memory) if memory runs out. If another process has failed, say so once, and exit."""
     try:
         yield
     except Exception as error:
-        if out_of_memory and (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or OUT_OF_MEMORY in str(error)):
+        if out_of_memory and (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or CPU_FULL in str(error)):
             raise UserError(out_of_memory) from error
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in str(error)):
             if RANK == 0:
                 message = "another training process failed (its error is printed above or below)"
-                print(f"error: {message}; fix that, then resume with --init_from=resume", file=sys.stderr, flush=True)
+                print(f"error: {message}; fix that, then start again or resume", file=sys.stderr, flush=True)
             exit_now(2)  # an orderly exit may wait for the other process forever
         raise
 

@@ -31,7 +31,7 @@ PLOTTED = 24  # tokens in the plot of the attention weights
 
 
 class KVCache:
-    """The keys and values of past tokens in all layers, so that a new token needs a forward pass for itself alone.
+    """Stores the keys and values of past tokens in all layers, so a new token needs only its own forward pass.
     Allocated once for B rows of block_size tokens. static: a single new token attends to all of it, and a mask hides
     the unused part, so the shapes are the same at every step, as torch.compile needs them."""
 
@@ -73,8 +73,8 @@ class KVCache:
 def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling) -> Iterator:
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: the same ones as model.generate(), faster.
 
-    A token costs one forward pass for itself, and on average one more to encode it again when the context was full and
-    its most recent half was kept. compile=True compiles the pass for a single token. Clone tokens to train on them."""
+    Each token costs one forward pass, and on average one more, as a full context encodes its most recent half again.
+    compile=True compiles the pass for one token. (The tokens are inference tensors: clone them for autograd.)"""
     block_size, (B, T) = model.config.block_size, idx.shape
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
@@ -95,7 +95,7 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
             if cache.length + new.shape[1] > block_size:
                 new = torch.cat((cache.history, new), dim=1)[:, -max(block_size // 2, 1) :]
                 cache.length = 0
-            if compile and cache.length:
+            if compile and new.shape[1] == 1:
                 cache.next_position.fill_(cache.length)
                 logits = single(new)
                 cache.length += 1
@@ -118,20 +118,20 @@ class Sample:
     def __init__(self, tokenizer: Tokenizer, stop: str):
         self.tokenizer, self.stop, self.done, self.ids = tokenizer, stop, False, []
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.held = ""  # what may turn out to be the beginning of `stop`
+        self.text, self.held = "", ""  # held: a possible beginning of `stop`
 
     def add(self, token: int) -> str:
-        """The text that is certain now. A character whose bytes are spread over several tokens waits for the last."""
+        """Return the text that can be printed already: a character of several tokens waits for the last of them."""
         if self.done:
             return ""
         self.ids.append(token)
         text = self.held + self.decoder.decode(self.tokenizer.decode_bytes([token]))
-        if self.stop and self.stop in text:
-            self.done, self.held = True, ""
-            return text[: text.index(self.stop)]
+        self.done = bool(self.stop) and self.stop in text
         keep = next((n for n in range(len(self.stop) - 1, 0, -1) if text.endswith(self.stop[:n])), 0)
-        self.held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        end = text.index(self.stop) if self.done else len(text) - keep
+        self.held = text[end:]
+        self.text += text[:end]
+        return text[:end]
 
     def end(self) -> str:
         return "" if self.done else self.held + self.decoder.decode(b"", final=True)
@@ -145,19 +145,17 @@ def print_samples(opened: OpenedModel, ids: list[int], prompt: str, options, sam
     device = opened.model.lm_head.weight.device
     for first in range(0, options.num_samples, at_once):
         batch = [Sample(opened.tokenizer, options.stop) for _ in range(min(at_once, options.num_samples - first))]
-        texts = [prompt] * len(batch)
         rule = "" if options.stop == "\n" else "-" * 20 + "\n"
         print((rule if first else "") + prompt, end="", flush=True)
         idx = torch.tensor([ids] * len(batch), device=device)  # (B, T)
         for column in stream(opened.model, idx, options.max_new_tokens, options.compile, **sampling):  # (B, 1)
             pieces = [sample.add(token) for sample, token in zip(batch, column[:, 0].tolist(), strict=True)]
-            texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
             print(pieces[0], end="", flush=True)
             if all(sample.done for sample in batch):
                 break
         print(batch[0].end())
-        for sample, text in zip(batch[1:], texts[1:], strict=True):
-            print(f"{rule}{text}{sample.end()}", flush=True)
+        for sample in batch[1:]:
+            print(f"{rule}{prompt}{sample.text}{sample.end()}", flush=True)
         samples += batch
     return samples
 

@@ -46,7 +46,7 @@ def estimate(config: TrainConfig, machine: Machine, device_flops: float | None, 
     rows += [["memory", f"{size / 1e6:,.1f} MB", what] for what, size in memory.items()]
     rows += [
         ["KV cache", f"{cache / 1e6:,.1f} MB", f"per sampled sequence of {T:,} tokens"],
-        ["compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {6 * non_embedding / 1e9:.4f} of them in weights"],
+        ["compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {6 * non_embedding / 1e9:.4f} of it in weight matrices"],
         ["compute-optimal", f"{20 * params:,}", chinchilla],
         ["this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP"],
         ["time", f"{hours:,.3f} hours", f"at {mfu:.0%} (--mfu) of {peak:.3g} FLOP/s{source}"],
@@ -84,7 +84,7 @@ def main() -> None:
     parsed = parser.parse_args([argument for argument in sys.argv[1:] if argument != "--estimate"])  # of train.py
     config, _ = make_config(given_options(parsed), download=False)
     source, kind, vocab_size = parse_name(config.dataset) or ("", "", 0)
-    if config.init_from == "scratch":
+    if config.init_from in ("scratch", "resume"):
         known = 50_257 if source == "fineweb" or kind == "gpt2" else vocab_size if kind == "bpe" else None
         config.vocab_size = known or load(config.dataset).vocab_size
     estimate(config, Machine.pick(config.device, config.dtype), parsed.device_flops, parsed.mfu)

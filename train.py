@@ -63,7 +63,7 @@ class TrainConfig(GPTConfig):
     beta2: float = option(0.95, "adam, adamw: decay rate of the average of its square", minimum=0, below=1)
     momentum: float = option(0.95, "momentum of muon and sgd", minimum=0, below=1)
     grad_clip: float = option(1.0, "clip the gradient to this norm; 0: off", minimum=0)
-    label_smoothing: float = option(0.0, "target probability spread over all tokens in training", minimum=0, below=1)
+    label_smoothing: float = option(0.0, "part of the target probability spread over all tokens", minimum=0, below=1)
 
     log_interval: int = option(20, "log every this many steps", minimum=1)
     eval_interval: int = option(100, "evaluate on the validation split every this many steps", minimum=1)
@@ -138,14 +138,15 @@ def check(config: TrainConfig, checkpoint: dict | None, data: Dataset, machine: 
     """Raise UserError if the run is not possible with this dataset or on this machine."""
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
-        advice = f"python prepare_data.py YOUR_TEXT.txt --tokenizer={checkpoint['config']['dataset']}"
-        raise UserError(f"{data.name} has another vocabulary than the checkpoint; tokenize your text like it: {advice}")
+        first = checkpoint["config"]["dataset"]
+        advice = f"use {first}, or python prepare_data.py YOUR_TEXT.txt --tokenizer={first}"
+        raise UserError(f"{data.name} has another vocabulary than the checkpoint, trained on {first}; {advice}")
     n, of = config.batch_size * config.gradient_accumulation_steps, machine.world_size
     for wrong, message in (
         (n % of, f"{of} processes cannot split the {n} sequences of a step equally; use a multiple of {of}"),
         (config.fsdp and not runtime.DISTRIBUTED, "--fsdp needs several processes; use torchrun --nproc_per_node=2"),
         (config.fsdp and machine.dtype == torch.float16, "--fsdp cannot train in float16; use --dtype=bfloat16"),
-        (of > 1 and machine.device.type == "mps", "several processes cannot share mps; use --device=cpu"),
+        (runtime.DISTRIBUTED and machine.device.type == "mps", "several processes cannot share mps; use --device=cpu"),
         (config.tensorboard and not importlib.util.find_spec("tensorboard"), "no TensorBoard; pip install tensorboard"),
     ):
         if wrong:
@@ -197,10 +198,10 @@ class Progress:
 
 
 class Run:
-    """A model in training: its parts, its progress, and what the loop does with them in more than a line."""
+    """A model in training: its parts, its progress, and the longer operations of the loop."""
 
     def __init__(self, config: TrainConfig, checkpoint: dict | None, machine: Machine, data: Dataset):
-        """A new run, or the one of the checkpoint, which is emptied: it is as large as the run itself."""
+        """Start a run, or continue the checkpoint's, which is then cleared to free its memory."""
         torch.manual_seed(config.seed)
         config.vocab_size = data.vocab_size
         self.config, self.machine, self.data = config, machine, data
@@ -229,16 +230,15 @@ class Run:
             self.scaler.load_state_dict(checkpoint["scaler"])
         self.progress = Progress(**checkpoint["progress"])
         self.progress.losses = [loss.to(self.machine.device) for loss in self.progress.losses]
-        if checkpoint["evaluated_on"][0] != self.evaluated_on[0]:
-            print("the validation data has changed since last.pt was saved: the next evaluation replaces best.pt")
+        if checkpoint["evaluated_on"] != self.evaluated_on:
+            print("validation data or eval_tokens have changed since last.pt: the next evaluation replaces best.pt")
             self.progress.best, self.progress.evals_since_best = math.inf, 0
         if not Path(self.config.out_dir, "best.pt").exists():
             self.progress.best = math.inf
 
     def begin(self) -> None:
-        """Print what this run is, rehearse a step, and open the folder. The rehearsal shows compile errors and
-        out-of-memory before that. It also fixes the order in which DistributedDataParallel reduces gradients, so that
-        resumed runs stay exact."""
+        """Print the run, try a forward and backward pass, and open the folder. The trial shows compile errors and
+        missing memory early, and fixes the order in which DDP reduces gradients, so resumed runs stay exact."""
         config, data, machine, n_step = self.config, self.data, self.machine, self.config.tokens_per_step()
         uniform, epochs = math.log(data.vocab_size), config.max_iters * n_step / len(data.train)
         evaluation = f"evaluating on {self.eval_tokens:,} of {len(data.val) - 1:,} validation tokens"
@@ -248,7 +248,8 @@ class Run:
         print(f"run     {config.out_dir}: {config.max_iters:,} steps x {n_step:,} tokens = {epochs:.2g} epochs")
         if self.progress.step:
             print(f"resumed after step {self.progress.step}")
-        self.forward(*next(training_batches(data.train, self.starts, config, 1, machine))).backward()
+        batch = next(training_batches(data.train, self.starts, config, 1, machine))
+        self.forward(*batch, config.label_smoothing).backward()
         self.model.zero_grad(set_to_none=True)
         n_bytes = 12 * self.model.num_params()  # best.pt, last.pt, and the next last.pt while it is written
         n_bytes += 2 * sum(t.nbytes for t in self.optimizer.state.values())
@@ -283,13 +284,13 @@ class Run:
         return loss_sum / machine.world_size, full_tensor(grad_norm)
 
     def check_finite(self, what: str, value: float, step: int) -> None:
-        """Stop before a checkpoint is spoiled. All processes are here, and the first one prints the error."""
+        """Stop before NaN gets into a checkpoint. All processes are here, and the first one prints the error."""
         if math.isfinite(value):
             return
         if self.machine.rank:
             sys.exit(2)
-        rate, dtype = lr_scale(step, self.config) * self.config.learning_rate, str(self.machine.dtype)[6:]
-        failure = f"training diverged: the {what} is {value} at step {step} (learning rate {rate:.2g}, {dtype})"
+        lr, dtype = lr_scale(step, self.config) * self.config.learning_rate, str(self.machine.dtype)[6:]
+        failure = f"training diverged: the {what} is {value} at step {step} (learning rate {lr:.2g}, {dtype})"
         saved = self.progress.saved_step
         failure += f". Last good checkpoint: {self.config.out_dir}/last.pt (step {saved})" if saved else ""
         advice = "try a lower --learning_rate and --muon_learning_rate, or more --warmup_iters"
@@ -298,6 +299,7 @@ class Run:
     def report(self) -> None:
         """Print a sample of the best model, its losses, and the result line."""
         config, data, progress, machine = self.config, self.data, self.progress, replace(self.machine, world_size=1)
+        del self.model, self.network, self.forward, self.optimizer  # makes room for the best model
         checkpoint = load_checkpoint(Path(config.out_dir, "best.pt"))
         if checkpoint["step"] < progress.step:
             print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
@@ -382,7 +384,7 @@ def train(run: Run) -> int:
             if 0 < config.early_stop <= progress.evals_since_best:
                 run.stop.print(f"early stopping: no improvement in {progress.evals_since_best} evaluations")
                 saving = True
-        if saving:  # the update may have spoiled the weights, which its loss, computed before it, does not show
+        if saving:  # the update may have made weights NaN, which its loss, computed before it, does not show
             total = sum(full_tensor(p.detach().sum()) for p in run.model.parameters())
             run.check_finite("sum of the weights", total.item(), step)
             progress.saved_step, progress.seconds = step, time.perf_counter() - began
@@ -413,20 +415,21 @@ def main() -> None:
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
         check(config, checkpoint, data, machine)
-    advice = "halve --batch_size and double --gradient_accumulation_steps (the same update), or use a smaller model"
-    with runtime.explain_errors(f"out of memory with batch_size={config.batch_size}; {advice}"):
+    size = min(config.batch_size, config.batch_size * config.gradient_accumulation_steps // machine.world_size)
+    advice = f"use --batch_size below {size} and more --gradient_accumulation_steps, or a smaller model"
+    with runtime.explain_errors(f"out of memory; {advice}"):
         run = Run(config, checkpoint, machine, data)
         run.begin()
         with run.stop:
             stopped_by = train(run)
-        run.folder.close()
         if runtime.DISTRIBUTED:
             machine.max(0)  # all processes are done
             torch.distributed.destroy_process_group()
+        if machine.rank == 0 and not stopped_by:
+            run.report()
+        run.folder.close()
         if stopped_by:
             sys.exit(128 + stopped_by)
-        if machine.rank == 0:
-            run.report()
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ WORKSHOP = {"console", "files", "tokenizer", "prepare_data", "checkpoint", "runt
 ANYWHERE_INSIDE_A_FUNCTION = {"plots", "gpt2"}  # they are imported where they are used
 ALLOWED = {
     "console": set(), "model": set(), "optim": set(), "micrograd": {"console"},
-    "files": {"console"}, "tokenizer": {"console"}, "runtime": {"console"}, "plots": {"console"},
+    "files": {"console"}, "tokenizer": {"console"}, "runtime": {"console"}, "plots": set(),
     "prepare_data": {"tokenizer", "files", "console"}, "gpt2": {"model", "files", "console"},
     "checkpoint": {"model", "tokenizer", "files", "console"},
-    "bigram": WORKSHOP, "ngram": WORKSHOP | {"bigram"}, "mlp": WORKSHOP,
+    "bigram": {"console", "prepare_data", "tokenizer"}, "ngram": {"console", "prepare_data", "bigram"},
+    "mlp": {"console", "prepare_data"},
     "train": WORKSHOP | {"model", "optim", "evaluate"}, "sample": WORKSHOP | {"model"},
     "evaluate": WORKSHOP | {"model", "sample"}, "scaling": WORKSHOP | {"train", "model", "optim"},
 }  # fmt: skip
@@ -66,7 +67,7 @@ optimizer = make_optimizer(model)
 losses = []
 for step in range(1, 21):
     loss = model(idx[:, :-1], idx[:, 1:])[1]
-    optimizer.zero_grad() if hasattr(optimizer, "zero_grad") else model.zero_grad()
+    model.zero_grad()
     loss.backward()
     optimizer.step()
     losses.append(loss.item())

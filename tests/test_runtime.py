@@ -24,7 +24,12 @@ def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
         found = runtime.peak_flops(torch.device("cuda"), torch.bfloat16)
         assert found == (peak, f"published for {name}")
     monkeypatch.setattr("time.perf_counter", itertools.count(step=1.0).__next__)
-    for name in ("NVIDIA H20", "NVIDIA GeForce RTX 4090 Laptop GPU"):
+    for name in (
+        "NVIDIA H20",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 D",
+    ):
         monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
         cpu = types.SimpleNamespace(type="cuda")  # measured, on this machine's CPU
         monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1, 1))
@@ -59,3 +64,15 @@ def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
     calls, most = [], 1000
     runtime.keep_freed_memory()
     assert calls == [(-3, 2**30), (-3, 2**25)]
+
+
+def test_a_gpu_is_chosen_by_its_number(monkeypatch):
+    """torch.cuda.set_device refuses a device without one."""
+    chosen, zeros = [], torch.zeros
+    probe = types.SimpleNamespace(item=lambda: 0.0, device=torch.device("cuda:0"), is_cuda=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", lambda *args, **options: probe if "device" in options else zeros(*args))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    machine = runtime.Machine.pick("auto", "auto")
+    assert (machine.device, machine.dtype) == (torch.device("cuda:0"), torch.bfloat16) and chosen == [machine.device]

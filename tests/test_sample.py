@@ -251,7 +251,7 @@ def test_the_cache_changes_no_token(keys, float64, monkeypatch):  # noqa: F811
     """For prompts shorter and longer than block_size; also in the pass that is there to be compiled."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     model = shaken(GPTConfig(**SMALL | keys))
-    for length, sampling in ((3, {"temperature": 0}), (20, {"top_k": 20, "top_p": 0.95})):
+    for length, sampling in ((1, {"top_k": 5}), (3, {"temperature": 0}), (20, {"top_k": 20, "top_p": 0.95})):
         idx = torch.randint(65, (2, length))
         plain = model.generate(idx, 40, generator=torch.Generator().manual_seed(1), **sampling)
         for compile in (False, True):
@@ -260,14 +260,16 @@ def test_the_cache_changes_no_token(keys, float64, monkeypatch):  # noqa: F811
         assert torch.equal(plain[:, :length], idx) and plain.shape == (2, length + 40)
 
 
-@pytest.mark.parametrize("block_size", [1, 7])
-def test_the_cache_changes_no_token_of_a_short_context(config, block_size):  # noqa: F811
+@pytest.mark.parametrize("block_size", [1, 2, 3, 7])
+def test_the_cache_changes_no_token_of_a_short_context(config, block_size, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     config.block_size = block_size
     model = shaken(config).double()
     model.table = None if model.table is None else model.table.double()
     idx = torch.randint(65, (2, 3))
     plain = model.generate(idx, 30, temperature=0)
-    assert torch.equal(sample.generate(model, idx, 30, temperature=0), plain)
+    for compile in (False, True):
+        assert torch.equal(sample.generate(model, idx, 30, temperature=0, compile=compile), plain)
 
 
 def test_a_prompt_without_a_token_is_refused():

@@ -98,6 +98,13 @@ def test_an_estimate_of_nothing_gets_one_line(fails, options, words):
     assert words in fails(train, *options)
 
 
+def test_the_estimate_of_a_resumed_run_is_that_of_the_run(call):
+    options = ["--dataset=tiny", "--block_size=16", "--n_embd=16", "--n_head=2", "--max_iters=1", "--sample_tokens=1"]
+    call(train, *options)
+    resumed = call(train, "--init_from=resume", "--out_dir=out/tiny", "--estimate", "--device_flops=1e12")[1]
+    assert resumed == call(train, *options, "--estimate", "--device_flops=1e12")[1] != ""
+
+
 def test_the_script_prints_the_estimate_of_train_py(call):
     options = ["--dataset=tiny", "--device_flops=1e12", "--batch_size=2"]
     assert call(scaling, *options)[1] == call(train, *options, "--estimate")[1] != ""
