@@ -155,9 +155,6 @@ def check(config: TrainConfig, checkpoint: dict | None, data: Dataset, machine: 
         runtime.check_compiler(machine.device)
 
 
-# ----------------------------------------------------------------------------- batches
-
-
 def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
     """Where training windows may start: at the start of a document, and every block_size tokens in a longer one, if a
     whole window follows. None for a text without documents: anywhere."""
