@@ -43,6 +43,12 @@ def test_evaluation_counts_each_token_once():
                 assert (at - first) % block_size == 0
 
 
+def test_a_window_holds_as_many_whole_documents_as_fit():
+    tokens = np.array([0, 1, 1, 1] * 4 + [0])
+    for block_size, expected in ((8, [0, 8]), (7, [0, 4, 8, 12]), (12, [0, 12]), (16, [0])):
+        assert evaluation_windows(tokens, 0, block_size)[0].tolist() == expected
+
+
 def test_evaluation_of_some_tokens_spreads_them_evenly():
     starts, stops = evaluation_windows(np.arange(1001), None, 10, 55)
     assert starts.tolist() == [0, 200, 400, 600, 800] and (stops - starts == 10).all()
