@@ -60,28 +60,34 @@ def load_model(checkpoint: str | Path | dict) -> tuple[GPT, Tokenizer]:
     return model.eval(), make_tokenizer(checkpoint["tokenizer"])
 
 
-def load_initial(init_from: str, options: dict, download: bool = True) -> dict:
-    """A checkpoint of ours (a file *.pt, or a run's folder), or GPT-2's weights in the same form, with some options.
-    download=False: only the config of weights to be downloaded."""
-    from gpt2 import GPT2_SIZES, gpt2_config, load_gpt2
-
+def find_checkpoint(init_from: str) -> Path | None:
+    """The file of ours that init_from names: a file *.pt, or a run's folder. None: GPT-2's weights."""
     path = Path(init_from, "best.pt") if Path(init_from, "best.pt").exists() else Path(init_from)
-    if path.suffix == ".pt":
+    return path if path.suffix == ".pt" else None
+
+
+def load_pretrained(init_from: str, **options) -> tuple[GPT, Tokenizer]:
+    """GPT-2 and its tokenizer. Raises UserError if they do not belong together."""
+    model, tokenizer = GPT.from_pretrained(init_from, **options), BPETokenizer()
+    if model.config.vocab_size != tokenizer.vocab_size:
+        sizes = f"{model.config.vocab_size:,} tokens, GPT-2's tokenizer {tokenizer.vocab_size:,}"
+        raise UserError(f"{init_from} has {sizes}; use weights that belong to it")
+    return model, tokenizer
+
+
+def load_initial(init_from: str, options: dict, download: bool = True) -> dict:
+    """The checkpoint that a run starts from: one of ours, or GPT-2's weights in the same form. download=False: only the
+    config of weights that would be downloaded."""
+    from gpt2 import GPT2_SIZES, gpt2_config
+
+    if path := find_checkpoint(init_from):
         return load_checkpoint(path)
     kept = {name: options[name] for name in ("block_size", "dropout", "flash") if name in options}
     if init_from in GPT2_SIZES and not download:
         return {"model_config": asdict(gpt2_config(init_from, **kept))}
-    model, tokenizer = load_gpt2(init_from, **kept), BPETokenizer()
-    if model.config.vocab_size != tokenizer.vocab_size:
-        sizes = f"{model.config.vocab_size:,} tokens, GPT-2's tokenizer {tokenizer.vocab_size:,}"
-        raise UserError(f"{init_from} has {sizes}; use weights that belong to it")
-    return {
-        "model_config": asdict(model.config),
-        "model": model.state_dict(),
-        "tokenizer": tokenizer.to_dict(),
-        "delimiter": tokenizer.vocab_size - 1,  # <|endoftext|>, which started each document in GPT-2's training
-        "config": {"dataset": "gpt2"},  # whose tokenizer goes by that name
-    }
+    model, tokenizer = load_pretrained(init_from, **kept)
+    contents = {"model_config": asdict(model.config), "model": model.state_dict(), "tokenizer": tokenizer.to_dict()}
+    return contents | {"config": {"dataset": "gpt2"}}  # whose tokenizer goes by that name
 
 
 @dataclass
@@ -100,13 +106,17 @@ def open_model(path: Path | None, init_from: str | None) -> OpenedModel:
     """The checkpoint at path, the weights that init_from names, or without both the newest out/*/best.pt."""
     if path and init_from:
         raise UserError("--checkpoint and --init_from are both given; use one of them")
+    if init_from and not find_checkpoint(init_from):
+        model, tokenizer = load_pretrained(init_from)
+        delimiter = tokenizer.vocab_size - 1  # <|endoftext|>, which started each document in GPT-2's training
+        return OpenedModel(model, tokenizer, delimiter, init_from, Path("out", Path(init_from).stem), "gpt2")
     found = sorted(Path("out").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
     if not (path or init_from or found):
         raise UserError("no checkpoint out/*/best.pt; train one with python train.py, or use --checkpoint=")
-    path = path or (Path("out", Path(init_from).stem, "weights") if init_from else found[-1])
-    checkpoint = load_initial(init_from, {}) if init_from else load_checkpoint(path)
+    path = path or (find_checkpoint(init_from) if init_from else found[-1])
+    checkpoint = load_checkpoint(path)
     dataset, delimiter = checkpoint["config"]["dataset"], checkpoint["delimiter"]
-    return OpenedModel(*load_model(checkpoint), delimiter, init_from or str(path), path.parent, dataset)
+    return OpenedModel(*load_model(checkpoint), delimiter, str(path), path.parent, dataset)
 
 
 class RunFolder:

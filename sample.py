@@ -49,23 +49,26 @@ class KVCache:
     def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:
         """Append the tokens idx (B, T). Returns their positions (T,), the number S of keys that they attend to, and the
         last lookback + T tokens."""
-        T, lookback = idx.shape[1], self.config.lookback
+        T, lookback, start = idx.shape[1], self.config.lookback, self.length
         if self.static and T == 1:
-            self.positions, self.S, self.needs_mask = self.next_position, self.config.block_size, True
+            positions, S, self.needs_mask = self.next_position, self.config.block_size, True
+            self.where, of_history = positions, positions + lookback
+            recent = positions + torch.arange(lookback + 1, device=idx.device)
         else:
-            self.positions = torch.arange(self.length, self.length + T, device=idx.device)
-            self.S, self.needs_mask = self.length + T, T > 1 and self.length > 0
-            if self.config.block_size < self.S:
-                raise ValueError(f"{self.S} tokens exceed block_size={self.config.block_size}; give only the last ones")
-            self.length = self.S
-        self.history.index_copy_(1, self.positions + lookback, idx)
-        recent = self.positions[:1] + torch.arange(lookback + T, device=idx.device)
-        return self.positions, self.S, self.history[:, recent]
+            S, self.needs_mask = start + T, T > 1 and start > 0
+            if self.config.block_size < S:
+                raise ValueError(f"{S} tokens exceed block_size={self.config.block_size}; give only the last ones")
+            positions, self.length = torch.arange(start, S, device=idx.device), S
+            self.where = slice(start, S)
+            of_history, recent = slice(start + lookback, S + lookback), slice(start, S + lookback)
+        self.S = S
+        self.history[:, of_history] = idx
+        return positions, S, self.history[:, recent]
 
     def store(self, kv: tuple, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
         """Store new keys and values (B, n_kv_head, T, hd) of a layer; return all of its own, (B, n_kv_head, S, hd)."""
         for cached, new in zip(kv, (k, v), strict=True):
-            cached.index_copy_(2, self.positions, new.type_as(cached))
+            cached[:, :, self.where] = new.type_as(cached)
         return [cached[:, :, : self.S] for cached in kv]
 
 

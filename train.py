@@ -321,9 +321,6 @@ class Run:
         print_result("gpt", data, model.num_params(), losses, **more, mfu=f"{mfu:.3f}", out_dir=config.out_dir)
 
 
-# ----------------------------------------------------------------------------- the loop
-
-
 def train(run: Run) -> int:
     """Train, evaluate, log and save until the last step, early stopping, or a signal, whose number is returned. All
     randomness of a step follows from (seed, step, process), so there is no generator to save."""
