@@ -87,7 +87,7 @@ def test_all_batches_of_an_evaluation_have_one_shape():
     assert shapes == {(1, 16), (7, 16), (64, 16)} and losses == pytest.approx([losses[0]] * 3, abs=1e-6)
 
 
-def test_a_run_looks_at_so_many_tokens_of_each_split(call):
+def test_a_run_evaluates_on_so_many_tokens_of_each_split(call):
     _, out, _ = call(train, *SHORT, "--eval_tokens=64")
     dataset, figures = prepare_data.load("tiny"), result(out)
     assert f"evaluating on 64 of {len(dataset.val) - 1:,} validation tokens" in out

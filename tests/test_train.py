@@ -341,7 +341,7 @@ def test_a_reader_that_leaves_stops_the_run_which_saves():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_saves_and_says_how_to_go_on(number):
+def test_a_signal_saves_and_says_how_to_resume(number):
     by_default = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}  # and not as under nohup
     process = start("train.py", *TINY, "--max_iters=1000000", "--log_interval=1", **by_default)
     lines = [process.stdout.readline() for _ in range(6)]
@@ -630,7 +630,7 @@ def test_dropout_differs_from_step_to_step_and_from_seed_to_seed(call, monkeypat
     assert len(seeds) == len(set(seeds)) == 24
 
 
-def test_looking_more_often_changes_nothing(call):
+def test_eval_interval_does_not_affect_training(call):
     for interval in (1, 12):
         call(train, *SHORT, "--dropout=0.2", f"--eval_interval={interval}", f"--out_dir=out/{interval}")
     assert log_of("out/1", "train") == log_of("out/12", "train")
@@ -798,7 +798,7 @@ def test_several_processes_take_the_steps_of_one(call, processes, keys):
 
 
 @pytest.mark.parametrize(("processes", "keys"), [(3, []), (2, ["--fsdp"])], ids=["ddp", "fsdp"])
-def test_a_resumed_run_of_several_processes_is_exact_and_goes_on_with_another_number(call, processes, keys):
+def test_a_resumed_run_of_several_processes_is_exact_and_continues_with_another_number(call, processes, keys):
     """In sums over three processes, the order shows."""
     options = [*SHORT, "--batch_size=6", "--schedule=constant", "--eval_interval=3", "--dropout=0.2", *keys]
     whole = torchrun(processes, *options, "--out_dir=out/whole")
@@ -857,7 +857,7 @@ def test_a_signal_stops_all_processes_after_the_same_step():
     assert "error: " not in done.stderr
 
 
-def test_an_error_of_all_processes_is_said_once():
+def test_error_in_all_processes_is_printed_once():
     """The dataset is prepared by the first one alone, before."""
     done = finish(torchrun(2, "--dataset=words", "--block_size=4", "--n_head=3"))
     assert done.returncode == 1
