@@ -251,13 +251,13 @@ def test_the_cache_changes_no_token(keys, float64, monkeypatch):  # noqa: F811
     """For prompts shorter and longer than block_size; also in the pass that is there to be compiled."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     model = shaken(GPTConfig(**SMALL | keys))
-    for length, sampling in ((1, {"top_k": 5}), (3, {"temperature": 0}), (20, {"top_k": 20, "top_p": 0.95})):
+    for length, sampling in ((1, {"temperature": 0}), (20, {"top_k": 20, "top_p": 0.95})):
         idx = torch.randint(65, (2, length))
-        plain = model.generate(idx, 40, generator=torch.Generator().manual_seed(1), **sampling)
+        plain = model.generate(idx, 24, generator=torch.Generator().manual_seed(1), **sampling)
         for compile in (False, True):
             options = sampling | {"generator": torch.Generator().manual_seed(1), "compile": compile}
-            assert torch.equal(sample.generate(model, idx, 40, **options), plain)
-        assert torch.equal(plain[:, :length], idx) and plain.shape == (2, length + 40)
+            assert torch.equal(sample.generate(model, idx, 24, **options), plain)
+        assert torch.equal(plain[:, :length], idx) and plain.shape == (2, length + 24)
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 7])
