@@ -296,7 +296,6 @@ class Run:
     def report(self) -> None:
         """Print a sample of the best model, its losses, and the result line."""
         config, data, progress, machine = self.config, self.data, self.progress, replace(self.machine, world_size=1)
-        del self.model, self.network, self.forward, self.optimizer  # makes room for the best model
         checkpoint = load_checkpoint(Path(config.out_dir, "best.pt"))
         if checkpoint["step"] < progress.step:
             print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
@@ -416,6 +415,8 @@ def main() -> None:
         run.begin()
         with run.stop:
             stopped_by = train(run)
+        # Room for the best model. And DDP goes before the process group: freed after it, it may wait forever (gloo).
+        del run.model, run.network, run.forward, run.optimizer
         if runtime.DISTRIBUTED:
             machine.max(0)  # all processes are done
             torch.distributed.destroy_process_group()
