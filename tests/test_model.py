@@ -437,13 +437,14 @@ def test_dropout_is_on_embeddings_attention_and_what_blocks_add(flash):
 # ----------------------------------------------------------------------------- first weights
 
 
-def first_loss(keys: dict, B: int = 8, T: int = 64) -> float:
-    """Nats above the uniform prediction."""
+def first_loss(keys: dict, B: int = 4, T: int = 64) -> float:
+    """Nats above the uniform prediction, as the mean over all possible targets: a few random ones would add noise."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**{"block_size": T, "n_head": 4} | keys)).eval()
-    idx = torch.randint(model.config.vocab_size, (B, T + 1))
+    idx = torch.randint(model.config.vocab_size, (B, T))
     with torch.no_grad():
-        return model(idx[:, :-1], idx[:, 1:])[1].item() - math.log(model.config.vocab_size)
+        logits, _ = model(idx, idx)
+    return -logits.log_softmax(dim=-1).mean().item() - math.log(model.config.vocab_size)
 
 
 INIT_KEYS = ("norm", "norm_position", "position", "activation", "tie_weights", "zero_init")
@@ -453,7 +454,7 @@ INIT_KEYS = ("norm", "norm_position", "position", "activation", "tie_weights", "
 def test_the_first_loss_is_uniform_for_every_combination(position):
     for keys in all_combinations(*INIT_KEYS):
         if keys["position"] == position:
-            assert abs(first_loss({"vocab_size": 65, "n_layer": 4, "n_embd": 128} | keys, B=4, T=32)) < 0.05, keys
+            assert abs(first_loss({"vocab_size": 65, "n_layer": 2, "n_embd": 128} | keys, T=32)) < 0.05, keys
 
 
 @pytest.mark.parametrize(
@@ -465,10 +466,10 @@ def test_the_first_loss_is_uniform_for_every_combination(position):
         *(CLASSIC | k for k in ({"norm_position": "post"}, {"zero_init": True}, {"lookback": 2})),
     ],
 )
-@pytest.mark.parametrize(("vocab_size", "n_embd", "n_layer"), [(27, 16, 1), (5000, 768, 2), (65, 768, 6)])
+@pytest.mark.parametrize(("vocab_size", "n_embd", "n_layer"), [(27, 16, 1), (5000, 768, 2), (65, 384, 8)])
 def test_the_first_loss_does_not_depend_on_the_size(keys, vocab_size, n_embd, n_layer):
     size = {"vocab_size": vocab_size, "n_embd": n_embd, "n_layer": n_layer, "block_size": 64}
-    assert abs(first_loss(keys | size, B=4)) < 0.05
+    assert abs(first_loss(keys | size)) < 0.05
 
 
 @pytest.mark.parametrize("n_embd", [64, 256])
