@@ -72,9 +72,8 @@ class Machine:
         if self.fsdp or not DISTRIBUTED:
             return model
         network = torch.nn.parallel.DistributedDataParallel(model)
-        network.broadcast_buffers = (
-            False  # position tables never change (torch 2.13 deprecates the constructor's argument)
-        )
+        # Position tables never change. (PyTorch 2.13 deprecates the constructor's argument of this name.)
+        network.broadcast_buffers = False
         return network
 
     def sync_gradients(self, network: torch.nn.Module, on: bool) -> None:
