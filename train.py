@@ -415,7 +415,7 @@ def main() -> None:
         run.begin()
         with run.stop:
             stopped_by = train(run)
-        # Room for the best model. And DDP goes before the process group: freed after it, it may wait forever (gloo).
+        # Makes room for the best model. DDP is freed before its process group: after it, gloo may wait forever.
         del run.model, run.network, run.forward, run.optimizer
         if runtime.DISTRIBUTED:
             machine.max(0)  # all processes are done

@@ -443,7 +443,7 @@ def first_loss(keys: dict, B: int = 4, T: int = 64) -> float:
     model = GPT(GPTConfig(**{"block_size": T, "n_head": 4} | keys)).eval()
     idx = torch.randint(model.config.vocab_size, (B, T))
     with torch.no_grad():
-        logits, _ = model(idx, idx)
+        logits, _ = model(idx)
     return -logits.log_softmax(dim=-1).mean().item() - math.log(model.config.vocab_size)
 
 

@@ -34,15 +34,9 @@ def runs(tmp_path_factory):
         prepare_data.prepare("tiny.txt")
         prepare_data.prepare("list.txt", documents="lines")
         prepare_data.prepare("emoji.txt", "bpe", 260)
+        longer = [*SHORT, "--max_iters=40", "--eval_interval=40", "--n_embd=32"]
         for dataset in ("tiny", "list", "emoji_bpe260"):
-            more = [
-                f"--dataset={dataset}",
-                "--max_iters=40",
-                "--eval_interval=40",
-                "--n_embd=32",
-                f"--out_dir=out/{dataset}",
-            ]
-            patch.setattr("sys.argv", ["train.py", *SHORT, *more])
+            patch.setattr("sys.argv", ["train.py", *longer, f"--dataset={dataset}", f"--out_dir=out/{dataset}"])
             train.main()
         shutil.rmtree("data")
     return folder
@@ -213,7 +207,7 @@ def test_a_document_is_drawn_with_a_dot_where_it_starts(call, monkeypatch):
     assert len(figures[1].axes[0].get_yticklabels()) == GPT.from_checkpoint("out/list/best.pt")[0].config.block_size
 
 
-def test_a_picture_needs_matplotlib(fails, monkeypatch):
+def test_a_plot_needs_matplotlib(fails, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install matplotlib" in fails(sample, "--checkpoint=out/tiny/best.pt", "--plot")
 

@@ -756,13 +756,17 @@ def test_other_keys_train_too(call, keys):
 # ----------------------------------------------------------------------------- several processes
 
 
+def python(*command, **more) -> subprocess.Popen:
+    """Start Python with one thread, as several processes share the cores."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    return subprocess.Popen([sys.executable, *command], env=environment, **pipes, **more)
+
+
 def torchrun(processes: int, *options: str) -> subprocess.Popen:
     """train.py as torchrun starts it. The error that torchrun adds at the end is its own."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command = [*launch, ROOT / "train.py", *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    return subprocess.Popen(command, env=environment, **pipes)
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    return python(*launch, ROOT / "train.py", *options)
 
 
 FORKED = """import os, runpy, socket, sys
@@ -783,11 +787,8 @@ for _ in range(int(processes)):
 
 
 def forked(processes: int, *options: str) -> subprocess.Popen:
-    """train.py with the environment that torchrun gives, from one process that imports PyTorch for all: sooner."""
-    command = [sys.executable, "-c", FORKED, str(processes), ROOT / "train.py", *options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+    """train.py in the environment that torchrun makes, in half the time: one process imports PyTorch for all."""
+    return python("-c", FORKED, str(processes), ROOT / "train.py", *options, start_new_session=True)
 
 
 @pytest.mark.parametrize(
@@ -930,27 +931,27 @@ def test_running_out_of_memory_is_told_with_keys_that_help():
 def test_the_losses_are_drawn_at_each_evaluation(call, monkeypatch, no_plots):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("importlib.util.find_spec", no_plots)
-    pictures = []
+    drawn = []
     save = plots.save
 
     def note(figure, path):
         train_line, val_line, *baselines = figure.axes[0].lines
         expected = plots.baseline_losses(prepare_data.load("tiny"))
         assert [line.get_ydata()[0] for line in baselines] == list(expected.values())
-        pictures.append((list(train_line.get_xdata()), list(val_line.get_xdata()), list(val_line.get_ydata())))
+        drawn.append((list(train_line.get_xdata()), list(val_line.get_xdata()), list(val_line.get_ydata())))
         save(figure, path)
 
     monkeypatch.setattr(plots, "save", note)
     call(train, *SHORT)
     losses = log_of("out/tiny", "val")
-    assert pictures[-1] == (list(range(1, 13)), list(losses), list(losses.values()))
-    assert [len(x) for x, *_ in pictures] == [4, 8, 12]
+    assert drawn[-1] == (list(range(1, 13)), list(losses), list(losses.values()))
+    assert [len(x) for x, *_ in drawn] == [4, 8, 12]
     assert Path("out/tiny/loss.png").read_bytes().startswith(b"\x89PNG")
     call(train, *TINY, "--max_iters=1", "--out_dir=out/one")
     assert not Path("out/one/loss.png").exists()  # there is no line through a single point
 
 
-def test_a_picture_that_cannot_be_drawn_does_not_end_the_run(call, monkeypatch, no_plots):
+def test_a_plot_that_cannot_be_drawn_does_not_end_the_run(call, monkeypatch, no_plots):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("importlib.util.find_spec", no_plots)
     folder = "out/cost$5_and_$6"
