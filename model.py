@@ -409,7 +409,13 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
         logits = logits.masked_fill(logits < kth, -math.inf)
     probs = logits.softmax(dim=-1)  # (B, V)
     if top_p is not None:
-        ordered, order = probs.sort(dim=-1, descending=True)
+        cutoff = (1 - top_p) / probs.shape[-1]  # all tokens below it have less than 1 - p together: no need to sort them
+        n = max(1, int((probs >= cutoff).sum(dim=-1).max()))
+        ordered, order = probs.topk(n)  # (B, n), descending
         mass_before = ordered.cumsum(dim=-1) - ordered  # the total probability of all more likely tokens
-        probs = probs.scatter(1, order, ordered.masked_fill(mass_before >= top_p, 0.0))
-    return torch.multinomial(probs, 1, generator=generator)
+        probs = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(mass_before >= top_p, 0.0))
+    # The first token whose cumulative probability exceeds a uniform random number; torch.multinomial draws a number for
+    # each token of the vocabulary, which takes 20 to 40 times as long with GPT-2's 50,257.
+    cumulative = probs.cumsum(dim=-1)  # (B, V)
+    u = torch.rand(len(probs), 1, generator=generator, device=probs.device)  # [0, 1)
+    return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)

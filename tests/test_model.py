@@ -661,10 +661,36 @@ def test_sampling_follows_the_distribution():
     for temperature in (0.5, 1.0, 2.0):
         expected = (logits / temperature).softmax(0)
         assert torch.allclose(frequencies(logits.tolist(), temperature=temperature), expected, atol=0.01)
-    logits = torch.randn(50, 65)
-    ours, theirs = (torch.Generator().manual_seed(1) for _ in range(2))
-    draws = torch.multinomial(logits.softmax(dim=1), 1, generator=theirs)
-    assert torch.equal(sample_token(logits, generator=ours), draws) and len(draws.unique()) > 20
+    assert len(sample_token(torch.randn(50, 65)).unique()) > 20
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1.0, None])
+@pytest.mark.parametrize("top_k", [None, 1, 30])
+def test_sampling_equals_a_sort_of_the_whole_vocabulary(top_k, top_p):
+    """For peaked and for flat distributions, and for the uniform one."""
+    logits = torch.cat([scale * torch.randn(30, 500) for scale in (0, 0.1, 1, 5)])
+    tokens = sample_token(logits, 0.7, top_k, top_p, torch.Generator().manual_seed(1))
+    u = torch.rand(len(logits), 1, generator=torch.Generator().manual_seed(1)).double()
+    for row, u_row, token in zip((logits / 0.7).softmax(dim=1).double(), u, tokens, strict=True):
+        ordered, order = row.sort(descending=True, stable=True)
+        if top_k:
+            ordered[ordered < ordered[top_k - 1]] = 0
+        ordered /= ordered.sum()
+        if top_p is not None:
+            ordered[ordered.cumsum(0) - ordered >= top_p] = 0
+        if row.unique().numel() > 1 or top_p is None:  # of equal tokens, any may be among the first
+            kept = torch.zeros_like(row).scatter(0, order, ordered / ordered.sum())
+            after = kept.cumsum(0)[token]
+            assert kept[token] > 0 and after - kept[token] - 1e-5 <= u_row <= after + 1e-5
+
+
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-24])
+def test_the_ends_of_the_random_numbers_give_tokens_that_can_occur(u, monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, u))
+    logits = torch.full((1000, 300), -math.inf)
+    logits[:, 50:250] = 3 * torch.randn(1000, 200)
+    tokens = sample_token(logits)
+    assert tokens.min() >= 50 and tokens.max() < 250
 
 
 def test_a_temperature_near_zero_is_greedy():
