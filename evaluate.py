@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from checkpoint import open_model
-from console import OptionParser, UserError, in_range, print_losses, print_result, run
+from console import OptionParser, UserError, in_range, print_losses, print_result, print_table, run
 from model import GPT, ConfigError
 from prepare_data import Dataset, load
 from runtime import Machine, explain_errors, join_processes
+from sample import quantize
 
 
 def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
@@ -104,6 +105,7 @@ def main() -> None:
     add("--batch_size", type=in_range(int, 1), default=8, help="windows per forward pass")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
     add("--dtype", choices=Machine.DTYPES, default="auto", help="precision of matrix multiplications")
+    add("--int8", action="store_true", help="also with 8-bit integers as weights: what rounding them costs")
     options = parser.parse_args()
     join_processes()  # torchrun can start several, which split the work
     machine = Machine.pick(options.device, options.dtype)
@@ -118,11 +120,22 @@ def main() -> None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     model = opened.model.to(machine.device)
     print(f"{opened.name}: {model.num_params():,} parameters, on {machine.device}")
+    models = {"": model}
+    if options.int8:
+        models |= {"int8_row": quantize(model), "int8_matrix": quantize(model, per_row=False)}
+    losses = {}
     with explain_errors("out of memory; use a smaller --batch_size"):
-        forward = machine.loss_function(model)
-        loss = split_loss(model, forward, data, options.split, options.eval_tokens, options.batch_size, machine)
+        for name, m in models.items():
+            forward = machine.loss_function(m)
+            losses[name] = split_loss(m, forward, data, options.split, options.eval_tokens, options.batch_size, machine)
+    loss = losses.pop("")
     print_losses(data, {options.split: loss})
-    print_result("gpt", data, model.num_params(), {options.split: loss})
+    if losses:
+        print()
+        rows = [[f"a scale per {name[5:]}", f"{q:.4f}", f"{q - loss:+.4f}"] for name, q in losses.items()]
+        print_table([["int8 weights", "nats per token", "more"], *rows])
+    more = {name: f"{q:.4f}" for name, q in losses.items()}
+    print_result("gpt", data, model.num_params(), {options.split: loss}, **more)
 
 
 if __name__ == "__main__":

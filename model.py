@@ -337,7 +337,7 @@ class GPT(nn.Module):
     def mask(self, positions: torch.Tensor, S: int) -> torch.Tensor:
         """What is added to the scores of queries at positions (T,) and keys 0 ... S - 1, (T, S) or (nh, T, S): -inf for
         keys after the query, else 0, or ALiBi's -slope * distance."""
-        weight = self.lm_head.weight
+        weight = self.transformer.wte.weight
         keys = torch.arange(S, device=weight.device)  # (S,)
         distance = positions[:, None] - keys  # (T, S)
         bias = -self.table * distance if self.config.position == "alibi" else torch.zeros_like(weight[0, 0])
@@ -409,7 +409,7 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
         logits = logits.masked_fill(logits < kth, -math.inf)
     probs = logits.softmax(dim=-1)  # (B, V)
     if top_p is not None:
-        cutoff = (1 - top_p) / probs.shape[-1]  # all tokens below it have less than 1 - p together: no need to sort them
+        cutoff = (1 - top_p) / probs.shape[-1]  # tokens below it have less than 1 - p together: they need no sorting
         n = max(1, int((probs >= cutoff).sum(dim=-1).max()))
         ordered, order = probs.topk(n)  # (B, n), descending
         mass_before = ordered.cumsum(dim=-1) - ordered  # the total probability of all more likely tokens

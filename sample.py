@@ -12,13 +12,18 @@ gives the same text.
 """
 
 import codecs
+import contextlib
+import copy
 import functools
 import sys
 import time
+import timeit
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from checkpoint import OpenedModel, open_model
 from console import OptionParser, UserError, in_range, run
@@ -27,16 +32,18 @@ from runtime import Machine, check_compiler, explain_errors
 from tokenizer import Tokenizer, start_ids, token_names
 
 MAX_MEMORY = 2**30  # bytes of keys, values and logits, which limit how many samples are generated at once
+FEW_ROWS = 48  # up to about so many, a product of rows with a matrix takes as long as reading the matrix
 PLOTTED = 24  # tokens in the plot of the attention weights
 
 
 class KVCache:
     """Stores the keys and values of past tokens in all layers, so a new token needs only its own forward pass.
-    Allocated once for B rows of block_size tokens. static: a single new token attends to all of it, and a mask hides
-    the unused part, so the shapes are the same at every step, as torch.compile needs them."""
+    Allocated once for B rows of block_size tokens; a single row of new tokens is stored in all B. static: a single new
+    token attends to all of it, and a mask hides the unused part, so the shapes are the same at every step, as
+    torch.compile needs them."""
 
     def __init__(self, model: GPT, B: int, static: bool = False):
-        config, weight = model.config, model.lm_head.weight
+        config, weight = model.config, model.transformer.wte.weight
         shape = (B, config.n_kv_head, config.block_size, config.head_dim)
         # zeros, as even a masked value is multiplied by 0, and 0 * NaN is NaN
         self.kv = [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in range(config.n_layer)]
@@ -63,13 +70,101 @@ class KVCache:
             of_history, recent = slice(start + lookback, S + lookback), slice(start, S + lookback)
         self.S = S
         self.history[:, of_history] = idx
-        return positions, S, self.history[:, recent]
+        return positions, S, self.history[: len(idx), recent]
 
     def store(self, kv: tuple, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
         """Store new keys and values (B, n_kv_head, T, hd) of a layer; return all of its own, (B, n_kv_head, S, hd)."""
         for cached, new in zip(kv, (k, v), strict=True):
-            cached[:, :, self.where] = new.type_as(cached)
-        return [cached[:, :, : self.S] for cached in kv]
+            cached[:, :, self.where] = new
+        return [cached[: len(k), :, : self.S] for cached in kv]
+
+
+# ----------------------------------------------------------------------------- linear layers for a few tokens
+
+
+class FastLinear(nn.Linear):
+    """The same product, for the few rows of a step that generates one token each, on a CPU. From 8 rows on, W x^T takes
+    0.4 to 0.95 of the time of x W^T, most for the largest matrices. For one row, see numpy_is_faster()."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
+        rows = x.reshape(-1, x.shape[-1])  # (R, in)
+        if len(rows) == 1 and x.dtype in (torch.float32, torch.float64) and numpy_is_faster():
+            y = torch.from_numpy(self.weight.detach().numpy() @ rows[0].numpy())  # (out,)
+        elif 8 <= len(rows) <= FEW_ROWS:
+            y = (self.weight @ rows.t()).t()  # (R, out)
+        else:
+            return super().forward(x)
+        return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
+
+
+@functools.cache
+def numpy_is_faster() -> bool:
+    """Whether numpy multiplies a matrix by a vector at least 1.5 times as fast as PyTorch: measured once, in 0.2 s.
+    On two cores of an AMD EPYC, PyTorch's library (Intel's MKL) reads 25 GB/s of weights and numpy's (OpenBLAS) 92; on
+    an Intel Xeon with slow memory, both read 15."""
+    weights, x = torch.ones(8, 1024, 1024), torch.ones(1024)  # 32 MB, more than the caches of two cores
+    with one_thread():
+        numpy_time = min(timeit.repeat(lambda: [w.numpy() @ x.numpy() for w in weights], number=1, repeat=15))
+    torch_time = min(timeit.repeat(lambda: [F.linear(x, w) for w in weights], number=1, repeat=15))
+    return 1.5 * numpy_time < torch_time
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Leave the other cores to numpy's threads: PyTorch's keep them busy while waiting, which makes numpy 40 times
+    slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with int8 weights, a quarter of the bytes to read: W[i, j] is about scale[i] * int8[i, j].
+
+    The largest weight of a row becomes 127, so rounding changes a weight by at most half of its row's scale. With one
+    scale for the whole matrix (per_row=False), rows of small weights are rounded as coarsely as those of large ones."""
+
+    def __init__(self, linear: nn.Linear, per_row: bool = True):
+        super().__init__()
+        weight = linear.weight.detach().float()  # (out, in)
+        largest = weight.abs().amax(dim=1 if per_row else (0, 1), keepdim=True).expand(len(weight), 1)  # (out, 1)
+        scale = (largest / 127).clamp(min=1e-30).bfloat16()  # bfloat16 is what the kernel reads
+        self.register_buffer("weight", (weight / scale).round().clamp(-127, 127).to(torch.int8))
+        self.register_buffer("scale", scale[:, 0].contiguous())
+        self.bias = linear.bias
+
+    def has_kernel(self) -> bool:
+        """Whether PyTorch can multiply by these weights as they are. Its kernel (not public yet) is for CPUs, and
+        crashes unless the rows have a multiple of 16 weights."""
+        return self.weight.is_cpu and self.weight.shape[1] % 16 == 0 and hasattr(torch, "_weight_int8pack_mm")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
+        rows = x.reshape(-1, x.shape[-1])  # (R, in)
+        if len(rows) > FEW_ROWS or not self.has_kernel():
+            return F.linear(x, self.weight.to(x.dtype) * self.scale[:, None].to(x.dtype), self.bias)
+        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale).to(x.dtype)
+        return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
+
+
+def quantize(model: GPT, per_row: bool = True) -> GPT:
+    """A copy of the model with int8 weights in its linear layers, for inference. Shares the other parameters."""
+    model = inference_copy(model)
+    for name, layer in [*model.named_modules()]:
+        if type(layer) is nn.Linear:
+            model.set_submodule(name, Int8Linear(layer, per_row))
+    return model
+
+
+def inference_copy(model: GPT) -> GPT:
+    """A copy in evaluation mode that shares all tensors with the model: its layers can be replaced."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared).eval()
+
+
+# ----------------------------------------------------------------------------- generation
 
 
 @torch.inference_mode()
@@ -81,33 +176,38 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
     block_size, (B, T) = model.config.block_size, idx.shape
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
-    cache, was_training = KVCache(model, B, static=compile), model.training
+    cache, model = KVCache(model, B, static=compile), inference_copy(model)
+    on_cpu = not compile and cache.kv[0][0].device.type == "cpu"
+    for module in model.modules():
+        if on_cpu and type(module) is nn.Linear:
+            module.__class__ = FastLinear
+    alone = on_cpu and B == 1 and numpy_is_faster()
 
     def next_logits(new: torch.Tensor) -> torch.Tensor:
-        return model.logits(model.hidden_states(new, cache)[:, -1])  # (B, V)
+        logits = model.logits(model.hidden_states(new, cache)[:, -1])
+        return logits.expand(B, -1)  # (B, V)
 
     single = next_logits
     if compile:
         single = torch.compile(next_logits, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
         for tensor in (cache.history, cache.next_position, *sum(cache.kv, ())):
             torch._dynamo.mark_static_address(tensor)  # a CUDA graph uses the same memory at each run
-    model.eval()
     new = idx[:, -block_size:]
-    try:
-        for _ in range(max_new_tokens):
-            if cache.length + new.shape[1] > block_size:
-                new = torch.cat((cache.history, new), dim=1)[:, -max(block_size // 2, 1) :]
-                cache.length = 0
-            if compile and new.shape[1] == 1:
-                cache.next_position.fill_(cache.length)
-                logits = single(new)
-                cache.length += 1
-            else:
+    if new.shape[1] > 1 and (new == new[0]).all():
+        new = new[:1]  # samples of one prompt: it is computed once, for all rows
+    for _ in range(max_new_tokens):
+        if cache.length + new.shape[1] > block_size:
+            new = torch.cat((cache.history, new), dim=1)[:, -max(block_size // 2, 1) :]
+            cache.length = 0
+        if compile and new.shape[1] == 1:
+            cache.next_position.fill_(cache.length)
+            logits = single(new)
+            cache.length += 1
+        else:
+            with one_thread() if alone and new.shape[1] == 1 else contextlib.nullcontext():
                 logits = next_logits(new)
-            new = sample_token(logits, **sampling)
-            yield new
-    finally:
-        model.train(was_training)
+        new = sample_token(logits, **sampling)
+        yield new
 
 
 def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
@@ -214,6 +314,7 @@ def main() -> None:
     add("--seed", type=in_range(int, 0, 2**63 - 1), default=1337, help="random seed")
     stop = "stop before this text; --stop alone: at the end of the line, where a document ends"
     add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
+    add("--int8", action="store_true", help="round weights to 8-bit integers: a large model is faster on a CPU")
     add("--compile", type=bool, default=False, help="torch.compile: slow start, then faster, above all on a GPU")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
     add("--plot", action="store_true", help=f"draw the attention weights of the first {PLOTTED} tokens: attention.png")
@@ -226,6 +327,11 @@ def main() -> None:
         check_compiler(device)
     opened.model.to(device)
     print(f"{opened.name}: {opened.model.num_params():,} parameters, on {device}", file=sys.stderr)
+
+    if options.int8:
+        opened.model = quantize(opened.model)
+        if not all(layer.has_kernel() for layer in opened.model.modules() if isinstance(layer, Int8Linear)):
+            print("int8: PyTorch has no kernel for some of these weights here, so it is slow", file=sys.stderr)
 
     ids = opened.tokenizer.encode(prompt)
     if opened.delimiter is not None:

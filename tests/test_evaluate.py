@@ -13,6 +13,7 @@ from checkpoint import load_checkpoint
 from evaluate import evaluation_windows, read_windows, split_loss
 from model import GPT, GPTConfig
 from runtime import Machine
+from sample import quantize
 
 ALONE = Machine(torch.device("cpu"), torch.float32)
 
@@ -147,6 +148,25 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
     assert {path: path.read_bytes() for path in Path("out").rglob("*.*")} == before
     error = fails(evaluate, "--dataset=tiny")
     assert "tiny and out/list/best.pt use different tokenizers; use a text prepared with --tokenizer=list" in error
+
+
+def test_the_script_says_what_int8_weights_cost(call, monkeypatch, tmp_path):
+    """A row of large weights makes a scale for the whole matrix coarse, and only that."""
+    call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
+    checkpoint = load_checkpoint("out/list/best.pt")
+    checkpoint["model"]["lm_head.weight"][0] *= 100
+    torch.save(checkpoint, tmp_path / "best.pt")
+    status, out, err = call(evaluate, f"--checkpoint={tmp_path}/best.pt", "--int8")
+    assert status == 0, err
+    printed = {key: float(result(out)[key]) for key in ("val", "int8_row", "int8_matrix")}
+    model, dataset = GPT.from_checkpoint(tmp_path / "best.pt")[0], prepare_data.load("list")
+    for name, m in {"val": model, "int8_row": quantize(model), "int8_matrix": quantize(model, per_row=False)}.items():
+        assert printed[name] == pytest.approx(loss_of(m, dataset, "val"), abs=2e-4)
+    row, matrix = (printed[f"int8_{of}"] - printed["val"] for of in ("row", "matrix"))
+    assert abs(row) < 0.01 < abs(matrix)
+    assert [line.split()[4:] for line in out.splitlines() if "a scale per" in line] == [
+        [f"{printed[f'int8_{of}']:.4f}", f"{more:+.4f}"] for of, more in (("row", row), ("matrix", matrix))
+    ]
 
 
 def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
