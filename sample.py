@@ -130,22 +130,22 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear, per_row: bool = True):
         super().__init__()
         weight = linear.weight.detach().float()  # (out, in)
-        largest = weight.abs().amax(dim=1 if per_row else (0, 1), keepdim=True).expand(len(weight), 1)  # (out, 1)
-        scale = (largest / 127).clamp(min=1e-30).bfloat16()  # bfloat16 is what the kernel reads
-        self.register_buffer("weight", (weight / scale).round().clamp(-127, 127).to(torch.int8))
-        self.register_buffer("scale", scale[:, 0].contiguous())
+        largest = weight.abs().amax(dim=1) if per_row else weight.abs().max().expand(len(weight))
+        scale = (largest / 127).clamp(min=1e-30).bfloat16()  # (out,); bfloat16 is what the kernel reads
+        self.register_buffer("weight", (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8))
+        self.register_buffer("scale", scale)
         self.bias = linear.bias
 
+    @property
     def has_kernel(self) -> bool:
-        """Whether PyTorch can multiply by these weights as they are. Its kernel (not public yet) is for CPUs, and
-        crashes unless the rows have a multiple of 16 weights."""
+        """PyTorch's kernel, not public yet, is for CPUs here, and crashes unless rows have a multiple of 16 weights."""
         return self.weight.is_cpu and self.weight.shape[1] % 16 == 0 and hasattr(torch, "_weight_int8pack_mm")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         rows = x.reshape(-1, x.shape[-1])  # (R, in)
-        if len(rows) > FEW_ROWS or not self.has_kernel():
-            return F.linear(x, self.weight.to(x.dtype) * self.scale[:, None].to(x.dtype), self.bias)
-        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale).to(x.dtype)
+        if len(rows) > FEW_ROWS or not self.has_kernel:
+            return F.linear(x, (self.weight * self.scale.float()[:, None]).type_as(x), self.bias)
+        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale).type_as(x)
         return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
 
 
@@ -177,11 +177,12 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
     cache, model = KVCache(model, B, static=compile), inference_copy(model)
-    on_cpu = not compile and cache.kv[0][0].device.type == "cpu"
-    for module in model.modules():
-        if on_cpu and type(module) is nn.Linear:
-            module.__class__ = FastLinear
-    alone = on_cpu and B == 1 and numpy_is_faster()
+    eager_cpu = idx.device.type == "cpu" and not compile
+    by_numpy = eager_cpu and B == 1 and type(model.lm_head) is nn.Linear and numpy_is_faster()
+    if by_numpy or (eager_cpu and 8 <= B <= FEW_ROWS):
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = FastLinear
 
     def next_logits(new: torch.Tensor) -> torch.Tensor:
         logits = model.logits(model.hidden_states(new, cache)[:, -1])
@@ -204,7 +205,7 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
             logits = single(new)
             cache.length += 1
         else:
-            with one_thread() if alone and new.shape[1] == 1 else contextlib.nullcontext():
+            with one_thread() if by_numpy and new.shape[1] == 1 else contextlib.nullcontext():
                 logits = next_logits(new)
         new = sample_token(logits, **sampling)
         yield new
@@ -330,7 +331,7 @@ def main() -> None:
 
     if options.int8:
         opened.model = quantize(opened.model)
-        if not all(layer.has_kernel() for layer in opened.model.modules() if isinstance(layer, Int8Linear)):
+        if not all(layer.has_kernel for layer in opened.model.modules() if isinstance(layer, Int8Linear)):
             print("int8: PyTorch has no kernel for some of these weights here, so it is slow", file=sys.stderr)
 
     ids = opened.tokenizer.encode(prompt)
