@@ -250,9 +250,10 @@ def test_logits_with_the_cache_are_those_without(keys, float64):  # noqa: F811
 
 @every_combination
 def test_the_cache_changes_no_token(keys, float64, monkeypatch):  # noqa: F811
-    """For prompts shorter and longer than block_size; also in the pass that is there to be compiled, and by numpy."""
+    """For prompts shorter and longer than block_size; also in the pass that is there to be compiled, and with FastLinear."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(sample, "numpy_is_faster", lambda: True)
+    monkeypatch.setattr(sample, "LARGE_MATRIX", 1)
     model = shaken(GPTConfig(**SMALL | keys))
     for B, length, sampling in ((8, 1, {"temperature": 0}), (1, 20, {"top_k": 20, "top_p": 0.95})):
         idx = torch.randint(65, (B, length))
