@@ -105,7 +105,7 @@ def main() -> None:
     add("--batch_size", type=in_range(int, 1), default=8, help="windows per forward pass")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
     add("--dtype", choices=Machine.DTYPES, default="auto", help="precision of matrix multiplications")
-    add("--int8", action="store_true", help="also with 8-bit integers as weights: what rounding them costs")
+    add("--int8", action="store_true", help="also the loss with weights rounded to 8-bit integers")
     options = parser.parse_args()
     join_processes()  # torchrun can start several, which split the work
     machine = Machine.pick(options.device, options.dtype)
@@ -120,21 +120,22 @@ def main() -> None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     model = opened.model.to(machine.device)
     print(f"{opened.name}: {model.num_params():,} parameters, on {machine.device}")
-    models = {"": model}
-    if options.int8:
-        models |= {"int8_row": quantize(model), "int8_matrix": quantize(model, per_row=False)}
-    losses = {}
+
+    def loss_of(model: GPT) -> float:
+        forward = machine.loss_function(model)
+        return split_loss(model, forward, data, options.split, options.eval_tokens, options.batch_size, machine)
+
+    int8 = {}
     with explain_errors("out of memory; use a smaller --batch_size"):
-        for name, m in models.items():
-            forward = machine.loss_function(m)
-            losses[name] = split_loss(m, forward, data, options.split, options.eval_tokens, options.batch_size, machine)
-    loss = losses.pop("")
+        loss = loss_of(model)
+        if options.int8:
+            int8 = {"row": loss_of(quantize(model)), "matrix": loss_of(quantize(model, per_row=False))}
     print_losses(data, {options.split: loss})
-    if losses:
+    if int8:
+        rows = [[f"a scale per {unit}", f"{value:.4f}", f"{value - loss:+.4f}"] for unit, value in int8.items()]
         print()
-        rows = [[f"a scale per {name[5:]}", f"{q:.4f}", f"{q - loss:+.4f}"] for name, q in losses.items()]
         print_table([["int8 weights", "nats per token", "more"], *rows])
-    more = {name: f"{q:.4f}" for name, q in losses.items()}
+    more = {f"int8_{unit}": f"{value:.4f}" for unit, value in int8.items()}
     print_result("gpt", data, model.num_params(), {options.split: loss}, **more)
 
 
