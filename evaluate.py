@@ -15,10 +15,10 @@ import torch
 
 from checkpoint import open_model
 from console import OptionParser, UserError, in_range, print_losses, print_result, print_table, run
+from linear import quantize
 from model import GPT, ConfigError
 from prepare_data import Dataset, load
 from runtime import Machine, explain_errors, join_processes
-from sample import quantize
 
 
 def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
@@ -134,7 +134,7 @@ def main() -> None:
     if int8:
         rows = [[f"a scale per {unit}", f"{value:.4f}", f"{value - loss:+.4f}"] for unit, value in int8.items()]
         print()
-        print_table([["int8 weights", "nats per token", "more"], *rows])
+        print_table([["int8 weights", "nats per token", "difference"], *rows])
     more = {f"int8_{unit}": f"{value:.4f}" for unit, value in int8.items()}
     print_result("gpt", data, model.num_params(), {options.split: loss}, **more)
 

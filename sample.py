@@ -8,32 +8,27 @@
 
 Read train.py before; model.generate() is the plain version, and gives the same tokens. A checkpoint contains its
 tokenizer, so no dataset is needed. The text goes to standard output, everything else to standard error; the same seed
-gives the same text.
+gives the same text on the same machine.
 """
 
 import codecs
 import contextlib
-import copy
 import functools
 import sys
 import time
-import timeit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from checkpoint import OpenedModel, open_model
 from console import OptionParser, UserError, in_range, run
+from linear import Int8Linear, inference_copy, quantize, speed_up
 from model import GPT, ConfigError, sample_token
 from runtime import Machine, check_compiler, explain_errors
 from tokenizer import Tokenizer, start_ids, token_names
 
 MAX_MEMORY = 2**30  # bytes of keys, values and logits, which limit how many samples are generated at once
-FEW_ROWS = 48  # up to about so many rows, a product with a matrix takes as long as reading the matrix
-LARGE_MATRIX = 10**6  # weights
 PLOTTED = 24  # tokens in the plot of the attention weights
 
 
@@ -48,8 +43,7 @@ class KVCache:
         shape = (B, config.n_kv_head, config.block_size, config.head_dim)
         # zeros, as even a masked value is multiplied by 0, and 0 * NaN is NaN
         self.kv = [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in range(config.n_layer)]
-        self.layers = [functools.partial(self.store, kv) for kv in self.kv]  # what a layer calls with new k and v
-        shape = (B, config.lookback + config.block_size)  # past tokens, after as many times "no token" as lookback says
+        shape = (B, config.lookback + config.block_size)  # lookback times "no token", then the past tokens
         self.history = torch.full(shape, config.vocab_size, device=weight.device)
         self.next_position = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.length, self.config, self.static = 0, config, static
@@ -73,6 +67,9 @@ class KVCache:
         self.history[:, of_history] = idx
         return positions, S, self.history[: len(idx), recent]
 
+    def layer(self, i: int) -> Callable:
+        return functools.partial(self.store, self.kv[i])
+
     def store(self, kv: tuple, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
         """Store new keys and values (B, n_kv_head, T, hd) of a layer; return all of its own, (B, n_kv_head, S, hd)."""
         for cached, new in zip(kv, (k, v), strict=True):
@@ -80,121 +77,29 @@ class KVCache:
         return [cached[: len(k), :, : self.S] for cached in kv]
 
 
-# ----------------------------------------------------------------------------- linear layers for a few tokens
-
-
-class FastLinear(nn.Linear):
-    """The same product, for the few rows of a step that generates a token in each, on a CPU. For 8 rows and more, W x^T
-    takes 0.4 to 0.8 of the time of x W^T, if W is a large matrix. For one row, see numpy_is_faster()."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        rows = x.reshape(-1, x.shape[-1])  # (R, in)
-        if len(rows) == 1 and x.dtype in (torch.float32, torch.float64) and numpy_is_faster():
-            y = torch.from_numpy(self.weight.detach().numpy() @ rows[0].numpy())  # (out,)
-        elif 8 <= len(rows) <= FEW_ROWS:
-            y = (self.weight @ rows.t()).t().contiguous()  # (R, out)
-        else:
-            return super().forward(x)
-        return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
-
-
-@functools.cache
-def numpy_is_faster() -> bool:
-    """Whether numpy multiplies a matrix by a vector at least twice as fast as PyTorch: measured once, in 0.2 s.
-    On two cores of an AMD EPYC, PyTorch's library (Intel's MKL) reads 25 GB/s of weights and numpy's (OpenBLAS) 92; on
-    those of an Intel Xeon, which has slower memory, both read about 15."""
-    weights, x = torch.ones(8, 1024, 1024), torch.ones(1024)  # 32 MB, more than the caches of two cores
-    with one_thread():
-        numpy_time = min(timeit.repeat(lambda: [w.numpy() @ x.numpy() for w in weights], number=1, repeat=20))
-    torch_time = min(timeit.repeat(lambda: [F.linear(x, w) for w in weights], number=1, repeat=20))
-    return 2 * numpy_time < torch_time
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Leave the other cores to numpy's threads: PyTorch's keep them busy while waiting, which makes numpy 40 times
-    slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, a quarter of the bytes to read: W[i, j] is about scale[i] * int8[i, j].
-
-    The largest weight of a row becomes 127, so rounding changes a weight by at most half of its row's scale. With one
-    scale for the whole matrix (per_row=False), rows of small weights are rounded as coarsely as those of large ones."""
-
-    def __init__(self, linear: nn.Linear, per_row: bool = True):
-        super().__init__()
-        weight = linear.weight.detach().float()  # (out, in)
-        largest = weight.abs().amax(dim=1) if per_row else weight.abs().max().expand(len(weight))
-        scale = (largest / 127).clamp(min=1e-30).bfloat16()  # (out,); bfloat16 is what the kernel reads
-        self.register_buffer("weight", (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8))
-        self.register_buffer("scale", scale)
-        self.bias = linear.bias
-
-    @property
-    def has_kernel(self) -> bool:
-        """PyTorch's kernel, not public yet, is for CPUs here, and crashes unless rows have a multiple of 16 weights."""
-        return self.weight.is_cpu and self.weight.shape[1] % 16 == 0 and hasattr(torch, "_weight_int8pack_mm")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        rows = x.reshape(-1, x.shape[-1])  # (R, in)
-        if len(rows) > FEW_ROWS or not self.has_kernel:
-            return F.linear(x, (self.weight * self.scale.float()[:, None]).type_as(x), self.bias)
-        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale).type_as(x)
-        return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
-
-
-def quantize(model: GPT, per_row: bool = True) -> GPT:
-    """A copy of the model with int8 weights in its linear layers, for inference. Shares the other parameters."""
-    model = inference_copy(model)
-    for name, layer in [*model.named_modules()]:
-        if type(layer) is nn.Linear:
-            model.set_submodule(name, Int8Linear(layer, per_row))
-    return model
-
-
-def inference_copy(model: GPT) -> GPT:
-    """A copy in evaluation mode that shares all tensors with the model: its layers can be replaced."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared).eval()
-
-
-# ----------------------------------------------------------------------------- generation
-
-
 @torch.inference_mode()
 def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling) -> Iterator:
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: the same ones as model.generate(), faster.
 
-    Each token costs one forward pass, and on average one more, as a full context encodes its most recent half again.
-    compile=True compiles the pass for one token. (The tokens are inference tensors: clone them for autograd.)"""
+    Each token needs a forward pass for that token only. A full context encodes its most recent half again, which is one
+    more token per token on average. compile=True compiles the pass for one token. (The tokens are inference tensors:
+    clone them for autograd.)"""
     block_size, (B, T) = model.config.block_size, idx.shape
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
     cache, model = KVCache(model, B, static=compile), inference_copy(model)
-    eager_cpu = idx.device.type == "cpu" and not compile
-    by_numpy = eager_cpu and B == 1 and type(model.lm_head) is nn.Linear and numpy_is_faster()
-    for module in model.modules():
-        if type(module) is nn.Linear and (by_numpy or (eager_cpu and module.weight.numel() >= LARGE_MATRIX)):
-            module.__class__ = FastLinear
+    one_step = contextlib.nullcontext if compile or idx.device.type != "cpu" else speed_up(model, B)
 
     def next_logits(new: torch.Tensor) -> torch.Tensor:
         logits = model.logits(model.hidden_states(new, cache)[:, -1])
-        return logits.expand(B, -1)  # (B, V)
+        return logits.expand(B, -1)  # (B, V), also of a single row
 
-    single = next_logits
     if compile:
-        single = torch.compile(next_logits, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
+        compiled = torch.compile(next_logits, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
         for tensor in (cache.history, cache.next_position, *sum(cache.kv, ())):
             torch._dynamo.mark_static_address(tensor)  # a CUDA graph uses the same memory at each run
     new = idx[:, -block_size:]
-    if new.shape[1] > 1 and (new == new[0]).all():
+    if new.shape[1] > 1 and (new == new[0]).all():  # (a single token is cheap, and a compiled pass needs B rows)
         new = new[:1]  # samples of one prompt: it is computed once, for all rows
     for _ in range(max_new_tokens):
         if cache.length + new.shape[1] > block_size:
@@ -202,10 +107,10 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
             cache.length = 0
         if compile and new.shape[1] == 1:
             cache.next_position.fill_(cache.length)
-            logits = single(new)
+            logits = compiled(new)
             cache.length += 1
         else:
-            with one_thread() if by_numpy and new.shape[1] == 1 else contextlib.nullcontext():
+            with one_step() if new.shape[1] == 1 else contextlib.nullcontext():
                 logits = next_logits(new)
         new = sample_token(logits, **sampling)
         yield new
@@ -280,14 +185,11 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
 @torch.no_grad()
 def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     """idx (B, T) -> (n_layer, B, nh, T, T): how strongly each token attends to each token (last axis), in each head."""
-    weights, flash = [], model.config.flash
-    modules = [block.attn.attn_dropout for block in model.transformer.h]
-    hooks = [module.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0])) for module in modules]
+    weights, model = [], inference_copy(model)
     model.config.flash = False
+    for block in model.transformer.h:
+        block.attn.attn_dropout.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0]))
     model(idx)
-    model.config.flash = flash
-    for hook in hooks:
-        hook.remove()
     return torch.stack(weights)
 
 
@@ -332,7 +234,7 @@ def main() -> None:
     if options.int8:
         opened.model = quantize(opened.model)
         if not all(layer.has_kernel for layer in opened.model.modules() if isinstance(layer, Int8Linear)):
-            print("int8: PyTorch has no kernel for some of these weights here, so it is slow", file=sys.stderr)
+            print(f"int8: no kernel for some of these weights on {device}: expanded at each step", file=sys.stderr)
 
     ids = opened.tokenizer.encode(prompt)
     if opened.delimiter is not None:

@@ -11,9 +11,9 @@ import prepare_data
 import train
 from checkpoint import load_checkpoint
 from evaluate import evaluation_windows, read_windows, split_loss
+from linear import quantize
 from model import GPT, GPTConfig
 from runtime import Machine
-from sample import quantize
 
 ALONE = Machine(torch.device("cpu"), torch.float32)
 

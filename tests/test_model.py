@@ -693,6 +693,14 @@ def test_the_ends_of_the_random_numbers_give_tokens_that_can_occur(u, monkeypatc
     assert tokens.min() >= 50 and tokens.max() < 250
 
 
+def test_a_token_that_cannot_occur_is_replaced_by_the_likeliest(monkeypatch):
+    """As the parallel sums of a GPU can end at one."""
+    monkeypatch.setattr(torch, "searchsorted", lambda *_, **__: torch.tensor([[4], [2]]))
+    logits = torch.tensor([[1.0, 3.0, 2.0, -5.0, -math.inf]]).expand(2, -1)
+    assert sample_token(logits).tolist() == [[1], [2]]
+    assert sample_token(logits, top_k=1).tolist() == [[1], [1]]
+
+
 def test_a_temperature_near_zero_is_greedy():
     logits = torch.tensor([[1.0, 3.0, 3.001, -5.0]])
     for temperature in (0, 1e-45, 1e-39, 1e-20, 1e-9, 1e-7, 1e-5):

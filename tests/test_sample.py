@@ -1,4 +1,6 @@
+import gc
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -8,12 +10,14 @@ from test_model import SMALL, batch, config, every_combination, float64, shaken 
 from test_prepare_data import shard
 from test_train import SHORT
 
+import linear
 import plots
 import prepare_data
 import sample
 import train
 from checkpoint import load_checkpoint
 from console import UserError
+from linear import quantize
 from model import GPT, GPTConfig
 from sample import KVCache
 from tokenizer import BPETokenizer, CharTokenizer, start_ids, train_bpe
@@ -250,10 +254,11 @@ def test_logits_with_the_cache_are_those_without(keys, float64):  # noqa: F811
 
 @every_combination
 def test_the_cache_changes_no_token(keys, float64, monkeypatch):  # noqa: F811
-    """For prompts shorter and longer than block_size; also in the pass to be compiled, and with FastLinear."""
+    """For prompts shorter and longer than block_size; also in the pass to be compiled, and with faster layers."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(sample, "numpy_is_faster", lambda: True)
-    monkeypatch.setattr(sample, "LARGE_MATRIX", 1)
+    monkeypatch.setattr(linear, "numpy_is_faster", lambda: True)
+    monkeypatch.setattr(linear, "LARGE_MATRIX", 1)
+    monkeypatch.setattr(linear, "LARGE_MODEL", 1)
     model = shaken(GPTConfig(**SMALL | keys))
     for B, length, sampling in ((8, 1, {"temperature": 0}), (1, 20, {"top_k": 20, "top_p": 0.95})):
         idx = torch.randint(65, (B, length))
@@ -337,123 +342,18 @@ def test_a_prompt_is_computed_once_for_all_rows(config, length, compile, monkeyp
     assert seen[0] == (3 if length == 1 else 1, min(length, 16)) and {rows for rows, _ in seen[1:]} == {3}
 
 
-# ----------------------------------------------------------------------------- linear layers for a few tokens
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bias", [False, True])
-@torch.no_grad()
-def test_products_of_a_few_rows_are_those_of_the_linear_layer(bias, dtype, monkeypatch):
-    layer = torch.nn.Linear(48, 33, bias).to(dtype)
-    fast = torch.nn.Linear(48, 33, bias).to(dtype)
-    fast.load_state_dict(layer.state_dict())
-    fast.__class__ = sample.FastLinear
-    for numpy in (False, True):
-        monkeypatch.setattr(sample, "numpy_is_faster", lambda numpy=numpy: numpy)
-        for shape in ((48,), (1, 48), (1, 1, 48), (3, 1, 48), (8, 48), (2, 5, 48), (48, 1, 48), (49, 1, 48)):
-            x = torch.randn(shape, dtype=dtype)
-            assert fast(x).shape == layer(x).shape and fast(x).dtype == dtype
-            assert torch.allclose(fast(x), layer(x), **({"atol": 0.03} if dtype == torch.bfloat16 else {"atol": 1e-6}))
-
-
-@pytest.mark.parametrize(("numpy_time", "faster"), [(0.4, True), (0.6, False), (2.0, False)])
-def test_numpy_multiplies_where_it_is_clearly_faster(numpy_time, faster, monkeypatch):
-    times, threads = iter([[9, numpy_time], [9, 1.0]]), []
-
-    def repeat(product, **_):
-        product()
-        threads.append(torch.get_num_threads())
-        return next(times)
-
-    monkeypatch.setattr("timeit.repeat", repeat)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    assert sample.numpy_is_faster.__wrapped__() == faster
-    torch.set_num_threads(before)
-    assert threads == [1, 2]
-
-
-def test_only_a_single_row_by_numpy_has_one_thread_and_all_get_theirs_back(monkeypatch):
-    monkeypatch.setattr(sample, "numpy_is_faster", lambda: True)
-    before, seen = torch.get_num_threads(), []
-    torch.set_num_threads(2)
-    model = shaken(GPTConfig(**SMALL))
-    model.transformer.wte.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
-    for _ in sample.stream(model, torch.zeros(1, 3, dtype=torch.long), 3):
-        assert torch.get_num_threads() == 2
-    for _ in sample.stream(model, torch.zeros(2, 3, dtype=torch.long), 3):
-        assert torch.get_num_threads() == 2
-    assert seen == [2, 1, 1, 2, 2, 2]
-    seen.clear()
-    sample.generate(sample.quantize(model), torch.zeros(1, 1, dtype=torch.long), 2)  # int8 products are PyTorch's
-    assert seen == [2, 2]
-
-    def fail(*_):
-        raise KeyError
-
-    model.transformer.wte.register_forward_hook(fail)
-    with pytest.raises(KeyError):
-        sample.generate(model, torch.zeros(1, 1, dtype=torch.long), 1)
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(before)
-
-
-def test_generation_leaves_the_model_alone():
-    model = shaken(GPTConfig(**SMALL | {"lookback": 1}))
-    copied = sample.inference_copy(model)
-    assert all(a is b for a, b in zip(model.parameters(), copied.parameters(), strict=True))
-    assert all(a is b for a, b in zip(model.buffers(), copied.buffers(), strict=True))
-    assert model.training and not copied.training
-    kinds = [type(module) for module in model.modules()]
-    sample.generate(model, torch.zeros(1, 1, dtype=torch.long), 2)
-    sample.quantize(model)
-    assert [type(module) for module in model.modules()] == kinds and torch.nn.Linear in kinds
-
-
-@pytest.mark.parametrize(("n_in", "kernel"), [(64, True), (20, False)])
-@pytest.mark.parametrize("per_row", [True, False])
-@torch.no_grad()
-def test_int8_weights_are_rounded_to_a_step_of_their_row(n_in, kernel, per_row):
-    layer = torch.nn.Linear(n_in, 30)
-    layer.weight *= torch.logspace(-3, 2, 30)[:, None]
-    layer.weight[7] = 0
-    rounded = sample.Int8Linear(layer, per_row)
-    largest = layer.weight.abs().amax(dim=1) if per_row else layer.weight.abs().max().expand(30)
-    step = rounded.scale.float()[:, None]
-    assert torch.allclose(step[:, 0], largest / 127, rtol=2**-8) and rounded.weight.dtype == torch.int8
-    assert ((rounded.weight * step - layer.weight).abs() <= step / 2 * (1 + 1e-5)).all()
-    assert rounded.has_kernel == kernel
-    for rows in (1, 2, 9, 49):
-        x = torch.randn(rows, 1, n_in)
-        exact = torch.nn.functional.linear(x, rounded.weight * step, layer.bias)
-        rounding = 2**-8 if kernel and rows < 49 else 2**-20
-        bound = rounding * (torch.nn.functional.linear(x.abs(), (rounded.weight * step).abs()) + 1e-6)
-        assert ((rounded(x) - exact).abs() <= bound).all()
-
-
-@every_combination
-@torch.no_grad()
-def test_the_logits_of_int8_weights_differ_by_a_few_percent(keys):
-    """By less than 4 % of their standard deviation (root mean square); the largest in these combinations was 2.9 %."""
-    torch.manual_seed(0)
-    model = shaken(GPTConfig(**SMALL | keys)).eval()
-    int8, idx = sample.quantize(model), batch(model.config)
-    assert {type(part) for part in int8.modules()} & {torch.nn.Linear, sample.Int8Linear} == {sample.Int8Linear}
-    cache, expected = KVCache(int8, len(idx)), model(idx)[0]
-    one_by_one = torch.cat([int8.logits(int8.hidden_states(new, cache)) for new in idx.split(1, dim=1)], dim=1)
-    for logits in (one_by_one, int8(idx)[0]):
-        assert 0 < (logits - expected).square().mean().sqrt() < 0.04 * expected.std()
-
-
-def test_the_script_samples_with_int8_weights(call, monkeypatch):
-    model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
-    ids = torch.tensor([tokenizer.encode("the mat")])
-    expected = tokenizer.decode(sample.generate(sample.quantize(model), ids, 60, temperature=0)[0].tolist())
-    options = ["--prompt=the mat", "--temperature=0", "--int8"]
-    assert written(call, *options) == expected + "\n"
-    monkeypatch.delattr(torch, "_weight_int8pack_mm")
-    status, _, err = call(sample, "--checkpoint=out/tiny/best.pt", "--max_new_tokens=5", *options)
-    assert status == 0 and "int8: PyTorch has no kernel for some of these weights here, so it is slow" in err
+def test_a_cache_is_freed_with_its_stream():
+    """Without waiting for the garbage collector: several batches must not need the memory of all."""
+    gc.disable()
+    caches = [weakref.ref(KVCache(GPT(GPTConfig(**SMALL)), 1))]
+    model, made = shaken(GPTConfig(**SMALL)), KVCache.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            KVCache, "__init__", lambda self, *args, **kw: caches.append(weakref.ref(self)) or made(self, *args, **kw)
+        )
+        sample.generate(model, torch.zeros(1, 1, dtype=torch.long), 3)
+    gc.enable()
+    assert len(caches) == 2 and all(cache() is None for cache in caches)
 
 
 @torch.no_grad()
@@ -470,6 +370,17 @@ def test_attention_weights_are_rows_that_sum_to_one(config):  # noqa: F811
 
 
 # ----------------------------------------------------------------------------- the script
+
+
+def test_the_script_samples_with_int8_weights(call, monkeypatch):
+    model, tokenizer = GPT.from_checkpoint("out/tiny/best.pt")
+    ids = torch.tensor([tokenizer.encode("the mat")])
+    expected = tokenizer.decode(sample.generate(quantize(model), ids, 60, temperature=0)[0].tolist())
+    options = ["--prompt=the mat", "--temperature=0", "--int8"]
+    assert written(call, *options) == expected + "\n"
+    monkeypatch.delattr(torch, "_weight_int8pack_mm")
+    status, _, err = call(sample, "--checkpoint=out/tiny/best.pt", "--max_new_tokens=5", *options)
+    assert status == 0 and "int8: no kernel for some of these weights on cpu" in err
 
 
 def test_bpe_models_write_any_prompt(call):
