@@ -63,9 +63,9 @@ class KVCache:
             positions, self.length = torch.arange(start, S, device=idx.device), S
             self.where = slice(start, S)
             of_history, recent = slice(start + lookback, S + lookback), slice(start, S + lookback)
-        self.S = S
+        self.S, self.rows = S, slice(None) if len(idx) == len(self.history) else slice(len(idx))
         self.history[:, of_history] = idx
-        return positions, S, self.history[: len(idx), recent]
+        return positions, S, self.history[self.rows, recent]
 
     def layer(self, i: int) -> Callable:
         return functools.partial(self.store, self.kv[i])
@@ -74,7 +74,7 @@ class KVCache:
         """Store new keys and values (B, n_kv_head, T, hd) of a layer; return all of its own, (B, n_kv_head, S, hd)."""
         for cached, new in zip(kv, (k, v), strict=True):
             cached[:, :, self.where] = new
-        return [cached[: len(k), :, : self.S] for cached in kv]
+        return [cached[self.rows, :, : self.S] for cached in kv]
 
 
 @torch.inference_mode()
