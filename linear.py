@@ -1,7 +1,8 @@
 """Linear layers for generating text: faster on a CPU for a few rows, or with int8 weights.
 
 A step of generation multiplies one row per sample by every matrix. That is little arithmetic for each weight, so a step
-takes as long as reading the weights from memory. sample.py uses these layers; training knows nothing of them.
+takes about as long as reading the weights from memory. sample.py generates with these layers, and evaluate.py --int8
+measures what int8 weights cost; training uses neither.
 """
 
 import contextlib
@@ -14,38 +15,38 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-MAX_ROWS = 48  # up to about so many rows, a multiplication takes as long as reading the matrix
-LARGE_MATRIX = 10**6  # weights; in smaller ones, the two transpositions take as long as W x^T saves
+MAX_ROWS = 48  # with more rows, the arithmetic takes longer than reading the matrix
+LARGE_MATRIX = 10**6  # weights; for smaller matrices, transposing takes as much time as W x^T saves
 LARGE_MODEL = 4 * 10**6  # weights in linear layers, 16 MB; smaller models stay in the caches
 
 
 def inference_copy(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode that shares all tensors with the model, so its layers can be replaced."""
+    """Copy the model in evaluation mode, sharing its tensors: layers and config of the copy can be changed."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared).eval()
 
 
-# ----------------------------------------------------------------------------- the same numbers, sooner
+# ----------------------------------------------------------------------------- the same numbers up to rounding, faster
 
 
 def speed_up(model: nn.Module, B: int) -> Callable:
-    """Replace linear layers of an inference_copy on a CPU by those that are fastest for B rows. Returns a function: the
-    context manager in which to compute a step of one token per row."""
+    """Switch an inference_copy on a CPU to faster linear layers, for B rows. Returns the context manager in which a
+    step of one token per row has to run: one_thread if it uses numpy, else one that does nothing."""
     layers = [module for module in model.modules() if type(module) is nn.Linear]
-    large = [layer for layer in layers if layer.weight.numel() >= LARGE_MATRIX]
     by_numpy = B == 1 and sum(layer.weight.numel() for layer in layers) >= LARGE_MODEL
     if by_numpy and layers[0].weight.dtype in (torch.float32, torch.float64) and numpy_is_faster():
         for layer in layers:
-            layer.__class__ = NumpyLinear
+            layer.__class__ = NumpyLinear  # the same tensors, another forward()
         return one_thread
-    for layer in large:
-        layer.__class__ = FewRowsLinear
+    for layer in layers:
+        if layer.weight.numel() >= LARGE_MATRIX:
+            layer.__class__ = FewRowsLinear
     return contextlib.nullcontext
 
 
 class FewRowsLinear(nn.Linear):
     """A linear layer that is faster on a CPU for 8 to 48 rows: W x^T takes 0.4 to 0.8 of the time of x W^T if W is
-    large."""
+    large (two cores of an Intel Xeon with AMX, 2026-11-22)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         rows = x.reshape(-1, x.shape[-1])  # (R, in)
@@ -56,10 +57,10 @@ class FewRowsLinear(nn.Linear):
 
 
 class NumpyLinear(nn.Linear):
-    """A linear layer that multiplies a single row by numpy, on the memory of the same weights."""
+    """A linear layer that multiplies a single row by numpy, on the memory of the same weights, inside one_thread()."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        if x.numel() > x.shape[-1]:
+        if x.numel() > x.shape[-1] or torch.get_num_threads() > 1:
             return super().forward(x)
         y = torch.from_numpy(self.weight.detach().numpy() @ x.flatten().numpy())  # (out,)
         return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
@@ -69,7 +70,7 @@ class NumpyLinear(nn.Linear):
 def numpy_is_faster() -> bool:
     """Whether numpy multiplies a matrix by a vector at least twice as fast as PyTorch: measured once, in 0.1 s. On two
     cores of an AMD EPYC, PyTorch's library (Intel's MKL) reads 25 GB/s of weights and numpy's (OpenBLAS) 92; on those
-    of an Intel Xeon, which has slower memory, both read about 15."""
+    of an Intel Xeon, which has slower memory, both read about 15. The choice changes rounding, so rarely a token."""
     weights, x = torch.ones(8, 1024, 1024), torch.ones(1024)  # 32 MB
     with one_thread():
         numpy_time = min(timeit.repeat(lambda: [w.numpy() @ x.numpy() for w in weights], number=1, repeat=12))
@@ -102,7 +103,7 @@ class Int8Linear(nn.Module):
         weight = linear.weight.detach().float()  # (out, in)
         largest = weight.abs().amax(dim=1) if per_row else weight.abs().max().expand(len(weight))
         scale = (largest / 127).clamp(min=1e-30).bfloat16()  # (out,); bfloat16 is what the kernel reads
-        self.register_buffer("weight", (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8))
+        self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8))
         self.register_buffer("scale", scale)
         self.bias = linear.bias
 

@@ -419,5 +419,5 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
     cumulative = probs.cumsum(dim=-1)  # (B, V)
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device)  # [0, 1)
     token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
-    # A GPU adds up in parallel, and its rounding can end at a token of probability 0; the most likely one replaces it.
+    # On a GPU, rounding in a parallel cumsum can lead to a token of probability 0; the most likely one replaces it.
     return torch.where(probs.gather(1, token) > 0, token, probs.argmax(dim=-1, keepdim=True))

@@ -63,6 +63,7 @@ class KVCache:
             positions, self.length = torch.arange(start, S, device=idx.device), S
             self.where = slice(start, S)
             of_history, recent = slice(start + lookback, S + lookback), slice(start, S + lookback)
+        # the rows of a prompt that all samples share are one; slice(None) costs nothing
         self.S, self.rows = S, slice(None) if len(idx) == len(self.history) else slice(len(idx))
         self.history[:, of_history] = idx
         return positions, S, self.history[self.rows, recent]
@@ -81,14 +82,14 @@ class KVCache:
 def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling) -> Iterator:
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: the same ones as model.generate(), faster.
 
-    Each token needs a forward pass for that token only. A full context encodes its most recent half again, which is one
-    more token per token on average. compile=True compiles the pass for one token. (The tokens are inference tensors:
-    clone them for autograd.)"""
+    Each token needs a forward pass for that token only. When the context is full, its most recent half is encoded
+    again: on average one more token per generated token. compile=True compiles the pass for one token. (The tokens are
+    inference tensors: clone them for autograd.)"""
     block_size, (B, T) = model.config.block_size, idx.shape
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
     cache, model = KVCache(model, B, static=compile), inference_copy(model)
-    one_step = contextlib.nullcontext if compile or idx.device.type != "cpu" else speed_up(model, B)
+    step_context = contextlib.nullcontext if compile or idx.device.type != "cpu" else speed_up(model, B)
 
     def next_logits(new: torch.Tensor) -> torch.Tensor:
         logits = model.logits(model.hidden_states(new, cache)[:, -1])
@@ -110,7 +111,7 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
             logits = compiled(new)
             cache.length += 1
         else:
-            with one_step() if new.shape[1] == 1 else contextlib.nullcontext():
+            with step_context() if new.shape[1] == 1 else contextlib.nullcontext():
                 logits = next_logits(new)
         new = sample_token(logits, **sampling)
         yield new

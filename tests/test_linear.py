@@ -27,8 +27,10 @@ def test_faster_layers_equal_the_linear_layer(bias, dtype, kind):
     fast.__class__ = kind
     for shape in ((48,), (1, 48), (1, 1, 48), (3, 1, 48), (8, 48), (2, 5, 48), (48, 1, 48), (49, 1, 48)):
         x = torch.randn(shape, dtype=dtype)
-        assert fast(x).shape == layer(x).shape and fast(x).dtype == dtype
-        assert torch.allclose(fast(x), layer(x), atol=1e-6) and fast(x).is_contiguous()
+        with linear.one_thread():
+            y = fast(x)
+        assert y.shape == layer(x).shape and y.dtype == dtype and y.is_contiguous()
+        assert torch.allclose(y, layer(x), atol=1e-6)
 
 
 def test_a_layer_is_replaced_only_where_another_one_is_faster(monkeypatch):
@@ -134,3 +136,15 @@ def test_the_logits_of_int8_weights_differ_by_a_few_percent(keys):
     one_by_one = torch.cat([int8.logits(int8.hidden_states(new, cache)) for new in idx.split(1, dim=1)], dim=1)
     for logits in (one_by_one, int8(idx)[0]):
         assert 0 < (logits - expected).square().mean().sqrt() < 0.04 * expected.std()
+
+
+def test_numpy_multiplies_inside_one_thread_only(monkeypatch, two_threads):
+    """Beside the threads of PyTorch it would be much slower, as for the last token of a prompt."""
+    layer, used = torch.nn.Linear(8, 3), []
+    layer.__class__ = NumpyLinear
+    monkeypatch.setattr(torch, "from_numpy", lambda array: used.append(array) or torch.as_tensor(array))
+    layer(torch.ones(1, 8))
+    assert not used
+    with linear.one_thread():
+        layer(torch.ones(1, 8))
+    assert len(used) == 1

@@ -338,8 +338,10 @@ def test_a_prompt_is_computed_once_for_all_rows(config, length, compile, monkeyp
     plain = model.generate(idx, 20, generator=generator[0])
     assert len(plain.unique(dim=0)) == 3
     model.transformer.wte.register_forward_hook(lambda _, args, __: seen.append(tuple(args[0].shape)))
+    model.lm_head.register_forward_hook(lambda _, args, __: seen.append((len(args[0]), None)))
     assert torch.equal(sample.generate(model, idx, 20, generator=generator[1], compile=compile), plain)
-    assert seen[0] == (3 if length == 1 else 1, min(length, 16)) and {rows for rows, _ in seen[1:]} == {3}
+    first = 3 if length == 1 else 1
+    assert seen[:2] == [(first, min(length, 16)), (first, None)] and {rows for rows, _ in seen[2:]} == {3}
 
 
 def test_a_cache_is_freed_with_its_stream():
