@@ -344,18 +344,21 @@ def test_a_prompt_is_computed_once_for_all_rows(config, length, compile, monkeyp
     assert seen[:2] == [(first, min(length, 16)), (first, None)] and {rows for rows, _ in seen[2:]} == {3}
 
 
-def test_a_cache_is_freed_with_its_stream():
+def test_a_cache_is_freed_with_its_stream(monkeypatch):
     """Without waiting for the garbage collector: several batches must not need the memory of all."""
+    model, caches, made = shaken(GPTConfig(**SMALL)), [], KVCache.__init__
+
+    def noted(cache, *args, **options):
+        caches.append(weakref.ref(cache))
+        made(cache, *args, **options)
+
+    monkeypatch.setattr(KVCache, "__init__", noted)
     gc.disable()
-    caches = [weakref.ref(KVCache(GPT(GPTConfig(**SMALL)), 1))]
-    model, made = shaken(GPTConfig(**SMALL)), KVCache.__init__
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            KVCache, "__init__", lambda self, *args, **kw: caches.append(weakref.ref(self)) or made(self, *args, **kw)
-        )
+    try:
         sample.generate(model, torch.zeros(1, 1, dtype=torch.long), 3)
-    gc.enable()
-    assert len(caches) == 2 and all(cache() is None for cache in caches)
+        assert [cache() for cache in caches] == [None]
+    finally:
+        gc.enable()
 
 
 @torch.no_grad()
