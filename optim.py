@@ -50,12 +50,12 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
         m.lerp_(g, 1 - group["momentum"])
     updates = [g.lerp(m, group["momentum"]) for _, g, m in members]
     rows, columns = group["rows"], updates[0].shape[1]
-    for (p, *_), u in zip(members, orthogonalize(updates, rows), strict=True):
+    for (p, *_), u in zip(members, orthogonalize(updates, rows, group["dtype"]), strict=True):
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(u, alpha=-group["lr"] * math.sqrt(max(1, rows[0] / columns)))
 
 
-def orthogonalize(updates: list[torch.Tensor], rows: tuple[int, ...]) -> list[torch.Tensor]:
+def orthogonalize(updates: list[torch.Tensor], rows: tuple[int, ...], dtype: torch.dtype | None) -> list:
     """newton_schulz() for matrices of one shape, all at once. Each is several matrices of `rows` rows, one below the
     other (q, k and v). Several processes split the work, unless each has only a shard of every matrix."""
     split = dist.is_available() and dist.is_initialized() and not hasattr(updates[0], "full_tensor")
@@ -63,7 +63,10 @@ def orthogonalize(updates: list[torch.Tensor], rows: tuple[int, ...]) -> list[to
     mine = range(rank, len(updates), world_size)
     if mine:
         u = torch.stack([full_tensor(updates[i]) for i in mine])  # (n, rows, columns)
-        u = torch.cat([newton_schulz(part) for part in u.split(rows, dim=1)], dim=1)
+        if len(set(rows)) == 1:
+            u = newton_schulz(u.reshape(-1, rows[0], u.shape[2]), dtype).view_as(u)
+        else:  # k and v have fewer heads than q
+            u = torch.cat([newton_schulz(part, dtype) for part in u.split(rows, dim=1)], dim=1)
         for i, update in zip(mine, u, strict=True):
             updates[i] = shard_like(update, updates[i])
     if world_size > 1:
@@ -72,13 +75,12 @@ def orthogonalize(updates: list[torch.Tensor], rows: tuple[int, ...]) -> list[to
     return updates
 
 
-def newton_schulz(u: torch.Tensor) -> torch.Tensor:
+def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """About U V^T for each u = U S V^T of a batch (n, rows, columns): five iterations of a x + b x^3 + c x^5, which are
-    matrix multiplications, bring each singular value near 1 (coefficients by Jordan et al. 2024)."""
+    matrix multiplications (in dtype), bring each singular value near 1 (coefficients by Jordan et al. 2024)."""
     tall = u.shape[1] > u.shape[2]
-    x = u.bfloat16() if u.is_cuda else u  # a CPU without bfloat16 units is four times as fast in float32
-    x = x.mT if tall else x  # x x^T is then the smaller square
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x = u.mT if tall else u  # x x^T is then the smaller square
+    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype=dtype)
     for _ in range(5):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
@@ -140,9 +142,9 @@ class Optimizer:
             tensor.copy_(shard_like(state[name], tensor))
 
 
-def make_optimizer(model: torch.nn.Module, config) -> Optimizer:
+def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = None) -> Optimizer:
     """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for embeddings, output
-    layer, norms and biases. Weight decay acts on matrices only."""
+    layer, norms and biases. Weight decay acts on matrices only. dtype: of Muon's matmuls (None: the model's)."""
     with_muon = config.optimizer == "muon"
     in_blocks = set(model.transformer.h.parameters()) if with_muon else set()
     options = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
@@ -154,7 +156,8 @@ def make_optimizer(model: torch.nn.Module, config) -> Optimizer:
         if p in in_blocks and p.dim() == 2:
             kv = model.config.head_dim * model.config.n_kv_head
             rows = (model.config.n_embd, kv, kv) if name.endswith("attn.c_attn.weight") else (len(p),)
-            key, changes = (p.shape, rows), {"rule": "muon", "lr": config.muon_learning_rate, "rows": rows}
+            key = (p.shape, rows)
+            changes = {"rule": "muon", "lr": config.muon_learning_rate, "rows": rows, "dtype": dtype}
         group = groups.setdefault(key, {**options, **changes, "names": [], "params": []})
         group["names"].append(name)
         group["params"].append(p)

@@ -35,7 +35,7 @@ def test_schedules_are_the_formulas():
 def stepped(optimizer: str, steps: int = 3, **keys) -> Iterator[tuple]:
     """(name, value, reference value) of each parameter after some steps of the optimizer, in float64. The gradients are
     random, the rates change; the reference is written out here, step by step."""
-    shape = {"n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 8}
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 8}
     config = TrainConfig(vocab_size=13, optimizer=optimizer, bias=True, **shape, **keys)
     torch.manual_seed(0)
     model = GPT(config.model_config()).double()
@@ -57,7 +57,8 @@ def stepped(optimizer: str, steps: int = 3, **keys) -> Iterator[tuple]:
                 u = torch.from_numpy(config.momentum * m + (1 - config.momentum) * g)
                 rate = config.muon_learning_rate / t
                 p = p - rate * wd * p
-                parts = u.split([8, 4, 4] if "c_attn" in name else len(u))  # q, k and v
+                kv = 4 * (config.n_kv_head or 2)
+                parts = u.split([8, kv, kv] if "c_attn" in name else len(u))  # q, k and v
                 scales = [max(1, len(part) / p.shape[1]) ** 0.5 for part in parts]
                 parts = [scale * optim.newton_schulz(part[None])[0] for scale, part in zip(scales, parts, strict=True)]
                 p = p - rate * torch.cat(parts).numpy()
@@ -78,10 +79,11 @@ def stepped(optimizer: str, steps: int = 3, **keys) -> Iterator[tuple]:
         yield name, p.detach().numpy(), expected[name]
 
 
+@pytest.mark.parametrize("n_kv_head", [1, 2])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_optimizers_are_the_formulas(optimizer, decay):
-    for name, value, expected in stepped(optimizer, weight_decay=decay, momentum=0.8, beta1=0.7):
+def test_optimizers_are_the_formulas(optimizer, decay, n_kv_head):
+    for name, value, expected in stepped(optimizer, weight_decay=decay, momentum=0.8, beta1=0.7, n_kv_head=n_kv_head):
         np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
@@ -106,6 +108,28 @@ def test_one_step_by_hand():
             assert value is None or p[0, 0].item() == pytest.approx(value, abs=1e-7)
 
 
+def test_muon_multiplies_in_the_dtype_that_is_given(monkeypatch):
+    """bfloat16 changes an update by no more than its rounding; weights and momentum stay as they were."""
+    steps, dtypes, exact = {}, [], optim.newton_schulz
+    monkeypatch.setattr(optim, "newton_schulz", lambda u, dtype: dtypes.append(dtype) or exact(u, dtype))
+    config = TrainConfig(vocab_size=5, n_layer=2, n_head=2, n_embd=32)
+    for dtype in (None, torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model = GPT(config.model_config())
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer = make_optimizer(model, config, dtype)
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        assert set(dtypes) == {dtype}
+        dtypes.clear()
+        assert all(p.dtype == torch.float32 for p in (*model.parameters(), *optimizer.state.values()))
+        steps[dtype] = [p - before[name] for name, p in model.named_parameters() if ".h." in name and p.dim() == 2]
+    for a, b, c in zip(*steps.values(), strict=True):
+        assert torch.equal(a, b)
+        assert 1e-4 < torch.linalg.norm(c - a) / torch.linalg.norm(a) < 0.04
+
+
 def test_muons_steps_are_orthogonal_and_those_of_pytorch():
     torch.manual_seed(0)
     for shape in ((24, 24), (8, 40), (40, 8)):
@@ -116,7 +140,7 @@ def test_muons_steps_are_orthogonal_and_those_of_pytorch():
         assert sizes.diag().min() > 0.6 and sizes.diag().max() < 1.3
         ours, theirs = (torch.nn.Parameter(torch.zeros(shape)) for _ in range(2))
         options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
-        group = options | {"names": ["p"], "params": [ours], "rule": "muon", "rows": (shape[0],)}
+        group = options | {"names": ["p"], "params": [ours], "rule": "muon", "rows": (shape[0],), "dtype": None}
         optimizers = optim.Optimizer([group]), torch.optim.Muon([theirs], **options)
         for _ in range(3):
             ours.grad = torch.randn(shape)
