@@ -108,7 +108,10 @@ def main() -> None:
     add("--int8", action="store_true", help="also the loss with weights rounded to 8-bit integers")
     options = parser.parse_args()
     join_processes()  # torchrun can start several, which split the work
+    if options.int8 and options.dtype == "auto":
+        options.dtype = "float32"  # rounding to bfloat16 changes the loss more than rounding weights does
     machine = Machine.pick(options.device, options.dtype)
+    machine.agree()
     opened = open_model(options.checkpoint, options.init_from)
     if not options.dataset and opened.dataset == "gpt2":
         raise UserError("GPT-2 needs a dataset in its tokens; use --dataset=fineweb, or a text prepared so")
@@ -119,7 +122,7 @@ def main() -> None:
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     model = opened.model.to(machine.device)
-    print(f"{opened.name}: {model.num_params():,} parameters, on {machine.device}")
+    print(f"{opened.name}: {model.num_params():,} parameters, on {machine}")
 
     def loss_of(model: GPT) -> float:
         forward = machine.loss_function(model)

@@ -2,11 +2,11 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
 import time
-import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ class Machine:
     rank: int = RANK
     world_size: int = WORLD_SIZE
     fsdp: bool = False
+    reason: str = ""  # for this dtype
     DTYPES = ("auto", "float32", "bfloat16", "float16")
 
     @classmethod
@@ -49,16 +50,31 @@ class Machine:
         found = probe.device if probe.is_cuda else torch.device(device)  # cuda:0 instead of cuda
         if found.type == "cuda":
             torch.cuda.set_device(found)
+        reason = ""
         if dtype == "auto":
-            new = found.type == "cuda" and torch.cuda.get_device_capability(found) >= (8, 0)
-            dtype = "bfloat16" if new else "float16" if found.type == "cuda" else "float32"  # old: bfloat16 is emulated
-        return cls(found, getattr(torch, dtype), fsdp=fsdp)
+            dtype = "float32"
+            if found.type == "cuda":
+                new = torch.cuda.get_device_capability(found) >= (8, 0)
+                dtype = "bfloat16" if new else "float16"  # on old ones, bfloat16 is emulated
+            elif found.type == "cpu":
+                full, half = (measured_flops(found, t) for t in (torch.float32, torch.bfloat16))
+                dtype = "bfloat16" if half >= 2 * full else "float32"  # a smaller gain is lost in casting
+                reason = (
+                    f" (a matrix multiplication: {full / 1e9:,.0f} GFLOP/s in float32, {half / 1e9:,.0f} in bfloat16)"
+                )
+        return cls(found, getattr(torch, dtype), fsdp=fsdp, reason=reason)
 
     def __str__(self) -> str:
         processes = f" x {self.world_size}" if self.world_size > 1 else ""
         tf32 = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
         precision = "float32 (matmuls in TF32)" if tf32 and self.dtype == torch.float32 else str(self.dtype)
-        return f"{self.device}{processes}, {precision.removeprefix('torch.')}"
+        return f"{self.device}{processes}, {precision.removeprefix('torch.')}{self.reason}"
+
+    def agree(self) -> None:
+        """Take float32 in all processes if bfloat16 is less than twice as fast in one of them."""
+        (slow,) = self.max(self.dtype == torch.float32)
+        if slow and self.dtype == torch.bfloat16:
+            self.dtype, self.reason = torch.float32, " (another process computes bfloat16 slowly)"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move the model to the device, and replicate or shard it across the processes. Returns the module to call."""
@@ -187,7 +203,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """The peak FLOP/s that mfu refers to, and its source: a data sheet, or matrix multiplications on this device."""
+    """The peak FLOP/s that mfu refers to, and its source: a data sheet, or a matrix multiplication on this device."""
     torch.set_float32_matmul_precision("high")  # as in training
     if device.type == "cuda" and dtype != torch.float32:
         card = torch.cuda.get_device_name(device)
@@ -195,11 +211,20 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
         for name, peak in PEAK_FLOPS.items():
             if set(name.split()) <= words and not words & {"Laptop", "Ti", "D"}:
                 return peak, f"published for {card}"
-    n, repeat = (8192, 10) if device.type == "cuda" else (512, 20)
+    return measured_flops(device, dtype), "measured"
+
+
+@functools.cache
+def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Measure the FLOP/s of a matrix multiplication: the best of 20, or of as many as fit into 0.2 s (GPUs: 1 s)."""
+    n, seconds = (8192, 1.0) if device.type == "cuda" else (512, 0.2)
     a = torch.ones(n, n, device=device, dtype=dtype)
-    # .item() waits for the device; the first multiplication also starts threads and libraries
-    times = timeit.repeat(lambda: (a @ a)[0, 0].item(), timer=time.perf_counter, number=1, repeat=repeat)
-    return 2 * n**3 / min(times), "measured with a matrix multiplication"
+    times = []
+    while len(times) < 20 and sum(times) < seconds:
+        began = time.perf_counter()
+        (a @ a)[0, 0].item()  # waits for the device; the first one also starts threads and libraries
+        times.append(time.perf_counter() - began)
+    return 2 * n**3 / min(times)
 
 
 def keep_freed_memory() -> None:

@@ -134,7 +134,7 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
     run = call(train, *SHORT, "--dataset=list", "--out_dir=out/list")[1]
     before = {path: path.read_bytes() for path in Path("out").rglob("*.*")}
     for split in ("train", "val", "test"):
-        status, out, err = call(evaluate, f"--split={split}", "--batch_size=3")
+        status, out, err = call(evaluate, f"--split={split}", "--batch_size=3", "--dtype=float32")
         assert status == 0 and "out/list/best.pt: " in out, err
         figures = result(out)
         assert list(figures) == ["model", "dataset", "params", split, "bpb"] and figures["dataset"] == "list"
@@ -156,7 +156,7 @@ def test_the_script_says_what_int8_weights_cost(call, monkeypatch, tmp_path):
     checkpoint = load_checkpoint("out/list/best.pt")
     checkpoint["model"]["lm_head.weight"][0] *= 100
     torch.save(checkpoint, tmp_path / "best.pt")
-    status, out, err = call(evaluate, f"--checkpoint={tmp_path}/best.pt", "--int8")
+    status, out, err = call(evaluate, f"--checkpoint={tmp_path}/best.pt", "--int8", "--dtype=float32")
     assert status == 0, err
     printed = {key: float(result(out)[key]) for key in ("val", "int8_row", "int8_matrix")}
     model, dataset = GPT.from_checkpoint(tmp_path / "best.pt")[0], prepare_data.load("list")

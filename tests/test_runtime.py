@@ -3,9 +3,51 @@ import itertools
 import sys
 import types
 
+import pytest
 import torch
 
 import runtime
+from runtime import Machine
+
+
+@pytest.mark.parametrize(
+    ("full", "half", "chosen"),
+    [(1e11, 1.9e11, torch.float32), (1e11, 2e11, torch.bfloat16), (3e11, 1e10, torch.float32)],
+)
+def test_a_cpu_computes_in_bfloat16_if_that_is_twice_as_fast(full, half, chosen, monkeypatch):
+    speeds = {torch.float32: full, torch.bfloat16: half}
+    monkeypatch.setattr(runtime, "measured_flops", lambda device, dtype: speeds[dtype])
+    machine = Machine.pick("cpu", "auto")
+    assert machine.dtype == chosen
+    both = f"{full / 1e9:,.0f} GFLOP/s in float32, {half / 1e9:,.0f} in bfloat16"
+    assert str(machine) == f"cpu, {str(chosen)[6:]} (a matrix multiplication: {both})"
+    assert runtime.peak_flops(machine.device, machine.dtype) == (speeds[chosen], "measured")
+    asked = Machine.pick("cpu", "float32")
+    assert asked.dtype == torch.float32 and str(asked) == "cpu, float32"
+
+
+def test_processes_agree_on_float32(monkeypatch):
+    for others, agreed in ((0.0, torch.bfloat16), (1.0, torch.float32)):
+        machine = Machine(torch.device("cpu"), torch.bfloat16, 0, 2)
+        monkeypatch.setattr(machine, "max", lambda mine, others=others: [max(mine, others)])
+        machine.agree()
+        assert machine.dtype == agreed
+
+
+def test_a_dtype_that_is_slow_to_measure_is_measured_fewer_times(monkeypatch):
+    """Where bfloat16 is emulated, a multiplication can take a second: two of them are not started."""
+    clock = itertools.count(step=0.5)
+    monkeypatch.setattr("time.perf_counter", clock.__next__)
+    assert runtime.measured_flops(torch.device("cpu"), torch.float32) == 2 * 512**3 / 0.5
+    assert next(clock) == 1.0
+
+
+@pytest.fixture(autouse=True)
+def measure_again():
+    clear = runtime.measured_flops.cache_clear
+    clear()
+    yield
+    clear()
 
 
 def test_the_measured_peak_counts_a_multiplication_and_an_addition(monkeypatch):
@@ -31,14 +73,13 @@ def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
         "NVIDIA GeForce RTX 4090 D",
     ):
         monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
-        cpu = types.SimpleNamespace(type="cuda")  # measured, on this machine's CPU
-        monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1, 1))
-        assert runtime.peak_flops(cpu, torch.bfloat16)[1] == "measured with a matrix multiplication"
+        monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1, 1))  # on the CPU
+        assert runtime.peak_flops(torch.device("cuda"), torch.bfloat16)[1] == "measured"
 
 
 def test_the_measured_peak_is_that_of_a_cpu():
     measured, source = runtime.peak_flops(torch.device("cpu"), torch.float32)
-    assert 1e9 < measured < 1e14 and source == "measured with a matrix multiplication"
+    assert 1e9 < measured < 1e14 and source == "measured"
 
 
 def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
