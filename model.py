@@ -47,6 +47,7 @@ class GPTConfig:
     norm: str = option("layernorm", "normalization layer", ("layernorm", "rmsnorm"))
     norm_position: str = option("pre", "normalize the input of a sublayer, or the residual sum", ("pre", "post"))
     position: str = option("rope", "position encoding", ("learned", "sinusoidal", "rope", "alibi", "none"))
+    separator: int = option(-1, "id of the token that starts each document, where attention stops; -1: off", minimum=-1)
     lookback: int = option(0, "previous-token embeddings: how many preceding tokens are added; 0: off", minimum=0)
     activation: str = option("relu2", "non-linearity of the MLP", ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"))
     qk_norm: bool = option(True, "normalize queries and keys, so that attention scores stay bounded")
@@ -119,6 +120,21 @@ def alibi_slopes(n_head: int) -> torch.Tensor:
     return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
 
 
+class Dropout(nn.Dropout):
+    """In training, zeroes a fraction p of the activations, and divides the others by 1 - p (Srivastava et al. 2014).
+
+    On a CPU, PyTorch draws a random number for each activation, one after the other. Here, one random byte for each
+    decides: p is rounded to a multiple of 1/256, and forward and backward pass take 0.4 times as long."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type != "cpu" or not self.training or self.p == 0:
+            return super().forward(x)
+        dropped = min(max(round(256 * self.p), 1), 255)  # values of a byte, out of 256
+        random = torch.randint(-(2**63), 2**63 - 1, (x.numel() // 8 + 1,), dtype=torch.int64)  # 8 bytes each
+        keep = random.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
+        return x * (keep * (256 / (256 - dropped))).to(x.dtype)
+
+
 # ----------------------------------------------------------------------------- the block
 
 
@@ -133,12 +149,14 @@ class CausalSelfAttention(nn.Module):
         heads = config.n_head + 2 * config.n_kv_head  # of q, k and v, computed by one matrix multiplication
         self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.attn_dropout = nn.Dropout(config.dropout)
+        self.attn_dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, rope=None, mask=None, cache=None) -> torch.Tensor:
         """x (B, T, C) -> (B, T, C). rope (2, T, hd) rotates queries and keys. mask (..., T, S) is added to the scores;
-        None: each token attends to itself and all tokens before it. cache(k, v) stores new keys and values, and returns
-        them with those of earlier tokens, (B, n_kv_head, S, hd); None: there are no earlier ones, and S = T."""
+        None (with flash): each token attends to itself and all tokens before it. cache(k, v) stores new keys and
+        values, and returns them with those of earlier tokens, (B, n_kv_head, S, hd); None: there are no earlier ones,
+        and S = T."""
         config, T = self.config, x.shape[1]
         qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, nh + 2 n_kv_head, T, hd)
         qk, v = qkv.split((config.n_head + config.n_kv_head, config.n_kv_head), dim=1)
@@ -150,17 +168,18 @@ class CausalSelfAttention(nn.Module):
         q, k = qk.split((config.n_head, config.n_kv_head), dim=1)
         if cache is not None:
             k, v = cache(k, v)
-        if config.flash:
+        trains_on_cpu = self.training and x.device.type == "cpu"  # where a mask selects the formula: see GPT.fused
+        if config.flash and not (trains_on_cpu and mask is not None):
             dropout = config.dropout if self.training else 0.0
             causal, grouped = mask is None and T > 1, config.n_kv_head < config.n_head
             y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal, enable_gqa=grouped)
         else:
             k, v = (part.repeat_interleave(config.n_head // config.n_kv_head, dim=1) for part in (k, v))
-            wei = q @ k.transpose(-2, -1) / math.sqrt(config.head_dim)  # (B, nh, T, S)
-            wei = (wei + mask).softmax(dim=-1)
+            wei = (q / math.sqrt(config.head_dim)) @ k.transpose(-2, -1)  # (B, nh, T, S)
+            wei = (wei + mask.to(wei.dtype)).softmax(dim=-1)
             y = self.attn_dropout(wei) @ v  # (B, nh, T, hd)
         y = y.transpose(1, 2).flatten(2)  # concatenate the heads, (B, T, C)
-        return F.dropout(self.c_proj(y), config.dropout, self.training)
+        return self.dropout(self.c_proj(y))
 
 
 class MLP(nn.Module):
@@ -173,6 +192,7 @@ class MLP(nn.Module):
         width = 8 * max(round(config.n_embd / 3), 1) if gated else 4 * config.n_embd
         self.c_fc = nn.Linear(config.n_embd, 2 * width if gated else width, bias=config.bias)
         self.c_proj = nn.Linear(width, config.n_embd, bias=config.bias)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, activation = self.c_fc(x), self.config.activation  # (B, T, 4C); swiglu: (B, T, 16/3 C)
@@ -187,7 +207,7 @@ class MLP(nn.Module):
         else:  # swiglu: a gate x sigmoid(x) for each channel (Shazeer 2020)
             gate, x = x.chunk(2, dim=-1)  # (B, T, 8/3 C) each
             x = F.silu(gate) * x
-        return F.dropout(self.c_proj(x), self.config.dropout, self.training)  # (B, T, C)
+        return self.dropout(self.c_proj(x))  # (B, T, C)
 
 
 class Block(nn.Module):
@@ -229,6 +249,7 @@ class GPT(nn.Module):
         if config.norm_position == "pre":  # with "post", the residual stream is normalized already
             parts["ln_f"] = make_norm(config)
         self.transformer = nn.ModuleDict(parts)
+        self.dropout = Dropout(config.dropout)
         self.lm_head = nn.Linear(config.n_embd, rows, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight  # one tensor, not a copy (Press, Wolf 2017)
@@ -304,10 +325,10 @@ class GPT(nn.Module):
         if config.block_size < T:
             raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give only the last ones")
         if cache is None:
-            positions, S = torch.arange(T, device=idx.device), T  # (T,)
+            positions, key_ids = torch.arange(T, device=idx.device), idx  # (T,), (B, S)
             history = F.pad(idx, (config.lookback, 0), value=config.vocab_size)  # (B, lookback + T)
         else:
-            positions, S, history = cache.extend(idx)
+            positions, key_ids, history = cache.extend(idx)
         x = self.transformer.wte(idx)  # (B, T, C)
         if config.lookback:
             x = x + self.transformer.w_prev(self.previous_token_ids(history)).sum(dim=2)
@@ -318,12 +339,21 @@ class GPT(nn.Module):
             x = x + self.table[positions]
         elif config.position == "rope":
             rope = self.table[:, positions]  # (2, T, hd)
-        if not config.flash or config.position == "alibi" or (cache is not None and cache.needs_mask):
-            mask = self.mask(positions, S)
-        x = F.dropout(x, config.dropout, self.training)
+        needs_mask = config.position == "alibi" or config.separator >= 0 or (cache is not None and cache.needs_mask)
+        if needs_mask or not self.fused(idx):
+            mask = self.mask(positions, key_ids)
+        x = self.dropout(x)
         for i, block in enumerate(self.transformer.h):
             x = block(x, rope, mask, cache and cache.layer(i))  # (B, T, C)
         return self.transformer.ln_f(x) if config.norm_position == "pre" else x
+
+    def fused(self, idx: torch.Tensor) -> bool:
+        """Whether plain causal attention uses the fused kernel. In training on a CPU, it cannot do dropout, and its
+        backward pass under autocast is so slow that the formula is faster for up to 512 tokens."""
+        if idx.device.type != "cpu" or not self.training:
+            return self.config.flash
+        slow = self.config.dropout > 0 or (torch.is_autocast_enabled("cpu") and idx.shape[1] <= 512)
+        return self.config.flash and not slow
 
     def previous_token_ids(self, history: torch.Tensor) -> torch.Tensor:
         """history (B, lookback + T) -> rows of w_prev for the tokens before each of the last T, (B, T, lookback).
@@ -332,16 +362,23 @@ class GPT(nn.Module):
         (Bengio et al. 2003) is the same with tables of a low rank."""
         lookback, rows = self.config.lookback, self.config.vocab_size + 1
         windows = history[:, :-1].unfold(1, lookback, 1)  # (B, T, lookback), the oldest token first
+        if self.config.separator >= 0:
+            document = (history == self.config.separator).cumsum(dim=1)  # (B, lookback + T)
+            same = document[:, :-1].unfold(1, lookback, 1) == document[:, lookback:, None]
+            windows = windows.where(same, self.config.vocab_size)  # "no token" instead of another document's
         return windows + torch.arange(lookback, device=history.device) * rows
 
-    def mask(self, positions: torch.Tensor, S: int) -> torch.Tensor:
-        """What is added to the scores of queries at positions (T,) and keys 0 ... S - 1, (T, S) or (nh, T, S): -inf for
-        keys after the query, else 0, or ALiBi's -slope * distance."""
-        weight = self.transformer.wte.weight
-        keys = torch.arange(S, device=weight.device)  # (S,)
-        distance = positions[:, None] - keys  # (T, S)
+    def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
+        """The additive mask for queries at positions (T,) and keys of the tokens key_ids (B, S): -inf if a key is later
+        or in another document, else 0 or ALiBi's -slope * distance. (T, S), preceded by B or nh if they matter."""
+        weight, separator = self.transformer.wte.weight, self.config.separator
+        distance = positions[:, None] - torch.arange(key_ids.shape[1], device=key_ids.device)  # (T, S)
+        hidden = distance < 0
+        if separator >= 0:
+            document = (key_ids == separator).cumsum(dim=1)  # (B, S): 1, 1, 1, 2, 2 ...
+            hidden = hidden | (document[:, positions, None] != document[:, None]).unsqueeze(1)  # (B, 1, T, S)
         bias = -self.table * distance if self.config.position == "alibi" else torch.zeros_like(weight[0, 0])
-        return bias.masked_fill(distance < 0, -math.inf)
+        return bias.masked_fill(hidden, -math.inf)
 
     def num_params(self, non_embedding: bool = False) -> int:
         """The number of parameters; a tied matrix counts once. non_embedding: without the tables that are only looked

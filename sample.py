@@ -48,8 +48,8 @@ class KVCache:
         self.next_position = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.length, self.config, self.static = 0, config, static
 
-    def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Append the tokens idx (B, T). Returns their positions (T,), the number S of keys that they attend to, and the
+    def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Append the tokens idx (B, T). Returns their positions (T,), the S tokens that they attend to (B, S), and the
         last lookback + T tokens."""
         T, lookback, start = idx.shape[1], self.config.lookback, self.length
         if self.static and T == 1:
@@ -66,7 +66,7 @@ class KVCache:
         # the rows of a prompt that all samples share are one; slice(None) costs nothing
         self.S, self.rows = S, slice(None) if len(idx) == len(self.history) else slice(len(idx))
         self.history[:, of_history] = idx
-        return positions, S, self.history[self.rows, recent]
+        return positions, self.history[self.rows, lookback : lookback + S], self.history[self.rows, recent]
 
     def layer(self, i: int) -> Callable:
         return functools.partial(self.store, self.kv[i])

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import model as model_file
 from model import GPT, GPTConfig, alibi_slopes, rope_table, rotate, sample_token, sinusoid_table
@@ -27,6 +28,7 @@ CHOICES = {
     "norm": ("layernorm", "rmsnorm"), "activation": ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"),
     "bias": (True, False),
     "tie_weights": (True, False), "softcap": (0.0, 5.0), "zero_init": (True, False), "lookback": (0, 1, 3),
+    "separator": (-1, 7),
 }  # fmt: skip
 
 
@@ -37,7 +39,7 @@ def all_combinations(*names: str) -> list[dict]:
 def mixed_combinations() -> list[dict]:
     """Each combination of the keys that attention knows, with the others drawn at random."""
     rng = random.Random(0)
-    drawn = ("norm", "activation", "bias", "tie_weights", "softcap", "zero_init", "lookback")
+    drawn = ("norm", "activation", "bias", "tie_weights", "softcap", "zero_init", "lookback", "separator")
     combinations = all_combinations("n_kv_head", "position", "norm_position", "flash", "qk_norm")
     return [keys | {name: rng.choice(CHOICES[name]) for name in drawn} for keys in combinations]
 
@@ -103,8 +105,9 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
     c, net, T = model.config, model.transformer, len(ids)
     hd = c.n_embd // c.n_head
     x = torch.stack([net.wte.weight[i] for i in ids])
+    start = [max((s for s in range(t + 1) if ids[s] == c.separator), default=0) for t in range(T)]  # of the document
     for t, back in itertools.product(range(T), range(1, c.lookback + 1)):
-        token = ids[t - back] if t >= back else c.vocab_size  # the last row of a table: nothing there
+        token = ids[t - back] if t - back >= start[t] else c.vocab_size  # the last row of a table: nothing there
         x[t] += net.w_prev.weight[(c.lookback - back) * (c.vocab_size + 1) + token]
     if c.position == "learned":
         x = x + net.wpe.weight[:T]
@@ -133,11 +136,11 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
             of, its = slice(head * hd, head * hd + hd), slice(shared * hd, shared * hd + hd)
             keys = [turned(k[t, its], t) for t in range(T)]
             for t in range(T):
-                scores = [turned(q[t, of], t) @ keys[s] / math.sqrt(hd) for s in range(t + 1)]
+                scores = {s: turned(q[t, of], t) @ keys[s] / math.sqrt(hd) for s in range(start[t], t + 1)}
                 if c.position == "alibi":
-                    scores = [score - (t - s) * 2 ** (-8 * (head + 1) / c.n_head) for s, score in enumerate(scores)]
-                weights = [score.exp() for score in scores]
-                out[t, of] = sum(w * v[s, its] for s, w in enumerate(weights)) / sum(weights)
+                    scores = {s: score - (t - s) * 2 ** (-8 * (head + 1) / c.n_head) for s, score in scores.items()}
+                weights = {s: score.exp() for s, score in scores.items()}
+                out[t, of] = sum(w * v[s, its] for s, w in weights.items()) / sum(weights.values())
         return linear(out, layer.c_proj)
 
     def mlp(x: torch.Tensor, layer) -> torch.Tensor:
@@ -170,6 +173,7 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
 def test_the_logits_are_those_of_the_formulas(keys, float64):
     model = shaken(GPTConfig(**SMALL | {"n_layer": 1 if keys["bias"] else 2} | keys)).eval()
     idx = torch.randint(65, (1, 7))
+    idx[0, 2:4] = 7  # the separator, if there is one
     assert torch.allclose(model(idx)[0][0], by_the_formulas(model, idx[0].tolist()), atol=1e-9)
 
 
@@ -196,10 +200,10 @@ def test_a_sinusoid_later_is_a_rotation(float64):
 
 def test_alibi_takes_slope_times_distance_from_the_scores(float64):
     assert alibi_slopes(8).flatten().tolist() == [2.0**-h for h in range(1, 9)]
-    mask = GPT(GPTConfig(**SMALL | {"position": "alibi", "block_size": 40})).mask(torch.arange(40), 40)
+    mask = GPT(GPTConfig(**SMALL | {"position": "alibi", "block_size": 40})).mask(torch.arange(40), torch.zeros(1, 40))
     assert mask[0, 39].tolist() == pytest.approx([-(39 - j) / 4 for j in range(40)])  # of the head of slope 2^-2
     model = GPT(GPTConfig(**SMALL | {"position": "alibi", "n_head": 8}))
-    mask = model.mask(torch.arange(3), 3)  # (nh, T, S)
+    mask = model.mask(torch.arange(3), torch.zeros(1, 3))  # (nh, T, S)
     expected = torch.tensor([[0, -math.inf, -math.inf], [-0.5, 0, -math.inf], [-1, -0.5, 0]])
     assert torch.equal(mask[0], expected)
     assert torch.equal(mask[1], expected / 2)
@@ -401,6 +405,87 @@ def test_smoothed_labels_are_the_formula():
 def test_the_softcap_bounds_the_logits():
     model, idx = shaken(GPTConfig(**SMALL | {"softcap": 2.0})), torch.randint(65, (2, 16))
     assert 1.5 < model(idx)[0].abs().max() < 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_dropout_keeps_the_expected_value(dtype):
+    for p in (0.001, 0.1, 0.5, 0.999):
+        torch.manual_seed(0)
+        layer, x = model_file.Dropout(p), torch.ones(37, 3, 1001, dtype=dtype, requires_grad=True)  # not full bytes
+        y = layer(x)
+        y.sum().backward()
+        dropped = min(max(round(256 * p), 1), 255) / 256
+        assert y.shape == x.shape and y.dtype == dtype
+        assert set(y.unique().tolist()) == {0.0, torch.tensor(1 / (1 - dropped)).to(dtype).item()}
+        assert y.eq(0).float().mean().item() == pytest.approx(dropped, abs=0.01)
+        assert torch.equal(x.grad, y.detach())  # what is dropped gets no gradient
+        # whether one is dropped says nothing about its neighbors, in the same 8 random bytes and in the next ones
+        kept = (y != 0).flatten().double() - (1 - dropped)
+        for distance in (1, 2, 7, 8, 64):
+            assert abs((kept[distance:] * kept[:-distance]).mean()) < 0.003
+        assert not torch.equal(layer(x), layer(x)) and torch.equal(layer.eval()(x), x)
+    assert torch.equal(model_file.Dropout(0.0)(x), x)
+
+
+def test_a_document_is_computed_as_if_it_were_alone(config, float64):
+    """With a separator, a window of several documents gives the logits and gradients of each alone; positions go on, so
+    only encodings of distance are the same."""
+    for position in ("rope", "alibi", "none"):
+        config = GPTConfig(**vars(config) | {"separator": 7, "position": position, "block_size": 40})
+        for flash in (True, False):
+            config.flash = flash
+            model = shaken(config).double()
+            documents = [[7, *torch.randint(8, 65, (n,)).tolist()] for n in (0, 5, 1, 12, 3)]
+            start = torch.randint(8, 65, (4,)).tolist()  # the rest of a document that began before
+            documents = [start, *documents]
+            order = [*itertools.chain(*documents)], [*itertools.chain(*documents[::-1])]
+            logits = model(torch.tensor(order))[0]
+            alone = [model(torch.tensor([ids]))[0][0] for ids in documents]
+            assert torch.allclose(logits[0], torch.cat(alone), atol=1e-10)
+            assert torch.allclose(logits[1, 0:4], alone[-1], atol=1e-10)
+            plain = GPT(GPTConfig(**vars(config) | {"separator": -1})).double()
+            plain.load_state_dict(model.state_dict())
+            assert not torch.allclose(plain(torch.tensor(order))[0], logits, atol=1e-2)
+
+
+def test_generation_starts_anew_at_a_separator(config):
+    """In rows whose documents end at different tokens, and with a cache that hides its unused part."""
+    config = GPTConfig(**vars(config) | {"separator": 7, "vocab_size": 9, "block_size": 32})
+    model, idx = shaken(config), torch.randint(9, (3, 5))
+    plain = model.generate(idx, 70, generator=torch.Generator().manual_seed(0))
+    assert plain.eq(7).sum(dim=1).min() > 1
+    assert torch.equal(generate(model, idx, 70, generator=torch.Generator().manual_seed(0)), plain)
+    model.eval()
+    cache, logits = KVCache(model, 3, static=True), []
+    for t in range(20):  # token by token
+        cache.next_position.fill_(t)
+        logits.append(model.logits(model.hidden_states(plain[:, t : t + 1], cache)))
+    assert torch.allclose(torch.cat(logits, dim=1), model(plain[:, :20])[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
+def test_bfloat16_on_a_cpu_trains_by_the_formula(keys, monkeypatch):
+    """The fused kernel would be slower there; the loss and the gradients are those of float32, roughly."""
+    torch.manual_seed(0)
+    model = shaken(GPTConfig(**SMALL | keys | {"flash": True, "dropout": 0.0}))
+    idx, grads = batch(model.config, 8), []
+    fused, calls = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *args, **keys: calls.append(1) or fused(*args, **keys)
+    )
+    layers = 0 if keys.get("position") == "alibi" else 2  # which has a mask
+    for enabled in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = model(idx, idx)[1]
+        loss.backward()
+        grads.append(torch.cat([loss.detach().view(1), *(p.grad.flatten() for p in model.parameters())]))
+        assert len(calls) == layers  # in float32
+    assert grads[1][0] == pytest.approx(grads[0][0].item(), rel=0.02)
+    assert torch.cosine_similarity(*grads, dim=0) > 0.99
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        model.eval()(idx)
+    assert len(calls) == layers + 2
 
 
 def test_dropout_acts_in_training_only():
