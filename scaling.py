@@ -24,6 +24,8 @@ def estimate(config: TrainConfig, machine: Machine, device_flops: float | None, 
 
     with FakeTensorMode():
         model = GPT(config.model_config())
+        if device_flops or machine.device.type != "cpu":
+            model.fused = lambda idx: config.flash  # attention as on a GPU
         optimizer_bytes = sum(t.nbytes for t in make_optimizer(model, config).state.values())
         activations = activation_bytes(model, config.batch_size, machine.dtype)
     params, flops, T = model.num_params(), model.flops_per_token(), config.block_size
@@ -36,6 +38,8 @@ def estimate(config: TrainConfig, machine: Machine, device_flops: float | None, 
         f"optimizer state ({config.optimizer})": optimizer_bytes,
         f"activations of {config.batch_size} x {T:,} tokens, {dtype}": activations,
     }
+    if config.ema:
+        memory["averaged weights"] = 4 * params
     memory["total memory"] = sum(memory.values())
     cache = 4 * 2 * config.n_layer * model.config.n_kv_head * model.config.head_dim * T
     peak, source = (device_flops, "") if device_flops else peak_flops(machine.device, machine.dtype)
@@ -87,6 +91,7 @@ def main() -> None:
     if config.init_from in ("scratch", "resume"):
         known = 50_257 if source == "fineweb" or kind == "gpt2" else vocab_size if kind == "bpe" else None
         config.vocab_size = known or load(config.dataset).vocab_size
+    config.separator = 0 if config.document_mask else -1  # only shapes matter
     estimate(config, Machine.pick(config.device, config.dtype), parsed.device_flops, parsed.mfu)
 
 

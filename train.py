@@ -12,6 +12,7 @@ per line), last.pt (to resume), best.pt (to sample), and loss.png if matplotlib 
 """
 
 import argparse
+import contextlib
 import importlib.util
 import math
 import sys
@@ -29,7 +30,7 @@ from checkpoint import RunFolder, load_checkpoint, load_initial, load_model, loa
 from console import OptionParser, UserError, print_losses, print_result, read_toml
 from evaluate import document_edges, evaluate, evaluation_windows, read_windows, split_documents, split_loss
 from model import GPT, ConfigError, GPTConfig, option
-from optim import OPTIMIZERS, SCHEDULES, full_tensor, lr_scale, make_optimizer
+from optim import OPTIMIZERS, SCHEDULES, full_tensor, lr_scale, make_optimizer, shard_like
 from prepare_data import Dataset, load
 from runtime import Machine, StopSignal
 from tokenizer import start_ids
@@ -46,6 +47,7 @@ class TrainConfig(GPTConfig):
     init_from: str = option("scratch", "scratch; resume: the run in out_dir; gpt2 ... gpt2-xl; or a path to weights")
     seed: int = option(1337, "random seed for initialization, batches and dropout", minimum=0)
 
+    document_mask: bool = option(False, "tokens attend only to their own document, such as a name in a list")
     batch_size: int = option(8, "sequences of block_size tokens per micro-batch", minimum=1)
     gradient_accumulation_steps: int = option(1, "micro-batches per step, whose gradients are summed", minimum=1)
     max_iters: int = option(700, "number of steps", minimum=1)
@@ -54,6 +56,9 @@ class TrainConfig(GPTConfig):
     optimizer: str = option("muon", "muon: for the matrices of the blocks, with adamw for the rest", OPTIMIZERS)
     learning_rate: float = option(1e-2, "peak learning rate of sgd, adam, adamw", minimum=0)
     muon_learning_rate: float = option(0.03, "peak learning rate of muon: its updates have a fixed size", minimum=0)
+    ema: float = option(
+        0.0, "decay rate of averaged weights, evaluated and saved in best.pt; 0: off", minimum=0, below=1
+    )
     schedule: str = option("linear", "schedule after warmup; wsd: constant, then linear decay at the end", SCHEDULES)
     warmup_iters: int = option(20, "steps of linear warmup", minimum=0)
     decay_fraction: float = option(0.2, "wsd: fraction of the steps, at the end, with linear decay", minimum=0, below=1)
@@ -90,7 +95,7 @@ class TrainConfig(GPTConfig):
         return self.gradient_accumulation_steps * self.batch_size * self.block_size
 
 
-OPTIONS = {f.name: f for f in fields(TrainConfig) if f.name != "vocab_size"}  # which the dataset determines
+OPTIONS = {f.name: f for f in fields(TrainConfig) if f.name not in ("vocab_size", "separator")}  # set by the dataset
 
 
 def option_parser(doc: str) -> OptionParser:
@@ -121,9 +126,10 @@ def make_config(options: dict, download: bool = True) -> tuple[TrainConfig, dict
             raise UserError(f"{last} has an unknown option {unknown.pop()}; resume with the train.py that wrote it")
     else:
         checkpoint, origin = load_initial(init_from, options, download), init_from
-        inherited = checkpoint["model_config"]
+        inherited = dict(checkpoint["model_config"])
+        inherited["document_mask"] = inherited.pop("separator") >= 0
     config = TrainConfig(**inherited | options)
-    fixed = {f.name for f in fields(GPTConfig)} - {"vocab_size", "dropout", "flash"} | {"optimizer"}
+    fixed = {f.name for f in fields(GPTConfig)} - {"vocab_size", "separator", "dropout", "flash"} | {"optimizer"}
     if init_from != "resume" and config.position != "learned":
         fixed.remove("block_size")  # other encodings are defined for every position
     for name in sorted(fixed & inherited.keys()):
@@ -147,6 +153,7 @@ def check(config: TrainConfig, checkpoint: dict | None, data: Dataset, machine: 
         (config.fsdp and not runtime.DISTRIBUTED, "--fsdp needs several processes; use torchrun --nproc_per_node=2"),
         (config.fsdp and machine.dtype == torch.float16, "--fsdp cannot train in float16; use --dtype=bfloat16"),
         (runtime.DISTRIBUTED and machine.device.type == "mps", "several processes cannot share mps; use --device=cpu"),
+        (config.document_mask and data.delimiter is None, f"{data.name} has no documents; use --document_mask=false"),
         (config.tensorboard and not importlib.util.find_spec("tensorboard"), "no TensorBoard; pip install tensorboard"),
     ):
         if wrong:
@@ -201,13 +208,16 @@ class Run:
         """Start a run, or continue the checkpoint's, which is then cleared to free its memory."""
         torch.manual_seed(config.seed)
         config.vocab_size = data.vocab_size
+        config.separator = data.delimiter if config.document_mask else -1
         self.config, self.machine, self.data = config, machine, data
         self.model = GPT(config.model_config())
         if checkpoint:
             load_weights(self.model, checkpoint["model"])
         self.network = machine.wrap(self.model)
         self.forward = machine.loss_function(torch.compile(self.network) if config.compile else self.network)
-        self.optimizer = make_optimizer(self.model, config)
+        averaged = self.model.named_parameters() if config.ema else ()
+        self.average = {name: p.detach().clone() for name, p in averaged}
+        self.optimizer = make_optimizer(self.model, config, machine.dtype)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)
         self.progress, self.stop = Progress(), StopSignal()
         self.folder = RunFolder(Path(config.out_dir), machine, self.stop.print)
@@ -225,6 +235,8 @@ class Run:
         self.optimizer.load_state_dict(checkpoint["optimizer"])
         if self.scaler.is_enabled() and checkpoint["scaler"]:
             self.scaler.load_state_dict(checkpoint["scaler"])
+        for name, average in self.average.items():
+            average.copy_(shard_like(checkpoint["average"].get(name, average), average))
         self.progress = Progress(**checkpoint["progress"])
         self.progress.losses = [loss.to(self.machine.device) for loss in self.progress.losses]
         if checkpoint["evaluated_on"] != self.evaluated_on:
@@ -249,7 +261,7 @@ class Run:
         self.forward(*batch, config.label_smoothing).backward()
         self.model.zero_grad(set_to_none=True)
         n_bytes = 12 * self.model.num_params()  # best.pt, last.pt, and the next last.pt while it is written
-        n_bytes += 2 * sum(t.nbytes for t in self.optimizer.state.values())
+        n_bytes += 2 * sum(t.nbytes for t in (*self.optimizer.state.values(), *self.average.values()))
         in_checkpoints = {
             "model_config": asdict(self.model.config),
             "tokenizer": data.tokenizer.to_dict(),
@@ -279,6 +291,20 @@ class Run:
         scaler.update()
         self.model.zero_grad(set_to_none=True)
         return loss_sum / machine.world_size, full_tensor(grad_norm)
+
+    def update_average(self, step: int) -> None:
+        """average = decay average + (1 - decay) p for each parameter p. decay: ema; at first 1 - 1/step: the mean."""
+        decay = min(self.config.ema, 1 - 1 / step)
+        for name, average in self.average.items():
+            average.lerp_(self.model.get_parameter(name).detach(), 1 - decay)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights, if there are any."""
+        trained = {name: self.model.get_parameter(name).detach().clone() for name in self.average}
+        self.model.load_state_dict(self.average, strict=False)
+        yield
+        self.model.load_state_dict(trained, strict=False)
 
     def check_finite(self, what: str, value: float, step: int) -> None:
         """Stop before NaN gets into a checkpoint. All processes are here, and the first one prints the error."""
@@ -334,6 +360,7 @@ def train(run: Run) -> int:
         scale = lr_scale(step, config)
         optimizer.set_lr(scale)
         loss, grad_norm = run.train_step(list(training_batches(data.train, run.starts, config, step, machine)))
+        run.update_average(step)
         progress.losses.append(loss)
         progress.tokens += config.tokens_per_step()
         if run.scaler.is_enabled() and not grad_norm.isfinite():
@@ -365,14 +392,15 @@ def train(run: Run) -> int:
             progress.losses = []
             logged = replace(progress)
         if evaluating:
-            val = evaluate(run.model, run.forward, data.val, run.windows, config.batch_size, machine)
-            run.check_finite("validation loss", val, step)
             progress.evals_since_best += 1
-            note = f"({data.bits_per_byte(val, 'val'):.4f} bits/byte)"
-            if val < progress.best:
-                progress.best, progress.evals_since_best = val, 0
-                run.folder.save("best.pt", run.model, step=step, val=val)
-                note += "  new best, saved best.pt"
+            with run.averaged():
+                val = evaluate(run.model, run.forward, data.val, run.windows, config.batch_size, machine)
+                run.check_finite("validation loss", val, step)
+                note = f"({data.bits_per_byte(val, 'val'):.4f} bits/byte)"
+                if val < progress.best:
+                    progress.best, progress.evals_since_best = val, 0
+                    run.folder.save("best.pt", run.model, step=step, val=val)
+                    note += "  new best, saved best.pt"
             run.folder.log(progress, config.max_iters, {"val": val}, note)
             if 0 < config.early_stop <= progress.evals_since_best:
                 run.stop.print(f"early stopping: no improvement in {progress.evals_since_best} evaluations")
@@ -382,6 +410,7 @@ def train(run: Run) -> int:
             run.check_finite("sum of the weights", total.item(), step)
             progress.saved_step, progress.seconds = step, time.perf_counter() - began
             more = {"optimizer": machine.gather(optimizer.state_dict()), "scaler": run.scaler.state_dict()}
+            more["average"] = machine.gather(run.average)
             run.folder.save("last.pt", run.model, progress=vars(progress), **more)
             saved_at = time.monotonic()
         if evaluating and step > 1:  # a single step is no curve
@@ -408,6 +437,8 @@ def main() -> None:
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
         check(config, checkpoint, data, machine)
+    machine.agree()
+    config.dtype = str(machine.dtype).removeprefix("torch.")  # a resumed run keeps it
     size = min(config.batch_size, config.batch_size * config.gradient_accumulation_steps // machine.world_size)
     advice = f"use --batch_size below {size} and more --gradient_accumulation_steps, or a smaller model"
     with runtime.explain_errors(f"out of memory; {advice}"):
@@ -416,7 +447,7 @@ def main() -> None:
         with run.stop:
             stopped_by = train(run)
         # Makes room for the best model. DDP is freed before its process group: after it, gloo may wait forever.
-        del run.model, run.network, run.forward, run.optimizer
+        del run.model, run.network, run.forward, run.optimizer, run.average
         if runtime.DISTRIBUTED:
             machine.max(0)  # all processes are done
             torch.distributed.destroy_process_group()

@@ -44,7 +44,10 @@ def test_an_estimate_follows_the_keys(call):
     few, many = (table(call(train, *long, f"--n_kv_head={n}")[1]) for n in (1, 4))
     assert many["KV cache"] == pytest.approx(4 * 2 * 4 * 128 * 8192 / 1e6, abs=0.1)
     assert many["KV cache"] == pytest.approx(4 * few["KV cache"], abs=0.3)
-    assert few["parameters"] < many["parameters"]
+    assert few["parameters"] < many["parameters"] and "averaged weights" not in few
+    averaged = table(call(train, *long, "--n_kv_head=1", "--ema=0.9")[1])
+    assert averaged["averaged weights"] == few["weights"]
+    assert averaged["total memory"] == pytest.approx(few["total memory"] + few["weights"], abs=0.2)
     one, four = (table(call(train, "--dataset=tiny", "--estimate", f"--batch_size={n}")[1]) for n in (1, 4))
     assert four["this run"] == 4 * one["this run"]
     matrices = 4 * 12 * 128 * 128  # muon keeps one tensor for each, adamw two

@@ -37,6 +37,7 @@ from runtime import Machine
 from train import TrainConfig, training_batches
 
 TINY = ["--dataset=tiny", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--eval_tokens=0"]
+TINY += ["--dtype=float32"]  # on every machine, and exact to more digits
 SHORT = [*TINY, "--max_iters=12", "--log_interval=1", "--eval_interval=4", "--warmup_iters=2", "--sample_tokens=20"]
 
 
@@ -172,6 +173,8 @@ def test_rising_validation_loss_is_said_and_the_best_model_kept(call):
         [],
         ["--dropout=0.2", "--gradient_accumulation_steps=2", "--optimizer=adamw"],
         ["--dropout=0.2", "--dtype=float16", "--optimizer=sgd", "--schedule=wsd", "--block_size=4"],
+        ["--dropout=0.2", "--dtype=bfloat16", "--ema=0.9"],
+        ["--dataset=list", "--document_mask", "--ema=0.5"],
     ],
 )
 def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, monkeypatch):
@@ -208,8 +211,10 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
         assert f"resumed after step {stops}" in out
         for key in ("train", "val", "grad_norm"):
             assert log_of(folder, key) == log_of("out/whole", key)
-        whole, resumed = (load_checkpoint(f"{f}/last.pt")["model"] for f in ("out/whole", folder))
-        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+        whole, resumed = (load_checkpoint(f"{f}/last.pt") for f in ("out/whole", folder))
+        for part in ("model", "average"):
+            assert whole[part].keys() == resumed[part].keys()
+            assert all(torch.equal(whole[part][name], resumed[part][name]) for name in whole[part])
 
 
 def test_the_log_is_cut_between_lines_whatever_ends_them(call):
@@ -358,7 +363,7 @@ def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, monkeyp
     """SIGKILL at random moments of a run that writes both checkpoints at each step."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in this process: sums over threads are rounded in another order
     options = [*TINY, "--max_iters=100", "--log_interval=1", "--eval_interval=5", "--checkpoint_interval=1"]
-    options += ["--sample_tokens=1", "--dropout=0.1"]
+    options += ["--sample_tokens=1", "--dropout=0.1", "--dtype=bfloat16", "--ema=0.9"]
     call(train, *options, "--out_dir=out/whole")
     rng = random.Random(0)
     process = start("train.py", *options, "--out_dir=out/killed")
@@ -746,6 +751,55 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
     assert done.stderr.endswith("; use --compile=false\n") and not Path("out").exists()
 
 
+def test_the_averaged_weights_are_evaluated_and_saved(call, monkeypatch):
+    """The average of the weights after each step: the plain mean at first, then with a decay of `ema`."""
+    steps, step = [], train.Run.train_step
+
+    def note(run, batches):
+        done = step(run, batches)
+        steps.append({name: p.detach().double().clone() for name, p in run.model.named_parameters()})
+        return done
+
+    monkeypatch.setattr(train.Run, "train_step", note)
+    assert call(train, *SHORT, "--ema=0.75", "--schedule=constant")[0] == 0
+    averages = [steps[0]]
+    for t, weights in enumerate(steps[1:], 2):
+        d = min(0.75, (t - 1) / t)
+        averages.append({name: d * averages[-1][name] + (1 - d) * weights[name] for name in weights})
+    data = prepare_data.load("tiny")
+    best, last = load_checkpoint("out/tiny/best.pt"), load_checkpoint("out/tiny/last.pt")
+    for name, average in averages[-1].items():
+        assert torch.equal(
+            last["model"][name], steps[-1][name].float()
+        )  # training goes on from the weights as they are
+        torch.testing.assert_close(last["average"][name].double(), average, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(best["model"][name], averages[best["step"] - 1][name].float(), rtol=1e-5, atol=1e-7)
+    model, _ = GPT.from_checkpoint("out/tiny/best.pt")
+    assert loss_of(model, data, "val") == pytest.approx(log_of("out/tiny", "val")[best["step"]], abs=1e-6)
+    # without `ema`, nothing changes in training; an average can begin when a run is resumed
+    call(train, *SHORT, "--schedule=constant", "--out_dir=out/plain")
+    assert log_of("out/plain", "train") == log_of("out/tiny", "train") and log_of("out/plain", "val") != log_of(
+        "out/tiny", "val"
+    )
+    assert load_checkpoint("out/plain/last.pt")["average"] == {}
+    assert call(train, "--init_from=resume", "--out_dir=out/plain", "--ema=0.5", "--max_iters=14")[0] == 0
+    assert load_checkpoint("out/plain/last.pt")["average"].keys() == last["average"].keys()
+
+
+def test_a_document_mask_needs_documents(call, fails):
+    assert fails(train, *SHORT, "--document_mask") == "error: tiny has no documents; use --document_mask=false"
+    for mask, separator in (("false", -1), ("true", prepare_data.load("list").separator)):
+        call(train, *SHORT, "--dataset=list", f"--document_mask={mask}", f"--out_dir=out/{mask}")
+        assert GPT.from_checkpoint(f"out/{mask}/best.pt")[0].config.separator == separator
+    assert log_of("out/true", "train") != log_of("out/false", "train")
+    call(train, *SHORT, "--dataset=list", "--init_from=out/true", "--out_dir=out/tuned")  # the model keeps its mask
+    assert GPT.from_checkpoint("out/tuned/best.pt")[0].config.separator == separator
+    call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=13")
+    assert GPT.from_checkpoint("out/tuned/last.pt")[0].config.separator == separator
+    call(train, *SHORT, "--dataset=list", "--init_from=out/true", "--out_dir=out/without", "--document_mask=false")
+    assert GPT.from_checkpoint("out/without/best.pt")[0].config.separator == -1
+
+
 @pytest.mark.parametrize("keys", [["--dtype=bfloat16"], ["--dtype=float16"], ["--flash=false"], ["--grad_clip=0"]])
 def test_other_keys_train_too(call, keys):
     status, out, err = call(train, *SHORT, *keys)
@@ -793,7 +847,7 @@ def forked(processes: int, *options: str) -> subprocess.Popen:
 
 @pytest.mark.parametrize(
     ("processes", "keys"),
-    [(3, []), (2, ["--fsdp"]), (2, ["--fsdp", "--optimizer=adamw", "--tie_weights"])],
+    [(3, ["--ema=0.7"]), (2, ["--fsdp", "--ema=0.7"]), (2, ["--fsdp", "--optimizer=adamw", "--tie_weights"])],
     ids=["ddp", "fsdp", "fsdp, adamw"],
 )
 def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, processes, keys):
@@ -825,6 +879,9 @@ def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, proces
     for name, ours in one["optimizer"].items():
         state = theirs["optimizer"][name]
         assert ours == state if name == "updates" else ours.shape == state.shape
+    assert one["average"].keys() == theirs["average"].keys()
+    for name, tensor in one["average"].items():
+        torch.testing.assert_close(theirs["average"][name], tensor, rtol=0, atol=1e-4)
 
 
 def children(process: subprocess.Popen) -> list[int]:
