@@ -936,7 +936,7 @@ def _():
 def mask(T: int, **keys) -> torch.Tensor:
     """What a GPT adds to the scores of T tokens."""
     gpt = GPT(GPTConfig(**{"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "position": "none"} | keys))
-    return gpt.mask(torch.arange(T), T)
+    return gpt.mask(torch.arange(T), torch.zeros(1, T))
 
 
 @example("mask-4", [[0, -math.inf, -math.inf, -math.inf], [0, 0, -math.inf, -math.inf], [0, 0, 0, -math.inf], [0] * 4])
