@@ -298,14 +298,23 @@ class GPT(nn.Module):
             last = self.transformer.ln_f if config.norm_position == "pre" else self.transformer.h[-1].ln_2
             last.weight.fill_(gain)
 
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None, label_smoothing: float = 0.0) -> tuple:
+    def forward(
+        self,
+        idx: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        label_smoothing: float = 0.0,
+        temperature: float = 1.0,
+    ) -> tuple:
         """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats, a scalar.
         The logits at position t predict the token after idx[:, t]. A target of -1 is ignored. label_smoothing eps
-        replaces each target by the distribution (1 - eps) on it + eps / V on every token (Szegedy et al. 2016)."""
+        replaces each target by the distribution (1 - eps) on it + eps / V on every token (Szegedy et al. 2016). The
+        loss is that of logits / temperature: below 1, the logits learn to be less confident (Agarwala et al. 2020)."""
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
         flat = logits.flatten(0, 1).float()  # (B T, V)
+        if temperature != 1:
+            flat = flat / temperature
         loss = F.cross_entropy(flat, targets.flatten(), ignore_index=-1, label_smoothing=label_smoothing)
         return logits, loss
 

@@ -100,15 +100,15 @@ class Machine:
             network.require_backward_grad_sync = on
 
     def loss_function(self, network: Callable) -> Callable:
-        """forward(x, y, label_smoothing=0.0): the mean loss for inputs and targets (B, T) that are on the CPU."""
+        """forward(x, y, ...): the mean loss for inputs and targets (B, T) on the CPU; the rest as in GPT.forward."""
         torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
 
-        def forward(x: torch.Tensor, y: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+        def forward(x: torch.Tensor, y: torch.Tensor, *loss_options: float) -> torch.Tensor:
             if self.device.type == "cuda":  # a copy from pinned memory does not wait
                 x, y = x.pin_memory(), y.pin_memory()
             x, y = (t.to(self.device, non_blocking=t.is_pinned()) for t in (x, y))
             with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-                return network(x, y, label_smoothing)[1]
+                return network(x, y, *loss_options)[1]
 
         return forward
 

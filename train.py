@@ -69,6 +69,9 @@ class TrainConfig(GPTConfig):
     momentum: float = option(0.95, "momentum of muon and sgd", minimum=0, below=1)
     grad_clip: float = option(1.0, "clip the gradient to this norm; 0: off", minimum=0)
     label_smoothing: float = option(0.0, "part of the target probability spread over all tokens", minimum=0, below=1)
+    train_temperature: float = option(
+        1.0, "divides the logits in the training loss; below 1: a less confident model", minimum=0.01
+    )
 
     log_interval: int = option(20, "log every this many steps", minimum=1)
     eval_interval: int = option(100, "evaluate on the validation split every this many steps", minimum=1)
@@ -258,7 +261,7 @@ class Run:
         if self.progress.step:
             print(f"resumed after step {self.progress.step}")
         batch = next(training_batches(data.train, self.starts, config, 1, machine))
-        self.forward(*batch, config.label_smoothing).backward()
+        self.forward(*batch, config.label_smoothing, config.train_temperature).backward()
         self.model.zero_grad(set_to_none=True)
         n_bytes = 12 * self.model.num_params()  # best.pt, last.pt, and the next last.pt while it is written
         n_bytes += 2 * sum(t.nbytes for t in (*self.optimizer.state.values(), *self.average.values()))
@@ -280,7 +283,8 @@ class Run:
         loss_sum = torch.zeros((), device=machine.device)
         for i, (x, y) in enumerate(batches):
             machine.sync_gradients(self.network, i == len(batches) - 1)  # set before the forward pass, too
-            loss = self.forward(x, y, self.config.label_smoothing) * (counts[i] * machine.world_size / total)
+            loss = self.forward(x, y, self.config.label_smoothing, self.config.train_temperature)
+            loss = loss * (counts[i] * machine.world_size / total)
             scaler.scale(loss).backward()
             loss_sum += loss.detach()
         if machine.world_size > 1:

@@ -402,6 +402,17 @@ def test_smoothed_labels_are_the_formula():
     assert loss.item() == pytest.approx(-(wanted * logits.log_softmax(-1)).sum(-1).mean().item(), abs=1e-5)
 
 
+def test_the_temperature_of_the_loss_divides_the_logits():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**SMALL, zero_init=False))
+    torch.nn.init.normal_(model.lm_head.weight)
+    idx, targets = torch.randint(65, (3, 9)), torch.randint(65, (3, 9))
+    logits, loss = model(idx, targets, temperature=0.5)
+    wanted = torch.nn.functional.cross_entropy(2 * logits.flatten(0, 1), targets.flatten())
+    assert loss.item() == pytest.approx(wanted.item(), abs=1e-5)
+    assert torch.equal(logits, model(idx)[0])
+
+
 def test_the_softcap_bounds_the_logits():
     model, idx = shaken(GPTConfig(**SMALL | {"softcap": 2.0})), torch.randint(65, (2, 16))
     assert 1.5 < model(idx)[0].abs().max() < 2
