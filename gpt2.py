@@ -26,7 +26,7 @@ GPT2_OPTIONS = {
     "norm": "layernorm", "norm_position": "pre", "position": "learned", "activation": "gelu_tanh", "bias": True,
     "qk_norm": False, "tie_weights": True, "softcap": 0.0, "zero_init": False, "lookback": 0,
 }  # fmt: skip
-MASK_NAME = r"h\.\d+\.attn\.(bias|masked_bias)"  # the files contain the causal mask, too
+MASK_NAME = r"h\.\d+\.attn\.(bias|masked_bias)"  # the files also contain the causal mask
 FILES = ("model.safetensors", "pytorch_model.bin")
 URL = "https://huggingface.co/openai-community/{name}/resolve/main/model.safetensors"
 ADVICE = "use GPT-2's weights as published"

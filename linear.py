@@ -116,7 +116,7 @@ class Int8Linear(nn.Module):
         rows = x.reshape(-1, x.shape[-1])  # (R, in)
         if len(rows) > MAX_ROWS or not self.has_kernel:  # expand the weights
             return F.linear(x, (self.weight * self.scale.float()[:, None]).type_as(x), self.bias)
-        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale).type_as(x)  # rounds x to bfloat16, too
+        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale).type_as(x)  # also rounds x to bfloat16
         return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
 
 

@@ -116,7 +116,7 @@ def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
 
 def alibi_slopes(n_head: int) -> torch.Tensor:
     """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts slope * distance from
-    the scores: heads with a gentle slope attend to distant tokens, too."""
+    the scores: heads with a gentle slope also attend to distant tokens."""
     return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
 
 

@@ -5,7 +5,7 @@
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
 prepare_data.py encodes whole texts with these classes. meta.json and checkpoints keep a tokenizer as its to_dict().
-This file trains BPE, and leaves the fast encoding to tiktoken. No text is special: "<|endoftext|>" is split, too.
+This file trains BPE, and leaves the fast encoding to tiktoken. No text is special: even "<|endoftext|>" is split.
 """
 
 import base64

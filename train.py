@@ -79,7 +79,7 @@ class TrainConfig(GPTConfig):
     checkpoint_interval: int = option(100, "save last.pt every this many steps", minimum=1)
     checkpoint_minutes: float = option(10.0, "also save last.pt if this many minutes have passed", minimum=0)
     sample_tokens: int = option(400, "length of the sample at the end, in tokens", minimum=0)
-    tensorboard: bool = option(False, "log for TensorBoard, too: tensorboard --logdir=out")
+    tensorboard: bool = option(False, "also log for TensorBoard: tensorboard --logdir=out")
 
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
     dtype: str = option("auto", "precision of matrix multiplications; auto: the device's best", Machine.DTYPES)
@@ -282,7 +282,7 @@ class Run:
         (total,) = machine.sum(sum(counts))  # every target has the same weight, in whichever micro-batch and process
         loss_sum = torch.zeros((), device=machine.device)
         for i, (x, y) in enumerate(batches):
-            machine.sync_gradients(self.network, i == len(batches) - 1)  # set before the forward pass, too
+            machine.sync_gradients(self.network, i == len(batches) - 1)  # also set before the forward pass
             loss = self.forward(x, y, self.config.label_smoothing, self.config.train_temperature)
             loss = loss * (counts[i] * machine.world_size / total)
             scaler.scale(loss).backward()
