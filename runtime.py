@@ -58,7 +58,7 @@ class Machine:
                 dtype = "bfloat16" if new else "float16"  # on old ones, bfloat16 is emulated
             elif found.type == "cpu":
                 full, half = (measured_flops(found, t) for t in (torch.float32, torch.bfloat16))
-                dtype = "bfloat16" if half >= 2 * full else "float32"  # a smaller gain is lost in casting
+                dtype = "bfloat16" if half >= 1.5 * full else "float32"  # a smaller gain is lost in casting
                 reason = (
                     f" (a matrix multiplication: {full / 1e9:,.0f} GFLOP/s in float32, {half / 1e9:,.0f} in bfloat16)"
                 )
@@ -71,7 +71,7 @@ class Machine:
         return f"{self.device}{processes}, {precision.removeprefix('torch.')}{self.reason}"
 
     def agree(self) -> None:
-        """Take float32 in all processes if bfloat16 is less than twice as fast in one of them."""
+        """Take float32 in all processes if bfloat16 is not much faster in one of them."""
         (slow,) = self.max(self.dtype == torch.float32)
         if slow and self.dtype == torch.bfloat16:
             self.dtype, self.reason = torch.float32, " (another process computes bfloat16 slowly)"

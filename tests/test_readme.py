@@ -128,7 +128,7 @@ def test_the_python_that_it_shows_runs(capsys):
 def test_the_ladder_has_all_models_in_order():
     models = [row["model"] for row in ladder()]
     names = ["uniform", "unigram", "bigram", "neural bigram", "Kneser-Ney", "MLP, block 3", "MLP, block 8", "GPT"]
-    shakespeare = ["bigram", "Kneser-Ney", "MLP, block 8", "GPT, quick", "GPT, long", "GPT, longer"]
+    shakespeare = ["bigram", "Kneser-Ney", "MLP, block 8", "GPT, quick", "GPT, long", "GPT, best"]
     assert [re.sub(r", add 1| \d-gram", "", name) for name in models] == [*names, *names, *shakespeare]
 
 
@@ -138,7 +138,7 @@ def test_the_numbers_of_a_row_agree(row):
     val = float(row["val"])
     assert float(row["perplexity"]) == pytest.approx(math.exp(val), rel=1e-3, abs=0.005)
     assert float(row["bits per byte"]) == pytest.approx(val / math.log(2), abs=0.0015)
-    assert float(row["seconds"].removeprefix("< ")) < 600 and int(row["parameters"].replace(",", "")) >= 0
+    assert float(row["seconds"].removeprefix("< ")) < 1200 and int(row["parameters"].replace(",", "")) >= 0
     assert row["command"].startswith("`python ") and row["command"].endswith("`")
 
 

@@ -12,9 +12,9 @@ from runtime import Machine
 
 @pytest.mark.parametrize(
     ("full", "half", "chosen"),
-    [(1e11, 1.9e11, torch.float32), (1e11, 2e11, torch.bfloat16), (3e11, 1e10, torch.float32)],
+    [(1e11, 1.4e11, torch.float32), (1e11, 1.5e11, torch.bfloat16), (3e11, 1e10, torch.float32)],
 )
-def test_a_cpu_computes_in_bfloat16_if_that_is_twice_as_fast(full, half, chosen, monkeypatch):
+def test_a_cpu_computes_in_bfloat16_if_that_is_much_faster(full, half, chosen, monkeypatch):
     speeds = {torch.float32: full, torch.bfloat16: half}
     monkeypatch.setattr(runtime, "measured_flops", lambda device, dtype: speeds[dtype])
     machine = Machine.pick("cpu", "auto")
