@@ -391,25 +391,17 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count(config):
     assert loss.item() == pytest.approx(torch.stack(counted).mean().item(), abs=1e-5)
 
 
-def test_smoothed_labels_are_the_formula():
-    """(1 - eps) on the target and eps / V on every token: cross-entropy with that distribution."""
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_loss_has_smoothed_labels_and_divided_logits(temperature):
+    """Cross-entropy with the distribution (1 - eps) on the target + eps / V on every token, of logits / temperature."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**SMALL, zero_init=False))
     torch.nn.init.normal_(model.lm_head.weight)
     idx, targets = torch.randint(65, (3, 9)), torch.randint(65, (3, 9))
-    logits, loss = model(idx, targets, label_smoothing=0.2)
+    logits, loss = model(idx, targets, label_smoothing=0.2, temperature=temperature)
     wanted = 0.8 * torch.nn.functional.one_hot(targets, 65) + 0.2 / 65
-    assert loss.item() == pytest.approx(-(wanted * logits.log_softmax(-1)).sum(-1).mean().item(), abs=1e-5)
-
-
-def test_the_temperature_of_the_loss_divides_the_logits():
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**SMALL, zero_init=False))
-    torch.nn.init.normal_(model.lm_head.weight)
-    idx, targets = torch.randint(65, (3, 9)), torch.randint(65, (3, 9))
-    logits, loss = model(idx, targets, temperature=0.5)
-    wanted = torch.nn.functional.cross_entropy(2 * logits.flatten(0, 1), targets.flatten())
-    assert loss.item() == pytest.approx(wanted.item(), abs=1e-5)
+    expected = -(wanted * (logits / temperature).log_softmax(-1)).sum(-1).mean()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
     assert torch.equal(logits, model(idx)[0])
 
 

@@ -770,18 +770,15 @@ def test_the_averaged_weights_are_evaluated_and_saved(call, monkeypatch):
     data = prepare_data.load("tiny")
     best, last = load_checkpoint("out/tiny/best.pt"), load_checkpoint("out/tiny/last.pt")
     for name, average in averages[-1].items():
-        assert torch.equal(
-            last["model"][name], steps[-1][name].float()
-        )  # training goes on from the weights as they are
+        assert torch.equal(last["model"][name], steps[-1][name].float())  # training continues from these weights
         torch.testing.assert_close(last["average"][name].double(), average, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(best["model"][name], averages[best["step"] - 1][name].float(), rtol=1e-5, atol=1e-7)
     model, _ = GPT.from_checkpoint("out/tiny/best.pt")
     assert loss_of(model, data, "val") == pytest.approx(log_of("out/tiny", "val")[best["step"]], abs=1e-6)
     # without `ema`, nothing changes in training; an average can begin when a run is resumed
     call(train, *SHORT, "--schedule=constant", "--out_dir=out/plain")
-    assert log_of("out/plain", "train") == log_of("out/tiny", "train") and log_of("out/plain", "val") != log_of(
-        "out/tiny", "val"
-    )
+    assert log_of("out/plain", "train") == log_of("out/tiny", "train")
+    assert log_of("out/plain", "val") != log_of("out/tiny", "val")
     assert load_checkpoint("out/plain/last.pt")["average"] == {}
     assert call(train, "--init_from=resume", "--out_dir=out/plain", "--ema=0.5", "--max_iters=14")[0] == 0
     assert load_checkpoint("out/plain/last.pt")["average"].keys() == last["average"].keys()
