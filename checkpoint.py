@@ -16,7 +16,7 @@ from files import load_tensors, lock, replace_file
 from model import GPT, GPTConfig
 from tokenizer import BPETokenizer, Tokenizer, make_tokenizer
 
-FORMAT = "count2gpt 6"
+FORMAT = "count2gpt 7"
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
 LOG_FORMATS = {
     "train": "train loss {:.4f}", "lr": "lr {:.2e}", "grad_norm": "grad norm {:.2f}", "val": "val loss {:.4f}",

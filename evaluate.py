@@ -109,9 +109,10 @@ def main() -> None:
     options = parser.parse_args()
     join_processes()  # torchrun can start several, which split the work
     if options.int8 and options.dtype == "auto":
-        options.dtype = "float32"  # rounding to bfloat16 changes the loss more than rounding weights does
+        options.dtype = "float32"  # rounding to bfloat16 changes the loss more than rounding the weights to int8 does
     machine = Machine.pick(options.device, options.dtype)
-    machine.agree()
+    with explain_errors():
+        machine.agree_on_dtype()
     opened = open_model(options.checkpoint, options.init_from)
     if not options.dataset and opened.dataset == "gpt2":
         raise UserError("GPT-2 needs a dataset in its tokens; use --dataset=fineweb, or a text prepared so")

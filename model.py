@@ -47,14 +47,14 @@ class GPTConfig:
     norm: str = option("layernorm", "normalization layer", ("layernorm", "rmsnorm"))
     norm_position: str = option("pre", "normalize the input of a sublayer, or the residual sum", ("pre", "post"))
     position: str = option("rope", "position encoding", ("learned", "sinusoidal", "rope", "alibi", "none"))
-    separator: int = option(-1, "id of the token that starts each document, where attention stops; -1: off", minimum=-1)
+    delimiter: int = option(-1, "id of the token that starts each document, where attention stops; -1: off", minimum=-1)
     lookback: int = option(0, "previous-token embeddings: how many preceding tokens are added; 0: off", minimum=0)
     activation: str = option("relu2", "non-linearity of the MLP", ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"))
     qk_norm: bool = option(True, "normalize queries and keys, so that attention scores stay bounded")
     tie_weights: bool = option(False, "one matrix for the token embedding and the output layer")
     softcap: float = option(0.0, "soft-cap the logits: c * tanh(logits / c); 0: off", minimum=0)
     zero_init: bool = option(True, "initialize the output projection of each sublayer, and the logits, to zero")
-    flash: bool = option(True, "fused attention kernel; false: explicit softmax(q k^T) v, the same numbers")
+    flash: bool = option(True, "fused attention kernel, where it is faster; false: always softmax(q k^T) v")
 
     def __post_init__(self):
         for f in fields(self):
@@ -124,7 +124,7 @@ class Dropout(nn.Dropout):
     """In training, zeroes a fraction p of the activations, and divides the others by 1 - p (Srivastava et al. 2014).
 
     On a CPU, PyTorch draws a random number for each activation, one after the other. Here, one random byte for each
-    decides: p is rounded to a multiple of 1/256, and forward and backward pass take 0.4 times as long."""
+    decides: p is rounded to a multiple of 1/256, 1/256 or more, and both passes take 0.4 of the time."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type != "cpu" or not self.training or self.p == 0:
@@ -152,9 +152,15 @@ class CausalSelfAttention(nn.Module):
         self.attn_dropout = Dropout(config.dropout)
         self.dropout = Dropout(config.dropout)
 
+    def fused(self, device: torch.device, T: int) -> bool:
+        """Whether to use PyTorch's fused kernel. In training on a CPU, it cannot do dropout, and under autocast its
+        backward pass is so slow that the formula is faster for up to 512 tokens."""
+        slow = self.config.dropout > 0 or (torch.is_autocast_enabled("cpu") and T <= 512)
+        return self.config.flash and not (self.training and device.type == "cpu" and slow)
+
     def forward(self, x: torch.Tensor, rope=None, mask=None, cache=None) -> torch.Tensor:
         """x (B, T, C) -> (B, T, C). rope (2, T, hd) rotates queries and keys. mask (..., T, S) is added to the scores;
-        None (with flash): each token attends to itself and all tokens before it. cache(k, v) stores new keys and
+        None (if fused): each token attends to itself and all tokens before it. cache(k, v) stores new keys and
         values, and returns them with those of earlier tokens, (B, n_kv_head, S, hd); None: there are no earlier ones,
         and S = T."""
         config, T = self.config, x.shape[1]
@@ -168,8 +174,7 @@ class CausalSelfAttention(nn.Module):
         q, k = qk.split((config.n_head, config.n_kv_head), dim=1)
         if cache is not None:
             k, v = cache(k, v)
-        trains_on_cpu = self.training and x.device.type == "cpu"  # where a mask selects the formula: see GPT.fused
-        if config.flash and not (trains_on_cpu and mask is not None):
+        if self.fused(x.device, T):
             dropout = config.dropout if self.training else 0.0
             causal, grouped = mask is None and T > 1, config.n_kv_head < config.n_head
             y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal, enable_gqa=grouped)
@@ -308,7 +313,8 @@ class GPT(nn.Module):
         """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats, a scalar.
         The logits at position t predict the token after idx[:, t]. A target of -1 is ignored. label_smoothing eps
         replaces each target by the distribution (1 - eps) on it + eps / V on every token (Szegedy et al. 2016). The
-        loss is that of logits / temperature: below 1, the logits learn to be less confident (Agarwala et al. 2020)."""
+        loss is that of logits / temperature: a temperature below 1 makes this softmax sharper, so smaller logits are
+        enough, and the model is less confident when it is used at temperature 1 (Agarwala et al. 2020)."""
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
@@ -348,21 +354,13 @@ class GPT(nn.Module):
             x = x + self.table[positions]
         elif config.position == "rope":
             rope = self.table[:, positions]  # (2, T, hd)
-        needs_mask = config.position == "alibi" or config.separator >= 0 or (cache is not None and cache.needs_mask)
-        if needs_mask or not self.fused(idx):
+        needs_mask = config.position == "alibi" or config.delimiter >= 0 or (cache is not None and cache.needs_mask)
+        if needs_mask or not self.transformer.h[0].attn.fused(idx.device, T):
             mask = self.mask(positions, key_ids)
         x = self.dropout(x)
         for i, block in enumerate(self.transformer.h):
             x = block(x, rope, mask, cache and cache.layer(i))  # (B, T, C)
         return self.transformer.ln_f(x) if config.norm_position == "pre" else x
-
-    def fused(self, idx: torch.Tensor) -> bool:
-        """Whether plain causal attention uses the fused kernel. In training on a CPU, it cannot do dropout, and its
-        backward pass under autocast is so slow that the formula is faster for up to 512 tokens."""
-        if idx.device.type != "cpu" or not self.training:
-            return self.config.flash
-        slow = self.config.dropout > 0 or (torch.is_autocast_enabled("cpu") and idx.shape[1] <= 512)
-        return self.config.flash and not slow
 
     def previous_token_ids(self, history: torch.Tensor) -> torch.Tensor:
         """history (B, lookback + T) -> rows of w_prev for the tokens before each of the last T, (B, T, lookback).
@@ -371,8 +369,8 @@ class GPT(nn.Module):
         (Bengio et al. 2003) is the same with tables of a low rank."""
         lookback, rows = self.config.lookback, self.config.vocab_size + 1
         windows = history[:, :-1].unfold(1, lookback, 1)  # (B, T, lookback), the oldest token first
-        if self.config.separator >= 0:
-            document = (history == self.config.separator).cumsum(dim=1)  # (B, lookback + T)
+        if self.config.delimiter >= 0:
+            document = (history == self.config.delimiter).cumsum(dim=1)  # (B, lookback + T)
             same = document[:, :-1].unfold(1, lookback, 1) == document[:, lookback:, None]
             windows = windows.where(same, self.config.vocab_size)  # "no token" instead of another document's
         return windows + torch.arange(lookback, device=history.device) * rows
@@ -380,13 +378,13 @@ class GPT(nn.Module):
     def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
         """The additive mask for queries at positions (T,) and keys of the tokens key_ids (B, S): -inf if a key is later
         or in another document, else 0 or ALiBi's -slope * distance. (T, S), preceded by B or nh if they matter."""
-        weight, separator = self.transformer.wte.weight, self.config.separator
         distance = positions[:, None] - torch.arange(key_ids.shape[1], device=key_ids.device)  # (T, S)
         hidden = distance < 0
-        if separator >= 0:
-            document = (key_ids == separator).cumsum(dim=1)  # (B, S): 1, 1, 1, 2, 2 ...
+        if self.config.delimiter >= 0:
+            document = (key_ids == self.config.delimiter).cumsum(dim=1)  # (B, S): 1, 1, 1, 2, 2 ...
             hidden = hidden | (document[:, positions, None] != document[:, None]).unsqueeze(1)  # (B, 1, T, S)
-        bias = -self.table * distance if self.config.position == "alibi" else torch.zeros_like(weight[0, 0])
+        zero = self.transformer.wte.weight.new_zeros(())
+        bias = -self.table * distance if self.config.position == "alibi" else zero
         return bias.masked_fill(hidden, -math.inf)
 
     def num_params(self, non_embedding: bool = False) -> int:

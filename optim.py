@@ -56,8 +56,8 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
 
 
 def orthogonalize(updates: list[torch.Tensor], rows: tuple[int, ...], dtype: torch.dtype | None) -> list:
-    """newton_schulz() for matrices of one shape, all at once. Each is several matrices of `rows` rows, one below the
-    other (q, k and v). Several processes split the work, unless each has only a shard of every matrix."""
+    """newton_schulz() for matrices of one shape, all at once. Each can be a stack of matrices with rows[0], rows[1] ...
+    rows (q, k and v). Several processes split the work, unless each has only a shard of every matrix."""
     split = dist.is_available() and dist.is_initialized() and not hasattr(updates[0], "full_tensor")
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if split else (0, 1)
     mine = range(rank, len(updates), world_size)
@@ -84,7 +84,7 @@ def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
     for _ in range(5):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-    return (x.mT if tall else x).to(u.dtype).contiguous()  # as dist.broadcast needs it
+    return (x.mT if tall else x).to(u.dtype).contiguous()  # dist.broadcast needs it so
 
 
 def full_tensor(t: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ class Optimizer:
 
 def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = None) -> Optimizer:
     """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for embeddings, output
-    layer, norms and biases. Weight decay acts on matrices only. dtype: of Muon's matmuls (None: the model's)."""
+    layer, norms and biases. Weight decay acts on matrices only. dtype: of Muon's matmuls (None: the weights')."""
     with_muon = config.optimizer == "muon"
     in_blocks = set(model.transformer.h.parameters()) if with_muon else set()
     options = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}

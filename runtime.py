@@ -31,7 +31,7 @@ class Machine:
     rank: int = RANK
     world_size: int = WORLD_SIZE
     fsdp: bool = False
-    reason: str = ""  # for this dtype
+    reason: str = ""  # why auto chose this dtype
     DTYPES = ("auto", "float32", "bfloat16", "float16")
 
     @classmethod
@@ -55,13 +55,11 @@ class Machine:
             dtype = "float32"
             if found.type == "cuda":
                 new = torch.cuda.get_device_capability(found) >= (8, 0)
-                dtype = "bfloat16" if new else "float16"  # on old ones, bfloat16 is emulated
+                dtype = "bfloat16" if new else "float16"  # older ones emulate bfloat16
             elif found.type == "cpu":
                 full, half = (measured_flops(found, t) for t in (torch.float32, torch.bfloat16))
                 dtype = "bfloat16" if half >= 1.5 * full else "float32"  # a smaller gain is lost in casting
-                reason = (
-                    f" (a matrix multiplication: {full / 1e9:,.0f} GFLOP/s in float32, {half / 1e9:,.0f} in bfloat16)"
-                )
+                reason = f" (matmuls: {full / 1e9:,.0f} GFLOP/s in float32, {half / 1e9:,.0f} in bfloat16)"
         return cls(found, getattr(torch, dtype), fsdp=fsdp, reason=reason)
 
     def __str__(self) -> str:
@@ -70,11 +68,11 @@ class Machine:
         precision = "float32 (matmuls in TF32)" if tf32 and self.dtype == torch.float32 else str(self.dtype)
         return f"{self.device}{processes}, {precision.removeprefix('torch.')}{self.reason}"
 
-    def agree(self) -> None:
-        """Take float32 in all processes if bfloat16 is not much faster in one of them."""
-        (slow,) = self.max(self.dtype == torch.float32)
-        if slow and self.dtype == torch.bfloat16:
-            self.dtype, self.reason = torch.float32, " (another process computes bfloat16 slowly)"
+    def agree_on_dtype(self) -> None:
+        """Use float32 in all processes if they have different dtypes."""
+        dtypes = (torch.float32, torch.bfloat16, torch.float16)
+        if sum(self.max(*(self.dtype == dtype for dtype in dtypes))) > 1:
+            self.dtype, self.reason = torch.float32, " (auto chose different dtypes in different processes)"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move the model to the device, and replicate or shard it across the processes. Returns the module to call."""
@@ -204,7 +202,6 @@ PEAK_FLOPS = {
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """The peak FLOP/s that mfu refers to, and its source: a data sheet, or a matrix multiplication on this device."""
-    torch.set_float32_matmul_precision("high")  # as in training
     if device.type == "cuda" and dtype != torch.float32:
         card = torch.cuda.get_device_name(device)
         words = set(card.replace("-", " ").split())
@@ -216,7 +213,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 @functools.cache
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOP/s of a matrix multiplication: the best of 20, or of as many as fit into 0.2 s (GPUs: 1 s)."""
+    """Measure the FLOP/s of a matrix multiplication: the best of 20, or of as many as fit into 0.2 s (CUDA: 1 s)."""
+    torch.set_float32_matmul_precision("high")  # as in training
     n, seconds = (8192, 1.0) if device.type == "cuda" else (512, 0.2)
     a = torch.ones(n, n, device=device, dtype=dtype)
     times = []

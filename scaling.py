@@ -24,8 +24,6 @@ def estimate(config: TrainConfig, machine: Machine, device_flops: float | None, 
 
     with FakeTensorMode():
         model = GPT(config.model_config())
-        if device_flops or machine.device.type != "cpu":
-            model.fused = lambda idx: config.flash  # attention as on a GPU
         optimizer_bytes = sum(t.nbytes for t in make_optimizer(model, config).state.values())
         activations = activation_bytes(model, config.batch_size, machine.dtype)
     params, flops, T = model.num_params(), model.flops_per_token(), config.block_size
@@ -61,7 +59,7 @@ def estimate(config: TrainConfig, machine: Machine, device_flops: float | None, 
 
 def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
     """Bytes that a forward pass keeps for the backward pass, weights cast to another dtype included: what autograd
-    saves, counted once if several operations save it. On the CPU; other devices fuse slightly differently."""
+    saves, counted once if several operations save it. On a CPU; a GPU keeps less for attention with dropout."""
     idx = torch.zeros(batch_size, model.config.block_size, dtype=torch.long)
     known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
     saved = {}
@@ -91,7 +89,7 @@ def main() -> None:
     if config.init_from in ("scratch", "resume"):
         known = 50_257 if source == "fineweb" or kind == "gpt2" else vocab_size if kind == "bpe" else None
         config.vocab_size = known or load(config.dataset).vocab_size
-    config.separator = 0 if config.document_mask else -1  # only shapes matter
+    config.delimiter = 0 if config.document_mask else -1  # only shapes matter
     estimate(config, Machine.pick(config.device, config.dtype), parsed.device_flops, parsed.mfu)
 
 

@@ -1,7 +1,7 @@
 """Part 4: train a GPT. One loop, from a laptop's CPU to several GPUs.
 
     python train.py                                         # about a minute on two CPU cores, no download
-    python train.py config/names.toml --n_layer=6           # a file of options, overridden on the command line
+    python train.py config/names.toml --n_layer=4           # a file of options, overridden on the command line
     python train.py --init_from=resume --out_dir=out/names  # resume a run that was stopped
     python train.py config/gpt2.toml --estimate             # memory, compute and time that a run needs (scaling.py)
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs, or CPU processes, split each batch
@@ -47,7 +47,7 @@ class TrainConfig(GPTConfig):
     init_from: str = option("scratch", "scratch; resume: the run in out_dir; gpt2 ... gpt2-xl; or a path to weights")
     seed: int = option(1337, "random seed for initialization, batches and dropout", minimum=0)
 
-    document_mask: bool = option(False, "tokens attend only to their own document, such as a name in a list")
+    document_mask: bool = option(False, "attention stops where a document starts, such as a name in a list")
     batch_size: int = option(8, "sequences of block_size tokens per micro-batch", minimum=1)
     gradient_accumulation_steps: int = option(1, "micro-batches per step, whose gradients are summed", minimum=1)
     max_iters: int = option(700, "number of steps", minimum=1)
@@ -56,9 +56,7 @@ class TrainConfig(GPTConfig):
     optimizer: str = option("muon", "muon: for the matrices of the blocks, with adamw for the rest", OPTIMIZERS)
     learning_rate: float = option(1e-2, "peak learning rate of sgd, adam, adamw", minimum=0)
     muon_learning_rate: float = option(0.03, "peak learning rate of muon: its updates have a fixed size", minimum=0)
-    ema: float = option(
-        0.0, "decay rate of averaged weights, evaluated and saved in best.pt; 0: off", minimum=0, below=1
-    )
+    ema: float = option(0.0, "decay rate of the averaged weights that best.pt will have; 0: off", minimum=0, below=1)
     schedule: str = option("linear", "schedule after warmup; wsd: constant, then linear decay at the end", SCHEDULES)
     warmup_iters: int = option(20, "steps of linear warmup", minimum=0)
     decay_fraction: float = option(0.2, "wsd: fraction of the steps, at the end, with linear decay", minimum=0, below=1)
@@ -69,9 +67,7 @@ class TrainConfig(GPTConfig):
     momentum: float = option(0.95, "momentum of muon and sgd", minimum=0, below=1)
     grad_clip: float = option(1.0, "clip the gradient to this norm; 0: off", minimum=0)
     label_smoothing: float = option(0.0, "part of the target probability spread over all tokens", minimum=0, below=1)
-    train_temperature: float = option(
-        1.0, "divides the logits in the training loss; below 1: a less confident model", minimum=0.01
-    )
+    train_temperature: float = option(1.0, "divides the logits in training; below 1: less confident", minimum=0.01)
 
     log_interval: int = option(20, "log every this many steps", minimum=1)
     eval_interval: int = option(100, "evaluate on the validation split every this many steps", minimum=1)
@@ -82,7 +78,7 @@ class TrainConfig(GPTConfig):
     tensorboard: bool = option(False, "also log for TensorBoard: tensorboard --logdir=out")
 
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
-    dtype: str = option("auto", "precision of matrix multiplications; auto: the device's best", Machine.DTYPES)
+    dtype: str = option("auto", "precision of matrix multiplications; auto: what is fast here", Machine.DTYPES)
     compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
     fsdp: bool = option(False, "with torchrun: shard the model across processes, if it does not fit on one GPU")
 
@@ -98,7 +94,7 @@ class TrainConfig(GPTConfig):
         return self.gradient_accumulation_steps * self.batch_size * self.block_size
 
 
-OPTIONS = {f.name: f for f in fields(TrainConfig) if f.name not in ("vocab_size", "separator")}  # set by the dataset
+OPTIONS = {f.name: f for f in fields(TrainConfig) if f.name not in ("vocab_size", "delimiter")}  # set by the dataset
 
 
 def option_parser(doc: str) -> OptionParser:
@@ -130,9 +126,9 @@ def make_config(options: dict, download: bool = True) -> tuple[TrainConfig, dict
     else:
         checkpoint, origin = load_initial(init_from, options, download), init_from
         inherited = dict(checkpoint["model_config"])
-        inherited["document_mask"] = inherited.pop("separator") >= 0
+        inherited["document_mask"] = inherited.pop("delimiter") >= 0
     config = TrainConfig(**inherited | options)
-    fixed = {f.name for f in fields(GPTConfig)} - {"vocab_size", "separator", "dropout", "flash"} | {"optimizer"}
+    fixed = {f.name for f in fields(GPTConfig)} - {"vocab_size", "delimiter", "dropout", "flash"} | {"optimizer"}
     if init_from != "resume" and config.position != "learned":
         fixed.remove("block_size")  # other encodings are defined for every position
     for name in sorted(fixed & inherited.keys()):
@@ -211,7 +207,7 @@ class Run:
         """Start a run, or continue the checkpoint's, which is then cleared to free its memory."""
         torch.manual_seed(config.seed)
         config.vocab_size = data.vocab_size
-        config.separator = data.delimiter if config.document_mask else -1
+        config.delimiter = data.delimiter if config.document_mask else -1
         self.config, self.machine, self.data = config, machine, data
         self.model = GPT(config.model_config())
         if checkpoint:
@@ -219,7 +215,7 @@ class Run:
         self.network = machine.wrap(self.model)
         self.forward = machine.loss_function(torch.compile(self.network) if config.compile else self.network)
         averaged = self.model.named_parameters() if config.ema else ()
-        self.average = {name: p.detach().clone() for name, p in averaged}
+        self.ema = {name: p.detach().clone() for name, p in averaged}
         self.optimizer = make_optimizer(self.model, config, machine.dtype)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)
         self.progress, self.stop = Progress(), StopSignal()
@@ -238,8 +234,8 @@ class Run:
         self.optimizer.load_state_dict(checkpoint["optimizer"])
         if self.scaler.is_enabled() and checkpoint["scaler"]:
             self.scaler.load_state_dict(checkpoint["scaler"])
-        for name, average in self.average.items():
-            average.copy_(shard_like(checkpoint["average"].get(name, average), average))
+        for name, average in self.ema.items():
+            average.copy_(shard_like(checkpoint["ema"].get(name, average), average))
         self.progress = Progress(**checkpoint["progress"])
         self.progress.losses = [loss.to(self.machine.device) for loss in self.progress.losses]
         if checkpoint["evaluated_on"] != self.evaluated_on:
@@ -264,7 +260,7 @@ class Run:
         self.forward(*batch, config.label_smoothing, config.train_temperature).backward()
         self.model.zero_grad(set_to_none=True)
         n_bytes = 12 * self.model.num_params()  # best.pt, last.pt, and the next last.pt while it is written
-        n_bytes += 2 * sum(t.nbytes for t in (*self.optimizer.state.values(), *self.average.values()))
+        n_bytes += 2 * sum(t.nbytes for t in (*self.optimizer.state.values(), *self.ema.values()))
         in_checkpoints = {
             "model_config": asdict(self.model.config),
             "tokenizer": data.tokenizer.to_dict(),
@@ -296,17 +292,18 @@ class Run:
         self.model.zero_grad(set_to_none=True)
         return loss_sum / machine.world_size, full_tensor(grad_norm)
 
-    def update_average(self, step: int) -> None:
-        """average = decay average + (1 - decay) p for each parameter p. decay: ema; at first 1 - 1/step: the mean."""
+    def update_ema(self, step: int) -> None:
+        """average = decay average + (1 - decay) p for each parameter p. decay = min(ema, 1 - 1/step): at first, this is
+        the plain mean of all steps."""
         decay = min(self.config.ema, 1 - 1 / step)
-        for name, average in self.average.items():
+        for name, average in self.ema.items():
             average.lerp_(self.model.get_parameter(name).detach(), 1 - decay)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights, if there are any."""
-        trained = {name: self.model.get_parameter(name).detach().clone() for name in self.average}
-        self.model.load_state_dict(self.average, strict=False)
+        """Within this context, the model has the averaged weights, if there are any."""
+        trained = {name: self.model.get_parameter(name).detach().clone() for name in self.ema}
+        self.model.load_state_dict(self.ema, strict=False)  # this also shards FSDP's parameters again
         yield
         self.model.load_state_dict(trained, strict=False)
 
@@ -364,7 +361,7 @@ def train(run: Run) -> int:
         scale = lr_scale(step, config)
         optimizer.set_lr(scale)
         loss, grad_norm = run.train_step(list(training_batches(data.train, run.starts, config, step, machine)))
-        run.update_average(step)
+        run.update_ema(step)
         progress.losses.append(loss)
         progress.tokens += config.tokens_per_step()
         if run.scaler.is_enabled() and not grad_norm.isfinite():
@@ -414,7 +411,7 @@ def train(run: Run) -> int:
             run.check_finite("sum of the weights", total.item(), step)
             progress.saved_step, progress.seconds = step, time.perf_counter() - began
             more = {"optimizer": machine.gather(optimizer.state_dict()), "scaler": run.scaler.state_dict()}
-            more["average"] = machine.gather(run.average)
+            more["ema"] = machine.gather(run.ema)
             run.folder.save("last.pt", run.model, progress=vars(progress), **more)
             saved_at = time.monotonic()
         if evaluating and step > 1:  # a single step is no curve
@@ -441,17 +438,17 @@ def main() -> None:
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
         check(config, checkpoint, data, machine)
-    machine.agree()
-    config.dtype = str(machine.dtype).removeprefix("torch.")  # a resumed run keeps it
     size = min(config.batch_size, config.batch_size * config.gradient_accumulation_steps // machine.world_size)
     advice = f"use --batch_size below {size} and more --gradient_accumulation_steps, or a smaller model"
     with runtime.explain_errors(f"out of memory; {advice}"):
+        machine.agree_on_dtype()
+        config.dtype = str(machine.dtype).removeprefix("torch.")  # in checkpoints: a resumed run keeps it
         run = Run(config, checkpoint, machine, data)
         run.begin()
         with run.stop:
             stopped_by = train(run)
         # Makes room for the best model. DDP is freed before its process group: after it, gloo may wait forever.
-        del run.model, run.network, run.forward, run.optimizer, run.average
+        del run.model, run.network, run.forward, run.optimizer, run.ema
         if runtime.DISTRIBUTED:
             machine.max(0)  # all processes are done
             torch.distributed.destroy_process_group()

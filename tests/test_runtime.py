@@ -20,18 +20,20 @@ def test_a_cpu_computes_in_bfloat16_if_that_is_much_faster(full, half, chosen, m
     machine = Machine.pick("cpu", "auto")
     assert machine.dtype == chosen
     both = f"{full / 1e9:,.0f} GFLOP/s in float32, {half / 1e9:,.0f} in bfloat16"
-    assert str(machine) == f"cpu, {str(chosen)[6:]} (a matrix multiplication: {both})"
+    assert str(machine) == f"cpu, {str(chosen)[6:]} (matmuls: {both})"
     assert runtime.peak_flops(machine.device, machine.dtype) == (speeds[chosen], "measured")
     asked = Machine.pick("cpu", "float32")
     assert asked.dtype == torch.float32 and str(asked) == "cpu, float32"
 
 
-def test_processes_agree_on_float32(monkeypatch):
-    for others, agreed in ((0.0, torch.bfloat16), (1.0, torch.float32)):
-        machine = Machine(torch.device("cpu"), torch.bfloat16, 0, 2)
-        monkeypatch.setattr(machine, "max", lambda mine, others=others: [max(mine, others)])
-        machine.agree()
-        assert machine.dtype == agreed
+@pytest.mark.parametrize("mine", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("theirs", [torch.float32, torch.bfloat16, torch.float16])
+def test_processes_with_different_dtypes_agree_on_float32(mine, theirs, monkeypatch):
+    machine = Machine(torch.device("cpu"), mine, 0, 2)
+    flags = [theirs == dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    monkeypatch.setattr(machine, "max", lambda *values: list(map(max, values, flags)))
+    machine.agree_on_dtype()
+    assert machine.dtype == (mine if mine == theirs else torch.float32)
 
 
 def test_a_dtype_that_is_slow_to_measure_is_measured_fewer_times(monkeypatch):
@@ -39,7 +41,7 @@ def test_a_dtype_that_is_slow_to_measure_is_measured_fewer_times(monkeypatch):
     clock = itertools.count(step=0.5)
     monkeypatch.setattr("time.perf_counter", clock.__next__)
     assert runtime.measured_flops(torch.device("cpu"), torch.float32) == 2 * 512**3 / 0.5
-    assert next(clock) == 1.0
+    assert next(clock) == 1.0  # it was read twice
 
 
 @pytest.fixture(autouse=True)

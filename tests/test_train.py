@@ -212,7 +212,7 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
         for key in ("train", "val", "grad_norm"):
             assert log_of(folder, key) == log_of("out/whole", key)
         whole, resumed = (load_checkpoint(f"{f}/last.pt") for f in ("out/whole", folder))
-        for part in ("model", "average"):
+        for part in ("model", "ema"):
             assert whole[part].keys() == resumed[part].keys()
             assert all(torch.equal(whole[part][name], resumed[part][name]) for name in whole[part])
 
@@ -771,7 +771,7 @@ def test_the_averaged_weights_are_evaluated_and_saved(call, monkeypatch):
     best, last = load_checkpoint("out/tiny/best.pt"), load_checkpoint("out/tiny/last.pt")
     for name, average in averages[-1].items():
         assert torch.equal(last["model"][name], steps[-1][name].float())  # training continues from these weights
-        torch.testing.assert_close(last["average"][name].double(), average, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(last["ema"][name].double(), average, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(best["model"][name], averages[best["step"] - 1][name].float(), rtol=1e-5, atol=1e-7)
     model, _ = GPT.from_checkpoint("out/tiny/best.pt")
     assert loss_of(model, data, "val") == pytest.approx(log_of("out/tiny", "val")[best["step"]], abs=1e-6)
@@ -779,23 +779,23 @@ def test_the_averaged_weights_are_evaluated_and_saved(call, monkeypatch):
     call(train, *SHORT, "--schedule=constant", "--out_dir=out/plain")
     assert log_of("out/plain", "train") == log_of("out/tiny", "train")
     assert log_of("out/plain", "val") != log_of("out/tiny", "val")
-    assert load_checkpoint("out/plain/last.pt")["average"] == {}
+    assert load_checkpoint("out/plain/last.pt")["ema"] == {}
     assert call(train, "--init_from=resume", "--out_dir=out/plain", "--ema=0.5", "--max_iters=14")[0] == 0
-    assert load_checkpoint("out/plain/last.pt")["average"].keys() == last["average"].keys()
+    assert load_checkpoint("out/plain/last.pt")["ema"].keys() == last["ema"].keys()
 
 
 def test_a_document_mask_needs_documents(call, fails):
     assert fails(train, *SHORT, "--document_mask") == "error: tiny has no documents; use --document_mask=false"
     for mask, separator in (("false", -1), ("true", prepare_data.load("list").separator)):
         call(train, *SHORT, "--dataset=list", f"--document_mask={mask}", f"--out_dir=out/{mask}")
-        assert GPT.from_checkpoint(f"out/{mask}/best.pt")[0].config.separator == separator
+        assert GPT.from_checkpoint(f"out/{mask}/best.pt")[0].config.delimiter == separator
     assert log_of("out/true", "train") != log_of("out/false", "train")
     call(train, *SHORT, "--dataset=list", "--init_from=out/true", "--out_dir=out/tuned")  # the model keeps its mask
-    assert GPT.from_checkpoint("out/tuned/best.pt")[0].config.separator == separator
+    assert GPT.from_checkpoint("out/tuned/best.pt")[0].config.delimiter == separator
     call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=13")
-    assert GPT.from_checkpoint("out/tuned/last.pt")[0].config.separator == separator
+    assert GPT.from_checkpoint("out/tuned/last.pt")[0].config.delimiter == separator
     call(train, *SHORT, "--dataset=list", "--init_from=out/true", "--out_dir=out/without", "--document_mask=false")
-    assert GPT.from_checkpoint("out/without/best.pt")[0].config.separator == -1
+    assert GPT.from_checkpoint("out/without/best.pt")[0].config.delimiter == -1
 
 
 @pytest.mark.parametrize("keys", [["--dtype=bfloat16"], ["--dtype=float16"], ["--flash=false"], ["--grad_clip=0"]])
@@ -877,9 +877,9 @@ def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, proces
     for name, ours in one["optimizer"].items():
         state = theirs["optimizer"][name]
         assert ours == state if name == "updates" else ours.shape == state.shape
-    assert one["average"].keys() == theirs["average"].keys()
-    for name, tensor in one["average"].items():
-        torch.testing.assert_close(theirs["average"][name], tensor, rtol=0, atol=1e-4)
+    assert one["ema"].keys() == theirs["ema"].keys()
+    for name, tensor in one["ema"].items():
+        torch.testing.assert_close(theirs["ema"][name], tensor, rtol=0, atol=1e-4)
 
 
 def children(process: subprocess.Popen) -> list[int]:
@@ -931,6 +931,20 @@ def test_error_in_all_processes_is_printed_once():
     assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
         "error: n_embd=128 is not a multiple of n_head=3; choose one that is"
     ]
+
+
+def test_an_error_in_a_later_process_is_explained_by_the_first():
+    """Here, the second process has no device, as with more processes than GPUs."""
+    script = "import os, runpy, sys\n"
+    script += "sys.argv += ['--device=meta'] if os.environ['RANK'] == '1' else []\n"
+    script += f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')\n"
+    Path("launched.py").write_text(script)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = finish(python(*launch, "launched.py", *TINY))
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 1 and len(errors) == 2, done.stderr
+    assert any("there is no device meta" in line for line in errors)
+    assert any("another training process failed" in line for line in errors)
 
 
 def test_processes_share_the_windows_of_a_step():
