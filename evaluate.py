@@ -4,7 +4,8 @@
     python evaluate.py --init_from=gpt2 --dataset=fineweb --eval_tokens=1048576
 
 Read train.py before, which evaluates with the functions of this file. Evaluation is over fixed windows in a fixed
-order, so the same model has the same loss, whatever the batch size. Each token but the first is predicted exactly once.
+order, so the same model has the same loss in the same dtype, whatever the batch size. Each token but the first is
+predicted exactly once.
 """
 
 from collections.abc import Callable

@@ -152,7 +152,7 @@ def check(config: TrainConfig, checkpoint: dict | None, data: Dataset, machine: 
         (config.fsdp and not runtime.DISTRIBUTED, "--fsdp needs several processes; use torchrun --nproc_per_node=2"),
         (config.fsdp and machine.dtype == torch.float16, "--fsdp cannot train in float16; use --dtype=bfloat16"),
         (runtime.DISTRIBUTED and machine.device.type == "mps", "several processes cannot share mps; use --device=cpu"),
-        (config.document_mask and data.delimiter is None, f"{data.name} has no documents; use --document_mask=false"),
+        (config.document_mask and data.delimiter is None, f"{data.name} is one long text; use --document_mask=false"),
         (config.tensorboard and not importlib.util.find_spec("tensorboard"), "no TensorBoard; pip install tensorboard"),
     ):
         if wrong:

@@ -785,7 +785,7 @@ def test_the_averaged_weights_are_evaluated_and_saved(call, monkeypatch):
 
 
 def test_a_document_mask_needs_documents(call, fails):
-    assert fails(train, *SHORT, "--document_mask") == "error: tiny has no documents; use --document_mask=false"
+    assert fails(train, *SHORT, "--document_mask") == "error: tiny is one long text; use --document_mask=false"
     for mask, separator in (("false", -1), ("true", prepare_data.load("list").separator)):
         call(train, *SHORT, "--dataset=list", f"--document_mask={mask}", f"--out_dir=out/{mask}")
         assert GPT.from_checkpoint(f"out/{mask}/best.pt")[0].config.delimiter == separator
