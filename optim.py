@@ -84,7 +84,7 @@ def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
     for _ in range(5):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-    return (x.mT if tall else x).to(u.dtype).contiguous()  # dist.broadcast needs it so
+    return (x.mT if tall else x).to(u.dtype).contiguous()  # for dist.broadcast
 
 
 def full_tensor(t: torch.Tensor) -> torch.Tensor:
