@@ -4,7 +4,7 @@
     python mlp.py --init=naive --max_iters=20000 --plot     # a bad initialization: what it costs, and where it shows
     python mlp.py --backward=manual --fold                  # backpropagation by hand; batch norm folded away at the end
 
-Read ngram.py before and model.py after. An n-gram table learns nothing about one context from another. The network of
+Read ngram.py before and cells.py after. An n-gram table learns nothing about one context from another. The network of
 Bengio et al. (2003) looks up a learned vector for each context token, its embedding. Similar tokens get similar
 embeddings, so the network generalizes to contexts it has never seen (Karpathy 2022, "Building makemore" parts 2 to 4):
 
@@ -12,7 +12,7 @@ embeddings, so the network generalizes to contexts it has never seen (Karpathy 2
 
 It can start confidently wrong, its tanh units can saturate, and its layers can learn too fast or too slowly: this file
 shows a statistic and a fix for each. Its limitation: W1 has separate rows for each position, so nothing is shared
-between positions. Attention, in model.py, solves that.
+between positions, and it sees no further back. A state, in cells.py, is one solution; attention, in model.py, another.
 """
 
 import math

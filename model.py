@@ -4,7 +4,8 @@
     model = GPT(GPTConfig(vocab_size=65, n_layer=4, n_head=4, n_embd=128, block_size=64))
     logits, loss = model(idx, targets)      # idx, targets (B, T): token ids
 
-Read mlp.py before, train.py and sample.py after. It needs PyTorch alone: copy this file and train. Two models in one:
+Read mlp.py or rnn.py before, train.py and sample.py after. It needs PyTorch alone: copy this file and train. Two models
+in one:
 
     GPT-2      position="learned", activation="gelu_tanh", bias=True, tie_weights=True, qk_norm=False, zero_init=False
     modern     position="rope", activation="relu2", qk_norm=True, zero_init=True  (the defaults)

@@ -123,6 +123,26 @@ def mlp_training(history, saturated: float, data, title: str, path: Path) -> Non
     save(figure, path)
 
 
+def gradients(curves: dict[tuple[str, str], tuple[np.ndarray, float | None]], title: str, path: Path) -> None:
+    """Gradient norms w.r.t. the state k = 1, 2 ... tokens before, relative to the first, by (cell, "before" or "after"
+    training); dashed before, dotted the bound, if there is one: a factor per token."""
+    figure = Figure(figsize=(8, 4.5), dpi=80, layout="tight")
+    axes = figure.subplots()
+    cells = list(dict.fromkeys(cell for cell, _ in curves))
+    for (cell, when), (norms, bound) in curves.items():
+        color, k = f"C{cells.index(cell)}", np.arange(1, len(norms) + 1)
+        axes.semilogy(k, norms / norms[0], "--" if when == "before" else "-", color=color, label=f"{cell} {when}")
+        if bound is not None:
+            label = f"bound for {cell} {when}"
+            axes.semilogy(k, np.minimum(k * 0 + bound, 1e6) ** (k - 1), ":", color=color, alpha=0.6, label=label)
+    top = max((norms / norms[0]).max() for norms, _ in curves.values())
+    axes.set(title=title, xlabel="k: tokens between the state and the loss", ylim=(1e-10, 10 * top))
+    axes.set_ylabel("norm of d loss / d state, relative to k = 1")
+    axes.legend(fontsize="small", ncols=2)
+    axes.grid(alpha=0.3)
+    save(figure, path)
+
+
 def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
     """The training and validation losses in the entries of a log, over the steps."""
     figure = Figure(figsize=(7, 4))

@@ -17,11 +17,16 @@ ALLOWED = {
     "prepare_data": {"tokenizer", "files", "console"}, "gpt2": {"model", "files", "console"},
     "checkpoint": {"model", "tokenizer", "files", "console"},
     "bigram": {"console", "prepare_data", "tokenizer"}, "ngram": {"console", "prepare_data", "bigram"},
-    "mlp": {"console", "prepare_data"},
+    "mlp": {"console", "prepare_data"}, "cells": set(), "recall": {"cells", "console", "model", "sample"},
+    "rnn": {"cells", "console", "optim", "prepare_data"},
     "train": WORKSHOP | {"model", "optim", "evaluate"}, "sample": WORKSHOP | {"model", "linear"},
     "evaluate": WORKSHOP | {"model", "linear"}, "scaling": WORKSHOP | {"train", "model", "optim"},
 }  # fmt: skip
-LATE = {"model": {"checkpoint"}, "train": {"scaling"}}  # inside a function, so that the file works without them
+LATE = {
+    "model": {"checkpoint"},
+    "train": {"scaling"},
+    "rnn": {"recall"},
+}  # inside a function, so that the file works without them
 
 
 def imports(name: str) -> tuple[set[str], set[str]]:

@@ -19,11 +19,13 @@ from test_micrograd import gradients
 from torch import nn
 
 import bigram
+import cells
 import micrograd
 import mlp
 import model
 import ngram
 import optim
+import rnn
 import sample
 import scaling
 import train
@@ -276,41 +278,6 @@ def _():
         return gradients(f, 1)[1]
 
     return [chain(slope, depth) for slope, depth in ((0.5, 10), (0.5, 20), (1.5, 10), (1.5, 20), (0.25, 10))]
-
-
-def recur(Wh: list, Wx: list) -> list[list[Value]]:
-    """The hidden states of a recurrent network of two units that reads 1, -1, 2."""
-    h, states = [Value(0), Value(0)], []
-    for x in (1, -1, 2):
-        h = [(row[0] * h[0] + row[1] * h[1] + w * x).tanh() for row, w in zip(Wh, Wx, strict=True)]
-        states.append(h)
-    return states
-
-
-RNN = [0.5, 0.1, 0.2, 0.6, 0.3, 0.4]  # Wh row by row, then Wx
-
-
-@example("rnn-3", [(0.291313, 0.379949), (-0.115827, -0.113280), (0.485961, 0.609966)])  # a text: (-0.115, -0.114)
-def _():
-    a, b, c, d, *Wx = map(Value, RNN)
-    return recur([[a, b], [c, d]], Wx)
-
-
-@example("rnn-bptt", [0.0573872, 0.103713, 0.0575818, 0.0988311, 1.33796, 1.08105])
-def _():
-    return gradients(lambda a, b, c, d, *Wx: sum(recur([[a, b], [c, d]], Wx)[-1]), *RNN)[1:]
-
-
-@example("rnn-power", [0.00572642, 106.719, 2.95127e-5, 12527.8])  # a text has the powers of other steps
-def _():
-    power = lambda w, n: math.prod([w] * n, start=Value(1))
-    return [power(Value(w), n) for n in (49, 99) for w in (0.9, 1.1)]
-
-
-@example("lstm-copy", [3, 1, 0.4])
-def _():
-    cell = lambda c, f=1.0, i=0.0: f * c + i * c.tanh()
-    return *gradients(cell, 3), gradients(lambda c: cell(c, f=0.4), 3)[1]
 
 
 @example("res-jac", [0])  # I + J1 + J2 (I + J1) = (I + J2) (I + J1), with J2 at x + F1(x)
@@ -623,7 +590,7 @@ def _():
     return bigram.probabilities(np.zeros((27, 27)), 1)[0, 0]
 
 
-def cells(V: int, n: int) -> str:
+def table_cells(V: int, n: int) -> str:
     """What ngram.py prints for the cells of the largest table."""
     text, tally = io.StringIO(), (np.zeros((1, n), dtype=int), np.ones(1))
     data = types.SimpleNamespace(vocab_size=V, separator=None)
@@ -634,12 +601,12 @@ def cells(V: int, n: int) -> str:
 
 @example("ngram-table", 19683)  # V^(n-1) rows of V: one text has a square of side V^n
 def _():
-    return float(cells(27, 3).replace(",", ""))
+    return float(table_cells(27, 3).replace(",", ""))
 
 
 @example("ngram-size", 3.1e23)
 def _():
-    return float(cells(50_000, 5))
+    return float(table_cells(50_000, 5))
 
 
 @example("ppl-aba", [0.520216, 0.750513, 1.68239])
@@ -782,6 +749,78 @@ def _():
     layer(torch.tensor([[1, 3, 1]]))
     layer.backward(tensor([1, 2, 5, 6, 3, 4]))
     return layer.C.grad
+
+
+# ----------------------------------------------------------------------------- recurrent networks: cells.py, rnn.py
+
+
+def elman(U: list, W: list) -> cells.Elman:
+    """The cell with these weights and no biases."""
+    cell = cells.Elman(len(W[0]), len(U))
+    weights = {"weight_hh_l0": tensor(*U), "weight_ih_l0": tensor(*W)}
+    cell.load_state_dict({name: weights.get(name, torch.zeros(len(U))) for name in cell.state_dict()})
+    return cell
+
+
+def three_steps() -> tuple[cells.Elman, torch.Tensor, torch.Tensor]:
+    """The cell of the example, its inputs (1, 3, 1), and its states (1, 4, 2), of which the first is zero."""
+    cell, x = elman([[0.5, 0.1], [0.2, 0.6]], [[0.3], [0.4]]), tensor([[1], [-1], [2]])
+    return cell, x, torch.cat((torch.zeros(1, 1, 2), cell(x, cell.start(1))[0]), dim=1).detach()
+
+
+@example("bow-dim", 1_000_000)  # what one unit of a network reads; an RNN of 100 steps reads 10,000 each time
+def _():
+    V, positions = 10_000, 100
+    return mlp.Linear(torch.empty(positions * V, 1)).parameters[0].shape[0]
+
+
+@example("rnn-3", [(0.291313, 0.379949), (-0.115827, -0.113280), (0.485961, 0.609966)])  # one text: h2 = -0.115, -0.114
+def _():
+    return three_steps()[2][0, 1:]
+
+
+@example("rnn-bptt", [(0.0573872, 0.103713), (0.0575818, 0.0988311), (1.33796, 1.08105)])
+def _():
+    dh = torch.zeros(1, 3, 2)
+    dh[:, 2] = 1  # the loss is the sum of the last state
+    dW, dU, *_ = rnn.backward_through_time(*three_steps(), dh)
+    return dU, dW
+
+
+@example("rnn-power", [0.00572642, 106.719, 2.95127e-5, 12527.8])  # one text: 0.0052, 97.02, 2.7e-5, 9417
+def _():
+    """The derivative of a state w.r.t. the one 49, or 99, steps before, where tanh' is 1: at zero."""
+    cell, products = elman([[0.9, 0], [0, 1.1]], [[0], [0]]), []
+    for steps in (49, 99):
+        x = torch.zeros(1, steps, 1)
+        jacobian = torch.autograd.functional.jacobian(lambda h, x=x: cell(x, h)[1], cell.start(1))
+        products += jacobian.view(2, 2).diagonal().tolist()
+    return products
+
+
+@example("lstm-copy", [0.0, 0.0, 0.0])
+def _():
+    """With forget gates of 1 and input gates of 0, the cell state is copied, with its gradient; h = o tanh(c)."""
+    cell, x = cells.LSTM(3, 4), torch.randn(2, 3)
+    for p in (cell.weight_ih_l0, cell.weight_hh_l0):
+        nn.init.zeros_(p[:8])  # of the input and forget gates
+    with torch.no_grad():
+        cell.bias_ih_l0[:4], cell.bias_ih_l0[4:8] = -1e9, 1e9
+    state = torch.randn(2, 2, 4)
+    y, (_, c) = cell.step(x, state)
+    o = (x @ cell.weight_ih_l0.T + cell.bias_ih_l0 + state[0] @ cell.weight_hh_l0.T + cell.bias_hh_l0)[:, 12:].sigmoid()
+    copied = torch.autograd.functional.jacobian(lambda c: cell.step(x, torch.stack((state[0], c)))[1][1], state[1])
+    identity = torch.eye(8).view(2, 4, 2, 4)
+    return [(a - b).abs().max() for a, b in ((c, state[1]), (y, o * state[1].tanh()), (copied, identity))]
+
+
+@pytest.mark.parametrize(("scale", "steps"), [(0.5, 1), (0.5, 10), (1.5, 10), (1.5, 40)])
+def test_a_product_of_jacobians_has_at_most_the_norm_of_rnn_bound(scale, steps):
+    """rnn-bound: the norm of d h_t / d h_(t-k) is at most lambda^k, for tanh, whose slope is at most 1; k = steps."""
+    cell, x = elman((scale * torch.randn(6, 6) / 6**0.5).tolist(), torch.randn(6, 2).tolist()), torch.randn(1, steps, 2)
+    jacobian = torch.autograd.functional.jacobian(lambda h: cell(x, h)[1], torch.rand(1, 1, 6)).view(6, 6)
+    largest = torch.linalg.matrix_norm(cell.weight_hh_l0, 2)
+    assert 0 < torch.linalg.matrix_norm(jacobian, 2) <= largest**steps * (1 + 1e-12)
 
 
 # ----------------------------------------------------------------------------- tokens: prepare_data.py

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT, SHARED, result
 
 import bigram
+import cells
 import checkpoint
 import console
 import evaluate
@@ -22,6 +23,8 @@ import model
 import ngram
 import optim
 import prepare_data
+import recall
+import rnn
 import runtime
 import sample
 import scaling
@@ -30,8 +33,19 @@ import train
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
-SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, train, sample, evaluate, scaling)
-OTHERS = (checkpoint, console, files, gpt2, model, optim, runtime, tokenizer)  # plots.py needs matplotlib
+SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, scaling)
+OTHERS = (
+    cells,
+    checkpoint,
+    console,
+    files,
+    gpt2,
+    model,
+    optim,
+    recall,
+    runtime,
+    tokenizer,
+)  # plots.py needs matplotlib
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 
@@ -78,7 +92,8 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
     if "--plot" in command:
         pytest.importorskip("matplotlib")
     for module, name in (
-        (micrograd, "derivatives"), (bigram, "load"), (ngram, "load"), (mlp, "load"), (prepare_data, "prepare"),
+        (micrograd, "derivatives"), (bigram, "load"), (ngram, "load"), (mlp, "load"), (rnn, "load"), (recall, "main"),
+        (prepare_data, "prepare"),
         (train, "load_checkpoint"), (train, "load_initial"), (runtime.Machine, "pick"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, accept)

@@ -1,0 +1,220 @@
+"""Part 2: five ways to carry a state along, from Elman's network to a state space model, and the model around them.
+
+rnn.py trains them, recall.py tests their memory; read mlp.py before. The MLP sees a fixed window, and learns separate
+weights for each position in it. A recurrent network reads one token at a time, with the same weights at every step, and
+keeps what it needs of the past in a state:
+
+    state_t, output_t = f(state_(t-1), input_t)
+
+The cells differ in f. The first three are not linear in the state, so they have to run one step after the other. The
+last two are linear in it, so many steps of a training text can be computed at once, and still a generated token costs
+only one step. Their common limitation: a state of fixed size has to hold everything. Attention, in model.py, keeps all
+tokens instead.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+HEADS = 8  # of the linear cells: independent copies, each of which computes its part of the H outputs
+CHUNK = 32  # tokens that LinearCell.forward() computes at once
+# Shapes: B rows, T tokens, V tokens in the vocabulary, C inputs and H outputs of a cell.
+# Linear cells: nh heads, each with a state of N keys x P values.
+
+
+# ----------------------------------------------------------------------------- cells that run step by step
+
+
+class StepByStep:
+    """What the first three share, in front of PyTorch's layer: its forward() is the fast loop over the tokens, from
+    inputs x (B, T, C) and a state (n_states, B, H) to outputs (B, T, H) and the last state. step() is the formula for
+    one token, x (B, C). PyTorch's names: ih is input to hidden, W and b; hh is hidden to hidden, U and b'."""
+
+    n_states = 1
+
+    def __init__(self, C: int, H: int):
+        super().__init__(C, H, batch_first=True)  # of nn.RNN, nn.GRU or nn.LSTM
+
+    def start(self, B: int) -> torch.Tensor:
+        return self.weight_hh_l0.new_zeros(self.n_states, B, self.hidden_size)
+
+    def from_input(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight_ih_l0, self.bias_ih_l0)  # W x + b, for all gates at once
+
+    def from_state(self, h: torch.Tensor) -> torch.Tensor:
+        return F.linear(h, self.weight_hh_l0, self.bias_hh_l0)  # U h + b'
+
+
+class Elman(StepByStep, nn.RNN):
+    """h_t = tanh(W x_t + b + U h_(t-1) + b')  (Elman 1990)"""
+
+    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state = (self.from_input(x) + self.from_state(state[0])).tanh()[None]
+        return state[0], state
+
+
+class GRU(StepByStep, nn.GRU):
+    """r = sigmoid(W_r x_t + b_r + U_r h_(t-1) + b'_r)      reset gate: how much of the past the candidate sees
+    z = sigmoid(W_z x_t + b_z + U_z h_(t-1) + b'_z)         update gate: how much of the past is kept
+    n = tanh(W_n x_t + b_n + r * (U_n h_(t-1) + b'_n))      candidate for the new state
+    h_t = (1 - z) * n + z * h_(t-1)
+    (Cho et al. 2014, where r multiplies h_(t-1) before U_n; as in PyTorch, here it is one matmul for all three.)"""
+
+    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        r_x, z_x, n_x = self.from_input(x).chunk(3, dim=1)
+        r_h, z_h, n_h = self.from_state(state[0]).chunk(3, dim=1)
+        r, z = (r_x + r_h).sigmoid(), (z_x + z_h).sigmoid()
+        n = (n_x + r * n_h).tanh()
+        state = ((1 - z) * n + z * state[0])[None]
+        return state[0], state
+
+
+class LSTM(StepByStep, nn.LSTM):
+    """i, f, o = sigmoid(W x_t + b + U h_(t-1) + b')        input, forget and output gate, each with its own W, b, U, b'
+    g = tanh(W_g x_t + b_g + U_g h_(t-1) + b'_g)            candidate
+    c_t = f * c_(t-1) + i * g                               cell state: gradients reach c_(t-1) directly, times f
+    h_t = o * tanh(c_t)                                     (Hochreiter, Schmidhuber 1997; Gers et al. 2000)
+
+    The state is h and c, (2, B, H). The forget bias starts at 1: with f = sigmoid(0) = 0.5, half of the cell state and
+    half of its gradient would be lost at every step; sigmoid(1) is 0.73 (Jozefowicz et al. 2015)."""
+
+    n_states = 2
+
+    def __init__(self, C: int, H: int):
+        super().__init__(C, H)
+        with torch.no_grad():
+            self.bias_ih_l0[H : 2 * H] = 1.0
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, (h, c) = super().forward(x, (state[:1], state[1:]))
+        return out, torch.cat((h, c))
+
+    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h, c = state
+        i, f, g, o = (self.from_input(x) + self.from_state(h)).chunk(4, dim=1)
+        f = f.sigmoid()
+        self.forget = f.detach()  # for forget_gates() in rnn.py
+        c = f * c + i.sigmoid() * g.tanh()
+        state = torch.stack((o.sigmoid() * c.tanh(), c))
+        return state[0], state
+
+
+# ----------------------------------------------------------------------------- cells that are linear in the state
+
+
+class LinearCell(nn.Module):
+    """S_t = a_t S_(t-1) + k_t v_t^T,  y_t = S_t^T q_t, in each head: the state stores value v_t under key k_t, and a
+    query q_t reads the values under similar keys. In a subclass, project() computes q, k, v and the decay a_t, at most
+    1, from W times the normalized input, never from the state; output() makes the output (B, T, H) of all y."""
+
+    def start(self, B: int) -> torch.Tensor:
+        return self.W.weight.new_zeros(B, *self.state_shape)  # (B, nh, N, P)
+
+    def step(self, x: torch.Tensor, S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The recurrent form, to generate: x (B, C) -> (B, H)."""
+        projected = self.W(F.layer_norm(x, x.shape[-1:]))[:, None]
+        q, k, v, log_a = (part[:, :, 0] for part in self.project(projected))  # (B, nh or 1, N or P); log_a: (B, nh)
+        S = log_a.exp()[..., None, None] * S + k[..., :, None] * v[..., None, :]
+        y = q[..., None, :] @ S  # (B, nh, 1, P)
+        return self.output(y, projected)[:, 0], S
+
+    def forward(self, x: torch.Tensor, S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The parallel form, to train: x (B, T, C) -> (B, T, H). From the state S before a chunk of tokens 1, 2 ...:
+            y_t = (a_t ... a_1) S^T q_t + sum over s <= t of (a_t ... a_(s+1)) (q_t . k_s) v_s
+        The sum is attention without a softmax: a matrix of scores times v. Only the chunks have to run in order."""
+        ys = []
+        for projected in self.W(F.layer_norm(x, x.shape[-1:])).split(CHUNK, dim=1):
+            q, k, v, log_a = self.project(projected)  # (B, nh or 1, T, N or P); log_a: (B, nh, T)
+            A = log_a.cumsum(2)  # log of a_t ... a_1
+            future = torch.ones(A.shape[2], A.shape[2], dtype=torch.bool, device=x.device).triu(1)
+            decay = (A[..., :, None] - A[..., None, :]).masked_fill(future, -torch.inf).exp()  # (B, nh, T, T)
+            y = (q @ k.mT * decay) @ v + A.exp()[..., None] * (q @ S)  # (B, nh, T, P)
+            to_end = (A[..., -1:] - A).exp()[..., None]  # the decay from each token to the end of the chunk
+            S = A[..., -1:, None].exp() * S + k.mT @ (to_end * v)
+            ys.append(self.output(y, projected))
+        return torch.cat(ys, dim=1), S
+
+
+class LinearAttention(LinearCell):
+    """output_t = sum over s <= t of w_s v_s / sum of w_s,  w_s = phi(q_t) . phi(k_s),  phi(x) = elu(x) + 1 > 0
+    (Katharopoulos et al. 2020): a weighted average of all values so far, as in attention, where w_s = exp(q_t . k_s).
+    With phi, the sum of phi(k_s) v_s^T is a state. A further value, 1 for all s, sums up the w_s. Nothing decays."""
+
+    def __init__(self, C: int, H: int):
+        super().__init__()
+        self.W = nn.Linear(C, 3 * H)
+        self.state_shape = (HEADS, H // HEADS, H // HEADS + 1)
+
+    def project(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = projected.unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)  # (B, nh, T, H / nh) each
+        v = torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)
+        return F.elu(q) + 1, F.elu(k) + 1, v, torch.zeros_like(v[..., 0])
+
+    def output(self, y: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        return (y[..., :-1] / y[..., -1:].clamp(min=1e-6)).transpose(1, 2).flatten(2)  # (B, T, H)
+
+
+class SSM(LinearCell):
+    """A selective state space model, the recurrence of Mamba (Gu, Dao 2024) with one decay per head (Mamba-2):
+        S_t = exp(-d_t A) S_(t-1) + b_t (d_t u_t)^T,  y_t = S_t^T c_t + D u_t,  d_t > 0,  A > 0
+    So the key is b_t, the value d_t u_t, the query c_t. The step size d_t depends on the input, as they do: the model
+    selects what to store and what to forget. D u_t skips the state. The output passes through a gate, y * silu(z).
+    Left out: Mamba's convolution over the last four tokens, and the norm and projection of the output."""
+
+    N = 32  # size of b and c, which all heads share
+
+    def __init__(self, C: int, H: int):
+        super().__init__()
+        self.sizes = (H, H, self.N, self.N, HEADS)
+        self.W = nn.Linear(C, sum(self.sizes))  # z, u, b, c and d
+        self.log_A = nn.Parameter(torch.linspace(math.log(0.1), math.log(4), HEADS))  # short and long memories
+        self.D = nn.Parameter(torch.ones(HEADS))
+        self.state_shape = (HEADS, self.N, H // HEADS)
+
+    def project(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        _, u, b, c, d = projected.split(self.sizes, dim=2)
+        u = u.unflatten(2, (HEADS, -1)).transpose(1, 2)  # (B, nh, T, P)
+        d = F.softplus(d).transpose(1, 2)  # (B, nh, T)
+        return c[:, None], b[:, None], d[..., None] * u, -d * self.log_A.exp()[:, None]
+
+    def output(self, y: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        z, u, *_ = projected.split(self.sizes, dim=2)
+        y = y.transpose(1, 2) + self.D[:, None] * u.unflatten(2, (HEADS, -1))  # (B, T, nh, P)
+        return y.flatten(2) * F.silu(z)
+
+
+# ----------------------------------------------------------------------------- the model around them
+
+
+CELLS = {"rnn": Elman, "gru": GRU, "lstm": LSTM, "linear": LinearAttention, "ssm": SSM}
+
+
+class Model(nn.Module):
+    """Embedding, stacked cells, output layer: idx (B, T) and the state of each cell -> logits (B, T, V) and
+    the new states. If a cell has as many inputs as outputs, they are added (a residual connection)."""
+
+    def __init__(self, V: int, cell: str, n_embd: int, n_hidden: int, n_layer: int, dropout: float):
+        super().__init__()
+        self.wte = nn.Embedding(V, n_embd)
+        self.cells = nn.ModuleList(CELLS[cell](n_hidden if i else n_embd, n_hidden) for i in range(n_layer))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(n_hidden, V)
+
+    def start(self, B: int) -> list[torch.Tensor]:
+        """The state of each cell before the first token: zeros."""
+        return [cell.start(B) for cell in self.cells]
+
+    def forward(self, idx: torch.Tensor, states: list[torch.Tensor], step: bool = False) -> tuple:
+        """step: idx (B,) is one token per row -> logits (B, V), by the step() of each cell."""
+        x, new = self.wte(idx), []
+        for i, cell in enumerate(self.cells):
+            y, state = (cell.step if step else cell)(x, states[i])
+            y = self.dropout(y)
+            x = x + y if x.shape == y.shape else y
+            new.append(state)
+        return self.head(x), new
+
+    def num_params(self) -> int:
+        return sum(p.numel() for p in self.parameters())
