@@ -158,8 +158,9 @@ def print_samples(texts: Iterable[str], lines: bool) -> None:
         print(text if lines or i == 0 else f"{'-' * 20}\n{text}")
 
 
-def print_losses(data, losses: dict[str, float]) -> None:
-    """Print the loss on each split of a Dataset in nats per token, below that of the uniform distribution."""
+def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> None:
+    """Print the loss on each split of a Dataset in nats per token, below that of the uniform distribution; and which of
+    them are those of the first `limit` tokens only."""
     rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
     for split, loss in {"uniform": math.log(data.vocab_size), **losses}.items():
         bits = data.bits_per_byte(loss, "val" if split == "uniform" else split)
@@ -167,6 +168,9 @@ def print_losses(data, losses: dict[str, float]) -> None:
         rows.append([split, f"{loss:.4f}", f"{perplexity:.2f}", f"{bits:.4f}"])
     print()
     print_table(rows)
+    for split in losses:
+        if data.splits[split]["tokens"] > limit:
+            print(f"({split}: the first {limit:,} tokens)")
 
 
 def print_result(model: str, data, params: int, losses: dict[str, float], **more) -> None:

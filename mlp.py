@@ -408,10 +408,7 @@ def main() -> None:
         console.print_samples(texts, lines=data.separator is not None)
         for split in data.splits:
             losses[split] = evaluate(model, getattr(data, split)[:EVAL_TOKENS], T, data.separator)
-        console.print_losses(data, losses)
-        for split, entry in data.splits.items():
-            if entry["tokens"] > EVAL_TOKENS:
-                print(f"({split}: the first {EVAL_TOKENS:,} tokens)")
+        console.print_losses(data, losses, EVAL_TOKENS)
         if options.plot:
             import plots
 

@@ -126,7 +126,7 @@ def mlp_training(history, saturated: float, data, title: str, path: Path) -> Non
 def gradients(curves: dict[tuple[str, str], tuple[np.ndarray, float | None]], title: str, path: Path) -> None:
     """Gradient norms w.r.t. the state k = 1, 2 ... tokens before, relative to the first, by (cell, "before" or "after"
     training); dashed before, dotted the bound, if there is one: a factor per token."""
-    figure = Figure(figsize=(8, 4.5), dpi=80, layout="tight")
+    figure = Figure(figsize=(9, 4.5), dpi=80, layout="tight")
     axes = figure.subplots()
     cells = list(dict.fromkeys(cell for cell, _ in curves))
     for (cell, when), (norms, bound) in curves.items():
@@ -138,7 +138,7 @@ def gradients(curves: dict[tuple[str, str], tuple[np.ndarray, float | None]], ti
     top = max((norms / norms[0]).max() for norms, _ in curves.values())
     axes.set(title=title, xlabel="k: tokens between the state and the loss", ylim=(1e-10, 10 * top))
     axes.set_ylabel("norm of d loss / d state, relative to k = 1")
-    axes.legend(fontsize="small", ncols=2)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize="small")
     axes.grid(alpha=0.3)
     save(figure, path)
 

@@ -1,8 +1,8 @@
 """Part 2: train a network that carries a state along: an RNN, GRU, LSTM, linear attention or a state space model.
 
-    python rnn.py                                           # half a minute: train an LSTM on words, sample new ones
+    python rnn.py                                           # a minute: train an LSTM on words, sample new ones
     python rnn.py --cell=all --plot                         # all five, and how far back their gradients reach
-    python rnn.py --cell=rnn --grad_clip=0 --learning_rate=0.1      # what gradient clipping prevents
+    python rnn.py --cell=rnn --optimizer=sgd --learning_rate=1 --max_iters=400 --grad_clip=0    # without clipping
     python rnn.py --recall                                  # what do they remember, and at what cost? (recall.py)
 
 Read cells.py before, where the cells are, and model.py after. The loss at a token depends on the state after each token
@@ -87,7 +87,8 @@ def train(model: Model, data: Dataset, options) -> None:
     starts. For a document of at most bptt tokens, it is the whole gradient. Prints losses and gradient norms."""
     steps, began = options.max_iters, time.perf_counter()
     schedule = {"schedule": "linear", "warmup_iters": min(100, steps // 10), "max_iters": steps, "min_lr": 0.0}
-    rule = {"optimizer": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "momentum": 0.0}
+    decay = 0.1 if options.optimizer == "adamw" else 0.0
+    rule = {"optimizer": options.optimizer, "weight_decay": decay, "beta1": 0.9, "beta2": 0.99, "momentum": 0.9}
     config = SimpleNamespace(learning_rate=options.learning_rate, **schedule, **rule)
     optimizer = make_optimizer(model, config)
     states, losses, norms = [], [], []
@@ -256,8 +257,9 @@ def read_options():
     add("--dropout", type=in_range(float, 0, 0.99), default=0.1, help="fraction of each cell's outputs to drop")
     add("--max_iters", type=in_range(int, 1), default=2000, help="training steps")
     add("--batch_size", type=in_range(int, 1, 100_000), default=64, help="documents, or parts of the text, per step")
+    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="update rule; sgd needs a higher learning rate")
     rates = shown["learning_rate"]
-    add("--learning_rate", type=in_range(float, above=0), shown=rates, help="peak learning rate of AdamW")
+    add("--learning_rate", type=in_range(float, above=0), shown=rates, help="peak learning rate")
     add("--grad_clip", type=in_range(float, 0), default=1.0, help="gradient clipping threshold (norm); 0: off")
     add(
         "--bptt",
@@ -317,16 +319,14 @@ def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict]:
     losses = {}
     for split in data.splits:
         losses[split] = evaluate(model, getattr(data, split)[:EVAL_TOKENS], data.separator)
-    console.print_losses(data, losses)
-    for split, entry in data.splits.items():
-        if entry["tokens"] > EVAL_TOKENS:
-            print(f"({split}: the first {EVAL_TOKENS:,} tokens)")
+    console.print_losses(data, losses, EVAL_TOKENS)
     result = {"model": cell, "params": model.num_params(), "losses": losses, "step": options.max_iters}
     return result | {"seconds": f"{time.perf_counter() - began:.1f}"}, gradients
 
 
 def main() -> None:
     options = read_options()
+    torch.set_num_threads(1)  # for tensors this small, more threads hardly help, and harm if others need the cores
     if options.recall:
         import recall
 

@@ -142,9 +142,12 @@ def test_the_python_that_it_shows_runs(capsys):
 
 def test_the_ladder_has_all_models_in_order():
     models = [row["model"] for row in ladder()]
-    names = ["uniform", "unigram", "bigram", "neural bigram", "Kneser-Ney", "MLP, block 3", "MLP, block 8", "GPT"]
-    shakespeare = ["bigram", "Kneser-Ney", "MLP, block 8", "GPT, quick", "GPT, long", "GPT, best"]
-    assert [re.sub(r", add 1| \d-gram", "", name) for name in models] == [*names, *names, *shakespeare]
+    counting = ["uniform", "unigram", "bigram", "neural bigram", "Kneser-Ney", "MLP, block 3", "MLP, block 8"]
+    cells = ["RNN", "GRU", "LSTM", "linear attention", "state space model"]
+    names = [*counting, *cells[:3], "LSTM, 256 units", *cells[3:], "GPT"]
+    shakespeare = ["bigram", "Kneser-Ney", "MLP, block 8", *cells, "GPT, quick", "GPT, long", "GPT, best"]
+    expected = [*names, *counting, *cells, "GPT", *shakespeare]
+    assert [re.sub(r", add 1| \d-gram", "", name) for name in models] == expected
 
 
 @pytest.mark.parametrize("row", ladder(), ids=lambda row: row["command"])

@@ -279,7 +279,9 @@ def trained_gradients(dataset, bptt: int, monkeypatch) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = small_model("rnn", V=dataset.vocab_size)
     monkeypatch.setattr(rnn, "lr_scale", lambda *_: seen.append([p.grad.clone() for p in model.parameters()]) or 0.0)
-    options = SimpleNamespace(max_iters=6, learning_rate=0.1, grad_clip=0.0, bptt=bptt, batch_size=64, seed=1)
+    options = SimpleNamespace(
+        optimizer="sgd", max_iters=6, learning_rate=0.1, grad_clip=0.0, bptt=bptt, batch_size=64, seed=1
+    )
     rnn.train(model, dataset, options)
     return seen
 
@@ -345,7 +347,9 @@ def test_clipping_limits_the_gradient_and_0_does_not(data, monkeypatch, clip):
         return 0.0
 
     monkeypatch.setattr(rnn, "lr_scale", record)
-    options = SimpleNamespace(max_iters=3, learning_rate=0.1, grad_clip=clip, bptt=64, batch_size=8, seed=1)
+    options = SimpleNamespace(
+        optimizer="sgd", max_iters=3, learning_rate=0.1, grad_clip=clip, bptt=64, batch_size=8, seed=1
+    )
     rnn.train(model, dataset, options)
     assert len(norms) == 3
     assert norms == pytest.approx([0.01] * 3, rel=1e-3) if clip else min(norms) > 0.05
