@@ -22,11 +22,8 @@ ALLOWED = {
     "train": WORKSHOP | {"model", "optim", "evaluate"}, "sample": WORKSHOP | {"model", "linear"},
     "evaluate": WORKSHOP | {"model", "linear"}, "scaling": WORKSHOP | {"train", "model", "optim"},
 }  # fmt: skip
-LATE = {
-    "model": {"checkpoint"},
-    "train": {"scaling"},
-    "rnn": {"recall"},
-}  # inside a function, so that the file works without them
+# inside a function, so that the file works without them
+LATE = {"model": {"checkpoint"}, "train": {"scaling"}, "rnn": {"recall"}}
 
 
 def imports(name: str) -> tuple[set[str], set[str]]:
