@@ -179,7 +179,7 @@ def test_the_forget_gates_start_near_sigmoid_of_1_and_padding_does_not_count():
 @pytest.mark.parametrize("name", CELLS)
 def test_the_default_sizes_have_about_100_000_parameters(name):
     sizes = {key: value for key, value in rnn.DEFAULTS[name].items() if key != "learning_rate"}
-    assert Model(27, name, **sizes, dropout=0.0).num_params() == pytest.approx(100_000, rel=0.05)
+    assert Model(27, name, **sizes, dropout=0.0).num_params() == pytest.approx(100_000, rel=0.07)
 
 
 # ----------------------------------------------------------------------------- data
@@ -580,10 +580,12 @@ def test_a_gpt_begins_to_pass_the_tests_of_memory(monkeypatch, task, hardest, gu
 
 
 def test_recall_on_the_command_line(call, monkeypatch):
-    monkeypatch.setattr(recall, "STEPS", 2)
-    monkeypatch.setattr(recall, "LENGTHS", (8, 256))
+    tasks = {name: (task, unit, (2, 4), guess) for name, (task, unit, _, guess) in recall.TASKS.items()}
+    for name, value in (("STEPS", 2), ("LENGTHS", (8, 256)), ("TASKS", tasks)):
+        monkeypatch.setattr(recall, name, value)
     status, out, _ = call(rnn, "--recall")
     numbers = result(out)
-    assert status == 0 and "bytes kept" in out and "milliseconds" in out
+    assert status == 0 and "bytes of state" in out and "milliseconds" in out
+    assert "k =            2       4" in out and "n =            2       4\nguessing   55.0%   32.5%" in out
     for label in (*CELLS, "gpt"):
-        assert 0 <= float(numbers[f"first_letter_{label}"]) < 0.3 and 0 <= float(numbers[f"pairs_{label}"]) < 0.5
+        assert 0 <= float(numbers[f"first_letter_{label}"]) < 0.3 and 0 <= float(numbers[f"pairs_{label}"]) < 0.7
