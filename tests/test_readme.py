@@ -144,7 +144,8 @@ def test_the_ladder_has_all_models_in_order():
 def test_the_numbers_of_a_row_agree(row):
     """A token is a letter of one byte here, so bits per byte are bits per token."""
     val = float(row["val"])
-    assert float(row["perplexity"]) == pytest.approx(math.exp(val), rel=0, abs=0.005 + 0.0005 * math.exp(val))  # rounded
+    rounding = 0.005 + 0.0005 * math.exp(val)
+    assert float(row["perplexity"]) == pytest.approx(math.exp(val), rel=0, abs=rounding)
     assert float(row["bits per byte"]) == pytest.approx(val / math.log(2), abs=0.0015)
     assert float(row["seconds"].removeprefix("< ")) < 1200 and int(row["parameters"].replace(",", "")) >= 0
     assert row["command"].startswith("`python ") and row["command"].endswith("`")
