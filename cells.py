@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-HEADS = 8  # of the linear cells: independent copies, each of which computes its part of the H outputs
+HEADS = 8  # of the linear cells: each has its own state, and computes its part of the H outputs
 CHUNK = 32  # tokens that LinearCell.forward() computes at once
 # Shapes: B rows, T tokens, V tokens in the vocabulary, C inputs and H outputs of a cell.
 # Linear cells: nh heads, each with a state of N keys x P values.
@@ -28,9 +28,9 @@ CHUNK = 32  # tokens that LinearCell.forward() computes at once
 
 
 class StepByStep:
-    """What the first three share, in front of PyTorch's layer: its forward() is the fast loop over the tokens, from
-    inputs x (B, T, C) and a state (n_states, B, H) to outputs (B, T, H) and the last state. step() is the formula for
-    one token, x (B, C). PyTorch's names: ih is input to hidden, W and b; hh is hidden to hidden, U and b'."""
+    """What the first three share. They also inherit from PyTorch's layer: its forward() is the fast loop over the
+    tokens, from inputs x (B, T, C) and a state (n_states, B, H) to outputs (B, T, H) and the last state. step() is the
+    formula for one token, x (B, C). PyTorch's names: ih is input to hidden, W and b; hh is hidden to hidden, U, b'."""
 
     n_states = 1
 
@@ -106,8 +106,8 @@ class LSTM(StepByStep, nn.LSTM):
 
 class LinearCell(nn.Module):
     """S_t = a_t S_(t-1) + k_t v_t^T,  y_t = S_t^T q_t, in each head: the state stores value v_t under key k_t, and a
-    query q_t reads the values under similar keys. In a subclass, project() computes q, k, v and the decay a_t, at most
-    1, from W times the normalized input, never from the state; output() makes the output (B, T, H) of all y."""
+    query q_t reads the values under similar keys. In a subclass, project() computes q, k, v and log a_t, at
+    most 0, from W times the normalized input, never from the state; output() makes the output (B, T, H) of all y."""
 
     def start(self, B: int) -> torch.Tensor:
         return self.W.weight.new_zeros(B, *self.state_shape)  # (B, nh, N, P)
@@ -140,7 +140,8 @@ class LinearCell(nn.Module):
 class LinearAttention(LinearCell):
     """output_t = sum over s <= t of w_s v_s / sum of w_s,  w_s = phi(q_t) . phi(k_s),  phi(x) = elu(x) + 1 > 0
     (Katharopoulos et al. 2020): a weighted average of all values so far, as in attention, where w_s = exp(q_t . k_s).
-    With phi, the sum of phi(k_s) v_s^T is a state. A further value, 1 for all s, sums up the w_s. Nothing decays."""
+    As w_s is a product, the sum of phi(k_s) v_s^T is all that has to be kept: the state. One more value, 1 for all s,
+    adds up the w_s. Nothing decays."""
 
     def __init__(self, C: int, H: int):
         super().__init__()

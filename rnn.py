@@ -122,7 +122,7 @@ def evaluate(model: Model, tokens: np.ndarray, separator: int | None) -> float:
     does each part of a text: there are at most EVAL_ROWS, of 1,000 tokens or more."""
     model.eval()
     show, total, done = progress("evaluating", len(tokens) - 1, "tokens"), 0.0, 0
-    at = edges(tokens, separator, min(EVAL_ROWS, len(tokens) // 1000 + 1))
+    at = edges(tokens, separator, min(EVAL_ROWS, max(1, len(tokens) // 1000)))
     order = np.argsort(np.diff(at), kind="stable")  # documents of similar length together: little padding
     T = max(1, MAX_ACTIVATIONS // (EVAL_ROWS * max(p.shape[0] for p in model.parameters())))
     for rows in (order[i : i + EVAL_ROWS] for i in range(0, len(order), EVAL_ROWS)):
@@ -229,7 +229,7 @@ def print_gradients(gradients: dict[tuple[str, str], tuple[np.ndarray, float | N
 
 @torch.no_grad()
 def forget_gates(model: Model, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the forget gates of all LSTM cells at each of the n tokens in x (B, T) that has a target, (n, H)."""
+    """Return the forget gates of all LSTM cells at each token in x (B, T) with a target, (n, H)."""
     states, gates = model.start(len(x)), []
     for t in range(x.shape[1]):
         _, states = model(x[:, t], states, step=True)

@@ -543,10 +543,11 @@ def test_each_letter_asks_for_its_digit(n):
 
 
 @pytest.mark.parametrize("n", [2, 8])
-def test_guessing_one_of_the_shown_digits_is_as_good_as_the_table_says(n):
-    idx, targets = recall.pairs(n, 20_000, np.random.default_rng(0))
-    _, _, _, guess = recall.TASKS["pairs, n of them"]
-    assert (idx[:, 1] == targets[:, -1]).mean() == pytest.approx(guess(n), abs=0.01)
+def test_guessing_the_most_frequent_digit_is_as_good_as_the_table_says(n):
+    idx, targets = recall.pairs(n, 5000, np.random.default_rng(1))
+    guesses = [np.bincount(row).argmax() for row in idx[:, 1 : 2 * n : 2]]
+    right = targets[:, 2 * n :] == np.array(guesses)[:, None]
+    assert right.mean() == pytest.approx(recall.most_frequent_digit(n), abs=0.01)
 
 
 def test_embeddings_of_two_tokens():
@@ -569,7 +570,7 @@ def test_a_state_has_a_fixed_size_and_a_cache_grows(monkeypatch):
     assert short == 2 * 2 * 8 * 32 * 4  # keys and values of 2 layers: 8 tokens of 32 float32
 
 
-@pytest.mark.parametrize(("task", "hardest", "guess"), [(recall.first_letter, 10, 1 / 52), (recall.pairs, 4, 0.325)])
+@pytest.mark.parametrize(("task", "hardest", "guess"), [(recall.first_letter, 10, 1 / 52), (recall.pairs, 4, 0.384)])
 def test_a_gpt_begins_to_pass_the_tests_of_memory(monkeypatch, task, hardest, guess):
     monkeypatch.setattr(recall, "STEPS", 300)
     monkeypatch.setattr(recall, "LENGTHS", (8, 256))
@@ -586,6 +587,6 @@ def test_recall_on_the_command_line(call, monkeypatch):
     status, out, _ = call(rnn, "--recall")
     numbers = result(out)
     assert status == 0 and "bytes of state" in out and "milliseconds" in out
-    assert "k =            2       4" in out and "n =            2       4\nguessing   55.0%   32.5%" in out
+    assert "k =            2       4" in out and "n =            2       4\nguessing   5" in out
     for label in (*CELLS, "gpt"):
         assert 0 <= float(numbers[f"first_letter_{label}"]) < 0.3 and 0 <= float(numbers[f"pairs_{label}"]) < 0.7
