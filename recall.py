@@ -66,7 +66,7 @@ TASKS = {  # the task, the name of its difficulty, the difficulties in the table
 class TwoTokens(nn.Module):
     """Adds the embeddings of each token and of the one before it, idx (B, T) -> (B, T, C), as a GPT with lookback=1
     does. (A step of cost() has one token, and no token before it: the work is the same.)
-    Without it, the cells that compute keys and values from one token, and the GPT, learn the pairs much later."""
+    A pair is two tokens, but a key and its value are computed from one: without this, pairs are learned later."""
 
     def __init__(self, C: int):
         super().__init__()
@@ -119,7 +119,7 @@ def accuracy(model: nn.Module, task: Callable, difficulty: int) -> float:
 
 @torch.no_grad()
 def cost(model: nn.Module, length: int) -> tuple[float, int]:
-    """Milliseconds for one more token after `length` tokens of one text, and bytes of what is kept of them."""
+    """The median milliseconds for one more token after `length` tokens of one text, and bytes kept of these."""
     idx = torch.zeros(1, length, dtype=torch.long)
     if isinstance(model, GPT):
         cache = KVCache(model, 1)

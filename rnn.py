@@ -247,32 +247,17 @@ def read_options():
     add("--dataset", default="words", help="dataset in data/, made by prepare_data.py")
     add("--cell", choices=(*CELLS, "all"), default="lstm", help="the recurrent cell; all: each in turn")
     add("--n_embd", type=in_range(int, 1, 10_000), shown=shown["n_embd"], help="embedding dimension")
-    add(
-        "--n_hidden",
-        type=in_range(int, 1, 10_000),
-        shown=shown["n_hidden"],
-        help="outputs of a cell (linear, ssm: a multiple of 8)",
-    )
+    add("--n_hidden", type=in_range(int, 1, 10_000), shown=shown["n_hidden"], help="hidden units per cell")
     add("--n_layer", type=in_range(int, 1, 100), shown=shown["n_layer"], help="number of stacked cells")
     add("--dropout", type=in_range(float, 0, 0.99), default=0.1, help="fraction of each cell's outputs to drop")
     add("--max_iters", type=in_range(int, 1), default=2000, help="training steps")
     add("--batch_size", type=in_range(int, 1, 100_000), default=64, help="documents, or parts of the text, per step")
     add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="update rule; sgd needs a higher learning rate")
-    rates = shown["learning_rate"]
+    rates = shown["learning_rate"]  # chosen on names
     add("--learning_rate", type=in_range(float, above=0), shown=rates, help="peak learning rate")
     add("--grad_clip", type=in_range(float, 0), default=1.0, help="gradient clipping threshold (norm); 0: off")
-    add(
-        "--bptt",
-        type=in_range(int, 1, 100_000),
-        default=64,
-        help="tokens per row and step; gradients go no further back",
-    )
-    add(
-        "--recall",
-        type=bool,
-        default=False,
-        help="instead of training on a dataset, test the memory of all cells and a GPT",
-    )
+    add("--bptt", type=in_range(int, 1, 100_000), default=64, help="tokens per row and step, the reach of gradients")
+    add("--recall", type=bool, default=False, help="instead: memory tests of all cells and a GPT (only --seed applies)")
     add("--plot", type=bool, default=False, help="draw gradients.png into out/rnn_<dataset>/")
     add("--num_samples", type=in_range(int, 0, 10_000), default=20, help="number of samples to generate")
     add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed: the same seed gives the same run")
