@@ -3,7 +3,7 @@
     python train.py                                         # about a minute on two CPU cores, no download
     python train.py config/names.toml --n_layer=4           # a file of options, overridden on the command line
     python train.py --init_from=resume --out_dir=out/names  # resume a run that was stopped
-    python train.py config/gpt2.toml --estimate             # memory, compute and time that a run needs (scaling.py)
+    python train.py config/gpt2.toml --estimate             # memory, compute and time that a run needs (estimate.py)
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs, or CPU processes, split each batch
 
 Read model.py first (same shape letters), then optim.py for the updates, and sample.py after. Precedence of options:
@@ -429,11 +429,11 @@ def main() -> None:
     runtime.keep_freed_memory()
     with runtime.first_process_first():
         if "--estimate" in sys.argv:
-            import scaling  # here, as it imports this file
+            import estimate  # here, as it imports this file
 
-            return scaling.main()
+            return estimate.main()
         parser = option_parser(__doc__)
-        parser.add_argument("--estimate", action="store_true", help="print what the run needs: see scaling.py --help")
+        parser.add_argument("--estimate", action="store_true", help="print what the run needs: see estimate.py --help")
         config, checkpoint = make_config(given_options(parser.parse_args()))
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)

@@ -20,10 +20,10 @@ ALLOWED = {
     "mlp": {"console", "prepare_data"}, "cells": set(), "recall": {"cells", "console", "model", "sample"},
     "rnn": {"cells", "console", "optim", "prepare_data"},
     "train": WORKSHOP | {"model", "optim", "evaluate"}, "sample": WORKSHOP | {"model", "linear"},
-    "evaluate": WORKSHOP | {"model", "linear"}, "scaling": WORKSHOP | {"train", "model", "optim"},
+    "evaluate": WORKSHOP | {"model", "linear"}, "estimate": WORKSHOP | {"train", "model", "optim"},
 }  # fmt: skip
 # inside a function, so that the file works without them
-LATE = {"model": {"checkpoint"}, "train": {"scaling"}, "rnn": {"recall"}}
+LATE = {"model": {"checkpoint"}, "train": {"estimate"}, "rnn": {"recall"}}
 
 
 def imports(name: str) -> tuple[set[str], set[str]]:

@@ -27,7 +27,7 @@ import ngram
 import optim
 import rnn
 import sample
-import scaling
+import estimate
 import train
 from gpt2 import GPT2_OPTIONS
 from micrograd import Value
@@ -1317,7 +1317,7 @@ def test_the_estimate_of_gpt3(capsys):
     steps = {"optimizer": "adamw", "batch_size": 1, "max_iters": 300_000_000_000 // 2048}
     config = train.TrainConfig(**GPT2_OPTIONS | shape | steps)
     machine = Machine(torch.device("cpu"), torch.float32)
-    scaling.estimate(config, machine, device_flops=1024 * 312e12, mfu=1.0)
+    estimate.estimate(config, machine, device_flops=1024 * 312e12, mfu=1.0)
     rows = {line[:16].strip(): line[16:].replace(",", "").split() for line in capsys.readouterr().out.splitlines()}
     per_token, in_weights = float(rows["compute"][0]), float(rows["compute"][4])  # GFLOP
     assert 1e9 * in_weights * float(rows["this run"][0]) == pytest.approx(3.15e23, rel=0.003)

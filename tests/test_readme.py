@@ -27,13 +27,13 @@ import recall
 import rnn
 import runtime
 import sample
-import scaling
+import estimate
 import tokenizer
 import train
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
-SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, scaling)
+SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate)
 # plots.py needs matplotlib
 OTHERS = (cells, checkpoint, console, files, gpt2, model, optim, recall, runtime, tokenizer)
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}

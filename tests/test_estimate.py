@@ -7,7 +7,7 @@ from conftest import ROOT
 from test_train import data  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import scaling
+import estimate
 import train
 from model import GPT, GPTConfig
 
@@ -77,10 +77,10 @@ def test_activation_memory_is_what_a_real_step_saves(keys, dtype):
     """Beside the estimate, which computes nothing, a real model: what autograd holds on to after its forward pass."""
     config = GPTConfig(**keys)
     with FakeTensorMode():
-        estimated = scaling.activation_bytes(GPT(config), 4, dtype)
-    assert estimated == scaling.activation_bytes(GPT(config), 4, dtype)
+        estimated = estimate.activation_bytes(GPT(config), 4, dtype)
+    assert estimated == estimate.activation_bytes(GPT(config), 4, dtype)
     assert estimated > 4 * 128 * 128 * 2 * 10 * config.n_layer
-    more = scaling.activation_bytes(GPT(config), 8, dtype) - estimated  # of four more rows
+    more = estimate.activation_bytes(GPT(config), 8, dtype) - estimated  # of four more rows
     matrices = sum(
         p.numel() for name, p in GPT(config).named_parameters() if p.dim() == 2 and "transformer.w" not in name
     )
@@ -110,4 +110,4 @@ def test_the_estimate_of_a_resumed_run_is_that_of_the_run(call):
 
 def test_the_script_prints_the_estimate_of_train_py(call):
     options = ["--dataset=tiny", "--device_flops=1e12", "--batch_size=2"]
-    assert call(scaling, *options)[1] == call(train, *options, "--estimate")[1] != ""
+    assert call(estimate, *options)[1] == call(train, *options, "--estimate")[1] != ""

@@ -1,6 +1,6 @@
 """What a run needs: parameters, memory, compute and time, without the run.
 
-    python scaling.py config/gpt2.toml --device_flops=989e12 --dtype=bfloat16
+    python estimate.py config/gpt2.toml --device_flops=989e12 --dtype=bfloat16
     python train.py config/gpt2.toml --estimate             # the same; every option of train.py can follow
 
 Read train.py before.
