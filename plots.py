@@ -158,6 +158,66 @@ def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
     save(figure, path)
 
 
+def evaluation(reliabilities: dict[str, tuple], by_context: dict, title: str, path: Path) -> None:
+    """The accuracy over the confidence of models, {name: (tokens, sum of confidence, number correct) of each bin}, and
+    the loss over the tokens of context, {"3-4": (tokens, loss)}."""
+    figure = Figure(figsize=(9, 4.2), dpi=80, layout="tight")
+    figure.suptitle(title)
+    left, right = figure.subplots(1, 2)
+    left.plot([0, 1], [0, 1], ":", color="black", label="calibrated")
+    for name, (tokens, confidence, correct) in reliabilities.items():
+        shown = tokens >= 20  # the accuracy in a smaller bin is mostly chance
+        left.plot(
+            confidence[shown] / tokens[shown],
+            correct[shown] / tokens[shown],
+            "o-",
+            markersize=4,
+            label=name,
+            color="black" if name == "GPT" else None,
+        )
+    left.set(title="reliability", xlabel="confidence: probability of the most likely token", ylabel="accuracy")
+    left.legend(fontsize="small")
+    right.plot(by_context.keys(), [loss for _, loss in by_context.values()], "o-")
+    right.set(title="loss by context", xlabel="tokens of context", ylabel="loss, nats per token")
+    right.tick_params(axis="x", rotation=45)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    save(figure, path)
+
+
+def scaling(results: list[dict], law, prediction: tuple, n_widths: int, path: Path) -> None:
+    """Loss by compute, with the best that the law allows; isoFLOP curves; runs beside the law, and a prediction of the
+    last one, (loss, low, high). Each n_widths results in turn have the same tokens; the last result is the largest."""
+    N, D, L = (np.array([result[key] for result in results]).reshape(-1, n_widths).T for key in ("N", "D", "val"))
+    figure = Figure(figsize=(13, 4.2), dpi=80, layout="tight")
+    by_compute, iso, beside = figure.subplots(1, 3)
+    for n, d, losses in zip(N[:, 0], D, L, strict=True):  # one width
+        by_compute.semilogx(6 * n * d, losses, "o-", markersize=4, label=f"N = {n:,}")
+    C = np.geomspace(6 * (N * D).min(), 30 * (N * D).max())
+    by_compute.semilogx(C, law.loss(*law.optimum(C)), "--", color="black", label="law, best N and D")
+    by_compute.set(title="loss by compute", xlabel="C = 6 N D, FLOP", ylabel="validation loss, nats per token")
+    sizes = np.geomspace(N.min() / 2, 2 * N.max())
+    for i, C in enumerate(6 * np.median(N) * D[0]):
+        iso.semilogx(sizes, law.loss(sizes, C / (6 * sizes)), color=f"C{i}", label=f"C = {C:.1e} FLOP")
+        for n, d, losses in zip(N[:, 0], D, L, strict=True):
+            if d[0] <= C / (6 * n) <= d[-1]:  # between two runs of this width
+                iso.plot(n, np.interp(math.log(C / (6 * n)), np.log(d), losses), "o", color=f"C{i}")
+        iso.plot(law.optimum(C)[0], law.loss(*law.optimum(C)), "*", color=f"C{i}", markersize=14)
+    iso.set(title="isoFLOP: runs (dots), law (lines), optimum (stars)", xlabel="N, parameters without embeddings")
+    iso.set_xticks(N[:, 0], [f"{n / 1000:.0f}k" for n in N[:, 0]])
+    iso.minorticks_off()
+    beside.plot(law.loss(N, D), L, "o", color="C0")
+    beside.axline((L.min(), L.min()), slope=1, color="black", linestyle=":", label="law = measurement")
+    predicted, low, high = prediction
+    beside.plot([low, high], [L[-1, -1]] * 2, color="C3", label="largest, predicted; 95 % interval")
+    beside.plot([predicted], [L[-1, -1]], "D", color="C3")
+    beside.set(title="law beside measurement", xlabel="loss by the law", ylabel="validation loss, measured")
+    for axes in (by_compute, iso, beside):
+        axes.legend(fontsize="small")
+        axes.grid(alpha=0.3)
+    save(figure, path)
+
+
 def attention(weights: np.ndarray, names: list[str], path: Path) -> None:
     """Attention weights (n_layer, nh, T, T): a panel per head, a row per token with its weights on those so far."""
     n_layer, n_head, T, _ = weights.shape

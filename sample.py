@@ -24,7 +24,7 @@ import torch
 from checkpoint import OpenedModel, open_model
 from console import OptionParser, UserError, in_range, run
 from linear import Int8Linear, inference_copy, quantize, speed_up
-from model import GPT, ConfigError, sample_token
+from model import GPT, ConfigError, GPTConfig, sample_token
 from runtime import Machine, check_compiler, explain_errors
 from tokenizer import Tokenizer, start_ids, token_names
 
@@ -147,11 +147,15 @@ class Sample:
         return "" if self.done else self.held + self.decoder.decode(b"", final=True)
 
 
+def rows_at_once(config: GPTConfig) -> int:
+    """How many samples to generate at once: those that need about MAX_MEMORY."""
+    cache_size = 2 * config.n_layer * config.n_kv_head * config.head_dim * config.block_size
+    return max(1, MAX_MEMORY // (4 * (cache_size + 5 * config.vocab_size)))  # sampling makes about five copies
+
+
 def print_samples(opened: OpenedModel, ids: list[int], prompt: str, options, sampling: dict) -> list[Sample]:
     """Generate samples in batches, and print them. The first one of a batch is printed as it is generated."""
-    config, samples = opened.model.config, []
-    cache_size = 2 * config.n_layer * config.n_kv_head * config.head_dim * config.block_size
-    at_once = max(1, MAX_MEMORY // (4 * (cache_size + 5 * config.vocab_size)))  # sampling makes about five copies
+    samples, at_once = [], rows_at_once(opened.model.config)
     device = opened.model.lm_head.weight.device
     for first in range(0, options.num_samples, at_once):
         batch = [Sample(opened.tokenizer, options.stop) for _ in range(min(at_once, options.num_samples - first))]

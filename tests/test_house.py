@@ -21,9 +21,16 @@ ALLOWED = {
     "rnn": {"cells", "console", "optim", "prepare_data"},
     "train": WORKSHOP | {"model", "optim", "evaluate"}, "sample": WORKSHOP | {"model", "linear"},
     "evaluate": WORKSHOP | {"model", "linear"}, "estimate": WORKSHOP | {"train", "model", "optim"},
+    "baselines": {"mlp", "ngram", "prepare_data"},
+    "calibration": {"baselines", "console", "evaluate", "model", "prepare_data", "runtime"},
+    "memorization": {"baselines", "checkpoint", "console", "prepare_data", "runtime", "sample", "tokenizer"},
+    "scaling": WORKSHOP | {"evaluate", "model", "optim", "train"},
 }  # fmt: skip
 # inside a function, so that the file works without them
-LATE = {"model": {"checkpoint"}, "train": {"estimate"}, "rnn": {"recall"}}
+LATE = {
+    "model": {"checkpoint"}, "train": {"estimate"}, "rnn": {"recall"}, "scaling": {"estimate"},
+    "evaluate": {"baselines", "calibration", "memorization"},
+}  # fmt: skip
 
 
 def imports(name: str) -> tuple[set[str], set[str]]:

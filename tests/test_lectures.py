@@ -20,6 +20,7 @@ from torch import nn
 
 import bigram
 import cells
+import estimate
 import micrograd
 import mlp
 import model
@@ -27,13 +28,13 @@ import ngram
 import optim
 import rnn
 import sample
-import estimate
 import train
 from gpt2 import GPT2_OPTIONS
 from micrograd import Value
 from model import GPT, GPTConfig
 from prepare_data import Dataset
 from runtime import Machine
+from scaling import Law
 from tokenizer import CharTokenizer, train_bpe
 
 EXAMPLES: dict[str, tuple[Callable, object]] = {}
@@ -1324,6 +1325,91 @@ def test_the_estimate_of_gpt3(capsys):
     assert float(rows["this run"][2]) == pytest.approx(1.71429, rel=0.005)  # tokens a parameter
     assert float(rows["compute-optimal"][0]) == pytest.approx(3.5e12, rel=0.003)
     assert float(rows["time"][0]) / 24 * in_weights / per_token == pytest.approx(11.4115, rel=0.003)
+
+
+# ----------------------------------------------------------------------------- scaling laws: scaling.py
+
+
+def power_law(scale: float, exponent: float) -> Law:
+    """(scale / N)^exponent, in nats."""
+    return Law(E=0.0, A=scale**exponent, B=0.0, alpha=exponent, beta=1.0)
+
+
+KAPLAN_N, KAPLAN_D, KAPLAN_C = power_law(8.8e13, 0.076), power_law(5.4e13, 0.095), power_law(3.1e8, 0.050)  # C: PF-days
+HOFFMANN = Law(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
+
+
+def ratio(law: Law, factor: float) -> float:
+    """The loss with `factor` times as much of everything, relative to the loss before."""
+    return law.loss(1e9 * factor, 1.0) / law.loss(1e9, 1.0)
+
+
+@example("k-N", [2.37564, 2.04905, 1.60439, 1, 0.948684])  # at N_c the law gives 1 nat; one text has 0
+def _():
+    return [*(KAPLAN_N.loss(N, 1.0) for N in (1e9, 7e9, 175e9, 8.8e13)), ratio(KAPLAN_N, 2)]
+
+
+@example("k-D", [2.81564, 1.63776, 0.936272])  # twice the data: 6.4 % less, printed as 7 %
+def _():
+    return [*(KAPLAN_D.loss(D, 1.0) for D in (1e9, 300e9)), ratio(KAPLAN_D, 2)]
+
+
+@example("k-C", [0.891251, 3645.83, 1.76392])  # ten times the compute: 10.9 % less, printed as 12 %; C_c is in PF-days
+def _():
+    days = 6 * 175e9 * 300e9 / (1e15 * 86400)
+    return [ratio(KAPLAN_C, 10), days, KAPLAN_C.loss(days, 1.0)]
+
+
+@example("k-half", [0.5, 0.5, 0.5])  # of the parameters 9,139 times as many, printed as 8,000
+def _():
+    return [ratio(KAPLAN_N, 9139.4740), ratio(KAPLAN_C, 2**20), ratio(KAPLAN_D, 1474.80604)]
+
+
+@example("slope-0.1", 0.933033)
+def _():
+    return ratio(power_law(1.0, 0.1), 2)
+
+
+@example("pow-table", [2.51189, 1.99526, 1.58489, 1.25893, 1.0])  # printed: those of 1e3 ... 1e7
+def _():
+    law = power_law(1e10, 0.1)
+    return [law.loss(N, 1.0) for N in (1e6, 1e7, 1e8, 1e9, 1e10)]
+
+
+@example("exp-unc", [1.43073, 1.36809, 1.49625])  # 0.01 of the exponent: 4.5 % of the loss, printed as 20 % and more
+def _():
+    return [power_law(88.0, exponent).loss(1.0, 1.0) for exponent in (0.08, 0.07, 0.09)]
+
+
+@example("hoff-loss", [1.93665, 1.99326, 2.00229])  # Chinchilla, Gopher, GPT-3
+def _():
+    return [HOFFMANN.loss(N, D) for N, D in ((70e9, 1.4e12), (280e9, 300e9), (175e9, 300e9))]
+
+
+@example("hoff-exp", [0.451613, 0.548387, 0.451613])  # printed as 0.50 and 0.50
+def _():
+    sizes = [HOFFMANN.optimum(C)[0] for C in (1e21, 1e22)]
+    return [HOFFMANN.N_power, 1 - HOFFMANN.N_power, math.log10(sizes[1] / sizes[0])]
+
+
+@example("kaplan-exp", [0.73, 0.27])
+def _():
+    law = Law(E=0.0, A=1.0, B=1.0, alpha=0.27, beta=0.73)
+    return [law.N_power, 1 - law.N_power]
+
+
+@example("n-opt", [(2.88675e9, 5.77350e10), (2.88675e10, 5.77350e11), (7e10, 1.4e12)])  # printed: 7e9, 1.4e11 at 1e23
+def _():
+    twenty_each = Law(E=0.0, A=1.0, B=20**0.5, alpha=0.5, beta=0.5)  # with equal exponents D / N is always the same
+    return [twenty_each.optimum(C) for C in (1e21, 1e23, 5.88e23)]
+
+
+@example("c6nd-pair", [300e9, 1.4e12, 300e9])
+def _():
+    """The tokens that optimum() pairs with N for Gopher's, Chinchilla's and GPT-3's compute."""
+    pairs = [(280e9, 5.04e23), (70e9, 5.88e23), (175e9, 3.15e23)]
+    laws = [Law(E=0.0, A=N**2 / (C / 6), B=1.0, alpha=1.0, beta=1.0) for N, C in pairs]
+    return [law.optimum(C)[1] for law, (_, C) in zip(laws, pairs, strict=True)]
 
 
 # ----------------------------------------------------------------------------- the test

@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SHARED, result
 
+import baselines
 import bigram
+import calibration
 import cells
 import checkpoint
 import console
+import estimate
 import evaluate
 import files
 import gpt2
+import memorization
 import micrograd
 import mlp
 import model
@@ -27,15 +31,29 @@ import recall
 import rnn
 import runtime
 import sample
-import estimate
+import scaling
 import tokenizer
 import train
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
-SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate)
+SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling)
 # plots.py needs matplotlib
-OTHERS = (cells, checkpoint, console, files, gpt2, model, optim, recall, runtime, tokenizer)
+OTHERS = (
+    baselines,
+    calibration,
+    cells,
+    checkpoint,
+    console,
+    files,
+    gpt2,
+    memorization,
+    model,
+    optim,
+    recall,
+    runtime,
+    tokenizer,
+)
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 

@@ -1,0 +1,176 @@
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, babble, result
+from test_train import data  # noqa: F401
+
+import estimate
+import prepare_data
+import scaling
+import train
+from model import GPT
+from runtime import Machine
+from scaling import PUBLISHED, Law, family, fit_law
+from train import TrainConfig
+
+
+def runs_of(law: Law, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """N, D and L of 60 runs that follow a law, in the range of Hoffmann et al. (2022)."""
+    rng = np.random.default_rng(0)
+    N, D = np.exp(rng.uniform(np.log(5e7), np.log(1.6e10), 60)), np.exp(rng.uniform(np.log(5e9), np.log(5e11), 60))
+    return N, D, law.loss(N, D) * np.exp(noise * rng.normal(size=60))
+
+
+def test_the_fit_gives_back_published_constants():
+    law = fit_law(*runs_of(PUBLISHED))
+    for name, value in vars(PUBLISHED).items():
+        assert getattr(law, name) == pytest.approx(value, rel=1e-4)
+
+
+def test_every_start_of_a_fit_ends_in_the_same_law():
+    laws = [fit_law(*runs_of(PUBLISHED, noise=0.003), starts=[start]) for start in scaling.STARTS]
+    for law in laws[1:]:
+        assert law.alpha == pytest.approx(laws[0].alpha, rel=1e-3)
+
+
+def test_one_bad_run_counts_little():
+    """Huber's loss: squares would move the law further from the one that all other runs follow."""
+    N, D, L = runs_of(PUBLISHED)
+    L[0] *= 1.5
+    law = fit_law(N, D, L)
+    assert law.loss(N, D)[1:] == pytest.approx(L[1:], rel=2e-3)
+
+
+def test_intervals_contain_the_truth_and_are_wider_with_noise():
+    widths = []
+    for noise in (0.001, 0.01):
+        N, D, L = runs_of(PUBLISHED, noise)
+        laws = scaling.bootstrap(N, D, L, seed=0, n=20)
+        low, high = np.quantile([law.alpha for law in laws], (0.025, 0.975))
+        assert low - 0.02 < PUBLISHED.alpha < high + 0.02
+        widths.append(high - low)
+    assert widths[1] > 2 * widths[0]
+
+
+def test_the_optimum_is_that_of_a_search():
+    for C in (1e18, 1e21):
+        N, D = PUBLISHED.optimum(C)
+        assert pytest.approx(C) == 6 * N * D
+        sizes = N * np.geomspace(0.1, 10, 20_001)
+        best = sizes[PUBLISHED.loss(sizes, C / (6 * sizes)).argmin()]
+        assert best == pytest.approx(N, rel=1e-3)
+    assert PUBLISHED.optimum(1e22)[0] / PUBLISHED.optimum(1e21)[0] == pytest.approx(10**PUBLISHED.N_power)
+
+
+def test_the_family_has_five_sizes_and_budgets_that_double():
+    configs = [TrainConfig(vocab_size=96, **options) for options in family("python", 8, 0)]
+    sizes = [GPT(config.model_config()).num_params(non_embedding=True) for config in configs[:5]]
+    assert all(1.6 < larger / size < 2.4 for size, larger in pairwise(sizes))
+    assert [config.max_iters for config in configs[::5]] == [192, 384, 768, 1536]
+    for config in configs:
+        assert config.learning_rate * math.sqrt(config.n_embd) == pytest.approx(0.015 * 8)
+        assert config.muon_learning_rate == pytest.approx(3 * config.learning_rate) and config.lookback == 0
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Three tiny sizes and three short budgets, and a text that is long enough."""
+    monkeypatch.setattr(scaling, "WIDTHS", (8, 12, 16))
+    monkeypatch.setattr(scaling, "STEPS", (4, 8, 16))
+    base = {"n_layer": 1, "n_head": 2, "block_size": 16, "lookback": 0, "batch_size": 4, "eval_tokens": 500}
+    monkeypatch.setattr(scaling, "BASE", base | {"warmup_iters": 0})
+    monkeypatch.setattr(scaling, "STARTS", scaling.STARTS[:1])
+    bootstrap = scaling.bootstrap
+    monkeypatch.setattr(scaling, "bootstrap", lambda *options: bootstrap(*options, n=3))
+    Path("long.txt").write_text(babble(4000))
+    prepare_data.prepare("long.txt")
+
+
+def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch):
+    dataset, machine, seen, rates = prepare_data.load("long"), Machine.pick("cpu", "float32"), [], []
+    read = scaling.read_windows
+
+    def remember(tokens, starts, stops, T):
+        seen.extend(range(int(start), int(stop)) for start, stop in zip(starts, stops, strict=True))
+        return read(tokens, starts, stops, T)
+
+    set_lr = train.Run.train_step
+
+    def step(self, batches):
+        rates.append(self.optimizer.param_groups[0]["lr"])
+        return set_lr(self, batches)
+
+    monkeypatch.setattr(scaling, "read_windows", remember)
+    monkeypatch.setattr(train.Run, "train_step", step)
+    options = family("long", 2, 0)[-1]
+    found = scaling.train_once(options, dataset, machine)
+    tokens = [t for window in seen for t in window]
+    assert len(tokens) == len(set(tokens)) == found["D"] == 32 * 64
+    assert len(rates) == 32 and rates[0] == max(rates) and rates[-1] < 0.05 * max(rates)
+    assert found["params"] - found["N"] == 16 * dataset.vocab_size and found["val"] < math.log(dataset.vocab_size)
+    assert scaling.train_once(options, dataset, machine)["val"] == found["val"]
+
+
+def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, monkeypatch):
+    status, out, err = call(scaling, "--dataset=long", "--minutes=2")
+    assert status == 0, err
+    lines, figures = out.splitlines(), result(out)
+    rows = [line for line in lines if line.startswith("run ")]
+    assert len(rows) == 9 and figures["runs"] == "9" and figures["dataset"] == "long"
+    predicted = next(i for i, line in enumerate(lines) if line.startswith("prediction for the largest run: "))
+    assert lines[predicted + 1] == rows[-1] and lines[predicted].split()[5] == figures["predicted"]
+    entries = [json.loads(line) for line in Path("out/scaling_long/runs.jsonl").read_text().splitlines()]
+    results = [entry["result"] for entry in entries]
+    assert figures["measured"] == f"{results[-1]['val']:.4f}" and f"val loss {figures['measured']}" in rows[-1]
+    law = fit_law(*scaling.columns(results[:-1]))  # without the largest
+    assert f"{law.loss(results[-1]['N'], results[-1]['D']):.4f}" == figures["predicted"]
+    laws = [fit_law(*scaling.columns(results, size)) for size in ("params", "N")]
+    row = next(line for line in lines if line.startswith("alpha ")).split()
+    assert [row[1], row[5], row[-1]] == [*(f"{law.alpha:.4g}" for law in laws), "0.348"]  # with embeddings, without
+    kept = Path("out/scaling_long/runs.jsonl").read_bytes()
+    monkeypatch.setattr(scaling, "train_once", None)  # nothing is left to do
+    assert call(scaling, "--dataset=long", "--minutes=2")[1] == out
+    assert Path("out/scaling_long/runs.jsonl").read_bytes() == kept
+    with pytest.raises(TypeError):  # other options are other runs
+        call(scaling, "--dataset=long", "--minutes=2", "--seed=1")
+
+
+def test_an_interrupted_family_continues_where_it_stopped(small, call, monkeypatch):
+    whole = call(scaling, "--dataset=long", "--minutes=2")[1]
+    path = Path("out/scaling_long/runs.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:6]))
+    once, trained = scaling.train_once, []
+    monkeypatch.setattr(scaling, "train_once", lambda *options: trained.append(1) or once(*options))
+    again = call(scaling, "--dataset=long", "--minutes=2")[1]
+    assert len(trained) == 3
+    assert result(again).items() - {("seconds", result(again)["seconds"])} <= result(whole).items()
+
+
+def test_the_plot_is_drawn():
+    plots = pytest.importorskip("plots")
+    sizes = [(N, D) for D in (2e5, 4e5, 8e5) for N in (3e4, 6e4, 1e5)]
+    results = [{"N": int(N), "D": int(D), "val": PUBLISHED.loss(N, D)} for N, D in sizes]
+    plots.scaling(results, PUBLISHED, (9.0, 8.9, 9.2), 3, Path("scaling.png"))
+    assert Path("scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--minutes=1000"], "needs 1,024,000 tokens, and long has"),
+        (["--minutes=0.1"], "--minutes: 0.1 is out of range"),
+        (["--dataset=nothing"], "no dataset data/nothing"),
+        (["--n_layer=3"], "unknown option --n_layer=3"),
+    ],
+)
+def test_what_cannot_be_fitted_gets_one_line(small, fails, options, words):
+    assert words in fails(scaling, "--dataset=long", *options)
+
+
+def test_an_estimate_is_that_of_train_py(call):
+    options = [ROOT / "config/gpt2.toml", "--estimate", "--device_flops=989e12", "--dtype=bfloat16"]
+    assert call(scaling, *options)[1] == call(train, *options)[1] == call(estimate, *options[:1], *options[2:])[1] != ""
