@@ -1,6 +1,6 @@
 """Part 4, continued: what a GPT has to beat. The models of parts 1 and 2 as functions of a context.
 
-    python evaluate.py --mlp                                # uses this file: the rows above that of the GPT
+    python evaluate.py --mlp                                # uses this file: the rows above that of the GPT (with MLP)
 
 A baseline is a function of contexts X (B, T) int64, which returns the probabilities (B, V) of the next tokens.
 """
@@ -13,17 +13,20 @@ import torch
 
 import mlp
 import ngram
+from console import progress
 from prepare_data import Dataset
 
 Baseline = Callable[[np.ndarray], np.ndarray]
 CONTEXT = 8  # tokens that a baseline gets; it uses the last ones of them
 MAX_VOCAB = 256  # with more tokens, n-grams for all of them after each context take long
+MAX_TRAIN = 1 << 24  # tokens of the training text to count, and to search in memorization.py
 CHUNK = 4096  # contexts at a time
 
 
 def counted(data: Dataset, n: int, alpha: float = 0.0, discount: float = 0.0) -> Baseline:
     """An n-gram model of the training split: with add-alpha smoothing, or Kneser-Ney with a discount."""
-    table = ngram.NGrams(*ngram.count_ngrams(data.train, n, data.separator), data.vocab_size, data.separator)
+    grams, counts = ngram.count_ngrams(data.train[:MAX_TRAIN], n, data.separator)
+    table = ngram.NGrams(grams, counts, data.vocab_size, data.separator)
     y = np.arange(data.vocab_size)
 
     def probabilities(X: np.ndarray) -> np.ndarray:
@@ -35,11 +38,13 @@ def counted(data: Dataset, n: int, alpha: float = 0.0, discount: float = 0.0) ->
 
 
 def trained_mlp(data: Dataset, steps: int, seed: int) -> Baseline:
-    """The network of mlp.py with a context of 8 tokens, trained as its main() does; 60,000 steps take about 45 s."""
-    model = mlp.make_model(data.vocab_size, CONTEXT, 48, 190, 2, "kaiming", True, seed)
+    """The network of mlp.py of README's row "MLP, block 8", trained as there; 60,000 steps take about 45 s."""
+    shape = {"n_embd": 48, "n_hidden": 190, "n_layer": 2, "init": "kaiming", "batchnorm": True}
+    model, show = mlp.make_model(data.vocab_size, CONTEXT, seed=seed, **shape), progress("MLP", steps, "steps")
     for step, (X, Y) in enumerate(islice(mlp.batches(data, 32, CONTEXT, seed), steps), 1):
         mlp.gradients(model, X, Y, manual=True)
         mlp.sgd_step(model, 0.1 * min(1.0, 2 * (steps - step + 1) / steps))
+        show(step)
     model.train(False)
 
     @torch.no_grad()
@@ -62,14 +67,15 @@ def log_probabilities(baseline: Baseline, tokens: np.ndarray, at: np.ndarray, se
     """The log-probabilities (N, V) of the tokens at the indices `at` (N,), as a baseline predicts them."""
     parts = np.array_split(at, -(-len(at) // CHUNK))
     P = [baseline(mlp.contexts(tokens, part, CONTEXT, separator)[0].numpy()) for part in parts]
-    return torch.from_numpy(np.concatenate(P)).float().log()
+    return torch.from_numpy(np.concatenate(P)).log().float()
 
 
 def sample(baseline: Baseline, start: int, n: int, length: int, rng: np.random.Generator) -> np.ndarray:
     """Draw n rows of `length` tokens, each row after CONTEXT copies of the token `start`: (n, length)."""
-    X = np.full((n, CONTEXT + length), start)
+    X, show = np.full((n, CONTEXT + length), start), progress("sampling", length, "tokens each")
     for t in range(CONTEXT, CONTEXT + length):
         cumulative = np.concatenate([baseline(part) for part in np.array_split(X[:, t - CONTEXT : t], -(-n // CHUNK))])
         cumulative = cumulative.cumsum(axis=1)  # (n, V)
         X[:, t] = (cumulative < rng.random((n, 1)) * cumulative[:, -1:]).sum(axis=1)
+        show(t + 1 - CONTEXT)
     return X[:, CONTEXT:]

@@ -2,9 +2,10 @@
 
     python evaluate.py                                      # uses this file: the tables "calibration" and "confidence"
 
-Read evaluate.py before. If a calibrated model gives probability 0.3, it is right in 30 % of such cases. The confidence
+Read windows.py before. If a calibrated model gives probability 0.3, it is right in 30 % of such cases. The confidence
 of a prediction is the probability of its most likely token. In bins of confidence, compare its mean with the accuracy
-(Guo et al. 2017): if it is higher, the model is overconfident, and dividing its logits by a temperature T > 1 helps.
+(Guo et al. 2017). If the confidence is higher, the model is overconfident, and dividing its logits by a temperature
+tau > 1 helps.
 """
 
 import numpy as np
@@ -14,29 +15,23 @@ import torch.nn.functional as F
 import baselines
 from baselines import Baseline
 from console import print_table
-from evaluate import evaluation_windows, locate, log_probabilities, read_windows
 from model import GPT
 from prepare_data import Dataset
 from runtime import Machine
+from windows import evaluation_windows, locate, log_probabilities, read_batches
 
 BINS = 15  # of equal width, from probability 0 to 1
-MAX_PROBABILITIES = 2**27  # V for each predicted token: half a GB
+MAX_PROBABILITIES = 2**27  # V for each predicted token: half a GB in float32
+CHUNK = 4096  # predictions at a time
 
-# Shapes: N predictions, V tokens in the vocabulary. log_p (N, V): log-probabilities. targets (N,): what really came.
+# Shapes: N predictions, V tokens in the vocabulary. log_p (N, V): log-probabilities. targets (N,): the true tokens.
 
 
 def reliability(p: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort n probabilities p (n,), and whether their tokens came, hits (n,), into bins. Returns for each bin, (BINS,)
-    each, the number of its probabilities, their sum, and the number of its hits."""
+    """Sort probabilities p (n,) into bins. hits (n,): whether their tokens came. Returns for each bin, (BINS,) each,
+    the number of its probabilities, their sum, and the number of its hits."""
     bins = np.minimum((p * BINS).astype(np.int64), BINS - 1)
     return tuple(np.bincount(bins, weights, BINS) for weights in (None, p, hits))
-
-
-def calibration_error(p: np.ndarray, hits: np.ndarray, N: int) -> float:
-    """The expected calibration error (ECE) of N predictions: the sum over bins b with n_b probabilities of
-    n_b / N |accuracy_b - confidence_b|  =  |hits_b - sum_b| / N"""
-    _, sums, found = reliability(p, hits)
-    return float(np.abs(found - sums).sum() / N)
 
 
 def most_likely(log_p: torch.Tensor, targets: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -45,14 +40,28 @@ def most_likely(log_p: torch.Tensor, targets: torch.Tensor) -> tuple[np.ndarray,
     return highest.exp().double().numpy(), (token == targets).numpy()
 
 
-def calibration_errors(log_p: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-    """The ECE of the most likely tokens; what chance alone gives a calibrated model with the same confidences (mean of
-    20 draws); and the ECE of all V probabilities of each prediction: how much of its total of 1 is misplaced."""
-    (p, hits), N, rng = most_likely(log_p, targets), len(targets), np.random.default_rng(0)
-    by_chance = np.mean([calibration_error(p, rng.random(N) < p, N) for _ in range(20)])
-    every_hit = F.one_hot(targets, log_p.shape[1]).numpy().ravel()
-    every = calibration_error(log_p.exp().numpy().ravel(), every_hit, N)
-    return {"ece": calibration_error(p, hits, N), "by chance": float(by_chance), "all tokens": every}
+def calibration_error(p: np.ndarray, hits: np.ndarray) -> float:
+    """The expected calibration error (ECE) of n probabilities: the sum over bins b with n_b of them of
+    n_b / n |accuracy_b - confidence_b|  =  |hits_b - sum_b| / n"""
+    _, sums, found = reliability(p, hits)
+    return float(np.abs(found - sums).sum() / len(p))
+
+
+def error_by_chance(p: np.ndarray, draws: int = 20) -> float:
+    """The mean ECE of a perfectly calibrated model with confidences p (n,), whose accuracy differs by chance alone."""
+    rng = np.random.default_rng(0)
+    return float(np.mean([calibration_error(p, rng.random(len(p)) < p) for _ in range(draws)]))
+
+
+def error_of_all_tokens(log_p: torch.Tensor, targets: torch.Tensor) -> float:
+    """The sum over bins of |hits_b - sum_b| / N with all V probabilities of each prediction. It is from 0 to 2, as the
+    probability that is too much in one bin is missing in another."""
+    difference = np.zeros(BINS)
+    for part, part_targets in zip(log_p.split(CHUNK), targets.split(CHUNK), strict=True):
+        one_hot = F.one_hot(part_targets, part.shape[1])
+        _, sums, found = reliability(part.exp().numpy().ravel(), one_hot.numpy().ravel())
+        difference += found - sums
+    return float(np.abs(difference).sum() / len(targets))
 
 
 def mean_loss(log_p: torch.Tensor, targets: torch.Tensor) -> float:
@@ -60,10 +69,11 @@ def mean_loss(log_p: torch.Tensor, targets: torch.Tensor) -> float:
 
 
 def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
-    """The temperature T, from 0.01 to 100, with the lowest loss of softmax(log_p / T).
+    """The temperature tau, from 0.01 to 100, with the lowest loss of softmax(log_p / tau). (Logits would give the same:
+    they are log_p and a constant for each prediction, which softmax ignores.)
 
-    The loss is convex in beta = 1 / T, and its derivative is the mean of E[log_p] - log_p[target], with the expectation
-    under softmax(beta log_p). So bisection finds where it is 0. (Divided by T, log_p and logits are equally good.)"""
+    The loss is convex in beta = 1 / tau, and its derivative is the mean of E[log_p] - log_p[target], with the expected
+    value under softmax(beta log_p). Bisection finds where it is 0."""
     low, high, of_targets = 0.01, 100.0, -mean_loss(log_p, targets)
     for _ in range(40):
         beta = (low * high) ** 0.5
@@ -72,55 +82,58 @@ def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
     return 1 / beta
 
 
-def with_temperature(log_p: torch.Tensor, T: float) -> torch.Tensor:
-    """The log-probabilities at temperature T. The order of the tokens stays, so the most likely one does, too."""
-    return (log_p / T).log_softmax(dim=1)
+def with_temperature(log_p: torch.Tensor, tau: float) -> torch.Tensor:
+    """The log-probabilities at temperature tau. The order of the tokens stays, so the most likely one does, too."""
+    return (log_p / tau).log_softmax(dim=1)
 
 
 def compare(predictions: dict[str, torch.Tensor], targets: torch.Tensor, fitted_on: torch.Tensor) -> dict[str, dict]:
-    """Print the calibration of models, {name: log_p}, before and after temperature scaling: T is fitted where fitted_on
-    (N,) is true, and judged on the others. Returns {name: {"ece", "temperature", "reliability"}}."""
-    rows, results = [["calibration", "loss", "ECE", "by chance", "all tokens", "T", "loss", "at T", "ECE", "at T"]], {}
+    """Print the calibration of models, {name: log_p}, before and after temperature scaling: tau is fitted where
+    fitted_on (N,) is true, and judged on the others. Returns {name: {"ece", "temperature", "reliability"}}."""
+    rows, results = [["calibration", "loss", "ECE", "by chance", "all tokens"]], {}
+    rows[0] += ["tau", "held-out loss", "at tau", "held-out ECE", "at tau"]
     for name, log_p in predictions.items():
-        errors, T = calibration_errors(log_p, targets), fit_temperature(log_p[fitted_on], targets[fitted_on])
-        results[name] = {"ece": errors["ece"], "temperature": T}
-        results[name]["reliability"] = reliability(*most_likely(log_p, targets))
-        judged, judged_targets = log_p[~fitted_on], targets[~fitted_on]
-        both = judged, with_temperature(judged, T)
-        numbers = [mean_loss(log_p, targets), *errors.values()]
-        judged_numbers = [mean_loss(p, judged_targets) for p in both]
-        judged_numbers += [calibration_errors(p, judged_targets)["ece"] for p in both]
-        rows.append([name, *(f"{x:.4f}" for x in numbers), f"{T:.3f}", *(f"{x:.4f}" for x in judged_numbers)])
+        confidence, hits = most_likely(log_p, targets)
+        ece, tau = calibration_error(confidence, hits), fit_temperature(log_p[fitted_on], targets[fitted_on])
+        results[name] = {"ece": ece, "temperature": tau, "reliability": reliability(confidence, hits)}
+        errors = [ece, error_by_chance(confidence), error_of_all_tokens(log_p, targets)]
+        held_out = log_p[~fitted_on], targets[~fitted_on]
+        scaled = with_temperature(held_out[0], tau), held_out[1]
+        losses = [mean_loss(*held_out), mean_loss(*scaled)]
+        errors_held_out = [calibration_error(*most_likely(*held_out)), calibration_error(*most_likely(*scaled))]
+        numbers = [mean_loss(log_p, targets), *errors, tau, *losses, *errors_held_out]
+        rows.append([name, *(f"{number:.4f}" for number in numbers)])
     print()
     print_table(rows)
-    print(
-        f"{len(targets):,} tokens. ECE: expected calibration error of the most likely token; by chance: of a calibrated"
-    )
-    print(
-        "model; all tokens: of all probabilities. T: temperature, fitted on half of the tokens, judged on the others."
-    )
+    print(f"{len(targets):,} tokens. ECE: expected calibration error of the most likely token; by chance: that of a")
+    print("calibrated model; all tokens: of all probabilities, from 0 to 2. tau: temperature, fitted on half of the")
+    print("tokens; held-out: on the other half")
     return results
 
 
-def report(model: GPT, others: dict[str, Baseline], data: Dataset, options, machine: Machine) -> dict[str, dict]:
+def report(model: GPT, counting: dict[str, Baseline], data: Dataset, options, machine: Machine) -> dict[str, dict]:
     """Print the calibration of a GPT and the baselines, for the same tokens of a split. Returns compare()'s numbers."""
     tokens, T = getattr(data, options.split), model.config.block_size
-    windows = evaluation_windows(tokens, data.separator, T, min(options.some, MAX_PROBABILITIES // data.vocab_size))
-    x, y = read_windows(tokens, *windows, T)  # (n, T)
-    counted = y >= 0
-    batches = log_probabilities(model, x, options.batch_size, machine), counted.split(options.batch_size)
-    of_gpt = torch.cat([log_p.cpu()[mask] for log_p, mask in zip(*batches, strict=True)])
-    at = (windows[0][:, None] + np.arange(1, T + 1))[counted.numpy()]
-    predictions = {name: baselines.log_probabilities(p, tokens, at, data.separator) for name, p in others.items()}
-    document = locate(tokens, windows, data.separator, T)[0][counted.numpy()]
-    fitted_on = torch.from_numpy(document % 2 == 0)  # every other document, or window
-    numbers = compare(predictions | {"GPT": of_gpt}, y[counted], fitted_on)
+    windows = evaluation_windows(tokens, data.separator, T, options.subset)
+    at, document, _ = locate(tokens, windows, data.separator)
+    every = -(-len(at) * data.vocab_size // MAX_PROBABILITIES)  # of a large vocabulary, only every so many tokens
+    of_gpt, n = [], 0
+    for x, y in read_batches(tokens, windows, options.batch_size, T):
+        log_p = log_probabilities(model, x, machine)[(y >= 0).to(machine.device)]
+        of_gpt.append(log_p[-n % every :: every].cpu())
+        n += len(log_p)
+    at = at[::every]
+    predictions = {name: baselines.log_probabilities(p, tokens, at, data.separator) for name, p in counting.items()}
+    group = np.unique(document[::every], return_inverse=True)[1]
+    if group.max() == 0:  # a single document: halve it
+        group = np.arange(len(at))
+    targets, fitted_on = torch.from_numpy(tokens[at].astype(np.int64)), torch.from_numpy(group % 2 == 0)
+    numbers = compare(predictions | {"GPT": torch.cat(of_gpt)}, targets, fitted_on)
     rows = [["confidence of the GPT", "tokens", "mean confidence", "accuracy"]]
-    for i, (n, confidence, hits) in enumerate(zip(*numbers["GPT"]["reliability"], strict=True)):
-        if n:
-            rows.append(
-                [f"{i / BINS:.2f} to {(i + 1) / BINS:.2f}", f"{n:,}", f"{confidence / n:.3f}", f"{hits / n:.3f}"]
-            )
+    for i, (count, confidence, hits) in enumerate(zip(*numbers["GPT"]["reliability"], strict=True)):
+        if count:
+            means = f"{confidence / count:.3f}", f"{hits / count:.3f}"
+            rows.append([f"{i / BINS:.2f} to {(i + 1) / BINS:.2f}", f"{count:,}", *means])
     print()
     print_table(rows)
     return numbers

@@ -2,10 +2,14 @@
 
     python evaluate.py                                      # uses this file: the table "copies"
 
-Read evaluate.py and sample.py before. A low loss does not tell whether samples are new. Here they are searched for in
-the training text: as whole documents, and for the longest run of tokens that occurs there. A suffix array finds it: all
-positions of a text, sorted by what follows them (Manber, Myers 1990). As in a dictionary, what looks most similar to a
-sample from some position on stands right before or after it.
+Read sample.py before. A low loss does not tell whether samples are new. Here they are searched for in the training
+text: as whole documents, and for the longest run of tokens that occurs there. A suffix array finds it (Manber, Myers
+1990): all positions of a text, sorted by what follows them, like the words of a dictionary. For "banana" that is
+
+    5 a    3 ana    1 anana    0 banana    4 na    2 nana
+
+"nab" would stand between 4 and 2. Nothing in "banana" has more in common with it than one of these two neighbors, so
+the longest match is found without comparing it with all positions.
 """
 
 import itertools
@@ -22,21 +26,19 @@ from runtime import Machine
 from sample import generate, rows_at_once
 from tokenizer import start_ids
 
-LENGTH = 100  # tokens in a sample at most
-MAX_TRAIN = 1 << 24  # tokens of the training text to search
+LENGTH = 100  # tokens of a sample or document at most; the rest is not compared
 
 
 def sort_suffixes(tokens: np.ndarray, depth: int) -> np.ndarray:
-    """The positions (N,) of a text, sorted by the `depth` tokens from each on, or more. Past the end is less than all.
+    """The positions (N,) of a text, sorted by the next `depth` tokens (or more). The end of the text comes first.
 
-    By doubling: numbers that sort positions by k tokens, in pairs k apart, sort them by 2k."""
+    By doubling: if numbers sort positions by k tokens, pairs of them, k positions apart, sort by 2k tokens."""
     numbers, size, k = tokens.astype(np.int64) + 1, int(tokens.max()) + 2, 1  # 0: past the end
     while k < depth:
-        if size**2 >= 2**63:  # pairs would be too large: number the values 1, 2, 3 ... in their order
+        if size**2 >= 2**63:  # a pair would not fit into an integer: number the values 1, 2, 3 ... in their order
             values, numbers = np.unique(numbers, return_inverse=True)
             numbers, size = numbers + 1, len(values) + 2
-        later = np.zeros_like(numbers)
-        later[:-k] = numbers[k:]
+        later = np.append(numbers[k:], np.zeros(min(k, len(numbers)), dtype=np.int64))
         numbers, size, k = numbers * size + later, size**2, 2 * k
     return np.argsort(numbers, kind="stable")
 
@@ -48,25 +50,26 @@ def longest_copies(train: np.ndarray, samples: list[np.ndarray]) -> np.ndarray:
     text = np.concatenate([train, *([end, *sample] for sample in samples), np.full(depth, end)]).astype(np.int64)
     order = sort_suffixes(text, depth)
     in_train, index = order < len(train), np.arange(len(text))
-    before = np.maximum.accumulate(np.where(in_train, index, 0))  # where in the order the nearest ones of train are
+    # For each place in the order: the nearest place before it, or after it, that belongs to train.
+    before = np.maximum.accumulate(np.where(in_train, index, 0))
     after = np.minimum.accumulate(np.where(in_train, index, len(text) - 1)[::-1])[::-1]
-    lengths = np.zeros(len(text), dtype=np.int64)  # of the match from each position on
+    lengths = np.zeros(len(text), dtype=np.int64)  # of the longest match from each position of the text on
     for nearest in (before[~in_train], after[~in_train]):
-        here, there = order[~in_train], order[nearest]
+        here, there = order[~in_train], order[nearest]  # positions in a sample, and in train
         matching, length = in_train[nearest], np.zeros(len(here), dtype=np.int64)
         for i in range(depth):
             token = text[np.minimum(here + i, len(text) - 1)]
             matching &= (token == text[there + i]) & (token != end)
             length += matching
         lengths[here] = np.maximum(lengths[here], length)
-    ends = len(train) + np.cumsum([len(sample) + 1 for sample in samples])
-    parts = (lengths[end - len(sample) : end] for end, sample in zip(ends, samples, strict=True))
+    stops = len(train) + np.cumsum([len(sample) + 1 for sample in samples])  # of the samples in the text
+    parts = (lengths[stop - len(sample) : stop] for stop, sample in zip(stops, samples, strict=True))
     return np.array([part.max(initial=0) for part in parts])
 
 
-def split_into_documents(tokens: np.ndarray, separator: int) -> list[np.ndarray]:
-    """The documents of a text, without the separators, of which one is at its start and one at its end."""
-    return [part[1:] for part in np.split(tokens, np.flatnonzero(tokens == separator))[1:-1]]
+def documents_of(tokens: np.ndarray, separator: int) -> list[np.ndarray]:
+    """The first LENGTH tokens of each document of a text that starts and ends with a separator."""
+    return [part[1 : 1 + LENGTH] for part in np.split(tokens, np.flatnonzero(tokens == separator))[1:-1]]
 
 
 def up_to_separator(rows: np.ndarray, separator: int | None) -> list[np.ndarray]:
@@ -75,29 +78,28 @@ def up_to_separator(rows: np.ndarray, separator: int | None) -> list[np.ndarray]
 
 
 def compare(samples: dict[str, list[np.ndarray]], data: Dataset, split: str) -> dict[str, float]:
-    """Print how much of the samples of models, {name: samples}, occurs in the training text. Returns {name: fraction of
-    its samples that are training documents; in a text without documents, of a sample that is one copy, on average}."""
+    """Print how much of the samples of models, {name: samples}, occurs in the training split. Returns {name: fraction
+    of samples that are training documents; in a text without documents: mean of longest run / sample length}."""
     heading, known = ["copies", "samples", "longest run: mean", "maximum"], {}
     if data.separator is not None:
-        known = {name: split_into_documents(getattr(data, name), data.separator) for name in ("train", split)}
+        known = {name: documents_of(getattr(data, name), data.separator) for name in ("train", split)}
         known = {name: {tuple(document.tolist()) for document in documents} for name, documents in known.items()}
-        heading += [*(f"in {name}" for name in known), "in neither"]
-    lengths = iter(longest_copies(data.train[:MAX_TRAIN], list(itertools.chain(*samples.values()))))
+        heading += [*(f"in {name}" for name in known), "in neither" if len(known) > 1 else "not there"]
+    lengths = iter(longest_copies(data.train[: baselines.MAX_TRAIN], list(itertools.chain(*samples.values()))))
     rows, copied = [heading], {}
     for name, documents in samples.items():
         longest = np.array(list(itertools.islice(lengths, len(documents))))
         rows.append([name, f"{len(documents):,}", f"{longest.mean():.1f}", f"{longest.max()}"])
         copied[name] = (longest / [max(1, len(document)) for document in documents]).mean()
         if known:
-            found = np.array(
-                [[tuple(document.tolist()) in texts for texts in known.values()] for document in documents]
-            )
+            ids = [tuple(document.tolist()) for document in documents]
+            found = np.array([[document in texts for texts in known.values()] for document in ids])  # (n, 1 or 2)
             copied[name] = found[:, 0].mean()
             rows[-1] += [f"{fraction:.1%}" for fraction in (*found.mean(axis=0), 1 - found.any(axis=1).mean())]
     print()
     print_table(rows)
-    part = f"the first {MAX_TRAIN:,} tokens of " if len(data.train) > MAX_TRAIN else ""
-    print(f"samples at temperature 1; longest run: tokens in a row that occur in {part}the training text")
+    first = f"the first {baselines.MAX_TRAIN:,} tokens of " if len(data.train) > baselines.MAX_TRAIN else ""
+    print(f"samples at temperature 1; longest run: tokens in a row that occur in {first}train of {data.name}")
     return copied
 
 
@@ -112,18 +114,18 @@ def sample_gpt(opened: OpenedModel, start: int, n: int, length: int, device: tor
     return torch.cat(rows).numpy()
 
 
-def report(opened: OpenedModel, others: dict[str, Baseline], data: Dataset, options, machine: Machine) -> float:
+def report(opened: OpenedModel, counting: dict[str, Baseline], data: Dataset, options, machine: Machine) -> float:
     """Print compare()'s table of a GPT, of baselines and, as a control, of the split itself. Returns the GPT's."""
-    tokens, n, separator = getattr(data, options.split), options.num_samples, data.separator
-    length = min(opened.model.config.block_size, LENGTH)
-    start = start_ids(data.tokenizer)[-1] if separator is None else separator
-    if separator is None:
+    tokens, n = getattr(data, options.split), options.num_samples
+    length = min(opened.model.config.block_size, LENGTH, len(tokens))
+    start = start_ids(data.tokenizer)[-1] if data.delimiter is None else data.delimiter
+    if data.separator is None:
         real = [tokens[at : at + length] for at in np.linspace(0, len(tokens) - length, n).astype(int)]
     else:
-        real = split_into_documents(tokens, separator)[:n]
-    rows = {
-        name: baselines.sample(p, start, n, length, np.random.default_rng(options.seed)) for name, p in others.items()
-    }
+        real = documents_of(tokens, data.separator)[:n]
+    rows = {}
+    for name, model in counting.items():
+        rows[name] = baselines.sample(model, start, n, length, np.random.default_rng(options.seed))
     rows["GPT"] = sample_gpt(opened, start, n, length, machine.device, options.seed)
-    samples = {name: up_to_separator(drawn, separator) for name, drawn in rows.items()}
-    return compare({f"{options.split} split": real} | samples, data, options.split)["GPT"]
+    samples = {name: up_to_separator(drawn, data.delimiter) for name, drawn in rows.items()}
+    return compare({f"{options.split} split (real)": real} | samples, data, options.split)["GPT"]

@@ -8,12 +8,14 @@ Read train.py before. The loss of a model with N parameters after D tokens, each
 
     L(N, D) = E + A / N^alpha + B / D^beta                  (Hoffmann et al. 2022, "Chinchilla")
 
-E is the entropy of the text given the context, A / N^alpha the price of a finite model, B / D^beta that of a finite
-training. Five widths and four budgets of tokens make 20 runs. The law is fitted to the first 19 and predicts the last
-and largest one, before it is trained. The law then says how to divide compute, about 6 N D FLOP, between N and D.
+E is the irreducible loss, which no size and no training of this architecture would lower. A / N^alpha is added because
+the model is finite, B / D^beta because its training is. Five widths and four budgets of tokens make 20 runs. The law is
+fitted to 19 of them and predicts the largest one before it is trained. It then tells how to divide compute between N
+and D: C = 6 N D FLOP. (That leaves out attention: 33 % more at width 32, 8 % more at width 128.)
 
-It does not say what happens if tokens are seen twice, with another text, context length or architecture, or far outside
-the range of its runs. A run counts only at the end of its learning-rate schedule: half a run is not a short run.
+The law does not tell what happens if tokens are seen twice, with another text, context length or architecture, or far
+from its runs. The learning rate of each run decays to 0 at its end: the loss in the middle of a long run is higher than
+that of a short one. Warmup is 5 % of every run: with equally long warmup, the short runs would look too bad.
 """
 
 import json
@@ -21,7 +23,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
@@ -30,13 +32,13 @@ import torch
 import torch.nn.functional as F
 
 from console import OptionParser, UserError, in_range, print_table, progress, run
-from evaluate import evaluate, read_windows
 from files import replace_file
 from model import ConfigError
 from optim import lr_scale
 from prepare_data import Dataset, load
 from runtime import Machine, explain_errors, keep_freed_memory
 from train import Run, TrainConfig
+from windows import evaluate, read_windows
 
 WIDTHS = (32, 48, 64, 96, 128)  # n_embd: each model has about twice the parameters of the one before
 STEPS = (24, 48, 96, 192)  # per minute of --minutes: each budget has twice the tokens of the one before
@@ -52,8 +54,9 @@ def family(dataset: str, minutes: float, seed: int) -> list[dict]:
     runs = []
     for steps, width in product(STEPS, WIDTHS):
         lr = 0.015 * math.sqrt(64 / width)
-        own = {"n_embd": width, "max_iters": round(steps * minutes), "learning_rate": lr}
-        runs.append({"dataset": dataset, "seed": seed, **BASE, **own, "muon_learning_rate": 3 * lr})
+        max_iters = round(steps * minutes)
+        schedule = {"max_iters": max_iters, "warmup_iters": max_iters // 20, "learning_rate": lr}
+        runs.append(BASE | schedule | {"dataset": dataset, "seed": seed, "n_embd": width, "muon_learning_rate": 3 * lr})
     return runs
 
 
@@ -61,15 +64,16 @@ def train_once(options: dict, data: Dataset, machine: Machine) -> dict[str, floa
     """Train a model as train.py does, on windows that do not overlap, so it sees no token twice. The learning rate
     decays to 0 at the last step. Returns N (parameters without embeddings), params (all), D, val, seconds."""
     began, config = time.perf_counter(), TrainConfig(**options)
-    this = Run(config, None, machine, data)
+    trainer = Run(config, None, machine, data)
     B, T = config.batch_size, config.block_size
     starts = T * np.random.default_rng(config.seed).permutation((len(data.train) - 1) // T)
     for step in range(1, config.max_iters + 1):
-        this.optimizer.set_lr(lr_scale(step, config))
+        trainer.optimizer.set_lr(lr_scale(step, config))
         batch = starts[(step - 1) * B : step * B]
-        this.train_step([read_windows(data.train, batch, batch + T, T)])
-    val = evaluate(this.model, this.forward, data.val, this.windows, 4 * B, machine)
-    sizes = {"N": this.model.num_params(non_embedding=True), "params": this.model.num_params()}
+        trainer.train_step([read_windows(data.train, batch, batch + T, T)])
+    model = trainer.model
+    val = evaluate(model, trainer.forward, data.val, trainer.windows, 4 * B, machine)
+    sizes = {"N": model.num_params(non_embedding=True), "params": model.num_params()}
     return sizes | {"D": config.max_iters * B * T, "val": val, "seconds": time.perf_counter() - began}
 
 
@@ -77,19 +81,24 @@ class Results:
     """Finished runs in a file, one JSON object per line. A run that is in the file is not trained again."""
 
     def __init__(self, path: Path, data: Dataset, machine: Machine):
-        self.path, self.data, self.machine, self.entries = path, data, machine, []
-        if path.exists():
-            self.entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        self.path, self.data, self.machine = path, data, machine
+
+    def entries(self) -> list[dict]:
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+            return [{"run": entry["run"], "result": dict(entry["result"])} for entry in map(json.loads, lines)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.path} has a line that scaling.py did not write ({error}); delete it") from error
 
     def get(self, options: dict) -> dict[str, float]:
         """Return what train_once() does for these options, from the file if possible."""
-        key = {"options": options, "sha256": self.data.splits["train"].get("sha256")}
-        for entry in self.entries:
-            if key.items() <= entry.items():
+        run = {"config": asdict(TrainConfig(**options)), "device": self.machine.device.type}
+        run["sha256"] = [self.data.splits[split].get("sha256") for split in ("train", "val")]
+        for entry in self.entries():
+            if entry["run"] == run:
                 return entry["result"]
         result = train_once(options, self.data, self.machine)
-        self.entries.append(key | {"result": result})
-        text = "".join(json.dumps(entry) + "\n" for entry in self.entries)
+        text = "".join(json.dumps(entry) + "\n" for entry in [*self.entries(), {"run": run, "result": result}])
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path, lambda file: file.write(text.encode()))
         return result
@@ -138,18 +147,20 @@ def fit_law(N: np.ndarray, D: np.ndarray, L: np.ndarray, starts: Iterable[tuple]
     one above 0.001, so that a bad run counts little. There can be several minima: the best of several starts counts."""
     n, d, y = (torch.tensor(values, dtype=torch.float64).log() for values in (N, D, L))
     n0, d0 = n.mean(), d.mean()  # centered: a change of an exponent then hardly changes the best A and B
+    # The five numbers in theta are logarithms, so the constants stay positive.
 
     def error(theta: torch.Tensor) -> torch.Tensor:
-        e, a, b, alpha, beta = theta  # e, a, b are logarithms: E, A and B stay positive
-        terms = torch.stack([e.expand_as(n), a - alpha * (n - n0), b - beta * (d - d0)])
+        e, a, b, alpha, beta = theta
+        terms = torch.stack([e.expand_as(n), a - alpha.exp() * (n - n0), b - beta.exp() * (d - d0)])
         return 1000 * F.huber_loss(terms.logsumexp(dim=0), y, delta=0.001)
 
     ends = []
     for fraction, alpha, beta in starts or STARTS:
         rest = math.log((1 - fraction) * L.min() / 2)
-        start = [math.log(fraction * L.min()), rest, rest, alpha, beta]
+        start = [math.log(fraction * L.min()), rest, rest, math.log(alpha), math.log(beta)]
         ends.append(minimize(error, torch.tensor(start, dtype=torch.float64)))
     e, a, b, alpha, beta = min(ends, key=error)
+    alpha, beta = alpha.exp(), beta.exp()
     return Law(*(t.item() for t in (e.exp(), (a + alpha * n0).exp(), (b + beta * d0).exp(), alpha, beta)))
 
 
@@ -170,7 +181,8 @@ def minimize(error: Callable, start: torch.Tensor) -> torch.Tensor:
 
 
 def bootstrap(N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 100) -> list[Law]:
-    """The laws of n draws of as many runs, with replacement: their spread is the uncertainty of the fit."""
+    """The laws of n draws of as many runs, with replacement: their spread is the uncertainty of the fit. To save time,
+    each is fitted from one start."""
     laws, rng, show = [], np.random.default_rng(seed), progress("bootstrap", n, "fits")
     for _ in range(n):
         draw = rng.integers(len(L), size=len(L))
@@ -180,12 +192,12 @@ def bootstrap(N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 1
 
 
 def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, float, float]:
-    """The loss of another run, by the law of these, and a 95 % interval: that of the bootstrapped laws, each with the
-    residual of a random run, as the new run will not be exactly on the curve either."""
-    runs, rng = columns(results), np.random.default_rng(seed)
+    """The loss of another run, by the law of these, and a 95 % interval: by each bootstrapped law, with the residual of
+    each run, as the new one will be off the curve too. (They are scaled up: fitting 5 constants made them small.)"""
+    runs = columns(results)
     law = fit_law(*runs)
-    residuals = runs[2] / law.loss(*runs[:2])
-    losses = [other.loss(N, D) * rng.choice(residuals) for other in bootstrap(*runs, seed)]
+    residuals = np.log(runs[2] / law.loss(*runs[:2])) * math.sqrt(len(results) / max(1, len(results) - 5))
+    losses = [other.loss(N, D) * np.exp(residuals) for other in bootstrap(*runs, seed)]
     return law.loss(N, D), *np.quantile(losses, (0.025, 0.975))
 
 
@@ -198,28 +210,26 @@ def interval(values: Iterable[float]) -> str:
 
 
 def report(results: list[dict], seed: int) -> Law:
-    """Print the law, for two ways to count parameters, and the optimal models. Returns the law without embeddings."""
-    rows = [["constant", "value", "95 % interval", "value", "95 % interval", "Chinchilla"]]
-    rows += [[name] for name in ("E", "A", "B", "alpha", "beta", "N_power")]
-    for size in ("params", "N"):
-        law, others = fit_law(*columns(results, size)), bootstrap(*columns(results, size), seed)
-        for row in rows[1:]:
-            row += [f"{getattr(law, row[0]):.4g}", interval(getattr(other, row[0]) for other in others)]
-    for row in rows[1:]:
-        row.append(f"{getattr(PUBLISHED, row[0]):.4g}")
-    print(
-        "\nL(N, D) = E + A / N^alpha + B / D^beta. Left: N with embeddings; right: without. N_opt grows as C^N_power."
-    )
+    """Print the law, with N counted in two ways, and the best N and D by it. Returns the law without embeddings."""
+    laws = {size: fit_law(*columns(results, size)) for size in ("params", "N")}
+    resampled = {size: bootstrap(*columns(results, size), seed) for size in laws}
+    rows = [["constant", "all parameters", "95 % interval", "no embeddings", "95 % interval", "Chinchilla"]]
+    for name in ("E", "A", "B", "alpha", "beta", "N_power"):
+        row = [name]
+        for size, law in laws.items():
+            row += [f"{getattr(law, name):.4g}", interval(getattr(other, name) for other in resampled[size])]
+        rows.append([*row, f"{getattr(PUBLISHED, name):.4g}"])
+    print("\nL(N, D) = E + A / N^alpha + B / D^beta. The best N grows as C^N_power. Chinchilla's E, A and B are in")
+    print("nats per BPE token, so only its exponents compare. N counts all parameters, or those without embeddings:")
     print_table(rows)
-    rows = [
-        ["compute C", "N_opt", "95 % interval", "D_opt", "tokens per parameter", "loss", "at N_opt / 4", "at 4 N_opt"]
-    ]
-    for C in (1e11, 1e12, 1e13, 1e14):
+    rows = [["compute C", "best N", "95 % interval", "best D", "tokens per parameter", "loss", "at N / 4", "at 4 N"]]
+    law, largest = laws["N"], 6 * results[-1]["N"] * results[-1]["D"]
+    for C in (largest / 16, largest / 4, largest, 4 * largest):
         N, D = law.optimum(C)
         away = [f"{law.loss(N * factor, D / factor):.3f}" for factor in (1 / 4, 4)]
-        sizes = interval(other.optimum(C)[0] for other in others)
-        rows.append([f"{C:.0e}", f"{N:,.0f}", sizes, f"{D:,.0f}", f"{D / N:.1f}", f"{law.loss(N, D):.3f}", *away])
-    print("\nThe best use of C = 6 N D FLOP, N without embeddings:")
+        sizes = interval(other.optimum(C)[0] for other in resampled["N"])
+        rows.append([f"{C:.1e}", f"{N:,.0f}", sizes, f"{D:,.0f}", f"{D / N:.1f}", f"{law.loss(N, D):.3f}", *away])
+    print("\nThe best use of C = 6 N D FLOP, N without embeddings (last row: beyond the runs):")
     print_table(rows)
     return law
 
@@ -233,9 +243,7 @@ def train_family(runs: list[dict], finished: Results, seed: int) -> tuple[list[d
             N = results[-len(WIDTHS)]["N"]  # of the same width
             D = options["max_iters"] * options["batch_size"] * options["block_size"]
             predicted, low, high = predict(results, N, D, seed)
-            print(
-                f"prediction for the largest run: {predicted:.4f} (95 % interval {low:.4f} to {high:.4f})", flush=True
-            )
+            print(f"predicted for the largest run: {predicted:.4f} (95 % interval {low:.4f} to {high:.4f})", flush=True)
         with explain_errors("out of memory; close other programs, or use --device=cpu"):
             result = finished.get(options)
         results.append(result)
@@ -243,7 +251,9 @@ def train_family(runs: list[dict], finished: Results, seed: int) -> tuple[list[d
         what = f"width {options['n_embd']:>3}: {result['N']:>7,} parameters, {result['D']:>9,} tokens"
         numbers = f"val loss {result['val']:.4f}  {result['seconds']:5.1f} s  eta {left / 60:.1f} min"
         print(f"run {i:>2}/{len(runs)}  {what}  {numbers}", flush=True)
-    print(f"measured: {result['val']:.4f}, {result['val'] / predicted - 1:+.2%} from the prediction")
+    place = "inside" if low <= result["val"] <= high else "outside"
+    error = result["val"] / predicted - 1
+    print(f"measured: {result['val']:.4f}, {error:+.2%} from the prediction, {place} the interval")
     return results, (predicted, low, high)
 
 
@@ -271,7 +281,7 @@ def main() -> None:
         advice = f"use a longer text, or --minutes below {options.minutes * len(data.train) / needed:.2g}"
         raise UserError(f"{message}; {advice}")
     finished = Results(Path("out", f"scaling_{data.name}", "runs.jsonl"), data, machine)
-    print(f"{data.name}: {len(runs)} runs on {machine}; finished ones are kept in {finished.path}")
+    print(f"{data.name}: {len(runs)} runs on {machine}, unless they are in {finished.path} already")
     results, prediction = train_family(runs, finished, options.seed)
     law = report(results, options.seed)
     if options.plot:

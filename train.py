@@ -28,12 +28,12 @@ import console
 import runtime
 from checkpoint import RunFolder, load_checkpoint, load_initial, load_model, load_weights
 from console import OptionParser, UserError, print_losses, print_result, read_toml
-from evaluate import document_edges, evaluate, evaluation_windows, read_windows, split_documents, split_loss
 from model import GPT, ConfigError, GPTConfig, option
 from optim import OPTIMIZERS, SCHEDULES, full_tensor, lr_scale, make_optimizer, shard_like
 from prepare_data import Dataset, load
 from runtime import Machine, StopSignal
 from tokenizer import start_ids
+from windows import document_edges, evaluate, evaluation_windows, read_windows, split_documents, split_loss
 
 
 @dataclass

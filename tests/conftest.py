@@ -17,10 +17,10 @@ import tiktoken
 import torch
 
 import console
-import evaluate
 import model
 import runtime
 import tokenizer
+import windows
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
 
@@ -182,7 +182,7 @@ def result(out: str) -> dict[str, str]:
 def loss_of(model_, dataset, split: str, n_tokens: int = 0, batch_size: int = 8) -> float:
     """The mean loss over a split, in this process alone."""
     alone = runtime.Machine(torch.device("cpu"), torch.float32)
-    return evaluate.split_loss(model_, lambda x, y: model_(x, y)[1], dataset, split, n_tokens, batch_size, alone)
+    return windows.split_loss(model_, lambda x, y: model_(x, y)[1], dataset, split, n_tokens, batch_size, alone)
 
 
 class Malicious:

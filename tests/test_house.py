@@ -19,17 +19,18 @@ ALLOWED = {
     "bigram": {"console", "prepare_data", "tokenizer"}, "ngram": {"console", "prepare_data", "bigram"},
     "mlp": {"console", "prepare_data"}, "cells": set(), "recall": {"cells", "console", "model", "sample"},
     "rnn": {"cells", "console", "optim", "prepare_data"},
-    "train": WORKSHOP | {"model", "optim", "evaluate"}, "sample": WORKSHOP | {"model", "linear"},
-    "evaluate": WORKSHOP | {"model", "linear"}, "estimate": WORKSHOP | {"train", "model", "optim"},
-    "baselines": {"mlp", "ngram", "prepare_data"},
-    "calibration": {"baselines", "console", "evaluate", "model", "prepare_data", "runtime"},
+    "train": WORKSHOP | {"model", "optim", "windows"}, "sample": WORKSHOP | {"model", "linear"},
+    "windows": {"console", "model", "prepare_data", "runtime"},
+    "baselines": {"console", "mlp", "ngram", "prepare_data"},
+    "calibration": {"baselines", "console", "model", "prepare_data", "runtime", "windows"},
     "memorization": {"baselines", "checkpoint", "console", "prepare_data", "runtime", "sample", "tokenizer"},
-    "scaling": WORKSHOP | {"evaluate", "model", "optim", "train"},
+    "evaluate": WORKSHOP | {"baselines", "calibration", "linear", "memorization", "model", "windows"},
+    "estimate": WORKSHOP | {"train", "model", "optim"},
+    "scaling": WORKSHOP | {"model", "optim", "train", "windows"},
 }  # fmt: skip
 # inside a function, so that the file works without them
 LATE = {
     "model": {"checkpoint"}, "train": {"estimate"}, "rnn": {"recall"}, "scaling": {"estimate"},
-    "evaluate": {"baselines", "calibration", "memorization"},
 }  # fmt: skip
 
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conftest import result
@@ -7,7 +9,7 @@ import evaluate
 import memorization
 import prepare_data
 import train
-from memorization import longest_copies, sort_suffixes, split_into_documents, up_to_separator
+from memorization import documents_of, longest_copies, sort_suffixes, up_to_separator
 
 
 def test_suffixes_are_sorted_as_texts_are():
@@ -37,9 +39,26 @@ def test_no_copy_reaches_past_the_end_of_the_text_or_of_a_sample():
     assert longest_copies(text, samples).tolist() == [2, 3, 3, 0, 0]
 
 
+def test_long_documents_are_compared_as_far_as_samples_go():
+    """A sample of LENGTH tokens that began as a longer document did is that document."""
+    line = "".join("abcdefg"[i * i % 7] for i in range(150))
+    Path("lines.txt").write_text("\n".join([line] * 9 + ["ab"]))
+    prepare_data.prepare("lines.txt", documents="lines")
+    dataset = prepare_data.load("lines")
+    sample = next(d for d in np.split(dataset.train, np.flatnonzero(dataset.train == 0)) if len(d) > 100)[1:101]
+    assert memorization.compare({"it": [sample]}, dataset, "val") == {"it": 1.0}
+
+
+def test_only_the_beginning_of_a_large_text_is_searched(monkeypatch, capsys):
+    dataset = prepare_data.load("tiny")
+    monkeypatch.setattr("baselines.MAX_TRAIN", 50)
+    copied = memorization.compare({"start": [dataset.train[:40]], "later": [dataset.train[60:90]]}, dataset, "val")
+    assert copied["start"] == 1.0 > copied["later"] and "in the first 50 tokens of train" in capsys.readouterr().out
+
+
 def test_documents_and_samples_end_at_separators():
     tokens = np.array([0, 5, 6, 0, 7, 0, 0])
-    assert [d.tolist() for d in split_into_documents(tokens, 0)] == [[5, 6], [7], []]
+    assert [d.tolist() for d in documents_of(tokens, 0)] == [[5, 6], [7], []]
     rows = np.array([[4, 5, 0, 6], [0, 1, 2, 3], [1, 2, 3, 4]])
     assert [row.tolist() for row in up_to_separator(rows, 0)] == [[4, 5], [], [1, 2, 3, 4]]
     assert [row.tolist() for row in up_to_separator(rows, None)] == rows.tolist()
@@ -47,7 +66,7 @@ def test_documents_and_samples_end_at_separators():
 
 def test_the_table_says_where_samples_are_found(capsys):
     dataset = prepare_data.load("list")
-    documents = {split: split_into_documents(getattr(dataset, split), dataset.separator) for split in ("train", "val")}
+    documents = {split: documents_of(getattr(dataset, split), dataset.separator) for split in ("train", "val")}
     new = np.array([3, 3, 3, 3])
     copied = memorization.compare({"it": [*documents["train"][:3], documents["val"][0], new, new]}, dataset, "val")
     known = {tuple(d.tolist()) for d in documents["train"]}
@@ -69,7 +88,7 @@ def test_the_script_searches_for_samples_of_all_models(name, call):
     lines = out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("copies"))
     names = [line[: len("Kneser-Ney 4-gram")].strip() for line in lines[start + 1 : start + 6]]
-    assert names == ["val split", "bigram, add 1", "Kneser-Ney 4-gram", "Kneser-Ney 8-gram", "GPT"]
+    assert names == ["val split (real)", "bigram, add 1", "Kneser-Ney 4-gram", "Kneser-Ney 8-gram", "GPT"]
     assert 0 <= float(result(out)["copied"]) <= 1
     assert ("in neither" in lines[start]) == (name == "list")
     again = call(evaluate, "--num_samples=20", "--dtype=float32")[1]

@@ -34,26 +34,14 @@ import sample
 import scaling
 import tokenizer
 import train
+import windows
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling)
 # plots.py needs matplotlib
-OTHERS = (
-    baselines,
-    calibration,
-    cells,
-    checkpoint,
-    console,
-    files,
-    gpt2,
-    memorization,
-    model,
-    optim,
-    recall,
-    runtime,
-    tokenizer,
-)
+OTHERS = (baselines, calibration, cells, checkpoint, console, files, gpt2, memorization, model, optim, recall, runtime)
+OTHERS += (tokenizer, windows)
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 

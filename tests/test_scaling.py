@@ -121,7 +121,7 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
     lines, figures = out.splitlines(), result(out)
     rows = [line for line in lines if line.startswith("run ")]
     assert len(rows) == 9 and figures["runs"] == "9" and figures["dataset"] == "long"
-    predicted = next(i for i, line in enumerate(lines) if line.startswith("prediction for the largest run: "))
+    predicted = next(i for i, line in enumerate(lines) if line.startswith("predicted for the largest run: "))
     assert lines[predicted + 1] == rows[-1] and lines[predicted].split()[5] == figures["predicted"]
     entries = [json.loads(line) for line in Path("out/scaling_long/runs.jsonl").read_text().splitlines()]
     results = [entry["result"] for entry in entries]
@@ -148,6 +148,15 @@ def test_an_interrupted_family_continues_where_it_stopped(small, call, monkeypat
     again = call(scaling, "--dataset=long", "--minutes=2")[1]
     assert len(trained) == 3
     assert result(again).items() - {("seconds", result(again)["seconds"])} <= result(whole).items()
+
+
+def test_another_file_in_place_of_the_results_gets_one_line(small, fails):
+    Path("out/scaling_long").mkdir(parents=True)
+    for text in ("nonsense\n", "{}\n", "[1]\n"):
+        Path("out/scaling_long/runs.jsonl").write_text(text)
+        error = fails(scaling, "--dataset=long", "--minutes=2")
+        assert "runs.jsonl has a line that scaling.py did not write" in error
+        assert Path("out/scaling_long/runs.jsonl").read_text() == text
 
 
 def test_the_plot_is_drawn():

@@ -1,0 +1,166 @@
+import numpy as np
+import pytest
+import torch
+from conftest import loss_of, result
+from test_train import SHORT, data, no_plots  # noqa: F401
+
+import prepare_data
+import train
+from console import UserError
+from model import GPT, GPTConfig
+from runtime import Machine
+from windows import evaluation_windows, locate, read_batches, read_windows, split_loss, token_losses
+
+ALONE = Machine(torch.device("cpu"), torch.float32)
+
+
+def test_windows_are_the_text_and_the_text_one_later():
+    tokens = np.arange(100, dtype=np.uint16)
+    x, y = read_windows(tokens, np.array([0, 90]), np.array([8, 95]), 8)
+    assert x[0].tolist() == list(range(8)) and y[0].tolist() == list(range(1, 9))
+    assert x[1, :5].tolist() == [90, 91, 92, 93, 94] and y[1].tolist() == [91, 92, 93, 94, 95, -1, -1, -1]
+
+
+def test_evaluation_counts_each_token_once():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        block_size = int(rng.integers(1, 20))
+        tokens = rng.integers(1, 9, size=int(rng.integers(block_size + 1, 200)))
+        if separated := bool(rng.integers(2)):
+            tokens[rng.random(len(tokens)) < 0.2] = 0
+            tokens[0] = 0
+        starts, stops = evaluation_windows(tokens, 0 if separated else None, block_size)
+        counted = [t for start, stop in zip(starts, stops, strict=True) for t in range(start + 1, stop + 1)]
+        assert counted == list(range(1, len(tokens)))
+        assert (stops - starts <= block_size).all()
+        if separated:  # a window starts with a document, or goes on with one that is longer than a window
+            edges = np.flatnonzero(tokens == 0)
+            for at in starts[tokens[starts] != 0]:
+                first = edges[edges < at].max()
+                assert (at - first) % block_size == 0
+
+
+def test_a_window_holds_as_many_whole_documents_as_fit():
+    tokens = np.array([0, 1, 1, 1] * 4 + [0])
+    for block_size, expected in ((8, [0, 8]), (7, [0, 4, 8, 12]), (12, [0, 12]), (16, [0])):
+        assert evaluation_windows(tokens, 0, block_size)[0].tolist() == expected
+
+
+def test_evaluation_of_some_tokens_spreads_them_evenly():
+    starts, stops = evaluation_windows(np.arange(1001), None, 10, 55)
+    assert starts.tolist() == [0, 200, 400, 600, 800] and (stops - starts == 10).all()
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        block_size, most = int(rng.integers(1, 20)), int(rng.integers(1, 300))
+        tokens = rng.integers(1, 9, size=int(rng.integers(block_size + 1, 400)))
+        if separated := bool(rng.integers(2)):
+            tokens[rng.random(len(tokens)) < 0.2] = 0
+            tokens[0] = 0
+        starts, stops = evaluation_windows(tokens, 0 if separated else None, block_size, most)
+        counted = [t for start, stop in zip(starts, stops, strict=True) for t in range(start + 1, stop + 1)]
+        assert len(counted) == len(set(counted)) <= max(2 * most, block_size) and 0 < min(counted) <= max(counted)
+        assert len(counted) >= min(most, len(tokens) - 1) / 2 - block_size
+        assert (stops - starts <= block_size).all() and (stops > starts).all() and max(counted) < len(tokens)
+        if most >= len(tokens) - 1:
+            assert counted == list(range(1, len(tokens)))
+        all_windows = zip(*evaluation_windows(tokens, 0 if separated else None, block_size), strict=True)
+        assert set(zip(starts, stops, strict=True)) <= set(all_windows)  # some of those that count each token once
+    tokens = np.tile(np.arange(100), 10)  # documents much longer than a window
+    starts, _ = evaluation_windows(np.append(tokens, 0), 0, 10, 200)
+    assert len(starts) == 20 and set(starts % 100) == {0, 50}
+    assert len(evaluation_windows(tokens, 0, 10, 10**15)[0]) == len(evaluation_windows(tokens, 0, 10)[0])  # at most all
+
+
+def test_all_batches_of_an_evaluation_have_one_shape():
+    """A compiled model would be compiled again for another one."""
+    dataset, shapes = prepare_data.load("list"), set()
+    model = GPT(GPTConfig(vocab_size=dataset.vocab_size, block_size=16, n_layer=1, n_head=1, n_embd=8, zero_init=False))
+
+    def forward(x, y):
+        shapes.add(tuple(x.shape))
+        return model(x, y)[1]
+
+    losses = [split_loss(model, forward, dataset, "val", 0, n, ALONE) for n in (1, 7, 64)]
+    assert shapes == {(1, 16), (7, 16), (64, 16)} and losses == pytest.approx([losses[0]] * 3, abs=1e-6)
+
+
+def test_a_run_evaluates_on_so_many_tokens_of_each_split(call):
+    _, out, _ = call(train, *SHORT, "--eval_tokens=64")
+    dataset, figures = prepare_data.load("tiny"), result(out)
+    assert f"evaluating on 64 of {len(dataset.val) - 1:,} validation tokens" in out
+    model, _ = GPT.from_checkpoint("out/tiny/best.pt")
+    for split in ("train", "val"):
+        some, whole = (loss_of(model, dataset, split, n) for n in (64, 0))
+        assert float(figures[split]) == pytest.approx(some, abs=1e-4) != pytest.approx(whole, abs=1e-4)
+
+
+def test_evaluation_sees_each_document_whole():
+    """The loss of a document does not depend on what stands around it: packed, it is the loss of the document alone,
+    for a model that pays no attention to other documents (here: to anything)."""
+    dataset = prepare_data.load("list")
+    torch.manual_seed(0)
+    shape = {"block_size": 64, "n_layer": 1, "n_head": 2, "n_embd": 16}
+    model = GPT(GPTConfig(vocab_size=dataset.vocab_size, **shape))
+    torch.nn.init.normal_(model.lm_head.weight)
+    tokens = np.array(dataset.val)
+    losses = -model(torch.from_numpy(tokens[:-1].astype(np.int64)).view(-1, 1))[0].log_softmax(-1)[:, 0]
+    expected = losses[torch.arange(len(tokens) - 1), torch.from_numpy(tokens[1:].astype(np.int64))].mean().item()
+    for batch_size in (1, 7):
+        loss = loss_of(model, dataset, "val", batch_size=batch_size)
+        assert loss == pytest.approx(expected, abs=1e-5)
+    loss = loss_of(model, dataset, "val", 300)
+    windows_ = zip(*evaluation_windows(tokens, dataset.separator, 64, 300), strict=True)
+    t = np.concatenate([np.arange(start, stop) for start, stop in windows_])
+    chosen = losses[torch.from_numpy(t), torch.from_numpy(tokens[t + 1].astype(np.int64))]
+    assert 64 < len(t) <= 300 < len(tokens) and loss == pytest.approx(chosen.mean().item(), abs=1e-5)
+
+
+def test_the_test_loss_is_that_of_the_test_split(call):
+    figures = result(call(train, *SHORT, "--dataset=list", "--out_dir=out/list")[1])
+    dataset, (model, _) = prepare_data.load("list"), GPT.from_checkpoint("out/list/best.pt")
+    for split in ("val", "test"):
+        assert float(figures[split]) == pytest.approx(loss_of(model, dataset, split), abs=1e-4)
+    assert abs(float(figures["val"]) - float(figures["test"])) > 3e-4
+
+
+# ----------------------------------------------------------------------------- one token at a time
+
+
+def test_the_position_of_a_token_starts_with_its_document_or_window():
+    tokens = np.array([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 0])
+    windows = evaluation_windows(tokens, 0, 5)
+    assert windows[0].tolist() == [0, 5, 10]  # the last document is longer than a window
+    at, document, position = locate(tokens, windows, 0)
+    assert at.tolist() == list(range(1, 13))
+    assert document.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+    assert position.tolist() == [1, 2, 3, 1, 2, 1, 2, 3, 4, 5, 1, 2]
+    at, window, position = locate(np.arange(21), evaluation_windows(np.arange(21), None, 5, 10), None)
+    assert at.tolist() == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
+    assert window.tolist() == [0] * 5 + [1] * 5 and position.tolist() == [1, 2, 3, 4, 5] * 2
+
+
+def test_token_losses_are_those_of_the_model_in_the_order_of_locate():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16, zero_init=False)).eval()
+    tokens = np.array([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 9, 3, 1, 2, 0, 4, 4, 0])
+    windows = evaluation_windows(tokens, 0, 8)
+    losses = token_losses(model, read_batches(tokens, windows, 2, 8), ALONE)
+    at, _, _ = locate(tokens, windows, 0)
+    assert len(losses) == len(at) == len(tokens) - 1
+    for i, loss in zip(at, losses, strict=True):
+        start = windows[0][windows[0] < i].max()
+        logits, _ = model(torch.from_numpy(tokens[None, start:i]))
+        assert loss == pytest.approx(-logits[0, -1].log_softmax(0)[tokens[i]].item(), abs=1e-5)
+    dataset = prepare_data.load("list")
+    model = GPT(GPTConfig(vocab_size=dataset.vocab_size, block_size=16, n_layer=1, n_head=2, n_embd=16)).eval()
+    windows = evaluation_windows(dataset.val, dataset.separator, 16)
+    losses = token_losses(model, read_batches(dataset.val, windows, 3, 16), ALONE)
+    assert losses.mean() == pytest.approx(loss_of(model, dataset, "val"), abs=1e-6)
+
+
+def test_a_loss_that_is_no_number_is_not_left_out():
+    model = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16)).eval()
+    torch.nn.init.constant_(model.transformer.wte.weight[3:4].data, torch.nan)
+    tokens = np.arange(10)
+    with pytest.raises(UserError, match=r"the loss is NaN or infinite in torch\.float32; use --dtype=float32"):
+        token_losses(model, read_batches(tokens, evaluation_windows(tokens, None, 8), 2, 8), ALONE)

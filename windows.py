@@ -1,0 +1,136 @@
+"""Part 4, continued: a text as windows, and the loss over them.
+
+    from windows import evaluation_windows, read_windows    # train.py trains and evaluates with these functions
+
+Read train.py before. Evaluation is over fixed windows in a fixed order, so the same model has the same loss in the same
+dtype, whatever the batch size. Each token but the first is predicted exactly once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import torch
+
+from console import UserError, progress
+from model import GPT
+from prepare_data import Dataset
+from runtime import Machine
+
+
+def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
+    """Where each document starts, and where the last one ends; a text without documents is a single one."""
+    end = len(tokens) - 1
+    return np.array([0, end]) if separator is None else np.union1d(np.flatnonzero(tokens == separator), end)
+
+
+def split_documents(edges: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(starts, stops) of the windows between consecutive edges: one, or several of block_size tokens and the rest."""
+    counts = -(-np.diff(edges) // block_size)  # rounded up
+    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # 0, 1, ... from each edge on
+    starts = np.repeat(edges[:-1], counts) + index * block_size
+    return starts, np.minimum(starts + block_size, np.repeat(edges[1:], counts))
+
+
+def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int, n_tokens: int = 0) -> tuple:
+    """(starts, stops) of windows that predict each token but the first exactly once. If n_tokens is smaller than that,
+    evenly spaced ones with about n_tokens tokens, as the beginning of a text may differ from the rest.
+
+    A window starts where a document starts and contains as many whole documents as fit, so a token is predicted with
+    its whole document before it, unless that is longer than block_size: then the document is split."""
+    edges = document_edges(tokens, separator)
+    last_fitting = np.searchsorted(edges, edges + block_size, side="right") - 1
+    next_edge = np.maximum(last_fitting, np.arange(len(edges)) + 1).tolist()
+    packed = [0]
+    while packed[-1] < len(edges) - 1:
+        packed.append(next_edge[packed[-1]])
+    starts, stops = split_documents(edges[packed], block_size)
+    if 0 < n_tokens < edges[-1]:
+        n = max(1, len(starts) * n_tokens // edges[-1])
+        chosen = np.arange(n) * len(starts) // n
+        starts, stops = starts[chosen], stops[chosen]
+    return starts, stops
+
+
+def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, block_size: int) -> tuple:
+    """Inputs and targets, (B, T) int64 each, for B starts and T = block_size. Row i reads the tokens from starts[i] on;
+    its last target is the token at stops[i]. The rest is padding: targets of -1, which the loss ignores."""
+    positions = starts[:, None] + np.arange(block_size + 1)  # (B, T + 1)
+    ids = tokens[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
+    targets = np.where(positions[:, 1:] <= stops[:, None], ids[:, 1:], -1)
+    return torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets)
+
+
+@torch.no_grad()
+def evaluate(model: GPT, forward: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, machine) -> float:
+    """The mean loss over the windows (starts, stops) of a split, in nats per token. forward(x, y) is the mean loss of a
+    batch. Several processes split the batches. Leaves the model in training mode."""
+    # Empty windows at the end make all batches equally large: a compiled model needs no other shape, and all processes
+    # have equally many.
+    padding = -len(windows[0]) % (machine.world_size * batch_size)
+    starts, stops = (np.pad(part, (0, padding)) for part in windows)
+    total, count = 0.0, 0
+    model.eval()
+    for first in range(machine.rank * batch_size, len(starts), machine.world_size * batch_size):
+        batch = slice(first, first + batch_size)
+        x, y = read_windows(tokens, starts[batch], stops[batch], model.config.block_size)
+        loss, counted = forward(x, y).item(), (y != -1).sum().item()
+        if counted:  # the mean over no targets is NaN
+            total, count = total + loss * counted, count + counted
+    model.train()
+    total, count = machine.sum(total, count)
+    return total / count
+
+
+def split_loss(
+    model: GPT, forward: Callable, data: Dataset, split: str, n_tokens: int, batch_size: int, machine
+) -> float:
+    """The mean loss over a split of a dataset, or over about n_tokens of it if that is not 0."""
+    tokens = getattr(data, split)
+    windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
+    return evaluate(model, forward, tokens, windows, batch_size, machine)
+
+
+# ----------------------------------------------------------------------------- one token at a time
+
+
+def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the N tokens that windows (starts, stops) predict are, (N,) each: their indices; the number of the document
+    of each (without documents: of the window); and its position in that: how many tokens of it the model has seen."""
+    starts, stops = windows
+    lengths = stops - starts
+    start = np.repeat(starts, lengths)  # (N,)
+    at = start + 1 + np.arange(len(start)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    edges = starts if separator is None else document_edges(tokens, separator)
+    document = np.searchsorted(edges, at) - 1
+    return at, document, np.minimum(at - edges[document], at - start)
+
+
+def read_batches(tokens: np.ndarray, windows: tuple, batch_size: int, block_size: int) -> Iterator[tuple]:
+    """Yield inputs and targets (B, T) of all windows, batch after batch, and show the progress."""
+    (starts, stops), show = windows, progress("evaluating", len(windows[0]), "windows")
+    for first in range(0, len(starts), batch_size):
+        batch = slice(first, first + batch_size)
+        yield read_windows(tokens, starts[batch], stops[batch], block_size)
+        show(min(first + batch_size, len(starts)))
+
+
+@torch.inference_mode()
+def log_probabilities(model: GPT, x: torch.Tensor, machine: Machine) -> torch.Tensor:
+    """Inputs (B, T) -> the log-probabilities of the next tokens, (B, T, V) float32 on the device."""
+    torch.set_float32_matmul_precision("high")  # as in training
+    with torch.autocast(machine.device.type, dtype=machine.dtype, enabled=machine.dtype != torch.float32):
+        logits = model(x.to(machine.device))[0]
+    return logits.float().log_softmax(dim=-1)
+
+
+def token_losses(model: GPT, batches: Iterable[tuple], machine: Machine) -> np.ndarray:
+    """The losses of all targets in batches (x, y), in nats, (N,): row after row, without those of -1."""
+    losses = []
+    for x, y in batches:
+        log_p = log_probabilities(model, x, machine)
+        index = y.clamp(min=0).to(log_p.device)
+        losses.append(-log_p.gather(2, index[..., None])[..., 0].cpu()[y >= 0])
+    losses = torch.cat(losses).double().numpy()
+    if not np.isfinite(losses).all():
+        raise UserError(f"the loss is NaN or infinite in {machine.dtype}; use --dtype=float32")
+    return losses
