@@ -17,13 +17,13 @@ from console import progress
 from prepare_data import Dataset
 
 Baseline = Callable[[np.ndarray], np.ndarray]
-CONTEXT = 8  # tokens that a baseline gets; it uses the last ones of them
+CONTEXT = 8  # tokens that a baseline gets, of which an n-gram model uses the last n - 1
 MAX_VOCAB = 256  # with more tokens, n-grams for all of them after each context take long
 MAX_TRAIN = 1 << 24  # tokens of the training text to count, and to search in memorization.py
 CHUNK = 4096  # contexts at a time
 
 
-def counted(data: Dataset, n: int, alpha: float = 0.0, discount: float = 0.0) -> Baseline:
+def ngram_baseline(data: Dataset, n: int, alpha: float = 0.0, discount: float = 0.0) -> Baseline:
     """An n-gram model of the training split: with add-alpha smoothing, or Kneser-Ney with a discount."""
     grams, counts = ngram.count_ngrams(data.train[:MAX_TRAIN], n, data.separator)
     table = ngram.NGrams(grams, counts, data.vocab_size, data.separator)
@@ -56,8 +56,8 @@ def trained_mlp(data: Dataset, steps: int, seed: int) -> Baseline:
 
 def make(data: Dataset, train_mlp: bool, seed: int) -> dict[str, Baseline]:
     """The baselines of a table, by name."""
-    models = {"bigram, add 1": counted(data, 2, alpha=1.0)}
-    models |= {f"Kneser-Ney {n}-gram": counted(data, n, discount=0.85) for n in (4, 8)}
+    models = {"bigram, add 1": ngram_baseline(data, 2, alpha=1.0)}
+    models |= {f"Kneser-Ney {n}-gram": ngram_baseline(data, n, discount=0.85) for n in (4, 8)}
     if train_mlp:
         models["MLP, block 8"] = trained_mlp(data, 60_000, seed)
     return models

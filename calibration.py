@@ -2,10 +2,10 @@
 
     python evaluate.py                                      # uses this file: the tables "calibration" and "confidence"
 
-Read windows.py before. If a calibrated model gives probability 0.3, it is right in 30 % of such cases. The confidence
-of a prediction is the probability of its most likely token. In bins of confidence, compare its mean with the accuracy
-(Guo et al. 2017). If the confidence is higher, the model is overconfident, and dividing its logits by a temperature
-tau > 1 helps.
+Read windows.py before. Tokens to which a calibrated model gives probability 0.3 occur in 30 % of the cases. The
+confidence of a prediction is the probability of its most likely token. In bins of confidence, compare its mean with the
+accuracy (Guo et al. 2017). If the confidence is higher, the model is overconfident, and dividing its logits by a
+temperature tau > 1 helps.
 """
 
 import numpy as np
@@ -54,8 +54,8 @@ def error_by_chance(p: np.ndarray, draws: int = 20) -> float:
 
 
 def error_of_all_tokens(log_p: torch.Tensor, targets: torch.Tensor) -> float:
-    """The sum over bins of |hits_b - sum_b| / N with all V probabilities of each prediction. It is from 0 to 2, as the
-    probability that is too much in one bin is missing in another."""
+    """The sum over bins of |hits_b - sum_b| / N with all V probabilities of each prediction. It is from 0 to 2: what is
+    too much in one bin is missing in another, and both count."""
     difference = np.zeros(BINS)
     for part, part_targets in zip(log_p.split(CHUNK), targets.split(CHUNK), strict=True):
         one_hot = F.one_hot(part_targets, part.shape[1])
@@ -65,7 +65,7 @@ def error_of_all_tokens(log_p: torch.Tensor, targets: torch.Tensor) -> float:
 
 
 def mean_loss(log_p: torch.Tensor, targets: torch.Tensor) -> float:
-    return F.nll_loss(log_p.double(), targets).item()
+    return -log_p.gather(1, targets[:, None]).double().mean().item()
 
 
 def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
@@ -91,7 +91,7 @@ def compare(predictions: dict[str, torch.Tensor], targets: torch.Tensor, fitted_
     """Print the calibration of models, {name: log_p}, before and after temperature scaling: tau is fitted where
     fitted_on (N,) is true, and judged on the others. Returns {name: {"ece", "temperature", "reliability"}}."""
     rows, results = [["calibration", "loss", "ECE", "by chance", "all tokens"]], {}
-    rows[0] += ["tau", "held-out loss", "at tau", "held-out ECE", "at tau"]
+    rows[0] += ["tau", "held-out loss", "loss at tau", "held-out ECE", "ECE at tau"]
     for name, log_p in predictions.items():
         confidence, hits = most_likely(log_p, targets)
         ece, tau = calibration_error(confidence, hits), fit_temperature(log_p[fitted_on], targets[fitted_on])

@@ -6,7 +6,7 @@
 
 Read windows.py before: which tokens are predicted from what. Five questions: how low is the loss, and how uncertain?
 How does it depend on the position? Does the model use its context at all? Are its probabilities right (calibration.py)?
-Are its samples new (memorization.py)? Counting (baselines.py) answers the last two beside the GPT.
+Are its samples new (memorization.py)? For the last two, baselines.py has n-gram models to compare with.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def bootstrap(losses: np.ndarray, groups: np.ndarray, seed: int, n: int = 1000) 
 
 
 def losses_by_position(losses: np.ndarray, position: np.ndarray) -> dict[str, tuple[int, float]]:
-    """The losses (N,) of tokens at positions 1, 2, 3-4, 5-8 ... of (N,): {"3-4": (number, mean loss)}."""
+    """The mean of losses (N,) at positions (N,) 1, 2, 3-4, 5-8 ...: {"3-4": (number of tokens, mean loss)}."""
     bins = np.ceil(np.log2(position)).astype(np.int64)
     counts, sums = np.bincount(bins), np.bincount(bins, losses)
     names = [str(2**k) if k < 2 else f"{2 ** (k - 1) + 1}-{2**k}" for k in range(len(counts))]
@@ -48,7 +48,7 @@ def losses_by_position(losses: np.ndarray, position: np.ndarray) -> dict[str, tu
 
 def prompt_losses(model: GPT, tokens: np.ndarray, windows: tuple, batch_size: int, machine, seed: int) -> dict:
     """The losses of the second half of windows, of at least four tokens each, if the first half is as it is, shuffled,
-    or of another window. Returns {kind: (loss of the first token of the second half, mean loss of all of it)}."""
+    or from another window. Returns {kind: (loss of the first token of the second half, mean loss of all of it)}."""
     (starts, stops), rng, T = windows, np.random.default_rng(seed), model.config.block_size
     order = rng.permutation(len(starts))
     order = order[np.argsort((stops - starts)[order], kind="stable")]  # the next window is as long, or longer
@@ -59,7 +59,7 @@ def prompt_losses(model: GPT, tokens: np.ndarray, windows: tuple, batch_size: in
     shuffled, other = x.gather(1, keys.argsort(dim=1)), x.roll(-1, dims=0).where(prompt, x)
     targets, found = y.masked_fill(column < half, -1)[:-1], {}  # the last window has no next one
     firsts = np.cumsum([0, *(targets >= 0).sum(dim=1).tolist()])[:-1]
-    for kind, inputs in {"as it is": x, "shuffled": shuffled, "of another": other}.items():
+    for kind, inputs in {"as it is": x, "shuffled": shuffled, "from another": other}.items():
         batches = zip(inputs[:-1].split(batch_size), targets.split(batch_size), strict=True)
         losses = token_losses(model, batches, machine)
         found[kind] = losses[firsts].mean(), losses.mean()
@@ -74,13 +74,16 @@ def report_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple
     tokens, T = getattr(data, options.split), model.config.block_size
     windows = evaluation_windows(tokens, data.separator, T, options.eval_tokens)
     losses = token_losses(model, read_batches(tokens, windows, options.batch_size, T), machine)
-    _, document, position = locate(tokens, windows, data.separator)
-    groups, unit = document, "documents"
+    _, group, position = locate(tokens, windows, data.separator)
+    unit = "documents"
     if data.separator is None:  # windows next to each other are alike
-        groups, unit = document * STRETCHES // len(windows[0]), "stretches of the text"
-    low, high = bootstrap(losses, groups, options.seed)
+        group, unit = group * STRETCHES // len(windows[0]), "stretches of the text"
     print_losses(data, {options.split: losses.mean()})
-    print(f"95 % interval for other {unit}, by a bootstrap over {len(np.unique(groups)):,}: {low:.4f} to {high:.4f}\n")
+    if (n_groups := len(np.unique(group))) < 10:
+        print(f"no 95 % interval of the loss from {n_groups} {unit}\n")
+    else:
+        low, high = bootstrap(losses, group, options.seed)
+        print(f"95 % interval of the loss: {low:.4f} to {high:.4f} (bootstrap over {n_groups:,} {unit})\n")
     by_position = losses_by_position(losses, position)
     rows = [[name, f"{n:,}", f"{loss:.4f}"] for name, (n, loss) in by_position.items()]
     print_table([["position in the " + ("window" if data.separator is None else "document"), "tokens", "loss"], *rows])
@@ -154,7 +157,7 @@ def read_options():
     add("--init_from", help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to weights")
     add("--dataset", help="a dataset with the same tokenizer (default: the one that the checkpoint was trained on)")
     add("--split", choices=("train", "val", "test"), default="val", help="the part of the dataset")
-    tokens = f"number of tokens for the loss, about; 0: all (prompts and calibration: {SUBSET:,} at most)"
+    tokens = f"evaluate on about this many tokens; 0: all (prompts and calibration: at most {SUBSET:,})"
     add("--eval_tokens", type=in_range(int, 0), default=0, help=tokens)
     samples = "number of samples to search for in the training text; 0: none"
     add("--num_samples", type=in_range(int, 0), default=1000, help=samples)
@@ -184,7 +187,8 @@ def main() -> None:
         raise UserError(f"{data.name} and {opened.name} use different tokenizers; {advice}")
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
-    data.need(2, "an evaluation")
+    if (n := len(getattr(data, options.split))) < 3:
+        raise UserError(f"the {options.split} split of {data.name} has only {n} tokens; use a longer text")
     if options.mlp and data.vocab_size > baselines.MAX_VOCAB:
         most = f"a vocabulary of at most {baselines.MAX_VOCAB} tokens"
         raise UserError(f"--mlp needs {most}, and {data.name} has {data.vocab_size:,}; drop --mlp")

@@ -26,7 +26,7 @@ from runtime import Machine
 from sample import generate, rows_at_once
 from tokenizer import start_ids
 
-LENGTH = 100  # tokens of a sample or document at most; the rest is not compared
+LENGTH = 100  # tokens of a sample at most
 
 
 def sort_suffixes(tokens: np.ndarray, depth: int) -> np.ndarray:
@@ -67,33 +67,34 @@ def longest_copies(train: np.ndarray, samples: list[np.ndarray]) -> np.ndarray:
     return np.array([part.max(initial=0) for part in parts])
 
 
-def documents_of(tokens: np.ndarray, separator: int) -> list[np.ndarray]:
-    """The first LENGTH tokens of each document of a text that starts and ends with a separator."""
-    return [part[1 : 1 + LENGTH] for part in np.split(tokens, np.flatnonzero(tokens == separator))[1:-1]]
+def documents_of(tokens: np.ndarray, separator: int, length: int) -> list[tuple]:
+    """The first tokens, `length` at most, of each document of a text that starts and ends with a separator."""
+    parts = np.split(tokens, np.flatnonzero(tokens == separator))[1:-1]
+    return [tuple(part[1 : 1 + length].tolist()) for part in parts]
 
 
-def up_to_separator(rows: np.ndarray, separator: int | None) -> list[np.ndarray]:
+def up_to_separator(rows: np.ndarray, separator: int | None) -> list[tuple]:
     """Each row of generated tokens (n, T) up to its first separator, if it has one."""
-    return [row[: np.append(row == separator, True).argmax()] for row in rows]
+    return [tuple(row[: np.append(row == separator, True).argmax()].tolist()) for row in rows]
 
 
-def compare(samples: dict[str, list[np.ndarray]], data: Dataset, split: str) -> dict[str, float]:
-    """Print how much of the samples of models, {name: samples}, occurs in the training split. Returns {name: fraction
-    of samples that are training documents; in a text without documents: mean of longest run / sample length}."""
-    heading, known = ["copies", "samples", "longest run: mean", "maximum"], {}
+def compare(samples: dict[str, list[tuple]], data: Dataset, split: str, length: int) -> dict[str, float]:
+    """Print how much of the samples of models, {name: samples}, occurs in the training split. Samples and documents
+    have `length` tokens at most. Returns {name: fraction of samples that are training documents; in a text without
+    documents: mean of longest run / sample length}."""
+    heading, texts = ["copies", "samples", "longest run: mean", "maximum"], {}
     if data.separator is not None:
-        known = {name: documents_of(getattr(data, name), data.separator) for name in ("train", split)}
-        known = {name: {tuple(document.tolist()) for document in documents} for name, documents in known.items()}
-        heading += [*(f"in {name}" for name in known), "in neither" if len(known) > 1 else "not there"]
-    lengths = iter(longest_copies(data.train[: baselines.MAX_TRAIN], list(itertools.chain(*samples.values()))))
+        texts = {name: set(documents_of(getattr(data, name), data.separator, length)) for name in ("train", split)}
+        heading += [*(f"in {name}" for name in texts), "in neither" if len(texts) > 1 else "not there"]
+    every = [np.array(sample, dtype=np.int64) for sample in itertools.chain(*samples.values())]
+    stops = np.cumsum([len(of_one) for of_one in samples.values()])
+    lengths = np.split(longest_copies(data.train[: baselines.MAX_TRAIN], every), stops[:-1])
     rows, copied = [heading], {}
-    for name, documents in samples.items():
-        longest = np.array(list(itertools.islice(lengths, len(documents))))
-        rows.append([name, f"{len(documents):,}", f"{longest.mean():.1f}", f"{longest.max()}"])
-        copied[name] = (longest / [max(1, len(document)) for document in documents]).mean()
-        if known:
-            ids = [tuple(document.tolist()) for document in documents]
-            found = np.array([[document in texts for texts in known.values()] for document in ids])  # (n, 1 or 2)
+    for (name, of_one), longest in zip(samples.items(), lengths, strict=True):
+        rows.append([name, f"{len(of_one):,}", f"{longest.mean():.1f}", f"{longest.max()}"])
+        copied[name] = (longest / [max(1, len(sample)) for sample in of_one]).mean()
+        if texts:
+            found = np.array([[sample in known for known in texts.values()] for sample in of_one])  # (n, 1 or 2)
             copied[name] = found[:, 0].mean()
             rows[-1] += [f"{fraction:.1%}" for fraction in (*found.mean(axis=0), 1 - found.any(axis=1).mean())]
     print()
@@ -120,12 +121,13 @@ def report(opened: OpenedModel, counting: dict[str, Baseline], data: Dataset, op
     length = min(opened.model.config.block_size, LENGTH, len(tokens))
     start = start_ids(data.tokenizer)[-1] if data.delimiter is None else data.delimiter
     if data.separator is None:
-        real = [tokens[at : at + length] for at in np.linspace(0, len(tokens) - length, n).astype(int)]
+        starts = np.linspace(0, len(tokens) - length, n).astype(int)
+        real = [tuple(tokens[at : at + length].tolist()) for at in starts]
     else:
-        real = documents_of(tokens, data.separator)[:n]
+        real = documents_of(tokens, data.separator, length)[:n]
     rows = {}
     for name, model in counting.items():
         rows[name] = baselines.sample(model, start, n, length, np.random.default_rng(options.seed))
     rows["GPT"] = sample_gpt(opened, start, n, length, machine.device, options.seed)
     samples = {name: up_to_separator(drawn, data.delimiter) for name, drawn in rows.items()}
-    return compare({f"{options.split} split (real)": real} | samples, data, options.split)["GPT"]
+    return compare({f"{options.split} split (real)": real} | samples, data, options.split, length)["GPT"]

@@ -158,9 +158,9 @@ def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
     save(figure, path)
 
 
-def evaluation(reliabilities: dict[str, tuple], by_context: dict, title: str, path: Path) -> None:
+def evaluation(reliabilities: dict[str, tuple], by_position: dict, title: str, path: Path) -> None:
     """The accuracy over the confidence of models, {name: (tokens, sum of confidence, number correct) of each bin}, and
-    the loss over the tokens of context, {"3-4": (tokens, loss)}."""
+    the loss over the position, {"3-4": (tokens, loss)}."""
     figure = Figure(figsize=(9, 4.2), dpi=80, layout="tight")
     figure.suptitle(title)
     left, right = figure.subplots(1, 2)
@@ -177,8 +177,8 @@ def evaluation(reliabilities: dict[str, tuple], by_context: dict, title: str, pa
         )
     left.set(title="reliability", xlabel="confidence: probability of the most likely token", ylabel="accuracy")
     left.legend(fontsize="small")
-    right.plot(by_context.keys(), [loss for _, loss in by_context.values()], "o-")
-    right.set(title="loss by context", xlabel="tokens of context", ylabel="loss, nats per token")
+    right.plot(by_position.keys(), [loss for _, loss in by_position.values()], "o-")
+    right.set(title="loss by position", xlabel="position in the document, or window", ylabel="loss, nats per token")
     right.tick_params(axis="x", rotation=45)
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -203,7 +203,7 @@ def scaling(results: list[dict], law, prediction: tuple, n_widths: int, path: Pa
             if d[0] <= C / (6 * n) <= d[-1]:  # between two runs of this width
                 iso.plot(n, np.interp(math.log(C / (6 * n)), np.log(d), losses), "o", color=f"C{i}")
         iso.plot(law.optimum(C)[0], law.loss(*law.optimum(C)), "*", color=f"C{i}", markersize=14)
-    iso.set(title="isoFLOP: runs (dots), law (lines), optimum (stars)", xlabel="N, parameters without embeddings")
+    iso.set(title="isoFLOP: law, best N (star), interpolated runs (dots)", xlabel="N, parameters without embeddings")
     iso.set_xticks(N[:, 0], [f"{n / 1000:.0f}k" for n in N[:, 0]])
     iso.minorticks_off()
     beside.plot(law.loss(N, D), L, "o", color="C0")

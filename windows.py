@@ -3,7 +3,7 @@
     from windows import evaluation_windows, read_windows    # train.py trains and evaluates with these functions
 
 Read train.py before. Evaluation is over fixed windows in a fixed order, so the same model has the same loss in the same
-dtype, whatever the batch size. Each token but the first is predicted exactly once.
+dtype, up to rounding, whatever the batch size. Each token but the first is predicted exactly once.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -94,8 +94,8 @@ def split_loss(
 
 
 def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the N tokens that windows (starts, stops) predict are, (N,) each: their indices; the number of the document
-    of each (without documents: of the window); and its position in that: how many tokens of it the model has seen."""
+    """For each of the N tokens that windows (starts, stops) predict, (N,) each: its index, the number of its document
+    (without documents: its window), and its position: how many tokens of that document are before it in the window."""
     starts, stops = windows
     lengths = stops - starts
     start = np.repeat(starts, lengths)  # (N,)

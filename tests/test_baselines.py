@@ -45,7 +45,7 @@ def test_the_network_is_that_of_mlp_py(call):
 
 def test_samples_have_the_frequencies_of_the_model():
     dataset = prepare_data.load("list")
-    bigram = baselines.counted(dataset, 2, alpha=1.0)
+    bigram = baselines.ngram_baseline(dataset, 2, alpha=1.0)
     drawn = baselines.sample(bigram, dataset.separator, 20_000, 2, np.random.default_rng(0))
     first = bigram(np.full((1, baselines.CONTEXT), dataset.separator))[0]
     assert np.bincount(drawn[:, 0], minlength=dataset.vocab_size) / 20_000 == pytest.approx(first, abs=0.015)
@@ -65,7 +65,7 @@ def test_a_higher_order_copies_more():
     prepare_data.prepare("more.txt")
     dataset, means = prepare_data.load("more"), []
     for n in (2, 4, 8):
-        model = baselines.counted(dataset, n, discount=0.85)
+        model = baselines.ngram_baseline(dataset, n, discount=0.85)
         rows = baselines.sample(model, 0, 50, 60, np.random.default_rng(0))
         means.append(longest_copies(dataset.train, list(rows)).mean())
     assert means[0] < means[1] < means[2]

@@ -40,44 +40,45 @@ def test_no_copy_reaches_past_the_end_of_the_text_or_of_a_sample():
 
 
 def test_long_documents_are_compared_as_far_as_samples_go():
-    """A sample of LENGTH tokens that began as a longer document did is that document."""
+    """A sample that is cut where a longer document goes on is that document."""
     line = "".join("abcdefg"[i * i % 7] for i in range(150))
     Path("lines.txt").write_text("\n".join([line] * 9 + ["ab"]))
     prepare_data.prepare("lines.txt", documents="lines")
     dataset = prepare_data.load("lines")
-    sample = next(d for d in np.split(dataset.train, np.flatnonzero(dataset.train == 0)) if len(d) > 100)[1:101]
-    assert memorization.compare({"it": [sample]}, dataset, "val") == {"it": 1.0}
+    sample = next(document for document in documents_of(dataset.train, 0, 30) if len(document) == 30)
+    assert memorization.compare({"it": [sample]}, dataset, "val", 30) == {"it": 1.0}
+    assert memorization.compare({"it": [sample]}, dataset, "val", 31) == {"it": 0.0}
 
 
 def test_only_the_beginning_of_a_large_text_is_searched(monkeypatch, capsys):
     dataset = prepare_data.load("tiny")
     monkeypatch.setattr("baselines.MAX_TRAIN", 50)
-    copied = memorization.compare({"start": [dataset.train[:40]], "later": [dataset.train[60:90]]}, dataset, "val")
+    samples = {"start": [tuple(dataset.train[:40])], "later": [tuple(dataset.train[60:90])]}
+    copied = memorization.compare(samples, dataset, "val", 40)
     assert copied["start"] == 1.0 > copied["later"] and "in the first 50 tokens of train" in capsys.readouterr().out
 
 
 def test_documents_and_samples_end_at_separators():
     tokens = np.array([0, 5, 6, 0, 7, 0, 0])
-    assert [d.tolist() for d in documents_of(tokens, 0)] == [[5, 6], [7], []]
+    assert documents_of(tokens, 0, 9) == [(5, 6), (7,), ()] and documents_of(tokens, 0, 1) == [(5,), (7,), ()]
     rows = np.array([[4, 5, 0, 6], [0, 1, 2, 3], [1, 2, 3, 4]])
-    assert [row.tolist() for row in up_to_separator(rows, 0)] == [[4, 5], [], [1, 2, 3, 4]]
-    assert [row.tolist() for row in up_to_separator(rows, None)] == rows.tolist()
+    assert up_to_separator(rows, 0) == [(4, 5), (), (1, 2, 3, 4)]
+    assert up_to_separator(rows, None) == [tuple(row) for row in rows.tolist()]
 
 
 def test_the_table_says_where_samples_are_found(capsys):
     dataset = prepare_data.load("list")
-    documents = {split: documents_of(getattr(dataset, split), dataset.separator) for split in ("train", "val")}
-    new = np.array([3, 3, 3, 3])
-    copied = memorization.compare({"it": [*documents["train"][:3], documents["val"][0], new, new]}, dataset, "val")
-    known = {tuple(d.tolist()) for d in documents["train"]}
-    in_train = (3 + (tuple(documents["val"][0].tolist()) in known)) / 6
+    documents = {split: documents_of(getattr(dataset, split), dataset.separator, 99) for split in ("train", "val")}
+    new = (3, 3, 3, 3)
+    copied = memorization.compare({"it": [*documents["train"][:3], documents["val"][0], new, new]}, dataset, "val", 99)
+    in_train = (3 + (documents["val"][0] in documents["train"])) / 6
     assert copied["it"] == pytest.approx(in_train)
     heading, row = capsys.readouterr().out.splitlines()[1:3]
     assert heading.split()[-6:] == ["in", "train", "in", "val", "in", "neither"]
     assert row.split()[-1] == "33.3%" and row.split()[3] == str(max(map(len, documents["train"][:3])))
     text = prepare_data.load("tiny")
-    samples = {"real": [text.train[5:25]], "half": [np.append(text.train[:10], [99] * 10)]}
-    assert memorization.compare(samples, text, "val") == {"real": 1.0, "half": 0.5}
+    samples = {"real": [tuple(text.train[5:25])], "half": [(*text.train[:10], *[99] * 10)]}
+    assert memorization.compare(samples, text, "val", 20) == {"real": 1.0, "half": 0.5}
 
 
 @pytest.mark.parametrize("name", ["list", "tiny"])
