@@ -41,7 +41,7 @@ from train import Run, TrainConfig
 from windows import evaluate, read_windows
 
 WIDTHS = (32, 48, 64, 96, 128)  # n_embd: each model has about twice the parameters of the one before
-STEPS = (24, 48, 96, 192)  # per minute of --minutes: each budget has twice the tokens of the one before
+STEPS = (24, 48, 96, 192)  # for each of the --minutes: every budget has twice the tokens of the one before
 BASE = {"n_layer": 2, "n_head": 2, "block_size": 64, "lookback": 0, "batch_size": 16, "eval_tokens": 100_000}
 
 
@@ -92,13 +92,13 @@ class Results:
 
     def get(self, options: dict) -> dict[str, float]:
         """Return what train_once() does for these options, from the file if possible."""
-        run = {"config": asdict(TrainConfig(**options)), "device": self.machine.device.type}
-        run["sha256"] = [self.data.splits[split].get("sha256") for split in ("train", "val")]
+        key = {"config": asdict(TrainConfig(**options)), "device": self.machine.device.type}
+        key["sha256"] = [self.data.splits[split].get("sha256") for split in ("train", "val")]
         for entry in self.entries():
-            if entry["run"] == run:
+            if entry["run"] == key:
                 return entry["result"]
         result = train_once(options, self.data, self.machine)
-        text = "".join(json.dumps(entry) + "\n" for entry in [*self.entries(), {"run": run, "result": result}])
+        text = "".join(json.dumps(entry) + "\n" for entry in [*self.entries(), {"run": key, "result": result}])
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path, lambda file: file.write(text.encode()))
         return result

@@ -1365,6 +1365,23 @@ def _():
     return [ratio(KAPLAN_N, 9139.4740), ratio(KAPLAN_C, 2**20), ratio(KAPLAN_D, 1474.80604)]
 
 
+@example("k-joint", [1.73229, 1.73987, 2.43543, 2.37564, 2.81564])
+def _():
+    """Kaplan's law of both: it approaches the power law of N for large D and that of D for large N."""
+
+    def joint(N: float, D: float) -> float:
+        return (KAPLAN_N.loss(N, 1.0) ** (1 / 0.095) + KAPLAN_D.loss(D, 1.0) ** (1 / 0.095)) ** 0.095
+
+    return [joint(N, D) for N, D in ((175e9, 300e9), (70e9, 1.4e12), (1e9, 20e9), (1e9, 1e30), (1e30, 1e9))]
+
+
+@example("l-inf", [4.48169, 5.41948])
+def _():
+    """The perplexity of the irreducible loss, which the law approaches for large N and D."""
+    laws = (Law(E=1.5, A=406.4, B=410.7, alpha=0.34, beta=0.28), HOFFMANN)
+    return [math.exp(law.loss(1e60, 1e60)) for law in laws]
+
+
 @example("slope-0.1", 0.933033)
 def _():
     return ratio(power_law(1.0, 0.1), 2)
