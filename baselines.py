@@ -1,4 +1,4 @@
-"""Part 4, continued: what a GPT has to beat. The models of parts 1 and 2 as functions of a context.
+"""Part 4, continued: baselines for the GPT, which are the models of parts 1 and 2 as functions of a context.
 
     python evaluate.py --mlp                                # uses this file: the rows above that of the GPT (with MLP)
 

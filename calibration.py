@@ -21,8 +21,8 @@ from runtime import Machine
 from windows import evaluation_windows, locate, log_probabilities, read_batches
 
 BINS = 15  # of equal width, from probability 0 to 1
-MAX_PROBABILITIES = 2**27  # V for each predicted token: half a GB in float32
-CHUNK = 4096  # predictions at a time
+MAX_PROBABILITIES = 2**27  # V for each predicted token: log_p has half a GB in float32
+CHUNK = 2**22  # probabilities to sort into bins at a time
 
 # Shapes: N predictions, V tokens in the vocabulary. log_p (N, V): log-probabilities. targets (N,): the true tokens.
 
@@ -57,7 +57,8 @@ def error_of_all_tokens(log_p: torch.Tensor, targets: torch.Tensor) -> float:
     """The sum over bins of |hits_b - sum_b| / N with all V probabilities of each prediction. It is from 0 to 2: what is
     too much in one bin is missing in another, and both count."""
     difference = np.zeros(BINS)
-    for part, part_targets in zip(log_p.split(CHUNK), targets.split(CHUNK), strict=True):
+    rows = max(1, CHUNK // log_p.shape[1])
+    for part, part_targets in zip(log_p.split(rows), targets.split(rows), strict=True):
         one_hot = F.one_hot(part_targets, part.shape[1])
         _, sums, found = reliability(part.exp().numpy().ravel(), one_hot.numpy().ravel())
         difference += found - sums
@@ -112,7 +113,8 @@ def compare(predictions: dict[str, torch.Tensor], targets: torch.Tensor, fitted_
 
 
 def report(model: GPT, counting: dict[str, Baseline], data: Dataset, options, machine: Machine) -> dict[str, dict]:
-    """Print the calibration of a GPT and the baselines, for the same tokens of a split. Returns compare()'s numbers."""
+    """Print the calibration of a GPT and the baselines, for the same tokens of a split. Returns compare()'s numbers.
+    (In a text without documents, the baselines also see the tokens before a window, which the GPT does not.)"""
     tokens, T = getattr(data, options.split), model.config.block_size
     windows = evaluation_windows(tokens, data.separator, T, options.subset)
     at, document, _ = locate(tokens, windows, data.separator)

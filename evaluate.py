@@ -121,7 +121,7 @@ def report_prompts(model: GPT, data: Dataset, options, machine: Machine) -> None
     losses = prompt_losses(model, tokens, (starts[chosen], stops[chosen]), options.batch_size, machine, options.seed)
     rows = [[f"first half {kind}", f"{first:.3f}", f"{rest:.3f}"] for kind, (first, rest) in losses.items()]
     print()
-    print_table([["prompts", "loss of the token after it", "loss of the second half"], *rows])
+    print_table([["prompts", "loss of the next token", "loss of the second half"], *rows])
     print(f"{len(chosen) - 1:,} {'windows' if data.separator is None else 'documents'}")
 
 

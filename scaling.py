@@ -105,7 +105,7 @@ class Results:
 
 
 def columns(results: list[dict], size: str = "N") -> tuple[np.ndarray, ...]:
-    """N, D and L of runs, (n,) each. size: "N" without embeddings, or "params" with them."""
+    """N, D and L of runs, (n,) each. size: "N" without embeddings, but with the output layer; "params": all."""
     return tuple(np.array([result[key] for result in results], dtype=np.float64) for key in (size, "D", "val"))
 
 
@@ -192,8 +192,9 @@ def bootstrap(N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 1
 
 
 def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, float, float]:
-    """The loss of another run, by the law of these, and a 95 % interval: by each bootstrapped law, with the residual of
-    each run, as the new one will be off the curve too. (They are scaled up: fitting 5 constants made them small.)"""
+    """Predict the loss of another run by the law of these, with a 95 % interval: by each bootstrapped law, with the
+    residual of each run, as the new one will be off the curve too. (Fitting 5 constants made the residuals small, so
+    they are scaled up.)"""
     runs = columns(results)
     law = fit_law(*runs)
     residuals = np.log(runs[2] / law.loss(*runs[:2])) * math.sqrt(len(results) / max(1, len(results) - 5))
@@ -266,7 +267,7 @@ def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--dataset", default="python", help="dataset in data/, made by prepare_data.py")
-    minutes = "about this long on two CPU cores: multiplies the tokens of all runs"
+    minutes = "approximate minutes on two CPU cores: scales the training tokens of all runs"
     add("--minutes", type=in_range(float, 0.5), default=8.0, help=minutes)
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
     add("--plot", action="store_true", help="draw scaling.png into out/scaling_<dataset>/")

@@ -1,4 +1,4 @@
-"""Part 4, continued: a text as windows, and the loss over them.
+"""Part 4, continued: split a text into windows, and compute the loss over them.
 
     from windows import evaluation_windows, read_windows    # train.py trains and evaluates with these functions
 
