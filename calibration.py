@@ -28,14 +28,14 @@ CHUNK = 2**22  # probabilities to sort into bins at a time
 
 
 def reliability(p: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort probabilities p (n,) into bins. hits (n,): whether their tokens came. Returns for each bin, (BINS,) each,
-    the number of its probabilities, their sum, and the number of its hits."""
+    """Sort probabilities p (n,) into bins. hits (n,): whether their tokens occurred. Returns, (BINS,) each, for every
+    bin the number of its probabilities, their sum, and the number of its hits."""
     bins = np.minimum((p * BINS).astype(np.int64), BINS - 1)
     return tuple(np.bincount(bins, weights, BINS) for weights in (None, p, hits))
 
 
 def most_likely(log_p: torch.Tensor, targets: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The confidence of each prediction (N,), and whether its most likely token came (N,)."""
+    """The confidence of each prediction (N,), and whether its most likely token is the target (N,)."""
     highest, token = log_p.max(dim=1)
     return highest.exp().double().numpy(), (token == targets).numpy()
 

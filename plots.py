@@ -167,14 +167,8 @@ def evaluation(reliabilities: dict[str, tuple], by_position: dict, title: str, p
     left.plot([0, 1], [0, 1], ":", color="black", label="calibrated")
     for name, (tokens, confidence, correct) in reliabilities.items():
         shown = tokens >= 20  # the accuracy in a smaller bin is mostly chance
-        left.plot(
-            confidence[shown] / tokens[shown],
-            correct[shown] / tokens[shown],
-            "o-",
-            markersize=4,
-            label=name,
-            color="black" if name == "GPT" else None,
-        )
+        x, y, color = confidence[shown] / tokens[shown], correct[shown] / tokens[shown], {"GPT": "black"}.get(name)
+        left.plot(x, y, "o-", markersize=4, label=name, color=color)
     left.set(title="reliability", xlabel="confidence: probability of the most likely token", ylabel="accuracy")
     left.legend(fontsize="small")
     right.plot(by_position.keys(), [loss for _, loss in by_position.values()], "o-")

@@ -73,6 +73,8 @@ def train_once(options: dict, data: Dataset, machine: Machine) -> dict[str, floa
         trainer.train_step([read_windows(data.train, batch, batch + T, T)])
     model = trainer.model
     val = evaluate(model, trainer.forward, data.val, trainer.windows, 4 * B, machine)
+    if not math.isfinite(val):
+        raise UserError(f"the run of width {config.n_embd} diverged; lower the learning rates in family()")
     sizes = {"N": model.num_params(non_embedding=True), "params": model.num_params()}
     return sizes | {"D": config.max_iters * B * T, "val": val, "seconds": time.perf_counter() - began}
 
@@ -250,7 +252,7 @@ def train_family(runs: list[dict], finished: Results, seed: int) -> tuple[list[d
             result = finished.get(options)
         results.append(result)
         left = sum(of_each[i:]) / sum(of_each[:i]) * sum(result["seconds"] for result in results)
-        what = f"width {options['n_embd']:>3}: {result['N']:>7,} parameters, {result['D']:>9,} tokens"
+        what = f"width {options['n_embd']:>3}: N = {result['N']:>7,}, D = {result['D']:>9,}"
         numbers = f"val loss {result['val']:.4f}  {result['seconds']:5.1f} s  eta {left / 60:.1f} min"
         print(f"run {i:>2}/{len(runs)}  {what}  {numbers}", flush=True)
     place = "inside" if low <= result["val"] <= high else "outside"
@@ -284,6 +286,7 @@ def main() -> None:
         raise UserError(f"{message}; use a longer text" + (f", or --minutes below {most:.2g}" if most > 0.5 else ""))
     finished = Results(Path("out", f"scaling_{data.name}", "runs.jsonl"), data, machine)
     print(f"{data.name}: {len(runs)} runs on {machine}, unless they are in {finished.path} already")
+    print("N: parameters without embeddings; D: training tokens")
     results, prediction = train_family(runs, finished, options.seed)
     law = report(results, options.seed)
     if options.plot:

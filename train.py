@@ -6,7 +6,7 @@
     python train.py config/gpt2.toml --estimate             # memory, compute and time that a run needs (estimate.py)
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs, or CPU processes, split each batch
 
-Read model.py first (same shape letters), then optim.py for the updates, and sample.py after. Precedence of options:
+Read model.py first (same shape letters), then optim.py for the updates, and windows.py after. Precedence of options:
 command line > TOML file > defaults below. A run lives in out/<run>/: config.toml (every option), log.jsonl (one object
 per line), last.pt (to resume), best.pt (to sample), and loss.png if matplotlib is installed.
 """

@@ -91,6 +91,7 @@ def split_loss(
 
 
 # ----------------------------------------------------------------------------- one token at a time
+# evaluate() above needs a mean only, so it works with compiled models and several processes. These give every loss.
 
 
 def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

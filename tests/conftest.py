@@ -24,6 +24,8 @@ import windows
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
 
+NAMES = ["emma", "olivia", "ava", "isabella", "sophia", "mia", "amelia", "ella", "mila", "aria", "liam", "emil", "a"]
+
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"  # local copies of the downloads, where someone has put them; never needed to pass
 
@@ -190,6 +192,14 @@ class Malicious:
 
     def __reduce__(self):
         return os.mkdir, ("harmed",)
+
+
+@pytest.fixture
+def double():
+    """A test in float64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def babble(words: int, seed: int = 0) -> str:

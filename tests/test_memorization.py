@@ -90,7 +90,11 @@ def test_the_script_searches_for_samples_of_all_models(name, call):
     start = next(i for i, line in enumerate(lines) if line.startswith("copies"))
     names = [line[: len("Kneser-Ney 4-gram")].strip() for line in lines[start + 1 : start + 6]]
     assert names == ["val split (real)", "bigram, add 1", "Kneser-Ney 4-gram", "Kneser-Ney 8-gram", "GPT"]
-    assert 0 <= float(result(out)["copied"]) <= 1
-    assert ("in neither" in lines[start]) == (name == "list")
+    copied, of_gpt = float(result(out)["copied"]), lines[start + 5].split()
+    if name == "list":  # the fraction of samples that are training documents
+        assert "in train" in lines[start] and f"{copied:.1%}" == of_gpt[4]
+    else:  # the mean length of the longest run, of a sample of block_size=16 tokens
+        assert "in train" not in lines[start] and 16 * copied == pytest.approx(float(of_gpt[2]), abs=0.051)
+        assert float(of_gpt[2]) >= 1
     again = call(evaluate, "--num_samples=20", "--dtype=float32")[1]
     assert again == out

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SHARED, babble, finish, result, start
+from conftest import NAMES, SHARED, babble, finish, result, start
 
 import bigram
 import mlp
@@ -15,7 +15,6 @@ import plots
 import prepare_data
 from mlp import MLP, BatchNorm, Embedding, Linear, Tanh, contexts, evaluate, fold_batchnorm, make_model
 
-NAMES = ["emma", "olivia", "ava", "isabella", "sophia", "mia", "amelia", "ella", "mila", "aria", "liam", "emil", "a"]
 QUICK = ("--max_iters=40", "--num_samples=2")
 
 
@@ -31,13 +30,6 @@ def data():
     Path("list.txt").write_text("\n".join(NAMES * 4))
     prepare_data.prepare("tiny.txt")
     prepare_data.prepare("list.txt", documents="lines")
-
-
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def small_model(n_layer: int = 1, init: str = "kaiming", batchnorm: bool = True) -> MLP:

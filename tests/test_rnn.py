@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import babble, finish, result, start
+from conftest import NAMES, babble, finish, result, start
 from torch import nn
 
 import cells
@@ -17,7 +17,6 @@ import recall
 import rnn
 from cells import CELLS, SSM, LinearAttention, Model
 
-NAMES = ["emma", "olivia", "ava", "isabella", "sophia", "mia", "amelia", "ella", "mila", "aria", "liam", "emil", "a"]
 QUICK = ("--max_iters=20", "--num_samples=2")
 LINEAR = ("linear", "ssm")
 
@@ -34,13 +33,6 @@ def data():
     Path("list.txt").write_text("\n".join(NAMES * 20))
     prepare_data.prepare("tiny.txt")
     prepare_data.prepare("list.txt", documents="lines")
-
-
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def make(name: str, C: int = 5, H: int = 16) -> nn.Module:
