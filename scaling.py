@@ -169,7 +169,7 @@ def fit_law(N: np.ndarray, D: np.ndarray, L: np.ndarray, starts: Iterable[tuple]
 def minimize(error: Callable, start: torch.Tensor) -> torch.Tensor:
     """Follow L-BFGS, which learns the curvature from the gradients that it sees, from `start` to a minimum."""
     theta = start.clone().requires_grad_()
-    stop = {"max_iter": 500, "tolerance_grad": 0, "tolerance_change": 1e-11}
+    stop = {"max_iter": 200, "tolerance_grad": 0, "tolerance_change": 1e-11}
     optimizer = torch.optim.LBFGS([theta], **stop, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:

