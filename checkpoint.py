@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from console import UserError
-from files import load_tensors, lock, replace_file
+from files import check_sha256, load_tensors, lock, replace_file
 from model import GPT, GPTConfig
 from tokenizer import BPETokenizer, Tokenizer, make_tokenizer
 
@@ -56,7 +56,15 @@ def load_model(checkpoint: str | Path | dict) -> tuple[GPT, Tokenizer]:
     if not isinstance(checkpoint, dict):
         checkpoint = load_checkpoint(checkpoint)
     model = GPT(GPTConfig(**checkpoint["model_config"]))
-    load_weights(model, checkpoint["model"])
+    weights = checkpoint["model"]
+    if "peft" in checkpoint:  # finetune.py trained these few weights; the others are in another checkpoint
+        from peft import attach
+
+        base = Path(checkpoint["base"]["path"])
+        load_weights(model, load_checkpoint(base)["model"])
+        check_sha256(base, checkpoint["base"]["sha256"], "it is not the base that was fine-tuned; fine-tune again")
+        weights = attach(model, **checkpoint["peft"]).state_dict() | weights
+    load_weights(model, weights)
     return model.eval(), make_tokenizer(checkpoint["tokenizer"])
 
 

@@ -212,6 +212,29 @@ def scaling(results: list[dict], law, prediction: tuple, n_widths: int, path: Pa
     save(figure, path)
 
 
+def finetuning(accuracies: dict[int, dict], found: dict[str, dict], path: Path) -> None:
+    """The accuracy of each task over the steps of instruction tuning, {step: {task: accuracy}}; and of the old tasks
+    over that of the new one for each method, {name: {"new_task": accuracy, "old_tasks": accuracy}}."""
+    figure = Figure(figsize=(10, 4.2), dpi=80, layout="tight")
+    left, right = figure.subplots(1, 2)
+    for i, task in enumerate(next(iter(accuracies.values()))):
+        style = "-" if i < 10 else "--"  # there are ten colors
+        left.plot(accuracies.keys(), [of[task] for of in accuracies.values()], "o" + style, markersize=3, label=task)
+    left.set(title="stage 2: instruction tuning", xlabel="step", ylabel="exact answers, validation words")
+    left.set_ylim(0, 1.03)
+    left.set_xticks(list(accuracies))
+    left.legend(fontsize="small", loc="lower right")
+    for i, (name, of) in enumerate(found.items()):
+        marker = "*" if name in ("base", "instructed") else "o" if name.startswith("full") else "s"
+        right.plot(of["new_task"], of["old_tasks"], marker, markersize=9, label=name, color=f"C{i % 10}", alpha=0.8)
+    right.set(title="stage 3: a new task, and what is left of the old ones", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    right.set(xlabel="exact answers, new task", ylabel="exact answers, old tasks")
+    right.legend(fontsize="small")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    save(figure, path)
+
+
 def attention(weights: np.ndarray, names: list[str], path: Path) -> None:
     """Attention weights (n_layer, nh, T, T): a panel per head, a row per token with its weights on those so far."""
     n_layer, n_head, T, _ = weights.shape

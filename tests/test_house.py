@@ -27,10 +27,12 @@ ALLOWED = {
     "evaluate": WORKSHOP | {"baselines", "calibration", "linear", "memorization", "model", "windows"},
     "estimate": WORKSHOP | {"train", "model", "optim"},
     "scaling": WORKSHOP | {"model", "optim", "train", "windows"},
+    "peft": {"model"}, "tasks": {"model", "prepare_data", "sample", "tokenizer"},
+    "finetune": WORKSHOP | {"model", "optim", "peft", "tasks", "train", "windows"},
 }  # fmt: skip
 # inside a function, so that the file works without them
 LATE = {
-    "model": {"checkpoint"}, "train": {"estimate"}, "rnn": {"recall"}, "scaling": {"estimate"},
+    "checkpoint": {"peft"}, "model": {"checkpoint"}, "train": {"estimate"}, "rnn": {"recall"}, "scaling": {"estimate"},
 }  # fmt: skip
 
 

@@ -26,8 +26,10 @@ import mlp
 import model
 import ngram
 import optim
+import peft
 import rnn
 import sample
+import tasks
 import train
 from gpt2 import GPT2_OPTIONS
 from micrograd import Value
@@ -1427,6 +1429,56 @@ def _():
     pairs = [(280e9, 5.04e23), (70e9, 5.88e23), (175e9, 3.15e23)]
     laws = [Law(E=0.0, A=N**2 / (C / 6), B=1.0, alpha=1.0, beta=1.0) for N, C in pairs]
     return [law.optimum(C)[1] for law, (_, C) in zip(laws, pairs, strict=True)]
+
+
+# ----------------------------------------------------------------------------- fine-tuning
+
+
+def giant(**more) -> GPT:
+    """A GPT whose tensors have shapes and no content."""
+    with torch.device("meta"):
+        return GPT(GPTConfig(**{"n_layer": 1, "n_head": 32, "n_embd": 4096, "position": "none"} | more))
+
+
+@example("lora-count", [16_777_216, 65_536, 65_536, 131_072, 128.0])  # printed as 127 times fewer
+def _():
+    with torch.device("meta"):
+        layer = peft.LoRALinear(nn.Linear(4096, 4096, bias=False), rank=16, alpha=16, rows=[(0, 4096)])
+    full, A, B = (p.numel() for p in (layer.base.weight, layer.A[0], layer.B[0]))
+    return [full, A, B, A + B, full / (A + B)]
+
+
+@example("lora-pairs", [64, 8_388_608])
+def _():
+    new = peft.trained_state(peft.attach(giant(n_layer=32), "lora", rank=16, alpha=16))
+    return [len(new) / 2, sum(p.numel() for p in new.values())]
+
+
+@example("lora-init", [0.0, 2.0, 0.0])  # printed without alpha / r in the merged weights
+def _():
+    """How much the output changes at the start, the rank of B A, and whether merging changes the output."""
+    torch.manual_seed(0)
+    layer, x = peft.LoRALinear(nn.Linear(6, 5), rank=2, alpha=8, rows=[(0, 5)]).double(), torch.randn(3, 6).double()
+    at_start = (layer(x) - layer.base(x)).abs().max()
+    nn.init.normal_(layer.B[0])
+    rank, before = torch.linalg.matrix_rank(layer.B[0] @ layer.A[0]), layer(x)
+    return [at_start, rank, float((layer.merged()(x) - before).abs().max() > 1e-12)]
+
+
+@example("prefix", [81_920, 2 * 81_920])  # m d: of the keys, and of the keys and values of a layer
+def _():
+    new = peft.trained_state(peft.attach(giant(), "prefix", rank=20, alpha=1))
+    return [new["transformer.h.0.attn.prefix_k"].numel(), sum(p.numel() for p in new.values())]
+
+
+@example("store-70b", [140e9, 1.4e12, 1.0])
+def _():
+    """Bytes of a model of 70e9 parameters and of ten copies; and whether ten LoRAs of it need less than 1 % of that."""
+    llama = giant(n_layer=80, n_head=64, n_kv_head=8, n_embd=8192, vocab_size=32_000).to(torch.bfloat16)
+    size = llama.lm_head.weight.element_size() * 70e9
+    base = sum(p.nbytes for p in llama.parameters())
+    lora = sum(p.nbytes for p in peft.trained_state(peft.attach(llama, "lora", rank=16, alpha=16)).values())
+    return [size, 10 * size, float(10 * lora < 0.01 * 10 * base)]
 
 
 # ----------------------------------------------------------------------------- the test

@@ -19,6 +19,7 @@ import console
 import estimate
 import evaluate
 import files
+import finetune
 import gpt2
 import memorization
 import micrograd
@@ -26,22 +27,24 @@ import mlp
 import model
 import ngram
 import optim
+import peft
 import prepare_data
 import recall
 import rnn
 import runtime
 import sample
 import scaling
+import tasks
 import tokenizer
 import train
 import windows
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
-SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling)
+SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
 # plots.py needs matplotlib
-OTHERS = (baselines, calibration, cells, checkpoint, console, files, gpt2, memorization, model, optim, recall, runtime)
-OTHERS += (tokenizer, windows)
+OTHERS = (baselines, calibration, cells, checkpoint, console, files, gpt2, memorization, model, optim, peft, recall)
+OTHERS += (runtime, tasks, tokenizer, windows)
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 

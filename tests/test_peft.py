@@ -1,0 +1,230 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import sample
+from gpt2 import GPT2_OPTIONS
+from linear import quantize
+from model import GPT, GPTConfig
+from optim import make_optimizer
+from peft import METHODS, Adapter, LoRALinear, attach, merge, trained_state
+
+SIZES = {"vocab_size": 29, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "zero_init": False}
+KINDS = {
+    "modern": SIZES,
+    "gpt2": SIZES | GPT2_OPTIONS,
+    "grouped": SIZES | {"n_kv_head": 2, "activation": "swiglu", "norm": "rmsnorm"},
+    "alibi": SIZES | {"position": "alibi", "n_kv_head": 1},
+    "documents": SIZES | {"delimiter": 0, "lookback": 2},
+    "formula": SIZES | {"flash": False, "norm_position": "post"},
+}
+OPTIONS = SimpleNamespace(
+    optimizer="adamw", learning_rate=0.01, weight_decay=0.1, momentum=0.9, beta1=0.9, beta2=0.95
+)  # fmt: skip
+
+
+@pytest.fixture(params=KINDS)
+def model(request) -> GPT:
+    torch.manual_seed(0)
+    return GPT(GPTConfig(**KINDS[request.param])).eval()
+
+
+def tokens(B: int = 3, T: int = 11, seed: int = 0) -> torch.Tensor:
+    return torch.randint(29, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def stir(model: GPT) -> GPT:
+    """Give all parameters that are trained random values, as if after training."""
+    generator = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data = 0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    return model
+
+
+# ----------------------------------------------------------------------------- at the start, and what is trained
+
+
+@pytest.mark.parametrize("targets", ["qv", "all"])
+def test_lora_changes_no_bit_at_first(model, targets):
+    x = tokens()
+    before = model(x)[0]
+    assert torch.equal(attach(model, "lora", 4, 16.0, targets)(x)[0], before)
+    assert not torch.equal(stir(model)(x)[0], before)
+
+
+def test_an_adapter_changes_no_bit_at_first_and_a_prefix_does(model):
+    x = tokens()
+    before = model(x)[0]
+    assert torch.equal(attach(model, "adapter", 4, 1.0)(x)[0], before)
+    assert not torch.equal(stir(model)(x)[0], before)
+
+
+def test_a_prefix_changes_the_output_from_the_start(model):
+    x = tokens()
+    before = model(x)[0]
+    assert not torch.allclose(attach(model, "prefix", 4, 1.0)(x)[0], before)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_what_is_new_is_trained_and_has_an_optimizer_state(model, method):
+    frozen = {name: p.clone() for name, p in model.named_parameters()}
+    attach(model, method, 4, 16.0)
+    optimizer = make_optimizer(model, OPTIONS)
+    trained = {name.split(".", 1)[1] for name in optimizer.state}
+    assert trained == trained_state(model).keys()
+    last = {name.split(".")[-1] for name in trained}
+    new = {"lora": {"A", "B"}, "adapter": {"down", "up"}, "prefix": {"prefix_k", "prefix_v"}}[method]
+    assert last == new or {name.split(".")[-2] for name in trained} == new  # A.0, A.1: of q and v
+    for _ in range(2):  # in the first step, the gradient of A is 0, as B is
+        model(tokens(), tokens(seed=1))[1].backward()
+        assert all((p.grad is not None) == (name in trained) for name, p in model.named_parameters())
+        before = {name: p.clone() for name, p in trained_state(model).items()}
+        optimizer.step()
+        model.zero_grad()
+    assert all(not torch.equal(p, before[name]) for name, p in trained_state(model).items())
+    now = dict(model.named_parameters())
+    for name, p in frozen.items():
+        at = name.replace("c_attn.", "c_attn.base.") if method == "lora" else name
+        at = at.replace("c_proj.", "c_proj.0.") if method == "adapter" else at
+        assert torch.equal(now[at], p), name
+
+
+def test_tied_weights_stay_tied():
+    for method in METHODS:
+        model = attach(GPT(GPTConfig(**SIZES | GPT2_OPTIONS)), method, 2, 4.0, "all")
+        assert model.lm_head.weight is model.transformer.wte.weight
+        assert not model.lm_head.weight.requires_grad
+
+
+def test_an_unknown_method_is_an_error():
+    with pytest.raises(ValueError, match="unknown method ia3; choose one of lora, adapter, prefix"):
+        attach(GPT(GPTConfig(**SIZES)), "ia3", 4, 16.0)
+
+
+# ----------------------------------------------------------------------------- LoRA
+
+
+def test_lora_adds_alpha_over_rank_b_a_x_to_its_rows():
+    torch.manual_seed(0)
+    base, x = nn.Linear(6, 10), torch.randn(2, 3, 6)
+    layer = LoRALinear(base, rank=2, alpha=6.0, rows=[(0, 4), (7, 10)])
+    assert [tuple(p.shape) for p in (*layer.A, *layer.B)] == [(2, 6), (2, 6), (4, 2), (3, 2)]
+    for B in layer.B:
+        nn.init.normal_(B)
+    change = torch.zeros(10, 6)
+    change[0:4] = 6.0 / 2 * layer.B[0] @ layer.A[0]
+    change[7:10] = 6.0 / 2 * layer.B[1] @ layer.A[1]
+    assert torch.linalg.matrix_rank(change[0:4]) == 2  # at most the rank, although there are four rows
+    assert torch.allclose(layer(x), x @ (base.weight + change).T + base.bias, atol=1e-6)
+
+
+def test_by_default_lora_changes_queries_and_values_only():
+    model = attach(GPT(GPTConfig(**KINDS["grouped"])), "lora", 4, 16.0)
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, LoRALinear)]
+    assert [name for name, _ in layers] == ["transformer.h.0.attn.c_attn", "transformer.h.1.attn.c_attn"]
+    assert layers[0][1].rows == [(0, 32), (48, 64)]  # 4 query heads, then 2 of keys and 2 of values, 8 channels each
+
+
+def test_lora_of_all_matrices_changes_each_matrix_of_a_block():
+    model = attach(GPT(GPTConfig(**KINDS["grouped"])), "lora", 4, 16.0, "all")
+    for block in model.transformer.h:
+        changed = [block.attn.c_attn, block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj]
+        assert [layer.rows for layer in changed][1:] == [[(0, 32)], [(0, 176)], [(0, 32)]]
+        assert changed[0].rows == [(0, 32), (32, 48), (48, 64)]
+    assert type(model.lm_head) is nn.Linear
+
+
+@pytest.mark.parametrize("targets", ["qv", "all"])
+def test_merged_weights_give_the_same_output(model, targets, double):
+    torch.manual_seed(0)
+    model = GPT(model.config).eval()  # in float64
+    names, x = list(model.state_dict()), tokens()
+    stir(attach(model, "lora", 4, 16.0, targets))
+    before = model(x)[0]
+    assert torch.allclose(merge(model)(x)[0], before, rtol=0, atol=1e-12)
+    assert list(model.state_dict()) == names and not any(isinstance(m, LoRALinear) for m in model.modules())
+
+
+def test_merged_weights_agree_to_a_millionth_in_float32():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**SIZES)).eval()
+    stir(attach(model, "lora", 4, 4.0))
+    before = model(tokens())[0]
+    assert (merge(model)(tokens())[0] - before).abs().max() <= 1e-6 * before.abs().max()
+
+
+# ----------------------------------------------------------------------------- adapter and prefix
+
+
+def test_an_adapter_is_a_narrow_mlp_around_which_a_residual_connection_leads():
+    torch.manual_seed(0)
+    adapter, x = Adapter(torch.empty(6, 9), rank=2), torch.randn(4, 6)
+    assert torch.equal(adapter(x), x)
+    nn.init.normal_(adapter.up)
+    for row, y in zip(x, adapter(x), strict=True):
+        hidden = torch.stack([(row @ w).clamp(min=0) for w in adapter.down])
+        assert torch.allclose(y, torch.stack([row[c] + adapter.up[c] @ hidden for c in range(6)]), atol=1e-6)
+
+
+def test_adapters_come_after_attention_and_mlp():
+    model = attach(GPT(GPTConfig(**SIZES)), "adapter", 4, 1.0)
+    assert [name for name, m in model.named_modules() if isinstance(m, Adapter)] == [
+        f"transformer.h.{i}.{part}.c_proj.1" for i in range(2) for part in ("attn", "mlp")
+    ]
+
+
+def test_prefix_attention_is_attention_with_more_keys_and_values(double):
+    torch.manual_seed(0)
+    config = GPTConfig(**SIZES | {"position": "none", "n_kv_head": 2, "qk_norm": False})
+    model = stir(attach(GPT(config).eval(), "prefix", 3, 1.0))
+    attn, x = model.transformer.h[0].attn, torch.randn(2, 5, 32)
+    q, k, v = attn.c_attn(x).split((32, 16, 16), dim=-1)
+    expected = torch.zeros(2, 5, 32)
+    for b in range(2):
+        for h in range(4):
+            keys = torch.cat((attn.prefix_k[h // 2], k[b, :, 8 * (h // 2) : 8 * (h // 2) + 8]))
+            values = torch.cat((attn.prefix_v[h // 2], v[b, :, 8 * (h // 2) : 8 * (h // 2) + 8]))
+            for t in range(5):
+                scores = keys[: 3 + t + 1] @ q[b, t, 8 * h : 8 * h + 8] / math.sqrt(8)
+                expected[b, t, 8 * h : 8 * h + 8] = scores.softmax(dim=0) @ values[: 3 + t + 1]
+    assert torch.allclose(attn(x), attn.c_proj(expected))
+
+
+def test_a_prefix_gives_the_same_with_and_without_the_fused_kernel(model):
+    stir(attach(model, "prefix", 3, 1.0))
+    fused = model(tokens())[0]
+    model.config.flash = not model.config.flash
+    assert torch.allclose(model(tokens())[0], fused, atol=1e-4)
+
+
+# ----------------------------------------------------------------------------- generating
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_kv_cache_gives_the_tokens_of_the_plain_version(model, method):
+    """Also when the context is full and starts anew: 12 + 20 tokens, and block_size is 16."""
+    stir(attach(model, method, 3, 4.0))
+    idx = tokens(2, 12)
+    plain = model.generate(idx, 20, temperature=0)
+    assert torch.equal(sample.generate(model, idx, 20, temperature=0), plain)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_int8_weights_work_with_it(method):
+    torch.manual_seed(0)
+    model = stir(attach(GPT(GPTConfig(**SIZES)).eval(), method, 4, 4.0, "all"))
+    exact, rounded = model(tokens())[0], quantize(model)(tokens())[0]
+    assert 0 < (exact - rounded).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_bfloat16_works_with_each_method():
+    for method in METHODS:
+        model = attach(GPT(GPTConfig(**SIZES)), method, 4, 4.0, "all").train()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(tokens(), tokens(seed=1))[1]
+        loss.backward()
+        assert math.isfinite(loss) and all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
