@@ -29,7 +29,6 @@ import optim
 import peft
 import rnn
 import sample
-import tasks
 import train
 from gpt2 import GPT2_OPTIONS
 from micrograd import Value
