@@ -57,13 +57,18 @@ def load_model(checkpoint: str | Path | dict) -> tuple[GPT, Tokenizer]:
         checkpoint = load_checkpoint(checkpoint)
     model = GPT(GPTConfig(**checkpoint["model_config"]))
     weights = checkpoint["model"]
-    if "peft" in checkpoint:  # finetune.py trained these few weights; the others are in another checkpoint
-        from peft import attach
+    if "peft" in checkpoint:  # only what finetune.py trained; the frozen weights are in another checkpoint
+        from peft import attach, trained_state
 
         base = Path(checkpoint["base"]["path"])
+        if not base.exists():
+            raise UserError(f"{base}, the base of this checkpoint, is missing; run finetune.py again, with --merge")
+        check_sha256(base, checkpoint["base"]["sha256"], "not the base that was fine-tuned; run finetune.py again")
         load_weights(model, load_checkpoint(base)["model"])
-        check_sha256(base, checkpoint["base"]["sha256"], "it is not the base that was fine-tuned; fine-tune again")
-        weights = attach(model, **checkpoint["peft"]).state_dict() | weights
+        attach(model, **checkpoint["peft"])
+        if weights.keys() != trained_state(model).keys():
+            raise UserError(f"the checkpoint lacks weights, or has unknown ones; {ADVICE}")
+        weights = model.state_dict() | weights
     load_weights(model, weights)
     return model.eval(), make_tokenizer(checkpoint["tokenizer"])
 

@@ -12,28 +12,29 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model import GPT, CausalSelfAttention
+from model import GPT, Block, CausalSelfAttention
 
 METHODS = ("lora", "adapter", "prefix")
 
 
 class LoRALinear(nn.Module):
-    """Low-rank adaptation (Hu et al. 2021): y = W x + (alpha / rank) B A x. W is frozen; A (rank, in) starts as random
-    numbers, B (out, rank) as zeros, so at first nothing changes. B A has as many entries as W, but only rank (in + out)
-    parameters. rows: the rows of W to change, such as those of q and v, each with a pair A, B of its own."""
+    """Low-rank adaptation (Hu et al. 2021): y = W x + (alpha / rank) B A x. W (out, in) is frozen. A (rank, in) starts
+    Gaussian with variance 1 / rank: the gradient of B is that of W times A^T, and A^T A is the identity on average.
+    B (out, rank) starts as zeros, so at first nothing changes. The update B A has rank (in + out) parameters.
+    rows: the rows of W to update, such as those of q and of v, each with a pair A, B of its own."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, rows: list[tuple[int, int]]):
         super().__init__()
         self.base, self.scale, self.rows = base, alpha / rank, rows
-        like = {"device": base.weight.device, "dtype": base.weight.dtype}
-        self.A = nn.ParameterList(torch.randn(rank, base.in_features, **like) / math.sqrt(rank) for _ in rows)
-        self.B = nn.ParameterList(torch.zeros(stop - start, rank, **like) for start, stop in rows)
+        gaussians = (torch.randn(rank, base.in_features) / math.sqrt(rank) for _ in rows)
+        self.A = nn.ParameterList(A.to(base.weight) for A in gaussians)
+        self.B = nn.ParameterList(torch.zeros(stop - start, rank).to(base.weight) for start, stop in rows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         y = self.base(x)
         for (start, stop), A, B in zip(self.rows, self.A, self.B, strict=True):
-            change = self.scale * F.linear(F.linear(x, A), B)  # (..., stop - start)
-            y = y + F.pad(change, (start, y.shape[-1] - stop))  # 0 in the other rows
+            update = self.scale * F.linear(F.linear(x, A), B)  # (..., stop - start)
+            y = y + F.pad(update, (start, y.shape[-1] - stop))  # 0 in the other rows
         return y
 
     @torch.no_grad()
@@ -45,8 +46,8 @@ class LoRALinear(nn.Module):
 
 
 class Adapter(nn.Module):
-    """x + W_up relu(W_down x), with a narrow layer of `rank` channels between (Houlsby et al. 2019). W_up starts as
-    zeros. Unlike LoRA's, its product has a non-linearity inside: it cannot be merged into the layer before it."""
+    """x + W_up relu(W_down x), with a bottleneck of `rank` channels (Houlsby et al. 2019; they also train the norms).
+    W_up starts as zeros. Because of the non-linearity, it cannot be merged into the layer before it."""
 
     def __init__(self, like: torch.Tensor, rank: int):
         super().__init__()
@@ -59,13 +60,14 @@ class Adapter(nn.Module):
 
 
 class PrefixAttention(CausalSelfAttention):
-    """Prefix tuning (Li, Liang 2021): all tokens also attend to `rank` virtual tokens before the text, whose keys and
-    values are parameters. They use up no context. Unlike LoRA and adapters, they change the output from the start."""
+    """Prefix tuning (Li, Liang 2021, who first compute the prefix by an MLP): all tokens also attend to `rank` virtual
+    tokens, whose keys and values are parameters. These have no position, and use up no context. Unlike LoRA and
+    adapters, they change the output from the start."""
 
-    def add_prefix(self, rank: int) -> None:
+    def add_prefix(self, rank: int) -> None:  # instead of __init__(), as the other parameters are there already
         config, weight = self.config, self.c_attn.weight
         shape = (config.n_kv_head, rank, config.head_dim)
-        self.prefix_k = nn.Parameter(torch.randn(shape).to(weight))  # as large as those that qk_norm makes
+        self.prefix_k = nn.Parameter(torch.randn(shape).to(weight))  # std 1, as keys have after qk_norm
         self.prefix_v = nn.Parameter(torch.zeros(shape).to(weight))
 
     def forward(self, x: torch.Tensor, rope=None, mask=None, cache=None) -> torch.Tensor:
@@ -82,33 +84,38 @@ class PrefixAttention(CausalSelfAttention):
         return super().forward(x, rope, mask, prepend)
 
 
-def attach(model: GPT, method: str, rank: int, alpha: float, targets: str = "qv") -> GPT:
-    """Freeze the model's parameters, and add new ones to each block. targets: the matrices that LoRA changes: those of
-    queries and values (qv), or all of the block. The embeddings and the output layer, which may be tied, stay."""
+def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str = "qv") -> GPT:
+    """Freeze the model's parameters, and add new ones to each block. targets: the matrices that LoRA updates, those of
+    queries and values (qv) or all of the block. Embeddings and output layer, which may be tied, only stay frozen."""
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method}; choose one of {', '.join(METHODS)}")
     model.requires_grad_(False)
-    C, config = model.config.n_embd, model.config
-    kv = config.n_kv_head * config.head_dim
-    q, k, v = (0, C), (C, C + kv), (C + kv, C + 2 * kv)  # rows of c_attn
     for block in model.transformer.h:
-        layers = ((block.attn, "c_attn"), (block.attn, "c_proj"), (block.mlp, "c_fc"), (block.mlp, "c_proj"))
         if method == "lora":
-            for part, name in layers if targets == "all" else layers[:1]:
-                layer = getattr(part, name)
-                rows = [(0, layer.out_features)] if name != "c_attn" else [q, k, v] if targets == "all" else [q, v]
-                setattr(part, name, LoRALinear(layer, rank, alpha, rows))
+            add_lora(block, rank, alpha, targets)
         elif method == "adapter":
             for part in (block.attn, block.mlp):
                 part.c_proj = nn.Sequential(part.c_proj, Adapter(part.c_proj.weight, rank))
-        elif method == "prefix":
+        else:
             block.attn.__class__ = PrefixAttention  # the same parameters, another forward()
             block.attn.add_prefix(rank)
-        else:
-            raise ValueError(f"unknown method {method}; choose one of {', '.join(METHODS)}")
     return model
 
 
+def add_lora(block: Block, rank: int, alpha: float, targets: str) -> None:
+    """Replace linear layers of a block."""
+    attn, mlp, config = block.attn, block.mlp, block.attn.config
+    C, kv = config.n_embd, config.n_kv_head * config.head_dim
+    q, k, v = (0, C), (C, C + kv), (C + kv, C + 2 * kv)  # rows of c_attn
+    attn.c_attn = LoRALinear(attn.c_attn, rank, alpha, [q, v] if targets == "qv" else [q, k, v])
+    if targets == "all":
+        for part, name in ((attn, "c_proj"), (mlp, "c_fc"), (mlp, "c_proj")):
+            layer = getattr(part, name)
+            setattr(part, name, LoRALinear(layer, rank, alpha, [(0, layer.out_features)]))
+
+
 def merge(model: GPT) -> GPT:
-    """Fold each LoRALinear into the linear layer that it changes, in place: the parameters are then the base's."""
+    """Add each low-rank update to its weights, in place. The model has its original layers again."""
     for name, layer in [*model.named_modules()]:
         if isinstance(layer, LoRALinear):
             model.set_submodule(name, layer.merged())
@@ -116,5 +123,5 @@ def merge(model: GPT) -> GPT:
 
 
 def trained_state(model: GPT) -> dict[str, torch.Tensor]:
-    """The parameters that are trained, by name: all that a checkpoint needs, if the base is there."""
+    """Return the parameters that are not frozen, by name: with those of the base, all that a checkpoint needs."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}

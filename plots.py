@@ -212,23 +212,23 @@ def scaling(results: list[dict], law, prediction: tuple, n_widths: int, path: Pa
     save(figure, path)
 
 
-def finetuning(accuracies: dict[int, dict], found: dict[str, dict], path: Path) -> None:
+def finetuning(accuracies: dict[int, dict], results: dict[str, dict], path: Path) -> None:
     """The accuracy of each task over the steps of instruction tuning, {step: {task: accuracy}}; and of the old tasks
     over that of the new one for each method, {name: {"new_task": accuracy, "old_tasks": accuracy}}."""
     figure = Figure(figsize=(10, 4.2), dpi=80, layout="tight")
     left, right = figure.subplots(1, 2)
-    for i, task in enumerate(next(iter(accuracies.values()))):
-        style = "-" if i < 10 else "--"  # there are ten colors
-        left.plot(accuracies.keys(), [of[task] for of in accuracies.values()], "o" + style, markersize=3, label=task)
-    left.set(title="stage 2: instruction tuning", xlabel="step", ylabel="exact answers, validation words")
+    for task in next(iter(accuracies.values())):
+        left.plot(accuracies.keys(), [numbers[task] for numbers in accuracies.values()], "o-", markersize=3, label=task)
+    left.set(title="stage 2: instruction tuning", xlabel="step", ylabel="exact match, validation words")
     left.set_ylim(0, 1.03)
     left.set_xticks(list(accuracies))
     left.legend(fontsize="small", loc="lower right")
-    for i, (name, of) in enumerate(found.items()):
+    for i, (name, numbers) in enumerate(results.items()):
         marker = "*" if name in ("base", "instructed") else "o" if name.startswith("full") else "s"
-        right.plot(of["new_task"], of["old_tasks"], marker, markersize=9, label=name, color=f"C{i % 10}", alpha=0.8)
-    right.set(title="stage 3: a new task, and what is left of the old ones", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
-    right.set(xlabel="exact answers, new task", ylabel="exact answers, old tasks")
+        options = {"markersize": 9, "color": f"C{i % 10}", "alpha": 0.8}
+        right.plot(numbers["new_task"], numbers["old_tasks"], marker, label=name, **options)
+    right.set(title="stage 3: the old tasks are forgotten", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    right.set(xlabel="exact match, new task (test words)", ylabel="exact match, old tasks (test words)")
     right.legend(fontsize="small")
     for axes in (left, right):
         axes.grid(alpha=0.3)

@@ -190,10 +190,10 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
 @torch.no_grad()
 def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     """idx (B, T) -> (n_layer, B, nh, T, T): how strongly each token attends to each token (last axis), in each head."""
-    weights, model = [], inference_copy(model)
+    weights, model, T = [], inference_copy(model), idx.shape[1]
     model.config.flash = False
-    for block in model.transformer.h:
-        block.attn.attn_dropout.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0]))
+    for block in model.transformer.h:  # [-T:]: without the virtual tokens of prefix tuning
+        block.attn.attn_dropout.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0][..., -T:]))
     model(idx)
     return torch.stack(weights)
 

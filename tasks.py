@@ -2,9 +2,14 @@
 
     reverse stack > kcats
 
-finetune.py teaches a GPT to follow them. Every answer can be checked, so no judge is needed. The words are those of
-the `words` dataset, and so is the split: words of validation and test occur in no training example. Read sample.py
-before.
+finetune.py teaches a GPT to follow them. Every answer can be checked, so no LLM judge is needed. The words are those of
+the `words` dataset, with its splits: a model never has to do in training what it is asked in validation or test. Only
+answers count in the loss:
+
+    inputs    \n c o p y _ a b s _ > _ a b s
+    targets    . . . . . . . . . . . a b s \n     (. is -1: ignored)
+
+Read sample.py before.
 """
 
 from collections.abc import Callable
@@ -46,8 +51,8 @@ class Example:
     answer: str
 
 
-def split_words() -> dict[str, list[str]]:
-    """The words of 3 to 8 letters in each split of `words`."""
+def words_by_split() -> dict[str, list[str]]:
+    """Return the words of 3 to 8 letters in each split of `words`: {"train": ..., "val": ..., "test": ...}."""
     data, words = load("words"), {}
     for split in ("train", "val", "test"):
         lines = data.tokenizer.decode(getattr(data, split).tolist()).split("\n")
@@ -56,20 +61,25 @@ def split_words() -> dict[str, list[str]]:
 
 
 def instruction(task: str, one: str, two: str) -> Example:
-    """The example of a task with a word, or with two words if the task needs them."""
+    """Make an example of a task with a word, or with both words if the task needs two."""
     if task in OF_TWO_WORDS:
         return Example(f"{task} {one} {two} > ", TASKS[task](one, two))
     return Example(f"{task} {one} > ", TASKS[task](one))
 
 
 def instructions(tasks: list[str], words: list[str], n: int, rng: np.random.Generator) -> list[Example]:
-    """n examples of random tasks with random words."""
+    """Draw n examples of random tasks with random words."""
     draws = (rng.choice(choices, n).tolist() for choices in (tasks, words, words))
-    return [instruction(*draw) for draw in zip(*draws, strict=True)]
+    return [instruction(task, one, two) for task, one, two in zip(*draws, strict=True)]
+
+
+def one_per_word(task: str, words: list[str]) -> list[Example]:
+    """Make an example of each word, with the word after it as the second one: always the same ones, to evaluate."""
+    return [instruction(task, one, two) for one, two in zip(words, [*words[1:], words[0]], strict=True)]
 
 
 def plain_texts(words: list[str], n: int, rng: np.random.Generator) -> list[Example]:
-    """n texts to pre-train on: a word, or a word and what a task makes of it, but never which task."""
+    """Draw n texts to pre-train on: a word, or a word and the answer of a task, without the name of the task."""
     texts = []
     for task, word in zip(rng.choice(["", *IN_TEXTS], n).tolist(), rng.choice(words, n).tolist(), strict=True):
         texts.append(Example("", f"{word} {TASKS[task](word)}" if task else word))
@@ -77,7 +87,7 @@ def plain_texts(words: list[str], n: int, rng: np.random.Generator) -> list[Exam
 
 
 def longest() -> int:
-    """The number of characters of the longest instruction with its answer and a newline."""
+    """Count the characters of the longest instruction with its answer and a newline."""
     word = "x" * MAX_LETTERS
     return max(len(f"{one.prompt}{one.answer}\n") for one in (instruction(task, word, word) for task in TASKS))
 
@@ -88,9 +98,9 @@ Row = tuple[list[int], list[int]]  # inputs and targets of one document
 
 
 def encode(example: Example, tokenizer: Tokenizer, mask: bool = True) -> Row:
-    """The inputs and targets of a document, with a newline before and after it. Targets in the prompt are -1, which the
-    loss ignores: the model learns to answer, not to ask. The first target that counts is the first token of the answer,
-    the last one is the newline, so the model also learns where to stop."""
+    """Return the inputs and targets of a document, with a newline before and after it. mask: targets in the prompt are
+    -1, so the model learns to answer, not to ask. The first target that counts is the first token of the answer; the
+    last one is the newline, so the model also learns where to stop."""
     newline = tokenizer.encode("\n")
     prompt = newline + tokenizer.encode(example.prompt)
     ids = prompt + tokenizer.encode(example.answer) + newline
@@ -99,14 +109,20 @@ def encode(example: Example, tokenizer: Tokenizer, mask: bool = True) -> Row:
 
 
 def make_batch(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets (B, T) of B documents. Shorter ones are padded, with targets of -1. Raises ValueError if no
-    target counts: the mean over none of them would be NaN."""
+    """Pad B documents to inputs and targets (B, T), with targets of -1. Causal attention does not look ahead, so inputs
+    there have no effect. Raises ValueError if no target counts: the mean over none of them would be NaN."""
     T = max(len(inputs) for inputs, _ in rows)
     x = torch.tensor([inputs + [0] * (T - len(inputs)) for inputs, _ in rows])
     y = torch.tensor([targets + [-1] * (T - len(targets)) for _, targets in rows])
     if not (y >= 0).any():
         raise ValueError("no target of this batch counts, so it has no loss; give at least one document an answer")
     return x, y
+
+
+def counted(rows: list[Row]) -> float:
+    """Return the fraction of the targets that count in the loss."""
+    counts = [target >= 0 for _, targets in rows for target in targets]
+    return sum(counts) / len(counts)
 
 
 # ----------------------------------------------------------------------------- answers
@@ -121,26 +137,22 @@ def answer(model: GPT, prompt: str, tokenizer: Tokenizer) -> str:
 
 @torch.no_grad()
 def exact_match(model: GPT, examples: list[Example], tokenizer: Tokenizer) -> np.ndarray:
-    """Whether answer() would give exactly the right answer to each of n examples, (n,), without generating it: if each
-    token of the right answer is the most likely one after those before it, greedy decoding generates them all."""
+    """Tell whether answer() would be right for each of n examples, (n,), without generating it: if every token of the
+    right answer is the most likely one after those before it, greedy decoding generates them all. (With BPE, a right
+    answer in other tokens is missed.)"""
     right, device = [], model.lm_head.weight.device
     for first in range(0, len(examples), 250):
         x, y = make_batch([encode(example, tokenizer) for example in examples[first : first + 250]])
-        likeliest = model(x.to(device))[0].argmax(dim=-1).cpu()  # (B, T)
-        right.append(((likeliest == y) | (y < 0)).all(dim=1))
+        predicted = model(x.to(device))[0].argmax(dim=-1).cpu()  # (B, T)
+        right.append(((predicted == y) | (y < 0)).all(dim=1))
     return torch.cat(right).numpy()
 
 
-def fixed_examples(task: str, words: list[str], n: int = 200) -> list[Example]:
-    """Examples to evaluate with, always the same ones."""
-    return instructions([task], words, n, np.random.default_rng(0))
-
-
 def show_answers(model: GPT, tasks: list[str], words: list[str], tokenizer: Tokenizer) -> None:
-    """Print an answer of each task: a wrong one, if there is any."""
+    """Generate and print an answer of each task, a wrong one if there is any."""
     answers = []
     for task in tasks:
-        examples = fixed_examples(task, words)
+        examples = one_per_word(task, words)
         example = examples[exact_match(model, examples, tokenizer).argmin()]
         answers.append((example, answer(model, example.prompt, tokenizer)))
     width = max(len(example.prompt + given) for example, given in answers)
@@ -151,14 +163,15 @@ def show_answers(model: GPT, tasks: list[str], words: list[str], tokenizer: Toke
 
 
 def show_control(model: GPT, tasks: list[str], words: list[str], tokenizer: Tokenizer) -> None:
-    """Print how often answers are right if each prompt is replaced by that of another example of its task: as often as
-    by chance, if the model reads the prompt."""
-    right, same = [], []
+    """Print the accuracy if each prompt is replaced by that of another example of its task. A model that reads prompts
+    is then right by chance only: if both examples happen to have the same answer."""
+    usual, exchanged, same = [], [], []
     for task in tasks:
-        examples = fixed_examples(task, words)
+        examples = one_per_word(task, words)
         others = [*examples[1:], examples[0]]
         mixed = [replace(one, prompt=other.prompt) for one, other in zip(examples, others, strict=True)]
-        right += exact_match(model, mixed, tokenizer).tolist()
+        usual += exact_match(model, examples, tokenizer).tolist()
+        exchanged += exact_match(model, mixed, tokenizer).tolist()
         same += [one.answer == other.answer for one, other in zip(examples, others, strict=True)]
-    chance = f"{np.mean(same):.1%} by chance, as some answers are the same"
-    print(f"control: {np.mean(right):.1%} exact answers if prompts of a task are shuffled ({chance})")
+    print(f"all tasks: {np.mean(usual):.1%} exact match; if prompts of a task are exchanged, as a control:", end=" ")
+    print(f"{np.mean(exchanged):.1%} ({np.mean(same):.1%} have the same answer)")

@@ -28,7 +28,8 @@ ALLOWED = {
     "estimate": WORKSHOP | {"train", "model", "optim"},
     "scaling": WORKSHOP | {"model", "optim", "train", "windows"},
     "peft": {"model"}, "tasks": {"model", "prepare_data", "sample", "tokenizer"},
-    "finetune": WORKSHOP | {"model", "optim", "peft", "tasks", "train", "windows"},
+    "instruct": WORKSHOP | {"model", "optim", "tasks", "windows"},
+    "finetune": WORKSHOP | {"instruct", "model", "peft", "tasks"},
 }  # fmt: skip
 # inside a function, so that the file works without them
 LATE = {

@@ -21,6 +21,7 @@ import evaluate
 import files
 import finetune
 import gpt2
+import instruct
 import memorization
 import micrograd
 import mlp
@@ -43,8 +44,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
 # plots.py needs matplotlib
-OTHERS = (baselines, calibration, cells, checkpoint, console, files, gpt2, memorization, model, optim, peft, recall)
-OTHERS += (runtime, tasks, tokenizer, windows)
+OTHERS = (baselines, calibration, cells, checkpoint, console, files, gpt2, instruct, memorization, model, optim, peft)
+OTHERS += (recall, runtime, tasks, tokenizer, windows)
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 

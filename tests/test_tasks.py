@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,7 @@ from torch import nn
 
 import tasks
 from model import GPT, GPTConfig
-from tasks import CHARACTERS, OF_TWO_WORDS, TASKS, Example, encode, exact_match, fixed_examples, instruction, make_batch
+from tasks import CHARACTERS, OF_TWO_WORDS, TASKS, Example, encode, exact_match, instruction, make_batch, one_per_word
 from tokenizer import BPETokenizer, CharTokenizer, train_bpe
 
 WORDS = ["stack", "heap", "queue", "lecture", "abs", "noon", "print", "import"]
@@ -28,9 +30,10 @@ def test_a_task_has_this_answer(text, answer):
     assert example.prompt == (f"{task} {one} {two} > " if task in OF_TWO_WORDS else f"{task} {one} > ")
 
 
-def test_words_of_validation_and_test_occur_in_no_training_example():
-    words = tasks.split_words()
+def test_words_of_validation_and_test_are_in_no_training_prompt_and_start_no_text():
+    words = tasks.words_by_split()
     assert {len(word) for split in words.values() for word in split} == set(range(3, 9))
+    assert len({word for split in words.values() for word in split}) == sum(map(len, words.values()))
     assert len(words["train"]) > 5000 and len(words["val"]) > 500 and len(words["test"]) > 500
     rng = np.random.default_rng(0)
     drawn = tasks.instructions([*TASKS], words["train"], 5000, rng)
@@ -114,32 +117,49 @@ def test_gradients_of_the_logits_in_the_prompt_are_exactly_zero():
 # ----------------------------------------------------------------------------- answers
 
 
-class Oracle(nn.Module):
-    """Reads the prompt, and gives the right answer: after each token, the one that comes next has the largest logit."""
+class Replier(nn.Module):
+    """Gives reply(prompt): after each token of prompt and reply, the next one has the largest logit."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, reply):
         super().__init__()
-        self.config, self.lm_head = config, nn.Linear(1, config.vocab_size)
+        self.reply, self.lm_head = reply, nn.Linear(1, CHAR.vocab_size)
 
     def forward(self, x: torch.Tensor) -> tuple:
-        logits = torch.zeros(*x.shape, self.config.vocab_size)
+        logits = torch.zeros(*x.shape, CHAR.vocab_size)
         for row, text in enumerate(CHAR.decode(line) for line in x.tolist()):
-            prompt = text[: text.index("> ") + 2].strip("\n")
-            task, one, two = (prompt.removesuffix(" > ") + " -").split(" ")[:3]
-            right = encode(instruction(task, one, two), CHAR, mask=False)[1]
-            for t, token in enumerate(right[: x.shape[1]]):
-                logits[row, t, token] = 1
+            prompt = text[1 : text.index("> ") + 2]
+            following = CHAR.encode(f"{prompt}{self.reply(prompt)}\n")[: x.shape[1]]
+            logits[row, torch.arange(len(following)), following] = 1
         return logits, None
 
 
-def test_whoever_reads_the_prompt_is_always_right_and_by_chance_if_prompts_are_shuffled(capsys):
-    oracle = Oracle(GPTConfig(vocab_size=CHAR.vocab_size))
+def right_answer(prompt: str) -> str:
+    task, one, two = (prompt.removesuffix(" > ") + " -").split(" ")[:3]
+    return instruction(task, one, two).answer
+
+
+def control(capsys, reply, names: list[str]) -> list[float]:
+    """The percentages that show_control() prints: accuracy, with exchanged prompts, equal answers."""
+    tasks.show_control(Replier(reply), names, WORDS, CHAR)
+    return [float(number) for number in re.findall(r"([\d.]+)%", capsys.readouterr().out)]
+
+
+def test_with_exchanged_prompts_a_model_that_reads_them_is_right_by_chance_only(capsys):
+    usual, exchanged, same = control(capsys, right_answer, ["first", "length", "reverse"])
+    assert usual == 100 and exchanged == same < 20
+
+
+def test_with_exchanged_prompts_a_model_that_does_not_read_them_is_as_good(capsys):
+    usual, exchanged, same = control(capsys, lambda prompt: "5", ["length"])
+    assert usual == exchanged == 37.5 != same  # stack, queue and print have five letters
+
+
+def test_exact_match_is_true_for_right_answers_only():
     for task in TASKS:
-        assert exact_match(oracle, fixed_examples(task, WORDS), CHAR).all()
-    tasks.show_control(oracle, ["first", "length", "reverse"], WORDS, CHAR)
-    said = capsys.readouterr().out
-    right, chance = said.split("control: ")[1].split("%")[0], said.split("(")[1].split("%")[0]
-    assert right == chance and 10 < float(chance) < 40
+        examples = one_per_word(task, WORDS)
+        assert exact_match(Replier(right_answer), examples, CHAR).all()
+        for wrong in (lambda prompt: right_answer(prompt) + "s", lambda prompt: "x" + right_answer(prompt)[1:]):
+            assert not exact_match(Replier(wrong), examples, CHAR).any()
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +179,11 @@ def beginner() -> GPT:
 def test_an_answer_is_exact_if_greedy_decoding_generates_it(beginner):
     found = []
     for task in ("first", "length", "vowels", "reverse"):
-        examples = fixed_examples(task, WORDS, n=20)
+        examples = one_per_word(task, WORDS)
         right = exact_match(beginner, examples, CHAR)
         assert right.tolist() == [tasks.answer(beginner, one.prompt, CHAR) == one.answer for one in examples]
         found += right.tolist()
-    assert 10 < sum(found) < 70  # both kinds occur
+    assert 4 < sum(found) < 28  # both kinds occur
 
 
 def test_wrong_answers_are_shown_with_the_right_one(beginner, capsys):
@@ -174,6 +194,12 @@ def test_wrong_answers_are_shown_with_the_right_one(beginner, capsys):
     assert reverse.endswith(f"wrong: {word[::-1]}")
 
 
-def test_examples_to_evaluate_with_are_always_the_same():
-    assert fixed_examples("join", WORDS) == fixed_examples("join", WORDS)
-    assert len({one.prompt for one in fixed_examples("join", WORDS)}) > 40
+def test_examples_to_evaluate_with_have_each_word_once():
+    examples = one_per_word("join", WORDS)
+    assert [one.prompt.split()[1] for one in examples] == WORDS
+    assert examples[-1].answer == WORDS[-1] + WORDS[0]
+
+
+def test_the_fraction_of_targets_that_count():
+    rows = [encode(instruction("first", "abs", ""), CHAR), ([1, 2], [-1, 5])]
+    assert tasks.counted(rows) == 3 / (len("first abs > s\n") + 2)

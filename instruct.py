@@ -1,0 +1,233 @@
+"""Part 6, continued: a base model, and instruction tuning.
+
+    python finetune.py                                      # runs these two stages first
+
+Read train.py and tasks.py before, finetune.py after. Each stage starts from the model of the one before. Instruction
+tuning is supervised fine-tuning, SFT (Wei et al. 2022; Ouyang et al. 2022).
+"""
+
+import hashlib
+import math
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from checkpoint import FORMAT, load_checkpoint, load_model
+from console import UserError
+from files import replace_file
+from model import GPT, GPTConfig
+from optim import lr_scale, make_optimizer
+from prepare_data import Dataset, load
+from runtime import Machine
+from tasks import (
+    CHARACTERS,
+    IN_TEXTS,
+    Row,
+    counted,
+    encode,
+    exact_match,
+    instruction,
+    instructions,
+    longest,
+    make_batch,
+    one_per_word,
+    plain_texts,
+    show_answers,
+    show_control,
+)
+from tokenizer import Tokenizer
+from windows import split_loss, token_losses
+
+PRETRAINED, INSTRUCTED = Path("out/pretrained/best.pt"), Path("out/instructed/best.pt")
+OWN_TEXTS = "words and pairs"  # in place of a dataset's name, in the base of stage 1
+
+
+@dataclass
+class Recipe:
+    """How to train: the number of documents per step, and what optim.py reads."""
+
+    max_iters: int
+    learning_rate: float
+    muon_learning_rate: float = 0.0
+    optimizer: str = "muon"
+    batch_size: int = 64
+    schedule: str = "linear"
+    warmup_iters: int = 20
+    min_lr: float = 0.0
+    weight_decay: float = 0.0
+    momentum: float = 0.95
+    beta1: float = 0.9
+    beta2: float = 0.95
+
+
+PRETRAINING = Recipe(600, learning_rate=0.01, muon_learning_rate=0.03)
+INSTRUCTION_TUNING = Recipe(1000, learning_rate=0.005, muon_learning_rate=0.015)
+
+
+@dataclass
+class Setup:
+    """What all stages share. base_data: the dataset that the base was trained on; None: plain_texts()."""
+
+    options: Namespace
+    machine: Machine
+    words: dict[str, list[str]]  # of each split
+    tokenizer: Tokenizer
+    base_data: Dataset | None = None
+
+    def instruction_rows(self, n: int, rng: np.random.Generator) -> list[Row]:
+        """Draw n training examples of the tasks of stage 2."""
+        examples = instructions(self.options.tasks, self.words["train"], n, rng)
+        return [encode(example, self.tokenizer, self.options.mask) for example in examples]
+
+    def pretraining_rows(self, split: str, n: int, rng: np.random.Generator) -> list[Row]:
+        """Draw n documents, or windows of a dataset, such as the base was trained on. All targets count."""
+        if self.base_data is None:
+            return [encode(text, self.tokenizer) for text in plain_texts(self.words[split], n, rng)]
+        tokens, T = getattr(self.base_data, split), longest()
+        windows = [tokens[at : at + T + 1].tolist() for at in rng.integers(len(tokens) - T, size=n)]
+        return [(window[:-1], window[1:]) for window in windows]
+
+    def pretraining_loss(self, model: GPT) -> float:
+        """Compute the validation loss on what the base was trained on, in nats per token: over 1,000 documents, or as
+        train.py does."""
+        if self.base_data:
+            loss = split_loss(model, self.machine.loss_function(model), self.base_data, "val", 40_000, 8, self.machine)
+            model.eval()
+            return loss
+        rows = self.pretraining_rows("val", 1000, np.random.default_rng(0))
+        batches = (make_batch(rows[first : first + 100]) for first in range(0, len(rows), 100))
+        return float(token_losses(model, batches, self.machine).mean())
+
+    def accuracy(self, model: GPT, task: str, words: list[str]) -> float:
+        """Compute the fraction of exact answers, with one example per word."""
+        return float(exact_match(model, one_per_word(task, words), self.tokenizer).mean())
+
+
+def fit(model: GPT, draw: Callable, recipe: Recipe, setup: Setup, report: Callable, l2: float = 0.0) -> float:
+    """Train the parameters that are not frozen on the rows that draw(rng) returns, a batch per step. l2: the loss also
+    has l2 * |p - start|^2, which keeps parameters near their start (Li et al. 2018). Calls report(step, mean loss) at
+    most five times. Returns the training time in seconds without the reports. Raises UserError if training diverges."""
+    machine, rng = setup.machine, np.random.default_rng(setup.options.seed)
+    optimizer, forward = make_optimizer(model, recipe, machine.dtype), machine.loss_function(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in trained] if l2 else []
+    began, losses = time.perf_counter(), []
+    model.train()
+    for step in range(1, recipe.max_iters + 1):
+        optimizer.set_lr(lr_scale(step, recipe))
+        loss = forward(*make_batch(draw(rng)))
+        losses.append(loss.item())
+        if l2:
+            loss = loss + l2 * sum((p - p0).square().sum() for p, p0 in zip(trained, start, strict=True))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        if not math.isfinite(losses[-1]):
+            raise UserError(f"training diverged: the loss is {losses[-1]} at step {step}; use a lower learning rate")
+        if step % math.ceil(recipe.max_iters / 5) == 0 or step == recipe.max_iters:
+            paused = time.perf_counter()
+            model.eval()
+            report(step, sum(losses) / len(losses))
+            model.train()
+            losses = []
+            began += time.perf_counter() - paused
+    model.eval()
+    return time.perf_counter() - began
+
+
+# ----------------------------------------------------------------------------- checkpoints
+
+
+def save(path: Path, model: GPT, state: dict, setup: Setup, **more) -> None:
+    """Write a checkpoint that sample.py can open, whole or not at all. Raises UserError if a weight is not finite."""
+    if not all(p.isfinite().all() for p in state.values()):
+        raise UserError("training diverged: weights are NaN or infinite; use a lower learning rate")
+    checkpoint = {"format": FORMAT, "model": state, "model_config": asdict(model.config)}
+    checkpoint |= {"tokenizer": setup.tokenizer.to_dict(), "delimiter": setup.tokenizer.encode("\n")[-1]}
+    checkpoint["config"] = {"dataset": setup.base_data.name if setup.base_data else OWN_TEXTS}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, lambda file: torch.save(checkpoint | more, file))
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def what_matters(setup: Setup, recipe: Recipe, tasks: Iterable[str]) -> dict:
+    """Return what a stage's model depends on: its checkpoint is used again as long as this is the same."""
+    answers = {task: instruction(task, "stack", "heap").answer for task in tasks}  # changes if a task does
+    words = sha256(" ".join(setup.words["train"]).encode())
+    made_from = {"recipe": asdict(recipe), "tasks": answers, "words": words}
+    return made_from | {"seed": setup.options.seed, "dtype": str(setup.machine.dtype)}
+
+
+def is_made_from(path: Path, made_from: dict) -> bool:
+    """Tell whether a checkpoint can be used again, and print it if so."""
+    if not path.exists() or load_checkpoint(path).get("made_from") != made_from:
+        return False
+    print(f"using {path} of an earlier run")
+    return True
+
+
+# ----------------------------------------------------------------------------- the first two stages
+
+
+def pretrain(setup: Setup) -> None:
+    """Stage 1: train a base model from scratch, unless it is there."""
+    made_from = what_matters(setup, PRETRAINING, IN_TEXTS)
+    if is_made_from(PRETRAINED, made_from):
+        return
+    print("stage 1, pre-training: words, and pairs such as 'stack kcats'")
+    torch.manual_seed(setup.options.seed)
+    model = GPT(GPTConfig(vocab_size=setup.tokenizer.vocab_size, block_size=64)).to(setup.machine.device)
+    draw = lambda rng: setup.pretraining_rows("train", PRETRAINING.batch_size, rng)
+    fit(model, draw, PRETRAINING, setup, lambda step, loss: print(f"{step:>6}  train loss {loss:.4f}", flush=True))
+    save(PRETRAINED, model, model.state_dict(), setup, made_from=made_from)
+
+
+def open_base(path: Path, setup: Setup) -> GPT:
+    """Load the base, and set the tokenizer and the dataset that belong to it. Raises UserError if it cannot read
+    instructions."""
+    checkpoint = load_checkpoint(path)
+    model, setup.tokenizer = load_model(checkpoint)
+    if (name := checkpoint["config"]["dataset"]) != OWN_TEXTS:
+        setup.base_data = load(name)
+        if setup.base_data.tokenizer.to_dict() != checkpoint["tokenizer"]:
+            raise UserError(f"{name} has another vocabulary than {path}; prepare it again as it was in training")
+    try:
+        setup.tokenizer.encode(CHARACTERS)
+    except UserError as error:
+        why = str(error).split(";")[0]
+        raise UserError(f"{path} cannot read instructions: {why}; use another base, such as out/python") from error
+    if model.config.block_size < longest():
+        few = f"{path} has block_size={model.config.block_size}, and instructions have up to {longest()} characters"
+        raise UserError(f"{few}; use a model with a longer context")
+    return model.to(setup.machine.device)
+
+
+def instruct(model: GPT, base: Path, setup: Setup) -> None:
+    """Stage 2: train the base on instructions, drawn anew for every step, unless that is done."""
+    tasks, recipe, accuracies = setup.options.tasks, INSTRUCTION_TUNING, {}
+    made_from = what_matters(setup, recipe, tasks) | {"base": sha256(base.read_bytes()), "mask": setup.options.mask}
+    if is_made_from(INSTRUCTED, made_from):
+        return
+    draw = lambda rng: setup.instruction_rows(recipe.batch_size, rng)
+    share = counted(draw(np.random.default_rng(0)))
+    print(f"\nstage 2, instruction tuning: {len(tasks)} tasks; {share:.0%} of the targets count in the loss")
+    print("exact match, with 200 words of the validation split:")
+    print("  step  train loss", *(f"{task:>8}" for task in tasks))
+
+    def report(step: int, loss: float) -> None:
+        accuracies[step] = {task: setup.accuracy(model, task, setup.words["val"][:200]) for task in tasks}
+        print(f"{step:>6}  {loss:>10.4f}", *(f"{a:>8.1%}" for a in accuracies[step].values()), flush=True)
+
+    fit(model, draw, recipe, setup, report)
+    save(INSTRUCTED, model, model.state_dict(), setup, made_from=made_from, accuracies=accuracies)
+    show_answers(model, tasks, setup.words["test"], setup.tokenizer)
+    show_control(model, tasks, setup.words["test"], setup.tokenizer)
