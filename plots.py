@@ -213,23 +213,23 @@ def scaling(results: list[dict], law, prediction: tuple, n_widths: int, path: Pa
 
 
 def finetuning(accuracies: dict[int, dict], results: dict[str, dict], path: Path) -> None:
-    """The accuracy of each task over the steps of instruction tuning, {step: {task: accuracy}}; and of the old tasks
-    over that of the new one for each method, {name: {"new_task": accuracy, "old_tasks": accuracy}}."""
+    """The accuracy of each task over the steps of instruction tuning, {step: {task: accuracy}}; and that of each model
+    in the new task and in the old ones, {name: {"new_task": accuracy, "old_tasks": accuracy}}."""
     figure = Figure(figsize=(10, 4.2), dpi=80, layout="tight")
     left, right = figure.subplots(1, 2)
     for task in next(iter(accuracies.values())):
         left.plot(accuracies.keys(), [numbers[task] for numbers in accuracies.values()], "o-", markersize=3, label=task)
     left.set(title="stage 2: instruction tuning", xlabel="step", ylabel="exact match, validation words")
-    left.set_ylim(0, 1.03)
-    left.set_xticks(list(accuracies))
-    left.legend(fontsize="small", loc="lower right")
-    for i, (name, numbers) in enumerate(results.items()):
-        marker = "*" if name in ("base", "instructed") else "o" if name.startswith("full") else "s"
-        options = {"markersize": 9, "color": f"C{i % 10}", "alpha": 0.8}
-        right.plot(numbers["new_task"], numbers["old_tasks"], marker, label=name, **options)
-    right.set(title="stage 3: the old tasks are forgotten", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
-    right.set(xlabel="exact match, new task (test words)", ylabel="exact match, old tasks (test words)")
-    right.legend(fontsize="small")
+    left.set(xticks=list(accuracies), ylim=(0, 1.03))
+    left.legend(fontsize="small", loc="lower center", ncols=4)
+    y = np.arange(len(results))
+    for shift, key, color in ((-0.2, "new_task", "C1"), (0.2, "old_tasks", "C0")):
+        values = [numbers[key] for numbers in results.values()]
+        right.barh(y + shift, values, height=0.38, color=color, label=key.replace("_", " "))
+    right.set(title="stage 3: a new task", xlabel="exact match, test words", xlim=(0, 1.03))
+    right.set_yticks(y, results.keys())
+    right.invert_yaxis()
+    right.legend(fontsize="small", loc="upper center")
     for axes in (left, right):
         axes.grid(alpha=0.3)
     save(figure, path)

@@ -94,7 +94,7 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
     for module, name in (
         (micrograd, "derivatives"), (bigram, "load"), (ngram, "load"), (mlp, "load"), (rnn, "load"), (recall, "main"),
         (prepare_data, "prepare"),
-        (train, "load_checkpoint"), (train, "load_initial"), (runtime.Machine, "pick"),
+        (train, "load_checkpoint"), (train, "load_initial"), (finetune, "base_path"), (runtime.Machine, "pick"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, accept)
     words = shlex.split(command)
