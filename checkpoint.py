@@ -52,7 +52,7 @@ def load_weights(model: GPT, state: dict[str, torch.Tensor]) -> None:
 
 
 def load_model(checkpoint: str | Path | dict) -> tuple[GPT, Tokenizer]:
-    """The model, on the CPU and in evaluation mode, and the tokenizer of a checkpoint or of its path."""
+    """Load the model, on the CPU and in evaluation mode, and the tokenizer of a checkpoint or of its path."""
     if not isinstance(checkpoint, dict):
         checkpoint = load_checkpoint(checkpoint)
     model = GPT(GPTConfig(**checkpoint["model_config"]))
@@ -62,8 +62,8 @@ def load_model(checkpoint: str | Path | dict) -> tuple[GPT, Tokenizer]:
 
         base = Path(checkpoint["base"]["path"])
         if not base.exists():
-            raise UserError(f"{base}, the base of this checkpoint, is missing; run finetune.py again, with --merge")
-        check_sha256(base, checkpoint["base"]["sha256"], "not the base that was fine-tuned; run finetune.py again")
+            raise UserError(f"{base}, the base of this checkpoint, is not in this folder; run finetune.py again")
+        check_sha256(base, checkpoint["base"]["sha256"], "it was trained again; run finetune.py again, too")
         load_weights(model, load_checkpoint(base)["model"])
         attach(model, **checkpoint["peft"])
         if weights.keys() != trained_state(model).keys():
@@ -94,7 +94,10 @@ def load_initial(init_from: str, options: dict, download: bool = True) -> dict:
     from gpt2 import GPT2_SIZES, gpt2_config
 
     if path := find_checkpoint(init_from):
-        return load_checkpoint(path)
+        checkpoint = load_checkpoint(path)
+        if "peft" in checkpoint or not checkpoint["config"]["dataset"]:
+            raise UserError(f"{path} is from finetune.py, and was not trained on a dataset; use a run of train.py")
+        return checkpoint
     kept = {name: options[name] for name in ("block_size", "dropout", "flash") if name in options}
     if init_from in GPT2_SIZES and not download:
         return {"model_config": asdict(gpt2_config(init_from, **kept))}
@@ -112,7 +115,7 @@ class OpenedModel:
     delimiter: int | None  # the token that starts each document, if there are documents
     name: str
     folder: Path  # for plots
-    dataset: str  # that it was trained on
+    dataset: str | None  # that it was trained on; None: what finetune.py makes
 
 
 def open_model(path: Path | None, init_from: str | None) -> OpenedModel:

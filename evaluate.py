@@ -181,6 +181,8 @@ def main() -> None:
     opened = open_model(options.checkpoint, options.init_from)
     if not options.dataset and opened.dataset == "gpt2":
         raise UserError("GPT-2 needs a dataset in its tokens; use --dataset=fineweb, or a text prepared so")
+    if not options.dataset and not opened.dataset:
+        raise UserError(f"{opened.name} was trained by finetune.py, not on a dataset; use another --checkpoint=")
     data = load(options.dataset or opened.dataset)
     if data.tokenizer.to_dict() != opened.tokenizer.to_dict():
         advice = f"use a text prepared with --tokenizer={opened.dataset}"

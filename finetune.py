@@ -1,8 +1,8 @@
-"""Part 6: teach a GPT to follow instructions, and then a new task.
+"""Part 6, the script: teach a GPT to follow instructions, and then a new task.
 
-    python finetune.py                                      # three stages, 2 minutes on two CPU cores, no download
+    python finetune.py                                      # three stages, two minutes on two CPU cores, no download
     python sample.py --checkpoint=out/finetune/best.pt --prompt="swap lecture > " --stop --temperature=0
-    python finetune.py --method=full --replay=0.25          # train all parameters, and repeat old documents
+    python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # all parameters; repeat old documents
     python finetune.py --method=all --plot                  # ten ways to learn the new task, compared
     python finetune.py --init_from=out/python               # start from another model, trained by train.py
 
@@ -20,6 +20,7 @@ and 2 are kept in out/ for the next run. A checkpoint of LoRA, adapters or a pre
 """
 
 import math
+import re
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,10 +56,10 @@ VARIANTS = {  # of --method=all
 }
 
 
-def few_examples(setup: Setup) -> list[Row]:
+def new_task_rows(setup: Setup) -> list[Row]:
     """Draw the training examples of the new task, each with another word."""
     options, rng = setup.options, np.random.default_rng(setup.options.seed)
-    ones, twos = rng.choice(setup.words["train"], (2, options.num_examples), replace=False).tolist()
+    ones, twos = rng.choice(setup.words["train"], (2, options.num_examples), replace=False).tolist()  # all different
     examples = [instruction(options.new_task, one, two) for one, two in zip(ones, twos, strict=True)]
     return [encode(example, setup.tokenizer, options.mask) for example in examples]
 
@@ -66,7 +67,7 @@ def few_examples(setup: Setup) -> list[Row]:
 def learn_new_task(setup: Setup, path: Path, report: Callable) -> tuple[GPT, dict]:
     """Stage 3: learn a task from a few examples by one method, and write a checkpoint. Calls report(model, step, mean
     loss). Returns the model and its row of the last table."""
-    options, rows = setup.options, few_examples(setup)
+    options, rows = setup.options, new_task_rows(setup)
     torch.manual_seed(options.seed)
     model = load_model(INSTRUCTED)[0].to(setup.machine.device)
     peft = {name: getattr(options, name) for name in ("method", "rank", "alpha", "targets")}
@@ -91,11 +92,11 @@ def learn_new_task(setup: Setup, path: Path, report: Callable) -> tuple[GPT, dic
     else:
         base = {"path": INSTRUCTED.as_posix(), "sha256": sha256(INSTRUCTED.read_bytes())}
         save(path, model, state, setup, peft=peft, base=base)
-    numbers = {"trained": sum(p.numel() for p in state.values()), "seconds": seconds}
+    numbers = {"trained": sum(p.numel() for p in state.values()), "learning_rate": rate, "seconds": seconds}
     return model, numbers | measure(model, path, setup)
 
 
-# ----------------------------------------------------------------------------- what came of it
+# ----------------------------------------------------------------------------- evaluation
 
 
 def accuracies(model: GPT, words: list[str], setup: Setup) -> tuple[float, float]:
@@ -114,15 +115,15 @@ def measure(model: GPT, path: Path, setup: Setup) -> dict:
 
 def print_comparison(results: dict[str, dict], params: int) -> None:
     """Print a row per model; the base and the instruction-tuned model were trained in stages 1 and 2."""
-    rows = [["", "trainable", "of all", "seconds", "new task", "old tasks", "base val loss", "checkpoint"]]
+    rows = [["", "trainable", "fraction", "lr", "seconds", "new task", "old tasks", "base val loss", "checkpoint"]]
     for name, numbers in results.items():
-        row = [name, "", "", ""]
-        if "trained" in numbers:
-            trained = numbers["trained"]
-            row = [name, f"{trained:,}", f"{trained / params:.1%}", f"{numbers['seconds']:.1f}"]
+        row = [name, "", "", "", ""]
+        if trained := numbers.get("trained"):
+            row = [name, f"{trained:,}", f"{trained / params:.1%}", f"{numbers['learning_rate']:g}"]
+            row.append(f"{numbers['seconds']:.1f}")
         row += [f"{numbers['new_task']:.1%}", f"{numbers['old_tasks']:.1%}", f"{numbers['base_val']:.3f}"]
         rows.append([*row, f"{numbers['bytes'] / 1e3:,.0f} kB"])
-    print("\nexact match with all test words; base val loss: on what the base was trained on, in nats per token")
+    print("\nexact match on all test words; base val loss: on what the base was trained on, in nats per token")
     print_table(rows)
 
 
@@ -145,7 +146,7 @@ def read_options() -> Namespace:
     add("--mask", type=bool, default=True, help="stages 2, 3: only answers count in the loss; false: prompts as well")
     replay = "stage 3: fraction of old documents in each batch, half instructions, half pre-training texts; 0: off"
     add("--replay", type=in_range(float, 0, 0.9), default=0.0, help=replay)
-    l2 = "stage 3, full: penalty on the squared distance from the initial parameters; 0: off"
+    l2 = "stage 3, full: coefficient of a penalty, the squared distance from the initial parameters; 0: off"
     add("--l2", type=in_range(float, 0), default=0.0, help=l2)
     add("--max_iters", type=in_range(int, 1), default=NEW_TASK.max_iters, help="number of steps of stage 3")
     rates = ", ".join(f"{method}: {rate:g}" for method, rate in LEARNING_RATES.items())
@@ -165,22 +166,27 @@ def read_options() -> Namespace:
         raise UserError(f"--new_task={options.new_task} is one of --tasks; leave it out there, or choose another one")
     method = options.method
     for name, fits in (
-        ("merge", method == "lora"), ("l2", method == "full"), ("replay", method != "all"),
-        ("learning_rate", method != "all"),
+        ("merge", method == "lora"), ("l2", method == "full"), ("targets", method == "lora"),
+        ("replay", method != "all"), ("learning_rate", method != "all"),
     ):  # fmt: skip
-        if getattr(options, name) and not fits:
+        if getattr(options, name) != parser.get_default(name) and not fits:
             raise UserError(f"--{name} does not go with --method={method}; leave it out, or use another method")
     return options
 
 
 def base_path(init_from: str | None) -> Path:
-    """Find the checkpoint to start from. Raises UserError if there is none, or if a file of train.py would be lost."""
-    path = find_checkpoint(init_from) if init_from else PRETRAINED
-    if path in (None, INSTRUCTED, FINETUNED):
-        raise UserError(f"--init_from={init_from} is no base model; use the folder of a run of train.py")
-    for written in (INSTRUCTED, FINETUNED) if init_from else (PRETRAINED, INSTRUCTED, FINETUNED):
-        if written.with_name("log.jsonl").exists():
-            raise UserError(f"{written} is from train.py, and would be replaced; rename its folder")
+    """Find the checkpoint to start from. Raises UserError if there is none, or if a stage would overwrite a run."""
+    written = (INSTRUCTED, FINETUNED) if init_from else (PRETRAINED, INSTRUCTED, FINETUNED)
+    for path in written:
+        if path.with_name("log.jsonl").exists():
+            raise UserError(f"{path} is from train.py, and would be overwritten; rename its folder")
+    if not init_from:
+        return PRETRAINED
+    path = find_checkpoint(init_from)
+    if path is None:
+        raise UserError(f"no checkpoint {init_from}/best.pt; train a model with python train.py, or use another folder")
+    if path.resolve().parent in [path.resolve().parent for path in written]:
+        raise UserError(f"{path} would be overwritten; copy its folder, and use the copy")
     return path
 
 
@@ -189,16 +195,16 @@ def learn_in_all_ways(setup: Setup) -> dict[str, dict]:
     results = {}
     for name, changes in VARIANTS.items():
         variant = replace(setup, options=Namespace(**(vars(setup.options) | changes)))
-        path = FINETUNED.with_name(name.replace(", ", "_").replace(" / ", "_").replace(" ", "_") + ".pt")
+        path = FINETUNED.with_name(re.sub(r"\W+", "_", name) + ".pt")
         _, results[name] = learn_new_task(variant, path, lambda *_: None)
-        print(f"{name}: {results[name]['new_task']:.1%} exact match with test words, {path}", flush=True)
+        print(f"{name}: {results[name]['new_task']:.1%} exact match on test words, {path}", flush=True)
     return results
 
 
 def learn_in_one_way(setup: Setup) -> dict[str, dict]:
     """Stage 3 by options.method. Prints what the model learns and forgets. Returns its row of the table."""
     options = setup.options
-    print("exact match, with 200 words of the validation split:\n  step  train loss  new task  old tasks")
+    print("exact match on 200 words of the validation split:\n  step  train loss  new task  old tasks")
 
     def report(model: GPT, step: int, loss: float) -> None:
         new, old = accuracies(model, setup.words["val"][:200], setup)
@@ -222,7 +228,8 @@ def main() -> None:
         setup = Setup(options, machine, words_by_split(), CharTokenizer(sorted(CHARACTERS)))
         if not options.init_from:
             pretrain(setup)
-        model = open_base(base, setup)
+        model, setup.tokenizer, setup.base_data = open_base(base)
+        model.to(machine.device)
         results, params = {"base": measure(model, base, setup)}, model.num_params()
         instruct(model, base, setup)
         instructed = load_model(INSTRUCTED)[0].to(machine.device)
@@ -238,7 +245,7 @@ def main() -> None:
         print(f"{path}: exact match by step in stage 2, and of new and old tasks after stage 3")
     result = {"method": options.method, "params": params}
     if options.method == "all":  # accuracy in the new task / in the old ones
-        rows = {name: results[name] for name in LEARNING_RATES}
+        rows = {name: numbers for name, numbers in results.items() if name in LEARNING_RATES}
         result |= {name: f"{numbers['new_task']:.3f}/{numbers['old_tasks']:.3f}" for name, numbers in rows.items()}
     else:
         numbers = results[options.method]

@@ -2,8 +2,8 @@
 
     python finetune.py                                      # runs these two stages first
 
-Read train.py and tasks.py before, finetune.py after. Each stage starts from the model of the one before. Instruction
-tuning is supervised fine-tuning, SFT (Wei et al. 2022; Ouyang et al. 2022).
+Read train.py and tasks.py before, peft.py after. Each stage starts from the model of the one before. Instruction tuning
+is supervised fine-tuning, SFT (Wei et al. 2022; Ouyang et al. 2022).
 """
 
 import hashlib
@@ -28,10 +28,9 @@ from tasks import (
     CHARACTERS,
     IN_TEXTS,
     Row,
-    counted,
     encode,
     exact_match,
-    instruction,
+    fraction_counted,
     instructions,
     longest,
     make_batch,
@@ -44,7 +43,6 @@ from tokenizer import Tokenizer
 from windows import split_loss, token_losses
 
 PRETRAINED, INSTRUCTED = Path("out/pretrained/best.pt"), Path("out/instructed/best.pt")
-OWN_TEXTS = "words and pairs"  # in place of a dataset's name, in the base of stage 1
 
 
 @dataclass
@@ -150,7 +148,7 @@ def save(path: Path, model: GPT, state: dict, setup: Setup, **more) -> None:
         raise UserError("training diverged: weights are NaN or infinite; use a lower learning rate")
     checkpoint = {"format": FORMAT, "model": state, "model_config": asdict(model.config)}
     checkpoint |= {"tokenizer": setup.tokenizer.to_dict(), "delimiter": setup.tokenizer.encode("\n")[-1]}
-    checkpoint["config"] = {"dataset": setup.base_data.name if setup.base_data else OWN_TEXTS}
+    checkpoint["config"] = {"dataset": setup.base_data.name if setup.base_data else None}
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: torch.save(checkpoint | more, file))
 
@@ -159,20 +157,23 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def what_matters(setup: Setup, recipe: Recipe, tasks: Iterable[str]) -> dict:
+def fingerprint(setup: Setup, recipe: Recipe, tasks: Iterable[str], **more) -> dict:
     """Return what a stage's model depends on: its checkpoint is used again as long as this is the same."""
-    answers = {task: instruction(task, "stack", "heap").answer for task in tasks}  # changes if a task does
-    words = sha256(" ".join(setup.words["train"]).encode())
-    made_from = {"recipe": asdict(recipe), "tasks": answers, "words": words}
-    return made_from | {"seed": setup.options.seed, "dtype": str(setup.machine.dtype)}
+    examples = [(one.prompt, one.answer) for task in tasks for one in one_per_word(task, setup.words["train"])]
+    made_from = {"recipe": asdict(recipe), "examples": sha256(repr(examples).encode()), "seed": setup.options.seed}
+    return made_from | {"dtype": str(setup.machine.dtype)} | more
 
 
-def is_made_from(path: Path, made_from: dict) -> bool:
-    """Tell whether a checkpoint can be used again, and print it if so."""
-    if not path.exists() or load_checkpoint(path).get("made_from") != made_from:
+def can_reuse(path: Path, made_from: dict) -> bool:
+    """Tell, and print, whether a checkpoint of an earlier run is what a stage would make."""
+    if not path.exists():
         return False
-    print(f"using {path} of an earlier run")
-    return True
+    try:
+        same = load_checkpoint(path).get("made_from") == made_from
+    except UserError:  # damaged, or of another version
+        same = False
+    print(f"using {path} of an earlier run" if same else f"replacing {path}, which is from other options or code")
+    return same
 
 
 # ----------------------------------------------------------------------------- the first two stages
@@ -180,47 +181,50 @@ def is_made_from(path: Path, made_from: dict) -> bool:
 
 def pretrain(setup: Setup) -> None:
     """Stage 1: train a base model from scratch, unless it is there."""
-    made_from = what_matters(setup, PRETRAINING, IN_TEXTS)
-    if is_made_from(PRETRAINED, made_from):
+    config = GPTConfig(vocab_size=setup.tokenizer.vocab_size, block_size=64)
+    made_from = fingerprint(setup, PRETRAINING, IN_TEXTS, config=asdict(config))
+    if can_reuse(PRETRAINED, made_from):
         return
     print("stage 1, pre-training: words, and pairs such as 'stack kcats'")
     torch.manual_seed(setup.options.seed)
-    model = GPT(GPTConfig(vocab_size=setup.tokenizer.vocab_size, block_size=64)).to(setup.machine.device)
+    model = GPT(config).to(setup.machine.device)
     draw = lambda rng: setup.pretraining_rows("train", PRETRAINING.batch_size, rng)
     fit(model, draw, PRETRAINING, setup, lambda step, loss: print(f"{step:>6}  train loss {loss:.4f}", flush=True))
     save(PRETRAINED, model, model.state_dict(), setup, made_from=made_from)
 
 
-def open_base(path: Path, setup: Setup) -> GPT:
-    """Load the base, and set the tokenizer and the dataset that belong to it. Raises UserError if it cannot read
-    instructions."""
+def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
+    """Load the base, its tokenizer and, unless it is from stage 1, its dataset. Raises UserError if it is not a whole
+    model, or cannot read instructions."""
     checkpoint = load_checkpoint(path)
-    model, setup.tokenizer = load_model(checkpoint)
-    if (name := checkpoint["config"]["dataset"]) != OWN_TEXTS:
-        setup.base_data = load(name)
-        if setup.base_data.tokenizer.to_dict() != checkpoint["tokenizer"]:
-            raise UserError(f"{name} has another vocabulary than {path}; prepare it again as it was in training")
+    if "peft" in checkpoint:
+        raise UserError(f"{path} has only what finetune.py trained; use a whole model")
+    model, tokenizer = load_model(checkpoint)
+    name = checkpoint["config"]["dataset"]
+    data = load(name) if name else None
+    if data and data.tokenizer.to_dict() != checkpoint["tokenizer"]:
+        raise UserError(f"{name} has another vocabulary than {path}; prepare it again as it was in training")
     try:
-        setup.tokenizer.encode(CHARACTERS)
+        tokenizer.encode(CHARACTERS)
     except UserError as error:
         why = str(error).split(";")[0]
         raise UserError(f"{path} cannot read instructions: {why}; use another base, such as out/python") from error
     if model.config.block_size < longest():
         few = f"{path} has block_size={model.config.block_size}, and instructions have up to {longest()} characters"
         raise UserError(f"{few}; use a model with a longer context")
-    return model.to(setup.machine.device)
+    return model, tokenizer, data
 
 
 def instruct(model: GPT, base: Path, setup: Setup) -> None:
     """Stage 2: train the base on instructions, drawn anew for every step, unless that is done."""
     tasks, recipe, accuracies = setup.options.tasks, INSTRUCTION_TUNING, {}
-    made_from = what_matters(setup, recipe, tasks) | {"base": sha256(base.read_bytes()), "mask": setup.options.mask}
-    if is_made_from(INSTRUCTED, made_from):
+    made_from = fingerprint(setup, recipe, tasks, base=sha256(base.read_bytes()), mask=setup.options.mask)
+    if can_reuse(INSTRUCTED, made_from):
         return
     draw = lambda rng: setup.instruction_rows(recipe.batch_size, rng)
-    share = counted(draw(np.random.default_rng(0)))
-    print(f"\nstage 2, instruction tuning: {len(tasks)} tasks; {share:.0%} of the targets count in the loss")
-    print("exact match, with 200 words of the validation split:")
+    fraction = fraction_counted(draw(np.random.default_rng(0)))
+    print(f"\nstage 2, instruction tuning: {len(tasks)} tasks; {fraction:.0%} of the targets count in the loss")
+    print("exact match on 200 words of the validation split:")
     print("  step  train loss", *(f"{task:>8}" for task in tasks))
 
     def report(step: int, loss: float) -> None:

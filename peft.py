@@ -1,9 +1,10 @@
 """Part 6, continued: train a few new parameters, and leave those of the model as they are.
 
     from peft import attach, trained_state
-    attach(model, "lora", rank=8, alpha=16)                 # freezes the model; only what is new is trained
+    attach(model, "lora", rank=8, alpha=16)                 # freezes the model; only the new parameters are trained
 
-Three ways to do parameter-efficient fine-tuning, from outside: model.py knows nothing of them. Read model.py before.
+Three ways to do parameter-efficient fine-tuning, from outside: model.py knows nothing of them. Read model.py before,
+finetune.py after.
 """
 
 import math
@@ -18,9 +19,10 @@ METHODS = ("lora", "adapter", "prefix")
 
 
 class LoRALinear(nn.Module):
-    """Low-rank adaptation (Hu et al. 2021): y = W x + (alpha / rank) B A x. W (out, in) is frozen. A (rank, in) starts
-    Gaussian with variance 1 / rank: the gradient of B is that of W times A^T, and A^T A is the identity on average.
-    B (out, rank) starts as zeros, so at first nothing changes. The update B A has rank (in + out) parameters.
+    """Low-rank adaptation (Hu et al. 2021): y = W x + (alpha / rank) B A x. W (out, in) is frozen. B A has as many
+    entries, but only rank * (in + out) parameters. B (out, rank) starts as zeros, so at first nothing changes.
+    A (rank, in) starts Gaussian with variance 1 / rank: A^T A is then the identity on average, and as the gradient of B
+    is that of W times A^T, the first step of gradient descent moves W along its own gradient, on average.
     rows: the rows of W to update, such as those of q and of v, each with a pair A, B of its own."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, rows: list[tuple[int, int]]):
@@ -71,6 +73,7 @@ class PrefixAttention(CausalSelfAttention):
         self.prefix_v = nn.Parameter(torch.zeros(shape).to(weight))
 
     def forward(self, x: torch.Tensor, rope=None, mask=None, cache=None) -> torch.Tensor:
+        # The base class calls cache(k, v) for the keys and values of all tokens. This one adds the prefix to them.
         def prepend(k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
             k, v = cache(k, v) if cache else (k, v)  # (B, n_kv_head, S, hd)
             pairs = ((self.prefix_k, k), (self.prefix_v, v))
@@ -86,9 +89,7 @@ class PrefixAttention(CausalSelfAttention):
 
 def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str = "qv") -> GPT:
     """Freeze the model's parameters, and add new ones to each block. targets: the matrices that LoRA updates, those of
-    queries and values (qv) or all of the block. Embeddings and output layer, which may be tied, only stay frozen."""
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method}; choose one of {', '.join(METHODS)}")
+    queries and values (qv) or all of the block. The embeddings and the output layer, which may be tied, stay frozen."""
     model.requires_grad_(False)
     for block in model.transformer.h:
         if method == "lora":
@@ -96,9 +97,11 @@ def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str
         elif method == "adapter":
             for part in (block.attn, block.mlp):
                 part.c_proj = nn.Sequential(part.c_proj, Adapter(part.c_proj.weight, rank))
-        else:
+        elif method == "prefix":
             block.attn.__class__ = PrefixAttention  # the same parameters, another forward()
             block.attn.add_prefix(rank)
+        else:
+            raise ValueError(f"unknown method {method}; choose one of {', '.join(METHODS)}")
     return model
 
 

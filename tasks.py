@@ -1,15 +1,15 @@
-"""Part 6, continued: instructions with one right answer, made from words, and how to check answers.
+"""Part 6: instructions with one right answer, made from words, and how to check answers.
 
     reverse stack > kcats
 
 finetune.py teaches a GPT to follow them. Every answer can be checked, so no LLM judge is needed. The words are those of
-the `words` dataset, with its splits: a model never has to do in training what it is asked in validation or test. Only
-answers count in the loss:
+the `words` dataset, with its splits: no word of a validation or test prompt is in a training prompt. Only answers count
+in the loss (_ is a space, and . a target of -1, which is ignored):
 
     inputs    \n c o p y _ a b s _ > _ a b s
-    targets    . . . . . . . . . . . a b s \n     (. is -1: ignored)
+    targets    . . . . . . . . . . . a b s \n
 
-Read sample.py before.
+Read sample.py before, instruct.py after.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tokenizer import Tokenizer
 
 MIN_LETTERS, MAX_LETTERS = 3, 8  # of a word; longer words would make every batch longer
 
-TASKS: dict[str, Callable[..., str]] = {
+TASKS: dict[str, Callable[..., str]] = {  # names of lower-case letters
     "copy": lambda word: word,
     "reverse": lambda word: word[::-1],
     "sort": lambda word: "".join(sorted(word)),
@@ -69,8 +69,8 @@ def instruction(task: str, one: str, two: str) -> Example:
 
 def instructions(tasks: list[str], words: list[str], n: int, rng: np.random.Generator) -> list[Example]:
     """Draw n examples of random tasks with random words."""
-    draws = (rng.choice(choices, n).tolist() for choices in (tasks, words, words))
-    return [instruction(task, one, two) for task, one, two in zip(*draws, strict=True)]
+    drawn, ones, twos = (rng.choice(choices, n).tolist() for choices in (tasks, words, words))
+    return [instruction(task, one, two) for task, one, two in zip(drawn, ones, twos, strict=True)]
 
 
 def one_per_word(task: str, words: list[str]) -> list[Example]:
@@ -109,8 +109,8 @@ def encode(example: Example, tokenizer: Tokenizer, mask: bool = True) -> Row:
 
 
 def make_batch(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad B documents to inputs and targets (B, T), with targets of -1. Causal attention does not look ahead, so inputs
-    there have no effect. Raises ValueError if no target counts: the mean over none of them would be NaN."""
+    """Pad B documents on the right to inputs and targets (B, T). Targets of padding are -1, and causal attention does
+    not look ahead, so it has no effect. Raises ValueError if no target counts: the mean over none would be NaN."""
     T = max(len(inputs) for inputs, _ in rows)
     x = torch.tensor([inputs + [0] * (T - len(inputs)) for inputs, _ in rows])
     y = torch.tensor([targets + [-1] * (T - len(targets)) for _, targets in rows])
@@ -119,7 +119,7 @@ def make_batch(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def counted(rows: list[Row]) -> float:
+def fraction_counted(rows: list[Row]) -> float:
     """Return the fraction of the targets that count in the loss."""
     counts = [target >= 0 for _, targets in rows for target in targets]
     return sum(counts) / len(counts)
@@ -163,15 +163,15 @@ def show_answers(model: GPT, tasks: list[str], words: list[str], tokenizer: Toke
 
 
 def show_control(model: GPT, tasks: list[str], words: list[str], tokenizer: Tokenizer) -> None:
-    """Print the accuracy if each prompt is replaced by that of another example of its task. A model that reads prompts
-    is then right by chance only: if both examples happen to have the same answer."""
-    usual, exchanged, same = [], [], []
+    """Print the accuracy if the prompts of each task are shuffled. A model that reads prompts is then right by chance
+    only: if two prompts happen to have the same answer."""
+    usual, shuffled, chance = [], [], []
     for task in tasks:
         examples = one_per_word(task, words)
         others = [*examples[1:], examples[0]]
-        mixed = [replace(one, prompt=other.prompt) for one, other in zip(examples, others, strict=True)]
+        mixed = [replace(example, prompt=other.prompt) for example, other in zip(examples, others, strict=True)]
         usual += exact_match(model, examples, tokenizer).tolist()
-        exchanged += exact_match(model, mixed, tokenizer).tolist()
-        same += [one.answer == other.answer for one, other in zip(examples, others, strict=True)]
-    print(f"all tasks: {np.mean(usual):.1%} exact match; if prompts of a task are exchanged, as a control:", end=" ")
-    print(f"{np.mean(exchanged):.1%} ({np.mean(same):.1%} have the same answer)")
+        shuffled += exact_match(model, mixed, tokenizer).tolist()
+        chance += [example.answer == other.answer for example, other in zip(examples, others, strict=True)]
+    print(f"all tasks: {np.mean(usual):.1%} exact match", end="; ")
+    print(f"with shuffled prompts, as a control: {np.mean(shuffled):.1%} (by chance: {np.mean(chance):.1%})")

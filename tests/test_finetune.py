@@ -5,6 +5,7 @@ import torch
 from conftest import babble, result
 from test_instruct import TINY, TOKENIZER, own_data, setup, small  # noqa: F401
 
+import evaluate
 import finetune
 import prepare_data
 import sample
@@ -66,9 +67,9 @@ def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails):
     torch.save(checkpoint | {"model": dict(list(checkpoint["model"].items())[1:])}, "part.pt")
     assert "lacks weights" in fails(sample, "--checkpoint=part.pt")
     INSTRUCTED.unlink()
-    assert "the base of this checkpoint, is missing; run finetune.py" in fails(sample, f"--checkpoint={FINETUNED}")
+    assert "the base of this checkpoint, is not in this folder" in fails(sample, f"--checkpoint={FINETUNED}")
     torch.save(base | {"accuracies": {}}, INSTRUCTED)
-    assert "not the base that was fine-tuned" in fails(sample, f"--checkpoint={FINETUNED}")
+    assert "it was trained again; run finetune.py again" in fails(sample, f"--checkpoint={FINETUNED}")
 
 
 def test_a_merged_checkpoint_is_a_whole_model_with_the_same_answers(call):
@@ -128,7 +129,8 @@ def test_a_model_of_train_py_can_be_the_base(call):
         (["--merge", "--method=full"], "--merge does not go with --method=full"),
         (["--l2=0.1"], "--l2 does not go with --method=lora"),
         (["--method=all", "--learning_rate=0.1"], "--learning_rate does not go with --method=all"),
-        (["--init_from=out/nothing"], "--init_from=out/nothing is no base model"),
+        (["--targets=all", "--method=prefix"], "--targets does not go with --method=prefix"),
+        (["--init_from=out/nothing"], "no checkpoint out/nothing/best.pt; train a model"),
         (["--learning_rate=1e30"], "training diverged: "),
     ],
 )
@@ -136,12 +138,23 @@ def test_what_cannot_be_done_gets_one_line(fails, options, words):
     assert words in fails(finetune, *OPTIONS, *options)
 
 
-def test_what_a_stage_would_replace_is_no_base(call, fails):
+def test_what_a_stage_would_overwrite_is_no_base(call, fails):
     call(finetune, *OPTIONS)
-    for folder in ("out/instructed", "out/finetune"):
-        assert f"--init_from={folder} is no base model" in fails(finetune, *OPTIONS, f"--init_from={folder}")
+    for path in ("out/instructed", "out/finetune", INSTRUCTED.absolute(), "out/finetune/other.pt"):
+        assert "would be overwritten; copy its folder" in fails(finetune, *OPTIONS, f"--init_from={path}")
+    Path("copy").mkdir()
+    for source, message in ((INSTRUCTED, ""), (FINETUNED, "has only what finetune.py trained; use a whole model")):
+        Path("copy/best.pt").write_bytes(source.read_bytes())
+        options = [*OPTIONS, "--init_from=copy"]
+        assert message in fails(finetune, *options) if message else call(finetune, *options)[0] == 0
     FINETUNED.with_name("log.jsonl").touch()
-    assert "is from train.py, and would be replaced" in fails(finetune, *OPTIONS)
+    assert "is from train.py, and would be overwritten" in fails(finetune, *OPTIONS)
+
+
+def test_what_was_not_trained_on_a_dataset_is_nothing_for_train_and_evaluate(call, fails):
+    call(finetune, *OPTIONS, "--merge")
+    assert "was trained by finetune.py, not on a dataset" in fails(evaluate, f"--checkpoint={FINETUNED}")
+    assert "was not trained on a dataset; use a run of train.py" in fails(train, *BASE, f"--init_from={PRETRAINED}")
 
 
 def test_a_base_that_cannot_read_instructions_gets_one_line(call, fails):
@@ -179,7 +192,7 @@ def test_replay_puts_old_instructions_and_texts_into_every_batch(call, monkeypat
 
 def test_the_new_task_has_as_many_examples_as_asked_for_with_words_of_train(setup, small):  # noqa: F811
     setup.options.num_examples = 50
-    rows = finetune.few_examples(setup)
+    rows = finetune.new_task_rows(setup)
     words = {TOKENIZER.decode(inputs).split()[1] for inputs, _ in rows}
     assert len(rows) == len(words) == 50 and words <= set(small["train"])
-    assert finetune.few_examples(setup) == rows
+    assert finetune.new_task_rows(setup) == rows

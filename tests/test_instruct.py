@@ -163,11 +163,10 @@ def test_the_pretraining_loss_is_the_mean_over_all_targets(setup):
 def test_a_stage_is_used_again_until_something_that_matters_changes(setup, monkeypatch, capsys):
     def run() -> list[str]:
         instruct.pretrain(setup)
-        instruct.instruct(instruct.open_base(PRETRAINED, setup), PRETRAINED, setup)
+        instruct.instruct(instruct.open_base(PRETRAINED)[0], PRETRAINED, setup)
         out = capsys.readouterr().out
-        return [f"stage {i}" for i in (1, 2) if f"stage {i}" in out] + [
-            str(path) for path in (PRETRAINED, INSTRUCTED) if f"using {path}" in out
-        ]
+        used = [str(path) for path in (PRETRAINED, INSTRUCTED) if f"using {path}" in out]
+        return [f"stage {i}" for i in (1, 2) if f"stage {i}" in out] + used
 
     both = [str(PRETRAINED), str(INSTRUCTED)]
     assert run() == ["stage 1", "stage 2"]
@@ -183,3 +182,7 @@ def test_a_stage_is_used_again_until_something_that_matters_changes(setup, monke
     setup.options.seed = 5
     assert run() == ["stage 1", "stage 2"]
     assert run() == both
+    monkeypatch.setattr(instruct, "GPTConfig", functools.partial(GPTConfig, **TINY | {"activation": "gelu"}))
+    assert run() == ["stage 1", "stage 2"]
+    INSTRUCTED.write_bytes(b"damaged")
+    assert run() == ["stage 2", str(PRETRAINED)]

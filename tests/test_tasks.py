@@ -139,19 +139,19 @@ def right_answer(prompt: str) -> str:
 
 
 def control(capsys, reply, names: list[str]) -> list[float]:
-    """The percentages that show_control() prints: accuracy, with exchanged prompts, equal answers."""
+    """The percentages that show_control() prints: accuracy, with shuffled prompts, by chance."""
     tasks.show_control(Replier(reply), names, WORDS, CHAR)
     return [float(number) for number in re.findall(r"([\d.]+)%", capsys.readouterr().out)]
 
 
-def test_with_exchanged_prompts_a_model_that_reads_them_is_right_by_chance_only(capsys):
-    usual, exchanged, same = control(capsys, right_answer, ["first", "length", "reverse"])
-    assert usual == 100 and exchanged == same < 20
+def test_with_shuffled_prompts_a_model_that_reads_them_is_right_by_chance_only(capsys):
+    usual, shuffled, chance = control(capsys, right_answer, ["first", "length", "reverse"])
+    assert usual == 100 and shuffled == chance < 20
 
 
-def test_with_exchanged_prompts_a_model_that_does_not_read_them_is_as_good(capsys):
-    usual, exchanged, same = control(capsys, lambda prompt: "5", ["length"])
-    assert usual == exchanged == 37.5 != same  # stack, queue and print have five letters
+def test_with_shuffled_prompts_a_model_that_does_not_read_them_is_as_good(capsys):
+    usual, shuffled, chance = control(capsys, lambda prompt: "5", ["length"])
+    assert usual == shuffled == 37.5 != chance  # stack, queue and print have five letters
 
 
 def test_exact_match_is_true_for_right_answers_only():
@@ -202,4 +202,4 @@ def test_examples_to_evaluate_with_have_each_word_once():
 
 def test_the_fraction_of_targets_that_count():
     rows = [encode(instruction("first", "abs", ""), CHAR), ([1, 2], [-1, 5])]
-    assert tasks.counted(rows) == 3 / (len("first abs > s\n") + 2)
+    assert tasks.fraction_counted(rows) == 3 / (len("first abs > s\n") + 2)
