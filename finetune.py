@@ -86,8 +86,9 @@ def learn_new_task(setup: Setup, path: Path, report: Callable) -> tuple[GPT, dic
 
     seconds = fit(model, draw, recipe, setup, lambda step, loss: report(model, step, loss), options.l2)
     state = trained_state(model)
-    if options.method == "full" or options.merge:
+    if options.merge:
         merge(model)
+    if options.merge or options.method == "full":
         save(path, model, model.state_dict(), setup)
     else:
         base = {"path": INSTRUCTED.as_posix(), "sha256": sha256(INSTRUCTED.read_bytes())}
