@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import tasks
 from checkpoint import FORMAT, load_checkpoint, load_model
 from console import UserError
 from files import replace_file
@@ -24,21 +25,7 @@ from model import GPT, GPTConfig
 from optim import lr_scale, make_optimizer
 from prepare_data import Dataset, load
 from runtime import Machine
-from tasks import (
-    CHARACTERS,
-    IN_TEXTS,
-    Row,
-    encode,
-    exact_match,
-    fraction_counted,
-    instructions,
-    longest,
-    make_batch,
-    one_per_word,
-    plain_texts,
-    show_answers,
-    show_control,
-)
+from tasks import Row
 from tokenizer import Tokenizer
 from windows import split_loss, token_losses
 
@@ -69,7 +56,7 @@ INSTRUCTION_TUNING = Recipe(1000, learning_rate=0.005, muon_learning_rate=0.015)
 
 @dataclass
 class Setup:
-    """What all stages share. base_data: the dataset that the base was trained on; None: plain_texts()."""
+    """What all stages share. base_data: the dataset that the base was trained on; None: tasks.plain_texts()."""
 
     options: Namespace
     machine: Machine
@@ -79,14 +66,14 @@ class Setup:
 
     def instruction_rows(self, n: int, rng: np.random.Generator) -> list[Row]:
         """Draw n training examples of the tasks of stage 2."""
-        examples = instructions(self.options.tasks, self.words["train"], n, rng)
-        return [encode(example, self.tokenizer, self.options.mask) for example in examples]
+        examples = tasks.instructions(self.options.tasks, self.words["train"], n, rng)
+        return [tasks.encode(example, self.tokenizer, self.options.mask) for example in examples]
 
     def pretraining_rows(self, split: str, n: int, rng: np.random.Generator) -> list[Row]:
         """Draw n documents, or windows of a dataset, such as the base was trained on. All targets count."""
         if self.base_data is None:
-            return [encode(text, self.tokenizer) for text in plain_texts(self.words[split], n, rng)]
-        tokens, T = getattr(self.base_data, split), longest()
+            return [tasks.encode(text, self.tokenizer) for text in tasks.plain_texts(self.words[split], n, rng)]
+        tokens, T = getattr(self.base_data, split), tasks.longest()
         windows = [tokens[at : at + T + 1].tolist() for at in rng.integers(len(tokens) - T, size=n)]
         return [(window[:-1], window[1:]) for window in windows]
 
@@ -98,12 +85,12 @@ class Setup:
             model.eval()
             return loss
         rows = self.pretraining_rows("val", 1000, np.random.default_rng(0))
-        batches = (make_batch(rows[first : first + 100]) for first in range(0, len(rows), 100))
+        batches = (tasks.make_batch(rows[first : first + 100]) for first in range(0, len(rows), 100))
         return float(token_losses(model, batches, self.machine).mean())
 
     def accuracy(self, model: GPT, task: str, words: list[str]) -> float:
         """Compute the fraction of exact answers, with one example per word."""
-        return float(exact_match(model, one_per_word(task, words), self.tokenizer).mean())
+        return float(tasks.exact_match(model, tasks.one_per_word(task, words), self.tokenizer).mean())
 
 
 def fit(model: GPT, draw: Callable, recipe: Recipe, setup: Setup, report: Callable, l2: float = 0.0) -> float:
@@ -118,7 +105,7 @@ def fit(model: GPT, draw: Callable, recipe: Recipe, setup: Setup, report: Callab
     model.train()
     for step in range(1, recipe.max_iters + 1):
         optimizer.set_lr(lr_scale(step, recipe))
-        loss = forward(*make_batch(draw(rng)))
+        loss = forward(*tasks.make_batch(draw(rng)))
         losses.append(loss.item())
         if l2:
             loss = loss + l2 * sum((p - p0).square().sum() for p, p0 in zip(trained, start, strict=True))
@@ -157,9 +144,9 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def fingerprint(setup: Setup, recipe: Recipe, tasks: Iterable[str], **more) -> dict:
+def fingerprint(setup: Setup, recipe: Recipe, names: Iterable[str], **more) -> dict:
     """Return what a stage's model depends on: its checkpoint is used again as long as this is the same."""
-    examples = [(one.prompt, one.answer) for task in tasks for one in one_per_word(task, setup.words["train"])]
+    examples = [(one.prompt, one.answer) for task in names for one in tasks.one_per_word(task, setup.words["train"])]
     made_from = {"recipe": asdict(recipe), "examples": sha256(repr(examples).encode()), "seed": setup.options.seed}
     return made_from | {"dtype": str(setup.machine.dtype)} | more
 
@@ -172,7 +159,7 @@ def can_reuse(path: Path, made_from: dict) -> bool:
         same = load_checkpoint(path).get("made_from") == made_from
     except UserError:  # damaged, or of another version
         same = False
-    print(f"using {path} of an earlier run" if same else f"replacing {path}, which is from other options or code")
+    print(f"using {path} of an earlier run" if same else f"replacing {path}: not made by these options and this code")
     return same
 
 
@@ -182,7 +169,7 @@ def can_reuse(path: Path, made_from: dict) -> bool:
 def pretrain(setup: Setup) -> None:
     """Stage 1: train a base model from scratch, unless it is there."""
     config = GPTConfig(vocab_size=setup.tokenizer.vocab_size, block_size=64)
-    made_from = fingerprint(setup, PRETRAINING, IN_TEXTS, config=asdict(config))
+    made_from = fingerprint(setup, PRETRAINING, tasks.IN_TEXTS, config=asdict(config))
     if can_reuse(PRETRAINED, made_from):
         return
     print("stage 1, pre-training: words, and pairs such as 'stack kcats'")
@@ -205,33 +192,34 @@ def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
     if data and data.tokenizer.to_dict() != checkpoint["tokenizer"]:
         raise UserError(f"{name} has another vocabulary than {path}; prepare it again as it was in training")
     try:
-        tokenizer.encode(CHARACTERS)
+        tokenizer.encode(tasks.CHARACTERS)
     except UserError as error:
         why = str(error).split(";")[0]
         raise UserError(f"{path} cannot read instructions: {why}; use another base, such as out/python") from error
-    if model.config.block_size < longest():
-        few = f"{path} has block_size={model.config.block_size}, and instructions have up to {longest()} characters"
+    T, needed = model.config.block_size, tasks.longest()
+    if needed > T:
+        few = f"{path} has block_size={T}, and instructions have up to {needed} characters"
         raise UserError(f"{few}; use a model with a longer context")
     return model, tokenizer, data
 
 
 def instruct(model: GPT, base: Path, setup: Setup) -> None:
-    """Stage 2: train the base on instructions, drawn anew for every step, unless that is done."""
-    tasks, recipe, accuracies = setup.options.tasks, INSTRUCTION_TUNING, {}
-    made_from = fingerprint(setup, recipe, tasks, base=sha256(base.read_bytes()), mask=setup.options.mask)
+    """Stage 2: train the base on instructions, drawn again for every step, unless that is done."""
+    names, recipe, accuracies = setup.options.tasks, INSTRUCTION_TUNING, {}
+    made_from = fingerprint(setup, recipe, names, base=sha256(base.read_bytes()), mask=setup.options.mask)
     if can_reuse(INSTRUCTED, made_from):
         return
     draw = lambda rng: setup.instruction_rows(recipe.batch_size, rng)
-    fraction = fraction_counted(draw(np.random.default_rng(0)))
-    print(f"\nstage 2, instruction tuning: {len(tasks)} tasks; {fraction:.0%} of the targets count in the loss")
+    fraction = tasks.fraction_counted(draw(np.random.default_rng(0)))
+    print(f"\nstage 2, instruction tuning: {len(names)} tasks; {fraction:.0%} of the targets count in the loss")
     print("exact match on 200 words of the validation split:")
-    print("  step  train loss", *(f"{task:>8}" for task in tasks))
+    print("  step  train loss", *(f"{task:>8}" for task in names))
 
     def report(step: int, loss: float) -> None:
-        accuracies[step] = {task: setup.accuracy(model, task, setup.words["val"][:200]) for task in tasks}
+        accuracies[step] = {task: setup.accuracy(model, task, setup.words["val"][:200]) for task in names}
         print(f"{step:>6}  {loss:>10.4f}", *(f"{a:>8.1%}" for a in accuracies[step].values()), flush=True)
 
     fit(model, draw, recipe, setup, report)
     save(INSTRUCTED, model, model.state_dict(), setup, made_from=made_from, accuracies=accuracies)
-    show_answers(model, tasks, setup.words["test"], setup.tokenizer)
-    show_control(model, tasks, setup.words["test"], setup.tokenizer)
+    tasks.show_answers(model, names, setup.words["test"], setup.tokenizer)
+    tasks.show_control(model, names, setup.words["test"], setup.tokenizer)

@@ -123,6 +123,14 @@ def test_weights_that_are_not_finite_are_not_saved(setup):
     assert not PRETRAINED.exists()
 
 
+def test_without_the_mask_prompts_count_in_both_stages_of_fine_tuning(setup):
+    setup.options.num_examples = 20
+    for mask, least, most in ((True, 0.05, 0.5), (False, 1.0, 1.0)):
+        setup.options.mask = mask
+        for rows in (setup.instruction_rows(20, np.random.default_rng(0)), finetune.new_task_rows(setup)):
+            assert least <= tasks.fraction_counted(rows) <= most
+
+
 # ----------------------------------------------------------------------------- texts of the base
 
 

@@ -1470,14 +1470,14 @@ def _():
     return [new["transformer.h.0.attn.prefix_k"].numel(), sum(p.numel() for p in new.values())]
 
 
-@example("store-70b", [140e9, 1.4e12, 1.0])
+@example("store-70b", [140, 1.4, 10 * 2 * 101 * 8 * (2 * 8192 + 8192 + 1024)])  # q is 8192 x 8192, v 1024 x 8192
 def _():
-    """Bytes of a model of 70e9 parameters and of ten copies; and whether ten LoRAs of it need less than 1 % of that."""
-    llama = giant(n_layer=80, n_head=64, n_kv_head=8, n_embd=8192, vocab_size=32_000).to(torch.bfloat16)
-    size = llama.lm_head.weight.element_size() * 70e9
-    base = sum(p.nbytes for p in llama.parameters())
-    lora = sum(p.nbytes for p in peft.trained_state(peft.attach(llama, "lora", rank=16, alpha=16)).values())
-    return [size, 10 * size, float(10 * lora < 0.01 * 10 * base)]
+    """Gigabytes of a model with 70e9 parameters in bfloat16; terabytes of ten; bytes of ten LoRAs of one model."""
+    shape = {"n_layer": 101, "n_head": 64, "n_kv_head": 8, "n_embd": 8192, "vocab_size": 32_000}
+    model = giant(**shape).to(torch.bfloat16)
+    full = sum(p.nbytes for p in model.parameters())
+    lora = sum(p.nbytes for p in peft.trained_state(peft.attach(model, "lora", rank=8, alpha=16)).values())
+    return [round(full / 1e9), round(10 * full / 1e12, 1), 10 * lora]
 
 
 # ----------------------------------------------------------------------------- the test
