@@ -94,18 +94,27 @@ class Setup:
 
 
 def fit(model: GPT, draw: Callable, recipe: Recipe, setup: Setup, report: Callable, l2: float = 0.0) -> float:
-    """Train the parameters that are not frozen on the rows that draw(rng) returns, a batch per step. l2: the loss also
-    has l2 * |p - start|^2, which keeps parameters near their start (Li et al. 2018). Calls report(step, mean loss) at
-    most five times. Returns the training time in seconds without the reports. Raises UserError if training diverges."""
+    """Train on the rows that draw(rng) returns, a batch per step; the rest is as in minimize()."""
+    forward = setup.machine.loss_function(model)
+    return minimize(model, lambda rng: forward(*tasks.make_batch(draw(rng))), recipe, setup, report, l2)
+
+
+def minimize(
+    model: GPT, batch_loss: Callable, recipe: Recipe, setup: Setup, report: Callable, l2: float = 0.0
+) -> float:
+    """Train the parameters that are not frozen: each step lowers batch_loss(rng), the loss of a batch that it draws.
+    l2: the loss also has l2 * |p - start|^2, which keeps parameters near their start (Li et al. 2018). Calls
+    report(step, mean loss) at most five times. Returns the training time in seconds without the reports. Raises
+    UserError if training diverges."""
     machine, rng = setup.machine, np.random.default_rng(setup.options.seed)
-    optimizer, forward = make_optimizer(model, recipe, machine.dtype), machine.loss_function(model)
+    optimizer = make_optimizer(model, recipe, machine.dtype)
     trained = [p for p in model.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in trained] if l2 else []
     began, losses = time.perf_counter(), []
     model.train()
     for step in range(1, recipe.max_iters + 1):
         optimizer.set_lr(lr_scale(step, recipe))
-        loss = forward(*tasks.make_batch(draw(rng)))
+        loss = batch_loss(rng)
         losses.append(loss.item())
         if l2:
             loss = loss + l2 * sum((p - p0).square().sum() for p, p0 in zip(trained, start, strict=True))
@@ -180,17 +189,25 @@ def pretrain(setup: Setup) -> None:
     save(PRETRAINED, model, model.state_dict(), setup, made_from=made_from)
 
 
-def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
-    """Load the base, its tokenizer and, unless it is from stage 1, its dataset. Raises UserError if it is not a whole
-    model, or cannot read instructions."""
+def open_whole(path: Path, **changes) -> tuple[GPT, Tokenizer, Dataset | None]:
+    """Load a model with changes of its config, its tokenizer, and the dataset that it was trained on, or None if that
+    has no name. Raises UserError if the checkpoint has only parameters of peft.py, or the dataset has changed."""
     checkpoint = load_checkpoint(path)
     if "peft" in checkpoint:
         raise UserError(f"{path} has only what finetune.py trained; use a whole model")
+    checkpoint["model_config"] |= changes
     model, tokenizer = load_model(checkpoint)
     name = checkpoint["config"]["dataset"]
     data = load(name) if name else None
     if data and data.tokenizer.to_dict() != checkpoint["tokenizer"]:
         raise UserError(f"{name} has another vocabulary than {path}; prepare it again as it was in training")
+    return model, tokenizer, data
+
+
+def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
+    """Load the base, its tokenizer and, unless it is from stage 1, its dataset. Raises UserError if it is not a whole
+    model, or cannot read instructions."""
+    model, tokenizer, data = open_whole(path)
     try:
         tokenizer.encode(tasks.CHARACTERS)
     except UserError as error:
