@@ -235,6 +235,23 @@ def finetuning(accuracies: dict[int, dict], results: dict[str, dict], path: Path
     save(figure, path)
 
 
+def preferences(curves: dict[str, list[dict[str, float]]], path: Path) -> None:
+    """Reward and true score over the KL from the base: a curve for each way to learn, whose points are steps (for best
+    of n, numbers n) with "kl", "reward" if there is a reward model, and "true_score"."""
+    figure = Figure(figsize=(10, 4.2), dpi=80, layout="tight")
+    for axes, key, by in zip(
+        figure.subplots(1, 2), ("reward", "true_score"), ("reward model", "hidden rule"), strict=True
+    ):
+        for name, points in curves.items():
+            if all(key in point for point in points):
+                y = [point[key] for point in points]
+                axes.plot([point["kl"] for point in points], y, "o-", markersize=3, alpha=0.8, label=name)
+        axes.set(xlabel="KL from the base, nats per word", title=f"{key.replace('_', ' ')}, by the {by}")
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="upper right")
+    save(figure, path)
+
+
 def attention(weights: np.ndarray, names: list[str], path: Path) -> None:
     """Attention weights (n_layer, nh, T, T): a panel per head, a row per token with its weights on those so far."""
     n_layer, n_head, T, _ = weights.shape

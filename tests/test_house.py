@@ -30,6 +30,9 @@ ALLOWED = {
     "peft": {"model"}, "tasks": {"model", "prepare_data", "sample", "tokenizer"},
     "instruct": WORKSHOP | {"model", "optim", "tasks", "windows"},
     "finetune": WORKSHOP | {"instruct", "model", "peft", "tasks"},
+    "toy": WORKSHOP | {"instruct", "model", "sample", "tasks", "windows"},
+    "reward": {"console", "instruct", "model", "toy"}, "ppo": {"instruct", "model", "optim", "reward", "toy"},
+    "dpo": {"instruct", "model", "reward", "toy"}, "rlhf": {"console", "dpo", "model", "ppo", "reward", "runtime", "toy"},
 }  # fmt: skip
 # inside a function, so that the file works without them
 LATE = {

@@ -5,6 +5,7 @@ one, a comment says so. An example is a function that returns what our code give
 """
 
 import contextlib
+import copy
 import io
 import math
 import types
@@ -20,6 +21,7 @@ from torch import nn
 
 import bigram
 import cells
+import dpo
 import estimate
 import micrograd
 import mlp
@@ -27,6 +29,8 @@ import model
 import ngram
 import optim
 import peft
+import ppo
+import reward
 import rnn
 import sample
 import train
@@ -1478,6 +1482,36 @@ def _():
     full = sum(p.nbytes for p in model.parameters())
     lora = sum(p.nbytes for p in peft.trained_state(peft.attach(model, "lora", rank=8, alpha=16)).values())
     return [round(full / 1e9), round(10 * full / 1e12, 1), 10 * lora]
+
+
+@example("bt-2to1", [2 / 3, 1 / 2])
+def _():
+    strengths = torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64).log()
+    return reward.bradley_terry(strengths[:2], strengths[1:])
+
+
+@example("bt-sig", [0.880797, 0.126928, 0.880797, 0.126928])  # the last two: after adding 5 to both rewards
+def _():
+    better, worse = torch.tensor([1.5, 6.5], dtype=torch.float64), torch.tensor([-0.5, 4.5], dtype=torch.float64)
+    p, losses = reward.bradley_terry(better, worse), map(reward.preference_loss, better, worse)
+    return [x for pair in zip(p, losses, strict=True) for x in pair]
+
+
+@example("ppo-clip", [1.2, -1.5, -0.8])
+def _():
+    ratios, advantages = torch.tensor([1.5, 1.5, 0.5]).double(), torch.tensor([1.0, -1.0, -1.0]).double()
+    return ppo.clipped_objective(ratios, advantages)
+
+
+@example("dpo-0", [math.log(2), 0.0])
+def _():
+    """The loss and the largest margin, for random words."""
+    torch.manual_seed(0)
+    policy = GPT(GPTConfig(vocab_size=9, zero_init=False)).double()
+    reference, words = copy.deepcopy(policy), torch.randint(1, 9, (2, 5, 12))
+    words[:, :, 0] = 0  # a newline
+    better, worse = (dpo.implicit_rewards(policy, reference, ids, beta=0.1) for ids in words)
+    return [reward.preference_loss(better, worse), (better - worse).abs().max()]
 
 
 # ----------------------------------------------------------------------------- the test

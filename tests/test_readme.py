@@ -16,6 +16,7 @@ import calibration
 import cells
 import checkpoint
 import console
+import dpo
 import estimate
 import evaluate
 import files
@@ -29,23 +30,28 @@ import model
 import ngram
 import optim
 import peft
+import ppo
 import prepare_data
 import recall
+import reward
+import rlhf
 import rnn
 import runtime
 import sample
 import scaling
 import tasks
 import tokenizer
+import toy
 import train
 import windows
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
+SCRIPTS += (rlhf,)
 # plots.py needs matplotlib
 OTHERS = (baselines, calibration, cells, checkpoint, console, files, gpt2, instruct, memorization, model, optim, peft)
-OTHERS += (recall, runtime, tasks, tokenizer, windows)
+OTHERS += (dpo, ppo, recall, reward, runtime, tasks, tokenizer, toy, windows)
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 
