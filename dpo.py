@@ -1,13 +1,14 @@
-"""Part 7, continued: direct preference optimization (DPO) learns from the pairs without a reward model.
+"""Part 7, continued: direct preference optimization (DPO) learns from pairs without a reward model.
 
-    python rlhf.py --stage=dpo                              # a base model, pairs, then what is in this file
+    python rlhf.py --stage=dpo                              # a base model, pairs, then DPO
 
-Read reward.py before, rlhf.py after. The best policy for a reward r, with the penalty of ppo.py, is known:
+Read reward.py before, rlhf.py after. The objective of ppo.py has a known solution. For the words after a prompt, it is
 
     P(word) = P_base(word) exp(r(word) / beta) / Z,   so   r(word) = beta log(P(word) / P_base(word)) + beta log Z
 
-Z depends on the prompt only, so it is the same for both words of a pair, and the loss of a reward model, in which only
-the difference counts, becomes a loss of the policy (Rafailov et al. 2023).
+with Z the same for all words after the prompt. The loss of a reward model needs only the difference of two rewards, in
+which log Z cancels. So train the policy by that loss: its log-ratio is the reward (Rafailov et al. 2023). DPO sees the
+words of the base only, never those of the policy, so nothing measures its KL while it learns.
 """
 
 import copy
@@ -26,14 +27,13 @@ DPO = Recipe(150, learning_rate=0.001, optimizer="adamw")
 
 
 def implicit_rewards(policy: GPT, base: GPT, ids: torch.Tensor, beta: float) -> torch.Tensor:
-    """beta log(P(word) / P_base(word)) of words (n, T), (n,)."""
-    with torch.no_grad():
-        reference = log_probs(base, ids).sum(dim=1)
-    return beta * (log_probs(policy, ids).sum(dim=1) - reference)
+    """Compute beta log(P(word) / P_base(word)) of words, (n, T) -> (n,)."""
+    return beta * (log_probs(policy, ids) - log_probs(base, ids)).sum(dim=1)
 
 
-def dpo(toy: Toy, pairs: Pairs, beta: float, report: Callable) -> GPT:
-    """Train a copy of the base. Calls report(policy, step, mean loss) at most five times."""
+def dpo(toy: Toy, pairs: Pairs, beta: float, report: Callable) -> tuple[GPT, float]:
+    """Train a copy of the base. Calls report(policy, step, mean loss) at most five times. Returns the policy, and the
+    training time in seconds."""
     recipe = replace(DPO, max_iters=toy.setup.options.max_iters or DPO.max_iters)
     policy = copy.deepcopy(toy.base).requires_grad_(True)
 
@@ -41,5 +41,5 @@ def dpo(toy: Toy, pairs: Pairs, beta: float, report: Callable) -> GPT:
         better, worse = (implicit_rewards(policy, toy.base, ids, beta) for ids in pairs.batch(recipe.batch_size, rng))
         return preference_loss(better, worse)
 
-    minimize(policy, loss, recipe, toy.setup, lambda step, loss: report(policy, step, loss))
-    return policy
+    seconds = minimize(policy, loss, recipe, toy.setup, lambda step, mean: report(policy, step, mean))
+    return policy, seconds

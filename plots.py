@@ -236,19 +236,21 @@ def finetuning(accuracies: dict[int, dict], results: dict[str, dict], path: Path
 
 
 def preferences(curves: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """Reward and true score over the KL from the base: a curve for each way to learn, whose points are steps (for best
-    of n, numbers n) with "kl", "reward" if there is a reward model, and "true_score"."""
-    figure = Figure(figsize=(10, 4.2), dpi=80, layout="tight")
-    for axes, key, by in zip(
-        figure.subplots(1, 2), ("reward", "true_score"), ("reward model", "hidden rule"), strict=True
-    ):
-        for name, points in curves.items():
-            if all(key in point for point in points):
-                y = [point[key] for point in points]
-                axes.plot([point["kl"] for point in points], y, "o-", markersize=3, alpha=0.8, label=name)
-        axes.set(xlabel="KL from the base, nats per word", title=f"{key.replace('_', ' ')}, by the {by}")
+    """Reward and true score over the KL from the base (Gao et al. 2022): a curve for each way to learn. Its points are
+    steps, or n for best of n, each with "kl", "true_score" and, if there is a reward model, "reward"."""
+    points = [point for curve in curves.values() for point in curve]
+    panels = {"reward": "reward, by the reward model", "true_score": "true score, by the hidden rule"}
+    panels = {key: title for key, title in panels.items() if all(key in point for point in points)}
+    figure = Figure(figsize=(5 * len(panels), 4.2), dpi=80, layout="tight")
+    for axes, (key, title) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+        for name, curve in curves.items():
+            x, y = ([point[k] for point in curve] for k in ("kl", key))
+            axes.plot(x, y, "o-", markersize=3, alpha=0.8, label=name)
+        axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+        axes.set(title=title, xlabel="KL from the base, nats per word (square-root scale)")
+        axes.set_xticks([0, 1, 2, 5, 10, 20])
         axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="upper right")
+    figure.axes[0].legend(fontsize="small", loc="lower right")
     save(figure, path)
 
 

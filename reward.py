@@ -1,13 +1,14 @@
 """Part 7, continued: comparisons of words, and a reward model that learns from them.
 
-    python rlhf.py --stage=reward                           # a base model, then what is in this file
-    python rlhf.py --stage=reward --preference=short        # judges who look at the length only
+    python rlhf.py --stage=reward                           # a base model, then the reward model
+    python rlhf.py --stage=reward --preference=short        # judges who look at nothing but the length
 
 Read toy.py before, ppo.py after. Two words are compared, and the better one usually wins. A reward model learns to
 predict who wins, and so to score a single word (Christiano et al. 2017; Stiennon et al. 2020).
 """
 
 import copy
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from console import print_table
 from instruct import Recipe, minimize
 from model import GPT
-from toy import Judge, Toy, complete, draw_prompts, last, texts
+from toy import Judge, Toy, complete, draw_prompts, last_index, texts
 
 REWARD_MODEL = Recipe(150, learning_rate=0.001, optimizer="adamw")
 
@@ -27,22 +28,28 @@ REWARD_MODEL = Recipe(150, learning_rate=0.001, optimizer="adamw")
 
 
 def bradley_terry(r: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """P(r wins) = e^r / (e^r + e^other) = sigmoid(r - other), for log-strengths (Bradley, Terry 1952)."""
+    """Return P(r wins) = e^r / (e^r + e^other) = sigmoid(r - other), for log-strengths (Bradley, Terry 1952)."""
     return torch.sigmoid(r - other)
 
 
 def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
-    """The mean of -log P(better wins), in nats: the loss of a reward model, and of DPO."""
+    """Return the mean of -log P(better wins), in nats: ln 2 as long as all are equal. It is the loss of a reward model,
+    and of DPO."""
     return -F.logsigmoid(better - worse).mean()
+
+
+def accuracy(better: torch.Tensor, worse: torch.Tensor) -> float:
+    """Return how often the better one has the higher number; a tie counts as half."""
+    return ((better > worse).double() + (better == worse).double() / 2).mean().item()
 
 
 @dataclass
 class Pairs:
-    """n comparisons: the winners and the losers, (n, T) each, and how often those who know the rule would be right."""
+    """n comparisons: the winners and the losers, (n, T) each, and the expected accuracy of those who know the rule."""
 
     winners: torch.Tensor
     losers: torch.Tensor
-    best: float
+    best_accuracy: float
 
     def batch(self, n: int, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         rows = torch.from_numpy(rng.integers(len(self.winners), size=n))
@@ -51,7 +58,8 @@ class Pairs:
 
 def draw_pairs(toy: Toy, n: int, purpose: str) -> Pairs:
     """Let the base complete n prompts twice each, and compare. The better word wins with a probability by
-    Bradley-Terry, so even those who know the rule can predict only the likelier winner."""
+    Bradley-Terry: it is e times as likely as the other one to win if its score is higher by 1. So even those who know
+    the rule are not always right."""
     rng, generator = toy.generators(purpose)
     prompts = draw_prompts(toy.setup.base_data, n, rng)
     a, b = (complete(toy.base, prompts, generator) for _ in range(2))
@@ -64,7 +72,7 @@ def draw_pairs(toy: Toy, n: int, purpose: str) -> Pairs:
 
 
 def with_scalar_head(model: GPT) -> GPT:
-    """Copy a model, with an output layer of one number, which is 0 at first."""
+    """Copy a model, and replace its output layer by one that returns a single number, initialized to 0."""
     model = copy.deepcopy(model)
     model.lm_head = nn.Linear(model.config.n_embd, 1, bias=False, device=model.lm_head.weight.device)
     nn.init.zeros_(model.lm_head.weight)
@@ -72,18 +80,18 @@ def with_scalar_head(model: GPT) -> GPT:
 
 
 def scalars(model: GPT, ids: torch.Tensor) -> torch.Tensor:
-    """The number at each token of words (n, T), (n, T), by a model with a scalar head."""
+    """Return the output of a scalar head at each token, (n, T) -> (n, T)."""
     return model.lm_head(model.hidden_states(ids))[..., 0]
 
 
 def rewards(reward_model: GPT, ids: torch.Tensor) -> torch.Tensor:
-    """The rewards of words (n, T), (n,): the number at the last token, which has read the whole word."""
-    return scalars(reward_model, ids).gather(1, last(ids))[:, 0]
+    """Return the rewards of words, (n, T) -> (n,): the output at the last token, which attends to the whole word."""
+    return scalars(reward_model, ids).gather(1, last_index(ids))[:, 0]
 
 
 def train_reward_model(toy: Toy, pairs: Pairs, held_out: Pairs) -> tuple[GPT, float]:
     """Train the body of the base and a scalar head on pairs. Returns the reward model, and its accuracy on held-out
-    pairs."""
+    pairs. Prints a warning if that is no better than chance."""
     model = with_scalar_head(toy.base).requires_grad_(True)
 
     def loss(rng: np.random.Generator) -> torch.Tensor:
@@ -91,25 +99,39 @@ def train_reward_model(toy: Toy, pairs: Pairs, held_out: Pairs) -> tuple[GPT, fl
         return preference_loss(rewards(model, winners), rewards(model, losers))
 
     @torch.no_grad()
-    def accuracy() -> float:
-        return (rewards(model, held_out.winners) > rewards(model, held_out.losers)).float().mean().item()
+    def report(step: int, train_loss: float) -> None:
+        better, worse = rewards(model, held_out.winners), rewards(model, held_out.losers)
+        print(f"{step:>6}  {train_loss:>10.4f}  {preference_loss(better, worse):>13.4f}", end="  ")
+        print(f"{accuracy(better, worse):>17.1%}", flush=True)
 
-    print(f"\nreward model, trained on {len(pairs.winners):,} pairs\n  step  train loss  held-out accuracy")
-    report = lambda step, loss: print(f"{step:>6}  {loss:>10.4f}  {accuracy():>17.1%}", flush=True)
-    minimize(model, loss, REWARD_MODEL, toy.setup, report)
-    print(f"  rule              {held_out.best:>17.1%}  (the best possible, as the comparisons are noisy)")
-    return model.requires_grad_(False), accuracy()
+    print(f"\nreward model, trained on {len(pairs.winners):,} pairs")
+    print("  step  train loss  held-out loss  held-out accuracy")
+    seconds = minimize(model, loss, REWARD_MODEL, toy.setup, report)
+    model.requires_grad_(False)
+    reached = accuracy(rewards(model, held_out.winners), rewards(model, held_out.losers))
+    print(
+        f"{seconds:.1f} s; expected accuracy of the rule itself, as comparisons are noisy: {held_out.best_accuracy:.1%}"
+    )
+    warn_at_chance("the reward model", reached, len(held_out.winners))
+    return model, reached
+
+
+def warn_at_chance(name: str, accuracy: float, n: int) -> None:
+    """Print a warning if an accuracy on n pairs is less than two standard errors above 50 %."""
+    if accuracy < 0.5 + 1 / math.sqrt(n):
+        print(f"warning: {name} has learned nothing: {accuracy:.1%} is no better than chance; use more --pairs")
 
 
 def show_rewards(reward_model: GPT, ids: torch.Tensor, judge: Judge) -> None:
-    """Print what the reward model has learned: mean scores and mean rewards of groups of words (n, T)."""
-    groups = torch.tensor([judge.group(word) for word in texts(ids, judge.tokenizer)])
+    """Print what the reward model has learned: means over groups of words (n, T). Only differences of rewards count, so
+    both columns are relative to the mean over all words."""
+    features = torch.tensor([judge.feature(word) for word in texts(ids, judge.tokenizer)])
     scores, given = judge(ids), rewards(reward_model, ids).cpu()
     correlation = torch.corrcoef(torch.stack((scores, given)))[0, 1].item()
-    print(f"\n{len(ids):,} words of the base; correlation of reward and true score: {correlation:.2f}")
-    rows = [[judge.group_name, "words", "true score", "reward"]]
-    for group in groups.unique():
-        members = groups == group
-        means = [values[members].mean() - values.mean() for values in (scores, given)]
-        rows.append([f"{group}", f"{members.sum():,}", *(f"{mean:+.2f}" for mean in means)])
+    print(f"\n{len(ids):,} other words of the base; correlation of reward and true score: {correlation:.2f}")
+    rows = [[judge.feature_name, "words", "true score - mean", "reward - mean"]]
+    for feature in features.unique():
+        group = features == feature
+        means = [values[group].mean() - values.mean() for values in (scores, given)]
+        rows.append([f"{feature}", f"{group.sum():,}", *(f"{mean:+.2f}" for mean in means)])
     print_table(rows)

@@ -5,11 +5,10 @@
     python rlhf.py --stage=ppo --beta=0                     # reward hacking
     python sample.py --checkpoint=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
 
-Read toy.py (the words, and the rule), reward.py, ppo.py and dpo.py before. The last table shows how well each policy
-does by the hidden rule, and at which price: how far it is from the base, and its loss on real words.
+Read toy.py (the words, and the hidden rule), reward.py, ppo.py and dpo.py before. The last table shows how well each
+policy does by the hidden rule, and at what cost: how far it is from the base, and its loss on real words.
 """
 
-import functools
 import math
 import re
 import time
@@ -18,11 +17,11 @@ from collections.abc import Iterator
 
 import torch
 
+import reward
 from console import OptionParser, UserError, in_range, print_table, run
 from dpo import DPO, dpo, implicit_rewards
 from model import GPT, ConfigError
 from ppo import BASELINES, PPO, ppo, why_nothing_learned
-from reward import Pairs, draw_pairs, preference_loss, rewards, show_rewards, train_reward_model
 from runtime import Machine, explain_errors, keep_freed_memory
 from toy import FOLDER, PREFERENCES, Toy, complete, draw_prompts, kl_and_entropy, open_toy, save_gpt, texts, val_loss
 
@@ -30,130 +29,154 @@ N_HELD_OUT, N_EVALUATED = 1000, 2000
 BEST_OF = (1, 2, 4, 8, 16)
 OTHER_BETAS = (0.0, 1.0)  # of --stage=all: no penalty, and a large one
 
+Metrics = dict[str, float]
+
 
 # ----------------------------------------------------------------------------- evaluation
 
 
-def word_numbers(toy: Toy, reward_model: GPT | None, ids: torch.Tensor, rivals: torch.Tensor) -> dict:
-    """Compute the columns of the last table that follow from words (n, T), and from words of the base for the same
-    prompts. A tie counts as half a win; the interval of the win rate is +- 1.96 standard errors."""
+def score_words(toy: Toy, reward_model: GPT | None, ids: torch.Tensor, rivals: torch.Tensor) -> Metrics:
+    """Score words (n, T), and compare each with a rival, a word of the base for the same prompt. A tie counts as half a
+    win. Intervals are +- 1.96 standard errors."""
     scores, rival_scores = toy.judge(ids), toy.judge(rivals)
     wins = (scores > rival_scores).double() + (scores == rival_scores).double() / 2
     words = texts(ids, toy.setup.tokenizer)
-    numbers = {"reward": rewards(reward_model, ids).mean().item()} if reward_model else {}
-    numbers |= {"true_score": scores.mean().item(), "distinct": len(set(words)), "words": words[:8]}
-    return numbers | {"win_rate": wins.mean().item(), "interval": 1.96 * wins.std().item() / math.sqrt(len(wins))}
+    metrics = {"true_score": scores.mean().item(), "distinct": len(set(words)), "words": words[:8]}
+    metrics |= {"win_rate": wins.mean().item(), "interval": 1.96 * wins.std().item() / math.sqrt(len(wins))}
+    if reward_model:
+        given = reward.rewards(reward_model, ids)
+        metrics["reward"] = given.mean().item()
+        metrics["reward_interval"] = 1.96 * given.std().item() / math.sqrt(len(given))
+    return metrics
 
 
-def measure(toy: Toy, reward_model: GPT | None, policy: GPT, n: int = N_EVALUATED) -> dict:
+def measure(toy: Toy, reward_model: GPT | None, policy: GPT, n: int) -> Metrics:
     """Compute a row of the last table from n words of the policy."""
     rng, generator = toy.generators("evaluation")
     prompts = draw_prompts(toy.setup.base_data, n, rng)
     rivals, ids = complete(toy.base, prompts, generator), complete(policy, prompts, generator)
-    kl, entropy = kl_and_entropy(policy, toy.base, ids)
-    numbers = word_numbers(toy, reward_model, ids, rivals) | {"kl": kl.mean().item(), "entropy": entropy.mean().item()}
-    return numbers | {"val_loss": val_loss(policy, toy.setup)}
+    metrics = score_words(toy, reward_model, ids, rivals)
+    return metrics | {
+        "kl": kl_and_entropy(policy, toy.base, ids)[0].mean().item(),
+        "val_loss": val_loss(policy, toy.setup),
+    }
 
 
-def best_of_n(toy: Toy, reward_model: GPT) -> Iterator[dict]:
+def best_of_n_kl(n: int) -> float:
+    """Return the KL of the best of n words from the base: ln n - (n - 1) / n, if no two words of a prompt have the same
+    reward; else it is less (Beirami et al. 2024)."""
+    return math.log(n) - (n - 1) / n
+
+
+def best_of_n(toy: Toy, reward_model: GPT) -> Iterator[Metrics]:
     """Draw n words for each prompt, and keep that of the highest reward: no training at all. Yields a row of the table
-    for each n of BEST_OF. The KL from the base is ln n - (n - 1) / n, or less if words of a prompt have equal rewards
-    (Beirami et al. 2024)."""
+    for each n of BEST_OF."""
     rng, generator = toy.generators("evaluation")
     prompts = draw_prompts(toy.setup.base_data, N_EVALUATED, rng)
     rivals, best = (complete(toy.base, prompts, generator) for _ in range(2))
     for n in range(1, BEST_OF[-1] + 1):
         if n > 1:
             ids = complete(toy.base, prompts, generator)
-            best = ids.where((rewards(reward_model, ids) > rewards(reward_model, best))[:, None], best)
+            best = ids.where((reward.rewards(reward_model, ids) > reward.rewards(reward_model, best))[:, None], best)
         if n in BEST_OF:
-            yield word_numbers(toy, reward_model, best, rivals) | {"kl": math.log(n) - (n - 1) / n}
+            yield score_words(toy, reward_model, best, rivals) | {"kl": best_of_n_kl(n)}
 
 
-def print_comparison(results: dict[str, dict]) -> None:
+def print_comparison(results: dict[str, Metrics]) -> None:
+    """Print the last table, and words of each model for the same prompts."""
+    columns = {"reward": ".2f", "true_score": ".2f", "win_rate": ".1%", "kl": ".2f", "distinct": ",d"}
+    columns |= {"val_loss": ".3f", "seconds": ".1f"}
     rows = [["", "reward", "true score", "win rate", "KL", "distinct words", "val loss", "seconds"]]
-    for name, numbers in results.items():
-        cells = (
-            ("reward", ".2f"), ("true_score", ".2f"), ("win_rate", ".1%"), ("kl", ".2f"), ("distinct", ",d"),
-            ("val_loss", ".3f"), ("seconds", ".1f"),
-        )  # fmt: skip
-        row = [format(numbers[key], how) if key in numbers else "" for key, how in cells]
-        row[2] += f" +- {numbers['interval']:.1%}"
+    for name, metrics in results.items():
+        row = [format(metrics[key], how) if key in metrics else "-" for key, how in columns.items()]
+        row[2] += f" +- {metrics['interval']:.1%}"
         rows.append([name, *row])
-    print(f"\n{N_EVALUATED:,} words each; true score: by the hidden rule; win rate: against words of the base for the")
-    print("same prompts, with a 95 % interval; KL: from the base, in nats per word; val loss: on words of the dataset,")
-    print("in nats per token")
+    print(f"""
+{N_EVALUATED:,} words of each model. true score: by the hidden rule; win rate: against words of the base for the same
+prompts, with a 95 % interval; KL: from the base, in nats per word (best of n: the theoretical maximum); val loss: on
+real words, in nats per token; seconds: of training""")
     print_table(rows)
-    print("\nwords:")
-    print_table([[name, " ".join(numbers["words"])] for name, numbers in results.items()])
+    print("\nwords for the same eight prompts:")
+    print_table([[name, *metrics["words"]] for name, metrics in results.items()])
 
 
 # ----------------------------------------------------------------------------- policies
 
-History = list[dict[str, float]]  # reward, true_score and kl after some of the steps
 
-
-def learn_by_ppo(toy: Toy, reward_model: GPT, beta: float, baseline: str) -> tuple[GPT, History]:
-    """Run PPO, and print a part of its log, and a warning if the reward has not risen."""
+def learn_by_ppo(toy: Toy, reward_model: GPT, beta: float, baseline: str) -> tuple[GPT, list[Metrics], float]:
+    """Run PPO, and print a part of its log. Returns the policy, the metrics of all steps, and the time in seconds."""
     columns = ("reward", "true_score", "kl", "entropy", "ended", "clipped")
     print(
-        f"\nPPO, beta {beta:g}, baseline: {baseline}\n  step ", *(f"{name.replace('_', ' '):>10}" for name in columns)
+        f"\nPPO, beta {beta:g}, baseline: {baseline}; {PPO.batch_size} words per step, KL and entropy in nats per word"
     )
-    total = toy.setup.options.max_iters or PPO.max_iters
+    print("  step ", *(f"{name.replace('_', ' '):>10}" for name in columns))
+    total, began = toy.setup.options.max_iters or PPO.max_iters, time.perf_counter()
 
-    def report(step: int, numbers: dict[str, float]) -> None:
+    def report(step: int, metrics: Metrics) -> None:
         if step in (1, total) or step % math.ceil(total / 6) == 0:
-            print(f"{step:>6} ", *(f"{numbers[name]:>10.2f}" for name in columns), flush=True)
+            print(f"{step:>6} ", *(f"{metrics[name]:>10.2f}" for name in columns), flush=True)
 
-    policy, history = ppo(toy, reward_model, beta, toy.setup.options.group if baseline == "group" else 1, report)
-    if reason := why_nothing_learned(history):
-        print(f"warning: the reward has not risen: {reason}")
-    return policy, history
+    group = toy.setup.options.group if baseline == "group" else 1
+    policy, history = ppo(toy, reward_model, beta, group, report)
+    return policy, history, time.perf_counter() - began
 
 
-def learn_by_dpo(toy: Toy, reward_model: GPT | None, pairs: Pairs, held_out: Pairs) -> tuple[GPT, History]:
+def learn_by_dpo(
+    toy: Toy, reward_model: GPT | None, pairs: reward.Pairs, held_out: reward.Pairs
+) -> tuple[GPT, list[Metrics], float]:
     """Run DPO, and print what it learns: the loss and accuracy of its implicit rewards on held-out pairs, and their
-    margin, the mean difference between winner and loser."""
+    margin, the mean difference between winner and loser. Returns the policy, metrics of some steps, and the time in
+    seconds. Prints a warning if the accuracy is no better than chance."""
     beta, history = toy.setup.options.beta, []
-    print(f"\nDPO, beta {beta:g}\n  step  train loss  held-out loss  accuracy  margin     kl")
+    print(f"\nDPO, beta {beta:g}; by the rule itself, {held_out.best_accuracy:.1%} would be expected")
+    print("  step  train loss  held-out loss  held-out accuracy  margin     kl")
 
     @torch.no_grad()
     def report(policy: GPT, step: int, loss: float) -> None:
         better, worse = (implicit_rewards(policy, toy.base, ids, beta) for ids in (held_out.winners, held_out.losers))
-        held_out_loss, accuracy = preference_loss(better, worse), (better > worse).float().mean()
-        history.append(measure(toy, reward_model, policy, 500))
-        print(f"{step:>6}  {loss:>10.4f}  {held_out_loss:>13.4f}  {accuracy:>8.1%}", end="  ")
-        print(f"{(better - worse).mean():>6.2f}  {history[-1]['kl']:>5.2f}", flush=True)
+        metrics = measure(toy, reward_model, policy, N_EVALUATED // 4)
+        history.append(metrics | {"accuracy": reward.accuracy(better, worse)})
+        print(f"{step:>6}  {loss:>10.4f}  {reward.preference_loss(better, worse):>13.4f}", end="  ")
+        print(f"{history[-1]['accuracy']:>17.1%}  {(better - worse).mean():>6.2f}  {metrics['kl']:>5.2f}", flush=True)
 
-    return dpo(toy, pairs, beta, report), history
+    policy, seconds = dpo(toy, pairs, beta, report)
+    reward.warn_at_chance("DPO", history[-1]["accuracy"], len(held_out.winners))
+    return policy, history, seconds
 
 
-def learn(toy: Toy) -> tuple[dict[str, dict], dict[str, History], float | None]:
-    """Run what --stage names. Returns the rows of the table, the curves of the plot, and the accuracy of the reward
-    model (None without one)."""
-    options, reward_model, accuracy = toy.setup.options, None, None
-    pairs, held_out = draw_pairs(toy, options.pairs, "pairs"), draw_pairs(toy, N_HELD_OUT, "held-out pairs")
+def learn(toy: Toy) -> tuple[dict[str, Metrics], dict[str, list[Metrics]], float | None]:
+    """Run the stage of --stage. Returns the rows of the last table, the curves of the plot, and the accuracy of the
+    reward model (None without one)."""
+    options, reward_model, reached = toy.setup.options, None, None
+    pairs = reward.draw_pairs(toy, options.pairs, "pairs")
+    held_out = reward.draw_pairs(toy, N_HELD_OUT, "held-out pairs")
     if options.stage != "dpo":
-        reward_model, accuracy = train_reward_model(toy, pairs, held_out)
-        show_rewards(reward_model, pairs.winners, toy.judge)
-    results, curves, runs = {"base": measure(toy, reward_model, toy.base)}, {}, {}
-    by_ppo = functools.partial(functools.partial, learn_by_ppo, toy, reward_model)
+        reward_model, reached = reward.train_reward_model(toy, pairs, held_out)
+        reward.show_rewards(reward_model, torch.cat((held_out.winners, held_out.losers)), toy.judge)
+    results, curves = {"base": measure(toy, reward_model, toy.base, N_EVALUATED)}, {}
+
+    def enter(name: str, policy: GPT, history: list[Metrics], seconds: float) -> None:
+        results[name] = measure(toy, reward_model, policy, N_EVALUATED) | {"seconds": seconds}
+        curves[name] = [results["base"], *history, results[name]]
+        save_gpt(re.sub(r"\W+", "_", name.lower()), policy, toy.setup)
+
+    ppo_runs = {}  # (beta, baseline)
+    if options.stage == "ppo":
+        ppo_runs["PPO"] = (options.beta, options.baseline)
     if options.stage == "all":
         curves["best of n"] = [*best_of_n(toy, reward_model)]
         results[f"best of {BEST_OF[-1]}"] = curves["best of n"][-1]
-        runs |= {"PPO": by_ppo(options.beta, "value"), "PPO, group": by_ppo(options.beta, "group")}
-    if options.stage == "ppo":
-        runs["PPO"] = by_ppo(options.beta, options.baseline)
+        ppo_runs |= {"PPO": (options.beta, "value"), "PPO, group": (options.beta, "group")}
+        ppo_runs |= {f"PPO, beta {beta:g}": (beta, "value") for beta in OTHER_BETAS if beta != options.beta}
+    for name, (beta, baseline) in ppo_runs.items():
+        policy, history, seconds = learn_by_ppo(toy, reward_model, beta, baseline)
+        enter(name, policy, history, seconds)
+        gain = results[name]["reward"] - results["base"]["reward"]
+        if gain < results[name]["reward_interval"] + results["base"]["reward_interval"]:
+            print(f"warning: the policy has learned nothing: {why_nothing_learned(history)}")
     if options.stage in ("all", "dpo"):
-        runs["DPO"] = functools.partial(learn_by_dpo, toy, reward_model, pairs, held_out)
-    if options.stage == "all":
-        runs |= {f"PPO, beta {beta:g}": by_ppo(beta, "value") for beta in OTHER_BETAS}
-    for name, train in runs.items():
-        began = time.perf_counter()
-        policy, curves[name] = train()
-        results[name] = {"seconds": time.perf_counter() - began} | measure(toy, reward_model, policy)
-        save_gpt(re.sub(r"\W+", "_", name.lower()), policy, toy.setup)
-    return results, curves, accuracy
+        enter("DPO", *learn_by_dpo(toy, reward_model, pairs, held_out))
+    return results, curves, reached
 
 
 # ----------------------------------------------------------------------------- the script
@@ -168,33 +191,38 @@ def read_options() -> Namespace:
     add("--preference", choices=tuple(PREFERENCES), default="melodic", help=f"the hidden rule, {rules}")
     add("--pairs", type=in_range(int, 1, 10**6), default=4000, help="comparisons to train on")
     add("--beta", type=in_range(float, 0), default=0.1, help="weight of the KL from the base; 0: off, PPO only")
-    baselines = "PPO: what a reward is compared with, the output of a value network or the mean of a group; all: both"
+    baselines = "baseline of PPO: the output of a value network, or the mean over a group of words; all: both"
     add("--baseline", choices=BASELINES, default="value", help=baselines)
-    add("--group", type=in_range(int, 2, PPO.batch_size), default=8, help="words per prompt, for a group's mean")
+    add("--group", type=in_range(int, 2, PPO.batch_size), default=8, help="words per prompt for the baseline group")
     steps = f"steps of PPO and of DPO (default: {PPO.max_iters} and {DPO.max_iters})"
     add("--max_iters", type=in_range(int, 1), help=steps)
     add("--plot", action="store_true", help="draw out/rlhf/rlhf.png")
     add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
     options = parser.parse_args()
-    if options.beta == 0 and options.stage in ("all", "dpo"):
+    stage, learns = options.stage, options.stage != "reward"
+    for name, fits in (
+        ("beta", learns), ("max_iters", learns), ("plot", learns), ("baseline", stage == "ppo"),
+        ("group", stage == "all" or options.baseline == "group"),
+    ):  # fmt: skip
+        if getattr(options, name) != parser.get_default(name) and not fits:
+            raise UserError(f"--{name} has no effect with --stage={stage}; leave it out, or use another stage")
+    if options.beta == 0 and stage != "ppo":
         raise UserError("--beta=0 has no meaning for DPO; use --stage=ppo, or a larger --beta")
-    if options.baseline != "value" and options.stage != "ppo":
-        raise UserError(f"--baseline={options.baseline} is for --stage=ppo; leave it out, --stage=all has both")
-    if options.plot and options.stage == "reward":
-        raise UserError("--stage=reward has no plot; leave out --plot, or use another stage")
     return options
 
 
 def main() -> None:
     began, options = time.perf_counter(), read_options()
     keep_freed_memory()
-    machine = Machine.pick(options.device, "float32")  # ratios of probabilities need precision
+    machine = Machine.pick(options.device, "float32")  # in bfloat16, rounding would change ratios by a few percent
+    torch.set_float32_matmul_precision("high")  # at once, so the numbers do not depend on whether the base is there
     print(f"device  {machine}")
-    with explain_errors("out of memory; use another --device="):
+    with explain_errors("out of memory; use fewer --pairs, or another --device="):
         toy = open_toy(options, machine)
-        results, curves, accuracy = learn(toy)
-    print_comparison(results)
+        results, curves, reached = learn(toy)
+    if len(results) > 1:
+        print_comparison(results)
     if options.plot:
         import plots
 
@@ -202,11 +230,12 @@ def main() -> None:
         plots.preferences(curves, path)
         print(f"{path}: reward and true score, by KL from the base")
     result = {"preference": options.preference}
-    if accuracy is not None:
-        result["reward_accuracy"] = f"{accuracy:.4f}"
-    for name in [name for name in ("PPO", "DPO") if name in results]:
-        result[f"win_rate_{name.lower()}"] = f"{results[name]['win_rate']:.4f}"
-        result[f"kl_{name.lower()}"] = f"{results[name]['kl']:.2f}"
+    if reached is not None:
+        result["reward_accuracy"] = f"{reached:.4f}"
+    for name in ("PPO", "DPO"):
+        if name in results:
+            result[f"win_rate_{name.lower()}"] = f"{results[name]['win_rate']:.4f}"
+            result[f"kl_{name.lower()}"] = f"{results[name]['kl']:.2f}"
     result["seconds"] = f"{time.perf_counter() - began:.1f}"
     print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
 

@@ -32,7 +32,8 @@ ALLOWED = {
     "finetune": WORKSHOP | {"instruct", "model", "peft", "tasks"},
     "toy": WORKSHOP | {"instruct", "model", "sample", "tasks", "windows"},
     "reward": {"console", "instruct", "model", "toy"}, "ppo": {"instruct", "model", "optim", "reward", "toy"},
-    "dpo": {"instruct", "model", "reward", "toy"}, "rlhf": {"console", "dpo", "model", "ppo", "reward", "runtime", "toy"},
+    "dpo": {"instruct", "model", "reward", "toy"},
+    "rlhf": {"console", "dpo", "model", "ppo", "reward", "runtime", "toy"},
 }  # fmt: skip
 # inside a function, so that the file works without them
 LATE = {

@@ -325,21 +325,6 @@ def _():
     return -sum(y * Value(p).log() + (1 - y) * (1 - Value(p)).log() for y, p in ((1, 0.9), (0, 0.2), (1, 0.8))) / 3
 
 
-@example("bt-2to1", [2 / 3, 0.5])
-def _():
-    return [(Value(a).log() - Value(b).log()).sigmoid() for a, b in ((2, 1), (3, 3))]
-
-
-@example("bt-sig", [0.880797, 0.126928, 0.126928])
-def _():
-    return Value(1.5 - -0.5).sigmoid(), *(-(Value(a) - b).sigmoid().log() for a, b in ((1.5, -0.5), (3, 1)))
-
-
-@example("dpo-0", 0.693147)
-def _():
-    return -Value(0).sigmoid().log()
-
-
 # ----------------------------------------------------------------------------- probability: bigram.py and the loss
 
 

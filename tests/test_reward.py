@@ -41,9 +41,9 @@ def test_winners_are_drawn_by_bradley_terry(toy):  # noqa: F811
         assert n > 100
         assert abs((difference == size).sum() / n - p) < 4 * math.sqrt(p * (1 - p) / n)
     best = 1 / (1 + np.exp(-np.abs(difference)))
-    assert pairs.best == pytest.approx(best.mean(), rel=1e-5)
+    assert pairs.best_accuracy == pytest.approx(best.mean(), rel=1e-5)
     right = (difference > 0).mean() + (difference == 0).mean() / 2
-    assert abs(right - pairs.best) < 0.03
+    assert abs(right - pairs.best_accuracy) < 0.03
 
 
 def test_the_purpose_and_the_seed_decide_which_pairs_are_drawn(toy):  # noqa: F811
@@ -84,11 +84,24 @@ def test_a_reward_model_learns_that_judges_prefer_short_words(toy, monkeypatch):
     pairs, held_out = draw_pairs(toy, 1000, "a"), draw_pairs(toy, 300, "b")
     before = [p.clone() for p in toy.base.parameters()]
     model, accuracy = train_reward_model(toy, pairs, held_out)
-    assert held_out.best - 0.08 < accuracy < held_out.best + 0.05
+    assert held_out.best_accuracy - 0.08 < accuracy < held_out.best_accuracy + 0.05
     assert not any(p.requires_grad for p in model.parameters())
     assert all(torch.equal(p, q) for p, q in zip(before, toy.base.parameters(), strict=True))
     by_length = {n: rewards(model, rows("bababababab"[:n])).item() for n in (4, 7, 10)}
     assert by_length[4] > by_length[7] > by_length[10]
+
+
+def test_a_reward_model_that_learned_nothing_is_at_chance_and_says_so(toy, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(reward, "REWARD_MODEL", Recipe(1, 0.0, optimizer="adamw"))
+    _, accuracy = train_reward_model(toy, draw_pairs(toy, 50, "a"), draw_pairs(toy, 100, "b"))
+    assert accuracy == 0.5  # all rewards are equal
+    assert "warning: the reward model has learned nothing: 50.0% is no better than chance" in capsys.readouterr().out
+    reward.warn_at_chance("it", 0.61, 100)
+    assert not capsys.readouterr().out
+
+
+def test_a_tie_counts_as_half_right():
+    assert reward.accuracy(torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([0.0, 2.0, 4.0, -1.0])) == 2.5 / 4
 
 
 def test_the_table_of_rewards_has_the_means_of_each_group(toy, capsys):  # noqa: F811
@@ -98,9 +111,9 @@ def test_the_table_of_rewards_has_the_means_of_each_group(toy, capsys):  # noqa:
     scores, given = toy.judge(ids), rewards(model, ids)
     assert float(title.split()[-1]) == pytest.approx(np.corrcoef(scores, given.detach())[0, 1], abs=0.0051)
     assert head.split("  ")[0] == "vowels"
-    for line, members in zip(lines, ([0], [1, 2, 3], [4]), strict=True):
-        _, n, score, mean = line.split()
-        assert int(n) == len(members)
+    for line, (vowels, members) in zip(lines, {0: [0], 1: [1, 2, 3], 3: [4]}.items(), strict=True):
+        value, n, score, mean = line.split()
+        assert (int(value), int(n)) == (vowels, len(members))
         assert float(score) == pytest.approx((scores[members].mean() - scores.mean()).item(), abs=0.0051)
         assert float(mean) == pytest.approx((given[members].mean() - given.mean()).item(), abs=0.0051)
 

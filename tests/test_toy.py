@@ -16,7 +16,19 @@ from runtime import Machine
 from sample import generate
 from tasks import Example, encode
 from tokenizer import CharTokenizer
-from toy import MAX_TOKENS, Judge, Toy, complete, draw_prompts, drawn, kl_and_entropy, last, log_probs, texts, triples
+from toy import (
+    MAX_TOKENS,
+    Judge,
+    Toy,
+    complete,
+    draw_prompts,
+    drawn_mask,
+    kl_and_entropy,
+    last_index,
+    log_probs,
+    texts,
+    triples,
+)
 
 CPU = Machine(torch.device("cpu"), torch.float32)
 TOKENIZER = CharTokenizer(sorted("\nabdeiorstu"))
@@ -123,15 +135,15 @@ def test_a_word_without_an_end_is_cut_off(toy):
     model = Endless(toy.base.config).eval()
     ids = complete(model, rows("a", "b")[:, :2], torch.Generator().manual_seed(0))
     assert [len(word) for word in texts(ids, TOKENIZER)] == [MAX_TOKENS - 1] * 2
-    assert last(ids).tolist() == [[MAX_TOKENS - 1]] * 2
+    assert last_index(ids).tolist() == [[MAX_TOKENS - 1]] * 2
 
 
 def test_what_counts_in_a_row_is_what_the_model_drew():
     ids = rows("stab", "a", "s" * (MAX_TOKENS - 1))
-    assert drawn(ids)[0].tolist() == [False, True, True, True, True] + [False] * (MAX_TOKENS - 6)
-    assert drawn(ids)[1].tolist() == [False, True] + [False] * (MAX_TOKENS - 3)
-    assert drawn(ids)[2].tolist() == [False] + [True] * (MAX_TOKENS - 2)
-    assert last(ids).tolist() == [[5], [2], [MAX_TOKENS - 1]]
+    assert drawn_mask(ids)[0].tolist() == [False, True, True, True, True] + [False] * (MAX_TOKENS - 6)
+    assert drawn_mask(ids)[1].tolist() == [False, True] + [False] * (MAX_TOKENS - 3)
+    assert drawn_mask(ids)[2].tolist() == [False] + [True] * (MAX_TOKENS - 2)
+    assert last_index(ids).tolist() == [[5], [2], [MAX_TOKENS - 1]]
 
 
 def test_log_probabilities_equal_a_literal_loop(toy):
