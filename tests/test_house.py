@@ -31,8 +31,8 @@ ALLOWED = {
     "instruct": WORKSHOP | {"model", "optim", "tasks", "windows"},
     "finetune": WORKSHOP | {"instruct", "model", "peft", "tasks"},
     "toy": WORKSHOP | {"instruct", "model", "sample", "tasks", "windows"},
-    "reward": {"console", "instruct", "model", "toy"}, "ppo": {"instruct", "model", "optim", "reward", "toy"},
-    "dpo": {"instruct", "model", "reward", "toy"},
+    "reward": {"console", "instruct", "model", "toy"}, "dpo": {"instruct", "model", "reward", "toy"},
+    "ppo": {"console", "instruct", "model", "optim", "reward", "toy"},
     "rlhf": {"console", "dpo", "model", "ppo", "reward", "runtime", "toy"},
 }  # fmt: skip
 # inside a function, so that the file works without them
