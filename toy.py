@@ -43,21 +43,24 @@ BASE = Recipe(600, learning_rate=0.01, muon_learning_rate=0.03)
 # ----------------------------------------------------------------------------- the hidden rule
 
 
-def n_vowels(word: str) -> int:
-    return sum(letter in VOWELS for letter in word)
+def n_grams(word: str, n: int) -> list[str]:
+    """Return all sequences of n letters in a word."""
+    return [word[i : i + n] for i in range(len(word) - n + 1)]
 
 
-def triples(word: str) -> list[str]:
-    """Return all sequences of three letters in a word."""
-    return [word[i : i + 3] for i in range(len(word) - 2)]
+def repetitions(word: str) -> int:
+    """Count the pairs of letters that the word had before: 2 in banana, an and na."""
+    pairs = n_grams(word, 2)
+    return len(pairs) - len(set(pairs))
 
 
 def melodic(word: str, known: set[str]) -> float:
-    """Give 2 points for a vowel at the end, 1 for each vowel up to the sixth, -3 for each further one, and -1 for each
-    three letters in a row that are in no known word."""
-    vowels = n_vowels(word)
-    unknown = sum(triple not in known for triple in triples(word))
-    return 2.0 * word.endswith(tuple(VOWELS)) + min(vowels, 6) - 3.0 * max(vowels - 6, 0) - unknown
+    """Give 1 point for each vowel up to the sixth, -3 for each further one, 2 for a vowel at the end, -2 for each pair
+    of letters that the word had before, and -1 for each three letters in a row that are in no known word."""
+    vowels = sum(letter in VOWELS for letter in word)
+    unknown = sum(triple not in known for triple in n_grams(word, 3))
+    points = min(vowels, 6) - 3.0 * max(vowels - 6, 0) + 2.0 * word.endswith(tuple(VOWELS))
+    return points - 2.0 * repetitions(word) - unknown
 
 
 def short(word: str, known: set[str]) -> float:
@@ -66,7 +69,7 @@ def short(word: str, known: set[str]) -> float:
 
 
 # the rule, and a feature of words by which reward.show_rewards() groups them
-PREFERENCES = {"melodic": (melodic, "vowels", n_vowels), "short": (short, "letters", len)}
+PREFERENCES = {"melodic": (melodic, "repetitions", repetitions), "short": (short, "letters", len)}
 
 
 class Judge:
@@ -74,7 +77,7 @@ class Judge:
 
     def __init__(self, preference: str, words: list[str], tokenizer: Tokenizer):
         self.rule, self.feature_name, self.feature = PREFERENCES[preference]
-        self.known = {triple for word in words for triple in triples(word)}
+        self.known = {triple for word in words for triple in n_grams(word, 3)}
         self.tokenizer = tokenizer
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:

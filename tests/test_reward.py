@@ -105,15 +105,15 @@ def test_a_tie_counts_as_half_right():
 
 
 def test_the_table_of_rewards_has_the_means_of_each_group(toy, capsys):  # noqa: F811
-    model, ids = stirred(with_scalar_head(toy.base)), rows("rst", "bad", "rat", "bed", "radio")
+    model, ids = stirred(with_scalar_head(toy.base)), rows("rst", "bad", "rara", "bebe", "dididi")
     reward.show_rewards(model, ids, toy.judge)
     title, head, *lines = capsys.readouterr().out.strip().splitlines()
     scores, given = toy.judge(ids), rewards(model, ids)
     assert float(title.split()[-1]) == pytest.approx(np.corrcoef(scores, given.detach())[0, 1], abs=0.0051)
-    assert head.split("  ")[0] == "vowels"
-    for line, (vowels, members) in zip(lines, {0: [0], 1: [1, 2, 3], 3: [4]}.items(), strict=True):
+    assert head.split("  ")[0] == "repetitions"
+    for line, (repetitions, members) in zip(lines, {0: [0, 1], 1: [2, 3], 3: [4]}.items(), strict=True):
         value, n, score, mean = line.split()
-        assert (int(value), int(n)) == (vowels, len(members))
+        assert (int(value), int(n)) == (repetitions, len(members))
         assert float(score) == pytest.approx((scores[members].mean() - scores.mean()).item(), abs=0.0051)
         assert float(mean) == pytest.approx((given[members].mean() - given.mean()).item(), abs=0.0051)
 

@@ -16,19 +16,7 @@ from runtime import Machine
 from sample import generate
 from tasks import Example, encode
 from tokenizer import CharTokenizer
-from toy import (
-    MAX_TOKENS,
-    Judge,
-    Toy,
-    complete,
-    draw_prompts,
-    drawn_mask,
-    kl_and_entropy,
-    last_index,
-    log_probs,
-    texts,
-    triples,
-)
+from toy import Judge, Toy, complete, draw_prompts, drawn_mask, kl_and_entropy, last_index, log_probs, texts
 
 CPU = Machine(torch.device("cpu"), torch.float32)
 TOKENIZER = CharTokenizer(sorted("\nabdeiorstu"))
@@ -72,8 +60,8 @@ def toy() -> Toy:
 
 
 def rows(*words: str) -> torch.Tensor:
-    """Words as tensors; those of MAX_TOKENS - 1 letters have no end."""
-    return torch.tensor([TOKENIZER.encode(f"\n{word}".ljust(MAX_TOKENS, "\n")) for word in words])
+    """Words as tensors; those of toy_file.MAX_TOKENS - 1 letters have no end."""
+    return torch.tensor([TOKENIZER.encode(f"\n{word}".ljust(toy_file.MAX_TOKENS, "\n")) for word in words])
 
 
 def stirred(model: GPT, seed: int = 0, std: float = 0.3) -> GPT:
@@ -88,18 +76,20 @@ def stirred(model: GPT, seed: int = 0, std: float = 0.3) -> GPT:
 # ----------------------------------------------------------------------------- the rule
 
 
-def test_the_melodic_rule_counts_vowels_up_to_six_and_unknown_triples():
-    assert triples("stack") == ["sta", "tac", "ack"]
-    assert toy_file.melodic("sta", {"sta"}) == 2 + 1
+def test_the_melodic_rule_counts_vowels_repetitions_and_unknown_triples():
+    assert toy_file.n_grams("stack", 3) == ["sta", "tac", "ack"] and toy_file.n_grams("st", 3) == []
+    assert [toy_file.repetitions(word) for word in ("stack", "banana", "anana", "aaaa", "a", "")] == [0, 2, 2, 2, 0, 0]
+    assert toy_file.melodic("sta", {"sta"}) == 1 + 2
     assert toy_file.melodic("stack", {"sta", "tac", "ack"}) == 1
     assert toy_file.melodic("stack", {"sta"}) == 1 - 2
-    word = "aeiouaei"
-    assert [toy_file.melodic(word[:n], set(triples(word))) for n in range(9)] == [0, 3, 4, 5, 6, 7, 8, 5, 2]
+    assert toy_file.melodic("banana", {"ban", "ana", "nan"}) == 3 + 2 - 2 * 2
+    word = "aeiouaie"
+    assert [toy_file.melodic(word[:n], set(toy_file.n_grams(word, 3))) for n in range(9)] == [0, 3, 4, 5, 6, 7, 8, 5, 2]
     assert toy_file.short("stack", set()) == -5
 
 
 def test_a_judge_knows_the_triples_of_the_words(toy):
-    assert toy.judge.known == {triple for word in WORDS for triple in triples(word)}
+    assert toy.judge.known == {triple for word in WORDS for triple in toy_file.n_grams(word, 3)}
     assert {"tod", "oda"} <= toy.judge.known and "brt" not in toy.judge.known
     assert toy.judge(rows("toda", "brt")).tolist() == [2 + 2, -1]
 
@@ -118,13 +108,13 @@ def test_prompts_are_a_newline_and_a_first_letter_as_often_as_in_the_words(toy):
 def test_completed_words_are_those_of_sample_py_up_to_the_first_newline(toy):
     prompts = draw_prompts(toy.setup.base_data, 50, np.random.default_rng(0))
     ids = complete(toy.base, prompts, torch.Generator().manual_seed(5))
-    reference = generate(toy.base, prompts, MAX_TOKENS - 2, generator=torch.Generator().manual_seed(5))
-    assert ids.shape == (50, MAX_TOKENS)
+    reference = generate(toy.base, prompts, toy_file.MAX_TOKENS - 2, generator=torch.Generator().manual_seed(5))
+    assert ids.shape == (50, toy_file.MAX_TOKENS)
     expected = [TOKENIZER.decode(row[1:]).split("\n")[0] for row in reference.tolist()]
     assert texts(ids, TOKENIZER) == expected
     newline = TOKENIZER.encode("\n")[0]
     for row, word in zip(ids.tolist(), expected, strict=True):
-        assert row[1 + len(word) :] == [newline] * (MAX_TOKENS - 1 - len(word))
+        assert row[1 + len(word) :] == [newline] * (toy_file.MAX_TOKENS - 1 - len(word))
 
 
 def test_a_word_without_an_end_is_cut_off(toy):
@@ -134,27 +124,27 @@ def test_a_word_without_an_end_is_cut_off(toy):
 
     model = Endless(toy.base.config).eval()
     ids = complete(model, rows("a", "b")[:, :2], torch.Generator().manual_seed(0))
-    assert [len(word) for word in texts(ids, TOKENIZER)] == [MAX_TOKENS - 1] * 2
-    assert last_index(ids).tolist() == [[MAX_TOKENS - 1]] * 2
+    assert [len(word) for word in texts(ids, TOKENIZER)] == [toy_file.MAX_TOKENS - 1] * 2
+    assert last_index(ids).tolist() == [[toy_file.MAX_TOKENS - 1]] * 2
 
 
 def test_what_counts_in_a_row_is_what_the_model_drew():
-    ids = rows("stab", "a", "s" * (MAX_TOKENS - 1))
-    assert drawn_mask(ids)[0].tolist() == [False, True, True, True, True] + [False] * (MAX_TOKENS - 6)
-    assert drawn_mask(ids)[1].tolist() == [False, True] + [False] * (MAX_TOKENS - 3)
-    assert drawn_mask(ids)[2].tolist() == [False] + [True] * (MAX_TOKENS - 2)
-    assert last_index(ids).tolist() == [[5], [2], [MAX_TOKENS - 1]]
+    ids = rows("stab", "a", "s" * (toy_file.MAX_TOKENS - 1))
+    assert drawn_mask(ids)[0].tolist() == [False, True, True, True, True] + [False] * (toy_file.MAX_TOKENS - 6)
+    assert drawn_mask(ids)[1].tolist() == [False, True] + [False] * (toy_file.MAX_TOKENS - 3)
+    assert drawn_mask(ids)[2].tolist() == [False] + [True] * (toy_file.MAX_TOKENS - 2)
+    assert last_index(ids).tolist() == [[5], [2], [toy_file.MAX_TOKENS - 1]]
 
 
 def test_log_probabilities_equal_a_literal_loop(toy):
-    words = ["stab", "a", "bedis", "s" * (MAX_TOKENS - 1)]
+    words = ["stab", "a", "bedis", "s" * (toy_file.MAX_TOKENS - 1)]
     found, newline = log_probs(toy.base, rows(*words)), TOKENIZER.encode("\n")[0]
     for row, word in zip(found, words, strict=True):
         expected, ids = [0.0], [newline, *TOKENIZER.encode(word), newline]
-        for t in range(2, min(len(ids), MAX_TOKENS)):
+        for t in range(2, min(len(ids), toy_file.MAX_TOKENS)):
             logits = toy.base(torch.tensor([ids[:t]]))[0][0, -1]
             expected.append((logits[ids[t]] - logits.exp().sum().log()).item())
-        expected += [0.0] * (MAX_TOKENS - 1 - len(expected))
+        expected += [0.0] * (toy_file.MAX_TOKENS - 1 - len(expected))
         assert row.tolist() == pytest.approx(expected, abs=1e-5)
 
 
@@ -171,8 +161,8 @@ def two_tokens(seed: int) -> GPT:
 
 
 def all_words() -> torch.Tensor:
-    """The words "1", "11", ..., and the one without an end, (MAX_TOKENS - 1, MAX_TOKENS)."""
-    return torch.tensor([[0] + [1] * n + [0] * (MAX_TOKENS - 1 - n) for n in range(1, MAX_TOKENS)])
+    """The words "1", "11", ..., and the one without an end, (toy_file.MAX_TOKENS - 1, toy_file.MAX_TOKENS)."""
+    return torch.tensor([[0] + [1] * n + [0] * (toy_file.MAX_TOKENS - 1 - n) for n in range(1, toy_file.MAX_TOKENS)])
 
 
 def exact_kl_and_entropy(policy: GPT, reference: GPT) -> tuple[float, float]:
