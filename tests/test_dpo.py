@@ -2,13 +2,13 @@ import math
 
 import pytest
 import torch
-from test_toy import rows, stirred, toy  # noqa: F401
+from test_toy import TOKENIZER, WORDS, rows, stirred, toy  # noqa: F401
 
 import dpo as dpo_file
 from dpo import dpo, implicit_rewards
 from instruct import Recipe
 from reward import Pairs, bradley_terry, draw_pairs, preference_loss
-from toy import complete, kl_and_entropy, log_probs
+from toy import Judge, complete, kl_and_entropy, log_probs
 
 WINNERS, LOSERS = ("bad", "bedi", "rat", "sora"), ("rst", "sodis", "bt", "artust")
 
@@ -71,6 +71,7 @@ def test_the_minimum_is_the_best_policy_of_ppos_objective():
 
 def test_it_learns_which_words_win_and_stays_near_the_base(toy, monkeypatch):  # noqa: F811
     monkeypatch.setattr(dpo_file, "DPO", Recipe(40, learning_rate=0.003, optimizer="adamw"))
+    toy.judge = Judge("short", WORDS, TOKENIZER)
     pairs, held_out = draw_pairs(toy, 1000, "a"), draw_pairs(toy, 400, "b")
     steps, kl = [], {}
     for beta in (0.1, 3.0):

@@ -24,7 +24,7 @@ from instruct import Recipe
 from model import GPTConfig
 from reward import rewards, with_scalar_head
 from rlhf import BEST_OF, OTHER_BETAS
-from toy import FOLDER, complete, draw_prompts
+from toy import FOLDER, Judge, complete, draw_prompts
 
 RUN = ["--max_iters=2", "--sample_tokens=5", "--eval_tokens=100", "--dtype=float32"]
 RUN += [f"--{name}={value}" for name, value in SMALL.items() if name != "vocab_size"]
@@ -240,6 +240,7 @@ def test_a_policy_whose_reward_has_risen_by_chance_only_is_said_to_have_learned_
 
 
 def test_learning_is_not_denied(toy, monkeypatch, capsys):  # noqa: F811
+    toy.judge = Judge("short", WORDS, TOKENIZER)
     toy.setup.options = Namespace(seed=0, max_iters=12, pairs=1000, stage="all", beta=0.1, group=8)
     monkeypatch.setattr(rlhf, "OTHER_BETAS", ())
     monkeypatch.setattr(rlhf, "N_EVALUATED", 500)
