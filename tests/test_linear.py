@@ -119,7 +119,7 @@ def test_int8_weights_are_rounded_to_a_step_of_their_row(n_in, kernel, per_row):
     for rows in (1, 2, 9, 49):
         x = torch.randn(rows, 1, n_in)
         exact = torch.nn.functional.linear(x, rounded.weight * step, layer.bias)
-        rounding = (1 + 2**-9) ** 2 - 1 if kernel and rows < 49 else 2**-20  # of x, then of the output, to bfloat16
+        rounding = (1 + 2**-8) ** 2 - 1 if kernel and rows < 49 else 2**-20  # of x, then of the output, to bfloat16
         bound = rounding * (torch.nn.functional.linear(x.abs(), (rounded.weight * step).abs()) + 1e-6)
         assert ((rounded(x) - exact).abs() <= bound).all()
 
