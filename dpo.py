@@ -7,8 +7,10 @@ Read reward.py before, rlhf.py after. The objective of ppo.py has a known soluti
     P(word) = P_base(word) exp(r(word) / beta) / Z,   so   r(word) = beta log(P(word) / P_base(word)) + beta log Z
 
 with Z the same for all words after the prompt. The loss of a reward model needs only the difference of two rewards, in
-which log Z cancels. So train the policy by that loss: its log-ratio is the reward (Rafailov et al. 2023). DPO sees the
-words of the base only, never those of the policy, so nothing measures its KL while it learns.
+which log Z cancels. So train the policy by that loss: beta times its log-ratio is the reward, up to a constant
+(Rafailov et al. 2023). DPO sees the
+words of the base only, never those of the policy, so nothing in its loss sees the
+words that the policy comes to prefer.
 """
 
 import copy

@@ -34,9 +34,10 @@ BASELINES = ("value", "group")
 
 
 def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-    """Return min(ratio A, clip(ratio, 1 - CLIP, 1 + CLIP) A), elementwise. A batch serves several updates. Once they
-    have changed the probability of a token by 20 % in the direction of its advantage A, its gradient is 0: there is no
-    incentive to go further (Schulman et al. 2017)."""
+    """Return min(ratio A, clip(ratio, 1 - CLIP, 1 + CLIP) A), elementwise. The ratio is P(token), divided by what it
+    was when the token was drawn. At first it is 1, and the gradient of ratio A is A times that of log P(token): the
+    policy gradient (REINFORCE, Williams 1992). A batch serves several updates. Once they have changed a probability by
+    20 % in the direction of the advantage A, the gradient is 0: no incentive to go further (Schulman et al. 2017)."""
     return torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
 
 
@@ -44,7 +45,7 @@ def generalized_advantages(step_rewards: torch.Tensor, values: torch.Tensor, mas
     """Estimate how much better each token was than expected, (n, T - 1) like all arguments (Schulman et al. 2016):
     error_t + LAMBDA error_t+1 + LAMBDA^2 error_t+2 + ..., with error_t = reward_t + value_t+1 - value_t. value_t
     predicts the sum of the rewards from token t on. LAMBDA = 1 counts all later rewards, which is unbiased and noisy; 0
-    trusts the value after the next token. Values must be 0 where the mask is, and so are the advantages."""
+    only that of this token, and the next value. Values must be 0 where the mask is, and so are the advantages."""
     advantages, advantage, next_value = torch.zeros_like(values), 0.0, 0.0
     for t in reversed(range(values.shape[1])):
         error = step_rewards[:, t] + next_value - values[:, t]
@@ -93,7 +94,7 @@ class Trainer:
         mask, value_targets = drawn_mask(ids), None
         reward, old_log_probs = rewards(self.reward_model, ids), log_probs(self.policy, ids)
         step_rewards = -self.beta * (old_log_probs - log_probs(self.toy.base, ids))  # (n, T - 1)
-        step_rewards.scatter_add_(1, last_index(ids) - 1, reward[:, None])  # the last target (- 1: targets start at 1)
+        step_rewards.scatter_add_(1, last_index(ids) - 1, reward[:, None])  # - 1: targets are ids[:, 1:]
         if self.value is None:
             advantages = group_advantages(step_rewards.sum(dim=1), self.group)[:, None] * mask
         else:
@@ -129,10 +130,10 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int, report: Callable) 
     ratios during them. Raises UserError if training diverges."""
     recipe = replace(PPO, max_iters=toy.setup.options.max_iters or PPO.max_iters)
     policy = copy.deepcopy(toy.base).requires_grad_(True)
-    networks = [policy]
-    if group == 1:  # the reward model scores whole words; its copy learns to predict that from their beginnings
-        networks.append(copy.deepcopy(reward_model).requires_grad_(True))
-    trainer = Trainer(toy, reward_model, beta, group, policy, networks[1] if group == 1 else None)
+    # the reward model scores whole words; its copy learns to predict that from their beginnings
+    value = copy.deepcopy(reward_model).requires_grad_(True) if group == 1 else None
+    trainer = Trainer(toy, reward_model, beta, group, policy, value)
+    networks = [policy] if value is None else [policy, value]
     optimizers = [make_optimizer(network, recipe) for network in networks]
     rng, generator = toy.generators("ppo")
     history = []

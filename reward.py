@@ -58,8 +58,8 @@ class Pairs:
 
 def draw_pairs(toy: Toy, n: int, purpose: str) -> Pairs:
     """Let the base complete n prompts twice each, and compare. The better word wins with a probability by
-    Bradley-Terry: it is e times as likely as the other one to win if its score is higher by 1. So even those who know
-    the rule are not always right."""
+    Bradley-Terry: a score that is higher by 1 means odds of e to 1. So even those who know the rule are not always
+    right."""
     rng, generator = toy.generators(purpose)
     prompts = draw_prompts(toy.setup.base_data, n, rng)
     a, b = (complete(toy.base, prompts, generator) for _ in range(2))
@@ -116,20 +116,21 @@ def train_reward_model(toy: Toy, pairs: Pairs, held_out: Pairs) -> tuple[GPT, fl
     return model, reached
 
 
-def warn_at_chance(name: str, accuracy: float, n: int) -> None:
-    """Print a warning if an accuracy on n pairs is less than two standard errors above 50 %."""
-    if accuracy < 0.5 + 1 / math.sqrt(n):
-        print(f"warning: {name} has learned nothing: {accuracy:.1%} is no better than chance; use more --pairs")
+def warn_at_chance(name: str, reached: float, n: int) -> None:
+    """Print a warning if an accuracy reached on n pairs is less than two standard errors above 50 %."""
+    if reached < 0.5 + 1 / math.sqrt(n):
+        print(f"warning: {name} has learned nothing: {reached:.1%} is no better than chance; use more --pairs")
 
 
 def show_rewards(reward_model: GPT, ids: torch.Tensor, judge: Judge) -> None:
-    """Print what the reward model has learned: means over groups of words (n, T). Only differences of rewards count, so
-    both columns are relative to the mean over all words."""
+    """Print what the reward model has learned: means over groups of words (n, T), less the mean over all words, as only
+    differences of rewards count."""
     features = torch.tensor([judge.feature(word) for word in texts(ids, judge.tokenizer)])
     scores, given = judge(ids), rewards(reward_model, ids).cpu()
     correlation = torch.corrcoef(torch.stack((scores, given)))[0, 1].item()
-    print(f"\n{len(ids):,} other words of the base; correlation of reward and true score: {correlation:.2f}")
-    rows = [[judge.feature_name, "words", "true score - mean", "reward - mean"]]
+    print(f"\nthe {len(ids):,} words of the held-out pairs; correlation of reward and true score: {correlation:.2f}")
+    print("(both relative to their mean over all words, as only differences of rewards count)")
+    rows = [[judge.feature_name, "words", "true score", "reward"]]
     for feature in features.unique():
         group = features == feature
         means = [values[group].mean() - values.mean() for values in (scores, given)]

@@ -1,9 +1,9 @@
 """Part 7, continued: reinforcement learning from human feedback (RLHF), and DPO, compared.
 
-    python rlhf.py                                          # everything, in about three minutes, no download
-    python rlhf.py --stage=reward --preference=short        # what a reward model learns from careless judges
-    python rlhf.py --stage=ppo --beta=0                     # reward hacking
+    python rlhf.py                                          # everything, in two minutes, no download
     python sample.py --checkpoint=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
+    python rlhf.py --stage=reward --preference=short        # what a reward model learns from careless judges
+    python rlhf.py --stage=ppo --beta=0                     # reward hacking; replaces out/rlhf/ppo.pt
 
 Read toy.py (the words, and the hidden rule), reward.py, ppo.py and dpo.py before. The last table shows how well each
 policy does by the hidden rule, and at what cost: how far it is from the base, and its loss on real words.
@@ -29,7 +29,7 @@ N_HELD_OUT, N_EVALUATED = 1000, 2000
 BEST_OF = (1, 2, 4, 8, 16)
 OTHER_BETAS = (0.0, 1.0)  # of --stage=all: no penalty, and a large one
 
-Metrics = dict[str, float]
+Metrics = dict[str, float | list[str]]
 
 
 # ----------------------------------------------------------------------------- evaluation
@@ -160,13 +160,11 @@ def learn(toy: Toy) -> tuple[dict[str, Metrics], dict[str, list[Metrics]], float
         curves[name] = [results["base"], *history, results[name]]
         save_gpt(re.sub(r"\W+", "_", name.lower()), policy, toy.setup)
 
-    ppo_runs = {}  # (beta, baseline)
-    if options.stage == "ppo":
-        ppo_runs["PPO"] = (options.beta, options.baseline)
+    ppo_runs = {"PPO": (options.beta, options.baseline)} if options.stage in ("all", "ppo") else {}
     if options.stage == "all":
         curves["best of n"] = [*best_of_n(toy, reward_model)]
         results[f"best of {BEST_OF[-1]}"] = curves["best of n"][-1]
-        ppo_runs |= {"PPO": (options.beta, "value"), "PPO, group": (options.beta, "group")}
+        ppo_runs["PPO, group"] = (options.beta, "group")
         ppo_runs |= {f"PPO, beta {beta:g}": (beta, "value") for beta in OTHER_BETAS if beta != options.beta}
     for name, (beta, baseline) in ppo_runs.items():
         policy, history, seconds = learn_by_ppo(toy, reward_model, beta, baseline)
@@ -187,7 +185,7 @@ def read_options() -> Namespace:
     add = parser.add_argument
     add("--stage", choices=("all", "reward", "ppo", "dpo"), default="all", help="what to train; all: and compare")
     add("--init_from", help="folder of a run of train.py on words or names (default: out/rlhf/base.pt, made if needed)")
-    rules = "melodic: many vowels, but not too many, and one at the end; short: few letters"
+    rules = "melodic: up to six vowels, one at the end, no repetitions; short: few letters"
     add("--preference", choices=tuple(PREFERENCES), default="melodic", help=f"the hidden rule, {rules}")
     add("--pairs", type=in_range(int, 1, 10**6), default=4000, help="comparisons to train on")
     add("--beta", type=in_range(float, 0), default=0.1, help="weight of the KL from the base; 0: off, PPO only")
@@ -206,7 +204,8 @@ def read_options() -> Namespace:
         ("group", stage == "all" or options.baseline == "group"),
     ):  # fmt: skip
         if getattr(options, name) != parser.get_default(name) and not fits:
-            raise UserError(f"--{name} has no effect with --stage={stage}; leave it out, or use another stage")
+            found = f"--stage={stage}" + (" --baseline=value" if stage == "ppo" else "")
+            raise UserError(f"--{name} has no effect with {found}; leave it out, or change that")
     if options.beta == 0 and stage != "ppo":
         raise UserError("--beta=0 has no meaning for DPO; use --stage=ppo, or a larger --beta")
     return options
@@ -216,7 +215,7 @@ def main() -> None:
     began, options = time.perf_counter(), read_options()
     keep_freed_memory()
     machine = Machine.pick(options.device, "float32")  # in bfloat16, rounding would change ratios by a few percent
-    torch.set_float32_matmul_precision("high")  # at once, so the numbers do not depend on whether the base is there
+    torch.set_float32_matmul_precision("high")  # now: a base of an earlier run then gives the same numbers
     print(f"device  {machine}")
     with explain_errors("out of memory; use fewer --pairs, or another --device="):
         toy = open_toy(options, machine)

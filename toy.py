@@ -7,8 +7,9 @@ answers, and models learn from the comparisons. Here a rule takes the place of p
 a pair won, never the rule or its scores, so what they have learned can be checked. Read finetune.py before, reward.py
 after.
 
-n words are a tensor of token ids (n, T), T = MAX_TOKENS: the prompt, which is a newline and the first letter of a word
-(in general, its first token); the tokens that a model drew, up to a newline; more newlines as padding:
+n words are a tensor of token ids (n, T), T = MAX_TOKENS. Each row has the prompt, which is a newline and the first
+letter of a word (in general, its first token), then the tokens that the model drew, up to a newline, then newlines as
+padding. With T = 9:
 
     ids                \n  s  t  a  c  k \n \n \n
     ids[:, 1:]          s  t  a  c  k \n \n \n          the targets
@@ -94,7 +95,7 @@ class Toy:
     judge: Judge
 
     def generators(self, purpose: str) -> tuple[np.random.Generator, torch.Generator]:
-        """Return sources of random numbers, by --seed and by what they are for."""
+        """Return sources of random numbers, seeded by --seed and the purpose."""
         rng = np.random.default_rng([self.setup.options.seed, *purpose.encode()])
         return rng, torch.Generator(self.setup.machine.device).manual_seed(int(rng.integers(2**63)))
 
@@ -109,8 +110,8 @@ def draw_prompts(data: Dataset, n: int, rng: np.random.Generator) -> torch.Tenso
 
 
 def complete(model: GPT, prompts: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Let the model complete prompts (n, 2) to words (n, T), at temperature 1: the losses below need words of the
-    distribution whose log-probabilities they use."""
+    """Let the model complete prompts (n, 2) to words (n, T), at temperature 1: PPO needs words of the distribution that
+    log_probs() computes."""
     newline, words = prompts[0, 0].item(), []
     for part in prompts.to(model.lm_head.weight.device).split(rows_at_once(model.config)):
         columns, ended = [part], torch.zeros_like(part[:, :1], dtype=torch.bool)
@@ -119,7 +120,8 @@ def complete(model: GPT, prompts: torch.Tensor, generator: torch.Generator) -> t
             ended = ended | (column == newline)
             if ended.all():
                 break
-        words.append(F.pad(torch.cat(columns, dim=1), (0, MAX_TOKENS - len(columns) - 1), value=newline))
+        ids = torch.cat(columns, dim=1)
+        words.append(F.pad(ids, (0, MAX_TOKENS - ids.shape[1]), value=newline))
     return torch.cat(words)
 
 
@@ -147,11 +149,11 @@ def log_probs(model: GPT, ids: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def kl_and_entropy(policy: GPT, reference: GPT, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Estimate KL(policy || reference) and the entropy of the policy, in nats per word, from words of the policy.
-    Returns two numbers per word, (n,) each, whose means are unbiased: the sums over its tokens of the KL and entropy of
-    the next token's distribution. (The mean of log(P(word) / P_reference(word)) estimates the KL with more noise.)"""
+    """Estimate KL(policy || reference) and the entropy of the policy, in nats per word, from words of the policy: for
+    each word, sum those of the next-token distribution over the drawn tokens. Returns (n,) each; their means over words
+    are unbiased estimates. (The mean of log(P(word) / P_reference(word)) estimates the KL with more noise.)"""
     kl, entropy = [], []
-    for part in ids.split(250):
+    for part in ids.split(256):  # limits memory
         log_p, log_q = (model(part[:, :-1])[0].log_softmax(dim=-1) for model in (policy, reference))  # (n, T - 1, V)
         mask = drawn_mask(part)
         kl.append(((log_p.exp() * (log_p - log_q)).sum(dim=-1) * mask).sum(dim=1))
@@ -174,7 +176,7 @@ def rows_of(setup: Setup, split: str) -> list[Row]:
     rows = [row for row in rows if len(row[0]) < MAX_TOKENS]
     if not rows:
         name = setup.base_data.name
-        raise UserError(f"no line of {name} has less than {MAX_TOKENS - 1} tokens; use a list of words, such as names")
+        raise UserError(f"no line of {name} has fewer than {MAX_TOKENS - 1} tokens; use a list of words, such as names")
     return rows
 
 

@@ -107,7 +107,7 @@ def test_a_tie_counts_as_half_right():
 def test_the_table_of_rewards_has_the_means_of_each_group(toy, capsys):  # noqa: F811
     model, ids = stirred(with_scalar_head(toy.base)), rows("rst", "bad", "rara", "bebe", "dididi")
     reward.show_rewards(model, ids, toy.judge)
-    title, head, *lines = capsys.readouterr().out.strip().splitlines()
+    title, _, head, *lines = capsys.readouterr().out.strip().splitlines()
     scores, given = toy.judge(ids), rewards(model, ids)
     assert float(title.split()[-1]) == pytest.approx(np.corrcoef(scores, given.detach())[0, 1], abs=0.0051)
     assert head.split("  ")[0] == "repetitions"

@@ -167,7 +167,7 @@ def test_a_base_that_has_no_words_or_too_short_a_context(call, fails, small):
     Path("long.txt").write_text("\n".join("ab" * 20 for _ in range(50)), encoding="utf-8")
     prepare_data.prepare("long.txt", documents="lines")
     call(train, "--dataset=long", "--out_dir=out/long", *RUN)
-    assert "no line of long has less than 23 tokens" in fails(rlhf, "--init_from=out/long", "--stage=dpo")
+    assert "no line of long has fewer than 23 tokens" in fails(rlhf, "--init_from=out/long", "--stage=dpo")
 
 
 def test_a_base_that_would_be_overwritten(call, fails, small):
@@ -241,7 +241,7 @@ def test_a_policy_whose_reward_has_risen_by_chance_only_is_said_to_have_learned_
 
 def test_learning_is_not_denied(toy, monkeypatch, capsys):  # noqa: F811
     toy.judge = Judge("short", WORDS, TOKENIZER)
-    toy.setup.options = Namespace(seed=0, max_iters=12, pairs=1000, stage="all", beta=0.1, group=8)
+    toy.setup.options = Namespace(seed=0, max_iters=12, pairs=1000, stage="all", beta=0.1, baseline="value", group=8)
     monkeypatch.setattr(rlhf, "OTHER_BETAS", ())
     monkeypatch.setattr(rlhf, "N_EVALUATED", 500)
     monkeypatch.setattr(reward, "REWARD_MODEL", Recipe(40, 0.003, optimizer="adamw"))
