@@ -106,9 +106,9 @@ real words, in nats per token; seconds: of training""")
 def learn_by_ppo(toy: Toy, reward_model: GPT, beta: float, baseline: str) -> tuple[GPT, list[Metrics], float]:
     """Run PPO, and print a part of its log. Returns the policy, the metrics of all steps, and the time in seconds."""
     columns = ("reward", "true_score", "kl", "entropy", "ended", "clipped")
-    print(
-        f"\nPPO, beta {beta:g}, baseline: {baseline}; {PPO.batch_size} words per step, KL and entropy in nats per word"
-    )
+    group = toy.setup.options.group if baseline == "group" else 1
+    n = PPO.batch_size // group * group
+    print(f"\nPPO, beta {beta:g}, baseline: {baseline}; {n} words per step, KL and entropy in nats per word")
     print("  step ", *(f"{name.replace('_', ' '):>10}" for name in columns))
     total, began = toy.setup.options.max_iters or PPO.max_iters, time.perf_counter()
 
@@ -116,7 +116,6 @@ def learn_by_ppo(toy: Toy, reward_model: GPT, beta: float, baseline: str) -> tup
         if step in (1, total) or step % math.ceil(total / 6) == 0:
             print(f"{step:>6} ", *(f"{metrics[name]:>10.2f}" for name in columns), flush=True)
 
-    group = toy.setup.options.group if baseline == "group" else 1
     policy, history = ppo(toy, reward_model, beta, group, report)
     return policy, history, time.perf_counter() - began
 
@@ -128,7 +127,7 @@ def learn_by_dpo(
     margin, the mean difference between winner and loser. Returns the policy, metrics of some steps, and the time in
     seconds. Prints a warning if the accuracy is no better than chance."""
     beta, history = toy.setup.options.beta, []
-    print(f"\nDPO, beta {beta:g}; by the rule itself, {held_out.best_accuracy:.1%} would be expected")
+    print(f"\nDPO, beta {beta:g}; the rule itself would reach an accuracy of {held_out.best_accuracy:.1%}")
     print("  step  train loss  held-out loss  held-out accuracy  margin     kl")
 
     @torch.no_grad()
@@ -183,7 +182,12 @@ def learn(toy: Toy) -> tuple[dict[str, Metrics], dict[str, list[Metrics]], float
 def read_options() -> Namespace:
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--stage", choices=("all", "reward", "ppo", "dpo"), default="all", help="what to train; all: and compare")
+    add(
+        "--stage",
+        choices=("all", "reward", "ppo", "dpo"),
+        default="all",
+        help="what to train; all: everything, and compare",
+    )
     add("--init_from", help="folder of a run of train.py on words or names (default: out/rlhf/base.pt, made if needed)")
     rules = "melodic: up to six vowels, one at the end, no repetitions; short: few letters"
     add("--preference", choices=tuple(PREFERENCES), default="melodic", help=f"the hidden rule, {rules}")
