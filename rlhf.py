@@ -55,11 +55,9 @@ def measure(toy: Toy, reward_model: GPT | None, policy: GPT, n: int) -> Metrics:
     rng, generator = toy.generators("evaluation")
     prompts = draw_prompts(toy.setup.base_data, n, rng)
     rivals, ids = complete(toy.base, prompts, generator), complete(policy, prompts, generator)
+    kl, _ = kl_and_entropy(policy, toy.base, ids)
     metrics = score_words(toy, reward_model, ids, rivals)
-    return metrics | {
-        "kl": kl_and_entropy(policy, toy.base, ids)[0].mean().item(),
-        "val_loss": val_loss(policy, toy.setup),
-    }
+    return metrics | {"kl": kl.mean().item(), "val_loss": val_loss(policy, toy.setup)}
 
 
 def best_of_n_kl(n: int) -> float:
@@ -144,14 +142,16 @@ def learn_by_dpo(
 
 
 def learn(toy: Toy) -> tuple[dict[str, Metrics], dict[str, list[Metrics]], float | None]:
-    """Run the stage of --stage. Returns the rows of the last table, the curves of the plot, and the accuracy of the
-    reward model (None without one)."""
+    """Run the stage of --stage. Returns the rows of the last table and the curves of the plot (both empty without a
+    policy), and the accuracy of the reward model (None without one)."""
     options, reward_model, reached = toy.setup.options, None, None
     pairs = reward.draw_pairs(toy, options.pairs, "pairs")
     held_out = reward.draw_pairs(toy, N_HELD_OUT, "held-out pairs")
     if options.stage != "dpo":
         reward_model, reached = reward.train_reward_model(toy, pairs, held_out)
         reward.show_rewards(reward_model, torch.cat((held_out.winners, held_out.losers)), toy.judge)
+    if options.stage == "reward":
+        return {}, {}, reached
     results, curves = {"base": measure(toy, reward_model, toy.base, N_EVALUATED)}, {}
 
     def enter(name: str, policy: GPT, history: list[Metrics], seconds: float) -> None:
@@ -224,7 +224,7 @@ def main() -> None:
     with explain_errors("out of memory; use fewer --pairs, or another --device="):
         toy = open_toy(options, machine)
         results, curves, reached = learn(toy)
-    if len(results) > 1:
+    if results:
         print_comparison(results)
     if options.plot:
         import plots
