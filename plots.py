@@ -254,14 +254,30 @@ def preferences(curves: dict[str, list[dict[str, float]]], path: Path) -> None:
     save(figure, path)
 
 
-def attention(weights: np.ndarray, names: list[str], path: Path) -> None:
-    """Attention weights (n_layer, nh, T, T): a panel per head, a row per token with its weights on those so far."""
-    n_layer, n_head, T, _ = weights.shape
+def words(points: np.ndarray, words: list[str], kinds: list[str], title: str, path: Path) -> None:
+    """A map of words: each at its point (n, 2), in the color of its kind."""
+    figure = Figure(figsize=(11, 8), dpi=80, layout="tight")
+    axes = figure.subplots()
+    for i, kind in enumerate(dict.fromkeys(kinds)):
+        chosen = [j for j, other in enumerate(kinds) if other == kind]
+        axes.scatter(*points[chosen].T, s=8, color=f"C{i}", label=kind)
+        for j in chosen:
+            axes.annotate(words[j], points[j], fontsize=8, color=f"C{i}", parse_math=False)
+    axes.set(title=title, xticks=[], yticks=[])
+    axes.margins(x=0.08)
+    axes.legend()
+    save(figure, path)
+
+
+def attention(weights: np.ndarray, names: list[str], path: Path, sources: list[str] | None = None) -> None:
+    """Attention weights (n_layer, nh, T, S): a panel per head, a row per token with its weights on those of a source
+    (S names), or on those of the same text so far."""
+    n_layer, n_head, T, S = weights.shape
     figure = Figure(figsize=(0.5 + 2.6 * n_head, 0.3 + 2.7 * n_layer), dpi=80, layout="constrained")
     for i, axes in enumerate(figure.subplots(n_layer, n_head, squeeze=False).flat):
         layer, head = divmod(i, n_head)
         axes.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)
         axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
-        axes.set_xticks(range(T), names, fontsize=6, parse_math=False)
+        axes.set_xticks(range(S), sources or names, fontsize=6, parse_math=False)
         axes.set_yticks(range(T), names, fontsize=6, parse_math=False)
     save(figure, path)
