@@ -1,241 +1,245 @@
-r"""Beside the road: masked language modeling, as in BERT (Devlin et al. 2018). What is the future worth?
+r"""Beside the road: masked language modeling, as in BERT (Devlin et al. 2018). How much do the next letters help?
 
     python seq2seq.py --mlm                                 # two minutes: three models of words, and n-grams
     python seq2seq.py --mlm --dataset=names --fill=al_x_nder
 
 Read seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both sides, so predicting
-the next letter would be copying. Instead, some letters are hidden, and it predicts these. What does it gain from the
-letters after a gap? Hide one letter of a word, and predict it from the letters
+the next letter would be copying. Instead, some letters are hidden, and it predicts these. How much does it gain from
+the letters after a gap? Hide one letter of a word, and predict it from the letters
 
     left      \n e m [?]            by a GPT
     right             [?] a \n      by a GPT that reads words from the end to the beginning
-    both      \n e m [?] a \n      by an encoder, which was trained on words with hidden letters
+    both      \n e m [?] a \n       by an encoder, trained on words with hidden letters
 
-and by n-grams that count the same sides. All of them know that there is a letter, and not the end of the word.
+and by n-grams that count the letters nearest to it on these sides. All of them know that the gap is one letter.
 """
 
 import math
 import time
+from argparse import Namespace
+from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from console import UserError, print_table
 from model import GPT, GPTConfig
 from ngram import NGrams, sum_by_row
-from optim import lr_scale, make_optimizer
 from prepare_data import Dataset, load
+from seq2seq import fit, hide
 
-BATCH_SIZE = 128  # words per step
-MAX_ITERS = 1000  # training steps of a GPT
-MASKED_STEPS = 4  # times as many for the encoder, as only 15 % of the letters are targets
-MAX_LETTERS = 30  # longer documents are left out
-CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1  # the fraction of letters to predict; of these: masked, replaced by another
-CONTEXT = 5  # letters that an n-gram sees: these before, these after, or the nearest ones on both sides
 SIDES = ("left", "right", "both")
-DISCOUNT = 0.8  # of Kneser-Ney smoothing, chosen on the validation splits of words and names
+BATCH_SIZE = 128  # words per step
+MAX_LETTERS = 30  # longer documents are left out
+CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1  # the fraction of letters to predict; of these, masked; of these, random
+CONTEXT = {"left": 5, "right": 5, "both": 6}  # letters that an n-gram sees; half of the 6 are on each side
+DISCOUNT = 0.8  # of Kneser-Ney smoothing; it and CONTEXT were chosen on the validation splits of words and names
 
 
 class Encoder(GPT):
-    """BERT's difference from a GPT: the mask hides padding instead of the future. All else is the same, to the number
-    of parameters."""
+    """A GPT whose mask hides padding instead of the future: this makes BERT of it. (The original BERT differs from our
+    GPT in more than that, as it is of 2018.)"""
 
-    def __init__(self, config: GPTConfig, padding: int):
-        super().__init__(config)
-        self.padding = padding
+    def __init__(self, config: GPTConfig, padding_id: int):
+        super().__init__(replace(config, flash=False))  # the fused kernel would be causal, and never call mask()
+        self.padding_id = padding_id
 
     def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
-        """Added to the attention scores, (B, 1, 1, S): -inf if a key is padding, else 0."""
-        return torch.zeros(key_ids.shape).masked_fill(key_ids == self.padding, -math.inf)[:, None, None]
+        return hide(key_ids, self.padding_id)
 
 
-class Words:
-    """The documents of a dataset that has short ones, as rows of token ids: newline, letters, newline. Two more tokens
-    stand for a hidden letter, and for what fills a batch."""
+class Vocabulary:
+    """The tokens of a dataset with documents, and two more: one hides a letter, one fills a batch."""
 
     def __init__(self, data: Dataset):
-        self.data, self.end = data, data.separator
-        self.mask, self.padding = data.vocab_size, data.vocab_size + 1
-        self.vocab_size = data.vocab_size + 2
+        self.tokenizer, self.end_id = data.tokenizer, data.separator
         self.letters = np.delete(np.arange(data.vocab_size), data.separator)
+        self.mask_id, self.padding_id = data.vocab_size, data.vocab_size + 1
+        self.size = data.vocab_size + 2
+        self.no_letters = [self.end_id, self.mask_id, self.padding_id]
 
-    def rows(self, split: str) -> list[np.ndarray]:
-        tokens = getattr(self.data, split).astype(np.int64)
-        edges = np.flatnonzero(tokens == self.end)
-        rows = [tokens[start : stop + 1] for start, stop in pairwise(edges)]
-        return [row for row in rows if 3 <= len(row) <= MAX_LETTERS + 2]
-
-    def pad(self, rows: list[np.ndarray]) -> torch.Tensor:
-        """Rows -> (B, longest row), filled with padding."""
-        idx = np.full((len(rows), max(map(len, rows))), self.padding)
-        for i, row in enumerate(rows):
-            idx[i, : len(row)] = row
+    def pad(self, words: list[np.ndarray]) -> torch.Tensor:
+        """Words -> (B, longest word), filled with padding."""
+        idx = np.full((len(words), max(map(len, words))), self.padding_id)
+        for row, word in zip(idx, words, strict=True):
+            row[: len(word)] = word
         return torch.from_numpy(idx)
 
 
-def hide_letters(idx: torch.Tensor, words: Words, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose 15 % of the letters in idx (B, T) as targets; other targets are -1. Of the chosen ones, 80 % are replaced
-    by the mask, 10 % by a random letter, and 10 % stay, so the model must not trust a letter that it sees, and also
-    learns about letters that are not hidden. Returns the changed idx, and the targets."""
+def split_words(tokens: np.ndarray, end_id: int) -> list[np.ndarray]:
+    """The documents of 1 to MAX_LETTERS letters, each with a newline before and after."""
+    ends = np.flatnonzero(tokens == end_id)
+    words = [tokens[start : stop + 1].astype(np.int64) for start, stop in pairwise(ends)]
+    return [word for word in words if 3 <= len(word) <= MAX_LETTERS + 2]
+
+
+def hide_letters(idx: torch.Tensor, V: Vocabulary, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose 15 % of the letters in idx (B, T) as targets; all other targets are -1. Of the chosen ones, 80 % are
+    masked, 10 % replaced by a random letter, and 10 % stay. So the model also has to predict letters that are not
+    masked: when it is fine-tuned for another task, nothing is. Returns the changed idx, and the targets."""
     u = torch.from_numpy(rng.random((2, *idx.shape)))
-    chosen = (u[0] < CHOSEN) & (idx != words.end) & (idx != words.padding)
-    random = torch.from_numpy(rng.choice(words.letters, idx.shape))
-    changed = torch.where(u[1] < MASKED, words.mask, torch.where(u[1] < MASKED + RANDOM, random, idx))
+    chosen = (u[0] < CHOSEN) & (idx != V.end_id) & (idx != V.padding_id)
+    random = torch.from_numpy(rng.choice(V.letters, idx.shape))
+    changed = torch.where(u[1] < MASKED, V.mask_id, torch.where(u[1] < MASKED + RANDOM, random, idx))
     return torch.where(chosen, changed, idx), torch.where(chosen, idx, -1)
 
 
-# ----------------------------------------------------------------------------- training
+def train(model: GPT, words: list[np.ndarray], V: Vocabulary, steps: int, seed: int, side: str) -> None:
+    """Train an encoder on hidden letters, or a GPT on each next one."""
+    rng = np.random.default_rng(seed)
 
+    def batch_loss() -> torch.Tensor:
+        idx = V.pad([words[i] for i in rng.integers(len(words), size=BATCH_SIZE)])
+        if isinstance(model, Encoder):
+            return model(*hide_letters(idx, V, rng))[1]
+        return model(idx[:, :-1], idx[:, 1:].masked_fill(idx[:, 1:] == V.padding_id, -1))[1]
 
-def draw_batch(side: str, rows: list[np.ndarray], words: Words, rng: np.random.Generator) -> tuple:
-    """Draw words, and return inputs and targets, (B, T) each. Targets of -1 are ignored."""
-    idx = words.pad([rows[i][:: -1 if side == "right" else 1] for i in rng.integers(len(rows), size=BATCH_SIZE)])
-    if side == "both":
-        return hide_letters(idx, words, rng)
-    return idx[:, :-1], idx[:, 1:].masked_fill(idx[:, 1:] == words.padding, -1)
+    def report(step: int, loss: float, eta: float) -> None:
+        print(f"{side:5}  step {step:>4}/{steps}  train loss {loss:.4f} nats per target  eta {eta:.0f} s", flush=True)
 
-
-def train(side: str, rows: list[np.ndarray], words: Words, options: SimpleNamespace) -> GPT:
-    """Train a model that predicts a letter from the given side of it. All three have the same size. A GPT learns from
-    every letter of a word, and soon memorizes the words, so it gets dropout; the encoder gets more steps."""
-    torch.manual_seed(options.seed)
-    sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd, "activation": "swiglu"}
-    config = GPTConfig(words.vocab_size, block_size=MAX_LETTERS + 2, flash=False, **sizes)
-    steps = (options.max_iters or MAX_ITERS) * (MASKED_STEPS if side == "both" else 1)
-    if side == "both":
-        model = Encoder(config, words.padding)
-    else:
-        config.dropout = 0.1
-        model = GPT(config)
-    rule = {"optimizer": "muon", "weight_decay": 0.0, "momentum": 0.95, "beta1": 0.9, "beta2": 0.95}
-    rates = {"learning_rate": 0.015, "muon_learning_rate": 0.04, "min_lr": 0.0}
-    recipe = SimpleNamespace(**rule, **rates, schedule="linear", warmup_iters=20, max_iters=steps)
-    optimizer, rng, losses, began = make_optimizer(model, recipe), np.random.default_rng(options.seed), [], time.time()
-    for step in range(1, steps + 1):
-        optimizer.set_lr(lr_scale(step, recipe))
-        _, loss = model(*draw_batch(side, rows, words, rng))
-        losses.append(loss.item())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        model.zero_grad()
-        if step % math.ceil(steps / 4) == 0 or step == steps:
-            eta = (time.time() - began) / step * (steps - step)
-            print(f"{side:5}  step {step:>4}/{steps}  train loss {np.mean(losses):.4f}  eta {eta:.0f} s", flush=True)
-            losses = []
-    return model.eval()
+    rates = {"optimizer": "muon", "learning_rate": 0.015, "muon_learning_rate": 0.04}
+    fit(model, batch_loss, steps, rates, report)
 
 
 # ----------------------------------------------------------------------------- the loss of one hidden letter
 
 
-def hide_each(row: np.ndarray, words: Words) -> tuple[np.ndarray, np.ndarray]:
-    """A word (T,) -> copies of it, (T - 2, T), each with another letter hidden; and the index of that letter."""
-    at = np.arange(1, len(row) - 1)
-    copies = np.tile(row, (len(at), 1))
-    copies[np.arange(len(at)), at] = words.mask
-    return copies, at
+def hide_each(word: np.ndarray, V: Vocabulary) -> np.ndarray:
+    """A word (T,) -> copies of it, each with another letter hidden, (T - 2, T)."""
+    copies = np.tile(word, (len(word) - 2, 1))
+    copies[range(len(copies)), range(1, len(word) - 1)] = V.mask_id
+    return copies
 
 
 @torch.no_grad()
-def letter_loss(model: GPT, side: str, rows: list[np.ndarray], words: Words) -> float:
-    """The mean loss over all letters of words, in nats per letter. A GPT may also predict that the word ends; here
-    it is known that there is a letter, so all logits but those of letters are left out."""
+def letter_loss(model: GPT, words: list[np.ndarray], V: Vocabulary) -> float:
+    """The mean loss over all letters of words, in nats per letter. A GPT also gives a probability to the end of the
+    word; here it is known that there is a letter, so the probabilities of letters are scaled to add up to 1."""
     total, count = 0.0, 0
-    for first in range(0, len(rows), 100):
-        batch = rows[first : first + 100]
-        if side == "both":
-            hidden = [hide_each(row, words) for row in batch]
-            idx = words.pad([copy for copies, _ in hidden for copy in copies])
-            at = np.concatenate([at for _, at in hidden])
-            logits, targets = model(idx)[0][torch.arange(len(idx)), at], np.concatenate([row[1:-1] for row in batch])
+    for first in range(0, len(words), 100):
+        batch = words[first : first + 100]
+        targets = torch.from_numpy(np.concatenate([word[1:-1] for word in batch]))
+        if isinstance(model, Encoder):
+            idx = V.pad([copy for word in batch for copy in hide_each(word, V)])
+            asked = idx == V.mask_id
         else:
-            idx = words.pad([row[:: -1 if side == "right" else 1] for row in batch])
-            is_letter = torch.isin(idx[:, 1:], torch.from_numpy(words.letters))
-            logits, targets = model(idx[:, :-1])[0][is_letter], idx[:, 1:][is_letter]
-        logits[:, [words.end, words.mask, words.padding]] = -math.inf
-        total += F.cross_entropy(logits, torch.as_tensor(targets), reduction="sum").item()
+            idx = V.pad([word[:-2] for word in batch])  # the token before each letter
+            asked = idx != V.padding_id
+        logits = model.logits(model.hidden_states(idx)[asked])
+        logits[:, V.no_letters] = -math.inf
+        total += F.cross_entropy(logits, targets, reduction="sum").item()
         count += len(targets)
     return total / count
 
 
-def ngram_loss(side: str, train: list[np.ndarray], rows: list[np.ndarray], words: Words) -> float:
-    """The same by counting, with Kneser-Ney smoothing (ngram.py). The context of a letter is the CONTEXT nearest ones,
-    on one side or in turn on both. The farthest one comes first, as smoothing leaves it out first."""
+def ngram_loss(train_words: list[np.ndarray], words: list[np.ndarray], V: Vocabulary, side: str) -> float:
+    """The loss of n-grams with Kneser-Ney smoothing (ngram.py), in nats per letter. Smoothing drops the first token of
+    a context first, so the farthest letter comes first. With K = 2, the context of the second m in "emma" is "em" for
+    left, and "am" for both."""
+    K = CONTEXT[side]
 
-    def windows(rows: list[np.ndarray]) -> np.ndarray:
-        K, contexts = CONTEXT, []
-        for row in rows:
-            padded = np.pad(row[1:-1], K, constant_values=words.end)
-            seen = np.lib.stride_tricks.sliding_window_view(padded, 2 * K + 1)  # (letters, 2 K + 1)
-            left, letter, right = seen[:, :K], seen[:, K : K + 1], seen[:, :K:-1]  # the farthest first
-            both = np.stack((right, left), axis=2).reshape(len(seen), -1)[:, -K:]
-            contexts.append(np.hstack(({"left": left, "right": right, "both": both}[side], letter)))
-        return np.concatenate(contexts)
+    def grams(words: list[np.ndarray]) -> np.ndarray:
+        found = []
+        for word in words:
+            padded = np.pad(word[1:-1], K, constant_values=V.end_id)
+            windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * K + 1)  # (letters, 2 K + 1)
+            before, letter, after = windows[:, :K], windows[:, K:][:, :1], windows[:, K + 1 :][:, ::-1]
+            if side == "both":
+                in_turn = np.stack((before, after), axis=2).reshape(len(windows), 2 * K)
+                before = in_turn[:, -K:]
+            found.append(np.hstack((before, letter)))
+        return np.concatenate(found)
 
-    grams = windows(train)
-    counted = NGrams(*sum_by_row(grams, np.ones(len(grams), dtype=np.int64)), words.data.vocab_size, None)
-    return float(-np.log(counted.kneser_ney(windows(rows), DISCOUNT)).mean())
+    seen = grams(train_words)
+    separator = None if side == "both" else V.end_id  # for both, a newline may be on either side, so it is a letter
+    counted = NGrams(*sum_by_row(seen, np.ones(len(seen), dtype=np.int64)), len(V.letters) + 1, separator)
+    return float(-np.log(counted.kneser_ney(grams(words), DISCOUNT)).mean())
 
 
 # ----------------------------------------------------------------------------- filling gaps
 
 
+def encode_gaps(text: str, V: Vocabulary) -> np.ndarray:
+    """A text with _ for each gap -> newline, its tokens with a mask for each gap, newline."""
+    first, *rest = (V.tokenizer.encode(part) for part in text.split("_"))
+    row = [V.end_id, *first]
+    for part in rest:
+        row += [V.mask_id, *part]
+    return np.array([*row, V.end_id])
+
+
 @torch.no_grad()
-def fill(model: GPT, text: str, words: Words) -> tuple[str, list[tuple[str, float]]]:
-    """Replace each _ in a text by a letter, the most certain one first, as each letter helps to find the next. Returns
-    the text, and each letter with its probability, in the order in which they were found."""
-    parts = [words.data.tokenizer.encode(part) for part in text.split("_")]
-    row = np.array([words.end, *parts[0], *(i for part in parts[1:] for i in (words.mask, *part)), words.end])
-    found = []
-    while (gaps := np.flatnonzero(row == words.mask)).size:
+def fill(model: Encoder, row: np.ndarray, V: Vocabulary) -> tuple[str, list[tuple[str, float]]]:
+    """Fill the gaps, the one with the most certain letter first, as each letter helps to find the others. Returns the
+    text, and each letter with its probability in the order in which they were found."""
+    row, found = row.copy(), []
+    while (gaps := np.flatnonzero(row == V.mask_id)).size:
         logits = model(torch.from_numpy(row)[None])[0][0, gaps]
-        logits[:, [words.end, words.mask, words.padding]] = -math.inf
-        best, letters = logits.softmax(dim=-1).max(dim=-1)
-        i = int(best.argmax())
-        row[gaps[i]] = letters[i]
-        found.append((words.data.tokenizer.decode([int(letters[i])]), best[i].item()))
-    return words.data.tokenizer.decode(row[1:-1].tolist()), found
+        logits[:, V.no_letters] = -math.inf
+        probability, letter = logits.softmax(dim=-1).max(dim=-1)
+        i = int(probability.argmax())
+        row[gaps[i]] = letter[i]
+        found.append((V.tokenizer.decode([int(letter[i])]), probability[i].item()))
+    return V.tokenizer.decode(row[1:-1].tolist()), found
 
 
-def show_gaps(model: GPT, texts: list[str], words: Words) -> None:
-    print("\ngaps that the encoder fills, in the order in which it is most certain")
-    for text in texts:
-        filled, found = fill(model, text, words)
-        print(f"    {text} -> {filled}   ", ", ".join(f"{letter} {probability:.0%}" for letter, probability in found))
+def show_gaps(model: Encoder, gaps: list[tuple[np.ndarray, str]], V: Vocabulary) -> None:
+    """Fill gaps, (row, the correct word or nothing) each, and print the result."""
+    print("\ngaps filled by the encoder, the most certain letter first")
+    for row, correct in gaps:
+        shown = "".join("_" if i == V.mask_id else V.tokenizer.decode([i]) for i in row[1:-1])
+        text, found = fill(model, row, V)
+        print(f"    {shown} -> {text}  ({', '.join(f'{letter} {p:.0%}' for letter, p in found)})", end="")
+        print(f"  correct: {correct}" if correct not in ("", text) else "")
 
 
-def main(options: SimpleNamespace) -> None:
-    began, data = time.perf_counter(), load(options.dataset)
+def main(options: Namespace) -> None:
+    began, data = time.perf_counter(), load(options.dataset or "words")
     if data.separator is None:
         raise UserError(f"{data.name} has no documents; use words, names, or your own text with --documents=lines")
-    words = Words(data)
-    rows = {split: words.rows(split) for split in ("train", "val")}
-    if not all(rows.values()):
+    V = Vocabulary(data)
+    train_words, test_words = (split_words(tokens, V.end_id) for tokens in (data.train, data.test))
+    if not train_words or not test_words:
         raise UserError(f"{data.name} has no documents of 1 to {MAX_LETTERS} tokens; use words or names")
-    if options.fill:
-        data.tokenizer.encode(options.fill.replace("_", ""))  # raises UserError for unknown letters
-    models, table = {}, [["nats per letter", *SIDES, "left - both"]]
-    losses = {"n-gram": {side: ngram_loss(side, rows["train"], rows["val"], words) for side in SIDES}, "network": {}}
+    gaps = []
+    if options.fill is None:
+        for word in test_words[:5]:
+            hidden = word.copy()
+            hidden[len(word) // 2] = V.mask_id
+            gaps.append((hidden, V.tokenizer.decode(word[1:-1].tolist())))
+    else:
+        gaps.append((encode_gaps(options.fill, V), ""))
+        if "_" not in options.fill or len(gaps[0][0]) > MAX_LETTERS + 2:
+            raise UserError(
+                f"--fill={options.fill} needs a _ for each gap, and at most {MAX_LETTERS} letters; change it"
+            )
+
+    sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
+    config = GPTConfig(V.size, block_size=MAX_LETTERS + 2, activation="swiglu", **sizes)
+    steps = options.max_iters or 1000
+    losses = {"n-gram": {}, "network": {}}
     for side in SIDES:
-        models[side] = train(side, rows["train"], words, options)
-        losses["network"][side] = letter_loss(models[side], side, rows["val"], words)
-    print(f"\nthe loss of one hidden letter, given the letters on its sides ({data.name}, validation split)")
+        turn = -1 if side == "right" else 1
+        split = [[word[::turn].copy() for word in words] for words in (train_words, test_words)]
+        torch.manual_seed(options.seed)
+        if side == "both":  # 15 % of the letters are targets, so it needs more steps, and does not memorize the words
+            model = Encoder(config, V.padding_id)
+            train(model, split[0], V, 4 * steps, options.seed, side)
+        else:
+            model = GPT(replace(config, dropout=0.1))
+            train(model, split[0], V, steps, options.seed, side)
+        losses["n-gram"][side] = ngram_loss(*split, V, side)
+        losses["network"][side] = letter_loss(model, split[1], V)
+    print(f"\nthe loss of one hidden letter, by the letters that are seen ({data.name}, test split)")
+    table = [["nats per letter", *SIDES, "left - both"]]
     for name, of_side in losses.items():
-        numbers = [*of_side.values(), of_side["left"] - of_side["both"]]
-        table.append([name, *(f"{number:.4f}" for number in numbers)])
+        table.append([name, *(f"{x:.4f}" for x in (*of_side.values(), of_side["left"] - of_side["both"]))])
     print_table(table)
-    texts = [data.tokenizer.decode(row[1:-1].tolist()) for row in rows["val"][:5]]
-    halves = [(text[: len(text) // 2], text[len(text) // 2 + 1 :]) for text in texts]
-    show_gaps(models["both"], [options.fill] if options.fill else ["_".join(half) for half in halves], words)
-    result = {
-        f"{prefix}{side}": f"{losses[name][side]:.4f}"
-        for prefix, name in (("", "network"), ("ngram_", "n-gram"))
-        for side in SIDES
-    }
-    result |= {"params": models["both"].num_params(), "seconds": f"{time.perf_counter() - began:.1f}"}
-    print(f"\nresult: model=mlm dataset={data.name}", *(f"{key}={value}" for key, value in result.items()))
+    show_gaps(model, gaps, V)
+    result = {"dataset": data.name, "params": model.num_params()}
+    for prefix, name in (("", "network"), ("ngram_", "n-gram")):
+        result |= {f"{prefix}{side}": f"{losses[name][side]:.4f}" for side in SIDES}
+    result["seconds"] = f"{time.perf_counter() - began:.1f}"
+    print("\nresult: model=mlm", *(f"{key}={value}" for key, value in result.items()))

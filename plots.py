@@ -273,7 +273,8 @@ def attention(weights: np.ndarray, names: list[str], path: Path, sources: list[s
     """Attention weights (n_layer, nh, T, S): a panel per head, a row per token with its weights on those of a source
     (S names), or on those of the same text so far."""
     n_layer, n_head, T, S = weights.shape
-    figure = Figure(figsize=(0.5 + 2.6 * n_head, 0.3 + 2.7 * n_layer), dpi=80, layout="constrained")
+    height = 0.6 + 2.1 * T / S
+    figure = Figure(figsize=(0.5 + 2.6 * n_head, 0.3 + height * n_layer), dpi=80, layout="constrained")
     for i, axes in enumerate(figure.subplots(n_layer, n_head, squeeze=False).flat):
         layer, head = divmod(i, n_head)
         axes.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)

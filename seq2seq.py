@@ -1,18 +1,18 @@
-"""Beside the road: an encoder and a decoder, the Transformer as it was first drawn (Vaswani et al. 2017).
+r"""Beside the road: an encoder and a decoder, the original Transformer (Vaswani et al. 2017).
 
-    python seq2seq.py                                       # a minute: write "5th of March, 2031" as 2031-03-05
+    python seq2seq.py                                       # a minute: write "March 5, 2031" as 2031-03-05
     python seq2seq.py --attention=false                     # without cross-attention, it can only guess
-    python seq2seq.py --task=reverse --plot                 # where does each output look? What about longer inputs?
-    python seq2seq.py --mlm                                 # the encoder alone, as in BERT (mlm.py)
+    python seq2seq.py --task=reverse --plot                 # what does each output attend to? And for longer sources?
+    python seq2seq.py --mlm                                 # an encoder alone, as in BERT: mlm.py
 
 Read model.py before, mlm.py after. A GPT continues a text. Here, one text becomes another: a source becomes a target.
 The encoder reads the source; each of its tokens attends to all others, also to later ones. The decoder generates the
 target as a GPT does, but each of its blocks also attends to the encoder's output: cross-attention. In training, the
-decoder reads the right target so far, whatever it would have generated itself (teacher forcing), so all positions are
+decoder reads the correct target so far, whatever it would have generated itself (teacher forcing), so all positions are
 trained at once.
 
-    source           5   M a r c h   2 0 3 1 PAD PAD        PAD fills the batch, and nothing attends to it
-    decoder reads   \n 2 0 3 1 - 0 3 - 0 5
+    source           M a r c h   5 ,   2 0 3 1 PAD PAD      PAD fills the batch, and nothing attends to it
+    decoder reads    \n 2 0 3 1 - 0 3 - 0 5
     targets          2 0 3 1 - 0 3 - 0 5 \n
 
 Shapes: B batch size, S source tokens, T target tokens, C channels, nh heads, hd channels per head, V vocabulary.
@@ -21,6 +21,7 @@ Shapes: B batch size, S source tokens, T target tokens, C channels, nh heads, hd
 import math
 import string
 import time
+from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from console import OptionParser, in_range, print_table, run
+from console import OptionParser, in_range, print_table, progress, run
 from model import Block, ConfigError, GPTConfig, make_norm, sinusoid_table
 from optim import lr_scale, make_optimizer
 
@@ -39,13 +40,15 @@ CHARACTERS = "\0\n" + string.digits + string.ascii_letters + " ,./-"  # a charac
 ID_OF = {character: i for i, character in enumerate(CHARACTERS)}
 BLOCK_SIZE = 64  # the longest source or target
 BATCH_SIZE = 128
+SMOOTHING = 0.1  # label smoothing in training
+TEST_EXAMPLES = 4000
 
 
 # ----------------------------------------------------------------------------- tasks
 
 
 def ordinal(day: int) -> str:
-    ending = "th" if 4 <= day % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
+    ending = "th" if 4 <= day <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
     return f"{day}{ending}"
 
 
@@ -55,25 +58,26 @@ FORMATS = (  # ten ways to write a date
     lambda d: f"{d:%A}, {d.day} {d:%B %Y}", lambda d: f"{ordinal(d.day)} of {d:%B}, {d.year}",
     lambda d: f"the {ordinal(d.day)} day of {d.month}/{d.year}",
 )  # fmt: skip
-DAYS = [date(1970, 1, 1) + timedelta(days) for days in range(36_525)]  # until 2069: by POSIX, those of two-digit years
-SPLITS = np.split(np.random.default_rng(0).permutation(len(DAYS)), [len(DAYS) // 10])  # of days: test, train
-MAX_LETTERS = 16  # in training; --task=reverse and copy then test longer inputs, too
+DAYS = [date(1969, 1, 1) + timedelta(i) for i in range(36_525)]  # 100 years: by POSIX, 69 is 1969, and 68 is 2068
+ORDER = np.random.default_rng(0).permutation(len(DAYS))
+SPLITS = {"test": ORDER[: len(DAYS) // 10], "train": ORDER[len(DAYS) // 10 :]}
+MAX_LETTERS = 16  # in training; --task=reverse and copy then test longer sources, too
 LENGTHS = (4, 8, 16, 17, 18, 20, 24, 32)
 
 
 def draw_examples(task: str, split: str, n: int, rng: np.random.Generator, length: int = 0) -> list[tuple[str, str]]:
-    """Draw n pairs of a source and its target. Days of the test split are in no training example, in any format.
-    Strings have 1 to MAX_LETTERS random letters, or `length`."""
+    """Draw n pairs of a source and its target. Days of the test split never appear in training, in any format. Strings
+    have `length` random letters, or if that is 0 from 1 to MAX_LETTERS; the shortest ones also appear in training."""
     if task == "dates":
-        days = rng.choice(SPLITS[split == "train"], n)
-        return [(FORMATS[rng.integers(len(FORMATS))](DAYS[day]), DAYS[day].isoformat()) for day in days]
-    letters = rng.choice(list(string.ascii_lowercase), (n, length or MAX_LETTERS))
-    sources = ["".join(row[: length or rng.integers(1, MAX_LETTERS + 1)]) for row in letters]
+        days = [DAYS[i] for i in rng.choice(SPLITS[split], n)]
+        return [(FORMATS[rng.integers(len(FORMATS))](day), day.isoformat()) for day in days]
+    lengths = rng.integers(length or 1, (length or MAX_LETTERS) + 1, n)
+    sources = ["".join(rng.choice(list(string.ascii_lowercase), size)) for size in lengths]
     return [(source, source[::-1] if task == "reverse" else source) for source in sources]
 
 
 def guessing_loss(task: str) -> float:
-    """The loss of the best model that cannot see the source, in nats per target: the entropy of the targets."""
+    """The lowest loss of a model that cannot see the source, in nats per target: the entropy of all targets."""
     if task == "dates":
         return math.log(len(DAYS))
     return math.log(MAX_LETTERS) + (MAX_LETTERS + 1) / 2 * math.log(26)  # of the length; of the letters, on average
@@ -87,16 +91,23 @@ def pad(rows: list[list[int]], value: int) -> torch.Tensor:
 
 def make_batch(examples: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Examples -> source (B, S); what the decoder reads, and its targets, (B, T) each. Targets of -1 are ignored."""
-    sources, targets = ([[ID_OF[c] for c in text] for text in texts] for texts in zip(*examples, strict=True))
-    inputs = pad([[END, *row] for row in targets], PAD)
-    return pad(sources, PAD), inputs, pad([[*row, END] for row in targets], -1)
+    sources = [[ID_OF[character] for character in source] for source, _ in examples]
+    targets = [[ID_OF[character] for character in target] for _, target in examples]
+    inputs = pad([[END, *target] for target in targets], PAD)
+    return pad(sources, PAD), inputs, pad([[*target, END] for target in targets], -1)
 
 
 # ----------------------------------------------------------------------------- the model
 
 
+def hide(idx: torch.Tensor, token: int) -> torch.Tensor:
+    """A mask to add to attention scores, (B, 1, 1, S): -inf where idx (B, S) is this token, so that no token of the row
+    attends to it, and 0 elsewhere."""
+    return torch.zeros(idx.shape).masked_fill(idx == token, -math.inf)[:, None, None]
+
+
 class CrossAttention(nn.Module):
-    """As self-attention in model.py, but only the queries come from the decoder; keys and values from the encoder."""
+    """Like the self-attention of model.py, but only queries come from the decoder; keys and values from the encoder."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -105,63 +116,63 @@ class CrossAttention(nn.Module):
         self.c_kv = nn.Linear(config.n_embd, 2 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """x (B, T, C), the encoder's output (B, S, C), and a mask (B, 1, 1, S), -inf for padding -> (B, T, C)."""
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, source_mask: torch.Tensor) -> torch.Tensor:
+        """x (B, T, C), the encoder's output (B, S, C), and the mask of its padding (B, 1, 1, S) -> (B, T, C)."""
         nh, hd = self.config.n_head, self.config.head_dim
         q = self.c_q(x).unflatten(2, (nh, hd)).transpose(1, 2)  # (B, nh, T, hd)
         k, v = self.c_kv(memory).unflatten(2, (2 * nh, hd)).transpose(1, 2).chunk(2, dim=1)  # (B, nh, S, hd) each
-        wei = (q @ k.transpose(-2, -1) / math.sqrt(hd) + mask).softmax(dim=-1)  # (B, nh, T, S)
-        self.weights = wei.detach()  # for the plot
+        wei = (q @ k.transpose(-2, -1) / math.sqrt(hd) + source_mask).softmax(dim=-1)  # (B, nh, T, S)
+        self.attention_weights = wei.detach()  # for the plot
         return self.c_proj((wei @ v).transpose(1, 2).flatten(2))
 
 
 class DecoderBlock(Block):
-    """The block of a GPT, with cross-attention between its self-attention and its MLP."""
+    """The block of a GPT (post-norm), with cross-attention between its self-attention and its MLP."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, attention: bool = True):
         super().__init__(config)
-        self.ln_cross = make_norm(config)
-        self.cross = CrossAttention(config)
+        self.ln_cross = make_norm(config) if attention else None
+        self.cross = CrossAttention(config) if attention else None
 
-    def forward(self, x: torch.Tensor, causal: torch.Tensor, memory: torch.Tensor | None, mask: torch.Tensor):
-        x = self.ln_1(x + self.attn(x, None, causal))
-        if memory is not None:
-            x = self.ln_cross(x + self.cross(x, memory, mask))
+    def forward(self, x: torch.Tensor, causal: torch.Tensor, memory: torch.Tensor, source_mask: torch.Tensor):
+        x = self.ln_1(x + self.attn(x, mask=causal))
+        if self.cross:
+            x = self.ln_cross(x + self.cross(x, memory, source_mask))
         return self.ln_2(x + self.mlp(x))
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder, as in Vaswani et al. 2017: each sublayer's output is added to its input, then normalized
-    (post-norm); sinusoidal positions; ReLU; biases. One table of embeddings. attention=False: no cross-attention."""
+    """Encoder and decoder of Vaswani et al. 2017: each sublayer's output is added to its input, then normalized
+    (post-norm); sinusoidal positions, ReLU, biases, one embedding table. Simpler here: no dropout, as no example comes
+    twice; an output layer of its own. attention=False: no encoder and no cross-attention, which leaves a GPT."""
 
     def __init__(self, config: GPTConfig, attention: bool = True):
         super().__init__()
-        self.config, self.attention = config, attention
+        self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.register_buffer("positions", sinusoid_table(config.block_size, config.n_embd).float())
-        self.encoder = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(config.n_layer))
+        self.encoder = nn.ModuleList(Block(config) for _ in range(config.n_layer if attention else 0))
+        self.decoder = nn.ModuleList(DecoderBlock(config, attention) for _ in range(config.n_layer))
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
     def embed(self, idx: torch.Tensor) -> torch.Tensor:
         return self.wte(idx) + self.positions[: idx.shape[1]]  # (B, T, C)
 
     def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """source (B, S) -> the encoder's output (B, S, C), and the mask of its padding (B, 1, 1, S). No token is hidden
-        from another one: this mask has no triangle."""
-        mask = torch.zeros(source.shape).masked_fill(source == PAD, -math.inf)[:, None, None]
-        x = self.embed(source)
+        """source (B, S) -> the encoder's output (B, S, C), and the mask of its padding (B, 1, 1, S). model.py's
+        attention is causal only if no mask is given. This one hides padding and nothing else."""
+        x, source_mask = self.embed(source), hide(source, PAD)
         for block in self.encoder:
-            x = block(x, None, mask)
-        return x, mask
+            x = block(x, None, source_mask)  # None: no rotary positions
+        return x, source_mask
 
-    def decode(self, idx: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def decode(self, idx: torch.Tensor, memory: torch.Tensor, source_mask: torch.Tensor) -> torch.Tensor:
         """Target tokens so far (B, T), and what encode() returned -> logits (B, T, V) of the next ones."""
         T = idx.shape[1]
         causal = torch.full((T, T), -math.inf).triu(diagonal=1)
         x = self.embed(idx)
         for block in self.decoder:
-            x = block(x, causal, memory if self.attention else None, mask)
+            x = block(x, causal, memory, source_mask)
         return self.lm_head(x)
 
     def forward(self, source: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
@@ -178,31 +189,46 @@ def make_model(n_layer: int, n_head: int, n_embd: int, attention: bool = True) -
 # ----------------------------------------------------------------------------- training
 
 
-def train(model: Transformer, task: str, steps: int, seed: int) -> None:
-    """Train on new random examples in each step, with label smoothing: 0.1 of each target's probability is spread over
-    all tokens, so the model learns never to be quite certain (Szegedy et al. 2016)."""
-    rng, losses, began = np.random.default_rng(seed), [], time.perf_counter()
-    rule = {"optimizer": "adamw", "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.98, "momentum": 0.0}
+def fit(model: nn.Module, batch_loss: Callable, steps: int, rates: dict, report: Callable) -> None:
+    """Train: each step lowers batch_loss(), the loss of a batch that it draws. rates: optimizer and learning rates.
+    report(step, mean loss, seconds left) is called ten times."""
     schedule = {"schedule": "linear", "warmup_iters": min(100, steps // 5), "max_iters": steps, "min_lr": 0.0}
-    config = SimpleNamespace(learning_rate=0.002, **rule, **schedule)
-    optimizer = make_optimizer(model, config)
+    rule = {"weight_decay": 0.0, "momentum": 0.95, "beta1": 0.9, "beta2": 0.98}
+    config = SimpleNamespace(**rates, **schedule, **rule)
+    optimizer, losses, began = make_optimizer(model, config), [], time.perf_counter()
+    model.train()
     for step in range(1, steps + 1):
-        source, idx, targets = make_batch(draw_examples(task, "train", BATCH_SIZE, rng))
-        logits = model(source, idx).flatten(0, 1)  # (B T, V)
-        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, label_smoothing=0.1)
+        optimizer.set_lr(lr_scale(step, config))
+        loss = batch_loss()
         losses.append(loss.item())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.set_lr(lr_scale(step, config))
         optimizer.step()
         model.zero_grad()
         if step % math.ceil(steps / 10) == 0 or step == steps:
-            examples = draw_examples(task, "test", 200, np.random.default_rng(0))
-            eta = (time.perf_counter() - began) / step * (steps - step)
-            loss, exact = np.mean(losses), exact_match(model, examples)
-            numbers = f"train loss {loss:.4f}  exact match {exact:6.1%}  eta {eta:.0f} s"
-            print(f"step {step:>{len(str(steps))}}/{steps}  {numbers}", flush=True)
+            model.eval()
+            report(step, np.mean(losses), (time.perf_counter() - began) / step * (steps - step))
+            model.train()
             losses = []
+    model.eval()
+
+
+def train(model: Transformer, task: str, steps: int, seed: int) -> None:
+    """Train on new random examples in each step, with label smoothing: each target gives away a tenth of its
+    probability to all tokens, so the model is trained not to be certain (Szegedy et al. 2016)."""
+    rng = np.random.default_rng(seed)
+    some = draw_examples(task, "test", 200, np.random.default_rng(0))
+
+    def batch_loss() -> torch.Tensor:
+        source, idx, targets = make_batch(draw_examples(task, "train", BATCH_SIZE, rng))
+        logits = model(source, idx).flatten(0, 1)  # (B T, V)
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, label_smoothing=SMOOTHING)
+
+    def report(step: int, loss: float, eta: float) -> None:
+        numbers = f"smoothed loss {loss:.4f} nats per token  exact match {exact_match(model, some):6.1%}"
+        print(f"step {step:>{len(str(steps))}}/{steps}  {numbers}  eta {eta:.0f} s", flush=True)
+
+    fit(model, batch_loss, steps, {"optimizer": "adamw", "learning_rate": 0.002}, report)
 
 
 # ----------------------------------------------------------------------------- from source to target
@@ -214,51 +240,53 @@ def search(model: Transformer, source: torch.Tensor, width: int = 1) -> tuple[li
     in nats, (B, width). Width 1 is greedy decoding.
 
     A beam is a target so far. In each step, all beams of a source are continued by all tokens, and the `width` most
-    likely of these remain. Each further token makes a target less likely, so long ones would lose: finally, each
-    log-probability is divided by a length penalty, ((5 + n) / 6)^0.6 for n tokens (Wu et al. 2016)."""
+    likely of these remain. Each further token makes a target less likely, so long ones would lose: finally, targets are
+    ordered by log-probability / length penalty, which is ((5 + n) / 6)^0.6 for n tokens (Wu et al. 2016)."""
     B, V = len(source), model.config.vocab_size
-    memory, mask = model.encode(source)  # once: the source does not change
-    memory, mask = (part.repeat_interleave(width, dim=0) for part in (memory, mask))
-    idx = torch.full((B * width, 1), END)
-    scores = torch.full((B, width), -math.inf)
-    scores[:, 0] = 0.0  # all beams are the same at first, so one of them counts
-    done, n_tokens = torch.zeros(B, width, dtype=torch.bool), torch.zeros(B, width)
+    memory, source_mask = model.encode(source)  # once: the source does not change
+    memory, source_mask = (part.repeat_interleave(width, dim=0) for part in (memory, source_mask))
+    idx = torch.full((B * width, 1), END)  # row b * width + i is beam i of source b
+    log_p, n_tokens = torch.full((B, width), -math.inf), torch.zeros(B, width)
+    log_p[:, 0] = 0.0  # all beams are equal at first, so only one of them counts
+    done = torch.zeros(B, width, dtype=torch.bool)
     only_padding = torch.full((V,), -math.inf)
-    only_padding[PAD] = 0.0  # what follows the end of a target
+    only_padding[PAD] = 0.0  # a finished target is continued by padding, at no cost
     while not done.all() and idx.shape[1] < BLOCK_SIZE:
-        log_p = model.decode(idx, memory, mask)[:, -1].log_softmax(dim=-1).view(B, width, V)
-        log_p[..., PAD] = -math.inf
-        log_p = torch.where(done[..., None], only_padding, log_p)
-        scores, best = (scores[..., None] + log_p).flatten(1).topk(width)  # (B, width)
-        beam, token = best // V, best % V
-        rows = (torch.arange(B)[:, None] * width + beam).flatten()
-        idx = torch.cat((idx[rows], token.view(-1, 1)), dim=1)
-        n_tokens = n_tokens.gather(1, beam) + ~done.gather(1, beam)
-        done = done.gather(1, beam) | (token == END)
-    order = (scores / ((5 + n_tokens) / 6) ** 0.6).argsort(dim=1, descending=True)
+        next_log_p = model.decode(idx, memory, source_mask)[:, -1].log_softmax(dim=-1).view(B, width, V)
+        next_log_p[..., PAD] = -math.inf
+        next_log_p = torch.where(done[..., None], only_padding, next_log_p)
+        log_p, best = (log_p[..., None] + next_log_p).flatten(1).topk(width)  # (B, width), out of width * V
+        beam, token = best // V, best % V  # the beam that is continued, and by which token
+        row = torch.arange(B)[:, None] * width + beam
+        idx = torch.cat((idx[row.flatten()], token.view(-1, 1)), dim=1)
+        done = done.gather(1, beam)
+        n_tokens = n_tokens.gather(1, beam) + (~done).float()
+        done = done | (token == END)
+    order = (log_p / ((5 + n_tokens) / 6) ** 0.6).argsort(dim=1, descending=True)
     texts = ["".join(CHARACTERS[i] for i in row if i not in (PAD, END)) for row in idx.tolist()]
-    return [[texts[b * width + i] for i in row] for b, row in enumerate(order.tolist())], scores.gather(1, order)
-
-
-def answers(model: Transformer, examples: list[tuple[str, str]], width: int = 1) -> list[str]:
-    """The best target for the source of each example."""
-    batches = (examples[first : first + 500] for first in range(0, len(examples), 500))
-    return [beams[0] for batch in batches for beams in search(model, make_batch(batch)[0], width)[0]]
+    return [[texts[b * width + i] for i in beams] for b, beams in enumerate(order.tolist())], log_p.gather(1, order)
 
 
 def exact_match(model: Transformer, examples: list[tuple[str, str]], width: int = 1) -> float:
     """The fraction of examples whose target is found, to the last character."""
-    return float(
-        np.mean([a == target for a, (_, target) in zip(answers(model, examples, width), examples, strict=True)])
-    )
+    right, show = 0, progress("decoding", len(examples), "examples")
+    for first in range(0, len(examples), 500):
+        batch = examples[first : first + 500]
+        texts, _ = search(model, make_batch(batch)[0], width)
+        right += sum(found[0] == target for found, (_, target) in zip(texts, batch, strict=True))
+        show(first + len(batch))
+    return right / len(examples)
 
 
 @torch.no_grad()
-def target_loss(model: Transformer, examples: list[tuple[str, str]]) -> float:
-    """The mean loss in nats per target, without label smoothing."""
+def target_loss(model: Transformer, examples: list[tuple[str, str]]) -> tuple[float, float]:
+    """The mean loss in nats per target, without label smoothing; and that of a model that is always right, and as
+    certain as it was trained to be by label smoothing."""
     source, idx, targets = make_batch(examples)
     logits = model(source, idx).flatten(0, 1)
-    return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum").item() / len(examples)
+    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum").item()
+    certain = -math.log(1 - SMOOTHING + SMOOTHING / len(CHARACTERS)) * (targets >= 0).sum().item()
+    return loss / len(examples), certain / len(examples)
 
 
 # ----------------------------------------------------------------------------- the command line
@@ -267,41 +295,41 @@ def target_loss(model: Transformer, examples: list[tuple[str, str]]) -> float:
 def read_options():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--task", choices=("dates", "reverse", "copy"), default="dates", help="what to do with the source")
-    add("--attention", type=bool, default=True, help="cross-attention; false: the decoder cannot see the source")
+    add("--task", choices=("dates", "reverse", "copy"), shown="dates", help="what to do with the source")
+    add("--attention", type=bool, shown=True, help="cross-attention; false: the decoder cannot see the source")
     add("--n_layer", type=in_range(int, 1, 100), default=2, help="number of blocks of the encoder, and of the decoder")
     add("--n_embd", type=in_range(int, 1, 10_000), default=64, help="embedding dimension")
     add("--n_head", type=in_range(int, 1, 1000), default=4, help="attention heads, a divisor of n_embd")
-    steps = "1500; with --mlm 1000, and four times as many for the encoder"
+    steps = "1500; --mlm: 1000 for a GPT, four times as many for the encoder"
     add("--max_iters", type=in_range(int, 1), shown=steps, help=f"training steps, of {BATCH_SIZE} examples each")
     add("--seed", type=in_range(int, 0), default=1337, help="random seed for initialization and examples")
-    add("--plot", type=bool, default=False, help="draw the cross-attention: out/seq2seq_<task>/alignment.png")
+    add("--plot", type=bool, help="draw the cross-attention: out/seq2seq_<task>/alignment.png")
     add("--mlm", type=bool, default=False, help="masked language modeling instead of a task: mlm.py")
-    add("--dataset", default="words", help="dataset for --mlm, of short documents such as words and names")
+    add("--dataset", shown="words", help="with --mlm: dataset of short documents, such as words and names")
     add("--fill", metavar="TEXT", help="with --mlm: replace each _ in this text by a letter")
     options = parser.parse_args()
-    if options.fill and not options.mlm:
-        parser.error("--fill needs --mlm")
-    if options.mlm and options.plot:
-        parser.error("--plot is for the tasks, not for --mlm")
+    for name in ("task", "attention", "plot") if options.mlm else ("dataset", "fill"):
+        if getattr(options, name) is not None:
+            parser.error(f"--{name} {'cannot be used with' if options.mlm else 'needs'} --mlm")
+    if options.attention is False and options.plot:
+        parser.error("--plot needs cross-attention")
     return options
 
 
 def show_lengths(model: Transformer, task: str, rng: np.random.Generator) -> None:
-    """Print the fraction of right targets for sources as long as in training, and longer ones."""
+    """Print the fraction of correct targets for sources as long as in training, and longer ones."""
     exact = [exact_match(model, draw_examples(task, "test", 500, rng, length)) for length in LENGTHS]
     print(f"\nsources of other lengths (up to {MAX_LETTERS} letters in training)")
     print_table([["letters", *map(str, LENGTHS)], ["exact match", *(f"{value:.1%}" for value in exact)]])
 
 
 def draw_alignment(model: Transformer, example: tuple[str, str], path: Path) -> None:
-    """Draw the cross-attention of each layer and head while the decoder reads the right target."""
+    """Draw the cross-attention of each layer and head while the decoder reads the correct target."""
     import plots
 
     model(*make_batch([example])[:2])
-    weights = torch.cat([block.cross.weights for block in model.decoder])  # (L, nh, T, S)
-    rows = [*example[1], "end"]  # each weight belongs to the token that it helps to predict
-    plots.attention(weights.numpy(), rows, path, list(example[0]))
+    weights = torch.cat([block.cross.attention_weights for block in model.decoder])  # (n_layer, nh, T, S)
+    plots.attention(weights.numpy(), [*example[1], "end"], path, list(example[0]))  # rows: the tokens that it predicts
     print(f"\nplot: {path}")
 
 
@@ -311,34 +339,34 @@ def main() -> None:
         import mlm
 
         return mlm.main(options)
+    task, attention = options.task or "dates", options.attention is not False
     torch.manual_seed(options.seed)
-    model = make_model(options.n_layer, options.n_head, options.n_embd, options.attention)
-    params, rng = sum(p.numel() for p in model.parameters()), np.random.default_rng(1)
-    examples = draw_examples(options.task, "test", 4000, rng)
-    few = examples[:1000]
-    print(f"{params:,} parameters; five examples of the task:")
-    for source, target in examples[:5]:
-        print(f"    {source} -> {target}")
-    train(model, options.task, options.max_iters or 1500, options.seed)
+    model, rng = make_model(options.n_layer, options.n_head, options.n_embd, attention), np.random.default_rng(1)
+    params = sum(p.numel() for p in model.parameters())
+    print(f"{params:,} parameters; task: {task}")
+    train(model, task, options.max_iters or 1500, options.seed)
 
-    exact, beam, loss = exact_match(model, examples), exact_match(model, few, width=4), target_loss(model, few)
-    print(f"\nexact match: {exact:.2%} of {len(examples):,} unseen examples by greedy decoding;", end=" ")
-    print(f"by beam search, width 4: {beam:.2%} of {len(few):,}")
-    print(f"loss: {loss:.4f} nats per target; guessing without the source: {guessing_loss(options.task):.4f}")
-    print("\nsome answers, and the four beams of the last one with their log-probabilities in nats")
-    for (source, target), answer in zip(few[:5], answers(model, few[:5]), strict=True):
-        print(f"    {source} -> {answer}", "" if answer == target else f"(wrong: {target})")
-    beams, log_p = search(model, make_batch(few[4:5])[0], width=4)
-    for text, value in zip(beams[0], log_p[0].tolist(), strict=True):
+    examples = draw_examples(task, "test", TEST_EXAMPLES, rng)
+    greedy, beam = exact_match(model, examples), exact_match(model, examples, width=4)
+    loss, certain = target_loss(model, examples)
+    unseen = "of days that never appeared in training" if task == "dates" else "of random strings"
+    print(f"\nexact match on {len(examples):,} examples {unseen}: {greedy:.2%} (greedy), {beam:.2%} (beam search)")
+    print(f"loss: {loss:.4f} nats per target; always right, with label smoothing: {certain:.4f};", end=" ")
+    print(f"guessing without the source: {guessing_loss(task):.4f}")
+    texts, log_p = search(model, make_batch(examples[:5])[0], width=4)
+    print("\nsome answers")
+    for (source, target), found in zip(examples[:5], texts, strict=True):
+        print(f"    {source} -> {found[0]}", "" if found[0] == target else f"(correct: {target})")
+    print("the four beams of the last one, with their log-probabilities in nats")
+    for text, value in zip(texts[-1], log_p[-1].tolist(), strict=True):
         print(f"    {value:8.2f}  {text}")
-    if options.task != "dates":
-        show_lengths(model, options.task, rng)
-    if options.plot and options.attention:
-        draw_alignment(model, few[4], Path("out", f"seq2seq_{options.task}", "alignment.png"))
-    result = {"params": params, "exact_match": f"{exact:.4f}", "beam": f"{beam:.4f}", "loss": f"{loss:.4f}"}
-    result |= {"seconds": f"{time.perf_counter() - began:.1f}"}
-    attention = str(options.attention).lower()
-    print(f"\nresult: task={options.task} attention={attention}", *(f"{key}={value}" for key, value in result.items()))
+    if task != "dates":
+        show_lengths(model, task, rng)
+    if options.plot:
+        draw_alignment(model, examples[4], Path("out", f"seq2seq_{task}", "alignment.png"))
+    result = {"task": task, "attention": str(attention).lower(), "params": params, "exact_match": f"{greedy:.4f}"}
+    result |= {"beam": f"{beam:.4f}", "loss": f"{loss:.4f}", "seconds": f"{time.perf_counter() - began:.1f}"}
+    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
 
 
 if __name__ == "__main__":
