@@ -195,6 +195,26 @@ def show_gaps(model: Encoder, gaps: list[tuple[np.ndarray, str]], V: Vocabulary)
         print(f"  correct: {correct}" if correct not in ("", text) else "")
 
 
+def compare_sides(train_words: list, test_words: list, V: Vocabulary, options: Namespace) -> tuple[Encoder, dict]:
+    """Train a model and count n-grams for each of SIDES. Returns the encoder, and the losses {kind: {side: loss}}."""
+    sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
+    config = GPTConfig(V.size, block_size=MAX_LETTERS + 2, activation="swiglu", **sizes)
+    steps, losses = options.max_iters or 1000, {"n-gram": {}, "network": {}}
+    for side in SIDES:
+        turn = -1 if side == "right" else 1
+        seen, unseen = ([word[::turn].copy() for word in words] for words in (train_words, test_words))
+        torch.manual_seed(options.seed)
+        if side == "both":  # only 15 % of the letters are targets: it needs more steps, and hardly memorizes the words
+            model = Encoder(config, V.padding_id)
+            train(model, seen, V, 4 * steps, options.seed, side)
+        else:
+            model = GPT(replace(config, dropout=0.1))
+            train(model, seen, V, steps, options.seed, side)
+        losses["n-gram"][side] = ngram_loss(seen, unseen, V, side)
+        losses["network"][side] = letter_loss(model, unseen, V)
+    return model, losses
+
+
 def main(options: Namespace) -> None:
     began, data = time.perf_counter(), load(options.dataset or "words")
     if data.separator is None:
@@ -216,22 +236,7 @@ def main(options: Namespace) -> None:
                 f"--fill={options.fill} needs a _ for each gap, and at most {MAX_LETTERS} letters; change it"
             )
 
-    sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
-    config = GPTConfig(V.size, block_size=MAX_LETTERS + 2, activation="swiglu", **sizes)
-    steps = options.max_iters or 1000
-    losses = {"n-gram": {}, "network": {}}
-    for side in SIDES:
-        turn = -1 if side == "right" else 1
-        split = [[word[::turn].copy() for word in words] for words in (train_words, test_words)]
-        torch.manual_seed(options.seed)
-        if side == "both":  # 15 % of the letters are targets, so it needs more steps, and does not memorize the words
-            model = Encoder(config, V.padding_id)
-            train(model, split[0], V, 4 * steps, options.seed, side)
-        else:
-            model = GPT(replace(config, dropout=0.1))
-            train(model, split[0], V, steps, options.seed, side)
-        losses["n-gram"][side] = ngram_loss(*split, V, side)
-        losses["network"][side] = letter_loss(model, split[1], V)
+    model, losses = compare_sides(train_words, test_words, V, options)
     print(f"\nthe loss of one hidden letter, by the letters that are seen ({data.name}, test split)")
     table = [["nats per letter", *SIDES, "left - both"]]
     for name, of_side in losses.items():

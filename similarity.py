@@ -82,10 +82,8 @@ def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
             right_without[name] += nearest(table, table[c], 1, [a, b, c])[0] == d
     rows.append(["right", *(f"{right[name]} of {len(known)}" for name in vectors)])
     rows.append(["right, by the word nearest to c", *(f"{right_without[name]} of {len(known)}" for name in vectors)])
-    print(
-        "\nanalogies: the word nearest to b - a + c should be d (few work if the text is small: word2vec's had billions"
-    )
-    print("of words, so the difference of two vectors was not mostly noise)")
+    print("\nanalogies: the word nearest to b - a + c should be d (word2vec's text had billions of words; in a small")
+    print("one, the difference of two vectors is mostly noise)")
     print_table(rows)
 
 

@@ -24,6 +24,7 @@ import cells
 import dpo
 import estimate
 import micrograd
+import mlm
 import mlp
 import model
 import ngram
@@ -33,7 +34,10 @@ import ppo
 import reward
 import rnn
 import sample
+import seq2seq
+import similarity
 import train
+import word2vec
 from gpt2 import GPT2_OPTIONS
 from micrograd import Value
 from model import GPT, GPTConfig
@@ -293,26 +297,6 @@ def _():
     _, J2 = gradients(lambda h: h**2, x + math.tanh(x))
     _, whole = gradients(lambda x: (x + x.tanh()) + (x + x.tanh()) ** 2, x)
     return round(whole - (1 + J2) * (1 + J1), 12)
-
-
-@example("sgns-step", [0.03, -0.02, 0.507499, 0.505000])
-def _():
-    cat, the, alg = (0.1, 0.2, -0.1), (0.3, 0.1, 0.2), (0.5, -0.3, 0.1)
-    dots = [sum((Value(a) * b for a, b in zip(cat, c, strict=True)), Value(0)) for c in (the, alg)]
-    return dots, dots[0].sigmoid(), (-dots[1]).sigmoid()
-
-
-@example(
-    "sgns-grad",
-    [1.36146, (0.0997499, -0.197750, -0.0490001), (-0.0492501, -0.0985001, 0.0492501), (0.0495, 0.0990, -0.0495)],
-)
-def _():
-    def loss(*x):
-        dot = lambda a, b: sum(ai * bi for ai, bi in zip(a, b, strict=True))
-        cat, the, alg = x[:3], x[3:6], x[6:]
-        return -dot(cat, the).sigmoid().log() - (-dot(cat, alg)).sigmoid().log()
-
-    return gradients(loss, 0.1, 0.2, -0.1, 0.3, 0.1, 0.2, 0.5, -0.3, 0.1)
 
 
 @example("mse-3", 0.0466667)
@@ -732,6 +716,61 @@ VECTORS = [[0.2, 0.8, -0.1], [0.3, 0.7, -0.2], [0.1, 0.9, 0.3], [-0.5, 0.1, 0.6]
 @example("emb-lookup", VECTORS)
 def _():
     return mlp.Embedding(tensor(*VECTORS))(torch.arange(5)[:, None])
+
+
+@example("cos-cat-dog", [0.64, 0.978497])
+def _():
+    cat, dog = tensor(*VECTORS[:2])
+    return cat @ dog, similarity.cosine(cat[None], dog[None])
+
+
+@example("cos-cat-car", [-0.08, -0.122312])
+def _():
+    cat, car = tensor(VECTORS[0], VECTORS[3])
+    return cat @ car, similarity.cosine(cat[None], car[None])
+
+
+@example("cos-others", [0.896011, -0.322581, 0.984467])
+def _():
+    cosines = similarity.cosine(tensor(*VECTORS), tensor(*VECTORS))
+    return cosines[0, 2], cosines[1, 3], cosines[3, 4]  # cat and fish, dog and car, car and truck
+
+
+@example("cos-euclid", [0.978497, 0.173205])  # a printed text has a cosine of 0.97
+def _():
+    a, b = tensor((0.8, 0.2, 0.1), (0.7, 0.3, 0.2))
+    return similarity.cosine(a[None], b[None]), torch.dist(a, b)
+
+
+@example("skipgram-win", [4, 2, 18, 10])
+def _():
+    vocab, ids, document = word2vec.number_words(["the cat sat on the mat"], 1)
+    pairs = {window: word2vec.make_pairs(ids, document, window) for window in (1, 2)}
+
+    def contexts(word: str, window: int) -> list[str]:
+        centers, of_these = pairs[window]
+        return sorted(vocab[i] for i in of_these[centers == vocab.index(word)])
+
+    assert contexts("sat", 2) == ["cat", "on", "the", "the"] and contexts("cat", 1) == ["sat", "the"]
+    return len(contexts("sat", 2)), len(contexts("cat", 1)), len(pairs[2][0]), len(pairs[1][0])
+
+
+CAT, THE, ALGORITHM = (0.1, 0.2, -0.1), (0.3, 0.1, 0.2), (0.5, -0.3, 0.1)  # a center, a context, a negative
+
+
+@example("sgns-step", [0.03, -0.02, 0.507499, 0.505000])
+def _():
+    scores = tensor(THE, ALGORITHM) @ tensor(*CAT)
+    return scores, scores[0].sigmoid(), (-scores[1]).sigmoid()
+
+
+@example(
+    "sgns-grad",
+    [1.36146, (0.0997499, -0.197750, -0.0490001), (-0.0492501, -0.0985001, 0.0492501), (0.0495, 0.0990, -0.0495)],
+)
+def _():
+    loss, dw, dothers = word2vec.loss_and_gradients(tensor(*CAT)[None], tensor(THE, ALGORITHM)[None])
+    return loss, dw, dothers
 
 
 @example("emb-grad", [[0, 0], [4, 6], [0, 0], [5, 6]])  # token 1 stands at two places; 0 and 2 are absent
@@ -1226,6 +1265,43 @@ def _():
 @example("n-enc", 3152384)  # with all biases
 def _():
     return size(model.Block(GPTConfig(n_embd=512, n_head=8, bias=True)))
+
+
+BASE = GPTConfig(vocab_size=50_000, block_size=512, n_layer=6, n_head=8, n_embd=512, norm_position="post", bias=True)
+
+
+def linear_biases(layer: nn.Module) -> int:
+    return sum(part.bias.numel() for part in layer.modules() if isinstance(part, nn.Linear) and part.bias is not None)
+
+
+@example("n-dec", [4204032, 4197376])  # with all biases; with those of norms only. A printed text leaves them out
+def _():
+    block = seq2seq.DecoderBlock(BASE)
+    return size(block), size(block) - linear_biases(block)
+
+
+@example("n-base", [44070912, 95270912, 69670912])  # blocks, with biases of norms only; with head; a tied head
+def _():
+    with torch.device("meta"):
+        base = seq2seq.Transformer(BASE)
+    total = size(base) - linear_biases(base)
+    head, embedding = base.lm_head.weight.numel(), base.wte.weight.numel()
+    return total - head - embedding, total, total - head
+
+
+@example("bert", [0, 0, 36])  # an encoder alone: the parameters of a GPT; 36 of 36 pairs of 6 tokens attend, not 21
+def _():
+    config = GPTConfig(vocab_size=9, n_layer=1, n_head=1, n_embd=4)
+    encoder, gpt = mlm.Encoder(config, padding_id=8), GPT(config)
+    idx = torch.arange(6)[None]
+    masks = [one.mask(torch.arange(6), idx).expand(1, 1, 6, 6) for one in (encoder, gpt)]
+    assert (masks[1] == 0).sum() == 21
+    return size(encoder) - size(gpt), linear_biases(encoder) - linear_biases(gpt), (masks[0] == 0).sum()
+
+
+@example("mlm-mix", [0.12, 0.015, 0.015])  # of all letters: masked, random, kept
+def _():
+    return mlm.CHOSEN * mlm.MASKED, mlm.CHOSEN * mlm.RANDOM, mlm.CHOSEN * (1 - mlm.MASKED - mlm.RANDOM)
 
 
 @example("n-gpt2", [124439808, 7087872, 38597376])

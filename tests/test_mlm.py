@@ -1,7 +1,7 @@
 import math
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,166 +11,179 @@ from conftest import NAMES, result
 import mlm
 import prepare_data
 import seq2seq
-from mlm import Encoder, Words, fill, hide_each, hide_letters, letter_loss, ngram_loss
+from mlm import Encoder, Vocabulary, encode_gaps, fill, hide_each, hide_letters, letter_loss, ngram_loss, split_words
 from model import GPT, GPTConfig
+from prepare_data import Dataset
 
 
 @pytest.fixture
-def words() -> Words:
+def data() -> Dataset:
     Path("list.txt").write_text("\n".join(NAMES * 20))
     prepare_data.prepare("list.txt", documents="lines")
-    return Words(prepare_data.load("list"))
+    return prepare_data.load("list")
 
 
-def make(words: Words, kind=Encoder, **more) -> GPT:
+@pytest.fixture
+def V(data) -> Vocabulary:
+    return Vocabulary(data)
+
+
+@pytest.fixture
+def words(data, V) -> list[np.ndarray]:
+    return split_words(data.train, V.end_id)
+
+
+def make(V: Vocabulary, kind=Encoder) -> GPT:
     torch.manual_seed(0)
-    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "zero_init": False, "flash": False}
-    config = GPTConfig(vocab_size=words.vocab_size, block_size=32, **sizes | more)
-    return (Encoder(config, words.padding) if kind is Encoder else GPT(config)).eval()
+    config = GPTConfig(V.size, block_size=32, n_layer=2, n_head=2, n_embd=16, zero_init=False)
+    return (Encoder(config, V.padding_id) if kind is Encoder else GPT(config)).eval()
 
 
-def text_of(row: np.ndarray, words: Words) -> str:
-    return "".join("?" if i == words.mask else words.data.tokenizer.decode([i]) for i in row if i != words.padding)
+def text_of(row: np.ndarray, V: Vocabulary) -> str:
+    return "".join("?" if i == V.mask_id else V.tokenizer.decode([i]) for i in row if i != V.padding_id)
 
 
-# ----------------------------------------------------------------------------- rows, and the encoder
+# ----------------------------------------------------------------------------- words, and the encoder
 
 
-def test_rows_are_documents(words):
-    rows = words.rows("train")
-    texts = [text_of(row, words) for row in rows]
-    assert len(rows) == words.data.splits["train"]["documents"]
+def test_words_are_documents(data, V, words):
+    texts = [text_of(word, V) for word in words]
+    assert len(words) == data.splits["train"]["documents"]
     assert all(text[0] == text[-1] == "\n" and text[1:-1] in NAMES for text in texts)
-    batch = words.pad(rows[:3])
-    assert [text_of(row, words) for row in batch.numpy()] == texts[:3]
+    assert [text_of(row, V) for row in V.pad(words[:3]).numpy()] == texts[:3]
 
 
-def test_long_documents_are_left_out(words, monkeypatch):
+def test_long_documents_are_left_out(data, V, monkeypatch):
     monkeypatch.setattr(mlm, "MAX_LETTERS", 4)
-    assert max(map(len, words.rows("train"))) == 6
+    assert max(map(len, split_words(data.train, V.end_id))) == 6
 
 
-def test_an_encoder_has_the_parameters_of_a_gpt_and_sees_both_sides(words):
-    encoder, gpt = make(words), make(words, GPT)
+def test_an_encoder_has_the_parameters_of_a_gpt_and_sees_both_sides(V, words):
+    encoder, gpt = make(V), make(V, GPT)
     assert {n: p.shape for n, p in encoder.named_parameters()} == {n: p.shape for n, p in gpt.named_parameters()}
-    idx = words.pad(words.rows("val")[:2])
+    idx = V.pad(words[:2])
     changed = idx.clone()
-    changed[:, 4] = (changed[:, 4] + 1) % words.data.vocab_size
+    changed[:, 4] = (changed[:, 4] + 1) % len(V.letters)
     same = [torch.allclose(m(idx)[0][:, :4], m(changed)[0][:, :4], atol=1e-5) for m in (encoder, gpt)]
     assert same == [False, True]
 
 
-def test_padding_changes_nothing(words):
-    encoder, idx = make(words), words.pad(words.rows("val")[:1])
-    more = torch.cat((idx, torch.full((1, 3), words.padding)), dim=1)
+def test_padding_changes_nothing(V, words):
+    encoder, idx = make(V), V.pad(words[:1])
+    more = torch.cat((idx, torch.full((1, 3), V.padding_id)), dim=1)
     assert torch.allclose(encoder(more)[0][:, : idx.shape[1]], encoder(idx)[0], atol=1e-5)
 
 
 # ----------------------------------------------------------------------------- hiding letters
 
 
-def test_15_percent_are_chosen_and_treated_as_80_10_10(words):
-    rows = words.rows("train") * 40
-    idx = words.pad(rows)
-    hidden, targets = hide_letters(idx, words, np.random.default_rng(0))
-    chosen, letters = targets >= 0, torch.isin(idx, torch.from_numpy(words.letters))
-    n = int(chosen.sum())
-    assert not (chosen & ~letters).any() and n / letters.sum() == pytest.approx(0.15, abs=0.005)
+def test_15_percent_are_chosen_and_treated_as_80_10_10(V, words):
+    idx = V.pad(words * 40)
+    hidden, targets = hide_letters(idx, V, np.random.default_rng(0))
+    chosen, letters = targets >= 0, torch.isin(idx, torch.from_numpy(V.letters))
+    assert not (chosen & ~letters).any()
+    assert (chosen.sum() / letters.sum()).item() == pytest.approx(0.15, abs=0.005)
     assert torch.equal(targets[chosen], idx[chosen]) and torch.equal(hidden[~chosen], idx[~chosen])
-    masked = (hidden == words.mask)[chosen]
-    same = (hidden == idx)[chosen]
-    random_hits = 0.1 / len(words.letters)  # a random letter can be the right one
-    assert masked.double().mean() == pytest.approx(0.8, abs=0.01)
-    assert same.double().mean() == pytest.approx(0.1 + random_hits, abs=0.01)
+    masked, same = (hidden == V.mask_id)[chosen], (hidden == idx)[chosen]
+    assert masked.double().mean().item() == pytest.approx(0.8, abs=0.01)
+    right_by_chance = 0.1 / len(V.letters)  # a random letter can be the right one
+    assert same.double().mean().item() == pytest.approx(0.1 + right_by_chance, abs=0.01)
     others = Counter(hidden[chosen][~masked & ~same].tolist())
-    assert others.keys() == set(words.letters.tolist())  # no newline, no padding
+    assert others.keys() == set(V.letters.tolist())  # no newline, no padding
 
 
-def test_each_letter_is_hidden_once(words):
-    row = words.rows("val")[0]
-    copies, at = hide_each(row, words)
-    assert at.tolist() == list(range(1, len(row) - 1)) and copies.shape == (len(row) - 2, len(row))
-    for copy, i in zip(copies, at, strict=True):
-        assert copy[i] == words.mask and (np.delete(copy, i) == np.delete(row, i)).all()
+def test_each_letter_is_hidden_once(V):
+    word = V.tokenizer.encode("\nmila\n")
+    assert [text_of(row, V) for row in hide_each(np.array(word), V)] == ["\n?ila\n", "\nm?la\n", "\nmi?a\n", "\nmil?\n"]
 
 
 # ----------------------------------------------------------------------------- losses
 
 
-@pytest.mark.parametrize("side", mlm.SIDES)
-def test_letter_loss_is_what_loops_compute(words, side):
-    model, rows, total, count = make(words, Encoder if side == "both" else GPT), words.rows("val")[:7], 0.0, 0
-    for row in rows:
-        for i in range(1, len(row) - 1):
-            if side == "both":
-                hidden = row.copy()
-                hidden[i] = words.mask
+@pytest.mark.parametrize("kind", [Encoder, GPT])
+def test_letter_loss_is_what_loops_compute(V, words, kind):
+    model, total, count = make(V, kind), 0.0, 0
+    for word in words[:7]:
+        for i in range(1, len(word) - 1):
+            if kind is Encoder:
+                hidden = word.copy()
+                hidden[i] = V.mask_id
                 logits = model(torch.from_numpy(hidden)[None])[0][0, i]
             else:
-                context = row[:i] if side == "left" else row[:i:-1].copy()
-                logits = model(torch.from_numpy(context)[None])[0][0, -1]
-            p = logits[torch.from_numpy(words.letters)].softmax(dim=0)
-            total -= math.log(p[words.letters.tolist().index(row[i])])
+                logits = model(torch.from_numpy(word[:i])[None])[0][0, -1]
+            p = logits[torch.from_numpy(V.letters)].softmax(dim=0).tolist()
+            total -= math.log(p[V.letters.tolist().index(word[i])])
             count += 1
-    assert letter_loss(model, side, rows, words) == pytest.approx(total / count, abs=1e-5)
+    assert letter_loss(model, words[:7], V) == pytest.approx(total / count, abs=1e-5)
 
 
-def test_ngrams_see_the_nearest_letters_of_their_side(words, monkeypatch):
-    """With one letter of context and no discount, Kneser-Ney is the relative frequency of what was seen."""
+@pytest.mark.parametrize(
+    ("side", "size", "context"),
+    [
+        ("left", 1, lambda word, i: word[i - 1]),
+        ("both", 2, lambda word, i: (word[i - 1], word[i + 1])),
+        ("both", 4, lambda word, i: (word[i - 1], word[i + 1], word[max(i - 2, 0)], word[min(i + 2, len(word) - 1)])),
+    ],
+)
+def test_ngrams_see_the_nearest_letters_of_their_side(V, words, monkeypatch, side, size, context):
+    """Without a discount, Kneser-Ney is the relative frequency after a context that was seen."""
     monkeypatch.setattr(mlm, "DISCOUNT", 0.0)
-    rows = words.rows("train")
-    for size, sides in (
-        (1, {"left": lambda row, i: row[i - 1], "right": lambda row, i: row[i + 1]}),
-        (2, {"both": lambda row, i: (row[i - 1], row[i + 1])}),
-        (3, {"both": lambda row, i: (row[i - 1], row[i + 1], row[i - 2] if i > 1 else words.end)}),
-    ):
-        monkeypatch.setattr(mlm, "CONTEXT", size)
-        for side, context in sides.items():
-            seen = [(context(row, i), row[i]) for row in rows for i in range(1, len(row) - 1)]
-            pairs, contexts = Counter(seen), Counter(c for c, _ in seen)
-            expected = -np.mean([math.log(pairs[c, letter] / contexts[c]) for c, letter in seen])
-            assert ngram_loss(side, rows, rows, words) == pytest.approx(expected)
+    monkeypatch.setitem(mlm.CONTEXT, side, size)
+    seen = [(context(word, i), word[i]) for word in words for i in range(1, len(word) - 1)]
+    pairs, contexts = Counter(seen), Counter(c for c, _ in seen)
+    expected = -np.mean([math.log(pairs[c, letter] / contexts[c]) for c, letter in seen])
+    assert ngram_loss(words, words, V, side) == pytest.approx(expected)
 
 
 # ----------------------------------------------------------------------------- learning, filling, the script
 
 
-@pytest.fixture
-def quick(monkeypatch):
+def test_the_future_is_worth_something(V, words, monkeypatch):
     monkeypatch.setattr(mlm, "BATCH_SIZE", 32)
-    return SimpleNamespace(dataset="list", n_layer=1, n_head=2, n_embd=32, max_iters=80, seed=0, fill=None)
+    sizes, few = Namespace(n_layer=1, n_head=2, n_embd=32, max_iters=60, seed=0), words[:60]
+    model, losses = mlm.compare_sides(few, few, V, sizes)
+    for of_side in losses.values():
+        assert of_side["both"] < min(of_side["left"], of_side["right"]) - 0.1
+    text, found = fill(model, encode_gaps("o_ivi_", V), V)
+    assert text == "olivia" and sorted(letter for letter, _ in found) == ["a", "l"]
+    assert all(0.3 < p <= 1 for _, p in found)
+    assert fill(model, encode_gaps("emma", V), V) == ("emma", [])
 
 
-def test_the_future_is_worth_something(words, quick):
-    rows = words.rows("train")
-    losses = {}
-    for side in mlm.SIDES:
-        model = mlm.train(side, rows, words, quick)
-        losses[side] = letter_loss(model, side, rows, words)
-    assert losses["both"] < losses["left"] - 0.1
-    assert fill(model, "iv_", words)[0] == fill(model, "i__", words)[0][:2] + fill(model, "iv_", words)[0][2]
-    filled, found = fill(model, "o_ivi_", words)
-    assert filled == "olivia" and len(found) == 2 and {letter for letter, _ in found} == {"l", "a"}
-    assert found[0][1] >= 0.5
-    assert fill(model, "emma", words) == ("emma", [])
+def test_right_reads_words_from_the_end(V, words, monkeypatch):
+    monkeypatch.setattr(mlm, "fit", lambda *_: None)
+    monkeypatch.setattr(mlm, "letter_loss", lambda model, words, V: [text_of(word, V)[1:-1] for word in words])
+    options = Namespace(n_layer=1, n_head=2, n_embd=8, max_iters=1, seed=0)
+    _, losses = mlm.compare_sides(words, words[:4], V, options)
+    left = losses["network"]["left"]
+    assert losses["network"]["right"] == [text[::-1] for text in left] and losses["network"]["both"] == left
 
 
-def test_the_script_compares_three_sides(words, quick, call, monkeypatch):
-    options = ("--mlm", "--dataset=list", "--max_iters=8", "--n_layer=1", "--n_embd=16", "--n_head=2")
-    status, out, err = call(seq2seq, *options, "--fill=em_a")
+OPTIONS = ("--mlm", "--dataset=list", "--max_iters=8", "--n_layer=1", "--n_embd=16", "--n_head=2")
+
+
+def test_the_script_compares_three_sides(data, call):
+    status, out, err = call(seq2seq, *OPTIONS, "--fill=em_a")
     assert (status, err) == (0, "")
     found = result(out)
     assert {*mlm.SIDES, "ngram_left", "ngram_both", "params"} <= found.keys() and found["model"] == "mlm"
     assert float(found["ngram_both"]) < float(found["ngram_left"])
     assert "em_a -> em" in out and "step   32/32" in out  # the encoder gets four times as many steps
-    assert "_" not in out.split("gaps")[1].split("result")[0].replace("em_a", "")
-    assert call(seq2seq, *options)[1].count(" -> ") == 5
+    assert call(seq2seq, *OPTIONS)[1].count(" -> ") == 5
 
 
-def test_what_cannot_be_done_is_said(words, fails):
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--fill=x_x", "lacks"),
+        ("--fill=emma", "needs a _"),
+        ("--fill=" + "a_" * 16, "at most 30"),
+        ("--dataset=tiny", "no documents;"),
+        ("--n_head=3", "not a multiple"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_training(data, option, says, fails, monkeypatch):
+    monkeypatch.setattr(mlm, "fit", lambda *_: pytest.fail("it trained"))
     Path("tiny.txt").write_text("to be or not to be, that is the question " * 30)
     prepare_data.prepare("tiny.txt")
-    assert "no documents" in fails(seq2seq, "--mlm", "--dataset=tiny")
-    assert "lacks" in fails(seq2seq, "--mlm", "--dataset=list", "--fill=b_b")
-    assert "fill" in fails(seq2seq, "--mlm", "--dataset=list", "--fill=emma")
-    assert "longer" in fails(seq2seq, "--mlm", "--dataset=list", "--fill=" + "a_" * 20)
+    assert says in fails(seq2seq, *OPTIONS, option)

@@ -25,6 +25,7 @@ import gpt2
 import instruct
 import memorization
 import micrograd
+import mlm
 import mlp
 import model
 import ngram
@@ -39,19 +40,22 @@ import rnn
 import runtime
 import sample
 import scaling
+import seq2seq
+import similarity
 import tasks
 import tokenizer
 import toy
 import train
 import windows
+import word2vec
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
-SCRIPTS += (rlhf,)
+SCRIPTS += (rlhf, word2vec, seq2seq)
 # plots.py needs matplotlib
 OTHERS = (baselines, calibration, cells, checkpoint, console, files, gpt2, instruct, memorization, model, optim, peft)
-OTHERS += (dpo, ppo, recall, reward, runtime, tasks, tokenizer, toy, windows)
+OTHERS += (dpo, mlm, ppo, recall, reward, runtime, similarity, tasks, tokenizer, toy, windows)
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 
@@ -100,6 +104,7 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
     for module, name in (
         (micrograd, "derivatives"), (bigram, "load"), (ngram, "load"), (mlp, "load"), (rnn, "load"), (recall, "main"),
         (prepare_data, "prepare"),
+        (word2vec, "load"), (seq2seq, "make_model"), (mlm, "main"),
         (train, "load_checkpoint"), (train, "load_initial"), (finetune, "base_path"), (runtime.Machine, "pick"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, accept)

@@ -41,8 +41,9 @@ def test_ten_formats_say_the_same_day():
     date = datetime(2031, 3, 5)
     texts = [write(date) for write in FORMATS]
     assert len(set(texts)) == 10 and "5th of March, 2031" in texts and "05-Mar-31" in texts
-    for write, pattern in zip(FORMATS, ("%d.%m.%Y", "%m/%d/%Y", "%Y%m%d", "%d-%b-%y", "%d %B %Y"), strict=False):
-        for day in seq2seq.DAYS[::97]:
+    patterns = ("%d.%m.%Y", "%m/%d/%Y", "%Y%m%d", "%d-%b-%y", "%d %B %Y", "%B %d, %Y", "%b %d %y", "%A, %d %B %Y")
+    for write, pattern in zip(FORMATS, patterns, strict=False):
+        for day in (*seq2seq.DAYS[::97], seq2seq.DAYS[-1]):
             assert datetime.strptime(write(day), pattern).date() == day
 
 
@@ -53,13 +54,11 @@ def test_ordinals_have_the_right_ending():
 
 
 def test_days_of_the_test_split_are_never_trained():
-    test, train = seq2seq.SPLITS
+    test, train = seq2seq.SPLITS["test"], seq2seq.SPLITS["train"]
     assert len(np.union1d(test, train)) == len(test) + len(train) == len(seq2seq.DAYS) == 36_525
-    drawn = {
-        split: seq2seq.draw_examples("dates", split, 3000, np.random.default_rng(0)) for split in ("train", "test")
-    }
-    assert not {target for _, target in drawn["train"]} & {target for _, target in drawn["test"]}
-    assert all(str(seq2seq.DAYS[day]) != target for day in test for target in [drawn["train"][0][1]])
+    for split, days in seq2seq.SPLITS.items():
+        drawn = {target for _, target in seq2seq.draw_examples("dates", split, 3000, np.random.default_rng(0))}
+        assert drawn <= {seq2seq.DAYS[i].isoformat() for i in days} and len(drawn) > 1000
 
 
 @pytest.mark.parametrize("task", ["reverse", "copy"])
@@ -111,7 +110,7 @@ def test_cross_attention_is_what_loops_compute(double):
             scores = torch.stack([q[part] @ both[:8][part] / math.sqrt(hd) for both in kv])
             wei = scores.exp() / scores.exp().sum()
             heads.append(sum(w * both[8:][part] for w, both in zip(wei, kv, strict=True)))
-            assert torch.allclose(layer.weights[b, h, t, seen], wei)
+            assert torch.allclose(layer.attention_weights[b, h, t, seen], wei)
         assert torch.allclose(out[b, t], layer.c_proj(torch.cat(heads)))
 
 
@@ -149,6 +148,7 @@ def test_positions_count_in_source_and_target(model):
 def test_without_cross_attention_the_source_does_not_matter():
     model, idx = make_model(2, 2, 16, attention=False).eval(), tokens(3, 5)
     assert torch.equal(model(tokens(3, 7), idx), model(tokens(3, 4), idx))
+    assert not any("cross" in name or "encoder" in name for name, _ in model.named_parameters())
     with_attention = make_model(2, 2, 16).eval()
     assert not torch.allclose(with_attention(tokens(3, 7), idx), with_attention(tokens(3, 7), idx), atol=1e-3)
 
@@ -181,7 +181,6 @@ def all_targets(model: Transformer, source: torch.Tensor) -> dict[str, tuple[flo
         for letters in product((2, 3, 4), repeat=n):
             row = [END, *letters, *([END] if n < 3 else [])]
             log_p = model(source, torch.tensor([row[:-1]]))[0]
-            log_p[:, PAD] = log_p[:, PAD]
             log_p = log_p.log_softmax(dim=-1)
             total = sum(log_p[t, token].item() for t, token in enumerate(row[1:]))
             found["".join("\0\nabc"[i] for i in letters)] = total, len(row) - 1
@@ -241,9 +240,29 @@ def test_it_learns_to_reverse_and_to_measure_it(monkeypatch):
     assert seq2seq.exact_match(model, examples) < 0.05
     seq2seq.train(model, "reverse", 300, seed=0)
     assert seq2seq.exact_match(model, examples) > 0.9
-    assert seq2seq.target_loss(model, examples) < 1 < seq2seq.guessing_loss("reverse")
-    found = seq2seq.answers(model, examples)
-    assert np.mean([a == target for a, (_, target) in zip(found, examples, strict=True)]) > 0.9
+    loss, certain = seq2seq.target_loss(model, examples)
+    assert certain < loss < certain + 1 < seq2seq.guessing_loss("reverse")
+    texts, _ = search(model, make_batch(examples[:50])[0])
+    right = [found[0] == source[::-1] for found, (source, _) in zip(texts, examples[:50], strict=True)]
+    assert np.mean(right) == seq2seq.exact_match(model, examples[:50])
+
+
+def test_label_smoothing_bounds_the_certainty(monkeypatch):
+    """The lowest smoothed cross-entropy is reached at the smoothed target, whose probability is 0.9 + 0.1 / V."""
+    V = len(CHARACTERS)
+    logits = torch.zeros(1, V, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor([5]), label_smoothing=seq2seq.SMOOTHING)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    examples = [("05.03.2031", "2031-03-05")]  # 11 tokens with the end
+    certain = seq2seq.target_loss(make_model(1, 2, 16), examples)[1]
+    assert certain == pytest.approx(-11 * logits.log_softmax(dim=1)[0, 5].item(), rel=1e-3)
 
 
 QUICK = ("--max_iters=12", "--n_layer=1", "--n_embd=16", "--n_head=2")
@@ -292,6 +311,8 @@ def test_the_plot_of_cross_attention(few, call, monkeypatch):
         (("--n_embd=9", "--n_head=3"), "even"),
         (("--fill=a_b",), "--fill needs --mlm"),
         (("--mlm", "--plot"), "--plot"),
+        (("--mlm", "--task=copy"), "--task"),
+        (("--dataset=names",), "--dataset needs --mlm"),
         (("--attention=false", "--plot"), "--plot"),
         (("--task=sort",), "sort"),
         (("--max_iters=0",), "range"),
