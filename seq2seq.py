@@ -60,14 +60,14 @@ FORMATS = (  # ten ways to write a date
 )  # fmt: skip
 DAYS = [date(1969, 1, 1) + timedelta(i) for i in range(36_525)]  # 100 years: by POSIX, 69 is 1969, and 68 is 2068
 ORDER = np.random.default_rng(0).permutation(len(DAYS))
-SPLITS = {"test": ORDER[: len(DAYS) // 10], "train": ORDER[len(DAYS) // 10 :]}
+SPLITS = dict(zip(("test", "val", "train"), np.split(ORDER, [4000, 5000]), strict=True))
 MAX_LETTERS = 16  # in training; --task=reverse and copy then test longer sources, too
 LENGTHS = (4, 8, 16, 17, 18, 20, 24, 32)
 
 
 def draw_examples(task: str, split: str, n: int, rng: np.random.Generator, length: int = 0) -> list[tuple[str, str]]:
-    """Draw n pairs of a source and its target. Days of the test split never appear in training, in any format. Strings
-    have `length` random letters, or if that is 0 from 1 to MAX_LETTERS; the shortest ones also appear in training."""
+    """Draw n pairs of a source and its target. Days of the other splits never appear in training, in any format.
+    Strings have `length` random letters, or from 1 to MAX_LETTERS if that is 0; short ones also appear in training."""
     if task == "dates":
         days = [DAYS[i] for i in rng.choice(SPLITS[split], n)]
         return [(FORMATS[rng.integers(len(FORMATS))](day), day.isoformat()) for day in days]
@@ -77,7 +77,8 @@ def draw_examples(task: str, split: str, n: int, rng: np.random.Generator, lengt
 
 
 def guessing_loss(task: str) -> float:
-    """The lowest loss of a model that cannot see the source, in nats per target: the entropy of all targets."""
+    """The loss of a model that knows how targets are drawn, but cannot see the source, in nats per target: their
+    entropy."""
     if task == "dates":
         return math.log(len(DAYS))
     return math.log(MAX_LETTERS) + (MAX_LETTERS + 1) / 2 * math.log(26)  # of the length; of the letters, on average
@@ -143,8 +144,8 @@ class DecoderBlock(Block):
 
 class Transformer(nn.Module):
     """Encoder and decoder of Vaswani et al. 2017: each sublayer's output is added to its input, then normalized
-    (post-norm); sinusoidal positions, ReLU, biases, one embedding table. Simpler here: no dropout, as no example comes
-    twice; an output layer of its own. attention=False: no encoder and no cross-attention, which leaves a GPT."""
+    (post-norm); sinusoidal positions, ReLU, biases, one embedding table. Simpler here: no dropout, as each example is
+    seen about once; an output layer of its own. attention=False: no encoder and no cross-attention. It is a GPT."""
 
     def __init__(self, config: GPTConfig, attention: bool = True):
         super().__init__()
@@ -190,12 +191,13 @@ def make_model(n_layer: int, n_head: int, n_embd: int, attention: bool = True) -
 
 
 def fit(model: nn.Module, batch_loss: Callable, steps: int, rates: dict, report: Callable) -> None:
-    """Train: each step lowers batch_loss(), the loss of a batch that it draws. rates: optimizer and learning rates.
-    report(step, mean loss, seconds left) is called ten times."""
+    """Train: each step updates the model by the gradient of batch_loss(), the loss of a batch that it draws. rates:
+    optimizer and learning rates. report(step, mean loss, seconds left) is called about ten times."""
     schedule = {"schedule": "linear", "warmup_iters": min(100, steps // 5), "max_iters": steps, "min_lr": 0.0}
     rule = {"weight_decay": 0.0, "momentum": 0.95, "beta1": 0.9, "beta2": 0.98}
     config = SimpleNamespace(**rates, **schedule, **rule)
-    optimizer, losses, began = make_optimizer(model, config), [], time.perf_counter()
+    optimizer = make_optimizer(model, config)
+    losses, began = [], time.perf_counter()
     model.train()
     for step in range(1, steps + 1):
         optimizer.set_lr(lr_scale(step, config))
@@ -214,10 +216,10 @@ def fit(model: nn.Module, batch_loss: Callable, steps: int, rates: dict, report:
 
 
 def train(model: Transformer, task: str, steps: int, seed: int) -> None:
-    """Train on new random examples in each step, with label smoothing: each target gives away a tenth of its
+    """Train on random examples, drawn in each step, with label smoothing: each target gives away a tenth of its
     probability to all tokens, so the model is trained not to be certain (Szegedy et al. 2016)."""
     rng = np.random.default_rng(seed)
-    some = draw_examples(task, "test", 200, np.random.default_rng(0))
+    some = draw_examples(task, "val", 200, np.random.default_rng(0))
 
     def batch_loss() -> torch.Tensor:
         source, idx, targets = make_batch(draw_examples(task, "train", BATCH_SIZE, rng))
@@ -241,7 +243,7 @@ def search(model: Transformer, source: torch.Tensor, width: int = 1) -> tuple[li
 
     A beam is a target so far. In each step, all beams of a source are continued by all tokens, and the `width` most
     likely of these remain. Each further token makes a target less likely, so long ones would lose: finally, targets are
-    ordered by log-probability / length penalty, which is ((5 + n) / 6)^0.6 for n tokens (Wu et al. 2016)."""
+    ordered by log-probability / length penalty, ((5 + n) / 6)^0.6 for n tokens (Wu et al. 2016)."""
     B, V = len(source), model.config.vocab_size
     memory, source_mask = model.encode(source)  # once: the source does not change
     memory, source_mask = (part.repeat_interleave(width, dim=0) for part in (memory, source_mask))
@@ -341,11 +343,12 @@ def main() -> None:
         return mlm.main(options)
     task, attention = options.task or "dates", options.attention is not False
     torch.manual_seed(options.seed)
-    model, rng = make_model(options.n_layer, options.n_head, options.n_embd, attention), np.random.default_rng(1)
+    model = make_model(options.n_layer, options.n_head, options.n_embd, attention)
     params = sum(p.numel() for p in model.parameters())
     print(f"{params:,} parameters; task: {task}")
     train(model, task, options.max_iters or 1500, options.seed)
 
+    rng = np.random.default_rng(1)
     examples = draw_examples(task, "test", TEST_EXAMPLES, rng)
     greedy, beam = exact_match(model, examples), exact_match(model, examples, width=4)
     loss, certain = target_loss(model, examples)
@@ -357,7 +360,7 @@ def main() -> None:
     print("\nsome answers")
     for (source, target), found in zip(examples[:5], texts, strict=True):
         print(f"    {source} -> {found[0]}", "" if found[0] == target else f"(correct: {target})")
-    print("the four beams of the last one, with their log-probabilities in nats")
+    print("the four beams of the last one, with log-probabilities in nats; the order also depends on the lengths")
     for text, value in zip(texts[-1], log_p[-1].tolist(), strict=True):
         print(f"    {value:8.2f}  {text}")
     if task != "dates":

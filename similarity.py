@@ -20,7 +20,11 @@ from console import print_table, progress
 from model import GPT
 from tokenizer import CharTokenizer, Tokenizer
 
-FREQUENT = 5000  # neighbors are searched among so many words, as the vectors of rare words are mostly noise
+RESULT_KEYS = {  # of each kind of vectors, in the result line
+    "skip-gram": "precision_at_10", "PPMI + SVD": "ppmi", "before training": "random", "letter counts": "letters",
+    "GPT, embeddings": "gpt_static", "GPT, hidden states": "gpt_contextual",
+}  # fmt: skip
+FREQUENT = 5000  # neighbors are among this many frequent words, as the vectors of rare words are mostly noise
 OCCURRENCES = 10  # of a word, over which the hidden states of a GPT are averaged
 ANALOGIES = (  # a is to b as c is to d
     ("min", "max", "lower", "upper"), ("True", "False", "max", "min"), ("encode", "decode", "dumps", "loads"),
@@ -69,7 +73,7 @@ def analogy(vectors: torch.Tensor, a: int, b: int, c: int) -> int:
 
 def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
     """Print the answers to ANALOGIES of frequent words, and how many are right. As a control, also answer by the word
-    nearest to c (except a and b), without the step from a to b: this is often as good (Linzen 2016)."""
+    nearest to c (except a and b), without the step from a to b: this is sometimes as good (Linzen 2016)."""
     id_of = {word: i for i, word in enumerate(vocab[:FREQUENT])}
     known = [words for words in ANALOGIES if set(words) <= id_of.keys()]
     rows, right, right_without = [["a : b = c : d", *vectors]], Counter(), Counter()
@@ -82,7 +86,9 @@ def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
             right_without[name] += nearest(table, table[c], 1, [a, b, c])[0] == d
     rows.append(["right", *(f"{right[name]} of {len(known)}" for name in vectors)])
     rows.append(["right, by the word nearest to c", *(f"{right_without[name]} of {len(known)}" for name in vectors)])
-    print("\nanalogies: the word nearest to b - a + c should be d (word2vec's text had billions of words; in a small")
+    print(
+        "\nanalogies: the word nearest to b - a + c should be d (the original's text had billions of words; in a small"
+    )
     print("one, the difference of two vectors is mostly noise)")
     print_table(rows)
 
@@ -132,7 +138,7 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
     static, contextual = [], []
     for word in words:
         static.append(model.transformer.wte(torch.tensor(tokenizer.encode(space + word))).mean(dim=0))
-        far = [end for end in ends[word] if end >= 8 * T] or ends[word]  # 8 characters per token are enough
+        far = [end for end in ends[word] if end >= 8 * T] or ends[word]  # 8 T characters are at least T tokens
         chosen = rng.choice(far, min(OCCURRENCES, len(far)), replace=False)
         windows = [tokenizer.encode(text[max(0, end - 8 * T) : end])[-T:] for end in chosen]
         shortest = min(map(len, windows))
@@ -159,19 +165,12 @@ def compare(vectors: dict, vocab: list[str], classes: dict[str, str], text: str,
         precision = precision_at_10(table, labels)
         of_kind = [precision[labels == kind].mean() for kind in kinds]
         rows.append([name, *(f"{value:.2f}" for value in of_kind), f"{np.mean(of_kind):.3f}"])
-        result[name] = f"{np.mean(of_kind):.3f}"
+        result[RESULT_KEYS[name]] = f"{np.mean(of_kind):.3f}"
     print(
         f"\nprecision at 10: of the 10 nearest among {len(words)} words of known class, the fraction of the same class"
     )
     print_table(rows)
-    keys = {
-        "skip-gram": "precision_at_10",
-        "PPMI + SVD": "ppmi",
-        "before training": "random",
-        "letter counts": "letters",
-    }
-    keys |= {"GPT, embeddings": "gpt_static", "GPT, hidden states": "gpt_contextual"}
-    return {key: result[name] for name, key in keys.items() if name in result}
+    return result
 
 
 # ----------------------------------------------------------------------------- a map

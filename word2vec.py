@@ -5,16 +5,17 @@
     python word2vec.py --dataset=shakespeare                # words of any text
 
 Read mlp.py before, where embeddings are a part of a language model; similarity.py after. Words in similar contexts have
-similar meanings (Firth 1957), so a vector that predicts the words around a word says something about its meaning.
-Skip-gram with negative sampling (Mikolov et al. 2013) learns two tables: W has a vector w of each word as a center, W'
-has a vector w' of each word as a context. A pair is a center and a word near it, its context. The loss of a pair is
+similar meanings (Harris 1954; Firth 1957), so a vector that predicts the words around a word says something about its
+meaning. Skip-gram with negative sampling (Mikolov et al. 2013) learns two tables: W has a vector w of each word as a
+center, W' has a vector w' of each word as a context. A pair is a center and a word near it, its context. The loss of a
+pair is
 
     -log sigmoid(w'_context . w_center) - sum of log sigmoid(-w'_negative . w_center) over K random words, the negatives
 
 Counting does it, too. If each pair could have its own score, the best one would be its pointwise mutual information
-minus log K (Levy, Goldberg 2014): the log of how much more often it occurs than by chance. A table of these, compressed
-to a vector per word, needs no training. Which vectors are better? Many words of Python belong to classes that we know,
-such as exceptions and keywords, so we can measure it.
+minus log K (Levy, Goldberg 2014): the log of how much more often it occurs than by chance. A table of PMI, of which we
+keep the positive part, is compressed to a vector per word, without training. Which vectors are better? Many words of
+Python belong to classes that we know, such as exceptions and keywords, so we can measure it.
 
 Letters for shapes: n words in the text, V in the vocabulary, N pairs, U distinct pairs, B pairs per step, K negatives,
 C channels.
@@ -60,8 +61,8 @@ def number_words(documents: list[str], min_count: int) -> tuple[list[str], np.nd
 
 
 def subsample(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Which words of the text to keep, (n,): a word of frequency f with probability sqrt(SUBSAMPLING / f). "the" and
-    "self" are near every word, so they say little about it."""
+    """Which words of the text to keep, (n,): a word of frequency f with probability min(1, sqrt(SUBSAMPLING / f)).
+    "the" and "self" are near every word, so they say little about it."""
     frequency = np.bincount(ids)[ids] / len(ids)
     return rng.random(len(ids)) < np.sqrt(SUBSAMPLING / frequency)
 
@@ -157,8 +158,8 @@ def pmi(centers: np.ndarray, contexts: np.ndarray, counts: np.ndarray, p_context
 
 def ppmi_vectors(counted: tuple[np.ndarray, np.ndarray, np.ndarray], V: int, C: int, seed: int) -> torch.Tensor:
     """Vectors by counting, (V, C). The matrix of positive PMI, max(PMI, 0), is mostly 0. Its singular value
-    decomposition, cut off after C singular values, writes it as about L S R^T, and the rows of L sqrt(S) are the
-    vectors of words as centers, as those of R sqrt(S) would be of words as contexts."""
+    decomposition, cut off after C singular values, is about L S R^T. The rows of L sqrt(S) are the vectors of words.
+    (Each word is as often a center as a context of another, so the rows of R are those of L, up to signs.)"""
     centers, contexts, counts = counted
     values = pmi(*counted, np.bincount(contexts, counts, V) / counts.sum())
     pair = np.stack((centers, contexts))[:, values > 0]
@@ -172,7 +173,8 @@ def ppmi_vectors(counted: tuple[np.ndarray, np.ndarray, np.ndarray], V: int, C: 
 def lowest_loss(counted: tuple[np.ndarray, np.ndarray, np.ndarray], noise: np.ndarray, K: int) -> float:
     """The lowest expected loss on these pairs, in nats per pair, if each could have its own score s. One that occurs a
     times, and b times on average as a center with a negative, has the loss -a log sigmoid(s) - b log sigmoid(-s). It is
-    lowest for s = log(a / b), which is its PMI, with the negatives as contexts, minus log K."""
+    lowest for s = log(a / b), which is its PMI, with the negatives as contexts, minus log K. Pairs that never occur
+    have a = 0, and cost nothing at s = -infinity."""
     centers, contexts, counts = counted
     s = torch.from_numpy(pmi(*counted, noise) - math.log(K))
     a = torch.from_numpy(counts)
@@ -203,20 +205,22 @@ def read_options():
 
 def main() -> None:
     options, began = read_options(), time.perf_counter()
-    data, rng = load(options.dataset), np.random.default_rng(options.seed)
+    rng = np.random.default_rng(options.seed)
+    data = load(options.dataset)
     if len(data.train) > MAX_TOKENS:
         print(f"reading the first {MAX_TOKENS:,} of {len(data.train):,} tokens")
     text = data.tokenizer.decode(data.train[:MAX_TOKENS].tolist())
     is_python = "def __init__" in text
+    near = options.near
     if not is_python:
-        text = text.lower()
+        text, near = text.lower(), near and near.lower()
     vocab, ids, document = number_words([text] if data.separator is None else text.split("\n"), options.min_count)
     if len(vocab) < 2:
-        few = f"{data.name} has {len(vocab)} words that occur {options.min_count} times"
+        few = f"{data.name} has {len(vocab)} words that occur at least {options.min_count} times"
         raise UserError(f"{few}; use a lower --min_count, or a text such as python or shakespeare")
-    if options.near and options.near not in vocab:
-        few = f"{options.near} occurs less than {options.min_count} times in {data.name}"
-        raise UserError(f"{few}{did_you_mean(options.near, vocab)}; use another word, or a lower --min_count")
+    if near and near not in vocab:
+        few = f"{near} occurs fewer than {options.min_count} times in {data.name}"
+        raise UserError(f"{few}{did_you_mean(near, vocab)}; use another word, or a lower --min_count")
     classes = similarity.python_classes(vocab) if is_python else {}
     gpt = open_gpt(options.gpt, data.name, classes)
 
@@ -234,13 +238,14 @@ def main() -> None:
 
     noise = np.bincount(ids) ** 0.75  # rare words are negatives more often than they occur
     noise /= noise.sum()
-    K, bound = options.negatives, lowest_loss(counted, noise, options.negatives)
+    K = options.negatives
+    bound = lowest_loss(counted, noise, K)
     print(f"the loss starts at {1 + K} ln 2 = {(1 + K) * math.log(2):.4f} (all scores are 0);", end=" ")
     print(f"the lowest with a score for each pair: {bound:.4f}")
     before, W, loss = train(pairs, noise, options.n_embd, K, options.max_iters, options.seed)
 
     vectors = {"before training": before, "PPMI + SVD": ppmi, "skip-gram": W}
-    words = [options.near] if options.near else [word for word in NEAR if word in vocab] or vocab[:6]
+    words = [near] if near else [word for word in NEAR if word in vocab] or vocab[:6]
     similarity.show_neighbors(vectors, vocab, words)
     result = {"dataset": data.name, "params": 2 * W.numel(), "train": f"{loss:.4f}"}
     if classes:

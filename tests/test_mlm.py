@@ -2,6 +2,7 @@ import math
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,12 +152,26 @@ def test_the_future_is_worth_something(V, words, monkeypatch):
 
 
 def test_right_reads_words_from_the_end(V, words, monkeypatch):
-    monkeypatch.setattr(mlm, "fit", lambda *_: None)
-    monkeypatch.setattr(mlm, "letter_loss", lambda model, words, V: [text_of(word, V)[1:-1] for word in words])
+    trained = []
+    monkeypatch.setattr(mlm, "train", lambda model, words, *_: trained.append([text_of(word, V) for word in words]))
+    monkeypatch.setattr(mlm, "letter_loss", lambda model, words, V: [text_of(word, V) for word in words])
     options = Namespace(n_layer=1, n_head=2, n_embd=8, max_iters=1, seed=0)
     _, losses = mlm.compare_sides(words, words[:4], V, options)
-    left = losses["network"]["left"]
-    assert losses["network"]["right"] == [text[::-1] for text in left] and losses["network"]["both"] == left
+    left, right, both = trained
+    assert right == [text[::-1] for text in left] and both == left
+    network = losses["network"]
+    assert network["right"] == [text[::-1] for text in network["left"]] and network["both"] == network["left"]
+
+
+@pytest.mark.parametrize(("side", "expected"), [("left", ["\0\0z", "\0za", "zab"]), ("both", ["\0az", "zba", "a\0b"])])
+def test_the_nearest_letters_come_last_in_an_ngram(side, expected, monkeypatch):
+    """Smoothing drops the first ones. For both sides, the letter before comes first, then the one after."""
+    grams, smoothed = [], mlm.NGrams.kneser_ney
+    monkeypatch.setattr(mlm.NGrams, "kneser_ney", lambda self, g, d: grams.append(g) or smoothed(self, g, d))
+    monkeypatch.setitem(mlm.CONTEXT, side, 2)
+    word = np.array([0, 5, 1, 2, 0])  # zab
+    ngram_loss([word], [word], SimpleNamespace(end_id=0, letters=np.arange(1, 6)), side)
+    assert ["".join("\0abxyz"[i] for i in row) for row in grams[0]] == expected
 
 
 OPTIONS = ("--mlm", "--dataset=list", "--max_iters=8", "--n_layer=1", "--n_embd=16", "--n_head=2")
@@ -179,6 +194,7 @@ def test_the_script_compares_three_sides(data, call):
         ("--fill=emma", "needs a _"),
         ("--fill=" + "a_" * 16, "at most 30"),
         ("--dataset=tiny", "no documents;"),
+        ("--dataset=long", "no documents of 1 to 30 tokens"),
         ("--n_head=3", "not a multiple"),
     ],
 )
@@ -186,4 +202,6 @@ def test_what_cannot_be_done_is_said_before_training(data, option, says, fails, 
     monkeypatch.setattr(mlm, "fit", lambda *_: pytest.fail("it trained"))
     Path("tiny.txt").write_text("to be or not to be, that is the question " * 30)
     prepare_data.prepare("tiny.txt")
+    Path("long.txt").write_text("\n".join([NAMES[0] * 10] * 30))
+    prepare_data.prepare("long.txt", documents="lines")
     assert says in fails(seq2seq, *OPTIONS, option)

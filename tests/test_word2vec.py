@@ -158,7 +158,14 @@ def test_words_of_a_topic_become_similar_by_training_and_by_counting(topics):
     assert (cosine[same].mean() - cosine[~same].mean()).abs() < 0.3
 
 
-def test_the_learning_rate_falls_and_the_seed_decides(topics):
+def test_the_learning_rate_falls_to_0(monkeypatch):
+    rates, update = [], word2vec.adagrad
+    monkeypatch.setattr(word2vec, "adagrad", lambda *args: rates.append(args[-1]) or update(*args))
+    word2vec.train((np.array([0, 1]), np.array([1, 2])), np.full(3, 1 / 3), 4, 2, 5, 0)
+    assert rates == pytest.approx([0.1, 0.1, 0.08, 0.08, 0.06, 0.06, 0.04, 0.04, 0.02, 0.02])
+
+
+def test_the_seed_decides(topics):
     ids, V = topics
     pairs, noise = word2vec.make_pairs(ids, ids * 0, 2), np.full(V, 1 / V)
     runs = [word2vec.train(pairs, noise, 4, 2, 5, seed)[1] for seed in (1, 1, 2)]
@@ -237,7 +244,7 @@ def test_the_script_on_another_text(data, call):
 def test_other_texts_are_in_lower_case(data, call):
     Path("upper.txt").write_text(Path("tiny.txt").read_text().upper())
     prepare_data.prepare("upper.txt")
-    assert "cat " in call(word2vec, "--dataset=upper", "--near=cat", *QUICK)[1]
+    assert "cat " in call(word2vec, "--dataset=upper", "--near=CAT", *QUICK)[1]
 
 
 def test_the_same_seed_gives_the_same_numbers(data, call):
@@ -283,7 +290,7 @@ def test_the_map_of_words(data, call, monkeypatch):
     ("options", "says"),
     [
         (("--dataset=list", "--min_count=1"), "no document of list has two words"),
-        (("--dataset=tiny", "--min_count=100000"), "0 words that occur 100000 times"),
+        (("--dataset=tiny", "--min_count=100000"), "0 words that occur at least 100000 times"),
         (("--dataset=tiny", "--near=caat", "--min_count=1"), "did you mean cat?"),
         (("--dataset=tiny", "--gpt=out/none"), "--gpt"),
         (("--dataset=code", "--gpt=out/none"), "no checkpoint"),
@@ -302,6 +309,10 @@ def test_too_many_pairs_are_refused(data, fails, monkeypatch):
 
 
 def test_a_long_text_is_cut(data, call, monkeypatch):
+    sizes, number = [], word2vec.number_words
+    monkeypatch.setattr(
+        word2vec, "number_words", lambda parts, *_: sizes.append(sum(map(len, parts))) or number(parts, 1)
+    )
     monkeypatch.setattr(word2vec, "MAX_TOKENS", 500)
     out = call(word2vec, "--dataset=tiny", *QUICK)[1]
-    assert "reading the first 500 of" in out
+    assert "reading the first 500 of" in out and sizes == [500]
