@@ -264,7 +264,7 @@ def words(points: np.ndarray, words: list[str], kinds: list[str], title: str, pa
         for j in chosen:
             axes.annotate(words[j], points[j], fontsize=8, color=f"C{i}", parse_math=False)
     axes.set(title=title, xticks=[], yticks=[])
-    axes.margins(x=0.08)
+    axes.margins(x=0.12)
     axes.legend()
     save(figure, path)
 

@@ -170,7 +170,7 @@ def compare(vectors: dict, vocab: list[str], classes: dict[str, str], text: str,
         f"\nprecision at 10: of the 10 nearest among {len(words)} words of known class, the fraction of the same class"
     )
     print_table(rows)
-    return result
+    return {key: result[key] for key in RESULT_KEYS.values() if key in result}
 
 
 # ----------------------------------------------------------------------------- a map

@@ -245,8 +245,8 @@ def main() -> None:
     before, W, loss = train(pairs, noise, options.n_embd, K, options.max_iters, options.seed)
 
     vectors = {"before training": before, "PPMI + SVD": ppmi, "skip-gram": W}
-    words = [near] if near else [word for word in NEAR if word in vocab] or vocab[:6]
-    similarity.show_neighbors(vectors, vocab, words)
+    some = [word for word in NEAR if word in vocab] if is_python else vocab[50:350:50]
+    similarity.show_neighbors(vectors, vocab, [near] if near else some or vocab[:6])
     result = {"dataset": data.name, "params": 2 * W.numel(), "train": f"{loss:.4f}"}
     if classes:
         result |= similarity.compare(vectors, vocab, classes, text, gpt, rng)

@@ -33,9 +33,9 @@ def test_nearest_words_come_in_order_among_the_frequent_ones(monkeypatch):
 
 
 def test_an_analogy_follows_the_step_from_a_to_b():
-    step, places = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([[1.0, 0, 0], [0, 1.0, 0]])
-    vectors = torch.cat((places, places + step, torch.randn(3, 3) - 4 * step))
-    assert analogy(vectors, 0, 2, 1) == 3 and analogy(vectors, 3, 1, 2) == 0
+    east, north, up = torch.eye(3)
+    vectors = torch.stack((east, east + up, north, north + up, north + up + east))
+    assert analogy(vectors, 0, 1, 2) == 3 and analogy(vectors, 3, 2, 1) == 0  # the last one is nearest to b + c
 
 
 def test_analogies_are_counted_beside_their_control(capsys, monkeypatch):

@@ -241,6 +241,17 @@ def test_the_script_on_another_text(data, call):
     assert "precision" not in out and "cat        skip-gram" in out and float(result(out)["train"]) > 0
 
 
+def test_negatives_are_drawn_by_frequency_to_the_three_quarters(data, call, monkeypatch):
+    noises, train = [], word2vec.train
+    monkeypatch.setattr(
+        word2vec, "train", lambda pairs, noise, *more: noises.append(noise) or train(pairs, noise, *more)
+    )
+    call(word2vec, "--dataset=tiny", *QUICK)
+    counts = Counter(word2vec.WORD.findall(prepare_data.load("tiny").tokenizer.decode(prepare_data.load("tiny").train)))
+    powers = np.array(sorted(counts.values(), reverse=True)) ** 0.75
+    assert np.allclose(noises[0], powers / powers.sum())
+
+
 def test_other_texts_are_in_lower_case(data, call):
     Path("upper.txt").write_text(Path("tiny.txt").read_text().upper())
     prepare_data.prepare("upper.txt")
