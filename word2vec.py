@@ -164,9 +164,10 @@ def ppmi_vectors(counted: tuple[np.ndarray, np.ndarray, np.ndarray], V: int, C: 
     values = pmi(*counted, np.bincount(contexts, counts, V) / counts.sum())
     pair = np.stack((centers, contexts))[:, values > 0]
     values = torch.from_numpy(values[values > 0]).float()
-    matrix = torch.sparse_coo_tensor(torch.from_numpy(pair), values, (V, V), check_invariants=True)
     torch.manual_seed(seed)
-    L, S, _ = torch.svd_lowrank(matrix, q=min(C + 10, V), niter=4)  # more columns and iterations: closer to exact
+    with torch.sparse.check_sparse_tensor_invariants():  # without this choice, PyTorch warns
+        matrix = torch.sparse_coo_tensor(torch.from_numpy(pair), values, (V, V))
+        L, S, _ = torch.svd_lowrank(matrix, q=min(C + 10, V), niter=4)  # more columns and iterations: closer to exact
     return (L * S.sqrt())[:, :C]
 
 
