@@ -1,7 +1,7 @@
 r"""Beside the road: an encoder and a decoder, the original Transformer (Vaswani et al. 2017).
 
     python seq2seq.py                                       # a minute: write "March 5, 2031" as 2031-03-05
-    python seq2seq.py --attention=false                     # without cross-attention, it can only guess
+    python seq2seq.py --attention=false                     # without encoder and cross-attention, it can only guess
     python seq2seq.py --task=reverse --plot                 # what does each output attend to? And for longer sources?
     python seq2seq.py --mlm                                 # an encoder alone, as in BERT: mlm.py
 
@@ -366,7 +366,8 @@ def main() -> None:
     if task != "dates":
         show_lengths(model, task, rng)
     if options.plot:
-        draw_alignment(model, examples[4], Path("out", f"seq2seq_{task}", "alignment.png"))
+        longest = max(examples[:5], key=lambda example: len(example[0]))
+        draw_alignment(model, longest, Path("out", f"seq2seq_{task}", "alignment.png"))
     result = {"task": task, "attention": str(attention).lower(), "params": params, "exact_match": f"{greedy:.4f}"}
     result |= {"beam": f"{beam:.4f}", "loss": f"{loss:.4f}", "seconds": f"{time.perf_counter() - began:.1f}"}
     print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
