@@ -359,7 +359,7 @@ def main() -> None:
     texts, log_p = search(model, make_batch(examples[:5])[0], width=4)
     print("\nsome answers")
     for (source, target), found in zip(examples[:5], texts, strict=True):
-        print(f"    {source} -> {found[0]}", "" if found[0] == target else f"(correct: {target})")
+        print(f"    {source} -> {found[0]}" + ("" if found[0] == target else f"  (correct: {target})"))
     print("the four beams of the last one, with log-probabilities in nats; the order also depends on the lengths")
     for text, value in zip(texts[-1], log_p[-1].tolist(), strict=True):
         print(f"    {value:8.2f}  {text}")

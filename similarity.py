@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from console import print_table, progress
+from checkpoint import find_checkpoint, load_model
+from console import UserError, print_table, progress
 from model import GPT
 from tokenizer import CharTokenizer, Tokenizer
 
@@ -122,6 +123,18 @@ def letter_counts(words: list[str]) -> torch.Tensor:
     """How often each character is in a word, (m, number of characters): a vector that knows the spelling only."""
     characters = sorted(set("".join(words)))
     return torch.tensor([[word.count(character) for character in characters] for word in words]).float()
+
+
+def open_gpt(run_folder: str | None, dataset: str, classes: dict[str, str]) -> tuple | None:
+    """The model and the tokenizer of a run, or of the run named like the dataset; None if that is not there."""
+    path = find_checkpoint(run_folder or str(Path("out", dataset)))
+    if run_folder is None and (path is None or not classes):
+        return None
+    if not classes:
+        raise UserError(f"--gpt compares words of Python code, and {dataset} has none; leave it out")
+    model, tokenizer = load_model(path or Path(run_folder, "best.pt"))
+    tokenizer.encode(" ".join(classes))  # UserError if characters are unknown
+    return model, tokenizer
 
 
 @torch.inference_mode()

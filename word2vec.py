@@ -32,7 +32,6 @@ import torch
 from torch.nn import functional as F
 
 import similarity
-from checkpoint import find_checkpoint, load_model
 from console import OptionParser, UserError, did_you_mean, in_range, run
 from prepare_data import load
 
@@ -190,9 +189,7 @@ def read_options():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--dataset", default="python", help="dataset in data/, made by prepare_data.py")
-    add(
-        "--window", type=in_range(int, 1, 50), default=5, help="largest distance of a context from its center, in words"
-    )
+    add("--window", type=in_range(int, 1, 50), default=5, help="largest distance of a context, in words")
     add("--negatives", type=in_range(int, 1, 1000), default=5, help="random words per pair")
     add("--n_embd", type=in_range(int, 2, 1000), default=64, help="embedding dimension")
     add("--min_count", type=in_range(int, 1), default=5, help="leave out words that occur less often")
@@ -223,7 +220,7 @@ def main() -> None:
         few = f"{near} occurs fewer than {options.min_count} times in {data.name}"
         raise UserError(f"{few}{did_you_mean(near, vocab)}; use another word, or a lower --min_count")
     classes = similarity.python_classes(vocab) if is_python else {}
-    gpt = open_gpt(options.gpt, data.name, classes)
+    gpt = similarity.open_gpt(options.gpt, data.name, classes)
 
     kept = subsample(ids, rng)
     print(f"{data.name}: {len(ids):,} words, vocabulary of {len(vocab):,}; {kept.sum():,} words after subsampling")
@@ -256,18 +253,6 @@ def main() -> None:
         similarity.draw_map(W, vocab, classes, Path("out", f"word2vec_{data.name}", "map.png"))
     result["seconds"] = f"{time.perf_counter() - began:.1f}"
     print("\nresult: model=skip-gram", *(f"{key}={value}" for key, value in result.items()))
-
-
-def open_gpt(run_folder: str | None, dataset: str, classes: dict[str, str]) -> tuple | None:
-    """The model and the tokenizer of a run, or of the run named like the dataset; None if that is not there."""
-    path = find_checkpoint(run_folder or str(Path("out", dataset)))
-    if run_folder is None and (path is None or not classes):
-        return None
-    if not classes:
-        raise UserError(f"--gpt compares words of Python code, and {dataset} has none; leave it out")
-    model, tokenizer = load_model(path or Path(run_folder, "best.pt"))
-    tokenizer.encode(" ".join(classes))  # UserError if characters are unknown
-    return model, tokenizer
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ ALLOWED = {
     "reward": {"console", "instruct", "model", "toy"}, "dpo": {"instruct", "model", "reward", "toy"},
     "ppo": {"console", "instruct", "model", "optim", "reward", "toy"},
     "rlhf": {"console", "dpo", "model", "ppo", "reward", "runtime", "toy"},
-    "word2vec": {"checkpoint", "console", "prepare_data", "similarity"},
-    "similarity": {"console", "model", "tokenizer"}, "seq2seq": {"console", "model", "optim"},
+    "word2vec": {"console", "prepare_data", "similarity"},
+    "similarity": {"checkpoint", "console", "model", "tokenizer"}, "seq2seq": {"console", "model", "optim"},
     "mlm": {"console", "model", "ngram", "prepare_data", "seq2seq"},
 }  # fmt: skip
 # inside a function, so that the file works without them

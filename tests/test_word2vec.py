@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import plots
 import prepare_data
+import similarity
 import word2vec
 from model import GPT, GPTConfig
 from tokenizer import CharTokenizer
@@ -269,7 +270,7 @@ def test_a_run_named_like_the_dataset_is_compared(data, call, monkeypatch):
     torch.manual_seed(1)
     gpt = GPT(GPTConfig(dataset.vocab_size, block_size=16, n_layer=1, n_head=2, n_embd=8, zero_init=False)).eval()
     opened = []
-    monkeypatch.setattr(word2vec, "load_model", lambda path: opened.append(path) or (gpt, dataset.tokenizer))
+    monkeypatch.setattr(similarity, "load_model", lambda path: opened.append(path) or (gpt, dataset.tokenizer))
     Path("out/code").mkdir(parents=True)
     Path("out/code/best.pt").touch()
     Path("out/list").mkdir()
@@ -278,7 +279,7 @@ def test_a_run_named_like_the_dataset_is_compared(data, call, monkeypatch):
     assert {"gpt_static", "gpt_contextual"} <= found.keys() and opened == [Path("out/code/best.pt")]
     call(word2vec, "--dataset=code", "--gpt=out/list", *QUICK)
     assert opened[-1] == Path("out/list/best.pt")
-    monkeypatch.setattr(word2vec, "load_model", lambda path: (gpt, CharTokenizer("abc")))
+    monkeypatch.setattr(similarity, "load_model", lambda path: (gpt, CharTokenizer("abc")))
     monkeypatch.setattr(word2vec, "train", lambda *_: pytest.fail("it trained"))
     status, _, err = call(word2vec, "--dataset=code", *QUICK)
     assert status == 2 and "lacks" in err
