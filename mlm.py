@@ -237,7 +237,7 @@ def main(options: Namespace) -> None:
         gaps.append((encode_gaps(options.fill, vocab), ""))
         if "_" not in options.fill or len(gaps[0][0]) > MAX_LETTERS + 2:
             raise UserError(
-                f"--fill={options.fill} needs a _ for each gap, and at most {MAX_LETTERS} letters; change it"
+                f"--fill={options.fill} has no _, or over {MAX_LETTERS} letters; write a short word with gaps"
             )
 
     model, losses = compare_sides(train_words, test_words, vocab, options)

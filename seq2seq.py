@@ -61,7 +61,7 @@ FORMATS = (  # ten ways to write a date
 DAYS = [date(1969, 1, 1) + timedelta(i) for i in range(36_525)]  # 100 years: by POSIX, 69 is 1969, and 68 is 2068
 ORDER = np.random.default_rng(0).permutation(len(DAYS))
 SPLITS = dict(zip(("test", "val", "train"), np.split(ORDER, [4000, 5000]), strict=True))
-MAX_LETTERS = 16  # in training; --task=reverse and copy then test longer sources, too
+MAX_LETTERS = 16  # in training; --task=reverse and copy also test longer sources
 LENGTHS = (4, 8, 16, 17, 18, 20, 24, 32)
 
 

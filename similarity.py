@@ -87,10 +87,8 @@ def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
             right_without[name] += nearest(table, table[c], 1, [a, b, c])[0] == d
     rows.append(["right", *(f"{right[name]} of {len(known)}" for name in vectors)])
     rows.append(["right, by the word nearest to c", *(f"{right_without[name]} of {len(known)}" for name in vectors)])
-    print(
-        "\nanalogies: the word nearest to b - a + c should be d (the original's text had billions of words; in a small"
-    )
-    print("one, the difference of two vectors is mostly noise)")
+    print("\nanalogies: the word nearest to b - a + c should be d (the text of Mikolov et al. had billions of words;")
+    print("in a small one, the difference of two vectors is mostly noise)")
     print_table(rows)
 
 
@@ -168,7 +166,7 @@ def compare(vectors: dict, vocab: list[str], classes: dict[str, str], text: str,
     ids = [vocab.index(word) for word in words]
     compared = {name: table[ids] for name, table in vectors.items()} | {"letter counts": letter_counts(words)}
     if gpt is None:
-        print("\nto compare the vectors of a GPT, too, train one on this dataset with train.py")
+        print("\nto also compare the vectors of a GPT, train one on this dataset with train.py")
     else:
         compared["GPT, embeddings"], compared["GPT, hidden states"] = gpt_vectors(*gpt, text, words, rng)
     labels, result = np.array(list(classes.values())), {}
@@ -179,9 +177,7 @@ def compare(vectors: dict, vocab: list[str], classes: dict[str, str], text: str,
         of_kind = [precision[labels == kind].mean() for kind in kinds]
         rows.append([name, *(f"{value:.2f}" for value in of_kind), f"{np.mean(of_kind):.3f}"])
         result[RESULT_KEYS[name]] = f"{np.mean(of_kind):.3f}"
-    print(
-        f"\nprecision at 10: of the 10 nearest among {len(words)} words of known class, the fraction of the same class"
-    )
+    print(f"\nprecision at 10: of the 10 nearest among {len(words)} words with a class, the fraction of the same class")
     print_table(rows)
     return {key: result[key] for key in RESULT_KEYS.values() if key in result}
 

@@ -1,6 +1,6 @@
 """Beside the road: vectors of words, learned from the words around them.
 
-    python word2vec.py                                      # 40 seconds: skip-gram and counting on Python's code
+    python word2vec.py                                      # half a minute: skip-gram and counting, on Python's code
     python word2vec.py --window=2 --near=KeyError --plot    # a narrow window; the neighbors of a word; a map
     python word2vec.py --dataset=shakespeare                # words of any text
 
@@ -12,7 +12,7 @@ pair is
 
     -log sigmoid(w'_context . w_center) - sum of log sigmoid(-w'_negative . w_center) over K random words, the negatives
 
-Counting does it, too. If each pair could have its own score, the best one would be its pointwise mutual information
+Counting also works. If each pair could have its own score, the best one would be its pointwise mutual information
 minus log K (Levy, Goldberg 2014): the log of how much more often it occurs than by chance. A table of PMI, of which we
 keep the positive part, is compressed to a vector per word, without training. Which vectors are better? Many words of
 Python belong to classes that we know, such as exceptions and keywords, so we can measure it.

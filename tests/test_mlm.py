@@ -194,8 +194,8 @@ def test_the_script_compares_three_sides(data, call):
     ("option", "says"),
     [
         ("--fill=x_x", "lacks"),
-        ("--fill=emma", "needs a _"),
-        ("--fill=" + "a_" * 16, "at most 30"),
+        ("--fill=emma", "has no _"),
+        ("--fill=" + "a_" * 16, "over 30 letters"),
         ("--dataset=tiny", "no documents;"),
         ("--dataset=long", "no documents of 1 to 30 tokens"),
         ("--n_head=3", "not a multiple"),

@@ -231,7 +231,7 @@ def test_the_script_on_python_code(data, call):
     assert (status, err) == (0, "")
     found = result(out)
     assert {"precision_at_10", "ppmi", "random", "letters", "train", "params"} <= found.keys()
-    assert "gpt_static" not in found and "train one on this dataset" in out
+    assert "gpt_static" not in found and "also compare the vectors of a GPT" in out
     assert "exceptions" in out and "min : max = lower : upper" in out and "nearest of the" in out
     vocab = set(word2vec.WORD.findall(CODE))
     assert int(found["params"]) == 2 * 8 * len(vocab)
