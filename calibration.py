@@ -84,7 +84,7 @@ def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
 
 
 def with_temperature(log_p: torch.Tensor, tau: float) -> torch.Tensor:
-    """The log-probabilities at temperature tau. The order of the tokens stays, so the most likely one does, too."""
+    """The log-probabilities at temperature tau. The order of the tokens stays, and so does the most likely one."""
     return (log_p / tau).log_softmax(dim=1)
 
 

@@ -28,7 +28,7 @@ CHUNK = 32  # tokens that LinearCell.forward() computes at once
 
 
 class StepByStep:
-    """What the first three share. They also inherit from PyTorch's layer: its forward() is the fast loop over the
+    """Base of Elman, GRU and LSTM, which also inherit from PyTorch's layer: its forward() is the fast loop over the
     tokens, from inputs x (B, T, C) and a state (n_states, B, H) to outputs (B, T, H) and the last state. step() is the
     formula for one token, x (B, C). PyTorch's names: ih is input to hidden, W and b; hh is hidden to hidden, U, b'."""
 
@@ -140,7 +140,7 @@ class LinearCell(nn.Module):
 class LinearAttention(LinearCell):
     """output_t = sum over s <= t of w_s v_s / sum of w_s,  w_s = phi(q_t) . phi(k_s),  phi(x) = elu(x) + 1 > 0
     (Katharopoulos et al. 2020): a weighted average of all values so far, as in attention, where w_s = exp(q_t . k_s).
-    As w_s is a product, the sum of phi(k_s) v_s^T is all that has to be kept: the state. One more value, 1 for all s,
+    As w_s is a dot product, only the sum of phi(k_s) v_s^T has to be kept: the state. One more value, 1 for all s,
     adds up the w_s. Nothing decays."""
 
     def __init__(self, C: int, H: int):
@@ -160,7 +160,7 @@ class LinearAttention(LinearCell):
 class SSM(LinearCell):
     """A selective state space model, the recurrence of Mamba (Gu, Dao 2024) with one decay per head (Mamba-2):
         S_t = exp(-d_t A) S_(t-1) + b_t (d_t u_t)^T,  y_t = S_t^T c_t + D u_t,  d_t > 0,  A > 0
-    So the key is b_t, the value d_t u_t, the query c_t. The step size d_t depends on the input, as they do: the model
+    So the key is b_t, the value d_t u_t, the query c_t. d_t, b_t and c_t depend on the input: the model
     selects what to store and what to forget. D u_t skips the state. The output passes through a gate, y * silu(z).
     Left out: Mamba's convolution over the last four tokens, and the norm and projection of the output."""
 

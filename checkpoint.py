@@ -1,4 +1,4 @@
-"""A run's folder: config.toml, log.jsonl, last.pt (to resume), best.pt (to sample). Loading one runs no code of it."""
+"""A run's folder: config.toml, log.jsonl, last.pt (to resume), best.pt (to sample). Loading runs no code in a file."""
 
 import importlib.util
 import itertools

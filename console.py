@@ -1,4 +1,4 @@
-"""What every command line shares: options, one-line errors, progress, tables, a result line. Standard library only."""
+"""Shared by all command lines: options, one-line errors, progress, tables, a result line. Standard library only."""
 
 import argparse
 import difflib

@@ -1,4 +1,4 @@
-"""What a run needs: parameters, memory, compute and time, without the run.
+"""Part 4, continued: estimate what a run needs: parameters, memory, compute and time.
 
     python estimate.py config/gpt2.toml --device_flops=989e12 --dtype=bfloat16
     python train.py config/gpt2.toml --estimate             # the same; every option of train.py can follow

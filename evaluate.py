@@ -30,7 +30,7 @@ STRETCHES = 100  # of a text without documents, for the uncertainty of its loss
 
 
 def bootstrap(losses: np.ndarray, groups: np.ndarray, seed: int, n: int = 1000) -> tuple[float, float]:
-    """A 95 % interval of the mean of losses (N,). Losses of one group are not independent, so whole groups (N,) are
+    """A 95 % confidence interval of the mean of losses (N,). Those of a group are not independent, so whole groups are
     drawn, as many as there are, with replacement: 95 % of n such means are in the interval (Efron 1979)."""
     groups = np.unique(groups, return_inverse=True)[1]
     sums, counts, rng = np.bincount(groups, losses), np.bincount(groups), np.random.default_rng(seed)
@@ -59,7 +59,7 @@ def prompt_losses(model: GPT, tokens: np.ndarray, windows: tuple, batch_size: in
     shuffled, other = x.gather(1, keys.argsort(dim=1)), x.roll(-1, dims=0).where(prompt, x)
     targets, found = y.masked_fill(column < half, -1)[:-1], {}  # the last window has no next one
     firsts = np.cumsum([0, *(targets >= 0).sum(dim=1).tolist()])[:-1]
-    for kind, inputs in {"as it is": x, "shuffled": shuffled, "from another": other}.items():
+    for kind, inputs in {"unchanged": x, "shuffled": shuffled, "of another one": other}.items():
         batches = zip(inputs[:-1].split(batch_size), targets.split(batch_size), strict=True)
         losses = token_losses(model, batches, machine)
         found[kind] = losses[firsts].mean(), losses.mean()
@@ -76,14 +76,14 @@ def report_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple
     losses = token_losses(model, read_batches(tokens, windows, options.batch_size, T), machine)
     _, group, position = locate(tokens, windows, data.separator)
     unit = "documents"
-    if data.separator is None:  # windows next to each other are alike
+    if data.separator is None:  # neighboring windows are similar
         group, unit = group * STRETCHES // len(windows[0]), "stretches of the text"
     print_losses(data, {options.split: losses.mean()})
     if (n_groups := len(np.unique(group))) < 10:
-        print(f"no 95 % interval of the loss from {n_groups} {unit}\n")
+        print(f"too few {unit} ({n_groups}) for a 95 % confidence interval of the loss\n")
     else:
         low, high = bootstrap(losses, group, options.seed)
-        print(f"95 % interval of the loss: {low:.4f} to {high:.4f} (bootstrap over {n_groups:,} {unit})\n")
+        print(f"95 % confidence interval of the loss: {low:.4f} to {high:.4f} (bootstrap over {n_groups:,} {unit})\n")
     by_position = losses_by_position(losses, position)
     rows = [[name, f"{n:,}", f"{loss:.4f}"] for name, (n, loss) in by_position.items()]
     print_table([["position in the " + ("window" if data.separator is None else "document"), "tokens", "loss"], *rows])
@@ -91,7 +91,7 @@ def report_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple
 
 
 def report_int8(model: GPT, loss: float, data: Dataset, options, machine: Machine) -> dict[str, str]:
-    """Print the loss with weights rounded to integers that share a scale per row, or per matrix."""
+    """Print the loss with weights rounded to integers with one scale per row, or per matrix."""
     more, rows = {}, [["int8 weights", "nats per token", "difference"]]
     for unit in ("row", "matrix"):
         rounded = quantize(model, per_row=unit == "row")

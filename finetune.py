@@ -44,8 +44,8 @@ NEW_TASK = Recipe(250, learning_rate=0.0, optimizer="adamw", batch_size=32)
 LEARNING_RATES = {"full": 0.0005, "lora": 0.0025, "adapter": 0.01, "prefix": 0.2}
 VARIANTS = {  # of --method=all
     "full": {"method": "full"},
-    "full, rate / 4": {"method": "full", "learning_rate": LEARNING_RATES["full"] / 4},
-    "full, L2": {"method": "full", "l2": 0.003},
+    "full, lr / 4": {"method": "full", "learning_rate": LEARNING_RATES["full"] / 4},
+    "full, L2-SP": {"method": "full", "l2": 0.003},
     "full, replay": {"method": "full", "replay": 0.25, "learning_rate": 2 * LEARNING_RATES["full"]},
     "lora": {"method": "lora"},
     "lora, all matrices": {"method": "lora", "targets": "all", "learning_rate": 0.001},
@@ -147,7 +147,7 @@ def read_options() -> Namespace:
     add("--mask", type=bool, default=True, help="stages 2, 3: only answers count in the loss; false: prompts as well")
     replay = "stage 3: fraction of old documents in each batch, half instructions, half pre-training texts; 0: off"
     add("--replay", type=in_range(float, 0, 0.9), default=0.0, help=replay)
-    l2 = "stage 3, full: coefficient of a penalty, the squared distance from the initial parameters; 0: off"
+    l2 = "stage 3, full: L2-SP, a penalty on the squared distance from the initial parameters; 0: off"
     add("--l2", type=in_range(float, 0), default=0.0, help=l2)
     add("--max_iters", type=in_range(int, 1), default=NEW_TASK.max_iters, help="number of steps of stage 3")
     rates = ", ".join(f"{method}: {rate:g}" for method, rate in LEARNING_RATES.items())

@@ -56,7 +56,7 @@ INSTRUCTION_TUNING = Recipe(1000, learning_rate=0.005, muon_learning_rate=0.015)
 
 @dataclass
 class Setup:
-    """What all stages share. base_data: the dataset that the base was trained on; None: tasks.plain_texts()."""
+    """State shared by all stages. base_data: the dataset that the base was trained on; None: tasks.plain_texts()."""
 
     options: Namespace
     machine: Machine

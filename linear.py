@@ -1,8 +1,8 @@
-"""Linear layers for generating text: faster on a CPU for a few rows, or with int8 weights.
+"""Part 5, continued: linear layers for generating text, faster on a CPU for a few rows, or with int8 weights.
 
-A step of generation multiplies one row per sample by every matrix. That is little arithmetic for each weight, so a step
-takes about as long as reading the weights from memory. sample.py generates with these layers, and evaluate.py --int8
-measures what int8 weights cost; training uses neither.
+Read sample.py before. A step of generation multiplies one row per sample by every matrix. That is little arithmetic for
+each weight, so a step takes about as long as reading the weights from memory. sample.py generates with these layers,
+and evaluate.py --int8 measures what int8 weights cost; training uses neither.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class FewRowsLinear(nn.Linear):
 
 
 class NumpyLinear(nn.Linear):
-    """A linear layer that multiplies a single row by numpy, on the memory of the same weights, inside one_thread()."""
+    """A linear layer that multiplies a single row with numpy, which reads the same weights, inside one_thread()."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         if x.numel() > x.shape[-1] or torch.get_num_threads() > 1:

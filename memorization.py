@@ -50,7 +50,7 @@ def longest_copies(train: np.ndarray, samples: list[np.ndarray]) -> np.ndarray:
     text = np.concatenate([train, *([end, *sample] for sample in samples), np.full(depth, end)]).astype(np.int64)
     order = sort_suffixes(text, depth)
     in_train, index = order < len(train), np.arange(len(text))
-    # For each place in the order: the nearest place before it, or after it, that belongs to train.
+    # For each position in the order: the nearest one before it, or after it, that belongs to train.
     before = np.maximum.accumulate(np.where(in_train, index, 0))
     after = np.minimum.accumulate(np.where(in_train, index, len(text) - 1)[::-1])[::-1]
     lengths = np.zeros(len(text), dtype=np.int64)  # of the longest match from each position of the text on

@@ -3,9 +3,9 @@
     python micrograd.py             # a tour in five parts; takes five to ten seconds
     python micrograd.py --plot      # also plot the decision boundary between the two moons
 
-Read this file first, then bigram.py. Training asks of each weight: if I nudge it, how much does the loss change? The
-answer is a derivative, and the chain rule gives it for any expression of +, *, tanh and the like. PyTorch's autograd is
-the same idea with tensors instead of numbers. (The lecture: Karpathy 2022, "building micrograd".)
+Read bigram.py next. Training asks of each weight: if I nudge it, how much does the loss change? The answer is a
+derivative, and the chain rule gives it for any expression of +, *, tanh and the like. PyTorch's autograd is the same
+idea with tensors instead of numbers. (The lecture: Karpathy 2022, "building micrograd".)
 """
 
 import math

@@ -1,4 +1,4 @@
-r"""Beside the road: masked language modeling, as in BERT (Devlin et al. 2018). How much do the next letters help?
+r"""Aside: masked language modeling, as in BERT (Devlin et al. 2018). How much do the letters after a gap help?
 
     python seq2seq.py --mlm                                 # two minutes: three models of words, and n-grams
     python seq2seq.py --mlm --dataset=names --fill=al_x_nder

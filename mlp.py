@@ -12,7 +12,7 @@ embeddings, so the network generalizes to contexts it has never seen (Karpathy 2
 
 It can start confidently wrong, its tanh units can saturate, and its layers can learn too fast or too slowly: this file
 shows a statistic and a fix for each. Its limitation: W1 has separate rows for each position, so nothing is shared
-between positions, and it sees no further back. A state, in cells.py, is one solution; attention, in model.py, another.
+between positions, and the network sees no further back. Solutions: a state (cells.py), or attention (model.py).
 """
 
 import math
@@ -239,7 +239,7 @@ def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
         if step == 1:
             before = layer_statistics(model, "before training", difference, lr)
             uniform = math.log(data.vocab_size)
-            wrong = "confidently wrong: the first steps only undo that (the hockey stick)"
+            wrong = "confidently wrong: the first steps only undo that (the loss curve is a hockey stick)"
             start = wrong if loss > uniform + 0.5 else "close to uniform, as expected for an untrained network"
             print(f"first loss {loss:.2f} (uniform: ln {data.vocab_size} = {uniform:.2f}): {start}")
             saturated = torch.stack([out.abs() > SATURATED for out, _ in before]).float().mean()
@@ -354,14 +354,14 @@ def read_options():
     add("--n_embd", type=in_range(int, 1, 10_000), default=10, help="embedding dimension")
     add("--n_hidden", type=in_range(int, 1, 10_000), default=200, help="units per hidden layer")
     add("--n_layer", type=in_range(int, 1, 100), default=1, help="number of hidden layers")
-    inits = "initial weights, naive: all from N(0, 1); scaled_output: but the last layer small; kaiming: all scaled"
+    inits = "initial weights; naive: N(0, 1); scaled_output: with a small last layer; kaiming: all layers scaled"
     add("--init", choices=("kaiming", "scaled_output", "naive"), default="kaiming", help=inits)
     add("--batchnorm", type=bool, help="batch normalization before each tanh (default: true if --init=kaiming)")
     add("--max_iters", type=in_range(int, 1), help="training steps (default: 60000, or 4000 with --find_lr)")
     add("--batch_size", type=in_range(int, 1, 100_000), default=32, help="examples per step")
     add("--learning_rate", type=in_range(float, above=0), help="learning rate (default: batch_size / 320, at most 0.8)")
-    add("--find_lr", type=bool, default=False, help="sweep rates from 0.001 to 1 and suggest one, instead of training")
-    add("--backward", choices=("autograd", "manual"), default="autograd", help="manual: by backward() of each layer")
+    add("--find_lr", type=bool, default=False, help="instead of training: suggest a learning rate from 0.001 to 1")
+    add("--backward", choices=("autograd", "manual"), default="autograd", help="gradients; manual: layers' backward()")
     add("--fold", type=bool, default=False, help="fold batch norm into the linear layers after training")
     add("--plot", type=bool, default=False, help="draw training.png, or find_lr.png, into out/mlp_<dataset>/")
     add("--num_samples", type=in_range(int, 0), default=20, help="number of samples to generate")

@@ -197,7 +197,7 @@ def main() -> None:
     add = parser.add_argument
     add("--n", type=in_range(int, 1, 8), default=3, help="order: tokens in an n-gram, the predicted one included")
     bigram.add_options(parser, ("add", "mle", "kneser-ney"), "loss over the order: out/ngram_<dataset>/orders.png")
-    add("--discount", type=in_range(float, above=0, maximum=1), default=0.75, help="discount of --smoothing=kneser-ney")
+    add("--discount", type=in_range(float, above=0, maximum=1), default=0.75, help="subtracted per count (kneser-ney)")
     options = parser.parse_args()
     if options.neural and options.n == 1:
         parser.error("--neural needs at least one token of context, and --n=1 has none")

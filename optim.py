@@ -1,4 +1,4 @@
-"""Update rules: SGD, Adam, AdamW, Muon, and learning-rate schedules.
+"""Part 4, continued: update rules (SGD, Adam, AdamW, Muon) and learning-rate schedules.
 
     from optim import lr_scale, make_optimizer
     optimizer = make_optimizer(model, config)   # config: learning_rate, weight_decay ... as in train.TrainConfig
@@ -6,7 +6,8 @@
     optimizer.set_lr(lr_scale(step, config))
     optimizer.step(); model.zero_grad()
 
-model.py and this file train with PyTorch alone. (torch.optim has the same rules, but its import takes a second longer.)
+Read train.py before, windows.py after. model.py and this file train with PyTorch alone. (torch.optim has the same
+rules, but its import takes a second longer.)
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Part 6, continued: train a few new parameters, and leave those of the model as they are.
+"""Part 6, continued: train a few new parameters, and freeze those of the model.
 
     from peft import attach, trained_state
     attach(model, "lora", rank=8, alpha=16)                 # freezes the model; only the new parameters are trained

@@ -28,7 +28,7 @@ from toy import Toy, complete, draw_prompts, drawn_mask, kl_and_entropy, last_in
 
 PPO = Recipe(30, learning_rate=0.001, optimizer="adamw", batch_size=256, warmup_iters=5, beta2=0.99)
 EPOCHS, MINIBATCHES = 2, 4  # each batch of words is used twice, a quarter of it per update
-CLIP = 0.2  # ratios beyond 1 - CLIP and 1 + CLIP bring no gain
+CLIP = 0.2  # outside of 1 - CLIP to 1 + CLIP, a ratio brings no more gain
 LAMBDA = 0.95  # of generalized advantage estimation
 BASELINES = ("value", "group")
 
@@ -43,9 +43,10 @@ def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Te
 
 def generalized_advantages(step_rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Estimate how much better each token was than expected, (n, T - 1) like all arguments (Schulman et al. 2016):
-    error_t + LAMBDA error_t+1 + LAMBDA^2 error_t+2 + ..., with error_t = reward_t + value_t+1 - value_t. value_t
-    predicts the sum of the rewards from token t on. LAMBDA = 1 counts all later rewards, which is unbiased and noisy; 0
-    only that of this token, and the next value. Values must be 0 where the mask is, and so are the advantages."""
+    delta_t + LAMBDA delta_t+1 + LAMBDA^2 delta_t+2 + ..., with the TD error delta_t = reward_t + value_t+1 - value_t.
+    value_t predicts the sum of the rewards from token t on. LAMBDA = 1 counts all later rewards, which is unbiased and
+    noisy; 0 only that of this token, and the next value. Values must be 0 where the mask is 0; the advantages are 0
+    there as well."""
     advantages, advantage, next_value = torch.zeros_like(values), 0.0, 0.0
     for t in reversed(range(values.shape[1])):
         error = step_rewards[:, t] + next_value - values[:, t]
@@ -77,9 +78,9 @@ class Batch:
 
 @dataclass
 class Trainer:
-    """The models of a run. What a reward is compared with, its baseline, is the mean over `group` words for the same
-    prompt; if group is 1, it is the output of the value network. A baseline leaves the expected gradient as it is, and
-    makes it less noisy."""
+    """The models of a run. The baseline, which is subtracted from a reward, is the mean over `group` words for the
+    same prompt; if group is 1, it is the output of the value network. A baseline leaves the expected gradient as it
+    is, and makes it less noisy."""
 
     toy: Toy
     reward_model: GPT
@@ -147,7 +148,8 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int, report: Callable) 
             for rows in np.array_split(rng.permutation(len(prompts)), MINIBATCHES):
                 loss, clipped = trainer.loss(batch, torch.from_numpy(rows))
                 if not loss.isfinite():
-                    raise UserError(f"training diverged: the loss is {loss} at step {step}; lower the rate in ppo.py")
+                    advice = "lower the learning rate in ppo.py"
+                    raise UserError(f"training diverged: the loss is {loss} at step {step}; {advice}")
                 loss.backward()
                 for network, optimizer in zip(networks, optimizers, strict=True):
                     torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

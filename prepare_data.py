@@ -1,11 +1,11 @@
-"""Turn a text into data/<dataset>/, the tokens that every other script reads with load(dataset).
+"""Turn a text into data/<dataset>/, the tokens that the training scripts read with load(dataset).
 
     python prepare_data.py words                            # no download: words from the Python library
     python prepare_data.py shakespeare                      # tiny Shakespeare, one token per character
     python prepare_data.py my.txt --tokenizer=bpe           # your own text, with BPE trained on it
 
 A dataset is train.bin, val.bin (test.bin for a list), which are raw little-endian token ids, and meta.json with the
-tokenizer (tokenizer.py). A list of documents (words, names, --documents=lines) becomes one stream: the newline token,
+tokenizer (tokenizer.py). A list of documents (words, names, --documents=lines) becomes one sequence: the newline token,
 the separator, starts and ends each document, as in \\n emma \\n ava \\n. Read micrograd.py or bigram.py next.
 """
 
@@ -41,7 +41,7 @@ SHA256 = {
     "names": "0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d",
     "shakespeare": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }
-NO_NETWORK = "give a copy with --file=, or use words or python, which need none"
+NO_NETWORK = "give a copy with --file=, or use words or python, which need no download"
 
 
 def open_source(source: str, file: Path | None, is_list: bool) -> dict[str, Callable]:
@@ -76,7 +76,7 @@ def open_source(source: str, file: Path | None, is_list: bool) -> dict[str, Call
     n = sum(map(len, read_text(paths)))
     cut = int(0.9 * n)  # the first 90 % of the characters train, the rest is validation
     if cut == 0:
-        raise UserError(f"{source} has too little text to be split; give more, in files that are not hidden")
+        raise UserError(f"{source} has too little text to split; give more (hidden files are skipped)")
     return {"train": lambda: characters(read_text(paths), 0, cut), "val": lambda: characters(read_text(paths), cut, n)}
 
 
@@ -256,7 +256,7 @@ class Dataset:
     vocab_size: int
     separator: int | None  # the id that starts and ends each document; None for one long text
     splits: dict[str, dict]  # per split: tokens, bytes, sha256, and documents if there are any
-    delimiter: int | None = None  # the id before each text: the separator, or FineWeb's <|endoftext|>
+    delimiter: int | None = None  # the id that starts each document: the separator, or FineWeb's <|endoftext|>
 
     def need(self, tokens: int, what: str) -> None:
         """Raise UserError if the training or validation split has fewer tokens than that."""

@@ -1,11 +1,11 @@
-"""What do the cells of cells.py remember, and at what cost? Two tests of memory, with a GPT beside them.
+"""Part 2, continued: what do the cells of cells.py remember? Two tests of memory, with a GPT beside them.
 
-    python rnn.py --recall                                  # minutes: accuracy, time and bytes
+    python rnn.py --recall                                  # a few minutes: accuracy, time and bytes
 
-First letter: a string of random letters, then "?": which letter was the first? It has to survive all the others.
-Pairs: "a7 c3 F9 ...", then the letters again in another order: which digit came with each? All pairs have to fit into
-the state. A GPT keeps the keys and values of all tokens in its KV cache, so it can look up both, but the cache and the
-work per token grow with the text.
+Read rnn.py before, model.py after. First letter: a string of random letters, then "?": which letter was the first? It
+has to survive all the others. Pairs: "a7 c3 F9 ...", then the letters again in another order: which digit came with
+each? All pairs have to fit into the state. A GPT keeps the keys and values of all tokens in its KV cache, so it can
+look up both, but the cache and the work per token grow with the text.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Part 7, continued: comparisons of words, and a reward model that learns from them.
 
     python rlhf.py --stage=reward                           # a base model, then the reward model
-    python rlhf.py --stage=reward --preference=short        # judges who look at nothing but the length
+    python rlhf.py --stage=reward --preference=short        # judges who care only about the length
 
 Read toy.py before, ppo.py after. Two words are compared, and the better one usually wins. A reward model learns to
 predict who wins, and so to score a single word (Christiano et al. 2017; Stiennon et al. 2020).

@@ -91,8 +91,8 @@ def print_comparison(results: dict[str, Metrics]) -> None:
         rows.append([name, *row])
     print(f"""
 {N_EVALUATED:,} words of each model. true score: by the hidden rule; win rate: against words of the base for the same
-prompts, with a 95 % interval; KL: from the base, in nats per word (best of n: the theoretical maximum); val loss: on
-real words, in nats per token; seconds: of training""")
+prompts, with a 95 % confidence interval; KL: from the base, in nats per word (best of n: the theoretical maximum); val
+loss: on real words, in nats per token; seconds: of training""")
     print_table(rows)
     print("\nwords for the same eight prompts:")
     print_table([[name, *metrics["words"]] for name, metrics in results.items()])
@@ -193,9 +193,9 @@ def read_options() -> Namespace:
     add("--preference", choices=tuple(PREFERENCES), default="melodic", help=f"the hidden rule, {rules}")
     add("--pairs", type=in_range(int, 1, 10**6), default=4000, help="comparisons to train on")
     add("--beta", type=in_range(float, 0), default=0.1, help="weight of the KL from the base; 0: off, PPO only")
-    baselines = "baseline of PPO: the output of a value network, or the mean over a group of words; all: both"
+    baselines = "baseline of PPO: the output of a value network, or the mean over a group of words (GRPO)"
     add("--baseline", choices=BASELINES, default="value", help=baselines)
-    add("--group", type=in_range(int, 2, PPO.batch_size), default=8, help="words per prompt for the baseline group")
+    add("--group", type=in_range(int, 2, PPO.batch_size), default=8, help="words per prompt for --baseline=group")
     steps = f"steps of PPO and of DPO (default: {PPO.max_iters} and {DPO.max_iters})"
     add("--max_iters", type=in_range(int, 1), help=steps)
     add("--plot", action="store_true", help="draw out/rlhf/rlhf.png")

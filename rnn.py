@@ -104,9 +104,10 @@ def train(model: Model, data: Dataset, options) -> None:
         optimizer.step()
         model.zero_grad()
         if not all(p.isfinite().all() for p in model.parameters()):
-            advice = f"lower --learning_rate={options.learning_rate:g}" + ("" if options.grad_clip else ", or clip")
+            advice = f"lower --learning_rate={options.learning_rate:g}"
+            advice += "" if options.grad_clip else ", or use --grad_clip=1"
             raise UserError(
-                f"training diverged at step {step}: the loss is {losses[-1]:.4g}, weights are NaN; {advice}"
+                f"training diverged at step {step}: the loss is {losses[-1]:.4g}, weights are NaN or Inf; {advice}"
             )
         if step in (1, 10, 100) or (steps - step) % max(1, steps // 10) == 0:
             seconds = time.perf_counter() - began
@@ -224,7 +225,7 @@ def print_gradients(gradients: dict[tuple[str, str], tuple[np.ndarray, float | N
         if bound is not None:
             print(f"bound for {' '.join(name)}: x {bound:.3f} per token, the largest singular value of U (tanh' <= 1)")
     if data.separator is not None:
-        print("(measured across several documents, although the state is new for each document in training)")
+        print("(measured across several documents, although in training the state is reset at each document)")
 
 
 @torch.no_grad()
@@ -256,7 +257,7 @@ def read_options():
     rates = shown["learning_rate"]  # chosen on names
     add("--learning_rate", type=in_range(float, above=0), shown=rates, help="peak learning rate")
     add("--grad_clip", type=in_range(float, 0), default=1.0, help="gradient clipping threshold (norm); 0: off")
-    add("--bptt", type=in_range(int, 1, 100_000), default=64, help="tokens per row and step, the reach of gradients")
+    add("--bptt", type=in_range(int, 1, 100_000), default=64, help="gradients reach back this many tokens (BPTT)")
     add("--recall", type=bool, default=False, help="instead: memory tests of all cells and a GPT (only --seed applies)")
     add("--plot", type=bool, default=False, help="draw gradients.png into out/rnn_<dataset>/")
     add("--num_samples", type=in_range(int, 0, 10_000), default=20, help="number of samples to generate")

@@ -1,4 +1,4 @@
-"""Where a run computes: devices, dtypes, the processes of torchrun (DDP or FSDP2), and what a machine lacks."""
+"""Devices, dtypes, the processes of torchrun (DDP or FSDP2), and errors of the machine."""
 
 import contextlib
 import ctypes
@@ -201,7 +201,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """The peak FLOP/s that mfu refers to, and its source: a data sheet, or a matrix multiplication on this device."""
+    """The peak FLOP/s for mfu (model FLOPs utilization), and its source: a data sheet, or a matrix multiplication."""
     if device.type == "cuda" and dtype != torch.float32:
         card = torch.cuda.get_device_name(device)
         words = set(card.replace("-", " ").split())

@@ -239,7 +239,7 @@ def main() -> None:
     if options.int8:
         opened.model = quantize(opened.model)
         if not all(layer.has_kernel for layer in opened.model.modules() if isinstance(layer, Int8Linear)):
-            print(f"int8: no kernel for some of these weights on {device}: expanded at each step", file=sys.stderr)
+            print(f"int8: no kernel on {device} for some weights, which are expanded at each step", file=sys.stderr)
 
     ids = opened.tokenizer.encode(prompt)
     if opened.delimiter is not None:

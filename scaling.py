@@ -167,7 +167,7 @@ def fit_law(N: np.ndarray, D: np.ndarray, L: np.ndarray, starts: Iterable[tuple]
 
 
 def minimize(error: Callable, start: torch.Tensor) -> torch.Tensor:
-    """Follow L-BFGS, which learns the curvature from the gradients that it sees, from `start` to a minimum."""
+    """Minimize by L-BFGS, a quasi-Newton method: it estimates the curvature from past gradients."""
     theta = start.clone().requires_grad_()
     stop = {"max_iter": 200, "tolerance_grad": 0, "tolerance_change": 1e-11}
     optimizer = torch.optim.LBFGS([theta], **stop, line_search_fn="strong_wolfe")
@@ -183,8 +183,8 @@ def minimize(error: Callable, start: torch.Tensor) -> torch.Tensor:
 
 
 def bootstrap(N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 100) -> list[Law]:
-    """The laws of n draws of as many runs, with replacement: their spread is the uncertainty of the fit. To save time,
-    each is fitted from one start."""
+    """The laws of n draws of as many runs, with replacement: their variation is the uncertainty of the fit. To save
+    time, each is fitted from one start."""
     laws, rng, show = [], np.random.default_rng(seed), progress("bootstrap", n, "fits")
     for _ in range(n):
         draw = rng.integers(len(L), size=len(L))

@@ -1,4 +1,4 @@
-r"""Beside the road: an encoder and a decoder, the original Transformer (Vaswani et al. 2017).
+r"""Aside: an encoder and a decoder, the original Transformer (Vaswani et al. 2017).
 
     python seq2seq.py                                       # a minute: write "March 5, 2031" as 2031-03-05
     python seq2seq.py --attention=false                     # without encoder and cross-attention, it can only guess
@@ -354,7 +354,7 @@ def main() -> None:
     loss, certain = target_loss(model, examples)
     unseen = "of days that never appeared in training" if task == "dates" else "of random strings"
     print(f"\nexact match on {len(examples):,} examples {unseen}: {greedy:.2%} (greedy), {beam:.2%} (beam search)")
-    print(f"loss: {loss:.4f} nats per target; always right, with label smoothing: {certain:.4f};", end=" ")
+    print(f"loss: {loss:.4f} nats per target; of a perfect model with label smoothing: {certain:.4f};", end=" ")
     print(f"guessing without the source: {guessing_loss(task):.4f}")
     texts, log_p = search(model, make_batch(examples[:5])[0], width=4)
     print("\nsome answers")

@@ -1,4 +1,4 @@
-"""Beside the road: do vectors of words say what the words mean? Nearest neighbors, classes, analogies; a GPT's vectors.
+"""Aside: do vectors of words say what the words mean? Nearest neighbors, classes, analogies; a GPT's vectors.
 
     python word2vec.py                                      # uses all of this
 

@@ -2,9 +2,9 @@
 
     reverse stack > kcats
 
-finetune.py teaches a GPT to follow them. Every answer can be checked, so no LLM judge is needed. The words are those of
-the `words` dataset, with its splits: no word of a validation or test prompt is in a training prompt. Only answers count
-in the loss (_ is a space, and . a target of -1, which is ignored):
+`python finetune.py` teaches a GPT to follow them. Every answer can be checked, so no LLM judge is needed. The words are
+those of the `words` dataset, with its splits: no word of a validation or test prompt is in a training prompt. Only
+answers count in the loss (_ is a space, and . a target of -1, which is ignored):
 
     inputs    \n c o p y _ a b s _ > _ a b s
     targets    . . . . . . . . . . . a b s \n

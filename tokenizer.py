@@ -4,8 +4,9 @@
     tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
-prepare_data.py encodes whole texts with these classes. meta.json and checkpoints keep a tokenizer as its to_dict().
-This file trains BPE, and leaves the fast encoding to tiktoken. No text is special: even "<|endoftext|>" is split.
+Read prepare_data.py after, which encodes whole texts with these classes. meta.json and checkpoints keep a tokenizer as
+its to_dict(). This file trains BPE, and leaves the fast encoding to tiktoken. No text is special: even "<|endoftext|>"
+is split.
 """
 
 import base64

@@ -7,8 +7,9 @@
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs, or CPU processes, split each batch
 
 Read model.py first (same shape letters), then optim.py for the updates, and windows.py after. Precedence of options:
-command line > TOML file > defaults below. A run lives in out/<run>/: config.toml (every option), log.jsonl (one object
-per line), last.pt (to resume), best.pt (to sample), and loss.png if matplotlib is installed.
+command line > TOML file > checkpoint (--init_from) > defaults below. A run lives in out/<run>/: config.toml (every
+option), log.jsonl (one object per line), last.pt (to resume), best.pt (to sample), and loss.png if matplotlib is
+installed.
 """
 
 import argparse
@@ -44,7 +45,7 @@ class TrainConfig(GPTConfig):
 
     dataset: str = option("python", "a folder in data/, made by prepare_data.py")
     out_dir: str = option("", "folder of the run (default: out/ and the name of the config file, or of the dataset)")
-    init_from: str = option("scratch", "scratch; resume: the run in out_dir; gpt2 ... gpt2-xl; or a path to weights")
+    init_from: str = option("scratch", "initial weights: scratch, resume (out_dir), gpt2 ... gpt2-xl, or a path")
     seed: int = option(1337, "random seed for initialization, batches and dropout", minimum=0)
 
     document_mask: bool = option(False, "attention stops where a document starts, such as a name in a list")
@@ -56,14 +57,14 @@ class TrainConfig(GPTConfig):
     optimizer: str = option("muon", "muon: for the matrices of the blocks, with adamw for the rest", OPTIMIZERS)
     learning_rate: float = option(1e-2, "peak learning rate of sgd, adam, adamw", minimum=0)
     muon_learning_rate: float = option(0.03, "peak learning rate of muon: its updates have a fixed size", minimum=0)
-    ema: float = option(0.0, "decay rate of the averaged weights that best.pt will have; 0: off", minimum=0, below=1)
+    ema: float = option(0.0, "decay rate of the exponential moving average in best.pt; 0: off", minimum=0, below=1)
     schedule: str = option("linear", "schedule after warmup; wsd: constant, then linear decay at the end", SCHEDULES)
     warmup_iters: int = option(20, "steps of linear warmup", minimum=0)
     decay_fraction: float = option(0.2, "wsd: fraction of the steps, at the end, with linear decay", minimum=0, below=1)
     min_lr: float = option(0.0, "final learning_rate (muon's in proportion); inverse_sqrt: the lowest", minimum=0)
-    weight_decay: float = option(0.0, "of matrices: p -= lr * weight_decay * p (sgd, adam: L2 gradient)", minimum=0)
-    beta1: float = option(0.9, "adam, adamw: decay rate of the average of the gradient", minimum=0, below=1)
-    beta2: float = option(0.95, "adam, adamw: decay rate of the average of its square", minimum=0, below=1)
+    weight_decay: float = option(0.0, "of matrices: p -= lr * weight_decay * p (sgd, adam: L2 penalty)", minimum=0)
+    beta1: float = option(0.9, "adam, adamw: decay rate of the moving average of the gradient", minimum=0, below=1)
+    beta2: float = option(0.95, "adam, adamw: decay rate of the moving average of its square", minimum=0, below=1)
     momentum: float = option(0.95, "momentum of muon and sgd", minimum=0, below=1)
     grad_clip: float = option(1.0, "clip the gradient to this norm; 0: off", minimum=0)
     label_smoothing: float = option(0.0, "part of the target probability spread over all tokens", minimum=0, below=1)
@@ -71,7 +72,7 @@ class TrainConfig(GPTConfig):
 
     log_interval: int = option(20, "log every this many steps", minimum=1)
     eval_interval: int = option(100, "evaluate on the validation split every this many steps", minimum=1)
-    eval_tokens: int = option(40_000, "evaluate on about this many tokens, evenly spread; 0: all", minimum=0)
+    eval_tokens: int = option(40_000, "evaluate on about this many tokens, evenly spaced; 0: all", minimum=0)
     checkpoint_interval: int = option(100, "save last.pt every this many steps", minimum=1)
     checkpoint_minutes: float = option(10.0, "also save last.pt if this many minutes have passed", minimum=0)
     sample_tokens: int = option(400, "length of the sample at the end, in tokens", minimum=0)
@@ -112,7 +113,7 @@ def given_options(parsed: argparse.Namespace) -> dict:
 
 
 def make_config(options: dict, download: bool = True) -> tuple[TrainConfig, dict | None]:
-    """The config of a run, and the checkpoint that it starts from, whose options come right after the defaults."""
+    """The config of a run, and the checkpoint that it starts from, whose options override only the defaults."""
     init_from = options.get("init_from", "scratch")
     if init_from == "scratch":
         return TrainConfig(**options), None
@@ -187,7 +188,7 @@ def training_batches(tokens, starts, config: TrainConfig, step: int, machine: Ma
 
 @dataclass
 class Progress:
-    """What last.pt keeps of a run, beside the model and the optimizer state."""
+    """What last.pt keeps of a run, besides the model and the optimizer state."""
 
     step: int = 0
     tokens: int = 0
@@ -204,7 +205,7 @@ class Run:
     """A model in training: its parts, its progress, and the longer operations of the loop."""
 
     def __init__(self, config: TrainConfig, checkpoint: dict | None, machine: Machine, data: Dataset):
-        """Start a run, or continue the checkpoint's, which is then cleared to free its memory."""
+        """Start a run, or continue that of the checkpoint, a dict that is then cleared to free its memory."""
         torch.manual_seed(config.seed)
         config.vocab_size = data.vocab_size
         config.delimiter = data.delimiter if config.document_mask else -1
@@ -245,14 +246,14 @@ class Run:
             self.progress.best = math.inf
 
     def begin(self) -> None:
-        """Print the run, try a forward and backward pass, and open the folder. The trial shows compile errors and
-        missing memory early, and fixes the order in which DDP reduces gradients, so resumed runs stay exact."""
+        """Print a summary, try a forward and backward pass, and open the folder. The trial shows compile and
+        out-of-memory errors early, and fixes the order in which DDP reduces gradients, so resumed runs stay exact."""
         config, data, machine, n_step = self.config, self.data, self.machine, self.config.tokens_per_step()
         uniform, epochs = math.log(data.vocab_size), config.max_iters * n_step / len(data.train)
         evaluation = f"evaluating on {self.eval_tokens:,} of {len(data.val) - 1:,} validation tokens"
         print(f"data    {data.name}: {len(data.train):,} training tokens; {evaluation}")
         print(f"model   {self.model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
-        print(f"device  {machine}; mfu = fraction of {self.peak / 1e9:,.0f} GFLOP/s, {self.peak_source}")
+        print(f"device  {machine}; mfu = fraction of the peak, {self.peak / 1e9:,.0f} GFLOP/s ({self.peak_source})")
         print(f"run     {config.out_dir}: {config.max_iters:,} steps x {n_step:,} tokens = {epochs:.2g} epochs")
         if self.progress.step:
             print(f"resumed after step {self.progress.step}")
@@ -447,7 +448,7 @@ def main() -> None:
         run.begin()
         with run.stop:
             stopped_by = train(run)
-        # Makes room for the best model. DDP is freed before its process group: after it, gloo may wait forever.
+        # Free memory for the best model. DDP is freed before its process group: after it, gloo may wait forever.
         del run.model, run.network, run.forward, run.optimizer, run.ema
         if runtime.DISTRIBUTED:
             machine.max(0)  # all processes are done

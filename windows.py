@@ -3,7 +3,8 @@
     from windows import evaluation_windows, read_windows    # train.py trains and evaluates with these functions
 
 Read train.py before. Evaluation is over fixed windows in a fixed order, so the same model has the same loss in the same
-dtype, up to rounding, whatever the batch size. Each token but the first is predicted exactly once.
+dtype, up to rounding, whatever the batch size. With --eval_tokens=0, each token but the first is predicted exactly
+once.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Beside the road: vectors of words, learned from the words around them.
+"""Aside: vectors of words, learned from the words around them.
 
     python word2vec.py                                      # half a minute: skip-gram and counting, on Python's code
     python word2vec.py --window=2 --near=KeyError --plot    # a narrow window; the neighbors of a word; a map
@@ -12,10 +12,10 @@ pair is
 
     -log sigmoid(w'_context . w_center) - sum of log sigmoid(-w'_negative . w_center) over K random words, the negatives
 
-Counting also works. If each pair could have its own score, the best one would be its pointwise mutual information
-minus log K (Levy, Goldberg 2014): the log of how much more often it occurs than by chance. A table of PMI, of which we
-keep the positive part, is compressed to a vector per word, without training. Which vectors are better? Many words of
-Python belong to classes that we know, such as exceptions and keywords, so we can measure it.
+Counting also works. If each pair could have its own score, the best one would be PMI - log K (Levy, Goldberg 2014).
+PMI, pointwise mutual information, is the log of how much more often the pair occurs than by chance. A table of PMI, of
+which we keep the positive part, is compressed to a vector per word, without training. Which vectors are better? Many
+words of Python belong to classes that we know, such as exceptions and keywords, so we can measure it.
 
 Letters for shapes: n words in the text, V in the vocabulary, N pairs, U distinct pairs, B pairs per step, K negatives,
 C channels.
@@ -190,7 +190,7 @@ def read_options():
     add = parser.add_argument
     add("--dataset", default="python", help="dataset in data/, made by prepare_data.py")
     add("--window", type=in_range(int, 1, 50), default=5, help="largest distance of a context, in words")
-    add("--negatives", type=in_range(int, 1, 1000), default=5, help="random words per pair")
+    add("--negatives", type=in_range(int, 1, 1000), default=5, help="negative samples (random words) per pair")
     add("--n_embd", type=in_range(int, 2, 1000), default=64, help="embedding dimension")
     add("--min_count", type=in_range(int, 1), default=5, help="leave out words that occur less often")
     add("--max_iters", type=in_range(int, 1), default=8000, help=f"training steps, of {BATCH_SIZE} pairs each")
@@ -239,7 +239,7 @@ def main() -> None:
     K = options.negatives
     bound = lowest_loss(counted, noise, K)
     print(f"the loss starts at {1 + K} ln 2 = {(1 + K) * math.log(2):.4f} (all scores are 0);", end=" ")
-    print(f"the lowest with a score for each pair: {bound:.4f}")
+    print(f"the lowest possible, if each pair had a score of its own: {bound:.4f}")
     before, W, loss = train(pairs, noise, options.n_embd, K, options.max_iters, options.seed)
 
     vectors = {"before training": before, "PPMI + SVD": ppmi, "skip-gram": W}

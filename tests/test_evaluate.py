@@ -76,7 +76,7 @@ def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays(monkeypatch):
             assert torch.equal(changed[row, half + 1 : length], x[row, half + 1 : length])
     assert other[:, 1].tolist() == [111, 101, 118] and (shuffled != x).any()
     assert len({round(loss, 4) for pair in losses.values() for loss in pair}) == 6  # the model tells all of them apart
-    assert list(losses) == ["as it is", "shuffled", "from another"]
+    assert list(losses) == ["unchanged", "shuffled", "of another one"]
     for kind, ids in zip(losses, (x, shuffled, other), strict=True):
         every = token_losses(model, [(ids, y)], ALONE)
         assert losses[kind] == pytest.approx((every[[0, 2, 6]].mean(), every.mean()))  # 2, 4 and 5 are counted
@@ -161,14 +161,14 @@ def test_the_script_prints_an_interval_positions_and_prompts(call):
     call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
     _, out, _ = call(evaluate, "--num_samples=0", "--dtype=float32", "--eval_tokens=300")
     figures, lines = result(out), out.splitlines()
-    interval = next(line for line in lines if line.startswith("95 % interval of the loss: ")).split()
-    assert float(interval[6]) < float(figures["val"]) < float(interval[8])
+    interval = next(line for line in lines if line.startswith("95 % confidence interval of the loss: ")).split()
+    assert float(interval[7]) < float(figures["val"]) < float(interval[9])
     start = next(i for i, line in enumerate(lines) if line.startswith("position in the document"))
     rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
     n = [int(row[1]) for row in rows]
     mean = sum(k * float(row[2]) for k, row in zip(n, rows, strict=True)) / sum(n)
     assert mean == pytest.approx(float(figures["val"]), abs=2e-4) and rows[0][0] == "1"
-    assert [line.split()[2] for line in lines if line.startswith("first half ")] == ["as", "shuffled", "from"]
+    assert [line.split()[2] for line in lines if line.startswith("first half ")] == ["unchanged", "shuffled", "of"]
 
 
 def test_documents_of_two_letters_have_no_prompts(call):

@@ -12,7 +12,7 @@ import files
 from console import UserError
 from files import download, load_tensors, replace_file, replace_folder
 
-ADVICE = "or use words or python, which need none"
+ADVICE = "or use words or python, which need no download"
 
 
 def sha256(content: bytes) -> str:
@@ -51,7 +51,7 @@ def test_an_interrupted_download_resumes_in_the_next_run(server):
 @pytest.mark.parametrize(("status", "tries"), [(404, 1), (403, 1), (503, 3)])
 def test_a_refused_download_is_not_tried_again(server, status, tries):
     server.status = status
-    with pytest.raises(UserError, match=f"{status}.*words or python, which need none"):
+    with pytest.raises(UserError, match=f"{status}.*words or python, which need no download"):
         download(server.url, Path("file"), ADVICE, tries=3, pause=0)
     assert len(server.log) == tries and not Path("file").exists()
 

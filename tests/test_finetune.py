@@ -107,7 +107,7 @@ def test_all_methods_are_compared_from_the_same_model(call, monkeypatch):
     ]  # fmt: skip
     assert list(result(out)) == ["method", "params", "full", "lora", "adapter", "prefix"]
     assert load_checkpoint("out/finetune/lora_all_matrices.pt")["peft"]["targets"] == "all"
-    assert Path("out/finetune/full_rate_4.pt").exists() and not FINETUNED.exists()
+    assert Path("out/finetune/full_lr_4.pt").exists() and not FINETUNED.exists()
     assert Path("out/finetune/finetune.png").stat().st_size > 10_000
 
 

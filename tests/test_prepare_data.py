@@ -140,7 +140,7 @@ def test_hidden_folders_and_datasets_are_no_part_of_a_folder(call, fails):
     for source in ("notes", ".", Path.cwd()):  # from the second time on, data/ has a dataset
         status, _, err = call(prepare_data, source, "--name=my")
         assert status == 0 and load("my").tokenizer.chars == ["a", "b", "c"], err
-    assert "data/my has too little text to be split; give more, in files that are not hidden" in fails(
+    assert "data/my has too little text to split; give more (hidden files are skipped)" in fails(
         prepare_data, "data/my"
     )
 

@@ -1122,7 +1122,7 @@ def test_help_lists_every_key_with_its_default(call):
         assert f"--{name} " in out and len(f.metadata["help"]) > 10
     words = " ".join(out.split())
     assert "--learning_rate float peak learning rate of sgd, adam, adamw (default: 0.01)" in words
-    assert "--norm_position {pre,post} normalize the input" in words and "(default: pre)" in words
+    assert "--norm_position {pre,post} pre: normalize a sublayer" in words and "(default: pre)" in words
     assert re.search(r"--qk_norm \{true,false\} normalize [^(]*\(default: true\)", words)
 
 
