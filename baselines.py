@@ -2,7 +2,8 @@
 
     python evaluate.py --mlp                                # uses this file: the rows above that of the GPT (with MLP)
 
-A baseline is a function of contexts X (B, T) int64, which returns the probabilities (B, V) of the next tokens.
+Read ngram.py and mlp.py before. A baseline is a function of contexts X (B, T) int64, which returns the probabilities
+(B, V) of the next tokens.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def ngram_baseline(data: Dataset, n: int, alpha: float = 0.0, discount: float = 
 
 
 def trained_mlp(data: Dataset, steps: int, seed: int) -> Baseline:
-    """The network of mlp.py of README's row "MLP, block 8", trained as there; 60,000 steps take about 45 s."""
+    """The row "MLP, block 8" of docs/results.md: mlp.py's network, trained as there; 60,000 steps take about 45 s."""
     shape = {"n_embd": 48, "n_hidden": 190, "n_layer": 2, "init": "kaiming", "batchnorm": True}
     model, show = mlp.make_model(data.vocab_size, CONTEXT, seed=seed, **shape), progress("MLP", steps, "steps")
     for step, (X, Y) in enumerate(islice(mlp.batches(data, 32, CONTEXT, seed), steps), 1):

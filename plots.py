@@ -1,12 +1,24 @@
-"""Every plot. Scripts import this file only when they draw, as it needs matplotlib."""
+"""Every plot. Scripts import this file only when they draw, as it needs matplotlib.
+
+    python plots.py                                         # out/ladder.png: the first table of docs/results.md
+
+The other plots come from the --plot of the scripts, and loss.png from train.py.
+"""
 
 import functools
 import math
 import os
+import re
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
+
+from console import OptionParser, fail, run
+
+try:
+    from matplotlib.figure import Figure
+except ModuleNotFoundError:
+    fail("plots need matplotlib, which is not installed; pip install matplotlib")
 
 MAX_TOKENS = 1 << 21  # the baselines are computed on the first tokens of a split, up to this many
 
@@ -282,3 +294,44 @@ def attention(weights: np.ndarray, names: list[str], path: Path, sources: list[s
         axes.set_xticks(range(S), sources or names, fontsize=6, parse_math=False)
         axes.set_yticks(range(T), names, fontsize=6, parse_math=False)
     save(figure, path)
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of the first table in a Markdown file, {column: cell} each."""
+    table = re.search(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), flags=re.M)[0]
+    heading, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    return [dict(zip(heading, row, strict=True)) for row in rows]
+
+
+def ladder(rows: list[dict[str, str]], path: Path) -> None:
+    """The validation and training losses of models, from the simplest to the GPT."""
+    figure = Figure(figsize=(10, 4.4), dpi=80, layout="tight")
+    axes = figure.subplots()
+    kinds = {"counting": "C0", "network with a fixed window": "C1", "network with a state": "C2", "attention": "C3"}
+    for x, row in enumerate(rows):
+        val, train = float(row["val"]), float(row["train"])
+        found = re.search("(MLP|neural)|(RNN|GRU|LSTM|linear|state)|(GPT)", row["model"])
+        color = list(kinds.values())[found.lastindex if found else 0]
+        axes.vlines(x, train, val, color=color, alpha=0.4)
+        axes.plot(x, train, "o", color=color, fillstyle="none", markersize=5)
+        axes.plot(x, val, "o", color=color, markersize=8)
+        axes.annotate(row["val"], (x, val), (0, 8), textcoords="offset points", ha="center", fontsize=9)
+    for kind, color in kinds.items():
+        axes.plot([], [], "o", color=color, label=kind)
+    axes.plot([], [], "o", color="gray", fillstyle="none", label="training loss of the same model")
+    axes.legend(loc="upper right")
+    axes.set_xticks(range(len(rows)), [row["model"] for row in rows], rotation=30, ha="right")
+    axes.set(title="What each idea is worth: 32,033 names", ylabel="loss, nats per letter", ylim=(1.5, 3.5))
+    axes.grid(axis="y", alpha=0.3)
+    save(figure, path)
+
+
+def main() -> None:
+    OptionParser(__doc__).parse_args()
+    path = Path("out", "ladder.png")
+    ladder(read_table(Path(__file__).parent / "docs" / "results.md"), path)
+    print(f"saved {path}")
+
+
+if __name__ == "__main__":
+    run(main)

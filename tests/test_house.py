@@ -13,7 +13,7 @@ WORKSHOP = {"console", "files", "tokenizer", "prepare_data", "checkpoint", "runt
 ANYWHERE_INSIDE_A_FUNCTION = {"plots", "gpt2"}  # they are imported where they are used
 ALLOWED = {
     "console": set(), "model": set(), "optim": set(), "linear": set(), "micrograd": {"console"},
-    "files": {"console"}, "tokenizer": {"console"}, "runtime": {"console"}, "plots": set(),
+    "files": {"console"}, "tokenizer": {"console"}, "runtime": {"console"}, "plots": {"console"},
     "prepare_data": {"tokenizer", "files", "console"}, "gpt2": {"model", "files", "console"},
     "checkpoint": {"model", "tokenizer", "files", "console"},
     "bigram": {"console", "prepare_data", "tokenizer"}, "ngram": {"console", "prepare_data", "bigram"},

@@ -1,6 +1,7 @@
-"""What README.md says: commands that the scripts accept, numbers that agree, links that lead somewhere. And the
-commands in the docstrings of the files and in the comments of config/."""
+"""What README.md and docs/*.md say: commands that the scripts accept, numbers that agree, links that lead somewhere.
+And the commands in the docstrings of the files and in the comments of config/."""
 
+import importlib.util
 import math
 import re
 import shlex
@@ -49,20 +50,25 @@ import train
 import windows
 import word2vec
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)  # (language, text)
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+README, RESULTS = PAGES[ROOT / "README.md"], PAGES[ROOT / "docs" / "results.md"]
+TEXT = "\n".join(PAGES.values())
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
 SCRIPTS += (rlhf, word2vec, seq2seq)
-# plots.py needs matplotlib
 OTHERS = (baselines, calibration, cells, checkpoint, console, files, gpt2, instruct, memorization, model, optim, peft)
 OTHERS += (dpo, mlm, ppo, recall, reward, runtime, similarity, tasks, tokenizer, toy, windows)
+if importlib.util.find_spec("matplotlib"):
+    import plots
+
+    SCRIPTS += (plots,)
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 
 def commands() -> list[str]:
     """Each command in a block or in a line of text, once, without the comments."""
     lines = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
-    lines += re.findall(r"`(python \w+\.py[^`]*)`", README)
+    lines += [" ".join(words.split()) for words in re.findall(r"`(python\s+\w+\.py[^`]*)`", TEXT)]
     for module in FILES.values():
         lines += re.findall(r"^    ((?:python|torchrun) .*)", module.__doc__, flags=re.M)
     for path in sorted(ROOT.glob("config/*.toml")):
@@ -71,18 +77,28 @@ def commands() -> list[str]:
     return list(dict.fromkeys(part for part in parts if part))
 
 
-def section(title: str) -> str:
+def section(page: str, title: str) -> str:
     """The text below a heading, up to the next one."""
-    return re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##+ |\Z)", README, flags=re.M | re.S)[1]
+    return re.search(rf"^##? {re.escape(title)}\n(.*?)(?=^## |\Z)", page, flags=re.M | re.S)[1]
 
 
-def ladder() -> list[dict[str, str]]:
-    """The rows of the three tables, column -> cell."""
+def tables(text: str) -> list[dict[str, str]]:
+    """The rows of the tables in a text, column -> cell."""
     rows = []
-    for table in re.findall(r"(?:^\|.*\n)+", section("The ladder"), flags=re.M):
-        head, _, *lines = [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in table.splitlines(True)]
+    for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
+        head, _, *lines = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
         rows += [dict(zip(head, line, strict=True)) for line in lines]
     return rows
+
+
+LADDER = tables(section(RESULTS, "The ladder"))  # names (14 rows), words, shakespeare
+FULL_NAMES = {
+    "bigram": "bigram, add 1",
+    "MLP": "MLP, block 3",
+    "6-gram": "Kneser-Ney 6-gram",
+    "LSTM": "LSTM, 240 units",
+}
+FIRST_TABLE = tables(README[: README.index("\n## ")])
 
 
 # ----------------------------------------------------------------------------- commands
@@ -99,8 +115,9 @@ def accept(*_, **__):
 @pytest.mark.parametrize("command", commands())
 def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    if "--plot" in command:
+    if "--plot" in command or "plots.py" in command:
         pytest.importorskip("matplotlib")
+        monkeypatch.setattr(plots, "ladder", accept)
     for module, name in (
         (micrograd, "derivatives"), (bigram, "load"), (ngram, "load"), (mlp, "load"), (rnn, "load"), (recall, "main"),
         (prepare_data, "prepare"),
@@ -115,9 +132,9 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
         assert options <= {"--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint"}
         words = ["python", *words[at:]]
     if words[0] != "python" or words[1] == "-m":
-        assert command in ("python3 -m venv .venv", ". .venv/bin/activate", "python -m pytest -n 2") or (
-            words[:3] == ["pip", "install", "-r"] and (ROOT / words[3]).exists()
-        )
+        others = ("python3 -m venv .venv", ". .venv/bin/activate", "python -m pytest -n 2", "curl -o dream.txt")
+        requirements = words[:3] == ["pip", "install", "-r"] and (ROOT / words[3]).exists()
+        assert requirements or command.startswith(others)
         return
     monkeypatch.setattr(sys, "argv", words[1:])
     with pytest.raises(Accepted):
@@ -136,23 +153,68 @@ def test_each_option_in_the_text_is_one_of_some_script(call):
     known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint")}
     for module in SCRIPTS:
         known |= set(re.findall(r"--\w+", call(module, "--help")[1]))
-    assert set(re.findall(r"(?<![\w-])--\w+", README)) <= known
+    assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", TEXT, flags=re.S))) <= known
 
 
 def test_the_python_that_it_shows_runs(capsys):
     shown = [text for kind, text in BLOCKS if kind == "python"]
     for text in shown:
-        exec(compile(text, "README.md", "exec"), scope := {})
+        exec(compile(text, "docs/tour.md", "exec"), scope := {})
     assert len(shown) == 2
     assert capsys.readouterr().out == "20.0 14.0\n"
     assert scope["logits"].shape == (1, 64, 65) and scope["loss"].item() == pytest.approx(math.log(65))
+
+
+def test_the_size_that_it_states():
+    """... and the README itself can be read in one sitting."""
+    lengths = [len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob("*.py")]
+    n, longest = re.search(r"(\d+) plain Python files in one folder, none longer than (\d+) lines", README).groups()
+    assert len(lengths) == int(n) and max(lengths) <= int(longest) < max(lengths) + 10
+    assert len(README.splitlines()) <= 240
+    n_exercises = len(re.findall(r"^\d\. .*?\*Check:\*", PAGES[ROOT / "docs" / "tour.md"], flags=re.M | re.S))
+    assert f"with {n_exercises} exercises and their answers" in " ".join(README.split())
+
+
+def test_the_table_of_files_is_the_folder():
+    named = re.findall(r"\[`(\w+\.py)`\]\(", section(README, "The tour"))
+    assert len(named) == len(set(named))
+    assert set(named) == {path.name for path in ROOT.glob("*.py")}
+
+
+def test_each_part_of_the_tour_has_all_that_it_promises():
+    parts = re.split("^## ", PAGES[ROOT / "docs" / "tour.md"], flags=re.M)[1:]
+    assert len(parts) >= 13
+    for part in parts:
+        for heading in ("```", "**Look at**", "**Easy to get wrong:**", "**Try"):
+            assert heading in part, (part[:40], heading)
+        exercises = re.split(r"^\d\. ", part[part.index("**Try") :], flags=re.M)[1:]
+        assert len(exercises) >= 2 and all("*Check:*" in text for text in exercises), part[:40]
+
+
+def test_the_tests_that_it_names_are_there():
+    named = re.findall(r"`python -m pytest (tests/[^`]+)`", " ".join(TEXT.split()))
+    assert named
+    for words in named:
+        *paths, word = words.split(" -k ") if " -k " in words else (words, "")
+        for path in " ".join(paths).split():
+            assert re.search(rf"^def test_\w*{word}", (ROOT / path).read_text(encoding="utf-8"), flags=re.M), words
+
+
+def test_bits_per_byte_of_another_language_follow_from_its_loss():
+    rows = tables(section(PAGES[ROOT / "docs" / "howto.md"], "Train on another language"))
+    rows = [row for row in rows if row["loss"]]
+    assert len(rows) >= 3
+    for row in rows:
+        loss, bytes_per_token = float(row["loss"]), float(row["bytes per token"])
+        assert float(row["perplexity"]) == pytest.approx(math.exp(loss), rel=1e-3, abs=0.05)
+        assert float(row["bits per byte"]) == pytest.approx(loss / bytes_per_token / math.log(2), abs=0.005)
 
 
 # ----------------------------------------------------------------------------- the ladder
 
 
 def test_the_ladder_has_all_models_in_order():
-    models = [row["model"] for row in ladder()]
+    models = [row["model"] for row in LADDER]
     counting = ["uniform", "unigram", "bigram", "neural bigram", "Kneser-Ney", "MLP, block 3", "MLP, block 8"]
     cells = ["RNN", "GRU", "LSTM", "linear attention", "state space model"]
     names = [*counting, *cells[:3], "LSTM, 240 units", *cells[3:], "GPT"]
@@ -161,7 +223,7 @@ def test_the_ladder_has_all_models_in_order():
     assert [re.sub(r", add 1| \d-gram", "", name) for name in models] == expected
 
 
-@pytest.mark.parametrize("row", ladder(), ids=lambda row: row["command"])
+@pytest.mark.parametrize("row", LADDER, ids=lambda row: row["command"])
 def test_the_numbers_of_a_row_agree(row):
     """A token is a letter of one byte here, so bits per byte are bits per token."""
     val = float(row["val"])
@@ -172,7 +234,7 @@ def test_the_numbers_of_a_row_agree(row):
     assert row["command"].startswith("`python ") and row["command"].endswith("`")
 
 
-@pytest.mark.parametrize("row", [row for row in ladder() if "gram.py" in row["command"]], ids=lambda r: r["command"])
+@pytest.mark.parametrize("row", [row for row in LADDER if "gram.py" in row["command"]], ids=lambda r: r["command"])
 def test_a_row_of_counting_is_what_its_command_prints(row, call):
     _, script, *options = shlex.split(row["command"].strip("`"))
     source = next((option[10:] for option in options if option.startswith("--dataset=")), "words")
@@ -189,16 +251,73 @@ def test_a_row_of_counting_is_what_its_command_prints(row, call):
     assert int(row["parameters"].replace(",", "")) == int(numbers["params"])
 
 
+def test_the_first_table_is_made_of_rows_of_the_ladder():
+    of_names = {row["model"]: row for row in LADDER[:14]}
+    for row in FIRST_TABLE:
+        model = re.sub(r"\*|:.*", "", row["model"])
+        known = of_names[FULL_NAMES.get(model, model)]
+        assert (row["loss"], row["perplexity"]) == (known["val"], known["perplexity"])
+    losses = [float(row["loss"]) for row in FIRST_TABLE]
+    assert losses == sorted(losses, reverse=True) and len(losses) >= 5
+
+
+@pytest.mark.parametrize("row", FIRST_TABLE[:2] + FIRST_TABLE[3:4], ids=lambda row: row["model"])
+def test_counting_invents_the_names_that_the_first_table_shows(row, call):
+    file = SHARED / "data" / "names.txt"
+    if not file.exists():
+        pytest.skip("no local copy of names.txt")
+    prepare_data.prepare("names", file=file)
+    command = next(known["command"] for known in LADDER if known["val"] == row["loss"])
+    _, script, *options = shlex.split(command.strip("`"))
+    printed = call(FILES[script], *options)[1].split("samples:\n")[1].split("\n")[:4]
+    column = list(row)[-1]
+    shown = [name.strip() for name in row[column].split(",")]
+    for name, real in zip(shown, printed, strict=True):
+        assert real.startswith(name.removesuffix("...")) if name.endswith("...") else real == name
+
+
+def test_times_and_losses_in_the_readme_are_those_of_the_results():
+    (normal,) = re.findall(r"(?:^\|.*\n)+", section(RESULTS, "Is my loss normal?"), flags=re.M)
+    known = {row["command"]: row for row in tables(normal)}
+    rows = [row for row in tables(README) if row.get("command") in known and "training" in row]
+    assert len(rows) == len(known)
+    for row in rows:
+        full = known[row["command"]]
+        assert full["training"].startswith(row["training"]), row
+        assert full["validation loss"].startswith(row["validation loss"]), row
+        assert full["a sample"].startswith(row["what it writes"]), row
+
+
+def test_the_plot_of_the_ladder_has_its_first_table(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = plots.read_table(ROOT / "docs" / "results.md")
+    assert rows == LADDER[:14] and rows[-1]["model"] == "GPT"
+    plots.ladder(rows, tmp_path / "ladder.png")
+    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
+
+
 # ----------------------------------------------------------------------------- links
 
 
-def test_links_and_plots_lead_somewhere():
-    slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)", README, re.M)]
-    assert len(set(slugs)) == len(slugs)  # else the anchor of a later one has a number
-    targets = re.findall(r"\]\(([^)]+)\)|src=\"([^\"]+)\"", README)
-    assert len(targets) > 10
+def slugs(page: str) -> list[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.*)", re.sub("^```.*?^```", "", page, flags=re.M | re.S), re.M)
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in titles]  # the text of a link
+    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_and_plots_lead_somewhere(path):
+    assert len(set(slugs(PAGES[path]))) == len(slugs(PAGES[path]))  # else the anchor of a later one has a number
+    targets = re.findall(r"\]\(\s*([^)]+)\)|src=\"([^\"]+)\"", PAGES[path])
+    assert len(targets) > 3
     for target in map("".join, targets):
-        assert target[1:] in slugs if target.startswith("#") else (ROOT / target).is_file(), target
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        leads_to = (path.parent / file).resolve() if file else path
+        assert leads_to.is_file(), target
+        assert not anchor or anchor in slugs(PAGES[leads_to]), target
 
 
 def test_plots_are_small_and_all_shown():
@@ -206,11 +325,11 @@ def test_plots_are_small_and_all_shown():
     assert len(plots) >= 5
     for path in plots:
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size < 150_000, path
-        assert f"assets/{path.name}" in README
+        assert f"assets/{path.name}" in TEXT
 
 
 def test_the_places_to_change_are_there():
-    rows = re.findall(r"^\| .* \| (`\w+\.py`: .*) \|$", section("Hack it"), flags=re.M)
+    rows = re.findall(r"^\| .* \| (`\w+\.py`: .*) \|$", section(README, "Hack it"), flags=re.M)
     assert len(rows) > 10
     for row in rows:
         words, module = re.findall(r"`([\w.]+)`", row), None
@@ -224,6 +343,6 @@ def test_the_places_to_change_are_there():
 
 
 def test_files_that_it_names_are_there():
-    for name in re.findall(r"`((?:config|tests|assets)/[\w./]+)`", README):
+    for name in re.findall(r"`((?:config|tests|assets|docs)/[\w./]+)`", TEXT):
         assert (ROOT / name).exists(), name
-    assert all(f"config/{path.name}" in README for path in Path(ROOT, "config").glob("*.toml"))
+    assert all(f"config/{path.name}" in TEXT for path in Path(ROOT, "config").glob("*.toml"))
