@@ -86,7 +86,8 @@ def tables(text: str) -> list[dict[str, str]]:
     """The rows of the tables in a text, column -> cell."""
     rows = []
     for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
-        head, _, *lines = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
+        head, rule, *lines = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
+        assert set("".join(rule)) == {"-"}, table  # else a blank line is in the table, or in front of it
         rows += [dict(zip(head, line, strict=True)) for line in lines]
     return rows
 
@@ -133,6 +134,7 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
         words = ["python", *words[at:]]
     if words[0] != "python" or words[1] == "-m":
         others = ("python3 -m venv .venv", ". .venv/bin/activate", "python -m pytest -n 2", "curl -o dream.txt")
+        others += ("pip install torch==2.13.0 --index-url=https://download.pytorch.org/whl/cpu",)
         requirements = words[:3] == ["pip", "install", "-r"] and (ROOT / words[3]).exists()
         assert requirements or command.startswith(others)
         return
@@ -150,7 +152,7 @@ def test_a_wrong_command_would_show(monkeypatch):
 
 
 def test_each_option_in_the_text_is_one_of_some_script(call):
-    known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint")}
+    known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint", "index")}
     for module in SCRIPTS:
         known |= set(re.findall(r"--\w+", call(module, "--help")[1]))
     assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", TEXT, flags=re.S))) <= known
@@ -257,6 +259,7 @@ def test_the_first_table_is_made_of_rows_of_the_ladder():
         model = re.sub(r"\*|:.*", "", row["model"])
         known = of_names[FULL_NAMES.get(model, model)]
         assert (row["loss"], row["perplexity"]) == (known["val"], known["perplexity"])
+        assert (row["parameters"], row["seconds"]) == (known["parameters"], known["seconds"])
     losses = [float(row["loss"]) for row in FIRST_TABLE]
     assert losses == sorted(losses, reverse=True) and len(losses) >= 5
 
@@ -304,6 +307,11 @@ def slugs(page: str) -> list[str]:
     titles = re.findall(r"^#+ (.*)", re.sub("^```.*?^```", "", page, flags=re.M | re.S), re.M)
     titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in titles]  # the text of a link
     return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_tables_are_whole(path):
+    assert len(tables(PAGES[path])) > 3  # each row has as many cells as the heading
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
