@@ -91,7 +91,7 @@ def report_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple
 
 
 def report_int8(model: GPT, loss: float, data: Dataset, options, machine: Machine) -> dict[str, str]:
-    """Print the loss with weights rounded to integers with one scale per row, or per matrix."""
+    """Print the loss with weights rounded to integers, one scale per row, or per matrix."""
     more, rows = {}, [["int8 weights", "nats per token", "difference"]]
     for unit in ("row", "matrix"):
         rounded = quantize(model, per_row=unit == "row")

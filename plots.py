@@ -17,8 +17,8 @@ from console import OptionParser, fail, run
 
 try:
     from matplotlib.figure import Figure
-except ModuleNotFoundError:
-    fail("plots need matplotlib, which is not installed; pip install matplotlib")
+except ModuleNotFoundError as error:
+    fail(f"plots need matplotlib ({error}); pip install matplotlib")
 
 MAX_TOKENS = 1 << 21  # the baselines are computed on the first tokens of a split, up to this many
 
@@ -321,7 +321,8 @@ def ladder(rows: list[dict[str, str]], path: Path) -> None:
     axes.plot([], [], "o", color="gray", fillstyle="none", label="training loss of the same model")
     axes.legend(loc="upper right")
     axes.set_xticks(range(len(rows)), [row["model"] for row in rows], rotation=30, ha="right")
-    axes.set(title="What each idea is worth: 32,033 names", ylabel="loss, nats per letter", ylim=(1.5, 3.5))
+    axes.set(title="What each idea is worth: 32,033 names", ylabel="loss, nats per letter")
+    axes.margins(y=0.1)
     axes.grid(axis="y", alpha=0.3)
     save(figure, path)
 

@@ -5,6 +5,7 @@ import importlib.util
 import math
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -133,10 +134,11 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
         assert options <= {"--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint"}
         words = ["python", *words[at:]]
     if words[0] != "python" or words[1] == "-m":
-        others = ("python3 -m venv .venv", ". .venv/bin/activate", "python -m pytest -n 2", "curl -o dream.txt")
-        others += ("pip install torch==2.13.0 --index-url=https://download.pytorch.org/whl/cpu",)
+        torch = (ROOT / "requirements.txt").read_text(encoding="utf-8").split()[0]
+        others = ("python3 -m venv .venv", ". .venv/bin/activate", "python -m pytest -n 2")
+        others += (f"pip install {torch} --index-url=https://download.pytorch.org/whl/cpu",)
         requirements = words[:3] == ["pip", "install", "-r"] and (ROOT / words[3]).exists()
-        assert requirements or command.startswith(others)
+        assert requirements or command in others or command.startswith("curl -o dream.txt https://")
         return
     monkeypatch.setattr(sys, "argv", words[1:])
     with pytest.raises(Accepted):
@@ -152,7 +154,8 @@ def test_a_wrong_command_would_show(monkeypatch):
 
 
 def test_each_option_in_the_text_is_one_of_some_script(call):
-    known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint", "index")}
+    known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint")}
+    known |= {"--index"}  # pip's --index-url
     for module in SCRIPTS:
         known |= set(re.findall(r"--\w+", call(module, "--help")[1]))
     assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", TEXT, flags=re.S))) <= known
@@ -165,6 +168,18 @@ def test_the_python_that_it_shows_runs(capsys):
     assert len(shown) == 2
     assert capsys.readouterr().out == "20.0 14.0\n"
     assert scope["logits"].shape == (1, 64, 65) and scope["loss"].item() == pytest.approx(math.log(65))
+
+
+def test_the_names_to_overfit_are_made_as_the_results_say():
+    (text,) = [text for kind, text in BLOCKS if kind == "py"]
+    file = SHARED / "data" / "names.txt"
+    if not file.exists():
+        pytest.skip("no local copy of names.txt")
+    prepare_data.prepare("names", file=file)
+    exec(compile(text, "docs/results.md", "exec"), {})
+    names = Path("few.txt").read_text(encoding="utf-8").splitlines()
+    known = set(file.read_text(encoding="utf-8").split())
+    assert len(names) == 1250 and all(name in known for name in names)
 
 
 def test_the_size_that_it_states():
@@ -197,8 +212,8 @@ def test_the_tests_that_it_names_are_there():
     named = re.findall(r"`python -m pytest (tests/[^`]+)`", " ".join(TEXT.split()))
     assert named
     for words in named:
-        *paths, word = words.split(" -k ") if " -k " in words else (words, "")
-        for path in " ".join(paths).split():
+        paths, _, word = words.partition(" -k ")
+        for path in paths.split():
             assert re.search(rf"^def test_\w*{word}", (ROOT / path).read_text(encoding="utf-8"), flags=re.M), words
 
 
@@ -291,12 +306,26 @@ def test_times_and_losses_in_the_readme_are_those_of_the_results():
         assert full["a sample"].startswith(row["what it writes"]), row
 
 
-def test_the_plot_of_the_ladder_has_its_first_table(tmp_path):
+def test_the_plot_of_the_ladder_shows_the_first_table(call, monkeypatch):
     pytest.importorskip("matplotlib")
-    rows = plots.read_table(ROOT / "docs" / "results.md")
-    assert rows == LADDER[:14] and rows[-1]["model"] == "GPT"
-    plots.ladder(rows, tmp_path / "ladder.png")
-    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    figures, save = [], plots.save
+    monkeypatch.setattr(plots, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
+    call(plots)
+    assert Path("out/ladder.png").read_bytes().startswith(b"\x89PNG")
+    (axes,) = figures[0].axes
+    models = [label.get_text() for label in axes.get_xticklabels()]
+    assert models == [row["model"] for row in LADDER[:14]] and models[-1] == "GPT"
+    low, high = axes.get_ylim()
+    for key, size in (("val", 8), ("train", 5)):
+        points = [line.get_ydata()[0] for line in axes.lines if line.get_markersize() == size and len(line.get_ydata())]
+        assert points == [float(row[key]) for row in LADDER[:14]] and low < min(points) and max(points) < high
+
+
+def test_plots_without_matplotlib_give_one_line():
+    hidden = "import runpy, sys; sys.modules['matplotlib'] = None; runpy.run_path('plots.py', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: plots need matplotlib") and "; pip install matplotlib" in done.stderr
 
 
 # ----------------------------------------------------------------------------- links
