@@ -10,8 +10,9 @@ Read train.py before. The loss of a model with N parameters after D tokens, each
 
 E is the irreducible loss, which no size and no training of this architecture would lower. A / N^alpha is added because
 the model is finite, B / D^beta because its training is. Five widths and four budgets of tokens make 20 runs. The law is
-fitted to 19 of them and predicts the largest one before it is trained. It then tells how to divide compute between N
-and D: C = 6 N D FLOP. (That leaves out attention: 29 % more at width 32, 8 % more at width 128.)
+fitted to the 12 that have neither the largest width nor the largest budget, and predicts the run that has both before
+it is trained. All runs together then tell how to divide compute between N and D: C = 6 N D FLOP. (That leaves out
+attention: 29 % more at width 32, 8 % more at width 128.)
 
 The law does not tell what happens if tokens are seen twice, with another text, context length or architecture, or far
 from its runs. The learning rate of each run decays to 0 at its end: the loss in the middle of a long run is higher than
@@ -182,26 +183,39 @@ def minimize(error: Callable, start: torch.Tensor) -> torch.Tensor:
     return theta.detach()
 
 
+def residuals(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray) -> np.ndarray:
+    """How far the runs are from their law, in log L. Fitting 5 constants to n runs makes this too small by a factor of
+    sqrt((n - 5) / n) on average, so it is scaled up."""
+    return np.log(L / law.loss(N, D)) * math.sqrt(len(L) / max(1, len(L) - 5))
+
+
 def bootstrap(N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 100) -> list[Law]:
-    """The laws of n draws of as many runs, with replacement: their variation is the uncertainty of the fit. To save
-    time, each is fitted from one start."""
-    laws, rng, show = [], np.random.default_rng(seed), progress("bootstrap", n, "fits")
+    """n laws, whose variation is the uncertainty of the fit: each is fitted to runs of the same sizes, on the law of
+    the real ones, but for a residual that is drawn from those of all runs. To save time, from one start only."""
+    law, laws, rng, show = fit_law(N, D, L), [], np.random.default_rng(seed), progress("bootstrap", n, "fits")
     for _ in range(n):
-        draw = rng.integers(len(L), size=len(L))
-        laws.append(fit_law(N[draw], D[draw], L[draw], STARTS[:1]))
+        drawn = rng.choice(residuals(law, N, D, L), len(L))
+        laws.append(fit_law(N, D, law.loss(N, D) * np.exp(drawn), STARTS[:1]))
         show(len(laws))
     return laws
 
 
 def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, float, float]:
     """Predict the loss of another run by the law of these, with a 95 % interval: by each bootstrapped law, with the
-    residual of each run, as the new one will be off the curve too. (Fitting 5 constants made the residuals small, so
-    they are scaled up.)"""
+    residual of each run, as the new one will be off the curve, too."""
     runs = columns(results)
     law = fit_law(*runs)
-    residuals = np.log(runs[2] / law.loss(*runs[:2])) * math.sqrt(len(results) / max(1, len(results) - 5))
-    losses = [other.loss(N, D) * np.exp(residuals) for other in bootstrap(*runs, seed)]
+    off_the_curve = np.exp(residuals(law, *runs))
+    losses = [other.loss(N, D) * off_the_curve for other in bootstrap(*runs, seed)]
     return law.loss(N, D), *np.quantile(losses, (0.025, 0.975))
+
+
+def predict_without_law(results: list[dict]) -> float:
+    """Predict the run after these, the last of the grid, from three others: it differs from the one before it, of the
+    same budget, as much as the runs of these two widths differ at half of that budget. Any law that is a sum of a
+    function of N and one of D says the same, so a law says more only if it was not fitted to these three."""
+    narrower, half, half_narrower = (results[i]["val"] for i in (-1, -len(WIDTHS), -len(WIDTHS) - 1))
+    return half + narrower - half_narrower
 
 
 # ----------------------------------------------------------------------------- tables
@@ -239,15 +253,19 @@ def report(results: list[dict], seed: int) -> Law:
 
 
 def train_family(runs: list[dict], finished: Results, seed: int) -> tuple[list[dict], tuple[float, float, float]]:
-    """Train the runs that are not finished, and print each. The last one is predicted before it is trained. Returns all
-    results, and what predict() says."""
+    """Train the runs that are not finished, and print each. The last one is predicted before it is trained, by runs of
+    smaller N and D. Returns all results, and what predict() says."""
     results, of_each = [], [options["max_iters"] for options in runs]
     for i, options in enumerate(runs, 1):
         if i == len(runs):
             N = results[-len(WIDTHS)]["N"]  # of the same width
             D = options["max_iters"] * options["batch_size"] * options["block_size"]
-            predicted, low, high = predict(results, N, D, seed)
-            print(f"predicted for the largest run: {predicted:.4f} (95 % interval {low:.4f} to {high:.4f})", flush=True)
+            smaller = [result for result in results if result["N"] < N and result["D"] < D]
+            lowest = min(result["val"] for result in smaller)
+            predicted, low, high = predict(smaller, N, D, seed)
+            print(f"predicted for the largest run: {predicted:.4f} (95 % interval {low:.4f} to {high:.4f})")
+            print(f"  by the law of {len(smaller)} runs with smaller N and D, whose lowest loss is {lowest:.4f};")
+            print(f"  without a law, by its three neighbors: {predict_without_law(results):.4f}", flush=True)
         with explain_errors("out of memory; close other programs, or use --device=cpu"):
             result = finished.get(options)
         results.append(result)
@@ -262,7 +280,7 @@ def train_family(runs: list[dict], finished: Results, seed: int) -> tuple[list[d
 
 
 def main() -> None:
-    if "--estimate" in sys.argv:
+    if {"--estimate", "--estimate=true"} & set(sys.argv):
         import estimate  # its options are those of train.py
 
         return estimate.main()
@@ -272,7 +290,7 @@ def main() -> None:
     minutes = "approximate minutes on two CPU cores: scales the training tokens of all runs"
     add("--minutes", type=in_range(float, 0.5), default=8.0, help=minutes)
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
-    add("--plot", action="store_true", help="draw scaling.png into out/scaling_<dataset>/")
+    add("--plot", type=bool, default=False, help="draw scaling.png into out/scaling_<dataset>/")
     add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed of all runs")
     options = parser.parse_args()
     keep_freed_memory()

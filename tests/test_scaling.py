@@ -31,9 +31,9 @@ def test_the_fit_gives_back_published_constants():
         assert getattr(law, name) == pytest.approx(value, rel=1e-4)
 
 
-def family_runs(noise: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def family_runs(noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """N, D and L of 20 runs of the sizes of the family, by a law like the one that was found for them."""
-    law, rng = Law(E=0.87, A=170, B=131, alpha=0.585, beta=0.413), np.random.default_rng(0)
+    law, rng = Law(E=0.87, A=170, B=131, alpha=0.585, beta=0.413), np.random.default_rng(seed)
     sizes = (27_808, 60_144, 104_768, 230_880, 406_144)
     N, D = np.array([(N, D) for D in (196_608, 393_216, 786_432, 1_572_864) for N in sizes], dtype=float).T
     return N, D, law.loss(N, D) * np.exp(noise * rng.normal(size=20))
@@ -44,6 +44,15 @@ def test_every_start_of_a_fit_ends_in_the_same_law(runs):
     laws = [fit_law(*runs, starts=[start]) for start in scaling.STARTS]
     for law in laws[1:]:
         assert law.alpha == pytest.approx(laws[0].alpha, rel=1e-2)
+
+
+def test_residuals_are_as_large_as_the_noise():
+    """On average: those of a fit of five constants would be too small, here by a fifth, if they were not scaled."""
+    squares = []
+    for seed in range(30):
+        N, D, L = (values[:12] for values in family_runs(0.005, seed))
+        squares += [*scaling.residuals(fit_law(N, D, L, scaling.STARTS[:1]), N, D, L) ** 2]
+    assert math.sqrt(np.mean(squares)) == pytest.approx(0.005, rel=0.15)
 
 
 def test_the_prediction_interval_contains_most_runs(monkeypatch):
@@ -153,11 +162,16 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
     rows = [line for line in lines if line.startswith("run ")]
     assert len(rows) == 9 and figures["runs"] == "9" and figures["dataset"] == "long"
     predicted = next(i for i, line in enumerate(lines) if line.startswith("predicted for the largest run: "))
-    assert lines[predicted + 1] == rows[-1] and lines[predicted].split()[5] == figures["predicted"]
+    assert lines[predicted + 3] == rows[-1] and lines[predicted].split()[5] == figures["predicted"]
     entries = [json.loads(line) for line in Path("out/scaling_long/runs.jsonl").read_text().splitlines()]
     results = [entry["result"] for entry in entries]
     assert figures["measured"] == f"{results[-1]['val']:.4f}" and f"val loss {figures['measured']}" in rows[-1]
-    law = fit_law(*scaling.columns(results[:-1]))  # without the largest
+    of = lambda row, column: results[3 * row + column]["val"]  # three sizes for each budget
+    without_law = of(1, 2) + of(2, 1) - of(1, 1)
+    assert lines[predicted + 2] == f"  without a law, by its three neighbors: {without_law:.4f}"
+    smaller = [results[i] for i in (0, 1, 3, 4)]
+    assert lines[predicted + 1].endswith(f"4 runs with smaller N and D, whose lowest loss is {of(1, 1):.4f};")
+    law = fit_law(*scaling.columns(smaller))  # without the largest size and budget
     assert f"{law.loss(results[-1]['N'], results[-1]['D']):.4f}" == figures["predicted"]
     laws = [fit_law(*scaling.columns(results, size)) for size in ("params", "N")]
     row = next(line for line in lines if line.startswith("alpha ")).split()
