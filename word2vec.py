@@ -1,6 +1,6 @@
 """Aside: vectors of words, learned from the words around them.
 
-    python word2vec.py                                      # half a minute: skip-gram and counting, on Python's code
+    python word2vec.py                                      # a minute: skip-gram and counting, on Python's code
     python word2vec.py --window=2 --near=KeyError --plot    # a narrow window; the neighbors of a word; a map
     python word2vec.py --dataset=shakespeare                # words of any text
 
@@ -25,6 +25,7 @@ import math
 import re
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,10 @@ from prepare_data import load
 
 WORD = re.compile(r"[^\W\d]\w*")  # a letter or _, then letters, digits and _
 MAX_TOKENS = 10_000_000  # of the training split that are read
-MAX_PAIRS = 200_000_000
+MAX_PAIRS = 100_000_000
 SUBSAMPLING = 1e-3  # words that are more frequent than this are thinned out
-BATCH_SIZE = 2048
+NOISE_TABLE = 1 << 20  # words, drawn once, from which negatives are then chosen with equal probability
+BATCH_SIZE = 32
 LEARNING_RATE = 0.1
 NEAR = ("self", "KeyError", "append", "min", "while", "True")
 
@@ -59,23 +61,24 @@ def number_words(documents: list[str], min_count: int) -> tuple[list[str], np.nd
     return vocab, ids, document
 
 
-def subsample(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Which words of the text to keep, (n,): a word of frequency f with probability min(1, sqrt(SUBSAMPLING / f)).
-    "the" and "self" are near every word, so they say little about it."""
-    frequency = np.bincount(ids)[ids] / len(ids)
-    return rng.random(len(ids)) < np.sqrt(SUBSAMPLING / frequency)
+def draw_pairs(ids: np.ndarray, document: np.ndarray, window: int, rng: np.random.Generator) -> tuple:
+    """Draw centers and contexts, (N,) each, in the order of the text: pairs of words of one document. The original does
+    so once per pass over the text, with two kinds of chance (Mikolov et al. 2013, as their code has it).
 
-
-def make_pairs(ids: np.ndarray, document: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """All centers and contexts, (N,) each: words of one document, at most `window` words apart. (In the original text,
-    they can be further apart, as rare words were left out, and frequent ones thinned out.)"""
-    centers, contexts = [], []
-    for distance in range(1, window + 1):
-        left, right = ids[:-distance], ids[distance:]
-        same = document[:-distance] == document[distance:]
-        centers += [left[same], right[same]]
-        contexts += [right[same], left[same]]
-    return np.concatenate(centers), np.concatenate(contexts)
+    A word of frequency f is kept with probability sqrt(t / f) + t / f, with t = SUBSAMPLING: "the" and "self" are near
+    every word, so they say little about it. The contexts of a center are the words up to 1, 2 ... or `window` kept
+    words away, a distance that is drawn for each center: so near words count more than far ones."""
+    t_over_f = SUBSAMPLING * len(ids) / np.bincount(ids)[ids]
+    kept = rng.random(len(ids)) < np.sqrt(t_over_f) + t_over_f
+    ids, document = ids[kept], document[kept]
+    n, offsets = len(ids), np.concatenate((np.arange(-window, 0), np.arange(1, window + 1)))
+    positions = np.arange(n)[:, None] + offsets  # (n, 2 window)
+    near = np.abs(offsets) <= rng.integers(1, window + 1, size=(n, 1))
+    inside = (positions >= 0) & (positions < n)
+    positions = positions.clip(0, max(0, n - 1))
+    chosen = near & inside & (document[positions] == document[:, None])
+    centers, _ = np.nonzero(chosen)  # row by row: in the order of the text
+    return ids[centers], ids[positions[chosen]]
 
 
 # ----------------------------------------------------------------------------- skip-gram with negative sampling
@@ -86,56 +89,47 @@ def loss_and_gradients(w: torch.Tensor, others: torch.Tensor) -> tuple[torch.Ten
     the vectors w' of the others (B, 1 + K, C): the context, which comes first, and the negatives.
 
     With the score s = w' . w, and y = 1 for the context, 0 for a negative, a term of the loss is -log sigmoid(s) or
-    -log sigmoid(-s). Its derivative w.r.t. s is sigmoid(s) - y in both cases, so
+    -log sigmoid(-s): the cross-entropy of two classes. Its derivative w.r.t. s is sigmoid(s) - y in both cases, so
         dw = sum of (sigmoid(s) - y) w',  dw' = (sigmoid(s) - y) w
     Autograd would fill a gradient for all of W and W', which is zero but for a few rows."""
-    scores = (others @ w[:, :, None])[..., 0]  # (B, 1 + K)
-    loss = -F.logsigmoid(scores[:, 0]) - F.logsigmoid(-scores[:, 1:]).sum(dim=1)
-    dscores = scores.sigmoid()
-    dscores[:, 0] -= 1
-    dw = (dscores[:, None] @ others)[:, 0]  # (B, C)
-    return loss, dw, dscores[:, :, None] * w[:, None]
+    scores = (others * w[:, None]).sum(dim=2)  # (B, 1 + K)
+    y = torch.zeros_like(scores)
+    y[:, 0] = 1
+    loss = F.binary_cross_entropy_with_logits(scores, y, reduction="none").sum(dim=1)
+    dscores = (scores.sigmoid() - y)[:, :, None]  # (B, 1 + K, 1)
+    return loss, (dscores * others).sum(dim=1), dscores * w[:, None]
 
 
-def adagrad(table: torch.Tensor, squares: torch.Tensor, rows: torch.Tensor, grads: torch.Tensor, lr: float) -> None:
-    """Update rows of a table (V, C) by gradients (m, C), in place: p -= lr g / sqrt(sum of all g^2 so far) (Duchi et
-    al. 2011), with one sum per row, squares (V,), of the mean g^2 of its channels. Rare words have had few gradients,
-    so they take larger steps. If a row comes several times in a batch, all its gradients count."""
-    squares.index_add_(0, rows, grads.square().mean(dim=1))
-    scale = -lr / (squares[rows].sqrt() + 1e-8)
-    table.index_add_(0, rows, grads * scale[:, None])
+@torch.inference_mode()
+def train(epochs: Iterable[tuple], n_epochs: int, noise: np.ndarray, C: int, K: int, seed: int) -> tuple:
+    """Train W and W' by stochastic gradient descent, on pairs (centers, contexts) for each of n_epochs passes over the
+    text; the learning rate falls to 0. noise (V,): probabilities of the words as negatives. Returns W before training
+    and after it, (V, C) each, and the mean loss in the last tenth of the last pass, in nats per pair.
 
-
-def draw(cumulative: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Draw words by their cumulative probabilities (V,): the first one that exceeds a uniform random number."""
-    u = torch.rand(shape, dtype=torch.float64) * cumulative[-1]
-    return torch.searchsorted(cumulative, u, right=True)
-
-
-def train(pairs: tuple[np.ndarray, np.ndarray], noise: np.ndarray, C: int, K: int, steps: int, seed: int) -> tuple:
-    """Train W and W' on random batches of pairs; the learning rate falls to 0. noise (V,): probabilities of the words
-    as negatives. Returns W before training and after it, (V, C) each, and the mean loss in the last tenth of the steps,
-    in nats per pair."""
+    The pairs come in the order of the text, and few at a time. Random batches of 2,048 learn the same pairs less well:
+    a word that comes often in a batch takes all of its steps from where it was before (docs/results.md)."""
     torch.manual_seed(seed)
-    V = len(noise)
-    centers, contexts = map(torch.from_numpy, pairs)
+    V, began = len(noise), time.perf_counter()
     W, W_context = (torch.rand(V, C) - 0.5) / C, torch.zeros(V, C)
-    before, squares, squares_context = W.clone(), torch.zeros(V), torch.zeros(V)
-    cumulative = torch.from_numpy(noise.cumsum())
-    losses, began = [], time.perf_counter()
-    for step in range(1, steps + 1):
-        chosen = torch.randint(len(centers), (BATCH_SIZE,))
-        center = centers[chosen]  # (B,)
-        others = torch.cat((contexts[chosen, None], draw(cumulative, BATCH_SIZE, K)), dim=1)  # (B, 1 + K)
-        loss, dw, dw_context = loss_and_gradients(W[center], W_context[others])
-        lr = LEARNING_RATE * (1 - (step - 1) / steps)
-        adagrad(W, squares, center, dw, lr)
-        adagrad(W_context, squares_context, others.flatten(), dw_context.flatten(0, 1), lr)
-        losses.append(loss.mean().item())
-        if step % math.ceil(steps / 10) == 0 or step == steps:
-            mean = np.mean(losses[-math.ceil(steps / 10) :])
-            eta = (time.perf_counter() - began) / step * (steps - step)
-            print(f"step {step:>{len(str(steps))}}/{steps}  loss {mean:.4f} nats per pair  eta {eta:.0f} s", flush=True)
+    before = W.clone()
+    table = torch.multinomial(torch.from_numpy(noise), NOISE_TABLE, replacement=True)  # to draw negatives from
+    for epoch, pairs in enumerate(epochs):
+        centers, contexts = (torch.from_numpy(part).split(BATCH_SIZE) for part in pairs)
+        losses, part = [], math.ceil(len(centers) / 10)
+        for i, (center, context) in enumerate(zip(centers, contexts, strict=True), 1):  # (B,) each
+            done = (epoch + i / len(centers)) / n_epochs
+            negatives = table[torch.randint(NOISE_TABLE, (len(center), K))]
+            others = torch.cat((context[:, None], negatives), dim=1)  # (B, 1 + K)
+            loss, dw, dw_context = loss_and_gradients(W[center], W_context[others])
+            lr = LEARNING_RATE * (1 - done)
+            W.index_add_(0, center, dw, alpha=-lr)  # a word that comes twice takes both steps
+            W_context.index_add_(0, others.flatten(), dw_context.flatten(0, 1), alpha=-lr)
+            losses.append(loss.mean())
+            if i % part == 0 or i == len(centers):
+                mean, losses = torch.stack(losses).mean().item(), []
+                eta = (time.perf_counter() - began) * (1 / done - 1)
+                at = f"pass {epoch + i / len(centers):.1f} of {n_epochs}"
+                print(f"{at}  loss {mean:.4f} nats per pair  eta {eta:.0f} s", flush=True)
     return before, W, mean
 
 
@@ -158,7 +152,7 @@ def pmi(centers: np.ndarray, contexts: np.ndarray, counts: np.ndarray, p_context
 def ppmi_vectors(counted: tuple[np.ndarray, np.ndarray, np.ndarray], V: int, C: int, seed: int) -> torch.Tensor:
     """Vectors by counting, (V, C). The matrix of positive PMI, max(PMI, 0), is mostly 0. Its singular value
     decomposition, cut off after C singular values, is about L S R^T. The rows of L sqrt(S) are the vectors of words.
-    (Each word is as often a center as a context of another, so the rows of R are those of L, up to signs.)"""
+    (Two words are about as often center and context as the other way round, so R is nearly L, up to signs.)"""
     centers, contexts, counts = counted
     values = pmi(*counted, np.bincount(contexts, counts, V) / counts.sum())
     pair = np.stack((centers, contexts))[:, values > 0]
@@ -170,18 +164,6 @@ def ppmi_vectors(counted: tuple[np.ndarray, np.ndarray, np.ndarray], V: int, C: 
     return (L * S.sqrt())[:, :C]
 
 
-def lowest_loss(counted: tuple[np.ndarray, np.ndarray, np.ndarray], noise: np.ndarray, K: int) -> float:
-    """The lowest expected loss on these pairs, in nats per pair, if each could have its own score s. One that occurs a
-    times, and b times on average as a center with a negative, has the loss -a log sigmoid(s) - b log sigmoid(-s). It is
-    lowest for s = log(a / b), which is its PMI, with the negatives as contexts, minus log K. Pairs that never occur
-    have a = 0, and cost nothing at s = -infinity."""
-    centers, contexts, counts = counted
-    s = torch.from_numpy(pmi(*counted, noise) - math.log(K))
-    a = torch.from_numpy(counts)
-    b = torch.from_numpy(K * np.bincount(centers, counts)[centers] * noise[contexts])
-    return float(-(a * F.logsigmoid(s) + b * F.logsigmoid(-s)).sum() / a.sum())
-
-
 # ----------------------------------------------------------------------------- the command line
 
 
@@ -189,11 +171,11 @@ def read_options():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--dataset", default="python", help="dataset in data/, made by prepare_data.py")
-    add("--window", type=in_range(int, 1, 50), default=5, help="largest distance of a context, in words")
+    add("--window", type=in_range(int, 1, 50), default=5, help="largest distance of a context, in kept words")
     add("--negatives", type=in_range(int, 1, 1000), default=5, help="negative samples (random words) per pair")
     add("--n_embd", type=in_range(int, 2, 1000), default=64, help="embedding dimension")
     add("--min_count", type=in_range(int, 1), default=5, help="leave out words that occur less often")
-    add("--max_iters", type=in_range(int, 1), default=8000, help=f"training steps, of {BATCH_SIZE} pairs each")
+    add("--epochs", type=in_range(int, 1), default=3, help="passes over the text")
     add("--seed", type=in_range(int, 0), default=1337, help="random seed for subsampling, initialization and pairs")
     add("--near", metavar="WORD", help="word whose nearest neighbors to show")
     add("--gpt", metavar="RUN", help="run of train.py whose vectors to compare (default: out/DATASET, if it is there)")
@@ -222,25 +204,21 @@ def main() -> None:
     classes = similarity.python_classes(vocab) if is_python else {}
     gpt = similarity.open_gpt(options.gpt, data.name, classes)
 
-    kept = subsample(ids, rng)
-    print(f"{data.name}: {len(ids):,} words, vocabulary of {len(vocab):,}; {kept.sum():,} words after subsampling")
-    if 2 * options.window * kept.sum() > MAX_PAIRS:
+    print(f"{data.name}: {len(ids):,} words, vocabulary of {len(vocab):,}")
+    if 2 * options.window * len(ids) > MAX_PAIRS:
         raise UserError(f"a window of {options.window} words makes too many pairs; use a smaller --window")
-    pairs = make_pairs(ids[kept], document[kept], options.window)
-    if len(pairs[0]) == 0:
+    epochs = (draw_pairs(ids, document, options.window, rng) for _ in range(1 + options.epochs))
+    counted = count_pairs(*next(epochs), len(vocab))
+    if len(counted[0]) == 0:
         raise UserError(f"no document of {data.name} has two words; use a text such as python or shakespeare")
-    counted = count_pairs(*pairs, len(vocab))
-    passes = options.max_iters * BATCH_SIZE / len(pairs[0])
-    print(f"{len(pairs[0]):,} pairs, {len(counted[0]):,} of them distinct; training on each {passes:.1f} times")
+    print(f"{counted[2].sum():,} pairs, {len(counted[0]):,} of them distinct; they are drawn again for each pass")
     ppmi = ppmi_vectors(counted, len(vocab), options.n_embd, options.seed)
 
     noise = np.bincount(ids) ** 0.75  # rare words are negatives more often than they occur
     noise /= noise.sum()
     K = options.negatives
-    bound = lowest_loss(counted, noise, K)
-    print(f"the loss starts at {1 + K} ln 2 = {(1 + K) * math.log(2):.4f} (all scores are 0);", end=" ")
-    print(f"the lowest possible, if each pair had a score of its own: {bound:.4f}")
-    before, W, loss = train(pairs, noise, options.n_embd, K, options.max_iters, options.seed)
+    print(f"the loss starts at {1 + K} ln 2 = {(1 + K) * math.log(2):.4f}: all scores are 0")
+    before, W, loss = train(epochs, options.epochs, noise, options.n_embd, K, options.seed)
 
     vectors = {"before training": before, "PPMI + SVD": ppmi, "skip-gram": W}
     some = [word for word in NEAR if word in vocab] if is_python else vocab[50:350:50]

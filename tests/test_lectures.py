@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import SHARED
 from test_micrograd import gradients
+from test_word2vec import Drawn
 from torch import nn
 
 import bigram
@@ -745,7 +746,7 @@ def _():
 @example("skipgram-win", [4, 2, 18, 10])
 def _():
     vocab, ids, document = word2vec.number_words(["the cat sat on the mat"], 1)
-    pairs = {window: word2vec.make_pairs(ids, document, window) for window in (1, 2)}
+    pairs = {window: word2vec.draw_pairs(ids, document, window, Drawn(len(ids) * [window])) for window in (1, 2)}
 
     def contexts(word: str, window: int) -> list[str]:
         centers, of_these = pairs[window]

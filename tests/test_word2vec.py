@@ -36,7 +36,7 @@ class Counter(dict):
                 break
             self.update(first=self.pop(key), last=int(key))
 """
-QUICK = ("--max_iters=20", "--n_embd=8", "--min_count=1")
+QUICK = ("--epochs=1", "--n_embd=8", "--min_count=1")
 
 
 @pytest.fixture(autouse=True)
@@ -71,26 +71,52 @@ def test_rare_words_are_left_out():
     assert vocab == ["a", "b"] and ids.tolist() == [0, 1, 0, 1, 0] and document.tolist() == [0, 0, 0, 1, 1]
 
 
-def test_pairs_are_those_that_loops_find():
+class Drawn:
+    """In place of a random generator: keeps every word, and draws the distances that it is given."""
+
+    def __init__(self, distances: list[int]):
+        self.distances = np.array(distances)
+
+    def random(self, n: int) -> np.ndarray:
+        return np.zeros(n)
+
+    def integers(self, low: int, high: int, size: tuple[int, int]) -> np.ndarray:
+        assert low == 1 and size == (len(self.distances), 1) and self.distances.max() < high
+        return self.distances[:, None]
+
+
+def test_pairs_are_those_that_loops_find_in_the_order_of_the_text():
     rng = np.random.default_rng(0)
     ids, document = rng.integers(9, size=40), np.sort(rng.integers(4, size=40))
     for window in (1, 3, 50):
-        found = Counter(zip(*map(np.ndarray.tolist, word2vec.make_pairs(ids, document, window)), strict=True))
-        expected = Counter(
+        distances = rng.integers(1, window + 1, size=40).tolist()
+        pairs = word2vec.draw_pairs(ids, document, window, Drawn(distances))
+        expected = [
             (int(ids[i]), int(ids[j]))
             for i in range(40)
             for j in range(40)
-            if i != j and abs(i - j) <= window and document[i] == document[j]
-        )
-        assert found == expected
+            if i != j and abs(i - j) <= distances[i] and document[i] == document[j]
+        ]
+        assert list(zip(*map(np.ndarray.tolist, pairs), strict=True)) == expected
+
+
+def test_near_words_are_contexts_more_often_than_far_ones():
+    ids = np.arange(40_000)  # each word comes once, so all are kept
+    centers, contexts = word2vec.draw_pairs(ids, ids * 0, 4, np.random.default_rng(0))
+    counts = np.bincount(np.abs(contexts - centers), minlength=5)
+    assert counts[1:] / counts[1] == pytest.approx([1, 3 / 4, 2 / 4, 1 / 4], abs=0.02) and counts[0] == 0
 
 
 def test_frequent_words_are_thinned_out():
+    """As few as the formula says are left; pairs at distance 1 in one document are as many as words, twice."""
     ids = np.repeat([0, 1, 2], [900_000, 99_900, 100])
-    kept = np.bincount(ids[word2vec.subsample(ids, np.random.default_rng(0))])
-    assert kept[0] / 900_000 == pytest.approx(math.sqrt(1e-3 / 0.9), rel=0.02)
-    assert kept[1] / 99_900 == pytest.approx(math.sqrt(1e-3 / 0.0999), rel=0.02)
-    assert kept[2] == 100
+    centers, _ = word2vec.draw_pairs(ids, np.arange(len(ids)) // 10, 1, np.random.default_rng(0))
+    frequencies = np.array([0.9, 0.0999, 0.0001])
+    keep = np.minimum(1, np.sqrt(1e-3 / frequencies) + 1e-3 / frequencies)
+    # two neighbors for each word but the ends of its document: n kept words of a document make 2 n - 2 pairs
+    expected = [2 * (10 * p - 1 + (1 - p) ** 10) * n / 10 for p, n in zip(keep, (900_000, 99_900, 100), strict=True)]
+    found = np.bincount(centers, minlength=3)
+    assert found[:2] == pytest.approx(expected[:2], rel=0.05) and found[2] == expected[2]
 
 
 # ----------------------------------------------------------------------------- skip-gram
@@ -106,32 +132,31 @@ def test_the_gradients_are_those_of_autograd(double):
     assert torch.allclose(dw, by_autograd[0]) and torch.allclose(dothers, by_autograd[1])
 
 
-def test_rows_that_come_twice_are_updated_by_both_gradients(double):
-    table, squares = torch.randn(5, 3), torch.rand(5)
-    rows, grads = torch.tensor([1, 3, 1]), torch.randn(3, 3)
-    expected, sums = table.clone(), squares.clone()
-    for row, grad in zip(rows, grads, strict=True):
-        sums[row] += (grad**2).mean()
-    for row, grad in zip(rows, grads, strict=True):
-        expected[row] -= 0.1 * grad / (sums[row].sqrt() + 1e-8)
-    word2vec.adagrad(table, squares, rows, grads, lr=0.1)
-    assert torch.allclose(table, expected) and torch.allclose(squares, sums)
-
-
-def test_words_are_drawn_by_their_probabilities():
-    p = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
-    counts = torch.bincount(word2vec.draw(p.cumsum(0), 400, 500).flatten(), minlength=4) / 200_000
-    assert counts[1] == 0 and (counts - p).abs().max() < 0.005
+def test_a_step_is_that_of_gradient_descent(monkeypatch):
+    """A pair after the other, as one batch: rows that come twice take both steps, from the same place."""
+    monkeypatch.setattr(word2vec, "BATCH_SIZE", 3)
+    monkeypatch.setattr(word2vec, "LEARNING_RATE", 2.0)
+    pairs, noise, given = (np.array([0, 1, 0]), np.array([1, 2, 2])), np.array([0.0, 0.0, 0.0, 1.0]), []
+    gradients = word2vec.loss_and_gradients
+    monkeypatch.setattr(word2vec, "loss_and_gradients", lambda *x: given.append(gradients(*x)) or given[-1])
+    before, W, _ = word2vec.train([pairs, pairs], 2, noise, 4, 2, 0)  # at rates 2 / 2 and 0
+    dw = given[0][1]
+    assert torch.allclose(W, before - torch.stack((dw[0] + dw[2], dw[1], dw[1] * 0, dw[1] * 0)))
+    assert len(given) == 2 and dw.abs().sum() == 0 and given[1][1].abs().sum() > 0  # at first, all w' are 0
 
 
 def test_negatives_follow_the_noise(monkeypatch):
-    seen, draw = [], word2vec.draw
-    monkeypatch.setattr(
-        word2vec, "draw", lambda cumulative, *shape: seen.append(cumulative) or draw(cumulative, *shape)
-    )
-    noise = np.array([0.7, 0.2, 0.1])
-    word2vec.train((np.array([0, 1]), np.array([1, 2])), noise, 4, 2, 3, 0)
-    assert len(seen) == 3 and np.allclose(seen[0].numpy(), [0.7, 0.9, 1.0])
+    """The vectors w' that change are those of contexts, and of words that the noise has."""
+    noise, seen = np.array([0.7, 0.0, 0.2, 0.1, 0.0]), []
+    gradients = word2vec.loss_and_gradients
+    monkeypatch.setattr(word2vec, "loss_and_gradients", lambda w, others: seen.append(others) or gradients(w, others))
+    monkeypatch.setattr(torch, "zeros", lambda V, C: torch.arange(float(V))[:, None].expand(V, C).clone())  # w' = id
+    monkeypatch.setattr(word2vec, "LEARNING_RATE", 0.0)
+    word2vec.train([(np.full(64_000, 1), np.full(64_000, 4))], 1, noise, 1, 5, 0)
+    words = torch.cat(seen)[..., 0]  # (N, 1 + K)
+    assert (words[:, 0] == 4).all()
+    counts = torch.bincount(words[:, 1:].flatten().long(), minlength=5) / words[:, 1:].numel()
+    assert counts.numpy() == pytest.approx(noise, abs=0.005)
 
 
 @pytest.fixture
@@ -144,13 +169,12 @@ def topics() -> tuple[np.ndarray, int]:
 
 def test_words_of_a_topic_become_similar_by_training_and_by_counting(topics):
     ids, V = topics
-    document = np.repeat(np.arange(600), 6)
-    pairs = word2vec.make_pairs(ids, document, 3)
-    counted = word2vec.count_pairs(*pairs, V)
+    document, rng = np.repeat(np.arange(600), 6), np.random.default_rng(0)
+    epochs = [word2vec.draw_pairs(ids, document, 3, rng) for _ in range(20)]  # each has few of these frequent words
+    counted = word2vec.count_pairs(*map(np.concatenate, zip(*epochs, strict=True)), V)
     noise = np.bincount(ids) ** 0.75 / (np.bincount(ids) ** 0.75).sum()
-    before, W, loss = word2vec.train(pairs, noise, 8, 3, 150, seed=0)
-    bound = word2vec.lowest_loss(counted, noise, 3)
-    assert bound < loss < 4 * math.log(2) - 0.2
+    before, W, loss = word2vec.train(epochs, 20, noise, 8, 3, seed=0)
+    assert loss < 4 * math.log(2) - 0.2
     same = torch.arange(20)[:, None] // 10 == torch.arange(20) // 10
     for table in (W, word2vec.ppmi_vectors(counted, V, 8, seed=0)):
         cosine = F.cosine_similarity(table[:, None], table[None], dim=2)
@@ -160,16 +184,18 @@ def test_words_of_a_topic_become_similar_by_training_and_by_counting(topics):
 
 
 def test_the_learning_rate_falls_to_0(monkeypatch):
-    rates, update = [], word2vec.adagrad
-    monkeypatch.setattr(word2vec, "adagrad", lambda *args: rates.append(args[-1]) or update(*args))
-    word2vec.train((np.array([0, 1]), np.array([1, 2])), np.full(3, 1 / 3), 4, 2, 5, 0)
-    assert rates == pytest.approx([0.1, 0.1, 0.08, 0.08, 0.06, 0.06, 0.04, 0.04, 0.02, 0.02])
+    rates, add = [], torch.Tensor.index_add_
+    spy = lambda *args, alpha: rates.append(-alpha) or add(*args, alpha=alpha)
+    monkeypatch.setattr(torch.Tensor, "index_add_", spy)
+    pairs = (np.zeros(80, dtype=int), np.ones(80, dtype=int))  # three batches
+    word2vec.train([pairs, pairs], 2, np.full(3, 1 / 3), 4, 2, 0)
+    assert rates[::2] == rates[1::2] == pytest.approx([0.1 * left / 6 for left in (5, 4, 3, 2, 1, 0)])
 
 
 def test_the_seed_decides(topics):
     ids, V = topics
-    pairs, noise = word2vec.make_pairs(ids, ids * 0, 2), np.full(V, 1 / V)
-    runs = [word2vec.train(pairs, noise, 4, 2, 5, seed)[1] for seed in (1, 1, 2)]
+    pairs, noise = word2vec.draw_pairs(ids, ids * 0, 2, np.random.default_rng(0)), np.full(V, 1 / V)
+    runs = [word2vec.train([pairs], 1, noise, 4, 2, seed)[1] for seed in (1, 1, 2)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
 
 
@@ -188,7 +214,7 @@ def test_pmi_of_counts_by_hand():
 
 def test_the_vectors_of_ppmi_are_an_exact_svd_if_there_are_channels_enough(topics):
     ids, V = topics
-    counted = word2vec.count_pairs(*word2vec.make_pairs(ids, ids * 0, 2), V)
+    counted = word2vec.count_pairs(*word2vec.draw_pairs(ids, ids * 0, 2, np.random.default_rng(0)), V)
     centers, contexts, counts = counted
     M = np.zeros((V, V))
     M[centers, contexts] = counts
@@ -199,28 +225,6 @@ def test_the_vectors_of_ppmi_are_an_exact_svd_if_there_are_channels_enough(topic
     assert np.allclose(found @ found.T, (U * S) @ U.T, atol=1e-4)
     few = word2vec.ppmi_vectors(counted, V, 3, seed=0).numpy()
     assert few.shape == (V, 3) and np.allclose(few @ few.T, (U[:, :3] * S[:3]) @ U[:, :3].T, atol=1e-3)
-
-
-def test_no_scores_have_a_lower_loss_than_the_bound(double):
-    """Gradient descent on a free score for each pair, over the expected loss, ends at the bound."""
-    rng = np.random.default_rng(0)
-    V, K = 5, 2
-    counted = word2vec.count_pairs(rng.integers(V, size=60), rng.integers(V, size=60), V)
-    noise = rng.dirichlet(np.ones(V))
-    M = torch.zeros(V, V)
-    M[counted[0], counted[1]] = torch.from_numpy(counted[2]).double()
-    scores = torch.zeros(V, V, requires_grad=True)
-    optimizer = torch.optim.LBFGS([scores], max_iter=500, line_search_fn="strong_wolfe")
-
-    def closure():
-        optimizer.zero_grad()
-        negatives = K * M.sum(1, keepdim=True) * torch.from_numpy(noise)
-        loss = -(M * F.logsigmoid(scores) + negatives * F.logsigmoid(-scores)).sum() / M.sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    assert word2vec.lowest_loss(counted, noise, K) == pytest.approx(closure().item(), abs=1e-4)
 
 
 # ----------------------------------------------------------------------------- the script
@@ -245,7 +249,7 @@ def test_the_script_on_another_text(data, call):
 def test_negatives_are_drawn_by_frequency_to_the_three_quarters(data, call, monkeypatch):
     noises, train = [], word2vec.train
     monkeypatch.setattr(
-        word2vec, "train", lambda pairs, noise, *more: noises.append(noise) or train(pairs, noise, *more)
+        word2vec, "train", lambda epochs, n, noise, *more: noises.append(noise) or train(epochs, n, noise, *more)
     )
     call(word2vec, "--dataset=tiny", *QUICK)
     counts = Counter(word2vec.WORD.findall(prepare_data.load("tiny").tokenizer.decode(prepare_data.load("tiny").train)))
