@@ -5,11 +5,7 @@ each weight, so a step takes about as long as reading the weights from memory. s
 and evaluate.py --int8 measures what int8 weights cost; training uses neither.
 """
 
-import contextlib
 import copy
-import functools
-import timeit
-from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -17,7 +13,6 @@ from torch.nn import functional as F
 
 MAX_ROWS = 48  # with more rows, the arithmetic takes longer than reading the matrix
 LARGE_MATRIX = 10**6  # weights; for smaller matrices, transposing takes as much time as W x^T saves
-LARGE_MODEL = 4 * 10**6  # weights in linear layers, 16 MB; smaller models stay in the caches
 
 
 def inference_copy(model: nn.Module) -> nn.Module:
@@ -29,19 +24,11 @@ def inference_copy(model: nn.Module) -> nn.Module:
 # ----------------------------------------------------------------------------- the same numbers up to rounding, faster
 
 
-def speed_up(model: nn.Module, B: int) -> Callable:
-    """Switch an inference_copy on a CPU to faster linear layers, for B rows. Returns the context manager in which a
-    step of one token per row has to run: one_thread if it uses numpy, else one that does nothing."""
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
-    by_numpy = B == 1 and sum(layer.weight.numel() for layer in layers) >= LARGE_MODEL
-    if by_numpy and layers[0].weight.dtype in (torch.float32, torch.float64) and numpy_is_faster():
-        for layer in layers:
-            layer.__class__ = NumpyLinear  # the same tensors, another forward()
-        return one_thread
-    for layer in layers:
-        if layer.weight.numel() >= LARGE_MATRIX:
-            layer.__class__ = FewRowsLinear
-    return contextlib.nullcontext
+def speed_up(model: nn.Module) -> None:
+    """Switch the large linear layers of an inference_copy to ones that are faster on a CPU for a few rows."""
+    for layer in model.modules():
+        if type(layer) is nn.Linear and layer.weight.numel() >= LARGE_MATRIX:
+            layer.__class__ = FewRowsLinear  # the same tensors, another forward()
 
 
 class FewRowsLinear(nn.Linear):
@@ -54,39 +41,6 @@ class FewRowsLinear(nn.Linear):
             return super().forward(x)
         y = (self.weight @ rows.t()).t().contiguous()  # (R, out)
         return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
-
-
-class NumpyLinear(nn.Linear):
-    """A linear layer that multiplies a single row with numpy, which reads the same weights, inside one_thread()."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        if x.numel() > x.shape[-1] or torch.get_num_threads() > 1:
-            return super().forward(x)
-        y = torch.from_numpy(self.weight.detach().numpy() @ x.flatten().numpy())  # (out,)
-        return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
-
-
-@functools.cache
-def numpy_is_faster() -> bool:
-    """Whether numpy multiplies a matrix by a vector at least twice as fast as PyTorch: measured once, in 0.1 s. On two
-    cores of an AMD EPYC, PyTorch's library (Intel's MKL) reads 25 GB/s of weights and numpy's (OpenBLAS) 92; on those
-    of an Intel Xeon, which has slower memory, both read about 15. The choice changes rounding, so rarely a token."""
-    weights, x = torch.ones(8, 1024, 1024), torch.ones(1024)  # 32 MB
-    with one_thread():
-        numpy_time = min(timeit.repeat(lambda: [w.numpy() @ x.numpy() for w in weights], number=1, repeat=12))
-    torch_time = min(timeit.repeat(lambda: [F.linear(x, w) for w in weights], number=1, repeat=12))
-    return 2 * numpy_time < torch_time
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Leave the other cores to numpy's threads: PyTorch's keep them busy while waiting (numpy was 40 times slower)."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 # ----------------------------------------------------------------------------- int8 weights

@@ -31,7 +31,6 @@ class Machine:
     rank: int = RANK
     world_size: int = WORLD_SIZE
     fsdp: bool = False
-    reason: str = ""  # why auto chose this dtype
     DTYPES = ("auto", "float32", "bfloat16", "float16")
 
     @classmethod
@@ -50,29 +49,26 @@ class Machine:
         found = probe.device if probe.is_cuda else torch.device(device)  # cuda:0 instead of cuda
         if found.type == "cuda":
             torch.cuda.set_device(found)
-        reason = ""
         if dtype == "auto":
             dtype = "float32"
             if found.type == "cuda":
                 new = torch.cuda.get_device_capability(found) >= (8, 0)
                 dtype = "bfloat16" if new else "float16"  # older ones emulate bfloat16
-            elif found.type == "cpu":
-                full, half = (measured_flops(found, t) for t in (torch.float32, torch.bfloat16))
-                dtype = "bfloat16" if half >= 1.5 * full else "float32"  # a smaller gain is lost in casting
-                reason = f" (matmuls: {full / 1e9:,.0f} GFLOP/s in float32, {half / 1e9:,.0f} in bfloat16)"
-        return cls(found, getattr(torch, dtype), fsdp=fsdp, reason=reason)
+            elif found.type == "cpu" and has_bfloat16_units():
+                dtype = "bfloat16"
+        return cls(found, getattr(torch, dtype), fsdp=fsdp)
 
     def __str__(self) -> str:
         processes = f" x {self.world_size}" if self.world_size > 1 else ""
         tf32 = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
         precision = "float32 (matmuls in TF32)" if tf32 and self.dtype == torch.float32 else str(self.dtype)
-        return f"{self.device}{processes}, {precision.removeprefix('torch.')}{self.reason}"
+        return f"{self.device}{processes}, {precision.removeprefix('torch.')}"
 
     def agree_on_dtype(self) -> None:
         """Use float32 in all processes if they have different dtypes."""
         dtypes = (torch.float32, torch.bfloat16, torch.float16)
         if sum(self.max(*(self.dtype == dtype for dtype in dtypes))) > 1:
-            self.dtype, self.reason = torch.float32, " (auto chose different dtypes in different processes)"
+            self.dtype = torch.float32
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move the model to the device, and replicate or shard it across the processes. Returns the module to call."""
@@ -195,8 +191,8 @@ class StopSignal:
 
 # Peak FLOP/s of dense 16-bit matrix multiplications, from NVIDIA's data sheets; the first name that fits counts
 PEAK_FLOPS = {
-    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
-    "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
+    "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
+    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
 }  # fmt: skip
 
 
@@ -209,6 +205,13 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
             if set(name.split()) <= words and not words & {"Laptop", "Ti", "D"}:
                 return peak, f"published for {card}"
     return measured_flops(device, dtype), "measured"
+
+
+def has_bfloat16_units() -> bool:
+    """Whether the CPU has instructions for products of bfloat16 (Intel since 2020, AMD since Zen 4). Without them, they
+    are slower than in float32. A measurement would tell more, but not the same at every start."""
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16"))
 
 
 @functools.cache

@@ -23,6 +23,8 @@ import tokenizer
 import windows
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
+if dtype := os.environ.get("TEST_AUTO_DTYPE"):  # what --dtype=auto finds in this process: bfloat16, or float32
+    runtime.has_bfloat16_units = lambda: dtype == "bfloat16"
 
 NAMES = ["emma", "olivia", "ava", "isabella", "sophia", "mia", "amelia", "ella", "mila", "aria", "liam", "emil", "a"]
 
