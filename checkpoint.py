@@ -97,6 +97,7 @@ def load_initial(init_from: str, options: dict, download: bool = True) -> dict:
         checkpoint = load_checkpoint(path)
         if "peft" in checkpoint or not checkpoint["config"]["dataset"]:
             raise UserError(f"{path} is from finetune.py, and was not trained on a dataset; use a run of train.py")
+        checkpoint.pop("optimizer", None)  # in a last.pt: a new run starts from its weights alone
         return checkpoint
     kept = {name: options[name] for name in ("block_size", "dropout", "flash") if name in options}
     if init_from in GPT2_SIZES and not download:
@@ -119,16 +120,17 @@ class OpenedModel:
 
 
 def open_model(path: Path | None, init_from: str | None) -> OpenedModel:
-    """The checkpoint at path, the weights that init_from names, or without both the newest out/*/best.pt."""
+    """The checkpoint at path, the weights that init_from names, or without both the best.pt of the newest run."""
     if path and init_from:
         raise UserError("--checkpoint and --init_from are both given; use one of them")
     if init_from and not find_checkpoint(init_from):
         model, tokenizer = load_pretrained(init_from)
         delimiter = tokenizer.vocab_size - 1  # <|endoftext|>, which started each document in GPT-2's training
         return OpenedModel(model, tokenizer, delimiter, init_from, Path("out", Path(init_from).stem), "gpt2")
-    found = sorted(Path("out").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
+    runs = (log.with_name("best.pt") for log in Path("out").glob("*/log.jsonl"))  # of train.py: others have no log
+    found = sorted((best for best in runs if best.exists()), key=lambda best: best.stat().st_mtime)
     if not (path or init_from or found):
-        raise UserError("no checkpoint out/*/best.pt; train one with python train.py, or use --checkpoint=")
+        raise UserError("no run of train.py in out/; train a model with python train.py, or use --checkpoint=")
     path = path or (find_checkpoint(init_from) if init_from else found[-1])
     checkpoint = load_checkpoint(path)
     dataset, delimiter = checkpoint["config"]["dataset"], checkpoint["delimiter"]
@@ -214,7 +216,7 @@ class RunFolder:
 
             entries = [json.loads(line) for line in (self.path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
             plots.training_losses(entries, data, str(self.path), self.path / "loss.png")
-        except (OSError, ImportError) as error:  # the run is worth more than its plot
+        except (OSError, UserError) as error:  # the run is worth more than its plot
             self.say(f"cannot draw {self.path / 'loss.png'}: {error}")
 
     def close(self) -> None:

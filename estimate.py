@@ -83,10 +83,12 @@ def main() -> None:
     add("--device_flops", type=in_range(float, above=0), help=flops)
     mfu = "the fraction of the peak FLOP/s that training achieves"
     add("--mfu", type=in_range(float, above=0, maximum=1), default=0.4, help=mfu)
-    parsed = parser.parse_args([argument for argument in sys.argv[1:] if argument != "--estimate"])  # of train.py
-    config, _ = make_config(given_options(parsed), download=False)
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--estimate")]  # of train.py
+    parsed = parser.parse_args(arguments)
+    given = given_options(parsed)
+    config, _ = make_config(given, download=False)
     source, kind, vocab_size = parse_name(config.dataset) or ("", "", 0)
-    if config.init_from in ("scratch", "resume"):
+    if given.get("init_from", "scratch") in ("scratch", "resume"):
         known = 50_257 if source == "fineweb" or kind == "gpt2" else vocab_size if kind == "bpe" else None
         config.vocab_size = known or load(config.dataset).vocab_size
     config.delimiter = 0 if config.document_mask else -1  # only shapes matter

@@ -1,6 +1,6 @@
 """Part 4, continued: how good is a model?
 
-    python evaluate.py                                      # the newest out/*/best.pt, on the validation split
+    python evaluate.py                                      # the newest run of train.py, on its validation split
     python evaluate.py --checkpoint=out/names/best.pt --mlp --plot          # with the MLP beside it; evaluation.png
     python evaluate.py --init_from=gpt2 --dataset=fineweb --eval_tokens=1048576 --num_samples=0
 
@@ -153,7 +153,7 @@ def report(opened: OpenedModel, data: Dataset, options, machine: Machine) -> Non
 def read_options():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--checkpoint", type=Path, help="a best.pt or last.pt of train.py (default: the newest out/*/best.pt)")
+    add("--checkpoint", type=Path, help="a best.pt or last.pt of train.py (default: that of the newest run)")
     add("--init_from", help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to weights")
     add("--dataset", help="a dataset with the same tokenizer (default: the one that the checkpoint was trained on)")
     add("--split", choices=("train", "val", "test"), default="val", help="the part of the dataset")
@@ -161,9 +161,9 @@ def read_options():
     add("--eval_tokens", type=in_range(int, 0), default=0, help=tokens)
     samples = "number of samples to search for in the training text; 0: none"
     add("--num_samples", type=in_range(int, 0), default=1000, help=samples)
-    add("--mlp", action="store_true", help="also train the network of mlp.py, to compare with it (a minute)")
-    add("--int8", action="store_true", help="also the loss with weights rounded to 8-bit integers, in float32")
-    add("--plot", action="store_true", help="draw evaluation.png beside the checkpoint")
+    add("--mlp", type=bool, default=False, help="also train the network of mlp.py, to compare with it (a minute)")
+    add("--int8", type=bool, default=False, help="also the loss with weights rounded to 8-bit integers, in float32")
+    add("--plot", type=bool, default=False, help="draw evaluation.png beside the checkpoint")
     add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed of samples, intervals and the MLP")
     add("--batch_size", type=in_range(int, 1), default=8, help="windows per forward pass")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")

@@ -152,8 +152,9 @@ def read_options() -> Namespace:
     add("--max_iters", type=in_range(int, 1), default=NEW_TASK.max_iters, help="number of steps of stage 3")
     rates = ", ".join(f"{method}: {rate:g}" for method, rate in LEARNING_RATES.items())
     add("--learning_rate", type=in_range(float, above=0), help=f"peak learning rate of stage 3 (default: {rates})")
-    add("--merge", action="store_true", help="LoRA: add the update to the weights: the checkpoint is an ordinary GPT")
-    add("--plot", action="store_true", help="draw out/finetune/finetune.png")
+    merging = "LoRA: add the update to the weights: the checkpoint is an ordinary GPT"
+    add("--merge", type=bool, default=False, help=merging)
+    add("--plot", type=bool, default=False, help="draw out/finetune/finetune.png")
     add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed of all stages")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="precision of matmuls in training")
@@ -244,7 +245,7 @@ def main() -> None:
         path = FINETUNED.with_name("finetune.png")
         plots.finetuning(load_checkpoint(INSTRUCTED)["accuracies"], results, path)
         print(f"{path}: exact match by step in stage 2, and of new and old tasks after stage 3")
-    result = {"method": options.method, "params": params}
+    result = {"model": "gpt", "method": options.method, "params": params}
     if options.method == "all":  # accuracy in the new task / in the old ones
         rows = {name: numbers for name, numbers in results.items() if name in LEARNING_RATES}
         result |= {name: f"{numbers['new_task']:.3f}/{numbers['old_tasks']:.3f}" for name, numbers in rows.items()}

@@ -117,7 +117,8 @@ def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
 
 def alibi_slopes(n_head: int) -> torch.Tensor:
     """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts slope * distance from
-    the scores: heads with a gentle slope also attend to distant tokens."""
+    the scores: heads with a gentle slope also attend to distant tokens. (This is the paper's formula. If nh is no power
+    of 2, the authors' code has other slopes: those for the next lower power, and some of those for the next higher.)"""
     return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
 
 

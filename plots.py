@@ -13,12 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from console import OptionParser, fail, run
+from console import OptionParser, UserError, fail, run
 
 try:
     from matplotlib.figure import Figure
-except ModuleNotFoundError as error:
-    fail(f"plots need matplotlib ({error}); pip install matplotlib")
+except ImportError as error:  # also if a package that it needs is missing
+    advice = f"plots need matplotlib ({error}); pip install matplotlib"
+    if __name__ == "__main__":
+        fail(advice)
+    raise UserError(advice) from error
 
 MAX_TOKENS = 1 << 21  # the baselines are computed on the first tokens of a split, up to this many
 

@@ -198,7 +198,7 @@ def read_options() -> Namespace:
     add("--group", type=in_range(int, 2, PPO.batch_size), default=8, help="words per prompt for --baseline=group")
     steps = f"steps of PPO and of DPO (default: {PPO.max_iters} and {DPO.max_iters})"
     add("--max_iters", type=in_range(int, 1), help=steps)
-    add("--plot", action="store_true", help="draw out/rlhf/rlhf.png")
+    add("--plot", type=bool, default=False, help="draw out/rlhf/rlhf.png")
     add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
     options = parser.parse_args()
@@ -232,7 +232,7 @@ def main() -> None:
         path = FOLDER / "rlhf.png"
         plots.preferences(curves, path)
         print(f"{path}: reward and true score, by KL from the base")
-    result = {"preference": options.preference}
+    result = {"model": "gpt", "preference": options.preference}
     if reached is not None:
         result["reward_accuracy"] = f"{reached:.4f}"
     for name in ("PPO", "DPO"):

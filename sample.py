@@ -1,6 +1,6 @@
 """Part 5: generate text with a trained model, fast.
 
-    python sample.py                                        # from the newest out/*/best.pt
+    python sample.py                                        # from the newest run of train.py
     python sample.py --prompt="ROMEO:" --temperature=0.8 --top_p=0.95
     python sample.py --checkpoint=out/names/best.pt --num_samples=20 --stop
     python sample.py --init_from=gpt2 --prompt="A lever is" # OpenAI's weights, downloaded once
@@ -12,7 +12,6 @@ gives the same text on the same machine.
 """
 
 import codecs
-import contextlib
 import functools
 import sys
 import time
@@ -89,7 +88,8 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
     cache, model = KVCache(model, B, static=compile), inference_copy(model)
-    step_context = contextlib.nullcontext if compile or idx.device.type != "cpu" else speed_up(model, B)
+    if not compile and idx.device.type == "cpu":
+        speed_up(model)
 
     def next_logits(new: torch.Tensor) -> torch.Tensor:
         logits = model.logits(model.hidden_states(new, cache)[:, -1])
@@ -111,8 +111,7 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
             logits = compiled(new)
             cache.length += 1
         else:
-            with step_context() if new.shape[1] == 1 else contextlib.nullcontext():
-                logits = next_logits(new)
+            logits = next_logits(new)
         new = sample_token(logits, **sampling)
         yield new
 
@@ -210,7 +209,7 @@ def plot_attention(opened: OpenedModel, ids: list[int]) -> None:
 def main() -> None:
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--checkpoint", type=Path, help="a best.pt or last.pt of train.py (default: the newest out/*/best.pt)")
+    add("--checkpoint", type=Path, help="a best.pt or last.pt of train.py (default: that of the newest run)")
     add("--init_from", help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to weights")
     add("--prompt", help="the text to continue (default: the start of a document, or of a line)")
     add("--prompt_file", type=Path, help="a file with the prompt")
@@ -222,10 +221,11 @@ def main() -> None:
     add("--seed", type=in_range(int, 0, 2**63 - 1), default=1337, help="random seed")
     stop = "stop before this text; --stop alone: at the end of the line, where a document ends"
     add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
-    add("--int8", action="store_true", help="round weights to 8-bit integers: a large model is faster on a CPU")
+    add("--int8", type=bool, default=False, help="round weights to 8-bit integers: a large model is faster on a CPU")
     add("--compile", type=bool, default=False, help="torch.compile: slow start, then faster, above all on a GPU")
     add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
-    add("--plot", action="store_true", help=f"draw the attention weights of the first {PLOTTED} tokens: attention.png")
+    plot = f"draw the attention weights of the first {PLOTTED} tokens: attention.png"
+    add("--plot", type=bool, default=False, help=plot)
     options = parser.parse_args()
 
     prompt = read_prompt(options.prompt, options.prompt_file)

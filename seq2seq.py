@@ -368,8 +368,9 @@ def main() -> None:
     if options.plot:
         longest = max(examples[:5], key=lambda example: len(example[0]))
         draw_alignment(model, longest, Path("out", f"seq2seq_{task}", "alignment.png"))
-    result = {"task": task, "attention": str(attention).lower(), "params": params, "exact_match": f"{greedy:.4f}"}
-    result |= {"beam": f"{beam:.4f}", "loss": f"{loss:.4f}", "seconds": f"{time.perf_counter() - began:.1f}"}
+    result = {"model": "transformer", "task": task, "attention": str(attention).lower(), "params": params}
+    result |= {"exact_match": f"{greedy:.4f}", "beam": f"{beam:.4f}", "loss": f"{loss:.4f}"}
+    result["seconds"] = f"{time.perf_counter() - began:.1f}"
     print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
 
 

@@ -122,6 +122,7 @@ def make_config(options: dict, download: bool = True) -> tuple[TrainConfig, dict
         if "optimizer" not in checkpoint:
             raise UserError(f"{last} contains a model only, as best.pt does; restore the run's own last.pt")
         inherited, origin = checkpoint["config"], options["out_dir"]
+        options = options | {"init_from": inherited["init_from"]}  # where the run came from at first
         if unknown := inherited.keys() - OPTIONS.keys():
             raise UserError(f"{last} has an unknown option {unknown.pop()}; resume with the train.py that wrote it")
     else:
@@ -222,7 +223,8 @@ class Run:
         self.progress, self.stop = Progress(), StopSignal()
         self.folder = RunFolder(Path(config.out_dir), machine, self.stop.print)
         self.evaluated_on = [data.splits["val"].get("sha256"), config.eval_tokens]
-        if config.init_from == "resume":
+        self.resumed = checkpoint is not None and "optimizer" in checkpoint
+        if self.resumed:
             self.resume(checkpoint)
         if checkpoint:
             checkpoint.clear()
@@ -269,7 +271,7 @@ class Run:
             "config": {name: getattr(config, name) for name in OPTIONS},
             "evaluated_on": self.evaluated_on,
         }
-        self.folder.open(in_checkpoints, self.progress.step, config.init_from == "resume", n_bytes)
+        self.folder.open(in_checkpoints, self.progress.step, self.resumed, n_bytes)
 
     def train_step(self, batches: list[tuple]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the gradients of the micro-batches, clip them, and update the parameters. Returns the mean loss and the
@@ -429,19 +431,19 @@ def main() -> None:
     runtime.join_processes()
     runtime.keep_freed_memory()
     with runtime.first_process_first():
-        if "--estimate" in sys.argv:
+        if {"--estimate", "--estimate=true"} & set(sys.argv):
             import estimate  # here, as it imports this file
 
             return estimate.main()
         parser = option_parser(__doc__)
-        parser.add_argument("--estimate", action="store_true", help="print what the run needs: see estimate.py --help")
+        parser.add_argument("--estimate", type=bool, default=False, help="print what the run needs (estimate.py)")
         config, checkpoint = make_config(given_options(parser.parse_args()))
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
         check(config, checkpoint, data, machine)
     size = min(config.batch_size, config.batch_size * config.gradient_accumulation_steps // machine.world_size)
-    advice = f"use --batch_size below {size} and more --gradient_accumulation_steps, or a smaller model"
-    with runtime.explain_errors(f"out of memory; {advice}"):
+    advice = f"--batch_size below {size} and more --gradient_accumulation_steps, or " if size > 1 else ""
+    with runtime.explain_errors(f"out of memory; use {advice}a smaller model or --block_size"):
         machine.agree_on_dtype()
         config.dtype = str(machine.dtype).removeprefix("torch.")  # in checkpoints: a resumed run keeps it
         run = Run(config, checkpoint, machine, data)

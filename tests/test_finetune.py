@@ -35,7 +35,7 @@ def test_each_method_leads_to_a_checkpoint_that_answers(call, method):
     for stage in ("stage 1, pre-training", "stage 2, instruction tuning: 2 tasks", "stage 3, a new task: 50 examples"):
         assert stage in out
     found, base = result(out), load_model(INSTRUCTED)[0]
-    assert list(found) == ["method", "params", "trained", "new_task", "old_tasks", "base_val", "seconds"]
+    assert list(found) == ["model", "method", "params", "trained", "new_task", "old_tasks", "base_val", "seconds"]
     new = {"full": base.num_params(), "lora": 8 * (16 + 16) * 2, "adapter": 2 * 2 * 16 * 8, "prefix": 2 * 8 * 16}
     assert (found["method"], int(found["params"]), int(found["trained"])) == (method, base.num_params(), new[method])
 
@@ -105,7 +105,7 @@ def test_all_methods_are_compared_from_the_same_model(call, monkeypatch):
         (("lora", "qv", 8, 0.25, 0.0), 0.01), (("adapter", "qv", 8, 0.0, 0.0), 0.01),
         (("prefix", "qv", 8, 0.0, 0.0), 0.2), (("prefix", "qv", 32, 0.0, 0.0), 0.1),
     ]  # fmt: skip
-    assert list(result(out)) == ["method", "params", "full", "lora", "adapter", "prefix"]
+    assert list(result(out)) == ["model", "method", "params", "full", "lora", "adapter", "prefix"]
     assert load_checkpoint("out/finetune/lora_all_matrices.pt")["peft"]["targets"] == "all"
     assert Path("out/finetune/full_lr_4.pt").exists() and not FINETUNED.exists()
     assert Path("out/finetune/finetune.png").stat().st_size > 10_000

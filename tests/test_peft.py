@@ -108,6 +108,12 @@ def test_an_unknown_method_is_an_error():
 # ----------------------------------------------------------------------------- LoRA
 
 
+def test_lora_starts_with_a_gaussian_of_variance_1_over_rank_and_zeros():
+    layer = LoRALinear(torch.nn.Linear(400, 30), rank=100, alpha=1.0, rows=[(0, 30)])
+    assert layer.A[0].var().item() == pytest.approx(1 / 100, rel=0.05)  # 40,000 numbers: a standard error of 0.7 %
+    assert not layer.B[0].any()
+
+
 def test_lora_adds_alpha_over_rank_b_a_x_to_its_rows():
     torch.manual_seed(0)
     base, x = nn.Linear(6, 10), torch.randn(2, 3, 6)

@@ -62,8 +62,8 @@ def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
     ):
         assert title in out
     found = result(out)
-    keys = ["preference", "reward_accuracy", "win_rate_ppo", "kl_ppo", "win_rate_dpo", "kl_dpo", "seconds"]
-    assert list(found) == keys and found["preference"] == "melodic"
+    keys = ["reward_accuracy", "win_rate_ppo", "kl_ppo", "win_rate_dpo", "kl_dpo", "seconds"]
+    assert list(found) == ["model", "preference", *keys] and found["preference"] == "melodic"
     assert f"{float(found['win_rate_dpo']):.1%}" in table[names.index("DPO")]
     assert (FOLDER / "rlhf.png").stat().st_size > 10_000
     saved = {"base.pt", "ppo.pt", "ppo_group.pt", "ppo_beta_0.pt", "ppo_beta_1.pt", "dpo.pt"}
@@ -93,7 +93,7 @@ def test_a_stage_runs_only_what_it_needs(call, small, stage, keys):
     steps = [] if stage == "reward" else ["--max_iters=2"]
     status, out, err = call(rlhf, f"--stage={stage}", *steps, "--pairs=50", "--preference=short")
     assert status == 0, err
-    assert list(result(out)) == ["preference", *keys, "seconds"]
+    assert list(result(out)) == ["model", "preference", *keys, "seconds"]
     assert ("\nreward model" in out, "\nPPO" in out, "\nDPO" in out) == (stage != "dpo", stage == "ppo", stage == "dpo")
 
 

@@ -246,22 +246,30 @@ def test_it_learns_to_reverse_and_to_measure_it(monkeypatch):
     assert np.mean(right) == seq2seq.exact_match(model, examples[:50])
 
 
-def test_label_smoothing_bounds_the_certainty(monkeypatch):
-    """The lowest smoothed cross-entropy is reached at the smoothed target, whose probability is 0.9 + 0.1 / V."""
+def test_label_smoothing_bounds_the_certainty(double):
+    """The smoothed cross-entropy is lowest at the smoothed target: there its gradient, p - target, is 0."""
     V = len(CHARACTERS)
-    logits = torch.zeros(1, V, requires_grad=True)
-    optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
-
-    def closure():
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(logits, torch.tensor([5]), label_smoothing=seq2seq.SMOOTHING)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
+    p = torch.full((V,), seq2seq.SMOOTHING / V)
+    p[5] += 1 - seq2seq.SMOOTHING
+    logits = p.log()[None].requires_grad_()
+    torch.nn.functional.cross_entropy(logits, torch.tensor([5]), label_smoothing=seq2seq.SMOOTHING).backward()
+    assert logits.grad.abs().max() < 1e-12
     examples = [("05.03.2031", "2031-03-05")]  # 11 tokens with the end
     certain = seq2seq.target_loss(make_model(1, 2, 16), examples)[1]
-    assert certain == pytest.approx(-11 * logits.log_softmax(dim=1)[0, 5].item(), rel=1e-3)
+    assert certain == pytest.approx(-11 * math.log(p[5]))
+
+
+def test_training_smooths_the_labels(model, monkeypatch):
+    """Its loss is the cross-entropy with a target that gives a tenth to all tokens alike, by the formula."""
+    losses, batches, make = [], [], seq2seq.make_batch
+    monkeypatch.setattr(seq2seq, "fit", lambda model, batch_loss, *_: losses.append(batch_loss().item()))
+    monkeypatch.setattr(seq2seq, "make_batch", lambda examples: batches.append(make(examples)) or batches[-1])
+    seq2seq.train(model, "reverse", 1, seed=0)
+    source, idx, targets = batches[0]
+    log_p = model(source, idx).log_softmax(dim=2)[targets >= 0]  # (n, V)
+    right = log_p.gather(1, targets[targets >= 0][:, None])[:, 0]
+    assert losses == pytest.approx([-(0.9 * right + 0.1 * log_p.mean(dim=1)).mean().item()])
+    assert losses != pytest.approx([-right.mean().item()], rel=1e-3)
 
 
 def test_fit_follows_the_schedule_and_switches_dropout(monkeypatch):

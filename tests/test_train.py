@@ -987,11 +987,15 @@ def test_running_out_of_memory_is_told_with_keys_that_help():
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (16_000_000_000, resource.RLIM_INFINITY))
 
-    keys = ["--n_embd=512", "--batch_size=16000", "--gradient_accumulation_steps=5", "--block_size=512"]
-    done = finish(start("train.py", "--dataset=tiny", *keys, preexec_fn=limit))
-    error = "error: out of memory; use --batch_size below 16000 and more --gradient_accumulation_steps"
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(error), done.stderr
-    assert not Path("out").exists()
+    smaller = "a smaller model or --block_size"
+    for keys, advice in (
+        (["--n_embd=512", "--batch_size=16000", "--gradient_accumulation_steps=5", "--block_size=512"],
+         f"use --batch_size below 16000 and more --gradient_accumulation_steps, or {smaller}"),
+        (["--n_embd=65536", "--batch_size=1"], f"use {smaller}"),  # no batch is smaller
+    ):  # fmt: skip
+        done = finish(start("train.py", "--dataset=tiny", *keys, preexec_fn=limit))
+        assert done.returncode == 2 and done.stderr.splitlines()[-1] == f"error: out of memory; {advice}", done.stderr
+        assert not Path("out").exists()
 
 
 # ----------------------------------------------------------------------------- watching
@@ -1030,6 +1034,10 @@ def test_a_plot_that_cannot_be_drawn_does_not_end_the_run(call, monkeypatch, no_
     Path(folder, "loss.png").mkdir()
     status, out, err = call(train, "--init_from=resume", f"--out_dir={folder}", "--max_iters=16")
     assert status == 0 and result(out)["step"] == "16" and f"cannot draw {folder}/loss.png: " in out, err
+    monkeypatch.delitem(sys.modules, "plots")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if a package that matplotlib needs were missing
+    status, out, err = call(train, "--init_from=resume", f"--out_dir={folder}", "--max_iters=20")
+    assert status == 0 and result(out)["step"] == "20" and "plots need matplotlib" in out, err
 
 
 def test_rank_and_world_size_without_an_address_are_not_torchruns(monkeypatch):
@@ -1268,6 +1276,9 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
     assert Path("out/tuned-1").exists() and float(result(out)["val"]) < expected - 0.5
     assert call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=32")[0] == 0
     assert GPT.from_checkpoint("out/tuned/best.pt")[0].config.norm == "layernorm"
+    assert tomllib.loads(Path("out/tuned/config.toml").read_text())["init_from"] == "weights"  # not "resume"
+    status, out, err = call(train, *gpt2[:1], "--init_from=out/tuned/last.pt", "--out_dir=out/next", *SHORT[5:])
+    assert status == 0 and "resumed" not in out and result(out)["step"] == "12", err  # a new run, from its weights
 
 
 @pytest.mark.parametrize(
