@@ -8,8 +8,8 @@ Read reward.py before, rlhf.py after. The objective of ppo.py has a known soluti
 
 with Z the same for all words after the prompt. The loss of a reward model needs only the difference of two rewards, in
 which log Z cancels. So train the policy by that loss: beta times its log-ratio is the reward, up to a constant
-(Rafailov et al. 2023). DPO trains on words of the base only,
-so its loss never sees the new words that the policy comes to prefer.
+(Rafailov et al. 2023). DPO trains on words of the base only, so its loss never sees the new words that the policy
+comes to prefer.
 """
 
 import copy

@@ -81,9 +81,7 @@ class Setup:
         """Compute the validation loss on what the base was trained on, in nats per token: over 1,000 documents, or as
         train.py does."""
         if self.base_data:
-            loss = split_loss(model, self.machine.loss_function(model), self.base_data, "val", 40_000, 8, self.machine)
-            model.eval()
-            return loss
+            return split_loss(model, self.machine.loss_function(model), self.base_data, "val", 40_000, 8, self.machine)
         rows = self.pretraining_rows("val", 1000, np.random.default_rng(0))
         batches = (tasks.make_batch(rows[first : first + 100]) for first in range(0, len(rows), 100))
         return float(token_losses(model, batches, self.machine).mean())

@@ -7,7 +7,7 @@
     optimizer.step(); model.zero_grad()
 
 Read train.py before, windows.py after. model.py and this file train with PyTorch alone. (torch.optim has the same
-rules, but its import takes a second longer.)
+rules, but its first optimizer imports torch's compiler, which takes a second.)
 """
 
 import math

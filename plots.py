@@ -324,7 +324,7 @@ def ladder(rows: list[dict[str, str]], path: Path) -> None:
     axes.plot([], [], "o", color="gray", fillstyle="none", label="training loss of the same model")
     axes.legend(loc="upper right")
     axes.set_xticks(range(len(rows)), [row["model"] for row in rows], rotation=30, ha="right")
-    axes.set(title="What each idea is worth: 32,033 names", ylabel="loss, nats per letter")
+    axes.set(title="How low each model gets: 32,033 names", ylabel="loss, nats per letter")
     axes.margins(y=0.1)
     axes.grid(axis="y", alpha=0.3)
     save(figure, path)

@@ -202,7 +202,8 @@ def bootstrap(N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 1
 
 def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, float, float]:
     """Predict the loss of another run by the law of these, with a 95 % interval: by each bootstrapped law, with the
-    residual of each run, as the new one will be off the curve, too."""
+    residual of each run, as the new one will be off the curve, too. (In simulated families, extrapolated as by main(),
+    it contains 90 % of the runs: five constants are many for twelve runs. docs/results.md)"""
     runs = columns(results)
     law = fit_law(*runs)
     off_the_curve = np.exp(residuals(law, *runs))

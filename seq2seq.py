@@ -304,7 +304,7 @@ def read_options():
     add("--n_head", type=in_range(int, 1, 1000), default=4, help="attention heads, a divisor of n_embd")
     steps = "1500; --mlm: 1000 for a GPT, four times as many for the encoder"
     add("--max_iters", type=in_range(int, 1), shown=steps, help=f"training steps, of {BATCH_SIZE} examples each")
-    add("--seed", type=in_range(int, 0), default=1337, help="random seed for initialization and examples")
+    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed for initialization and examples")
     add("--plot", type=bool, help="draw the cross-attention: out/seq2seq_<task>/alignment.png")
     add("--mlm", type=bool, default=False, help="masked language modeling instead of a task: mlm.py")
     add("--dataset", shown="words", help="with --mlm: dataset of short documents, such as words and names")

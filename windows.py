@@ -64,12 +64,12 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
 @torch.no_grad()
 def evaluate(model: GPT, forward: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, machine) -> float:
     """The mean loss over the windows (starts, stops) of a split, in nats per token. forward(x, y) is the mean loss of a
-    batch. Several processes split the batches. Leaves the model in training mode."""
+    batch. Several processes split the batches. Leaves the model in the mode in which it was."""
     # Empty windows at the end make all batches equally large: a compiled model needs no other shape, and all processes
     # have equally many.
     padding = -len(windows[0]) % (machine.world_size * batch_size)
     starts, stops = (np.pad(part, (0, padding)) for part in windows)
-    total, count = 0.0, 0
+    total, count, was_training = 0.0, 0, model.training
     model.eval()
     for first in range(machine.rank * batch_size, len(starts), machine.world_size * batch_size):
         batch = slice(first, first + batch_size)
@@ -77,7 +77,7 @@ def evaluate(model: GPT, forward: Callable, tokens: np.ndarray, windows: tuple, 
         loss, counted = forward(x, y).item(), (y != -1).sum().item()
         if counted:  # the mean over no targets is NaN
             total, count = total + loss * counted, count + counted
-    model.train()
+    model.train(was_training)
     total, count = machine.sum(total, count)
     return total / count
 
