@@ -97,7 +97,7 @@ def load_initial(init_from: str, options: dict, download: bool = True) -> dict:
         checkpoint = load_checkpoint(path)
         if "peft" in checkpoint or not checkpoint["config"]["dataset"]:
             raise UserError(f"{path} is from finetune.py, and was not trained on a dataset; use a run of train.py")
-        checkpoint.pop("optimizer", None)  # in a last.pt: a new run starts from its weights alone
+        checkpoint.pop("optimizer", None)  # of a last.pt: with it, train.Run would resume that run
         return checkpoint
     kept = {name: options[name] for name in ("block_size", "dropout", "flash") if name in options}
     if init_from in GPT2_SIZES and not download:
@@ -130,7 +130,7 @@ def open_model(path: Path | None, init_from: str | None) -> OpenedModel:
     runs = (log.with_name("best.pt") for log in Path("out").glob("*/log.jsonl"))  # of train.py: others have no log
     found = sorted((best for best in runs if best.exists()), key=lambda best: best.stat().st_mtime)
     if not (path or init_from or found):
-        raise UserError("no run of train.py in out/; train a model with python train.py, or use --checkpoint=")
+        raise UserError("no run of train.py with a best.pt in out/; start python train.py, or use --checkpoint=")
     path = path or (find_checkpoint(init_from) if init_from else found[-1])
     checkpoint = load_checkpoint(path)
     dataset, delimiter = checkpoint["config"]["dataset"], checkpoint["delimiter"]

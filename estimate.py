@@ -83,7 +83,7 @@ def main() -> None:
     add("--device_flops", type=in_range(float, above=0), help=flops)
     mfu = "the fraction of the peak FLOP/s that training achieves"
     add("--mfu", type=in_range(float, above=0, maximum=1), default=0.4, help=mfu)
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--estimate")]  # of train.py
+    arguments = [a for a in sys.argv[1:] if a not in ("--estimate", "--estimate=true")]  # of train.py
     parsed = parser.parse_args(arguments)
     given = given_options(parsed)
     config, _ = make_config(given, download=False)

@@ -33,18 +33,15 @@ def speed_up(model: nn.Module) -> None:
 
 
 class FewRowsLinear(nn.Linear):
-    """A linear layer that is faster on a CPU for a few rows if W is large. One row: PyTorch's library multiplies W by a
-    vector in one thread on AMD's processors, but blocks of W in several (0.4 of the time on two cores of an EPYC, as
-    fast as numpy; on an Intel Xeon it makes no difference). 8 to 48 rows: W x^T takes 0.4 to 0.8 of the time of x W^T
-    (two cores of an Intel Xeon with AMX, 2026-11-22)."""
+    """A linear layer that is faster on a CPU for one row, or for 8 to 48, if W is large (docs/benchmarks.md)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         W, rows = self.weight, x.reshape(-1, x.shape[-1])  # (out, in), (R, in)
-        if len(rows) == 1:
+        if len(rows) == 1:  # AMD: W times a vector takes one thread, blocks of W several, and 0.4 of the time
             blocks, rest = W.tensor_split([len(W) // BLOCKS * BLOCKS])
             y = blocks.view(BLOCKS, -1, W.shape[1]) @ rows.t().expand(BLOCKS, -1, 1)  # (BLOCKS, out // BLOCKS, 1)
             y = torch.cat((y.flatten(), rest @ rows[0])) if len(rest) else y.flatten()
-        elif 8 <= len(rows) <= MAX_ROWS:
+        elif 8 <= len(rows) <= MAX_ROWS:  # Intel: W x^T takes 0.4 to 0.8 of the time of x W^T
             y = (W @ rows.t()).t().contiguous()  # (R, out)
         else:
             return super().forward(x)

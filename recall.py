@@ -65,7 +65,7 @@ TASKS = {  # the task, the name of its difficulty, the difficulties in the table
 
 class TwoTokens(nn.Module):
     """Adds the embeddings of each token and of the one before it, idx (B, T) -> (B, T, C), as a GPT with lookback=1
-    does. (A step of cost() has one token, and no token before it: the work is the same.)
+    does. (A step of cost() has one token of one row, and none before it: the work is the same.)
     A pair is two tokens, but a key and its value are computed from one: without this, pairs are learned later."""
 
     def __init__(self, C: int):

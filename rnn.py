@@ -34,7 +34,7 @@ from prepare_data import Dataset, load, start_context
 EVAL_TOKENS = 2_000_000  # the final losses are computed on the first tokens of a split, up to this many
 EVAL_ROWS = 64  # documents, or parts of a text, that are evaluated at once
 MAX_ACTIVATIONS = 1 << 24  # numbers in the largest tensor during evaluation
-LAGS = (1, 2, 5, 10, 20, 50, 100)  # printed; gradients are measured this many tokens back
+LAGS = (1, 2, 5, 10, 20, 50, 100)  # tokens back: the rows of the printed table of gradients
 DEFAULTS = {  # about 100,000 parameters each, if tokens are letters
     "rnn": {"n_embd": 32, "n_hidden": 288, "n_layer": 1, "learning_rate": 0.005},
     "gru": {"n_embd": 32, "n_hidden": 160, "n_layer": 1, "learning_rate": 0.02},
@@ -190,18 +190,18 @@ def check_backward(model: Model, x: torch.Tensor, y: torch.Tensor) -> float:
 
 def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> np.ndarray:
     """Return the norms of d loss_T / d state_(T-k) for k = 1, 2, ..., at most 100: how much the loss at the last token
-    depends on the state k tokens before. Root mean square over 32 places of a text, with T = 128; or over the longest
-    twentieth of the documents, with the T that all of these have. As in training, a document starts from an empty
-    state. States differ in scale from cell to cell: compare how the norms of a cell change with k, not the cells."""
+    depends on the state k tokens before. Root mean square over 32 places of a text, with T = 128; or over up to 128 of
+    the longest documents, with T as long as all of these are. As in training, a document starts from an empty state.
+    States differ in scale from cell to cell: compare how the norms of a cell change with k, not the cells."""
     model = copy.deepcopy(model).double().eval()  # in float32, small gradients would become 0
     at = edges(tokens, separator, max(1, min(32, len(tokens) // 129)))
     lengths = np.diff(at)
     T = min(128, int(np.quantile(lengths, 0.95)))
-    starts = at[:-1][lengths >= T]
+    starts = at[:-1][lengths >= T][:128]
     x, y = next(windows(tokens, starts, starts + T, T))
     states, history = model.start(len(x)), []
     for t in range(T):
-        states = [state.clone().requires_grad_() for state in states]  # what is carried on, without the output
+        states = [state.clone().requires_grad_() for state in states]  # a copy: its gradient is that of later steps
         history.append(states)
         logits, states = model(x[:, t], states, step=True)
     history = history[::-1][: LAGS[-1]]
@@ -277,7 +277,8 @@ def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict]:
         raise UserError(f"n_hidden={H} cannot be split into {HEADS} heads; choose a multiple of {HEADS}")
     weights, activations = (options.n_embd + H) * 4 * H * options.n_layer, max(data.vocab_size, 4 * H * options.n_layer)
     if max(weights, options.batch_size * max(options.bptt * activations, H * H)) > 1_000_000_000:
-        raise UserError("more than 1,000,000,000 weights, or activations of a batch; reduce --n_hidden or --batch_size")
+        what = "more than 1,000,000,000 weights, or activations of a batch"
+        raise UserError(f"{what}; reduce --n_hidden, --batch_size or --bptt")
     torch.manual_seed(options.seed)
     model = Model(data.vocab_size, cell, options.n_embd, H, options.n_layer, options.dropout)
     sizes = f"embeddings of {options.n_embd}, {options.n_layer} x {H} units"

@@ -208,8 +208,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 
 def has_bfloat16_units() -> bool:
-    """Whether the CPU has instructions for products of bfloat16 (Intel since 2020, AMD since Zen 4). Without them, they
-    are slower than in float32. A measurement would tell more, but not the same at every start."""
+    """Whether an x86 CPU multiplies bfloat16 in hardware, as Intel's Xeons do since 2023, and AMD's processors since
+    Zen 4. (A measurement would tell more, but not the same at every start.)"""
     found = torch.cpu.get_capabilities()
     return any(found.get(name) for name in ("amx_bf16", "avx512_bf16"))
 

@@ -6,9 +6,9 @@
     python sample.py --init_from=gpt2 --prompt="A lever is" # OpenAI's weights, downloaded once
     python sample.py --plot                                 # and draw the attention weights: attention.png
 
-Read train.py before; model.generate() is the plain version, and gives the same tokens. A checkpoint contains its
-tokenizer, so no dataset is needed. The text goes to standard output, everything else to standard error; the same seed
-gives the same text on the same machine.
+Read train.py before; model.generate() is the plain version, and gives the same tokens, up to rounding. A checkpoint
+contains its tokenizer, so no dataset is needed. The text goes to standard output, everything else to standard error;
+the same seed gives the same text on the same machine.
 """
 
 import codecs
@@ -79,7 +79,7 @@ class KVCache:
 
 @torch.inference_mode()
 def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling) -> Iterator:
-    """Yield the tokens after idx (B, T) one by one, (B, 1) each: the same ones as model.generate(), faster.
+    """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, those of model.generate(), but faster.
 
     Each token needs a forward pass for that token only. When the context is full, its most recent half is encoded
     again: on average one more token per generated token. compile=True compiles the pass for one token. (The tokens are

@@ -154,7 +154,7 @@ def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
     assert "tiny_gpt2 has no test split; use --split=val" in fails(evaluate, *weights, "--split=test")
     assert "use a text prepared with --tokenizer=gpt2" in fails(evaluate, weights[0], "--dataset=tiny")
     assert "--dataset" in fails(evaluate, weights[0])
-    assert "no run of train.py in out/; train a model with python train.py" in fails(evaluate)
+    assert "no run of train.py with a best.pt in out/; start python train.py" in fails(evaluate)
 
 
 def test_the_script_prints_an_interval_positions_and_prompts(call):

@@ -453,7 +453,7 @@ def test_bad_input_gets_one_line(fails, options, words):
 
 def test_without_any_run_the_way_to_one_is_named(fails, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "no run of train.py in out/; train a model with python train.py" in fails(sample)
+    assert "no run of train.py with a best.pt in out/; start python train.py" in fails(sample)
 
 
 def test_a_vocabulary_without_newlines_starts_with_its_first_token():
