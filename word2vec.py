@@ -106,8 +106,8 @@ def train(epochs: Iterable[tuple], n_epochs: int, noise: np.ndarray, C: int, K: 
     text; the learning rate falls to 0. noise (V,): probabilities of the words as negatives. Returns W before training
     and after it, (V, C) each, and the mean loss in the last tenth of the last pass, in nats per pair.
 
-    The pairs come in the order of the text, and few at a time. Random batches of 2,048 learn the same pairs less well:
-    a word that comes often in a batch takes all of its steps from where it was before (docs/results.md)."""
+    The pairs come in the order of the text, and few at a time: as many in random batches of 2,048 make vectors that
+    are clearly worse (docs/results.md)."""
     torch.manual_seed(seed)
     V, began = len(noise), time.perf_counter()
     W, W_context = (torch.rand(V, C) - 0.5) / C, torch.zeros(V, C)
