@@ -63,7 +63,7 @@ def family(dataset: str, minutes: float, seed: int) -> list[dict]:
 
 def train_once(options: dict, data: Dataset, machine: Machine) -> dict[str, float]:
     """Train a model as train.py does, on windows that do not overlap, so it sees no token twice. The learning rate
-    decays to 0 at the last step. Returns N (parameters without embeddings), params (all), D, val, seconds."""
+    decays to 0. Returns N (parameters without embeddings), params (all), D, val, seconds."""
     began, config = time.perf_counter(), TrainConfig(**options)
     trainer = Run(config, None, machine, data)
     B, T = config.batch_size, config.block_size
@@ -192,17 +192,18 @@ def residuals(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray) -> np.ndarr
 def bootstrap(N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 100) -> list[Law]:
     """n laws, whose variation is the uncertainty of the fit: each is fitted to runs of the same sizes, on the law of
     the real ones, but for a residual that is drawn from those of all runs. To save time, from one start only."""
-    law, laws, rng, show = fit_law(N, D, L), [], np.random.default_rng(seed), progress("bootstrap", n, "fits")
+    law, rng = fit_law(N, D, L), np.random.default_rng(seed)
+    off_the_curve = np.exp(residuals(law, N, D, L))
+    laws, show = [], progress("bootstrap", n, "fits")
     for _ in range(n):
-        drawn = rng.choice(residuals(law, N, D, L), len(L))
-        laws.append(fit_law(N, D, law.loss(N, D) * np.exp(drawn), STARTS[:1]))
+        laws.append(fit_law(N, D, law.loss(N, D) * rng.choice(off_the_curve, len(L)), STARTS[:1]))
         show(len(laws))
     return laws
 
 
 def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, float, float]:
     """Predict the loss of another run by the law of these, with a 95 % interval: by each bootstrapped law, with the
-    residual of each run, as the new one will be off the curve, too. (In simulated families, extrapolated as by main(),
+    residual of each run, as the new one will be off the curve, too. (In simulated families, extrapolated as here,
     it contains 90 % of the runs: five constants are many for twelve runs. docs/results.md)"""
     runs = columns(results)
     law = fit_law(*runs)
@@ -214,7 +215,7 @@ def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, floa
 def predict_without_law(results: list[dict]) -> float:
     """Predict the run after these, the last of the grid, from three others: it differs from the one before it, of the
     same budget, as much as the runs of these two widths differ at half of that budget. Any law that is a sum of a
-    function of N and one of D says the same, so a law says more only if it was not fitted to these three."""
+    function of N and one of D says the same, so only a law that was not fitted to these three is tested."""
     narrower, half, half_narrower = (results[i]["val"] for i in (-1, -len(WIDTHS), -len(WIDTHS) - 1))
     return half + narrower - half_narrower
 
@@ -266,7 +267,8 @@ def train_family(runs: list[dict], finished: Results, seed: int) -> tuple[list[d
             predicted, low, high = predict(smaller, N, D, seed)
             print(f"predicted for the largest run: {predicted:.4f} (95 % interval {low:.4f} to {high:.4f})")
             print(f"  by the law of {len(smaller)} runs with smaller N and D, whose lowest loss is {lowest:.4f};")
-            print(f"  without a law, by its three neighbors: {predict_without_law(results):.4f}", flush=True)
+            by_neighbors = predict_without_law(results)
+            print(f"  without a law, by three neighbors that it has not seen: {by_neighbors:.4f}", flush=True)
         with explain_errors("out of memory; close other programs, or use --device=cpu"):
             result = finished.get(options)
         results.append(result)

@@ -12,10 +12,11 @@ pair is
 
     -log sigmoid(w'_context . w_center) - sum of log sigmoid(-w'_negative . w_center) over K random words, the negatives
 
-Counting also works. If each pair could have its own score, the best one would be PMI - log K (Levy, Goldberg 2014).
-PMI, pointwise mutual information, is the log of how much more often the pair occurs than by chance. A table of PMI, of
-which we keep the positive part, is compressed to a vector per word, without training. Which vectors are better? Many
-words of Python belong to classes that we know, such as exceptions and keywords, so we can measure it.
+Counting also works. If each pair could have its own score, and negatives were as frequent as contexts are, the best one
+would be PMI - log K (Levy, Goldberg 2014). PMI, pointwise mutual information, is the log of how much more often the
+pair occurs than by chance. A table of PMI, of which we keep the positive part, is compressed to a vector per word,
+without training. Which vectors are better? Many words of Python belong to classes that we know, such as exceptions and
+keywords, so we can measure it.
 
 Letters for shapes: n words in the text, V in the vocabulary, N pairs, U distinct pairs, B pairs per step, K negatives,
 C channels.
@@ -39,7 +40,7 @@ from prepare_data import load
 WORD = re.compile(r"[^\W\d]\w*")  # a letter or _, then letters, digits and _
 MAX_TOKENS = 10_000_000  # of the training split that are read
 MAX_PAIRS = 100_000_000
-SUBSAMPLING = 1e-3  # words that are more frequent than this are thinned out
+SUBSAMPLING = 1e-3  # t in draw_pairs(): words that are more frequent than 2.6 t are thinned out
 NOISE_TABLE = 1 << 20  # words, drawn once, from which negatives are then chosen with equal probability
 BATCH_SIZE = 32
 LEARNING_RATE = 0.1
@@ -71,12 +72,11 @@ def draw_pairs(ids: np.ndarray, document: np.ndarray, window: int, rng: np.rando
     t_over_f = SUBSAMPLING * len(ids) / np.bincount(ids)[ids]
     kept = rng.random(len(ids)) < np.sqrt(t_over_f) + t_over_f
     ids, document = ids[kept], document[kept]
-    n, offsets = len(ids), np.concatenate((np.arange(-window, 0), np.arange(1, window + 1)))
-    positions = np.arange(n)[:, None] + offsets  # (n, 2 window)
-    near = np.abs(offsets) <= rng.integers(1, window + 1, size=(n, 1))
-    inside = (positions >= 0) & (positions < n)
-    positions = positions.clip(0, max(0, n - 1))
-    chosen = near & inside & (document[positions] == document[:, None])
+    offsets = np.concatenate((np.arange(-window, 0), np.arange(1, window + 1)))
+    near = np.abs(offsets) <= rng.integers(1, window + 1, size=(len(ids), 1))  # (kept words, 2 window)
+    positions = np.arange(len(ids))[:, None] + offsets
+    padded = np.pad(document, window, constant_values=-1)  # no document is before the text, and none after it
+    chosen = near & (padded[positions + window] == document[:, None])
     centers, _ = np.nonzero(chosen)  # row by row: in the order of the text
     return ids[centers], ids[positions[chosen]]
 
@@ -114,7 +114,7 @@ def train(epochs: Iterable[tuple], n_epochs: int, noise: np.ndarray, C: int, K: 
     before = W.clone()
     table = torch.multinomial(torch.from_numpy(noise), NOISE_TABLE, replacement=True)  # to draw negatives from
     for epoch, pairs in enumerate(epochs):
-        centers, contexts = (torch.from_numpy(part).split(BATCH_SIZE) for part in pairs)
+        centers, contexts = (torch.from_numpy(ids).split(BATCH_SIZE) for ids in pairs)
         losses, part = [], math.ceil(len(centers) / 10)
         for i, (center, context) in enumerate(zip(centers, contexts, strict=True), 1):  # (B,) each
             done = (epoch + i / len(centers)) / n_epochs
@@ -122,7 +122,7 @@ def train(epochs: Iterable[tuple], n_epochs: int, noise: np.ndarray, C: int, K: 
             others = torch.cat((context[:, None], negatives), dim=1)  # (B, 1 + K)
             loss, dw, dw_context = loss_and_gradients(W[center], W_context[others])
             lr = LEARNING_RATE * (1 - done)
-            W.index_add_(0, center, dw, alpha=-lr)  # a word that comes twice takes both steps
+            W.index_add_(0, center, dw, alpha=-lr)  # a sum: a word that comes twice takes both steps
             W_context.index_add_(0, others.flatten(), dw_context.flatten(0, 1), alpha=-lr)
             losses.append(loss.mean())
             if i % part == 0 or i == len(centers):
@@ -172,7 +172,7 @@ def read_options():
     add = parser.add_argument
     add("--dataset", default="python", help="dataset in data/, made by prepare_data.py")
     add("--window", type=in_range(int, 1, 50), default=5, help="largest distance of a context, in kept words")
-    add("--negatives", type=in_range(int, 1, 1000), default=5, help="negative samples (random words) per pair")
+    add("--negatives", type=in_range(int, 1, 50), default=5, help="negative samples (random words) per pair")
     add("--n_embd", type=in_range(int, 2, 1000), default=64, help="embedding dimension")
     add("--min_count", type=in_range(int, 1), default=5, help="leave out words that occur less often")
     add("--epochs", type=in_range(int, 1), default=3, help="passes over the text")
@@ -210,8 +210,8 @@ def main() -> None:
     epochs = (draw_pairs(ids, document, options.window, rng) for _ in range(1 + options.epochs))
     counted = count_pairs(*next(epochs), len(vocab))
     if len(counted[0]) == 0:
-        raise UserError(f"no document of {data.name} has two words; use a text such as python or shakespeare")
-    print(f"{counted[2].sum():,} pairs, {len(counted[0]):,} of them distinct; they are drawn again for each pass")
+        raise UserError(f"no pairs of words are left in {data.name}; use a longer text, such as python or shakespeare")
+    print(f"{counted[2].sum():,} pairs, {len(counted[0]):,} of them distinct; for training, they are drawn again")
     ppmi = ppmi_vectors(counted, len(vocab), options.n_embd, options.seed)
 
     noise = np.bincount(ids) ** 0.75  # rare words are negatives more often than they occur

@@ -168,7 +168,7 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
     assert figures["measured"] == f"{results[-1]['val']:.4f}" and f"val loss {figures['measured']}" in rows[-1]
     of = lambda row, column: results[3 * row + column]["val"]  # three sizes for each budget
     without_law = of(1, 2) + of(2, 1) - of(1, 1)
-    assert lines[predicted + 2] == f"  without a law, by its three neighbors: {without_law:.4f}"
+    assert lines[predicted + 2] == f"  without a law, by three neighbors that it has not seen: {without_law:.4f}"
     smaller = [results[i] for i in (0, 1, 3, 4)]
     assert lines[predicted + 1].endswith(f"4 runs with smaller N and D, whose lowest loss is {of(1, 1):.4f};")
     law = fit_law(*scaling.columns(smaller))  # without the largest size and budget

@@ -305,7 +305,7 @@ def test_the_map_of_words(data, call, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--dataset=list", "--min_count=1"), "no document of list has two words"),
+        (("--dataset=list", "--min_count=1"), "no pairs of words are left in list"),
         (("--dataset=tiny", "--min_count=100000"), "0 words that occur at least 100000 times"),
         (("--dataset=tiny", "--near=caat", "--min_count=1"), "did you mean cat?"),
         (("--dataset=tiny", "--gpt=out/none"), "--gpt"),
