@@ -566,6 +566,23 @@ def test_embeddings_of_two_tokens():
     assert torch.equal(x, torch.stack((this[5] + previous[none], this[7] + previous[5], this[5] + previous[7])))
 
 
+@torch.no_grad()
+def test_the_gates_that_keep_a_state_start_open_alike():
+    """By their biases alone, without weights, the GRU and the LSTM keep sigmoid(1) of what they have stored."""
+    models = recall.make_models(0)
+    for label, stored in (("gru", 0), ("lstm", 1)):  # the part of the state: h, and c
+        cell = models[label].cells[0]
+        H = cell.hidden_size
+        for name, p in cell.named_parameters():
+            keep = p[H : 2 * H].clone() if name == "bias_ih_l0" else None
+            p.zero_()
+            if keep is not None:
+                p[H : 2 * H] = keep
+        state = torch.randn_like(cell.start(3))
+        _, after = cell.step(torch.zeros(3, cell.input_size), state)
+        assert torch.allclose(after[stored], state[stored] / (1 + math.exp(-1)), atol=1e-6)
+
+
 def test_models_of_about_equal_size():
     sizes = {label: model.num_params() for label, model in recall.make_models(0).items()}
     assert list(sizes) == [*CELLS, "gpt"] and max(sizes.values()) < 1.1 * min(sizes.values())
