@@ -1,17 +1,20 @@
 """Shared by all command lines: options, one-line errors, progress, tables, a result line. Standard library only."""
 
-import argparse
 import difflib
 import importlib.util
+import inspect
 import math
 import os
+import re
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import Field
-from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+Positive = Annotated[int, 1, 2**31]  # a type for options: an int from 1 on, where a plain one can be 0
+Fraction = Annotated[float, 0.0, 1.0]  # at least 0, and below 1
 
 
 class UserError(ValueError):
@@ -42,84 +45,92 @@ def fail(message: str) -> None:
     sys.exit(2)
 
 
-class OptionParser(argparse.ArgumentParser):
-    """argparse with one-line errors, and types and defaults in --help. type=bool: --key=true, --key=false, or --key."""
-
-    def __init__(self, doc: str):
-        self.names, self.switches = [], set()
-        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-
-    def add_argument(self, *names: str, **options) -> argparse.Action:
-        self.names += names
-        kind, default = options.get("type"), options.pop("shown", options.get("default"))
-        if kind is bool:
-            self.switches.update(names)
-            options |= {"type": true_or_false, "metavar": "{true,false}"}
-        elif not options.get("choices") and "action" not in options:
-            options.setdefault("metavar", (kind or str).__name__.lower())
-        if default not in (None, "", argparse.SUPPRESS):
-            options["help"] += f" (default: {str(default).lower() if kind is bool else default})"
-        return super().add_argument(*names, **options)
-
-    def add_fields(self, fields: dict[str, Field]) -> None:
-        """Add an option for each field of a config dataclass; what is not given gets no value."""
-        for name, f in fields.items():
-            options = {"help": f.metadata["help"], "choices": f.metadata["choices"], "default": argparse.SUPPRESS}
-            self.add_argument(f"--{name}", type=f.type, shown=f.default, **options)
-
-    def parse_args(self, args: Iterable[str] | None = None, namespace=None) -> argparse.Namespace:
-        args = [*(sys.argv[1:] if args is None else args), ""]
-        args = [f"{a}=true" if a in self.switches and b not in ("true", "false") else a for a, b in pairwise(args)]
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0].split('=')[0], self.names)}")
-        if getattr(options, "plot", False) and not importlib.util.find_spec("matplotlib"):
-            raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
-        return options
-
-    def error(self, message: str) -> None:
-        raise UserError(f"{message}; python {self.prog} --help lists the options")
+# ----------------------------------------------------------------------------- options
 
 
-def true_or_false(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text} is not true or false")
-    return text == "true"
+def parse(options: type, doc: str, argument: str = ""):
+    """The options of a script, as an instance of the dataclass `options`. A field `n: int = 2  # the order` with a
+    comment is the option --n=3, and a line of --help; a bool can be --plot alone. `argument` names the field that is
+    given without its name. Raises UserError."""
+    parsed = options(**read_options(options, doc, argument))
+    if getattr(parsed, "plot", False) and not importlib.util.find_spec("matplotlib"):
+        raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
+    return parsed
 
 
-def read_toml(path: Path, fields: dict[str, Field]) -> dict:
-    """Return the options in a config file. Raises UserError if one is unknown, or of another type than its field."""
+def read_options(options: type, doc: str, argument: str = "") -> dict:
+    """{name: value} of the options that the command line gives."""
+    kinds, given, words = option_types(options), {}, iter(sys.argv[1:])
+    for word in words:
+        name, equals, text = word.lstrip("-").partition("=")
+        if word in ("-h", "--help"):
+            print_help(options, doc)
+            sys.exit()
+        if not word.startswith("-") and argument not in (*given, ""):
+            name, equals, text = argument, "=", word
+        if name not in kinds:
+            raise UserError(f"unknown option {word}{did_you_mean(name, kinds)}; --help lists the options")
+        if not equals:  # --plot, or --n 3
+            text = "true" if kinds[name] is bool else next(words, "")
+        given[name] = convert(f"--{name}", kinds[name], text)
+    return given
+
+
+def read_toml(path: str, options: type) -> dict:
+    """{name: value} of the options in a config file."""
     try:
-        options = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"no config file {path}; there are {sorted(map(str, Path('config').glob('*.toml')))}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
         raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
-    for name, value in options.items():
-        if name not in fields:
-            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, fields)}; fix that line")
-        kind = fields[name].type
-        if kind is float and type(value) is int:
-            options[name] = float(value)
-        elif type(value) is not kind:
-            raise UserError(f"{name} = {value!r} in {path} is not of type {kind.__name__}; fix that line")
-    return options
+    kinds = option_types(options)
+    for name, value in values.items():
+        if name not in kinds:
+            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, kinds)}; fix that line")
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        values[name] = convert(f"{path}: {name}", kinds[name], text)
+    return values
 
 
-def in_range(kind: type, minimum: float = -math.inf, maximum: float = math.inf, above: float = -math.inf) -> Callable:
-    """Return the type of a numeric option: a finite int or float, from minimum to maximum, and > above."""
-    bounds = f"at least {minimum:,}" if minimum > -math.inf else f"above {above:,}"
-    bounds += f" and at most {maximum:,}" if maximum < math.inf else ""
+def option_types(options: type) -> dict:
+    """{name: type} of the fields that have a comment."""
+    kinds = get_type_hints(options, include_extras=True)
+    return {name: kinds[name] for name in comments(options)}
 
-    def parse(text: str) -> float:
-        value = kind(text)
-        limit = 2**63 if kind is int else math.inf
-        if not (value < limit and minimum <= value <= maximum and value > above):
-            raise argparse.ArgumentTypeError(f"{text} is out of range, it must be {bounds}")
-        return value
 
-    parse.__name__ = kind.__name__  # argparse then says "invalid int value"
-    return parse
+def comments(options: type) -> dict[str, str]:
+    """{name: comment} of the fields that have one, those of parent classes first."""
+    found = {}
+    for parent in reversed(options.__mro__[:-1]):
+        found |= dict(re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(parent), flags=re.M))
+    return found
+
+
+def convert(what: str, kind, text: str):
+    """The value of an option of type bool, str, int, float, Positive, Fraction or a Literal. Raises UserError."""
+    words = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
+    if words and text not in words:
+        raise UserError(f"{what}={text} is unknown{did_you_mean(text, words)}; choose from {', '.join(words)}")
+    if words or kind is str:
+        return text == "true" if kind is bool else text
+    number, least, limit = get_args(kind) or (kind, 0, 2**31 if kind is int else math.inf)
+    try:
+        value = number(text)
+    except ValueError:
+        raise UserError(f"{what}={text} is not of type {number.__name__}; give a number") from None
+    if not least <= value < limit:
+        raise UserError(f"{what}={text} is out of range; use at least {least}, and less than {limit}")
+    return value
+
+
+def print_help(options: type, doc: str) -> None:
+    print(f"{doc}\noptions:")
+    for name, comment in comments(options).items():
+        default, kind = getattr(options, name), option_types(options)[name]
+        default = {None: "", True: "true", False: "false"}.get(default if kind is bool else "", default)
+        choices = f" ({', '.join(get_args(kind))})" if get_origin(kind) is Literal else ""
+        print(f"  {f'--{name}={default}':<32} {comment}{choices}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
