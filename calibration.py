@@ -8,23 +8,73 @@ accuracy (Guo et al. 2017). If the confidence is higher, the model is overconfid
 temperature tau > 1 helps.
 """
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 import baselines
 from baselines import Baseline
-from console import print_table
+from console import UserError, print_table, progress
 from model import GPT
 from prepare_data import Dataset
 from runtime import Machine
-from windows import evaluation_windows, locate, log_probabilities, read_batches
+from windows import document_edges, evaluation_windows, read_windows
 
 BINS = 15  # of equal width, from probability 0 to 1
 MAX_PROBABILITIES = 2**27  # V for each predicted token: log_p has half a GB in float32
 CHUNK = 2**22  # probabilities to sort into bins at a time
 
 # Shapes: N predictions, V tokens in the vocabulary. log_p (N, V): log-probabilities. targets (N,): the true tokens.
+
+
+# ----------------------------------------------------------------------------- one token at a time
+
+
+def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each of the N tokens that windows (starts, stops) predict, (N,) each: its index, the number of its document
+    (without documents: its window), and its position: how many tokens of that document are before it in the window."""
+    starts, stops = windows
+    lengths = stops - starts
+    start = np.repeat(starts, lengths)  # (N,)
+    at = start + 1 + np.arange(len(start)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    edges = starts if separator is None else document_edges(tokens, separator)
+    document = np.searchsorted(edges, at) - 1
+    return at, document, np.minimum(at - edges[document], at - start)
+
+
+def read_batches(tokens: np.ndarray, windows: tuple, batch_size: int, block_size: int) -> Iterator[tuple]:
+    """Yield inputs and targets (B, T) of all windows, batch after batch, and show the progress."""
+    (starts, stops), show = windows, progress("evaluating", len(windows[0]), "windows")
+    for first in range(0, len(starts), batch_size):
+        batch = slice(first, first + batch_size)
+        yield read_windows(tokens, starts[batch], stops[batch], block_size)
+        show(min(first + batch_size, len(starts)))
+
+
+@torch.inference_mode()
+def log_probabilities(model: GPT, x: torch.Tensor, machine: Machine) -> torch.Tensor:
+    """Inputs (B, T) -> the log-probabilities of the next tokens, (B, T, V) float32 on the device."""
+    with torch.autocast(machine.device.type, dtype=machine.dtype, enabled=machine.dtype != torch.float32):
+        logits = model(x.to(machine.device))[0]
+    return logits.float().log_softmax(dim=-1)
+
+
+def token_losses(model: GPT, batches: Iterable[tuple], machine: Machine) -> np.ndarray:
+    """The losses of all targets in batches (x, y), in nats, (N,): row after row, without those of -1."""
+    losses = []
+    for x, y in batches:
+        log_p = log_probabilities(model, x, machine)
+        index = y.clamp(min=0).to(log_p.device)
+        losses.append(-log_p.gather(2, index[..., None])[..., 0].cpu()[y >= 0])
+    losses = torch.cat(losses).double().numpy()
+    if not np.isfinite(losses).all():
+        raise UserError(f"the loss is NaN or infinite in {machine.dtype}; use --dtype=float32")
+    return losses
+
+
+# ----------------------------------------------------------------------------- bins of probability
 
 
 def reliability(p: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

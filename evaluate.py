@@ -17,13 +17,13 @@ import torch
 import baselines
 import calibration
 import memorization
-from checkpoint import OpenedModel, open_model
+from calibration import locate, read_batches, token_losses
+from checkpoint import load_checkpoint, load_model, newest_run
 from console import OptionParser, UserError, in_range, print_losses, print_result, print_table, run
-from linear import quantize
 from model import GPT, ConfigError
 from prepare_data import Dataset, load
 from runtime import Machine, explain_errors
-from windows import document_edges, evaluation_windows, locate, read_batches, read_windows, split_loss, token_losses
+from windows import document_edges, evaluation_windows, read_windows
 
 SUBSET = 40_000  # tokens, evenly spaced: enough for prompts and calibration
 STRETCHES = 100  # of a text without documents, for the uncertainty of its loss
@@ -90,20 +90,6 @@ def report_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple
     return losses.mean(), by_position
 
 
-def report_int8(model: GPT, loss: float, data: Dataset, options, machine: Machine) -> dict[str, str]:
-    """Print the loss with weights rounded to integers, one scale per row, or per matrix."""
-    more, rows = {}, [["int8 weights", "nats per token", "difference"]]
-    for unit in ("row", "matrix"):
-        rounded = quantize(model, per_row=unit == "row")
-        forward, batch_size = machine.loss_function(rounded), options.batch_size
-        value = split_loss(rounded, forward, data, options.split, options.eval_tokens, batch_size, machine)
-        rows.append([f"a scale per {unit}", f"{value:.4f}", f"{value - loss:+.4f}"])
-        more[f"int8_{unit}"] = f"{value:.4f}"
-    print()
-    print_table(rows)
-    return more
-
-
 def report_prompts(model: GPT, data: Dataset, options, machine: Machine) -> None:
     """Print prompt_losses() of some documents, or of windows of a text without documents."""
     tokens, T = getattr(data, options.split), model.config.block_size
@@ -125,12 +111,10 @@ def report_prompts(model: GPT, data: Dataset, options, machine: Machine) -> None
     print(f"{len(chosen) - 1:,} {'windows' if data.separator is None else 'documents'}")
 
 
-def report(opened: OpenedModel, data: Dataset, options, machine: Machine) -> None:
+def report(checkpoint: dict, model: GPT, data: Dataset, options, machine: Machine) -> None:
     """Answer the five questions, and print the result line."""
-    model, more, counting = opened.model, {}, {}
+    more, counting = {}, {}
     loss, by_position = report_losses(model, data, options, machine)
-    if options.int8:
-        more = report_int8(model, loss, data, options, machine)
     report_prompts(model, data, options, machine)
     if data.vocab_size <= baselines.MAX_VOCAB:
         counting = baselines.make(data, options.mlp, options.seed)
@@ -139,13 +123,13 @@ def report(opened: OpenedModel, data: Dataset, options, machine: Machine) -> Non
     numbers = calibration.report(model, counting, data, options, machine)
     more |= {name: f"{numbers['GPT'][name]:.4f}" for name in ("ece", "temperature")}
     if options.num_samples:
-        more["copied"] = f"{memorization.report(opened, counting, data, options, machine):.4f}"
+        more["copied"] = f"{memorization.report(model, counting, data, options, machine):.4f}"
     if options.plot:
         import plots
 
-        path = opened.folder / "evaluation.png"
+        path = checkpoint["folder"] / "evaluation.png"
         reliabilities = {name: found["reliability"] for name, found in numbers.items()}
-        plots.evaluation(reliabilities, by_position, opened.name, path)
+        plots.evaluation(reliabilities, by_position, checkpoint["name"], path)
         print(f"\n{path}: reliability, and loss by position")
     print_result("gpt", data, model.num_params(), {options.split: loss}, **more)
 
@@ -178,15 +162,16 @@ def read_options():
 def main() -> None:
     options = read_options()
     machine = Machine.pick(options.device, options.dtype)
-    opened = open_model(options.checkpoint, options.init_from)
-    if not options.dataset and opened.dataset == "gpt2":
+    checkpoint = load_checkpoint(options.init_from or newest_run())
+    trained_on = checkpoint["config"]["dataset"]
+    if not options.dataset and trained_on == "gpt2":
         raise UserError("GPT-2 needs a dataset in its tokens; use --dataset=fineweb, or a text prepared so")
-    if not options.dataset and not opened.dataset:
-        raise UserError(f"{opened.name} was trained by finetune.py, not on a dataset; use another --checkpoint=")
-    data = load(options.dataset or opened.dataset)
-    if data.tokenizer.to_dict() != opened.tokenizer.to_dict():
-        advice = f"use a text prepared with --tokenizer={opened.dataset}"
-        raise UserError(f"{data.name} and {opened.name} use different tokenizers; {advice}")
+    if not options.dataset and not trained_on:
+        raise UserError(f"{checkpoint['name']} was trained by finetune.py, not on a dataset; use another --init_from=")
+    data = load(options.dataset or trained_on)
+    if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
+        advice = f"use a text prepared with --tokenizer={trained_on}"
+        raise UserError(f"{data.name} and {checkpoint['name']} use different tokenizers; {advice}")
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     if (n := len(getattr(data, options.split))) < 3:
@@ -194,10 +179,10 @@ def main() -> None:
     if options.mlp and data.vocab_size > baselines.MAX_VOCAB:
         most = f"a vocabulary of at most {baselines.MAX_VOCAB} tokens"
         raise UserError(f"--mlp needs {most}, and {data.name} has {data.vocab_size:,}; drop --mlp")
-    opened.model.to(machine.device)
-    print(f"{opened.name}: {opened.model.num_params():,} parameters, on {machine}")
+    model = load_model(checkpoint)[0].to(machine.device)
+    print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {machine}")
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
-        report(opened, data, options, machine)
+        report(checkpoint, model, data, options, machine)
 
 
 if __name__ == "__main__":

@@ -185,8 +185,6 @@ def base_path(init_from: str | None) -> Path:
     if not init_from:
         return PRETRAINED
     path = find_checkpoint(init_from)
-    if path is None:
-        raise UserError(f"no checkpoint {init_from}/best.pt; train a model with python train.py, or use another folder")
     if path.resolve().parent in [path.resolve().parent for path in written]:
         raise UserError(f"{path} would be overwritten; copy its folder, and use the copy")
     return path

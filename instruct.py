@@ -18,16 +18,16 @@ import numpy as np
 import torch
 
 import tasks
-from checkpoint import FORMAT, load_checkpoint, load_model
+from calibration import token_losses
+from checkpoint import load_checkpoint, load_model, save_checkpoint
 from console import UserError
-from files import replace_file
 from model import GPT, GPTConfig
 from optim import lr_scale, make_optimizer
 from prepare_data import Dataset, load
 from runtime import Machine
 from tasks import Row
 from tokenizer import Tokenizer
-from windows import split_loss, token_losses
+from windows import evaluate, evaluation_windows
 
 PRETRAINED, INSTRUCTED = Path("out/pretrained/best.pt"), Path("out/instructed/best.pt")
 
@@ -81,7 +81,9 @@ class Setup:
         """Compute the validation loss on what the base was trained on, in nats per token: over 1,000 documents, or as
         train.py does."""
         if self.base_data:
-            return split_loss(model, self.machine.loss_function(model), self.base_data, "val", 40_000, 8, self.machine)
+            val, machine = self.base_data.val, self.machine
+            windows = evaluation_windows(val, self.base_data.separator, model.config.block_size, 40_000)
+            return evaluate(model, machine.loss_function(model), val, windows, 8, machine)
         rows = self.pretraining_rows("val", 1000, np.random.default_rng(0))
         batches = (tasks.make_batch(rows[first : first + 100]) for first in range(0, len(rows), 100))
         return float(token_losses(model, batches, self.machine).mean())
@@ -140,11 +142,9 @@ def save(path: Path, model: GPT, state: dict, setup: Setup, **more) -> None:
     """Write a checkpoint that sample.py can open, whole or not at all. Raises UserError if a weight is not finite."""
     if not all(p.isfinite().all() for p in state.values()):
         raise UserError("training diverged: weights are NaN or infinite; use a lower learning rate")
-    checkpoint = {"format": FORMAT, "model": state, "model_config": asdict(model.config)}
-    checkpoint |= {"tokenizer": setup.tokenizer.to_dict(), "delimiter": setup.tokenizer.encode("\n")[-1]}
-    checkpoint["config"] = {"dataset": setup.base_data.name if setup.base_data else None}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda file: torch.save(checkpoint | more, file))
+    more |= {"delimiter": setup.tokenizer.encode("\n")[-1]}
+    more["config"] = {"dataset": setup.base_data.name if setup.base_data else None}
+    save_checkpoint(path, model, state, setup.tokenizer, **more)
 
 
 def sha256(data: bytes) -> str:
@@ -193,8 +193,7 @@ def open_whole(path: Path, **changes) -> tuple[GPT, Tokenizer, Dataset | None]:
     checkpoint = load_checkpoint(path)
     if "peft" in checkpoint:
         raise UserError(f"{path} has only what finetune.py trained; use a whole model")
-    checkpoint["model_config"] |= changes
-    model, tokenizer = load_model(checkpoint)
+    model, tokenizer = load_model(checkpoint, **changes)
     name = checkpoint["config"]["dataset"]
     data = load(name) if name else None
     if data and data.tokenizer.to_dict() != checkpoint["tokenizer"]:

@@ -19,8 +19,8 @@ import torch
 
 import baselines
 from baselines import Baseline
-from checkpoint import OpenedModel
 from console import print_table, progress
+from model import GPT
 from prepare_data import Dataset
 from runtime import Machine
 from sample import generate, rows_at_once
@@ -104,21 +104,21 @@ def compare(samples: dict[str, list[tuple]], data: Dataset, split: str, length: 
     return copied
 
 
-def sample_gpt(opened: OpenedModel, start: int, n: int, length: int, device: torch.device, seed: int) -> np.ndarray:
+def sample_gpt(model: GPT, start: int, n: int, length: int, device: torch.device, seed: int) -> np.ndarray:
     """Draw n rows of `length` tokens at temperature 1, each after the token `start`: (n, length)."""
-    generator, at_once = torch.Generator(device).manual_seed(seed), rows_at_once(opened.model.config)
+    generator, at_once = torch.Generator(device).manual_seed(seed), rows_at_once(model.config)
     show, rows = progress("sampling", n, "samples"), []
     for first in range(0, n, at_once):
         idx = torch.full((min(at_once, n - first), 1), start, device=device)
-        rows.append(generate(opened.model, idx, length, generator=generator)[:, 1:].cpu())
+        rows.append(generate(model, idx, length, generator=generator)[:, 1:].cpu())
         show(first + len(idx))
     return torch.cat(rows).numpy()
 
 
-def report(opened: OpenedModel, counting: dict[str, Baseline], data: Dataset, options, machine: Machine) -> float:
+def report(gpt: GPT, counting: dict[str, Baseline], data: Dataset, options, machine: Machine) -> float:
     """Print compare()'s table of a GPT, of baselines and, as a control, of the split itself. Returns the GPT's."""
     tokens, n = getattr(data, options.split), options.num_samples
-    length = min(opened.model.config.block_size, LENGTH, len(tokens))
+    length = min(gpt.config.block_size, LENGTH, len(tokens))
     start = start_ids(data.tokenizer)[-1] if data.delimiter is None else data.delimiter
     if data.separator is None:
         starts = np.linspace(0, len(tokens) - length, n).astype(int)
@@ -128,6 +128,6 @@ def report(opened: OpenedModel, counting: dict[str, Baseline], data: Dataset, op
     rows = {}
     for name, model in counting.items():
         rows[name] = baselines.sample(model, start, n, length, np.random.default_rng(options.seed))
-    rows["GPT"] = sample_gpt(opened, start, n, length, machine.device, options.seed)
+    rows["GPT"] = sample_gpt(gpt, start, n, length, machine.device, options.seed)
     samples = {name: up_to_separator(drawn, data.delimiter) for name, drawn in rows.items()}
     return compare({f"{options.split} split (real)": real} | samples, data, options.split, length)["GPT"]

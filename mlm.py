@@ -27,8 +27,9 @@ from torch.nn import functional as F
 from console import UserError, print_table
 from model import GPT, GPTConfig
 from ngram import NGrams, sum_by_row
+from optim import Recipe, fit
 from prepare_data import Dataset, load
-from seq2seq import fit, hide
+from seq2seq import hide
 
 SIDES = ("left", "right", "both")  # the encoder comes last
 BATCH_SIZE = 128  # words per step
@@ -96,11 +97,8 @@ def train(model: GPT, words: list[np.ndarray], vocab: Vocabulary, steps: int, se
             return model(*hide_letters(idx, vocab, rng))[1]
         return model(idx[:, :-1], idx[:, 1:].masked_fill(idx[:, 1:] == vocab.padding_id, -1))[1]
 
-    def report(step: int, loss: float, eta: float) -> None:
-        print(f"{side:5}  step {step:>4}/{steps}  train loss {loss:.4f} nats per target  eta {eta:.0f} s", flush=True)
-
-    rates = {"optimizer": "muon", "learning_rate": 0.015, "muon_learning_rate": 0.04}
-    fit(model, batch_loss, steps, rates, report)
+    rates = {"learning_rate": 0.015, "muon_learning_rate": 0.04, "warmup_iters": min(100, steps // 5)}
+    fit(model, batch_loss, Recipe(steps, **rates, optimizer="muon", beta2=0.98), lambda: side)
 
 
 # ----------------------------------------------------------------------------- the loss of one hidden letter

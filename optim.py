@@ -11,11 +11,11 @@ rules, but its first optimizer imports torch's compiler, which takes a second.)
 """
 
 import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
-
-SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt", "wsd")
 
 
 def sgd(group: dict, members: list[tuple], t: int) -> None:
@@ -46,34 +46,16 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
     """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g
         m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
         p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) newton_schulz(u)
-    Every direction of a matrix gets an equally large update, however small its part of the gradient."""
+    Every direction of a matrix gets an equally large update, however small its part of the gradient. A p can be a stack
+    of matrices (q, k and v) with rows[0], rows[1] ... rows; the members of a group have the same shape."""
+    momentum, rows = group["momentum"], group["rows"]
     for _, g, m in members:
-        m.lerp_(g, 1 - group["momentum"])
-    updates = [g.lerp(m, group["momentum"]) for _, g, m in members]
-    rows, columns = group["rows"], updates[0].shape[1]
-    for (p, *_), u in zip(members, orthogonalize(updates, rows, group["dtype"]), strict=True):
+        m.lerp_(g, 1 - momentum)
+    u = torch.stack([full_tensor(g.lerp(m, momentum)) for _, g, m in members])  # (n, rows, columns)
+    u = torch.cat([newton_schulz(part, group["dtype"]) for part in u.split(rows, dim=1)], dim=1)
+    for (p, *_), update in zip(members, u, strict=True):
         p.mul_(1 - group["lr"] * group["weight_decay"])
-        p.add_(u, alpha=-group["lr"] * math.sqrt(max(1, rows[0] / columns)))
-
-
-def orthogonalize(updates: list[torch.Tensor], rows: tuple[int, ...], dtype: torch.dtype | None) -> list:
-    """newton_schulz() for matrices of one shape, all at once. Each can be a stack of matrices with rows[0], rows[1] ...
-    rows (q, k and v). Several processes split the work, unless each has only a shard of every matrix."""
-    split = dist.is_available() and dist.is_initialized() and not hasattr(updates[0], "full_tensor")
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if split else (0, 1)
-    mine = range(rank, len(updates), world_size)
-    if mine:
-        u = torch.stack([full_tensor(updates[i]) for i in mine])  # (n, rows, columns)
-        if len(set(rows)) == 1:
-            u = newton_schulz(u.reshape(-1, rows[0], u.shape[2]), dtype).view_as(u)
-        else:  # k and v have fewer heads than q
-            u = torch.cat([newton_schulz(part, dtype) for part in u.split(rows, dim=1)], dim=1)
-        for i, update in zip(mine, u, strict=True):
-            updates[i] = shard_like(update, updates[i])
-    if world_size > 1:
-        for sent in [dist.broadcast(u, i % world_size, async_op=True) for i, u in enumerate(updates)]:
-            sent.wait()
-    return updates
+        p.add_(shard_like(update, p), alpha=-group["lr"] * math.sqrt(max(1, rows[0] / u.shape[2])))
 
 
 def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -85,7 +67,7 @@ def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
     for _ in range(5):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-    return (x.mT if tall else x).to(u.dtype).contiguous()  # for dist.broadcast
+    return (x.mT if tall else x).to(u.dtype)
 
 
 def full_tensor(t: torch.Tensor) -> torch.Tensor:
@@ -96,7 +78,7 @@ def full_tensor(t: torch.Tensor) -> torch.Tensor:
 def shard_like(t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """This process's shard of a full tensor t, if p is sharded; else t."""
     if hasattr(p, "full_tensor"):
-        t = dist.tensor.distribute_tensor(t.to(p.device), p.device_mesh, p.placements)
+        t = torch.distributed.tensor.distribute_tensor(t.to(p.device), p.device_mesh, p.placements)
     return t
 
 
@@ -106,7 +88,6 @@ RULES = {  # the function, and the tensors that it keeps for each parameter: its
     "adamw": (adam, ("first_moment", "second_moment")),
     "muon": (muon, ("momentum",)),
 }
-OPTIMIZERS = tuple(RULES)
 
 
 class Optimizer:
@@ -168,7 +149,7 @@ def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = N
 def lr_scale(step: int, config) -> float:
     """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then constant; inverse_sqrt,
     sqrt(warmup_iters / step) (Vaswani et al. 2017); linear or cosine decay (Loshchilov, Hutter 2017) to min_lr one step
-    after the last; or wsd: constant, then linear in the last decay_fraction of the steps (Hu et al. 2024)."""
+    after the last; or wsd: constant, then linear in the last fifth of the steps (Hu et al. 2024)."""
     floor = config.min_lr / config.learning_rate if config.learning_rate else 0.0
     start, end = config.warmup_iters, config.max_iters + 1
     if step < start:
@@ -178,7 +159,64 @@ def lr_scale(step: int, config) -> float:
     if config.schedule == "inverse_sqrt":
         return max(floor, math.sqrt(max(start, 1) / step))
     if config.schedule == "wsd":
-        start = max(start, end - config.decay_fraction * end)
+        start = max(start, 0.8 * end)
     done = min(max(step - start, 0) / max(end - start, 1), 1.0)
     remaining = (1 + math.cos(math.pi * done)) / 2 if config.schedule == "cosine" else 1 - done
     return floor + (1 - floor) * remaining
+
+
+# ----------------------------------------------------------------------------- the loop of the lessons
+
+
+@dataclass
+class Recipe:
+    """How fit() trains. train.TrainConfig has the same names."""
+
+    max_iters: int
+    learning_rate: float
+    muon_learning_rate: float = 0.0
+    optimizer: str = "adamw"
+    schedule: str = "linear"
+    warmup_iters: int = 20
+    min_lr: float = 0.0
+    weight_decay: float = 0.0
+    momentum: float = 0.95
+    beta1: float = 0.9
+    beta2: float = 0.95
+    grad_clip: float = 1.0
+
+
+def fit(
+    model: torch.nn.Module, batch_loss: Callable, recipe: Recipe, note: Callable = lambda: "", lines: int = 10
+) -> float:
+    """The loop of every lesson whose loop is not the lesson: each step lowers batch_loss(), the loss of a batch that it
+    draws. Parameters that are frozen stay as they are.
+
+    Prints about `lines` lines: the mean loss and the largest gradient norm since the line before, the time left, and
+    what note() says of the model in evaluation mode. Returns the seconds of the steps alone. Raises FloatingPointError
+    if the loss is NaN or infinite."""
+    optimizer, steps = make_optimizer(model, recipe), recipe.max_iters
+    trained = [p for p in model.parameters() if p.requires_grad]
+    losses, norms, seconds = [], [], 0.0
+    model.train()
+    for step in range(1, steps + 1):
+        began = time.perf_counter()
+        optimizer.set_lr(lr_scale(step, recipe))
+        loss = batch_loss()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, recipe.grad_clip or math.inf).item())
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        seconds += time.perf_counter() - began
+        if not math.isfinite(losses[-1]):
+            raise FloatingPointError(f"training diverged: loss {losses[-1]} at step {step}; use a lower learning rate")
+        if lines and (step % math.ceil(steps / lines) == 0 or step == steps):
+            model.eval()
+            figures = f"train loss {sum(losses) / len(losses):.4f}  grad norm up to {max(norms):.2f}"
+            eta = f"eta {seconds / step * (steps - step):.0f} s"
+            print(f"step {step:>{len(str(steps))}}/{steps}  {figures}  {note()}  {eta}", flush=True)
+            model.train()
+            losses, norms = [], []
+    model.eval()
+    return seconds

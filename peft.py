@@ -72,7 +72,7 @@ class PrefixAttention(CausalSelfAttention):
         self.prefix_k = nn.Parameter(torch.randn(shape).to(weight))  # std 1, as keys have after qk_norm
         self.prefix_v = nn.Parameter(torch.zeros(shape).to(weight))
 
-    def forward(self, x: torch.Tensor, rope=None, mask=None, cache=None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope=None, mask=None, flash=True, cache=None) -> torch.Tensor:
         # The base class calls cache(k, v) for the keys and values of all tokens. This one adds the prefix to them.
         def prepend(k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
             k, v = cache(k, v) if cache else (k, v)  # (B, n_kv_head, S, hd)
@@ -84,7 +84,7 @@ class PrefixAttention(CausalSelfAttention):
             mask = x.new_full((T, T), -math.inf).triu(1)
         if mask is not None:
             mask = F.pad(mask, (self.prefix_k.shape[1], 0))  # every token attends to all virtual tokens
-        return super().forward(x, rope, mask, prepend)
+        return super().forward(x, rope, mask, flash, prepend)
 
 
 def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str = "qv") -> GPT:

@@ -1,4 +1,4 @@
-"""Devices, dtypes, the processes of torchrun (DDP or FSDP2), and errors of the machine."""
+"""Devices, dtypes, the processes of torchrun (DDP or FSDP2), signals, and errors of the machine."""
 
 import contextlib
 import ctypes
@@ -31,11 +31,12 @@ class Machine:
     rank: int = RANK
     world_size: int = WORLD_SIZE
     fsdp: bool = False
-    DTYPES = ("auto", "float32", "bfloat16", "float16")
 
     @classmethod
     def pick(cls, device: str, dtype: str, fsdp: bool = False) -> "Machine":
         """Find the device and the dtype, or the best ones (auto). Raises UserError if there is no such device."""
+        # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
+        torch.set_float32_matmul_precision("high")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         if device == "cuda" and DISTRIBUTED:
@@ -50,25 +51,12 @@ class Machine:
         if found.type == "cuda":
             torch.cuda.set_device(found)
         if dtype == "auto":
-            dtype = "float32"
-            if found.type == "cuda":
-                new = torch.cuda.get_device_capability(found) >= (8, 0)
-                dtype = "bfloat16" if new else "float16"  # older ones emulate bfloat16
-            elif found.type == "cpu" and has_bfloat16_units():
-                dtype = "bfloat16"
-        return cls(found, getattr(torch, dtype), fsdp=fsdp)
+            dtype = fast_dtype(found)
+        return cls(found, getattr(torch, dtype), fsdp=fsdp and DISTRIBUTED)
 
     def __str__(self) -> str:
         processes = f" x {self.world_size}" if self.world_size > 1 else ""
-        tf32 = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
-        precision = "float32 (matmuls in TF32)" if tf32 and self.dtype == torch.float32 else str(self.dtype)
-        return f"{self.device}{processes}, {precision.removeprefix('torch.')}"
-
-    def agree_on_dtype(self) -> None:
-        """Use float32 in all processes if they have different dtypes."""
-        dtypes = (torch.float32, torch.bfloat16, torch.float16)
-        if sum(self.max(*(self.dtype == dtype for dtype in dtypes))) > 1:
-            self.dtype = torch.float32
+        return f"{self.device}{processes}, {str(self.dtype).removeprefix('torch.')}"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move the model to the device, and replicate or shard it across the processes. Returns the module to call."""
@@ -81,10 +69,7 @@ class Machine:
         model.to(self.device)
         if self.fsdp or not DISTRIBUTED:
             return model
-        network = torch.nn.parallel.DistributedDataParallel(model)
-        # Position tables never change. (PyTorch 2.13 deprecates the constructor's argument of this name.)
-        network.broadcast_buffers = False
-        return network
+        return torch.nn.parallel.DistributedDataParallel(model)
 
     def sync_gradients(self, network: torch.nn.Module, on: bool) -> None:
         """Say whether the next forward and backward pass ends with averaging the gradients over all processes."""
@@ -94,31 +79,30 @@ class Machine:
             network.require_backward_grad_sync = on
 
     def loss_function(self, network: Callable) -> Callable:
-        """forward(x, y, ...): the mean loss for inputs and targets (B, T) on the CPU; the rest as in GPT.forward."""
-        torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
+        """forward(x, y): the mean loss of the network for inputs and targets (B, T) on the CPU."""
 
-        def forward(x: torch.Tensor, y: torch.Tensor, *loss_options: float) -> torch.Tensor:
+        def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             if self.device.type == "cuda":  # a copy from pinned memory does not wait
                 x, y = x.pin_memory(), y.pin_memory()
             x, y = (t.to(self.device, non_blocking=t.is_pinned()) for t in (x, y))
             with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-                return network(x, y, *loss_options)[1]
+                return network(x, y)[1]
 
         return forward
 
     def sum(self, *values: float) -> list[float]:
         """The sum of each value over all processes, which wait for each other here (on the CPU)."""
-        return self.reduce(dist.ReduceOp.SUM, values)
-
-    def max(self, *values: float) -> list[float]:
-        return self.reduce(dist.ReduceOp.MAX, values)
-
-    def reduce(self, operation, values: tuple) -> list[float]:
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, operation)
+        dist.all_reduce(tensor)
         return tensor.tolist()
+
+    def mean(self, loss: torch.Tensor) -> torch.Tensor:
+        """The mean of a tensor over all processes, on its device."""
+        if self.world_size > 1:
+            dist.all_reduce(loss)
+        return loss / self.world_size
 
     def gather(self, tensors: dict) -> dict:
         """Gather sharded tensors on the CPU of rank 0, one at a time, as all of them may not fit on a GPU."""
@@ -128,6 +112,24 @@ class Machine:
                 whole = t.full_tensor()
                 gathered[name] = whole.cpu() if self.rank == 0 else None
         return gathered
+
+
+def fast_dtype(device: torch.device) -> str:
+    """What --dtype=auto is: bfloat16 where the hardware multiplies it, float16 on older CUDA cards, else float32."""
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
+    alike = device.type == "cpu" and not DISTRIBUTED  # several machines may have different processors
+    return "bfloat16" if alike and has_bfloat16_units() else "float32"
+
+
+def has_bfloat16_units() -> bool:
+    """Whether an x86 CPU multiplies bfloat16 in hardware, as Intel's Xeons do since 2023, and AMD's processors since
+    Zen 4. (A measurement would tell more, but not the same at every start.)"""
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16"))
+
+
+# ----------------------------------------------------------------------------- processes, signals, errors
 
 
 def join_processes() -> None:
@@ -161,13 +163,14 @@ def exit_now(status: int) -> None:
 class StopSignal:
     """Makes Ctrl-C, SIGTERM and a closed terminal act between two steps; a second Ctrl-C acts at once."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "StopSignal":
         self.number = 0  # of the signal that came
         self.second = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
             self.second[signal.SIGHUP] = signal.SIG_IGN
         for number in self.second:
             signal.signal(number, self.handle)
+        return self
 
     def handle(self, number: int, _) -> None:
         self.number = number
@@ -179,7 +182,7 @@ class StopSignal:
             signal.signal(number, signal.SIG_DFL)
 
     def print(self, line: str) -> None:
-        """Print a line. If the reader of stdout is gone, as in `python train.py | head`, stop as on SIGPIPE (13)."""
+        """Print a line. If nobody can read it, as in `python train.py | head`, stop as on SIGPIPE (13)."""
         try:
             print(line, flush=True)
         except OSError as error:
@@ -187,53 +190,6 @@ class StopSignal:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             with contextlib.suppress(OSError):
                 print(f"standard output: {error}; saving and stopping", file=sys.stderr)
-
-
-# Peak FLOP/s of dense 16-bit matrix multiplications, from NVIDIA's data sheets; the first name that fits counts
-PEAK_FLOPS = {
-    "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
-    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
-}  # fmt: skip
-
-
-def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """The peak FLOP/s for mfu (model FLOPs utilization), and its source: a data sheet, or a matrix multiplication."""
-    if device.type == "cuda" and dtype != torch.float32:
-        card = torch.cuda.get_device_name(device)
-        words = set(card.replace("-", " ").split())
-        for name, peak in PEAK_FLOPS.items():
-            if set(name.split()) <= words and not words & {"Laptop", "Ti", "D"}:
-                return peak, f"published for {card}"
-    return measured_flops(device, dtype), "measured"
-
-
-def has_bfloat16_units() -> bool:
-    """Whether an x86 CPU multiplies bfloat16 in hardware, as Intel's Xeons do since 2023, and AMD's processors since
-    Zen 4. (A measurement would tell more, but not the same at every start.)"""
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16"))
-
-
-@functools.cache
-def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOP/s of a matrix multiplication: the best of 20, or of as many as fit into 0.2 s (CUDA: 1 s)."""
-    torch.set_float32_matmul_precision("high")  # as in training
-    n, seconds = (8192, 1.0) if device.type == "cuda" else (512, 0.2)
-    a = torch.ones(n, n, device=device, dtype=dtype)
-    times = []
-    while len(times) < 20 and sum(times) < seconds:
-        began = time.perf_counter()
-        (a @ a)[0, 0].item()  # waits for the device; the first one also starts threads and libraries
-        times.append(time.perf_counter() - began)
-    return 2 * n**3 / min(times)
-
-
-def keep_freed_memory() -> None:
-    """Let Linux's C library keep large freed blocks: requesting them again takes 12 % of a small step on a CPU."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    # M_MMAP_THRESHOLD: blocks of at least this size are mapped separately. Older libraries allow 32 MB at most.
-    if hasattr(libc, "mallopt") and (libc.mallopt(-3, 2**30) or libc.mallopt(-3, 2**25)):
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of the heap that are returned
 
 
 CPU_FULL = "t allocate memory"  # what PyTorch's CPU allocator says
@@ -262,3 +218,43 @@ def check_compiler(device: torch.device) -> None:
     except Exception as error:  # compilers lack many things
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(f"torch.compile fails on this machine ({why}); use --compile=false") from error
+
+
+def keep_freed_memory() -> None:
+    """Let Linux's C library keep large freed blocks: requesting them again takes 12 % of a small step on a CPU."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "mallopt") and libc.mallopt(-3, 2**25):  # M_MMAP_THRESHOLD: larger blocks are mapped separately
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of the heap that are returned
+
+
+# ----------------------------------------------------------------------------- peak FLOP/s
+
+# Peak FLOP/s of dense 16-bit matrix multiplications, from NVIDIA's data sheets; the first name that fits counts
+PEAK_FLOPS = {
+    "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
+    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
+}  # fmt: skip
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """The peak FLOP/s for mfu (model FLOPs utilization), and its source: a data sheet, or a matrix multiplication."""
+    if device.type == "cuda" and dtype != torch.float32:
+        card = torch.cuda.get_device_name(device)
+        words = set(card.replace("-", " ").split())
+        for name, peak in PEAK_FLOPS.items():
+            if set(name.split()) <= words and not words & {"Laptop", "Ti", "D"}:
+                return peak, f"published for {card}"
+    return measured_flops(device, dtype), "measured"
+
+
+@functools.cache
+def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Measure the FLOP/s of a matrix multiplication: the best of 20, or of as many as fit into 0.2 s (CUDA: 1 s)."""
+    n, seconds = (8192, 1.0) if device.type == "cuda" else (512, 0.2)
+    a = torch.ones(n, n, device=device, dtype=dtype)
+    times = []
+    while len(times) < 20 and sum(times) < seconds:
+        began = time.perf_counter()
+        (a @ a)[0, 0].item()  # waits for the device; the first one also starts threads and libraries
+        times.append(time.perf_counter() - began)
+    return 2 * n**3 / min(times)

@@ -2,8 +2,8 @@
 
     python sample.py                                        # from the newest run of train.py
     python sample.py --prompt="ROMEO:" --temperature=0.8 --top_p=0.95
-    python sample.py --checkpoint=out/names/best.pt --num_samples=20 --stop
-    python sample.py --init_from=gpt2 --prompt="A lever is" # OpenAI's weights, downloaded once
+    python sample.py --init_from=out/names --num_samples=20 --stop
+    python sample.py --init_from=gpt2 --interactive         # OpenAI's weights, downloaded once; a prompt per line
     python sample.py --plot                                 # and draw the attention weights: attention.png
 
 Read train.py before; model.generate() is the plain version, and gives the same tokens, up to rounding. A checkpoint
@@ -12,17 +12,20 @@ the same seed gives the same text on the same machine.
 """
 
 import codecs
+import copy
 import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-from checkpoint import OpenedModel, open_model
-from console import OptionParser, UserError, in_range, run
-from linear import Int8Linear, inference_copy, quantize, speed_up
+from checkpoint import load_checkpoint, load_model, newest_run
+from console import Positive, UserError, parse, run
 from model import GPT, ConfigError, GPTConfig, sample_token
 from runtime import Machine, check_compiler, explain_errors
 from tokenizer import Tokenizer, start_ids, token_names
@@ -31,50 +34,73 @@ MAX_MEMORY = 2**30  # bytes of keys, values and logits, which limit how many sam
 PLOTTED = 24  # tokens in the plot of the attention weights
 
 
+@dataclass
+class Options:
+    init_from: str = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
+    prompt: str = ""  # the text to continue (default: the start of a document, or of a line)
+    prompt_file: str = ""  # a file with the prompt
+    interactive: bool = False  # read a prompt per line, and answer each, until Ctrl-D
+    num_samples: Positive = 1  # number of samples
+    max_new_tokens: Positive = 500  # maximum length of a sample, in tokens
+    temperature: float = 0.8  # 0: greedy decoding; 1: the model's distribution
+    top_k: int = 0  # sample from the k most likely tokens; 0: from all
+    top_p: float = 1.0  # sample from the nucleus with total probability p
+    seed: int = 1337  # random seed
+    stop: bool = False  # stop at the end of the line, where a document ends
+    int8: bool = False  # round weights to 8-bit integers: a large model is faster on a CPU
+    compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    plot: bool = False  # draw the attention weights of the first 24 tokens: attention.png
+
+
+# ----------------------------------------------------------------------------- the KV cache
+
+
 class KVCache:
     """Stores the keys and values of past tokens in all layers, so a new token needs only its own forward pass.
-    Allocated once for B rows of block_size tokens; a single row of new tokens is stored in all B. static: a single new
-    token attends to all of it, and a mask hides the unused part, so the shapes are the same at every step, as
-    torch.compile needs them."""
+    static: a single new token attends to all of the cache, and a mask hides the unused part, so the shapes are the same
+    at every step, as torch.compile needs them."""
 
     def __init__(self, model: GPT, B: int, static: bool = False):
         config, weight = model.config, model.transformer.wte.weight
-        shape = (B, config.n_kv_head, config.block_size, config.head_dim)
+        shape = (config.n_layer, 2, B, config.n_kv_head, config.block_size, config.head_dim)
         # zeros, as even a masked value is multiplied by 0, and 0 * NaN is NaN
-        self.kv = [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in range(config.n_layer)]
+        self.kv = weight.new_zeros(shape)
         shape = (B, config.lookback + config.block_size)  # lookback times "no token", then the past tokens
         self.history = torch.full(shape, config.vocab_size, device=weight.device)
         self.next_position = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.length, self.config, self.static = 0, config, static
 
-    def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Append the tokens idx (B, T). Returns their positions (T,), the S tokens that they attend to (B, S), and the
-        last lookback + T tokens."""
+    def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append the tokens idx (B, T). Returns their positions (T,), and the history of all tokens up to them."""
         T, lookback, start = idx.shape[1], self.config.lookback, self.length
         if self.static and T == 1:
-            positions, S, self.needs_mask = self.next_position, self.config.block_size, True
-            self.where, of_history = positions, positions + lookback
-            recent = positions + torch.arange(lookback + 1, device=idx.device)
+            self.where = positions = self.next_position
+            self.S, self.needs_mask = self.config.block_size, True
         else:
-            S, self.needs_mask = start + T, T > 1 and start > 0
-            if self.config.block_size < S:
-                raise ValueError(f"{S} tokens exceed block_size={self.config.block_size}; give only the last ones")
-            positions, self.length = torch.arange(start, S, device=idx.device), S
-            self.where = slice(start, S)
-            of_history, recent = slice(start + lookback, S + lookback), slice(start, S + lookback)
-        # the rows of a prompt that all samples share are one; slice(None) costs nothing
-        self.S, self.rows = S, slice(None) if len(idx) == len(self.history) else slice(len(idx))
-        self.history[:, of_history] = idx
-        return positions, self.history[self.rows, lookback : lookback + S], self.history[self.rows, recent]
+            self.S = self.length = start + T
+            self.where = slice(start, self.S)
+            positions = torch.arange(start, self.S, device=idx.device)
+            self.needs_mask = T > 1 and start > 0
+        if self.config.block_size < self.S:
+            raise ValueError(f"{self.S} tokens exceed block_size={self.config.block_size}; give only the last ones")
+        self.history[:, positions + lookback] = idx
+        return positions, self.history[:, : lookback + self.S]
 
     def layer(self, i: int) -> Callable:
         return functools.partial(self.store, self.kv[i])
 
-    def store(self, kv: tuple, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    def store(self, kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values (B, n_kv_head, T, hd) of a layer; return all of its own, (B, n_kv_head, S, hd)."""
-        for cached, new in zip(kv, (k, v), strict=True):
-            cached[:, :, self.where] = new
-        return [cached[self.rows, :, : self.S] for cached in kv]
+        kv[0][:, :, self.where] = k
+        kv[1][:, :, self.where] = v
+        return kv[0][:, :, : self.S], kv[1][:, :, : self.S]
+
+    def copy_row(self, other: "KVCache") -> None:
+        """Copy a cache of one row into all rows."""
+        self.kv.copy_(other.kv)
+        self.history.copy_(other.history)
+        self.length = other.length
 
 
 @torch.inference_mode()
@@ -87,31 +113,32 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
     block_size, (B, T) = model.config.block_size, idx.shape
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
-    cache, model = KVCache(model, B, static=compile), inference_copy(model)
-    if not compile and idx.device.type == "cpu":
-        speed_up(model)
+    cache = KVCache(model, B, static=compile)
 
-    def next_logits(new: torch.Tensor) -> torch.Tensor:
-        logits = model.logits(model.hidden_states(new, cache)[:, -1])
-        return logits.expand(B, -1)  # (B, V), also of a single row
+    def next_logits(new: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        return model.logits(model.hidden_states(new, cache)[:, -1])  # (B, V)
 
+    step = next_logits
     if compile:
-        compiled = torch.compile(next_logits, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
-        for tensor in (cache.history, cache.next_position, *sum(cache.kv, ())):
+        step = torch.compile(next_logits, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
+        for tensor in (cache.history, cache.next_position, cache.kv):
             torch._dynamo.mark_static_address(tensor)  # a CUDA graph uses the same memory at each run
     new = idx[:, -block_size:]
-    if new.shape[1] > 1 and (new == new[0]).all():  # (a single token is cheap, and a compiled pass needs B rows)
-        new = new[:1]  # samples of one prompt: it is computed once, for all rows
     for _ in range(max_new_tokens):
-        if cache.length + new.shape[1] > block_size:
+        length, T = cache.length, new.shape[1]
+        if length + T > block_size:
             new = torch.cat((cache.history, new), dim=1)[:, -max(block_size // 2, 1) :]
-            cache.length = 0
-        if compile and new.shape[1] == 1:
-            cache.next_position.fill_(cache.length)
-            logits = compiled(new)
-            cache.length += 1
+            length, T, cache.length = 0, new.shape[1], 0
+        if T == 1:
+            cache.next_position.fill_(length)
+            logits = step(new, cache)
+        elif B > 1 and (new == new[0]).all():  # samples of one prompt: it is computed once, and copied
+            one = KVCache(model, 1)
+            logits = next_logits(new[:1], one).expand(B, -1)
+            cache.copy_row(one)
         else:
-            logits = next_logits(new)
+            logits = next_logits(new, cache)
+        cache.length = length + T
         new = sample_token(logits, **sampling)
         yield new
 
@@ -121,29 +148,84 @@ def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> t
     return torch.cat([idx, *stream(model, idx, max_new_tokens, **options)], dim=1)
 
 
-class Sample:
-    """Turns the tokens of one sample into text as they come, up to `stop` and without it ("" never stops)."""
+# ----------------------------------------------------------------------------- faster linear layers
+# A step of generation multiplies a row per sample by every matrix: it takes as long as reading the weights from memory.
 
-    def __init__(self, tokenizer: Tokenizer, stop: str):
-        self.tokenizer, self.stop, self.done, self.ids = tokenizer, stop, False, []
+
+class FewRowsLinear(nn.Linear):
+    """A linear layer that is faster on a CPU for one row, or for 8 to 48: GPT-2 generates 2.6 times as fast on an AMD
+    EPYC, where W times a vector takes one thread, and blocks of W several; on Intel, W x^T beats x W^T."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
+        W, rows = self.weight, x.reshape(-1, x.shape[-1])  # (out, in), (R, in)
+        if len(rows) == 1:
+            blocks, rest = W.tensor_split([len(W) // 8 * 8])
+            y = blocks.view(8, -1, W.shape[1]) @ rows.t().expand(8, -1, 1)  # (8, out // 8, 1)
+            y = torch.cat((y.flatten(), rest @ rows[0]))
+        elif 8 <= len(rows) <= 48:
+            y = (W @ rows.t()).t().contiguous()  # (R, out)
+        else:
+            return super().forward(x)
+        y = y.view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with int8 weights, a quarter of the bytes to read: W[i, j] is about scale[i] * int8[i, j]. The
+    largest weight of a row becomes 127, so rounding changes a weight by at most half of its row's scale."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        weight = linear.weight.detach().float()  # (out, in)
+        scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-30).bfloat16()  # (out,); the kernel reads bfloat16
+        self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
+        rows = x.reshape(-1, x.shape[-1])  # (R, in)
+        # PyTorch's kernel (private so far) is for CPUs, few rows, and a multiple of 16 weights in each; it crashes else
+        has_kernel = x.is_cpu and x.shape[-1] % 16 == 0 and hasattr(torch, "_weight_int8pack_mm")
+        if not has_kernel or len(rows) > 48:  # expand the weights
+            return F.linear(x, (self.weight * self.scale.float()[:, None]).type_as(x), self.bias)
+        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale).type_as(x)  # also rounds x to bfloat16
+        y = y.view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+
+def speed_up(model: GPT, int8: bool = False) -> None:
+    """Switch the linear layers to ones that are faster for generating: large ones on a CPU, or all to int8 weights."""
+    for name, layer in [*model.named_modules()]:
+        if type(layer) is nn.Linear and int8:
+            model.set_submodule(name, Int8Linear(layer))
+        elif type(layer) is nn.Linear and layer.weight.is_cpu and layer.weight.numel() >= 2**18:
+            layer.__class__ = FewRowsLinear  # the same tensors, another forward()
+
+
+# ----------------------------------------------------------------------------- text
+
+
+class Sample:
+    """Turns the tokens of one sample into text as they come. stop: up to the end of the line."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: bool):
+        self.tokenizer, self.stop, self.done = tokenizer, stop, False
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.text, self.held = "", ""  # held: a possible beginning of `stop`
+        self.ids, self.text = [], ""
 
     def add(self, token: int) -> str:
         """Return the text that can be printed already: a character of several tokens waits for the last of them."""
         if self.done:
             return ""
         self.ids.append(token)
-        text = self.held + self.decoder.decode(self.tokenizer.decode_bytes([token]))
-        self.done = bool(self.stop) and self.stop in text
-        keep = next((n for n in range(len(self.stop) - 1, 0, -1) if text.endswith(self.stop[:n])), 0)
-        end = text.index(self.stop) if self.done else len(text) - keep
-        self.held = text[end:]
-        self.text += text[:end]
-        return text[:end]
+        text = self.decoder.decode(self.tokenizer.decode_bytes([token]))
+        if self.stop and "\n" in text:
+            text, self.done = text.split("\n")[0], True
+        self.text += text
+        return text
 
     def end(self) -> str:
-        return "" if self.done else self.held + self.decoder.decode(b"", final=True)
+        return "" if self.done else self.decoder.decode(b"", final=True)
 
 
 def rows_at_once(config: GPTConfig) -> int:
@@ -152,16 +234,16 @@ def rows_at_once(config: GPTConfig) -> int:
     return max(1, MAX_MEMORY // (4 * (cache_size + 5 * config.vocab_size)))  # sampling makes about five copies
 
 
-def print_samples(opened: OpenedModel, ids: list[int], prompt: str, options, sampling: dict) -> list[Sample]:
-    """Generate samples in batches, and print them. The first one of a batch is printed as it is generated."""
-    samples, at_once = [], rows_at_once(opened.model.config)
-    device = opened.model.lm_head.weight.device
-    for first in range(0, options.num_samples, at_once):
-        batch = [Sample(opened.tokenizer, options.stop) for _ in range(min(at_once, options.num_samples - first))]
-        rule = "" if options.stop == "\n" else "-" * 20 + "\n"
-        print((rule if first else "") + prompt, end="", flush=True)
-        idx = torch.tensor([ids] * len(batch), device=device)  # (B, T)
-        for column in stream(opened.model, idx, options.max_new_tokens, options.compile, **sampling):  # (B, 1)
+def print_samples(model: GPT, tokenizer: Tokenizer, ids: list[int], prompt: str, options, generator) -> list[Sample]:
+    """Generate samples after ids in batches, and print them. The first one of a batch is printed as it is generated."""
+    samples, rule = [], "" if options.stop else "-" * 20 + "\n"
+    sampling = {name: getattr(options, name) for name in ("compile", "temperature", "top_k", "top_p")}
+    while len(samples) < options.num_samples:
+        n = min(rows_at_once(model.config), options.num_samples - len(samples))
+        batch = [Sample(tokenizer, options.stop) for _ in range(n)]
+        print((rule if samples else "") + prompt, end="", flush=True)
+        idx = torch.tensor([ids] * n, device=generator.device)  # (B, T)
+        for column in stream(model, idx, options.max_new_tokens, generator=generator, **sampling):  # (B, 1)
             pieces = [sample.add(token) for sample, token in zip(batch, column[:, 0].tolist(), strict=True)]
             print(pieces[0], end="", flush=True)
             if all(sample.done for sample in batch):
@@ -173,23 +255,24 @@ def print_samples(opened: OpenedModel, ids: list[int], prompt: str, options, sam
     return samples
 
 
-def read_prompt(prompt: str | None, path: Path | None) -> str:
-    if prompt is not None and path is not None:
-        raise UserError("--prompt and --prompt_file are both given; use one of them")
+# ----------------------------------------------------------------------------- the script
+
+
+def read_prompt(options: Options) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig") if path else prompt or ""
+        text = Path(options.prompt_file).read_text(encoding="utf-8-sig") if options.prompt_file else options.prompt
         text.encode()  # raises if the command line was not UTF-8
     except FileNotFoundError:
-        raise UserError(f"no prompt file {path}; give a text file") from None
+        raise UserError(f"no prompt file {options.prompt_file}; give a text file") from None
     except UnicodeError as error:  # in a file, or in the bytes of the command line
-        raise UserError(f"{path or 'the prompt'} is not UTF-8 at {error.start}; save it as UTF-8") from error
+        raise UserError(f"{options.prompt_file or 'the prompt'} is not UTF-8 at {error.start}; save it as UTF-8") from error
     return text
 
 
 @torch.no_grad()
 def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     """idx (B, T) -> (n_layer, B, nh, T, T): how strongly each token attends to each token (last axis), in each head."""
-    weights, model, T = [], inference_copy(model), idx.shape[1]
+    weights, model, T = [], copy.deepcopy(model), idx.shape[1]
     model.config.flash = False
     for block in model.transformer.h:  # [-T:]: without the virtual tokens of prefix tuning
         block.attn.attn_dropout.register_forward_pre_hook(lambda _, inputs: weights.append(inputs[0][..., -T:]))
@@ -197,67 +280,51 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     return torch.stack(weights)
 
 
-def plot_attention(opened: OpenedModel, ids: list[int]) -> None:
-    import plots
+def answer(model: GPT, tokenizer: Tokenizer, checkpoint: dict, prompt: str, options: Options, generator) -> None:
+    """Continue a prompt, and print the result line."""
+    ids, delimiter = tokenizer.encode(prompt), checkpoint["delimiter"]
+    if delimiter is not None:
+        ids = [delimiter, *ids]
+    ids = ids or start_ids(tokenizer)
+    if len(ids) > model.config.block_size:
+        print(f"the prompt has {len(ids)} tokens; the model sees only the last {model.config.block_size}", file=sys.stderr)
+    began = time.perf_counter()
+    samples = print_samples(model, tokenizer, ids, prompt, options, generator)
+    seconds = time.perf_counter() - began
+    if options.plot:
+        import plots
 
-    model, path = opened.model, opened.folder / "attention.png"
-    weights = attention_weights(model, torch.tensor([ids], device=model.lm_head.weight.device))[:, 0]
-    plots.attention(weights.cpu().numpy(), token_names(opened.tokenizer, ids, opened.delimiter), path)
-    print(f"{path}: attention weights of each head", file=sys.stderr)
+        shown = (ids + samples[0].ids)[: min(PLOTTED, model.config.block_size)]
+        weights = attention_weights(model, torch.tensor([shown], device=generator.device))[:, 0]
+        path = checkpoint["folder"] / "attention.png"
+        plots.attention(weights.cpu().numpy(), token_names(tokenizer, shown, delimiter), path)
+        print(f"{path}: attention weights of each head", file=sys.stderr)
+    n = sum(len(sample.ids) for sample in samples)
+    print(f"result: tokens={n} seconds={seconds:.2f} tokens_per_second={n / seconds:.1f}", file=sys.stderr)
 
 
 def main() -> None:
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--checkpoint", type=Path, help="a best.pt or last.pt of train.py (default: that of the newest run)")
-    add("--init_from", help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to weights")
-    add("--prompt", help="the text to continue (default: the start of a document, or of a line)")
-    add("--prompt_file", type=Path, help="a file with the prompt")
-    add("--num_samples", type=in_range(int, 1), default=1, help="number of samples")
-    add("--max_new_tokens", type=in_range(int, 1, 10**8), default=500, help="maximum length of a sample, in tokens")
-    add("--temperature", type=in_range(float, 0), default=0.8, help="0: greedy decoding; 1: the model's distribution")
-    add("--top_k", type=in_range(int, 0), default=0, help="sample from the k most likely tokens; 0: from all")
-    add("--top_p", type=in_range(float, above=0, maximum=1), help="sample from the nucleus with total probability p")
-    add("--seed", type=in_range(int, 0, 2**63 - 1), default=1337, help="random seed")
-    stop = "stop before this text; --stop alone: at the end of the line, where a document ends"
-    add("--stop", nargs="?", const="\n", default="", metavar="TEXT", help=stop)
-    add("--int8", type=bool, default=False, help="round weights to 8-bit integers: a large model is faster on a CPU")
-    add("--compile", type=bool, default=False, help="torch.compile: slow start, then faster, above all on a GPU")
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
-    plot = f"draw the attention weights of the first {PLOTTED} tokens: attention.png"
-    add("--plot", type=bool, default=False, help=plot)
-    options = parser.parse_args()
-
-    prompt = read_prompt(options.prompt, options.prompt_file)
+    options = parse(Options, __doc__)
     device = Machine.pick(options.device, "float32").device
-    opened = open_model(options.checkpoint, options.init_from)
+    checkpoint = load_checkpoint(options.init_from or newest_run())
+    model, tokenizer = load_model(checkpoint)
+    print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
+    model.to(device)
     if options.compile:
         check_compiler(device)
-    opened.model.to(device)
-    print(f"{opened.name}: {opened.model.num_params():,} parameters, on {device}", file=sys.stderr)
-
-    if options.int8:
-        opened.model = quantize(opened.model)
-        if not all(layer.has_kernel for layer in opened.model.modules() if isinstance(layer, Int8Linear)):
-            print(f"int8: no kernel on {device} for some weights, which are expanded at each step", file=sys.stderr)
-
-    ids = opened.tokenizer.encode(prompt)
-    if opened.delimiter is not None:
-        ids = [opened.delimiter, *ids]
-    ids = ids or start_ids(opened.tokenizer)
-    block_size = opened.model.config.block_size
-    if len(ids) > block_size:
-        print(f"the prompt has {len(ids)} tokens; the model sees only the last {block_size}", file=sys.stderr)
-    sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-    sampling["generator"] = torch.Generator(device).manual_seed(options.seed)
-    began = time.perf_counter()
+    else:
+        speed_up(model, options.int8)
+    generator = torch.Generator(device).manual_seed(options.seed)
     with explain_errors("out of memory; use fewer --num_samples, or --device=cpu"):
-        samples = print_samples(opened, ids, prompt, options, sampling)
-    seconds = time.perf_counter() - began
-    if options.plot:
-        plot_attention(opened, (ids + samples[0].ids)[: min(PLOTTED, block_size)])
-    n = sum(len(sample.ids) for sample in samples)
-    print(f"result: tokens={n} seconds={seconds:.2f} tokens_per_second={n / seconds:.1f}", file=sys.stderr)
+        if not options.interactive:
+            return answer(model, tokenizer, checkpoint, read_prompt(options), options, generator)
+        while True:
+            try:
+                answer(model, tokenizer, checkpoint, input("> " if sys.stdin.isatty() else ""), options, generator)
+            except EOFError:  # Ctrl-D
+                return print()
+            except UserError as error:  # such as an unknown character
+                print(f"error: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

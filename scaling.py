@@ -24,7 +24,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -34,12 +34,12 @@ import torch.nn.functional as F
 
 from console import OptionParser, UserError, in_range, print_table, progress, run
 from files import replace_file
-from model import ConfigError
-from optim import lr_scale
+from model import GPT, ConfigError
+from optim import fit
 from prepare_data import Dataset, load
 from runtime import Machine, explain_errors, keep_freed_memory
-from train import Run, TrainConfig
-from windows import evaluate, read_windows
+from train import TrainConfig
+from windows import evaluate, evaluation_windows, read_windows
 
 WIDTHS = (32, 48, 64, 96, 128)  # n_embd: each model has about twice the parameters of the one before
 STEPS = (24, 48, 96, 192)  # for each of the --minutes: every budget has twice the tokens of the one before
@@ -65,15 +65,20 @@ def train_once(options: dict, data: Dataset, machine: Machine) -> dict[str, floa
     """Train a model as train.py does, on windows that do not overlap, so it sees no token twice. The learning rate
     decays to 0. Returns N (parameters without embeddings), params (all), D, val, seconds."""
     began, config = time.perf_counter(), TrainConfig(**options)
-    trainer = Run(config, None, machine, data)
     B, T = config.batch_size, config.block_size
+    torch.manual_seed(config.seed)
+    model = GPT(replace(config.model_config(), vocab_size=data.vocab_size)).to(machine.device)
+    forward = machine.loss_function(model)
     starts = T * np.random.default_rng(config.seed).permutation((len(data.train) - 1) // T)
-    for step in range(1, config.max_iters + 1):
-        trainer.optimizer.set_lr(lr_scale(step, config))
-        batch = starts[(step - 1) * B : step * B]
-        trainer.train_step([read_windows(data.train, batch, batch + T, T)])
-    model = trainer.model
-    val = evaluate(model, trainer.forward, data.val, trainer.windows, 4 * B, machine)
+    batches = iter(starts[: config.max_iters * B].reshape(-1, B))
+
+    def batch_loss() -> torch.Tensor:
+        batch = next(batches)
+        return forward(*read_windows(data.train, batch, batch + T, T))
+
+    fit(model, batch_loss, config, lines=0)
+    windows = evaluation_windows(data.val, data.separator, T, config.eval_tokens)
+    val = evaluate(model, forward, data.val, windows, 4 * B, machine)
     if not math.isfinite(val):
         raise UserError(f"the run of width {config.n_embd} diverged; lower the learning rates in family()")
     sizes = {"N": model.num_params(non_embedding=True), "params": model.num_params()}

@@ -21,10 +21,8 @@ Shapes: B batch size, S source tokens, T target tokens, C channels, nh heads, hd
 import math
 import string
 import time
-from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -32,8 +30,8 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from console import OptionParser, in_range, print_table, progress, run
-from model import Block, ConfigError, GPTConfig, make_norm, sinusoid_table
-from optim import lr_scale, make_optimizer
+from model import Block, ConfigError, GPTConfig, make_norm, rope_angles
+from optim import Recipe, fit
 
 PAD, END = 0, 1  # END ends a target, and starts what the decoder reads
 CHARACTERS = "\0\n" + string.digits + string.ascii_letters + " ,./-"  # a character's token is its index
@@ -127,8 +125,23 @@ class CrossAttention(nn.Module):
         return self.c_proj((wei @ v).transpose(1, 2).flatten(2))
 
 
+def sinusoid_table(block_size: int, n_embd: int) -> torch.Tensor:
+    """sin and cos of each angle, interleaved, (T, C). Row t is added to the embedding at position t. Row t + k is row t
+    with each pair rotated by k * frequency, so a linear layer can find "k tokens back"."""
+    angles = rope_angles(block_size, n_embd)  # (T, C/2)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)  # (T, C)
+
+
+class EncoderBlock(Block):
+    """The block of a GPT, but each sublayer's output is added to its input, then normalized (post-norm)."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.ln_1(x + self.attn(x, mask=mask))
+        return self.ln_2(x + self.mlp(x))
+
+
 class DecoderBlock(Block):
-    """The block of a GPT (post-norm), with cross-attention between its self-attention and its MLP."""
+    """The same, with cross-attention between its self-attention and its MLP."""
 
     def __init__(self, config: GPTConfig, attention: bool = True):
         super().__init__(config)
@@ -152,7 +165,7 @@ class Transformer(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.register_buffer("positions", sinusoid_table(config.block_size, config.n_embd).float())
-        self.encoder = nn.ModuleList(Block(config) for _ in range(config.n_layer if attention else 0))
+        self.encoder = nn.ModuleList(EncoderBlock(config) for _ in range(config.n_layer if attention else 0))
         self.decoder = nn.ModuleList(DecoderBlock(config, attention) for _ in range(config.n_layer))
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
@@ -164,7 +177,7 @@ class Transformer(nn.Module):
         attention is causal only if no mask is given. This one hides padding and nothing else."""
         x, source_mask = self.embed(source), hide(source, PAD)
         for block in self.encoder:
-            x = block(x, None, source_mask)  # None: no rotary positions
+            x = block(x, source_mask)
         return x, source_mask
 
     def decode(self, idx: torch.Tensor, memory: torch.Tensor, source_mask: torch.Tensor) -> torch.Tensor:
@@ -181,38 +194,13 @@ class Transformer(nn.Module):
 
 
 def make_model(n_layer: int, n_head: int, n_embd: int, attention: bool = True) -> Transformer:
-    original = {"norm_position": "post", "position": "sinusoidal", "activation": "relu", "bias": True, "qk_norm": False}
+    original = {"position": "none", "activation": "relu", "bias": True, "qk_norm": False}  # and post-norm, sinusoids
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
     config = GPTConfig(vocab_size=len(CHARACTERS), block_size=BLOCK_SIZE, **sizes, **original)
     return Transformer(config, attention)
 
 
 # ----------------------------------------------------------------------------- training
-
-
-def fit(model: nn.Module, batch_loss: Callable, steps: int, rates: dict, report: Callable) -> None:
-    """Train: each step updates the model by the gradient of batch_loss(), the loss of a batch that it draws. rates:
-    optimizer and learning rates. report(step, mean loss, seconds left) is called about ten times."""
-    schedule = {"schedule": "linear", "warmup_iters": min(100, steps // 5), "max_iters": steps, "min_lr": 0.0}
-    rule = {"weight_decay": 0.0, "momentum": 0.95, "beta1": 0.9, "beta2": 0.98}
-    config = SimpleNamespace(**rates, **schedule, **rule)
-    optimizer = make_optimizer(model, config)
-    losses, began = [], time.perf_counter()
-    model.train()
-    for step in range(1, steps + 1):
-        optimizer.set_lr(lr_scale(step, config))
-        loss = batch_loss()
-        losses.append(loss.item())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        model.zero_grad()
-        if step % math.ceil(steps / 10) == 0 or step == steps:
-            model.eval()
-            report(step, np.mean(losses), (time.perf_counter() - began) / step * (steps - step))
-            model.train()
-            losses = []
-    model.eval()
 
 
 def train(model: Transformer, task: str, steps: int, seed: int) -> None:
@@ -226,11 +214,8 @@ def train(model: Transformer, task: str, steps: int, seed: int) -> None:
         logits = model(source, idx).flatten(0, 1)  # (B T, V)
         return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, label_smoothing=SMOOTHING)
 
-    def report(step: int, loss: float, eta: float) -> None:
-        numbers = f"smoothed loss {loss:.4f} nats per token  exact match {exact_match(model, some):6.1%}"
-        print(f"step {step:>{len(str(steps))}}/{steps}  {numbers}  eta {eta:.0f} s", flush=True)
-
-    fit(model, batch_loss, steps, {"optimizer": "adamw", "learning_rate": 0.002}, report)
+    recipe = Recipe(steps, learning_rate=0.002, warmup_iters=min(100, steps // 5), beta2=0.98)
+    fit(model, batch_loss, recipe, lambda: f"exact match {exact_match(model, some):.1%}")
 
 
 # ----------------------------------------------------------------------------- from source to target

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checkpoint import find_checkpoint, load_model
+from checkpoint import load_model
 from console import UserError, print_table, progress
 from model import GPT
 from tokenizer import CharTokenizer, Tokenizer
@@ -125,12 +125,11 @@ def letter_counts(words: list[str]) -> torch.Tensor:
 
 def open_gpt(run_folder: str | None, dataset: str, classes: dict[str, str]) -> tuple | None:
     """The model and the tokenizer of a run, or of the run named like the dataset; None if that is not there."""
-    path = find_checkpoint(run_folder or str(Path("out", dataset)))
-    if run_folder is None and (path is None or not classes):
+    if run_folder is None and not (classes and Path("out", dataset, "best.pt").exists()):
         return None
     if not classes:
         raise UserError(f"--gpt compares words of Python code, and {dataset} has none; leave it out")
-    model, tokenizer = load_model(path or Path(run_folder, "best.pt"))
+    model, tokenizer = load_model(run_folder or Path("out", dataset))
     tokenizer.encode(" ".join(classes))  # UserError if characters are unknown
     return model, tokenizer
 

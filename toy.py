@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from calibration import token_losses
 from checkpoint import find_checkpoint
 from console import UserError
 from instruct import Recipe, Setup, can_reuse, fingerprint, fit, open_whole, save, sha256
@@ -33,7 +34,6 @@ from runtime import Machine
 from sample import rows_at_once, stream
 from tasks import Example, Row, encode, make_batch
 from tokenizer import Tokenizer
-from windows import token_losses
 
 FOLDER = Path("out/rlhf")
 MAX_TOKENS = 24  # in a row; a word that has no end by then is cut off
@@ -217,8 +217,6 @@ def open_toy(options: Namespace, machine: Machine) -> Toy:
         data = load("words")
         pretrain(Setup(options, machine, words_of(data), data.tokenizer, data))
     path = find_checkpoint(options.init_from) if options.init_from else FOLDER / "base.pt"
-    if path is None:
-        raise UserError(f"no checkpoint {options.init_from}/best.pt; use the folder of a run of train.py")
     if options.init_from and path.resolve().parent == FOLDER.resolve():
         raise UserError(f"{path} could be overwritten; copy it to another folder, and use the copy")
     # A reward is read at the newline that ends a word, and has to see the word, so attention must not stop there. With

@@ -7,15 +7,10 @@ dtype, up to rounding, whatever the batch size. With --eval_tokens=0, each token
 once.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
-
-from console import UserError, progress
-from model import GPT
-from prepare_data import Dataset
-from runtime import Machine
 
 
 def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
@@ -62,7 +57,7 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
 
 
 @torch.no_grad()
-def evaluate(model: GPT, forward: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, machine) -> float:
+def evaluate(model, forward: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, machine) -> float:
     """The mean loss over the windows (starts, stops) of a split, in nats per token. forward(x, y) is the mean loss of a
     batch. Several processes split the batches. Leaves the model in the mode in which it was."""
     # Empty windows at the end make all batches equally large: a compiled model needs no other shape, and all processes
@@ -80,59 +75,3 @@ def evaluate(model: GPT, forward: Callable, tokens: np.ndarray, windows: tuple, 
     model.train(was_training)
     total, count = machine.sum(total, count)
     return total / count
-
-
-def split_loss(
-    model: GPT, forward: Callable, data: Dataset, split: str, n_tokens: int, batch_size: int, machine
-) -> float:
-    """The mean loss over a split of a dataset, or over about n_tokens of it if that is not 0."""
-    tokens = getattr(data, split)
-    windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
-    return evaluate(model, forward, tokens, windows, batch_size, machine)
-
-
-# ----------------------------------------------------------------------------- one token at a time
-# evaluate() above needs a mean only, so it works with compiled models and several processes. These give every loss.
-
-
-def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each of the N tokens that windows (starts, stops) predict, (N,) each: its index, the number of its document
-    (without documents: its window), and its position: how many tokens of that document are before it in the window."""
-    starts, stops = windows
-    lengths = stops - starts
-    start = np.repeat(starts, lengths)  # (N,)
-    at = start + 1 + np.arange(len(start)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    edges = starts if separator is None else document_edges(tokens, separator)
-    document = np.searchsorted(edges, at) - 1
-    return at, document, np.minimum(at - edges[document], at - start)
-
-
-def read_batches(tokens: np.ndarray, windows: tuple, batch_size: int, block_size: int) -> Iterator[tuple]:
-    """Yield inputs and targets (B, T) of all windows, batch after batch, and show the progress."""
-    (starts, stops), show = windows, progress("evaluating", len(windows[0]), "windows")
-    for first in range(0, len(starts), batch_size):
-        batch = slice(first, first + batch_size)
-        yield read_windows(tokens, starts[batch], stops[batch], block_size)
-        show(min(first + batch_size, len(starts)))
-
-
-@torch.inference_mode()
-def log_probabilities(model: GPT, x: torch.Tensor, machine: Machine) -> torch.Tensor:
-    """Inputs (B, T) -> the log-probabilities of the next tokens, (B, T, V) float32 on the device."""
-    torch.set_float32_matmul_precision("high")  # as in training
-    with torch.autocast(machine.device.type, dtype=machine.dtype, enabled=machine.dtype != torch.float32):
-        logits = model(x.to(machine.device))[0]
-    return logits.float().log_softmax(dim=-1)
-
-
-def token_losses(model: GPT, batches: Iterable[tuple], machine: Machine) -> np.ndarray:
-    """The losses of all targets in batches (x, y), in nats, (N,): row after row, without those of -1."""
-    losses = []
-    for x, y in batches:
-        log_p = log_probabilities(model, x, machine)
-        index = y.clamp(min=0).to(log_p.device)
-        losses.append(-log_p.gather(2, index[..., None])[..., 0].cpu()[y >= 0])
-    losses = torch.cat(losses).double().numpy()
-    if not np.isfinite(losses).all():
-        raise UserError(f"the loss is NaN or infinite in {machine.dtype}; use --dtype=float32")
-    return losses
