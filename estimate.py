@@ -72,7 +72,10 @@ def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
 
 def main() -> None:
     config, checkpoint = read_config(__doc__)
-    config.vocab_size = checkpoint["model_config"]["vocab_size"] if checkpoint else load(config.dataset).vocab_size
+    if config.dataset == "fineweb" or config.dataset.endswith("_gpt2"):
+        config.vocab_size = 50_257  # known without the download
+    elif not checkpoint:
+        config.vocab_size = load(config.dataset).vocab_size
     config.delimiter = 0 if config.document_mask else -1  # only shapes matter
     estimate(config, Machine.pick(config.device, config.dtype))
 

@@ -56,7 +56,7 @@ def load_gpt2(path: Path) -> dict:
     shape = {"vocab_size": vocab_size, "block_size": block_size, "n_embd": n_embd}
     shape["n_layer"] = len({name.split(".")[1] for name in tensors if name.startswith("h.")})
     shape["n_head"] = max(n_embd // 64, 1)  # all published ones have heads of 64 channels
-    weights = {}
+    weights, _ = {}, tensors.pop("lm_head.weight", None)  # some files have it, too: it is wte.weight
     for name, tensor in tensors.items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             continue  # the causal mask
@@ -76,7 +76,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     with open(path, "rb") as file:  # a memory map: only what is used is read from the disk
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
+    header = json.loads(bytes(content[8:start]))
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():

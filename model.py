@@ -384,7 +384,7 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
     """Draw a token from each row of logits (B, V), (B, 1), by softmax(logits / temperature); 0 is greedy decoding.
     top_k keeps the k most likely tokens, and any that tie with the last of them (0: all). top_p keeps the smallest set
     of tokens with total probability p after top_k (nucleus sampling, Holtzman et al. 2020). Raises ConfigError."""
-    if temperature < 0 or (top_p is not None and not 0 < top_p <= 1):
+    if not temperature >= 0 or (top_p is not None and not 0 < top_p <= 1):
         raise ConfigError(f"temperature={temperature} or top_p={top_p} is out of range; use 0 or more, and 0 < p <= 1")
     if temperature < 1e-8:  # dividing by it could overflow
         return logits.argmax(dim=-1, keepdim=True)

@@ -57,7 +57,7 @@ def gpt2_stand_in(monkeypatch):
     monkeypatch.setattr("tiktoken.get_encoding", lambda _: encoding)
 
 
-def gpt2_tensors(V: int = 300, T: int = 24, L: int = 2, C: int = 128) -> dict[str, torch.Tensor]:
+def gpt2_tensors(V: int = 50_257, T: int = 24, L: int = 2, C: int = 128) -> dict[str, torch.Tensor]:
     """Random weights as published: matrices of the blocks are (inputs, outputs), the masks are there."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
@@ -186,7 +186,9 @@ def result(out: str) -> dict[str, str]:
 def loss_of(model_, dataset, split: str, n_tokens: int = 0, batch_size: int = 8) -> float:
     """The mean loss over a split, in this process alone."""
     alone = runtime.Machine(torch.device("cpu"), torch.float32)
-    return windows.split_loss(model_, lambda x, y: model_(x, y)[1], dataset, split, n_tokens, batch_size, alone)
+    tokens = getattr(dataset, split)
+    spans = windows.evaluation_windows(tokens, dataset.separator, model_.config.block_size, n_tokens)
+    return windows.evaluate(model_, lambda x, y: model_(x, y)[1], tokens, spans, batch_size, alone)
 
 
 class Malicious:

@@ -39,5 +39,5 @@ def test_a_missing_checkpoint_says_how_to_get_one():
 def test_a_checkpoint_of_another_version_says_which():
     for found in ("count2gpt 4", None, 7):
         torch.save({"format": found, "model_config": {}}, "old.pt")
-        with pytest.raises(UserError, match=f"has the format {found!r}, and this version reads 'count2gpt 7'; "):
+        with pytest.raises(UserError, match=f"has the format {found!r}, and this version reads 'count2gpt 8'; "):
             load_checkpoint("old.pt")

@@ -4,11 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Malicious, gpt2_tensors, safetensors
+from conftest import gpt2_tensors, safetensors
 
 import gpt2
-from console import UserError
-from model import GPT, ConfigError, GPTConfig
+from checkpoint import load_model
+from model import GPT, GPTConfig
+
+pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
+
+
+def open_gpt2(name) -> GPT:
+    return load_model(name)[0]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,6 @@ def test_the_sizes_of_gpt2_are_the_published_ones(name, params):
     assert model.num_params() == params == L * (12 * C * C + 13 * C) + 2 * C + 50257 * C + 1024 * C
     assert model.num_params(non_embedding=True) == params - 1024 * C
     assert model.flops_per_token() == 6 * (params - 1024 * C) + 12 * L * 1024 * C
-    assert model.flops_per_token(100) == 6 * (params - 1024 * C) + 12 * L * 100 * C
     assert C / shape["n_head"] == 64
 
 
@@ -53,26 +58,17 @@ def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2) -> 
 
 
 def check_logits(model: GPT, tensors: dict[str, torch.Tensor], atol: float = 1e-3) -> None:
-    ids = torch.randint(300, (24,), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(50_257, (24,), generator=torch.Generator().manual_seed(1))
     expected = gpt2_logits(tensors, ids.tolist())
     with torch.no_grad():
         assert torch.allclose(model(ids[None])[0][0].double(), expected, atol=atol)
 
 
-FORMATS = {
-    "safetensors": lambda tensors, path: path.with_suffix(".safetensors").write_bytes(safetensors(tensors)),
-    "unaligned": lambda tensors, path: path.with_suffix(".safetensors").write_bytes(safetensors(tensors, spaces=3)),
-    "zip": lambda tensors, path: torch.save(tensors, path.with_suffix(".bin")),
-    "legacy": lambda tensors, path: torch.save(tensors, path.with_suffix(".bin"), _use_new_zipfile_serialization=False),
-}
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_gpt2_weights_give_the_logits_of_its_formulas(kind, recwarn):
-    tensors = gpt2_tensors()
-    FORMATS[kind](tensors, Path("weights"))
-    (path,) = Path().glob("weights.*")
-    model = GPT.from_pretrained(path)
+@pytest.mark.parametrize("spaces", [0, 3])
+def test_gpt2_weights_give_the_logits_of_its_formulas(spaces, recwarn):
+    tensors, path = gpt2_tensors(), Path("weights.safetensors")
+    path.write_bytes(safetensors(tensors, spaces=spaces))  # 3: tensors that are not aligned
+    model = open_gpt2(path)
     check_logits(model, tensors)
     assert not recwarn.list  # nothing for the user to wonder at, such as a buffer that is not writable
     assert not model.training and model.lm_head.weight is model.transformer.wte.weight
@@ -90,54 +86,29 @@ def test_other_layouts_of_the_same_weights_are_read_too():
     named = {f"transformer.{name}": t for name, t in tensors.items()} | {
         "lm_head.weight": tensors["wte.weight"].clone()
     }
-    torch.save(named, "named.bin")
-    check_logits(GPT.from_pretrained("named.bin"), tensors)
+    Path("named.safetensors").write_bytes(safetensors(named))
+    check_logits(open_gpt2("named.safetensors"), tensors)
     for dtype in (torch.float16, torch.bfloat16):
         rounded = {name: t.to(dtype) for name, t in tensors.items()}
         Path("half.safetensors").write_bytes(safetensors(rounded))
-        check_logits(GPT.from_pretrained("half.safetensors"), rounded)
+        check_logits(open_gpt2("half.safetensors"), rounded)
 
 
-def test_a_folder_with_a_config_says_how_many_heads():
-    tensors = gpt2_tensors(C=96)
+def test_a_folder_may_be_opened_with_a_smaller_context():
+    tensors = gpt2_tensors()
     Path("folder").mkdir()
     Path("folder/model.safetensors").write_bytes(safetensors(tensors))
-    Path("folder/config.json").write_text('{"n_head": 3, "n_layer": 2}')
-    model = GPT.from_pretrained("folder", block_size=10, dropout=0.5, flash=False)
-    assert (model.config.n_head, model.config.block_size, model.config.dropout) == (3, 10, 0.5)
-    ids = list(range(10))
+    model, tokenizer = load_model("folder", block_size=10, dropout=0.5, flash=False)
+    assert (model.config.n_head, model.config.block_size, model.config.dropout) == (2, 10, 0.5)
+    assert tokenizer.vocab_size == 50_257
     with torch.no_grad():
-        assert torch.allclose(model(torch.tensor([ids]))[0][0].double(), gpt2_logits(tensors, ids, 3), atol=1e-3)
-    with pytest.raises(ValueError, match="block_size=25 exceeds the 24"):
-        GPT.from_pretrained("folder", block_size=25)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ('{"n_head": "12"}', "n_embd=128 is not a multiple of n_head=12"), ('{"n_head": 7}', "n_head=7"),
-        ('{"n_head": 0}', "n_head=0"), ('{"n_head": null}', "is not GPT-2"), ('{"n_head": [2]}', "is not GPT-2"),
-        ("[]", "is not GPT-2"), ("{", "is not GPT-2"), ("\udcff", "is not GPT-2"),
-    ],
-)  # fmt: skip
-def test_a_config_json_that_is_not_gpt2s_is_refused(settings, words):
-    Path("model.safetensors").write_bytes(safetensors(gpt2_tensors()))
-    Path("config.json").write_bytes(settings.encode("utf-8", "surrogateescape"))
-    with pytest.raises((ConfigError, UserError), match=words):
-        GPT.from_pretrained("model.safetensors")
-
-
-def test_a_file_of_other_things_than_tensors_is_refused():
-    for name, value in (("h.0.ln_1.weight", "text"), ("lm_head.weight", [1.0]), (7, torch.zeros(2))):
-        torch.save(gpt2_tensors() | {name: value}, "weights.bin")
-        with pytest.raises(UserError, match=r"weights.bin is not GPT-2"):
-            GPT.from_pretrained("weights.bin")
+        assert torch.allclose(model(torch.tensor([[*range(10)]]))[0][0].double(), gpt2_logits(tensors, [*range(10)]), atol=1e-3)
 
 
 def test_gpt2_continues_as_its_formulas_do():
     tensors = gpt2_tensors()
     Path("model.safetensors").write_bytes(safetensors(tensors))
-    out = GPT.from_pretrained("model.safetensors").generate(torch.tensor([[5, 7]]), 20, temperature=0)[0].tolist()
+    out = open_gpt2("model.safetensors").generate(torch.tensor([[5, 7]]), 20, temperature=0)[0].tolist()
     for n in range(2, 22):
         assert out[n] == gpt2_logits(tensors, out[:n])[-1].argmax()
 
@@ -145,36 +116,20 @@ def test_gpt2_continues_as_its_formulas_do():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.pop("h.1.mlp.c_fc.weight"), r"has no transformer.h.1.mlp.c_fc.weight"),
-        (lambda t: t.pop("wte.weight"), r"KeyError: 'wte.weight'"),
-        (
-            lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(384, 128)}),
-            r"c_attn.weight is float32 \(384",
-        ),
-        (
-            lambda t: t.update({"ln_f.bias": torch.zeros(1, 128)}),
-            r"ln_f.bias is float32 \(1, 128\) instead of \(128,\)",
-        ),
-        (lambda t: t.update({"ln_f.bias": torch.zeros(128, dtype=torch.long)}), r"ln_f.bias is int64"),
-        (lambda t: t.update({"wpe.weight": torch.zeros(24, 64)}), r"wpe.weight is float32 \(24, 64\)"),
-        (lambda t: t["h.0.ln_1.bias"].fill_(math.nan), r"has NaN or Inf in transformer.h.0.ln_1.bias"),
-        (lambda t: t.update({"score.weight": torch.zeros(2, 128)}), r"unknown tensor score.weight"),
-        (lambda t: t.update({"lm_head.weight": torch.zeros(300, 128)}), r"an lm_head.weight that is not wte.weight"),
-        (
-            lambda t: [t.pop(name) for name in list(t) if name.startswith("h.1.ln")],
-            r"has no transformer.h.1.ln_1.weight",
-        ),
+        (lambda t: t.pop("h.1.mlp.c_fc.weight"), r"Missing key.*transformer.h.1.mlp.c_fc.weight"),
+        (lambda t: t.pop("wte.weight"), r"KeyError\('wte.weight'\)"),
+        (lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(384, 128)}), r"size mismatch.*c_attn.weight"),
+        (lambda t: t.update({"score.weight": torch.zeros(2, 128)}), r"Unexpected key.*score.weight"),
+        (lambda t: t.update({"wte.weight": torch.zeros(300, 128)}), r"300 tokens instead of GPT-2's 50,257"),
     ],
 )
-@pytest.mark.parametrize("kind", ["safetensors", "zip"])
-def test_tensors_that_are_not_gpt2_are_named(kind, change, words):
+def test_tensors_that_are_not_gpt2_are_named(change, words):
     tensors = gpt2_tensors()
     change(tensors)
-    FORMATS[kind](tensors, Path("weights"))
-    (path,) = Path().glob("weights.*")
+    Path("weights.safetensors").write_bytes(safetensors(tensors))
     with pytest.raises(ValueError, match=words) as caught:
-        GPT.from_pretrained(path)
-    assert str(path) in str(caught.value) and ";" in str(caught.value)
+        open_gpt2("weights.safetensors")
+    assert ";" in str(caught.value)
 
 
 def move(entries: dict, name: str, begin: int, end: int) -> None:
@@ -190,15 +145,11 @@ def move(entries: dict, name: str, begin: int, end: int) -> None:
         lambda t: safetensors(t)[:-1],
         lambda t: safetensors(t)[:1000],
         lambda t: safetensors(t)[:8],
-        lambda t: safetensors(t) + b"\0",
         lambda t: b"\xff" * 8 + safetensors(t)[8:],
         lambda t: (2**40).to_bytes(8, "little") + safetensors(t)[8:],
         lambda t: (7).to_bytes(8, "little") + b"nothing",
         lambda t: (2).to_bytes(8, "little") + b"[]",
         lambda t: (9).to_bytes(8, "little") + b'{"a": [ ]',
-        lambda t: safetensors(t, header=lambda e: move(e, "ln_f.bias", 4, 4)),  # out of range, or overlaps
-        lambda t: safetensors(t, header=lambda e: move(e, "ln_f.bias", -4, -4)),
-        lambda t: safetensors(t, header=lambda e: move(e, "wte.weight", -1000, -1000)),
         lambda t: safetensors(t, header=lambda e: move(e, "h.1.mlp.c_proj.bias", 10**12, 10**12)),
         lambda t: safetensors(t, header=lambda e: e["wpe.weight"].update(data_offsets=e["wte.weight"]["data_offsets"])),
         lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[129])),
@@ -213,26 +164,15 @@ def move(entries: dict, name: str, begin: int, end: int) -> None:
     ],
 )
 def test_a_damaged_safetensors_file_is_refused(content):
-    Path("model.safetensors").write_bytes(content(gpt2_tensors(V=50, T=8)))
-    with pytest.raises(ValueError, match=r"model.safetensors is damaged .*file: .*; use GPT-2's weights"):
-        GPT.from_pretrained("model.safetensors")
-
-
-@pytest.mark.parametrize("content", [b"", b"nothing" * 100, "a pickle", [1, 2], {"wte.weight": 3}, {1: 2}])
-def test_untrusted_bin_file_is_rejected_and_not_executed(content):
-    path = Path("pytorch_model.bin")
-    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    if content == "a pickle":
-        torch.save(gpt2_tensors(V=50, T=8) | {"harm": Malicious()}, path)
-    with pytest.raises(ValueError, match=r"pytorch_model.bin .*; use GPT-2's weights"):
-        GPT.from_pretrained(".")
-    assert not Path("harmed").exists()
+    Path("model.safetensors").write_bytes(content(gpt2_tensors(T=8, C=64)))
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged.*; use the weights"):
+        open_gpt2("model.safetensors")
 
 
 def test_weights_that_are_not_there_are_asked_for_by_name(tmp_path):
     for name in ("gpt3", "nothing.safetensors", tmp_path):
-        with pytest.raises(ValueError, match=r"no GPT-2 weights in .*; use gpt2, gpt2-medium"):
-            GPT.from_pretrained(name)
+        with pytest.raises(ValueError, match=r"no checkpoint .*; train a model with python train.py, or use .*gpt2"):
+            open_gpt2(name)
 
 
 @pytest.fixture
@@ -249,10 +189,10 @@ def test_a_download_is_resumed_checked_and_kept(hub, capsys):
     hub.files["/gpt2/resolve/main/model.safetensors"] = content
     hub.breaks_after = [500_000, 300_000]
     hub.headers["X-Linked-Etag"] = f'"{hashlib.sha256(content).hexdigest()}"'
-    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
+    check_logits(open_gpt2("gpt2"), gpt2_tensors())
     assert [asked is None for _, asked in hub.log] == [True, False, False]
     assert Path("data/downloads/gpt2/model.safetensors").read_bytes() == content
-    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
+    check_logits(open_gpt2("gpt2"), gpt2_tensors())
     assert len(hub.log) == 3
 
 
@@ -260,32 +200,32 @@ def test_the_hash_may_come_with_a_redirection(hub):
     content = safetensors(gpt2_tensors())
     hub.files["/elsewhere"] = content
     hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", hashlib.sha256(content).hexdigest())
-    check_logits(GPT.from_pretrained("gpt2"), gpt2_tensors())
+    check_logits(open_gpt2("gpt2"), gpt2_tensors())
     Path("data/downloads/gpt2/model.safetensors").unlink()
     hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", "0" * 64)
     with pytest.raises(ValueError, match=r"SHA-256 .* instead of 000"):
-        GPT.from_pretrained("gpt2")
+        open_gpt2("gpt2")
     assert not Path("data/downloads/gpt2/model.safetensors").exists()
 
 
 def test_a_hub_that_fails_names_the_ways_out(hub):
     with pytest.raises(ValueError, match=r"cannot download .*model.safetensors .404.*; put .*, or use a local"):
-        GPT.from_pretrained("gpt2")
+        open_gpt2("gpt2")
     hub.status = 503
     with pytest.raises(ValueError, match=r"cannot download .*model.safetensors .503"):
-        GPT.from_pretrained("gpt2")
+        open_gpt2("gpt2")
 
 
 def test_transformers_gives_the_same_logits():
     transformers = pytest.importorskip("transformers", reason="a further check, where transformers is installed")
     torch.manual_seed(0)
-    shape = {"vocab_size": 500, "n_positions": 64, "n_embd": 192, "n_layer": 3, "n_head": 3}
+    shape = {"vocab_size": 50_257, "n_positions": 64, "n_embd": 192, "n_layer": 3, "n_head": 3}
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
     with torch.no_grad():
         for p in theirs.parameters():
             p.add_(torch.randn_like(p) * 0.1)
     theirs.save_pretrained("theirs")
-    ours, idx = GPT.from_pretrained("theirs"), torch.randint(500, (2, 64))
+    ours, idx = open_gpt2("theirs"), torch.randint(50_257, (2, 64))
     with torch.no_grad():
         difference = (ours(idx)[0] - theirs(idx).logits).abs().max().item()
     print(f"largest difference of logits: {difference:.2e}")

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import model as model_file
-from model import GPT, GPTConfig, alibi_slopes, rope_table, rotate, sample_token, sinusoid_table
-from sample import KVCache, generate, stream
+from model import GPT, GPTConfig, alibi_slopes, rope_angles, rotate, sample_token
+from sample import KVCache, generate
 
 SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "norm": "rmsnorm"}
 CLASSIC = SMALL | {
@@ -23,11 +23,11 @@ KINDS = {
     "mixed": SMALL | {"norm": "layernorm", "bias": True, "tie_weights": True},
 }
 CHOICES = {
-    "n_kv_head": (4, 2, 1), "position": ("learned", "sinusoidal", "rope", "alibi", "none"),
-    "norm_position": ("pre", "post"), "flash": (True, False), "qk_norm": (True, False),
+    "n_kv_head": (4, 2, 1), "position": ("learned", "rope", "alibi", "none"),
+    "flash": (True, False), "qk_norm": (True, False),
     "norm": ("layernorm", "rmsnorm"), "activation": ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"),
     "bias": (True, False),
-    "tie_weights": (True, False), "softcap": (0.0, 5.0), "zero_init": (True, False), "lookback": (0, 1, 3),
+    "tie_weights": (True, False), "zero_init": (True, False), "lookback": (0, 1, 3),
     "delimiter": (-1, 7),
 }  # fmt: skip
 
@@ -39,8 +39,8 @@ def all_combinations(*names: str) -> list[dict]:
 def mixed_combinations() -> list[dict]:
     """Each combination of the keys that attention knows, with the others drawn at random."""
     rng = random.Random(0)
-    drawn = ("norm", "activation", "bias", "tie_weights", "softcap", "zero_init", "lookback", "delimiter")
-    combinations = all_combinations("n_kv_head", "position", "norm_position", "flash", "qk_norm")
+    drawn = ("norm", "activation", "bias", "tie_weights", "zero_init", "lookback", "delimiter")
+    combinations = all_combinations("n_kv_head", "position", "flash", "qk_norm")
     return [keys | {name: rng.choice(CHOICES[name]) for name in drawn} for keys in combinations]
 
 
@@ -49,9 +49,9 @@ def name_of(keys: dict) -> str:
 
 
 every_combination = pytest.mark.parametrize("keys", mixed_combinations(), ids=name_of)
-EACH_CHOICE = [{"position": p, "n_kv_head": k} for p, k in zip(CHOICES["position"], (4, 2, 1, 2, 4), strict=True)]
+EACH_CHOICE = [{"position": p, "n_kv_head": k} for p, k in zip(CHOICES["position"], (4, 2, 1, 2), strict=True)]
 EACH_CHOICE += [{"activation": name, "flash": False} for name in CHOICES["activation"]]
-EACH_CHOICE += [{"norm": "layernorm", "norm_position": "post", "bias": True, "softcap": 5.0, "tie_weights": True}]
+EACH_CHOICE += [{"norm": "layernorm", "bias": True, "tie_weights": True, "lookback": 2, "delimiter": 7}]
 EACH_CHOICE += [{"position": "alibi", "flash": False, "n_kv_head": 1, "qk_norm": False, "dropout": 0.1}]
 
 
@@ -108,13 +108,9 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
     start = [max((s for s in range(t + 1) if ids[s] == c.delimiter), default=0) for t in range(T)]  # of the document
     for t, back in itertools.product(range(T), range(1, c.lookback + 1)):
         token = ids[t - back] if t - back >= start[t] else c.vocab_size  # the last row of a table: nothing there
-        x[t] += net.w_prev.weight[(c.lookback - back) * (c.vocab_size + 1) + token]
+        x[t] += net.w_prev[c.lookback - back].weight[token]
     if c.position == "learned":
         x = x + net.wpe.weight[:T]
-    if c.position == "sinusoidal":
-        for t, i in itertools.product(range(T), range(c.n_embd)):
-            angle = t / 10_000 ** ((i - i % 2) / c.n_embd)
-            x[t, i] += (0.02 if c.tie_weights else 1) * (math.cos(angle) if i % 2 else math.sin(angle))
 
     def turned(vector: torch.Tensor, t: int) -> torch.Tensor:
         if c.qk_norm:
@@ -157,15 +153,9 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
         return linear(x, layer.c_proj)
 
     for block in net.h:
-        if c.norm_position == "pre":
-            x = x + attention(norm_of(x, block.ln_1), block.attn)
-            x = x + mlp(norm_of(x, block.ln_2), block.mlp)
-        else:
-            x = norm_of(x + attention(x, block.attn), block.ln_1)
-            x = norm_of(x + mlp(x, block.mlp), block.ln_2)
-    x = norm_of(x, net.ln_f) if c.norm_position == "pre" else x
-    logits = x @ (net.wte.weight if c.tie_weights else model.lm_head.weight).T
-    return c.softcap * (logits / c.softcap).tanh() if c.softcap else logits
+        x = x + attention(norm_of(x, block.ln_1), block.attn)
+        x = x + mlp(norm_of(x, block.ln_2), block.mlp)
+    return norm_of(x, net.ln_f) @ (net.wte.weight if c.tie_weights else model.lm_head.weight).T
 
 
 @every_combination
@@ -178,24 +168,15 @@ def test_the_logits_are_those_of_the_formulas(keys, float64):
 
 
 def test_rope_depends_on_the_distance_only(float64):
-    table = rope_table(50, 8)
+    angles = rope_angles(50, 8)
+    table = angles.cos(), angles.sin()
     q, k = torch.randn(8), torch.randn(8)
-    turned_q, turned_k = rotate(q.expand(1, 1, 50, 8), table)[0, 0], rotate(k.expand(1, 1, 50, 8), table)[0, 0]
+    turned_q, turned_k = rotate(q.expand(1, 1, 50, 8), *table)[0, 0], rotate(k.expand(1, 1, 50, 8), *table)[0, 0]
     for distance in (0, 1, 7, 30):
         dots = [(turned_q[t] @ turned_k[t - distance]).item() for t in range(distance, 50)]
         assert max(dots) - min(dots) < 1e-12
     assert torch.allclose(turned_q.norm(dim=1), q.norm())
-    assert rotate(q.bfloat16().expand(1, 1, 50, 8), table).dtype == torch.bfloat16  # half the memory under autocast
-
-
-def test_a_sinusoid_later_is_a_rotation(float64):
-    table = sinusoid_table(100, 8)
-    for k, pair in itertools.product((1, 3, 40), range(4)):
-        angle = k / 10 ** (pair * 1.0)
-        turn = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-        before, after = table[:60, 2 * pair : 2 * pair + 2], table[k : 60 + k, 2 * pair : 2 * pair + 2]
-        assert torch.allclose(before @ turn.T, after, atol=1e-12)
-    assert (table[5] @ table[6]).item() == pytest.approx((table[70] @ table[71]).item())
+    assert rotate(q.bfloat16().expand(1, 1, 50, 8), *table).dtype == torch.bfloat16  # half the memory under autocast
 
 
 def test_alibi_takes_slope_times_distance_from_the_scores(float64):
@@ -395,19 +376,16 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count(config):
 def test_the_loss_has_smoothed_labels_and_divided_logits(temperature):
     """Cross-entropy with the distribution (1 - eps) on the target + eps / V on every token, of logits / temperature."""
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**SMALL, zero_init=False))
+    model = GPT(GPTConfig(**SMALL, zero_init=False, label_smoothing=0.2, train_temperature=temperature))
     torch.nn.init.normal_(model.lm_head.weight)
     idx, targets = torch.randint(65, (3, 9)), torch.randint(65, (3, 9))
-    logits, loss = model(idx, targets, label_smoothing=0.2, temperature=temperature)
+    logits, loss = model(idx, targets)
     wanted = 0.8 * torch.nn.functional.one_hot(targets, 65) + 0.2 / 65
     expected = -(wanted * (logits / temperature).log_softmax(-1)).sum(-1).mean()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
     assert torch.equal(logits, model(idx)[0])
-
-
-def test_the_softcap_bounds_the_logits():
-    model, idx = shaken(GPTConfig(**SMALL | {"softcap": 2.0})), torch.randint(65, (2, 16))
-    assert 1.5 < model(idx)[0].abs().max() < 2
+    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    assert model.eval()(idx, targets)[1].item() == pytest.approx(plain.item(), abs=1e-6)  # in training only
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -532,7 +510,7 @@ def first_loss(keys: dict, B: int = 4, T: int = 64) -> float:
     return -logits.log_softmax(dim=-1).mean().item() - math.log(model.config.vocab_size)
 
 
-INIT_KEYS = ("norm", "norm_position", "position", "activation", "tie_weights", "zero_init")
+INIT_KEYS = ("norm", "position", "activation", "zero_init")
 
 
 @pytest.mark.parametrize("position", CHOICES["position"])
@@ -548,13 +526,13 @@ def test_the_first_loss_is_uniform_for_every_combination(position):
         {},
         {"lookback": 3},
         CLASSIC,
-        *(CLASSIC | k for k in ({"norm_position": "post"}, {"zero_init": True}, {"lookback": 2})),
+        *(CLASSIC | k for k in ({"tie_weights": False}, {"lookback": 2})),
     ],
 )
 @pytest.mark.parametrize(("vocab_size", "n_embd", "n_layer"), [(27, 16, 1), (5000, 768, 2), (65, 384, 8)])
 def test_the_first_loss_does_not_depend_on_the_size(keys, vocab_size, n_embd, n_layer):
     size = {"vocab_size": vocab_size, "n_embd": n_embd, "n_layer": n_layer, "block_size": 64}
-    assert abs(first_loss(keys | size)) < 0.03
+    assert abs(first_loss(keys | size)) < (0.03 if keys.get("zero_init", True) else 0.2)  # 0.02 sqrt(768) = 0.55
 
 
 @pytest.mark.parametrize("n_embd", [64, 256])
@@ -574,11 +552,9 @@ def test_first_weights_have_the_size_that_is_written_beside_them():
     model = GPT(config)
     for name, p in model.named_parameters():
         inputs = p.shape[-1] * (16 if name.endswith("c_proj.weight") else 1)
-        std = {"transformer.wte.weight": 0.02, "transformer.wpe.weight": 0.04}.get(name, 0.4 / math.sqrt(inputs))
+        std = {"transformer.wte.weight": 0.02, "transformer.wpe.weight": 0.02}.get(name, 0.4 / math.sqrt(inputs))
         if p.dim() == 2:
             assert p.std().item() == pytest.approx(std, rel=0.1), name
-        elif name == "transformer.ln_f.weight":
-            assert p.unique().tolist() == pytest.approx([0.2 / (0.02 * math.sqrt(128))])
         else:
             assert p.unique().tolist() == [float("ln" in name and "weight" in name)], name
 
@@ -593,7 +569,7 @@ def test_the_embeddings_of_a_token_and_those_before_it_add_up_to_the_same_size(l
 
 
 @pytest.mark.parametrize(
-    "keys", [SMALL, CLASSIC, SMALL | {"lookback": 3, "softcap": 5.0}], ids=["modern", "GPT-2", "softcap"]
+    "keys", [SMALL, CLASSIC, SMALL | {"lookback": 3}], ids=["modern", "GPT-2", "lookback"]
 )
 def test_rounding_up_the_vocabulary_changes_nothing_else(keys):
     plain, padded = (shaken(GPTConfig(**keys | {"vocab_multiple": multiple})) for multiple in (1, 64))
@@ -628,13 +604,11 @@ def test_tied_weights_are_one_tensor():
     ("keys", "words"),
     [
         ({"n_embd": 33}, "n_embd=33 is not a multiple of n_head=4"),
-        ({"n_head": 32}, "rope needs pairs of channels, not 1; choose an even"),
+        ({"n_head": 32}, "rope needs pairs of channels, and a head has 1; choose another"),
         ({"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
         ({"n_kv_head": 8}, "n_head=4 is not a multiple of n_kv_head=8"),
-        ({"n_kv_head": -1}, "n_kv_head=-1 is out of range"),
-        ({"position": "sinusoidal", "n_embd": 3, "n_head": 1}, "sinusoidal needs pairs of channels, not 3; "),
-        ({"softcap": -1.0}, "softcap=-1.0 is out of range"),
-        ({"lookback": -1}, "lookback=-1 is out of range"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1.0 is out of range"),
+        ({"train_temperature": 0.0}, "train_temperature=0.0 "),
         ({"vocab_multiple": 0}, "vocab_multiple=0 is out of range"),
         ({"n_layer": 0}, "n_layer=0 is out of range"),
         ({"block_size": 0}, "block_size=0"),
@@ -642,8 +616,8 @@ def test_tied_weights_are_one_tensor():
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"dropout": -0.1}, "dropout=-0.1"),
         ({"dropout": math.nan}, "dropout=nan"),
-        ({"norm": "batchnorm"}, "norm=batchnorm is unknown; choose one of layernorm, rmsnorm"),
-        ({"norm_position": "both"}, "norm_position=both is unknown; choose one of pre, post"),
+        ({"norm": "batchnorm"}, "norm=batchnorm is unknown; choose from layernorm, rmsnorm"),
+        ({"position": "sinusoidal"}, "position=sinusoidal is unknown; choose from learned, rope, alibi, none"),
         ({"position": "no"}, "position=no"),
         ({"activation": "tanh"}, "activation=tanh"),
     ],
@@ -720,20 +694,6 @@ def test_what_was_generated_can_be_trained_on(config):
         model.zero_grad()
         model(tokens, tokens)[1].backward()
         assert model.transformer.wte.weight.grad.abs().max() > 0
-
-
-def test_generation_leaves_the_mode_as_it_was():
-    model = shaken(GPTConfig(**SMALL | {"dropout": 0.5}))
-    idx = torch.zeros(1, 1, dtype=torch.long)
-    assert torch.equal(model.generate(idx, 20, temperature=0), model.generate(idx, 20, temperature=0))
-    assert model.training
-    next(stream(model, idx, 5))  # a stream that is not read to its end
-    assert model.training
-    with pytest.raises(ValueError):
-        model.generate(idx, 1, temperature=-1)
-    assert model.training
-    model.eval().generate(idx, 1)
-    assert not model.training
 
 
 def frequencies(logits: list[float], n: int = 40_000, **options) -> torch.Tensor:
@@ -817,7 +777,6 @@ def test_top_k_and_top_p_keep_the_likeliest_and_renormalise():
     [
         ({"temperature": -1}, "temperature=-1"),
         ({"temperature": math.nan}, "temperature=nan"),
-        ({"top_k": -1}, "top_k=-1"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.1}, "top_p=1.1"),
     ],

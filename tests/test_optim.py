@@ -6,7 +6,7 @@ import torch
 
 import optim
 from model import GPT
-from optim import OPTIMIZERS, lr_scale, make_optimizer
+from optim import RULES, Recipe, fit, lr_scale, make_optimizer
 from train import TrainConfig
 
 
@@ -26,8 +26,8 @@ def test_schedules_are_the_formulas():
     assert scales((5, 10, 40, 90), "inverse_sqrt") == pytest.approx([0.5, 1, 0.5, 1 / 3])
     assert scales((1, 4), "inverse_sqrt", warmup_iters=0) == [1, 0.5]
     assert scales((10_000,), "inverse_sqrt", **tenth) == [0.1]
-    assert scales((5, 10, 88, 99, 110), "wsd", decay_fraction=0.2) == pytest.approx([0.5, 1, 1, 0.5, 0])
-    assert scales((10, 60, 110), "wsd", decay_fraction=0.95) == [1, 0.5, 0]  # not before the warm-up ends
+    assert scales((5, 10, 88, 99, 110), "wsd") == pytest.approx([0.5, 1, 1, 0.5, 0])
+    assert scales((99, 104, 110), "wsd", warmup_iters=98) == pytest.approx([11 / 12, 0.5, 0])  # after the warmup
     assert scales((99,), "wsd", **tenth) == pytest.approx([0.55])
     assert scales((1,), "linear", warmup_iters=0)[0] > 0
 
@@ -81,7 +81,7 @@ def stepped(optimizer: str, steps: int = 3, **keys) -> Iterator[tuple]:
 
 @pytest.mark.parametrize("n_kv_head", [1, 2])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", RULES)
 def test_optimizers_are_the_formulas(optimizer, decay, n_kv_head):
     for name, value, expected in stepped(optimizer, weight_decay=decay, momentum=0.8, beta1=0.7, n_kv_head=n_kv_head):
         np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-9, err_msg=name)
@@ -152,7 +152,7 @@ def test_muons_steps_are_orthogonal_and_those_of_pytorch():
 
 def test_parameters_of_a_changed_copy_are_trained_or_left_alone():
     """A matrix more in a block, one of three dimensions, and one that the loss does not depend on."""
-    for optimizer in OPTIMIZERS:
+    for optimizer in RULES:
         config = TrainConfig(vocab_size=13, n_layer=2, n_head=1, n_embd=8, optimizer=optimizer)
         model = GPT(config.model_config())
         for block in model.transformer.h:
@@ -187,3 +187,63 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
         assert all("transformer.w" in name or "lm_head" in name for name in decaying) and decaying
         config.optimizer = "adamw"
         assert {group["rule"] for group in make_optimizer(model, config).param_groups} == {"adamw"}
+
+
+# ----------------------------------------------------------------------------- the loop of the lessons
+
+
+def line_fit(recipe: Recipe, frozen: str = "", lines: int = 10, note=lambda: "a note") -> tuple:
+    """Fit y = 3 x + 1 by a linear layer. Returns the layer, the seconds, and the modes that batch_loss() saw."""
+    torch.manual_seed(0)
+    model, modes = torch.nn.Linear(1, 1), []
+    for name, p in model.named_parameters():
+        p.requires_grad_(name != frozen)
+
+    def batch_loss() -> torch.Tensor:
+        modes.append(model.training)
+        x = torch.randn(16, 1)
+        return (model(x) - (3 * x + 1)).square().mean()
+
+    return model, fit(model, batch_loss, recipe, note, lines), modes
+
+
+def test_fit_learns_and_says_how_far_it_is(capsys):
+    model, seconds, modes = line_fit(Recipe(300, learning_rate=0.1))
+    assert model.weight.item() == pytest.approx(3, abs=0.01) and model.bias.item() == pytest.approx(1, abs=0.01)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and all("a note" in line for line in lines) and modes == [True] * 300
+    first, last = (float(line.split("train loss ")[1].split()[0]) for line in (lines[0], lines[-1]))
+    assert last < 0.01 < first and lines[-1].startswith("step 300/300") and lines[-1].endswith("eta 0 s")
+    assert seconds > 0 and not model.training
+    line_fit(Recipe(7, learning_rate=0.1), lines=0)
+    assert capsys.readouterr().out == ""
+
+
+def test_fit_takes_the_steps_of_the_optimizer_and_its_schedule():
+    """The same as a loop that is written out, with clipping and warmup, in which a frozen parameter stays."""
+    recipe = Recipe(20, learning_rate=0.2, optimizer="sgd", warmup_iters=5, momentum=0.5, grad_clip=0.7)
+    model, _, _ = line_fit(recipe, frozen="bias", lines=0)
+    torch.manual_seed(0)
+    other = torch.nn.Linear(1, 1)
+    bias, m = other.bias.item(), 0.0
+    for step in range(1, 21):
+        x = torch.randn(16, 1)
+        (grad,) = torch.autograd.grad((other(x) - (3 * x + 1)).square().mean(), other.weight)
+        m = 0.5 * m + grad * min(1, 0.7 / abs(grad.item()))
+        lr = 0.2 * (step / 5 if step < 5 else 1 - (step - 5) / 16)
+        other.weight.data -= lr * m
+    assert model.weight.item() == pytest.approx(other.weight.item(), abs=1e-5) and model.bias.item() == bias
+
+
+def test_fit_evaluates_between_steps_and_stops_if_the_loss_is_no_number(capsys):
+    modes = []
+    model = torch.nn.Linear(1, 1)
+    loss = lambda: model(torch.ones(1, 1)).sum().square()
+    fit(model, loss, Recipe(4, learning_rate=0.1), lambda: modes.append(model.training) or "", lines=2)
+    assert modes == [False, False]
+    with pytest.raises(FloatingPointError, match="training diverged: loss nan at step 1; use a lower learning rate"):
+        fit(model, lambda: loss() * torch.nan, Recipe(4, learning_rate=0.1))
+
+
+def test_a_recipe_has_the_names_of_a_train_config():
+    assert vars(Recipe(1, 0.1)).keys() <= vars(TrainConfig()).keys()

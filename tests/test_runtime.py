@@ -27,14 +27,11 @@ def test_no_timing_decides_what_a_run_computes(monkeypatch):
     assert len({str(Machine.pick("cpu", "auto")) for _ in range(3)}) == 1
 
 
-@pytest.mark.parametrize("mine", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("theirs", [torch.float32, torch.bfloat16, torch.float16])
-def test_processes_with_different_dtypes_agree_on_float32(mine, theirs, monkeypatch):
-    machine = Machine(torch.device("cpu"), mine, 0, 2)
-    flags = [theirs == dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)]
-    monkeypatch.setattr(machine, "max", lambda *values: list(map(max, values, flags)))
-    machine.agree_on_dtype()
-    assert machine.dtype == (mine if mine == theirs else torch.float32)
+def test_several_processes_compute_in_float32_on_cpus(monkeypatch):
+    """Their machines may differ, and then each would choose another dtype."""
+    monkeypatch.setattr(runtime, "has_bfloat16_units", lambda: True)
+    monkeypatch.setattr(runtime, "DISTRIBUTED", True)
+    assert Machine.pick("cpu", "auto").dtype == torch.float32
 
 
 def test_a_dtype_that_is_slow_to_measure_is_measured_fewer_times(monkeypatch):
@@ -82,8 +79,7 @@ def test_the_measured_peak_is_that_of_a_cpu():
 
 
 def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
-    """The first limit is refused by older libraries. If both are, nothing may change: pieces above a limit of its own
-    would be mapped again and again."""
+    """If the limit is refused, nothing may change: pieces above a limit of its own would be mapped again and again."""
     calls, most = [], 0
 
     def mallopt(name: int, value: int) -> int:
@@ -97,13 +93,12 @@ def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
     assert calls == []
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=mallopt))
-    for limit, last in ((2**40, [(-3, 2**30), (-1, 2**31 - 1)]), (2**25, [(-3, 2**25), (-1, 2**31 - 1)])):
-        most = limit
-        runtime.keep_freed_memory()
-        assert calls[-2:] == last
+    most = 2**25
+    runtime.keep_freed_memory()
+    assert calls == [(-3, 2**25), (-1, 2**31 - 1)]
     calls, most = [], 1000
     runtime.keep_freed_memory()
-    assert calls == [(-3, 2**30), (-3, 2**25)]
+    assert calls == [(-3, 2**25)]
 
 
 def test_a_gpu_is_chosen_by_its_number(monkeypatch):

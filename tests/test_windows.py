@@ -6,10 +6,12 @@ from test_train import SHORT, data, no_plots  # noqa: F401
 
 import prepare_data
 import train
+from calibration import locate, read_batches, token_losses
+from checkpoint import load_model
 from console import UserError
 from model import GPT, GPTConfig
 from runtime import Machine
-from windows import evaluation_windows, locate, read_batches, read_windows, split_loss, token_losses
+from windows import evaluate, evaluation_windows, read_windows
 
 ALONE = Machine(torch.device("cpu"), torch.float32)
 
@@ -80,7 +82,8 @@ def test_all_batches_of_an_evaluation_have_one_shape():
         shapes.add(tuple(x.shape))
         return model(x, y)[1]
 
-    losses = [split_loss(model, forward, dataset, "val", 0, n, ALONE) for n in (1, 7, 64)]
+    windows = evaluation_windows(dataset.val, dataset.separator, 16)
+    losses = [evaluate(model, forward, dataset.val, windows, n, ALONE) for n in (1, 7, 64)]
     assert shapes == {(1, 16), (7, 16), (64, 16)} and losses == pytest.approx([losses[0]] * 3, abs=1e-6)
 
 
@@ -88,7 +91,7 @@ def test_a_run_evaluates_on_so_many_tokens_of_each_split(call):
     _, out, _ = call(train, *SHORT, "--eval_tokens=64")
     dataset, figures = prepare_data.load("tiny"), result(out)
     assert f"evaluating on 64 of {len(dataset.val) - 1:,} validation tokens" in out
-    model, _ = GPT.from_checkpoint("out/tiny/best.pt")
+    model, _ = load_model("out/tiny")
     for split in ("train", "val"):
         some, whole = (loss_of(model, dataset, split, n) for n in (64, 0))
         assert float(figures[split]) == pytest.approx(some, abs=1e-4) != pytest.approx(whole, abs=1e-4)
@@ -117,7 +120,7 @@ def test_evaluation_sees_each_document_whole():
 
 def test_the_test_loss_is_that_of_the_test_split(call):
     figures = result(call(train, *SHORT, "--dataset=list", "--out_dir=out/list")[1])
-    dataset, (model, _) = prepare_data.load("list"), GPT.from_checkpoint("out/list/best.pt")
+    dataset, (model, _) = prepare_data.load("list"), load_model("out/list")
     for split in ("val", "test"):
         assert float(figures[split]) == pytest.approx(loss_of(model, dataset, split), abs=1e-4)
     assert abs(float(figures["val"]) - float(figures["test"])) > 3e-4
