@@ -128,8 +128,18 @@ def report(checkpoint: dict, model: GPT, data: Dataset, options, machine: Machin
         import plots
 
         path = checkpoint["folder"] / "evaluation.png"
-        reliabilities = {name: found["reliability"] for name, found in numbers.items()}
-        plots.evaluation(reliabilities, by_position, checkpoint["name"], path)
+        curves = {"calibrated": ([0, 1], [0, 1], ":k")}
+        for name, found in numbers.items():
+            bins = np.array(found["reliability"])
+            tokens, confidence, correct = bins[:, bins[0] >= 20]  # the accuracy in a smaller bin is mostly chance
+            curves[name] = confidence / tokens, correct / tokens, "o-k" if name == "GPT" else "o-"
+        left = {"title": "reliability", "curves": curves, "ylabel": "accuracy"}
+        left |= {"xlabel": "confidence: probability of the most likely token"}
+        ends, found = [int(name.split("-")[-1]) for name in by_position], [loss for _, loss in by_position.values()]
+        right = {"title": "loss by position", "curves": {"GPT": (ends, found, "o-k")}, "ylabel": "loss, nats per token"}
+        right |= {"xlabel": "position in the document or window, up to", "xscale": "log"}
+        right |= {"xticks": ends, "xticklabels": ends}
+        plots.lines(path, left, right, title=checkpoint["name"])
         print(f"\n{path}: reliability, and loss by position")
     print_result("gpt", data, model.num_params(), {options.split: loss}, **more)
 

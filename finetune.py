@@ -241,7 +241,14 @@ def main() -> None:
         import plots
 
         path = FINETUNED.with_name("finetune.png")
-        plots.finetuning(load_checkpoint(INSTRUCTED)["accuracies"], results, path)
+        steps, rows = load_checkpoint(INSTRUCTED)["accuracies"], dict(reversed(results.items()))
+        tasks = {task: (list(steps), [numbers[task] for numbers in steps.values()], "o-") for task in options.tasks}
+        left = {"title": "stage 2: instruction tuning", "curves": tasks, "xticks": list(steps), "ylim": (0, 1.03)}
+        left |= {"xlabel": "step", "ylabel": "exact match, validation words"}
+        kinds = {"new task": ("new_task", "oC1"), "old tasks": ("old_tasks", "oC0")}
+        kept = {kind: ([row[key] for row in rows.values()], list(rows), style) for kind, (key, style) in kinds.items()}
+        right = {"title": "stage 3: a new task", "curves": kept, "xlabel": "exact match, test words"}
+        plots.lines(path, left, right)
         print(f"{path}: exact match by step in stage 2, and of new and old tasks after stage 3")
     result = {"model": "gpt", "method": options.method, "params": params}
     if options.method == "all":  # accuracy in the new task / in the old ones

@@ -293,7 +293,10 @@ def find_lr(model: MLP, data: Dataset, options) -> float:
         import plots
 
         path = Path("out", f"mlp_{data.name}", "find_lr.png")
-        plots.lr_sweep(rates, losses, best, path)
+        curves = {"mean loss": (rates, losses, "o-")}
+        curves[f"suggested: {best:.2g}"] = [best, best], [losses.min(), losses.max()], ":k"
+        labels = {"xlabel": "learning rate (increasing during training)", "ylabel": "training loss, nats per token"}
+        plots.lines(path, {"curves": curves, "xscale": "log", **labels})
         print(f"{path}: loss over learning rate")
     return best
 

@@ -231,7 +231,10 @@ def main() -> None:
         import plots
 
         path = Path("out", f"ngram_{data.name}", "orders.png")
-        plots.ngram_losses(curves, data, path)
+        lines = {name: (range(1, len(values) + 1), values, "o-") for name, values in curves.items()}
+        labels = {"xlabel": "n-gram order", "ylabel": "validation loss, nats per token"}
+        panel = {"curves": lines, "data": data, "xticks": range(1, options.n + 1), **labels}
+        plots.lines(path, panel, title=f"validation loss for longer contexts ({data.name})")
         print(f"\n{path}: validation loss for longer contexts")
     print_result(name, data, params, losses, seconds=f"{time.perf_counter() - began:.1f}")
 

@@ -176,6 +176,22 @@ def learn(toy: Toy) -> tuple[dict[str, Metrics], dict[str, list[Metrics]], float
     return results, curves, reached
 
 
+def panels(curves: dict[str, list[Metrics]]) -> list[dict]:
+    """Reward, if there is a reward model, and true score over the KL from the base (Gao et al. 2022)."""
+    ticks, shown = [0, 1, 2, 5, 10, 20], {"true_score": "true score, by the hidden rule"}
+    if all("reward" in point for curve in curves.values() for point in curve):
+        shown = {"reward": "reward, by the reward model"} | shown
+    labels = {"xlabel": "KL from the base, nats per word (square-root scale)"}
+    labels |= {"xticks": [tick**0.5 for tick in ticks], "xticklabels": ticks}
+    found = []
+    for key, title in shown.items():
+        lines = {}
+        for name, curve in curves.items():
+            lines[name] = [max(point["kl"], 0) ** 0.5 for point in curve], [point[key] for point in curve], ".-"
+        found.append({"title": title, "curves": lines, **labels})
+    return found
+
+
 # ----------------------------------------------------------------------------- the script
 
 
@@ -230,7 +246,7 @@ def main() -> None:
         import plots
 
         path = FOLDER / "rlhf.png"
-        plots.preferences(curves, path)
+        plots.lines(path, *panels(curves))
         print(f"{path}: reward and true score, by KL from the base")
     result = {"model": "gpt", "preference": options.preference}
     if reached is not None:

@@ -331,7 +331,14 @@ def main() -> None:
         import plots
 
         path = Path("out", f"rnn_{data.name}", "gradients.png")
-        plots.gradients(gradients, f"rnn.py on {data.name}: how far back gradients reach", path)
+        curves = {}
+        for i, ((cell, when), (norms, _)) in enumerate(gradients.items()):
+            style = f"{'--' if when == 'before' else '-'}C{i // 2}"  # a color for each cell
+            curves[f"{cell} {when}"] = range(1, len(norms) + 1), norms / norms[0], style
+        panel = {"curves": curves, "yscale": "log", "ylim": (1e-10, None)}
+        panel |= {"xlabel": "k: tokens between the state and the loss"}
+        panel |= {"ylabel": "norm of d loss / d state, relative to k = 1"}
+        plots.lines(path, panel, title=f"rnn.py on {data.name}: how far back gradients reach", size=(8, 5))
         print(f"\n{path}: gradient norms by distance")
     for result in results:
         console.print_result(data=data, **result)

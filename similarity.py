@@ -196,12 +196,13 @@ def draw_map(vectors: torch.Tensor, vocab: list[str], classes: dict[str, str], p
     """Draw the 30 most frequent words of each class; without classes, the 150 most frequent words."""
     import plots
 
-    class_of, seen, words = classes or dict.fromkeys(vocab[:150], "words"), Counter(), []
-    for word, kind in class_of.items():
-        seen[kind] += 1
-        if seen[kind] <= 30 or not classes:
-            words.append(word)
-    points, fraction = principal_axes(vectors[[vocab.index(word) for word in words]])
-    title = f"{len(words)} words, on the two axes with the largest variance ({fraction:.0%} of it)"
-    plots.words(points, words, [class_of[word] for word in words], title, path)
+    words = {"words": vocab[:150]}
+    if classes:
+        words = {kind: [word for word in classes if classes[word] == kind][:30] for kind in classes.values()}
+    points, fraction = principal_axes(vectors[[vocab.index(word) for of_kind in words.values() for word in of_kind]])
+    title = f"{len(points)} words, on the two axes with the largest variance ({fraction:.0%} of it)"
+    ends = np.cumsum([len(of_kind) for of_kind in words.values()])
+    parts = zip(words.items(), np.split(points, ends[:-1]), strict=True)
+    curves = {kind: (*xy.T, ".", of_kind) for (kind, of_kind), xy in parts}
+    plots.lines(path, {"curves": curves, "xticks": [], "yticks": []}, title=title, size=(11, 8))
     print(f"\nplot: {path}")

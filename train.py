@@ -318,18 +318,13 @@ def mfu(tokens_per_second: float, model: GPT, machine: Machine) -> float:
 
 
 def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) -> None:
-    """Draw loss.png. Print a sample of the best model, its losses, and the result line."""
+    """Print a sample of the best model, its losses, and the result line."""
     folder, alone = Path(config.out_dir), replace(machine, world_size=1)
     checkpoint = load_checkpoint(folder / "best.pt")
     if figures["step"] < config.max_iters:
         print(f"early stopping: no improvement in {config.early_stop} evaluations")
     if checkpoint["step"] < figures["step"]:
         print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
-    if importlib.util.find_spec("matplotlib"):
-        import plots
-
-        entries = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-        plots.training_losses(entries, data, config.out_dir, folder / "loss.png")
     model, tokenizer = load_model(checkpoint)
     forward, losses = machine.loss_function(model.to(machine.device)), {}
     for split in data.splits:
@@ -349,7 +344,20 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) 
     speed = figures["tokens_per_second"]
     more = {"step": figures["step"], "seconds": f"{figures['seconds']:.1f}", "tokens_per_second": f"{speed:.0f}"}
     more |= {"mfu": f"{mfu(speed, model, machine):.3f}", "out_dir": config.out_dir}
+    if importlib.util.find_spec("matplotlib"):
+        draw_losses(data, folder)
     print_result("gpt", data, model.num_params(), losses, **more)
+
+
+def draw_losses(data: Dataset, folder: Path) -> None:
+    """Draw loss.png from the log."""
+    try:
+        import plots
+
+        entries = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+        plots.training_losses(entries, data, str(folder), folder / "loss.png")
+    except (OSError, UserError) as error:  # the run is worth more than its plot
+        print(f"cannot draw {folder / 'loss.png'}: {error}")
 
 
 def main() -> None:

@@ -62,7 +62,7 @@ OTHERS += (dpo, mlm, ppo, recall, reward, runtime, similarity, tasks, tokenizer,
 if importlib.util.find_spec("matplotlib"):
     import plots
 
-    SCRIPTS += (plots,)
+    OTHERS += (plots,)
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 
@@ -119,7 +119,7 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     if "--plot" in command or "plots.py" in command:
         pytest.importorskip("matplotlib")
-        monkeypatch.setattr(plots, "ladder", accept)
+        monkeypatch.setattr(plots, "lines", accept)
     for module, name in (
         (micrograd, "derivatives"), (bigram, "load"), (ngram, "load"), (mlp, "load"), (rnn, "load"), (recall, "main"),
         (prepare_data, "prepare"),
@@ -314,12 +314,13 @@ def test_the_plot_of_the_ladder_shows_the_first_table(call, monkeypatch):
     call(plots)
     assert Path("out/ladder.png").read_bytes().startswith(b"\x89PNG")
     (axes,) = figures[0].axes
-    models = [label.get_text() for label in axes.get_xticklabels()]
-    assert models == [row["model"] for row in LADDER[:14]] and models[-1] == "GPT"
-    low, high = axes.get_ylim()
-    for key, size in (("val", 8), ("train", 5)):
-        points = [line.get_ydata()[0] for line in axes.lines if line.get_markersize() == size and len(line.get_ydata())]
-        assert points == [float(row[key]) for row in LADDER[:14]] and low < min(points) and max(points) < high
+    models = [label.get_text() for label in axes.get_yticklabels()]
+    assert models == [row["model"] for row in LADDER[13::-1]] and models[0] == "GPT"
+    gaps, *kinds = (line.get_xydata() for line in axes.lines)
+    drawn = sorted((y, x) for kind in kinds for x, y in kind)
+    assert [(y, x) for x, y in gaps[1::3]] == drawn  # from the training loss to the validation loss
+    for key, losses in (("train", gaps[::3, 0]), ("val", gaps[1::3, 0])):
+        assert losses.tolist() == [float(row[key]) for row in LADDER[13::-1]]
 
 
 def test_plots_without_matplotlib_give_one_line():

@@ -261,11 +261,11 @@ def test_the_plot_shows_the_curves_and_no_empty_panel(monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     points = [{"kl": 0.0, "true_score": 1.0, "reward": -1.0}, {"kl": 4.0, "true_score": 3.0, "reward": 2.0}]
-    plots.preferences({"one": points, "two": points[::-1]}, Path("x.png"))
-    plots.preferences({"DPO": [{"kl": 1.0, "true_score": 2.0}]}, Path("x.png"))
+    plots.lines(Path("x.png"), *rlhf.panels({"one": points, "two": points[::-1]}))
+    plots.lines(Path("x.png"), *rlhf.panels({"DPO": [{"kl": 1.0, "true_score": 2.0}]}))
     shown = [[[line.get_xydata().tolist() for line in axes.lines] for axes in figure.axes] for figure in figures]
     assert shown[0] == [
-        [[[0, -1], [4, 2]], [[4, 2], [0, -1]]],
-        [[[0, 1], [4, 3]], [[4, 3], [0, 1]]],
+        [[[0, -1], [2, 2]], [[2, 2], [0, -1]]],  # over the square root of the KL
+        [[[0, 1], [2, 3]], [[2, 3], [0, 1]]],
     ]
     assert shown[1] == [[[[1, 2]]]]
