@@ -4,14 +4,11 @@
     model = GPT(GPTConfig(vocab_size=65, n_layer=4, n_head=4, n_embd=128, block_size=64))
     logits, loss = model(idx, targets)      # idx, targets (B, T): token ids
 
-Read mlp.py or rnn.py before, train.py and sample.py after. This file needs PyTorch alone: copy it and train. Two models
-in one:
+Read mlp.py or rnn.py before, train.py and sample.py after. This file needs PyTorch alone: copy it
+and train. The defaults are a modern decoder; gpt2.py has the options that make it GPT-2.
 
-    GPT-2      position="learned", activation="gelu_tanh", bias=True, tie_weights=True, qk_norm=False, zero_init=False
-    modern     position="rope", activation="relu2", qk_norm=True, zero_init=True  (the defaults)
-
-Shapes at the line ends: B batch size, T tokens (at most block_size), S keys that they attend to (T and cached ones), C
-channels (n_embd), nh heads (n_head), hd channels per head (C / nh), V tokens in the vocabulary.
+Shapes at the line ends: B batch size, T tokens (at most block_size), S keys that they attend to (T
+and cached ones), C channels (n_embd), nh heads, hd channels per head (C / nh), V vocabulary.
 """
 
 import math
@@ -29,9 +26,9 @@ class ConfigError(ValueError):
 
 @dataclass
 class GPTConfig:
-    """The architecture of a GPT, and two changes of its loss in training. The dataset sets vocab_size, the number of
-    distinct tokens, and delimiter: the token that starts each document, where attention stops (-1: nowhere).
-    Raises ConfigError."""
+    """The architecture of a GPT, and its loss in training. The dataset sets vocab_size, the number of
+    distinct tokens, and delimiter, the token that starts each document, where attention stops (-1:
+    nowhere). Raises ConfigError."""
 
     vocab_size: int = 65
     delimiter: int = -1
@@ -41,39 +38,36 @@ class GPTConfig:
     n_head: int = 4  # attention heads per block, a divisor of n_embd
     n_kv_head: int = 0  # key/value heads; fewer: grouped-query attention, 1: multi-query; 0: n_head
     n_embd: int = 128  # embedding dimension: size of the vector that represents each token
-    dropout: float = 0.0  # fraction of activations zeroed in training (regularization), below 1
+    dropout: float = 0.0  # fraction of activations zeroed in training (regularization)
     bias: bool = False  # biases in the linear layers and layer norms, as in GPT-2
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalization layer
     position: Literal["learned", "rope", "alibi", "none"] = "rope"  # position encoding
     lookback: int = 0  # previous-token embeddings: how many preceding tokens are added; 0: off
-    activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"] = "relu2"  # non-linearity of the MLP
+    activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"] = "relu2"  # of the MLP
     qk_norm: bool = True  # normalize queries and keys, so that attention scores stay bounded
     tie_weights: bool = False  # one matrix for the token embedding and the output layer
-    zero_init: bool = True  # initialize the output projection of each sublayer, and the logits, to zero
-    flash: bool = True  # fused attention kernel, where it is faster; false: always softmax(q k^T) v
-    label_smoothing: float = 0.0  # part of the target probability spread over all tokens, below 1
+    zero_init: bool = True  # each sublayer's output projection, and the logits, start as zero
+    flash: bool = True  # fused attention kernel, where it is faster; false: softmax(q k^T) v
+    label_smoothing: float = 0.0  # part of the target probability spread over all tokens
     train_temperature: float = 1.0  # divides the logits in training; below 1: less confident
 
     def __post_init__(self):
         for f in fields(self):
-            value = getattr(self, f.name)
-            if get_origin(f.type) is Literal and value not in get_args(f.type):
-                raise ConfigError(f"{f.name}={value} is unknown; choose from {', '.join(get_args(f.type))}")
+            value, choices = getattr(self, f.name), get_args(f.type)
+            if get_origin(f.type) is Literal and value not in choices:
+                raise ConfigError(f"{f.name}={value} is unknown; choose from {', '.join(choices)}")
         for name in ("vocab_size", "vocab_multiple", "block_size", "n_layer", "n_head", "n_embd"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 1 or more")
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 0 or more, and less than 1")
-        if self.train_temperature <= 0:
-            raise ConfigError(f"train_temperature={self.train_temperature} cannot divide; use one above 0")
+                raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 0 to below 1")
         self.n_kv_head = self.n_kv_head or self.n_head
-        if self.n_embd % self.n_head:
-            raise ConfigError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}; choose one that is")
-        if self.n_head % self.n_kv_head:
-            raise ConfigError(f"n_head={self.n_head} is not a multiple of n_kv_head={self.n_kv_head}; choose a divisor")
+        if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
+            heads = f"n_head={self.n_head} and n_kv_head={self.n_kv_head}"
+            raise ConfigError(f"n_embd={self.n_embd}, {heads} do not divide; choose multiples")
         if self.position == "rope" and self.head_dim % 2:
-            raise ConfigError(f"rope needs pairs of channels, and a head has {self.head_dim}; choose another n_embd")
+            raise ConfigError(f"rope needs pairs of channels, not {self.head_dim} per head; choose others")
 
     @property
     def head_dim(self) -> int:
@@ -84,45 +78,44 @@ class GPTConfig:
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
-    """layernorm: (x - mean) / std * weight + bias (Ba et al. 2016). rmsnorm: x / rms * weight (Zhang, Sennrich 2019).
-    They train equally well; on a CPU, PyTorch has a fused backward pass for the first only."""
+    """layernorm: (x - mean) / std * weight + bias (Ba et al. 2016). rmsnorm: x / rms * weight (Zhang,
+    Sennrich 2019). They train equally well; on a CPU, the first has a fused backward pass."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, bias=config.bias)
     return nn.RMSNorm(config.n_embd, eps=1e-6)
 
 
 def rope_angles(positions: int, channels: int, base: float = 10_000.0) -> torch.Tensor:
-    """t * base^(-2i / channels) for position t and channel pair i, (T, channels / 2), float64: frequencies from 1
+    """t * base^(-2i / channels) for position t and channel pair i, (T, channels / 2), float64: from 1
     radian per token down to nearly 1 / base, like clock hands of decreasing speed."""
     frequency = base ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
     return torch.outer(torch.arange(positions, dtype=torch.float64), frequency)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE (Su et al. 2021): rotate the pair (a, b) of channels i and i + hd/2 of x (B, nh, T, hd) by its angle. The dot
-    product of a query and a key then depends on their distance, not on their positions. cos, sin: (T, hd/2)."""
+    """RoPE (Su et al. 2021): rotate each pair of channels i, i + hd/2 of x (B, nh, T, hd) by its angle, so
+    the dot product of a query and a key depends only on their distance."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
 def alibi_slopes(n_head: int) -> torch.Tensor:
-    """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts slope * distance from
-    the scores: heads with a gentle slope also attend to distant tokens. (This is the paper's formula. If nh is no power
-    of 2, the authors' code has other slopes: those for the next lower power, and some of those for the next higher.)"""
+    """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts slope *
+    distance from the scores: heads with a gentle slope also attend to distant tokens. (If nh is no
+    power of 2, the authors' code has other slopes than this formula of their paper.)"""
     return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
 
 
 class Dropout(nn.Dropout):
-    """In training, zeroes a fraction p of the activations, and divides the others by 1 - p (Srivastava et al. 2014).
-
-    On a CPU, PyTorch draws a random number for each activation, one after the other. Here, one random byte for each
-    decides, so p is rounded to a multiple of 1/256: config/names.toml then takes 0.76 of the time."""
+    """In training, zeroes a fraction p of x, and divides the rest by 1 - p (Srivastava et al. 2014).
+    On a CPU, PyTorch draws a number for each channel, here one random byte decides, so p is rounded to a
+    multiple of 1/256: config/names.toml takes 0.76 of the time."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type != "cpu" or not self.training or self.p == 0:
+        if not x.is_cpu or not self.training or self.p == 0:
             return super().forward(x)
         dropped = min(max(round(256 * self.p), 1), 255)  # values of a byte, out of 256
-        random = torch.randint(-(2**63), 2**63 - 1, (x.numel() // 8 + 1,), dtype=torch.int64)  # 8 bytes each
+        random = torch.randint(-(2**63), 2**63 - 1, (x.numel() // 8 + 1,))  # 8 bytes each
         keep = random.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
         return x * (keep * (256 / (256 - dropped))).to(x.dtype)
 
@@ -131,27 +124,27 @@ class Dropout(nn.Dropout):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head causal self-attention: each token takes a weighted average of the values of itself and all earlier
-    tokens, softmax(q k^T / sqrt(hd) + mask) v in each head (Vaswani et al. 2017). With fewer key/value heads, several
-    query heads share one: grouped-query (Ainslie et al. 2023), multi-query attention (Shazeer 2019)."""
+    """Multi-head causal self-attention: each token takes a weighted average of the values of itself and
+    all earlier tokens, softmax(q k^T / sqrt(hd) + mask) v in each head (Vaswani et al. 2017). Several
+    query heads can share one key/value head (multi-query: Shazeer 2019; grouped: Ainslie et al. 2023)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        heads = config.n_head + 2 * config.n_kv_head  # of q, k and v, computed by one matrix multiplication
+        heads = config.n_head + 2 * config.n_kv_head  # of q, k and v, in one matrix multiplication
         self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.attn_dropout = Dropout(config.dropout)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, rope=None, mask=None, flash: bool = True, cache=None) -> torch.Tensor:
-        """x (B, T, C) -> (B, T, C). rope: cos and sin, which rotate queries and keys. mask (..., T, S) is added to the
-        scores; None (if flash): each token attends to itself and all tokens before it. cache(k, v) stores new keys and
-        values, and returns them with those of earlier tokens, (B, n_kv_head, S, hd); None: no earlier ones, S = T."""
+        """x (B, T, C) -> (B, T, C). rope: cos and sin, (T, hd/2) each, which rotate queries and keys. mask
+        (..., T, S) is added to the scores; None (if flash): no token attends to later ones. cache(k, v)
+        stores new keys and values, and returns all, (B, n_kv_head, S, hd); None: these are all."""
         config, T = self.config, x.shape[1]
-        qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, nh + 2 n_kv_head, T, hd)
+        qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, heads, T, hd)
         qk, v = qkv.split((config.n_head + config.n_kv_head, config.n_kv_head), dim=1)
-        if config.qk_norm:  # Henry et al. 2020, but with this norm instead of L2, and without a learned scale
+        if config.qk_norm:  # Henry et al. 2020, but with this norm, and without a learned scale
             norm = F.layer_norm if config.norm == "layernorm" else F.rms_norm
             qk = norm(qk, qk.shape[-1:])
         if rope is not None:
@@ -161,8 +154,8 @@ class CausalSelfAttention(nn.Module):
             k, v = cache(k, v)
         if flash:
             dropout = config.dropout if self.training else 0.0
-            causal, grouped = mask is None and T > 1, config.n_kv_head < config.n_head
-            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal, enable_gqa=grouped)
+            options = {"is_causal": mask is None and T > 1, "enable_gqa": config.n_kv_head < config.n_head}
+            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, **options)
         else:
             k, v = (part.repeat_interleave(config.n_head // config.n_kv_head, dim=1) for part in (k, v))
             wei = (q / math.sqrt(config.head_dim)) @ k.transpose(-2, -1)  # (B, nh, T, S)
@@ -180,18 +173,18 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 ACTIVATIONS = {
     "relu": F.relu,  # max(x, 0)
     "gelu": F.gelu,  # x Phi(x), Phi of the normal distribution (Hendrycks, Gimpel 2016)
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's: within 0.0005, and slower on a CPU
-    "relu2": lambda x: F.relu(x).square(),  # (So et al. 2021)
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's: within 0.0005, slower on a CPU
+    "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
     "swiglu": swiglu,  # a gate x sigmoid(x) for each channel (Shazeer 2020)
 }
 
 
 class MLP(nn.Module):
-    """Position-wise feed-forward network: two linear layers around a non-linearity, for each token separately."""
+    """Position-wise feed-forward network: two linear layers around a non-linearity, for each token."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        gated = config.activation == "swiglu"  # three matrices of 8/3 C have about as many weights as two of 4C
+        gated = config.activation == "swiglu"  # three matrices of 8/3 C are as many weights as two of 4C
         width = 8 * max(round(config.n_embd / 3), 1) if gated else 4 * config.n_embd
         self.c_fc = nn.Linear(config.n_embd, 2 * width if gated else width, bias=config.bias)
         self.c_proj = nn.Linear(width, config.n_embd, bias=config.bias)
@@ -199,13 +192,12 @@ class MLP(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.activation(self.c_fc(x))  # (B, T, 4C); swiglu: (B, T, 8/3 C)
-        return self.dropout(self.c_proj(x))  # (B, T, C)
+        return self.dropout(self.c_proj(self.activation(self.c_fc(x))))  # (B, T, C)
 
 
 class Block(nn.Module):
-    """Attention lets tokens communicate, the MLP computes on each; both read the residual stream x through a norm, and
-    add what they find (pre-norm, as in GPT-2)."""
+    """Attention lets tokens communicate, the MLP computes on each; both read the residual stream x
+    through a norm, and add what they find (pre-norm, as in GPT-2)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -228,34 +220,36 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        rows = math.ceil(config.vocab_size / config.vocab_multiple) * config.vocab_multiple
-        parts = {"wte": nn.Embedding(rows if config.tie_weights else config.vocab_size, config.n_embd)}
-        # a table per distance, whose last row stands for "no token", before the first one
-        tables = (nn.Embedding(config.vocab_size + 1, config.n_embd) for _ in range(config.lookback))
-        parts["w_prev"] = nn.ModuleList(tables)
+        V, C = config.vocab_size, config.n_embd
+        rows = math.ceil(V / config.vocab_multiple) * config.vocab_multiple
+        parts = {"wte": nn.Embedding(rows if config.tie_weights else V, C)}
+        # a table per distance, the farthest first; their last row stands for "no token"
+        parts["w_prev"] = nn.ModuleList(nn.Embedding(V + 1, C) for _ in range(config.lookback))
         if config.position == "learned":
-            parts["wpe"] = nn.Embedding(config.block_size, config.n_embd)
+            parts["wpe"] = nn.Embedding(config.block_size, C)
         parts["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         parts["ln_f"] = make_norm(config)
         self.transformer = nn.ModuleDict(parts)
         self.dropout = Dropout(config.dropout)
-        self.lm_head = nn.Linear(config.n_embd, rows, bias=False)
+        self.lm_head = nn.Linear(C, rows, bias=False)
         if config.tie_weights:
-            self.lm_head.weight = self.transformer.wte.weight  # one tensor, not a copy (Press, Wolf 2017)
-        table = None  # the constants of the position encoding: (2, T, hd/2) or (nh, 1, 1)
+            self.lm_head.weight = self.transformer.wte.weight  # one tensor (Press, Wolf 2017)
+        table = torch.empty(0)  # constants of the position encoding
         if config.position == "rope":
             angles = rope_angles(config.block_size, config.head_dim)
-            table = torch.stack((angles.cos(), angles.sin())).to(torch.get_default_dtype())
+            table = torch.stack((angles.cos(), angles.sin()))  # (2, T, hd/2)
         elif config.position == "alibi":
-            table = alibi_slopes(config.n_head).to(torch.get_default_dtype())
-        self.register_buffer("table", table, persistent=False)
+            table = alibi_slopes(config.n_head)  # (nh, 1, 1)
+        self.register_buffer("table", table.to(torch.get_default_dtype()), persistent=False)
         self.init_weights()
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialize so that the first loss is about ln V (uniform), and the scale of the residual stream hardly depends
-        on width and depth. Output layer: std 0.02 (GPT-2). Blocks: 0.4 / sqrt(fan_in): 0.02 for 400 inputs. Projections
-        into the residual stream: that / sqrt(2 n_layer), or 0 with zero_init: each block starts as the identity."""
+        """Initialize so that the first loss is about ln V (uniform), and the scale of the residual stream
+        hardly depends on width and depth. Output layer: std 0.02 (GPT-2). Blocks: 0.4 / sqrt(fan_in);
+        projections into the residual stream: that / sqrt(2 n_layer). With zero_init, these and the output
+        layer are 0: each block starts as the identity. (If that is tied, each token predicts itself at
+        first, and the loss of a wide model starts far above ln V.)"""
         config = self.config
         for name, p in self.named_parameters():
             if name.endswith("bias"):
@@ -268,17 +262,16 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=std / math.sqrt(1 + config.lookback))
             elif "lm_head" in name:
                 nn.init.normal_(p, std=0.0 if config.zero_init else 0.02)
-            elif "wpe" in name:
-                nn.init.normal_(p, std=0.02)
             elif p.dim() == 2:
-                nn.init.normal_(p, std=0.4 / math.sqrt(p.shape[1]))
+                nn.init.normal_(p, std=0.02 if "wpe" in name else 0.4 / math.sqrt(p.shape[1]))
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple:
-        """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats, a scalar.
-        The logits at position t predict the token after idx[:, t]. A target of -1 is ignored. In training only,
-        label_smoothing eps replaces each target by (1 - eps) on it + eps / V on every token (Szegedy et al. 2016), and
-        train_temperature divides the logits: below 1, smaller logits are enough, so the model is less confident when it
-        is used (Agarwala et al. 2020)."""
+        """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats.
+        The logits at position t predict the token after idx[:, t]. A target of -1 is ignored.
+
+        In training only, label_smoothing eps replaces each target by (1 - eps) on it + eps / V on every
+        token (Szegedy et al. 2016), and train_temperature divides the logits: below 1, smaller logits are
+        enough, so the model is less confident when it is used (Agarwala et al. 2020)."""
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
@@ -294,11 +287,11 @@ class GPT(nn.Module):
         return self.lm_head(x)[..., : self.config.vocab_size]  # without the padding of vocab_multiple
 
     def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
-        """Token ids (B, T) -> the input of the output layer (B, T, C). cache: sample.py's KVCache with earlier tokens,
-        or None in training. Raises ValueError if T exceeds block_size."""
+        """Token ids (B, T) -> the input of the output layer (B, T, C). cache: sample.py's KVCache with
+        earlier tokens, or None in training. Raises ValueError if T exceeds block_size."""
         config, T = self.config, idx.shape[1]
         if config.block_size < T:
-            raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give only the last ones")
+            raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give the last ones only")
         if cache is None:
             positions = torch.arange(T, device=idx.device)  # (T,)
             history = F.pad(idx, (config.lookback, 0), value=config.vocab_size)  # (B, lookback + S)
@@ -308,66 +301,67 @@ class GPT(nn.Module):
         if config.position == "learned":
             x = x + self.transformer.wpe(positions)
         rope = self.table[:, positions] if config.position == "rope" else None  # (2, T, hd/2)
-        # In training on a CPU, the fused kernel cannot do dropout, and under autocast its backward pass is so slow that
-        # the formula is faster for up to 512 tokens.
+        # In training on a CPU, the fused kernel cannot do dropout, and under autocast its backward pass is
+        # so slow that the formula is faster for up to 512 tokens.
         slow = config.dropout > 0 or (torch.is_autocast_enabled("cpu") and T <= 512)
         flash = config.flash and not (self.training and idx.is_cpu and slow)
-        needs_mask = config.position == "alibi" or config.delimiter >= 0 or (cache is not None and cache.needs_mask)
-        mask = self.mask(positions, history[:, config.lookback :]) if needs_mask or not flash else None
+        needs_mask = not flash or config.position == "alibi" or config.delimiter >= 0
+        mask = None
+        if needs_mask or (cache is not None and cache.needs_mask):
+            mask = self.mask(positions, history[:, config.lookback :])
         x = self.dropout(x)
         for i, block in enumerate(self.transformer.h):
             x = block(x, rope, mask, flash, cache and cache.layer(i))  # (B, T, C)
         return self.transformer.ln_f(x)
 
     def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | int:
-        """What the lookback tokens before each position (T,) add to its embedding, (B, T, C). history (B, lookback + S)
-        starts with "no token", which also replaces tokens of another document. (The sum of a table row per distance is
-        a causal convolution over one-hot tokens; the first layer of mlp.py is the same with tables of a low rank.)"""
-        lookback, total = self.config.lookback, 0
-        at = positions + lookback
-        document = (history == self.config.delimiter).cumsum(dim=1)  # (B, lookback + S): 0, 1, 1, 1, 2 ...
-        for i, table in enumerate(self.transformer.w_prev):  # the farthest first
-            previous = at - lookback + i
+        """What the `lookback` tokens before each position (T,) add to its embedding, (B, T, C): a causal
+        convolution over one-hot tokens, like the first layer of mlp.py. history (B, lookback + S) starts
+        with "no token", which also replaces tokens of another document."""
+        total, at = 0, positions + self.config.lookback
+        document = (history == self.config.delimiter).cumsum(dim=1)  # 0, 1, 1, 1, 2 ...
+        for i, table in enumerate(self.transformer.w_prev):
+            previous = positions + i
             ids = history[:, previous]  # (B, T)
             if self.config.delimiter >= 0:
-                ids = ids.where(document[:, previous] == document[:, at], self.config.vocab_size)
+                same = document[:, previous] == document[:, at]
+                ids = ids.where(same, self.config.vocab_size)
             total = total + table(ids)
         return total
 
     def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
-        """The additive mask for queries at positions (T,) and keys of the tokens key_ids (B, S): -inf if a key is later
-        or in another document, else 0 or ALiBi's -slope * distance. (T, S), preceded by B or nh if they matter."""
+        """The additive mask (..., T, S) for queries at positions (T,) and keys of the tokens key_ids (B, S):
+        -inf if a key is later or in another document, else 0 or ALiBi's -slope * distance."""
         distance = positions[:, None] - torch.arange(key_ids.shape[1], device=key_ids.device)  # (T, S)
         hidden = distance < 0
         if self.config.delimiter >= 0:
             document = (key_ids == self.config.delimiter).cumsum(dim=1)  # (B, S)
-            hidden = hidden | (document[:, positions, None] != document[:, None]).unsqueeze(1)  # (B, 1, T, S)
+            hidden = hidden | (document[:, positions, None] != document[:, None]).unsqueeze(1)
         zero = self.transformer.wte.weight.new_zeros(())
         bias = -self.table * distance if self.config.position == "alibi" else zero
         return bias.masked_fill(hidden, -math.inf)
 
     def num_params(self, non_embedding: bool = False) -> int:
-        """The number of parameters; a tied matrix counts once. non_embedding: without the tables that are only looked
-        up: those of positions, previous tokens and, unless tied, tokens. (Norms count: 0.14 % of the default model.)"""
+        """The number of parameters; a tied matrix counts once. non_embedding: without the tables that are
+        only looked up: those of positions, previous tokens and, unless tied, tokens."""
+        looked_up = ("wpe", "w_prev") if self.config.tie_weights else ("wpe", "w_prev", "wte")
+        tables = [part for name, part in self.transformer.items() if name in looked_up]
         count = sum(p.numel() for p in self.parameters())
-        if non_embedding:
-            tied = "wte" if self.config.tie_weights else ""
-            tables = [part for name, part in self.transformer.items() if name in {"wte", "wpe", "w_prev"} - {tied}]
-            count -= sum(p.numel() for table in tables for p in table.parameters())
-        return count
+        return count - non_embedding * sum(p.numel() for table in tables for p in table.parameters())
 
     def flops_per_token(self) -> int:
-        """Floating-point operations per token of a training step, forward and backward, in a context of block_size.
-        A weight of a matrix costs 6, a table lookup nothing; q k^T and wei v cost 12 T C per layer, the masked half
-        included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
+        """Floating-point operations per token of a training step, forward and backward: a weight of a
+        matrix costs 6, a table lookup nothing; q k^T and wei v cost 12 block_size C per layer, the masked
+        half included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
         config = self.config
-        return 6 * self.num_params(non_embedding=True) + 12 * config.n_layer * config.block_size * config.n_embd
+        attention = 12 * config.n_layer * config.block_size * config.n_embd
+        return 6 * self.num_params(non_embedding=True) + attention
 
     @torch.no_grad()
     def generate(self, idx: torch.Tensor, max_new_tokens: int, **sampling) -> torch.Tensor:
-        """Continue idx (B, T), T >= 1, to (B, T + max_new_tokens), in evaluation mode; options as in sample_token().
-        Each token sees all previous ones while they fit into block_size. When the context is full, only its most recent
-        half is kept. Everything is computed again for each token: sample.py has a fast version with the same tokens."""
+        """Continue idx (B, T), T >= 1, to (B, T + max_new_tokens); options as in sample_token(). Call eval()
+        before. When the context is full, its most recent half is kept. Everything is computed again for
+        each token: sample.py has a fast version with the same tokens."""
         block_size = self.config.block_size
         window = idx[:, -block_size:]
         for _ in range(max_new_tokens):
@@ -381,11 +375,12 @@ class GPT(nn.Module):
 
 
 def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None) -> torch.Tensor:
-    """Draw a token from each row of logits (B, V), (B, 1), by softmax(logits / temperature); 0 is greedy decoding.
-    top_k keeps the k most likely tokens, and any that tie with the last of them (0: all). top_p keeps the smallest set
-    of tokens with total probability p after top_k (nucleus sampling, Holtzman et al. 2020). Raises ConfigError."""
+    """Draw a token from each row of logits (B, V), (B, 1), by softmax(logits / temperature); 0: greedy.
+    top_k keeps the k most likely tokens, and ties with the last of them; then top_p the smallest set with
+    total probability p (nucleus sampling, Holtzman et al. 2020). Raises ConfigError."""
     if not temperature >= 0 or (top_p is not None and not 0 < top_p <= 1):
-        raise ConfigError(f"temperature={temperature} or top_p={top_p} is out of range; use 0 or more, and 0 < p <= 1")
+        found = f"temperature={temperature} or top_p={top_p} is out of range"
+        raise ConfigError(f"{found}; use temperature >= 0, and 0 < top_p <= 1")
     if temperature < 1e-8:  # dividing by it could overflow
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float() / temperature
@@ -395,12 +390,12 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
     probs = logits.softmax(dim=-1)  # (B, V)
     if top_p is not None:
         ordered, order = probs.sort(descending=True)
-        mass_before = ordered.cumsum(dim=-1) - ordered  # the total probability of all more likely tokens
-        probs = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(mass_before >= top_p, 0.0))
-    # The first token whose cumulative probability exceeds a uniform random number; torch.multinomial draws a number for
-    # each token of the vocabulary: with GPT-2's 50,257 it takes 3.8 ms instead of 0.2, a third of a step on a CPU.
+        mass_before = ordered.cumsum(dim=-1) - ordered  # of all more likely tokens
+        probs = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(mass_before >= top_p, 0))
+    # The first token whose cumulative probability exceeds a uniform random number. (torch.multinomial draws
+    # a number per token: with GPT-2's 50,257, 3.8 ms instead of 0.2, a third of a step on a CPU.)
     cumulative = probs.cumsum(dim=-1)  # (B, V)
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device)  # [0, 1)
     token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
-    # On a GPU, rounding in a parallel cumsum can lead to a token of probability 0; the most likely one replaces it.
+    # On a GPU, rounding in a parallel cumsum can lead to a token of probability 0: take the likeliest.
     return torch.where(probs.gather(1, token) > 0, token, probs.argmax(dim=-1, keepdim=True))

@@ -189,19 +189,24 @@ def build(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     network = machine.wrap(model)
     forward = machine.loss_function(torch.compile(network) if config.compile else network)
     optimizer = make_optimizer(model, config, machine.dtype)
-    uniform, n_step = math.log(data.vocab_size), config.tokens_per_step()
-    peak, source = runtime.peak_flops(machine.device, machine.dtype)
-    print(f"data    {data.name}: {len(data.train):,} training tokens, {len(data.val):,} validation tokens")
-    print(f"model   {model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
-    print(f"device  {machine}; mfu = fraction of the peak, {peak / 1e9:,.0f} GFLOP/s ({source})")
-    epochs = config.max_iters * n_step / len(data.train)
-    print(f"run     {config.out_dir}: {config.max_iters:,} steps x {n_step:,} tokens = {epochs:.2g} epochs")
     # A trial shows compile and out-of-memory errors before anything is written. It also fixes the order in which DDP
     # reduces gradients, so a resumed run stays exact.
     starts = training_starts(data, config.block_size)
     forward(*next(training_batches(data.train, starts, config, 1, machine))).backward()
     model.zero_grad(set_to_none=True)
     return model, network, forward, optimizer
+
+
+def print_summary(config: TrainConfig, model: GPT, data: Dataset, machine: Machine, windows: tuple) -> None:
+    starts, stops = windows
+    evaluated = f"evaluating on {(stops - starts).sum():,} of {len(data.val) - 1:,} validation tokens"
+    uniform, n_step = math.log(data.vocab_size), config.tokens_per_step()
+    peak, source = runtime.peak_flops(machine.device, machine.dtype)
+    epochs = config.max_iters * n_step / len(data.train)
+    print(f"data    {data.name}: {len(data.train):,} training tokens; {evaluated}")
+    print(f"model   {model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
+    print(f"device  {machine}; mfu = fraction of the peak, {peak / 1e9:,.0f} GFLOP/s ({source})")
+    print(f"run     {config.out_dir}: {config.max_iters:,} steps x {n_step:,} tokens = {epochs:.2g} epochs")
 
 
 def restore(config: TrainConfig, checkpoint: dict, optimizer, scaler) -> tuple:
@@ -227,13 +232,14 @@ def check_finite(what: str, value: float, step: int, machine: Machine) -> None:
     raise UserError(f"training diverged: the {what} is {value} at step {step}; {advice}")
 
 
-def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> tuple[int, dict]:
-    """Train, evaluate, log and save until the last step, early stopping, or a signal. Returns the signal's number or 0,
-    and figures for the result line. All randomness of a step follows from (seed, step, process)."""
+def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> dict:
+    """Train, evaluate, log and save until the last step, early stopping, or a signal. All randomness of a step follows
+    from (seed, step, process). Returns figures for the result line."""
     model, network, forward, optimizer = build(config, checkpoint, data, machine)
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)
     starts = training_starts(data, config.block_size)
     windows = evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens)
+    print_summary(config, model, data, machine, windows)
     step, seconds, train_seconds, logged, losses, best, stale = restore(config, checkpoint, optimizer, scaler)
     stopping = False
     checkpoint.clear()  # frees its memory
