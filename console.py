@@ -66,8 +66,8 @@ def read_options(options: type, doc: str, argument: str = "") -> dict:
         if word in ("-h", "--help"):
             print_help(options, doc)
             sys.exit()
-        if not word.startswith("-") and argument not in (*given, ""):
-            name, equals, text = argument, "=", word
+        if not word.startswith("-"):  # the argument, once
+            name, equals, text = "" if argument in given else argument, "=", word
         if name not in kinds:
             raise UserError(f"unknown option {word}{did_you_mean(name, kinds)}; --help lists the options")
         if not equals:  # --plot, or --n 3

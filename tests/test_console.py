@@ -3,95 +3,210 @@
 import errno
 import io
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from conftest import babble, finish, start
 
 import console
-from console import OptionParser, UserError, did_you_mean, in_range, print_table, progress
+from console import Fraction, Positive, UserError, did_you_mean, parse, print_table, progress, read_toml
 
 
-def parser() -> OptionParser:
-    parser = OptionParser("Train a model.\n\n    python train.py")
-    parser.add_argument("--compile", type=bool, default=False, help="use torch.compile")
-    parser.add_argument("--bias", type=bool, default=True, help="use biases")
-    parser.add_argument("--steps", type=in_range(int, 1, 1000), default=700, help="number of steps")
-    parser.add_argument("--norm", choices=("layernorm", "rmsnorm"), help="kind of normalization")
-    parser.add_argument("rest", nargs="?", help="a file")
-    return parser
+@dataclass
+class Options:
+    steps: Positive = 700  # number of steps
+    top_k: int = 0  # sample from the k most likely tokens; 0: from all
+    rate: float = 0.1  # learning rate
+    momentum: Fraction = 0.9  # of the gradient
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # kind of normalization
+    bias: bool = True  # use biases
+    compile: bool = False  # use torch.compile
+    batchnorm: bool = None  # batch normalization (default: true with --norm=layernorm)
+    file: str = ""  # a text
+    found: str = "nothing"
+
+    def size(self) -> int:
+        return self.steps
+
+
+@dataclass
+class Longer(Options):
+    steps: Positive = 900  # number of steps, of which there are many
+    patience: int = 3  # evaluations without improvement
+
+
+@dataclass
+class Drawing:
+    plot: bool = False  # draw
+
+
+@pytest.fixture
+def options(monkeypatch):
+    """options("--steps=3", kind=Options): what parse() returns, as a script's main() would call it."""
+
+    def run(*args: str, kind: type = Options, argument: str = ""):
+        monkeypatch.setattr(sys, "argv", ["script.py", *args])
+        return parse(kind, "Train a model.\n\n    python script.py\n", argument)
+
+    return run
+
+
+def test_options_that_are_not_given_have_their_defaults(options):
+    assert options() == Options()
 
 
 @pytest.mark.parametrize(
-    ("args", "compiled", "rest"),
+    ("args", "compiled", "bias"),
     [
-        ([], False, None),
-        (["--compile"], True, None),
-        (["--compile=true"], True, None),
-        (["--compile=false"], False, None),
-        (["--compile", "true"], True, None),
-        (["--compile", "false", "x.toml"], False, "x.toml"),
-        (["--compile", "x.toml"], True, "x.toml"),  # the file is not taken for the value
-        (["--compile", "--bias=false"], True, None),
+        (["--compile"], True, True),
+        (["--compile=true"], True, True),
+        (["--compile=false"], False, True),
+        (["--compile", "--bias=false"], True, False),
+        (["--bias=false", "--bias"], False, True),  # the last one counts
     ],
 )
-def test_an_option_of_type_bool_needs_no_value(args, compiled, rest):
-    options = parser().parse_args(args)
-    assert options.compile is compiled and options.rest == rest and options.bias is ("--bias=false" not in args)
+def test_an_option_of_type_bool_needs_no_value(options, args, compiled, bias):
+    assert options(*args) == Options(compile=compiled, bias=bias)
+
+
+def test_a_value_follows_an_equals_sign_or_a_space(options):
+    expected = Options(steps=3, rate=0.001, file="a b")
+    assert options("--steps=3", "--rate=1e-3", "--file=a b") == expected
+    assert options("--steps", "3", "--rate", ".001", "--file", "a b") == expected
+
+
+def test_a_value_may_contain_an_equals_sign_and_dashes_or_be_empty(options):
+    assert options("--file=a=b").file == "a=b"
+    assert options("--file", "--steps=3").file == "--steps=3"
+    assert options("--file=", "--steps=3") == Options(steps=3)
+
+
+def test_values_have_the_types_of_their_fields(options):
+    found = options("--steps=3", "--rate=1", "--momentum=0", "--norm=rmsnorm", "--batchnorm", "--file=7")
+    expected = Options(3, rate=1.0, momentum=0.0, norm="rmsnorm", batchnorm=True, file="7")
+    assert repr(found) == repr(expected)
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("arg", "words"),
     [
-        (["--compile=yes"], "--compile: yes is not true or false"),
-        (["--compile="], "--compile:  is not true or false"),
-        (["--step=3"], "unknown option --step=3 (did you mean --steps?)"),
-        (["--steps=0"], "--steps: 0 is out of range, it must be at least 1 and at most 1,000"),
-        (["--steps=many"], "--steps: invalid int value: 'many'"),
-        (["--norm=batch"], "--norm: invalid choice: 'batch'"),
-        (["a", "b"], "unknown option b"),
+        ("--step=3", "unknown option --step=3 (did you mean steps?); --help lists the options"),
+        ("--found=3", "unknown option --found=3"),  # a field without a comment is no option
+        ("text.txt", "unknown option text.txt; --help lists the options"),
+        ("steps=3", "unknown option steps=3; --help lists the options"),
+        ("--steps=0", "--steps=0 is out of range; use at least 1, and less than 2147483648"),
+        ("--steps=2147483648", "--steps=2147483648 is out of range"),
+        ("--steps=many", "--steps=many is not of type int; give a number"),
+        ("--steps=1.5", "--steps=1.5 is not of type int"),
+        ("--steps", "--steps= is not of type int"),
+        ("--top_k=-1", "--top_k=-1 is out of range; use at least 0"),
+        ("--rate=fast", "--rate=fast is not of type float; give a number"),
+        ("--rate=-1", "--rate=-1 is out of range; use at least 0"),
+        ("--rate=nan", "--rate=nan is out of range"),
+        ("--rate=inf", "--rate=inf is out of range"),
+        ("--momentum=1", "--momentum=1 is out of range; use at least 0.0, and less than 1.0"),
+        ("--norm=rmsnrm", "--norm=rmsnrm is unknown (did you mean rmsnorm?); choose from layernorm, rmsnorm"),
+        ("--norm", "--norm= is unknown; choose from layernorm, rmsnorm"),
+        ("--compile=yes", "--compile=yes is unknown; choose from true, false"),
+        ("--compile=", "--compile= is unknown; choose from true, false"),
     ],
 )
-def test_a_wrong_option_gets_one_line(args, words):
+def test_a_wrong_option_gets_one_line(options, arg, words):
     with pytest.raises(UserError) as caught:
-        parser().parse_args(args)
-    assert words in str(caught.value) and "; python " in str(caught.value) and "\n" not in str(caught.value)
+        options(arg)
+    assert str(caught.value).startswith(words) and "; " in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_help_shows_type_and_default(capsys):
-    with pytest.raises(SystemExit):
-        parser().parse_args(["--help"])
-    words = " ".join(capsys.readouterr().out.split())
-    assert "Train a model. python train.py" in words
-    assert "--compile {true,false} use torch.compile (default: false)" in words
-    assert "--steps int number of steps (default: 700)" in words
-    assert "--norm {layernorm,rmsnorm} kind of normalization a" not in words  # no default, none shown
+def test_one_option_may_be_given_without_its_name(options):
+    for args in (["x.txt", "--steps=3"], ["--steps=3", "--compile", "x.txt"], ["--steps", "3", "--file=x.txt"]):
+        found = options(*args, argument="file")
+        assert (found.file, found.steps) == ("x.txt", 3)
+    with pytest.raises(UserError, match=r"unknown option y.txt; --help"):
+        options("x.txt", "y.txt", argument="file")
 
 
-def test_plots_need_matplotlib(monkeypatch):
-    parser = OptionParser("")
-    parser.add_argument("--plot", type=bool, default=False, help="draw")
+def test_options_are_inherited(options):
+    assert options("--patience=1", "--compile", kind=Longer) == Longer(patience=1, compile=True)
+    assert options(kind=Longer).steps == 900 and options("--steps=5", kind=Longer).size() == 5
+
+
+def shown(options, capsys, kind: type) -> list[str]:
+    with pytest.raises(SystemExit) as leaving:
+        options("--steps=3", "--help", kind=kind)
+    assert leaving.value.code is None
+    return capsys.readouterr().out.splitlines()
+
+
+def test_help_shows_defaults_comments_and_choices(options, capsys):
+    lines = shown(options, capsys, Options)
+    assert lines[:5] == ["Train a model.", "", "    python script.py", "", "options:"]
+    assert [tuple(line.split(maxsplit=1)) for line in lines[5:]] == [
+        ("--steps=700", "number of steps"),
+        ("--top_k=0", "sample from the k most likely tokens; 0: from all"),
+        ("--rate=0.1", "learning rate"),
+        ("--momentum=0.9", "of the gradient"),
+        ("--norm=layernorm", "kind of normalization (layernorm, rmsnorm)"),
+        ("--bias=true", "use biases"),
+        ("--compile=false", "use torch.compile"),
+        ("--batchnorm=", "batch normalization (default: true with --norm=layernorm)"),
+        ("--file=", "a text"),
+    ]
+
+
+def test_help_of_an_inherited_option_is_that_of_the_subclass(options, capsys):
+    lines = shown(options, capsys, Longer)
+    assert lines[5].split(maxsplit=1) == ["--steps=900", "number of steps, of which there are many"]
+    assert lines[-1].split(maxsplit=1) == ["--patience=3", "evaluations without improvement"] and len(lines) == 5 + 10
+
+
+def test_plots_need_matplotlib(options, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert not parser.parse_args([]).plot
+    assert not options(kind=Drawing).plot
     with pytest.raises(UserError, match="--plot needs matplotlib, which is not installed; pip install matplotlib"):
-        parser.parse_args(["--plot"])
+        options("--plot", kind=Drawing)
+
+
+def test_a_config_file_has_the_same_options():
+    lines = ["# a comment", "steps = 3", "rate = 1", 'norm = "rmsnorm"', "bias = false", "momentum = 0.5", 'file = "a"']
+    Path("my.toml").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    found = read_toml("my.toml", Options)
+    expected = {"steps": 3, "rate": 1.0, "norm": "rmsnorm", "bias": False, "momentum": 0.5, "file": "a"}
+    assert repr(found) == repr(expected)
 
 
 @pytest.mark.parametrize(
-    ("option", "good", "bad"),
+    ("text", "words"),
     [
-        (in_range(int, 1, 5), ["1", "5"], ["0", "6"]),
-        (in_range(float, above=0), ["1e-9", "1e9"], ["0", "-1", "nan", "inf"]),
-        (in_range(float, 0, 1), ["0", "1"], ["-0.1", "1.1", "nan"]),
-        (in_range(int), ["-3"], ["9223372036854775808"]),
+        ("step = 3", "unknown option step in my.toml (did you mean steps?); fix that line"),
+        ("found = 3", "unknown option found in my.toml"),
+        ("steps = 0", "my.toml: steps=0 is out of range; use at least 1"),
+        ("steps = 1.5", "my.toml: steps=1.5 is not of type int"),
+        ("steps = true", "my.toml: steps=true is not of type int"),
+        ("rate = [1]", "my.toml: rate=[1] is not of type float"),
+        ("rate = nan", "my.toml: rate=nan is out of range"),
+        ("compile = 1", "my.toml: compile=1 is unknown; choose from true, false"),
+        ('norm = "batch"', "my.toml: norm=batch is unknown"),
+        ("steps: 3", "my.toml is not TOML ("),
+        ("steps = 3\nsteps = 4", "my.toml is not TOML ("),
     ],
 )
-def test_numbers_out_of_range_are_refused(option, good, bad):
-    for text in good:
-        assert option(text) == float(text)
-    for text in bad:
-        with pytest.raises(console.argparse.ArgumentTypeError, match="is out of range"):
-            option(text)
+def test_a_wrong_line_of_a_config_file_gets_one_line(text, words):
+    Path("my.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read_toml("my.toml", Options)
+    assert str(caught.value).startswith(words) and "; " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_config_file_that_is_missing_or_in_another_encoding_gets_one_line():
+    Path("config").mkdir()
+    Path("config/names.toml").touch()
+    with pytest.raises(UserError, match=r"no config file names.toml; there are \['config.names.toml'\]"):
+        read_toml("names.toml", Options)
+    Path("my.toml").write_bytes("# Größe".encode("latin-1"))
+    with pytest.raises(UserError, match="is not TOML"):
+        read_toml("my.toml", Options)
 
 
 def test_the_nearest_word_is_suggested():

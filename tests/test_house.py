@@ -120,6 +120,6 @@ def test_copied_alone_into_an_empty_folder_they_train_and_generate(files, code, 
 
 
 def test_a_switch_is_an_option_with_true_and_false():
-    """So --plot, --plot=true and --plot=false work in every script; see console.OptionParser."""
+    """So --plot, --plot=true and --plot=false work in every script; see console.parse()."""
     for path in ROOT.glob("*.py"):
         assert "store_true" not in path.read_text(encoding="utf-8"), path.name
