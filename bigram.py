@@ -12,12 +12,14 @@ same loss, from longer contexts.
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from console import OptionParser, UserError, in_range, print_losses, print_result, print_samples, print_table, run
+from console import Positive, UserError, parse, print_losses, print_result, print_samples, print_table, run
 from prepare_data import Dataset, load, start_context
 from tokenizer import token_names
 
@@ -26,6 +28,19 @@ MAX_CELLS = 1 << 22  # of a table: larger ones are nearly empty, and ngram.py st
 TINY = np.finfo(float).tiny  # avoids division by zero
 
 # V: vocabulary size. N (V, V): counts. P (V, V): probabilities. W (V, V): weights of the neural bigram model.
+
+
+@dataclass
+class Options:
+    dataset: str = "words"  # a folder in data/, made by prepare_data.py
+    smoothing: Literal["add", "mle"] = "add"  # of the counts; mle: none (maximum likelihood)
+    alpha: float = 1.0  # pseudocount of --smoothing=add, for each count
+    neural: bool = False  # also train a neural network with the same context, and compare
+    num_samples: int = 10  # number of samples
+    max_new_tokens: Positive = 100  # maximum length of a sample, in tokens
+    temperature: float = 1.0  # sampling temperature; 1: as counted, 0: greedy
+    seed: int = 1337  # random seed of the samples
+    plot: bool = False  # draw a heat map of the counts: out/bigram_<dataset>/counts.png
 
 
 def count_bigrams(tokens: np.ndarray, V: int) -> np.ndarray:
@@ -173,24 +188,8 @@ def compare_neural(N: np.ndarray, W: np.ndarray, val: np.ndarray) -> None:
         print(f"{weight_decay:12} {nll(P, N):13.4f} {nll(P, val):11.4f} {alpha:16.4f} {distance[alpha]:28.5f}")
 
 
-def add_options(parser: OptionParser, smoothing: tuple[str, ...], plot: str) -> None:
-    """Add the options that bigram.py and ngram.py share. plot: what --plot draws, and where."""
-    add = parser.add_argument
-    add("--dataset", default="words", help="dataset: a folder in data/, made by prepare_data.py")
-    add("--smoothing", choices=smoothing, default="add", help="smoothing; mle: none (maximum likelihood)")
-    add("--alpha", type=in_range(float, 0, 1e12), default=1.0, help="pseudocount of --smoothing=add, for each count")
-    add("--neural", type=bool, default=False, help="also train a neural network with the same context, and compare")
-    add("--num_samples", type=in_range(int, 0), default=10, help="number of samples")
-    add("--max_new_tokens", type=in_range(int, 1), default=100, help="maximum length of a sample, in tokens")
-    add("--temperature", type=in_range(float, 0), default=1.0, help="sampling temperature; 1: as counted, 0: greedy")
-    add("--seed", type=in_range(int, 0), default=1337, help="random seed of the samples")
-    add("--plot", type=bool, default=False, help=plot)
-
-
 def main() -> None:
-    parser = OptionParser(__doc__)
-    add_options(parser, ("add", "mle"), plot="heat map of the counts: out/bigram_<dataset>/counts.png")
-    options = parser.parse_args()
+    options = parse(Options, __doc__)
     data = load(options.dataset)
     V = data.vocab_size
     if V * V > MAX_CELLS:

@@ -11,11 +11,12 @@ idea with tensors instead of numbers. (The lecture: Karpathy 2022, "building mic
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
 from pathlib import Path
 
-from console import OptionParser, run
+from console import parse, run
 
 OUT = Path("out", "micrograd")  # the folder for the graph and the plot
 
@@ -296,10 +297,13 @@ def neural_bigram() -> None:
     print("the minimum: counting is the maximum-likelihood solution. Read on in bigram.py, which counts.")
 
 
+@dataclass
+class Options:
+    plot: bool = False  # plot the decision boundary: out/micrograd/moons.png
+
+
 def main() -> None:
-    parser = OptionParser(__doc__)
-    parser.add_argument("--plot", type=bool, default=False, help=f"plot the decision boundary: {OUT / 'moons.png'}")
-    options = parser.parse_args()
+    options = parse(Options, __doc__)
     random.seed(2)  # for the points and the initial weights
     derivatives()
     network(options.plot)

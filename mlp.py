@@ -18,16 +18,18 @@ between positions, and the network sees no further back. Solutions: a state (cel
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 import console
-from console import OptionParser, UserError, in_range, print_table, progress
+from console import Positive, UserError, parse, print_table, progress
 from prepare_data import Dataset, load, start_context
 
 EVAL_TOKENS = 2_000_000  # the final losses are computed on the first tokens of a split, up to this many
@@ -35,6 +37,34 @@ MAX_ACTIVATIONS = 1 << 22  # numbers in the largest tensor during evaluation
 SATURATED = 0.97  # beyond it, the derivative of tanh is below 0.06
 # Shapes: B examples in a batch, T tokens of context, V tokens in the vocabulary, C = n_embd, H = n_hidden.
 # Layers: given dout, the gradient w.r.t. the output, backward() sets p.grad and returns the gradient w.r.t. the input.
+
+
+@dataclass
+class Options:
+    dataset: str = "words"  # a folder in data/, made by prepare_data.py
+    block_size: Positive = 3  # context length in tokens
+    n_embd: Positive = 10  # embedding dimension
+    n_hidden: Positive = 200  # units per hidden layer
+    n_layer: Positive = 1  # number of hidden layers
+    init: Literal["kaiming", "scaled_output", "naive"] = "kaiming"  # naive: N(0, 1); scaled_output: small last layer
+    batchnorm: bool = None  # batch normalization before each tanh (default: true with --init=kaiming)
+    max_iters: int = 0  # training steps (0: 60000, or 4000 with --find_lr)
+    batch_size: Positive = 32  # examples per step
+    learning_rate: float = 0.0  # learning rate (0: batch_size / 320, at most 0.8)
+    find_lr: bool = False  # instead of training: suggest a learning rate from 0.001 to 1
+    backward: Literal["autograd", "manual"] = "autograd"  # gradients; manual: by the backward() of each layer
+    fold: bool = False  # fold batch norm into the linear layers after training
+    plot: bool = False  # draw training.png, or find_lr.png, into out/mlp_<dataset>/
+    num_samples: int = 20  # number of samples to generate
+    seed: int = 1337  # random seed: the same seed gives the same run
+
+    def __post_init__(self):
+        if self.batchnorm is None:
+            self.batchnorm = self.init == "kaiming"
+        if self.batchnorm and self.batch_size == 1:
+            raise UserError("a batch of 1 has no variance for batch norm; give --batch_size=2, or --batchnorm=false")
+        self.max_iters = self.max_iters or (4000 if self.find_lr else 60_000)
+        self.learning_rate = self.learning_rate or min(self.batch_size / 320, 0.8)
 
 
 def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -349,46 +379,11 @@ def sample(model: MLP, context: list[int], separator: int | None, generator: tor
     return tokens[T:]
 
 
-def read_options():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--dataset", default="words", help="dataset in data/, made by prepare_data.py")
-    add("--block_size", type=in_range(int, 1, 1000), default=3, help="context length in tokens")
-    add("--n_embd", type=in_range(int, 1, 10_000), default=10, help="embedding dimension")
-    add("--n_hidden", type=in_range(int, 1, 10_000), default=200, help="units per hidden layer")
-    add("--n_layer", type=in_range(int, 1, 100), default=1, help="number of hidden layers")
-    inits = "initial weights; naive: N(0, 1); scaled_output: with a small last layer; kaiming: all layers scaled"
-    add("--init", choices=("kaiming", "scaled_output", "naive"), default="kaiming", help=inits)
-    add("--batchnorm", type=bool, help="batch normalization before each tanh (default: true if --init=kaiming)")
-    add("--max_iters", type=in_range(int, 1), help="training steps (default: 60000, or 4000 with --find_lr)")
-    add("--batch_size", type=in_range(int, 1, 100_000), default=32, help="examples per step")
-    add("--learning_rate", type=in_range(float, above=0), help="learning rate (default: batch_size / 320, at most 0.8)")
-    add("--find_lr", type=bool, default=False, help="instead of training: suggest a learning rate from 0.001 to 1")
-    add("--backward", choices=("autograd", "manual"), default="autograd", help="gradients; manual: layers' backward()")
-    add("--fold", type=bool, default=False, help="fold batch norm into the linear layers after training")
-    add("--plot", type=bool, default=False, help="draw training.png, or find_lr.png, into out/mlp_<dataset>/")
-    add("--num_samples", type=in_range(int, 0), default=20, help="number of samples to generate")
-    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed: the same seed gives the same run")
-    options = parser.parse_args()
-    options.batchnorm = options.init == "kaiming" if options.batchnorm is None else options.batchnorm
-    if options.batchnorm and options.batch_size == 1:
-        raise UserError("a batch of 1 has no variance for batch norm; give --batch_size=2, or --batchnorm=false")
-    if options.fold and not options.batchnorm:
-        raise UserError("--fold needs a network with batch norm; add --batchnorm, or drop --fold")
-    if options.find_lr and (options.fold or options.learning_rate):
-        raise UserError("--find_lr replaces training, so --fold and --learning_rate do not apply; drop them")
-    options.max_iters = options.max_iters or (4000 if options.find_lr else 60_000)
-    options.learning_rate = options.learning_rate or min(0.1 * options.batch_size / 32, 0.8)
-    return options
-
-
 def main() -> None:
-    options = read_options()
+    options = parse(Options, __doc__)
     data, began = load(options.dataset), time.perf_counter()
     V, T, C, H = data.vocab_size, options.block_size, options.n_embd, options.n_hidden
     data.need(T + 1, f"--block_size={T} and a target")
-    if (T * C + options.n_layer * H + V) * max(H, options.batch_size) > 1_000_000_000:  # weights; activations
-        raise UserError("more than 1,000,000,000 weights, or activations of a batch; reduce --n_hidden or --batch_size")
     torch.set_num_threads(1)  # for tensors this small, two threads take longer than one
     model = make_model(V, T, C, H, options.n_layer, options.init, options.batchnorm, options.seed)
     sizes = ", ".join(f"{entry['tokens'] - 1:,} in {split}" for split, entry in data.splits.items())

@@ -13,17 +13,27 @@ mlp.py generalizes.
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 import bigram
-from console import OptionParser, UserError, in_range, print_result, progress, run
+from console import Fraction, Positive, UserError, parse, print_result, progress, run
 from prepare_data import Dataset, load, start_context
 
 # V: vocabulary size. U: number of distinct n-grams or contexts. An n-gram is a context of n - 1 tokens and one more.
 Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> the probability of the last token of each, (U,)
+
+
+@dataclass
+class Options(bigram.Options):
+    n: Positive = 3  # order: tokens in an n-gram, the predicted one included
+    smoothing: Literal["add", "mle", "kneser-ney"] = "add"  # of the counts; mle: none (maximum likelihood)
+    discount: Fraction = 0.75  # of --smoothing=kneser-ney: subtracted from each count
+    plot: bool = False  # draw the loss over the order: out/ngram_<dataset>/orders.png
 
 
 def count_ngrams(tokens: np.ndarray, n: int, separator: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -194,14 +204,9 @@ def compare_orders(counts: dict, data: Dataset, alpha: float, discount: float) -
 
 
 def main() -> None:
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--n", type=in_range(int, 1, 8), default=3, help="order: tokens in an n-gram, the predicted one included")
-    bigram.add_options(parser, ("add", "mle", "kneser-ney"), "loss over the order: out/ngram_<dataset>/orders.png")
-    add("--discount", type=in_range(float, above=0, maximum=1), default=0.75, help="subtracted per count (kneser-ney)")
-    options = parser.parse_args()
+    options = parse(Options, __doc__)
     if options.neural and options.n == 1:
-        parser.error("--neural needs at least one token of context, and --n=1 has none")
+        raise UserError("--neural needs at least one token of context, and --n=1 has none; use --n=2")
     data = load(options.dataset)
     V, name = data.vocab_size, f"{options.n}-gram"
     data.need(max(options.n, 2), f"--n={options.n}")

@@ -16,9 +16,11 @@ import copy
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +29,7 @@ from torch import nn
 
 import console
 from cells import CELLS, HEADS, Elman, LinearCell, Model
-from console import OptionParser, UserError, in_range, print_table, progress
+from console import Fraction, Positive, UserError, parse, print_table, progress
 from optim import lr_scale, make_optimizer
 from prepare_data import Dataset, load, start_context
 
@@ -42,6 +44,26 @@ DEFAULTS = {  # about 100,000 parameters each, if tokens are letters
     "linear": {"n_embd": 120, "n_hidden": 120, "n_layer": 2, "learning_rate": 0.01},
     "ssm": {"n_embd": 96, "n_hidden": 152, "n_layer": 2, "learning_rate": 0.005},
 }
+
+
+@dataclass
+class Options:
+    dataset: str = "words"  # a folder in data/, made by prepare_data.py
+    cell: Literal["rnn", "gru", "lstm", "linear", "ssm", "all"] = "lstm"  # the recurrent cell; all: each in turn
+    n_embd: int = 0  # embedding dimension (0: the cell's own, 32 to 120)
+    n_hidden: int = 0  # hidden units per cell (0: the cell's own, 120 to 288)
+    n_layer: int = 0  # number of stacked cells (0: the cell's own, 1 or 2)
+    dropout: Fraction = 0.1  # fraction of each cell's outputs to drop
+    max_iters: Positive = 2000  # training steps
+    batch_size: Positive = 64  # documents, or parts of the text, per step
+    optimizer: Literal["adamw", "sgd"] = "adamw"  # update rule; sgd needs a higher learning rate
+    learning_rate: float = 0.0  # peak learning rate (0: the cell's own, 0.005 to 0.02)
+    grad_clip: float = 1.0  # gradient clipping threshold (norm); 0: off
+    bptt: Positive = 64  # gradients reach back this many tokens (BPTT)
+    recall: bool = False  # instead: memory tests of all cells and a GPT (only --seed applies)
+    plot: bool = False  # draw gradients.png into out/rnn_<dataset>/
+    num_samples: int = 20  # number of samples to generate
+    seed: int = 1337  # random seed: the same seed gives the same run
 
 
 # ----------------------------------------------------------------------------- data
@@ -242,43 +264,13 @@ def forget_gates(model: Model, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
 # ----------------------------------------------------------------------------- the command line
 
 
-def read_options():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    shown = {name: ", ".join(f"{cell} {DEFAULTS[cell][name]}" for cell in CELLS) for name in DEFAULTS["rnn"]}
-    add("--dataset", default="words", help="dataset in data/, made by prepare_data.py")
-    add("--cell", choices=(*CELLS, "all"), default="lstm", help="the recurrent cell; all: each in turn")
-    add("--n_embd", type=in_range(int, 1, 10_000), shown=shown["n_embd"], help="embedding dimension")
-    add("--n_hidden", type=in_range(int, 1, 10_000), shown=shown["n_hidden"], help="hidden units per cell")
-    add("--n_layer", type=in_range(int, 1, 100), shown=shown["n_layer"], help="number of stacked cells")
-    add("--dropout", type=in_range(float, 0, 0.99), default=0.1, help="fraction of each cell's outputs to drop")
-    add("--max_iters", type=in_range(int, 1), default=2000, help="training steps")
-    add("--batch_size", type=in_range(int, 1, 100_000), default=64, help="documents, or parts of the text, per step")
-    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="update rule; sgd needs a higher learning rate")
-    rates = shown["learning_rate"]  # chosen on names
-    add("--learning_rate", type=in_range(float, above=0), shown=rates, help="peak learning rate")
-    add("--grad_clip", type=in_range(float, 0), default=1.0, help="gradient clipping threshold (norm); 0: off")
-    add("--bptt", type=in_range(int, 1, 100_000), default=64, help="gradients reach back this many tokens (BPTT)")
-    add("--recall", type=bool, default=False, help="instead: memory tests of all cells and a GPT (only --seed applies)")
-    add("--plot", type=bool, default=False, help="draw gradients.png into out/rnn_<dataset>/")
-    add("--num_samples", type=in_range(int, 0, 10_000), default=20, help="number of samples to generate")
-    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed: the same seed gives the same run")
-    return parser.parse_args()
-
-
 def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict]:
     """Train a model with this cell. Returns its result, and its gradients as print_gradients() takes them."""
     began = time.perf_counter()
-    options = SimpleNamespace(**vars(options))
-    for name, default in DEFAULTS[cell].items():
-        setattr(options, name, getattr(options, name) or default)
+    options = replace(options, **{name: getattr(options, name) or value for name, value in DEFAULTS[cell].items()})
     H = options.n_hidden
     if issubclass(CELLS[cell], LinearCell) and H % HEADS:
         raise UserError(f"n_hidden={H} cannot be split into {HEADS} heads; choose a multiple of {HEADS}")
-    weights, activations = (options.n_embd + H) * 4 * H * options.n_layer, max(data.vocab_size, 4 * H * options.n_layer)
-    if max(weights, options.batch_size * max(options.bptt * activations, H * H)) > 1_000_000_000:
-        what = "more than 1,000,000,000 weights, or activations of a batch"
-        raise UserError(f"{what}; reduce --n_hidden, --batch_size or --bptt")
     torch.manual_seed(options.seed)
     model = Model(data.vocab_size, cell, options.n_embd, H, options.n_layer, options.dropout)
     sizes = f"embeddings of {options.n_embd}, {options.n_layer} x {H} units"
@@ -313,7 +305,7 @@ def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict]:
 
 
 def main() -> None:
-    options = read_options()
+    options = parse(Options, __doc__)
     torch.set_num_threads(1)  # for tensors this small, more threads hardly help, and harm if others need the cores
     if options.recall:
         import recall

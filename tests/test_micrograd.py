@@ -572,9 +572,9 @@ def test_only_the_plot_needs_a_package():
 @pytest.mark.parametrize(
     "option, says",
     [
-        ("--plt", "unknown option --plt (did you mean --plot?)"),
-        ("--pl", "unknown option --pl (did you mean --plot?)"),
-        ("--plot=3", "3 is not true or false"),
+        ("--plt", "unknown option --plt (did you mean plot?)"),
+        ("--pl", "unknown option --pl (did you mean plot?)"),
+        ("--plot=3", "--plot=3 is unknown; choose from true, false"),
         ("moons", "unknown option moons"),
     ],
 )
