@@ -16,7 +16,6 @@ and by n-grams that count the letters nearest to it on these sides. All of them 
 
 import math
 import time
-from argparse import Namespace
 from dataclasses import replace
 from itertools import pairwise
 
@@ -195,7 +194,7 @@ def show_gaps(model: Encoder, gaps: list[tuple[np.ndarray, str]], vocab: Vocabul
         print(f"  correct: {correct}" if correct not in ("", text) else "")
 
 
-def compare_sides(train_words: list, test_words: list, vocab: Vocabulary, options: Namespace) -> tuple[Encoder, dict]:
+def compare_sides(train_words: list, test_words: list, vocab: Vocabulary, options) -> tuple[Encoder, dict]:
     """Train a model and count n-grams for each of SIDES. Returns the encoder, and the losses {kind: {side: loss}}."""
     sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
     config = GPTConfig(vocab.size, block_size=MAX_LETTERS + 2, activation="swiglu", **sizes)
@@ -216,9 +215,9 @@ def compare_sides(train_words: list, test_words: list, vocab: Vocabulary, option
     return model, losses
 
 
-def main(options: Namespace) -> None:
+def main(options) -> None:
     began = time.perf_counter()
-    data = load(options.dataset or "words")
+    data = load(options.dataset)
     if data.separator is None:
         raise UserError(f"{data.name} has no documents; use words, names, or your own text with --documents=lines")
     vocab = Vocabulary(data)
@@ -226,7 +225,7 @@ def main(options: Namespace) -> None:
     if not train_words or not test_words:
         raise UserError(f"{data.name} has no documents of 1 to {MAX_LETTERS} tokens; use words or names")
     gaps = []
-    if options.fill is None:
+    if not options.fill:
         for word in test_words[:5]:
             hidden = word.copy()
             hidden[len(word) // 2] = vocab.mask_id

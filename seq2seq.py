@@ -21,15 +21,17 @@ Shapes: B batch size, S source tokens, T target tokens, C channels, nh heads, hd
 import math
 import string
 import time
+from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from console import OptionParser, in_range, print_table, progress, run
+from console import Positive, UserError, parse, print_table, progress, run
 from model import Block, ConfigError, GPTConfig, make_norm, rope_angles
 from optim import Recipe, fit
 
@@ -40,6 +42,21 @@ BLOCK_SIZE = 64  # the longest source or target
 BATCH_SIZE = 128
 SMOOTHING = 0.1  # label smoothing in training
 TEST_EXAMPLES = 4000
+
+
+@dataclass
+class Options:
+    task: Literal["dates", "reverse", "copy"] = "dates"  # what to do with the source
+    attention: bool = True  # cross-attention; false: the decoder cannot see the source
+    n_layer: Positive = 2  # number of blocks of the encoder, and of the decoder
+    n_embd: Positive = 64  # embedding dimension
+    n_head: Positive = 4  # attention heads, a divisor of n_embd
+    max_iters: int = 0  # training steps (0: 1500; --mlm: 1000 for a GPT, four times as many for the encoder)
+    seed: int = 1337  # random seed for initialization and examples
+    plot: bool = False  # draw the cross-attention: out/seq2seq_<task>/alignment.png
+    mlm: bool = False  # masked language modeling instead of a task: mlm.py
+    dataset: str = "words"  # with --mlm: dataset of short documents, such as words and names
+    fill: str = ""  # with --mlm: replace each _ in this text by a letter
 
 
 # ----------------------------------------------------------------------------- tasks
@@ -279,30 +296,6 @@ def target_loss(model: Transformer, examples: list[tuple[str, str]]) -> tuple[fl
 # ----------------------------------------------------------------------------- the command line
 
 
-def read_options():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--task", choices=("dates", "reverse", "copy"), shown="dates", help="what to do with the source")
-    add("--attention", type=bool, shown=True, help="cross-attention; false: the decoder cannot see the source")
-    add("--n_layer", type=in_range(int, 1, 100), default=2, help="number of blocks of the encoder, and of the decoder")
-    add("--n_embd", type=in_range(int, 1, 10_000), default=64, help="embedding dimension")
-    add("--n_head", type=in_range(int, 1, 1000), default=4, help="attention heads, a divisor of n_embd")
-    steps = "1500; --mlm: 1000 for a GPT, four times as many for the encoder"
-    add("--max_iters", type=in_range(int, 1), shown=steps, help=f"training steps, of {BATCH_SIZE} examples each")
-    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed for initialization and examples")
-    add("--plot", type=bool, help="draw the cross-attention: out/seq2seq_<task>/alignment.png")
-    add("--mlm", type=bool, default=False, help="masked language modeling instead of a task: mlm.py")
-    add("--dataset", shown="words", help="with --mlm: dataset of short documents, such as words and names")
-    add("--fill", metavar="TEXT", help="with --mlm: replace each _ in this text by a letter")
-    options = parser.parse_args()
-    for name in ("task", "attention", "plot") if options.mlm else ("dataset", "fill"):
-        if getattr(options, name) is not None:
-            parser.error(f"--{name} {'cannot be used with' if options.mlm else 'needs'} --mlm")
-    if options.attention is False and options.plot:
-        parser.error("--plot needs cross-attention")
-    return options
-
-
 def show_lengths(model: Transformer, task: str, rng: np.random.Generator) -> None:
     """Print the fraction of correct targets for sources as long as in training, and longer ones."""
     exact = [exact_match(model, draw_examples(task, "test", 500, rng, length)) for length in LENGTHS]
@@ -321,14 +314,18 @@ def draw_alignment(model: Transformer, example: tuple[str, str], path: Path) -> 
 
 
 def main() -> None:
-    options, began = read_options(), time.perf_counter()
+    options, began = parse(Options, __doc__), time.perf_counter()
     if options.mlm:
         import mlm
 
         return mlm.main(options)
-    task, attention = options.task or "dates", options.attention is not False
+    if options.fill:
+        raise UserError("--fill is for --mlm; add that")
+    if options.plot and not options.attention:
+        raise UserError("--plot draws the cross-attention; leave out --attention=false")
+    task = options.task
     torch.manual_seed(options.seed)
-    model = make_model(options.n_layer, options.n_head, options.n_embd, attention)
+    model = make_model(options.n_layer, options.n_head, options.n_embd, options.attention)
     params = sum(p.numel() for p in model.parameters())
     print(f"{params:,} parameters; task: {task}")
     train(model, task, options.max_iters or 1500, options.seed)
@@ -353,7 +350,7 @@ def main() -> None:
     if options.plot:
         longest = max(examples[:5], key=lambda example: len(example[0]))
         draw_alignment(model, longest, Path("out", f"seq2seq_{task}", "alignment.png"))
-    result = {"model": "transformer", "task": task, "attention": str(attention).lower(), "params": params}
+    result = {"model": "transformer", "task": task, "attention": str(options.attention).lower(), "params": params}
     result |= {"exact_match": f"{greedy:.4f}", "beam": f"{beam:.4f}", "loss": f"{loss:.4f}"}
     result["seconds"] = f"{time.perf_counter() - began:.1f}"
     print("\nresult:", *(f"{key}={value}" for key, value in result.items()))

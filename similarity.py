@@ -123,9 +123,9 @@ def letter_counts(words: list[str]) -> torch.Tensor:
     return torch.tensor([[word.count(character) for character in characters] for word in words]).float()
 
 
-def open_gpt(run_folder: str | None, dataset: str, classes: dict[str, str]) -> tuple | None:
+def open_gpt(run_folder: str, dataset: str, classes: dict[str, str]) -> tuple | None:
     """The model and the tokenizer of a run, or of the run named like the dataset; None if that is not there."""
-    if run_folder is None and not (classes and Path("out", dataset, "best.pt").exists()):
+    if not run_folder and not (classes and Path("out", dataset, "best.pt").exists()):
         return None
     if not classes:
         raise UserError(f"--gpt compares words of Python code, and {dataset} has none; leave it out")

@@ -27,6 +27,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ import torch
 from torch.nn import functional as F
 
 import similarity
-from console import OptionParser, UserError, did_you_mean, in_range, run
+from console import Positive, UserError, did_you_mean, parse, run
 from prepare_data import load
 
 WORD = re.compile(r"[^\W\d]\w*")  # a letter or _, then letters, digits and _
@@ -45,6 +46,20 @@ NOISE_TABLE = 1 << 20  # words, drawn once, from which negatives are then chosen
 BATCH_SIZE = 32
 LEARNING_RATE = 0.1
 NEAR = ("self", "KeyError", "append", "min", "while", "True")
+
+
+@dataclass
+class Options:
+    dataset: str = "python"  # a folder in data/, made by prepare_data.py
+    window: Positive = 5  # largest distance of a context, in kept words
+    negatives: Positive = 5  # negative samples (random words) per pair
+    n_embd: Positive = 64  # embedding dimension
+    min_count: Positive = 5  # leave out words that occur less often
+    epochs: Positive = 3  # passes over the text
+    seed: int = 1337  # random seed for pairs and initialization
+    near: str = ""  # a word whose nearest neighbors to show
+    gpt: str = ""  # a run of train.py whose vectors to compare (default: out/<dataset>, if it is there)
+    plot: bool = False  # draw a map of 150 words: out/word2vec_<dataset>/map.png
 
 
 # ----------------------------------------------------------------------------- words and pairs
@@ -167,24 +182,8 @@ def ppmi_vectors(counted: tuple[np.ndarray, np.ndarray, np.ndarray], V: int, C: 
 # ----------------------------------------------------------------------------- the command line
 
 
-def read_options():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--dataset", default="python", help="dataset in data/, made by prepare_data.py")
-    add("--window", type=in_range(int, 1, 50), default=5, help="largest distance of a context, in kept words")
-    add("--negatives", type=in_range(int, 1, 50), default=5, help="negative samples (random words) per pair")
-    add("--n_embd", type=in_range(int, 2, 1000), default=64, help="embedding dimension")
-    add("--min_count", type=in_range(int, 1), default=5, help="leave out words that occur less often")
-    add("--epochs", type=in_range(int, 1), default=3, help="passes over the text")
-    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed for pairs and initialization")
-    add("--near", metavar="WORD", help="word whose nearest neighbors to show")
-    add("--gpt", metavar="RUN", help="run of train.py whose vectors to compare (default: out/DATASET, if it is there)")
-    add("--plot", type=bool, default=False, help="draw a map of 150 words: out/word2vec_<dataset>/map.png")
-    return parser.parse_args()
-
-
 def main() -> None:
-    options, began = read_options(), time.perf_counter()
+    options, began = parse(Options, __doc__), time.perf_counter()
     rng = np.random.default_rng(options.seed)
     data = load(options.dataset)
     if len(data.train) > MAX_TOKENS:

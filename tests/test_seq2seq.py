@@ -338,13 +338,10 @@ def test_the_plot_of_cross_attention(few, call, monkeypatch):
     [
         (("--n_embd=10",), "not a multiple"),
         (("--n_embd=9", "--n_head=3"), "even"),
-        (("--fill=a_b",), "--fill needs --mlm"),
-        (("--mlm", "--plot"), "--plot"),
-        (("--mlm", "--task=copy"), "--task"),
-        (("--dataset=names",), "--dataset needs --mlm"),
+        (("--fill=a_b",), "--fill is for --mlm"),
         (("--attention=false", "--plot"), "--plot"),
         (("--task=sort",), "sort"),
-        (("--max_iters=0",), "range"),
+        (("--n_layer=0",), "range"),
     ],
 )
 def test_wrong_options_are_an_error_in_one_line(options, says, fails):

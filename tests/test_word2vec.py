@@ -310,7 +310,7 @@ def test_the_map_of_words(data, call, monkeypatch):
         (("--dataset=tiny", "--near=caat", "--min_count=1"), "did you mean cat?"),
         (("--dataset=tiny", "--gpt=out/none"), "--gpt"),
         (("--dataset=code", "--gpt=out/none"), "no checkpoint"),
-        (("--n_embd=1",), "range"),
+        (("--n_embd=0",), "range"),
         (("--window=0",), "range"),
     ],
 )
