@@ -9,7 +9,9 @@ How does it depend on the position? Does the model use its context at all? Are i
 Are its samples new (memorization.py)? For the last two, baselines.py has n-gram models to compare with.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ import calibration
 import memorization
 from calibration import locate, read_batches, token_losses
 from checkpoint import load_checkpoint, load_model, newest_run
-from console import OptionParser, UserError, in_range, print_losses, print_result, print_table, run
+from console import Positive, UserError, parse, print_losses, print_result, print_table, run
 from model import GPT, ConfigError
 from prepare_data import Dataset, load
 from runtime import Machine, explain_errors
@@ -27,6 +29,25 @@ from windows import document_edges, evaluation_windows, read_windows
 
 SUBSET = 40_000  # tokens, evenly spaced: enough for prompts and calibration
 STRETCHES = 100  # of a text without documents, for the uncertainty of its loss
+
+
+@dataclass
+class Options:
+    init_from: str = ""  # a run's folder, a checkpoint, or gpt2 ... gpt2-xl (default: the newest run)
+    dataset: str = ""  # a dataset with the same tokenizer (default: the one that the model was trained on)
+    split: Literal["train", "val", "test"] = "val"  # the part of the dataset
+    eval_tokens: int = 0  # evaluate on about this many tokens; 0: all (prompts, calibration: at most 40,000)
+    num_samples: int = 1000  # number of samples to search for in the training text; 0: none
+    mlp: bool = False  # also train the network of mlp.py, to compare with it (a minute)
+    plot: bool = False  # draw evaluation.png beside the checkpoint
+    seed: int = 1337  # random seed of samples, intervals and the MLP
+    batch_size: Positive = 8  # windows per forward pass
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # precision of matmuls; auto: a fast one
+
+    @property
+    def subset(self) -> int:
+        return min(self.eval_tokens or SUBSET, SUBSET)
 
 
 def bootstrap(losses: np.ndarray, groups: np.ndarray, seed: int, n: int = 1000) -> tuple[float, float]:
@@ -144,33 +165,8 @@ def report(checkpoint: dict, model: GPT, data: Dataset, options, machine: Machin
     print_result("gpt", data, model.num_params(), {options.split: loss}, **more)
 
 
-def read_options():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--checkpoint", type=Path, help="a best.pt or last.pt of train.py (default: that of the newest run)")
-    add("--init_from", help="instead of a checkpoint: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a path to weights")
-    add("--dataset", help="a dataset with the same tokenizer (default: the one that the checkpoint was trained on)")
-    add("--split", choices=("train", "val", "test"), default="val", help="the part of the dataset")
-    tokens = f"evaluate on about this many tokens; 0: all (prompts and calibration: at most {SUBSET:,})"
-    add("--eval_tokens", type=in_range(int, 0), default=0, help=tokens)
-    samples = "number of samples to search for in the training text; 0: none"
-    add("--num_samples", type=in_range(int, 0), default=1000, help=samples)
-    add("--mlp", type=bool, default=False, help="also train the network of mlp.py, to compare with it (a minute)")
-    add("--int8", type=bool, default=False, help="also the loss with weights rounded to 8-bit integers, in float32")
-    add("--plot", type=bool, default=False, help="draw evaluation.png beside the checkpoint")
-    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed of samples, intervals and the MLP")
-    add("--batch_size", type=in_range(int, 1), default=8, help="windows per forward pass")
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
-    add("--dtype", choices=Machine.DTYPES, default="auto", help="precision of matmuls; auto: what is fast here")
-    options = parser.parse_args()
-    options.subset = min(options.eval_tokens or SUBSET, SUBSET)
-    if options.int8 and options.dtype == "auto":
-        options.dtype = "float32"  # rounding to bfloat16 changes the loss more than rounding the weights to int8 does
-    return options
-
-
 def main() -> None:
-    options = read_options()
+    options = parse(Options, __doc__)
     machine = Machine.pick(options.device, options.dtype)
     checkpoint = load_checkpoint(options.init_from or newest_run())
     trained_on = checkpoint["config"]["dataset"]

@@ -2,7 +2,6 @@
 
     python scaling.py                                       # train 20 small GPTs in 8 minutes, and fit a scaling law
     python scaling.py --minutes=16 --plot                   # twice as many tokens for each; scaling.png
-    python scaling.py config/gpt2.toml --estimate           # memory, compute and time of a run: estimate.py
 
 Read train.py before. The loss of a model with N parameters after D tokens, each seen once, follows a law
 
@@ -21,7 +20,6 @@ that of a short one. Warmup is 5 % of every run: with equally long warmup, the s
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from console import OptionParser, UserError, in_range, print_table, progress, run
+from console import UserError, parse, print_table, progress, run
 from files import replace_file
 from model import GPT, ConfigError
 from optim import fit
@@ -44,6 +42,15 @@ from windows import evaluate, evaluation_windows, read_windows
 WIDTHS = (32, 48, 64, 96, 128)  # n_embd: each model has about twice the parameters of the one before
 STEPS = (24, 48, 96, 192)  # for each of the --minutes: every budget has twice the tokens of the one before
 BASE = {"n_layer": 2, "n_head": 2, "block_size": 64, "lookback": 0, "batch_size": 16, "eval_tokens": 100_000}
+
+
+@dataclass
+class Options:
+    dataset: str = "python"  # a folder in data/, made by prepare_data.py
+    minutes: float = 8.0  # approximate minutes on two CPU cores: scales the training tokens of all runs
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    plot: bool = False  # draw scaling.png into out/scaling_<dataset>/
+    seed: int = 1337  # random seed of all runs
 
 
 # ----------------------------------------------------------------------------- the runs
@@ -288,19 +295,7 @@ def train_family(runs: list[dict], finished: Results, seed: int) -> tuple[list[d
 
 
 def main() -> None:
-    if {"--estimate", "--estimate=true"} & set(sys.argv):
-        import estimate  # its options are those of train.py
-
-        return estimate.main()
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--dataset", default="python", help="dataset in data/, made by prepare_data.py")
-    minutes = "approximate minutes on two CPU cores: scales the training tokens of all runs"
-    add("--minutes", type=in_range(float, 0.5), default=8.0, help=minutes)
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
-    add("--plot", type=bool, default=False, help="draw scaling.png into out/scaling_<dataset>/")
-    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed of all runs")
-    options = parser.parse_args()
+    options = parse(Options, __doc__)
     keep_freed_memory()
     machine, data = Machine.pick(options.device, "float32"), load(options.dataset)
     runs = family(options.dataset, options.minutes, options.seed)

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, babble, result
+from conftest import babble, result
 from test_train import data  # noqa: F401
 
-import estimate
 import prepare_data
 import scaling
 import train
@@ -217,15 +216,10 @@ def test_the_plot_is_drawn():
     ("options", "words"),
     [
         (["--minutes=1000"], "needs 1,024,000 tokens, and long has"),
-        (["--minutes=0.1"], "--minutes: 0.1 is out of range"),
+        (["--minutes=-1"], "--minutes=-1 is out of range"),
         (["--dataset=nothing"], "no dataset data/nothing"),
         (["--n_layer=3"], "unknown option --n_layer=3"),
     ],
 )
 def test_what_cannot_be_fitted_gets_one_line(small, fails, options, words):
     assert words in fails(scaling, "--dataset=long", *options)
-
-
-def test_an_estimate_is_that_of_train_py(call):
-    options = [ROOT / "config/gpt2.toml", "--estimate", "--device_flops=989e12", "--dtype=bfloat16"]
-    assert call(scaling, *options)[1] == call(train, *options)[1] == call(estimate, *options[:1], *options[2:])[1] != ""
