@@ -21,19 +21,19 @@ and 2 are kept in out/ for the next run. A checkpoint of LoRA, adapters or a pre
 
 import math
 import re
-from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 from checkpoint import find_checkpoint, load_checkpoint, load_model
-from console import OptionParser, UserError, did_you_mean, in_range, print_table, run
+from console import Fraction, Positive, UserError, did_you_mean, parse, print_table, run
 from instruct import INSTRUCTED, PRETRAINED, Recipe, Setup, fit, instruct, open_base, pretrain, save, sha256
 from model import GPT, ConfigError
-from peft import METHODS, attach, merge, trained_state
+from peft import attach, merge, trained_state
 from runtime import Machine, explain_errors, keep_freed_memory
 from tasks import CHARACTERS, TASKS, Row, encode, instruction, show_answers, words_by_split
 from tokenizer import CharTokenizer
@@ -54,6 +54,35 @@ VARIANTS = {  # of --method=all
     "prefix": {"method": "prefix"},
     "prefix, 32 tokens": {"method": "prefix", "rank": 32, "learning_rate": 0.1},
 }
+
+
+@dataclass
+class Options:
+    method: Literal["full", "lora", "adapter", "prefix", "all"] = "lora"  # how to learn the new task; all: compare ten
+    init_from: str = ""  # folder of a run of train.py to start from (default: out/pretrained, trained on first use)
+    tasks: str = ""  # tasks of instruction tuning, separated by commas (default: all but the new one)
+    new_task: Literal[*TASKS] = "swap"  # task of stage 3
+    num_examples: Positive = 1000  # training examples of the new task
+    rank: Positive = 8  # LoRA: rank of the update; adapter: bottleneck dimension; prefix: number of virtual tokens
+    alpha: float = 16.0  # LoRA: the update is scaled by alpha / rank
+    targets: Literal["qv", "all"] = "qv"  # LoRA: update queries and values, or all matrices
+    mask: bool = True  # stages 2, 3: only answers count in the loss; false: prompts as well
+    replay: Fraction = 0.0  # stage 3: fraction of old examples in a batch, half instructions, half pre-training texts
+    l2: float = 0.0  # stage 3, full: L2-SP, a penalty on the squared distance from the initial parameters; 0: off
+    max_iters: Positive = NEW_TASK.max_iters  # number of steps of stage 3
+    learning_rate: float = 0.0  # peak learning rate of stage 3 (0: full 0.0005, lora 0.0025, adapter 0.01, prefix 0.2)
+    merge: bool = False  # LoRA: add the update to the weights: the checkpoint is an ordinary GPT
+    plot: bool = False  # draw out/finetune/finetune.png
+    seed: int = 1337  # random seed of all stages
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # precision of matmuls in training; auto: a fast one
+
+    def __post_init__(self):
+        for name, method in (("merge", "lora"), ("l2", "full")):
+            if getattr(self, name) and self.method != method:
+                raise UserError(f"--{name} is for --method={method}; leave it out, or use that method")
+        if self.method == "all" and (self.replay or self.learning_rate):
+            raise UserError("--method=all has values of --replay and --learning_rate; leave them out")
 
 
 def new_task_rows(setup: Setup) -> list[Row]:
@@ -131,52 +160,16 @@ def print_comparison(results: dict[str, dict], params: int) -> None:
 # ----------------------------------------------------------------------------- the script
 
 
-def read_options() -> Namespace:
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    methods = "how to learn the new task; all: compare ten variants"
-    add("--method", choices=("full", *METHODS, "all"), default="lora", help=methods)
-    add("--init_from", help="folder of a run of train.py to start from (default: out/pretrained, trained on first use)")
-    add("--tasks", help="tasks of instruction tuning, separated by commas (default: all but the new one)")
-    add("--new_task", choices=tuple(TASKS), default="swap", help="task of stage 3")
-    add("--num_examples", type=in_range(int, 1, 2000), default=1000, help="training examples of the new task")
-    rank = "LoRA: rank of the update; adapter: bottleneck dimension; prefix: number of virtual tokens"
-    add("--rank", type=in_range(int, 1, 4096), default=8, help=rank)
-    add("--alpha", type=in_range(float, above=0), default=16.0, help="LoRA: the update is scaled by alpha / rank")
-    add("--targets", choices=("qv", "all"), default="qv", help="LoRA: update queries and values, or all matrices")
-    add("--mask", type=bool, default=True, help="stages 2, 3: only answers count in the loss; false: prompts as well")
-    replay = "stage 3: fraction of old documents in each batch, half instructions, half pre-training texts; 0: off"
-    add("--replay", type=in_range(float, 0, 0.9), default=0.0, help=replay)
-    l2 = "stage 3, full: L2-SP, a penalty on the squared distance from the initial parameters; 0: off"
-    add("--l2", type=in_range(float, 0), default=0.0, help=l2)
-    add("--max_iters", type=in_range(int, 1), default=NEW_TASK.max_iters, help="number of steps of stage 3")
-    rates = ", ".join(f"{method}: {rate:g}" for method, rate in LEARNING_RATES.items())
-    add("--learning_rate", type=in_range(float, above=0), help=f"peak learning rate of stage 3 (default: {rates})")
-    merging = "LoRA: add the update to the weights: the checkpoint is an ordinary GPT"
-    add("--merge", type=bool, default=False, help=merging)
-    add("--plot", type=bool, default=False, help="draw out/finetune/finetune.png")
-    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed of all stages")
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
-    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="precision of matmuls in training")
-    options = parser.parse_args()
-    given = options.tasks.split(",") if options.tasks else TASKS.keys() - {options.new_task}
+def old_tasks(options: Options) -> list[str]:
+    """The tasks of instruction tuning."""
+    given = options.tasks.split(",") if options.tasks else TASKS
     for task in given:
         if task not in TASKS:
             raise UserError(f"unknown task {task}{did_you_mean(task, TASKS)}; choose from {', '.join(TASKS)}")
-    options.tasks = [task for task in TASKS if task in given]
-    if options.new_task in options.tasks:
-        raise UserError(f"--new_task={options.new_task} is one of --tasks; leave it out there, or choose another one")
-    method = options.method
-    for name, fits in (
-        ("merge", method == "lora"), ("l2", method == "full"), ("targets", method == "lora"),
-        ("replay", method != "all"), ("learning_rate", method != "all"),
-    ):  # fmt: skip
-        if getattr(options, name) != parser.get_default(name) and not fits:
-            raise UserError(f"--{name} does not go with --method={method}; leave it out, or use another method")
-    return options
+    return [task for task in TASKS if task in given and task != options.new_task]
 
 
-def base_path(init_from: str | None) -> Path:
+def base_path(init_from: str) -> Path:
     """Find the checkpoint to start from. Raises UserError if there is none, or if a stage would overwrite a run."""
     written = (INSTRUCTED, FINETUNED) if init_from else (PRETRAINED, INSTRUCTED, FINETUNED)
     for path in written:
@@ -194,7 +187,7 @@ def learn_in_all_ways(setup: Setup) -> dict[str, dict]:
     """Stage 3 with each of the VARIANTS, from the same model. Returns their rows of the table."""
     results = {}
     for name, changes in VARIANTS.items():
-        variant = replace(setup, options=Namespace(**(vars(setup.options) | changes)))
+        variant = replace(setup, options=replace(setup.options, **changes))
         path = FINETUNED.with_name(re.sub(r"\W+", "_", name) + ".pt")
         _, results[name] = learn_new_task(variant, path, lambda *_: None)
         print(f"{name}: {results[name]['new_task']:.1%} exact match on test words, {path}", flush=True)
@@ -217,7 +210,8 @@ def learn_in_one_way(setup: Setup) -> dict[str, dict]:
 
 
 def main() -> None:
-    options = read_options()
+    options = parse(Options, __doc__)
+    options.tasks = old_tasks(options)
     base = base_path(options.init_from)
     keep_freed_memory()
     machine = Machine.pick(options.device, options.dtype)
@@ -226,6 +220,9 @@ def main() -> None:
     print(f"device  {machine}")
     with explain_errors("out of memory; use another --device="):
         setup = Setup(options, machine, words_by_split(), CharTokenizer(sorted(CHARACTERS)))
+        if 2 * options.num_examples > len(setup.words["train"]):
+            few = f"{len(setup.words['train']):,} words are not enough for --num_examples={options.num_examples}"
+            raise UserError(f"{few}, with two words each; use fewer")
         if not options.init_from:
             pretrain(setup)
         model, setup.tokenizer, setup.base_data = open_base(base)

@@ -9,7 +9,6 @@ is supervised fine-tuning, SFT (Wei et al. 2022; Ouyang et al. 2022).
 import hashlib
 import math
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,7 +57,7 @@ INSTRUCTION_TUNING = Recipe(1000, learning_rate=0.005, muon_learning_rate=0.015)
 class Setup:
     """State shared by all stages. base_data: the dataset that the base was trained on; None: tasks.plain_texts()."""
 
-    options: Namespace
+    options: object  # of finetune.py or rlhf.py
     machine: Machine
     words: dict[str, list[str]]  # of each split
     tokenizer: Tokenizer
