@@ -62,7 +62,7 @@ OTHERS += (dpo, mlm, ppo, recall, reward, runtime, similarity, tasks, tokenizer,
 if importlib.util.find_spec("matplotlib"):
     import plots
 
-    OTHERS += (plots,)
+    OTHERS += (plots,)  # it has no options
 FILES = {f"{module.__name__}.py": module for module in SCRIPTS + OTHERS}
 
 
@@ -106,27 +106,25 @@ FIRST_TABLE = tables(README[: README.index("\n## ")])
 # ----------------------------------------------------------------------------- commands
 
 
-class Accepted(Exception):
-    """All options were read, and the work would begin."""
+def options_of(script: str) -> type:
+    """The dataclass of a script's options. estimate.py has those of train.py, and more."""
+    return train.TrainConfig if script == "train.py" else FILES[script].Options
 
 
-def accept(*_, **__):
-    raise Accepted
+def read(words: list[str], monkeypatch) -> None:
+    """Read the options of a command, ["train.py", "--seed=1"]. Raises UserError or ConfigError if one is wrong."""
+    options = options_of(words[0])
+    argument = {"train.py": "config", "estimate.py": "config", "prepare_data.py": "source"}.get(words[0], "")
+    monkeypatch.setattr(sys, "argv", words)
+    given = console.read_options(options, "", argument)
+    if argument == "config" and "config" in given:
+        given = console.read_toml(given["config"], options) | given
+    options(**given)
 
 
 @pytest.mark.parametrize("command", commands())
 def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    if "--plot" in command or "plots.py" in command:
-        pytest.importorskip("matplotlib")
-        monkeypatch.setattr(plots, "lines", accept)
-    for module, name in (
-        (micrograd, "derivatives"), (bigram, "load"), (ngram, "load"), (mlp, "load"), (rnn, "load"), (recall, "main"),
-        (prepare_data, "prepare"),
-        (word2vec, "load"), (seq2seq, "make_model"), (mlm, "main"),
-        (train, "load_checkpoint"), (train, "load_initial"), (finetune, "base_path"), (runtime.Machine, "pick"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, accept)
     words = shlex.split(command)
     if words[0] == "torchrun":
         at = next(i for i, word in enumerate(words) if not word.startswith("--") and i)
@@ -140,24 +138,24 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
         requirements = words[:3] == ["pip", "install", "-r"] and (ROOT / words[3]).exists()
         assert requirements or command in others or command.startswith("curl -o dream.txt https://")
         return
-    monkeypatch.setattr(sys, "argv", words[1:])
-    with pytest.raises(Accepted):
-        FILES[words[1]].main()
+    if words[1:] != ["plots.py"]:
+        read(words[1:], monkeypatch)
 
 
 def test_a_wrong_command_would_show(monkeypatch):
-    monkeypatch.setattr(ngram, "load", accept)
-    for wrong in ("--colour=red", "--n=0", "--n=1 --neural"):
-        monkeypatch.setattr(sys, "argv", ["ngram.py", *wrong.split()])
-        with pytest.raises(console.UserError):
-            ngram.main()
+    monkeypatch.chdir(ROOT)
+    for wrong in ("ngram.py --colour=red", "ngram.py --n=0", "mlp.py --batch_size=1", "train.py --n_head=3"):
+        with pytest.raises((console.UserError, model.ConfigError)):
+            read(wrong.split(), monkeypatch)
+    with pytest.raises(console.UserError, match="no config file"):
+        read(["train.py", "config/nothing.toml"], monkeypatch)
 
 
-def test_each_option_in_the_text_is_one_of_some_script(call):
+def test_each_option_in_the_text_is_one_of_some_script():
     known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint")}
     known |= {"--index"}  # pip's --index-url
     for module in SCRIPTS:
-        known |= set(re.findall(r"--\w+", call(module, "--help")[1]))
+        known |= {f"--{name}" for name in console.comments(options_of(f"{module.__name__}.py"))}
     assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", TEXT, flags=re.S))) <= known
 
 
