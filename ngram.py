@@ -205,8 +205,6 @@ def compare_orders(counts: dict, data: Dataset, alpha: float, discount: float) -
 
 def main() -> None:
     options = parse(Options, __doc__)
-    if options.neural and options.n == 1:
-        raise UserError("--neural needs at least one token of context, and --n=1 has none; use --n=2")
     data = load(options.dataset)
     V, name = data.vocab_size, f"{options.n}-gram"
     data.need(max(options.n, 2), f"--n={options.n}")

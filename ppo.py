@@ -30,7 +30,6 @@ PPO = Recipe(30, learning_rate=0.001, optimizer="adamw", batch_size=256, warmup_
 EPOCHS, MINIBATCHES = 2, 4  # each batch of words is used twice, a quarter of it per update
 CLIP = 0.2  # outside of 1 - CLIP to 1 + CLIP, a ratio brings no more gain
 LAMBDA = 0.95  # of generalized advantage estimation
-BASELINES = ("value", "group")
 
 
 def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:

@@ -12,16 +12,17 @@ policy does by the hidden rule, and at what cost: how far it is from the base, a
 import math
 import re
 import time
-from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 import reward
-from console import OptionParser, UserError, in_range, print_table, run
-from dpo import DPO, dpo, implicit_rewards
+from console import Positive, UserError, parse, print_table, run
+from dpo import dpo, implicit_rewards
 from model import GPT, ConfigError
-from ppo import BASELINES, PPO, ppo, why_nothing_learned
+from ppo import PPO, ppo, why_nothing_learned
 from runtime import Machine, explain_errors, keep_freed_memory
 from toy import FOLDER, PREFERENCES, Toy, complete, draw_prompts, kl_and_entropy, open_toy, save_gpt, texts, val_loss
 
@@ -30,6 +31,25 @@ BEST_OF = (1, 2, 4, 8, 16)
 OTHER_BETAS = (0.0, 1.0)  # of --stage=all: no penalty, and a large one
 
 Metrics = dict[str, float | list[str]]
+
+
+@dataclass
+class Options:
+    stage: Literal["all", "reward", "ppo", "dpo"] = "all"  # what to train; all: everything, and compare
+    init_from: str = ""  # folder of a run of train.py on words or names (default: out/rlhf/base.pt, made if needed)
+    preference: Literal[*PREFERENCES] = "melodic"  # the hidden rule; melodic: vowels, no repetitions
+    pairs: Positive = 4000  # comparisons to train on
+    beta: float = 0.1  # weight of the KL from the base; 0: off, PPO only
+    baseline: Literal["value", "group"] = "value"  # of PPO: a value network, or the mean of a group of words (GRPO)
+    group: Positive = 8  # words per prompt for --baseline=group
+    max_iters: int = 0  # steps of PPO and of DPO (0: 30 and 150)
+    plot: bool = False  # draw out/rlhf/rlhf.png
+    seed: int = 1337  # random seed
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+
+    def __post_init__(self):
+        if self.beta == 0 and self.stage != "ppo":
+            raise UserError("--beta=0 has no meaning for DPO; use --stage=ppo, or a larger --beta")
 
 
 # ----------------------------------------------------------------------------- evaluation
@@ -195,44 +215,8 @@ def panels(curves: dict[str, list[Metrics]]) -> list[dict]:
 # ----------------------------------------------------------------------------- the script
 
 
-def read_options() -> Namespace:
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add(
-        "--stage",
-        choices=("all", "reward", "ppo", "dpo"),
-        default="all",
-        help="what to train; all: everything, and compare",
-    )
-    add("--init_from", help="folder of a run of train.py on words or names (default: out/rlhf/base.pt, made if needed)")
-    rules = "melodic: up to six vowels, one at the end, no repetitions; short: few letters"
-    add("--preference", choices=tuple(PREFERENCES), default="melodic", help=f"the hidden rule, {rules}")
-    add("--pairs", type=in_range(int, 1, 10**6), default=4000, help="comparisons to train on")
-    add("--beta", type=in_range(float, 0), default=0.1, help="weight of the KL from the base; 0: off, PPO only")
-    baselines = "baseline of PPO: the output of a value network, or the mean over a group of words (GRPO)"
-    add("--baseline", choices=BASELINES, default="value", help=baselines)
-    add("--group", type=in_range(int, 2, PPO.batch_size), default=8, help="words per prompt for --baseline=group")
-    steps = f"steps of PPO and of DPO (default: {PPO.max_iters} and {DPO.max_iters})"
-    add("--max_iters", type=in_range(int, 1), help=steps)
-    add("--plot", type=bool, default=False, help="draw out/rlhf/rlhf.png")
-    add("--seed", type=in_range(int, 0, 2**31 - 1), default=1337, help="random seed")
-    add("--device", default="auto", help="cpu, cuda, cuda:1, mps; auto: the best available")
-    options = parser.parse_args()
-    stage, learns = options.stage, options.stage != "reward"
-    for name, fits in (
-        ("beta", learns), ("max_iters", learns), ("plot", learns), ("baseline", stage == "ppo"),
-        ("group", stage == "all" or options.baseline == "group"),
-    ):  # fmt: skip
-        if getattr(options, name) != parser.get_default(name) and not fits:
-            found = f"--stage={stage}" + (" --baseline=value" if stage == "ppo" else "")
-            raise UserError(f"--{name} has no effect with {found}; leave it out, or change that")
-    if options.beta == 0 and stage != "ppo":
-        raise UserError("--beta=0 has no meaning for DPO; use --stage=ppo, or a larger --beta")
-    return options
-
-
 def main() -> None:
-    began, options = time.perf_counter(), read_options()
+    began, options = time.perf_counter(), parse(Options, __doc__)
     keep_freed_memory()
     machine = Machine.pick(options.device, "float32")  # in bfloat16, rounding would change ratios by a few percent
     torch.set_float32_matmul_precision("high")  # now: a base of an earlier run then gives the same numbers

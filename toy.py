@@ -16,7 +16,6 @@ padding. With T = 9:
     drawn_mask(ids)     .  x  x  x  x  x  .  .          those that the model drew
 """
 
-from argparse import Namespace
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -211,7 +210,7 @@ def pretrain(setup: Setup) -> None:
     save_gpt("base", model, setup, made_from=made_from)
 
 
-def open_toy(options: Namespace, machine: Machine) -> Toy:
+def open_toy(options, machine: Machine) -> Toy:
     """Train or load the base. Raises UserError if it was not trained on words, or has too short a context."""
     if not options.init_from:
         data = load("words")

@@ -354,7 +354,6 @@ def test_the_plot_over_the_order_is_its_table(call, monkeypatch, n):
         ("--alpha=-1", "--alpha=-1 is out of range"),
         ("--discount=-0.1", "use at least 0.0, and less than 1.0"),
         ("--discount=1.5", "use at least 0.0, and less than 1.0"),
-        ("--neural --n=1", "--n=1 has none"),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, says):
