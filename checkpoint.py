@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from console import UserError
-from files import check_sha256, load_tensors, lock, replace_file
+from files import load_tensors, lock, replace_file, sha256_of
 from gpt2 import find_gpt2, load_gpt2
 from model import GPT, GPTConfig
 from tokenizer import Tokenizer, make_tokenizer
@@ -64,7 +64,8 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
         from peft import attach
 
         base = Path(checkpoint["base"]["path"])
-        check_sha256(base, checkpoint["base"]["sha256"], "it was trained again; run finetune.py again, too")
+        if not base.exists() or sha256_of(base) != checkpoint["base"]["sha256"]:
+            raise UserError(f"{base}, the base of {checkpoint['name']}, is gone, or was trained again; run finetune.py again")
         load_weights(model, load_checkpoint(base)["model"])
         attach(model, **checkpoint["peft"])
         weights = model.state_dict() | weights

@@ -4,9 +4,9 @@
     tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
-Read prepare_data.py after, which encodes whole texts with these classes. meta.json and checkpoints keep a tokenizer as
-its to_dict(). This file trains BPE, and leaves the fast encoding to tiktoken. No text is special: even "<|endoftext|>"
-is split.
+Read prepare_data.py after, which encodes whole texts with these classes. meta.json and checkpoints keep a
+tokenizer as its to_dict(). BPE is trained here, and tiktoken encodes with it. No text is special: even
+"<|endoftext|>" is split.
 """
 
 import base64
@@ -15,11 +15,11 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from itertools import chain, pairwise
-
-import numpy as np
+from itertools import pairwise
 
 from console import UserError
+
+MAX_CHARACTERS = 100_000_000  # of a text that BPE is trained on
 
 
 class CharTokenizer:
@@ -28,23 +28,14 @@ class CharTokenizer:
     def __init__(self, chars: Iterable[str]):
         self.chars = list(chars)
         self.vocab_size = len(self.chars)
-        self.id_of = np.full(0x110000, -1, dtype=np.int32)  # code point -> token id, for all of Unicode
-        self.id_of[[ord(c) for c in self.chars]] = np.arange(self.vocab_size)
-
-    def encode_array(self, text: str) -> np.ndarray:
-        """Token ids (n,). Raises UserError if characters are unknown."""
-        ids = self.id_of[code_points(text)]
-        if ids.size and ids.min() < 0:
-            unknown = ", ".join(ascii(c) for c in sorted(set(text) - set(self.chars))[:20])
-            raise UserError(f"the vocabulary lacks {unknown}; remove them, or prepare the data with --tokenizer=bpe")
-        return ids
-
-    def encode_documents(self, documents: list[str]) -> np.ndarray:
-        """Token ids (n,) of the documents, each followed by a newline."""
-        return self.encode_array("\n".join(documents) + "\n")
+        self.id_of = {c: i for i, c in enumerate(self.chars)}
 
     def encode(self, text: str) -> list[int]:
-        return self.encode_array(text).tolist()
+        """Token ids. Raises UserError if characters are unknown."""
+        if unknown := set(text) - self.id_of.keys():
+            some = ", ".join(map(ascii, sorted(unknown)[:20]))
+            raise UserError(f"the vocabulary lacks {some}; remove them, or use --tokenizer=bpe")
+        return [self.id_of[c] for c in text]
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.chars[i] for i in ids)
@@ -56,18 +47,14 @@ class CharTokenizer:
         return {"kind": "char", "chars": self.chars}
 
 
-def code_points(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-
-
-# GPT-2 splits a text into words before it merges bytes (Radford et al. 2019), so no token spans two words.
-# {L} and {N} stand for Unicode's letters and numbers.
+# GPT-2 splits a text into words before it merges bytes (Radford et al. 2019), so no token spans two
+# words. {L} and {N} stand for Unicode's letters and numbers.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?[{L}]+| ?[{N}]+| ?[^\s{L}{N}]+|\s+(?!\S)|\s+"
 GPT2_PATTERN = WORDS.replace("{L}", r"\p{L}").replace("{N}", r"\p{N}")
 
 
 class BPETokenizer:
-    """Byte-pair encoding by tiktoken, with our own ranks (bytes -> id) or, without any, GPT-2's encoding."""
+    """Byte-pair encoding by tiktoken, with our own ranks (bytes -> id), or else GPT-2's."""
 
     def __init__(self, ranks: dict[bytes, int] | None = None):
         import tiktoken  # here: characters need neither the package nor its download
@@ -79,18 +66,10 @@ class BPETokenizer:
             try:
                 self.encoding = tiktoken.get_encoding("gpt2")
             except (OSError, ValueError) as error:  # no network, or the wrong file came
-                why = " ".join(str(error).split())[:200]
-                advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use --tokenizer=char or bpe"
-                raise UserError(f"cannot download the GPT-2 vocabulary ({why}); {advice}") from error
+                advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use char or bpe"
+                what = f"cannot download the GPT-2 vocabulary ({error})"
+                raise UserError(f"{what}; {advice}") from error
         self.vocab_size = self.encoding.n_vocab
-
-    def encode_array(self, text: str) -> np.ndarray:
-        return self.encoding.encode_to_numpy(text, disallowed_special=())
-
-    def encode_documents(self, documents: list[str]) -> np.ndarray:
-        """Token ids (n,) of the documents, each followed by a newline; no token spans two documents."""
-        newline = self.encode("\n")
-        return np.concatenate([ids + newline for ids in self.encoding.encode_ordinary_batch(documents)])
 
     def encode(self, text: str) -> list[int]:
         return self.encoding.encode_ordinary(text)
@@ -104,7 +83,8 @@ class BPETokenizer:
     def to_dict(self) -> dict:
         if self.ranks is None:
             return {"kind": "gpt2"}
-        return {"kind": "bpe", "ranks": [base64.b64encode(t).decode() for t in sorted(self.ranks, key=self.ranks.get)]}
+        tokens = sorted(self.ranks, key=self.ranks.get)
+        return {"kind": "bpe", "ranks": [base64.b64encode(token).decode() for token in tokens]}
 
 
 Tokenizer = CharTokenizer | BPETokenizer
@@ -114,12 +94,13 @@ def make_tokenizer(fields: dict) -> Tokenizer:
     if fields["kind"] == "char":
         return CharTokenizer(fields["chars"])
     if fields["kind"] == "bpe":
-        return BPETokenizer({base64.b64decode(token): rank for rank, token in enumerate(fields["ranks"])})
+        tokens = map(base64.b64decode, fields["ranks"])
+        return BPETokenizer({token: rank for rank, token in enumerate(tokens)})
     return BPETokenizer()
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens to start a sample from: a newline, which also starts documents, or else the first token."""
+    """The tokens to start a sample from: a newline, as it starts documents, or else the first token."""
     try:
         return tokenizer.encode("\n")
     except UserError:
@@ -127,37 +108,44 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None) -> list[str]:
-    """Return printable names of tokens: white space in quotes, and the separator as a dot, as in the lectures."""
+    """Printable names of tokens: white space in quotes, and the lectures' dot for the separator."""
     texts = ["." if i == separator else tokenizer.decode([i]) for i in ids]
     return [text if text.isprintable() and text.strip() else repr(text) for text in texts]
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text by GPT2_PATTERN. The standard library's `re` has no \\p{L}, so the letters and numbers that occur in
-    the text are listed. (tiktoken differs for U+001C to U+001F, and for letters newer than this Python.)"""
+    """Split a text by GPT2_PATTERN. The standard library's `re` has no \\p{L}, so the letters and numbers
+    of the text are listed. (tiktoken differs for U+001C to U+001F, and for letters newer than Python.)"""
     letters = "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == "L")
     numbers = "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == "N")
     return re.findall(WORDS.replace("{L}", "a" + letters).replace("{N}", "0" + numbers), text)
 
 
 def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
-    """Train byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) on a text, or on pieces of one.
+    """Train byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) on a text, or its pieces.
 
-    Start from the 256 bytes. Repeatedly merge the most frequent pair of neighboring tokens (in a tie, the first in byte
-    order), and count again in its words. Returns bytes -> id, fewer than vocab_size if nothing is left to merge."""
+    Start from the 256 bytes. Repeatedly merge the most frequent pair of neighboring tokens (in a tie, the
+    first in byte order), and count again in its words. Returns bytes -> id, of which there are fewer than
+    vocab_size if nothing is left to merge."""
     if not 256 <= vocab_size <= 0x110000:
-        raise UserError(f"vocab_size={vocab_size} is out of range: BPE starts from the 256 bytes; use 256 to 1,114,112")
-    occurrences = Counter(chain.from_iterable(map(split_words, [text] if isinstance(text, str) else text)))
-    words = [word.encode().decode("latin-1") for word in occurrences]  # one character per token, as str.replace is fast
+        raise UserError(f"vocab_size={vocab_size}, but BPE starts from 256 bytes; use 256 to 1,114,112")
+    occurrences = Counter()
+    left = MAX_CHARACTERS
+    for piece in [text] if isinstance(text, str) else text:
+        occurrences.update(split_words(piece[: max(left, 0)]))
+        left -= len(piece)
+    # one character per token, as str.replace is fast
+    words = [word.encode().decode("latin-1") for word in occurrences]
     counts = list(occurrences.values())
     tokens = {chr(i): bytes([i]) for i in range(256)}
     pairs = Counter()  # pair -> occurrences in the text
     words_with = defaultdict(set)  # pair -> indices of the words with that pair
     for i, word in enumerate(words):
-        for pair in pairwise(word):
-            pairs[pair] += counts[i]
-            words_with[pair].add(i)
-    entry = lambda pair: (-pairs[pair], tokens[pair[0]], tokens[pair[1]], pair)  # the best pair has the smallest
+        for neighbors in pairwise(word):
+            pairs[neighbors] += counts[i]
+            words_with[neighbors].add(i)
+    # the best pair has the smallest entry
+    entry = lambda pair: (-pairs[pair], tokens[pair[0]], tokens[pair[1]], pair)
     heap = [entry(pair) for pair in pairs]
     heapq.heapify(heap)
     while len(tokens) < vocab_size and heap:
@@ -176,6 +164,6 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
                 pairs[fresh] += counts[i]
                 words_with[fresh].add(i)
                 changed.add(fresh)
-        for pair in changed:
-            heapq.heappush(heap, entry(pair))
-    return {token: i for i, token in enumerate(tokens.values())}  # distinct, as equal strings are merged equally
+        for other in changed:
+            heapq.heappush(heap, entry(other))
+    return {token: i for i, token in enumerate(tokens.values())}

@@ -10,7 +10,7 @@ import torch
 
 import files
 from console import UserError
-from files import download, load_tensors, replace_file, replace_folder
+from files import download, load_tensors, replace_file
 
 ADVICE = "or use words or python, which need no download"
 
@@ -19,46 +19,61 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_a_download_that_breaks_off_is_resumed(server):
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """The seconds that a download would have waited."""
+    waited = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    return waited
+
+
+def test_a_download_that_breaks_off_is_resumed(server, pauses):
     server.breaks_after = [300_000, 200_000]
-    download(server.url, Path("down/file"), ADVICE, sha256(server.body), pause=0)
+    download(server.url, Path("down/file"), ADVICE, sha256(server.body))
     assert Path("down/file").read_bytes() == server.body
-    assert [asked for _, asked in server.log] == [None, "bytes=294912-", "bytes=491520-"]  # whole blocks of 16 KiB
+    assert [asked for _, asked in server.log] == ["bytes=0-", "bytes=294912-", "bytes=491520-"]  # blocks of 16 KiB
+    assert pauses == [1, 2]
     assert not Path("down/file.part").exists()
 
 
 def test_a_server_that_ignores_ranges_sends_it_all_again(server):
     server.breaks_after, server.ranges = [300_000], False
-    download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
+    download(server.url, Path("file"), ADVICE, sha256(server.body))
     assert Path("file").read_bytes() == server.body
 
 
 def test_a_part_that_is_too_long_is_thrown_away(server):
     Path("file.part").write_bytes(b"x" * 2_000_000)
-    download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
+    download(server.url, Path("file"), ADVICE, sha256(server.body))
     assert Path("file").read_bytes() == server.body
 
 
 def test_an_interrupted_download_resumes_in_the_next_run(server):
-    server.breaks_after = [100_000] * 3
+    server.breaks_after = [100_000] * 4
     with pytest.raises(UserError, match=r"cannot download http://127.0.0.1:\d+/file \(.*; put the file at"):
-        download(server.url, Path("file"), ADVICE, sha256(server.body), tries=3, pause=0)
-    assert not Path("file").exists() and Path("file.part").stat().st_size == 3 * 98304
-    download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
+        download(server.url, Path("file"), ADVICE, sha256(server.body))
+    assert not Path("file").exists() and Path("file.part").stat().st_size == 4 * 98304
+    download(server.url, Path("file"), ADVICE, sha256(server.body))
     assert Path("file").read_bytes() == server.body
 
 
-@pytest.mark.parametrize(("status", "tries"), [(404, 1), (403, 1), (503, 3)])
-def test_a_refused_download_is_not_tried_again(server, status, tries):
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_refused_download_is_tried_four_times(server, pauses, status):
     server.status = status
     with pytest.raises(UserError, match=f"{status}.*words or python, which need no download"):
-        download(server.url, Path("file"), ADVICE, tries=3, pause=0)
-    assert len(server.log) == tries and not Path("file").exists()
+        download(server.url, Path("file"), ADVICE)
+    assert pauses == [1, 2, 4] and len(server.log) == 4 and not Path("file").exists()
+
+
+def test_a_download_that_nothing_verifies_is_refused(server):
+    with pytest.raises(UserError, match="/file comes without a SHA-256 to verify it; or use words"):
+        download(server.url, Path("file"), ADVICE)
+    assert not Path("file").exists()
 
 
 def test_a_wrong_checksum_is_refused_and_leaves_nothing(server):
     with pytest.raises(UserError, match="SHA-256"):
-        download(server.url, Path("down/file"), ADVICE, "0" * 64, pause=0)
+        download(server.url, Path("down/file"), ADVICE, "0" * 64)
     assert [path.name for path in Path("down").iterdir()] == ["file.lock"]
 
 
@@ -67,16 +82,16 @@ def test_two_processes_do_not_write_to_one_part(server):
     with open("file.lock", "w") as file:
         files.lock(file, "")
         with pytest.raises(UserError, match=r"another process is downloading http://127.0.0.1"):
-            download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
-    download(server.url, Path("file"), ADVICE, sha256(server.body), pause=0)
+            download(server.url, Path("file"), ADVICE, sha256(server.body))
+    download(server.url, Path("file"), ADVICE, sha256(server.body))
 
 
 def test_the_checksum_that_the_server_names_is_checked(server):
     server.redirects = {"/file": ("/elsewhere", sha256(b"other"))}
-    with pytest.raises(UserError, match=f"SHA-256 .* instead of {sha256(b'other')}"):
-        download(server.url, Path("file"), ADVICE, pause=0)
+    with pytest.raises(UserError, match=f"does not have the SHA-256 {sha256(b'other')}; try again"):
+        download(server.url, Path("file"), ADVICE)
     server.redirects = {"/file": ("/elsewhere", sha256(server.body))}
-    download(server.url, Path("file"), ADVICE, pause=0)
+    download(server.url, Path("file"), ADVICE)
     assert Path("file").read_bytes() == server.body
 
 
@@ -115,17 +130,6 @@ def test_a_bug_in_the_writer_shows_its_traceback_and_leaves_the_previous_file():
         with pytest.raises(type(error), match="a bug"):
             replace_file(Path("file"), lambda file, error=error: fail_half_way(file, error))
     assert Path("file").read_bytes() == b"old"
-
-
-def test_a_folder_is_replaced_and_the_old_one_set_aside():
-    for name in ("folder", "temporary", "temporary/new"):
-        Path(name).mkdir()
-    Path("folder/old").touch()
-    Path("temporary/new/new").touch()
-    replace_folder(Path("temporary/new"), Path("folder"))
-    assert [path.name for path in Path("folder").iterdir()] == ["new"]
-    assert [path.name for path in Path("temporary").iterdir()] == ["old"]
-
 
 def test_tensors_and_plain_values_come_back():
     torch.save({"weight": torch.arange(3), "step": 7, "name": "tiny"}, "file.pt")

@@ -504,7 +504,7 @@ DOT = [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1], [1, 0, 0, 0]]  # ., e, m, a
 
 @example("emma-dot", [DOT, (1, 1, 2, 1), (1, 1, 2, 1)])
 def _():
-    N = bigram.count_bigrams(CharTokenizer(".ema").encode_array(".emma."), 4)
+    N = bigram.count_bigrams(np.array(CharTokenizer(".ema").encode(".emma.")), 4)
     return N, N.sum(1), N.sum(0)
 
 
@@ -529,7 +529,7 @@ def names() -> tuple[list[str], CharTokenizer, np.ndarray]:
     if not (path := SHARED / "data/names.txt").exists():
         pytest.skip("no local copy of names.txt")
     words, tokenizer = path.read_text(encoding="utf-8").split(), CharTokenizer(".abcdefghijklmnopqrstuvwxyz")
-    return words, tokenizer, bigram.count_bigrams(tokenizer.encode_array("." + ".".join(words) + "."), 27)
+    return words, tokenizer, bigram.count_bigrams(np.array(tokenizer.encode("." + ".".join(words) + ".")), 27)
 
 
 @example("names-size", [32033, 228146, 627, 2, 15])
@@ -556,7 +556,7 @@ def _():
 def _():
     _, tokenizer, N = names()
     counts = [
-        bigram.count_bigrams(tokenizer.encode_array(f".{name}."), 27) for name in ("andrej", "andreja", "andrejq")
+        bigram.count_bigrams(np.array(tokenizer.encode(f".{name}.")), 27) for name in ("andrej", "andreja", "andrejq")
     ]
     return [table_loss(N, 0, M) for M in counts], table_loss(N, 1, counts[2])
 
@@ -606,7 +606,7 @@ def _():
 
 @example("idx-baddab", [(1, 0, 2, 3, 2, 0, 1), (1, 0, 2, 3, 2, 0), (0, 2, 3, 2, 0, 1)])
 def _():
-    tokens = CharTokenizer("abd ").encode_array("bad dab")
+    tokens = np.array(CharTokenizer("abd ").encode("bad dab"))
     X, Y = mlp.contexts(tokens, np.arange(1, 7), 1, None)
     return tokens, X.flatten(), Y
 
@@ -628,7 +628,7 @@ def _():
 
 @example("onehot-bca", [[1, 2, 0], np.arange(9).reshape(3, 3)[[1, 2, 0]]])  # W has a row for each token, three
 def _():
-    X = CharTokenizer("abc").encode_array("bca")
+    X = np.array(CharTokenizer("abc").encode("bca"))
     W = torch.arange(9.0).view(3, 3)
     return X, mlp.Embedding(W)(torch.from_numpy(X)[:, None].long())
 
