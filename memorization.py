@@ -67,12 +67,6 @@ def longest_copies(train: np.ndarray, samples: list[np.ndarray]) -> np.ndarray:
     return np.array([part.max(initial=0) for part in parts])
 
 
-def documents_of(tokens: np.ndarray, separator: int, length: int) -> list[tuple]:
-    """The first tokens, `length` at most, of each document of a text that starts and ends with a separator."""
-    parts = np.split(tokens, np.flatnonzero(tokens == separator))[1:-1]
-    return [tuple(part[1 : 1 + length].tolist()) for part in parts]
-
-
 def up_to_separator(rows: np.ndarray, separator: int | None) -> list[tuple]:
     """Each row of generated tokens (n, T) up to its first separator, if it has one."""
     return [tuple(row[: np.append(row == separator, True).argmax()].tolist()) for row in rows]
@@ -84,7 +78,7 @@ def compare(samples: dict[str, list[tuple]], data: Dataset, split: str, length: 
     documents: mean of longest run / sample length}."""
     heading, texts = ["copies", "samples", "longest run: mean", "maximum"], {}
     if data.separator is not None:
-        texts = {name: set(documents_of(getattr(data, name), data.separator, length)) for name in ("train", split)}
+        texts = {name: {tuple(ids[:length]) for ids in data.documents(name)} for name in ("train", split)}
         heading += [*(f"in {name}" for name in texts), "in neither" if len(texts) > 1 else "not there"]
     every = [np.array(sample, dtype=np.int64) for sample in itertools.chain(*samples.values())]
     stops = np.cumsum([len(of_one) for of_one in samples.values()])
@@ -124,7 +118,7 @@ def report(gpt: GPT, counting: dict[str, Baseline], data: Dataset, options, mach
         starts = np.linspace(0, len(tokens) - length, n).astype(int)
         real = [tuple(tokens[at : at + length].tolist()) for at in starts]
     else:
-        real = documents_of(tokens, data.separator, length)[:n]
+        real = [tuple(ids[:length]) for ids in data.documents(options.split)[:n]]
     rows = {}
     for name, model in counting.items():
         rows[name] = baselines.sample(model, start, n, length, np.random.default_rng(options.seed))

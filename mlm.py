@@ -17,7 +17,6 @@ and by n-grams that count the letters nearest to it on these sides. All of them 
 import math
 import time
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -68,10 +67,9 @@ class Vocabulary:
         return torch.from_numpy(idx)
 
 
-def split_words(tokens: np.ndarray, end_id: int) -> list[np.ndarray]:
+def split_words(data: Dataset, split: str) -> list[np.ndarray]:
     """The documents of 1 to MAX_LETTERS letters, each with a newline before and after."""
-    ends = np.flatnonzero(tokens == end_id)
-    words = [tokens[start : stop + 1].astype(np.int64) for start, stop in pairwise(ends)]
+    words = (np.array([data.separator, *word, data.separator]) for word in data.documents(split))
     return [word for word in words if 3 <= len(word) <= MAX_LETTERS + 2]
 
 
@@ -218,10 +216,8 @@ def compare_sides(train_words: list, test_words: list, vocab: Vocabulary, option
 def main(options) -> None:
     began = time.perf_counter()
     data = load(options.dataset)
-    if data.separator is None:
-        raise UserError(f"{data.name} has no documents; use words, names, or your own text with --documents=lines")
+    train_words, test_words = (split_words(data, split) for split in ("train", "test"))
     vocab = Vocabulary(data)
-    train_words, test_words = (split_words(tokens, vocab.end_id) for tokens in (data.train, data.test))
     if not train_words or not test_words:
         raise UserError(f"{data.name} has no documents of 1 to {MAX_LETTERS} tokens; use words or names")
     gaps = []

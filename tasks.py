@@ -55,8 +55,8 @@ def words_by_split() -> dict[str, list[str]]:
     """Return the words of 3 to 8 letters in each split of `words`: {"train": ..., "val": ..., "test": ...}."""
     data, words = load("words"), {}
     for split in ("train", "val", "test"):
-        lines = data.tokenizer.decode(getattr(data, split).tolist()).split("\n")
-        words[split] = [line for line in lines if MIN_LETTERS <= len(line) <= MAX_LETTERS]
+        documents = map(data.tokenizer.decode, data.documents(split))
+        words[split] = [word for word in documents if MIN_LETTERS <= len(word) <= MAX_LETTERS]
     return words
 
 

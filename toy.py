@@ -165,8 +165,7 @@ def kl_and_entropy(policy: GPT, reference: GPT, ids: torch.Tensor) -> tuple[torc
 
 def words_of(data: Dataset) -> dict[str, list[str]]:
     """Return the words of each split."""
-    splits = {"train": data.train, "val": data.val}
-    return {split: data.tokenizer.decode(ids.tolist()).strip("\n").split("\n") for split, ids in splits.items()}
+    return {split: list(map(data.tokenizer.decode, data.documents(split))) for split in ("train", "val")}
 
 
 def rows_of(setup: Setup, split: str) -> list[Row]:

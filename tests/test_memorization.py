@@ -9,7 +9,7 @@ import evaluate
 import memorization
 import prepare_data
 import train
-from memorization import documents_of, longest_copies, sort_suffixes, up_to_separator
+from memorization import longest_copies, sort_suffixes, up_to_separator
 
 
 def test_suffixes_are_sorted_as_texts_are():
@@ -45,7 +45,7 @@ def test_long_documents_are_compared_as_far_as_samples_go():
     Path("lines.txt").write_text("\n".join([line] * 9 + ["ab"]))
     prepare_data.prepare("lines.txt", documents="lines")
     dataset = prepare_data.load("lines")
-    sample = next(document for document in documents_of(dataset.train, 0, 30) if len(document) == 30)
+    sample = next(tuple(ids[:30]) for ids in dataset.documents("train") if len(ids) > 30)
     assert memorization.compare({"it": [sample]}, dataset, "val", 30) == {"it": 1.0}
     assert memorization.compare({"it": [sample]}, dataset, "val", 31) == {"it": 0.0}
 
@@ -58,9 +58,7 @@ def test_only_the_beginning_of_a_large_text_is_searched(monkeypatch, capsys):
     assert copied["start"] == 1.0 > copied["later"] and "in the first 50 tokens of train" in capsys.readouterr().out
 
 
-def test_documents_and_samples_end_at_separators():
-    tokens = np.array([0, 5, 6, 0, 7, 0, 0])
-    assert documents_of(tokens, 0, 9) == [(5, 6), (7,), ()] and documents_of(tokens, 0, 1) == [(5,), (7,), ()]
+def test_samples_end_at_separators():
     rows = np.array([[4, 5, 0, 6], [0, 1, 2, 3], [1, 2, 3, 4]])
     assert up_to_separator(rows, 0) == [(4, 5), (), (1, 2, 3, 4)]
     assert up_to_separator(rows, None) == [tuple(row) for row in rows.tolist()]
@@ -68,7 +66,7 @@ def test_documents_and_samples_end_at_separators():
 
 def test_the_table_says_where_samples_are_found(capsys):
     dataset = prepare_data.load("list")
-    documents = {split: documents_of(getattr(dataset, split), dataset.separator, 99) for split in ("train", "val")}
+    documents = {split: list(map(tuple, dataset.documents(split))) for split in ("train", "val")}
     new = (3, 3, 3, 3)
     copied = memorization.compare({"it": [*documents["train"][:3], documents["val"][0], new, new]}, dataset, "val", 99)
     in_train = (3 + (documents["val"][0] in documents["train"])) / 6

@@ -30,8 +30,8 @@ def V(data) -> Vocabulary:
 
 
 @pytest.fixture
-def words(data, V) -> list[np.ndarray]:
-    return split_words(data.train, V.end_id)
+def words(data) -> list[np.ndarray]:
+    return split_words(data, "train")
 
 
 def make(V: Vocabulary, kind=Encoder) -> GPT:
@@ -54,9 +54,9 @@ def test_words_are_documents(data, V, words):
     assert [text_of(row, V) for row in V.pad(words[:3]).numpy()] == texts[:3]
 
 
-def test_long_documents_are_left_out(data, V, monkeypatch):
+def test_long_documents_are_left_out(data, monkeypatch):
     monkeypatch.setattr(mlm, "MAX_LETTERS", 4)
-    assert max(map(len, split_words(data.train, V.end_id))) == 6
+    assert max(map(len, split_words(data, "train"))) == 6
 
 
 def test_an_encoder_has_the_parameters_of_a_gpt_and_sees_both_sides(V, words):
