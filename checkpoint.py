@@ -64,8 +64,10 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
         from peft import attach
 
         base = Path(checkpoint["base"]["path"])
-        if not base.exists() or sha256_of(base) != checkpoint["base"]["sha256"]:
-            raise UserError(f"{base}, the base of {checkpoint['name']}, is gone, or was trained again; run finetune.py again")
+        if not base.exists():
+            raise UserError(f"{base}, the base of this checkpoint, is not in this folder; run finetune.py again")
+        if sha256_of(base) != checkpoint["base"]["sha256"]:
+            raise UserError(f"{base} has another SHA-256: it was trained again; run finetune.py again, too")
         load_weights(model, load_checkpoint(base)["model"])
         attach(model, **checkpoint["peft"])
         weights = model.state_dict() | weights

@@ -192,4 +192,3 @@ def print_result(model: str, data, params: int, losses: dict[str, float], **more
         split = "val" if "val" in losses else next(iter(losses))
         result["bpb"] = f"{data.bits_per_byte(losses[split], split):.4f}"
     print("\nresult:", *(f"{key}={value}" for key, value in (result | more).items()))
-OptionParser = in_range = None

@@ -278,6 +278,12 @@ def test_documents_of_a_split(call):
 # ----------------------------------------------------------------------------- downloads and FineWeb
 
 
+def test_help_lists_the_options_with_their_defaults(call):
+    words = " ".join(call(prepare_data, "--help")[1].split())
+    for option in ("--source= words, python, names", "--vocab_size=1024 number of tokens", "--file= local copy"):
+        assert option in words
+
+
 def test_without_a_network_the_way_out_is_named(fails, monkeypatch):
     monkeypatch.setitem(prepare_data.URLS, "names", "http://127.0.0.1:9/names.txt")
     monkeypatch.setattr("time.sleep", lambda _: None)
