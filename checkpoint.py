@@ -45,13 +45,13 @@ def load_checkpoint(init_from: str | Path) -> dict:
     """Load a checkpoint onto the CPU: that of a run's folder, of a file, or of GPT-2's weights by their name (gpt2 ...
     gpt2-xl) or folder. Raises UserError if it is missing, damaged, untrusted, or of another version."""
     if weights := find_gpt2(init_from):
-        return load_gpt2(weights) | {"name": str(init_from), "folder": Path("out", Path(init_from).name)}
+        return load_gpt2(weights) | {"name": str(init_from), "folder": f"out/{Path(init_from).name}"}
     path = find_checkpoint(str(init_from))
     checkpoint = load_tensors(path, ADVICE)
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != FORMAT:
         raise UserError(f"{path} has the format {found!r}, and this version reads {FORMAT!r}; {ADVICE}")
-    return checkpoint | {"name": str(path), "folder": path.parent}
+    return checkpoint | {"name": str(path), "folder": str(path.parent)}
 
 
 def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:

@@ -148,7 +148,7 @@ def report(checkpoint: dict, model: GPT, data: Dataset, options, machine: Machin
     if options.plot:
         import plots
 
-        path = checkpoint["folder"] / "evaluation.png"
+        path = Path(checkpoint["folder"], "evaluation.png")
         curves = {"calibrated": ([0, 1], [0, 1], ":k")}
         for name, found in numbers.items():
             bins = np.array(found["reliability"])

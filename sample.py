@@ -31,6 +31,7 @@ from runtime import Machine, check_compiler, explain_errors
 from tokenizer import Tokenizer, start_ids, token_names
 
 MAX_MEMORY = 2**30  # bytes of keys, values and logits, which limit how many samples are generated at once
+LARGE_MATRIX = 2**18  # weights; for smaller ones, F.linear is as fast
 PLOTTED = 24  # tokens in the plot of the attention weights
 
 
@@ -118,9 +119,9 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
     def next_logits(new: torch.Tensor, cache: KVCache) -> torch.Tensor:
         return model.logits(model.hidden_states(new, cache)[:, -1])  # (B, V)
 
-    step = next_logits
+    step = functools.partial(next_logits, cache=cache)
     if compile:
-        step = torch.compile(next_logits, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
+        step = torch.compile(step, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
         for tensor in (cache.history, cache.next_position, cache.kv):
             torch._dynamo.mark_static_address(tensor)  # a CUDA graph uses the same memory at each run
     new = idx[:, -block_size:]
@@ -131,7 +132,7 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
             length, T, cache.length = 0, new.shape[1], 0
         if T == 1:
             cache.next_position.fill_(length)
-            logits = step(new, cache)
+            logits = step(new)
         elif B > 1 and (new == new[0]).all():  # samples of one prompt: it is computed once, and copied
             one = KVCache(model, 1)
             logits = next_logits(new[:1], one).expand(B, -1)
@@ -198,7 +199,7 @@ def speed_up(model: GPT, int8: bool = False) -> None:
     for name, layer in [*model.named_modules()]:
         if type(layer) is nn.Linear and int8:
             model.set_submodule(name, Int8Linear(layer))
-        elif type(layer) is nn.Linear and layer.weight.is_cpu and layer.weight.numel() >= 2**18:
+        elif type(layer) is nn.Linear and layer.weight.is_cpu and layer.weight.numel() >= LARGE_MATRIX:
             layer.__class__ = FewRowsLinear  # the same tensors, another forward()
 
 
@@ -296,7 +297,7 @@ def answer(model: GPT, tokenizer: Tokenizer, checkpoint: dict, prompt: str, opti
 
         shown = (ids + samples[0].ids)[: min(PLOTTED, model.config.block_size)]
         weights = attention_weights(model, torch.tensor([shown], device=generator.device))[:, 0]
-        path = checkpoint["folder"] / "attention.png"
+        path = Path(checkpoint["folder"], "attention.png")
         plots.attention(weights.cpu().numpy(), token_names(tokenizer, shown, delimiter), path)
         print(f"{path}: attention weights of each head", file=sys.stderr)
     n = sum(len(sample.ids) for sample in samples)

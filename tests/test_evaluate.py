@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import babble, gpt2_tensors, loss_of, result, safetensors
+from linear import quantize
 from test_train import SHORT, data, no_plots  # noqa: F401
 
 import calibration
@@ -13,7 +14,6 @@ import prepare_data
 import train
 from checkpoint import load_checkpoint
 from evaluate import bootstrap
-from linear import quantize
 from model import GPT, GPTConfig
 from runtime import Machine
 from windows import token_losses

@@ -3,11 +3,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from linear import quantize
 from torch import nn
 
 import sample
 from gpt2 import GPT2_OPTIONS
-from linear import quantize
 from model import GPT, GPTConfig
 from optim import make_optimizer
 from peft import METHODS, Adapter, LoRALinear, attach, merge, trained_state
