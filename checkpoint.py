@@ -61,7 +61,7 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
     model = GPT(GPTConfig(**checkpoint["model_config"] | changes))
     weights = checkpoint["model"]
     if "peft" in checkpoint:  # only what finetune.py trained; the frozen weights are in another checkpoint
-        from peft import attach
+        from peft import attach, trained_state
 
         base = Path(checkpoint["base"]["path"])
         if not base.exists():
@@ -70,6 +70,8 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
             raise UserError(f"{base} has another SHA-256: it was trained again; run finetune.py again, too")
         load_weights(model, load_checkpoint(base)["model"])
         attach(model, **checkpoint["peft"])
+        if weights.keys() != trained_state(model).keys():
+            raise UserError(f"{checkpoint['name']} lacks weights, or has unknown ones; {ADVICE}")
         weights = model.state_dict() | weights
     load_weights(model, weights)
     return model.eval(), make_tokenizer(checkpoint["tokenizer"])

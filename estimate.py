@@ -26,6 +26,7 @@ def estimate(config: TrainConfig, machine: Machine) -> None:
         optimizer_bytes = sum(t.nbytes for t in make_optimizer(model, config).state.values())
         activations = activation_bytes(model, config.batch_size, machine.dtype)
     params, flops, T = model.num_params(), model.flops_per_token(), config.block_size
+    in_matrices = model.num_params(non_embedding=True)
     memory = {
         "weights": 4 * params,
         "gradients": 4 * params,
@@ -35,11 +36,11 @@ def estimate(config: TrainConfig, machine: Machine) -> None:
     memory["total memory"] = sum(memory.values())
     cache = 4 * 2 * config.n_layer * model.config.n_kv_head * model.config.head_dim * T
     tokens = config.max_iters * config.tokens_per_step()
-    rows = [["parameters", f"{params:,}", f"{model.num_params(non_embedding=True):,} used in matrix multiplications"]]
+    rows = [["parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications"]]
     rows += [["memory", f"{size / 1e6:,.1f} MB", what] for what, size in memory.items()]
     rows += [
         ["KV cache", f"{cache / 1e6:,.1f} MB", f"per sampled sequence of {T:,} tokens"],
-        ["compute", f"{flops / 1e9:,.4f} GFLOP", "per token, forward and backward"],
+        ["compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {6 * in_matrices / 1e9:.4f} of it in weight matrices"],
         ["compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)"],
         ["this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP"],
     ]

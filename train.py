@@ -113,6 +113,8 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
         given["init_from"] = inherited["init_from"]  # where the run came from at first
     else:
         checkpoint = load_checkpoint(init_from)
+        if not checkpoint["config"]["dataset"]:  # of finetune.py
+            raise UserError(f"{checkpoint['name']} was not trained on a dataset; use a run of train.py")
         checkpoint.pop("optimizer", None)  # of a last.pt: this is a new run
         inherited = checkpoint["model_config"] | {"document_mask": checkpoint["model_config"]["delimiter"] >= 0}
     config = TrainConfig(**inherited | given)

@@ -5,18 +5,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import babble, gpt2_tensors, loss_of, result, safetensors
-from linear import quantize
 from test_train import SHORT, data, no_plots  # noqa: F401
 
 import calibration
 import evaluate
 import prepare_data
 import train
-from checkpoint import load_checkpoint
+from calibration import token_losses
+from checkpoint import load_checkpoint, load_model
 from evaluate import bootstrap
 from model import GPT, GPTConfig
 from runtime import Machine
-from windows import token_losses
 
 ALONE = Machine(torch.device("cpu"), torch.float32)
 
@@ -110,32 +109,11 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
         if split != "train":  # the run counts fewer tokens of it
             assert float(figures[split]) == pytest.approx(float(result(run)[split]), abs=1e-4)
     trained = load_checkpoint("out/list/best.pt")["val"]
-    some = result(call(evaluate, "--checkpoint=out/list/best.pt", "--eval_tokens=64", "--num_samples=0")[1])
+    some = result(call(evaluate, "--init_from=out/list", "--eval_tokens=64", "--num_samples=0")[1])
     assert abs(float(some["val"]) - trained) > 1e-4
     assert {path: path.read_bytes() for path in Path("out").rglob("*.*")} == before
     error = fails(evaluate, "--dataset=tiny")
     assert "tiny and out/list/best.pt use different tokenizers; use a text prepared with --tokenizer=list" in error
-
-
-def test_the_script_says_what_int8_weights_cost(call, monkeypatch, tmp_path):
-    """A row of large weights makes a scale for the whole matrix coarse, and only that."""
-    call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
-    checkpoint = load_checkpoint("out/list/best.pt")
-    checkpoint["model"]["lm_head.weight"][0] *= 100
-    torch.save(checkpoint, tmp_path / "best.pt")
-    status, out, err = call(
-        evaluate, f"--checkpoint={tmp_path}/best.pt", "--int8", "--num_samples=0", "--dtype=float32"
-    )
-    assert status == 0, err
-    printed = {key: float(result(out)[key]) for key in ("val", "int8_row", "int8_matrix")}
-    model, dataset = GPT.from_checkpoint(tmp_path / "best.pt")[0], prepare_data.load("list")
-    for name, m in {"val": model, "int8_row": quantize(model), "int8_matrix": quantize(model, per_row=False)}.items():
-        assert printed[name] == pytest.approx(loss_of(m, dataset, "val"), abs=2e-4)
-    row, matrix = (printed[f"int8_{of}"] - printed["val"] for of in ("row", "matrix"))
-    assert abs(row) < 0.01 < abs(matrix)
-    assert [line.split()[4:] for line in out.splitlines() if "a scale per" in line] == [
-        [f"{printed[f'int8_{of}']:.4f}", f"{more:+.4f}"] for of, more in (("row", row), ("matrix", matrix))
-    ]
 
 
 def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
@@ -145,7 +123,7 @@ def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
     weights = ["--init_from=model.safetensors", "--dataset=tiny_gpt2", "--num_samples=2"]
     status, out, err = call(evaluate, *weights)
     assert status == 0, err
-    expected = loss_of(GPT.from_pretrained("model.safetensors"), prepare_data.load("tiny_gpt2"), "val")
+    expected = loss_of(load_model("model.safetensors")[0], prepare_data.load("tiny_gpt2"), "val")
     assert float(result(out)["val"]) == pytest.approx(expected, abs=1e-4)
     assert "(no n-grams beside the GPT: they are slow with a vocabulary above 256 tokens)" in out
     rows = [line.split() for line in out.splitlines() if line.startswith("GPT ")]

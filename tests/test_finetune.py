@@ -40,7 +40,7 @@ def test_each_method_leads_to_a_checkpoint_that_answers(call, method):
     assert (found["method"], int(found["params"]), int(found["trained"])) == (method, base.num_params(), new[method])
 
     prompt = "last stack > "
-    status, answered, err = call(sample, f"--checkpoint={FINETUNED}", f"--prompt={prompt}", "--stop", "--temperature=0")
+    status, answered, err = call(sample, f"--init_from={FINETUNED}", f"--prompt={prompt}", "--stop", "--temperature=0")
     assert status == 0, err
     model, tokenizer = load_model(FINETUNED)
     assert answered == prompt + tasks.answer(model, prompt, tokenizer) + "\n"
@@ -65,11 +65,11 @@ def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails):
     assert load_model(FINETUNED)
 
     torch.save(checkpoint | {"model": dict(list(checkpoint["model"].items())[1:])}, "part.pt")
-    assert "lacks weights" in fails(sample, "--checkpoint=part.pt")
+    assert "lacks weights" in fails(sample, "--init_from=part.pt")
     INSTRUCTED.unlink()
-    assert "the base of this checkpoint, is not in this folder" in fails(sample, f"--checkpoint={FINETUNED}")
+    assert "the base of this checkpoint, is not in this folder" in fails(sample, f"--init_from={FINETUNED}")
     torch.save(base | {"accuracies": {}}, INSTRUCTED)
-    assert "it was trained again; run finetune.py again" in fails(sample, f"--checkpoint={FINETUNED}")
+    assert "it was trained again; run finetune.py again" in fails(sample, f"--init_from={FINETUNED}")
 
 
 def test_a_merged_checkpoint_is_a_whole_model_with_the_same_answers(call):
@@ -129,7 +129,7 @@ def test_a_model_of_train_py_can_be_the_base(call):
         (["--l2=0.1"], "--l2 is for --method=full; leave it out"),
         (["--method=all", "--learning_rate=0.1"], "--method=all has values of --replay and --learning_rate"),
         (["--num_examples=100000"], "words are not enough for --num_examples=100000, with two words each; use fewer"),
-        (["--init_from=out/nothing"], "no checkpoint out/nothing/best.pt; train a model"),
+        (["--init_from=out/nothing"], "no checkpoint out/nothing; train a model"),
         (["--learning_rate=1e30"], "training diverged: "),
     ],
 )
@@ -139,6 +139,7 @@ def test_what_cannot_be_done_gets_one_line(fails, options, words):
 
 def test_what_a_stage_would_overwrite_is_no_base(call, fails):
     call(finetune, *OPTIONS)
+    Path("out/finetune/other.pt").touch()
     for path in ("out/instructed", "out/finetune", INSTRUCTED.absolute(), "out/finetune/other.pt"):
         assert "would be overwritten; copy its folder" in fails(finetune, *OPTIONS, f"--init_from={path}")
     Path("copy").mkdir()
@@ -152,7 +153,7 @@ def test_what_a_stage_would_overwrite_is_no_base(call, fails):
 
 def test_what_was_not_trained_on_a_dataset_is_nothing_for_train_and_evaluate(call, fails):
     call(finetune, *OPTIONS, "--merge")
-    assert "was trained by finetune.py, not on a dataset" in fails(evaluate, f"--checkpoint={FINETUNED}")
+    assert "was trained by finetune.py, not on a dataset" in fails(evaluate, f"--init_from={FINETUNED}")
     assert "was not trained on a dataset; use a run of train.py" in fails(train, *BASE, f"--init_from={PRETRAINED}")
 
 

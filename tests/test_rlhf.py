@@ -69,7 +69,7 @@ def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
     saved = {"base.pt", "ppo.pt", "ppo_group.pt", "ppo_beta_0.pt", "ppo_beta_1.pt", "dpo.pt"}
     assert {path.name for path in FOLDER.glob("*.pt")} == saved
     for name in saved:
-        status, out, err = call(sample, f"--checkpoint={FOLDER / name}", "--num_samples=3", "--stop")
+        status, out, err = call(sample, f"--init_from={FOLDER / name}", "--num_samples=3", "--stop")
         assert status == 0 and len(out.splitlines()) == 3, err
 
 
@@ -77,7 +77,7 @@ def test_a_policy_has_the_loss_of_the_table_in_evaluate_py_too(call, small):
     """Which packs many words into a row: the checkpoint says that attention stops between them."""
     out = call(rlhf, "--max_iters=2", "--pairs=50", "--stage=ppo")[1]
     row = next(line for line in out.splitlines() if line.startswith("PPO   "))
-    status, out, err = call(evaluate, f"--checkpoint={FOLDER / 'ppo.pt'}", "--dtype=float32")
+    status, out, err = call(evaluate, f"--init_from={FOLDER / 'ppo.pt'}", "--dtype=float32")
     assert status == 0, err
     assert float(result(out)["val"]) == pytest.approx(float(row.split()[-2]), abs=0.00051)
 
@@ -110,8 +110,8 @@ def test_the_same_seed_gives_the_same_models_and_the_base_is_made_once(call, sma
 @pytest.mark.parametrize(
     ("tokenizer", "options"),
     [
-        ("char", "--dropout=0.5 --document_mask=true --lookback=2 --norm=rmsnorm --norm_position=post --n_kv_head=1"),
-        ("bpe", "--tie_weights=true --vocab_multiple=64 --softcap=15 --position=learned --zero_init=false"),
+        ("char", "--dropout=0.5 --document_mask=true --lookback=2 --norm=rmsnorm --n_kv_head=1"),
+        ("bpe", "--tie_weights=true --vocab_multiple=64 --position=learned --zero_init=false"),
     ],
 )
 def test_models_of_train_py_can_be_the_base(call, small, tokenizer, options):
@@ -140,7 +140,7 @@ def test_a_reward_reads_the_word_although_the_base_stops_attention_at_newlines(c
 
 def test_wrong_options(fails):
     assert "--beta=0 has no meaning for DPO; use --stage=ppo" in fails(rlhf, "--beta=0")
-    assert "no checkpoint out/none/best.pt" in fails(rlhf, "--init_from=out/none")
+    assert "no checkpoint out/none" in fails(rlhf, "--init_from=out/none")
     assert "--group=0 is out of range" in fails(rlhf, "--group=0")
 
 

@@ -272,26 +272,14 @@ def test_training_smooths_the_labels(model, monkeypatch):
     assert losses != pytest.approx([-right.mean().item()], rel=1e-3)
 
 
-def test_fit_follows_the_schedule_and_switches_dropout(monkeypatch):
-    rates, modes, norms = [], [], []
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.5))
-    make, step = seq2seq.make_optimizer, seq2seq.lr_scale
-    monkeypatch.setattr(seq2seq, "lr_scale", lambda *args: rates.append(step(*args)) or rates[-1])
-
-    def spying(model, config):
-        optimizer = make(model, config)
-        update = optimizer.step
-        norm = lambda: math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
-        optimizer.step = lambda: norms.append(norm()) or update()
-        return optimizer
-
-    monkeypatch.setattr(seq2seq, "make_optimizer", spying)
-    batch_loss = lambda: modes.append(model.training) or 100 * model(torch.ones(4, 3)).square().sum() + 1
-    report = lambda step, loss, eta: modes.append((step, model.training))
-    seq2seq.fit(model, batch_loss, 20, {"optimizer": "adamw", "learning_rate": 0.1}, report)
-    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 16 / 17]) and rates[-1] == pytest.approx(1 / 17)
-    assert modes == [mode for step in range(2, 21, 2) for mode in (True, True, (step, False))]
-    assert max(norms) <= 1.001 and not model.training
+def test_a_sinusoid_later_is_a_rotation():
+    table = seq2seq.sinusoid_table(100, 8)
+    for k, pair in product((1, 3, 40), range(4)):
+        angle = k / 10 ** (pair * 1.0)
+        turn = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]).double()
+        before, after = table[:60, 2 * pair : 2 * pair + 2], table[k : 60 + k, 2 * pair : 2 * pair + 2]
+        assert torch.allclose(before @ turn.T, after, atol=1e-6)
+    assert (table[5] @ table[6]).item() == pytest.approx((table[70] @ table[71]).item())
 
 
 QUICK = ("--max_iters=12", "--n_layer=1", "--n_embd=16", "--n_head=2")
