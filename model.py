@@ -63,9 +63,10 @@ class GPTConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 0 to below 1")
         self.n_kv_head = self.n_kv_head or self.n_head
-        if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
-            heads = f"n_head={self.n_head} and n_kv_head={self.n_kv_head}"
-            raise ConfigError(f"n_embd={self.n_embd}, {heads} do not divide; choose multiples")
+        for multiple, of in (("n_embd", "n_head"), ("n_head", "n_kv_head")):
+            n, d = getattr(self, multiple), getattr(self, of)
+            if n % d:
+                raise ConfigError(f"{multiple}={n} is not a multiple of {of}={d}; choose one that is")
         if self.position == "rope" and self.head_dim % 2:
             raise ConfigError(f"rope needs pairs of channels, not {self.head_dim} per head; choose others")
 

@@ -213,6 +213,8 @@ class Transformer(nn.Module):
 def make_model(n_layer: int, n_head: int, n_embd: int, attention: bool = True) -> Transformer:
     original = {"position": "none", "activation": "relu", "bias": True, "qk_norm": False}  # and post-norm, sinusoids
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+    if n_embd % 2:
+        raise ConfigError(f"sinusoids need pairs of channels, not {n_embd}; choose an even n_embd")
     config = GPTConfig(vocab_size=len(CHARACTERS), block_size=BLOCK_SIZE, **sizes, **original)
     return Transformer(config, attention)
 

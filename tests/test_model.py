@@ -603,10 +603,10 @@ def test_tied_weights_are_one_tensor():
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"n_embd": 33}, "n_embd=33, n_head=4 and n_kv_head=4 do not divide"),
+        ({"n_embd": 33}, "n_embd=33 is not a multiple of n_head=4"),
         ({"n_head": 32}, "rope needs pairs of channels, not 1 per head; choose others"),
-        ({"n_kv_head": 3}, "n_embd=32, n_head=4 and n_kv_head=3 do not divide"),
-        ({"n_kv_head": 8}, "n_kv_head=8 do not divide"),
+        ({"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
+        ({"n_kv_head": 8}, "n_head=4 is not a multiple of n_kv_head=8"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0 is out of range"),
         ({"vocab_multiple": 0}, "vocab_multiple=0 is out of range"),
         ({"n_layer": 0}, "n_layer=0 is out of range"),

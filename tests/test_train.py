@@ -1006,7 +1006,8 @@ def test_help_lists_every_key_with_its_default(call):
 @pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
 def test_a_config_of_the_repository_is_legal(path, read_config, monkeypatch):
     gpt2 = GPTConfig(**GPT2_OPTIONS, vocab_size=50_257, block_size=1024)  # in place of a download
-    monkeypatch.setattr(train, "load_checkpoint", lambda name: {"name": name, "model_config": vars(gpt2)})
+    weights = {"name": "gpt2", "model_config": vars(gpt2), "config": {"dataset": "gpt2"}}
+    monkeypatch.setattr(train, "load_checkpoint", lambda _: weights)
     config = read_config(str(path))
     assert config.out_dir == f"out/{path.stem}"
     assert prepare_data.parse_name(config.dataset)
