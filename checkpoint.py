@@ -42,8 +42,9 @@ def find_checkpoint(init_from: str) -> Path:
 
 
 def load_checkpoint(init_from: str | Path) -> dict:
-    """Load a checkpoint onto the CPU: that of a run's folder, of a file, or of GPT-2's weights by their name (gpt2 ...
-    gpt2-xl) or folder. Raises UserError if it is missing, damaged, untrusted, or of another version."""
+    """Load a checkpoint onto the CPU: that of a run's folder, of a file, or of GPT-2's weights by
+    their name (gpt2 ... gpt2-xl) or folder. Raises UserError if it is missing, damaged, untrusted,
+    or of another version."""
     if weights := find_gpt2(init_from):
         return load_gpt2(weights) | {"name": str(init_from), "folder": f"out/{Path(init_from).name}"}
     path = find_checkpoint(str(init_from))
@@ -55,8 +56,8 @@ def load_checkpoint(init_from: str | Path) -> dict:
 
 
 def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
-    """The model, on the CPU and in evaluation mode, and its tokenizer, from what load_checkpoint() opens or returned.
-    changes: of the config, such as dropout=0.1. Raises UserError."""
+    """The model, on the CPU and in evaluation mode, and its tokenizer, from what load_checkpoint()
+    opens or returned. changes: of the config, such as dropout=0.1. Raises UserError."""
     checkpoint = source if isinstance(source, dict) else load_checkpoint(source)
     model = GPT(GPTConfig(**checkpoint["model_config"] | changes))
     weights = checkpoint["model"]
@@ -89,7 +90,8 @@ def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
 
 
 def save_checkpoint(path: Path, model: GPT, weights: dict, tokenizer: Tokenizer, **more) -> None:
-    """Write a checkpoint, whole or not at all. weights: the model's state_dict(), or a part of it."""
+    """Write a checkpoint, whole or not at all. weights: the model's state_dict(), or a part of
+    it."""
     checkpoint = {"format": FORMAT, "model_config": asdict(model.config), "model": weights}
     checkpoint |= {"tokenizer": tokenizer.to_dict()} | more
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,8 +100,9 @@ def save_checkpoint(path: Path, model: GPT, weights: dict, tokenizer: Tokenizer,
 
 
 def open_run(folder: Path, step: int, options: dict):
-    """Write config.toml into the folder of a run, and return its log.jsonl, to append to. A new run (step 0) moves an
-    earlier one out of the way; a resumed one cuts the log after `step`. Raises UserError if another run is there."""
+    """Write config.toml into the folder of a run, and return its log.jsonl, to append to. A new run
+    (step 0) moves an earlier one out of the way; a resumed one cuts the log after `step`. Raises
+    UserError if another run is there."""
     path = folder / "log.jsonl"
     busy = f"another run is writing to {folder}; wait for its end, or use another --out_dir="
     if path.exists() and step == 0:

@@ -1,4 +1,5 @@
-"""Shared by all command lines: options, one-line errors, progress, tables, a result line. Standard library only."""
+"""Shared by all command lines: options, one-line errors, progress, tables, a result line. Standard
+library only."""
 
 import difflib
 import importlib.util
@@ -22,7 +23,8 @@ class UserError(ValueError):
 
 
 def run(main: Callable[[], None], *expected: type[Exception]) -> None:
-    """Run main(). UserError or an expected exception prints one line and exits with status 2; others are bugs."""
+    """Run main(). UserError or an expected exception prints one line and exits with status 2;
+    others are bugs."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
     try:
@@ -49,9 +51,9 @@ def fail(message: str) -> None:
 
 
 def parse(options: type, doc: str, argument: str = ""):
-    """The options of a script, as an instance of the dataclass `options`. A field `n: int = 2  # the order` with a
-    comment is the option --n=3, and a line of --help; a bool can be --plot alone. `argument` names the field that is
-    given without its name. Raises UserError."""
+    """The options of a script, as an instance of the dataclass `options`: a field with a comment,
+    such as `n: int = 2  # the order`, is the option --n=3 and a line of --help; a bool can be
+    --plot alone. `argument` is the field that is given without its name. Raises UserError."""
     parsed = options(**read_options(options, doc, argument))
     if getattr(parsed, "plot", False) and not importlib.util.find_spec("matplotlib"):
         raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
@@ -60,19 +62,20 @@ def parse(options: type, doc: str, argument: str = ""):
 
 def read_options(options: type, doc: str, argument: str = "") -> dict:
     """{name: value} of the options that the command line gives."""
-    kinds, given, words = option_types(options), {}, iter(sys.argv[1:])
+    known, given, words = known_options(options), {}, iter(sys.argv[1:])
     for word in words:
         name, equals, text = word.lstrip("-").partition("=")
         if word in ("-h", "--help"):
-            print_help(options, doc)
+            print(doc, "options:", *help_lines(options), sep="\n")
             sys.exit()
         if not word.startswith("-"):  # the argument, once
             name, equals, text = "" if argument in given else argument, "=", word
-        if name not in kinds:
-            raise UserError(f"unknown option {word}{did_you_mean(name, kinds)}; --help lists the options")
+        if name not in known:
+            raise UserError(f"unknown option {word}{did_you_mean(name, known)}; --help lists the options")
+        kind, _ = known[name]
         if not equals:  # --plot, or --n 3
-            text = "true" if kinds[name] is bool else next(words, "")
-        given[name] = convert(f"--{name}", kinds[name], text)
+            text = "true" if kind is bool else next(words, "")
+        given[name] = convert(f"--{name}", kind, text)
     return given
 
 
@@ -81,37 +84,42 @@ def read_toml(path: str, options: type) -> dict:
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise UserError(f"no config file {path}; there are {sorted(map(str, Path('config').glob('*.toml')))}") from None
+        found = sorted(map(str, Path("config").glob("*.toml")))
+        raise UserError(f"no config file {path}; there are {found}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
         raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
-    kinds = option_types(options)
+    known = known_options(options)
     for name, value in values.items():
-        if name not in kinds:
-            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, kinds)}; fix that line")
+        if name not in known:
+            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, known)}; fix that line")
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        values[name] = convert(f"{path}: {name}", kinds[name], text)
+        values[name] = convert(f"{path}: {name}", known[name][0], text)
     return values
 
 
-def option_types(options: type) -> dict:
-    """{name: type} of the fields that have a comment."""
-    kinds = get_type_hints(options, include_extras=True)
-    return {name: kinds[name] for name in comments(options)}
-
-
-def comments(options: type) -> dict[str, str]:
-    """{name: comment} of the fields that have one, those of parent classes first."""
-    found = {}
+def known_options(options: type) -> dict[str, tuple]:
+    """{name: (type, comment)} of the fields that have a comment, those of parent classes first."""
+    types, found = get_type_hints(options, include_extras=True), {}
     for parent in reversed(options.__mro__[:-1]):
-        found |= dict(re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(parent), flags=re.M))
+        for name, comment in re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(parent), re.M):
+            found[name] = types[name], comment
     return found
 
 
+def help_lines(options: type) -> Iterable[str]:
+    for name, (kind, comment) in known_options(options).items():
+        default = getattr(options, name)
+        shown = "" if default is None else str(default).lower() if kind is bool else default
+        choices = f" ({', '.join(get_args(kind))})" if get_origin(kind) is Literal else ""
+        yield f"  {f'--{name}={shown}':<32} {comment}{choices}"
+
+
 def convert(what: str, kind, text: str):
-    """The value of an option of type bool, str, int, float, Positive, Fraction or a Literal. Raises UserError."""
+    """The value of an option of type bool, str, int, float, Positive, Fraction or a Literal."""
     words = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
     if words and text not in words:
-        raise UserError(f"{what}={text} is unknown{did_you_mean(text, words)}; choose from {', '.join(words)}")
+        near = did_you_mean(text, words)
+        raise UserError(f"{what}={text} is unknown{near}; choose from {', '.join(words)}")
     if words or kind is str:
         return text == "true" if kind is bool else text
     number, least, limit = get_args(kind) or (kind, 0, 2**31 if kind is int else math.inf)
@@ -124,15 +132,6 @@ def convert(what: str, kind, text: str):
     return value
 
 
-def print_help(options: type, doc: str) -> None:
-    print(f"{doc}\noptions:")
-    for name, comment in comments(options).items():
-        default, kind = getattr(options, name), option_types(options)[name]
-        default = {None: "", True: "true", False: "false"}.get(default if kind is bool else "", default)
-        choices = f" ({', '.join(get_args(kind))})" if get_origin(kind) is Literal else ""
-        print(f"  {f'--{name}={default}':<32} {comment}{choices}")
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the most similar known word as " (did you mean ...?)", or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
@@ -140,7 +139,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
-    """Return a function to call with the amount done (bytes for MB). On a terminal, it shows that and the time left."""
+    """Return a function to call with the amount done (bytes for MB). A terminal shows it, and the
+    time left."""
     began = shown = time.monotonic()
     scale = 1e6 if unit == "MB" else 1
 
@@ -170,8 +170,8 @@ def print_samples(texts: Iterable[str], lines: bool) -> None:
 
 
 def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> None:
-    """Print the loss on each split of a Dataset in nats per token, below that of the uniform distribution; and which of
-    them are those of the first `limit` tokens only."""
+    """Print the loss on each split of a Dataset, in nats per token, and which are of the first
+    `limit` tokens."""
     rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
     for split, loss in {"uniform": math.log(data.vocab_size), **losses}.items():
         bits = data.bits_per_byte(loss, "val" if split == "uniform" else split)
@@ -185,7 +185,8 @@ def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> Non
 
 
 def print_result(model: str, data, params: int, losses: dict[str, float], **more) -> None:
-    """Print `result:` and key=value pairs: losses in nats per token; bpb (bits per byte) on val, or the only split."""
+    """Print `result:` and key=value pairs: losses in nats per token; bpb (bits per byte) on val, or
+    the only split."""
     result = {"model": model, "dataset": data.name, "params": params}
     result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
     if losses:

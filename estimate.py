@@ -18,7 +18,8 @@ MFU = 0.4  # the fraction of the peak FLOP/s that training achieves; train.py pr
 
 
 def estimate(config: TrainConfig, machine: Machine) -> None:
-    """Print what a run needs. Tensors have shapes and no content, so nothing is computed or allocated."""
+    """Print what a run needs. Tensors have shapes and no content, so nothing is computed or
+    allocated."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
 
     with FakeTensorMode():
@@ -53,8 +54,9 @@ def estimate(config: TrainConfig, machine: Machine) -> None:
 
 
 def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
-    """Bytes that a forward pass keeps for the backward pass, weights cast to another dtype included: what autograd
-    saves, counted once if several operations save it. On a CPU; a GPU keeps less for attention with dropout."""
+    """Bytes that a forward pass keeps for the backward pass, weights cast to another dtype
+    included: what autograd saves, counted once if several operations save it. On a CPU; a GPU keeps
+    less for attention with dropout."""
     idx = torch.zeros(batch_size, model.config.block_size, dtype=torch.long)
     known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
     saved = {}

@@ -1,4 +1,5 @@
-"""Files that appear whole or not at all, from this program or the network; tensors that run no code."""
+"""Files that appear whole or not at all, from this program or the network; tensors that run no
+code."""
 
 import hashlib
 import os
@@ -55,7 +56,8 @@ def load_tensors(path: Path, advice: str):
 
 
 def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
-    """Download url to path, if it has the given SHA-256, or that which the Hugging Face hub sends. Raises UserError."""
+    """Download url to path, if it has the given SHA-256, or that which the Hugging Face hub sends.
+    Raises UserError."""
     import requests
 
     part = path.with_name(path.name + ".part")

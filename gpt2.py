@@ -3,8 +3,8 @@
     from checkpoint import load_model
     model, tokenizer = load_model("gpt2")           # downloads 0.5 GB, once; or a local file or folder
 
-The file is in the safetensors format, which is simple enough to be read here: 8 bytes, the length of a header; the
-header, JSON: name -> dtype, shape, offsets; then the bytes of all tensors.
+The file is in the safetensors format, which is simple enough to be read here: 8 bytes, the length
+of a header; the header, JSON: name -> dtype, shape, offsets; then the bytes of all tensors.
 """
 
 import json
@@ -34,7 +34,8 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U
 
 
 def find_gpt2(name_or_path: str | Path) -> Path | None:
-    """The file with the weights, if it exists or can be downloaded. None: the name means something else."""
+    """The file with the weights, if it exists or can be downloaded. None: the name means something
+    else."""
     if str(name_or_path) in GPT2_SIZES:
         return DOWNLOADS / name_or_path / "model.safetensors"
     path = Path(name_or_path, "model.safetensors") if Path(name_or_path).is_dir() else Path(name_or_path)

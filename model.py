@@ -26,9 +26,9 @@ class ConfigError(ValueError):
 
 @dataclass
 class GPTConfig:
-    """The architecture of a GPT, and its loss in training. The dataset sets vocab_size, the number of
-    distinct tokens, and delimiter, the token that starts each document, where attention stops (-1:
-    nowhere). Raises ConfigError."""
+    """The architecture of a GPT, and its loss in training. The dataset sets vocab_size, the number
+    of distinct tokens, and delimiter, the token that starts each document, where attention stops
+    (-1: nowhere). Raises ConfigError."""
 
     vocab_size: int = 65
     delimiter: int = -1
@@ -79,38 +79,39 @@ class GPTConfig:
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
-    """layernorm: (x - mean) / std * weight + bias (Ba et al. 2016). rmsnorm: x / rms * weight (Zhang,
-    Sennrich 2019). They train equally well; on a CPU, the first has a fused backward pass."""
+    """layernorm: (x - mean) / std * weight + bias (Ba et al. 2016). rmsnorm: x / rms * weight
+    (Zhang, Sennrich 2019). They train equally well; on a CPU, the first has a fused backward
+    pass."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, bias=config.bias)
     return nn.RMSNorm(config.n_embd, eps=1e-6)
 
 
 def rope_angles(positions: int, channels: int, base: float = 10_000.0) -> torch.Tensor:
-    """t * base^(-2i / channels) for position t and channel pair i, (T, channels / 2), float64: from 1
-    radian per token down to nearly 1 / base, like clock hands of decreasing speed."""
+    """t * base^(-2i / channels) for position t and channel pair i, (T, channels / 2), float64: from
+    1 radian per token down to nearly 1 / base, like clock hands of decreasing speed."""
     frequency = base ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
     return torch.outer(torch.arange(positions, dtype=torch.float64), frequency)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE (Su et al. 2021): rotate each pair of channels i, i + hd/2 of x (B, nh, T, hd) by its angle, so
-    the dot product of a query and a key depends only on their distance."""
+    """RoPE (Su et al. 2021): rotate each pair of channels i, i + hd/2 of x (B, nh, T, hd) by its
+    angle, so the dot product of a query and a key depends only on their distance."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
 def alibi_slopes(n_head: int) -> torch.Tensor:
-    """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts slope *
-    distance from the scores: heads with a gentle slope also attend to distant tokens. (If nh is no
-    power of 2, the authors' code has other slopes than this formula of their paper.)"""
+    """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts
+    slope * distance from the scores: heads with a gentle slope also attend to distant tokens. (If
+    nh is no power of 2, the authors' code has other slopes than this formula of their paper.)"""
     return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
 
 
 class Dropout(nn.Dropout):
-    """In training, zeroes a fraction p of x, and divides the rest by 1 - p (Srivastava et al. 2014).
-    On a CPU, PyTorch draws a number for each channel, here one random byte decides, so p is rounded to a
-    multiple of 1/256: config/names.toml takes 0.76 of the time."""
+    """In training, zeroes a fraction p of x, and divides the rest by 1 - p (Srivastava et al.
+    2014). On a CPU, PyTorch draws a number for each channel, here one random byte decides, so p is
+    rounded to a multiple of 1/256: config/names.toml takes 0.76 of the time."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_cpu or not self.training or self.p == 0:
@@ -125,9 +126,10 @@ class Dropout(nn.Dropout):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head causal self-attention: each token takes a weighted average of the values of itself and
-    all earlier tokens, softmax(q k^T / sqrt(hd) + mask) v in each head (Vaswani et al. 2017). Several
-    query heads can share one key/value head (multi-query: Shazeer 2019; grouped: Ainslie et al. 2023)."""
+    """Multi-head causal self-attention: each token takes a weighted average of the values of itself
+    and all earlier tokens, softmax(q k^T / sqrt(hd) + mask) v in each head (Vaswani et al. 2017).
+    Several query heads can share one key/value head (multi-query: Shazeer 2019; grouped: Ainslie et
+    al. 2023)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -139,9 +141,10 @@ class CausalSelfAttention(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, rope=None, mask=None, flash: bool = True, cache=None) -> torch.Tensor:
-        """x (B, T, C) -> (B, T, C). rope: cos and sin, (T, hd/2) each, which rotate queries and keys. mask
-        (..., T, S) is added to the scores; None (if flash): no token attends to later ones. cache(k, v)
-        stores new keys and values, and returns all, (B, n_kv_head, S, hd); None: these are all."""
+        """x (B, T, C) -> (B, T, C). rope: cos and sin, (T, hd/2) each, which rotate queries and
+        keys. mask (..., T, S) is added to the scores; None (if flash): no token attends to later
+        ones. cache(k, v) stores new keys and values, and returns all, (B, n_kv_head, S, hd); None:
+        these are all."""
         config, T = self.config, x.shape[1]
         qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, heads, T, hd)
         qk, v = qkv.split((config.n_head + config.n_kv_head, config.n_kv_head), dim=1)
@@ -181,7 +184,8 @@ ACTIVATIONS = {
 
 
 class MLP(nn.Module):
-    """Position-wise feed-forward network: two linear layers around a non-linearity, for each token."""
+    """Position-wise feed-forward network: two linear layers around a non-linearity, for each
+    token."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -216,7 +220,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token ids in, at every position a distribution over the next token out (Radford et al. 2019)."""
+    """Token ids in, at every position a distribution over the next token out (Radford et al.
+    2019)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -246,11 +251,11 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialize so that the first loss is about ln V (uniform), and the scale of the residual stream
-        hardly depends on width and depth. Output layer: std 0.02 (GPT-2). Blocks: 0.4 / sqrt(fan_in);
-        projections into the residual stream: that / sqrt(2 n_layer). With zero_init, these and the output
-        layer are 0: each block starts as the identity. (If that is tied, each token predicts itself at
-        first, and the loss of a wide model starts far above ln V.)"""
+        """Initialize so that the first loss is about ln V (uniform), and the scale of the residual
+        stream hardly depends on width and depth. Output layer: std 0.02 (GPT-2). Blocks: 0.4 /
+        sqrt(fan_in); projections into the residual stream: that / sqrt(2 n_layer). With zero_init,
+        these and the output layer are 0: each block starts as the identity. (If that is tied, each
+        token predicts itself at first, and the loss of a wide model starts far above ln V.)"""
         config = self.config
         for name, p in self.named_parameters():
             if name.endswith("bias"):
@@ -267,12 +272,14 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=0.02 if "wpe" in name else 0.4 / math.sqrt(p.shape[1]))
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple:
-        """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy in nats.
-        The logits at position t predict the token after idx[:, t]. A target of -1 is ignored.
+        """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy
+        in nats. The logits at position t predict the token after idx[:, t]. A target of -1 is
+        ignored.
 
-        In training only, label_smoothing eps replaces each target by (1 - eps) on it + eps / V on every
-        token (Szegedy et al. 2016), and train_temperature divides the logits: below 1, smaller logits are
-        enough, so the model is less confident when it is used (Agarwala et al. 2020)."""
+        In training only, label_smoothing eps replaces each target by (1 - eps) on it + eps / V on
+        every token (Szegedy et al. 2016), and train_temperature divides the logits: below 1,
+        smaller logits are enough, so the model is less confident when it is used (Agarwala et al.
+        2020)."""
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
@@ -288,8 +295,8 @@ class GPT(nn.Module):
         return self.lm_head(x)[..., : self.config.vocab_size]  # without the padding of vocab_multiple
 
     def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
-        """Token ids (B, T) -> the input of the output layer (B, T, C). cache: sample.py's KVCache with
-        earlier tokens, or None in training. Raises ValueError if T exceeds block_size."""
+        """Token ids (B, T) -> the input of the output layer (B, T, C). cache: sample.py's KVCache
+        with earlier tokens, or None in training. Raises ValueError if T exceeds block_size."""
         config, T = self.config, idx.shape[1]
         if config.block_size < T:
             raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give the last ones only")
@@ -302,8 +309,8 @@ class GPT(nn.Module):
         if config.position == "learned":
             x = x + self.transformer.wpe(positions)
         rope = self.table[:, positions] if config.position == "rope" else None  # (2, T, hd/2)
-        # In training on a CPU, the fused kernel cannot do dropout, and under autocast its backward pass is
-        # so slow that the formula is faster for up to 512 tokens.
+        # In training on a CPU, the fused kernel cannot do dropout, and under autocast its backward
+        # pass is so slow that the formula is faster for up to 512 tokens.
         slow = config.dropout > 0 or (torch.is_autocast_enabled("cpu") and T <= 512)
         flash = config.flash and not (self.training and idx.is_cpu and slow)
         needs_mask = not flash or config.position == "alibi" or config.delimiter >= 0
@@ -316,9 +323,9 @@ class GPT(nn.Module):
         return self.transformer.ln_f(x)
 
     def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | int:
-        """What the `lookback` tokens before each position (T,) add to its embedding, (B, T, C): a causal
-        convolution over one-hot tokens, like the first layer of mlp.py. history (B, lookback + S) starts
-        with "no token", which also replaces tokens of another document."""
+        """What the `lookback` tokens before each position (T,) add to its embedding, (B, T, C): a
+        causal convolution over one-hot tokens, like the first layer of mlp.py. history (B, lookback
+        + S) starts with "no token", which also replaces tokens of another document."""
         total, at = 0, positions + self.config.lookback
         document = (history == self.config.delimiter).cumsum(dim=1)  # 0, 1, 1, 1, 2 ...
         for i, table in enumerate(self.transformer.w_prev):
@@ -331,8 +338,9 @@ class GPT(nn.Module):
         return total
 
     def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
-        """The additive mask (..., T, S) for queries at positions (T,) and keys of the tokens key_ids (B, S):
-        -inf if a key is later or in another document, else 0 or ALiBi's -slope * distance."""
+        """The additive mask (..., T, S) for queries at positions (T,) and keys of the tokens
+        key_ids (B, S): -inf if a key is later or in another document, else 0 or ALiBi's -slope *
+        distance."""
         distance = positions[:, None] - torch.arange(key_ids.shape[1], device=key_ids.device)  # (T, S)
         hidden = distance < 0
         if self.config.delimiter >= 0:
@@ -343,26 +351,26 @@ class GPT(nn.Module):
         return bias.masked_fill(hidden, -math.inf)
 
     def num_params(self, non_embedding: bool = False) -> int:
-        """The number of parameters; a tied matrix counts once. non_embedding: without the tables that are
-        only looked up: those of positions, previous tokens and, unless tied, tokens."""
+        """The number of parameters; a tied matrix counts once. non_embedding: without the tables
+        that are only looked up: those of positions, previous tokens and, unless tied, tokens."""
         looked_up = ("wpe", "w_prev") if self.config.tie_weights else ("wpe", "w_prev", "wte")
         tables = [part for name, part in self.transformer.items() if name in looked_up]
         count = sum(p.numel() for p in self.parameters())
         return count - non_embedding * sum(p.numel() for table in tables for p in table.parameters())
 
     def flops_per_token(self) -> int:
-        """Floating-point operations per token of a training step, forward and backward: a weight of a
-        matrix costs 6, a table lookup nothing; q k^T and wei v cost 12 block_size C per layer, the masked
-        half included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
+        """Floating-point operations per token of a training step, forward and backward: a weight of
+        a matrix costs 6, a table lookup nothing; q k^T and wei v cost 12 block_size C per layer,
+        the masked half included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
         config = self.config
         attention = 12 * config.n_layer * config.block_size * config.n_embd
         return 6 * self.num_params(non_embedding=True) + attention
 
     @torch.no_grad()
     def generate(self, idx: torch.Tensor, max_new_tokens: int, **sampling) -> torch.Tensor:
-        """Continue idx (B, T), T >= 1, to (B, T + max_new_tokens); options as in sample_token(). Call eval()
-        before. When the context is full, its most recent half is kept. Everything is computed again for
-        each token: sample.py has a fast version with the same tokens."""
+        """Continue idx (B, T), T >= 1, to (B, T + max_new_tokens); options as in sample_token().
+        Call eval() before. When the context is full, its most recent half is kept. Everything is
+        computed again for each token: sample.py has a fast version with the same tokens."""
         block_size = self.config.block_size
         window = idx[:, -block_size:]
         for _ in range(max_new_tokens):
@@ -376,9 +384,10 @@ class GPT(nn.Module):
 
 
 def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None) -> torch.Tensor:
-    """Draw a token from each row of logits (B, V), (B, 1), by softmax(logits / temperature); 0: greedy.
-    top_k keeps the k most likely tokens, and ties with the last of them; then top_p the smallest set with
-    total probability p (nucleus sampling, Holtzman et al. 2020). Raises ConfigError."""
+    """Draw a token from each row of logits (B, V), (B, 1), by softmax(logits / temperature); 0:
+    greedy. top_k keeps the k most likely tokens, and ties with the last of them; then top_p the
+    smallest set with total probability p (nucleus sampling, Holtzman et al. 2020). Raises
+    ConfigError."""
     if not temperature >= 0 or (top_p is not None and not 0 < top_p <= 1):
         found = f"temperature={temperature} or top_p={top_p} is out of range"
         raise ConfigError(f"{found}; use temperature >= 0, and 0 < top_p <= 1")
@@ -393,10 +402,12 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
         ordered, order = probs.sort(descending=True)
         mass_before = ordered.cumsum(dim=-1) - ordered  # of all more likely tokens
         probs = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(mass_before >= top_p, 0))
-    # The first token whose cumulative probability exceeds a uniform random number. (torch.multinomial draws
-    # a number per token: with GPT-2's 50,257, 3.8 ms instead of 0.2, a third of a step on a CPU.)
+    # The first token whose cumulative probability exceeds a uniform random number.
+    # (torch.multinomial draws a number per token: with GPT-2's 50,257, 3.8 ms instead of 0.2, a
+    # third of a step on a CPU.)
     cumulative = probs.cumsum(dim=-1)  # (B, V)
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device)  # [0, 1)
     token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
-    # On a GPU, rounding in a parallel cumsum can lead to a token of probability 0: take the likeliest.
+    # On a GPU, rounding in a parallel cumsum can lead to a token of probability 0: take the
+    # likeliest.
     return torch.where(probs.gather(1, token) > 0, token, probs.argmax(dim=-1, keepdim=True))

@@ -6,8 +6,9 @@
     optimizer.set_lr(lr_scale(step, config))
     optimizer.step(); model.zero_grad()
 
-Read train.py before, windows.py after. model.py and this file train with PyTorch alone. (torch.optim has the same
-rules, but its first optimizer imports torch's compiler, which takes a second.)
+Read train.py before, windows.py after. model.py and this file train with PyTorch alone.
+(torch.optim has the same rules, but its first optimizer imports torch's compiler, which takes a
+second.)
 """
 
 import math
@@ -19,7 +20,8 @@ import torch
 
 
 def sgd(group: dict, members: list[tuple], t: int) -> None:
-    """m = momentum m + g + weight_decay p;  p -= lr m,  for parameters p with gradients g and optimizer state m"""
+    """m = momentum m + g + weight_decay p;  p -= lr m,  for parameters p with gradients g and
+    optimizer state m"""
     for p, g, m in members:
         m.mul_(group["momentum"]).add_(g).add_(p, alpha=group["weight_decay"])
         p.sub_(m, alpha=group["lr"])
@@ -46,8 +48,9 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
     """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g
         m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
         p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) newton_schulz(u)
-    Every direction of a matrix gets an equally large update, however small its part of the gradient. A p can be a stack
-    of matrices (q, k and v) with rows[0], rows[1] ... rows; the members of a group have the same shape."""
+    Every direction of a matrix gets an equally large update, however small its part of the
+    gradient. A p can be a stack of matrices (q, k and v) with rows[0], rows[1] ... rows; the
+    members of a group have the same shape."""
     momentum, rows = group["momentum"], group["rows"]
     for _, g, m in members:
         m.lerp_(g, 1 - momentum)
@@ -59,8 +62,9 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
 
 
 def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """About U V^T for each u = U S V^T of a batch (n, rows, columns): five iterations of a x + b x^3 + c x^5, which are
-    matrix multiplications (in dtype), bring each singular value near 1 (coefficients by Jordan et al. 2024)."""
+    """About U V^T for each u = U S V^T of a batch (n, rows, columns): five iterations of a x + b
+    x^3 + c x^5, which are matrix multiplications (in dtype), bring each singular value near 1
+    (coefficients by Jordan et al. 2024)."""
     tall = u.shape[1] > u.shape[2]
     x = u.mT if tall else u  # x x^T is then the smaller square
     x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype=dtype)
@@ -91,8 +95,9 @@ RULES = {  # the function, and the tensors that it keeps for each parameter: its
 
 
 class Optimizer:
-    """Updates the parameters of each group by the group's rule, options and learning rate lr = scale * peak_lr. The
-    state starts as zeros: `state` maps names such as "momentum.lm_head.weight" to tensors, `updates` counts."""
+    """Updates the parameters of each group by the group's rule, options and learning rate lr =
+    scale * peak_lr. The state starts as zeros: `state` maps names such as "momentum.lm_head.weight"
+    to tensors, `updates` counts."""
 
     def __init__(self, groups: list[dict]):
         self.param_groups, self.state, self.updates = groups, {}, 0
@@ -125,8 +130,9 @@ class Optimizer:
 
 
 def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = None) -> Optimizer:
-    """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for embeddings, output
-    layer, norms and biases. Weight decay acts on matrices only. dtype: of Muon's matmuls (None: the weights')."""
+    """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for
+    embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: of Muon's
+    matmuls (None: the weights')."""
     with_muon = config.optimizer == "muon"
     in_blocks = set(model.transformer.h.parameters()) if with_muon else set()
     options = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
@@ -147,9 +153,10 @@ def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = N
 
 
 def lr_scale(step: int, config) -> float:
-    """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then constant; inverse_sqrt,
-    sqrt(warmup_iters / step) (Vaswani et al. 2017); linear or cosine decay (Loshchilov, Hutter 2017) to min_lr one step
-    after the last; or wsd: constant, then linear in the last fifth of the steps (Hu et al. 2024)."""
+    """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then
+    constant; inverse_sqrt, sqrt(warmup_iters / step) (Vaswani et al. 2017); linear or cosine decay
+    (Loshchilov, Hutter 2017) to min_lr one step after the last; or wsd: constant, then linear in
+    the last fifth of the steps (Hu et al. 2024)."""
     floor = config.min_lr / config.learning_rate if config.learning_rate else 0.0
     start, end = config.warmup_iters, config.max_iters + 1
     if step < start:
@@ -189,12 +196,12 @@ class Recipe:
 def fit(
     model: torch.nn.Module, batch_loss: Callable, recipe: Recipe, note: Callable = lambda: "", lines: int = 10
 ) -> float:
-    """The loop of every lesson whose loop is not the lesson: each step lowers batch_loss(), the loss of a batch that it
-    draws. Parameters that are frozen stay as they are.
+    """The loop of every lesson whose loop is not the lesson: each step lowers batch_loss(), the
+    loss of a batch that it draws. Parameters that are frozen stay as they are.
 
-    Prints about `lines` lines: the mean loss and the largest gradient norm since the line before, the time left, and
-    what note() says of the model in evaluation mode. Returns the seconds of the steps alone. Raises FloatingPointError
-    if the loss is NaN or infinite."""
+    Prints about `lines` lines: the mean loss and the largest gradient norm since the line before,
+    the time left, and what note() says of the model in evaluation mode. Returns the seconds of the
+    steps alone. Raises FloatingPointError if the loss is NaN or infinite."""
     optimizer, steps = make_optimizer(model, recipe), recipe.max_iters
     trained = [p for p in model.parameters() if p.requires_grad]
     losses, norms, seconds = [], [], 0.0

@@ -6,9 +6,9 @@
     python sample.py --init_from=gpt2 --interactive         # OpenAI's weights, downloaded once; a prompt per line
     python sample.py --plot                                 # and draw the attention weights: attention.png
 
-Read train.py before; model.generate() is the plain version, and gives the same tokens, up to rounding. A checkpoint
-contains its tokenizer, so no dataset is needed. The text goes to standard output, everything else to standard error;
-the same seed gives the same text on the same machine.
+Read train.py before; model.generate() is the plain version, and gives the same tokens, up to
+rounding. A checkpoint contains its tokenizer, so no dataset is needed. The text goes to standard
+output, all else to standard error; the same seed gives the same text on the same machine.
 """
 
 import codecs
@@ -39,7 +39,6 @@ PLOTTED = 24  # tokens in the plot of the attention weights
 class Options:
     init_from: str = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
     prompt: str = ""  # the text to continue (default: the start of a document, or of a line)
-    prompt_file: str = ""  # a file with the prompt
     interactive: bool = False  # read a prompt per line, and answer each, until Ctrl-D
     num_samples: Positive = 1  # number of samples
     max_new_tokens: Positive = 500  # maximum length of a sample, in tokens
@@ -58,22 +57,21 @@ class Options:
 
 
 class KVCache:
-    """Stores the keys and values of past tokens in all layers, so a new token needs only its own forward pass.
-    static: a single new token attends to all of the cache, and a mask hides the unused part, so the shapes are the same
-    at every step, as torch.compile needs them."""
+    """Stores the keys and values of past tokens in all layers, so a new token needs only its own
+    forward pass. static: a single new token attends to all of the cache, and a mask hides the
+    unused part, so each step has the same shapes, as torch.compile needs them."""
 
     def __init__(self, model: GPT, B: int, static: bool = False):
         config, weight = model.config, model.transformer.wte.weight
-        shape = (config.n_layer, 2, B, config.n_kv_head, config.block_size, config.head_dim)
-        # zeros, as even a masked value is multiplied by 0, and 0 * NaN is NaN
-        self.kv = weight.new_zeros(shape)
-        shape = (B, config.lookback + config.block_size)  # lookback times "no token", then the past tokens
-        self.history = torch.full(shape, config.vocab_size, device=weight.device)
+        heads = (B, config.n_kv_head, config.block_size, config.head_dim)
+        self.kv = weight.new_zeros((config.n_layer, 2, *heads))  # 0 times an unused NaN would be NaN
+        tokens = (B, config.lookback + config.block_size)  # lookback times "no token", then the past ones
+        self.history = torch.full(tokens, config.vocab_size, device=weight.device)
         self.next_position = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.length, self.config, self.static = 0, config, static
 
     def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the tokens idx (B, T). Returns their positions (T,), and the history of all tokens up to them."""
+        """Append the tokens idx (B, T). Returns their positions (T,), and all tokens up to them."""
         T, lookback, start = idx.shape[1], self.config.lookback, self.length
         if self.static and T == 1:
             self.where = positions = self.next_position
@@ -84,21 +82,22 @@ class KVCache:
             positions = torch.arange(start, self.S, device=idx.device)
             self.needs_mask = T > 1 and start > 0
         if self.config.block_size < self.S:
-            raise ValueError(f"{self.S} tokens exceed block_size={self.config.block_size}; give only the last ones")
+            raise ValueError(f"{self.S} tokens exceed block_size={self.config.block_size}; give fewer")
         self.history[:, positions + lookback] = idx
         return positions, self.history[:, : lookback + self.S]
 
     def layer(self, i: int) -> Callable:
         return functools.partial(self.store, self.kv[i])
 
-    def store(self, kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values (B, n_kv_head, T, hd) of a layer; return all of its own, (B, n_kv_head, S, hd)."""
-        kv[0][:, :, self.where] = k
-        kv[1][:, :, self.where] = v
-        return kv[0][:, :, : self.S], kv[1][:, :, : self.S]
+    def store(self, kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store new keys and values of a layer (B, n_kv_head, T, hd); return all, (2, B, n_kv_head,
+        S, hd)."""
+        kv[0, :, :, self.where] = k
+        kv[1, :, :, self.where] = v
+        return kv[:, :, :, : self.S]
 
     def copy_row(self, other: "KVCache") -> None:
-        """Copy a cache of one row into all rows."""
+        """Copy a cache of one row into each row."""
         self.kv.copy_(other.kv)
         self.history.copy_(other.history)
         self.length = other.length
@@ -106,11 +105,11 @@ class KVCache:
 
 @torch.inference_mode()
 def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling) -> Iterator:
-    """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, those of model.generate(), but faster.
-
-    Each token needs a forward pass for that token only. When the context is full, its most recent half is encoded
-    again: on average one more token per generated token. compile=True compiles the pass for one token. (The tokens are
-    inference tensors: clone them for autograd.)"""
+    """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, those of
+    model.generate(), but a token needs a forward pass for itself only. When the context is full,
+    its most recent half is encoded again: on average one more token per generated token.
+    compile=True compiles the pass for one token. (The tokens are inference tensors: clone them for
+    autograd.)"""
     block_size, (B, T) = model.config.block_size, idx.shape
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
@@ -145,17 +144,19 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
 
 
 def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
-    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream() and sample_token()."""
+    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream() and
+    sample_token()."""
     return torch.cat([idx, *stream(model, idx, max_new_tokens, **options)], dim=1)
 
 
 # ----------------------------------------------------------------------------- faster linear layers
-# A step of generation multiplies a row per sample by every matrix: it takes as long as reading the weights from memory.
+# A step of generation multiplies a row per sample by every matrix, which takes as long as reading
+# the weights.
 
 
 class FewRowsLinear(nn.Linear):
-    """A linear layer that is faster on a CPU for one row, or for 8 to 48: GPT-2 generates 2.6 times as fast on an AMD
-    EPYC, where W times a vector takes one thread, and blocks of W several; on Intel, W x^T beats x W^T."""
+    """A linear layer that is faster on a CPU for one row, or for 8 to 48: GPT-2 generates 2.6 times
+    as fast on an AMD EPYC, where W times a vector takes one thread, and blocks of W several."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         W, rows = self.weight, x.reshape(-1, x.shape[-1])  # (out, in), (R, in)
@@ -172,8 +173,9 @@ class FewRowsLinear(nn.Linear):
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, a quarter of the bytes to read: W[i, j] is about scale[i] * int8[i, j]. The
-    largest weight of a row becomes 127, so rounding changes a weight by at most half of its row's scale."""
+    """A linear layer with int8 weights, a quarter of the bytes: W[i, j] is about scale[i] * int8[i,
+    j]. The largest weight of a row becomes 127, so rounding changes a weight by at most half of its
+    scale."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -185,17 +187,18 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         rows = x.reshape(-1, x.shape[-1])  # (R, in)
-        # PyTorch's kernel (private so far) is for CPUs, few rows, and a multiple of 16 weights in each; it crashes else
-        has_kernel = x.is_cpu and x.shape[-1] % 16 == 0 and hasattr(torch, "_weight_int8pack_mm")
-        if not has_kernel or len(rows) > 48:  # expand the weights
+        # PyTorch's kernel (private so far) is for CPUs, and crashes unless a row has a multiple of
+        # 16 weights
+        if not x.is_cpu or x.shape[-1] % 16 or len(rows) > 48:  # expand the weights
             return F.linear(x, (self.weight * self.scale.float()[:, None]).type_as(x), self.bias)
-        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale).type_as(x)  # also rounds x to bfloat16
-        y = y.view(*x.shape[:-1], -1)
+        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)  # rounds x, too
+        y = y.type_as(x).view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 
 
 def speed_up(model: GPT, int8: bool = False) -> None:
-    """Switch the linear layers to ones that are faster for generating: large ones on a CPU, or all to int8 weights."""
+    """Switch linear layers to ones that generate faster: large ones on a CPU, or all to int8
+    weights."""
     for name, layer in [*model.named_modules()]:
         if type(layer) is nn.Linear and int8:
             model.set_submodule(name, Int8Linear(layer))
@@ -215,7 +218,8 @@ class Sample:
         self.ids, self.text = [], ""
 
     def add(self, token: int) -> str:
-        """Return the text that can be printed already: a character of several tokens waits for the last of them."""
+        """Return the text that can be printed: a character of several tokens waits for the last
+        one."""
         if self.done:
             return ""
         self.ids.append(token)
@@ -235,8 +239,8 @@ def rows_at_once(config: GPTConfig) -> int:
     return max(1, MAX_MEMORY // (4 * (cache_size + 5 * config.vocab_size)))  # sampling makes about five copies
 
 
-def print_samples(model: GPT, tokenizer: Tokenizer, ids: list[int], prompt: str, options, generator) -> list[Sample]:
-    """Generate samples after ids in batches, and print them. The first one of a batch is printed as it is generated."""
+def print_samples(model: GPT, tokenizer: Tokenizer, ids: list, prompt: str, options, generator) -> list:
+    """Generate samples in batches, and print them: the first one of a batch as it is generated."""
     samples, rule = [], "" if options.stop else "-" * 20 + "\n"
     sampling = {name: getattr(options, name) for name in ("compile", "temperature", "top_k", "top_p")}
     while len(samples) < options.num_samples:
@@ -259,20 +263,10 @@ def print_samples(model: GPT, tokenizer: Tokenizer, ids: list[int], prompt: str,
 # ----------------------------------------------------------------------------- the script
 
 
-def read_prompt(options: Options) -> str:
-    try:
-        text = Path(options.prompt_file).read_text(encoding="utf-8-sig") if options.prompt_file else options.prompt
-        text.encode()  # raises if the command line was not UTF-8
-    except FileNotFoundError:
-        raise UserError(f"no prompt file {options.prompt_file}; give a text file") from None
-    except UnicodeError as error:  # in a file, or in the bytes of the command line
-        raise UserError(f"{options.prompt_file or 'the prompt'} is not UTF-8 at {error.start}; save it as UTF-8") from error
-    return text
-
-
 @torch.no_grad()
 def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
-    """idx (B, T) -> (n_layer, B, nh, T, T): how strongly each token attends to each token (last axis), in each head."""
+    """idx (B, T) -> (n_layer, B, nh, T, T): how strongly each token attends to each one (last
+    axis)."""
     weights, model, T = [], copy.deepcopy(model), idx.shape[1]
     model.config.flash = False
     for block in model.transformer.h:  # [-T:]: without the virtual tokens of prefix tuning
@@ -281,21 +275,22 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     return torch.stack(weights)
 
 
-def answer(model: GPT, tokenizer: Tokenizer, checkpoint: dict, prompt: str, options: Options, generator) -> None:
+def answer(checkpoint: dict, model: GPT, tokenizer: Tokenizer, prompt: str, options, generator) -> None:
     """Continue a prompt, and print the result line."""
     ids, delimiter = tokenizer.encode(prompt), checkpoint["delimiter"]
+    block_size = model.config.block_size
     if delimiter is not None:
         ids = [delimiter, *ids]
     ids = ids or start_ids(tokenizer)
-    if len(ids) > model.config.block_size:
-        print(f"the prompt has {len(ids)} tokens; the model sees only the last {model.config.block_size}", file=sys.stderr)
+    if len(ids) > block_size:
+        print(f"the prompt has {len(ids)} tokens; the model sees only the last {block_size}", file=sys.stderr)
     began = time.perf_counter()
     samples = print_samples(model, tokenizer, ids, prompt, options, generator)
     seconds = time.perf_counter() - began
     if options.plot:
         import plots
 
-        shown = (ids + samples[0].ids)[: min(PLOTTED, model.config.block_size)]
+        shown = (ids + samples[0].ids)[: min(PLOTTED, block_size)]
         weights = attention_weights(model, torch.tensor([shown], device=generator.device))[:, 0]
         path = Path(checkpoint["folder"], "attention.png")
         plots.attention(weights.cpu().numpy(), token_names(tokenizer, shown, delimiter), path)
@@ -318,10 +313,11 @@ def main() -> None:
     generator = torch.Generator(device).manual_seed(options.seed)
     with explain_errors("out of memory; use fewer --num_samples, or --device=cpu"):
         if not options.interactive:
-            return answer(model, tokenizer, checkpoint, read_prompt(options), options, generator)
+            return answer(checkpoint, model, tokenizer, options.prompt, options, generator)
         while True:
             try:
-                answer(model, tokenizer, checkpoint, input("> " if sys.stdin.isatty() else ""), options, generator)
+                prompt = input("> " if sys.stdin.isatty() else "")
+                answer(checkpoint, model, tokenizer, prompt, options, generator)
             except EOFError:  # Ctrl-D
                 return print()
             except UserError as error:  # such as an unknown character

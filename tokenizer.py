@@ -4,9 +4,9 @@
     tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
-Read prepare_data.py after, which encodes whole texts with these classes. meta.json and checkpoints keep a
-tokenizer as its to_dict(). BPE is trained here, and tiktoken encodes with it. No text is special: even
-"<|endoftext|>" is split.
+Read prepare_data.py after, which encodes whole texts with these classes. meta.json and checkpoints
+keep a tokenizer as its to_dict(). BPE is trained here, and tiktoken encodes with it. No text is
+special: even "<|endoftext|>" is split.
 """
 
 import base64
@@ -100,7 +100,8 @@ def make_tokenizer(fields: dict) -> Tokenizer:
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """The tokens to start a sample from: a newline, as it starts documents, or else the first token."""
+    """The tokens to start a sample from: a newline, as it starts documents, or else the first
+    token."""
     try:
         return tokenizer.encode("\n")
     except UserError:
@@ -114,19 +115,21 @@ def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None)
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text by GPT2_PATTERN. The standard library's `re` has no \\p{L}, so the letters and numbers
-    of the text are listed. (tiktoken differs for U+001C to U+001F, and for letters newer than Python.)"""
+    """Split a text by GPT2_PATTERN. The standard library's `re` has no \\p{L}, so the letters and
+    numbers of the text are listed. (tiktoken differs for U+001C to U+001F, and for letters newer
+    than Python.)"""
     letters = "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == "L")
     numbers = "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == "N")
     return re.findall(WORDS.replace("{L}", "a" + letters).replace("{N}", "0" + numbers), text)
 
 
 def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
-    """Train byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) on a text, or its pieces.
+    """Train byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) on a text, or its
+    pieces.
 
-    Start from the 256 bytes. Repeatedly merge the most frequent pair of neighboring tokens (in a tie, the
-    first in byte order), and count again in its words. Returns bytes -> id, of which there are fewer than
-    vocab_size if nothing is left to merge."""
+    Start from the 256 bytes. Repeatedly merge the most frequent pair of neighboring tokens (in a
+    tie, the first in byte order), and count again in its words. Returns bytes -> id, of which there
+    are fewer than vocab_size if nothing is left to merge."""
     if not 256 <= vocab_size <= 0x110000:
         raise UserError(f"vocab_size={vocab_size}, but BPE starts from 256 bytes; use 256 to 1,114,112")
     occurrences = Counter()

@@ -6,13 +6,12 @@
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs, or CPU processes, split each batch
     python estimate.py config/gpt2.toml                     # memory, compute and time that a run needs
 
-Read model.py first (same shape letters), then optim.py for the updates, and windows.py after. Precedence of options:
-command line > TOML file > checkpoint (--init_from) > defaults below. A run lives in out/<run>/: config.toml (every
-option), log.jsonl (one object per line), last.pt (to resume), best.pt (to sample), and loss.png if matplotlib is
-installed.
+Read model.py first (same shape letters), then optim.py for the updates, and windows.py after.
+Precedence of options: command line > TOML file > checkpoint (--init_from) > defaults below. A run
+lives in out/<run>/: config.toml (every option), log.jsonl (one object per line), last.pt (to
+resume), best.pt (to sample), and loss.png if matplotlib is installed.
 """
 
-import importlib.util
 import json
 import math
 import sys
@@ -28,7 +27,7 @@ import torch
 import console
 import runtime
 from checkpoint import load_checkpoint, load_model, load_weights, open_run, save_checkpoint
-from console import Fraction, Positive, UserError, comments, print_losses, print_result, read_options, read_toml
+from console import Fraction, Positive, UserError, known_options, read_options, read_toml
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, lr_scale, make_optimizer
 from prepare_data import Dataset, load
@@ -36,7 +35,8 @@ from runtime import Machine, StopSignal
 from tokenizer import start_ids
 from windows import document_edges, evaluate, evaluation_windows, read_windows, split_documents
 
-LOG_LINE = "train loss {train:.4f}  lr {lr:.2e}  grad norm {grad_norm:.2f}  {tokens_per_second:,} tokens/s  mfu {mfu:.0%}"
+LOG_LINE = "train loss {train:.4f}  lr {lr:.2e}  grad norm {grad_norm:.2f}"
+LOG_LINE += "  {tokens_per_second:,} tokens/s  mfu {mfu:.0%}"
 
 
 @dataclass
@@ -45,8 +45,8 @@ class TrainConfig(GPTConfig):
 
     config: str = ""  # a file of options, such as config/names.toml
     dataset: str = "python"  # a folder in data/, made by prepare_data.py
-    out_dir: str = ""  # folder of the run (default: out/ and the name of the config file, or of the dataset)
-    init_from: str = "scratch"  # initial weights: scratch, resume (out_dir), gpt2 ... gpt2-xl, a run, or a path
+    out_dir: str = ""  # folder of the run (default: out/ and the name of the config, or dataset)
+    init_from: str = "scratch"  # first weights: scratch, resume (out_dir), gpt2 ... gpt2-xl, a run
     seed: int = 1337  # random seed for initialization, batches and dropout
 
     lookback: int = 3  # previous-token embeddings: how many preceding tokens are added; 0: off
@@ -56,10 +56,10 @@ class TrainConfig(GPTConfig):
     max_iters: Positive = 700  # number of steps
     early_stop: int = 0  # stop after this many evaluations without improvement (patience); 0: off
 
-    optimizer: Literal["sgd", "adam", "adamw", "muon"] = "muon"  # muon: for matrices of the blocks, adamw for the rest
+    optimizer: Literal["sgd", "adam", "adamw", "muon"] = "muon"  # muon: for matrices in blocks
     learning_rate: float = 1e-2  # peak learning rate of sgd, adam, adamw
     muon_learning_rate: float = 0.03  # peak learning rate of muon: its updates have a fixed size
-    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "linear"  # after warmup; see lr_scale()
+    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "linear"  # after warmup
     warmup_iters: int = 20  # steps of linear warmup
     min_lr: float = 0.0  # final learning_rate (muon's in proportion); inverse_sqrt: the lowest
     weight_decay: float = 0.0  # of matrices: p -= lr * weight_decay * p (sgd, adam: L2 penalty)
@@ -75,27 +75,22 @@ class TrainConfig(GPTConfig):
     sample_tokens: int = 400  # length of the sample at the end, in tokens
 
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matrix multiplications; auto: a fast one
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: a fast one
     compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU
-    fsdp: bool = False  # with torchrun: shard the model across processes, if it does not fit on one GPU
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.min_lr > self.learning_rate:
-            raise ConfigError(f"min_lr={self.min_lr} exceeds learning_rate={self.learning_rate}; use a smaller one")
+    fsdp: bool = False  # with torchrun: shard the model, if it does not fit on one GPU
 
     def model_config(self) -> GPTConfig:
         return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
 
     def options(self) -> dict:
-        return {name: getattr(self, name) for name in comments(TrainConfig)}
+        return {name: getattr(self, name) for name in known_options(TrainConfig)}
 
     def tokens_per_step(self) -> int:
         return self.gradient_accumulation_steps * self.batch_size * self.block_size
 
 
 def read_config(doc: str) -> tuple[TrainConfig, dict]:
-    """The config that the command line asks for, and the checkpoint that the run starts from: {} from scratch."""
+    """The config of the command line, and the checkpoint that the run starts from, or {}."""
     given = read_options(TrainConfig, doc, "config")
     if "config" in given:
         given = read_toml(given["config"], TrainConfig) | given
@@ -105,21 +100,21 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
     if init_from == "scratch":
         return TrainConfig(**given), {}
     if init_from == "resume":
-        path = Path(given["out_dir"], "last.pt")
-        checkpoint = load_checkpoint(path)
+        checkpoint = load_checkpoint(Path(given["out_dir"], "last.pt"))
         if "optimizer" not in checkpoint:
-            raise UserError(f"{path} contains a model only, as best.pt does; restore the run's own last.pt")
+            raise UserError(f"{checkpoint['name']} is not last.pt, but a best.pt; restore the run's own")
         inherited = checkpoint["config"]
         given["init_from"] = inherited["init_from"]  # where the run came from at first
     else:
         checkpoint = load_checkpoint(init_from)
         if not checkpoint["config"]["dataset"]:  # of finetune.py
-            raise UserError(f"{checkpoint['name']} was not trained on a dataset; use a run of train.py")
+            raise UserError(f"{init_from} was not trained on a dataset; use a run of train.py")
         checkpoint.pop("optimizer", None)  # of a last.pt: this is a new run
-        inherited = checkpoint["model_config"] | {"document_mask": checkpoint["model_config"]["delimiter"] >= 0}
+        inherited = checkpoint["model_config"]
+        given = {"document_mask": inherited["delimiter"] >= 0} | given
     config = TrainConfig(**inherited | given)
-    weights_free = {"vocab_size", "delimiter", "dropout", "flash", "label_smoothing", "train_temperature"}
-    fixed = {f.name for f in fields(GPTConfig)} - weights_free
+    free = {"vocab_size", "delimiter", "dropout", "flash", "label_smoothing", "train_temperature"}
+    fixed = {f.name for f in fields(GPTConfig)} - free
     if init_from == "resume":
         fixed.add("optimizer")
     elif config.position != "learned" or config.block_size < inherited["block_size"]:
@@ -127,8 +122,7 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
     for name in sorted(fixed):
         if getattr(config, name) != inherited[name]:
             what = f"{name} is fixed to {inherited[name]} by the checkpoint {checkpoint['name']}"
-            advice = f"drop --{name}, or start a new run with another --out_dir"
-            raise UserError(f"{what}, so {name}={getattr(config, name)} is not possible; {advice}")
+            raise UserError(f"{what}; drop --{name}, or start a new run with another --out_dir")
     return config, checkpoint
 
 
@@ -138,10 +132,13 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
         first = checkpoint["config"]["dataset"]
         advice = f"use {first}, or python prepare_data.py YOUR_TEXT.txt --tokenizer={first}"
-        raise UserError(f"{data.name} has another vocabulary than the checkpoint, trained on {first}; {advice}")
+        raise UserError(f"{data.name} has another vocabulary than {first} of the checkpoint; {advice}")
     n, processes = config.batch_size * config.gradient_accumulation_steps, machine.world_size
     if n % processes:
-        raise UserError(f"{processes} processes cannot split {n} sequences per step; use a multiple of {processes}")
+        advice = f"use a multiple of {processes}"
+        raise UserError(f"{processes} processes cannot split the {n} sequences of a step; {advice}")
+    if processes > 1 and machine.device.type == "mps":
+        raise UserError("several processes cannot share mps; use --device=cpu")
     if machine.fsdp and machine.dtype == torch.float16:
         raise UserError("--fsdp cannot train in float16; use --dtype=bfloat16")
     if config.document_mask and data.delimiter is None:
@@ -154,8 +151,8 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
 
 
 def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
-    """Where training windows may start: at the start of a document, and every block_size tokens in a longer one, if a
-    whole window follows. None for a text without documents: anywhere."""
+    """Where training windows may start: at the start of a document, and every block_size tokens in
+    a longer one, if a whole window follows. None for a text without documents: anywhere."""
     if data.separator is None:
         return None
     starts, _ = split_documents(document_edges(data.train, data.separator), block_size)
@@ -163,8 +160,9 @@ def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
 
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, machine: Machine) -> Iterator[tuple]:
-    """Inputs and targets (B, T) of each micro-batch of a step. They follow from (seed, step) alone, so a resumed run
-    sees what an uninterrupted one would. Several processes split them: together they make the same step."""
+    """Inputs and targets (B, T) of each micro-batch of a step. They follow from (seed, step) alone,
+    so a resumed run sees what an uninterrupted one would. Several processes split them: together
+    they make the same step."""
     rng = np.random.default_rng((config.seed, step))
     n = config.gradient_accumulation_steps * config.batch_size
     if starts is None:
@@ -181,7 +179,8 @@ def training_batches(tokens, starts, config: TrainConfig, step: int, machine: Ma
 
 
 def build(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> tuple:
-    """The model, the network (the model as the processes share it), its loss forward(x, y), and the optimizer."""
+    """The model, the network (the model as the processes share it), its loss forward(x, y), the
+    optimizer, and the scaler of float16's gradients."""
     torch.manual_seed(config.seed)
     config.vocab_size = data.vocab_size
     config.delimiter = data.delimiter if config.document_mask else -1
@@ -191,12 +190,13 @@ def build(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     network = machine.wrap(model)
     forward = machine.loss_function(torch.compile(network) if config.compile else network)
     optimizer = make_optimizer(model, config, machine.dtype)
-    # A trial shows compile and out-of-memory errors before anything is written. It also fixes the order in which DDP
-    # reduces gradients, so a resumed run stays exact.
+    scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)
+    # A trial shows compile and out-of-memory errors before anything is written. It also fixes the
+    # order in which DDP reduces gradients, so a resumed run stays exact.
     starts = training_starts(data, config.block_size)
     forward(*next(training_batches(data.train, starts, config, 1, machine))).backward()
     model.zero_grad(set_to_none=True)
-    return model, network, forward, optimizer
+    return model, network, forward, optimizer, scaler
 
 
 def print_summary(config: TrainConfig, model: GPT, data: Dataset, machine: Machine, windows: tuple) -> None:
@@ -212,20 +212,24 @@ def print_summary(config: TrainConfig, model: GPT, data: Dataset, machine: Machi
 
 
 def restore(config: TrainConfig, checkpoint: dict, optimizer, scaler) -> tuple:
-    """Where the run stands: step, seconds, seconds in the steps alone, and of these until the last line of the log;
-    the losses since then, the lowest validation loss, and the number of evaluations since that."""
+    """Where the run stands: step, seconds, seconds in the steps alone, and of these until the last
+    line of the log; the losses since then, the lowest validation loss, and the number of
+    evaluations since that."""
     if "optimizer" not in checkpoint:
         return 0, 0.0, 0.0, 0.0, [], math.inf, 0
     optimizer.load_state_dict(checkpoint["optimizer"])
-    scaler.load_state_dict(checkpoint["scaler"])
+    if checkpoint["scaler"]:  # {} in other dtypes than float16
+        scaler.load_state_dict(checkpoint["scaler"])
     print(f"resumed after step {checkpoint['step']}")
-    if checkpoint["config"]["eval_tokens"] != config.eval_tokens:  # the lowest loss is one of other tokens
-        return *checkpoint["state"][:-2], math.inf, 0
-    return checkpoint["state"]
+    same_tokens = checkpoint["config"]["eval_tokens"] == config.eval_tokens
+    if same_tokens and Path(config.out_dir, "best.pt").exists():
+        return checkpoint["state"]
+    return *checkpoint["state"][:-2], math.inf, 0  # the next evaluation writes best.pt
 
 
 def check_finite(what: str, value: float, step: int, machine: Machine) -> None:
-    """Stop before NaN gets into a checkpoint. All processes are here, and the first one prints the error."""
+    """Stop before NaN gets into a checkpoint. All processes are here, and the first one prints the
+    error."""
     if math.isfinite(value):
         return
     if machine.rank:
@@ -234,11 +238,15 @@ def check_finite(what: str, value: float, step: int, machine: Machine) -> None:
     raise UserError(f"training diverged: the {what} is {value} at step {step}; {advice}")
 
 
+def sum_of_weights(model: GPT) -> float:
+    """NaN if an update made one NaN: the loss of its step, computed before, does not show that."""
+    return float(sum(full_tensor(p.detach().sum()) for p in model.parameters()))
+
+
 def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> dict:
-    """Train, evaluate, log and save until the last step, early stopping, or a signal. All randomness of a step follows
-    from (seed, step, process). Returns figures for the result line."""
-    model, network, forward, optimizer = build(config, checkpoint, data, machine)
-    scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)
+    """Train, evaluate, log and save until the last step, early stopping, or a signal. Returns
+    figures for the result line, and the log, whose lock keeps other runs out of the folder."""
+    model, network, forward, optimizer, scaler = build(config, checkpoint, data, machine)
     starts = training_starts(data, config.block_size)
     windows = evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens)
     print_summary(config, model, data, machine, windows)
@@ -261,7 +269,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
             save_checkpoint(folder / name, model, weights, data.tokenizer, **more)
 
     with stop:
-        while step < config.max_iters and not 0 < config.early_stop <= stale:
+        while step < config.max_iters and not stopping and not 0 < config.early_stop <= stale:
             step_began = time.perf_counter()
             step += 1
             torch.manual_seed((config.seed << 32) + step * machine.world_size + machine.rank)  # for dropout
@@ -308,15 +316,15 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
                 news = f"lowest so far {best:.4f}" if stale else "new best, saved best.pt"
                 note(f"val loss {val:.4f}  ({data.bits_per_byte(val, 'val'):.4f} bits/byte)  {news}", val=val)
             if saving or 0 < config.early_stop <= stale:
+                check_finite("sum of the weights", sum_of_weights(model), step, machine)
                 seconds = time.perf_counter() - began
                 state = (step, seconds, train_seconds, logged, losses, best, stale)
                 moments = machine.gather(optimizer.state_dict())
                 save("last.pt", state=state, optimizer=moments, scaler=scaler.state_dict())
             if stopping:
                 stop.print(f"stopped after step {step}; resume with --init_from=resume --out_dir={folder}")
-                break
     speed = step * config.tokens_per_step() / train_seconds
-    return {"step": step, "seconds": seconds, "tokens_per_second": speed, "finished": not stopping}
+    return {"step": step, "seconds": seconds, "tokens_per_second": speed, "finished": not stopping, "log": log}
 
 
 def mfu(tokens_per_second: float, model: GPT, machine: Machine) -> float:
@@ -329,8 +337,6 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) 
     """Print a sample of the best model, its losses, and the result line."""
     folder, alone = Path(config.out_dir), replace(machine, world_size=1)
     checkpoint = load_checkpoint(folder / "best.pt")
-    if figures["step"] < config.max_iters:
-        print(f"early stopping: no improvement in {config.early_stop} evaluations")
     if checkpoint["step"] < figures["step"]:
         print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
     model, tokenizer = load_model(checkpoint)
@@ -348,24 +354,18 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) 
     idx = torch.tensor([ids], device=machine.device)  # (1, 1)
     ids = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
     print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{tokenizer.decode(ids[1:]).strip()}")
-    print_losses(data, losses)
+    console.print_losses(data, losses)
     speed = figures["tokens_per_second"]
     more = {"step": figures["step"], "seconds": f"{figures['seconds']:.1f}", "tokens_per_second": f"{speed:.0f}"}
     more |= {"mfu": f"{mfu(speed, model, machine):.3f}", "out_dir": config.out_dir}
-    if importlib.util.find_spec("matplotlib"):
-        draw_losses(data, folder)
-    print_result("gpt", data, model.num_params(), losses, **more)
-
-
-def draw_losses(data: Dataset, folder: Path) -> None:
-    """Draw loss.png from the log."""
     try:
         import plots
 
-        entries = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-        plots.training_losses(entries, data, str(folder), folder / "loss.png")
+        log = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        plots.training_losses([*map(json.loads, log)], data, str(folder), folder / "loss.png")
     except (OSError, UserError) as error:  # the run is worth more than its plot
-        print(f"cannot draw {folder / 'loss.png'}: {error}")
+        print(f"\nno {folder / 'loss.png'}: {error}")
+    console.print_result("gpt", data, model.num_params(), losses, **more)
 
 
 def main() -> None:
@@ -385,8 +385,10 @@ def main() -> None:
             torch.distributed.destroy_process_group()
         if machine.rank == 0 and figures["finished"]:
             report(config, data, machine, figures)
+    if figures["log"]:
+        figures["log"].close()
     if not figures["finished"]:
-        runtime.exit_now(130)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,8 @@ def test_a_folder_may_be_opened_with_a_smaller_context():
     assert (model.config.n_head, model.config.block_size, model.config.dropout) == (2, 10, 0.5)
     assert tokenizer.vocab_size == 50_257
     with torch.no_grad():
-        assert torch.allclose(model(torch.tensor([[*range(10)]]))[0][0].double(), gpt2_logits(tensors, [*range(10)]), atol=1e-3)
+        logits = model(torch.tensor([[*range(10)]]))[0][0].double()
+    assert torch.allclose(logits, gpt2_logits(tensors, [*range(10)]), atol=1e-3)
 
 
 def test_gpt2_continues_as_its_formulas_do():

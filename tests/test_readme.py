@@ -155,7 +155,7 @@ def test_each_option_in_the_text_is_one_of_some_script():
     known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint")}
     known |= {"--index"}  # pip's --index-url
     for module in SCRIPTS:
-        known |= {f"--{name}" for name in console.comments(options_of(f"{module.__name__}.py"))}
+        known |= {f"--{name}" for name in console.known_options(options_of(f"{module.__name__}.py"))}
     assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", TEXT, flags=re.S))) <= known
 
 
