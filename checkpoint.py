@@ -1,7 +1,7 @@
 """Save and open a model with its tokenizer, whatever names it: a run, a file, or GPT-2.
 
     from checkpoint import load_model
-    model, tokenizer = load_model("out/python")     # a run's best.pt; or the path of a checkpoint, or "gpt2"
+    model, tokenizer = load_model("out/python")     # or the path of a checkpoint, or "gpt2"
 
 A checkpoint is a dict of tensors and plain values, so opening one runs no code in it.
 """
@@ -26,10 +26,10 @@ ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
 
 def newest_run() -> str:
     """The path of the newest best.pt of train.py. Raises UserError if there is none."""
-    runs = (log.with_name("best.pt") for log in Path("out").glob("*/log.jsonl"))  # other scripts write no log
+    runs = [log.with_name("best.pt") for log in Path("out").glob("*/log.jsonl")]  # others have no log
     found = sorted((best for best in runs if best.exists()), key=lambda best: best.stat().st_mtime)
     if not found:
-        raise UserError("no run of train.py with a best.pt in out/; start python train.py, or use --init_from=")
+        raise UserError("no run of train.py with a best.pt in out/; start python train.py")
     return str(found[-1])
 
 
@@ -37,21 +37,22 @@ def find_checkpoint(init_from: str) -> Path:
     """The file that a path names, or the best.pt in a folder."""
     path = Path(init_from, "best.pt") if Path(init_from).is_dir() else Path(init_from)
     if not path.is_file():
-        raise UserError(f"no checkpoint {path}; train a model with python train.py, or use another path, or gpt2")
+        raise UserError(f"no checkpoint {path}; use a run of train.py, a file, or gpt2")
     return path
 
 
 def load_checkpoint(init_from: str | Path) -> dict:
     """Load a checkpoint onto the CPU: that of a run's folder, of a file, or of GPT-2's weights by
     their name (gpt2 ... gpt2-xl) or folder. Raises UserError if it is missing, damaged, untrusted,
-    or of another version."""
+    or old."""
     if weights := find_gpt2(init_from):
-        return load_gpt2(weights) | {"name": str(init_from), "folder": f"out/{Path(init_from).name}"}
+        names = {"name": str(init_from), "folder": f"out/{Path(init_from).name}"}
+        return load_gpt2(weights) | names
     path = find_checkpoint(str(init_from))
     checkpoint = load_tensors(path, ADVICE)
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != FORMAT:
-        raise UserError(f"{path} has the format {found!r}, and this version reads {FORMAT!r}; {ADVICE}")
+        raise UserError(f"{path} has the format {found!r} instead of {FORMAT!r}; {ADVICE}")
     return checkpoint | {"name": str(path), "folder": str(path.parent)}
 
 
@@ -61,14 +62,14 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
     checkpoint = source if isinstance(source, dict) else load_checkpoint(source)
     model = GPT(GPTConfig(**checkpoint["model_config"] | changes))
     weights = checkpoint["model"]
-    if "peft" in checkpoint:  # only what finetune.py trained; the frozen weights are in another checkpoint
+    if "peft" in checkpoint:  # only what finetune.py trained; the frozen weights are elsewhere
         from peft import attach, trained_state
 
         base = Path(checkpoint["base"]["path"])
         if not base.exists():
-            raise UserError(f"{base}, the base of this checkpoint, is not in this folder; run finetune.py again")
+            raise UserError(f"there is no {base}, the base of this checkpoint; run finetune.py again")
         if sha256_of(base) != checkpoint["base"]["sha256"]:
-            raise UserError(f"{base} has another SHA-256: it was trained again; run finetune.py again, too")
+            raise UserError(f"{base} has changed (its SHA-256 differs); run finetune.py again")
         load_weights(model, load_checkpoint(base)["model"])
         attach(model, **checkpoint["peft"])
         if weights.keys() != trained_state(model).keys():
@@ -81,7 +82,8 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
 def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
     """Copy the weights of a checkpoint into a model. Raises UserError if they do not fit."""
     if "transformer.wpe.weight" in weights:  # a smaller block_size needs fewer positions
-        weights = weights | {"transformer.wpe.weight": weights["transformer.wpe.weight"][: model.config.block_size]}
+        positions = weights["transformer.wpe.weight"][: model.config.block_size]
+        weights = weights | {"transformer.wpe.weight": positions}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -90,8 +92,7 @@ def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
 
 
 def save_checkpoint(path: Path, model: GPT, weights: dict, tokenizer: Tokenizer, **more) -> None:
-    """Write a checkpoint, whole or not at all. weights: the model's state_dict(), or a part of
-    it."""
+    """Write a checkpoint, whole or not at all. weights: its state_dict(), or a part."""
     checkpoint = {"format": FORMAT, "model_config": asdict(model.config), "model": weights}
     checkpoint |= {"tokenizer": tokenizer.to_dict()} | more
     path.parent.mkdir(parents=True, exist_ok=True)

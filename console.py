@@ -1,5 +1,4 @@
-"""Shared by all command lines: options, one-line errors, progress, tables, a result line. Standard
-library only."""
+"""What all command lines share: options, one-line errors, progress, tables, a result line."""
 
 import difflib
 import importlib.util
@@ -23,8 +22,7 @@ class UserError(ValueError):
 
 
 def run(main: Callable[[], None], *expected: type[Exception]) -> None:
-    """Run main(). UserError or an expected exception prints one line and exits with status 2;
-    others are bugs."""
+    """Run main(). UserError or an expected exception prints one line; others are bugs."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
     try:
@@ -98,11 +96,11 @@ def read_toml(path: str, options: type) -> dict:
 
 
 def known_options(options: type) -> dict[str, tuple]:
-    """{name: (type, comment)} of the fields that have a comment, those of parent classes first."""
+    """{name: (type, comment)} of the fields that have a comment, those of parent classes last."""
     types, found = get_type_hints(options, include_extras=True), {}
-    for parent in reversed(options.__mro__[:-1]):
+    for parent in options.__mro__[:-1]:
         for name, comment in re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(parent), re.M):
-            found[name] = types[name], comment
+            found.setdefault(name, (types[name], comment))
     return found
 
 
@@ -139,8 +137,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
-    """Return a function to call with the amount done (bytes for MB). A terminal shows it, and the
-    time left."""
+    """Return a function to call with the amount done (bytes for MB). Terminals show it."""
     began = shown = time.monotonic()
     scale = 1e6 if unit == "MB" else 1
 
@@ -170,8 +167,7 @@ def print_samples(texts: Iterable[str], lines: bool) -> None:
 
 
 def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> None:
-    """Print the loss on each split of a Dataset, in nats per token, and which are of the first
-    `limit` tokens."""
+    """Print the loss on each split of a Dataset, and which are of the first `limit` tokens."""
     rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
     for split, loss in {"uniform": math.log(data.vocab_size), **losses}.items():
         bits = data.bits_per_byte(loss, "val" if split == "uniform" else split)
@@ -185,8 +181,7 @@ def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> Non
 
 
 def print_result(model: str, data, params: int, losses: dict[str, float], **more) -> None:
-    """Print `result:` and key=value pairs: losses in nats per token; bpb (bits per byte) on val, or
-    the only split."""
+    """Print `result:` and key=value pairs: losses in nats per token; bpb is bits per byte."""
     result = {"model": model, "dataset": data.name, "params": params}
     result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
     if losses:

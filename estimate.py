@@ -18,8 +18,7 @@ MFU = 0.4  # the fraction of the peak FLOP/s that training achieves; train.py pr
 
 
 def estimate(config: TrainConfig, machine: Machine) -> None:
-    """Print what a run needs. Tensors have shapes and no content, so nothing is computed or
-    allocated."""
+    """Print what a run needs. Tensors have shapes and no content, so nothing is computed."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
 
     with FakeTensorMode():
@@ -55,8 +54,8 @@ def estimate(config: TrainConfig, machine: Machine) -> None:
 
 def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
     """Bytes that a forward pass keeps for the backward pass, weights cast to another dtype
-    included: what autograd saves, counted once if several operations save it. On a CPU; a GPU keeps
-    less for attention with dropout."""
+    included: what autograd saves, counted once if several operations save it. (A GPU keeps less for
+    attention.)"""
     idx = torch.zeros(batch_size, model.config.block_size, dtype=torch.long)
     known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
     saved = {}
@@ -75,9 +74,11 @@ def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
 
 def main() -> None:
     config, checkpoint = read_config(__doc__)
-    if config.dataset == "fineweb" or config.dataset.endswith("_gpt2"):
+    if checkpoint:
+        config.vocab_size = checkpoint["model_config"]["vocab_size"]
+    elif config.dataset == "fineweb":
         config.vocab_size = 50_257  # known without the download
-    elif not checkpoint:
+    else:
         config.vocab_size = load(config.dataset).vocab_size
     config.delimiter = 0 if config.document_mask else -1  # only shapes matter
     estimate(config, Machine.pick(config.device, config.dtype))

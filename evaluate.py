@@ -1,7 +1,7 @@
 """Part 4, continued: how good is a model?
 
     python evaluate.py                                      # the newest run of train.py, on its validation split
-    python evaluate.py --checkpoint=out/names/best.pt --mlp --plot          # with the MLP beside it; evaluation.png
+    python evaluate.py --init_from=out/names --mlp --plot          # with the MLP beside it; evaluation.png
     python evaluate.py --init_from=gpt2 --dataset=fineweb --eval_tokens=1048576 --num_samples=0
 
 Read windows.py before: which tokens are predicted from what. Five questions: how low is the loss, and how uncertain?

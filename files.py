@@ -1,5 +1,4 @@
-"""Files that appear whole or not at all, from this program or the network; tensors that run no
-code."""
+"""Files that appear whole or not at all, from this program or the network; safe tensors."""
 
 import hashlib
 import os
@@ -56,8 +55,7 @@ def load_tensors(path: Path, advice: str):
 
 
 def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
-    """Download url to path, if it has the given SHA-256, or that which the Hugging Face hub sends.
-    Raises UserError."""
+    """Download url to path, if it has the given SHA-256, or that of the hub. Raises UserError."""
     import requests
 
     part = path.with_name(path.name + ".part")

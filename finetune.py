@@ -1,7 +1,7 @@
 """Part 6, the script: teach a GPT to follow instructions, and then a new task.
 
     python finetune.py                                      # three stages, two minutes on two CPU cores, no download
-    python sample.py --checkpoint=out/finetune/best.pt --prompt="swap lecture > " --stop --temperature=0
+    python sample.py --init_from=out/finetune --prompt="swap lecture > " --stop --temperature=0
     python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # all parameters; repeat old documents
     python finetune.py --method=all --plot                  # ten ways to learn the new task, compared
     python finetune.py --init_from=out/python               # start from another model, trained by train.py

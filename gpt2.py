@@ -1,7 +1,7 @@
 """OpenAI's GPT-2 weights as one of our checkpoints, without the transformers package.
 
     from checkpoint import load_model
-    model, tokenizer = load_model("gpt2")           # downloads 0.5 GB, once; or a local file or folder
+    model, tokenizer = load_model("gpt2")       # downloads 0.5 GB, once; or a local file or folder
 
 The file is in the safetensors format, which is simple enough to be read here: 8 bytes, the length
 of a header; the header, JSON: name -> dtype, shape, offsets; then the bytes of all tensors.
@@ -26,19 +26,20 @@ GPT2_SIZES = {
     "gpt2-xl": (48, 25, 1600),
 }
 GPT2_OPTIONS = {
-    "norm": "layernorm", "position": "learned", "activation": "gelu_tanh", "bias": True, "qk_norm": False,
-    "tie_weights": True, "zero_init": False,
+    "norm": "layernorm", "position": "learned", "activation": "gelu_tanh", "bias": True,
+    "qk_norm": False, "tie_weights": True, "zero_init": False,
 }  # fmt: skip
 URL = "https://huggingface.co/openai-community/{name}/resolve/main/model.safetensors"
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "BOOL": torch.bool}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool}
+DTYPES["U8"] = torch.uint8
 
 
 def find_gpt2(name_or_path: str | Path) -> Path | None:
-    """The file with the weights, if it exists or can be downloaded. None: the name means something
-    else."""
+    """The file with the weights, if it exists or can be downloaded. None: not GPT-2."""
     if str(name_or_path) in GPT2_SIZES:
         return DOWNLOADS / name_or_path / "model.safetensors"
-    path = Path(name_or_path, "model.safetensors") if Path(name_or_path).is_dir() else Path(name_or_path)
+    path = Path(name_or_path)
+    path = path / "model.safetensors" if path.is_dir() else path
     return path if path.suffix == ".safetensors" and path.exists() else None
 
 
@@ -48,16 +49,19 @@ def load_gpt2(path: Path) -> dict:
     if not path.exists():
         download(URL.format(name=name), path, f"or use a local file or folder instead of {name}")
     try:
-        tensors = {name.removeprefix("transformer."): tensor for name, tensor in read_safetensors(path).items()}
+        tensors = {name.removeprefix("transformer."): t for name, t in read_safetensors(path).items()}
         (vocab_size, n_embd), (block_size, _) = tensors["wte.weight"].shape, tensors["wpe.weight"].shape
         if vocab_size != 50_257:
             raise ValueError(f"it has {vocab_size:,} tokens instead of GPT-2's 50,257")
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path} is damaged, or not GPT-2 ({error!r}); use the weights as published") from error
+        found = f"{path} is damaged, or not GPT-2 ({error!r})"
+        raise UserError(f"{found}; use the weights as published") from error
     shape = {"vocab_size": vocab_size, "block_size": block_size, "n_embd": n_embd}
     shape["n_layer"] = len({name.split(".")[1] for name in tensors if name.startswith("h.")})
-    shape["n_head"] = max(n_embd // 64, 1)  # all published ones have heads of 64 channels
-    weights, _ = {}, tensors.pop("lm_head.weight", None)  # some files have it, too: it is wte.weight
+    settings = path.with_name("config.json")  # of a folder that transformers saved; published ones have 64
+    heads = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+    shape["n_head"] = heads.get("n_head", max(n_embd // 64, 1))
+    weights, _ = {}, tensors.pop("lm_head.weight", None)  # in some files: the same as wte.weight
     for name, tensor in tensors.items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             continue  # the causal mask
@@ -68,8 +72,8 @@ def load_gpt2(path: Path) -> dict:
         "model_config": asdict(GPTConfig(**GPT2_OPTIONS | shape)),
         "model": weights,
         "tokenizer": {"kind": "gpt2"},
-        "delimiter": vocab_size - 1,  # <|endoftext|>, which started each document in GPT-2's training
-        "config": {"dataset": "gpt2"},  # other datasets with these tokens are prepared with --tokenizer=gpt2
+        "delimiter": vocab_size - 1,  # <|endoftext|>, which started each document in training
+        "config": {"dataset": "gpt2"},  # the tokenizer's name, as in --tokenizer=gpt2
     }
 
 

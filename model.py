@@ -36,7 +36,7 @@ class GPTConfig:
     block_size: int = 128  # context length in tokens
     n_layer: int = 4  # number of transformer blocks
     n_head: int = 4  # attention heads per block, a divisor of n_embd
-    n_kv_head: int = 0  # key/value heads; fewer: grouped-query attention, 1: multi-query; 0: n_head
+    n_kv_head: int = 0  # key/value heads; 0: n_head; fewer: grouped-query attention
     n_embd: int = 128  # embedding dimension: size of the vector that represents each token
     dropout: float = 0.0  # fraction of activations zeroed in training (regularization)
     bias: bool = False  # biases in the linear layers and layer norms, as in GPT-2
@@ -80,8 +80,7 @@ class GPTConfig:
 
 def make_norm(config: GPTConfig) -> nn.Module:
     """layernorm: (x - mean) / std * weight + bias (Ba et al. 2016). rmsnorm: x / rms * weight
-    (Zhang, Sennrich 2019). They train equally well; on a CPU, the first has a fused backward
-    pass."""
+    (Zhang, Sennrich 2019). They train equally well; on CPUs, the first is faster."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, bias=config.bias)
     return nn.RMSNorm(config.n_embd, eps=1e-6)
@@ -128,8 +127,7 @@ class Dropout(nn.Dropout):
 class CausalSelfAttention(nn.Module):
     """Multi-head causal self-attention: each token takes a weighted average of the values of itself
     and all earlier tokens, softmax(q k^T / sqrt(hd) + mask) v in each head (Vaswani et al. 2017).
-    Several query heads can share one key/value head (multi-query: Shazeer 2019; grouped: Ainslie et
-    al. 2023)."""
+    Several query heads can share one key/value head (Shazeer 2019; Ainslie et al. 2023)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -184,8 +182,7 @@ ACTIVATIONS = {
 
 
 class MLP(nn.Module):
-    """Position-wise feed-forward network: two linear layers around a non-linearity, for each
-    token."""
+    """Position-wise feed-forward network: two linear layers around a non-linearity, per token."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -220,8 +217,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token ids in, at every position a distribution over the next token out (Radford et al.
-    2019)."""
+    """Token ids in, a distribution over each next token out (Radford et al. 2019)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -240,13 +236,13 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(C, rows, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight  # one tensor (Press, Wolf 2017)
-        table = torch.empty(0)  # constants of the position encoding
+        constants = torch.empty(0)  # of the position encoding
         if config.position == "rope":
             angles = rope_angles(config.block_size, config.head_dim)
-            table = torch.stack((angles.cos(), angles.sin()))  # (2, T, hd/2)
+            constants = torch.stack((angles.cos(), angles.sin()))  # (2, T, hd/2)
         elif config.position == "alibi":
-            table = alibi_slopes(config.n_head)  # (nh, 1, 1)
-        self.register_buffer("table", table.to(torch.get_default_dtype()), persistent=False)
+            constants = alibi_slopes(config.n_head)  # (nh, 1, 1)
+        self.register_buffer("constants", constants.to(torch.get_default_dtype()), persistent=False)
         self.init_weights()
 
     @torch.no_grad()
@@ -278,8 +274,7 @@ class GPT(nn.Module):
 
         In training only, label_smoothing eps replaces each target by (1 - eps) on it + eps / V on
         every token (Szegedy et al. 2016), and train_temperature divides the logits: below 1,
-        smaller logits are enough, so the model is less confident when it is used (Agarwala et al.
-        2020)."""
+        smaller logits are enough, so the model is less confident (Agarwala et al. 2020)."""
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
@@ -308,11 +303,11 @@ class GPT(nn.Module):
         x = self.transformer.wte(idx) + self.previous_embeddings(history, positions)  # (B, T, C)
         if config.position == "learned":
             x = x + self.transformer.wpe(positions)
-        rope = self.table[:, positions] if config.position == "rope" else None  # (2, T, hd/2)
+        rope = self.constants[:, positions] if config.position == "rope" else None  # (2, T, hd/2)
         # In training on a CPU, the fused kernel cannot do dropout, and under autocast its backward
         # pass is so slow that the formula is faster for up to 512 tokens.
-        slow = config.dropout > 0 or (torch.is_autocast_enabled("cpu") and T <= 512)
-        flash = config.flash and not (self.training and idx.is_cpu and slow)
+        fused_is_slow = config.dropout > 0 or (torch.is_autocast_enabled("cpu") and T <= 512)
+        flash = config.flash and not (self.training and idx.is_cpu and fused_is_slow)
         needs_mask = not flash or config.position == "alibi" or config.delimiter >= 0
         mask = None
         if needs_mask or (cache is not None and cache.needs_mask):
@@ -326,28 +321,27 @@ class GPT(nn.Module):
         """What the `lookback` tokens before each position (T,) add to its embedding, (B, T, C): a
         causal convolution over one-hot tokens, like the first layer of mlp.py. history (B, lookback
         + S) starts with "no token", which also replaces tokens of another document."""
-        total, at = 0, positions + self.config.lookback
+        total, current = 0, positions + self.config.lookback  # indices of history
         document = (history == self.config.delimiter).cumsum(dim=1)  # 0, 1, 1, 1, 2 ...
         for i, table in enumerate(self.transformer.w_prev):
-            previous = positions + i
-            ids = history[:, previous]  # (B, T)
+            earlier = positions + i
+            ids = history[:, earlier]  # (B, T)
             if self.config.delimiter >= 0:
-                same = document[:, previous] == document[:, at]
+                same = document[:, earlier] == document[:, current]
                 ids = ids.where(same, self.config.vocab_size)
             total = total + table(ids)
         return total
 
     def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
         """The additive mask (..., T, S) for queries at positions (T,) and keys of the tokens
-        key_ids (B, S): -inf if a key is later or in another document, else 0 or ALiBi's -slope *
-        distance."""
+        key_ids (B, S): -inf if a key is later or in another document, else 0, or ALiBi's bias."""
         distance = positions[:, None] - torch.arange(key_ids.shape[1], device=key_ids.device)  # (T, S)
         hidden = distance < 0
         if self.config.delimiter >= 0:
             document = (key_ids == self.config.delimiter).cumsum(dim=1)  # (B, S)
             hidden = hidden | (document[:, positions, None] != document[:, None]).unsqueeze(1)
         zero = self.transformer.wte.weight.new_zeros(())
-        bias = -self.table * distance if self.config.position == "alibi" else zero
+        bias = -self.constants * distance if self.config.position == "alibi" else zero
         return bias.masked_fill(hidden, -math.inf)
 
     def num_params(self, non_embedding: bool = False) -> int:
@@ -386,8 +380,7 @@ class GPT(nn.Module):
 def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None) -> torch.Tensor:
     """Draw a token from each row of logits (B, V), (B, 1), by softmax(logits / temperature); 0:
     greedy. top_k keeps the k most likely tokens, and ties with the last of them; then top_p the
-    smallest set with total probability p (nucleus sampling, Holtzman et al. 2020). Raises
-    ConfigError."""
+    smallest set with total probability p (Holtzman et al. 2020). Raises ConfigError."""
     if not temperature >= 0 or (top_p is not None and not 0 < top_p <= 1):
         found = f"temperature={temperature} or top_p={top_p} is out of range"
         raise ConfigError(f"{found}; use temperature >= 0, and 0 < top_p <= 1")

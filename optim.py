@@ -8,8 +8,7 @@
 
 Read train.py before, windows.py after. model.py and this file train with PyTorch alone.
 (torch.optim has the same rules, but its first optimizer imports torch's compiler, which takes a
-second.)
-"""
+second.) """
 
 import math
 import time
@@ -20,8 +19,7 @@ import torch
 
 
 def sgd(group: dict, members: list[tuple], t: int) -> None:
-    """m = momentum m + g + weight_decay p;  p -= lr m,  for parameters p with gradients g and
-    optimizer state m"""
+    """m = momentum m + g + weight_decay p;  p -= lr m,  for parameters p, gradients g, state m"""
     for p, g, m in members:
         m.mul_(group["momentum"]).add_(g).add_(p, alpha=group["weight_decay"])
         p.sub_(m, alpha=group["lr"])

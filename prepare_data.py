@@ -6,8 +6,7 @@
 
 The splits are raw little-endian token ids (train.bin ...); meta.json has the tokenizer. A list of
 documents becomes one sequence, in which the newline token, the separator, starts and ends each: \\n
-emma \\n ava \\n. Read micrograd.py or bigram.py next.
-"""
+emma \\n ava \\n. Read micrograd.py or bigram.py next. """
 
 import hashlib
 import json
@@ -109,8 +108,7 @@ def split_documents(lines: Iterable[str], source: str) -> dict[str, Callable]:
 
 def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterator[str]:
     """Yield characters start to stop of the text of files, in pieces. GPT-2's pattern ends a word
-    before a blank or a newline, so a cut there changes no token. Line ends stay; a byte order mark
-    goes."""
+    before a blank or a newline, so a cut there changes no token. A byte order mark goes."""
     at, rest = 0, ""
     for path in paths:
         show = progress(f"reading {path}", path.stat().st_size)
@@ -130,8 +128,7 @@ def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterato
 
 
 def prepare(source, tokenizer="char", vocab_size=1024, file="", name="", documents="none", shards=1) -> None:
-    """Make data/<dataset>, whole or not at all. The parameters are those of Options. Raises
-    UserError."""
+    """Make data/<dataset>, whole or not at all. Parameters as in Options. Raises UserError."""
     stem = source if source in SOURCES else existing(source).resolve().stem
     name = name or stem + {"char": "", "bpe": f"_bpe{vocab_size}"}.get(tokenizer, f"_{tokenizer}")
     folder = DATA / name
@@ -192,8 +189,7 @@ def encode_text(text: dict[str, Callable], is_list: bool, kind: str, vocab_size:
 
 
 def open_fineweb(folder: Path, shards: int) -> tuple:
-    """FineWeb (Penedo et al. 2024), GPT-2 tokens in shards of 100M: the same as from
-    encode_text."""
+    """FineWeb (Penedo et al. 2024), GPT-2 tokens in shards of 100M: as from encode_text."""
     tokenizer = BPETokenizer()
     tokens = [tokenizer.decode_bytes([i]) for i in range(tokenizer.vocab_size - 1)]
     n_bytes = np.array([*map(len, tokens), 0])  # <|endoftext|> is no text
@@ -256,14 +252,12 @@ class Dataset:
         return [part[1:].tolist() for part in parts[1:-1]]  # each starts with the separator
 
     def bits_per_byte(self, loss: float, split: str) -> float:
-        """A loss in nats per token, in bits per byte of UTF-8 text, which compares across
-        tokenizers."""
+        """A loss in nats per token, in bits per byte of UTF-8 text, for any tokenizer."""
         return loss * self.splits[split]["tokens"] / (self.splits[split]["bytes"] * math.log(2))
 
 
 def parse_name(name: str) -> tuple[str, str, int] | None:
-    """Source, tokenizer and vocab_size of a built-in dataset, such as shakespeare_bpe512, or
-    None."""
+    """Source, tokenizer and vocab_size of a built-in dataset, or None."""
     match = re.fullmatch(rf"(?!fineweb_)({'|'.join(SOURCES)})(_gpt2|_bpe([1-9]\d*))?", name)
     kind = {None: "char", "_gpt2": "gpt2"}
     return match and (match[1], kind.get(match[2], "bpe"), int(match[3] or 1024))
@@ -302,8 +296,7 @@ def load(name: str) -> Dataset:
 
 
 def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[int]:
-    """`length` tokens to start a sample from: separators, or some of a text that end with a
-    newline."""
+    """`length` tokens to start a sample from: separators, or some that end with a newline."""
     if length == 0 or data.separator is not None:
         return [data.separator] * length
     tokens = data.train[: 1 << 24]  # enough to choose from

@@ -1,7 +1,7 @@
 """Part 7, continued: reinforcement learning from human feedback (RLHF), and DPO, compared.
 
     python rlhf.py                                          # everything, in two minutes, no download
-    python sample.py --checkpoint=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
+    python sample.py --init_from=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
     python rlhf.py --stage=reward --preference=short        # what a reward model learns from careless judges
     python rlhf.py --stage=ppo --beta=0                     # reward hacking; replaces out/rlhf/ppo.pt
 

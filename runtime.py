@@ -25,8 +25,7 @@ LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if DISTRIBUTED else 0  # the r
 
 @dataclass
 class Machine:
-    """A device, the dtype of its matrix multiplications, and the rank of this process among
-    `world_size`."""
+    """A device, the dtype of its matrix multiplications, and this process among others."""
 
     device: torch.device
     dtype: torch.dtype
@@ -36,8 +35,7 @@ class Machine:
 
     @classmethod
     def pick(cls, device: str, dtype: str, fsdp: bool = False) -> "Machine":
-        """Find the device and the dtype, or the best ones (auto). Raises UserError if there is no
-        such device."""
+        """Find the device and the dtype, or the best ones (auto). Raises UserError."""
         # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
         torch.set_float32_matmul_precision("high")
         if device == "auto":
@@ -62,8 +60,8 @@ class Machine:
         return f"{self.device}{processes}, {str(self.dtype).removeprefix('torch.')}"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Move the model to the device, and replicate or shard it across the processes. Returns the
-        module to call."""
+        """Move the model to the device, and replicate or shard it across the processes. Returns
+        what to call."""
         if self.fsdp:  # each process keeps a shard of every parameter; a block is whole only while it computes
             from torch.distributed.fsdp import fully_shard
 
@@ -76,8 +74,7 @@ class Machine:
         return torch.nn.parallel.DistributedDataParallel(model)
 
     def sync_gradients(self, network: torch.nn.Module, on: bool) -> None:
-        """Say whether the next forward and backward pass ends with averaging the gradients over all
-        processes."""
+        """Say whether the next forward and backward pass ends with averaging the gradients."""
         if self.fsdp:
             network.set_requires_gradient_sync(on)
         elif DISTRIBUTED:
@@ -110,8 +107,7 @@ class Machine:
         return loss / self.world_size
 
     def gather(self, tensors: dict) -> dict:
-        """Gather sharded tensors on the CPU of rank 0, one at a time, as all of them may not fit on
-        a GPU."""
+        """Gather sharded tensors on the CPU of rank 0, one at a time: all may not fit on a GPU."""
         gathered = dict(tensors)
         for name, t in tensors.items():
             if hasattr(t, "full_tensor"):
@@ -121,8 +117,7 @@ class Machine:
 
 
 def fast_dtype(device: torch.device) -> str:
-    """What --dtype=auto is: bfloat16 where the hardware multiplies it, float16 on older CUDA cards,
-    else float32."""
+    """What --dtype=auto is: bfloat16 where the hardware multiplies it, else float16 or float32."""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
     alike = device.type == "cpu" and not DISTRIBUTED  # several machines may have different processors
@@ -149,8 +144,7 @@ def join_processes() -> None:
 
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
-    """Let the first process of a machine prepare the data. If it fails, it alone prints the
-    error."""
+    """Let the first process of a machine prepare the data. If it fails, it alone says so."""
     if LOCAL_RANK:
         with explain_errors():
             dist.all_reduce(torch.zeros(1))  # waits for all, on the CPU
@@ -160,8 +154,7 @@ def first_process_first() -> Iterator[None]:
 
 
 def exit_now(status: int) -> None:
-    """Exit. Several processes skip Python's shutdown, in which the threads that connect them could
-    abort."""
+    """Exit. Several processes skip Python's shutdown, in which their threads could abort."""
     if not DISTRIBUTED:
         sys.exit(status)
     with contextlib.suppress(OSError):  # its reader may have left
@@ -170,7 +163,7 @@ def exit_now(status: int) -> None:
 
 
 class StopSignal:
-    """Makes Ctrl-C, SIGTERM and a closed terminal act between two steps; a second Ctrl-C acts at
+    """Makes Ctrl-C, SIGTERM and a closed terminal act between two steps; a second Ctrl-C at
     once."""
 
     def __enter__(self) -> "StopSignal":
@@ -192,8 +185,8 @@ class StopSignal:
             signal.signal(number, signal.SIG_DFL)
 
     def print(self, line: str) -> None:
-        """Print a line. If nobody can read it, as in `python train.py | head`, stop as on SIGPIPE
-        (13)."""
+        """Print a line. If nobody can read it, as in `python train.py | head`, stop as on
+        SIGPIPE."""
         try:
             print(line, flush=True)
         except OSError as error:
@@ -208,8 +201,7 @@ CPU_FULL = "t allocate memory"  # what PyTorch's CPU allocator says
 
 @contextlib.contextmanager
 def explain_errors(out_of_memory: str = "") -> Iterator[None]:
-    """Raise UserError(out_of_memory) if memory runs out. If another process has failed, say so
-    once, and exit."""
+    """Raise UserError(out_of_memory) if memory runs out. If another process failed, say so once."""
     try:
         yield
     except Exception as error:
@@ -224,8 +216,7 @@ def explain_errors(out_of_memory: str = "") -> Iterator[None]:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compile an addition. If that fails, it is due to this machine, as no model is involved.
-    Raises UserError."""
+    """Compile an addition. If that fails, it is due to this machine. Raises UserError."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
     except Exception as error:  # compilers lack many things
@@ -234,8 +225,8 @@ def check_compiler(device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let Linux's C library keep large freed blocks: requesting them again takes 12 % of a small
-    step on a CPU."""
+    """Let Linux's C library keep large freed blocks: to request them again takes 12 % of a small
+    step."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "mallopt") and libc.mallopt(-3, 2**25):  # M_MMAP_THRESHOLD: larger blocks are mapped separately
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of the heap that are returned
@@ -252,8 +243,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """The peak FLOP/s for mfu (model FLOPs utilization), and its source: a data sheet, or a matrix
-    multiplication."""
+    """The peak FLOP/s for mfu (model FLOPs utilization), and its source."""
     if device.type == "cuda" and dtype != torch.float32:
         card = torch.cuda.get_device_name(device)
         words = set(card.replace("-", " ").split())
@@ -265,8 +255,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 @functools.cache
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOP/s of a matrix multiplication: the best of 20, or of as many as fit into 0.2
-    s (CUDA: 1 s)."""
+    """Measure the FLOP/s of a matrix multiplication: the best of up to 20, in 0.2 s (CUDA: 1 s)."""
     n, seconds = (8192, 1.0) if device.type == "cuda" else (512, 0.2)
     a = torch.ones(n, n, device=device, dtype=dtype)
     times = []

@@ -8,8 +8,7 @@
 
 Read train.py before; model.generate() is the plain version, and gives the same tokens, up to
 rounding. A checkpoint contains its tokenizer, so no dataset is needed. The text goes to standard
-output, all else to standard error; the same seed gives the same text on the same machine.
-"""
+output, all else to standard error; the same seed gives the same text on the same machine. """
 
 import codecs
 import copy
@@ -44,9 +43,9 @@ class Options:
     max_new_tokens: Positive = 500  # maximum length of a sample, in tokens
     temperature: float = 0.8  # 0: greedy decoding; 1: the model's distribution
     top_k: int = 0  # sample from the k most likely tokens; 0: from all
-    top_p: float = 1.0  # sample from the nucleus with total probability p
+    top_p: float = 1.0  # sample from the most likely tokens with total probability p; 1: from all
     seed: int = 1337  # random seed
-    stop: bool = False  # stop at the end of the line, where a document ends
+    stop: bool = False  # stop at the end of the line
     int8: bool = False  # round weights to 8-bit integers: a large model is faster on a CPU
     compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
@@ -90,8 +89,7 @@ class KVCache:
         return functools.partial(self.store, self.kv[i])
 
     def store(self, kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store new keys and values of a layer (B, n_kv_head, T, hd); return all, (2, B, n_kv_head,
-        S, hd)."""
+        """Store new keys and values of a layer (B, n_kv_head, T, hd); return all."""
         kv[0, :, :, self.where] = k
         kv[1, :, :, self.where] = v
         return kv[:, :, :, : self.S]
@@ -108,8 +106,7 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, those of
     model.generate(), but a token needs a forward pass for itself only. When the context is full,
     its most recent half is encoded again: on average one more token per generated token.
-    compile=True compiles the pass for one token. (The tokens are inference tensors: clone them for
-    autograd.)"""
+    compile=True compiles the pass for one token. (Clone the tokens for autograd.)"""
     block_size, (B, T) = model.config.block_size, idx.shape
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
@@ -144,8 +141,7 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
 
 
 def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
-    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream() and
-    sample_token()."""
+    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream()."""
     return torch.cat([idx, *stream(model, idx, max_new_tokens, **options)], dim=1)
 
 
@@ -174,7 +170,7 @@ class FewRowsLinear(nn.Linear):
 
 class Int8Linear(nn.Module):
     """A linear layer with int8 weights, a quarter of the bytes: W[i, j] is about scale[i] * int8[i,
-    j]. The largest weight of a row becomes 127, so rounding changes a weight by at most half of its
+    j]. The largest weight of a row becomes 127, so a weight changes by at most half of its
     scale."""
 
     def __init__(self, linear: nn.Linear):
@@ -197,8 +193,7 @@ class Int8Linear(nn.Module):
 
 
 def speed_up(model: GPT, int8: bool = False) -> None:
-    """Switch linear layers to ones that generate faster: large ones on a CPU, or all to int8
-    weights."""
+    """Switch linear layers to ones that generate faster: large ones on a CPU; or all to int8."""
     for name, layer in [*model.named_modules()]:
         if type(layer) is nn.Linear and int8:
             model.set_submodule(name, Int8Linear(layer))
@@ -218,8 +213,7 @@ class Sample:
         self.ids, self.text = [], ""
 
     def add(self, token: int) -> str:
-        """Return the text that can be printed: a character of several tokens waits for the last
-        one."""
+        """Return the text that can be printed: a character of several tokens waits for all."""
         if self.done:
             return ""
         self.ids.append(token)
@@ -265,8 +259,7 @@ def print_samples(model: GPT, tokenizer: Tokenizer, ids: list, prompt: str, opti
 
 @torch.no_grad()
 def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
-    """idx (B, T) -> (n_layer, B, nh, T, T): how strongly each token attends to each one (last
-    axis)."""
+    """idx (B, T) -> (n_layer, B, nh, T, T): how strongly tokens attend to each one (last axis)."""
     weights, model, T = [], copy.deepcopy(model), idx.shape[1]
     model.config.flash = False
     for block in model.transformer.h:  # [-T:]: without the virtual tokens of prefix tuning

@@ -100,8 +100,7 @@ def make_tokenizer(fields: dict) -> Tokenizer:
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """The tokens to start a sample from: a newline, as it starts documents, or else the first
-    token."""
+    """The tokens to start a sample from: a newline, or else the first token."""
     try:
         return tokenizer.encode("\n")
     except UserError:
@@ -116,8 +115,7 @@ def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None)
 
 def split_words(text: str) -> list[str]:
     """Split a text by GPT2_PATTERN. The standard library's `re` has no \\p{L}, so the letters and
-    numbers of the text are listed. (tiktoken differs for U+001C to U+001F, and for letters newer
-    than Python.)"""
+    numbers of the text are listed. (tiktoken differs for U+001C to U+001F, and new letters.)"""
     letters = "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == "L")
     numbers = "".join(re.escape(c) for c in set(text) if unicodedata.category(c)[0] == "N")
     return re.findall(WORDS.replace("{L}", "a" + letters).replace("{N}", "0" + numbers), text)

@@ -9,8 +9,7 @@
 Read model.py first (same shape letters), then optim.py for the updates, and windows.py after.
 Precedence of options: command line > TOML file > checkpoint (--init_from) > defaults below. A run
 lives in out/<run>/: config.toml (every option), log.jsonl (one object per line), last.pt (to
-resume), best.pt (to sample), and loss.png if matplotlib is installed.
-"""
+resume), best.pt (to sample), and loss.png if matplotlib is installed. """
 
 import json
 import math
@@ -44,24 +43,24 @@ class TrainConfig(GPTConfig):
     """The options of a run: those of the model, then how to train it. Raises ConfigError."""
 
     config: str = ""  # a file of options, such as config/names.toml
-    dataset: str = "python"  # a folder in data/, made by prepare_data.py
+    dataset: str = "python"  # python, words, names, shakespeare, or a folder in data/
     out_dir: str = ""  # folder of the run (default: out/ and the name of the config, or dataset)
-    init_from: str = "scratch"  # first weights: scratch, resume (out_dir), gpt2 ... gpt2-xl, a run
+    init_from: str = "scratch"  # start from: scratch, resume (out_dir), out/names, gpt2 ... gpt2-xl
     seed: int = 1337  # random seed for initialization, batches and dropout
 
     lookback: int = 3  # previous-token embeddings: how many preceding tokens are added; 0: off
     document_mask: bool = False  # attention stops where a document starts, such as a name in a list
     batch_size: Positive = 8  # sequences of block_size tokens per micro-batch
-    gradient_accumulation_steps: Positive = 1  # micro-batches per step, whose gradients are summed
+    gradient_accumulation_steps: Positive = 1  # micro-batches per step: larger batches, no more memory
     max_iters: Positive = 700  # number of steps
     early_stop: int = 0  # stop after this many evaluations without improvement (patience); 0: off
 
-    optimizer: Literal["sgd", "adam", "adamw", "muon"] = "muon"  # muon: for matrices in blocks
-    learning_rate: float = 1e-2  # peak learning rate of sgd, adam, adamw
+    optimizer: Literal["sgd", "adam", "adamw", "muon"] = "muon"  # muon: adamw outside of blocks
+    learning_rate: float = 1e-2  # peak learning rate, but of muon's matrices
     muon_learning_rate: float = 0.03  # peak learning rate of muon: its updates have a fixed size
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "linear"  # after warmup
     warmup_iters: int = 20  # steps of linear warmup
-    min_lr: float = 0.0  # final learning_rate (muon's in proportion); inverse_sqrt: the lowest
+    min_lr: float = 0.0  # final learning_rate (muon's in proportion)
     weight_decay: float = 0.0  # of matrices: p -= lr * weight_decay * p (sgd, adam: L2 penalty)
     beta1: Fraction = 0.9  # adam, adamw: decay rate of the moving average of the gradient
     beta2: Fraction = 0.95  # adam, adamw: decay rate of the moving average of its square
@@ -89,64 +88,6 @@ class TrainConfig(GPTConfig):
         return self.gradient_accumulation_steps * self.batch_size * self.block_size
 
 
-def read_config(doc: str) -> tuple[TrainConfig, dict]:
-    """The config of the command line, and the checkpoint that the run starts from, or {}."""
-    given = read_options(TrainConfig, doc, "config")
-    if "config" in given:
-        given = read_toml(given["config"], TrainConfig) | given
-    name = Path(given.get("config", "")).stem or given.get("dataset", TrainConfig.dataset)
-    given = {"out_dir": f"out/{name}"} | given
-    init_from = given.get("init_from", "scratch")
-    if init_from == "scratch":
-        return TrainConfig(**given), {}
-    if init_from == "resume":
-        checkpoint = load_checkpoint(Path(given["out_dir"], "last.pt"))
-        if "optimizer" not in checkpoint:
-            raise UserError(f"{checkpoint['name']} is not last.pt, but a best.pt; restore the run's own")
-        inherited = checkpoint["config"]
-        given["init_from"] = inherited["init_from"]  # where the run came from at first
-    else:
-        checkpoint = load_checkpoint(init_from)
-        if not checkpoint["config"]["dataset"]:  # of finetune.py
-            raise UserError(f"{init_from} was not trained on a dataset; use a run of train.py")
-        checkpoint.pop("optimizer", None)  # of a last.pt: this is a new run
-        inherited = checkpoint["model_config"]
-        given = {"document_mask": inherited["delimiter"] >= 0} | given
-    config = TrainConfig(**inherited | given)
-    free = {"vocab_size", "delimiter", "dropout", "flash", "label_smoothing", "train_temperature"}
-    fixed = {f.name for f in fields(GPTConfig)} - free
-    if init_from == "resume":
-        fixed.add("optimizer")
-    elif config.position != "learned" or config.block_size < inherited["block_size"]:
-        fixed.remove("block_size")
-    for name in sorted(fixed):
-        if getattr(config, name) != inherited[name]:
-            what = f"{name} is fixed to {inherited[name]} by the checkpoint {checkpoint['name']}"
-            raise UserError(f"{what}; drop --{name}, or start a new run with another --out_dir")
-    return config, checkpoint
-
-
-def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> None:
-    """Raise UserError if the run is not possible with this dataset or on this machine."""
-    data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
-    if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
-        first = checkpoint["config"]["dataset"]
-        advice = f"use {first}, or python prepare_data.py YOUR_TEXT.txt --tokenizer={first}"
-        raise UserError(f"{data.name} has another vocabulary than {first} of the checkpoint; {advice}")
-    n, processes = config.batch_size * config.gradient_accumulation_steps, machine.world_size
-    if n % processes:
-        advice = f"use a multiple of {processes}"
-        raise UserError(f"{processes} processes cannot split the {n} sequences of a step; {advice}")
-    if processes > 1 and machine.device.type == "mps":
-        raise UserError("several processes cannot share mps; use --device=cpu")
-    if machine.fsdp and machine.dtype == torch.float16:
-        raise UserError("--fsdp cannot train in float16; use --dtype=bfloat16")
-    if config.document_mask and data.delimiter is None:
-        raise UserError(f"{data.name} is one long text; use --document_mask=false")
-    if config.compile:
-        runtime.check_compiler(machine.device)
-
-
 # ----------------------------------------------------------------------------- batches
 
 
@@ -161,8 +102,7 @@ def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, machine: Machine) -> Iterator[tuple]:
     """Inputs and targets (B, T) of each micro-batch of a step. They follow from (seed, step) alone,
-    so a resumed run sees what an uninterrupted one would. Several processes split them: together
-    they make the same step."""
+    so a resumed run sees what an uninterrupted one would. Several processes split them."""
     rng = np.random.default_rng((config.seed, step))
     n = config.gradient_accumulation_steps * config.batch_size
     if starts is None:
@@ -213,23 +153,22 @@ def print_summary(config: TrainConfig, model: GPT, data: Dataset, machine: Machi
 
 def restore(config: TrainConfig, checkpoint: dict, optimizer, scaler) -> tuple:
     """Where the run stands: step, seconds, seconds in the steps alone, and of these until the last
-    line of the log; the losses since then, the lowest validation loss, and the number of
-    evaluations since that."""
-    if "optimizer" not in checkpoint:
-        return 0, 0.0, 0.0, 0.0, [], math.inf, 0
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    if checkpoint["scaler"]:  # {} in other dtypes than float16
-        scaler.load_state_dict(checkpoint["scaler"])
-    print(f"resumed after step {checkpoint['step']}")
-    same_tokens = checkpoint["config"]["eval_tokens"] == config.eval_tokens
-    if same_tokens and Path(config.out_dir, "best.pt").exists():
-        return checkpoint["state"]
-    return *checkpoint["state"][:-2], math.inf, 0  # the next evaluation writes best.pt
+    line of the log; the losses since then, the lowest validation loss, and the evaluations since
+    that. Clears the checkpoint, to free its memory."""
+    state = checkpoint.get("state", (0, 0.0, 0.0, 0.0, [], math.inf, 0))
+    if "optimizer" in checkpoint:
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scaler.load_state_dict(checkpoint["scaler"] or scaler.state_dict())  # {}: not of float16
+        print(f"resumed after step {checkpoint['step']}")
+        same_tokens = checkpoint["config"]["eval_tokens"] == config.eval_tokens
+        if not (same_tokens and Path(config.out_dir, "best.pt").exists()):
+            state = (*state[:-2], math.inf, 0)  # the next evaluation writes best.pt
+    checkpoint.clear()
+    return state
 
 
 def check_finite(what: str, value: float, step: int, machine: Machine) -> None:
-    """Stop before NaN gets into a checkpoint. All processes are here, and the first one prints the
-    error."""
+    """Stop before NaN gets into a checkpoint. All processes call it; the first one prints."""
     if math.isfinite(value):
         return
     if machine.rank:
@@ -244,15 +183,13 @@ def sum_of_weights(model: GPT) -> float:
 
 
 def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> dict:
-    """Train, evaluate, log and save until the last step, early stopping, or a signal. Returns
-    figures for the result line, and the log, whose lock keeps other runs out of the folder."""
+    """Train until the last step, early stopping, or a signal. Returns what report() needs."""
     model, network, forward, optimizer, scaler = build(config, checkpoint, data, machine)
     starts = training_starts(data, config.block_size)
     windows = evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens)
     print_summary(config, model, data, machine, windows)
     step, seconds, train_seconds, logged, losses, best, stale = restore(config, checkpoint, optimizer, scaler)
     stopping = False
-    checkpoint.clear()  # frees its memory
     began, stop, folder = time.perf_counter() - seconds, StopSignal(), Path(config.out_dir)
     log = open_run(folder, step, config.options()) if machine.rank == 0 else None
 
@@ -274,17 +211,17 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
             step += 1
             torch.manual_seed((config.seed << 32) + step * machine.world_size + machine.rank)  # for dropout
             batches = list(training_batches(data.train, starts, config, step, machine))
+            rows = sum(len(x) for x, _ in batches)
             loss = torch.zeros((), device=machine.device)
             for i, (x, y) in enumerate(batches):
-                machine.sync_gradients(network, i == len(batches) - 1)  # also set before the forward pass
-                part = forward(x, y) * (len(x) / sum(len(x) for x, _ in batches))
+                machine.sync_gradients(network, i == len(batches) - 1)  # by the last one only
+                part = forward(x, y) * (len(x) / rows)
                 scaler.scale(part).backward()
                 loss += part.detach()
-            losses.append(machine.mean(loss))  # float(loss) would wait for the device
+            losses.append(machine.mean(loss))  # still on the device: nothing waits
             scaler.unscale_(optimizer)
             grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-            scale = lr_scale(step, config)
-            optimizer.set_lr(scale)
+            optimizer.set_lr(lr_scale(step, config))
             scaler.step(optimizer)  # does nothing if float16 overflowed
             scaler.update()
             model.zero_grad(set_to_none=True)
@@ -292,7 +229,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
             last = step == config.max_iters
             logging = last or step % config.log_interval == 0
             evaluating = last or step % config.eval_interval == 0
-            stopping = any(machine.sum(stop.number))  # processes wait for each other here, on the CPU
+            stopping = any(machine.sum(stop.number))  # a signal to one process stops all
             saving = last or stopping or step % config.checkpoint_interval == 0
             if logging or evaluating or saving:  # wait for the device
                 losses = [float(loss) for loss in losses]
@@ -302,7 +239,8 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
 
             if logging:
                 speed = len(losses) * config.tokens_per_step() / (train_seconds - logged)
-                figures = {"train": sum(losses) / len(losses), "lr": scale * config.learning_rate, "grad_norm": norm}
+                lr = lr_scale(step, config) * config.learning_rate
+                figures = {"train": sum(losses) / len(losses), "lr": lr, "grad_norm": norm}
                 figures |= {"tokens_per_second": round(speed), "mfu": round(mfu(speed, model, machine), 4)}
                 minutes, rest = divmod((time.perf_counter() - began) / step * (config.max_iters - step), 60)
                 note(f"{LOG_LINE.format(**figures)}  eta {minutes:.0f}:{int(rest):02}", **figures)
@@ -319,12 +257,11 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
                 check_finite("sum of the weights", sum_of_weights(model), step, machine)
                 seconds = time.perf_counter() - began
                 state = (step, seconds, train_seconds, logged, losses, best, stale)
-                moments = machine.gather(optimizer.state_dict())
-                save("last.pt", state=state, optimizer=moments, scaler=scaler.state_dict())
+                more = {"optimizer": machine.gather(optimizer.state_dict()), "scaler": scaler.state_dict()}
+                save("last.pt", state=state, **more)
             if stopping:
                 stop.print(f"stopped after step {step}; resume with --init_from=resume --out_dir={folder}")
-    speed = step * config.tokens_per_step() / train_seconds
-    return {"step": step, "seconds": seconds, "tokens_per_second": speed, "finished": not stopping, "log": log}
+    return {"step": step, "seconds": seconds, "train_seconds": train_seconds, "stopped": stopping, "log": log}
 
 
 def mfu(tokens_per_second: float, model: GPT, machine: Machine) -> float:
@@ -337,6 +274,8 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) 
     """Print a sample of the best model, its losses, and the result line."""
     folder, alone = Path(config.out_dir), replace(machine, world_size=1)
     checkpoint = load_checkpoint(folder / "best.pt")
+    if figures["step"] < config.max_iters:
+        print(f"early stopping: no improvement in {config.early_stop} evaluations")
     if checkpoint["step"] < figures["step"]:
         print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
     model, tokenizer = load_model(checkpoint)
@@ -355,7 +294,7 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) 
     ids = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
     print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{tokenizer.decode(ids[1:]).strip()}")
     console.print_losses(data, losses)
-    speed = figures["tokens_per_second"]
+    speed = figures["step"] * config.tokens_per_step() / figures["train_seconds"]
     more = {"step": figures["step"], "seconds": f"{figures['seconds']:.1f}", "tokens_per_second": f"{speed:.0f}"}
     more |= {"mfu": f"{mfu(speed, model, machine):.3f}", "out_dir": config.out_dir}
     try:
@@ -366,6 +305,68 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) 
     except (OSError, UserError) as error:  # the run is worth more than its plot
         print(f"\nno {folder / 'loss.png'}: {error}")
     console.print_result("gpt", data, model.num_params(), losses, **more)
+
+
+# ----------------------------------------------------------------------------- the script
+
+
+def read_config(doc: str) -> tuple[TrainConfig, dict]:
+    """The config of the command line, and the checkpoint that the run starts from, or {}."""
+    given = read_options(TrainConfig, doc, "config")
+    if "config" in given:
+        given = read_toml(given["config"], TrainConfig) | given
+    name = Path(given.get("config", "")).stem or given.get("dataset", TrainConfig.dataset)
+    given = {"out_dir": f"out/{name}"} | given
+    init_from = given.get("init_from", "scratch")
+    if init_from == "scratch":
+        return TrainConfig(**given), {}
+    if init_from == "resume":
+        checkpoint = load_checkpoint(Path(given["out_dir"], "last.pt"))
+        if "optimizer" not in checkpoint:
+            raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
+        inherited = checkpoint["config"]
+        given["init_from"] = inherited["init_from"]  # where the run came from at first
+    else:
+        checkpoint = load_checkpoint(init_from)
+        if not checkpoint["config"]["dataset"]:  # of finetune.py
+            raise UserError(f"{init_from} was not trained on a dataset; use a run of train.py")
+        for name in ("optimizer", "state"):  # of a last.pt: this is a new run
+            checkpoint.pop(name, None)
+        inherited = checkpoint["model_config"]
+        given = {"document_mask": inherited["delimiter"] >= 0} | given
+    config = TrainConfig(**inherited | given)
+    free = {"vocab_size", "delimiter", "dropout", "flash", "label_smoothing", "train_temperature"}
+    fixed = {f.name for f in fields(GPTConfig)} - free
+    if init_from == "resume":
+        fixed.add("optimizer")
+    elif config.position != "learned" or config.block_size < inherited["block_size"]:
+        fixed.remove("block_size")
+    for name in sorted(fixed):
+        if getattr(config, name) != inherited[name]:
+            what = f"{name} is fixed to {inherited[name]} by the checkpoint {checkpoint['name']}"
+            raise UserError(f"{what}; drop --{name}, or start a new run with another --out_dir")
+    return config, checkpoint
+
+
+def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> None:
+    """Raise UserError if the run is not possible with this dataset or on this machine."""
+    data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
+    if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
+        first = checkpoint["config"]["dataset"]
+        advice = f"use {first}, or python prepare_data.py YOUR_TEXT.txt --tokenizer={first}"
+        raise UserError(f"{data.name} has another vocabulary than {first} of the checkpoint; {advice}")
+    n, processes = config.batch_size * config.gradient_accumulation_steps, machine.world_size
+    if n % processes:
+        advice = f"use a multiple of {processes}"
+        raise UserError(f"{processes} processes cannot split the {n} sequences of a step; {advice}")
+    if processes > 1 and machine.device.type == "mps":
+        raise UserError("several processes cannot share mps; use --device=cpu")
+    if machine.fsdp and machine.dtype == torch.float16:
+        raise UserError("--fsdp cannot train in float16; use --dtype=bfloat16")
+    if config.document_mask and data.delimiter is None:
+        raise UserError(f"{data.name} is one long text; use --document_mask=false")
+    if config.compile:
+        runtime.check_compiler(machine.device)
 
 
 def main() -> None:
@@ -383,11 +384,11 @@ def main() -> None:
         if runtime.DISTRIBUTED:  # DDP is freed by now: after its process group, gloo may wait forever
             machine.sum(0)  # all processes are done
             torch.distributed.destroy_process_group()
-        if machine.rank == 0 and figures["finished"]:
+        if machine.rank == 0 and not figures["stopped"]:
             report(config, data, machine, figures)
     if figures["log"]:
         figures["log"].close()
-    if not figures["finished"]:
+    if figures["stopped"]:
         sys.exit(130)
 
 

@@ -4,8 +4,7 @@
 
 Read train.py before. Evaluation is over fixed windows in a fixed order, so the same model has the
 same loss in the same dtype, up to rounding, whatever the batch size. With --eval_tokens=0, each
-token but the first is predicted exactly once.
-"""
+token but the first is predicted exactly once. """
 
 from collections.abc import Callable
 
@@ -14,15 +13,14 @@ import torch
 
 
 def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
-    """Where each document starts, and where the last one ends; a text without documents is a single
-    one."""
+    """Where each document starts, and where the last one ends; a text without documents is one."""
     end = len(tokens) - 1
     return np.array([0, end]) if separator is None else np.union1d(np.flatnonzero(tokens == separator), end)
 
 
 def split_documents(edges: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, stops) of the windows between consecutive edges: one, or several of block_size
-    tokens and the rest."""
+    """(starts, stops) of the windows between consecutive edges: of block_size tokens, then the
+    rest."""
     counts = -(-np.diff(edges) // block_size)  # rounded up
     index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # 0, 1, ... from each edge on
     starts = np.repeat(edges[:-1], counts) + index * block_size
@@ -35,8 +33,7 @@ def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: in
     differ from the rest.
 
     A window starts where a document starts and contains as many whole documents as fit, so a token
-    is predicted with its whole document before it, unless that is longer than block_size: then the
-    document is split."""
+    is predicted with its whole document before it, unless that is longer than block_size."""
     edges = document_edges(tokens, separator)
     last_fitting = np.searchsorted(edges, edges + block_size, side="right") - 1
     next_edge = np.maximum(last_fitting, np.arange(len(edges)) + 1).tolist()
@@ -53,8 +50,8 @@ def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: in
 
 def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, block_size: int) -> tuple:
     """Inputs and targets, (B, T) int64 each, for B starts and T = block_size. Row i reads the
-    tokens from starts[i] on; its last target is the token at stops[i]. The rest is padding: targets
-    of -1, which the loss ignores."""
+    tokens from starts[i] on; its last target is the token at stops[i]. The rest is padding, with
+    targets of -1."""
     positions = starts[:, None] + np.arange(block_size + 1)  # (B, T + 1)
     ids = tokens[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
     targets = np.where(positions[:, 1:] <= stops[:, None], ids[:, 1:], -1)
@@ -64,8 +61,7 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
 @torch.no_grad()
 def evaluate(model, forward: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, machine) -> float:
     """The mean loss over the windows (starts, stops) of a split, in nats per token. forward(x, y)
-    is the mean loss of a batch. Several processes split the batches. Leaves the model in the mode
-    in which it was."""
+    is the mean loss of a batch. Several processes split the batches. The model's mode stays."""
     # Empty windows at the end make all batches equally large: a compiled model needs no other
     # shape, and all processes have equally many.
     padding = -len(windows[0]) % (machine.world_size * batch_size)

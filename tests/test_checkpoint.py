@@ -32,12 +32,12 @@ def test_untrusted_checkpoint_is_rejected_and_not_executed(content):
 
 
 def test_a_missing_checkpoint_says_how_to_get_one():
-    with pytest.raises(UserError, match=r"no checkpoint nothing.pt; train a model"):
+    with pytest.raises(UserError, match=r"no checkpoint nothing.pt; use a run"):
         load_checkpoint("nothing.pt")
 
 
 def test_a_checkpoint_of_another_version_says_which():
     for found in ("count2gpt 4", None, 7):
         torch.save({"format": found, "model_config": {}}, "old.pt")
-        with pytest.raises(UserError, match=f"has the format {found!r}, and this version reads 'count2gpt 8'; "):
+        with pytest.raises(UserError, match=f"has the format {found!r} instead of 'count2gpt 8'; "):
             load_checkpoint("old.pt")

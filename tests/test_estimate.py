@@ -8,6 +8,7 @@ from test_train import data  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import estimate
+import prepare_data
 import train
 from model import GPT, GPTConfig
 
@@ -50,6 +51,7 @@ def test_an_estimate_follows_the_keys(call):
     matrices = 4 * 12 * 128 * 128  # muon keeps one tensor for each, adamw two
     rest = one["parameters"] - matrices
     assert one["optimizer state (muon)"] == pytest.approx((4 * matrices + 8 * rest) / 1e6, abs=0.1)
+    prepare_data.prepare("words", "bpe", 300)
     assert table(call(estimate, "--dataset=words_bpe300")[1])["parameters"] == 4 * 12 * 128 * 128 + (
         2 * 300 * 128 + 3 * 301 * 128 + 9 * 128  # embeddings, output layer, lookback, norms
     )

@@ -67,9 +67,9 @@ def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails):
     torch.save(checkpoint | {"model": dict(list(checkpoint["model"].items())[1:])}, "part.pt")
     assert "lacks weights" in fails(sample, "--init_from=part.pt")
     INSTRUCTED.unlink()
-    assert "the base of this checkpoint, is not in this folder" in fails(sample, f"--init_from={FINETUNED}")
+    assert "the base of this checkpoint; run finetune.py again" in fails(sample, f"--init_from={FINETUNED}")
     torch.save(base | {"accuracies": {}}, INSTRUCTED)
-    assert "it was trained again; run finetune.py again" in fails(sample, f"--init_from={FINETUNED}")
+    assert "has changed (its SHA-256 differs); run finetune.py again" in fails(sample, f"--init_from={FINETUNED}")
 
 
 def test_a_merged_checkpoint_is_a_whole_model_with_the_same_answers(call):
@@ -129,7 +129,7 @@ def test_a_model_of_train_py_can_be_the_base(call):
         (["--l2=0.1"], "--l2 is for --method=full; leave it out"),
         (["--method=all", "--learning_rate=0.1"], "--method=all has values of --replay and --learning_rate"),
         (["--num_examples=100000"], "words are not enough for --num_examples=100000, with two words each; use fewer"),
-        (["--init_from=out/nothing"], "no checkpoint out/nothing; train a model"),
+        (["--init_from=out/nothing"], "no checkpoint out/nothing; use a run"),
         (["--learning_rate=1e30"], "training diverged: "),
     ],
 )

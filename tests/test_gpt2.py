@@ -172,7 +172,7 @@ def test_a_damaged_safetensors_file_is_refused(content):
 
 def test_weights_that_are_not_there_are_asked_for_by_name(tmp_path):
     for name in ("gpt3", "nothing.safetensors", tmp_path):
-        with pytest.raises(ValueError, match=r"no checkpoint .*; train a model with python train.py, or use .*gpt2"):
+        with pytest.raises(ValueError, match=r"no checkpoint .*; use a run of train.py, a file, or gpt2"):
             open_gpt2(name)
 
 

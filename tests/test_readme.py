@@ -107,8 +107,8 @@ FIRST_TABLE = tables(README[: README.index("\n## ")])
 
 
 def options_of(script: str) -> type:
-    """The dataclass of a script's options. estimate.py has those of train.py, and more."""
-    return train.TrainConfig if script == "train.py" else FILES[script].Options
+    """The dataclass of a script's options. estimate.py has those of train.py."""
+    return train.TrainConfig if script in ("train.py", "estimate.py") else FILES[script].Options
 
 
 def read(words: list[str], monkeypatch) -> None:
