@@ -26,9 +26,9 @@ class ConfigError(ValueError):
 
 @dataclass
 class GPTConfig:
-    """The architecture of a GPT, and its loss in training. The dataset sets vocab_size, the number
-    of distinct tokens, and delimiter, the token that starts each document, where attention stops
-    (-1: nowhere). Raises ConfigError."""
+    """The architecture of a GPT, and its loss in training. A field with a comment is an option. The
+    dataset sets the others: vocab_size, the number of distinct tokens, and delimiter, the token
+    that starts each document, where attention stops (-1: nowhere). Raises ConfigError."""
 
     vocab_size: int = 65
     delimiter: int = -1
@@ -62,6 +62,8 @@ class GPTConfig:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 0 to below 1")
+        if self.train_temperature <= 0:
+            raise ConfigError(f"train_temperature={self.train_temperature} cannot divide; use more than 0")
         self.n_kv_head = self.n_kv_head or self.n_head
         for multiple, of in (("n_embd", "n_head"), ("n_head", "n_kv_head")):
             n, d = getattr(self, multiple), getattr(self, of)
@@ -109,7 +111,7 @@ def alibi_slopes(n_head: int) -> torch.Tensor:
 
 class Dropout(nn.Dropout):
     """In training, zeroes a fraction p of x, and divides the rest by 1 - p (Srivastava et al.
-    2014). On a CPU, PyTorch draws a number for each channel, here one random byte decides, so p is
+    2014). On a CPU, PyTorch draws a number for each element; here one random byte decides, so p is
     rounded to a multiple of 1/256: config/names.toml takes 0.76 of the time."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -177,7 +179,7 @@ ACTIVATIONS = {
     "gelu": F.gelu,  # x Phi(x), Phi of the normal distribution (Hendrycks, Gimpel 2016)
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's: within 0.0005, slower on a CPU
     "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
-    "swiglu": swiglu,  # a gate x sigmoid(x) for each channel (Shazeer 2020)
+    "swiglu": swiglu,  # a gate, silu(x) = x sigmoid(x), times x (Shazeer 2020)
 }
 
 
@@ -208,8 +210,8 @@ class Block(nn.Module):
         self.ln_2 = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, *context) -> torch.Tensor:
-        x = x + self.attn(self.ln_1(x), *context)
+    def forward(self, x: torch.Tensor, rope=None, mask=None, flash=True, cache=None) -> torch.Tensor:
+        x = x + self.attn(self.ln_1(x), rope, mask, flash, cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -391,7 +393,7 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
         kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < kth, -math.inf)
     probs = logits.softmax(dim=-1)  # (B, V)
-    if top_p is not None:
+    if top_p is not None and top_p < 1:
         ordered, order = probs.sort(descending=True)
         mass_before = ordered.cumsum(dim=-1) - ordered  # of all more likely tokens
         probs = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(mass_before >= top_p, 0))

@@ -46,7 +46,7 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
     """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g
         m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
         p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) newton_schulz(u)
-    Every direction of a matrix gets an equally large update, however small its part of the
+    Every direction of a matrix gets about the same update, however small its part of the
     gradient. A p can be a stack of matrices (q, k and v) with rows[0], rows[1] ... rows; the
     members of a group have the same shape."""
     momentum, rows = group["momentum"], group["rows"]
@@ -61,8 +61,8 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
 
 def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """About U V^T for each u = U S V^T of a batch (n, rows, columns): five iterations of a x + b
-    x^3 + c x^5, which are matrix multiplications (in dtype), bring each singular value near 1
-    (coefficients by Jordan et al. 2024)."""
+    x^3 + c x^5, which are matrix multiplications (in dtype), bring each singular value to
+    about 0.7 to 1.2, but tiny ones (coefficients by Jordan et al. 2024)."""
     tall = u.shape[1] > u.shape[2]
     x = u.mT if tall else u  # x x^T is then the smaller square
     x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype=dtype)

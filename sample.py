@@ -301,7 +301,7 @@ def main() -> None:
     model.to(device)
     if options.compile:
         check_compiler(device)
-    else:
+    if options.int8 or not options.compile:
         speed_up(model, options.int8)
     generator = torch.Generator(device).manual_seed(options.seed)
     with explain_errors("out of memory; use fewer --num_samples, or --device=cpu"):

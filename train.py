@@ -1,10 +1,10 @@
 """Part 4: train a GPT. One loop, from a laptop's CPU to several GPUs.
 
-    python train.py                                         # about a minute on two CPU cores, no download
-    python train.py config/names.toml --n_layer=4           # a file of options, overridden on the command line
+    python train.py                                         # a minute on two CPU cores, no download
+    python train.py config/names.toml --n_layer=4           # a file of options, and one more
     python train.py --init_from=resume --out_dir=out/names  # resume a run that was stopped
-    torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs, or CPU processes, split each batch
-    python estimate.py config/gpt2.toml                     # memory, compute and time that a run needs
+    torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs split each batch
+    python estimate.py config/gpt2.toml                     # what a run needs
 
 Read model.py first (same shape letters), then optim.py for the updates, and windows.py after.
 Precedence of options: command line > TOML file > checkpoint (--init_from) > defaults below. A run
@@ -93,7 +93,7 @@ class TrainConfig(GPTConfig):
 
 def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
     """Where training windows may start: at the start of a document, and every block_size tokens in
-    a longer one, if a whole window follows. None for a text without documents: anywhere."""
+    a longer one, if a whole window follows. None for a text without separators: anywhere."""
     if data.separator is None:
         return None
     starts, _ = split_documents(document_edges(data.train, data.separator), block_size)
@@ -158,7 +158,8 @@ def restore(config: TrainConfig, checkpoint: dict, optimizer, scaler) -> tuple:
     state = checkpoint.get("state", (0, 0.0, 0.0, 0.0, [], math.inf, 0))
     if "optimizer" in checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer"])
-        scaler.load_state_dict(checkpoint["scaler"] or scaler.state_dict())  # {}: not of float16
+        if checkpoint["scaler"]:  # of float16
+            scaler.load_state_dict(checkpoint["scaler"])
         print(f"resumed after step {checkpoint['step']}")
         same_tokens = checkpoint["config"]["eval_tokens"] == config.eval_tokens
         if not (same_tokens and Path(config.out_dir, "best.pt").exists()):

@@ -233,9 +233,11 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
 def test_the_log_is_cut_between_lines_whatever_ends_them(call):
     call(train, *SHORT, "--schedule=constant")
     log = Path("out/tiny/log.jsonl")
-    log.write_bytes(log.read_bytes().replace(b"\n", b"\r\n") + b'{"step": 1')  # an editor of Windows; a killed write
+    later = b'{"step": 13, "train": 9.0}\r\n'  # of a run that was killed before it saved step 13
+    log.write_bytes(log.read_bytes().replace(b"\n", b"\r\n") + later + b'{"step": 1')  # Windows; a killed write
     assert call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=14")[0] == 0
     assert list(log_of("out/tiny", "train")) == list(range(1, 15))
+    assert 9.0 not in [json.loads(line).get("train") for line in log.read_text().splitlines()]
 
 
 def test_a_finished_run_can_be_extended(call):
@@ -1145,8 +1147,8 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
         (["--position=rope", "--norm=rmsnorm"], "norm is fixed to layernorm by the checkpoint weights"),
         (["--block_size=25"], "block_size is fixed to 24 by the checkpoint weights"),
         (["--init_from=other.safetensors"], "it has 280 tokens instead of GPT-2's 50,257"),
-        (["--dataset=tiny"], "than gpt2 of the checkpoint; use gpt2, or python prepare_data.py YOUR_TEXT.txt --tokenizer=gpt2"),
-        (["--init_from=scrath"], "no checkpoint scrath; train a model with python train.py, or use another path,"),
+        (["--dataset=tiny"], "than gpt2 of the checkpoint; use gpt2, or python prepare_data.py YOUR_TEXT.txt"),
+        (["--init_from=scrath"], "no checkpoint scrath; use a run of train.py, a file, or gpt2"),
         (["--init_from=data"], "no checkpoint data/best.pt; "),
         (["--init_from=tiny.txt"], "tiny.txt is damaged, or contains more than tensors"),
     ],
