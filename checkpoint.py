@@ -46,13 +46,17 @@ def load_checkpoint(init_from: str | Path) -> dict:
     their name (gpt2 ... gpt2-xl) or folder. Raises UserError if it is missing, damaged, untrusted,
     or old."""
     if weights := find_gpt2(init_from):
-        names = {"name": str(init_from), "folder": f"out/{Path(init_from).name}"}
+        names = {"name": str(init_from), "folder": f"out/{Path(init_from).stem}"}
         return load_gpt2(weights) | names
     path = find_checkpoint(str(init_from))
     checkpoint = load_tensors(path, ADVICE)
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != FORMAT:
         raise UserError(f"{path} has the format {found!r} instead of {FORMAT!r}; {ADVICE}")
+    try:
+        GPTConfig(**checkpoint["model_config"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} does not fit to this model.py ({error}); {ADVICE}") from error
     return checkpoint | {"name": str(path), "folder": str(path.parent)}
 
 
@@ -66,7 +70,7 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
         from peft import attach, trained_state
 
         base = Path(checkpoint["base"]["path"])
-        if not base.exists():
+        if not base.is_file():
             raise UserError(f"there is no {base}, the base of this checkpoint; run finetune.py again")
         if sha256_of(base) != checkpoint["base"]["sha256"]:
             raise UserError(f"{base} has changed (its SHA-256 differs); run finetune.py again")
@@ -86,7 +90,7 @@ def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
         weights = weights | {"transformer.wpe.weight": positions}
     try:
         model.load_state_dict(weights)
-    except RuntimeError as error:
+    except (TypeError, RuntimeError) as error:
         why = " ".join(str(error).split())[:200]
         raise UserError(f"the checkpoint does not match its own config ({why}); {ADVICE}") from error
 
@@ -109,14 +113,19 @@ def open_run(folder: Path, step: int, options: dict):
     if path.exists() and step == 0:
         with open(path, "a") as log:
             lock(log, busy)
-        moved = next(f"{folder}-{n}" for n in itertools.count(1) if not Path(f"{folder}-{n}").exists())
-        os.rename(folder, moved)
+            moved = next(f"{folder}-{n}" for n in itertools.count(1) if not Path(f"{folder}-{n}").exists())
+            os.rename(folder, moved)
         print(f"moved the previous run in {folder} to {moved}")
+    elif step == 0 and any(folder.glob("*.p[ty]")):
+        raise UserError(f"{folder} is not the folder of a run; use another --out_dir=")
     folder.mkdir(parents=True, exist_ok=True)
     log = open(path, "a+", encoding="utf-8", newline="\n")  # noqa: SIM115
     lock(log, busy)
     log.seek(0)
-    lines = [line for line in log.readlines() if line.endswith("\n") and json.loads(line)["step"] <= step]
+    try:
+        lines = [line for line in log if line.endswith("\n") and json.loads(line)["step"] <= step]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} has a line that train.py did not write; delete it") from error
     log.truncate(sum(len(line.encode()) for line in lines))
     toml = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in options.items())
     replace_file(folder / "config.toml", lambda file: file.write(toml.encode()))

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import time
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,8 @@ def load_tensors(path: Path, advice: str):
     try:
         if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
             raise zipfile.BadZipFile  # torch.load does not verify the checksums
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about the pickle protocol of a foreign file
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an untrusted file can raise anything
         found = f"is damaged, or contains more than tensors and plain values ({type(error).__name__})"
         raise UserError(f"{path} {found}; {advice}") from error
@@ -81,7 +83,8 @@ def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
                         show(file.tell())
                 break
             except OSError as error:  # of requests, or a full disk
-                if not pause:
+                status = getattr(getattr(error, "response", None), "status_code", None)
+                if not pause or status in (400, 401, 403, 404, 410):
                     raise UserError(f"cannot download {url} ({error}); put the file at {path}, {advice}") from error
                 time.sleep(pause)
         if sha256_of(part) != sha256:

@@ -53,15 +53,17 @@ def load_gpt2(path: Path) -> dict:
         (vocab_size, n_embd), (block_size, _) = tensors["wte.weight"].shape, tensors["wpe.weight"].shape
         if vocab_size != 50_257:
             raise ValueError(f"it has {vocab_size:,} tokens instead of GPT-2's 50,257")
+        if not torch.equal(tensors.pop("lm_head.weight", tensors["wte.weight"]), tensors["wte.weight"]):
+            raise ValueError("its lm_head is not wte")
+        settings = path.with_name("config.json")  # in folders that transformers saved
+        settings = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+        n_head = int(settings.get("n_head", max(n_embd // 64, 1)))  # published: 64 channels per head
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         found = f"{path} is damaged, or not GPT-2 ({error!r})"
         raise UserError(f"{found}; use the weights as published") from error
-    shape = {"vocab_size": vocab_size, "block_size": block_size, "n_embd": n_embd}
+    shape = {"vocab_size": vocab_size, "block_size": block_size, "n_embd": n_embd, "n_head": n_head}
     shape["n_layer"] = len({name.split(".")[1] for name in tensors if name.startswith("h.")})
-    settings = path.with_name("config.json")  # of a folder that transformers saved; published ones have 64
-    heads = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
-    shape["n_head"] = heads.get("n_head", max(n_embd // 64, 1))
-    weights, _ = {}, tensors.pop("lm_head.weight", None)  # in some files: the same as wte.weight
+    weights = {}
     for name, tensor in tensors.items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             continue  # the causal mask

@@ -156,9 +156,14 @@ def prepare(source, tokenizer="char", vocab_size=1024, file="", name="", documen
         meta |= {"vocab_size": made.vocab_size, "dtype": dtype, "separator": separator, "splits": splits}
         meta["sha256"] = checksum(meta)
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        old = Path(temporary, "old")
         if folder.exists():
-            os.rename(folder, Path(temporary, "old"))
-        os.rename(new, folder)
+            os.rename(folder, old)
+        try:
+            os.rename(new, folder)
+        finally:
+            if old.exists() and not folder.exists():
+                os.rename(old, folder)
     data = load(name)
     print(f"{folder}: a vocabulary of {data.vocab_size:,} tokens, stored as {dtype}")
     for split, entry in data.splits.items():

@@ -71,7 +71,9 @@ class Machine:
         model.to(self.device)
         if self.fsdp or not DISTRIBUTED:
             return model
-        return torch.nn.parallel.DistributedDataParallel(model)
+        network = torch.nn.parallel.DistributedDataParallel(model)
+        network.broadcast_buffers = False  # position tables never change
+        return network
 
     def sync_gradients(self, network: torch.nn.Module, on: bool) -> None:
         """Say whether the next forward and backward pass ends with averaging the gradients."""

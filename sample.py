@@ -62,8 +62,9 @@ class KVCache:
 
     def __init__(self, model: GPT, B: int, static: bool = False):
         config, weight = model.config, model.transformer.wte.weight
-        heads = (B, config.n_kv_head, config.block_size, config.head_dim)
-        self.kv = weight.new_zeros((config.n_layer, 2, *heads))  # 0 times an unused NaN would be NaN
+        shape = (B, config.n_kv_head, config.block_size, config.head_dim)
+        # a tensor for each K and V: a compiled step then writes in place; zeros, as 0 times NaN is NaN
+        self.kv = [(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in range(config.n_layer)]
         tokens = (B, config.lookback + config.block_size)  # lookback times "no token", then the past ones
         self.history = torch.full(tokens, config.vocab_size, device=weight.device)
         self.next_position = torch.zeros(1, dtype=torch.long, device=weight.device)
@@ -90,13 +91,14 @@ class KVCache:
 
     def store(self, kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store new keys and values of a layer (B, n_kv_head, T, hd); return all."""
-        kv[0, :, :, self.where] = k
-        kv[1, :, :, self.where] = v
-        return kv[:, :, :, : self.S]
+        for cached, new in zip(kv, (k, v), strict=True):
+            cached[:, :, self.where] = new
+        return [cached[:, :, : self.S] for cached in kv]
 
     def copy_row(self, other: "KVCache") -> None:
         """Copy a cache of one row into each row."""
-        self.kv.copy_(other.kv)
+        for mine, its in zip(sum(self.kv, ()), sum(other.kv, ()), strict=True):
+            mine.copy_(its)
         self.history.copy_(other.history)
         self.length = other.length
 
@@ -118,7 +120,7 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
     step = functools.partial(next_logits, cache=cache)
     if compile:
         step = torch.compile(step, mode="reduce-overhead" if idx.is_cuda else None, dynamic=False)
-        for tensor in (cache.history, cache.next_position, cache.kv):
+        for tensor in (cache.history, cache.next_position, *sum(cache.kv, ())):
             torch._dynamo.mark_static_address(tensor)  # a CUDA graph uses the same memory at each run
     new = idx[:, -block_size:]
     for _ in range(max_new_tokens):

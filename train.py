@@ -13,6 +13,7 @@ resume), best.pt (to sample), and loss.png if matplotlib is installed. """
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ import torch
 import console
 import runtime
 from checkpoint import load_checkpoint, load_model, load_weights, open_run, save_checkpoint
-from console import Fraction, Positive, UserError, known_options, read_options, read_toml
+from console import Fraction, Positive, UserError, read_options, read_toml
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, lr_scale, make_optimizer
 from prepare_data import Dataset, load
@@ -82,7 +83,8 @@ class TrainConfig(GPTConfig):
         return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
 
     def options(self) -> dict:
-        return {name: getattr(self, name) for name in known_options(TrainConfig)}
+        set_by_data = ("vocab_size", "delimiter")
+        return {name: value for name, value in vars(self).items() if name not in set_by_data}
 
     def tokens_per_step(self) -> int:
         return self.gradient_accumulation_steps * self.batch_size * self.block_size
@@ -151,7 +153,12 @@ def print_summary(config: TrainConfig, model: GPT, data: Dataset, machine: Machi
     print(f"run     {config.out_dir}: {config.max_iters:,} steps x {n_step:,} tokens = {epochs:.2g} epochs")
 
 
-def restore(config: TrainConfig, checkpoint: dict, optimizer, scaler) -> tuple:
+def evaluated_on(config: TrainConfig, data: Dataset) -> list:
+    """What a validation loss depends on, but for the model."""
+    return [data.splits["val"]["sha256"], config.eval_tokens]
+
+
+def restore(config: TrainConfig, checkpoint: dict, data: Dataset, optimizer, scaler) -> tuple:
     """Where the run stands: step, seconds, seconds in the steps alone, and of these until the last
     line of the log; the losses since then, the lowest validation loss, and the evaluations since
     that. Clears the checkpoint, to free its memory."""
@@ -161,8 +168,8 @@ def restore(config: TrainConfig, checkpoint: dict, optimizer, scaler) -> tuple:
         if checkpoint["scaler"]:  # of float16
             scaler.load_state_dict(checkpoint["scaler"])
         print(f"resumed after step {checkpoint['step']}")
-        same_tokens = checkpoint["config"]["eval_tokens"] == config.eval_tokens
-        if not (same_tokens and Path(config.out_dir, "best.pt").exists()):
+        comparable = checkpoint["evaluated_on"] == evaluated_on(config, data)
+        if not comparable or not Path(config.out_dir, "best.pt").exists():
             state = (*state[:-2], math.inf, 0)  # the next evaluation writes best.pt
     checkpoint.clear()
     return state
@@ -189,7 +196,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     starts = training_starts(data, config.block_size)
     windows = evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens)
     print_summary(config, model, data, machine, windows)
-    step, seconds, train_seconds, logged, losses, best, stale = restore(config, checkpoint, optimizer, scaler)
+    step, seconds, train_seconds, logged, losses, best, stale = restore(config, checkpoint, data, optimizer, scaler)
     stopping = False
     began, stop, folder = time.perf_counter() - seconds, StopSignal(), Path(config.out_dir)
     log = open_run(folder, step, config.options()) if machine.rank == 0 else None
@@ -203,7 +210,9 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     def save(name: str, **more) -> None:
         weights = machine.gather(model.state_dict())  # from all processes
         more |= {"step": step, "config": config.options(), "delimiter": data.delimiter}
+        more["evaluated_on"] = evaluated_on(config, data)
         if log:
+            os.fsync(log.fileno())  # the lines that belong to it
             save_checkpoint(folder / name, model, weights, data.tokenizer, **more)
 
     with stop:
@@ -285,7 +294,7 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) 
         tokens = getattr(data, split)
         n = config.eval_tokens or (len(data.val) if split == "train" else 0)
         windows = evaluation_windows(tokens, data.separator, config.block_size, n)
-        if split == "val" and checkpoint["config"]["eval_tokens"] == config.eval_tokens:
+        if split == "val" and checkpoint["evaluated_on"] == evaluated_on(config, data):
             losses[split] = checkpoint["val"]
         else:
             losses[split] = evaluate(model, forward, tokens, windows, config.batch_size, alone)
@@ -329,7 +338,7 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
         given["init_from"] = inherited["init_from"]  # where the run came from at first
     else:
         checkpoint = load_checkpoint(init_from)
-        if not checkpoint["config"]["dataset"]:  # of finetune.py
+        if "peft" in checkpoint or not checkpoint["config"]["dataset"]:  # of finetune.py
             raise UserError(f"{init_from} was not trained on a dataset; use a run of train.py")
         for name in ("optimizer", "state"):  # of a last.pt: this is a new run
             checkpoint.pop(name, None)
@@ -362,6 +371,8 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
         raise UserError(f"{processes} processes cannot split the {n} sequences of a step; {advice}")
     if processes > 1 and machine.device.type == "mps":
         raise UserError("several processes cannot share mps; use --device=cpu")
+    if config.min_lr > config.learning_rate:
+        raise UserError(f"min_lr={config.min_lr} exceeds learning_rate; use a smaller one")
     if machine.fsdp and machine.dtype == torch.float16:
         raise UserError("--fsdp cannot train in float16; use --dtype=bfloat16")
     if config.document_mask and data.delimiter is None:
@@ -377,7 +388,9 @@ def main() -> None:
         config, checkpoint = read_config(__doc__)
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
-        check(config, checkpoint, data, machine)
+    check(config, checkpoint, data, machine)
+    if 0 < machine.sum(machine.dtype == torch.float16)[0] < machine.world_size:
+        raise UserError("the processes have different devices; use --dtype=float32")
     config.dtype = str(machine.dtype).removeprefix("torch.")  # in checkpoints: a resumed run keeps it
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
     with runtime.explain_errors(f"out of memory; use {advice}"):

@@ -106,6 +106,24 @@ def test_a_folder_may_be_opened_with_a_smaller_context():
     assert torch.allclose(logits, gpt2_logits(tensors, [*range(10)]), atol=1e-3)
 
 
+@pytest.mark.parametrize("settings", ["{", "[]", '{"n_head": null}', '{"n_head": [2]}'])
+def test_a_config_json_that_is_not_gpt2s_is_refused(settings):
+    Path("model.safetensors").write_bytes(safetensors(gpt2_tensors()))
+    Path("config.json").write_text(settings)
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged, or not GPT-2.*; use the weights"):
+        open_gpt2("model.safetensors")
+
+
+def test_a_folder_says_how_many_heads():
+    Path("folder").mkdir()
+    Path("folder/model.safetensors").write_bytes(safetensors(gpt2_tensors(C=96)))
+    Path("folder/config.json").write_text('{"n_head": 3, "n_layer": 2}')
+    model, ids = open_gpt2("folder"), [*range(10)]
+    expected = gpt2_logits(gpt2_tensors(C=96), ids, 3)
+    with torch.no_grad():
+        assert torch.allclose(model(torch.tensor([ids]))[0][0].double(), expected, atol=1e-3)
+
+
 def test_gpt2_continues_as_its_formulas_do():
     tensors = gpt2_tensors()
     Path("model.safetensors").write_bytes(safetensors(tensors))
@@ -122,6 +140,7 @@ def test_gpt2_continues_as_its_formulas_do():
         (lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(384, 128)}), r"size mismatch.*c_attn.weight"),
         (lambda t: t.update({"score.weight": torch.zeros(2, 128)}), r"Unexpected key.*score.weight"),
         (lambda t: t.update({"wte.weight": torch.zeros(300, 128)}), r"300 tokens instead of GPT-2's 50,257"),
+        (lambda t: t.update({"lm_head.weight": torch.zeros(50_257, 128)}), r"its lm_head is not wte"),
     ],
 )
 def test_tensors_that_are_not_gpt2_are_named(change, words):

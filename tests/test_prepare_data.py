@@ -1,6 +1,7 @@
 """Every source becomes a dataset, which load() opens or refuses."""
 
 import gc
+import os
 import hashlib
 import json
 import math
@@ -152,6 +153,22 @@ def test_what_is_no_dataset_is_not_replaced(fails):
     for source in ("own.txt", "data/plain"):
         assert "cannot be the name of this dataset; choose one" in fails(prepare_data, source)
     assert Path("data/own/a.txt").exists() and Path("data/plain").is_file()
+
+
+def test_a_dataset_that_cannot_be_replaced_stays(call, monkeypatch):
+    text_file("my.txt", "abc" * 20)
+    call(prepare_data, "my.txt")
+    rename, made = os.rename, Path("data/my/meta.json").read_bytes()
+
+    def refuse(source, target):  # as a virus scanner of Windows does
+        if Path(source).name == "new":
+            raise PermissionError
+        rename(source, target)
+
+    monkeypatch.setattr("os.rename", refuse)
+    text_file("my.txt", "abcd" * 20)
+    assert call(prepare_data, "my.txt")[0] == 2
+    assert Path("data/my/meta.json").read_bytes() == made and len(list(Path("data").glob("*my*"))) == 1
 
 
 def test_files_are_closed(call):

@@ -100,7 +100,7 @@ def test_many_samples_of_a_large_vocabulary_are_not_drawn_at_once(call, monkeypa
     """The logits of one row outweigh the keys and values of a small model."""
     prompts = noted(monkeypatch, sample, "stream")
     model, _ = load_model("out/tiny")
-    row = KVCache(model, 1).kv.nbytes + 5 * 4 * model.config.vocab_size
+    row = sum(part.nbytes for pair in KVCache(model, 1).kv for part in pair) + 5 * 4 * model.config.vocab_size
     monkeypatch.setattr(sample, "MAX_MEMORY", 3 * row)
     assert len(written(call, "--num_samples=7", "--max_new_tokens=2").split("-" * 20)) == 7
     assert [len(idx) for idx in prompts] == [3, 3, 1]
@@ -259,10 +259,10 @@ def test_logits_with_the_cache_are_those_without(keys, float64):  # noqa: F811
     """A prompt in one pass, then single tokens, several at once, and single ones again."""
     model = shaken(GPTConfig(**SMALL | keys)).eval()
     idx, cache = batch(model.config), KVCache(model, 3)
-    memory = cache.kv.data_ptr()
+    memory = [part.data_ptr() for kv in cache.kv for part in kv]
     parts = [model.hidden_states(part, cache) for part in idx.split([5, 1, 1, 4, 2, 1, 2], dim=1)]
     assert torch.allclose(model.logits(torch.cat(parts, dim=1)), model(idx)[0], atol=1e-9)
-    assert cache.kv.data_ptr() == memory and cache.length == 16
+    assert [part.data_ptr() for kv in cache.kv for part in kv] == memory and cache.length == 16
 
 
 @every_combination
@@ -330,7 +330,7 @@ def test_the_shapes_of_a_compiled_pass_stay_the_same(monkeypatch):
     monkeypatch.setattr(
         sample, "KVCache", lambda *args, **options: caches.append(cache(*args, **options)) or caches[-1]
     )
-    assert not cache(GPT(GPTConfig(**SMALL)), 2).kv.any()  # nor NaN
+    assert not any(part.any() for pair in cache(GPT(GPTConfig(**SMALL)), 2).kv for part in pair)  # nor NaN
     model = shaken(GPTConfig(**SMALL))
     sample.generate(model, torch.zeros(2, 10, dtype=torch.long), 10, compile=True)
     positions = [10, 11, 12, 13, 14, 15, 8, 9]  # a full context keeps its last 8 tokens
@@ -547,7 +547,7 @@ def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
     assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3")[0] == 0
     pytest.importorskip("matplotlib")
     assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3", "--plot")[0] == 0
-    assert Path("out/model.safetensors/attention.png").exists()
+    assert Path("out/model/attention.png").exists()
     assert "no checkpoint gpt4" in fails(sample, "--init_from=gpt4")
     Path("small.safetensors").write_bytes(safetensors(gpt2_tensors(V=300)))
     assert "it has 300 tokens instead of GPT-2's 50,257" in fails(sample, "--init_from=small.safetensors")

@@ -165,6 +165,20 @@ def test_a_new_run_moves_an_old_one_aside(call):
     assert seeds == {"tiny-1": 0, "tiny-2": 1, "tiny": 2}
 
 
+def test_a_folder_with_models_of_others_is_left_alone(call, fails):
+    Path("out/instructed").mkdir(parents=True)
+    Path("out/instructed/best.pt").write_bytes(b"a model of finetune.py")
+    assert "out/instructed is not the folder of a run" in fails(train, *SHORT, "--out_dir=out/instructed")
+    assert [path.name for path in Path("out/instructed").iterdir()] == ["best.pt"]
+
+
+def test_a_source_file_that_changes_during_a_run_does_not_matter(monkeypatch):
+    """What is saved is read from the config, and not from train.py again."""
+    monkeypatch.setattr("inspect.getsource", lambda _: pytest.fail("it read the source"))
+    options = TrainConfig(n_layer=7).options()
+    assert options["n_layer"] == 7 and "vocab_size" not in options and TrainConfig(**options).n_layer == 7
+
+
 def test_rising_validation_loss_is_said_and_the_best_model_kept(call):
     """The rate rises to a wild 0.5: the loss falls while it is small, and rises later."""
     wild = ["--optimizer=adamw", "--learning_rate=0.5", "--warmup_iters=40", "--max_iters=40", "--schedule=constant"]
@@ -260,6 +274,16 @@ def test_resuming_with_other_eval_tokens_starts_the_best_loss_again(call):
         assert tokens == 0 or abs(expected - log_of("out/tiny", "val")[12]) > 1e-3
         state = load_checkpoint("out/tiny/last.pt")["state"]
         change("out/tiny/last.pt", state=(*state[:-2], 0.0, 0))  # no loss is lower
+
+
+def test_resuming_on_other_data_starts_the_best_loss_again(call):
+    call(train, *SHORT)
+    change("out/tiny/last.pt", evaluated_on=["of other data", 40_000])
+    change("out/tiny/best.pt", evaluated_on=["of other data", 40_000], val=0.5)
+    figures = result(call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=14")[1])
+    data = prepare_data.load("tiny")
+    assert float(figures["val"]) == pytest.approx(loss_of(load_model("out/tiny/best.pt")[0], data, "val"), abs=1e-4)
+    assert load_checkpoint("out/tiny/best.pt")["step"] == 14
 
 
 def test_the_result_is_that_of_best_pt_whatever_last_pt_says_of_it(call):
