@@ -122,7 +122,7 @@ def training_batches(tokens, starts, config: TrainConfig, step: int, machine: Ma
 
 def build(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> tuple:
     """The model, the network (the model as the processes share it), its loss forward(x, y), the
-    optimizer, and the scaler of float16's gradients."""
+    optimizer, the scaler of float16's gradients, and where training windows start."""
     torch.manual_seed(config.seed)
     config.vocab_size = data.vocab_size
     config.delimiter = data.delimiter if config.document_mask else -1
@@ -138,7 +138,7 @@ def build(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     starts = training_starts(data, config.block_size)
     forward(*next(training_batches(data.train, starts, config, 1, machine))).backward()
     model.zero_grad(set_to_none=True)
-    return model, network, forward, optimizer, scaler
+    return model, network, forward, optimizer, scaler, starts
 
 
 def print_summary(config: TrainConfig, model: GPT, data: Dataset, machine: Machine, windows: tuple) -> None:
@@ -190,10 +190,10 @@ def sum_of_weights(model: GPT) -> float:
     return float(sum(full_tensor(p.detach().sum()) for p in model.parameters()))
 
 
-def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> dict:
-    """Train until the last step, early stopping, or a signal. Returns what report() needs."""
-    model, network, forward, optimizer, scaler = build(config, checkpoint, data, machine)
-    starts = training_starts(data, config.block_size)
+def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> tuple:
+    """Train until the last step, early stopping, or a signal. Returns the step, the seconds, those
+    of the steps alone, whether a signal came, and the log: its lock keeps other runs out."""
+    model, network, forward, optimizer, scaler, starts = build(config, checkpoint, data, machine)
     windows = evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens)
     print_summary(config, model, data, machine, windows)
     step, seconds, train_seconds, logged, losses, best, stale = restore(config, checkpoint, data, optimizer, scaler)
@@ -265,13 +265,12 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
                 note(f"val loss {val:.4f}  ({data.bits_per_byte(val, 'val'):.4f} bits/byte)  {news}", val=val)
             if saving or 0 < config.early_stop <= stale:
                 check_finite("sum of the weights", sum_of_weights(model), step, machine)
-                seconds = time.perf_counter() - began
-                state = (step, seconds, train_seconds, logged, losses, best, stale)
-                more = {"optimizer": machine.gather(optimizer.state_dict()), "scaler": scaler.state_dict()}
-                save("last.pt", state=state, **more)
+                state = (step, time.perf_counter() - began, train_seconds, logged, losses, best, stale)
+                moments = machine.gather(optimizer.state_dict())
+                save("last.pt", state=state, optimizer=moments, scaler=scaler.state_dict())
             if stopping:
                 stop.print(f"stopped after step {step}; resume with --init_from=resume --out_dir={folder}")
-    return {"step": step, "seconds": seconds, "train_seconds": train_seconds, "stopped": stopping, "log": log}
+    return step, time.perf_counter() - began, train_seconds, stopping, log
 
 
 def mfu(tokens_per_second: float, model: GPT, machine: Machine) -> float:
@@ -280,13 +279,13 @@ def mfu(tokens_per_second: float, model: GPT, machine: Machine) -> float:
     return tokens_per_second * model.flops_per_token() / (peak * machine.world_size)
 
 
-def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) -> None:
+def report(config: TrainConfig, data: Dataset, machine: Machine, step: int, seconds: float, speed: float) -> None:
     """Print a sample of the best model, its losses, and the result line."""
     folder, alone = Path(config.out_dir), replace(machine, world_size=1)
     checkpoint = load_checkpoint(folder / "best.pt")
-    if figures["step"] < config.max_iters:
+    if step < config.max_iters:
         print(f"early stopping: no improvement in {config.early_stop} evaluations")
-    if checkpoint["step"] < figures["step"]:
+    if checkpoint["step"] < step:
         print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
     model, tokenizer = load_model(checkpoint)
     forward, losses = machine.loss_function(model.to(machine.device)), {}
@@ -304,8 +303,7 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, figures: dict) 
     ids = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
     print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{tokenizer.decode(ids[1:]).strip()}")
     console.print_losses(data, losses)
-    speed = figures["step"] * config.tokens_per_step() / figures["train_seconds"]
-    more = {"step": figures["step"], "seconds": f"{figures['seconds']:.1f}", "tokens_per_second": f"{speed:.0f}"}
+    more = {"step": step, "seconds": f"{seconds:.1f}", "tokens_per_second": f"{speed:.0f}"}
     more |= {"mfu": f"{mfu(speed, model, machine):.3f}", "out_dir": config.out_dir}
     try:
         import plots
@@ -394,15 +392,15 @@ def main() -> None:
     config.dtype = str(machine.dtype).removeprefix("torch.")  # in checkpoints: a resumed run keeps it
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
     with runtime.explain_errors(f"out of memory; use {advice}"):
-        figures = train(config, checkpoint, data, machine)
+        step, seconds, train_seconds, stopped, log = train(config, checkpoint, data, machine)
         if runtime.DISTRIBUTED:  # DDP is freed by now: after its process group, gloo may wait forever
             machine.sum(0)  # all processes are done
             torch.distributed.destroy_process_group()
-        if machine.rank == 0 and not figures["stopped"]:
-            report(config, data, machine, figures)
-    if figures["log"]:
-        figures["log"].close()
-    if figures["stopped"]:
+        if machine.rank == 0 and not stopped:
+            report(config, data, machine, step, seconds, step * config.tokens_per_step() / train_seconds)
+    if log:
+        log.close()
+    if stopped:
         sys.exit(130)
 
 

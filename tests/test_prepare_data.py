@@ -1,10 +1,10 @@
 """Every source becomes a dataset, which load() opens or refuses."""
 
 import gc
-import os
 import hashlib
 import json
 import math
+import os
 import random
 import re
 import subprocess
