@@ -53,7 +53,10 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
     for _, g, m in members:
         m.lerp_(g, 1 - momentum)
     u = torch.stack([full_tensor(g.lerp(m, momentum)) for _, g, m in members])  # (n, rows, columns)
-    u = torch.cat([newton_schulz(part, group["dtype"]) for part in u.split(rows, dim=1)], dim=1)
+    if len(set(rows)) == 1:  # all in one batch: faster
+        u = newton_schulz(u.reshape(-1, rows[0], u.shape[2]), group["dtype"]).view_as(u)
+    else:  # k and v have fewer heads than q
+        u = torch.cat([newton_schulz(part, group["dtype"]) for part in u.split(rows, dim=1)], dim=1)
     for (p, *_), update in zip(members, u, strict=True):
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(shard_like(update, p), alpha=-group["lr"] * math.sqrt(max(1, rows[0] / u.shape[2])))
