@@ -231,7 +231,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
             losses.append(machine.mean(loss))  # still on the device: nothing waits
             scaler.unscale_(optimizer)
             grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-            optimizer.set_lr(lr_scale(step, config))
+            optimizer.set_lr(scale := lr_scale(step, config))
             scaler.step(optimizer)  # does nothing if float16 overflowed
             scaler.update()
             model.zero_grad(set_to_none=True)
@@ -249,8 +249,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
 
             if logging:
                 speed = len(losses) * config.tokens_per_step() / (train_seconds - logged)
-                lr = lr_scale(step, config) * config.learning_rate
-                figures = {"train": sum(losses) / len(losses), "lr": lr, "grad_norm": norm}
+                figures = {"train": sum(losses) / len(losses), "lr": scale * config.learning_rate, "grad_norm": norm}
                 figures |= {"tokens_per_second": round(speed), "mfu": round(mfu(speed, model, machine), 4)}
                 minutes, rest = divmod((time.perf_counter() - began) / step * (config.max_iters - step), 60)
                 note(f"{LOG_LINE.format(**figures)}  eta {minutes:.0f}:{int(rest):02}", **figures)

@@ -25,7 +25,7 @@ MISSED = {
     "prepare_data": (324, 17.3),
     "gpt2": (93, 4.6),
     "checkpoint": (132, 6.7),
-    "train": (414, 23.4),
+    "train": (411, 23.3),
     "sample": (323, 16.3),
     "estimate": (88, 4.2),
 }
