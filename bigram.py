@@ -216,7 +216,7 @@ def main() -> None:
         path = Path("out", f"bigram_{data.name}", "counts.png")
         plots.bigram_counts(N[np.ix_(top, top)], names, path)
         print(f"\n{path}: the counts N")
-    print_result(name, data, P.size, losses, seconds=f"{time.perf_counter() - began:.1f}")
+    print_result(name, data, P.size, losses, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

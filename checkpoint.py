@@ -95,13 +95,14 @@ def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
         raise UserError(f"the checkpoint does not match its own config ({why}); {ADVICE}") from error
 
 
-def save_checkpoint(path: Path, model: GPT, weights: dict, tokenizer: Tokenizer, **more) -> None:
-    """Write a checkpoint, whole or not at all. weights: its state_dict(), or a part."""
-    checkpoint = {"format": FORMAT, "model_config": asdict(model.config), "model": weights}
-    checkpoint |= {"tokenizer": tokenizer.to_dict()} | more
+def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | None = None, **more) -> None:
+    """Write a checkpoint, whole or not at all. weights: None for all, or what load_model() needs
+    beside `more`."""
+    checkpoint = {"format": FORMAT, "model_config": asdict(model.config), "tokenizer": tokenizer.to_dict()}
+    checkpoint["model"] = model.state_dict() if weights is None else weights
     path.parent.mkdir(parents=True, exist_ok=True)
     advice = "the file from before is intact; free some disk space, then try again, or resume"
-    replace_file(path, lambda file: torch.save(checkpoint, file), advice)
+    replace_file(path, lambda file: torch.save(checkpoint | more, file), advice)
 
 
 def open_run(folder: Path, step: int, options: dict):

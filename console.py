@@ -22,13 +22,14 @@ class UserError(ValueError):
 
 
 def run(main: Callable[[], None], *expected: type[Exception]) -> None:
-    """Run main(). UserError or an expected exception prints one line; others are bugs."""
+    """Run main(). UserError, FloatingPointError (training diverged) or an expected exception prints
+    one line; others are bugs."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
     try:
         main()
         sys.stdout.flush()
-    except (UserError, *expected) as error:
+    except (UserError, FloatingPointError, *expected) as error:
         fail(str(error))
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -180,11 +181,17 @@ def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> Non
             print(f"({split}: the first {limit:,} tokens)")
 
 
-def print_result(model: str, data, params: int, losses: dict[str, float], **more) -> None:
+def print_result(model: str, data=None, params: int = 0, losses: dict | None = None, **more) -> None:
     """Print `result:` and key=value pairs: losses in nats per token; bpb is bits per byte."""
-    result = {"model": model, "dataset": data.name, "params": params}
-    result |= {split: f"{loss:.4f}" for split, loss in losses.items()}
+    result = {"model": model}
+    if data:
+        result |= {"dataset": data.name, "params": params, **(losses or {})}
     if losses:
         split = "val" if "val" in losses else next(iter(losses))
-        result["bpb"] = f"{data.bits_per_byte(losses[split], split):.4f}"
-    print("\nresult:", *(f"{key}={value}" for key, value in (result | more).items()))
+        result["bpb"] = data.bits_per_byte(losses[split], split)
+    for key, value in (result | more).items():
+        if isinstance(value, float):
+            result[key] = f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
+        else:
+            result[key] = value
+    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))

@@ -18,7 +18,7 @@ import torch
 
 import tasks
 from calibration import token_losses
-from checkpoint import load_checkpoint, load_model, save_checkpoint
+from checkpoint import load_checkpoint, load_model, save_model
 from console import UserError
 from model import GPT, GPTConfig
 from optim import lr_scale, make_optimizer
@@ -143,7 +143,7 @@ def save(path: Path, model: GPT, state: dict, setup: Setup, **more) -> None:
         raise UserError("training diverged: weights are NaN or infinite; use a lower learning rate")
     more |= {"delimiter": setup.tokenizer.encode("\n")[-1]}
     more["config"] = {"dataset": setup.base_data.name if setup.base_data else None}
-    save_checkpoint(path, model, state, setup.tokenizer, **more)
+    save_model(path, model, setup.tokenizer, state, **more)
 
 
 def sha256(data: bytes) -> str:

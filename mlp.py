@@ -413,7 +413,7 @@ def main() -> None:
             path = Path("out", f"mlp_{data.name}", "training.png")
             plots.mlp_training(history, SATURATED, data, f"mlp.py on {data.name}, {setup}", path)
             print(f"\n{path}: activations, gradients, loss and updates")
-    console.print_result("mlp", data, model.num_params(), losses, **more, seconds=f"{time.perf_counter() - began:.1f}")
+    console.print_result("mlp", data, model.num_params(), losses, **more, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

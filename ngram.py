@@ -239,7 +239,7 @@ def main() -> None:
         panel = {"curves": lines, "data": data, "xticks": range(1, options.n + 1), **labels}
         plots.lines(path, panel, title=f"validation loss for longer contexts ({data.name})")
         print(f"\n{path}: validation loss for longer contexts")
-    print_result(name, data, params, losses, seconds=f"{time.perf_counter() - began:.1f}")
+    print_result(name, data, params, losses, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

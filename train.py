@@ -26,7 +26,7 @@ import torch
 
 import console
 import runtime
-from checkpoint import load_checkpoint, load_model, load_weights, open_run, save_checkpoint
+from checkpoint import load_checkpoint, load_model, load_weights, open_run, save_model
 from console import Fraction, Positive, UserError, read_options, read_toml
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, lr_scale, make_optimizer
@@ -213,7 +213,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
         more["evaluated_on"] = evaluated_on(config, data)
         if log:
             os.fsync(log.fileno())  # the lines that belong to it
-            save_checkpoint(folder / name, model, weights, data.tokenizer, **more)
+            save_model(folder / name, model, data.tokenizer, weights, **more)
 
     with stop:
         while step < config.max_iters and not stopping and not 0 < config.early_stop <= stale:
@@ -302,7 +302,7 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, step: int, seco
     ids = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
     print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{tokenizer.decode(ids[1:]).strip()}")
     console.print_losses(data, losses)
-    more = {"step": step, "seconds": f"{seconds:.1f}", "tokens_per_second": f"{speed:.0f}"}
+    more = {"step": step, "seconds": seconds, "tokens_per_second": f"{speed:.0f}"}
     more |= {"mfu": f"{mfu(speed, model, machine):.3f}", "out_dir": config.out_dir}
     try:
         import plots
