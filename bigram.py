@@ -1,12 +1,12 @@
 """Part 1: counting letter pairs is a language model, and a neural network learns the same table.
 
-    python bigram.py                                        # count the letter pairs of some words, and invent words
-    python bigram.py --dataset=names --neural --plot        # gradient descent finds the same table; a heat map
-    python bigram.py --dataset=names --smoothing=mle        # without smoothing: an unseen pair has probability 0
+    python bigram.py                                   # count the letter pairs of some words, and invent words
+    python bigram.py --dataset=names --neural --plot   # gradient descent finds the same table; a plot
+    python bigram.py --dataset=names --smoothing=mle   # no smoothing: an unseen pair has probability 0
 
-Read micrograd.py before and ngram.py after. A bigram model predicts the next token from the current one. Its table P
-has a row for each current token and a column for each next token. All later models predict the next token too, with the
-same loss, from longer contexts.
+Read micrograd.py before and ngram.py after. A bigram model predicts the next token from the current
+one. Its table P has a row for each current token and a column for each next token. All later models
+predict the next token too, with the same loss, from longer contexts.
 """
 
 import math
@@ -24,10 +24,10 @@ from prepare_data import Dataset, load, start_context
 from tokenizer import token_names
 
 CHUNK = 1 << 21  # tokens to count at a time, so memory does not grow with the text
-MAX_CELLS = 1 << 22  # of a table: larger ones are nearly empty, and ngram.py stores only the pairs that occur
+MAX_CELLS = 1 << 22  # of a table: larger ones are nearly empty; ngram.py stores what occurs
 TINY = np.finfo(float).tiny  # avoids division by zero
 
-# V: vocabulary size. N (V, V): counts. P (V, V): probabilities. W (V, V): weights of the neural bigram model.
+# V: vocabulary size. (V, V) each: N, counts; P, probabilities; W, weights of the neural model.
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Options:
 
 
 def count_bigrams(tokens: np.ndarray, V: int) -> np.ndarray:
-    """N (V, V): how often token j follows token i. The separator of documents is a token like the others."""
+    """N (V, V): how often token j follows token i. The separator is a token like the others."""
     N = np.zeros(V * V, dtype=np.int64)
     for begin in range(0, len(tokens) - 1, CHUNK):
         chunk = tokens[begin : begin + CHUNK + 1].astype(np.int64)
@@ -53,18 +53,21 @@ def count_bigrams(tokens: np.ndarray, V: int) -> np.ndarray:
 
 
 def probabilities(N: np.ndarray, alpha: float) -> np.ndarray:
-    """P[i, j] = (N[i, j] + alpha) / (sum of row i + alpha V): the probability that token j follows token i.
+    """P[i, j] = (N[i, j] + alpha) / (sum of row i + alpha V): the probability that token j follows
+    token i.
 
-    alpha = 0 is the maximum-likelihood estimate: no other table gives the training text a higher probability. (The row
-    of an unseen token is then zero.) The larger alpha, the closer each row is to the uniform distribution 1/V."""
+    alpha = 0 is the maximum-likelihood estimate: no other table gives the training text a higher
+    probability. (The row of an unseen token is then zero.) The larger alpha, the closer each row is
+    to the uniform distribution 1/V."""
     P = N + alpha
-    # keepdims (torch: keepdim) keeps the sums a column (V, 1). Without it, this would silently normalize the columns.
+    # keepdims (torch: keepdim) keeps the sums a column (V, 1); else this normalizes the columns
     return P / np.maximum(P.sum(axis=1, keepdims=True), TINY)
 
 
 def draw(p: np.ndarray, temperature: float, rng: np.random.Generator) -> int | None:
-    """Draw a token from probabilities p (V,), raised to 1 / temperature and normalized. Temperature 0 is greedy: it
-    takes the most likely token. Returns None if p is zero: without smoothing, nothing follows an unseen token."""
+    """Draw a token from probabilities p (V,), raised to 1 / temperature and normalized. Temperature
+    0 is greedy: it takes the most likely token. Returns None if p is zero: without smoothing,
+    nothing follows an unseen token."""
     if not p.any():
         return None
     if temperature == 0:
@@ -85,29 +88,30 @@ def sample(P: np.ndarray, token: int, separator: int | None, options, rng: np.ra
 
 
 def nll(P: np.ndarray, N: np.ndarray) -> float:
-    """The loss: -log P averaged over the tokens of a text, which are counted in N (as P), in nats per token."""
+    """The loss: the mean of -log P over the tokens of a text, counted in N, in nats per token."""
     seen = N > 0
-    with np.errstate(divide="ignore"):  # log 0 = -inf is right: a text with an impossible pair has probability 0
+    with np.errstate(divide="ignore"):  # log 0 = -inf is right: the text is impossible
         return float(-(N[seen] * np.log(P[seen])).sum() / N.sum())
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """log P (V, V), row by row. The logits after token i are one_hot(i) @ W, which is row i of W: so they are W."""
-    logits = logits - logits.max(axis=1, keepdims=True)  # changes no probability, and exp cannot overflow
+    """log P (V, V), row by row. The logits after token i, one_hot(i) @ W, are row i of W."""
+    logits = logits - logits.max(axis=1, keepdims=True)  # the same P, and no overflow
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
 def loss_and_gradient(W: np.ndarray, N: np.ndarray, weight_decay: float = 0.0) -> tuple[float, np.ndarray]:
-    """The mean loss over the tokens counted in N (V, V), and its gradient w.r.t. W, by an explicit formula. The cost
-    depends on the table size, not on the length of the text: the output depends only on the current token."""
+    """The mean loss over the tokens counted in N (V, V), and its gradient w.r.t. W, by an explicit
+    formula. The cost depends on the table size, not on the length of the text: the output depends
+    only on the current token."""
     log_p = log_softmax(W)
     loss = -(N * log_p).sum() / N.sum() + weight_decay * (W**2).mean()
-    dW = (N.sum(axis=1, keepdims=True) * np.exp(log_p) - N) / N.sum()  # predicted minus observed frequency
+    dW = (N.sum(axis=1, keepdims=True) * np.exp(log_p) - N) / N.sum()  # predicted - observed
     return float(loss), dW + weight_decay * 2 * W / W.size
 
 
 def gradient_descent(loss_and_gradient: Callable, W: np.ndarray, rate: np.ndarray, log: bool) -> np.ndarray:
-    """Full-batch gradient descent with momentum, until 100 steps lower the loss by less than 0.0001. Returns W."""
+    """Full-batch gradient descent with momentum, until 100 steps gain less than 0.0001: W."""
     velocity, previous = 0, math.inf
     for step in count():
         loss, dW = loss_and_gradient(W)
@@ -122,10 +126,12 @@ def gradient_descent(loss_and_gradient: Callable, W: np.ndarray, rate: np.ndarra
 
 
 def train_neural(N: np.ndarray, weight_decay: float = 0.0, log: bool = False) -> np.ndarray:
-    """Train the neural bigram model on counts N (V, V), from W = 0, the uniform distribution. Returns W.
+    """Train the neural bigram model on counts N (V, V), from W = 0, the uniform distribution.
+    Returns W.
 
-    The row of a rare token has small gradients, so it takes large steps: the learning rate is one over a bound on the
-    curvature (Böhning 1992: for a softmax, at most 1/2), which suits any data."""
+    The row of a rare token has small gradients, so it takes large steps: the learning rate is one
+    over a bound on the curvature (Böhning 1992: for a softmax, at most 1/2), which suits any
+    data."""
     frequency = N.sum(axis=1, keepdims=True) / N.sum()
     rate = 1 / np.maximum(frequency / 2 + 2 * weight_decay / N.size, TINY)  # (V, 1)
     return gradient_descent(lambda W: loss_and_gradient(W, N, weight_decay), np.zeros(N.shape), rate, log)
@@ -142,9 +148,10 @@ def print_corner(N: np.ndarray, P: np.ndarray, data: Dataset) -> None:
     top, names = most_frequent(N, 10, data)
     corner = np.ix_(top, top)
     counts, percent = N[corner].astype(str), np.char.mod("%.1f", 100 * P[corner])
+    shown = f"({len(top)} most frequent of {len(N)})"
     for title, cells in (
-        (f"N[i, j]: how often column token j follows row token i ({len(top)} most frequent of {len(N)})", counts),
-        ("P[i, j]: probability of column token j after row token i, in percent (each full row sums to 100)", percent),
+        (f"N[i, j]: how often column token j follows row token i {shown}", counts),
+        ("P[i, j]: probability of column token j after row token i, in percent (full rows sum to 100)", percent),
     ):
         print(f"\n{title}")
         print_table([["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))])
@@ -161,18 +168,18 @@ def evaluate(P: np.ndarray, counts: dict[str, np.ndarray], data: Dataset, option
 
 
 def report(samples: Iterable[list[int]], losses: dict[str, float], impossible: dict, data: Dataset) -> None:
-    """Print samples and losses, and why a loss is infinite: impossible[split] (., n), n-grams with probability 0."""
+    """Print samples and losses, and a reason for an infinite one, of impossible n-grams (., n)."""
     print_samples(map(data.tokenizer.decode, samples), lines=data.separator is not None)
     print_losses(data, losses)
     for split, grams in impossible.items():
         if len(grams):
             *x, y = grams[0].tolist()
             unseen = f"{data.tokenizer.decode([y])!r} after {data.tokenizer.decode(x)!r} never occurs in train"
-            print(f"{split} loss is infinite: {unseen}, so its probability is 0; use another --smoothing")
+            print(f"{split} loss is infinite: {unseen}: probability 0; use another --smoothing")
 
 
 def compare_neural(N: np.ndarray, W: np.ndarray, val: np.ndarray) -> None:
-    """Compare the trained network with the counts N that it was trained on, and weight decay with smoothing."""
+    """Compare the trained network with the counts N, and weight decay with smoothing."""
     seen = N.any(axis=1)
     counted, learned = probabilities(N, alpha=0), np.exp(log_softmax(W))
     gap = abs(counted - learned)[seen]

@@ -3,9 +3,10 @@
     python micrograd.py             # a tour in five parts; takes five to ten seconds
     python micrograd.py --plot      # also plot the decision boundary between the two moons
 
-Read bigram.py next. Training asks of each weight: if I nudge it, how much does the loss change? The answer is a
-derivative, and the chain rule gives it for any expression of +, *, tanh and the like. PyTorch's autograd is the same
-idea with tensors instead of numbers. (The lecture: Karpathy 2022, "building micrograd".)
+Read bigram.py next. Training asks of each weight: if I nudge it, how much does the loss change? The
+answer is a derivative, and the chain rule gives it for any expression of +, *, tanh and the like.
+PyTorch's autograd is the same idea with tensors instead of numbers. (The lecture: Karpathy 2022,
+"building micrograd".)
 """
 
 import math
@@ -22,13 +23,15 @@ OUT = Path("out", "micrograd")  # the folder for the graph and the plot
 
 
 class Value:
-    """A number (`data`) that remembers which Values it was computed from (`parents`), by which operation (`op`), and
-    its derivative with respect to each of them (`local_grads`). The chain rule needs no more to compute `grad`.
+    """A number (`data`) that remembers which Values it was computed from (`parents`), by which
+    operation (`op`), and its derivative with respect to each of them (`local_grads`). The chain
+    rule needs no more to compute `grad`.
 
-    Plain numbers may stand on either side of an operator; anything else raises TypeError. As in Python's math, log(0)
-    and 0 ** -1 raise ValueError, exp(1000) raises OverflowError, and x / 0 raises ZeroDivisionError."""
+    Plain numbers may stand on either side of an operator; anything else raises TypeError. As in
+    Python's math, log(0) and 0 ** -1 raise ValueError, exp(1000) raises OverflowError, and x / 0
+    raises ZeroDivisionError."""
 
-    __slots__ = ("data", "grad", "local_grads", "op", "parents")  # no dictionary per Value: smaller and faster
+    __slots__ = ("data", "grad", "local_grads", "op", "parents")  # no dict: faster
 
     def __init__(self, data: float, op: str = "", parents: tuple = (), local_grads: tuple = ()):
         if not isinstance(data, (float, int, Real)):  # Real includes the numbers of numpy
@@ -39,7 +42,7 @@ class Value:
     def __repr__(self) -> str:
         return f"Value(data={self.data:.6g}, grad={self.grad:.6g})"
 
-    # Each operation gives its result, its name, its operands, and the derivative with respect to each operand.
+    # Each operation gives its result, name and operands, and the derivative w.r.t. each operand.
     def __add__(self, other):
         other = other if isinstance(other, Value) else Value(other)
         return Value(self.data + other.data, "+", (self, other), (1.0, 1.0))
@@ -80,7 +83,7 @@ class Value:
         e = math.exp(-abs(self.data))  # at most 1: it cannot overflow
         return Value((1 if self.data > 0 else e) / (1 + e), "sigmoid", (self,), (e / (1 + e) ** 2,))
 
-    # The other operators reuse these. Python calls the ones with an r if the left operand is a plain number.
+    # The other operators reuse these. Those with an r are for a plain number on the left.
     __neg__ = lambda self: self * -1
     __radd__, __rmul__ = __add__, __mul__
     __rsub__ = lambda self, other: Value(other) - self
@@ -88,8 +91,9 @@ class Value:
     __rpow__ = lambda self, base: (self * Value(base).log()).exp()
 
     def graph(self) -> list["Value"]:
-        """Return every Value that this one depends on in topological order: each after its parents, this one last.
-        A loop instead of recursion, because a graph may be deeper than Python's limit of about 1,000 nested calls."""
+        """Return every Value that this one depends on in topological order: each after its parents,
+        this one last. A loop instead of recursion, because a graph may be deeper than Python's
+        limit of about 1,000 nested calls."""
         order, seen, stack = [], set(), [(self, False)]
         while stack:
             v, expanded = stack.pop()
@@ -103,10 +107,11 @@ class Value:
         return order
 
     def backward(self) -> None:
-        """Compute v.grad, the derivative of this Value with respect to v, for each Value v in the graph. Chain rule:
-        dL/dx is the sum of dL/dy * dy/dx over all y computed directly from x. So a Value needs its whole gradient
-        before it passes it on to its parents: the order is topological, reversed. As in PyTorch, the gradients of
-        leaves accumulate over several calls, until zero_grad; the others start from zero in each call."""
+        """Compute v.grad, the derivative of this Value with respect to v, for each Value v in the
+        graph. Chain rule: dL/dx is the sum of dL/dy * dy/dx over all y computed directly from x. So
+        a Value needs its whole gradient before it passes it on to its parents: the order is
+        topological, reversed. As in PyTorch, the gradients of leaves accumulate over several calls,
+        until zero_grad; the others start from zero in each call."""
         order = self.graph()
         for v in order:
             if v.parents:
@@ -114,7 +119,7 @@ class Value:
         self.grad += 1.0  # dL/dL
         for v in reversed(order):
             for i, parent in enumerate(v.parents):
-                parent.grad += v.grad * v.local_grads[i]  # += instead of =: a Value may be used more than once
+                parent.grad += v.grad * v.local_grads[i]  # +=: a Value may be used twice
 
 
 def zero_grad(parameters: list[Value]) -> None:
@@ -132,14 +137,15 @@ def sgd_step(loss: Value, parameters: list[Value], learning_rate: float) -> None
 
 
 def numeric_grad(f: Callable, x: list[float], h: float = 1e-5) -> list[float]:
-    """Estimate the derivatives of f(*x) by (f(x + h) - f(x - h)) / 2h. The error is of order h^2, plus rounding / h."""
+    """Estimate the derivatives of f(*x): (f(x + h) - f(x - h)) / 2h, which errs by order h^2."""
     shifted = lambda i, h: f(*map(Value, [*x[:i], x[i] + h, *x[i + 1 :]])).data
     return [(shifted(i, h) - shifted(i, -h)) / (2 * h) for i in range(len(x))]
 
 
 def draw(value: Value, /, **names: Value) -> str:
-    """Return the graph of a Value in Graphviz's DOT language, with names for some boxes: draw(L, w1=w1). An arrow shows
-    a local derivative: the grad in a box is the sum, over its outgoing arrows, of that times the grad at the end."""
+    """Return the graph of a Value in Graphviz's DOT language, with names for some boxes: draw(L,
+    w1=w1). An arrow shows a local derivative: the grad in a box is the sum, over its outgoing
+    arrows, of that times the grad at the end."""
     name_of = {v: name for name, v in names.items()}
     ids = {v: i for i, v in enumerate(reversed(value.graph()))}
     lines = ["digraph {", "  rankdir=LR; node [shape=record];"]
@@ -231,7 +237,7 @@ def derivatives() -> None:
 
 
 def two_moons(n: int, noise: float = 0.1) -> list[tuple[list[float], int]]:
-    """Return n points (x, y) around two interleaving half circles, and the moon of each: 1 or -1."""
+    """n points (x, y) around two interleaving half circles, and the moon of each: 1 or -1."""
     points = []
     for i in range(n):
         moon, angle = (-1 if i % 2 else 1), random.uniform(0, math.pi)
@@ -261,7 +267,7 @@ def network(plot: bool) -> None:
 
 
 def decision_surface(mlp: MLP, width: int, height: int) -> tuple[list[float], list[float], list[list[float]]]:
-    """Return a grid around the moons: its `width` x and `height` y coordinates, and for each y a row of P(moon 1)."""
+    """A grid around the moons: its x and its y coordinates, and for each y a row of P(moon 1)."""
     xs = [-1.5 + 4 * (i + 0.5) / width for i in range(width)]
     ys = [-1 + 2.5 * (i + 0.5) / height for i in range(height)]
     return xs, ys, [[mlp([x, y])[0].sigmoid().data for x in xs] for y in ys]

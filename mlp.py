@@ -1,18 +1,20 @@
 """Part 2: a neural network that learns which tokens are similar, and what it takes to train it.
 
-    python mlp.py                                           # half a minute: train on words, sample new ones
-    python mlp.py --init=naive --max_iters=20000 --plot     # a bad initialization: what it costs, and where it shows
-    python mlp.py --backward=manual --fold                  # backpropagation by hand; batch norm folded away at the end
+    python mlp.py                                        # half a minute: train on words, sample new ones
+    python mlp.py --init=naive --max_iters=20000 --plot  # a bad initialization, and what shows it
+    python mlp.py --backward=manual --fold               # backpropagation by hand; batch norm folded away
 
-Read ngram.py before and cells.py after. An n-gram table learns nothing about one context from another. The network of
-Bengio et al. (2003) looks up a learned vector for each context token, its embedding. Similar tokens get similar
-embeddings, so the network generalizes to contexts it has never seen (Karpathy 2022, "Building makemore" parts 2 to 4):
+Read ngram.py before and cells.py after. An n-gram table learns nothing about one context from
+another. The network of Bengio et al. (2003) looks up a learned vector for each context token, its
+embedding. Similar tokens get similar embeddings, so the network generalizes to contexts it has
+never seen (Karpathy 2022, "Building makemore" parts 2 to 4):
 
     logits = tanh(batchnorm([C[x1] C[x2] C[x3]] W1)) W2 + b2
 
-It can start confidently wrong, its tanh units can saturate, and its layers can learn too fast or too slowly: this file
-shows a statistic and a fix for each. Its limitation: W1 has separate rows for each position, so nothing is shared
-between positions, and the network sees no further back. Solutions: a state (cells.py), or attention (model.py).
+It can start confidently wrong, its tanh units can saturate, and its layers can learn too fast or
+too slowly: this file shows a statistic and a fix for each. Its limitation: W1 has separate rows for
+each position, so nothing is shared between positions, and the network sees no further back.
+Solutions: a state (cells.py), or attention (model.py).
 """
 
 import math
@@ -32,11 +34,11 @@ import console
 from console import Positive, UserError, parse, print_table, progress
 from prepare_data import Dataset, load, start_context
 
-EVAL_TOKENS = 2_000_000  # the final losses are computed on the first tokens of a split, up to this many
+EVAL_TOKENS = 2_000_000  # of a split, for the final losses: its first ones
 MAX_ACTIVATIONS = 1 << 22  # numbers in the largest tensor during evaluation
 SATURATED = 0.97  # beyond it, the derivative of tanh is below 0.06
-# Shapes: B examples in a batch, T tokens of context, V tokens in the vocabulary, C = n_embd, H = n_hidden.
-# Layers: given dout, the gradient w.r.t. the output, backward() sets p.grad and returns the gradient w.r.t. the input.
+# B: examples in a batch, T: tokens of context, V: vocabulary size, C = n_embd, H = n_hidden. Given
+# dout, the gradient w.r.t. a layer's output, its backward() sets p.grad and returns that of x.
 
 
 @dataclass
@@ -46,13 +48,13 @@ class Options:
     n_embd: Positive = 10  # embedding dimension
     n_hidden: Positive = 200  # units per hidden layer
     n_layer: Positive = 1  # number of hidden layers
-    init: Literal["kaiming", "scaled_output", "naive"] = "kaiming"  # naive: N(0, 1); scaled_output: small last layer
+    init: Literal["kaiming", "scaled_output", "naive"] = "kaiming"  # naive: N(0, 1)
     batchnorm: bool = None  # batch normalization before each tanh (default: true with --init=kaiming)
     max_iters: int = 0  # training steps (0: 60000, or 4000 with --find_lr)
     batch_size: Positive = 32  # examples per step
     learning_rate: float = 0.0  # learning rate (0: batch_size / 320, at most 0.8)
     find_lr: bool = False  # instead of training: suggest a learning rate from 0.001 to 1
-    backward: Literal["autograd", "manual"] = "autograd"  # gradients; manual: by the backward() of each layer
+    backward: Literal["autograd", "manual"] = "autograd"  # manual: by each layer's backward()
     fold: bool = False  # fold batch norm into the linear layers after training
     plot: bool = False  # draw training.png, or find_lr.png, into out/mlp_<dataset>/
     num_samples: int = 20  # number of samples to generate
@@ -67,18 +69,19 @@ class Options:
         self.learning_rate = self.learning_rate or min(self.batch_size / 320, 0.8)
 
 
-def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return X (B, T), the T tokens before each index in `at` (B,), 1 or higher, and Y (B,), the token there, in int64.
-    For emma, T = 3, with a dot for the separator: '...' -> e, '..e' -> m, '.em' -> m, 'emm' -> a, 'mma' -> '.'."""
-    X = tokens[np.maximum(at[:, None] + np.arange(-T, 0), 0)].astype(np.int64)  # padded with the first token
+def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple:
+    """Return X (B, T), the T tokens before each index in `at` (B,), 1 or higher, and Y (B,), the
+    token there, in int64. For emma, T = 3, with a dot for the separator: '...' -> e, '..e' -> m,
+    '.em' -> m, 'emm' -> a, 'mma' -> '.'."""
+    X = tokens[np.maximum(at[:, None] + np.arange(-T, 0), 0)].astype(np.int64)  # at first: the first token
     if separator is not None:
-        ended = np.logical_or.accumulate((separator == X)[:, ::-1], axis=1)[:, ::-1]  # one here, or later in the row
+        ended = np.logical_or.accumulate((separator == X)[:, ::-1], axis=1)[:, ::-1]  # here, or later
         X[ended] = separator
     return torch.from_numpy(X), torch.from_numpy(tokens[at].astype(np.int64))
 
 
 def batches(data: Dataset, B: int, T: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield random training examples X (B, T) and Y (B,), forever. Many are looked up at once, which is faster."""
+    """Yield random training examples X (B, T) and Y (B,), forever; many are looked up at once."""
     rng = np.random.default_rng(seed)
     while True:
         at = rng.integers(1, len(data.train), size=B * max(1, 2**18 // (B * T)))
@@ -87,7 +90,7 @@ def batches(data: Dataset, B: int, T: int, seed: int) -> Iterator[tuple[torch.Te
 
 
 class Embedding:
-    """Look up a row of C for each token of the context, and concatenate the rows: X (B, T) -> (B, T C)."""
+    """Look up a row of C for each token, and concatenate these rows: X (B, T) -> (B, T C)."""
 
     def __init__(self, C: torch.Tensor):
         self.C = C
@@ -98,7 +101,7 @@ class Embedding:
         return self.C[X].flatten(1)
 
     def backward(self, dout: torch.Tensor) -> None:
-        # a row's gradient is the sum over all positions of its token; token ids, being discrete, have none
+        # a row's gradient is the sum over all positions of its token; token ids have none
         rows = dout.reshape(-1, self.C.shape[1])  # (B T, C)
         self.C.grad = torch.zeros_like(self.C).index_add_(0, self.X.flatten(), rows)
 
@@ -115,7 +118,7 @@ class Linear:
         return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
     def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        # W[i, j] takes x[b, i] to out[b, j] for every b: its gradient is the sum of x[b, i] dout[b, j] over b
+        # W[i, j] takes x[b, i] to out[b, j] for all b: its gradient is the sum of x[b, i] dout[b, j]
         self.weight.grad = self.x.T @ dout  # (fan_in, B) @ (B, fan_out)
         if self.bias is not None:
             self.bias.grad = dout.sum(0)  # the bias is added to every row
@@ -123,32 +126,33 @@ class Linear:
 
 
 class BatchNorm:
-    """Compute gain (x - mean) / std + bias: (B, H) -> (B, H), separately for each unit (Ioffe and Szegedy 2015).
-    Training uses the mean and std of the batch, evaluation their running averages."""
+    """Compute gain (x - mean) / std + bias: (B, H) -> (B, H), separately for each unit (Ioffe and
+    Szegedy 2015). Training uses those of the batch, evaluation running averages."""
 
     def __init__(self, H: int, eps: float = 1e-5, momentum: float = 0.01):
         self.gain, self.bias = torch.ones(H), torch.zeros(H)
         self.parameters = [self.gain, self.bias]
         self.running_mean, self.running_var = torch.zeros(H), torch.ones(H)
-        self.eps, self.momentum = eps, momentum  # eps: no division by zero; momentum: weight of the newest batch
+        self.eps, self.momentum = eps, momentum  # momentum: weight of the newest batch
         self.training = True
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         mean = x.mean(0) if self.training else self.running_mean  # (H)
         centered = x - mean
-        var = centered.square().mean(0) if self.training else self.running_var  # x.var(0) takes ten times as long
+        var = centered.square().mean(0) if self.training else self.running_var  # x.var(0) is slow
         if self.training:
             with torch.no_grad():
                 self.running_mean.lerp_(mean, self.momentum)
-                self.running_var.lerp_(var * (len(x) / (len(x) - 1)), self.momentum)  # divided by B - 1, as in PyTorch
+                unbiased = var * (len(x) / (len(x) - 1))  # as in PyTorch
+                self.running_var.lerp_(unbiased, self.momentum)
         self.inverse_std = (var + self.eps).rsqrt()
         self.xhat = centered * self.inverse_std
         return self.gain * self.xhat + self.bias
 
     def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        # Each x affects its own output and, through mean and variance, those of the whole batch. All paths together:
-        #   dx = gain / std (dout - mean(dout) - xhat mean(dout xhat))
-        # The means are there because shifting all x, or scaling them around their mean, changes no output.
+        # Each x affects its own output and, through mean and variance, those of the whole batch.
+        # All paths together:   dx = gain / std (dout - mean(dout) - xhat mean(dout xhat)) The means
+        # are there because shifting all x, or scaling them around their mean, changes no output.
         self.gain.grad, self.bias.grad = (dout * self.xhat).sum(0), dout.sum(0)
         common = (self.bias.grad + self.xhat * self.gain.grad) / len(dout)
         return self.gain * self.inverse_std * (dout - common)
@@ -164,7 +168,7 @@ class Tanh:
         return self.out
 
     def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        return dout * (1 - self.out**2)  # the derivative is nearly 0 if the unit is saturated: no gradient flows back
+        return dout * (1 - self.out**2)  # nearly 0 if the unit is saturated: no gradient
 
 
 class MLP:
@@ -180,10 +184,11 @@ class MLP:
         return x
 
     def backward(self, Y: torch.Tensor) -> None:
-        """Set p.grad of every parameter. The loss is the mean of log(sum of exp(logits)) - logits[Y], for targets Y."""
-        # d loss / d logits = softmax(logits) - one_hot(Y): a step raises the correct logit and lowers the others
+        """Set p.grad of every parameter, of the mean of log(sum(exp(logits))) - logits[Y]."""
+        # d loss / d logits = softmax(logits) - one_hot(Y): a step raises the correct logit and
+        # lowers the others
         logits = self.layers[-1].out
-        dout = (logits.softmax(1) - F.one_hot(Y, logits.shape[1])) / len(Y)  # (B, V); each row sums to 0
+        dout = (logits.softmax(1) - F.one_hot(Y, logits.shape[1])) / len(Y)  # (B, V)
         for layer in reversed(self.layers):
             layer.dout = dout
             dout = layer.backward(dout)
@@ -193,23 +198,27 @@ class MLP:
 
     def train(self, mode: bool) -> None:
         for layer in self.layers:
-            layer.training = mode  # batch norm: statistics of the batch (True), or running averages (False)
+            layer.training = mode  # batch norm: the batch's statistics, or averages
 
 
 def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: str, batchnorm: bool, seed: int) -> MLP:
     """Build the network. Its initial weights are drawn from N(0, 1) and, depending on init, scaled.
-    naive: not at all. Logits have a standard deviation (std) of about sqrt(H), so the softmax is confidently wrong.
-    scaled_output: the last layer is scaled down, so the first prediction is nearly uniform.
-    kaiming: the layers before it are also scaled, by 5/3 / sqrt(fan_in): a sum over fan_in inputs gets the std of one
+    naive: not at all. Logits have a standard deviation (std) of about sqrt(H), so the softmax is
+    confidently wrong. scaled_output: the last layer is scaled down, so the first prediction is
+    nearly uniform. kaiming: the layers before it are also scaled, by 5/3 / sqrt(fan_in): a sum over
+    fan_in inputs gets the std of one
       input (He et al. 2015); tanh shrinks the std of N(0, 1) by 1.59, and the gain 5/3 (PyTorch's) compensates."""
     generator = torch.Generator().manual_seed(seed)
     layers = [Embedding(torch.randn(V, n_embd, generator=generator))]
     for i, (fan_in, fan_out) in enumerate(pairwise([T * n_embd, *[n_hidden] * n_layer, V])):
-        weight, bias = torch.randn(fan_in, fan_out, generator=generator), torch.randn(fan_out, generator=generator)
+        weight = torch.randn(fan_in, fan_out, generator=generator)
+        bias = torch.randn(fan_out, generator=generator)
         last = i == n_layer
         if init == "kaiming" or (init == "scaled_output" and last):
-            weight, bias = weight * (0.1 if last else 5 / 3) / math.sqrt(fan_in), torch.zeros(fan_out)
-        # batch norm subtracts the mean, and with it any bias (its gradient would be 0); it has a bias of its own
+            weight = weight * (0.1 if last else 5 / 3) / math.sqrt(fan_in)
+            bias = torch.zeros(fan_out)
+        # batch norm subtracts the mean, and with it any bias (its gradient would be 0); it has a
+        # bias of its own
         layers.append(Linear(weight, None if batchnorm and not last else bias))
         if not last:
             layers += [BatchNorm(fan_out), Tanh()] if batchnorm else [Tanh()]
@@ -218,20 +227,21 @@ def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: s
 
 @torch.no_grad()
 def fold_batchnorm(model: MLP) -> MLP:
-    """Return the same function without batch norm, which in evaluation is linear, as is the layer before it:
-    gain (x W - mean) / std + bias  =  x (W gain / std) + (bias - mean gain / std)"""
+    """Return the same function without batch norm, which in evaluation is linear, as is the layer
+    before it: gain (x W - mean) / std + bias = x (W gain / std) + (bias - mean gain / std)"""
     layers = []
     for layer in model.layers:
         if isinstance(layer, BatchNorm):
-            scale = layer.gain / (layer.running_var + layer.eps).sqrt()  # (H): a factor for each column of W
+            scale = layer.gain / (layer.running_var + layer.eps).sqrt()  # (H)
             layer = Linear(layers.pop().weight * scale, layer.bias - layer.running_mean * scale)
         layers.append(layer)
     return MLP(layers)
 
 
-def gradients(model: MLP, X: torch.Tensor, Y: torch.Tensor, manual: bool, compare: bool = False) -> tuple[float, float]:
-    """Set p.grad of every parameter, by MLP.backward() or by autograd. Returns the loss of the batch in nats per token
-    and, if compare, the maximum difference between both gradients, relative to the largest one in each tensor."""
+def gradients(model: MLP, X: torch.Tensor, Y: torch.Tensor, manual: bool, compare: bool = False) -> tuple:
+    """Set p.grad of every parameter, by MLP.backward() or by autograd. Returns the loss of the
+    batch in nats per token and, if compare, the maximum difference between both gradients, relative
+    to the largest one in each tensor."""
     difference = torch.tensor(0.0)
     with torch.set_grad_enabled(compare or not manual):
         loss = F.cross_entropy(model(X), Y)
@@ -256,12 +266,12 @@ def sgd_step(model: MLP, lr: float) -> None:
 
 
 def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
-    """Train the model; print losses and layer statistics. Returns the history that plots.mlp_training draws."""
+    """Train the model; print losses and layer statistics. Returns what plots.mlp_training draws."""
     losses, ratios, manual = [], [], options.backward == "manual"
     steps, logged, began = options.max_iters, 0, time.perf_counter()
     stream = batches(data, options.batch_size, options.block_size, options.seed)
     for step, (X, Y) in enumerate(islice(stream, steps), 1):
-        lr = options.learning_rate * min(1.0, 2 * (steps - step + 1) / steps)  # constant, then linear decay towards 0
+        lr = options.learning_rate * min(1.0, 2 * (steps - step + 1) / steps)  # constant, then to 0
         loss, difference = gradients(model, X, Y, manual, compare=step in (1, steps))
         losses.append(loss)
         if not math.isfinite(loss):
@@ -289,7 +299,7 @@ def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
 
 @torch.no_grad()
 def evaluate(model: MLP, tokens: np.ndarray, T: int, separator: int | None) -> float:
-    """Return the loss over all tokens but the first, in nats per token. Batch norm uses its running averages."""
+    """The loss over all tokens but the first, in nats per token, with batch norm's averages."""
     model.train(False)
     rows = max(1, MAX_ACTIVATIONS // max(max(p.shape) for p in model.parameters))
     show = progress("evaluating", len(tokens), "tokens")
@@ -302,8 +312,9 @@ def evaluate(model: MLP, tokens: np.ndarray, T: int, separator: int | None) -> f
 
 
 def find_lr(model: MLP, data: Dataset, options) -> float:
-    """Run the learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1, at 25 rates,
-    8 per factor of 10. Print the mean loss at each rate. Returns the rate with the lowest smoothed loss."""
+    """Run the learning-rate range test (Smith 2017): train while the learning rate grows from 0.001
+    to 1, at 25 rates, 8 per factor of 10. Print the mean loss at each rate. Returns the rate with
+    the lowest smoothed loss."""
     rates, losses = np.geomspace(1e-3, 1, 25), np.zeros(25)
     steps = max(1, options.max_iters // 25)  # at each rate
     stream = batches(data, options.batch_size, options.block_size, options.seed)
@@ -333,7 +344,7 @@ def find_lr(model: MLP, data: Dataset, options) -> float:
 
 @torch.no_grad()
 def update_to_data(model: MLP, lr: float) -> dict[str, float]:
-    """Return log10 of update size / weight size, std(lr W.grad) / std(W), of each matrix, named as in the lecture."""
+    """log10 of std(lr W.grad) / std(W) of each matrix, named as in the lecture."""
     matrices = [layer.parameters[0] for layer in model.layers if isinstance(layer, (Embedding, Linear))]
     ratios = [lr * W.grad.std(correction=0) / W.std(correction=0) for W in matrices]
     return {f"W{i}" if i else "C": ratio.log10().item() for i, ratio in enumerate(ratios)}
@@ -341,7 +352,7 @@ def update_to_data(model: MLP, lr: float) -> dict[str, float]:
 
 @torch.no_grad()
 def layer_statistics(model: MLP, when: str, difference: float, learning_rate: float) -> list[tuple]:
-    """Print activations and gradients of each layer for the last batch. Returns those of tanh layers, both (B, H)."""
+    """Print each layer's activations and gradients, last batch. Returns tanh's, both (B, H)."""
     rows = [["layer", "mean", "std", "saturated", "dead", "gradient std", "grad:data", "update:data"]]
     ratios = iter(update_to_data(model, 1.0).items())
     for layer in model.layers:

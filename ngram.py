@@ -1,14 +1,14 @@
 """Part 1, continued: longer contexts, sparse counts, and Kneser-Ney smoothing.
 
-    python ngram.py                                         # count groups of three letters, and invent words
-    python ngram.py --dataset=names --neural --plot         # a neural network with the same context; a plot
-    python ngram.py --dataset=names --n=6 --smoothing=kneser-ney --discount=0.85        # how far counting goes
+    python ngram.py                                    # count groups of three letters, and invent words
+    python ngram.py --dataset=names --neural --plot    # a network with the same context; a plot
+    python ngram.py --dataset=names --n=6 --smoothing=kneser-ney --discount=0.85
 
-Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens before it. Its table has
-V^n cells for a vocabulary of V tokens (27^6 is 387 million), most of them empty, so only the n-grams that occur are
-stored. Kneser-Ney smoothing interpolates with shorter contexts: on names it lowers the loss from the bigram's 2.45 nats
-per token to 1.98 (the lecture's MLP: 2.10, a larger one: 1.99). But counts after "emil" say nothing about "emel":
-mlp.py generalizes.
+Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens
+before it. Its table has V^n cells for a vocabulary of V tokens (27^6 is 387 million), most of them
+empty, so only the n-grams that occur are stored. Kneser-Ney smoothing interpolates with shorter
+contexts: on names it lowers the loss from the bigram's 2.45 nats per token to 1.98 (the lecture's
+MLP: 2.10, a larger one: 1.99). But counts after "emil" say nothing about "emel": mlp.py does that.
 """
 
 import time
@@ -24,8 +24,8 @@ import bigram
 from console import Fraction, Positive, UserError, parse, print_result, progress, run
 from prepare_data import Dataset, load, start_context
 
-# V: vocabulary size. U: number of distinct n-grams or contexts. An n-gram is a context of n - 1 tokens and one more.
-Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> the probability of the last token of each, (U,)
+# V: vocabulary size. U: number of n-grams, or contexts. An n-gram is a context and one more token.
+Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their last tokens (U,)
 
 
 @dataclass
@@ -37,16 +37,16 @@ class Options(bigram.Options):
 
 
 def count_ngrams(tokens: np.ndarray, n: int, separator: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct n-grams of a text, sorted, (U, n), and how often each occurs, (U,). Each token but the first ends
-    one. A document starts with n - 1 separators, so no n-gram reaches across two; a text without documents starts with
-    n - 1 copies of its first token."""
+    """The distinct n-grams of a text, sorted, (U, n), and how often each occurs, (U,). Each token
+    but the first ends one. A document starts with n - 1 separators, so no n-gram reaches across
+    two; a text without documents starts with n - 1 copies of its first token."""
     grams, counts = np.empty((0, n), dtype=tokens.dtype), np.empty(0, dtype=np.int64)
     show = progress("counting", len(tokens), "tokens")
-    for begin in range(1, len(tokens), bigram.CHUNK):  # memory grows with the distinct n-grams, not with the text
+    for begin in range(1, len(tokens), bigram.CHUNK):  # in parts, to save memory
         chunk = tokens[np.maximum(np.arange(begin - n + 1, min(begin + bigram.CHUNK, len(tokens))), 0)]
         windows = np.lib.stride_tricks.sliding_window_view(chunk, n).copy()  # (up to CHUNK, n)
         if separator is not None:
-            for k in reversed(range(n - 2)):  # a separator in the context replaces all tokens before it
+            for k in reversed(range(n - 2)):  # nothing before a separator counts
                 windows[windows[:, k + 1] == separator, k] = separator
         counts = np.append(counts, np.ones(len(windows), dtype=np.int64))
         grams, counts = sum_by_row(np.concatenate([grams, windows]), counts)
@@ -55,7 +55,7 @@ def count_ngrams(tokens: np.ndarray, n: int, separator: int | None) -> tuple[np.
 
 
 def sum_by_row(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct rows of (N, n), sorted, (U, n), and for each of them the sum of its weights, (U,)."""
+    """The distinct rows of (N, n), sorted, (U, n), and the sum of the weights of each, (U,)."""
     order = np.lexsort(rows.T[::-1])
     rows = rows[order]
     firsts = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
@@ -63,9 +63,10 @@ def sum_by_row(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 class NGrams:
-    """The k-grams of a text for k = 1 ... n, as sorted arrays: unseen ones take no memory. The id of a context is its
-    index in contexts[k], where it is one integer: id of its k - 1 newest tokens * V + its oldest token. A k-gram is
-    id of its context * V + its last token. V^n never appears, so nothing overflows."""
+    """The k-grams of a text for k = 1 ... n, as sorted arrays: unseen ones take no memory. The id
+    of a context is its index in contexts[k], where it is one integer: id of its k - 1 newest tokens
+    * V + its oldest token. A k-gram is id of its context * V + its last token. V^n never appears,
+    so nothing overflows."""
 
     def __init__(self, grams: np.ndarray, counts: np.ndarray, V: int, separator: int | None):
         self.V, self.separator = V, separator
@@ -76,19 +77,20 @@ class NGrams:
             self.contexts.append(context)
         keys, order = np.unique(ids * V + grams[:, -1], return_index=True)
         counts = counts[order]
-        self.orders = []  # for k = 1 ... n: k-grams, their counts; per context: sum of counts, number of next tokens
+        self.orders = []  # for each k: k-grams, counts; per context: sum, and number of next tokens
         for context in reversed(self.contexts):
             ids, last = np.divmod(keys, V)
             numbers = (counts, np.bincount(ids, counts), np.bincount(ids))
             self.orders.insert(0, (keys, *(np.append(array, 0) for array in numbers)))  # index -1: unseen, 0
-            # Below the highest order, Kneser-Ney uses continuation counts: the number of distinct tokens a k-gram
-            # follows, not how often it occurs. "Francisco" is frequent, but it follows only "San".
+            # Below the highest order, Kneser-Ney uses continuation counts: the number of distinct
+            # tokens a k-gram follows, not how often it occurs. "Francisco" is frequent, but it
+            # follows only "San".
             shorter = context[ids] // V  # the id of each context without its oldest token
             keys, counts = np.unique(shorter * V + last, return_counts=True)
 
     def look_up(self, grams: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For k = 1 ... n: how often the last k tokens of n-grams (U, n) occur and, for the context of these, the sum
-        of counts and the number of distinct next tokens. (U,) each, 0 if unseen."""
+        """For k = 1 ... n: how often the last k tokens of n-grams (U, n) occur and, for the context
+        of these, the sum of counts and the number of next tokens. (U,) each, 0 if unseen."""
         ids = np.zeros(len(grams), dtype=np.int64)
         for k, (keys, counts, totals, followers) in enumerate(self.orders):
             ids = index_of(self.contexts[k], ids * self.V + grams[:, -1 - k]) if k > 0 else ids
@@ -101,17 +103,19 @@ class NGrams:
         return (count + alpha) / np.maximum(total + alpha * self.V, bigram.TINY)
 
     def kneser_ney(self, grams: np.ndarray, discount: float) -> np.ndarray:
-        """Interpolated Kneser-Ney (Kneser and Ney 1995; Chen and Goodman 1998) for n-grams (U, n): (U,).
+        """Interpolated Kneser-Ney (Kneser, Ney 1995; Chen, Goodman 1998) for n-grams (U, n): (U,).
 
-        Subtract d from every count and give the freed probability to the lower-order model (the context without its
-        oldest token), recursively down to the uniform distribution 1/V. For a context x, shortened to x',
+        Subtract d from every count and give the freed probability to the lower-order model (the
+        context without its oldest token), recursively down to the uniform distribution 1/V. For a
+        context x, shortened to x',
             P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')
-        A document starts with n - 1 separators, so "...a", "..a" and ".a" are one context. The shorter ones follow only
-        separators, so their continuation counts would all be 1. They are skipped: x' is "a" (as with KenLM's <s>)."""
+        A document starts with n - 1 separators, so "...a", "..a" and ".a" are one context. The
+        shorter ones follow only separators, so their continuation counts would all be 1. They are
+        skipped: x' is "a" (as with KenLM's <s>)."""
         p, n = np.full(len(grams), 1 / self.V), grams.shape[1]
         for k, (count, total, followers) in enumerate(self.look_up(grams), 1):
             if 1 < k < n:
-                total = np.where(grams[:, -k] == self.separator, 0, total)  # as if unseen: p stays as it is
+                total = np.where(grams[:, -k] == self.separator, 0, total)  # as if unseen
             mixed = np.maximum(count - discount, 0) + discount * followers * p
             p = np.where(total > 0, mixed / np.maximum(total, 1), p)
         return p
@@ -124,28 +128,29 @@ def index_of(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def count_table(grams: np.ndarray, counts: np.ndarray, V: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct contexts X (U, n - 1), and N (U, V): how often each token follows each of them."""
+    """The distinct contexts X (U, n - 1), and how often each token follows each, N (U, V)."""
     X, rows = np.unique(grams[:, :-1], axis=0, return_inverse=True)
     if max(len(X), X.shape[1] * V) * V > bigram.MAX_CELLS:
-        raise UserError(f"--neural: {len(X):,} contexts x {V:,} tokens is too large; use a smaller --n or vocabulary")
+        raise UserError(f"--neural: {len(X):,} contexts x {V:,} tokens is too large; use a smaller --n")
     N = np.zeros((len(X), V))
     N[rows, grams[:, -1]] = counts
     return X, N
 
 
 def loss_and_gradient(W: np.ndarray, X: np.ndarray, N: np.ndarray) -> tuple[float, np.ndarray]:
-    """The loss on counts N (U, V) after contexts X (U, n - 1), and its gradient w.r.t. the weights W (n - 1, V, V).
-    Each position has a table and looks up a row of it, as in bigram.py, and the rows add up to the logits."""
+    """The loss on counts N (U, V) after contexts X (U, n - 1), and its gradient w.r.t. the weights
+    W (n - 1, V, V). Each position has a table and looks up a row of it, as in bigram.py, and the
+    rows add up to the logits."""
     positions = np.arange(len(W))
     loss, dlogits = bigram.loss_and_gradient(W[positions, X].sum(axis=1), N)
     dW = np.zeros_like(W)
-    np.add.at(dW, (positions, X), dlogits[:, None])  # a row gets the gradients of all contexts that look it up
+    np.add.at(dW, (positions, X), dlogits[:, None])  # summed over the contexts with that row
     return loss, dW
 
 
 def train_neural(X: np.ndarray, N: np.ndarray, log: bool = False) -> np.ndarray:
-    """Train W on counts N (U, V) after contexts X (U, n - 1). The n - 1 rows of a context move the same logits, so the
-    learning rate of bigram.py is divided by n - 1."""
+    """Train W on counts N (U, V) after contexts X (U, n - 1). The n - 1 rows of a context move the
+    same logits, so the learning rate of bigram.py is divided by n - 1."""
     positions, V = X.shape[1], N.shape[1]
     frequency = np.zeros((positions, V, 1))
     np.add.at(frequency, (np.arange(positions), X), N.sum(axis=1)[:, None, None])
@@ -183,7 +188,7 @@ def evaluate(model: Model, counts: dict, data: Dataset, options) -> dict[str, fl
 
 
 def compare_orders(counts: dict, data: Dataset, alpha: float, discount: float) -> dict[str, list[float]]:
-    """Print a table with a row for each order k = 1 ... n. Returns kind of smoothing -> validation losses."""
+    """Print a row for each order k = 1 ... n. Returns smoothing -> validation losses."""
     (train, N_train), (val, N_val) = counts["train"], counts["val"]
     V, n = data.vocab_size, train.shape[1]
     additive, kneser_ney = [], []
