@@ -1,25 +1,20 @@
 """Part 0: derivatives, the chain rule, and a neural network trained with them.
 
-    python micrograd.py             # a tour in five parts; takes five to ten seconds
-    python micrograd.py --plot      # also plot the decision boundary between the two moons
+    python micrograd.py     # a tour in five parts; takes five to ten seconds
 
 Read bigram.py next. Training asks of each weight: if I nudge it, how much does the loss change? The
 answer is a derivative, and the chain rule gives it for any expression of +, *, tanh and the like.
-PyTorch's autograd is the same idea with tensors instead of numbers. (The lecture: Karpathy 2022,
-"building micrograd".)
+PyTorch's autograd is the same idea with tensors instead of numbers. This file needs nothing but
+Python. (The lecture: Karpathy 2022, "building micrograd".)
 """
 
+import argparse
 import math
+import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
-from pathlib import Path
-
-from console import parse, run
-
-OUT = Path("out", "micrograd")  # the folder for the graph and the plot
 
 
 class Value:
@@ -222,16 +217,15 @@ def derivatives() -> None:
         print(f"    {text} = {y.data:.4f}")
         for (name, x), estimate in zip(values.items(), numeric_grad(g, [*inputs.values()]), strict=True):
             print(f"        {name:2} = {x.data:7.4f} {estimate:20.6f} {x.grad:13.6f}")
-    path = OUT / "neuron.dot"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(draw(y, o=y, **values), encoding="utf-8")
-    print("\nAddition passes the gradient through unchanged; multiplication scales it by the other factor. The last")
-    print(f"expression is a neuron. Graphviz draws its graph: dot -Tsvg {path} -o {path.with_suffix('.svg')}")
+    print("\nAddition passes the gradient through unchanged; multiplication scales it by the other")
+    print("factor. The last expression is a neuron.")
 
     x = Value(3)
     y = x * x + x
     y.backward()
     print(f"\n3. Gradients accumulate. y = x * x + x uses x three times: dy/dx = 3 + 3 + 1 = {x.grad:g}.")
+    print("Its graph has an arrow for each use, here in the language of Graphviz (dot -Tsvg draws it):\n")
+    print(draw(y, x=x, y=y))
     y.backward()
     print(f"A second backward() adds to the first: x.grad is {x.grad:g}. So each training step begins with zero_grad.")
 
@@ -247,7 +241,7 @@ def two_moons(n: int, noise: float = 0.1) -> list[tuple[list[float], int]]:
     return points
 
 
-def network(plot: bool) -> None:
+def network() -> None:
     points, mlp = two_moons(60), MLP(2, [8, 8, 1], Value.tanh)
     print(f"\n4. A network with {len(mlp.parameters())} parameters (weights and biases) classifies points as x or o.")
     print("Sigmoid maps its score (logit) to P(x). The loss is the mean of -log(probability of the correct class).\n")
@@ -260,22 +254,14 @@ def network(plot: bool) -> None:
         if step < 200:
             sgd_step(loss, mlp.parameters(), learning_rate=0.5)
     print(f"\n`:` predicts x, blank predicts o, `.` is unsure (probability 1/3 to 2/3):\n\n{text_plot(mlp, points)}")
-    if plot:
-        import plots  # needs matplotlib
-
-        plots.moons(*decision_surface(mlp, width=72, height=45), points, OUT / "moons.png")
-
-
-def decision_surface(mlp: MLP, width: int, height: int) -> tuple[list[float], list[float], list[list[float]]]:
-    """A grid around the moons: its x and its y coordinates, and for each y a row of P(moon 1)."""
-    xs = [-1.5 + 4 * (i + 0.5) / width for i in range(width)]
-    ys = [-1 + 2.5 * (i + 0.5) / height for i in range(height)]
-    return xs, ys, [[mlp([x, y])[0].sigmoid().data for x in xs] for y in ys]
 
 
 def text_plot(mlp: MLP, points: list) -> str:
-    xs, ys, P = decision_surface(mlp, width=72, height=20)
-    rows = [[" .:"[min(int(3 * p), 2)] for p in row] for row in P]  # a character for each third of the range 0 to 1
+    """The decision boundary: a character for P(x) at each point of a grid, and the points."""
+    xs = [-1.5 + 4 * (i + 0.5) / 72 for i in range(72)]
+    ys = [-1 + 2.5 * (i + 0.5) / 20 for i in range(20)]
+    P = [[mlp([x, y])[0].sigmoid().data for x in xs] for y in ys]
+    rows = [[" .:"[min(int(3 * p), 2)] for p in row] for row in P]  # one for each third of 0 to 1
     for (x, y), moon in points:
         row = min(range(len(ys)), key=lambda i: abs(ys[i] - y))
         column = min(range(len(xs)), key=lambda i: abs(xs[i] - x))
@@ -303,18 +289,17 @@ def neural_bigram() -> None:
     print("the minimum: counting is the maximum-likelihood solution. Read on in bigram.py, which counts.")
 
 
-@dataclass
-class Options:
-    plot: bool = False  # plot the decision boundary: out/micrograd/moons.png
-
-
 def main() -> None:
-    options = parse(Options, __doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()  # --help
     random.seed(2)  # for the points and the initial weights
     derivatives()
-    network(options.plot)
+    network()
     neural_bigram()
 
 
 if __name__ == "__main__":
-    run(main)
+    try:
+        main()
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or `| head`
+        os._exit(130)

@@ -137,19 +137,6 @@ def scaling(results: list[dict], law, prediction: tuple, n_widths: int, path: Pa
     lines(path, first | {"ylabel": "validation loss, nats per token"}, second, third | {"ylabel": "validation loss"})
 
 
-def moons(x: list[float], y: list[float], P: list[list[float]], points: list, path: Path) -> None:
-    """The probability P[i][j] of class x at (x[j], y[i]), and the points, ((x, y), 1 or -1)."""
-    figure = Figure((8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    shades = axes.contourf(x, y, P, levels=[i / 10 for i in range(11)], cmap="RdBu", alpha=0.7)
-    axes.contour(x, y, P, levels=[0.5], colors="black")
-    for moon, marker, color in ((1, "x", "navy"), (-1, "o", "darkred")):
-        axes.scatter(*zip(*(point for point, m in points if m == moon), strict=True), marker=marker, color=color)
-    axes.set(title="decision boundary of the network", aspect="equal")
-    figure.colorbar(shades, label="probability of x")
-    save(figure, path)
-
-
 def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:
     """The heat map of the lecture: each count in N (m, m) with its pair of tokens."""
     figure = Figure((16, 16), layout="tight")
