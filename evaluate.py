@@ -129,19 +129,16 @@ def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple[f
     windows = evaluation_windows(tokens, data.separator, T, options.eval_tokens)
     losses = token_losses(model, read_batches(tokens, windows, options.batch_size, T), machine)
     _, group, position = locate(tokens, windows, data.separator)
-    unit, place = "documents", "document"
     if data.separator is None:  # neighboring windows are similar
         group = group * STRETCHES // len(windows[0])
-        unit, place = "stretches of the text", "window"
     print_losses(data, {options.split: losses.mean()})
     if (n := len(np.unique(group))) >= 10:  # fewer say little
         low, high = bootstrap(losses, group, options.seed)
-        interval = f"95 % confidence interval of the loss: {low:.4f} to {high:.4f}"
-        print(f"{interval} (bootstrap over {n:,} {unit})")
+        parts = "stretches of the text" if data.separator is None else "documents"
+        print(f"95 % confidence interval: {low:.4f} to {high:.4f} (bootstrap over {n:,} {parts})\n")
     by_position = losses_by_position(losses, position)
     rows = [[str(end), f"{n:,}", f"{loss:.4f}"] for end, (n, loss) in by_position.items()]
-    print()
-    print_table([[f"position in the {place}, up to", "tokens", "loss"], *rows])
+    print_table([["position in the document or window, up to", "tokens", "loss"], *rows])
     return losses.mean(), by_position
 
 
@@ -172,13 +169,15 @@ def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Mac
     x, y = read_windows(tokens, starts[order], stops[order], T)  # (n, T)
     half = torch.from_numpy((stops - starts)[order, None] // 2)  # (n, 1)
     y = y.masked_fill(torch.arange(T) < half, -1)[:-1]  # the last row has no next one
-    rows = [["prompts", "loss of the second half"]]
+    counts = (y >= 0).sum(dim=1)
+    first = counts.cumsum(dim=0) - counts  # the index of each row's first loss
+    rows = [[f"{len(y):,} prompts", "loss of the next token", "of the second half"]]
     for kind, inputs in change_prompts(x, half, options.seed).items():
         batches = zip(inputs[:-1].split(options.batch_size), y.split(options.batch_size), strict=True)
-        rows.append([f"first half {kind}", f"{token_losses(model, batches, machine).mean():.3f}"])
+        losses = token_losses(model, batches, machine)
+        rows.append([f"first half {kind}", f"{losses[first].mean():.3f}", f"{losses.mean():.3f}"])
     print()
     print_table(rows)
-    print(f"{len(y):,} {'windows' if data.separator is None else 'documents'}")
 
 
 # ----------------------------------------------------------------------------- baselines: counting
@@ -223,12 +222,6 @@ def reliability(p: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray
     hits."""
     bins = np.minimum((p * BINS).astype(np.int64), BINS - 1)
     return tuple(np.bincount(bins, weights, BINS) for weights in (None, p, hits))
-
-
-def most_likely(log_p: torch.Tensor, targets: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The confidence of each prediction (N,), and whether its most likely token is the target."""
-    highest, token = log_p.max(dim=1)
-    return highest.exp().double().numpy(), (token == targets).numpy()
 
 
 def calibration_error(p: np.ndarray, hits: np.ndarray) -> float:
@@ -285,7 +278,8 @@ def show_calibration(predictions: dict, targets: torch.Tensor, groups: np.ndarra
     rows = [["calibration", "loss", "ECE", "by chance", "tau", "held-out loss", "at tau"]]
     results = {}
     for name, log_p in predictions.items():
-        confidence, hits = most_likely(log_p, targets)
+        highest, token = log_p.max(dim=1)
+        confidence, hits = highest.exp().double().numpy(), (token == targets).numpy()
         ece, tau = calibration_error(confidence, hits), fit_temperature(log_p[fitted_on], targets[fitted_on])
         results[name] = {"ece": ece, "temperature": tau, "reliability": reliability(confidence, hits)}
         held_out, its_targets = log_p[~fitted_on], targets[~fitted_on]
@@ -294,9 +288,8 @@ def show_calibration(predictions: dict, targets: torch.Tensor, groups: np.ndarra
         rows.append([name, *(f"{number:.4f}" for number in numbers)])
     print()
     print_table(rows)
-    print(f"{len(targets):,} tokens. ECE: expected calibration error of the most likely token; by")
-    print("chance: that of a calibrated model; tau: temperature, fitted on half of the tokens;")
-    print("held-out: on the other half")
+    print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: that of a calibrated model;")
+    print("tau: temperature, fitted on half of the tokens; held-out: on the other half")
     return results
 
 
@@ -402,12 +395,13 @@ def draw_plot(path: Path, title: str, calibration: dict, by_position: dict) -> N
         bins = np.array(found["reliability"])
         tokens, confidence, correct = bins[:, bins[0] >= 20]  # the accuracy in a smaller bin is mostly chance
         curves[name] = confidence / tokens, correct / tokens, "o-k" if name == "GPT" else "o-"
+    ends, losses = list(by_position), [loss for _, loss in by_position.values()]
     left = {"title": "reliability", "curves": curves, "ylabel": "accuracy"}
     left |= {"xlabel": "confidence: probability of the most likely token"}
-    ends, losses = list(by_position), [loss for _, loss in by_position.values()]
     right = {"title": "loss by position", "curves": {"GPT": (ends, losses, "o-k")}}
-    right |= {"ylabel": "loss, nats per token", "xlabel": "position in the document or window, up to"}
-    plots.lines(path, left, right | {"xscale": "log", "xticks": ends, "xticklabels": ends}, title=title)
+    right |= {"xlabel": "position in the document or window, up to", "ylabel": "loss, nats per token"}
+    right |= {"xscale": "log", "xticks": ends, "xticklabels": ends}
+    plots.lines(path, left, right, title=title)
     print(f"\n{path}: reliability, and loss by position")
 
 

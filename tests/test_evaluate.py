@@ -7,17 +7,40 @@ import torch
 from conftest import babble, gpt2_tensors, loss_of, result, safetensors
 from test_train import SHORT, data, no_plots  # noqa: F401
 
-import calibration
 import evaluate
+import ngram
 import prepare_data
 import train
-from calibration import token_losses
 from checkpoint import load_checkpoint, load_model
-from evaluate import bootstrap
+from console import UserError
+from evaluate import (
+    CONTEXT,
+    bootstrap,
+    calibration_error,
+    error_by_chance,
+    fit_temperature,
+    locate,
+    longest_copies,
+    mean_loss,
+    ngram_baseline,
+    read_batches,
+    reliability,
+    sample_baseline,
+    show_calibration,
+    show_copies,
+    sort_suffixes,
+    token_losses,
+)
+from mlp import contexts
 from model import GPT, GPTConfig
 from runtime import Machine
+from windows import evaluation_windows
 
 ALONE = Machine(torch.device("cpu"), torch.float32)
+SMALL = {"block_size": 8, "n_layer": 1, "n_head": 2, "n_embd": 16, "zero_init": False}
+
+
+# ----------------------------------------------------------------------------- the loss
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "gpt2"])
@@ -35,6 +58,36 @@ def test_the_bytes_of_all_tokens_are_those_of_the_file(kind, gpt2_stand_in):
     assert sum(sizes.values()) == Path("wide.txt").stat().st_size > len(text)
 
 
+def test_the_position_of_a_token_starts_with_its_document_or_window():
+    tokens = np.array([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 0])
+    windows = evaluation_windows(tokens, 0, 5)
+    assert windows[0].tolist() == [0, 5, 10]  # the last document is longer than a window
+    at, document, position = locate(tokens, windows, 0)
+    assert at.tolist() == list(range(1, 13))
+    assert document.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+    assert position.tolist() == [1, 2, 3, 1, 2, 1, 2, 3, 4, 5, 1, 2]
+    at, window, position = locate(np.arange(21), evaluation_windows(np.arange(21), None, 5, 10), None)
+    assert at.tolist() == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
+    assert window.tolist() == [0] * 5 + [1] * 5 and position.tolist() == [1, 2, 3, 4, 5] * 2
+
+
+def test_token_losses_are_those_of_the_model_in_the_order_of_locate():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=11, **SMALL)).eval()
+    tokens = np.array([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 9, 3, 1, 2, 0, 4, 4, 0])
+    windows = evaluation_windows(tokens, 0, 8)
+    losses = token_losses(model, read_batches(tokens, windows, 2, 8), ALONE)
+    at, _, _ = locate(tokens, windows, 0)
+    assert len(losses) == len(at) == len(tokens) - 1
+    for i, loss in zip(at, losses, strict=True):
+        start = windows[0][windows[0] < i].max()
+        logits, _ = model(torch.from_numpy(tokens[None, start:i]))
+        assert loss == pytest.approx(-logits[0, -1].log_softmax(0)[tokens[i]].item(), abs=1e-5)
+    torch.nn.init.constant_(model.transformer.wte.weight[3:4].data, torch.nan)
+    with pytest.raises(UserError, match=r"the loss is NaN or infinite in torch\.float32; use --dtype=float32"):
+        token_losses(model, read_batches(tokens, windows, 2, 8), ALONE)
+
+
 def test_a_bootstrap_gives_the_interval_of_independent_groups():
     rng = np.random.default_rng(0)
     losses, groups = rng.normal(2.0, 1.0, 4000), np.arange(4000)
@@ -49,48 +102,212 @@ def test_a_bootstrap_gives_the_interval_of_independent_groups():
 def test_losses_by_position_are_means_of_ranges():
     context = np.array([1, 2, 3, 4, 5, 8, 9, 1])
     table = evaluate.losses_by_position(np.arange(8.0), context)
-    assert table == {"1": (2, 3.5), "2": (1, 1.0), "3-4": (2, 2.5), "5-8": (2, 4.5), "9-16": (1, 6.0)}
+    assert table == {1: (2, 3.5), 2: (1, 1.0), 4: (2, 2.5), 8: (2, 4.5), 16: (1, 6.0)}
 
 
-def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays(monkeypatch):
-    config = GPTConfig(vocab_size=1000, block_size=12, n_layer=1, n_head=2, n_embd=16, zero_init=False)
-    model, seen = GPT(config).eval(), []
-
-    def remember(model, batches, machine):
-        parts = list(batches)
-        seen.append([torch.cat(part) for part in zip(*parts, strict=True)])
-        return token_losses(model, parts, machine)
-
-    monkeypatch.setattr(evaluate, "token_losses", remember)
-    windows = np.array([0, 10, 17, 30]), np.array([10, 17, 30 - 1, 34])
-    losses = evaluate.prompt_losses(model, np.arange(100, 200), windows, 4, ALONE, seed=0)
-    (x, y), (shuffled, _), (other, _) = seen
-    assert x[:, 0].tolist() == [130, 110, 100]  # by length; the longest has no other that is as long
-    for row, (start, length) in enumerate([(130, 4), (110, 7), (100, 10)]):
-        half = length // 2
-        assert y[row][y[row] >= 0].tolist() == list(range(start + half + 1, start + length + 1))
-        assert sorted(shuffled[row, 1 : half + 1].tolist()) == list(range(start + 1, start + half + 1))
+def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays():
+    x, half = torch.arange(30).view(3, 10), torch.tensor([[2], [3], [5]])
+    same, shuffled, other = evaluate.change_prompts(x, half, seed=0).values()
+    assert torch.equal(same, x) and (shuffled != x).any()
+    for row, n in enumerate(half[:, 0].tolist()):
         for changed in (shuffled, other):
-            assert changed[row, 0] == start
-            assert torch.equal(changed[row, half + 1 : length], x[row, half + 1 : length])
-    assert other[:, 1].tolist() == [111, 101, 118] and (shuffled != x).any()
-    assert len({round(loss, 4) for pair in losses.values() for loss in pair}) == 6  # the model tells all of them apart
-    assert list(losses) == ["unchanged", "shuffled", "of another one"]
-    for kind, ids in zip(losses, (x, shuffled, other), strict=True):
-        every = token_losses(model, [(ids, y)], ALONE)
-        assert losses[kind] == pytest.approx((every[[0, 2, 6]].mean(), every.mean()))  # 2, 4 and 5 are counted
+            assert changed[row, 0] == x[row, 0] and torch.equal(changed[row, n + 1 :], x[row, n + 1 :])
+        assert sorted(shuffled[row, 1 : n + 1].tolist()) == x[row, 1 : n + 1].tolist()
+        assert torch.equal(other[row, 1 : n + 1], x[(row + 1) % 3, 1 : n + 1])
+
+
+def prompts(out: str) -> dict[str, list[float]]:
+    """{kind: [loss of the next token, of the second half]} in what the script prints."""
+    lines = [line.split() for line in out.splitlines() if line.startswith("first half ")]
+    return {words[2]: [float(x) for x in words[-2:]] for words in lines}
 
 
 def test_a_model_that_repeats_letters_is_misled_by_other_letters(call):
     """Documents of one letter: shuffled prompts are the same ones, another's are wrong."""
-    Path("same.txt").write_text("\n".join("abcdefgh"[i * 5 % 8] * 8 for i in range(200)))
+    Path("same.txt").write_text("\n".join("abcdefgh"[i * 5 % 8] * (6 + i % 3) for i in range(200)))
     prepare_data.prepare("same.txt", documents="lines")
     options = ["--dataset=same", "--max_iters=60", "--eval_interval=60", "--learning_rate=0.03"]
-    assert call(train, *SHORT, *options)[0] == 0
-    out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
-    lines = [line.split() for line in out.splitlines() if line.startswith("first half ")]
-    (first, _), shuffled, (misled, _) = [[float(x) for x in line[-2:]] for line in lines]
-    assert first < 0.5 < misled - 1 and shuffled[0] == first
+    assert call(train, *SHORT, *options, "--out_dir=out/same")[0] == 0
+    dataset, (model, _) = prepare_data.load("same"), load_model("out/same")
+    found = prompts(call(evaluate, "--num_samples=0", "--dtype=float32")[1])
+    assert list(found) == ["unchanged", "shuffled", "of"] and found["unchanged"] == found["shuffled"]
+    assert found["unchanged"][0] < 0.5 < found["of"][0] - 1
+    losses = []
+    for ids in dataset.documents("val"):
+        row, middle = torch.tensor([dataset.separator, *ids, dataset.separator]), (len(ids) + 1) // 2
+        log_p = model(row[None, :-1])[0][0].log_softmax(1)
+        losses.append(-log_p[torch.arange(len(ids) + 1), row[1:]][middle:])
+    expected = [np.mean([of_one[0].item() for of_one in losses]), torch.cat(losses).mean().item()]
+    assert found["unchanged"] == pytest.approx(expected, abs=0.03)  # of all documents but one
+
+
+# ----------------------------------------------------------------------------- counting
+
+
+@pytest.mark.parametrize("name", ["tiny", "list"])
+def test_the_loss_of_counting_is_that_of_ngram_py(name, call):
+    dataset = prepare_data.load(name)
+    at = np.arange(1, len(dataset.val))
+    X, targets = contexts(dataset.val, at, CONTEXT, dataset.separator)
+    for n, arguments, options in (
+        (2, {"alpha": 1.0}, []),
+        (4, {"discount": 0.85}, ["--smoothing=kneser-ney", "--discount=0.85"]),
+        (8, {"discount": 0.85}, ["--smoothing=kneser-ney", "--discount=0.85"]),
+    ):
+        p = ngram_baseline(dataset, n, **arguments)(X.numpy())
+        assert p.sum(axis=1) == pytest.approx(1, abs=1e-5)
+        printed = result(call(ngram, f"--dataset={name}", "--num_samples=0", f"--n={n}", *options)[1])
+        # a text starts with n - 1 copies of its first token, here with 8
+        tolerance = 1e-4 if name == "list" or n == 2 else 0.02
+        assert -np.log(p[at - 1, targets.numpy()]).mean() == pytest.approx(float(printed["val"]), abs=tolerance)
+
+
+def test_samples_have_the_frequencies_of_the_model():
+    dataset = prepare_data.load("list")
+    bigram = ngram_baseline(dataset, 2, alpha=1.0)
+    drawn = sample_baseline(bigram, dataset.separator, 20_000, 2, seed=0)
+    first = bigram(np.full((1, CONTEXT), dataset.separator))[0]
+    assert np.bincount(drawn[:, 0], minlength=dataset.vocab_size) / 20_000 == pytest.approx(first, abs=0.015)
+    token = first.argmax()
+    second = bigram(np.full((1, CONTEXT), token))[0]
+    after = drawn[drawn[:, 0] == token, 1]
+    assert np.bincount(after, minlength=dataset.vocab_size) / len(after) == pytest.approx(second, abs=0.03)
+
+
+def test_a_higher_order_copies_more():
+    """An 8-gram model of a short text can hardly do anything else."""
+    Path("more.txt").write_text(babble(2000, seed=1))
+    prepare_data.prepare("more.txt")
+    dataset, means = prepare_data.load("more"), []
+    for n in (2, 4, 8):
+        rows = sample_baseline(ngram_baseline(dataset, n, discount=0.85), 0, 50, 60, seed=0)
+        means.append(longest_copies(dataset.train, list(rows)).mean())
+    assert means[0] < means[1] < means[2]
+
+
+# ----------------------------------------------------------------------------- calibration
+
+
+def predictions(N: int, V: int, tau: float = 1.0, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """log_p (N, V) of random confidence, and targets that are drawn from it at temperature tau."""
+    generator = torch.Generator().manual_seed(seed)
+    log_p = (2 * torch.randn(N, V, generator=generator)).log_softmax(1)
+    return log_p, torch.multinomial((log_p / tau).softmax(1), 1, generator=generator)[:, 0]
+
+
+def test_a_probability_is_in_one_of_15_bins_of_equal_width():
+    p = np.array([0.0, 0.05, 1 / 15 + 1e-9, 0.5, 0.94, 1.0])
+    n, sums, hits = reliability(p, np.array([0, 1, 1, 0, 1, 1]))
+    assert [i for i in range(15) for _ in range(n[i])] == [0, 0, 1, 7, 14, 14]
+    assert sums[[0, 1, 7, 14]] == pytest.approx([0.05, 1 / 15, 0.5, 1.94]) and sums.sum() == pytest.approx(p.sum())
+    assert hits[[0, 1, 7, 14]].tolist() == [1, 1, 0, 2]
+
+
+def test_the_error_is_that_of_the_literal_sum():
+    rng = np.random.default_rng(0)
+    p = rng.random(500)
+    hits = (rng.random(500) < p**2).astype(int)
+    expected = 0.0
+    for b in range(15):
+        inside = [i for i in range(500) if b / 15 <= p[i] < (b + 1) / 15]
+        accuracy, confidence = np.mean([hits[i] for i in inside]), np.mean([p[i] for i in inside])
+        expected += len(inside) / 500 * abs(accuracy - confidence)
+    assert calibration_error(p, hits) == pytest.approx(expected) and expected > 0.1
+
+
+def test_the_error_by_chance_is_that_of_a_binomial_distribution():
+    expected = math.sqrt(0.25 / 10_000) * math.sqrt(2 / math.pi)  # the mean of |hits / n - 0.5|
+    assert error_by_chance(np.full(10_000, 0.5), draws=400) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.0, 1.3, 3.0])
+def test_the_temperature_is_that_of_the_data(tau):
+    log_p, targets = predictions(50_000, 8, tau)
+    found = fit_temperature(log_p, targets)
+    assert found == pytest.approx(tau, rel=0.03)
+    loss = mean_loss((log_p / found).log_softmax(1), targets)
+    for other in (0.98 * found, 1.02 * found):
+        assert mean_loss((log_p / other).log_softmax(1), targets) > loss
+
+
+def test_calibration_is_measured_on_all_tokens_and_tau_on_every_second_document(capsys):
+    log_p, targets = predictions(4000, 8)
+    judged, judged_targets = predictions(4000, 8, tau=2.0, seed=1)
+    both, both_targets = torch.cat([log_p, judged]), torch.cat([targets, judged_targets])
+    groups = np.repeat([6, 9], 4000)  # documents that a subset may have
+    numbers = show_calibration({"it": both}, both_targets, groups)["it"]
+    assert numbers["temperature"] == pytest.approx(1, abs=0.05)
+    confidence, hits = both.max(dim=1).values.exp().double().numpy(), (both.argmax(1) == both_targets).numpy()
+    assert numbers["ece"] == calibration_error(confidence, hits)
+    scaled = [mean_loss((judged / tau).log_softmax(1), judged_targets) for tau in (1.0, numbers["temperature"])]
+    expected = [mean_loss(both, both_targets), numbers["ece"], error_by_chance(confidence), numbers["temperature"]]
+    row = capsys.readouterr().out.splitlines()[2].split()
+    assert row == ["it", *(f"{number:.4f}" for number in expected + scaled)]
+
+
+@pytest.mark.parametrize(("tau", "overconfident"), [(1.0, False), (2.0, True)])
+def test_a_calibrated_model_has_the_error_of_chance_and_an_overconfident_one_more(tau, overconfident):
+    log_p, targets = predictions(20_000, 8, tau)
+    p, hits = log_p.max(dim=1).values.exp().double().numpy(), (log_p.argmax(1) == targets).numpy()
+    if overconfident:
+        assert calibration_error(p, hits) > 0.1 > 10 * error_by_chance(p)
+    else:
+        assert calibration_error(p, hits) == pytest.approx(error_by_chance(p), abs=0.004)
+
+
+# ----------------------------------------------------------------------------- copies
+
+
+def test_suffixes_are_sorted_as_texts_are():
+    rng = np.random.default_rng(0)
+    for V, N in ((1, 9), (2, 200), (3, 50), (200, 500), (50_000, 300)):
+        tokens = rng.integers(V, size=N).astype(np.uint16)
+        tokens[N // 2 :] = tokens[: N - N // 2]  # a long repetition
+        expected = sorted(range(N), key=lambda i: tokens[i:].tolist())
+        assert sort_suffixes(tokens, N).tolist() == expected
+
+
+def test_the_longest_copy_is_that_of_trying_all_runs():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        V = int(rng.integers(1, 4))
+        train_ = rng.integers(V, size=rng.integers(1, 60)).astype(np.uint16)
+        samples = [rng.integers(V + 1, size=rng.integers(12)) for _ in range(rng.integers(1, 5))]
+        text = bytes(train_.tolist())
+        runs = [[bytes(s.tolist())[i:j] for i in range(len(s)) for j in range(i, len(s) + 1)] for s in samples]
+        expected = [max((len(run) for run in of_one if run in text), default=0) for of_one in runs]
+        assert longest_copies(train_, samples).tolist() == expected
+
+
+def test_no_copy_reaches_past_the_end_of_the_text_or_of_a_sample():
+    text = np.array([1, 2, 3, 1, 2])
+    samples = [np.array(sample, dtype=int) for sample in ([1, 2, 1, 2], [1, 2, 3], [3, 1, 2, 3], [7], [])]
+    assert longest_copies(text, samples).tolist() == [2, 3, 3, 0, 0]
+
+
+def test_long_documents_are_compared_as_far_as_samples_go():
+    """A sample that is cut where a longer document goes on is that document."""
+    line = "".join("abcdefg"[i * i % 7] for i in range(150))
+    Path("lines.txt").write_text("\n".join([line] * 9 + ["ab"]))
+    prepare_data.prepare("lines.txt", documents="lines")
+    dataset = prepare_data.load("lines")
+    sample = next(tuple(ids[:30]) for ids in dataset.documents("train") if len(ids) > 30)
+    assert show_copies({"it": [sample]}, dataset, 30) == {"it": 1.0}
+    assert show_copies({"it": [sample]}, dataset, 31) == {"it": 0.0}
+
+
+def test_the_table_says_what_is_in_the_training_text(capsys, monkeypatch):
+    dataset = prepare_data.load("list")
+    documents, new = list(map(tuple, dataset.documents("train"))), (3, 3, 3, 3)
+    assert show_copies({"it": [*documents[:3], new], "that": [new]}, dataset, 99) == {"it": 0.75, "that": 0.0}
+    heading, row, _ = capsys.readouterr().out.splitlines()[1:4]
+    assert heading.endswith("in train") and row.split()[-1] == "75.0%"
+    assert row.split()[3] == str(max(map(len, documents[:3])))
+    text = prepare_data.load("tiny")
+    samples = {"real": [tuple(text.train[5:25])], "half": [(*text.train[:10], *[99] * 10)]}
+    assert show_copies(samples, text, 20) == {"real": 1.0, "half": 0.5}
+    monkeypatch.setattr(evaluate, "MAX_TRAIN", 15)  # only the beginning of a large text is searched
+    assert show_copies(samples, text, 20)["real"] < 1 and "the first 15 tokens" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------- the script
@@ -125,28 +342,44 @@ def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
     assert status == 0, err
     expected = loss_of(load_model("model.safetensors")[0], prepare_data.load("tiny_gpt2"), "val")
     assert float(result(out)["val"]) == pytest.approx(expected, abs=1e-4)
-    assert "(no n-grams beside the GPT: they are slow with a vocabulary above 256 tokens)" in out
     rows = [line.split() for line in out.splitlines() if line.startswith("GPT ")]
-    assert len(rows) == 2 and rows[0][1] == result(out)["val"]  # calibration, copies
-    assert "--mlp needs a vocabulary of at most 256 tokens" in fails(evaluate, *weights, "--mlp")
+    assert len(rows) == 2 and rows[0][1] == result(out)["val"]  # calibration, copies; without n-grams
     assert "tiny_gpt2 has no test split; use --split=val" in fails(evaluate, *weights, "--split=test")
     assert "use a text prepared with --tokenizer=gpt2" in fails(evaluate, weights[0], "--dataset=tiny")
-    assert "--dataset" in fails(evaluate, weights[0])
+    assert "was not trained on a dataset; name one in its tokens with --dataset=" in fails(evaluate, weights[0])
     assert "no run of train.py with a best.pt in out/; start python train.py" in fails(evaluate)
 
 
-def test_the_script_prints_an_interval_positions_and_prompts(call):
-    call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
-    _, out, _ = call(evaluate, "--num_samples=0", "--dtype=float32", "--eval_tokens=300")
+@pytest.mark.parametrize("name", ["list", "tiny"])
+def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_plots):  # noqa: F811
+    pytest.importorskip("plots")
+    call(train, *SHORT, f"--dataset={name}", f"--out_dir=out/{name}")
+    monkeypatch.setattr("importlib.util.find_spec", no_plots)
+    options = ["--num_samples=20", "--dtype=float32", "--eval_tokens=300", "--plot"]
+    status, out, err = call(evaluate, *options)
+    assert status == 0, err
+    assert Path(f"out/{name}/evaluation.png").read_bytes().startswith(b"\x89PNG")
     figures, lines = result(out), out.splitlines()
-    interval = next(line for line in lines if line.startswith("95 % confidence interval of the loss: ")).split()
-    assert float(interval[7]) < float(figures["val"]) < float(interval[9])
+    interval = next(line for line in lines if line.startswith("95 % confidence interval: ")).split()
+    assert float(interval[4]) < float(figures["val"]) < float(interval[6])
     start = next(i for i, line in enumerate(lines) if line.startswith("position in the document"))
     rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
     n = [int(row[1]) for row in rows]
     mean = sum(k * float(row[2]) for k, row in zip(n, rows, strict=True)) / sum(n)
     assert mean == pytest.approx(float(figures["val"]), abs=2e-4) and rows[0][0] == "1"
-    assert [line.split()[2] for line in lines if line.startswith("first half ")] == ["unchanged", "shuffled", "of"]
+    start = next(i for i, line in enumerate(lines) if line.startswith("calibration"))
+    counting = ["bigram, add 1", "Kneser-Ney 4-gram", "Kneser-Ney 8-gram", "GPT"]
+    assert [line[:17].strip() for line in lines[start + 1 : start + 5]] == counting
+    of_gpt = lines[start + 4].split()
+    assert of_gpt[1:5:3] == [figures["val"], figures["temperature"]] and of_gpt[2] == figures["ece"]
+    start = next(i for i, line in enumerate(lines) if line.startswith("copies"))
+    assert [line[:17].strip() for line in lines[start + 1 : start + 6]] == ["val split (real)", *counting]
+    copied, of_gpt = float(figures["copied"]), lines[start + 5].split()
+    if name == "list":  # the fraction of samples that are training documents
+        assert f"{copied:.1%}" == of_gpt[4]
+    else:  # the mean length of the longest run, of a sample of block_size=16 tokens
+        assert 16 * copied == pytest.approx(float(of_gpt[2]), abs=0.051) and float(of_gpt[2]) >= 1
+    assert call(evaluate, *options)[1] == out
 
 
 def test_documents_of_two_letters_have_no_prompts(call):
@@ -154,30 +387,14 @@ def test_documents_of_two_letters_have_no_prompts(call):
     prepare_data.prepare("two.txt", documents="lines")
     call(train, *SHORT, "--dataset=two", "--out_dir=out/two")
     status, out, err = call(evaluate, "--num_samples=5", "--dtype=float32")
-    assert status == 0 and "prompts: none, as too few documents have four tokens" in out, err
+    assert status == 0 and prompts(out) == {}, err
 
 
 def test_a_large_vocabulary_is_calibrated_on_fewer_tokens(call, monkeypatch):
-    """Every so many tokens of all windows, the same ones for all models."""
     call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
-    whole = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
-    seen, compare = [], calibration.compare
-    monkeypatch.setattr(calibration, "compare", lambda p, *more: seen.append(p) or compare(p, *more))
-    monkeypatch.setattr(calibration, "MAX_PROBABILITIES", 100 * prepare_data.load("list").vocab_size)
-    out = call(evaluate, "--num_samples=0", "--dtype=float32", "--batch_size=3")[1]
-    n = len(prepare_data.load("list").val) - 1
-    assert f"\n{n} tokens. ECE" in whole and f"\n{-(-n // 5)} tokens. ECE" in out
-    monkeypatch.setattr(calibration, "MAX_PROBABILITIES", 10**9)
-    call(evaluate, "--num_samples=0", "--dtype=float32")
-    few, all_of_them = seen
-    for name in few:
-        assert torch.allclose(few[name], all_of_them[name][::5], atol=1e-5)
-
-
-def test_the_plot_is_drawn(call, monkeypatch, no_plots):  # noqa: F811
-    pytest.importorskip("plots")
-    call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
-    monkeypatch.setattr("importlib.util.find_spec", no_plots)
-    status, _, err = call(evaluate, "--num_samples=0", "--plot")
-    assert status == 0, err
-    assert Path("out/list/evaluation.png").read_bytes().startswith(b"\x89PNG")
+    dataset = prepare_data.load("list")
+    for most, expected in ((10**9, len(dataset.val) - 1), (100 * dataset.vocab_size, 100)):
+        monkeypatch.setattr(evaluate, "MAX_PROBABILITIES", most)
+        out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
+        n = int(next(line for line in out.splitlines() if "tokens. ECE" in line).split()[0].replace(",", ""))
+        assert expected - 16 <= n <= expected

@@ -153,7 +153,7 @@ def test_what_a_stage_would_overwrite_is_no_base(call, fails):
 
 def test_what_was_not_trained_on_a_dataset_is_nothing_for_train_and_evaluate(call, fails):
     call(finetune, *OPTIONS, "--merge")
-    assert "was trained by finetune.py, not on a dataset" in fails(evaluate, f"--init_from={FINETUNED}")
+    assert "was not trained on a dataset" in fails(evaluate, f"--init_from={FINETUNED}")
     assert "was not trained on a dataset; use a run of train.py" in fails(train, *BASE, f"--init_from={PRETRAINED}")
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SHARED, result
 
-import baselines
 import bigram
 import calibration
 import cells
@@ -25,7 +24,6 @@ import files
 import finetune
 import gpt2
 import instruct
-import memorization
 import micrograd
 import mlm
 import mlp
@@ -57,7 +55,7 @@ TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
 SCRIPTS += (rlhf, word2vec, seq2seq)
-OTHERS = (baselines, calibration, cells, checkpoint, console, files, gpt2, instruct, memorization, model, optim, peft)
+OTHERS = (calibration, cells, checkpoint, console, files, gpt2, instruct, model, optim, peft)
 OTHERS += (dpo, mlm, ppo, recall, reward, runtime, similarity, tasks, tokenizer, toy, windows)
 if importlib.util.find_spec("matplotlib"):
     import plots

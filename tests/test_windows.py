@@ -6,9 +6,7 @@ from test_train import SHORT, data, no_plots  # noqa: F401
 
 import prepare_data
 import train
-from calibration import locate, read_batches, token_losses
 from checkpoint import load_model
-from console import UserError
 from model import GPT, GPTConfig
 from runtime import Machine
 from windows import evaluate, evaluation_windows, read_windows
@@ -124,46 +122,3 @@ def test_the_test_loss_is_that_of_the_test_split(call):
     for split in ("val", "test"):
         assert float(figures[split]) == pytest.approx(loss_of(model, dataset, split), abs=1e-4)
     assert abs(float(figures["val"]) - float(figures["test"])) > 3e-4
-
-
-# ----------------------------------------------------------------------------- one token at a time
-
-
-def test_the_position_of_a_token_starts_with_its_document_or_window():
-    tokens = np.array([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 0])
-    windows = evaluation_windows(tokens, 0, 5)
-    assert windows[0].tolist() == [0, 5, 10]  # the last document is longer than a window
-    at, document, position = locate(tokens, windows, 0)
-    assert at.tolist() == list(range(1, 13))
-    assert document.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
-    assert position.tolist() == [1, 2, 3, 1, 2, 1, 2, 3, 4, 5, 1, 2]
-    at, window, position = locate(np.arange(21), evaluation_windows(np.arange(21), None, 5, 10), None)
-    assert at.tolist() == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
-    assert window.tolist() == [0] * 5 + [1] * 5 and position.tolist() == [1, 2, 3, 4, 5] * 2
-
-
-def test_token_losses_are_those_of_the_model_in_the_order_of_locate():
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16, zero_init=False)).eval()
-    tokens = np.array([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 9, 3, 1, 2, 0, 4, 4, 0])
-    windows = evaluation_windows(tokens, 0, 8)
-    losses = token_losses(model, read_batches(tokens, windows, 2, 8), ALONE)
-    at, _, _ = locate(tokens, windows, 0)
-    assert len(losses) == len(at) == len(tokens) - 1
-    for i, loss in zip(at, losses, strict=True):
-        start = windows[0][windows[0] < i].max()
-        logits, _ = model(torch.from_numpy(tokens[None, start:i]))
-        assert loss == pytest.approx(-logits[0, -1].log_softmax(0)[tokens[i]].item(), abs=1e-5)
-    dataset = prepare_data.load("list")
-    model = GPT(GPTConfig(vocab_size=dataset.vocab_size, block_size=16, n_layer=1, n_head=2, n_embd=16)).eval()
-    windows = evaluation_windows(dataset.val, dataset.separator, 16)
-    losses = token_losses(model, read_batches(dataset.val, windows, 3, 16), ALONE)
-    assert losses.mean() == pytest.approx(loss_of(model, dataset, "val"), abs=1e-6)
-
-
-def test_a_loss_that_is_no_number_is_not_left_out():
-    model = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16)).eval()
-    torch.nn.init.constant_(model.transformer.wte.weight[3:4].data, torch.nan)
-    tokens = np.arange(10)
-    with pytest.raises(UserError, match=r"the loss is NaN or infinite in torch\.float32; use --dtype=float32"):
-        token_losses(model, read_batches(tokens, evaluation_windows(tokens, None, 8), 2, 8), ALONE)
