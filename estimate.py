@@ -6,6 +6,7 @@ Read train.py before. Memory is that of one process without --fsdp.
 """
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from console import run
 from model import GPT, ConfigError
@@ -19,42 +20,35 @@ MFU = 0.4  # the fraction of the peak FLOP/s that training achieves; train.py pr
 
 def estimate(config: TrainConfig, machine: Machine) -> None:
     """Print what a run needs. Tensors have shapes and no content, so nothing is computed."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
-
     with FakeTensorMode():
         model = GPT(config.model_config())
         optimizer_bytes = sum(t.nbytes for t in make_optimizer(model, config).state.values())
         activations = activation_bytes(model, config.batch_size, machine.dtype)
-    params, flops, T = model.num_params(), model.flops_per_token(), config.block_size
-    in_matrices = model.num_params(non_embedding=True)
-    memory = {
-        "weights": 4 * params,
-        "gradients": 4 * params,
-        f"optimizer state ({config.optimizer})": optimizer_bytes,
-        f"activations of {config.batch_size} x {T:,} tokens, {str(machine.dtype).removeprefix('torch.')}": activations,
-    }
+    params, in_matrices = model.num_params(), model.num_params(non_embedding=True)
+    windows = f"{config.batch_size} x {config.block_size:,} tokens"
+    memory = {"weights": 4 * params, "gradients": 4 * params}
+    memory[f"optimizer state ({config.optimizer})"] = optimizer_bytes
+    memory[f"activations of {windows}, {str(machine.dtype).removeprefix('torch.')}"] = activations
     memory["total memory"] = sum(memory.values())
-    cache = 4 * 2 * config.n_layer * model.config.n_kv_head * model.config.head_dim * T
-    tokens = config.max_iters * config.tokens_per_step()
-    rows = [["parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications"]]
-    rows += [["memory", f"{size / 1e6:,.1f} MB", what] for what, size in memory.items()]
-    rows += [
-        ["KV cache", f"{cache / 1e6:,.1f} MB", f"per sampled sequence of {T:,} tokens"],
-        ["compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {6 * in_matrices / 1e9:.4f} of it in weight matrices"],
-        ["compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)"],
-        ["this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP"],
-    ]
+    rows = [("parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications")]
+    rows += [("memory", f"{size / 1e6:,.1f} MB", what) for what, size in memory.items()]
+    flops, tokens = model.flops_per_token(), config.max_iters * config.tokens_per_step()
+    per_token = f"per token, {6 * in_matrices / 1e9:.4f} of it in weight matrices"
+    rows.append(("compute", f"{flops / 1e9:,.4f} GFLOP", per_token))
+    rows.append(("compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)"))
+    needed = f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP"
+    rows.append(("this run", f"{tokens:,}", needed))
     peaks = {str(machine): peak_flops(machine.device, machine.dtype)[0]}
     for name, peak in (peaks | {card: PEAK_FLOPS[card] for card in ("A100", "H100")}).items():
         hours = tokens * flops / (peak * MFU) / 3600
-        rows.append(["time", f"{hours:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s"])
+        rows.append(("time", f"{hours:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s"))
     for name, value, meaning in rows:
         print(f"{name:16}{value:>20}  {meaning}")
 
 
 def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
-    """Bytes that a forward pass keeps for the backward pass, weights cast to another dtype
-    included: what autograd saves, counted once if several operations save it. (A GPU keeps less for
+    """Bytes that a forward pass keeps for the backward pass, weights cast to another dtype included:
+    what autograd saves, counted once if several operations save it. (A GPU keeps less for
     attention.)"""
     idx = torch.zeros(batch_size, model.config.block_size, dtype=torch.long)
     known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
@@ -76,10 +70,8 @@ def main() -> None:
     config, checkpoint = read_config(__doc__)
     if checkpoint:
         config.vocab_size = checkpoint["model_config"]["vocab_size"]
-    elif config.dataset == "fineweb":
-        config.vocab_size = 50_257  # known without the download
-    else:
-        config.vocab_size = load(config.dataset).vocab_size
+    else:  # FineWeb's is known without the download
+        config.vocab_size = 50_257 if config.dataset == "fineweb" else load(config.dataset).vocab_size
     config.delimiter = 0 if config.document_mask else -1  # only shapes matter
     estimate(config, Machine.pick(config.device, config.dtype))
 
