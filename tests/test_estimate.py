@@ -15,15 +15,12 @@ from model import GPT, GPTConfig
 
 def table(out: str) -> dict[str, float]:
     """name -> value of the table; of memory, what -> value."""
-    rows = [
-        re.match(r"(\w[\w -]*?) {2,}([\d.,]+) ?(MB|GFLOP|hours|)  (.*)", line).groups() for line in out.splitlines()
-    ]
-    return {text if name == "memory" else name: float(value.replace(",", "")) for name, value, _, text in rows}
+    rows = [re.match(r"(\w[\w -]*?) {2,}([\d.,]+) ?(?:MB|GFLOP|hours|)  (.*)", line) for line in out.splitlines()]
+    return {row[3] if row[1] == "memory" else row[1]: float(row[2].replace(",", "")) for row in rows}
 
 
 def test_an_estimate_of_gpt2_needs_neither_its_data_nor_a_run(call):
-    gpt2 = [ROOT / "config/gpt2.toml", "--dtype=bfloat16"]
-    status, out, err = call(estimate, *gpt2)
+    status, out, err = call(estimate, ROOT / "config/gpt2.toml", "--dtype=bfloat16")
     assert status == 0, err
     found = table(out)
     N, T = 124_439_808 + 47 * 768, 1024  # 50,304 rows for 50,257 tokens
@@ -34,18 +31,12 @@ def test_an_estimate_of_gpt2_needs_neither_its_data_nor_a_run(call):
     assert found["optimizer state (adamw)"] == pytest.approx(8 * N / 1e6, abs=0.1)
     activations = found["activations of 32 x 1,024 tokens, bfloat16"]
     assert found["total memory"] == pytest.approx(16 * N / 1e6 + activations, abs=0.2)
-    assert found["KV cache"] == pytest.approx(2 * 12 * 768 * T * 4 / 1e6, abs=0.1)
     assert found["compute"] == pytest.approx(flops / 1e9, abs=1e-4)
     assert found["time"] == pytest.approx(tokens * flops / (989e12 * 0.4) / 3600, abs=1e-3)  # the last one: an H100
     assert not Path("out").exists() and not Path("data/fineweb").exists()
 
 
 def test_an_estimate_follows_the_keys(call):
-    long = ["--dataset=tiny", "--block_size=8192", "--batch_size=1"]
-    few, many = (table(call(estimate, *long, f"--n_kv_head={n}")[1]) for n in (1, 4))
-    assert many["KV cache"] == pytest.approx(4 * 2 * 4 * 128 * 8192 / 1e6, abs=0.1)
-    assert many["KV cache"] == pytest.approx(4 * few["KV cache"], abs=0.3)
-    assert few["parameters"] < many["parameters"]
     one, four = (table(call(estimate, "--dataset=tiny", f"--batch_size={n}")[1]) for n in (1, 4))
     assert four["this run"] == 4 * one["this run"]
     matrices = 4 * 12 * 128 * 128  # muon keeps one tensor for each, adamw two
@@ -58,10 +49,7 @@ def test_an_estimate_follows_the_keys(call):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "keys",
-    [{}, {"flash": False}, {"position": "alibi", "n_kv_head": 2}, {"norm": "layernorm", "bias": True, "dropout": 0.1}],
-)
+@pytest.mark.parametrize("keys", [{}, {"flash": False, "position": "alibi", "n_kv_head": 2, "dropout": 0.1}])
 def test_activation_memory_is_what_a_real_step_saves(keys, dtype):
     """Beside the estimate, which computes nothing, a real model: what autograd holds on to after its forward pass."""
     config = GPTConfig(**keys)
@@ -70,20 +58,14 @@ def test_activation_memory_is_what_a_real_step_saves(keys, dtype):
     assert estimated == estimate.activation_bytes(GPT(config), 4, dtype)
     assert estimated > 4 * 128 * 128 * 2 * 10 * config.n_layer
     more = estimate.activation_bytes(GPT(config), 8, dtype) - estimated  # of four more rows
-    matrices = sum(
-        p.numel() for name, p in GPT(config).named_parameters() if p.dim() == 2 and "transformer.w" not in name
-    )
+    matrices = sum(p.numel() for name, p in GPT(config).named_parameters() if p.dim() == 2 and ".w" not in name[:15])
     once = 2 * matrices if dtype == torch.bfloat16 else 0  # matrices in another dtype; they themselves are not counted
     assert estimated - more == pytest.approx(once, abs=0.05 * 4 * matrices)
 
 
-def test_an_estimate_of_nothing_gets_one_line(fails):
-    assert "no dataset data/nothing" in fails(estimate, "--dataset=nothing")
-    assert "unknown option --estimate" in fails(estimate, "--estimate")
-
-
-def test_the_estimate_of_a_resumed_run_is_that_of_the_run(call):
+def test_the_estimate_of_a_resumed_run_is_that_of_the_run(call, fails):
     options = ["--dataset=tiny", "--block_size=16", "--n_embd=16", "--n_head=2", "--max_iters=1", "--sample_tokens=1"]
     call(train, *options)
     resumed = call(estimate, "--init_from=resume", "--out_dir=out/tiny")[1].split("time")[0]
     assert resumed == call(estimate, *options)[1].split("time")[0] != ""
+    assert "no dataset data/nothing" in fails(estimate, "--dataset=nothing")

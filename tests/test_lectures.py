@@ -36,7 +36,6 @@ import reward
 import rnn
 import sample
 import seq2seq
-import similarity
 import train
 import word2vec
 from gpt2 import GPT2_OPTIONS
@@ -723,25 +722,25 @@ def _():
 @example("cos-cat-dog", [0.64, 0.978497])
 def _():
     cat, dog = tensor(*VECTORS[:2])
-    return cat @ dog, similarity.cosine(cat[None], dog[None])
+    return cat @ dog, word2vec.cosine(cat[None], dog[None])
 
 
 @example("cos-cat-car", [-0.08, -0.122312])
 def _():
     cat, car = tensor(VECTORS[0], VECTORS[3])
-    return cat @ car, similarity.cosine(cat[None], car[None])
+    return cat @ car, word2vec.cosine(cat[None], car[None])
 
 
 @example("cos-others", [0.896011, -0.322581, 0.984467])
 def _():
-    cosines = similarity.cosine(tensor(*VECTORS), tensor(*VECTORS))
+    cosines = word2vec.cosine(tensor(*VECTORS), tensor(*VECTORS))
     return cosines[0, 2], cosines[1, 3], cosines[3, 4]  # cat and fish, dog and car, car and truck
 
 
 @example("cos-euclid", [0.978497, 0.173205])  # a printed text has a cosine of 0.97
 def _():
     a, b = tensor((0.8, 0.2, 0.1), (0.7, 0.3, 0.2))
-    return similarity.cosine(a[None], b[None]), torch.dist(a, b)
+    return word2vec.cosine(a[None], b[None]), torch.dist(a, b)
 
 
 @example("skipgram-win", [4, 2, 18, 10])

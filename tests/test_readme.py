@@ -41,7 +41,6 @@ import runtime
 import sample
 import scaling
 import seq2seq
-import similarity
 import tasks
 import tokenizer
 import toy
@@ -56,7 +55,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (langua
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
 SCRIPTS += (rlhf, word2vec, seq2seq)
 OTHERS = (calibration, cells, checkpoint, console, files, gpt2, instruct, model, optim, peft)
-OTHERS += (dpo, mlm, ppo, recall, reward, runtime, similarity, tasks, tokenizer, toy, windows)
+OTHERS += (dpo, mlm, ppo, recall, reward, runtime, tasks, tokenizer, toy, windows)
 if importlib.util.find_spec("matplotlib"):
     import plots
 
