@@ -203,7 +203,7 @@ def test_nearest_words_come_in_order_among_the_frequent_ones(monkeypatch):
 def test_analogies_follow_the_step_from_a_to_b_beside_their_control(capsys):
     vocab = ["min", "max", "lower", "upper", "other"]
     vectors = torch.tensor([[1.0, 0, 0], [1.0, 0, 1], [0, 1.0, 0], [0, 1.0, 1], [-0.2, 1, -0.2]])
-    near_c = torch.tensor([[1.0, 0, 0], [0, 0, 1.0], [0, 1.0, 0], [0, 1.0, 0.1], [-0.1, 0.1, 1.0]])  # upper beside lower
+    near_c = torch.tensor([[1.0, 0, 0], [0, 0, 1.0], [0, 1.0, 0], [0, 1.0, 0.1], [-0.1, 0.1, 1.0]])  # upper by lower
     lengths = torch.tensor([[9.0], [0.3], [1.0], [1.0], [1.0]])  # directions count
     word2vec.try_analogies({"exact": lengths * vectors, "near c": near_c}, vocab)
     out = capsys.readouterr().out
