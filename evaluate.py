@@ -408,7 +408,7 @@ def draw_plot(path: Path, title: str, calibration: dict, by_position: dict) -> N
 def open_data(checkpoint: dict, options) -> Dataset:
     """The dataset of the options, or else that of the checkpoint. Raises UserError if it does not fit."""
     name, trained_on = checkpoint["name"], checkpoint["config"]["dataset"]
-    if not options.dataset and trained_on in ("", "gpt2"):
+    if not options.dataset and trained_on in (None, "gpt2"):
         raise UserError(f"{name} was not trained on a dataset; name one in its tokens with --dataset=")
     data = load(options.dataset or trained_on)
     if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
