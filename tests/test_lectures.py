@@ -1160,12 +1160,12 @@ def _():
 def _():
     x, F, G, gaps = torch.randn(1, 3, 4), torch.randn(1, 3, 4), torch.randn(1, 3, 4), []
     for where in ("pre", "post"):
-        make_block, arguments = (model.Block, ()) if where == "pre" else (seq2seq.EncoderBlock, (None,))
-        block = make_block(GPTConfig(n_embd=4, n_head=1))
+        config = GPTConfig(n_embd=4, n_head=1)
+        block = model.Block(config) if where == "pre" else seq2seq.PostNormBlock(config, cross=False)
         block.attn, block.mlp = Always(F), Always(G)
         norm = nn.functional.layer_norm
         expected = x + F + G if where == "pre" else norm(norm(x + F, (4,)) + G, (4,))
-        gaps.append((block(x, *arguments) - expected).abs().max().round(decimals=12))
+        gaps.append((block(x, mask=None) - expected).abs().max().round(decimals=12))
     small = GPTConfig(n_layer=1)
     models = GPT(small), seq2seq.Transformer(small)
     last = [int(any("ln_f" in name for name, _ in one.named_parameters())) for one in models]
@@ -1280,7 +1280,7 @@ def linear_biases(layer: nn.Module) -> int:
 
 @example("n-dec", [4204032, 4197376])  # with all biases; with those of norms only. A printed text leaves them out
 def _():
-    block = seq2seq.DecoderBlock(BASE)
+    block = seq2seq.PostNormBlock(BASE, cross=True)
     return size(block), size(block) - linear_biases(block)
 
 
@@ -1296,8 +1296,8 @@ def _():
 @example("bert", [0, 36, 21])  # as many parameters as a GPT; of 36 pairs of 6 tokens, all attend, and in a GPT 21
 def _():
     config = GPTConfig(vocab_size=9, n_layer=1, n_head=1, n_embd=4)
-    encoder, gpt = mlm.Encoder(config, padding_id=8), GPT(config)
-    idx = torch.arange(6)[None]
+    encoder, gpt = mlm.Encoder(config), GPT(config)
+    idx = torch.arange(1, 7)[None]  # without padding
     masks = [one.mask(torch.arange(6), idx).expand(1, 1, 6, 6) for one in (encoder, gpt)]
     return size(encoder) - size(gpt), *((mask == 0).sum() for mask in masks)
 

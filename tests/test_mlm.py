@@ -1,8 +1,6 @@
 import math
-from argparse import Namespace
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +9,12 @@ from conftest import NAMES, result
 
 import mlm
 import prepare_data
-import seq2seq
-from mlm import Encoder, Vocabulary, encode_gaps, fill, hide_each, hide_letters, letter_loss, ngram_loss, split_words
+from mlm import END, FIRST, MASK, PAD, Encoder, encode, fill, hide_letters, letter_loss, ngram_loss
 from model import GPT, GPTConfig
 from prepare_data import Dataset
+
+ALPHABET = "\0_\n" + "".join(sorted(set("".join(NAMES))))
+V = len(ALPHABET)
 
 
 @pytest.fixture
@@ -24,180 +24,154 @@ def data() -> Dataset:
     return prepare_data.load("list")
 
 
-@pytest.fixture
-def V(data) -> Vocabulary:
-    return Vocabulary(data)
-
-
-@pytest.fixture
-def words(data) -> list[np.ndarray]:
-    return split_words(data, "train")
-
-
-def make(V: Vocabulary, kind=Encoder) -> GPT:
+def make(kind=Encoder) -> GPT:
     torch.manual_seed(0)
-    config = GPTConfig(V.size, block_size=32, n_layer=2, n_head=2, n_embd=16, zero_init=False)
-    return (Encoder(config, V.padding_id) if kind is Encoder else GPT(config)).eval()
-
-
-def text_of(row: np.ndarray, V: Vocabulary) -> str:
-    return "".join("?" if i == V.mask_id else V.tokenizer.decode([i]) for i in row if i != V.padding_id)
+    return kind(GPTConfig(V, block_size=32, n_layer=2, n_head=2, n_embd=16, zero_init=False)).eval()
 
 
 # ----------------------------------------------------------------------------- words, and the encoder
 
 
-def test_words_are_documents(data, V, words):
-    texts = [text_of(word, V) for word in words]
-    assert len(words) == data.splits["train"]["documents"]
-    assert all(text[0] == text[-1] == "\n" and text[1:-1] in NAMES for text in texts)
-    assert [text_of(row, V) for row in V.pad(words[:3]).numpy()] == texts[:3]
-
-
-def test_long_documents_are_left_out(data, monkeypatch):
+def test_words_are_documents(data, monkeypatch):
+    words = mlm.read_words(data, "train")
+    assert len(words) == data.splits["train"]["documents"] and set(words) == set(NAMES)
     monkeypatch.setattr(mlm, "MAX_LETTERS", 4)
-    assert max(map(len, split_words(data, "train"))) == 6
+    assert set(mlm.read_words(data, "train")) == {name for name in NAMES if len(name) <= 4}
 
 
-def test_an_encoder_has_the_parameters_of_a_gpt_and_sees_both_sides(V, words):
-    encoder, gpt = make(V), make(V, GPT)
+def test_tokens_are_ended_and_padded():
+    a = ALPHABET.index("a")
+    assert encode(["a", "e_a"], ALPHABET).tolist() == [[END, a, END, PAD, PAD], [END, a + 2, MASK, a, END]]
+    assert ALPHABET[a + 2] == "e" and a == FIRST
+
+
+def test_an_encoder_has_the_parameters_of_a_gpt_and_sees_both_sides():
+    encoder, gpt, idx = make(), make(GPT), encode(["amelia", "olivia"], ALPHABET)
     assert {n: p.shape for n, p in encoder.named_parameters()} == {n: p.shape for n, p in gpt.named_parameters()}
-    idx = V.pad(words[:2])
     changed = idx.clone()
-    changed[:, 4] = (changed[:, 4] + 1) % len(V.letters)
+    changed[:, 4] = FIRST
     same = [torch.allclose(m(idx)[0][:, :4], m(changed)[0][:, :4], atol=1e-5) for m in (encoder, gpt)]
     assert same == [False, True]
 
 
-def test_padding_changes_nothing(V, words):
-    encoder, idx = make(V), V.pad(words[:1])
-    more = torch.cat((idx, torch.full((1, 3), V.padding_id)), dim=1)
-    assert torch.allclose(encoder(more)[0][:, : idx.shape[1]], encoder(idx)[0], atol=1e-5)
+def test_padding_changes_nothing():
+    encoder, idx = make(), encode(["mila", "isabella"], ALPHABET)
+    assert torch.allclose(encoder(idx)[0][:1, :6], encoder(idx[:1, :6])[0], atol=1e-5)
 
 
 # ----------------------------------------------------------------------------- hiding letters
 
 
-def test_15_percent_are_chosen_and_treated_as_80_10_10(V, words):
-    idx = V.pad(words * 40)
-    hidden, targets = hide_letters(idx, V, np.random.default_rng(0))
-    chosen, letters = targets >= 0, torch.isin(idx, torch.from_numpy(V.letters))
+def test_15_percent_are_chosen_and_treated_as_80_10_10():
+    torch.manual_seed(0)
+    idx = encode(NAMES * 1000, ALPHABET)
+    hidden, targets = hide_letters(idx, V)
+    chosen, letters = targets >= 0, idx >= FIRST
     assert not (chosen & ~letters).any()
     assert (chosen.sum() / letters.sum()).item() == pytest.approx(0.15, abs=0.005)
     assert torch.equal(targets[chosen], idx[chosen]) and torch.equal(hidden[~chosen], idx[~chosen])
-    masked, same = (hidden == V.mask_id)[chosen], (hidden == idx)[chosen]
+    masked, same = (hidden == MASK)[chosen], (hidden == idx)[chosen]
     assert masked.double().mean().item() == pytest.approx(0.8, abs=0.01)
-    right_by_chance = 0.1 / len(V.letters)  # a random letter can be the right one
+    right_by_chance = 0.1 / (V - FIRST)  # a random letter can be the right one
     assert same.double().mean().item() == pytest.approx(0.1 + right_by_chance, abs=0.01)
-    others = Counter(hidden[chosen][~masked & ~same].tolist())
-    assert others.keys() == set(V.letters.tolist())  # no newline, no padding
-
-
-def test_each_letter_is_hidden_once(V):
-    word = V.tokenizer.encode("\nmila\n")
-    assert [text_of(row, V) for row in hide_each(np.array(word), V)] == ["\n?ila\n", "\nm?la\n", "\nmi?a\n", "\nmil?\n"]
+    others = set(hidden[chosen][~masked & ~same].tolist())
+    assert others == set(range(FIRST, V))  # no newline, no padding
 
 
 # ----------------------------------------------------------------------------- losses
 
 
 @pytest.mark.parametrize("kind", [Encoder, GPT])
-def test_letter_loss_is_what_loops_compute(V, words, kind):
-    model, total, count = make(V, kind), 0.0, 0
-    for word in words[:7]:
-        for i in range(1, len(word) - 1):
+def test_letter_loss_is_what_loops_compute(kind):
+    model, total, count = make(kind), 0.0, 0
+    for word in NAMES:
+        for i, letter in enumerate(word):
             if kind is Encoder:
-                hidden = word.copy()
-                hidden[i] = V.mask_id
-                logits = model(torch.from_numpy(hidden)[None])[0][0, i]
+                logits = model(encode([word[:i] + "_" + word[i + 1 :]], ALPHABET))[0][0, i + 1]
             else:
-                logits = model(torch.from_numpy(word[:i])[None])[0][0, -1]
-            p = logits[torch.from_numpy(V.letters)].softmax(dim=0).tolist()
-            total -= math.log(p[V.letters.tolist().index(word[i])])
+                logits = model(encode([word[:i]], ALPHABET)[:, :-1])[0][0, -1]
+            p = logits[FIRST:].softmax(dim=0)
+            total -= math.log(p[ALPHABET.index(letter) - FIRST].item())
             count += 1
-    assert letter_loss(model, words[:7], V) == pytest.approx(total / count, abs=1e-5)
+    assert letter_loss(model, NAMES, ALPHABET) == pytest.approx(total / count, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("side", "size", "context"),
-    [
-        ("left", 1, lambda word, i: word[i - 1]),
-        ("both", 2, lambda word, i: (word[i - 1], word[i + 1])),
-        ("both", 4, lambda word, i: (word[i - 1], word[i + 1], word[max(i - 2, 0)], word[min(i + 2, len(word) - 1)])),
-    ],
+    ("side", "offsets"), [("left", (-1,)), ("both", (-1, 1)), ("both", (-2, 2, -1, 1)), ("both", (-3, 3, -2, 2, -1, 1))]
 )
-def test_ngrams_see_the_nearest_letters_of_their_side(V, words, monkeypatch, side, size, context):
+def test_ngrams_see_the_letters_of_their_side(monkeypatch, side, offsets):
     """Without a discount, Kneser-Ney is the relative frequency after a context that was seen."""
     monkeypatch.setattr(mlm, "DISCOUNT", 0.0)
-    monkeypatch.setitem(mlm.CONTEXT, side, size)
-    seen = [(context(word, i), word[i]) for word in words for i in range(1, len(word) - 1)]
+    monkeypatch.setitem(mlm.SIDES, side, offsets)
+    seen = []
+    for word in NAMES:
+        text = f"\n\n\n{word}\n\n\n"
+        seen += [(tuple(text[i + 3 + offset] for offset in offsets), c) for i, c in enumerate(word)]
     pairs, contexts = Counter(seen), Counter(c for c, _ in seen)
     expected = -np.mean([math.log(pairs[c, letter] / contexts[c]) for c, letter in seen])
-    assert ngram_loss(words, words, V, side) == pytest.approx(expected)
+    assert ngram_loss(NAMES, NAMES, ALPHABET, side) == pytest.approx(expected)
+
+
+def test_the_nearest_letters_come_last_in_an_ngram(monkeypatch):
+    """Smoothing drops the first ones. For both sides, the letter before comes first, then the one after."""
+    shown = {side: mlm.letter_grams(["zab"], "\0_\nabz", side) for side in mlm.SIDES}
+    text = {side: ["".join("|abz"[i] for i in row) for row in rows] for side, rows in shown.items()}
+    assert text["left"] == ["|||||z", "||||za", "|||zab"] == text["right"]
+    assert text["both"] == ["||" + "|b" + "|a" + "z", "||" + "||" + "zb" + "a", "||" + "z|" + "a|" + "b"]
 
 
 # ----------------------------------------------------------------------------- learning, filling, the script
 
 
-def test_the_future_is_worth_something(V, words, monkeypatch):
+def test_the_future_is_worth_something(monkeypatch):
     monkeypatch.setattr(mlm, "BATCH_SIZE", 32)
-    sizes, few = Namespace(n_layer=1, n_head=2, n_embd=32, max_iters=60, seed=0), words[:60]
-    model, losses = mlm.compare_sides(few, few, V, sizes)
-    for of_side in losses.values():
-        assert of_side["both"] < min(of_side["left"], of_side["right"]) - 0.1
-    text, found = fill(model, encode_gaps("o_ivi_", V), V)
+    options = mlm.Options(n_layer=1, n_head=2, n_embd=32, max_iters=60, seed=0)
+    model, losses = mlm.compare_sides(NAMES * 5, NAMES, ALPHABET, options)
+    for kind in ("", "ngram_"):
+        left, right, both = (losses[kind + side] for side in mlm.SIDES)
+        assert both < min(left, right) - 0.1
+    text, found = fill(model, "o_ivi_", ALPHABET)
     assert text == "olivia" and sorted(letter for letter, _ in found) == ["a", "l"]
-    row = torch.from_numpy(encode_gaps("o_ivi_", V))
-    logits = model(row[None])[0][0]
-    logits[:, V.no_letters] = -math.inf
-    assert found[0][1] == pytest.approx(logits.softmax(dim=1).max(dim=1).values[row == V.mask_id].max().item())
-    assert fill(model, encode_gaps("emma", V), V) == ("emma", [])
+    p = model(encode(["o_ivi_"], ALPHABET))[0][0, [2, 6], FIRST:].softmax(dim=1).max().item()
+    assert found[0][1] == pytest.approx(p)  # the most certain one first
+    assert fill(model, "emma", ALPHABET) == ("emma", [])
 
 
-def test_right_reads_words_from_the_end(V, words, monkeypatch):
+def test_right_reads_words_from_the_end(monkeypatch):
     trained = []
-    monkeypatch.setattr(mlm, "train", lambda model, words, *_: trained.append([text_of(word, V) for word in words]))
-    monkeypatch.setattr(mlm, "letter_loss", lambda model, words, V: [text_of(word, V) for word in words])
-    options = Namespace(n_layer=1, n_head=2, n_embd=8, max_iters=1, seed=0)
-    _, losses = mlm.compare_sides(words, words[:4], V, options)
-    left, right, both = trained
-    assert right == [text[::-1] for text in left] and both == left
-    network = losses["network"]
-    assert network["right"] == [text[::-1] for text in network["left"]] and network["both"] == network["left"]
+    monkeypatch.setattr(mlm, "train", lambda model, words, *_: trained.append(words))
+    monkeypatch.setattr(mlm, "letter_loss", lambda model, words, _: words)
+    options = mlm.Options(n_layer=1, n_head=2, n_embd=8)
+    _, losses = mlm.compare_sides(NAMES, NAMES[:4], ALPHABET, options)
+    turned = [name[::-1] for name in NAMES]
+    assert trained == [NAMES, turned, NAMES]
+    assert [losses[side] for side in mlm.SIDES] == [NAMES[:4], turned[:4], NAMES[:4]]
+    assert losses["ngram_right"] == pytest.approx(ngram_loss(turned, turned[:4], ALPHABET, "left"))
 
 
-@pytest.mark.parametrize(("side", "expected"), [("left", ["\0\0z", "\0za", "zab"]), ("both", ["\0az", "zba", "a\0b"])])
-def test_the_nearest_letters_come_last_in_an_ngram(side, expected, monkeypatch):
-    """Smoothing drops the first ones. For both sides, the letter before comes first, then the one after."""
-    grams, smoothed = [], mlm.NGrams.kneser_ney
-    monkeypatch.setattr(mlm.NGrams, "kneser_ney", lambda self, g, d: grams.append(g) or smoothed(self, g, d))
-    monkeypatch.setitem(mlm.CONTEXT, side, 2)
-    word = np.array([0, 5, 1, 2, 0])  # zab
-    ngram_loss([word], [word], SimpleNamespace(end_id=0, letters=np.arange(1, 6)), side)
-    assert ["".join("\0abxyz"[i] for i in row) for row in grams[0]] == expected
-
-
-OPTIONS = ("--mlm", "--dataset=list", "--max_iters=8", "--n_layer=1", "--n_embd=16", "--n_head=2")
+OPTIONS = ("--dataset=list", "--max_iters=2", "--n_layer=1", "--n_embd=16", "--n_head=2")
 
 
 def test_the_script_compares_three_sides(data, call):
-    status, out, err = call(seq2seq, *OPTIONS, "--fill=em_a")
+    status, out, err = call(mlm, *OPTIONS, "--fill=em_a")
     assert (status, err) == (0, "")
     found = result(out)
     assert {*mlm.SIDES, "ngram_left", "ngram_both", "params"} <= found.keys() and found["model"] == "mlm"
     assert float(found["ngram_both"]) < float(found["ngram_left"])
-    assert "em_a -> em" in out and "step 32/32" in out  # the encoder gets four times as many steps
-    assert call(seq2seq, *OPTIONS)[1].count(" -> ") == 5
+    assert "em_a -> em" in out and "step 8/8" in out  # the encoder gets four times as many steps
+    again = call(mlm, *OPTIONS)[1]
+    assert again.count(" -> ") == 5
+    assert result(again) | {"seconds": 0} == found | {"seconds": 0}  # the same seed, the same numbers
 
 
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ("--fill=x_x", "lacks"),
-        ("--fill=emma", "has no _"),
-        ("--fill=" + "a_" * 16, "over 30 letters"),
+        ("--fill=x_x", "unknown letters"),
+        ("--fill=emma", "no gap"),
+        ("--fill=" + "a_" * 16, "up to 30 letters"),
         ("--dataset=tiny", "no documents;"),
-        ("--dataset=long", "no documents of 1 to 30 tokens"),
+        ("--dataset=long", "no documents of 1 to 30 letters"),
         ("--n_head=3", "not a multiple"),
     ],
 )
@@ -207,4 +181,4 @@ def test_what_cannot_be_done_is_said_before_training(data, option, says, fails, 
     prepare_data.prepare("tiny.txt")
     Path("long.txt").write_text("\n".join([NAMES[0] * 10] * 30))
     prepare_data.prepare("long.txt", documents="lines")
-    assert says in fails(seq2seq, *OPTIONS, option)
+    assert says in fails(mlm, *OPTIONS, option)

@@ -53,9 +53,9 @@ README, RESULTS = PAGES[ROOT / "README.md"], PAGES[ROOT / "docs" / "results.md"]
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
-SCRIPTS += (rlhf, word2vec, seq2seq)
+SCRIPTS += (rlhf, word2vec, seq2seq, mlm)
 OTHERS = (calibration, cells, checkpoint, console, files, gpt2, instruct, model, optim, peft)
-OTHERS += (dpo, mlm, ppo, recall, reward, runtime, tasks, tokenizer, toy, windows)
+OTHERS += (dpo, ppo, recall, reward, runtime, tasks, tokenizer, toy, windows)
 if importlib.util.find_spec("matplotlib"):
     import plots
 
