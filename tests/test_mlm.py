@@ -160,7 +160,7 @@ def test_the_script_compares_three_sides(data, call):
     assert float(found["ngram_both"]) < float(found["ngram_left"])
     assert "em_a -> em" in out and "step 8/8" in out  # the encoder gets four times as many steps
     again = call(mlm, *OPTIONS)[1]
-    assert again.count(" -> ") == 5
+    assert "correct: " in again
     assert result(again) | {"seconds": 0} == found | {"seconds": 0}  # the same seed, the same numbers
 
 
