@@ -1,17 +1,20 @@
-"""Part 2: five ways to carry a state along, from Elman's network to a state space model, and the model around them.
+"""Part 2: five ways to carry a state along, from Elman's network to a state space model.
 
-rnn.py trains them, recall.py tests their memory; read mlp.py before. The MLP sees a fixed window, and learns separate
-weights for each position in it. A recurrent network reads one token at a time, with the same weights at every step, and
-keeps what it needs of the past in a state:
+    from cells import CELLS, Model                          # rnn.py trains them, and tests their memory
+
+Read mlp.py before, rnn.py after. The MLP sees a fixed window, and learns separate weights for each
+position in it. A recurrent network reads one token at a time, with the same weights at every step,
+and keeps what it needs of the past in a state:
 
     state_t, output_t = f(state_(t-1), input_t)
 
-The cells differ in f. The first three are not linear in the state, so they have to run one step after the other. The
-last two are linear in it, so many steps of a training text can be computed at once, and still a generated token costs
-only one step. Their common limitation: a state of fixed size has to hold everything. Attention, in model.py, keeps all
-tokens instead.
+The cells differ in f. The first three are not linear in the state, so they run one step after the
+other. The last two are linear in it, so many steps of a training text can be computed at once, and
+still a generated token costs only one step. Their common limitation: a state of fixed size has to
+hold everything. Attention, in model.py, keeps all tokens instead.
 """
 
+import itertools
 import math
 
 import torch
@@ -28,9 +31,10 @@ CHUNK = 32  # tokens that LinearCell.forward() computes at once
 
 
 class StepByStep:
-    """Base of Elman, GRU and LSTM, which also inherit from PyTorch's layer: its forward() is the fast loop over the
-    tokens, from inputs x (B, T, C) and a state (n_states, B, H) to outputs (B, T, H) and the last state. step() is the
-    formula for one token, x (B, C). PyTorch's names: ih is input to hidden, W and b; hh is hidden to hidden, U, b'."""
+    """Base of Elman, GRU and LSTM, which also inherit from PyTorch's layer: its forward() is the
+    fast loop over the tokens, from inputs x (B, T, C) and a state (n_states, B, H) to outputs
+    (B, T, H) and the last state. step() is the formula for one token, x (B, C). PyTorch's names:
+    ih is input to hidden, W and b; hh is hidden to hidden, U and b'."""
 
     n_states = 1
 
@@ -40,19 +44,18 @@ class StepByStep:
     def start(self, B: int) -> torch.Tensor:
         return self.weight_hh_l0.new_zeros(self.n_states, B, self.hidden_size)
 
-    def from_input(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight_ih_l0, self.bias_ih_l0)  # W x + b, for all gates at once
-
-    def from_state(self, h: torch.Tensor) -> torch.Tensor:
-        return F.linear(h, self.weight_hh_l0, self.bias_hh_l0)  # U h + b'
+    def parts(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """W x + b and U h + b', for all gates at once."""
+        from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0)
+        return from_input, F.linear(h, self.weight_hh_l0, self.bias_hh_l0)
 
 
 class Elman(StepByStep, nn.RNN):
     """h_t = tanh(W x_t + b + U h_(t-1) + b')  (Elman 1990)"""
 
     def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        state = (self.from_input(x) + self.from_state(state[0])).tanh()[None]
-        return state[0], state
+        h = torch.add(*self.parts(x, state[0])).tanh()
+        return h, h[None]
 
 
 class GRU(StepByStep, nn.GRU):
@@ -60,25 +63,29 @@ class GRU(StepByStep, nn.GRU):
     z = sigmoid(W_z x_t + b_z + U_z h_(t-1) + b'_z)         update gate: how much of the past is kept
     n = tanh(W_n x_t + b_n + r * (U_n h_(t-1) + b'_n))      candidate for the new state
     h_t = (1 - z) * n + z * h_(t-1)
-    (Cho et al. 2014, where r multiplies h_(t-1) before U_n; as in PyTorch, here it is one matmul for all three.)"""
+    (Cho et al. 2014, where r multiplies h_(t-1) before U_n. Here, as in PyTorch, it comes after U_n:
+    one matmul for all three.)"""
 
     def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        r_x, z_x, n_x = self.from_input(x).chunk(3, dim=1)
-        r_h, z_h, n_h = self.from_state(state[0]).chunk(3, dim=1)
-        r, z = (r_x + r_h).sigmoid(), (z_x + z_h).sigmoid()
+        from_input, from_state = self.parts(x, state[0])
+        r_x, z_x, n_x = from_input.chunk(3, dim=1)
+        r_h, z_h, n_h = from_state.chunk(3, dim=1)
+        r = (r_x + r_h).sigmoid()
+        z = (z_x + z_h).sigmoid()
         n = (n_x + r * n_h).tanh()
-        state = ((1 - z) * n + z * state[0])[None]
-        return state[0], state
+        h = (1 - z) * n + z * state[0]
+        return h, h[None]
 
 
 class LSTM(StepByStep, nn.LSTM):
-    """i, f, o = sigmoid(W x_t + b + U h_(t-1) + b')        input, forget and output gate, each with its own W, b, U, b'
-    g = tanh(W_g x_t + b_g + U_g h_(t-1) + b'_g)            candidate
-    c_t = f * c_(t-1) + i * g                               cell state: gradients reach c_(t-1) directly, times f
-    h_t = o * tanh(c_t)                                     (Hochreiter, Schmidhuber 1997; Gers et al. 2000)
+    """i, f, o = sigmoid(W x_t + b + U h_(t-1) + b')  input, forget, output gate: W, b, U, b' each
+    g = tanh(W_g x_t + b_g + U_g h_(t-1) + b'_g)      candidate
+    c_t = f * c_(t-1) + i * g                         cell state: its gradient goes back times f
+    h_t = o * tanh(c_t)                               (Hochreiter, Schmidhuber 1997; Gers et al. 2000)
 
-    The state is h and c, (2, B, H). The forget bias starts at 1: with f = sigmoid(0) = 0.5, half of the cell state and
-    half of its gradient would be lost at every step; sigmoid(1) is 0.73 (Jozefowicz et al. 2015)."""
+    The state is h and c, (2, B, H). The forget bias starts at 1: with f = sigmoid(0) = 0.5, half of
+    the cell state and half of its gradient would be lost at every step; sigmoid(1) is 0.73
+    (Jozefowicz et al. 2015)."""
 
     n_states = 2
 
@@ -93,21 +100,20 @@ class LSTM(StepByStep, nn.LSTM):
 
     def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h, c = state
-        i, f, g, o = (self.from_input(x) + self.from_state(h)).chunk(4, dim=1)
-        f = f.sigmoid()
-        self.forget = f.detach()  # for forget_gates() in rnn.py
-        c = f * c + i.sigmoid() * g.tanh()
-        state = torch.stack((o.sigmoid() * c.tanh(), c))
-        return state[0], state
+        i, f, g, o = torch.add(*self.parts(x, h)).chunk(4, dim=1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        return h, torch.stack((h, c))
 
 
 # ----------------------------------------------------------------------------- cells that are linear in the state
 
 
 class LinearCell(nn.Module):
-    """S_t = a_t S_(t-1) + k_t v_t^T,  y_t = S_t^T q_t, in each head: the state stores value v_t under key k_t, and a
-    query q_t reads the values under similar keys. In a subclass, project() computes q, k, v and log a_t, at
-    most 0, from W times the normalized input, never from the state; output() makes the output (B, T, H) of all y."""
+    """S_t = a_t S_(t-1) + k_t v_t^T,  y_t = S_t^T q_t, in each head: the state stores value v_t
+    under key k_t, and a query q_t reads the values under similar keys. In a subclass, project()
+    computes q, k, v and log a_t, at most 0, from W times the normalized input, never from the
+    state; output() makes the output (B, T, H) of all y."""
 
     def start(self, B: int) -> torch.Tensor:
         return self.W.weight.new_zeros(B, *self.state_shape)  # (B, nh, N, P)
@@ -121,9 +127,11 @@ class LinearCell(nn.Module):
         return self.output(y, projected)[:, 0], S
 
     def forward(self, x: torch.Tensor, S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The parallel form, to train: x (B, T, C) -> (B, T, H). From the state S before a chunk of tokens 1, 2 ...:
+        """The parallel form, to train: x (B, T, C) -> (B, T, H). From the state S before a chunk of
+        tokens 1, 2 ...:
             y_t = (a_t ... a_1) S^T q_t + sum over s <= t of (a_t ... a_(s+1)) (q_t . k_s) v_s
-        The sum is attention without a softmax: a matrix of scores times v. Only the chunks have to run in order."""
+        The sum is attention without a softmax: a matrix of scores times v. Only the chunks have to
+        run in order."""
         ys = []
         for projected in self.W(F.layer_norm(x, x.shape[-1:])).split(CHUNK, dim=1):
             q, k, v, log_a = self.project(projected)  # (B, nh or 1, T, N or P); log_a: (B, nh, T)
@@ -138,10 +146,10 @@ class LinearCell(nn.Module):
 
 
 class LinearAttention(LinearCell):
-    """output_t = sum over s <= t of w_s v_s / sum of w_s,  w_s = phi(q_t) . phi(k_s),  phi(x) = elu(x) + 1 > 0
-    (Katharopoulos et al. 2020): a weighted average of all values so far, as in attention, where w_s = exp(q_t . k_s).
-    As w_s is a dot product, only the sum of phi(k_s) v_s^T has to be kept: the state. One more value, 1 for all s,
-    adds up the w_s. Nothing decays."""
+    """output_t = sum over s <= t of w_s v_s / sum of w_s,  w_s = phi(q_t) . phi(k_s),
+    phi(x) = elu(x) + 1 > 0 (Katharopoulos et al. 2020): a weighted average of all values so far, as
+    in attention, where w_s = exp(q_t . k_s). As w_s is a dot product, only the sum of phi(k_s) v_s^T
+    has to be kept: the state. One more value, 1 for all s, adds up the w_s. Nothing decays."""
 
     def __init__(self, C: int, H: int):
         super().__init__()
@@ -158,11 +166,13 @@ class LinearAttention(LinearCell):
 
 
 class SSM(LinearCell):
-    """A selective state space model, the recurrence of Mamba (Gu, Dao 2024) with one decay per head (Mamba-2):
+    """A selective state space model, the recurrence of Mamba (Gu, Dao 2024) with one decay per head
+    (Mamba-2):
         S_t = exp(-d_t A) S_(t-1) + b_t (d_t u_t)^T,  y_t = S_t^T c_t + D u_t,  d_t > 0,  A > 0
-    So the key is b_t, the value d_t u_t, the query c_t. d_t, b_t and c_t depend on the input: the model
-    selects what to store and what to forget. D u_t skips the state. The output passes through a gate, y * silu(z).
-    Left out: Mamba's convolution over the last four tokens, and the norm and projection of the output."""
+    So the key is b_t, the value d_t u_t, the query c_t. d_t, b_t and c_t depend on the input: the
+    model selects what to store and what to forget. D u_t skips the state. The output passes through
+    a gate, y * silu(z). Left out: Mamba's convolution over the last four tokens, and the norm and
+    projection of the output."""
 
     N = 32  # size of b and c, which all heads share
 
@@ -193,13 +203,15 @@ CELLS = {"rnn": Elman, "gru": GRU, "lstm": LSTM, "linear": LinearAttention, "ssm
 
 
 class Model(nn.Module):
-    """Embedding, stacked cells, output layer: idx (B, T) and the state of each cell -> logits (B, T, V) and
-    the new states. If a cell has as many inputs as outputs, they are added (a residual connection)."""
+    """Embedding, stacked cells, output layer: idx (B, T) and the state of each cell -> logits
+    (B, T, V) and the new states. If a cell has as many inputs as outputs, they are added (a
+    residual connection)."""
 
     def __init__(self, V: int, cell: str, n_embd: int, n_hidden: int, n_layer: int, dropout: float):
         super().__init__()
         self.wte = nn.Embedding(V, n_embd)
-        self.cells = nn.ModuleList(CELLS[cell](n_hidden if i else n_embd, n_hidden) for i in range(n_layer))
+        sizes = [n_embd, *[n_hidden] * n_layer]
+        self.cells = nn.ModuleList(CELLS[cell](C, H) for C, H in itertools.pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(n_hidden, V)
 
@@ -207,11 +219,12 @@ class Model(nn.Module):
         """The state of each cell before the first token: zeros."""
         return [cell.start(B) for cell in self.cells]
 
-    def forward(self, idx: torch.Tensor, states: list[torch.Tensor], step: bool = False) -> tuple:
-        """step: idx (B,) is one token per row -> logits (B, V), by the step() of each cell."""
+    def forward(self, idx: torch.Tensor, states: list | None = None, step: bool = False) -> tuple:
+        """states: None before the first token. step: idx (B,) is one token per row -> logits
+        (B, V), by the step() of each cell."""
         x, new = self.wte(idx), []
-        for i, cell in enumerate(self.cells):
-            y, state = (cell.step if step else cell)(x, states[i])
+        for cell, state in zip(self.cells, states or self.start(len(idx)), strict=True):
+            y, state = (cell.step if step else cell)(x, state)
             y = self.dropout(y)
             x = x + y if x.shape == y.shape else y
             new.append(state)

@@ -1,25 +1,23 @@
-"""Part 2: train a network that carries a state along: an RNN, GRU, LSTM, linear attention or a state space model.
+"""Part 2: train a network that carries a state along, see how far back it learns, and what it remembers.
 
     python rnn.py                                           # a minute: train an LSTM on words, sample new ones
     python rnn.py --cell=all --plot                         # all five, and how far back their gradients reach
     python rnn.py --cell=rnn --optimizer=sgd --learning_rate=1 --max_iters=400 --grad_clip=0    # without clipping
-    python rnn.py --recall                                  # what do they remember, and at what cost? (recall.py)
+    python rnn.py --recall                                  # two tests of memory, with a GPT beside them
 
-Read cells.py before, where the cells are, and model.py after. The loss at a token depends on the state after each token
-before it, so the gradient goes back through all of these steps: backpropagation through time (BPTT). At each step it is
-multiplied by a matrix, the derivative of a state w.r.t. the one before. If that mostly shrinks it, the gradient
-vanishes, and the network cannot learn from what is far back; if it mostly stretches it, the gradient explodes, and one
-bad update can ruin the network.
+Read cells.py before, model.py after. The loss at a token depends on the state after each token
+before it, so the gradient goes back through all of these steps: backpropagation through time
+(BPTT). At each step it is multiplied by a matrix, the derivative of a state w.r.t. the one before.
+If that mostly shrinks it, the gradient vanishes, and the network cannot learn from what is far
+back; if it mostly stretches it, the gradient explodes, and one bad update can ruin the network.
 """
 
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -29,13 +27,14 @@ from torch import nn
 
 import console
 from cells import CELLS, HEADS, Elman, LinearCell, Model
-from console import Fraction, Positive, UserError, parse, print_table, progress
-from optim import lr_scale, make_optimizer
+from console import Fraction, Positive, UserError, print_table
+from model import GPT, GPTConfig
+from optim import Recipe, fit
 from prepare_data import Dataset, load, start_context
+from windows import document_edges, read_windows
 
-EVAL_TOKENS = 2_000_000  # the final losses are computed on the first tokens of a split, up to this many
+EVAL_TOKENS = 2_000_000  # the losses are computed on the first tokens of a split, up to this many
 EVAL_ROWS = 64  # documents, or parts of a text, that are evaluated at once
-MAX_ACTIVATIONS = 1 << 24  # numbers in the largest tensor during evaluation
 LAGS = (1, 2, 5, 10, 20, 50, 100)  # tokens back: the rows of the printed table of gradients
 DEFAULTS = {  # about 100,000 parameters each, if tokens are letters
     "rnn": {"n_embd": 32, "n_hidden": 288, "n_layer": 1, "learning_rate": 0.005},
@@ -70,105 +69,90 @@ class Options:
 
 
 def edges(tokens: np.ndarray, separator: int | None, parts: int, offset: int = 0) -> np.ndarray:
-    """The indices where one document ends and the next starts: the separators. A text without documents is cut into
+    """The indices where one document ends and the next starts. A text without documents is cut into
     equal parts, from `offset` on."""
     if separator is not None:
-        return np.flatnonzero(tokens == separator)
+        return document_edges(tokens, separator)
     return np.linspace(offset, len(tokens) - 1, parts + 1).astype(int)
 
 
-def windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bptt: int) -> Iterator[tuple]:
-    """Yield inputs and targets, (B, T) int64 each, of the next bptt tokens of each row, until the longest row ends. Row
-    i reads tokens from starts[i] on, and its last target is at stops[i]; then come targets of -1, which are ignored.
-    With a dot for the separator, emma and ava are rows of inputs .emma, .ava., and of targets emma., ava. and -1."""
-    longest = (stops - starts).max()
-    for at in range(0, longest, bptt):
-        positions = (starts + at)[:, None] + np.arange(min(bptt, longest - at) + 1)  # (B, T + 1)
-        ids = tokens[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
-        targets = np.where(positions[:, 1:] <= stops[:, None], ids[:, 1:], -1)
-        yield torch.from_numpy(ids[:, :-1]), torch.from_numpy(targets)
+def windows(tokens: np.ndarray, at: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
+    """Yield inputs and targets (B, T), and whether they are the first of their rows. A row is what
+    lies between two edges, at[i] and at[i + 1]. B rows in `order` are read together, T tokens at a
+    time, until the longest ends; the others then have targets of -1, which are ignored. With a dot
+    for the separator, emma and ava are inputs .emma, .ava., and targets emma., ava. and -1."""
+    for rows in (order[i : i + B] for i in range(0, len(order), B)):
+        starts, stops = at[rows], at[rows + 1]
+        longest = (stops - starts).max()
+        for first in range(0, longest, T):
+            yield *read_windows(tokens, starts + first, stops, min(T, longest - first)), first == 0
 
 
-def batches(data: Dataset, B: int, bptt: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, bool]]:
-    """Yield inputs, targets, and whether these are the first windows of their rows, forever. A row is a document, or
-    one of B parts of a text, which start at another offset in each epoch."""
+def batches(data: Dataset, B: int, bptt: int, seed: int) -> Iterator:
+    """The windows of the training split, forever: of its documents in random order, or of B parts
+    of a text, which start at another offset in each epoch."""
     rng = np.random.default_rng(seed)
     while True:
-        at = edges(data.train, data.separator, B, rng.integers(min(bptt, len(data.train) // 2)))
-        order = rng.permutation(len(at) - 1)
-        for rows in (order[i : i + B] for i in range(0, len(order), B)):
-            for i, (x, y) in enumerate(windows(data.train, at[rows], at[rows + 1], bptt)):
-                yield x, y, i == 0
+        offset = rng.integers(min(bptt, len(data.train) // 2))
+        at = edges(data.train, data.separator, B, offset)
+        yield from windows(data.train, at, rng.permutation(len(at) - 1), B, bptt)
 
 
 # ----------------------------------------------------------------------------- training
 
 
+def cross_entropy(logits: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction=reduction)
+
+
 def train(model: Model, data: Dataset, options) -> None:
-    """Train by truncated BPTT: the state is carried from window to window, but the gradient stops where a window
-    starts. For a document of at most bptt tokens, it is the whole gradient. Prints losses and gradient norms."""
-    steps, began = options.max_iters, time.perf_counter()
-    schedule = {"schedule": "linear", "warmup_iters": min(100, steps // 10), "max_iters": steps, "min_lr": 0.0}
-    decay = 0.1 if options.optimizer == "adamw" else 0.0
-    rule = {"optimizer": options.optimizer, "weight_decay": decay, "beta1": 0.9, "beta2": 0.99, "momentum": 0.9}
-    config = SimpleNamespace(learning_rate=options.learning_rate, **schedule, **rule)
-    optimizer = make_optimizer(model, config)
-    states, losses, norms = [], [], []
+    """Train by truncated BPTT: the state is carried from window to window, but the gradient stops
+    where a window starts. For a document of at most bptt tokens, it is the whole gradient."""
     stream = batches(data, options.batch_size, options.bptt, options.seed)
-    for step, (x, y, new) in enumerate(islice(stream, steps), 1):
+    states = []
+
+    def batch_loss() -> torch.Tensor:
+        nonlocal states
+        x, y, new = next(stream)
         states = model.start(len(x)) if new else [state.detach() for state in states]
         logits, states = model(x, states)
-        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1)
-        losses.append(loss.item())
-        loss.backward()
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip or math.inf).item())
-        optimizer.set_lr(lr_scale(step, config))
-        optimizer.step()
-        model.zero_grad()
-        if not all(p.isfinite().all() for p in model.parameters()):
-            advice = f"lower --learning_rate={options.learning_rate:g}"
-            advice += "" if options.grad_clip else ", or use --grad_clip=1"
-            raise UserError(
-                f"training diverged at step {step}: the loss is {losses[-1]:.4g}, weights are NaN or Inf; {advice}"
-            )
-        if step in (1, 10, 100) or (steps - step) % max(1, steps // 10) == 0:
-            seconds = time.perf_counter() - began
-            eta = f"  eta {seconds / step * (steps - step):.0f} s" if seconds > 1 else ""
-            means = f"train loss {np.mean(losses):7.4f}  largest gradient norm {max(norms):8.3g}"
-            print(f"step {step:>{len(str(steps))}}/{steps}  {means}{eta}", flush=True)
-            losses, norms = [], []
+        return cross_entropy(logits, y)
+
+    recipe = Recipe(
+        options.max_iters,
+        options.learning_rate,
+        optimizer=options.optimizer,
+        warmup_iters=min(100, options.max_iters // 10),
+        weight_decay=0.1 if options.optimizer == "adamw" else 0.0,
+        momentum=0.9,
+        beta2=0.99,
+        grad_clip=options.grad_clip,
+    )
+    fit(model, batch_loss, recipe)
 
 
 @torch.no_grad()
 def evaluate(model: Model, tokens: np.ndarray, separator: int | None) -> float:
-    """Return the loss over all tokens but the first, in nats per token. Each document starts from an empty state, as
-    does each part of a text: there are at most EVAL_ROWS, of 1,000 tokens or more."""
-    model.eval()
-    show, total, done = progress("evaluating", len(tokens) - 1, "tokens"), 0.0, 0
+    """The mean loss over all tokens but the first, in nats per token. Each document starts from an
+    empty state, as does each part of a text: at most EVAL_ROWS, of 1,000 tokens or more."""
     at = edges(tokens, separator, min(EVAL_ROWS, max(1, len(tokens) // 1000)))
-    order = np.argsort(np.diff(at), kind="stable")  # documents of similar length together: little padding
-    T = max(1, MAX_ACTIVATIONS // (EVAL_ROWS * max(p.shape[0] for p in model.parameters())))
-    for rows in (order[i : i + EVAL_ROWS] for i in range(0, len(order), EVAL_ROWS)):
-        states = model.start(len(rows))
-        for x, y in windows(tokens, at[rows], at[rows + 1], T):
-            logits, states = model(x, states)
-            total += F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="sum").item()
-            done += (y != -1).sum().item()
-            show(done)
-    model.train()
-    return total / done
+    order = np.argsort(np.diff(at), kind="stable")  # of similar length together: little padding
+    total, states = 0.0, []
+    for x, y, new in windows(tokens, at, order, EVAL_ROWS, 128):
+        logits, states = model(x, [] if new else states)
+        total += cross_entropy(logits, y, "sum").item()
+    return total / (len(tokens) - 1)
 
 
 @torch.no_grad()
-def sample(model: Model, first: list[int], separator: int | None, generator: torch.Generator) -> list[list[int]]:
-    """Generate a sample after each of the tokens, in the recurrent form, until its document ends, or 100 tokens."""
-    model.eval()
+def sample(model: Model, first: list[int], separator: int | None) -> list[list[int]]:
+    """Generate after each of the first tokens, in the recurrent form, until its document ends, or
+    100 tokens."""
     idx, states, columns = torch.tensor(first), model.start(len(first)), []
     for _ in range(100):
         logits, states = model(idx, states, step=True)
-        idx = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+        idx = torch.multinomial(logits.softmax(1), 1)[:, 0]
         columns.append(idx)
-    model.train()
     rows = torch.stack(columns, dim=1).tolist()
     return [row[: row.index(separator)] if separator in row else row for row in rows]
 
@@ -177,14 +161,15 @@ def sample(model: Model, first: list[int], separator: int | None, generator: tor
 
 
 @torch.no_grad()
-def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: torch.Tensor) -> list[torch.Tensor]:
-    """The gradients of W, U, b and b' of an Elman cell, by hand. x (B, T, C): its inputs; h (B, T + 1, H): its states,
-    from the initial one on; dh (B, T, H): gradient of the loss w.r.t. h_t as an output, read by the layer above.
+def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: torch.Tensor) -> list:
+    """The gradients of W, U, b and b' of an Elman cell, by hand. x (B, T, C): its inputs; h
+    (B, T + 1, H): its states, from the initial one on; dh (B, T, H): gradient of the loss w.r.t.
+    h_t as an output, read by the layer above.
 
-    h_t = tanh(z_t), with z_t = W x_t + b + U h_(t-1) + b', also affects all later losses, through z_(t+1). So we go
-    from the last step back to the first:
-        dz_t = (1 - h_t^2) * (dh_t + U^T dz_(t+1)),  dW = sum of dz_t x_t^T,  dU = sum of dz_t h_(t-1)^T,
-        db = db' = sum of dz_t"""
+    h_t = tanh(z_t), with z_t = W x_t + b + U h_(t-1) + b', also affects all later losses, through
+    z_(t+1). So we go from the last step back to the first:
+        dz_t = (1 - h_t^2) * (dh_t + U^T dz_(t+1))
+        dW = sum of dz_t x_t^T,  dU = sum of dz_t h_(t-1)^T,  db = db' = sum of dz_t"""
     U = cell.weight_hh_l0
     dW, dU, db, from_later = *map(torch.zeros_like, (cell.weight_ih_l0, U, cell.bias_ih_l0)), 0.0
     for t in reversed(range(x.shape[1])):
@@ -197,120 +182,235 @@ def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: tor
 
 
 def check_backward(model: Model, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Compare manual and autograd gradients of the first cell, an Elman cell, with the output layer right above it, for
-    inputs and targets (B, T). Returns the maximum difference, relative to the largest gradient of each tensor."""
+    """Compare the gradients of an Elman cell under the output layer, by hand and by autograd, for
+    inputs and targets (B, T). Returns the maximum difference, relative to the largest gradient of
+    each tensor."""
     cell, inputs = model.cells[0], model.wte(x)
     start = cell.start(len(x))
     out, _ = cell(inputs, start)
-    loss = F.cross_entropy(model.head(out).flatten(0, 1), y.flatten(), ignore_index=-1)
-    dh, *by_autograd = torch.autograd.grad(loss, [out, *cell.parameters()])
+    dh, *by_autograd = torch.autograd.grad(cross_entropy(model.head(out), y), [out, *cell.parameters()])
     by_hand = backward_through_time(cell, inputs, torch.cat((start.transpose(0, 1), out), dim=1), dh)
     tiny = torch.finfo(dh.dtype).tiny  # never 0 / 0
-    ratios = [(a - b).abs().max() / b.abs().max().clamp(min=tiny) for a, b in zip(by_hand, by_autograd, strict=True)]
-    return torch.stack(ratios).max().item()
+    pairs = zip(by_hand, by_autograd, strict=True)
+    return max(((a - b).abs().max() / b.abs().max().clamp(min=tiny)).item() for a, b in pairs)
 
 
 def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> np.ndarray:
-    """Return the norms of d loss_T / d state_(T-k) for k = 1, 2, ..., at most 100: how much the loss at the last token
-    depends on the state k tokens before. Root mean square over 32 places of a text, with T = 128; or over up to 128 of
-    the longest documents, with T as long as all of these are. As in training, a document starts from an empty state.
-    States differ in scale from cell to cell: compare how the norms of a cell change with k, not the cells."""
+    """The norms of d loss_T / d state_(T-k) for k = 1, 2, ..., at most 100: how much the loss at
+    the last token depends on the state k tokens before. Root mean square over 32 places of a text,
+    with T = 128; or over up to 128 of the longest documents, with T as long as all of these are: in
+    training, no gradient ever went further. States differ in scale from cell to cell: compare how
+    the norms of a cell change with k, not the cells."""
     model = copy.deepcopy(model).double().eval()  # in float32, small gradients would become 0
     at = edges(tokens, separator, max(1, min(32, len(tokens) // 129)))
     lengths = np.diff(at)
     T = min(128, int(np.quantile(lengths, 0.95)))
-    starts = at[:-1][lengths >= T][:128]
-    x, y = next(windows(tokens, starts, starts + T, T))
+    x, y, _ = next(windows(tokens, at, np.flatnonzero(lengths >= T), 128, T))
     states, history = model.start(len(x)), []
     for t in range(T):
-        states = [state.clone().requires_grad_() for state in states]  # a copy: its gradient is that of later steps
+        states = [state.clone().requires_grad_() for state in states]  # its gradient is that of later steps
         history.append(states)
         logits, states = model(x[:, t], states, step=True)
     history = history[::-1][: LAGS[-1]]
     loss = F.cross_entropy(logits, y[:, -1], reduction="sum")
     grads = torch.autograd.grad(loss, [state for states in history for state in states])
-    norms = torch.stack([grad.norm() for grad in grads]).view(len(history), -1)  # of the state of each cell
+    norms = torch.stack([grad.norm() for grad in grads]).view(len(history), -1)  # of each cell
     return norms.norm(dim=1).numpy() / math.sqrt(len(x))
 
 
 def factor_per_token(norms: np.ndarray) -> float:
-    """Return the factor per token of the straight line that fits log(norms) best; NaN if nearly all norms are 0."""
+    """The factor per token of the straight line that fits log(norms) best; NaN if nearly all norms
+    are 0."""
     k = np.flatnonzero(norms)
     return math.exp(np.polyfit(k, np.log(norms[k]), 1)[0]) if len(k) > 1 else math.nan
 
 
-def print_gradients(gradients: dict[tuple[str, str], tuple[np.ndarray, float | None]]) -> None:
-    """Print gradient norms by distance, a column for each (cell, before or after), and bounds of the factor, if any."""
-    print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), before and after training:")
-    columns = [norms for norms, _ in gradients.values()]
-    rows = [[f"k = {k}", *(f"{norms[k - 1]:.1e}" for norms in columns)] for k in LAGS if k <= len(columns[0])]
+def print_gradients(gradients: dict[str, np.ndarray]) -> None:
+    """Print gradient norms by distance, a column for each cell before and after training."""
+    print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k):")
+    columns = gradients.values()
+    lags = [k for k in LAGS if k <= len(next(iter(columns)))]
+    rows = [[f"k = {k}", *(f"{norms[k - 1]:.1e}" for norms in columns)] for k in lags]
     factors = [f"x {factor_per_token(norms):.3f}" for norms in columns]
-    print_table([["", *map(" ".join, gradients)], *rows, ["fit, per token", *factors]])
-    for name, (_, bound) in gradients.items():
-        if bound is not None:
-            print(f"bound for {' '.join(name)}: x {bound:.3f} per token, the largest singular value of U (tanh' <= 1)")
+    print_table([["", *gradients], *rows, ["fit, per token", *factors]])
+
+
+def draw_gradients(gradients: dict[str, np.ndarray], data: Dataset) -> None:
+    import plots
+
+    curves = {}
+    for i, (name, norms) in enumerate(gradients.items()):
+        style = f"{'-' if i % 2 else '--'}C{i // 2}"  # a color for each cell; dashed: before
+        curves[name] = range(1, len(norms) + 1), norms / norms[0], style
+    panel = {"curves": curves, "yscale": "log", "ylim": (1e-10, None)}
+    panel |= {"xlabel": "k: tokens between the state and the loss"}
+    panel |= {"ylabel": "norm of d loss / d state, relative to k = 1"}
+    path = Path("out", f"rnn_{data.name}", "gradients.png")
+    plots.lines(path, panel, title=f"rnn.py on {data.name}: how far back gradients reach", size=(8, 5))
+    print(f"\n{path}: gradient norms by distance")
+
+
+# ----------------------------------------------------------------------------- recall: two tests of memory
+
+KEYS, VALUES = 52, 10  # token ids: 52 letters a to z and A to Z, 10 digits, and the question mark
+QUESTION = KEYS + VALUES
+NO_TOKEN = QUESTION + 1
+MEMORY = Recipe(1000, 0.003, optimizer="adam", warmup_iters=0, beta2=0.999)
+SMALL = {  # n_embd, n_hidden and n_layer for about 30,000 parameters
+    "rnn": (32, 118, 1),
+    "gru": (32, 70, 1),
+    "lstm": (32, 60, 1),
+    "linear": (56, 56, 2),
+    "ssm": (56, 56, 2),
+}
+
+
+def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """k + 1 random letters, then "?": which letter was the first? It has to survive all the others.
+    Inputs and targets (B, k + 2); targets are -1 but for the answer."""
+    letters = torch.randint(KEYS, (B, k + 1))
+    idx = F.pad(letters, (0, 1), value=QUESTION)
+    return idx, F.pad(letters[:, :1], (k + 1, 0), value=-1)
+
+
+def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """n pairs of different letters and random digits, "a7 c3 F9 ...", then the letters in another
+    order: which digit came with each? All pairs have to fit into the state. Inputs and targets
+    (B, 3n); targets are -1 but for the answers."""
+    letters = torch.rand(B, KEYS).argsort(1)[:, :n]
+    digits = torch.randint(KEYS, KEYS + VALUES, (B, n))
+    order = torch.rand(B, n).argsort(1)
+    idx = torch.cat((torch.stack((letters, digits), 2).flatten(1), letters.gather(1, order)), 1)
+    return idx, F.pad(digits.gather(1, order), (2 * n, 0), value=-1)
+
+
+def most_frequent_digit(n: int) -> float:
+    """The accuracy of always answering with the most frequent of n digits, in 10,000 draws of them."""
+    digits = torch.randint(VALUES, (10_000, n))
+    return F.one_hot(digits).sum(1).amax(1).float().mean().item() / n
+
+
+TASKS = {  # the name of its difficulty, the difficulties in the table, and the accuracy of guessing
+    first_letter: ("k", (5, 10, 20, 50, 100, 200), lambda k: 1 / KEYS),
+    pairs: ("n", (2, 4, 8, 16, 32, 52), most_frequent_digit),
+}
+
+
+class TwoTokens(nn.Module):
+    """Adds the embeddings of each token and of the one before it, idx (B, T) -> (B, T, C), as a GPT
+    with lookback=1 does. A pair is two tokens, but a key and its value are computed from one:
+    without this, pairs are learned later."""
+
+    def __init__(self, C: int):
+        super().__init__()
+        self.this, self.previous = nn.Embedding(NO_TOKEN, C), nn.Embedding(NO_TOKEN + 1, C)
+
+    def forward(self, idx: torch.Tensor) -> torch.Tensor:
+        return self.this(idx) + self.previous(F.pad(idx, (1, -1), value=NO_TOKEN))
+
+
+def make_small(name: str) -> nn.Module:
+    """A model of about 30,000 parameters with this cell, or a GPT."""
+    if name == "gpt":
+        return GPT(GPTConfig(vocab_size=NO_TOKEN, block_size=256, n_layer=2, n_head=2, n_embd=32, lookback=1))
+    n_embd, H, n_layer = SMALL[name]
+    model = Model(NO_TOKEN, name, n_embd, H, n_layer, dropout=0.0)
+    model.wte = TwoTokens(n_embd)
+    if name == "gru":  # at first it keeps 0.73 of the state, as the LSTM's forget gate does
+        nn.init.ones_(model.cells[0].bias_ih_l0[H : 2 * H])
+    return model
+
+
+def train_memory(model: nn.Module, task: Callable, easiest: int, hardest: int) -> None:
+    """Random difficulties; the hardest of them grows during the first 80 % of the steps (a curriculum)."""
+    steps = iter(range(MEMORY.max_iters))
+
+    def batch_loss() -> torch.Tensor:
+        limit = easiest + int((hardest - easiest) * min(1, next(steps) / (0.8 * MEMORY.max_iters)))
+        idx, targets = task(torch.randint(easiest, limit + 1, ()).item(), 32)
+        return cross_entropy(model(idx)[0], targets)
+
+    fit(model, batch_loss, MEMORY, lines=2)
 
 
 @torch.no_grad()
-def forget_gates(model: Model, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the forget gates of all LSTM cells at each token in x (B, T) with a target, (n, H)."""
-    states, gates = model.start(len(x)), []
-    for t in range(x.shape[1]):
-        _, states = model(x[:, t], states, step=True)
-        gates += [cell.forget[y[:, t] != -1] for cell in model.cells]
-    return torch.cat(gates)
+def accuracy(model: nn.Module, task: Callable, difficulty: int) -> float:
+    """The fraction of targets that get the highest logit, in 500 new sequences."""
+    idx, targets = task(difficulty, 500)
+    return (model(idx)[0].argmax(2) == targets)[targets != -1].float().mean().item()
+
+
+def bytes_kept(model: nn.Module, length: int) -> int:
+    """The bytes that a model keeps of a text: its state, or the keys and values of all tokens."""
+    if isinstance(model, GPT):
+        return 2 * 4 * length * model.config.n_layer * model.config.n_embd
+    return sum(state.nbytes for state in model.start(1))
+
+
+def recall(seed: int) -> None:
+    """Train each small model on each task, and print accuracies, and what the models keep of a text."""
+    began, result = time.perf_counter(), {}
+    for task, (unit, difficulties, guess) in TASKS.items():
+        rows = [["accuracy", *(f"{unit} = {difficulty}" for difficulty in difficulties)]]
+        rows.append(["guessing", *(f"{guess(difficulty):.1%}" for difficulty in difficulties)])
+        for name in (*SMALL, "gpt"):
+            torch.manual_seed(seed)
+            model = make_small(name)
+            print(f"\n{task.__name__}, {name}: {model.num_params():,} parameters", flush=True)
+            train_memory(model, task, difficulties[0], difficulties[-1])
+            accuracies = [accuracy(model, task, difficulty) for difficulty in difficulties]
+            rows.append([name, *(f"{value:.1%}" for value in accuracies)])
+            result[f"{task.__name__}_{name}"] = float(np.mean(accuracies))
+        print()
+        print_table(rows)
+    lengths = (256, 16_384)
+    rows = [["bytes of state or KV cache", *(f"after {length:,} tokens" for length in lengths)]]
+    for name in (*SMALL, "gpt"):
+        model = make_small(name)
+        rows.append([name, *(f"{bytes_kept(model, length):,}" for length in lengths)])
+    print()
+    print_table(rows)
+    console.print_result("recall", **result, seconds=time.perf_counter() - began)
 
 
 # ----------------------------------------------------------------------------- the command line
 
 
-def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict]:
-    """Train a model with this cell. Returns its result, and its gradients as print_gradients() takes them."""
+def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict[str, np.ndarray]]:
+    """Train a model with this cell. Returns its result, and its gradients before and after."""
     began = time.perf_counter()
     options = replace(options, **{name: getattr(options, name) or value for name, value in DEFAULTS[cell].items()})
     H = options.n_hidden
     if issubclass(CELLS[cell], LinearCell) and H % HEADS:
-        raise UserError(f"n_hidden={H} cannot be split into {HEADS} heads; choose a multiple of {HEADS}")
+        raise UserError(f"n_hidden={H} cannot be split into {HEADS} heads; use a multiple of {HEADS}")
     torch.manual_seed(options.seed)
     model = Model(data.vocab_size, cell, options.n_embd, H, options.n_layer, options.dropout)
-    sizes = f"embeddings of {options.n_embd}, {options.n_layer} x {H} units"
-    print(f"\n{cell}: {model.num_params():,} parameters; {sizes}", flush=True)
-    gradients = {}
-
-    def measure(when: str) -> None:
-        U = model.cells[0].weight_hh_l0 if cell == "rnn" and options.n_layer == 1 else None
-        bound = None if U is None else torch.linalg.matrix_norm(U, 2).item()
-        gradients[cell, when] = gradient_norms(model, data.val, data.separator), bound
-
-    measure("before")
+    print(f"\n{cell}: {model.num_params():,} parameters", flush=True)
+    gradients = {f"{cell} before": gradient_norms(model, data.val, data.separator)}
     train(model, data, options)
-    measure("after")
-    x, y, _ = next(batches(data, options.batch_size, options.bptt, options.seed))
+    gradients[f"{cell} after"] = gradient_norms(model, data.val, data.separator)
     if cell == "rnn":
+        x, y, _ = next(batches(data, options.batch_size, options.bptt, options.seed))
         print(f"manual vs autograd gradients: maximum relative difference {check_backward(model, x, y):.1e}")
-    if cell == "lstm":
-        f = forget_gates(model.eval(), x, y)
-        print(f"forget gates after training: mean {f.mean():.2f}; {(f > 0.9).float().mean():.0%} are above 0.9")
     if options.num_samples:
-        generator, rng = torch.Generator().manual_seed(options.seed), np.random.default_rng(options.seed)
+        rng = np.random.default_rng(options.seed)
         first = [start_context(data, 1, rng)[0] for _ in range(options.num_samples)]
-        texts = (data.tokenizer.decode(ids) for ids in sample(model, first, data.separator, generator))
+        torch.manual_seed(options.seed)
+        texts = (data.tokenizer.decode(ids) for ids in sample(model, first, data.separator))
         console.print_samples(texts, lines=data.separator is not None)
     losses = {}
     for split in data.splits:
         losses[split] = evaluate(model, getattr(data, split)[:EVAL_TOKENS], data.separator)
     console.print_losses(data, losses, EVAL_TOKENS)
     result = {"model": cell, "params": model.num_params(), "losses": losses, "step": options.max_iters}
-    return result | {"seconds": f"{time.perf_counter() - began:.1f}"}, gradients
+    return result | {"seconds": time.perf_counter() - began}, gradients
 
 
 def main() -> None:
-    options = parse(Options, __doc__)
-    torch.set_num_threads(1)  # for tensors this small, more threads hardly help, and harm if others need the cores
+    options = console.parse(Options, __doc__)
+    torch.set_num_threads(1)  # for tensors this small, more threads hardly help
     if options.recall:
-        import recall
-
-        return recall.main(options.seed)
+        return recall(options.seed)
     data = load(options.dataset)
     data.need(4, "a few predictions")
     results, gradients = [], {}
@@ -320,18 +420,7 @@ def main() -> None:
         gradients |= of_cell
     print_gradients(gradients)
     if options.plot:
-        import plots
-
-        path = Path("out", f"rnn_{data.name}", "gradients.png")
-        curves = {}
-        for i, ((cell, when), (norms, _)) in enumerate(gradients.items()):
-            style = f"{'--' if when == 'before' else '-'}C{i // 2}"  # a color for each cell
-            curves[f"{cell} {when}"] = range(1, len(norms) + 1), norms / norms[0], style
-        panel = {"curves": curves, "yscale": "log", "ylim": (1e-10, None)}
-        panel |= {"xlabel": "k: tokens between the state and the loss"}
-        panel |= {"ylabel": "norm of d loss / d state, relative to k = 1"}
-        plots.lines(path, panel, title=f"rnn.py on {data.name}: how far back gradients reach", size=(8, 5))
-        print(f"\n{path}: gradient norms by distance")
+        draw_gradients(gradients, data)
     for result in results:
         console.print_result(data=data, **result)
 
