@@ -46,7 +46,7 @@ DEFAULTS = {  # about 100,000 parameters each, if tokens are letters
 
 
 @dataclass
-class Options:
+class Options(Recipe):
     dataset: str = "words"  # a folder in data/, made by prepare_data.py
     cell: Literal["rnn", "gru", "lstm", "linear", "ssm", "all"] = "lstm"  # the recurrent cell; all: each in turn
     n_embd: int = 0  # embedding dimension (0: the cell's own, 32 to 120)
@@ -63,24 +63,25 @@ class Options:
     plot: bool = False  # draw gradients.png into out/rnn_<dataset>/
     num_samples: int = 20  # number of samples to generate
     seed: int = 1337  # random seed: the same seed gives the same run
+    momentum: float = 0.9
+    beta2: float = 0.99
 
 
 # ----------------------------------------------------------------------------- data
 
 
 def edges(tokens: np.ndarray, separator: int | None, parts: int, offset: int = 0) -> np.ndarray:
-    """The indices where one document ends and the next starts. A text without documents is cut into
-    equal parts, from `offset` on."""
+    """Where one document ends and the next starts. A text without documents is cut into equal parts."""
     if separator is not None:
         return document_edges(tokens, separator)
     return np.linspace(offset, len(tokens) - 1, parts + 1).astype(int)
 
 
 def windows(tokens: np.ndarray, at: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
-    """Yield inputs and targets (B, T), and whether they are the first of their rows. A row is what
-    lies between two edges, at[i] and at[i + 1]. B rows in `order` are read together, T tokens at a
-    time, until the longest ends; the others then have targets of -1, which are ignored. With a dot
-    for the separator, emma and ava are inputs .emma, .ava., and targets emma., ava. and -1."""
+    """Yield inputs and targets (B, T), and whether they are the first of their rows. Row i is the
+    tokens between two edges, at[i] and at[i + 1]. B rows are read together, T tokens at a time,
+    until the longest ends; others then have targets of -1, which are ignored. With a dot for the
+    separator, emma and ava are inputs .emma, .ava., and targets emma., ava. and -1."""
     for rows in (order[i : i + B] for i in range(0, len(order), B)):
         starts, stops = at[rows], at[rows + 1]
         longest = (stops - starts).max()
@@ -93,8 +94,7 @@ def batches(data: Dataset, B: int, bptt: int, seed: int) -> Iterator:
     of a text, which start at another offset in each epoch."""
     rng = np.random.default_rng(seed)
     while True:
-        offset = rng.integers(min(bptt, len(data.train) // 2))
-        at = edges(data.train, data.separator, B, offset)
+        at = edges(data.train, data.separator, B, offset=rng.integers(min(bptt, len(data.train) // 2)))
         yield from windows(data.train, at, rng.permutation(len(at) - 1), B, bptt)
 
 
@@ -105,11 +105,10 @@ def cross_entropy(logits: torch.Tensor, y: torch.Tensor, reduction: str = "mean"
     return F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction=reduction)
 
 
-def train(model: Model, data: Dataset, options) -> None:
+def train(model: Model, data: Dataset, options: Options) -> None:
     """Train by truncated BPTT: the state is carried from window to window, but the gradient stops
     where a window starts. For a document of at most bptt tokens, it is the whole gradient."""
-    stream = batches(data, options.batch_size, options.bptt, options.seed)
-    states = []
+    stream, states = batches(data, options.batch_size, options.bptt, options.seed), []
 
     def batch_loss() -> torch.Tensor:
         nonlocal states
@@ -118,17 +117,7 @@ def train(model: Model, data: Dataset, options) -> None:
         logits, states = model(x, states)
         return cross_entropy(logits, y)
 
-    recipe = Recipe(
-        options.max_iters,
-        options.learning_rate,
-        optimizer=options.optimizer,
-        warmup_iters=min(100, options.max_iters // 10),
-        weight_decay=0.1 if options.optimizer == "adamw" else 0.0,
-        momentum=0.9,
-        beta2=0.99,
-        grad_clip=options.grad_clip,
-    )
-    fit(model, batch_loss, recipe)
+    fit(model, batch_loss, options)
 
 
 @torch.no_grad()
@@ -137,18 +126,17 @@ def evaluate(model: Model, tokens: np.ndarray, separator: int | None) -> float:
     empty state, as does each part of a text: at most EVAL_ROWS, of 1,000 tokens or more."""
     at = edges(tokens, separator, min(EVAL_ROWS, max(1, len(tokens) // 1000)))
     order = np.argsort(np.diff(at), kind="stable")  # of similar length together: little padding
-    total, states = 0.0, []
+    total, states = 0.0, None
     for x, y, new in windows(tokens, at, order, EVAL_ROWS, 128):
-        logits, states = model(x, [] if new else states)
+        logits, states = model(x, None if new else states)
         total += cross_entropy(logits, y, "sum").item()
     return total / (len(tokens) - 1)
 
 
 @torch.no_grad()
 def sample(model: Model, first: list[int], separator: int | None) -> list[list[int]]:
-    """Generate after each of the first tokens, in the recurrent form, until its document ends, or
-    100 tokens."""
-    idx, states, columns = torch.tensor(first), model.start(len(first)), []
+    """Generate after each of the tokens, in the recurrent form, to the end of its document, or 100 tokens."""
+    idx, states, columns = torch.tensor(first), None, []
     for _ in range(100):
         logits, states = model(idx, states, step=True)
         idx = torch.multinomial(logits.softmax(1), 1)[:, 0]
@@ -182,9 +170,8 @@ def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: tor
 
 
 def check_backward(model: Model, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Compare the gradients of an Elman cell under the output layer, by hand and by autograd, for
-    inputs and targets (B, T). Returns the maximum difference, relative to the largest gradient of
-    each tensor."""
+    """The gradients of an Elman cell right below the output layer, by hand and by autograd: the
+    largest difference, relative to the largest gradient of each tensor. x, y: (B, T)"""
     cell, inputs = model.cells[0], model.wte(x)
     start = cell.start(len(x))
     out, _ = cell(inputs, start)
@@ -219,8 +206,7 @@ def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> n
 
 
 def factor_per_token(norms: np.ndarray) -> float:
-    """The factor per token of the straight line that fits log(norms) best; NaN if nearly all norms
-    are 0."""
+    """That of the straight line that fits log(norms) best; NaN if nearly all norms are 0."""
     k = np.flatnonzero(norms)
     return math.exp(np.polyfit(k, np.log(norms[k]), 1)[0]) if len(k) > 1 else math.nan
 
@@ -256,13 +242,8 @@ KEYS, VALUES = 52, 10  # token ids: 52 letters a to z and A to Z, 10 digits, and
 QUESTION = KEYS + VALUES
 NO_TOKEN = QUESTION + 1
 MEMORY = Recipe(1000, 0.003, optimizer="adam", warmup_iters=0, beta2=0.999)
-SMALL = {  # n_embd, n_hidden and n_layer for about 30,000 parameters
-    "rnn": (32, 118, 1),
-    "gru": (32, 70, 1),
-    "lstm": (32, 60, 1),
-    "linear": (56, 56, 2),
-    "ssm": (56, 56, 2),
-}
+# n_embd, n_hidden and n_layer for about 30,000 parameters
+SMALL = {"rnn": (32, 118, 1), "gru": (32, 70, 1), "lstm": (32, 60, 1), "linear": (56, 56, 2), "ssm": (56, 56, 2)}
 
 
 def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -285,9 +266,8 @@ def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def most_frequent_digit(n: int) -> float:
-    """The accuracy of always answering with the most frequent of n digits, in 10,000 draws of them."""
-    digits = torch.randint(VALUES, (10_000, n))
-    return F.one_hot(digits).sum(1).amax(1).float().mean().item() / n
+    """The accuracy of a model that always answers with the most frequent of the n digits."""
+    return F.one_hot(torch.randint(VALUES, (10_000, n))).sum(1).amax(1).float().mean().item() / n
 
 
 TASKS = {  # the name of its difficulty, the difficulties in the table, and the accuracy of guessing
@@ -297,9 +277,8 @@ TASKS = {  # the name of its difficulty, the difficulties in the table, and the 
 
 
 class TwoTokens(nn.Module):
-    """Adds the embeddings of each token and of the one before it, idx (B, T) -> (B, T, C), as a GPT
-    with lookback=1 does. A pair is two tokens, but a key and its value are computed from one:
-    without this, pairs are learned later."""
+    """Adds the embeddings of each token and of the one before it, as a GPT with lookback=1 does: a
+    pair is two tokens, but a key and its value are computed from one. idx (B, T) -> (B, T, C)"""
 
     def __init__(self, C: int):
         super().__init__()
@@ -340,36 +319,27 @@ def accuracy(model: nn.Module, task: Callable, difficulty: int) -> float:
     return (model(idx)[0].argmax(2) == targets)[targets != -1].float().mean().item()
 
 
-def bytes_kept(model: nn.Module, length: int) -> int:
-    """The bytes that a model keeps of a text: its state, or the keys and values of all tokens."""
-    if isinstance(model, GPT):
-        return 2 * 4 * length * model.config.n_layer * model.config.n_embd
-    return sum(state.nbytes for state in model.start(1))
-
-
 def recall(seed: int) -> None:
-    """Train each small model on each task, and print accuracies, and what the models keep of a text."""
-    began, result = time.perf_counter(), {}
+    """Train each small model on each task. Prints accuracies, and how much a model keeps of a text
+    to generate the next token: a state, or the keys and values of all tokens."""
+    began, length, result = time.perf_counter(), 16_384, {}
     for task, (unit, difficulties, guess) in TASKS.items():
-        rows = [["accuracy", *(f"{unit} = {difficulty}" for difficulty in difficulties)]]
-        rows.append(["guessing", *(f"{guess(difficulty):.1%}" for difficulty in difficulties)])
+        rows = [["accuracy", *(f"{unit} = {k}" for k in difficulties), f"bytes after {length:,}"]]
+        rows.append(["guessing", *(f"{guess(k):.1%}" for k in difficulties), ""])
         for name in (*SMALL, "gpt"):
             torch.manual_seed(seed)
             model = make_small(name)
             print(f"\n{task.__name__}, {name}: {model.num_params():,} parameters", flush=True)
             train_memory(model, task, difficulties[0], difficulties[-1])
-            accuracies = [accuracy(model, task, difficulty) for difficulty in difficulties]
-            rows.append([name, *(f"{value:.1%}" for value in accuracies)])
+            accuracies = [accuracy(model, task, k) for k in difficulties]
+            if name == "gpt":
+                kept = 2 * 4 * model.config.n_layer * model.config.n_embd * length  # in float32
+            else:
+                kept = sum(state.nbytes for state in model.start(1))
+            rows.append([name, *(f"{value:.1%}" for value in accuracies), f"{kept:,}"])
             result[f"{task.__name__}_{name}"] = float(np.mean(accuracies))
         print()
         print_table(rows)
-    lengths = (256, 16_384)
-    rows = [["bytes of state or KV cache", *(f"after {length:,} tokens" for length in lengths)]]
-    for name in (*SMALL, "gpt"):
-        model = make_small(name)
-        rows.append([name, *(f"{bytes_kept(model, length):,}" for length in lengths)])
-    print()
-    print_table(rows)
     console.print_result("recall", **result, seconds=time.perf_counter() - began)
 
 
@@ -379,7 +349,10 @@ def recall(seed: int) -> None:
 def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict[str, np.ndarray]]:
     """Train a model with this cell. Returns its result, and its gradients before and after."""
     began = time.perf_counter()
-    options = replace(options, **{name: getattr(options, name) or value for name, value in DEFAULTS[cell].items()})
+    changes = {name: getattr(options, name) or value for name, value in DEFAULTS[cell].items()}
+    changes |= {"warmup_iters": min(100, options.max_iters // 10)}
+    changes |= {"weight_decay": 0.1 if options.optimizer == "adamw" else 0.0}
+    options = replace(options, **changes)
     H = options.n_hidden
     if issubclass(CELLS[cell], LinearCell) and H % HEADS:
         raise UserError(f"n_hidden={H} cannot be split into {HEADS} heads; use a multiple of {HEADS}")
@@ -393,14 +366,12 @@ def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict[str, np.ndar
         x, y, _ = next(batches(data, options.batch_size, options.bptt, options.seed))
         print(f"manual vs autograd gradients: maximum relative difference {check_backward(model, x, y):.1e}")
     if options.num_samples:
-        rng = np.random.default_rng(options.seed)
-        first = [start_context(data, 1, rng)[0] for _ in range(options.num_samples)]
+        first = start_context(data, 1, np.random.default_rng(options.seed)) * options.num_samples
         torch.manual_seed(options.seed)
-        texts = (data.tokenizer.decode(ids) for ids in sample(model, first, data.separator))
+        texts = map(data.tokenizer.decode, sample(model, first, data.separator))
         console.print_samples(texts, lines=data.separator is not None)
-    losses = {}
-    for split in data.splits:
-        losses[split] = evaluate(model, getattr(data, split)[:EVAL_TOKENS], data.separator)
+    tokens = {split: getattr(data, split)[:EVAL_TOKENS] for split in data.splits}
+    losses = {split: evaluate(model, ids, data.separator) for split, ids in tokens.items()}
     console.print_losses(data, losses, EVAL_TOKENS)
     result = {"model": cell, "params": model.num_params(), "losses": losses, "step": options.max_iters}
     return result | {"seconds": time.perf_counter() - began}, gradients
