@@ -67,7 +67,7 @@ class Options(Recipe):
     beta2: float = 0.99
 
 
-# ----------------------------------------------------------------------------- data
+# ----------------------------------------------------------------------------- batches and training
 
 
 def edges(tokens: np.ndarray, separator: int | None, parts: int, offset: int = 0) -> np.ndarray:
@@ -78,10 +78,10 @@ def edges(tokens: np.ndarray, separator: int | None, parts: int, offset: int = 0
 
 
 def windows(tokens: np.ndarray, at: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
-    """Yield inputs and targets (B, T), and whether they are the first of their rows. Row i is the
-    tokens between two edges, at[i] and at[i + 1]. B rows are read together, T tokens at a time,
-    until the longest ends; others then have targets of -1, which are ignored. With a dot for the
-    separator, emma and ava are inputs .emma, .ava., and targets emma., ava. and -1."""
+    """Yield inputs and targets (B, T), and whether they are the first of their rows. Row i is the tokens
+    between edges at[i] and at[i + 1]. B rows are read together, T tokens at a time; after the end of
+    a row, targets are -1, which is ignored. With a dot for the separator, emma and ava are inputs
+    .emma, .ava., and targets emma., ava. and -1."""
     for rows in (order[i : i + B] for i in range(0, len(order), B)):
         starts, stops = at[rows], at[rows + 1]
         longest = (stops - starts).max()
@@ -96,9 +96,6 @@ def batches(data: Dataset, B: int, bptt: int, seed: int) -> Iterator:
     while True:
         at = edges(data.train, data.separator, B, offset=rng.integers(min(bptt, len(data.train) // 2)))
         yield from windows(data.train, at, rng.permutation(len(at) - 1), B, bptt)
-
-
-# ----------------------------------------------------------------------------- training
 
 
 def cross_entropy(logits: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -211,53 +208,46 @@ def factor_per_token(norms: np.ndarray) -> float:
     return math.exp(np.polyfit(k, np.log(norms[k]), 1)[0]) if len(k) > 1 else math.nan
 
 
-def print_gradients(gradients: dict[str, np.ndarray]) -> None:
-    """Print gradient norms by distance, a column for each cell before and after training."""
+def show_gradients(gradients: dict[str, np.ndarray], data: Dataset, plot: bool) -> None:
+    """Print, and perhaps plot, gradient norms by distance, {"lstm before": norms ...}."""
     print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k):")
-    columns = gradients.values()
-    lags = [k for k in LAGS if k <= len(next(iter(columns)))]
-    rows = [[f"k = {k}", *(f"{norms[k - 1]:.1e}" for norms in columns)] for k in lags]
-    factors = [f"x {factor_per_token(norms):.3f}" for norms in columns]
+    lags = [k for k in LAGS if all(k <= len(norms) for norms in gradients.values())]
+    rows = [[f"k = {k}", *(f"{norms[k - 1]:.1e}" for norms in gradients.values())] for k in lags]
+    factors = [f"x {factor_per_token(norms):.3f}" for norms in gradients.values()]
     print_table([["", *gradients], *rows, ["fit, per token", *factors]])
+    if plot:
+        import plots
 
-
-def draw_gradients(gradients: dict[str, np.ndarray], data: Dataset) -> None:
-    import plots
-
-    curves = {}
-    for i, (name, norms) in enumerate(gradients.items()):
-        style = f"{'-' if i % 2 else '--'}C{i // 2}"  # a color for each cell; dashed: before
-        curves[name] = range(1, len(norms) + 1), norms / norms[0], style
-    panel = {"curves": curves, "yscale": "log", "ylim": (1e-10, None)}
-    panel |= {"xlabel": "k: tokens between the state and the loss"}
-    panel |= {"ylabel": "norm of d loss / d state, relative to k = 1"}
-    path = Path("out", f"rnn_{data.name}", "gradients.png")
-    plots.lines(path, panel, title=f"rnn.py on {data.name}: how far back gradients reach", size=(8, 5))
-    print(f"\n{path}: gradient norms by distance")
+        curves = {}
+        for i, (name, norms) in enumerate(gradients.items()):
+            style = f"{'-' if i % 2 else '--'}C{i // 2}"  # a color for each cell; dashed: before
+            curves[name] = range(1, len(norms) + 1), norms / norms[0], style
+        labels = {"xlabel": "k: tokens between the state and the loss", "yscale": "log", "ylim": (1e-10, None)}
+        labels |= {"ylabel": "norm of d loss / d state, relative to k = 1"}
+        path, title = Path("out", f"rnn_{data.name}", "gradients.png"), f"how far back gradients reach: {data.name}"
+        plots.lines(path, {"curves": curves} | labels, title=title, size=(8, 5))
+        print(f"\n{path}: gradient norms by distance")
 
 
 # ----------------------------------------------------------------------------- recall: two tests of memory
 
-KEYS, VALUES = 52, 10  # token ids: 52 letters a to z and A to Z, 10 digits, and the question mark
-QUESTION = KEYS + VALUES
-NO_TOKEN = QUESTION + 1
+KEYS, VALUES, QUESTION, NO_TOKEN = 52, 10, 62, 63  # token ids: letters from 0 on, then digits, then "?"
 MEMORY = Recipe(1000, 0.003, optimizer="adam", warmup_iters=0, beta2=0.999)
 # n_embd, n_hidden and n_layer for about 30,000 parameters
 SMALL = {"rnn": (32, 118, 1), "gru": (32, 70, 1), "lstm": (32, 60, 1), "linear": (56, 56, 2), "ssm": (56, 56, 2)}
 
 
 def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """k + 1 random letters, then "?": which letter was the first? It has to survive all the others.
-    Inputs and targets (B, k + 2); targets are -1 but for the answer."""
+    """Which of k + 1 random letters was the first? It has to survive all the others. Inputs
+    (B, k + 2) end with "?"; targets are -1 but for the answer."""
     letters = torch.randint(KEYS, (B, k + 1))
-    idx = F.pad(letters, (0, 1), value=QUESTION)
-    return idx, F.pad(letters[:, :1], (k + 1, 0), value=-1)
+    return F.pad(letters, (0, 1), value=QUESTION), F.pad(letters[:, :1], (k + 1, 0), value=-1)
 
 
 def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """n pairs of different letters and random digits, "a7 c3 F9 ...", then the letters in another
-    order: which digit came with each? All pairs have to fit into the state. Inputs and targets
-    (B, 3n); targets are -1 but for the answers."""
+    """After n pairs of a letter and a random digit, "a7 c3 F9 ...": which digit came with each letter?
+    All have to fit into the state. Inputs (B, 3n) end with the letters in another order; targets are
+    -1 but for the answers."""
     letters = torch.rand(B, KEYS).argsort(1)[:, :n]
     digits = torch.randint(KEYS, KEYS + VALUES, (B, n))
     order = torch.rand(B, n).argsort(1)
@@ -300,9 +290,10 @@ def make_small(name: str) -> nn.Module:
     return model
 
 
-def train_memory(model: nn.Module, task: Callable, easiest: int, hardest: int) -> None:
-    """Random difficulties; the hardest of them grows during the first 80 % of the steps (a curriculum)."""
-    steps = iter(range(MEMORY.max_iters))
+def memorize(model: nn.Module, task: Callable, difficulties: tuple) -> list[float]:
+    """Train on random difficulties; the hardest of them grows during the first 80 % of the steps (a
+    curriculum). Returns the accuracy at each of `difficulties`, in 500 new sequences."""
+    (easiest, *_, hardest), steps = difficulties, iter(range(MEMORY.max_iters))
 
     def batch_loss() -> torch.Tensor:
         limit = easiest + int((hardest - easiest) * min(1, next(steps) / (0.8 * MEMORY.max_iters)))
@@ -310,33 +301,32 @@ def train_memory(model: nn.Module, task: Callable, easiest: int, hardest: int) -
         return cross_entropy(model(idx)[0], targets)
 
     fit(model, batch_loss, MEMORY, lines=2)
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, task: Callable, difficulty: int) -> float:
-    """The fraction of targets that get the highest logit, in 500 new sequences."""
-    idx, targets = task(difficulty, 500)
-    return (model(idx)[0].argmax(2) == targets)[targets != -1].float().mean().item()
+    accuracies = []
+    for difficulty in difficulties:
+        idx, targets = task(difficulty, 500)
+        with torch.no_grad():
+            right = model(idx)[0].argmax(2) == targets
+        accuracies.append(right[targets != -1].float().mean().item())
+    return accuracies
 
 
 def recall(seed: int) -> None:
-    """Train each small model on each task. Prints accuracies, and how much a model keeps of a text
-    to generate the next token: a state, or the keys and values of all tokens."""
-    began, length, result = time.perf_counter(), 16_384, {}
+    """Train each small model on each task. Prints accuracies, and how many bytes a model keeps of a
+    text to generate the next token: a state, or the keys and values of all tokens."""
+    began, result = time.perf_counter(), {}
     for task, (unit, difficulties, guess) in TASKS.items():
-        rows = [["accuracy", *(f"{unit} = {k}" for k in difficulties), f"bytes after {length:,}"]]
+        rows = [["accuracy", *(f"{unit} = {k}" for k in difficulties), "bytes after 16,384 tokens"]]
         rows.append(["guessing", *(f"{guess(k):.1%}" for k in difficulties), ""])
         for name in (*SMALL, "gpt"):
             torch.manual_seed(seed)
             model = make_small(name)
             print(f"\n{task.__name__}, {name}: {model.num_params():,} parameters", flush=True)
-            train_memory(model, task, difficulties[0], difficulties[-1])
-            accuracies = [accuracy(model, task, k) for k in difficulties]
+            accuracies = memorize(model, task, difficulties)
             if name == "gpt":
-                kept = 2 * 4 * model.config.n_layer * model.config.n_embd * length  # in float32
+                kept = 16_384 * 2 * 2 * 32  # tokens x layers x (key and value) x n_embd
             else:
-                kept = sum(state.nbytes for state in model.start(1))
-            rows.append([name, *(f"{value:.1%}" for value in accuracies), f"{kept:,}"])
+                kept = sum(state.numel() for state in model.start(1))
+            rows.append([name, *(f"{value:.1%}" for value in accuracies), f"{4 * kept:,}"])
             result[f"{task.__name__}_{name}"] = float(np.mean(accuracies))
         print()
         print_table(rows)
@@ -346,8 +336,8 @@ def recall(seed: int) -> None:
 # ----------------------------------------------------------------------------- the command line
 
 
-def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict[str, np.ndarray]]:
-    """Train a model with this cell. Returns its result, and its gradients before and after."""
+def run_cell(cell: str, data: Dataset, options: Options, gradients: dict) -> dict:
+    """Train a model with this cell. Adds its norms before and after to `gradients`, and returns its result."""
     began = time.perf_counter()
     changes = {name: getattr(options, name) or value for name, value in DEFAULTS[cell].items()}
     changes |= {"warmup_iters": min(100, options.max_iters // 10)}
@@ -359,7 +349,7 @@ def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict[str, np.ndar
     torch.manual_seed(options.seed)
     model = Model(data.vocab_size, cell, options.n_embd, H, options.n_layer, options.dropout)
     print(f"\n{cell}: {model.num_params():,} parameters", flush=True)
-    gradients = {f"{cell} before": gradient_norms(model, data.val, data.separator)}
+    gradients[f"{cell} before"] = gradient_norms(model, data.val, data.separator)
     train(model, data, options)
     gradients[f"{cell} after"] = gradient_norms(model, data.val, data.separator)
     if cell == "rnn":
@@ -374,7 +364,7 @@ def run_cell(cell: str, data: Dataset, options) -> tuple[dict, dict[str, np.ndar
     losses = {split: evaluate(model, ids, data.separator) for split, ids in tokens.items()}
     console.print_losses(data, losses, EVAL_TOKENS)
     result = {"model": cell, "params": model.num_params(), "losses": losses, "step": options.max_iters}
-    return result | {"seconds": time.perf_counter() - began}, gradients
+    return result | {"seconds": time.perf_counter() - began}
 
 
 def main() -> None:
@@ -384,14 +374,9 @@ def main() -> None:
         return recall(options.seed)
     data = load(options.dataset)
     data.need(4, "a few predictions")
-    results, gradients = [], {}
-    for cell in CELLS if options.cell == "all" else [options.cell]:
-        result, of_cell = run_cell(cell, data, options)
-        results.append(result)
-        gradients |= of_cell
-    print_gradients(gradients)
-    if options.plot:
-        draw_gradients(gradients, data)
+    cells, gradients = CELLS if options.cell == "all" else [options.cell], {}
+    results = [run_cell(cell, data, options, gradients) for cell in cells]
+    show_gradients(gradients, data, options.plot)
     for result in results:
         console.print_result(data=data, **result)
 
