@@ -232,6 +232,7 @@ def show_gradients(gradients: dict[str, np.ndarray], data: Dataset, plot: bool) 
 # ----------------------------------------------------------------------------- recall: two tests of memory
 
 KEYS, VALUES, QUESTION, NO_TOKEN = 52, 10, 62, 63  # token ids: letters from 0 on, then digits, then "?"
+TEXT = 16_384  # tokens of the text in the last column
 MEMORY = Recipe(1000, 0.003, optimizer="adam", warmup_iters=0, beta2=0.999)
 # n_embd, n_hidden and n_layer for about 30,000 parameters
 SMALL = {"rnn": (32, 118, 1), "gru": (32, 70, 1), "lstm": (32, 60, 1), "linear": (56, 56, 2), "ssm": (56, 56, 2)}
@@ -310,23 +311,25 @@ def memorize(model: nn.Module, task: Callable, difficulties: tuple) -> list[floa
     return accuracies
 
 
+def bytes_kept(model: nn.Module, length: int) -> int:
+    """What generating needs of a text of this many tokens: a state, or the keys and values of all."""
+    if isinstance(model, GPT):
+        return 2 * length * model.config.n_layer * model.config.n_embd * 4  # float32
+    return sum(state.nbytes for state in model.start(1))
+
+
 def recall(seed: int) -> None:
-    """Train each small model on each task. Prints accuracies, and how many bytes a model keeps of a
-    text to generate the next token: a state, or the keys and values of all tokens."""
+    """Train each small model on each task, and print its accuracies."""
     began, result = time.perf_counter(), {}
     for task, (unit, difficulties, guess) in TASKS.items():
-        rows = [["accuracy", *(f"{unit} = {k}" for k in difficulties), "bytes after 16,384 tokens"]]
+        rows = [["accuracy", *(f"{unit} = {k}" for k in difficulties), f"bytes after {TEXT:,}"]]
         rows.append(["guessing", *(f"{guess(k):.1%}" for k in difficulties), ""])
         for name in (*SMALL, "gpt"):
             torch.manual_seed(seed)
             model = make_small(name)
             print(f"\n{task.__name__}, {name}: {model.num_params():,} parameters", flush=True)
             accuracies = memorize(model, task, difficulties)
-            if name == "gpt":
-                kept = 16_384 * 2 * 2 * 32  # tokens x layers x (key and value) x n_embd
-            else:
-                kept = sum(state.numel() for state in model.start(1))
-            rows.append([name, *(f"{value:.1%}" for value in accuracies), f"{4 * kept:,}"])
+            rows.append([name, *(f"{value:.1%}" for value in accuracies), f"{bytes_kept(model, TEXT):,}"])
             result[f"{task.__name__}_{name}"] = float(np.mean(accuracies))
         print()
         print_table(rows)

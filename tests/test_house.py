@@ -30,7 +30,7 @@ MISSED = {
 }
 # The lessons: the floor is that of the longest chain of imports below. Each is to be one script.
 LESSONS = {
-    "micrograd", "cells", "bigram", "ngram", "mlp", "rnn", "recall", "calibration",
+    "micrograd", "cells", "bigram", "ngram", "mlp", "rnn", "calibration",
     "evaluate", "scaling", "peft", "tasks", "instruct", "finetune", "toy", "reward", "dpo", "ppo", "rlhf",
     "word2vec", "seq2seq", "mlm",
 }  # fmt: skip

@@ -33,7 +33,6 @@ import optim
 import peft
 import ppo
 import prepare_data
-import recall
 import reward
 import rlhf
 import rnn
@@ -55,7 +54,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (langua
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
 SCRIPTS += (rlhf, word2vec, seq2seq, mlm)
 OTHERS = (calibration, cells, checkpoint, console, files, gpt2, instruct, model, optim, peft)
-OTHERS += (dpo, ppo, recall, reward, runtime, tasks, tokenizer, toy, windows)
+OTHERS += (dpo, ppo, reward, runtime, tasks, tokenizer, toy, windows)
 if importlib.util.find_spec("matplotlib"):
     import plots
 
