@@ -1,7 +1,7 @@
 """Part 4, continued: how good is a model?
 
-    python evaluate.py                                      # the newest run of train.py, on its validation split
-    python evaluate.py --init_from=out/names --plot         # and draw evaluation.png
+    python evaluate.py                               # the newest run of train.py, on its validation split
+    python evaluate.py --init_from=out/names --plot  # and draw evaluation.png
     python evaluate.py --init_from=gpt2 --dataset=fineweb --eval_tokens=1048576 --num_samples=0
 
 Read train.py and windows.py before, and scaling.py after. Five questions: how low is the loss, and
@@ -9,7 +9,6 @@ how uncertain? How does it depend on the position? Does the model use its contex
 probabilities right? Are its samples new? For the last two, n-gram models answer, too.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ LENGTH = 100  # tokens of a sample at most
 CONTEXT = 8  # tokens that a baseline gets, of which an n-gram model uses the last n - 1
 CHUNK = 4096  # contexts at a time
 
-# Shapes: N predicted tokens, V tokens in the vocabulary, B windows of T tokens. log_p (N, V):
+# Shapes: N predicted tokens, B windows of T tokens, V tokens in the vocabulary. log_p (N, V):
 # log-probabilities. targets (N,): the true tokens.
 Baseline = Callable[[np.ndarray], np.ndarray]  # contexts X (B, CONTEXT) -> probabilities (B, V)
 
@@ -48,9 +47,9 @@ Baseline = Callable[[np.ndarray], np.ndarray]  # contexts X (B, CONTEXT) -> prob
 @dataclass
 class Options:
     init_from: str = ""  # a run's folder, a checkpoint, or gpt2 ... gpt2-xl (default: the newest run)
-    dataset: str = ""  # a dataset with the same tokenizer (default: the one that the model was trained on)
+    dataset: str = ""  # a dataset with the same tokenizer (default: the one of the run)
     split: Literal["train", "val", "test"] = "val"  # the part of the dataset
-    eval_tokens: int = 0  # evaluate on about this many tokens; 0: all (40,000 for prompts and calibration)
+    eval_tokens: int = 0  # about how many to evaluate on; 0: all (40,000 for prompts, calibration)
     num_samples: int = 1000  # number of samples to search for in the training text; 0: none
     plot: bool = False  # draw evaluation.png beside the checkpoint
     seed: int = 1337  # random seed of samples, prompts and intervals
@@ -59,11 +58,11 @@ class Options:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # precision of matmuls; auto: a fast one
 
 
-# ----------------------------------------------------------------------------- the loss, token by token
-# The loss is a mean over the documents of one split. With other documents of the same kind, it would
+# ----------------------------------------------------------------------------- the loss
+# The loss is a mean over the documents of a split. Over other documents of the same kind, it would
 # be a little higher or lower. How much? The bootstrap (Efron 1979) draws documents of the split at
-# random, as many as there are, with replacement, and computes their mean loss, a thousand times: 95 %
-# of these means are in the interval. (Nothing is trained again: other seeds are another question.)
+# random, as many as there are, with replacement, and computes their mean loss, a thousand times.
+# 95 % of these means are in the interval. (It says nothing of a model trained with another seed.)
 
 
 def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, ...]:
@@ -71,51 +70,50 @@ def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[n
     number of its document (without documents: its window), from 0 on, and its position: how many
     tokens of that document are before it in the window."""
     starts, stops = windows
-    at = 1 + np.concatenate([np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)])
+    at = 1 + np.concatenate([np.arange(*window) for window in zip(starts, stops, strict=True)])
     edges = starts if separator is None else document_edges(tokens, separator)
     used, document = np.unique(np.searchsorted(edges, at) - 1, return_inverse=True)
     return at, document, at - np.maximum(edges[used][document], np.repeat(starts, stops - starts))
 
 
 @torch.inference_mode()
-def predict(model: GPT, tokens: np.ndarray, windows: tuple, batch_size: int, machine: Machine) -> Iterator[tuple]:
-    """Batch after batch of windows (starts, stops): log_p (N, V) in float32, and targets (N,), on
-    the device."""
+def predict(model: GPT, tokens: np.ndarray, windows: tuple, options, machine: Machine) -> Iterator:
+    """log_p (N, V) in float32, and targets (N,), of windows (starts, stops), batch after batch."""
     starts, stops = windows
     half, show = machine.dtype != torch.float32, progress("evaluating", len(starts), "windows")
-    for first in range(0, len(starts), batch_size):
-        batch = slice(first, first + batch_size)
-        x, y = read_windows(tokens, starts[batch], stops[batch], model.config.block_size)
-        x, y = x.to(machine.device), y.to(machine.device)  # (B, T)
+    for first in range(0, len(starts), options.batch_size):
+        batch = slice(first, first + options.batch_size)
+        x, y = read_windows(tokens, starts[batch], stops[batch], model.config.block_size)  # (B, T)
         with torch.autocast(machine.device.type, dtype=machine.dtype, enabled=half):
-            logits = model(x)[0]  # (B, T, V)
-        yield logits[y >= 0].float().log_softmax(dim=1), y[y >= 0]
-        show(min(first + batch_size, len(starts)))
+            logits = model(x.to(machine.device))[0]  # (B, T, V)
+        yield logits[y >= 0].float().log_softmax(dim=1), y[y >= 0].to(machine.device)
+        show(min(batch.stop, len(starts)))
 
 
-def token_losses(model: GPT, tokens: np.ndarray, windows: tuple, batch_size: int, machine: Machine) -> np.ndarray:
+def token_losses(model: GPT, tokens: np.ndarray, windows: tuple, options, machine: Machine) -> np.ndarray:
     """The losses of the tokens that windows (starts, stops) predict, (N,), in nats."""
-    batches = predict(model, tokens, windows, batch_size, machine)
+    batches = predict(model, tokens, windows, options, machine)
     losses = torch.cat([F.nll_loss(log_p, y, reduction="none").cpu() for log_p, y in batches])
     if not losses.isfinite().all():
         raise UserError(f"the loss is NaN or infinite in {machine.dtype}; use --dtype=float32")
     return losses.double().numpy()
 
 
-def bootstrap(losses: np.ndarray, groups: np.ndarray, seed: int, n: int = 1000) -> tuple[float, float]:
+def bootstrap(losses: np.ndarray, groups: np.ndarray, seed: int, n: int = 1000) -> tuple:
     """A 95 % confidence interval of the mean of losses (N,). groups (N,): 0, 1, 2 ... Losses of a
     group are not independent, so whole groups are drawn, n times."""
-    sums, counts, rng = np.bincount(groups, losses), np.bincount(groups), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
+    sums, counts = np.bincount(groups, losses), np.bincount(groups)
     draws = (rng.integers(len(sums), size=len(sums)) for _ in range(n))
     means = [sums[draw].sum() / counts[draw].sum() for draw in draws]
     return tuple(np.quantile(means, (0.025, 0.975)))
 
 
 def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> float:
-    """Print the loss over the split, its uncertainty, and the loss by position. Returns the first."""
+    """Print the loss of the split, its uncertainty, and the loss by position. Returns the first."""
     tokens, T = getattr(data, options.split), model.config.block_size
     windows = evaluation_windows(tokens, data.separator, T, options.eval_tokens)
-    losses = token_losses(model, tokens, windows, options.batch_size, machine)
+    losses = token_losses(model, tokens, windows, options, machine)
     _, group, position = locate(tokens, windows, data.separator)
     if data.separator is None:  # neighboring windows are similar
         group = group * min(STRETCHES, len(windows[0])) // len(windows[0])
@@ -132,45 +130,36 @@ def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> float:
     return losses.mean()
 
 
-# ----------------------------------------------------------------------------- does it use its context?
-
-
-def change_prompts(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """A text as it is, with the first half of each window shuffled, and with the first half of the
-    next window, which must be as long, in its place."""
-    rng, shuffled, exchanged = np.random.default_rng(seed), tokens.copy(), tokens.copy()
-    for start, stop, other in zip(starts, stops, starts[1:], strict=False):
-        n = (stop - start) // 2
-        shuffled[start + 1 : start + 1 + n] = rng.permutation(tokens[start + 1 : start + 1 + n])
-        exchanged[start + 1 : start + 1 + n] = tokens[other + 1 : other + 1 + n]
-    return {"as it is": tokens, "shuffled": shuffled, "of another one": exchanged}
-
-
 def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Machine) -> None:
-    """Print the loss of the second half of documents, or of windows of a text without them, if the
-    first half is as it is, shuffled, or from another one."""
-    tokens, T = np.array(getattr(data, options.split)), model.config.block_size
-    starts, stops = split_documents(document_edges(tokens, data.separator), T)
-    order = np.random.default_rng(options.seed).permutation(len(starts))[: n_tokens // T]
-    order = order[np.argsort((stops - starts)[order], kind="stable")]  # the next is as long, or longer
+    """Print the loss of the second half of documents (without documents: of windows), if the first
+    half is as it is, shuffled, or from another one: a model without a context would not notice."""
+    tokens, rng = np.array(getattr(data, options.split)), np.random.default_rng(options.seed)
+    starts, stops = split_documents(document_edges(tokens, data.separator), model.config.block_size)
+    order = rng.permutation(len(starts))[: n_tokens // model.config.block_size]
+    order = order[np.argsort((stops - starts)[order], kind="stable")]  # the next is not shorter
     if len(order) < 2:
         return
-    starts, stops = starts[order], stops[order]
-    windows = starts[:-1], stops[:-1]  # the last one has no next one
+    windows = starts[order[:-1]], stops[order[:-1]]  # the last one has no next one
+    texts = {"as it is": tokens, "shuffled": tokens.copy(), "of another one": tokens.copy()}
+    for start, stop, other in zip(*windows, starts[order[1:]], strict=True):
+        n = (stop - start) // 2
+        half = slice(start + 1, start + 1 + n)
+        texts["shuffled"][half] = rng.permutation(tokens[half])
+        texts["of another one"][half] = tokens[other + 1 : other + 1 + n]
     second = np.concatenate([np.arange(n) >= n // 2 for n in windows[1] - windows[0]])  # (N,)
-    rows = [[f"{len(order) - 1:,} prompts", "loss of the second half"]]
-    for kind, changed in change_prompts(tokens, starts, stops, options.seed).items():
-        losses = token_losses(model, changed, windows, options.batch_size, machine)
+    rows = [[f"{len(windows[0]):,} prompts", "loss of the second half"]]
+    for kind, text in texts.items():
+        losses = token_losses(model, text, windows, options, machine)
         rows.append([f"first half {kind}", f"{losses[second].mean():.3f}"])
     print()
     print_table(rows)
 
 
-# ----------------------------------------------------------------------------- baselines: counting
+# ----------------------------------------------------------------------------- counting
 
 
 def ngram_baseline(data: Dataset, n: int, discount: float = 0.0) -> Baseline:
-    """An n-gram model of the training split: Kneser-Ney with a discount, or else add-one smoothing."""
+    """An n-gram model of the training split: Kneser-Ney with a discount, or else add-one."""
     grams, counts = count_ngrams(data.train[:MAX_TRAIN], n, data.separator)
     table, y = NGrams(grams, counts, data.vocab_size, data.separator), np.arange(data.vocab_size)
 
@@ -184,7 +173,7 @@ def ngram_baseline(data: Dataset, n: int, discount: float = 0.0) -> Baseline:
 
 
 def sample_baseline(baseline: Baseline, start: int, n: int, length: int, seed: int) -> np.ndarray:
-    """Draw n rows of `length` tokens, each after CONTEXT copies of the token `start`: (n, length)."""
+    """n rows of `length` tokens, each drawn after CONTEXT copies of the token `start`: (n, length)."""
     rng, show = np.random.default_rng(seed), progress("sampling", length, "tokens each")
     X = np.full((n, CONTEXT + length), start)
     for t in range(length):
@@ -201,8 +190,8 @@ def sample_baseline(baseline: Baseline, start: int, n: int, length: int, seed: i
 # dividing its logits by a temperature tau > 1 helps.
 
 
-def reliability(p: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each bin of the probabilities p (n,): their number, their sum, and how many of their tokens
+def reliability(p: np.ndarray, hits: np.ndarray) -> tuple:
+    """For each bin of probabilities p (n,): how many, their sum, and how many of their tokens
     occurred, as hits (n,) says. (BINS,) each."""
     bins = np.minimum((p * BINS).astype(np.int64), BINS - 1)
     return tuple(np.bincount(bins, weights, BINS) for weights in (None, p, hits))
@@ -216,7 +205,7 @@ def calibration_error(p: np.ndarray, hits: np.ndarray) -> float:
 
 
 def error_by_chance(p: np.ndarray, draws: int = 20) -> float:
-    """The mean ECE of a calibrated model with confidences p (n,): its accuracy differs by chance alone."""
+    """The mean ECE of a calibrated model with confidences p (n,), whose accuracy varies by chance."""
     rng = np.random.default_rng(0)
     return float(np.mean([calibration_error(p, rng.random(len(p)) < p) for _ in range(draws)]))
 
@@ -224,8 +213,7 @@ def error_by_chance(p: np.ndarray, draws: int = 20) -> float:
 def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
     """The temperature tau, from 0.01 to 100, with the lowest loss of softmax(log_p / tau). (Logits
     would give the same: they are log_p and a constant for each prediction, which softmax ignores.)
-
-    The loss is convex in beta = 1 / tau, and its derivative is the mean of E[log_p] - log_p[target],
+    The loss is convex in beta = 1 / tau, and its derivative is the mean of E[log_p] - log_p[target]
     with the expected value under softmax(beta log_p). Bisection finds where it is 0."""
     low, high, of_targets = 0.01, 100.0, -F.nll_loss(log_p, targets).item()
     for _ in range(40):
@@ -235,23 +223,22 @@ def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
     return 1 / beta
 
 
-def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tensor) -> tuple[dict, tuple]:
-    """The calibration of log_p (N, V), before and after temperature scaling: tau is fitted on a part
-    of the tokens, and judged on the others. Returns {column: number}, reliability()."""
+def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tensor) -> tuple:
+    """{column: number} and reliability() of predictions: tau is fitted on some, judged on others."""
     highest, token = log_p.max(dim=1)
     p, hits = highest.exp().double().numpy(), (token == targets).numpy()
     numbers = {"loss": F.nll_loss(log_p, targets).item()}
     numbers |= {"ECE": calibration_error(p, hits), "by chance": error_by_chance(p)}
-    numbers["tau"] = tau = fit_temperature(log_p[fitted_on], targets[fitted_on])
-    held_out, its_targets = log_p[~fitted_on], targets[~fitted_on]
-    numbers["held-out loss"] = F.nll_loss(held_out, its_targets).item()
-    numbers["at tau"] = F.nll_loss((held_out / tau).log_softmax(dim=1), its_targets).item()
+    numbers["tau"] = fit_temperature(log_p[fitted_on], targets[fitted_on])
+    for column, tau in (("held-out loss", 1.0), ("at tau", numbers["tau"])):
+        scaled = (log_p[~fitted_on] / tau).log_softmax(dim=1)
+        numbers[column] = F.nll_loss(scaled, targets[~fitted_on]).item()
     return numbers, reliability(p, hits)
 
 
-def show_calibration(model: GPT, counting: dict, data: Dataset, n_tokens: int, options, machine: Machine) -> dict:
-    """Print the calibration of all models, {name: what calibrate() returns}, for the same tokens. (In
-    a text without documents, the baselines also see the tokens before a window, the GPT does not.)"""
+def show_calibration(model: GPT, counting: dict, data: Dataset, n_tokens: int, options, machine) -> dict:
+    """Print how all models are calibrated on the same tokens: {name: what calibrate() returns}. (In a
+    text without documents, the n-grams see the tokens before a window, too.)"""
     tokens, n_tokens = getattr(data, options.split), min(n_tokens, MAX_PROBABILITIES // data.vocab_size)
     windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
     at, document, _ = locate(tokens, windows, data.separator)
@@ -261,34 +248,35 @@ def show_calibration(model: GPT, counting: dict, data: Dataset, n_tokens: int, o
     for name, baseline in counting.items():
         p = torch.cat([torch.from_numpy(baseline(x.numpy())) for x in X.split(CHUNK)])
         results[name] = calibrate(p.log().float(), targets, fitted_on)
-    batches = predict(model, tokens, windows, options.batch_size, machine)
+    batches = predict(model, tokens, windows, options, machine)
     log_p = torch.cat([part.cpu() for part, _ in batches])
     results["GPT"] = calibrate(log_p, targets, fitted_on)
-    rows = [[name, *(f"{number:.4f}" for number in numbers.values())] for name, (numbers, _) in results.items()]
+    rows = [["calibration", *results["GPT"][0]]]
+    for name, (numbers, _) in results.items():
+        rows.append([name, *(f"{number:.4f}" for number in numbers.values())])
     print()
-    print_table([["calibration", *results["GPT"][0]], *rows])
+    print_table(rows)
     print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: that of a calibrated model;")
     print("tau: temperature, fitted on half of the tokens; held-out: on the other half")
     return results
 
 
 # ----------------------------------------------------------------------------- copies
-# A low loss does not tell whether samples are new. A copy is a sample that is a document of the
-# training text, or, without documents, a long run of tokens that occurs there. Real text has
-# copies, too: compare with the validation split. A suffix array finds the longest run (Manber,
-# Myers 1990): all positions of a text, sorted by what follows them, like the words of a dictionary.
-# For "banana" that is
+# A low loss does not tell whether samples are new. A sample is a copy if it is a document of the
+# training text; without documents, what counts is its longest run of tokens that occurs there. Real
+# text has copies, too: compare with the validation split. A suffix array finds the run (Manber,
+# Myers 1990): all positions of a text, sorted by what follows them, as in a dictionary: of "banana"
 #     5 a    3 ana    1 anana    0 banana    4 na    2 nana
 # "nab" would stand between 4 and 2. Nothing in "banana" has more in common with it than one of
 # these two neighbors, so the longest match is found without comparing it with all positions.
 
 
 def sort_suffixes(tokens: np.ndarray, depth: int) -> np.ndarray:
-    """The positions (N,) of a text, sorted by the next `depth` tokens (or more); its end comes first.
-    By doubling: if numbers sort positions by k tokens, pairs of them, k apart, sort by 2k tokens."""
+    """The positions (N,) of a text, sorted by the next `depth` tokens, or more; its end comes first.
+    By doubling: if numbers sort positions by k tokens, pairs of them, k apart, sort by 2k."""
     numbers, size, k = tokens.astype(np.int64) + 1, int(tokens.max()) + 2, 1  # 0: past the end
     while k < depth:
-        if size**2 >= 2**63:  # a pair would not fit into an integer: count the values, in their order
+        if size**2 >= 2**63:  # a pair would not fit into an integer: use ranks
             values, numbers = np.unique(numbers, return_inverse=True)
             numbers, size = numbers + 1, len(values) + 2
         later = np.append(numbers[k:], np.zeros(min(k, len(numbers)), dtype=np.int64))
@@ -300,29 +288,30 @@ def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
     """The length of the longest run of tokens of each of n samples that occurs in a text: (n,)."""
     sizes = np.array([len(sample) + 1 for sample in samples])
     depth = sizes.max()
-    text = np.concatenate([train, *([V, *sample] for sample in samples)]).astype(np.int64)  # V: no token
+    text = np.concatenate([train, *([V, *sample] for sample in samples)]).astype(np.int64)  # V: not a token
     order = sort_suffixes(text, depth)
     in_train = order < len(train)
-    here, rank = order[~in_train], np.cumsum(in_train)[~in_train]  # rank: positions of train before it
-    there = order[in_train][np.clip([rank - 1, rank], 0, len(train) - 1)]  # (2, ...): its neighbors
+    here = order[~in_train]
+    rank = np.cumsum(in_train)[~in_train]  # how many positions of train come before each
+    there = order[in_train][np.clip([rank - 1, rank], 0, len(train) - 1)]  # the neighbors, (2, ...)
     text = np.append(text, np.full(depth, V))
     matching, length = np.ones(there.shape, dtype=bool), np.zeros(there.shape, dtype=np.int64)
     for i in range(depth):
         matching &= (text[here + i] == text[there + i]) & (text[here + i] != V)
         length += matching
-    longest = np.zeros(sizes.sum(), dtype=np.int64)  # match from each position of the samples on
+    longest = np.zeros(sizes.sum(), dtype=np.int64)  # the match from each position of a sample on
     longest[here - len(train)] = length.max(axis=0)
     return np.maximum.reduceat(longest, np.cumsum(sizes) - sizes)
 
 
-def draw_samples(model: GPT, counting: dict, data: Dataset, length: int, options, machine: Machine) -> dict:
-    """{name: samples} at temperature 1, as tuples of at most `length` tokens: real ones of the
-    split, as a control, those of the baselines, and of the GPT."""
+def draw_samples(model: GPT, counting: dict, data: Dataset, length: int, options, machine) -> dict:
+    """{name: samples} at temperature 1, tuples of at most `length` tokens: real ones of the split, as
+    a control, those of the baselines, and of the GPT."""
     tokens, n, end = getattr(data, options.split), options.num_samples, data.delimiter
     start = start_ids(data.tokenizer)[-1] if end is None else end
     if data.separator is None:
-        starts = np.linspace(0, len(tokens) - length, n).astype(int)
-        real = [tokens[at : at + length].tolist() for at in starts]
+        at = np.linspace(0, len(tokens) - length, n).astype(int)
+        real = tokens[at[:, None] + np.arange(length)].tolist()
     else:
         real = [ids[:length] for ids in data.documents(options.split)[:n]]
     rows = {f"{options.split} split (real)": real}
@@ -336,11 +325,10 @@ def draw_samples(model: GPT, counting: dict, data: Dataset, length: int, options
 
 
 def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> dict[str, float]:
-    """Print how much of {name: samples} occurs in the training split. Samples and documents have
-    `length` tokens at most. Returns {name: fraction of samples that are training documents; in a
-    text without documents: mean of longest run / sample length}."""
+    """Print what is copied in {name: samples} of at most `length` tokens. Returns {name: fraction}."""
     train, has_documents = data.train[:MAX_TRAIN], data.separator is not None
-    lengths = longest_copies(train, list(itertools.chain(*samples.values())), data.vocab_size)
+    every = [sample for drawn in samples.values() for sample in drawn]
+    lengths = longest_copies(train, every, data.vocab_size)
     known = {tuple(ids[:length]) for ids in data.documents("train")} if has_documents else {}
     rows, copied = [["copies", "samples", "longest run: mean", "maximum", "copied"]], {}
     for name, drawn in samples.items():
@@ -350,12 +338,9 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
         rows.append([name, f"{len(drawn):,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{copied[name]:.1%}"])
     print()
     print_table(rows)
-    searched = f"the first {len(train):,} tokens of train"
-    print(f"samples at temperature 1; longest run: tokens in a row that occur in {searched}")
+    print(f"longest run: tokens in a row that occur in the first {len(train):,} tokens of train; copied:")
+    print("samples that are documents of train" if has_documents else "longest run / length of the sample")
     return copied
-
-
-# ----------------------------------------------------------------------------- the script
 
 
 def draw_plot(path: Path, title: str, calibration: dict) -> None:
@@ -372,14 +357,13 @@ def draw_plot(path: Path, title: str, calibration: dict) -> None:
 
 
 def open_data(checkpoint: dict, options) -> Dataset:
-    """The dataset of the options, or else that of the checkpoint. Raises UserError if it does not fit."""
+    """The dataset of the options, or else of the checkpoint. Raises UserError."""
     name, trained_on = checkpoint["name"], checkpoint["config"]["dataset"]
     if not options.dataset and trained_on in (None, "gpt2"):
-        raise UserError(f"{name} was not trained on a dataset; name one in its tokens with --dataset=")
+        raise UserError(f"{name} was not trained on a dataset; name one with --dataset=")
     data = load(options.dataset or trained_on)
     if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
-        advice = f"use a text prepared with --tokenizer={trained_on}"
-        raise UserError(f"{data.name} and {name} use different tokenizers; {advice}")
+        raise UserError(f"{data.name} has other tokens than {name}; prepare it with --tokenizer={trained_on}")
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     return data

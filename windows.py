@@ -4,7 +4,7 @@
 
 Read train.py before. Evaluation is over fixed windows in a fixed order, so the same model has the
 same loss in the same dtype, up to rounding, whatever the batch size. With --eval_tokens=0, each
-token but the first is predicted exactly once. """
+token but the first is predicted exactly once."""
 
 from collections.abc import Callable
 
