@@ -1,9 +1,11 @@
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import babble, gpt2_tensors, loss_of, result, safetensors
 from test_train import SHORT, data, no_plots  # noqa: F401
 
@@ -16,18 +18,17 @@ from console import UserError
 from evaluate import (
     CONTEXT,
     bootstrap,
+    calibrate,
     calibration_error,
     error_by_chance,
     fit_temperature,
     locate,
     longest_copies,
-    mean_loss,
     ngram_baseline,
-    read_batches,
     reliability,
     sample_baseline,
-    show_calibration,
     show_copies,
+    show_prompts,
     sort_suffixes,
     token_losses,
 )
@@ -76,7 +77,7 @@ def test_token_losses_are_those_of_the_model_in_the_order_of_locate():
     model = GPT(GPTConfig(vocab_size=11, **SMALL)).eval()
     tokens = np.array([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 9, 3, 1, 2, 0, 4, 4, 0])
     windows = evaluation_windows(tokens, 0, 8)
-    losses = token_losses(model, read_batches(tokens, windows, 2, 8), ALONE)
+    losses = token_losses(model, tokens, windows, SimpleNamespace(batch_size=2), ALONE)
     at, _, _ = locate(tokens, windows, 0)
     assert len(losses) == len(at) == len(tokens) - 1
     for i, loss in zip(at, losses, strict=True):
@@ -85,7 +86,7 @@ def test_token_losses_are_those_of_the_model_in_the_order_of_locate():
         assert loss == pytest.approx(-logits[0, -1].log_softmax(0)[tokens[i]].item(), abs=1e-5)
     torch.nn.init.constant_(model.transformer.wte.weight[3:4].data, torch.nan)
     with pytest.raises(UserError, match=r"the loss is NaN or infinite in torch\.float32; use --dtype=float32"):
-        token_losses(model, read_batches(tokens, windows, 2, 8), ALONE)
+        token_losses(model, tokens, windows, SimpleNamespace(batch_size=2), ALONE)
 
 
 def test_a_bootstrap_gives_the_interval_of_independent_groups():
@@ -99,27 +100,40 @@ def test_a_bootstrap_gives_the_interval_of_independent_groups():
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.15)
 
 
-def test_losses_by_position_are_means_of_ranges():
-    context = np.array([1, 2, 3, 4, 5, 8, 9, 1])
-    table = evaluate.losses_by_position(np.arange(8.0), context)
-    assert table == {1: (2, 3.5), 2: (1, 1.0), 4: (2, 2.5), 8: (2, 4.5), 16: (1, 6.0)}
+@pytest.mark.parametrize("name", ["tiny", "list"])
+def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays(name, monkeypatch, capsys):
+    dataset, seen = prepare_data.load(name), []
+
+    def token_losses(model, tokens, windows, options, machine):
+        seen.append((tokens, windows))
+        return np.arange((windows[1] - windows[0]).sum(), dtype=float)
+
+    monkeypatch.setattr(evaluate, "token_losses", token_losses)
+    model, options = SimpleNamespace(config=GPTConfig(block_size=8)), SimpleNamespace(split="val", seed=0)
+    show_prompts(model, dataset, 15, options, ALONE)  # one window has no other one
+    assert not seen and not capsys.readouterr().out
+    show_prompts(model, dataset, 800, options, ALONE)
+    (same, windows), (shuffled, _), (other, _) = seen
+    assert np.array_equal(same, dataset.val) and (shuffled != same).any()
+    prompt, second, count = np.zeros(len(same), dtype=bool), [], 0
+    texts = {tuple(same[start + 1 : start + 1 + n]) for start in range(len(same)) for n in range(5)}
+    for start, stop in zip(*windows, strict=True):
+        n = (stop - start) // 2
+        assert sorted(shuffled[start + 1 : start + 1 + n]) == sorted(same[start + 1 : start + 1 + n])
+        assert tuple(other[start + 1 : start + 1 + n]) in texts
+        prompt[start + 1 : start + 1 + n] = True
+        second += range(count + n, count + stop - start)
+        count += stop - start
+    assert np.array_equal(same[~prompt], shuffled[~prompt]) and np.array_equal(same[~prompt], other[~prompt])
+    assert (other != same)[prompt].mean() > 0.5
+    out = capsys.readouterr().out
+    assert f"{len(windows[0])} prompts" in out and prompts(out)["as"] == pytest.approx(np.mean(second), abs=1e-3)
 
 
-def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays():
-    x, half = torch.arange(30).view(3, 10), torch.tensor([[2], [3], [5]])
-    same, shuffled, other = evaluate.change_prompts(x, half, seed=0).values()
-    assert torch.equal(same, x) and (shuffled != x).any()
-    for row, n in enumerate(half[:, 0].tolist()):
-        for changed in (shuffled, other):
-            assert changed[row, 0] == x[row, 0] and torch.equal(changed[row, n + 1 :], x[row, n + 1 :])
-        assert sorted(shuffled[row, 1 : n + 1].tolist()) == x[row, 1 : n + 1].tolist()
-        assert torch.equal(other[row, 1 : n + 1], x[(row + 1) % 3, 1 : n + 1])
-
-
-def prompts(out: str) -> dict[str, list[float]]:
-    """{kind: [loss of the next token, of the second half]} in what the script prints."""
+def prompts(out: str) -> dict[str, float]:
+    """{kind: loss of the second half} in what the script prints."""
     lines = [line.split() for line in out.splitlines() if line.startswith("first half ")]
-    return {words[2]: [float(x) for x in words[-2:]] for words in lines}
+    return {words[2]: float(words[-1]) for words in lines}
 
 
 def test_a_model_that_repeats_letters_is_misled_by_other_letters(call):
@@ -130,15 +144,13 @@ def test_a_model_that_repeats_letters_is_misled_by_other_letters(call):
     assert call(train, *SHORT, *options, "--out_dir=out/same")[0] == 0
     dataset, (model, _) = prepare_data.load("same"), load_model("out/same")
     found = prompts(call(evaluate, "--num_samples=0", "--dtype=float32")[1])
-    assert list(found) == ["unchanged", "shuffled", "of"] and found["unchanged"] == found["shuffled"]
-    assert found["unchanged"][0] < 0.5 < found["of"][0] - 1
+    assert list(found) == ["as", "shuffled", "of"] and found["as"] == found["shuffled"] < found["of"] - 0.3
     losses = []
     for ids in dataset.documents("val"):
         row, middle = torch.tensor([dataset.separator, *ids, dataset.separator]), (len(ids) + 1) // 2
         log_p = model(row[None, :-1])[0][0].log_softmax(1)
         losses.append(-log_p[torch.arange(len(ids) + 1), row[1:]][middle:])
-    expected = [np.mean([of_one[0].item() for of_one in losses]), torch.cat(losses).mean().item()]
-    assert found["unchanged"] == pytest.approx(expected, abs=0.03)  # of all documents but one
+    assert found["as"] == pytest.approx(torch.cat(losses).mean().item(), abs=0.03)  # of all documents but one
 
 
 # ----------------------------------------------------------------------------- counting
@@ -150,7 +162,7 @@ def test_the_loss_of_counting_is_that_of_ngram_py(name, call):
     at = np.arange(1, len(dataset.val))
     X, targets = contexts(dataset.val, at, CONTEXT, dataset.separator)
     for n, arguments, options in (
-        (2, {"alpha": 1.0}, []),
+        (2, {}, []),
         (4, {"discount": 0.85}, ["--smoothing=kneser-ney", "--discount=0.85"]),
         (8, {"discount": 0.85}, ["--smoothing=kneser-ney", "--discount=0.85"]),
     ):
@@ -164,7 +176,7 @@ def test_the_loss_of_counting_is_that_of_ngram_py(name, call):
 
 def test_samples_have_the_frequencies_of_the_model():
     dataset = prepare_data.load("list")
-    bigram = ngram_baseline(dataset, 2, alpha=1.0)
+    bigram = ngram_baseline(dataset, 2)
     drawn = sample_baseline(bigram, dataset.separator, 20_000, 2, seed=0)
     first = bigram(np.full((1, CONTEXT), dataset.separator))[0]
     assert np.bincount(drawn[:, 0], minlength=dataset.vocab_size) / 20_000 == pytest.approx(first, abs=0.015)
@@ -181,7 +193,7 @@ def test_a_higher_order_copies_more():
     dataset, means = prepare_data.load("more"), []
     for n in (2, 4, 8):
         rows = sample_baseline(ngram_baseline(dataset, n, discount=0.85), 0, 50, 60, seed=0)
-        means.append(longest_copies(dataset.train, list(rows)).mean())
+        means.append(longest_copies(dataset.train, list(rows), dataset.vocab_size).mean())
     assert means[0] < means[1] < means[2]
 
 
@@ -225,24 +237,26 @@ def test_the_temperature_is_that_of_the_data(tau):
     log_p, targets = predictions(50_000, 8, tau)
     found = fit_temperature(log_p, targets)
     assert found == pytest.approx(tau, rel=0.03)
-    loss = mean_loss((log_p / found).log_softmax(1), targets)
+    loss = F.cross_entropy(log_p / found, targets)
     for other in (0.98 * found, 1.02 * found):
-        assert mean_loss((log_p / other).log_softmax(1), targets) > loss
+        assert F.cross_entropy(log_p / other, targets) > loss
 
 
-def test_calibration_is_measured_on_all_tokens_and_tau_on_every_second_document(capsys):
+def test_calibration_is_measured_on_all_tokens_and_tau_judged_on_others_than_it_is_fitted_on():
     log_p, targets = predictions(4000, 8)
     judged, judged_targets = predictions(4000, 8, tau=2.0, seed=1)
     both, both_targets = torch.cat([log_p, judged]), torch.cat([targets, judged_targets])
-    groups = np.repeat([6, 9], 4000)  # documents that a subset may have
-    numbers = show_calibration({"it": both}, both_targets, groups)["it"]
-    assert numbers["temperature"] == pytest.approx(1, abs=0.05)
-    confidence, hits = both.max(dim=1).values.exp().double().numpy(), (both.argmax(1) == both_targets).numpy()
-    assert numbers["ece"] == calibration_error(confidence, hits)
-    scaled = [mean_loss((judged / tau).log_softmax(1), judged_targets) for tau in (1.0, numbers["temperature"])]
-    expected = [mean_loss(both, both_targets), numbers["ece"], error_by_chance(confidence), numbers["temperature"]]
-    row = capsys.readouterr().out.splitlines()[2].split()
-    assert row == ["it", *(f"{number:.4f}" for number in expected + scaled)]
+    numbers, bins = calibrate(both, both_targets, torch.arange(8000) < 4000)
+    p, hits = both.max(dim=1).values.exp().double().numpy(), (both.argmax(1) == both_targets).numpy()
+    assert numbers == pytest.approx({
+        "loss": F.cross_entropy(both, both_targets).item(),
+        "ECE": calibration_error(p, hits),
+        "by chance": error_by_chance(p),
+        "tau": fit_temperature(log_p, targets),
+        "held-out loss": F.cross_entropy(judged, judged_targets).item(),
+        "at tau": F.cross_entropy(judged / numbers["tau"], judged_targets).item(),
+    })  # fmt: skip
+    assert np.array_equal(bins, reliability(p, hits)) and numbers["tau"] == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.parametrize(("tau", "overconfident"), [(1.0, False), (2.0, True)])
@@ -276,13 +290,13 @@ def test_the_longest_copy_is_that_of_trying_all_runs():
         text = bytes(train_.tolist())
         runs = [[bytes(s.tolist())[i:j] for i in range(len(s)) for j in range(i, len(s) + 1)] for s in samples]
         expected = [max((len(run) for run in of_one if run in text), default=0) for of_one in runs]
-        assert longest_copies(train_, samples).tolist() == expected
+        assert longest_copies(train_, samples, V + 1).tolist() == expected
 
 
 def test_no_copy_reaches_past_the_end_of_the_text_or_of_a_sample():
     text = np.array([1, 2, 3, 1, 2])
     samples = [np.array(sample, dtype=int) for sample in ([1, 2, 1, 2], [1, 2, 3], [3, 1, 2, 3], [7], [])]
-    assert longest_copies(text, samples).tolist() == [2, 3, 3, 0, 0]
+    assert longest_copies(text, samples, 8).tolist() == [2, 3, 3, 0, 0]
 
 
 def test_long_documents_are_compared_as_far_as_samples_go():
@@ -301,7 +315,7 @@ def test_the_table_says_what_is_in_the_training_text(capsys, monkeypatch):
     documents, new = list(map(tuple, dataset.documents("train"))), (3, 3, 3, 3)
     assert show_copies({"it": [*documents[:3], new], "that": [new]}, dataset, 99) == {"it": 0.75, "that": 0.0}
     heading, row, _ = capsys.readouterr().out.splitlines()[1:4]
-    assert heading.endswith("in train") and row.split()[-1] == "75.0%"
+    assert heading.endswith("copied") and row.split()[-1] == "75.0%"
     assert row.split()[3] == str(max(map(len, documents[:3])))
     text = prepare_data.load("tiny")
     samples = {"real": [tuple(text.train[5:25])], "half": [(*text.train[:10], *[99] * 10)]}
@@ -330,7 +344,7 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
     assert abs(float(some["val"]) - trained) > 1e-4
     assert {path: path.read_bytes() for path in Path("out").rglob("*.*")} == before
     error = fails(evaluate, "--dataset=tiny")
-    assert "tiny and out/list/best.pt use different tokenizers; use a text prepared with --tokenizer=list" in error
+    assert "tiny has other tokens than out/list/best.pt; prepare it with --tokenizer=list" in error
 
 
 def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
@@ -345,8 +359,8 @@ def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
     rows = [line.split() for line in out.splitlines() if line.startswith("GPT ")]
     assert len(rows) == 2 and rows[0][1] == result(out)["val"]  # calibration, copies; without n-grams
     assert "tiny_gpt2 has no test split; use --split=val" in fails(evaluate, *weights, "--split=test")
-    assert "use a text prepared with --tokenizer=gpt2" in fails(evaluate, weights[0], "--dataset=tiny")
-    assert "was not trained on a dataset; name one in its tokens with --dataset=" in fails(evaluate, weights[0])
+    assert "; prepare it with --tokenizer=gpt2" in fails(evaluate, weights[0], "--dataset=tiny")
+    assert "was not trained on a dataset; name one with --dataset=" in fails(evaluate, weights[0])
     assert "no run of train.py with a best.pt in out/; start python train.py" in fails(evaluate)
 
 
@@ -366,7 +380,15 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
     n = [int(row[1]) for row in rows]
     mean = sum(k * float(row[2]) for k, row in zip(n, rows, strict=True)) / sum(n)
-    assert mean == pytest.approx(float(figures["val"]), abs=2e-4) and rows[0][0] == "1"
+    assert mean == pytest.approx(float(figures["val"]), abs=2e-4)
+    dataset, model = prepare_data.load(name), load_model(f"out/{name}")[0]
+    windows = evaluation_windows(dataset.val, dataset.separator, 16, 300)
+    losses = token_losses(model, dataset.val, windows, SimpleNamespace(batch_size=8), ALONE)
+    _, _, position = locate(dataset.val, windows, dataset.separator)
+    for (end, tokens, loss), (low, high) in zip(rows, ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16)), strict=False):
+        inside = (low < position) & (position <= high)
+        assert [end, tokens] == [str(high), str(inside.sum())]
+        assert float(loss) == pytest.approx(losses[inside].mean(), abs=1e-4)
     start = next(i for i, line in enumerate(lines) if line.startswith("calibration"))
     counting = ["bigram, add 1", "Kneser-Ney 4-gram", "Kneser-Ney 8-gram", "GPT"]
     assert [line[:17].strip() for line in lines[start + 1 : start + 5]] == counting
@@ -380,14 +402,6 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     else:  # the mean length of the longest run, of a sample of block_size=16 tokens
         assert 16 * copied == pytest.approx(float(of_gpt[2]), abs=0.051) and float(of_gpt[2]) >= 1
     assert call(evaluate, *options)[1] == out
-
-
-def test_documents_of_two_letters_have_no_prompts(call):
-    Path("two.txt").write_text("\n".join("abcdef"[i % 6] + "abcde"[i % 5] for i in range(200)))
-    prepare_data.prepare("two.txt", documents="lines")
-    call(train, *SHORT, "--dataset=two", "--out_dir=out/two")
-    status, out, err = call(evaluate, "--num_samples=5", "--dtype=float32")
-    assert status == 0 and prompts(out) == {}, err
 
 
 def test_a_large_vocabulary_is_calibrated_on_fewer_tokens(call, monkeypatch):
