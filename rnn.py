@@ -34,7 +34,6 @@ from prepare_data import Dataset, load, start_context
 from windows import document_edges, read_windows
 
 EVAL_TOKENS = 2_000_000  # the losses are computed on the first tokens of a split, up to this many
-EVAL_ROWS = 64  # documents, or parts of a text, that are evaluated at once
 LAGS = (1, 2, 5, 10, 20, 50, 100)  # tokens back: the rows of the printed table of gradients
 DEFAULTS = {  # about 100,000 parameters each, if tokens are letters
     "rnn": {"n_embd": 32, "n_hidden": 288, "n_layer": 1, "learning_rate": 0.005},
@@ -71,17 +70,17 @@ class Options(Recipe):
 
 
 def edges(tokens: np.ndarray, separator: int | None, parts: int, offset: int = 0) -> np.ndarray:
-    """Where one document ends and the next starts. A text without documents is cut into equal parts."""
+    """Where one document ends and the next starts. A text without them is cut into equal parts."""
     if separator is not None:
         return document_edges(tokens, separator)
     return np.linspace(offset, len(tokens) - 1, parts + 1).astype(int)
 
 
 def windows(tokens: np.ndarray, at: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
-    """Yield inputs and targets (B, T), and whether they are the first of their rows. Row i is the tokens
-    between edges at[i] and at[i + 1]. B rows are read together, T tokens at a time; after the end of
-    a row, targets are -1, which is ignored. With a dot for the separator, emma and ava are inputs
-    .emma, .ava., and targets emma., ava. and -1."""
+    """Yield inputs and targets (B, T), and whether they are the first of their rows. Row i is the
+    tokens from edge at[i] to at[i + 1]. B rows are read together, T tokens at a time, and padded
+    with targets of -1. With a dot for the separator, emma and ava are inputs .emma, .ava., and
+    targets emma., ava. and -1."""
     for rows in (order[i : i + B] for i in range(0, len(order), B)):
         starts, stops = at[rows], at[rows + 1]
         longest = (stops - starts).max()
@@ -120,11 +119,11 @@ def train(model: Model, data: Dataset, options: Options) -> None:
 @torch.no_grad()
 def evaluate(model: Model, tokens: np.ndarray, separator: int | None) -> float:
     """The mean loss over all tokens but the first, in nats per token. Each document starts from an
-    empty state, as does each part of a text: at most EVAL_ROWS, of 1,000 tokens or more."""
-    at = edges(tokens, separator, min(EVAL_ROWS, max(1, len(tokens) // 1000)))
+    empty state, as does each part of a text: at most 64, of 1,000 tokens or more."""
+    at = edges(tokens, separator, min(64, max(1, len(tokens) // 1000)))
     order = np.argsort(np.diff(at), kind="stable")  # of similar length together: little padding
     total, states = 0.0, None
-    for x, y, new in windows(tokens, at, order, EVAL_ROWS, 128):
+    for x, y, new in windows(tokens, at, order, 64, 128):
         logits, states = model(x, None if new else states)
         total += cross_entropy(logits, y, "sum").item()
     return total / (len(tokens) - 1)
@@ -132,7 +131,7 @@ def evaluate(model: Model, tokens: np.ndarray, separator: int | None) -> float:
 
 @torch.no_grad()
 def sample(model: Model, first: list[int], separator: int | None) -> list[list[int]]:
-    """Generate after each of the tokens, in the recurrent form, to the end of its document, or 100 tokens."""
+    """Generate after each token, in the recurrent form: to the end of its document, or 100 tokens."""
     idx, states, columns = torch.tensor(first), None, []
     for _ in range(100):
         logits, states = model(idx, states, step=True)
@@ -174,17 +173,15 @@ def check_backward(model: Model, x: torch.Tensor, y: torch.Tensor) -> float:
     out, _ = cell(inputs, start)
     dh, *by_autograd = torch.autograd.grad(cross_entropy(model.head(out), y), [out, *cell.parameters()])
     by_hand = backward_through_time(cell, inputs, torch.cat((start.transpose(0, 1), out), dim=1), dh)
-    tiny = torch.finfo(dh.dtype).tiny  # never 0 / 0
     pairs = zip(by_hand, by_autograd, strict=True)
-    return max(((a - b).abs().max() / b.abs().max().clamp(min=tiny)).item() for a, b in pairs)
+    return max(((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in pairs)
 
 
 def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> np.ndarray:
     """The norms of d loss_T / d state_(T-k) for k = 1, 2, ..., at most 100: how much the loss at
     the last token depends on the state k tokens before. Root mean square over 32 places of a text,
     with T = 128; or over up to 128 of the longest documents, with T as long as all of these are: in
-    training, no gradient ever went further. States differ in scale from cell to cell: compare how
-    the norms of a cell change with k, not the cells."""
+    training, no gradient ever went further."""
     model = copy.deepcopy(model).double().eval()  # in float32, small gradients would become 0
     at = edges(tokens, separator, max(1, min(32, len(tokens) // 129)))
     lengths = np.diff(at)
@@ -210,22 +207,25 @@ def factor_per_token(norms: np.ndarray) -> float:
 
 def show_gradients(gradients: dict[str, np.ndarray], data: Dataset, plot: bool) -> None:
     """Print, and perhaps plot, gradient norms by distance, {"lstm before": norms ...}."""
-    print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k):")
+    print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), relative to k = 1:")
+    factors = [f"{factor_per_token(norms):.3f}" for norms in gradients.values()]
+    gradients = {name: norms / norms[0] for name, norms in gradients.items()}
     lags = [k for k in LAGS if all(k <= len(norms) for norms in gradients.values())]
-    rows = [[f"k = {k}", *(f"{norms[k - 1]:.1e}" for norms in gradients.values())] for k in lags]
-    factors = [f"x {factor_per_token(norms):.3f}" for norms in gradients.values()]
-    print_table([["", *gradients], *rows, ["fit, per token", *factors]])
+    rows = [[f"k = {k}", *(f"{norms[k - 1]:.2g}" for norms in gradients.values())] for k in lags]
+    reach = [f"{(norms >= 0.01).sum()} of {len(norms)}" for norms in gradients.values()]
+    rows += [["factor per token", *factors], ["tokens with 1 % left", *reach]]
+    print_table([["", *gradients], *rows])
     if plot:
         import plots
 
-        curves = {}
+        path, curves = Path("out", f"rnn_{data.name}", "gradients.png"), {}
         for i, (name, norms) in enumerate(gradients.items()):
             style = f"{'-' if i % 2 else '--'}C{i // 2}"  # a color for each cell; dashed: before
-            curves[name] = range(1, len(norms) + 1), norms / norms[0], style
-        labels = {"xlabel": "k: tokens between the state and the loss", "yscale": "log", "ylim": (1e-10, None)}
-        labels |= {"ylabel": "norm of d loss / d state, relative to k = 1"}
-        path, title = Path("out", f"rnn_{data.name}", "gradients.png"), f"how far back gradients reach: {data.name}"
-        plots.lines(path, {"curves": curves} | labels, title=title, size=(8, 5))
+            curves[name] = range(1, len(norms) + 1), norms, style
+        panel = {"curves": curves, "yscale": "log", "ylim": (1e-10, None)}
+        panel["xlabel"] = "k: tokens between the state and the loss"
+        panel["ylabel"] = "norm of d loss / d state, relative to k = 1"
+        plots.lines(path, panel, title=f"how far back gradients reach: {data.name}", size=(8, 5))
         print(f"\n{path}: gradient norms by distance")
 
 
@@ -246,9 +246,9 @@ def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """After n pairs of a letter and a random digit, "a7 c3 F9 ...": which digit came with each letter?
-    All have to fit into the state. Inputs (B, 3n) end with the letters in another order; targets are
-    -1 but for the answers."""
+    """After n pairs of a letter and a random digit, "a7 c3 F9 ...": which digit came with which
+    letter? All have to fit into the state. Inputs (B, 3n) end with the letters in another order;
+    targets are -1 but for the answers."""
     letters = torch.rand(B, KEYS).argsort(1)[:, :n]
     digits = torch.randint(KEYS, KEYS + VALUES, (B, n))
     order = torch.rand(B, n).argsort(1)
@@ -267,16 +267,13 @@ TASKS = {  # the name of its difficulty, the difficulties in the table, and the 
 }
 
 
-class TwoTokens(nn.Module):
-    """Adds the embeddings of each token and of the one before it, as a GPT with lookback=1 does: a
-    pair is two tokens, but a key and its value are computed from one. idx (B, T) -> (B, T, C)"""
-
-    def __init__(self, C: int):
-        super().__init__()
-        self.this, self.previous = nn.Embedding(NO_TOKEN, C), nn.Embedding(NO_TOKEN + 1, C)
+class TwoTokens(nn.Embedding):
+    """Adds an embedding of the token before, as a GPT with lookback=1 does: a pair is two tokens,
+    but a key and its value are computed from one. idx (B, T) -> (B, T, C)"""
 
     def forward(self, idx: torch.Tensor) -> torch.Tensor:
-        return self.this(idx) + self.previous(F.pad(idx, (1, -1), value=NO_TOKEN))
+        previous = F.pad(idx, (1, -1), value=NO_TOKEN)
+        return super().forward(idx) + super().forward(NO_TOKEN + previous)
 
 
 def make_small(name: str) -> nn.Module:
@@ -285,7 +282,7 @@ def make_small(name: str) -> nn.Module:
         return GPT(GPTConfig(vocab_size=NO_TOKEN, block_size=256, n_layer=2, n_head=2, n_embd=32, lookback=1))
     n_embd, H, n_layer = SMALL[name]
     model = Model(NO_TOKEN, name, n_embd, H, n_layer, dropout=0.0)
-    model.wte = TwoTokens(n_embd)
+    model.wte = TwoTokens(2 * NO_TOKEN + 1, n_embd)
     if name == "gru":  # at first it keeps 0.73 of the state, as the LSTM's forget gate does
         nn.init.ones_(model.cells[0].bias_ih_l0[H : 2 * H])
     return model
@@ -312,10 +309,10 @@ def memorize(model: nn.Module, task: Callable, difficulties: tuple) -> list[floa
 
 
 def bytes_kept(model: nn.Module, length: int) -> int:
-    """What generating needs of a text of this many tokens: a state, or the keys and values of all."""
-    if isinstance(model, GPT):
-        return 2 * length * model.config.n_layer * model.config.n_embd * 4  # float32
-    return sum(state.nbytes for state in model.start(1))
+    """What generating needs of a text of `length` tokens: a state, or the keys and values of all."""
+    if isinstance(model, Model):
+        return sum(state.nbytes for state in model.start(1))
+    return 2 * length * model.config.n_layer * model.config.n_embd * 4  # float32
 
 
 def recall(seed: int) -> None:
@@ -339,22 +336,21 @@ def recall(seed: int) -> None:
 # ----------------------------------------------------------------------------- the command line
 
 
-def run_cell(cell: str, data: Dataset, options: Options, gradients: dict) -> dict:
-    """Train a model with this cell. Adds its norms before and after to `gradients`, and returns its result."""
+def run_cell(cell: str, data: Dataset, options: Options) -> tuple[dict, dict]:
+    """Train a model with this cell. Returns its result, and its gradient norms before and after."""
     began = time.perf_counter()
     changes = {name: getattr(options, name) or value for name, value in DEFAULTS[cell].items()}
-    changes |= {"warmup_iters": min(100, options.max_iters // 10)}
-    changes |= {"weight_decay": 0.1 if options.optimizer == "adamw" else 0.0}
+    changes["warmup_iters"] = min(100, options.max_iters // 10)
+    changes["weight_decay"] = 0.1 if options.optimizer == "adamw" else 0.0
     options = replace(options, **changes)
-    H = options.n_hidden
-    if issubclass(CELLS[cell], LinearCell) and H % HEADS:
-        raise UserError(f"n_hidden={H} cannot be split into {HEADS} heads; use a multiple of {HEADS}")
+    if issubclass(CELLS[cell], LinearCell) and options.n_hidden % HEADS:
+        raise UserError(f"n_hidden={options.n_hidden} has to be split into {HEADS} heads; use a multiple of {HEADS}")
     torch.manual_seed(options.seed)
-    model = Model(data.vocab_size, cell, options.n_embd, H, options.n_layer, options.dropout)
+    model = Model(data.vocab_size, cell, options.n_embd, options.n_hidden, options.n_layer, options.dropout)
     print(f"\n{cell}: {model.num_params():,} parameters", flush=True)
-    gradients[f"{cell} before"] = gradient_norms(model, data.val, data.separator)
+    norms = {f"{cell} before": gradient_norms(model, data.val, data.separator)}
     train(model, data, options)
-    gradients[f"{cell} after"] = gradient_norms(model, data.val, data.separator)
+    norms[f"{cell} after"] = gradient_norms(model, data.val, data.separator)
     if cell == "rnn":
         x, y, _ = next(batches(data, options.batch_size, options.bptt, options.seed))
         print(f"manual vs autograd gradients: maximum relative difference {check_backward(model, x, y):.1e}")
@@ -363,11 +359,11 @@ def run_cell(cell: str, data: Dataset, options: Options, gradients: dict) -> dic
         torch.manual_seed(options.seed)
         texts = map(data.tokenizer.decode, sample(model, first, data.separator))
         console.print_samples(texts, lines=data.separator is not None)
-    tokens = {split: getattr(data, split)[:EVAL_TOKENS] for split in data.splits}
-    losses = {split: evaluate(model, ids, data.separator) for split, ids in tokens.items()}
+    parts = {split: getattr(data, split)[:EVAL_TOKENS] for split in data.splits}
+    losses = {split: evaluate(model, tokens, data.separator) for split, tokens in parts.items()}
     console.print_losses(data, losses, EVAL_TOKENS)
     result = {"model": cell, "params": model.num_params(), "losses": losses, "step": options.max_iters}
-    return result | {"seconds": time.perf_counter() - began}
+    return result | {"seconds": time.perf_counter() - began}, norms
 
 
 def main() -> None:
@@ -377,10 +373,10 @@ def main() -> None:
         return recall(options.seed)
     data = load(options.dataset)
     data.need(4, "a few predictions")
-    cells, gradients = CELLS if options.cell == "all" else [options.cell], {}
-    results = [run_cell(cell, data, options, gradients) for cell in cells]
-    show_gradients(gradients, data, options.plot)
-    for result in results:
+    cells = CELLS if options.cell == "all" else [options.cell]
+    runs = [run_cell(cell, data, options) for cell in cells]
+    show_gradients({name: norms for _, both in runs for name, norms in both.items()}, data, options.plot)
+    for result, _ in runs:
         console.print_result(data=data, **result)
 
 

@@ -346,6 +346,14 @@ def test_the_factor_per_token_is_the_slope_of_the_logarithm():
     assert all(math.isnan(rnn.factor_per_token(np.array(norms))) for norms in ([0.0, 0.0, 0.0], [1.0, 0.0, 0.0]))
 
 
+def test_the_table_of_gradients_is_relative_to_the_token_before(capsys):
+    norms = {"rnn before": 5 * 0.5 ** np.arange(1, 13), "rnn after": 7 * 0.9 ** np.arange(1, 13)}
+    rnn.show_gradients(norms, None, plot=False)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert {"k = 5 0.062 0.66", "factor per token 0.500 0.900", "tokens with 1 % left 7 of 12 12 of 12"} < {*lines}
+    assert not any(line.startswith("k = 20") for line in lines)
+
+
 # ----------------------------------------------------------------------------- the command line
 
 
@@ -492,9 +500,10 @@ def test_guessing_the_most_frequent_digit_is_as_good_as_the_table_says(n):
 
 
 def test_embeddings_of_two_tokens():
-    embedding = rnn.TwoTokens(3)
+    embedding = rnn.make_small("rnn").wte
     x = embedding(torch.tensor([[5, 7, 5]]))[0]
-    this, previous = embedding.this.weight, embedding.previous.weight
+    this, previous = embedding.weight[:63], embedding.weight[63:]  # 52 letters, 10 digits, "?"; and no token
+    assert len(previous) == 64
     assert torch.equal(x, torch.stack((this[5] + previous[-1], this[7] + previous[5], this[5] + previous[7])))
 
 
