@@ -1,23 +1,23 @@
-"""Aside: masked language modeling, as in BERT (Devlin et al. 2018). Do the letters after a gap help?
+"""Aside: an encoder alone, as in BERT (Devlin et al. 2018). Do the letters after a gap help?
 
-    python mlm.py                                    # two minutes: three models of words, and n-grams
-    python mlm.py --dataset=names --fill=al_x_nder   # and the gaps of a name
+    python mlm.py                                    # two minutes: three networks, and n-grams
+    python mlm.py --dataset=names --fill=al_x_nder   # fill the gaps of a name
 
 Read seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both
 sides, so predicting the next letter would be copying. Instead, some letters are hidden, and it
-predicts these. How much does it gain from the letters after a gap? Hide one letter of a word, and
-predict it from the letters
+predicts these: masked language modeling. How much does it gain from the letters after a gap? Hide
+one letter of a word, and predict it from the letters
 
     left      \\n e m [?]            by a GPT
     right             [?] a \\n      by a GPT that reads words from the end to the beginning
     both      \\n e m [?] a \\n       by an encoder, trained on words with hidden letters
 
-and by n-grams that count the letters nearest to it on these sides. All of them know that the gap is
-one letter.
+and by n-grams of the letters nearest to it on these sides. All of them know that a gap is a letter.
 """
 
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,8 +31,9 @@ from ngram import NGrams, sum_by_row
 from optim import Recipe, fit
 from prepare_data import Dataset, load
 
-# B words of T tokens: END, letters, END, then PAD. A token is an index of the alphabet "\0_\nabc...".
-PAD, MASK, END, FIRST = range(4)  # MASK, or _, hides a letter; letters are the tokens from FIRST on
+# B words of T tokens: END, letters, END, PAD ... A token is an index of the alphabet "\0_\nabc...",
+# of V characters: padding, a hidden letter, the end of a word, and from FIRST on the letters.
+PAD, MASK, END, FIRST = range(4)
 MAX_LETTERS = 30  # longer documents are left out
 BATCH_SIZE = 128  # words per step
 CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1  # of all letters: to predict; of these: masked, random
@@ -69,10 +70,10 @@ class Encoder(GPT):
 def read_words(data: Dataset, split: str) -> list[str]:
     """The documents of 1 to MAX_LETTERS letters. (None of them is a _, which stands for a gap.)"""
     words = [data.tokenizer.decode(ids) for ids in data.documents(split)]
-    found = [word for word in words if 1 <= len(word) <= MAX_LETTERS and "_" not in word]
-    if not found:
-        raise UserError(f"{data.name} has no documents of 1 to {MAX_LETTERS} letters; use words or names")
-    return found
+    words = [word for word in words if 1 <= len(word) <= MAX_LETTERS and "_" not in word]
+    if not words:
+        raise UserError(f"{data.name} has no documents of 1 to {MAX_LETTERS} letters; use names")
+    return words
 
 
 def encode(words: list[str], alphabet: str) -> torch.Tensor:
@@ -83,9 +84,9 @@ def encode(words: list[str], alphabet: str) -> torch.Tensor:
 
 def hide_letters(idx: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose 15 % of the letters in idx (B, T) as targets; all other targets are -1. Of the chosen
-    ones, 80 % are masked, 10 % replaced by a random letter, and 10 % stay. So the model also has to
-    predict letters that are not masked: when it is fine-tuned for another task, nothing is. Returns
-    the changed idx, and the targets."""
+    ones, 80 % are masked, 10 % replaced by a random letter, and 10 % stay. So it also learns about
+    letters that are not masked: when it is fine-tuned for another task, none is. Returns the changed
+    idx, and the targets."""
     u = torch.rand(2, *idx.shape)
     chosen = (u[0] < CHOSEN) & (idx >= FIRST)
     changed = torch.where(u[1] < MASKED + RANDOM, torch.randint(FIRST, V, idx.shape), idx)
@@ -112,17 +113,17 @@ def train(model: GPT, words: list[str], alphabet: str, steps: int, seed: int, si
 
 @torch.no_grad()
 def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
-    """The mean loss over all letters of words, each hidden in turn, in nats per letter. (A GPT does
-    not see it anyway: its logits at t - 1 predict the letter at t.) A GPT also gives a probability
-    to the end of the word. Here it is known that there is a letter, so the probabilities of letters
-    are scaled to add up to 1."""
-    losses, shift = [], 0 if isinstance(model, Encoder) else 1
+    """The mean loss over all letters of words, each hidden in turn, in nats per letter. A GPT does
+    not see that letter anyway, and also gives a probability to the end of the word. Here it is
+    known that there is a letter, so the probabilities of letters are scaled to add up to 1."""
+    losses = []
+    shift = 0 if isinstance(model, Encoder) else 1  # a GPT's logits at t - 1 predict the letter at t
     for rows in encode(words, alphabet).split(500):
         for t in range(1, rows.shape[1] - 1):
-            seen = rows[rows[:, t] >= FIRST]  # (B, T): the words that have a letter here
-            hidden = seen.index_fill(1, torch.tensor(t), MASK)
+            rows_here = rows[rows[:, t] >= FIRST]  # (B, T): the words that have a letter here
+            hidden = rows_here.index_fill(1, torch.tensor(t), MASK)
             logits = model(hidden)[0][:, t - shift, FIRST:]  # (B, letters)
-            losses.append(F.cross_entropy(logits, seen[:, t] - FIRST, reduction="none"))
+            losses.append(F.cross_entropy(logits, rows_here[:, t] - FIRST, reduction="none"))
     return torch.cat(losses).mean().item()
 
 
@@ -138,46 +139,42 @@ def ngram_loss(train_words: list[str], words: list[str], alphabet: str, side: st
     """The loss of n-grams with Kneser-Ney smoothing (ngram.py), in nats per letter."""
     grams = letter_grams(train_words, alphabet, side)
     separator = None if side == "both" else 0  # an END on either side says as much as a letter
-    counts = np.ones(len(grams), dtype=np.int64)
-    table = NGrams(*sum_by_row(grams, counts), len(alphabet) - END, separator)
-    return -np.log(table.kneser_ney(letter_grams(words, alphabet, side), DISCOUNT)).mean()
+    table = NGrams(*sum_by_row(grams, np.ones(len(grams), int)), len(alphabet) - END, separator)
+    p = table.kneser_ney(letter_grams(words, alphabet, side), DISCOUNT)
+    return -np.log(p).mean().item()
 
 
 def compare_sides(seen: list[str], unseen: list[str], alphabet: str, options: Options) -> tuple:
     """Train a model and count n-grams for each of SIDES. Returns the encoder, and all losses."""
     sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
     config = GPTConfig(len(alphabet), block_size=MAX_LETTERS + 2, activation="swiglu", **sizes)
-    losses, steps = {}, options.max_iters
+    losses = {}
     for side in SIDES:
-        if side == "right":
-            words, test_words = ([word[::-1] for word in part] for part in (seen, unseen))
-        else:
-            words, test_words = seen, unseen
+        order = -1 if side == "right" else 1
+        words, test_words = ([word[::order] for word in part] for part in (seen, unseen))
         torch.manual_seed(options.seed)
-        if side == "both":  # only 15 % of the letters are targets, so it learns slowly and memorizes little
-            model = Encoder(config)
-            train(model, words, alphabet, 4 * steps, options.seed, side)
+        if side == "both":  # few letters are targets, so it learns slowly, and memorizes little
+            model, steps = Encoder(config), 4 * options.max_iters
         else:
-            model = GPT(replace(config, dropout=0.1))
-            train(model, words, alphabet, steps, options.seed, side)
+            model, steps = GPT(replace(config, dropout=0.1)), options.max_iters
+        train(model, words, alphabet, steps, options.seed, side)
         losses[side] = letter_loss(model, test_words, alphabet)
-        losses[f"ngram_{side}"] = float(ngram_loss(words, test_words, alphabet, side))
+        losses[f"ngram_{side}"] = ngram_loss(words, test_words, alphabet, side)
     return model, losses
 
 
 @torch.no_grad()
-def fill(model: Encoder, text: str, alphabet: str) -> tuple[str, list[tuple[str, float]]]:
-    """Fill the gaps, the one with the most certain letter first, as each letter helps to find the
-    others. Returns the text, and the letters with their probabilities, in this order."""
-    found = []
+def fill(model: Encoder, text: str, alphabet: str) -> Iterator[tuple[str, float]]:
+    """Fill the gaps one by one, the one with the most certain letter first, as each letter helps to
+    find the others. Yields the text after each, and the probability of the letter."""
     while "_" in text:
         gaps = [i for i, letter in enumerate(text) if letter == "_"]
         logits = model(encode([text], alphabet))[0][0, 1:-1, FIRST:]  # without the newlines
         p, letters = logits[gaps].softmax(dim=-1).max(dim=-1)
-        i = p.argmax()
-        found.append((alphabet[FIRST + letters[i]], p[i].item()))
-        text = text[: gaps[i]] + found[-1][0] + text[gaps[i] + 1 :]
-    return text, found
+        best = p.argmax()
+        i = gaps[best]
+        text = text[:i] + alphabet[FIRST + letters[best]] + text[i + 1 :]
+        yield text, p[best].item()
 
 
 def main() -> None:
@@ -185,10 +182,10 @@ def main() -> None:
     data = load(options.dataset)
     words, test_words = read_words(data, "train"), read_words(data, "test")
     alphabet = "\0_\n" + "".join(sorted(set("".join(words + test_words))))
-    answers = dict.fromkeys([options.fill], "")
+    texts = [options.fill]
     if not options.fill:
-        answers = {word[: len(word) // 2] + "_" + word[len(word) // 2 + 1 :]: word for word in test_words[:5]}
-    elif "_" not in options.fill or len(options.fill) > MAX_LETTERS or not set(options.fill) <= set(alphabet):
+        texts = [f"{word[: len(word) // 2]}_{word[len(word) // 2 + 1 :]}" for word in test_words[:5]]
+    elif len(options.fill) > MAX_LETTERS or not {"_"} <= set(options.fill) <= set(alphabet):
         advice = f"write up to {MAX_LETTERS} letters of {data.name}, with _ for each gap"
         raise UserError(f"--fill={options.fill} has no gap, unknown letters, or too many; {advice}")
 
@@ -200,10 +197,10 @@ def main() -> None:
         table.append([name, *(f"{loss:.4f}" for loss in (left, right, both, left - both))])
     print_table(table)
     print("\ngaps filled by the encoder, the most certain letter first")
-    for text, correct in answers.items():
-        filled, found = fill(model, text, alphabet)
-        letters = ", ".join(f"{letter} {p:.0%}" for letter, p in found)
-        print(f"    {text} -> {filled}  ({letters})" + (f"  correct: {correct}" if correct else ""))
+    for i, text in enumerate(texts):
+        steps = [f" -> {filled} ({p:.0%})" for filled, p in fill(model, text, alphabet)]
+        correct = "" if options.fill else f"  correct: {test_words[i]}"
+        print(f"    {text}{''.join(steps)}{correct}")
     print_result("mlm", data, model.num_params(), **losses, seconds=time.perf_counter() - began)
 
 

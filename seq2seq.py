@@ -4,18 +4,17 @@
     python seq2seq.py --attention=false              # without the source, it can only guess
     python seq2seq.py --task=reverse --plot          # what does it attend to? And longer sources?
 
-Read model.py before, mlm.py after. A GPT continues a text. Here, one text becomes another: a source
-becomes a target. The encoder reads the source; each of its tokens attends to all others, also to
-later ones. The decoder generates the target as a GPT does, but each of its blocks also attends to
-the encoder's output: cross-attention. In training, the decoder reads the correct target so far,
-whatever it would have generated itself (teacher forcing), so all positions are trained at once.
+Read model.py before, mlm.py after. A GPT continues a text. Here, a source becomes a target. The
+encoder reads the source; each of its tokens attends to all others, also to later ones. The decoder
+generates the target as a GPT does, but each of its blocks also attends to the encoder's output:
+cross-attention. In training, the decoder reads the correct target so far, whatever it would have
+generated itself (teacher forcing), so all positions are trained at once.
 
     source           M a r c h   5 ,   2 0 3 1 PAD PAD      nothing attends to PAD, which fills rows
     decoder reads    \\n 2 0 3 1 - 0 3 - 0 5
     targets          2 0 3 1 - 0 3 - 0 5 \\n
 
-Shapes: B batch size, S source tokens, T target tokens, C channels, nh heads, hd channels per head,
-V vocabulary.
+Shapes: B batch size, S source and T target tokens, C channels, nh heads of hd channels, V vocabulary.
 """
 
 import math
@@ -32,7 +31,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from console import Positive, UserError, parse, print_result, print_table, run
+from console import Positive, UserError, parse, print_result, run
 from model import Block, ConfigError, GPTConfig, make_norm, rope_angles
 from optim import Recipe, fit
 
@@ -71,8 +70,8 @@ LENGTHS = (4, 8, 16, 17, 18, 20, 24, 32)  # of the sources that --task=reverse t
 
 
 def draw_examples(task: str, split: str, n: int, rng: random.Random, length: int = 0) -> list:
-    """Draw n pairs (source, target). A day is in one split only, in all formats. Strings have `length`
-    random letters, or 1 to MAX_LETTERS if that is 0; short ones also appear in training."""
+    """Draw n pairs (source, target). A day is in one split only, in all formats. Strings have
+    `length` random letters (0: 1 to MAX_LETTERS); short ones also appear in training."""
     if task == "dates":
         days = rng.choices(SPLITS[split], k=n)
         return [(rng.choice(FORMATS).format(day), day.isoformat()) for day in days]
@@ -82,7 +81,7 @@ def draw_examples(task: str, split: str, n: int, rng: random.Random, length: int
 
 
 def guessing_loss(task: str) -> float:
-    """The entropy of the targets: the loss of a model that cannot see the source, in nats each."""
+    """The entropy of the targets: the lowest loss without the source, in nats per target."""
     if task == "dates":
         return math.log(len(DAYS))
     return math.log(MAX_LETTERS) + (MAX_LETTERS + 1) / 2 * math.log(26)  # length; letters, on average
@@ -105,7 +104,7 @@ def make_batch(examples: list) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 class CrossAttention(nn.Module):
-    """Attention as in model.py, but queries come from the decoder, keys and values from the encoder."""
+    """Attention as in model.py, but with queries of the decoder, keys and values of the encoder."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -126,16 +125,15 @@ class CrossAttention(nn.Module):
 
 
 def sinusoid_table(block_size: int, n_embd: int) -> torch.Tensor:
-    """sin and cos of each angle, interleaved, (T, C). Row t is added to the embedding at position t.
-    Row t + k is row t with each pair rotated by k * frequency, so a linear layer can find "k tokens
-    back"."""
+    """sin and cos of each angle, interleaved, (T, C); row t is added to the embedding at position t.
+    Row t + k is row t with each pair rotated, so a linear layer can find "k tokens back"."""
     angles = rope_angles(block_size, n_embd)  # (T, C/2)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :n_embd]  # (T, C)
 
 
 class PostNormBlock(Block):
-    """The block of a GPT, but each sublayer's output is added to its input, then normalized. In a
-    decoder, cross-attention comes between self-attention and MLP."""
+    """The block of a GPT, but each sublayer's output is added to its input, then normalized. With
+    cross-attention, between self-attention and MLP, it is a decoder's."""
 
     def __init__(self, config: GPTConfig, cross: bool):
         super().__init__(config)
@@ -190,6 +188,9 @@ class Transformer(nn.Module):
         return self.decode(idx, *self.encode(source))
 
 
+# ----------------------------------------------------------------------------- training, beam search
+
+
 def loss_of(model: Transformer, examples: list, reduction: str = "mean") -> torch.Tensor:
     """The cross-entropy in nats: the mean per token, or the sum."""
     source, idx, targets = make_batch(examples)
@@ -203,10 +204,7 @@ def train(model: Transformer, task: str, steps: int, seed: int) -> None:
     some = draw_examples(task, "val", 200, random.Random("val"))
     recipe = Recipe(steps, learning_rate=0.002, warmup_iters=min(100, steps // 5), beta2=0.98)
     batch_loss = lambda: loss_of(model, draw_examples(task, "train", BATCH_SIZE, rng))
-    fit(model, batch_loss, recipe, lambda: f"exact match {exact_match(model, some):.1%}")
-
-
-# ----------------------------------------------------------------------------- training, search
+    fit(model, batch_loss, recipe, note=lambda: f"exact match {exact_match(model, some):.1%}")
 
 
 @torch.no_grad()
@@ -227,7 +225,7 @@ def search(model: Transformer, source: torch.Tensor, width: int = 1) -> tuple[li
     done = torch.zeros(B, width, dtype=torch.bool)
     only_padding = torch.full((V,), -math.inf)
     only_padding[PAD] = 0.0  # a finished target is continued by padding, at no cost
-    while not done.all() and idx.shape[1] < BLOCK_SIZE:
+    while not done.all() and idx.shape[1] < model.config.block_size:
         next_log_p = model.decode(idx, memory, mask)[:, -1].log_softmax(dim=-1).view(B, width, V)
         next_log_p[..., PAD] = -math.inf
         next_log_p = torch.where(done[..., None], only_padding, next_log_p)
@@ -258,14 +256,14 @@ def main() -> None:
     options, began = parse(Options, __doc__), time.perf_counter()
     if options.plot and not options.attention:
         raise UserError("--plot draws the cross-attention; leave out --attention=false")
-    task, rng = options.task, random.Random("test")
     torch.manual_seed(options.seed)
     sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
     config = GPTConfig(len(CHARACTERS), block_size=BLOCK_SIZE, **sizes, **ORIGINAL)
     model = Transformer(config, options.attention)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; task: {task}")
-    train(model, task, options.max_iters, options.seed)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    train(model, options.task, options.max_iters, options.seed)
 
+    task, rng = options.task, random.Random("test")
     examples = draw_examples(task, "test", TEST_EXAMPLES, rng)
     greedy, beam = exact_match(model, examples), exact_match(model, examples, width=4)
     with torch.no_grad():
@@ -277,24 +275,25 @@ def main() -> None:
     for (source, target), (found, *_) in zip(examples[:5], texts, strict=True):
         print(f"    {source} -> {found}" + ("" if found == target else f"  (correct: {target})"))
     print("the four beams of the last one, and their log-probabilities in nats")
-    for text, value in zip(texts[-1], log_p[-1].tolist(), strict=True):
+    for text, value in zip(texts[-1], log_p[-1], strict=True):
         print(f"    {value:8.2f}  {text}")
     if task != "dates":
-        rows = [draw_examples(task, "test", 500, rng, length) for length in LENGTHS]
-        exact = [f"{exact_match(model, row):.1%}" for row in rows]
         print(f"\nsources of other lengths (up to {MAX_LETTERS} letters in training)")
-        print_table([["letters", *map(str, LENGTHS)], ["exact match", *exact]])
+        for length in LENGTHS:
+            of_length = draw_examples(task, "test", 500, rng, length)
+            print(f"    {length:2} letters  {exact_match(model, of_length):6.1%}")
     if options.plot:
         import plots
 
         path = Path("out", f"seq2seq_{task}", "alignment.png")
-        source, target = max(examples[:5], key=lambda example: len(example[0]))
+        source, target = max(examples[:5], key=lambda pair: len(pair[0]))
         model(*make_batch([(source, target)])[:2])
         weights = torch.cat([block.cross.attention_weights for block in model.decoder])
         plots.attention(weights.numpy(), [*target, "end"], path, [*source])  # (n_layer, nh, T, S)
         print(f"\nplot: {path}")
-    figures = {"exact_match": greedy, "beam": beam, "loss": loss, "seconds": time.perf_counter() - began}
-    print_result("transformer", task=task, attention=str(options.attention).lower(), **figures)
+    about = {"task": task, "attention": str(options.attention).lower()}
+    figures = {"exact_match": greedy, "beam": beam, "loss": loss}
+    print_result("transformer", **about, **figures, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":
