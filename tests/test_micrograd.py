@@ -1,6 +1,5 @@
 """micrograd.py: every derivative against PyTorch and finite differences, the graph in DOT, the networks, the tour."""
 
-import ast
 import math
 import random
 import re
@@ -15,7 +14,7 @@ import torch
 from conftest import ROOT, finish, start
 
 import micrograd
-from micrograd import MLP, Neuron, Value, draw, numeric_grad, sgd_step, two_moons, zero_grad
+from micrograd import MLP, Neuron, Value, draw, numeric_grad, two_moons, zero_grad
 
 # ----------------------------------------------------------------------------- every operation
 
@@ -74,7 +73,7 @@ def close(ours: float, theirs: float, tolerance: float) -> bool:
     return abs(ours - theirs) <= tolerance * max(1, abs(theirs))
 
 
-EXPRESSIONS = 400
+EXPRESSIONS = 200
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def expressions() -> list[tuple[list, list[float]]]:
 def test_random_expressions_cover_all_operations_and_shared_nodes(expressions):
     """Each operation is frequent, and most expressions use an inner node more than once."""
     names = [name for program, _ in expressions for name, *_ in program]
-    assert min(names.count(name) for name in OPERATIONS) > 40
+    assert min(names.count(name) for name in OPERATIONS) > 20
     shared = 0
     for program, leaves in expressions:
         operands = [n for name, i, j, _ in program for n in ((i, j) if "y" in name else (i,))]
@@ -120,31 +119,15 @@ def test_random_expressions_agree_with_finite_differences(expressions):
             assert close(value.grad, estimate, 1e-5), program
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("x, y, k", [(0.7, -1.3, 2.5), (1.9, 0.4, -2.0), (2.5, 2.5, 1.0)])
-def test_each_operation(name, x, y, k):
-    f, _ = OPERATIONS[name]
-    a, b = Value(x), Value(y)
-    s, t = (torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in (x, y))
-    ours, theirs = f(a, b, k), f(s, t, k)
-    ours.backward()
-    theirs.backward()
-    assert close(ours.data, theirs.item(), 1e-12)
-    numeric = numeric_grad(lambda a, b: f(a, b, k), [x, y])
-    for value, tensor, estimate in ((a, s, numeric[0]), (b, t, numeric[1])):
-        assert close(value.grad, 0.0 if tensor.grad is None else tensor.grad.item(), 1e-12)
-        assert close(value.grad, estimate, 1e-8)
-
-
-@pytest.mark.parametrize("x", [-800.0, -40.0, -1e-9, 0.0, 1e-9, 40.0, 800.0])
 @pytest.mark.parametrize("name", ["sigmoid", "tanh", "relu"])
-def test_activations_do_not_overflow_and_relu_has_the_gradient_of_torch_at_0(name, x):
-    ours, theirs = Value(x), torch.tensor(x, dtype=torch.float64, requires_grad=True)
-    y, expected = getattr(ours, name)(), getattr(theirs, name)()
-    y.backward()
-    expected.backward()
-    assert y.data == pytest.approx(expected.item(), rel=1e-12, abs=0)
-    assert ours.grad == pytest.approx(theirs.grad.item(), rel=1e-12, abs=1e-16)
+def test_activations_do_not_overflow_and_relu_has_the_gradient_of_torch_at_0(name):
+    for x in (-800.0, -40.0, 0.0, 40.0, 800.0):
+        ours, theirs = Value(x), torch.tensor(x, dtype=torch.float64, requires_grad=True)
+        y, expected = getattr(ours, name)(), getattr(theirs, name)()
+        y.backward()
+        expected.backward()
+        assert y.data == pytest.approx(expected.item(), rel=1e-12, abs=0)
+        assert ours.grad == pytest.approx(theirs.grad.item(), rel=1e-12, abs=1e-16)
 
 
 def test_powers_of_zero_have_the_right_derivative():
@@ -160,7 +143,7 @@ def test_nan_propagates():
         assert math.isnan(f(Value(math.nan)).data)
 
 
-@pytest.mark.parametrize("number", [3, 3.0, True, np.float32(3), np.float64(3), np.int64(3), np.uint16(3)])
+@pytest.mark.parametrize("number", [3, True, np.float32(3), np.uint16(3)])
 def test_operators_accept_any_real_number(number):
     x, k = Value(2), float(number)
     for y, data, grad in (
@@ -185,31 +168,16 @@ def test_operators_accept_any_real_number(number):
     "make, error, says",
     [
         (lambda: Value(0).log(), ValueError, None),  # in Python's own words, which depend on its version
-        (lambda: Value(-2).log(), ValueError, None),
         (lambda: Value(0) ** -1, ValueError, None),
-        (lambda: Value(0) ** -0.5, ValueError, None),
         (lambda: Value(0) ** 0.5, ValueError, None),  # the result is 0, but its derivative is infinite
         (lambda: Value(-8) ** (1 / 3), ValueError, None),
         (lambda: (-2) ** Value(3), ValueError, None),
         (lambda: Value(1e200) ** 2, OverflowError, "range"),
-        (lambda: Value(1000).exp(), OverflowError, "range"),
         (lambda: Value(1) / 0, ZeroDivisionError, "zero"),
-        (lambda: 1 / Value(0), ZeroDivisionError, "zero"),
         (lambda: Value("3"), TypeError, "'3' is of type str"),
-        (lambda: Value("3", "a name"), TypeError, "'3' is of type str"),
-        (lambda: Value(None), TypeError, "NoneType"),
-        (lambda: Value(1j), TypeError, "complex"),
-        (lambda: Value(Value(1)), TypeError, "type Value"),
         (lambda: Value(1) + "3", TypeError, "'3' is of type str"),
         (lambda: "3" + Value(1), TypeError, "'3' is of type str"),
-        (lambda: Value(1) - None, TypeError, "NoneType"),
-        (lambda: None - Value(1), TypeError, "NoneType"),
-        (lambda: Value(1) * [1, 2], TypeError, "[1, 2] is of type list"),
-        (lambda: [1, 2] * Value(1), TypeError, "[1, 2] is of type list"),
-        (lambda: Value(1) / "3", TypeError, "'3' is of type str"),
-        (lambda: "3" / Value(1), TypeError, "'3' is of type str"),
         (lambda: Value(1) ** "3", TypeError, "exponent must be a plain number, not '3'"),
-        (lambda: "3" ** Value(1), TypeError, "'3' is of type str"),
         (lambda: Value(2) ** Value(3), TypeError, "exponent must be a plain number"),
         (lambda: Neuron(2, Value.tanh)([1.0]), ValueError, "shorter"),
         (lambda: Neuron(2, Value.tanh)([1.0, 2.0, 3.0]), ValueError, "longer"),
@@ -231,30 +199,6 @@ def gradients(f, *x: float) -> tuple[float, ...]:
     return y.data, *(v.grad for v in values)
 
 
-def test_tanh_neuron_of_the_lecture():
-    x, neuron = [2, 0, -3, 1, 6 + math.asinh(1)], lambda x1, x2, w1, w2, b: (x1 * w1 + x2 * w2 + b).tanh()
-    assert gradients(neuron, *x) == pytest.approx((math.sqrt(0.5), -1.5, 0.5, 1, 0, 0.5))  # tanh(asinh 1) is 1 / sqrt 2
-
-
-def test_gradients_accumulate_over_uses():
-    assert gradients(lambda x: x + x, 3) == (6, 2)
-    assert gradients(lambda x: x * x * x, 2) == (8, 12)
-    assert gradients(lambda x: x / x, 2) == (1, 0)
-
-
-def test_backward_visits_nodes_in_reverse_topological_order():
-    """Inner Values are used at several depths, so any other order gives wrong gradients."""
-
-    def f(x):
-        a = x * 2
-        b = a + 1
-        c = b * a
-        return c * b + a
-
-    # with a = 2x: (2x + 1)^2 2x + 2x = 8x^3 + 8x^2 + 4x
-    assert gradients(f, 3) == (8 * 27 + 8 * 9 + 12, 24 * 9 + 16 * 3 + 4)
-
-
 def test_only_leaves_accumulate_over_calls_of_backward():
     x, w = Value(3), Value(2)
     h = x * w
@@ -265,21 +209,6 @@ def test_only_leaves_accumulate_over_calls_of_backward():
         assert (h.grad, y.grad) == (13, 1)
     zero_grad([x, w])
     assert (x.grad, w.grad) == (0, 0)
-    y.backward()
-    assert (x.grad, w.grad) == (26, 39)
-
-
-def test_gradients_of_two_losses_accumulate_to_that_of_their_sum():
-    """The losses share an inner Value as well as the leaf."""
-    x = Value(3)
-    h = x * x
-    (h * 2).backward()
-    h.tanh().backward()
-    assert x.grad == pytest.approx(gradients(lambda x: x * x * 2 + (x * x).tanh(), 3)[1], rel=1e-15)
-
-
-def test_backward_of_a_leaf_accumulates():
-    x = Value(3)
     x.backward()
     x.backward()
     assert x.grad == 2  # dx/dx, twice
@@ -298,83 +227,26 @@ def test_deep_graphs_need_no_recursion():
     assert x.grad == 1
 
 
-def test_graph_is_in_topological_order_without_duplicates():
-    x = Value(2)
-    y = x * x + x.tanh()
-    order = y.graph()
-    assert len(order) == len(set(order)) == 4 and order[-1] is y
-    for i, v in enumerate(order):
-        assert set(v.parents) <= set(order[:i])
-
-
-def test_values_take_little_memory():
-    assert not hasattr(Value(1), "__dict__")
-    assert sys.getsizeof(Value(1)) + sys.getsizeof((1, 2)) * 2 <= 256
-
-
 def test_repr():
     x = Value(3)
     (x * 2).backward()
     assert repr(x) == "Value(data=3, grad=2)"
 
 
-def test_numeric_grad():
-    estimate = numeric_grad(lambda x, y: x.exp() * y, [1.0, 2.0])
-    assert estimate == pytest.approx([2 * math.e, math.e], rel=1e-9)
-
-
 # ----------------------------------------------------------------------------- the graph in DOT
 
 
 def parse_dot(text: str) -> tuple[dict[str, list[str]], list[tuple[str, str, float]]]:
-    """Return the boxes, id -> fields, and the arrows (from, to, number) of a digraph. AssertionError if it is not DOT
-    (https://graphviz.org/doc/info/lang.html: statements, attribute lists, quoted strings, records)."""
-    token = re.compile(r'\s*("(?:[^"\\]|\\.)*"|->|[A-Za-z_]\w*|-?(?:\.\d+|\d+(?:\.\d*)?)|[{}\[\];=,])')
-    tokens, at = [], 0
-    while text[at:].strip():
-        match = token.match(text, at)
-        assert match, text[at : at + 20]
-        tokens.append(match[1])
-        at = match.end()
-
-    def take(*expected: str) -> str:
-        assert not expected or tokens[0] in expected, (tokens[:5], expected)
-        return tokens.pop(0)
-
-    def attributes() -> dict[str, str]:
-        found = {}
-        while tokens[0] == "[":
-            take("[")
-            while tokens[0] != "]":
-                key = take()
-                take("=")
-                found[key] = take().strip('"')
-                if tokens[0] in (",", ";"):
-                    take()
-            take("]")
-        return found
-
+    """The boxes, id -> fields, and the arrows (from, to, number) of a drawn graph."""
     boxes, arrows = {}, []
-    take("digraph")
-    take("{")
-    while tokens[0] != "}":
-        name = take()
-        if tokens[0] == "=":
-            take("=")
-            take()
-        elif tokens[0] == "->":
-            take("->")
-            arrows.append((name, take(), float(attributes()["label"])))
-        elif name in ("node", "edge", "graph"):
-            assert attributes() == {"shape": "record"}
-        else:
-            boxes[name] = attributes()["label"].split(" | ")
-            assert not set("".join(boxes[name])) & set('{}<>|"\\'), boxes[name]  # these are special in a record
-        if tokens[0] == ";":
-            take(";")
-    take("}")
-    assert not tokens
-    assert {end for *ends, _ in arrows for end in ends} <= set(boxes)
+    first, _, *lines, last = text.splitlines()
+    assert (first, last) == ("digraph {", "}")
+    for line in lines:
+        if arrow := re.fullmatch(r'  (\d+) -> (\d+) \[label="(.+)"\];', line):
+            arrows.append((arrow[1], arrow[2], float(arrow[3])))
+        else:  # of a record, in which some characters have a meaning
+            box = re.fullmatch(r'  (\d+) \[label="([^{}<>"\\]+)"\];', line)
+            boxes[box[1]] = box[2].split(" | ")
     return boxes, arrows
 
 
@@ -403,7 +275,7 @@ def test_draw_shows_data_grad_operation_and_local_derivatives():
 
 def test_draw_satisfies_the_chain_rule(expressions):
     """The DOT is valid with one box per Value, and each grad is the sum over the outgoing arrows."""
-    for program, leaves in expressions[:100]:
+    for program, leaves in expressions[:60]:
         y = evaluate(program, [Value(x) for x in leaves])[-1]
         y.backward()
         boxes, arrows = parse_dot(draw(y))
@@ -414,12 +286,6 @@ def test_draw_satisfies_the_chain_rule(expressions):
         for name in set(boxes) - {root}:
             size = sum(abs(number * grad[b]) for a, b, number in arrows if a == name)
             assert abs(total[name] - grad[name]) <= 2e-3 * max(1e-3, size), draw(y)  # numbers have four digits
-
-
-def test_draw_of_a_value_used_twice():
-    x = Value(3)
-    boxes, arrows = parse_dot(draw(x * x))
-    assert len(boxes) == 2 and [number for *_, number in arrows] == [3, 3]
 
 
 @pytest.mark.skipif(not shutil.which("dot"), reason="Graphviz is not installed")
@@ -454,22 +320,6 @@ def test_mlp_agrees_with_torch():
     assert [p.grad for p in mlp.parameters()] == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
-def test_mlp_accepts_another_activation():
-    random.seed(0)
-    mlp = MLP(2, [3, 1], Value.relu)
-    x = [0.3, -0.4]
-    hidden = [max(0, sum(w.data * xi for w, xi in zip(n.w, x, strict=True)) + n.b.data) for n in mlp.layers[0].neurons]
-    last = mlp.layers[1].neurons[0]
-    assert mlp(x)[0].data == pytest.approx(sum(w.data * h for w, h in zip(last.w, hidden, strict=True)) + last.b.data)
-
-
-def test_sgd_step_ignores_the_gradients_of_the_previous_step():
-    x = Value(1.0)
-    for expected in (0.8, 0.64, 0.512):  # x - 0.1 * 2x
-        sgd_step(x * x, [x], 0.1)
-        assert x.data == pytest.approx(expected)
-
-
 def test_two_moons_are_noisy_half_circles():
     random.seed(0)
     points = two_moons(1001, noise=0.05)
@@ -497,10 +347,11 @@ def test_text_plot_has_the_largest_y_on_top_and_shows_all_points():
 
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory):
-    """Run the script as a user does, in an empty folder. Returns its standard output."""
+    """Run the script with Python alone (-S: no package), copied into an empty folder. Returns its standard output."""
     folder = tmp_path_factory.mktemp("tour")
-    done = finish(start("micrograd.py", cwd=folder))
-    assert (done.returncode, done.stderr) == (0, "") and not any(folder.iterdir())
+    command = [sys.executable, "-I", "-S", shutil.copy(ROOT / "micrograd.py", folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=240)
+    assert (done.returncode, done.stderr) == (0, "") and len(list(folder.iterdir())) == 1
     return done.stdout
 
 
@@ -543,16 +394,6 @@ def test_tour_neural_bigram_learns_the_counts(tour):
     assert minimum < losses[-1] < minimum + 0.002
     gap, printed = re.search(r"at most (\S+)\. The loss is close to (\S+) nats", tour).groups()
     assert 0 < float(gap) <= 0.003 and float(printed) == round(minimum, 4)
-
-
-def test_it_needs_nothing_but_python():
-    """-S: without any package. Copied alone into an empty folder, it runs."""
-    command = [sys.executable, "-E", "-s", "-S", ROOT / "micrograd.py", "--help"]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
-    assert done.returncode == 0 and "python micrograd.py" in done.stdout
-    imported = {alias.name for node in ast.walk(ast.parse((ROOT / "micrograd.py").read_text(encoding="utf-8")))
-                if isinstance(node, ast.Import) for alias in node.names}  # fmt: skip
-    assert imported <= sys.stdlib_module_names
 
 
 def test_a_wrong_option_is_an_error():
