@@ -126,7 +126,7 @@ def server():
     server.breaks_after, server.log = [], []
     server.files, server.redirects, server.headers = None, {}, {}  # path -> body, in place of one body for all
     server.url = f"http://127.0.0.1:{server.server_port}/file"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()

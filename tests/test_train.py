@@ -22,7 +22,6 @@ import pytest
 import torch
 from conftest import ROOT, Malicious, babble, finish, gpt2_tensors, loss_of, result, safetensors, start
 
-import files
 import plots
 import prepare_data
 import runtime
@@ -94,17 +93,13 @@ def change(path: str, **entries) -> None:
 # ----------------------------------------------------------------------------- a run
 
 
-def test_a_run_does_not_wait_for_the_import_of_torchs_compiler():
-    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import train; train.main(); print(sorted(sys.modules))"
-    command = [sys.executable, "-c", script, *TINY, "--max_iters=1"]
-    modules = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout.splitlines()[-1]
-    assert "'torch.optim'" in modules and "torch._dynamo" not in modules
-
-
 def test_a_run_from_the_command_line():
-    done = finish(start("train.py", *SHORT))
+    """In a job of which other programs use several processes, and without the seconds that import torch's compiler."""
+    watched = {"PYTHONPROFILEIMPORTTIME": "1", "RANK": "3", "WORLD_SIZE": "3"}
+    done = finish(start("train.py", *SHORT, env=os.environ | watched))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert all(line.startswith("import time:") for line in done.stderr.splitlines())
+    assert "torch.optim" in done.stderr and "torch._dynamo" not in done.stderr
     figures = result(done.stdout)
     assert {"model": "gpt", "dataset": "tiny", "step": "12", "out_dir": "out/tiny"}.items() <= figures.items()
     assert list(figures) == [
@@ -123,25 +118,22 @@ def test_a_run_from_the_command_line():
     assert model.num_params() == int(figures["params"]) and tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
 
 
-def test_mfu_is_a_share_of_the_peak_and_the_text_is_the_best_models(call, monkeypatch):
+def test_mfu_is_a_share_of_the_peak_of_all_processes(call, monkeypatch):
     monkeypatch.setattr(runtime, "peak_flops", lambda *_: (1e6, "for a test"))
+    for processes in (1, 2):
+        pretend(monkeypatch, rank=0, world_size=processes)
+        call(train, *SHORT)
+        flops = load_model("out/tiny/best.pt")[0].flops_per_token() / (processes * 1e6)
+        speeds, shares = log_of("out/tiny", "tokens_per_second"), log_of("out/tiny", "mfu")
+        assert all(shares[step] == pytest.approx(speed * flops, rel=0.01) for step, speed in speeds.items())
+
+
+def test_the_sample_is_the_best_models(call):
     _, out, _ = call(train, *SHORT)
     model, tokenizer = load_model("out/tiny/best.pt")
-    speeds, shares = log_of("out/tiny", "tokens_per_second"), log_of("out/tiny", "mfu")
-    for step, speed in speeds.items():
-        assert shares[step] == pytest.approx(speed * model.flops_per_token() / 1e6, rel=0.01)
     start, generator = torch.tensor([tokenizer.encode("\n")]), torch.Generator().manual_seed(1337)
     ids = model.generate(start, 20, temperature=0.8, generator=generator)[0].tolist()
     assert f"\nsample (20 tokens, temperature 0.8):\n{tokenizer.decode(ids).strip()}\n\nloss " in out
-
-
-def test_mfu_is_of_the_peak_of_all_processes(call, monkeypatch):
-    monkeypatch.setattr(runtime, "peak_flops", lambda *_: (1e6, "for a test"))
-    pretend(monkeypatch, rank=0, world_size=2)
-    call(train, *SHORT)
-    flops = load_model("out/tiny/best.pt")[0].flops_per_token()
-    speeds, shares = log_of("out/tiny", "tokens_per_second"), log_of("out/tiny", "mfu")
-    assert all(shares[step] == pytest.approx(speed * flops / 2e6, rel=0.01) for step, speed in speeds.items())
 
 
 def test_documents_have_a_test_loss(call):
@@ -179,19 +171,6 @@ def test_a_source_file_that_changes_during_a_run_does_not_matter(monkeypatch):
     assert options["n_layer"] == 7 and "vocab_size" not in options and TrainConfig(**options).n_layer == 7
 
 
-def test_rising_validation_loss_is_said_and_the_best_model_kept(call):
-    """The rate rises to a wild 0.5: the loss falls while it is small, and rises later."""
-    wild = ["--optimizer=adamw", "--learning_rate=0.5", "--warmup_iters=40", "--max_iters=40", "--schedule=constant"]
-    status, out, _ = call(train, *TINY, *wild, "--eval_interval=2", "--sample_tokens=1")
-    losses = log_of("out/tiny", "val")
-    best = min(losses, key=losses.get)
-    assert status == 0 and best < 40
-    assert f"validation loss was lowest at step {best}: the sample and results below use best.pt" in out
-    assert result(out)["val"] == f"{losses[best]:.4f}"
-    assert load_checkpoint("out/tiny/best.pt")["step"] == best
-    assert load_checkpoint("out/tiny/last.pt")["step"] == 40
-
-
 # ----------------------------------------------------------------------------- nothing is lost
 
 
@@ -206,7 +185,7 @@ def test_rising_validation_loss_is_said_and_the_best_model_kept(call):
     ],
 )
 def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, monkeypatch):
-    """Stopped by a signal between any two steps, also between two lines of the log."""
+    """Stopped between any two steps, also between two lines of the log: by Ctrl-C, SIGTERM, or a closed terminal."""
     options = [*SHORT, "--log_interval=2", *keys]
     high = functools.partial(torch.amp.GradScaler, init_scale=2.0**20)  # so high that float16 overflows at first
     monkeypatch.setattr(torch.amp, "GradScaler", high)
@@ -216,14 +195,15 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
     def install(number, handler):
         handlers[number] = handler
 
-    for stops in (1, 6, 7) if "--dtype=float16" not in keys else (7,):  # which takes long on a CPU
+    stopped = {1: signal.SIGINT, 6: signal.SIGTERM, 7: signal.SIGHUP}
+    for stops in stopped if "--dtype=float16" not in keys else (7,):  # which takes long on a CPU
         folder, steps = f"out/stopped{stops}", -1  # there is a pass before the first step
 
         def stop_after(*arguments, stops=stops):
             nonlocal steps
             steps += 1
             if steps == stops:
-                handlers[signal.SIGTERM](signal.SIGTERM, None)
+                handlers[stopped[stops]](stopped[stops], None)
             yield from training_batches(*arguments)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -309,12 +289,10 @@ def test_a_checkpoint_is_let_go_when_it_has_been_copied(call, monkeypatch):
         alive.append(sum(tensor() is not None for tensor in tensors))
         return training_batches(*arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "load_checkpoint", load)
-        patch.setattr(train, "training_batches", count)
-        patch.setattr("sys.argv", ["train.py", "--init_from=resume", "--out_dir=out/tiny", "--max_iters=5"])
-        patch.setattr(train, "report", lambda *_: None)
-        train.main()
+    monkeypatch.setattr(train, "load_checkpoint", load)
+    monkeypatch.setattr(train, "training_batches", count)
+    monkeypatch.setattr(train, "report", lambda *_: None)
+    assert call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=5")[0] == 0
     assert len(tensors) > 10 and alive[1:] == [0]  # there is a pass before the first step
 
 
@@ -354,12 +332,12 @@ def test_a_reader_that_leaves_stops_the_run_which_saves():
     assert load_checkpoint("out/tiny/last.pt")["step"] >= 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_saves_and_says_how_to_resume(number):
-    by_default = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}  # and not as under nohup
+def test_a_signal_saves_and_says_how_to_resume():
+    """Here that of a closed terminal, in a process that does not ignore it, as one under nohup does."""
+    by_default = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
     process = start("train.py", *TINY, "--max_iters=1000000", "--log_interval=1", **by_default)
     lines = [process.stdout.readline() for _ in range(6)]
-    process.send_signal(number)
+    process.send_signal(signal.SIGHUP)
     done = finish(process)
     assert lines[-1].startswith("step ")
     assert done.returncode == 130 and done.stderr == ""
@@ -376,7 +354,7 @@ def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, monkeyp
     call(train, *options, "--out_dir=out/whole")
     rng = random.Random(0)
     process = start("train.py", *options, "--out_dir=out/killed")
-    for _ in range(3):
+    for _ in range(2):
         for _ in range(rng.randint(8, 18)):
             process.stdout.readline()
         time.sleep(rng.random() * 0.02)
@@ -405,24 +383,6 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
     assert done.stderr == f"{what}free some disk space, then try again, or resume\n"
     assert Path("out/tiny/last.pt").read_bytes() == before
     assert not list(Path("out/tiny").glob("*.tmp"))
-
-
-def test_a_file_is_flushed_before_it_takes_its_name(monkeypatch):
-    done = []
-    fsync, replace = os.fsync, os.replace
-
-    def note_fsync(descriptor):
-        done.append("flush")
-        fsync(descriptor)
-
-    def note_replace(source, target):
-        done.append("rename")
-        replace(source, target)
-
-    monkeypatch.setattr("os.fsync", note_fsync)
-    monkeypatch.setattr("os.replace", note_replace)
-    files.replace_file(Path("a.txt"), lambda file: file.write(b"whole"))
-    assert done[:2] == ["flush", "rename"] and Path("a.txt").read_bytes() == b"whole"
 
 
 def test_a_checkpoint_cannot_execute_anything(call, fails):
@@ -520,17 +480,6 @@ def test_batches_follow_from_seed_and_step_however_they_are_split():
     assert rows(8, 1) != next(training_batches(tokens, None, config, 4, ALONE))[0].tolist()
 
 
-@pytest.mark.parametrize("dataset", ["tiny", "list"])
-def test_accumulated_gradients_are_those_of_one_large_batch(call, dataset):
-    for batch_size in (8, 2):
-        steps = 8 // batch_size
-        keys = [f"--batch_size={batch_size}", f"--gradient_accumulation_steps={steps}", f"--out_dir=out/{batch_size}"]
-        # zero_init would leave the output layer alone with a gradient
-        call(train, *SHORT, "--max_iters=1", "--zero_init=false", f"--dataset={dataset}", *keys)
-    assert log_of("out/2", "grad_norm")[1] == pytest.approx(log_of("out/8", "grad_norm")[1], rel=1e-5)
-    assert log_of("out/2", "train")[1] == pytest.approx(log_of("out/8", "train")[1], rel=1e-6)
-
-
 def test_accumulated_gradients_are_the_same_to_1e_6(call, monkeypatch):
     gradients = []
     clip = torch.nn.utils.clip_grad_norm_
@@ -567,22 +516,7 @@ def test_the_log_has_the_mean_loss_since_its_last_line(call):
     assert means == pytest.approx({last: np.mean([each[last - i] for i in range(4)]) for last in (4, 8, 12)}, rel=1e-6)
 
 
-def test_dropout_differs_from_process_to_process(call, monkeypatch):
-    seeds = {}
-
-    def note_seed(*arguments):
-        seeds[arguments[-1].rank].append(torch.initial_seed())
-        return training_batches(*arguments)
-
-    monkeypatch.setattr(train, "training_batches", note_seed)
-    for rank in (0, 1):
-        pretend(monkeypatch, rank, world_size=2)
-        seeds[rank] = []
-        call(train, *SHORT, f"--out_dir=out/{rank}")
-    assert len(seeds[0]) == len(seeds[1]) == 13 and not set(seeds[0][1:]) & set(seeds[1][1:])
-
-
-def test_dropout_differs_from_step_to_step_and_from_seed_to_seed(call, monkeypatch):
+def test_dropout_differs_from_step_to_step_process_to_process_and_seed_to_seed(call, monkeypatch):
     seeds = []
 
     def note_seed(*arguments):
@@ -590,10 +524,11 @@ def test_dropout_differs_from_step_to_step_and_from_seed_to_seed(call, monkeypat
         return training_batches(*arguments)
 
     monkeypatch.setattr(train, "training_batches", note_seed)
-    for seed in (0, 1):
-        call(train, *SHORT, f"--seed={seed}")
+    for rank, seed in ((0, 0), (1, 0), (0, 1)):
+        pretend(monkeypatch, rank, world_size=2)
+        call(train, *SHORT, f"--seed={seed}", f"--out_dir=out/{rank}{seed}")
         del seeds[-13]  # of the pass before the first step
-    assert len(seeds) == len(set(seeds)) == 24
+    assert len(seeds) == len(set(seeds)) == 36
 
 
 def test_eval_interval_does_not_affect_training(call):
@@ -684,14 +619,17 @@ def test_a_step_in_which_float16_overflows_leaves_the_weights_alone(call, monkey
         assert math.isfinite(log_of("out/tiny", "grad_norm")[step]) == (dtype == "float32")
 
 
-def test_a_run_stops_early_when_the_validation_loss_rises(call):
+def test_a_run_stops_early_when_the_validation_loss_rises_and_keeps_the_best_model(call):
+    """The rate rises to a wild 0.5: the loss falls while it is small, and rises later."""
     wild = ["--optimizer=adamw", "--learning_rate=0.5", "--warmup_iters=40", "--max_iters=40", "--schedule=constant"]
     status, out, _ = call(train, *TINY, *wild, "--eval_interval=2", "--sample_tokens=1", "--early_stop=3")
     losses = log_of("out/tiny", "val")
     best, last = min(losses, key=losses.get), max(losses)
     assert status == 0 and last == best + 6 < 40
     assert "early stopping: no improvement in 3 evaluations" in out
-    assert result(out)["step"] == str(last) == str(load_checkpoint("out/tiny/last.pt")["step"])
+    assert f"validation loss was lowest at step {best}: the sample and results below use best.pt" in out
+    assert result(out)["val"] == f"{losses[best]:.4f}" and result(out)["step"] == str(last)
+    assert [load_checkpoint(f"out/tiny/{name}.pt")["step"] for name in ("best", "last")] == [best, last]
     again = ["--init_from=resume", "--out_dir=out/tiny"]
     assert result(call(train, *again)[1])["step"] == str(last)  # it was over
     done = call(train, *again, "--early_stop=100", f"--max_iters={last + 1}")[1]
@@ -719,13 +657,6 @@ def test_a_document_mask_needs_documents(call, fails):
     assert load_model("out/tuned/last.pt")[0].config.delimiter == separator
     call(train, *SHORT, "--dataset=list", "--init_from=out/true", "--out_dir=out/without", "--document_mask=false")
     assert load_model("out/without/best.pt")[0].config.delimiter == -1
-
-
-@pytest.mark.parametrize("keys", [["--dtype=bfloat16"], ["--dtype=float16"], ["--flash=false"], ["--grad_clip=0"]])
-def test_other_keys_train_too(call, keys):
-    status, out, err = call(train, *SHORT, *keys)
-    assert status == 0, err
-    assert float(result(out)["val"]) < 2.7
 
 
 # ----------------------------------------------------------------------------- several processes
@@ -768,8 +699,8 @@ def forked(processes: int, *options: str) -> subprocess.Popen:
 
 @pytest.mark.parametrize(
     ("processes", "keys"),
-    [(3, []), (2, ["--fsdp"]), (2, ["--fsdp", "--optimizer=adamw", "--tie_weights"])],
-    ids=["ddp", "fsdp", "fsdp, adamw"],
+    [(3, []), (2, ["--fsdp", "--tie_weights"])],
+    ids=["ddp", "fsdp"],
 )
 def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, processes, keys):
     """The same losses and gradients; one process prints and writes; a checkpoint is the same as that of one. To the
@@ -904,11 +835,9 @@ def test_running_out_of_memory_is_told_with_keys_that_help():
 
     keys = ["--n_embd=512", "--batch_size=16000", "--gradient_accumulation_steps=5", "--block_size=512"]
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
-    for more in (keys, ["--n_embd=65536"]):
-        done = finish(start("train.py", "--dataset=tiny", *more, preexec_fn=limit))
-        assert done.returncode == 2, done.stderr
-        assert done.stderr.splitlines()[-1] == f"error: out of memory; use {advice}"
-        assert not Path("out").exists()
+    done = finish(start("train.py", "--dataset=tiny", *keys, preexec_fn=limit))
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == f"error: out of memory; use {advice}" and not Path("out").exists()
 
 
 # ----------------------------------------------------------------------------- watching
@@ -948,14 +877,6 @@ def test_a_plot_that_cannot_be_drawn_does_not_end_the_run(call, monkeypatch, no_
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if a package that matplotlib needs were missing
     status, out, err = call(train, "--init_from=resume", f"--out_dir={folder}", "--max_iters=20")
     assert status == 0 and result(out)["step"] == "20" and "plots need matplotlib" in out, err
-
-
-def test_rank_and_world_size_without_an_address_are_not_torchruns(monkeypatch):
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "3")
-    done = finish(start("train.py", *SHORT, "--max_iters=1"))
-    assert done.returncode == 0 and result(done.stdout)["step"] == "1", done.stderr
 
 
 # ----------------------------------------------------------------------------- from other weights
@@ -1044,48 +965,26 @@ def test_a_config_of_the_repository_is_legal(path, read_config, monkeypatch):
     ("options", "words"),
     [
         (["--n_embed=32"], "unknown option --n_embed=32 (did you mean n_embd?); --help lists the options"),
-        (["--learning_rat=1"], "(did you mean learning_rate?)"),
         (["wrong_key.toml"], "unknown option n_heads in wrong_key.toml (did you mean n_head?)"),
-        (["wrong_type.toml"], "wrong_type.toml: n_layer=four is not of type int; give a number"),
-        (["wrong_bool.toml"], "wrong_bool.toml: compile=1 is unknown; choose from true, false"),
-        (["broken.toml"], "broken.toml is not TOML"),
         (["missing.toml"], "no config file missing.toml"),
-        (["--n_layer=four"], "--n_layer=four is not of type int; give a number"),
-        (["--n_layer"], "--n_layer= is not of type int; give a number"),
         (["--n_layer=0"], "n_layer=0 is out of range; use 1 or more"),
-        (["--max_iters=1.5"], "--max_iters=1.5 is not of type int; give a number"),
-        (["--bias=maybe"], "--bias=maybe is unknown; choose from true, false"),
         (["--n_embd=30", "--n_head=4"], "n_embd=30 is not a multiple of n_head=4"),
-        (["--batch_size=0"], "batch_size=0 is out of range"),
-        (["--gradient_accumulation_steps=0"], "gradient_accumulation_steps=0"),
         (["--max_iters=0"], "max_iters=0"),
-        (["--learning_rate=-1"], "learning_rate=-1 is out of range"),
-        (["--learning_rate=nan"], "learning_rate=nan"),
         (["--beta2=1.0"], "--beta2=1.0 is out of range; use at least 0.0, and less than 1.0"),
-        (["--dropout=1"], "dropout=1.0"),
         (["--seed=4294967296"], "seed=4294967296 is out of range; use at least 0, and less than 2147483648"),
-        (["--norm=batch"], "--norm=batch is unknown; choose from layernorm, rmsnorm"),
         (["--optimizer=sgdd"], "--optimizer=sgdd is unknown (did you mean sgd?); choose from sgd, adam, adamw, muon"),
-        (["--seed=99999999999999999999"], "seed=99999999999999999999 is out of range"),
-        (["--batch_size=99999999999999999999"], "batch_size=99999999999999999999 is out of range"),
-        (["--learning_rate=inf"], "learning_rate=inf is out of range"),
         (["deep.toml"], "deep.toml is not TOML"),
         (["--device=meta"], "there is no device meta here"),
         (["--dataset=data/tiny"], "(did you mean tiny?); run: python prepare_data.py YOUR_TEXT.txt --name=tiny"),
-        (["--device=gpu"], "there is no device gpu here"),
         (["--device=cuda:99"], "there is no device cuda:99 here"),
-        (["--dataset=nothing"], "no dataset data/nothing"),
         (["--block_size=2000"], "the val split of tiny has "),
-        (["--block_size=20000"], "the train split of tiny has "),
         (["--init_from=resume", "--out_dir=out/nothing"], "no checkpoint out/nothing/last.pt"),
         (["one.toml", "two.toml"], "unknown option two.toml"),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, words):
-    files = {"wrong_key": "n_heads = 4", "wrong_type": "n_layer = 'four'", "wrong_bool": "compile = 1", "broken": "x 4"}
-    files["deep"] = "x = " + "[" * 5000
-    for name, text in files.items():
-        Path(f"{name}.toml").write_text(text)
+    Path("wrong_key.toml").write_text("n_heads = 4")
+    Path("deep.toml").write_text("x = " + "[" * 5000)
     assert words in fails(train, *TINY, *options)
     assert not Path("out").exists()
 
@@ -1140,8 +1039,9 @@ def test_a_bug_of_a_changed_copy_shows_its_traceback(call, monkeypatch):
 def gpt2(gpt2_stand_in):
     """weights/, a small GPT-2 with its whole vocabulary, and data/tiny_gpt2 in its tokens."""
     Path("weights").mkdir()
-    tensors = gpt2_tensors(V=50257, T=24, L=1, C=64)
+    tensors = gpt2_tensors(T=24, L=1, C=16)
     Path("weights/model.safetensors").write_bytes(safetensors({name: t * 0.2 for name, t in tensors.items()}))
+    Path("weights/config.json").write_text('{"n_head": 2}')
     prepare_data.prepare("tiny.txt", "gpt2")
     return ["--dataset=tiny_gpt2", "--init_from=weights", "--out_dir=out/tuned", *SHORT[5:]]
 
@@ -1167,17 +1067,13 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--n_layer=3"], "n_layer is fixed to 1 by the checkpoint weights; drop --n_la"),
         (["--position=rope", "--norm=rmsnorm"], "norm is fixed to layernorm by the checkpoint weights"),
         (["--block_size=25"], "block_size is fixed to 24 by the checkpoint weights"),
-        (["--init_from=other.safetensors"], "it has 280 tokens instead of GPT-2's 50,257"),
         (["--dataset=tiny"], "than gpt2 of the checkpoint; use gpt2, or python prepare_data.py YOUR_TEXT.txt"),
         (["--init_from=scrath"], "no checkpoint scrath; use a run of train.py, a file, or gpt2"),
-        (["--init_from=data"], "no checkpoint data/best.pt; "),
         (["--init_from=tiny.txt"], "tiny.txt is damaged, or contains more than tensors"),
     ],
 )
 def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2, options, words):
-    Path("other.safetensors").write_bytes(safetensors(gpt2_tensors(V=280)))
     assert words in fails(train, *gpt2, *options)
     assert not Path("out").exists()
