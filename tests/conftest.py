@@ -18,6 +18,7 @@ import torch
 
 import console
 import model
+import prepare_data
 import runtime
 import tokenizer
 import windows
@@ -36,6 +37,15 @@ SHARED = ROOT.parent / "shared"  # local copies of the downloads, where someone 
 def empty_folder(tmp_path, monkeypatch):
     """Each test runs in an empty folder, without a terminal's settings that would change what is printed."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def data():
+    """data/tiny, a text, and data/list, documents."""
+    Path("tiny.txt").write_text(babble(1200))
+    Path("list.txt").write_text("\n".join(NAMES * 4))
+    prepare_data.prepare("tiny.txt")
+    prepare_data.prepare("list.txt", documents="lines")
 
 
 @pytest.fixture

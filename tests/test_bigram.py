@@ -1,5 +1,4 @@
 import math
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import babble, finish, result, start
+from conftest import finish, result, start
 
 import bigram
 import ngram
@@ -15,57 +14,7 @@ import plots
 import prepare_data
 from bigram import count_bigrams, log_softmax, loss_and_gradient, nll, probabilities, train_neural
 
-NAMES = ["emma", "olivia", "ava", "isabella", "sophia", "mia", "amelia", "ella", "mila", "aria", "liam", "emil", "a"]
-
-
-@pytest.fixture(autouse=True)
-def data():
-    """data/tiny, a text, and data/list, documents."""
-    Path("tiny.txt").write_text(babble(1200))
-    Path("list.txt").write_text("\n".join(NAMES * 4))
-    prepare_data.prepare("tiny.txt")
-    prepare_data.prepare("list.txt", documents="lines")
-
-
-# ----------------------------------------------------------------------------- counts
-
-
-@pytest.mark.parametrize("name", ["tiny", "list"])
-def test_counts_are_those_of_a_loop_over_the_tokens(name, monkeypatch):
-    dataset = prepare_data.load(name)
-    expected = Counter(pairwise(dataset.train.tolist()))
-    for chunk in (1 << 21, 100, 3):
-        monkeypatch.setattr(bigram, "CHUNK", chunk)
-        N = count_bigrams(dataset.train, dataset.vocab_size)
-        assert N.sum() == len(dataset.train) - 1
-        assert {(i, j): N[i, j] for i, j in np.argwhere(N).tolist()} == expected
-
-
-# ----------------------------------------------------------------------------- probabilities
-
-
-def test_probabilities_normalize_rows_instead_of_columns():
-    P = probabilities(np.array([[1, 2, 1], [0, 4, 0], [3, 0, 1]]), alpha=0)
-    assert P.tolist() == [[0.25, 0.5, 0.25], [0, 1, 0], [0.75, 0, 0.25]]
-
-
-@pytest.mark.parametrize("name", ["tiny", "list"])
-def test_rows_sum_to_one(name):
-    dataset = prepare_data.load(name)
-    N = count_bigrams(dataset.train, dataset.vocab_size)
-    for alpha in (0.01, 1.0):
-        P = probabilities(N, alpha)
-        assert (P > 0).all() and np.allclose(P.sum(axis=1), 1, atol=1e-12)
-    seen = N.any(axis=1)
-    assert np.allclose(probabilities(N, 0)[seen].sum(axis=1), 1, atol=1e-12)
-    assert (probabilities(N, 0)[~seen] == 0).all()
-
-
-def test_a_large_alpha_makes_rows_uniform():
-    N = count_bigrams(prepare_data.load("list").train, V := prepare_data.load("list").vocab_size)
-    gaps = [abs(probabilities(N, alpha) - 1 / V).max() for alpha in (0, 1, 1e3, 1e9)]
-    assert gaps == sorted(gaps, reverse=True) and gaps[0] > 0.5 and gaps[-1] < 1e-6
-    assert probabilities(np.array([[1, 1, 0, 0, 0]]), 1).tolist() == [[2 / 7, 2 / 7, 1 / 7, 1 / 7, 1 / 7]]
+pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
 
 
 # ----------------------------------------------------------------------------- sampling
@@ -268,28 +217,17 @@ def test_the_heat_map(call):
     pytest.importorskip("matplotlib")
     Path("money.txt").write_text("$$ $_$ ^{$}\n" * 50)  # nothing here is a formula
     prepare_data.prepare("money.txt")
-    for name in ("list", "money"):
-        assert call(bigram, f"--dataset={name}", "--plot")[0] == 0
-        files = list(Path(f"out/bigram_{name}").iterdir())
-        assert [path.name for path in files] == ["counts.png"]
-        assert files[0].read_bytes().startswith(b"\x89PNG") and 10_000 < files[0].stat().st_size < 150_000
+    assert call(bigram, "--dataset=money", "--plot")[0] == 0
+    (path,) = Path("out/bigram_money").iterdir()
+    assert path.name == "counts.png" and path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     "options, says",
     [
-        ("--smoothing=laplace", "--smoothing=laplace is unknown; choose from add, mle"),
         ("--smoothing=kneser-ney", "choose from add, mle"),
         ("--alpha=-1", "--alpha=-1 is out of range"),
-        ("--alpha=nan", "--alpha=nan is out of range"),
-        ("--alpha=inf", "--alpha=inf is out of range"),
         ("--temperature=-1", "--temperature=-1 is out of range; use at least 0"),
-        ("--temperature=inf", "--temperature=inf is out of range"),
-        ("--max_new_tokens=0", "at least 1"),
-        ("--num_samples=-1", "at least 0"),
-        ("--seed=-1", "at least 0"),
-        ("--smothing=add", "did you mean smoothing?"),
-        ("--dataset=nothing", "no dataset"),
         ("--dataset=nams", "did you mean names?"),
     ],
 )
@@ -310,8 +248,3 @@ def test_a_table_that_is_too_large_is_refused_and_ngram_py_counts_it(fails, call
     assert "17 x 17 counts is too large; use python ngram.py --n=2 --dataset=tiny" in line
     sparse = result(call(ngram, "--dataset=tiny", "--n=2")[1])
     assert (sparse["train"], sparse["val"]) == (dense["train"], dense["val"])
-
-
-def test_a_plot_needs_matplotlib(fails, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install matplotlib" in fails(bigram, "--dataset=list", "--plot")

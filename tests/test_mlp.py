@@ -23,15 +23,6 @@ def seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def data():
-    """data/tiny, a text, and data/list, documents."""
-    Path("tiny.txt").write_text(babble(1200))
-    Path("list.txt").write_text("\n".join(NAMES * 4))
-    prepare_data.prepare("tiny.txt")
-    prepare_data.prepare("list.txt", documents="lines")
-
-
 def small_model(n_layer: int = 1, init: str = "kaiming", batchnorm: bool = True) -> MLP:
     return make_model(11, 3, 5, 20, n_layer, init, batchnorm, seed=0)
 
@@ -51,18 +42,7 @@ def shake(model: MLP, seed: int = 0) -> MLP:
     return model
 
 
-def test_the_contexts_of_emma_are_the_lectures(data):
-    """... -> e, ..e -> m, .em -> m, emm -> a, mma -> ., and the next name starts afresh."""
-    tokenizer = prepare_data.load("list").tokenizer
-    tokens = np.array(tokenizer.encode("\nemma\nava\n"), dtype=np.uint16)
-    X, Y = contexts(tokens, np.arange(1, len(tokens)), 3, tokenizer.encode("\n")[0])
-    rows = torch.cat([X, Y[:, None]], dim=1).tolist()
-    texts = [tokenizer.decode(row).replace("\n", ".") for row in rows]
-    assert texts == ["...e", "..em", ".emm", "emma", "mma.", "...a", "..av", ".ava", "ava."]
-    assert X.dtype == Y.dtype == torch.int64
-
-
-@pytest.mark.parametrize("T", [1, 2, 3, 8, 40])
+@pytest.mark.parametrize("T", [1, 3, 40])
 @pytest.mark.parametrize("name", ["list", "tiny"])
 def test_contexts_are_those_of_a_loop_over_the_tokens(data, name, T):
     """No context reaches into another document, or before the text; and any places may be asked for, in any order."""
@@ -122,9 +102,6 @@ def test_embedding_is_torch_nn_embedding_and_a_repeated_token_gets_the_sum(doubl
     ours = Embedding(theirs.weight.detach().clone())
     X = torch.tensor([[1, 1, 10], [0, 1, 3]])
     check_layer(ours, lambda x: theirs(x).flatten(1), [(ours.C, lambda: theirs.weight.grad)], X)
-    assert ours.C.grad[[2, 4, 9]].eq(0).all()  # tokens that do not occur
-    ours.backward(torch.ones(2, 12))
-    assert ours.C.grad[1].tolist() == [3.0] * 4
 
 
 def test_tanh_is_torch_nn_tanh(double):
@@ -156,33 +133,10 @@ def test_batchnorm_is_torch_nn_batchnorm(double):
     assert torch.equal(before[1], ours.running_var)
 
 
-def test_batchnorm_makes_mean_0_and_std_1():
-    x = torch.randn(500, 3) * 7 + 100
-    out = BatchNorm(3)(x)
-    assert out.mean(0).abs().max() < 1e-4
-    assert (out.std(0, correction=0) - 1).abs().max() < 1e-4
-    assert torch.isfinite(BatchNorm(3)(torch.ones(4, 3))).all()  # a unit without variance: eps
-
-
-def test_a_bias_before_batchnorm_has_no_gradient(double):
-    """Which is why make_model leaves it out. The mean takes it away again."""
-    layers = small_model().layers
-    assert layers[1].bias is None
-    layers[1] = Linear(layers[1].weight, torch.randn(20))
-    model = shake(MLP(layers))
-    X, Y = examples(16)
-    mlp.gradients(model, X, Y, manual=False)
-    assert layers[1].bias.grad.abs().max() < 1e-12
-    assert layers[1].weight.grad.abs().max() > 1e-3
-    mlp.gradients(model, X, Y, manual=True)
-    assert layers[1].bias.grad.abs().max() < 1e-12
-
-
 @pytest.mark.parametrize(
     ("V", "T", "n_embd", "n_hidden", "n_layer", "batchnorm", "params"),
     [
-        (27, 3, 10, 200, 1, False, 11897),  # Bengio et al. as in the lecture: 270 + 6000 + 200 + 5400 + 27
-        (27, 3, 10, 200, 1, True, 12097),  # gain and bias in place of a bias
+        (27, 3, 10, 200, 1, True, 12097),  # gain and bias in place of a bias; test_lectures.py has 11,897 without
         (27, 3, 10, 100, 5, False, 270 + 3100 + 4 * 10100 + 2727),
         (5, 1, 2, 3, 2, True, 10 + 6 + 6 + 9 + 6 + 20),
     ],
@@ -202,9 +156,8 @@ def test_the_model_is_the_formula(double):
     torch.testing.assert_close(model(X), h.tanh() @ W2 + b2, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("V", [27, 1000])
 @pytest.mark.parametrize("batchnorm", [True, False])
-@pytest.mark.parametrize(("T", "n_embd", "n_hidden", "n_layer"), [(3, 10, 200, 1), (8, 24, 100, 5), (1, 2, 10, 1)])
+@pytest.mark.parametrize(("V", "T", "n_embd", "n_hidden", "n_layer"), [(27, 3, 10, 200, 1), (1000, 8, 24, 100, 5)])
 def test_kaiming_starts_at_ln_V_and_lets_gradients_through(V, batchnorm, T, n_embd, n_hidden, n_layer):
     model = make_model(V, T, n_embd, n_hidden, n_layer, "kaiming", batchnorm, 0)
     X, Y = torch.randint(V, (512, T)), torch.randint(V, (512,))
@@ -264,31 +217,14 @@ def test_manual_gradients_equal_autograd_in_float64(double, n_layer, batchnorm, 
         assert largest_difference(shake(small_model(n_layer, init, batchnorm)), B) < 1e-9
 
 
-@pytest.mark.parametrize(("n_layer", "batchnorm", "init"), SHAPES)
-def test_manual_gradients_equal_autograd_in_float32(n_layer, batchnorm, init):
-    difference = largest_difference(shake(small_model(n_layer, init, batchnorm)), 32)
-    assert 0 < difference < 1e-4
+def test_manual_gradients_equal_autograd_in_float32():
+    assert 0 < largest_difference(shake(small_model(2)), 32) < 1e-4
 
 
 def test_a_wrong_gradient_would_show(double, monkeypatch):
     """The check that is printed is one that can fail."""
     monkeypatch.setattr(Tanh, "backward", lambda self, dout: dout)
     assert mlp.gradients(shake(small_model()), *examples(32), manual=True, compare=True)[1] > 0.01
-
-
-def test_manual_gradients_equal_finite_differences(double):
-    """Without autograd: the change of the loss if a parameter changes by a millionth."""
-    model, (X, Y) = shake(small_model(2)), examples(6)
-    mlp.gradients(model, X, Y, manual=True)
-    for p in model.parameters:
-        flat, grads = p.detach().view(-1), p.grad.reshape(-1).clone()
-        for i in torch.randperm(len(flat))[:6].tolist():
-            losses = []
-            for h in (1e-6, -1e-6):
-                flat[i] += h
-                losses.append(F.cross_entropy(model(X), Y).item())
-                flat[i] -= h
-            assert (losses[0] - losses[1]) / 2e-6 == pytest.approx(grads[i].item(), rel=1e-4, abs=1e-8)
 
 
 def test_comparing_changes_neither_loss_nor_gradients_nor_running_statistics():
@@ -299,15 +235,6 @@ def test_comparing_changes_neither_loss_nor_gradients_nor_running_statistics():
         assert difference > 0
         assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters, other.parameters, strict=True))
         assert torch.equal(model.layers[2].running_mean, other.layers[2].running_mean)
-
-
-def test_logit_gradients_sum_to_zero(double):
-    """softmax less one-hot: each row of the gradient sums to 0, and is negative at the target alone."""
-    model, (X, Y) = shake(small_model()), examples(16)
-    mlp.gradients(model, X, Y, manual=True)
-    dlogits = model.layers[-1].dout
-    assert dlogits.sum(1).abs().max() < 1e-12
-    assert torch.equal(dlogits < 0, F.one_hot(Y, 11).bool())
 
 
 @pytest.mark.parametrize("n_layer", [1, 3])
@@ -328,14 +255,12 @@ def test_the_folded_network_is_the_same_function_with_fewer_tensors(double, n_la
 # ----------------------------------------------------------------------------- training, evaluation, sampling
 
 
-@pytest.mark.parametrize("steps", [1, 100])
-def test_the_learning_rate_is_constant_for_half_of_the_steps_and_then_decays_linearly(data, call, monkeypatch, steps):
+def test_the_learning_rate_is_constant_for_half_of_the_steps_and_then_decays_linearly(data, call, monkeypatch):
     rates, sgd_step = [], mlp.sgd_step
     monkeypatch.setattr(mlp, "sgd_step", lambda model, lr: (rates.append(lr), sgd_step(model, lr)))
-    call(mlp, "--dataset=list", f"--max_iters={steps}", "--learning_rate=0.1", "--num_samples=0")
-    assert rates[:51] == [0.1] * min(steps, 51)
-    if steps == 100:
-        assert rates[51:] == pytest.approx([0.1 * (100 - i) / 50 for i in range(51, 100)])
+    call(mlp, "--dataset=list", "--max_iters=100", "--learning_rate=0.1", "--num_samples=0")
+    assert rates[:51] == [0.1] * 51
+    assert rates[51:] == pytest.approx([0.1 * (100 - i) / 50 for i in range(51, 100)])
 
 
 def test_an_sgd_step_subtracts_the_learning_rate_times_the_gradient():
@@ -432,15 +357,15 @@ def test_layer_statistics_are_those_of_the_network(capsys):
 
 def test_a_new_user_trains_on_words():
     """The first command as it is typed, but for fewer steps, on a machine without a network."""
-    done = finish(start("mlp.py", "--max_iters=3000"))
+    done = finish(start("mlp.py", "--max_iters=1000"))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     figures = result(done.stdout)
     assert figures["model"] == "mlp"
     assert figures["dataset"] == "words"
     assert figures["params"] == "12097"
-    assert figures["step"] == "3000"
-    assert float(figures["val"]) < 2.7 < math.log(27)
+    assert figures["step"] == "1000"
+    assert float(figures["val"]) < 2.8 < math.log(27)
     samples = done.stdout.split("samples:\n")[1].split("\n\nloss")[0].split("\n")
     assert len(samples) == 20
     assert all(word.isalpha() or not word for word in samples)
@@ -449,18 +374,9 @@ def test_a_new_user_trains_on_words():
 def test_three_letters_of_context_beat_counting_one(call):
     """On words, where all of it can be had without a network."""
     _, counted, _ = call(bigram, "--num_samples=0")
-    _, learned, _ = call(mlp, "--num_samples=0", "--batch_size=128", "--max_iters=2500", "--backward=manual")
+    _, learned, _ = call(mlp, "--num_samples=0", "--batch_size=128", "--max_iters=1500", "--backward=manual")
     for split in ("val", "test"):
         assert float(result(learned)[split]) < float(result(counted)[split]) - 0.1
-
-
-@pytest.mark.parametrize("name", ["list", "tiny"])
-def test_a_manual_run_is_that_of_autograd(data, call, name):
-    options = (f"--dataset={name}", "--max_iters=300", "--batch_size=16", "--n_layer=2", "--n_hidden=30")
-    manual, autograd = (result(call(mlp, *options, f"--backward={way}")[1]) for way in ("manual", "autograd"))
-    for split in ("train", "val"):
-        assert float(manual[split]) == pytest.approx(float(autograd[split]), abs=2e-3)
-    assert float(manual["train"]) < 2.6
 
 
 def test_manual_backward_does_not_call_autograd(data, call, monkeypatch):
@@ -555,18 +471,6 @@ def test_folding_on_the_command_line(data, call):
     assert float(result(folded)["val"]) == pytest.approx(float(result(plain)["val"]), abs=1e-4)
     samples = [out.split("samples:\n")[1].split("\n\nloss")[0] for out in (plain, folded)]
     assert samples[0] == samples[1]
-
-
-def test_the_logit_difference_of_another_network_is_large(data, call, monkeypatch):
-    """The comparison after folding can fail."""
-    dataset, seen = prepare_data.load("list"), []
-    other = fold_batchnorm(make_model(dataset.vocab_size, 3, 5, 20, 1, "naive", True, 1))
-    monkeypatch.setattr(mlp, "fold_batchnorm", lambda model: (seen.append(model), other)[1])
-    _, out, _ = call(mlp, "--dataset=list", *QUICK, "--fold")
-    X, _ = contexts(dataset.val, np.arange(1, len(dataset.val)), 3, dataset.separator)
-    difference = (seen[0](X) - other(X)).abs().max().item()
-    assert difference > 1
-    assert f"batch norm folded: maximum logit difference {difference:.1e}" in out
 
 
 def test_samples_follow_from_the_seed_and_start_where_texts_start(data, call, monkeypatch):
@@ -674,35 +578,25 @@ def test_tokens_of_several_characters(call):
     Path("tiny.txt").write_text(babble(3000))
     prepare_data.prepare("tiny.txt", tokenizer="bpe", vocab_size=300)
     for name in ("pieces", "tiny_bpe300"):
-        status, out, _ = call(mlp, f"--dataset={name}", "--max_iters=300", "--num_samples=3")
+        status, out, _ = call(mlp, f"--dataset={name}", "--max_iters=100", "--num_samples=3")
         assert status == 0
         assert float(result(out)["val"]) < math.log(prepare_data.load(name).vocab_size)
 
 
 @pytest.mark.parametrize(("options", "rate"), [((), 0.1), (("--batch_size=128",), 0.4), (("--batch_size=4096",), 0.8)])
 def test_the_default_rate_grows_with_the_batch(data, call, options, rate):
-    assert f"  lr {rate:.2e}" in call(mlp, "--dataset=list", *QUICK, *options)[1]
+    assert f"  lr {rate:.2e}" in call(mlp, "--dataset=list", "--max_iters=1", *options)[1]
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (("--block_size=0",), "--block_size=0 is out of range"),
-        (("--n_hidden=0",), "--n_hidden=0 is out of range"),
-        (("--n_layer=0",), "--n_layer=0 is out of range"),
-        (("--n_embd=ten",), "--n_embd=ten is not of type int"),
         (("--batch_size=1",), "a batch of 1 has no variance for batch norm; give --batch_size=2"),
         (("--init=xavier",), "--init=xavier is unknown; choose from kaiming, scaled_output, naive"),
-        (("--batchnorm=maybe",), "--batchnorm=maybe is unknown; choose from true, false"),
-        (("--backward=reverse",), "--backward=reverse is unknown"),
-        (("--learning_rate=nan",), "--learning_rate=nan is out of range"),
-        (("--n_hiden=3",), "unknown option --n_hiden=3 (did you mean n_hidden?)"),
-        (("--seed=1e3",), "--seed=1e3 is not of type int"),
-        (("--seed=4294967296",), "--seed=4294967296 is out of range"),
         (("--dataset=lists",), "did you mean list?"),
         (("--dataset=list", "--block_size=60"), "the val split of list has"),
         (("--dataset=list", "--learning_rate=1e30"), "lower --learning_rate=1e+30"),
-        (("--dataset=list", "--max_iters=99999999999999999999"), "--max_iters=99999999999999999999 is out of range"),
     ],
 )
 def test_bad_input_gets_one_line(data, fails, options, says):
@@ -713,29 +607,13 @@ def test_a_batch_of_one_is_fine_without_batch_norm(data, call):
     assert call(mlp, "--dataset=list", "--batch_size=1", "--batchnorm=false", *QUICK)[0] == 0
 
 
-def test_a_plot_needs_matplotlib(data, fails, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install matplotlib" in fails(mlp, "--dataset=list", "--plot")
-
-
-@pytest.fixture
-def names():
+def test_the_contexts_of_the_lectures_split():
+    """182625, 22655 and 22866 examples; the first name after the shuffle is yuheng."""
     if not (SHARED / "data" / "names.txt").exists():
         pytest.skip("no local copy of names.txt")
     prepare_data.prepare("names", file=SHARED / "data" / "names.txt")
-
-
-def test_the_contexts_of_the_lectures_split(names):
-    """182625, 22655 and 22866 examples; the first name after the shuffle is yuheng."""
     dataset = prepare_data.load("names")
     assert [len(tokens) - 1 for tokens in (dataset.train, dataset.val, dataset.test)] == [182625, 22655, 22866]
     X, Y = contexts(dataset.train, np.arange(1, 9), 3, dataset.separator)
     assert dataset.tokenizer.decode(Y.tolist()) == "yuheng\nd"
     assert dataset.tokenizer.decode(X[3].tolist()) == "yuh"
-
-
-def test_the_lectures_network_learns_names(names, call):
-    """A short run, well on the way to the 2.10 that 50,000 steps reach."""
-    options = ("--batch_size=128", "--max_iters=4000", "--backward=manual", "--num_samples=0")
-    figures = result(call(mlp, "--dataset=names", *options)[1])
-    assert float(figures["val"]) < 2.24

@@ -37,10 +37,10 @@ def all_combinations(*names: str) -> list[dict]:
 
 
 def mixed_combinations() -> list[dict]:
-    """Each combination of the keys that attention knows, with the others drawn at random."""
+    """Each combination of the keys that change how attention is computed, with the others drawn at random."""
     rng = random.Random(0)
-    drawn = ("norm", "activation", "bias", "tie_weights", "zero_init", "lookback", "delimiter")
-    combinations = all_combinations("n_kv_head", "position", "flash", "qk_norm")
+    drawn = ("qk_norm", "norm", "activation", "bias", "tie_weights", "zero_init", "lookback", "delimiter")
+    combinations = all_combinations("n_kv_head", "position", "flash")
     return [keys | {name: rng.choice(CHOICES[name]) for name in drawn} for keys in combinations]
 
 
@@ -49,10 +49,12 @@ def name_of(keys: dict) -> str:
 
 
 every_combination = pytest.mark.parametrize("keys", mixed_combinations(), ids=name_of)
-EACH_CHOICE = [{"position": p, "n_kv_head": k} for p, k in zip(CHOICES["position"], (4, 2, 1, 2), strict=True)]
-EACH_CHOICE += [{"activation": name, "flash": False} for name in CHOICES["activation"]]
-EACH_CHOICE += [{"norm": "layernorm", "bias": True, "tie_weights": True, "lookback": 2, "delimiter": 7}]
-EACH_CHOICE += [{"position": "alibi", "flash": False, "n_kv_head": 1, "qk_norm": False, "dropout": 0.1}]
+EACH_CHOICE = [  # once
+    {"position": "learned", "n_kv_head": 4, "activation": "relu", "flash": False},
+    {"position": "rope", "n_kv_head": 2, "activation": "gelu", "bias": True, "tie_weights": True},
+    {"position": "alibi", "n_kv_head": 1, "activation": "gelu_tanh", "qk_norm": False, "flash": False, "dropout": 0.1},
+    {"position": "none", "activation": "swiglu", "norm": "layernorm", "lookback": 2, "delimiter": 7},
+]
 
 
 @pytest.fixture(params=KINDS)
@@ -167,27 +169,16 @@ def test_the_logits_are_those_of_the_formulas(keys, float64):
     assert torch.allclose(model(idx)[0][0], by_the_formulas(model, idx[0].tolist()), atol=1e-9)
 
 
-def test_rope_depends_on_the_distance_only(float64):
+def test_rope_keeps_the_dtype():
+    """Which is half the memory under autocast."""
     angles = rope_angles(50, 8)
-    table = angles.cos(), angles.sin()
-    q, k = torch.randn(8), torch.randn(8)
-    turned_q, turned_k = rotate(q.expand(1, 1, 50, 8), *table)[0, 0], rotate(k.expand(1, 1, 50, 8), *table)[0, 0]
-    for distance in (0, 1, 7, 30):
-        dots = [(turned_q[t] @ turned_k[t - distance]).item() for t in range(distance, 50)]
-        assert max(dots) - min(dots) < 1e-12
-    assert torch.allclose(turned_q.norm(dim=1), q.norm())
-    assert rotate(q.bfloat16().expand(1, 1, 50, 8), *table).dtype == torch.bfloat16  # half the memory under autocast
+    assert rotate(torch.ones(1, 1, 50, 8, dtype=torch.bfloat16), angles.cos(), angles.sin()).dtype == torch.bfloat16
 
 
-def test_alibi_takes_slope_times_distance_from_the_scores(float64):
+def test_alibi_takes_slope_times_distance_from_the_scores():
     assert alibi_slopes(8).flatten().tolist() == [2.0**-h for h in range(1, 9)]
     mask = GPT(GPTConfig(**SMALL | {"position": "alibi", "block_size": 40})).mask(torch.arange(40), torch.zeros(1, 40))
     assert mask[0, 39].tolist() == pytest.approx([-(39 - j) / 4 for j in range(40)])  # of the head of slope 2^-2
-    model = GPT(GPTConfig(**SMALL | {"position": "alibi", "n_head": 8}))
-    mask = model.mask(torch.arange(3), torch.zeros(1, 3))  # (nh, T, S)
-    expected = torch.tensor([[0, -math.inf, -math.inf], [-0.5, 0, -math.inf], [-1, -0.5, 0]])
-    assert torch.equal(mask[0], expected)
-    assert torch.equal(mask[1], expected / 2)
 
 
 @every_combination
@@ -203,12 +194,6 @@ def test_the_mask_hides_the_future(keys, float64):
         assert t == 0 or moved[:t].max() < 1e-12
         assert moved[t] > 1e-3
         assert t == 15 or moved[t + 1 :].max() > 1e-5  # later tokens do see it
-
-
-def test_two_tokens_are_masked_too():
-    model, idx = shaken(GPTConfig(**SMALL)).eval(), torch.tensor([[1, 2]])
-    assert torch.allclose(model(idx)[0][:, :1], model(idx[:, :1])[0], atol=1e-5)
-    assert not torch.allclose(model(idx)[0][:, 1:], model(idx[:, 1:])[0], atol=1e-2)
 
 
 @every_combination
@@ -253,67 +238,6 @@ def test_each_combination_learns_and_is_saved_and_loaded(keys):
     assert torch.equal(again(idx[:, :-1])[0], model(idx[:, :-1])[0])
 
 
-def test_fewer_heads_of_keys_are_repeated_ones(float64):
-    """Grouped-query attention is multi-head attention in which several heads have the same keys and values."""
-    grouped = shaken(GPTConfig(**SMALL | {"n_kv_head": 2}))
-    full = GPT(GPTConfig(**SMALL))
-    state = grouped.state_dict()
-    for name in [name for name in state if "c_attn" in name]:
-        q, k, v = state[name].split([32, 16, 16])
-        state[name] = torch.cat([q, *(part.view(2, 8, 32).repeat_interleave(2, 0).reshape(32, 32) for part in (k, v))])
-    full.load_state_dict(state)
-    idx = batch(grouped.config)
-    assert torch.allclose(grouped(idx)[0], full(idx)[0], atol=1e-12)
-    assert full.num_params() - grouped.num_params() == 2 * 2 * 16 * 32
-    assert KVCache(full, 1).kv[0][1].numel() == 2 * KVCache(grouped, 1).kv[0][1].numel()
-
-
-# ----------------------------------------------------------------------------- backward, by hand
-
-
-def softmax_backward(A: torch.Tensor, dA: torch.Tensor) -> torch.Tensor:
-    return A * (dA - (dA * A).sum(-1, keepdim=True))
-
-
-def test_the_backward_formulas_of_softmax_and_attention(float64):
-    scores, dA = torch.randn(5, 7, requires_grad=True), torch.randn(5, 7)
-    A = scores.softmax(-1)
-    A.backward(dA)
-    assert torch.allclose(scores.grad, softmax_backward(A, dA), atol=1e-12)
-
-    for flash in (True, False):
-        attention = GPT(GPTConfig(**SMALL | {"n_head": 1, "position": "none", "qk_norm": False, "flash": flash}))
-        attention = attention.transformer.h[0].attn
-        torch.nn.init.eye_(attention.c_proj.weight)
-        kept = []
-        attention.c_attn.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out))
-        dO = torch.randn(2, 6, 32)
-        mask = None if flash else torch.full((6, 6), -math.inf).triu(1)
-        out = attention(torch.randn(2, 6, 32), mask=mask)
-        (grad,) = torch.autograd.grad(out, kept, dO)
-        Q, K, V = kept[0].detach().split(32, dim=2)
-        hidden = torch.ones(6, 6).triu(1) == 1
-        A = (Q @ K.mT / math.sqrt(32)).masked_fill(hidden, -math.inf).softmax(-1)
-        dS = softmax_backward(A, dO @ V.mT) / math.sqrt(32)
-        assert torch.allclose(grad, torch.cat((dS @ K, dS.mT @ Q, A.mT @ dO), dim=2), atol=1e-12)
-
-
-@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-def test_the_backward_formulas_of_the_norms(norm, float64):
-    layer = model_file.make_norm(GPTConfig(**SMALL | {"norm": norm, "bias": True}))
-    torch.nn.init.normal_(layer.weight)
-    x, dy = torch.randn(5, 32, requires_grad=True), torch.randn(5, 32)
-    layer(x).backward(dy)
-    centred = x - x.mean(1, keepdim=True) if norm == "layernorm" else x
-    size = (centred.square().mean(1, keepdim=True) + layer.eps).sqrt()
-    normed, g = centred / size, dy * layer.weight
-    dx = g - normed * (g * normed).mean(1, keepdim=True)
-    dx = dx - g.mean(1, keepdim=True) if norm == "layernorm" else dx
-    assert torch.allclose(x.grad, dx / size, atol=1e-12)
-    assert torch.allclose(layer.weight.grad, (dy * normed).sum(0), atol=1e-12)
-    assert norm == "rmsnorm" or torch.allclose(layer.bias.grad, dy.sum(0), atol=1e-12)
-
-
 # ----------------------------------------------------------------------------- precision, compilation, training
 
 
@@ -354,22 +278,13 @@ def test_torch_compile_sees_one_graph(keys):
 
 def test_one_batch_can_be_memorized(config):
     model, idx = GPT(config), torch.randint(config.vocab_size, (4, config.block_size + 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(200):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(100):
         loss = model(idx[:, :-1], idx[:, 1:])[1]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.1
-
-
-def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count(config):
-    model, idx, targets = shaken(config), batch(config), batch(config)
-    targets[0, :5] = -1
-    logits, loss = model(idx, targets)
-    logprobs = logits.double().log_softmax(-1)
-    counted = [-logprobs[b, t, targets[b, t]] for b in range(3) for t in range(16) if targets[b, t] >= 0]
-    assert loss.item() == pytest.approx(torch.stack(counted).mean().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -388,9 +303,9 @@ def test_the_loss_has_smoothed_labels_and_divided_logits(temperature):
     assert model.eval()(idx, targets)[1].item() == pytest.approx(plain.item(), abs=1e-6)  # in training only
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_dropout_keeps_the_expected_value(dtype):
-    for p in (0.001, 0.1, 0.5, 0.999):
+    for p in (0.001, 0.1, 0.999):
         torch.manual_seed(0)
         layer, x = model_file.Dropout(p), torch.ones(37, 3, 1001, dtype=dtype, requires_grad=True)  # not full bytes
         y = layer(x)
@@ -520,26 +435,17 @@ def test_the_first_loss_is_uniform_for_every_combination(position):
             assert abs(first_loss({"vocab_size": 65, "n_layer": 2, "n_embd": 128} | keys, T=32)) < 0.03, keys
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        {"lookback": 3},
-        CLASSIC,
-        *(CLASSIC | k for k in ({"tie_weights": False}, {"lookback": 2})),
-    ],
-)
-@pytest.mark.parametrize(("vocab_size", "n_embd", "n_layer"), [(27, 16, 1), (5000, 768, 2), (65, 384, 8)])
+@pytest.mark.parametrize("keys", [{"lookback": 3}, CLASSIC, CLASSIC | {"tie_weights": False, "lookback": 2}])
+@pytest.mark.parametrize(("vocab_size", "n_embd", "n_layer"), [(27, 16, 1), (1000, 768, 2), (65, 128, 8)])
 def test_the_first_loss_does_not_depend_on_the_size(keys, vocab_size, n_embd, n_layer):
     size = {"vocab_size": vocab_size, "n_embd": n_embd, "n_layer": n_layer, "block_size": 64}
     assert abs(first_loss(keys | size)) < (0.03 if keys.get("zero_init", True) else 0.2)  # 0.02 sqrt(768) = 0.55
 
 
-@pytest.mark.parametrize("n_embd", [64, 256])
-@pytest.mark.parametrize("keys", [{}, {"zero_init": False}, CLASSIC], ids=["modern", "no zeros", "GPT-2"])
-def test_activations_keep_their_size_through_24_layers(keys, n_embd):
+@pytest.mark.parametrize("keys", [{"zero_init": False}, CLASSIC], ids=["no zeros", "GPT-2"])
+def test_activations_keep_their_size_through_24_layers(keys):
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**keys | {"vocab_size": 65, "block_size": 32, "n_layer": 24, "n_head": 4, "n_embd": n_embd}))
+    model = GPT(GPTConfig(**keys | {"vocab_size": 65, "block_size": 32, "n_layer": 24, "n_head": 4, "n_embd": 128}))
     sizes = []
     for block in model.transformer.h:
         block.register_forward_hook(lambda _, __, out: sizes.append(out.std().item()))
@@ -593,32 +499,17 @@ def test_zero_init_makes_blocks_the_identity():
     assert torch.equal(model.hidden_states(idx), model.transformer.ln_f(model.transformer.wte(idx)))
 
 
-def test_tied_weights_are_one_tensor():
-    model = GPT(GPTConfig(**CLASSIC))
-    assert model.lm_head.weight is model.transformer.wte.weight
-    untied = GPT(GPTConfig(**CLASSIC | {"tie_weights": False}))
-    assert untied.num_params() - model.num_params() == 65 * 32
-
-
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
         ({"n_embd": 33}, "n_embd=33 is not a multiple of n_head=4"),
         ({"n_head": 32}, "rope needs pairs of channels, not 1 per head; choose others"),
         ({"n_kv_head": 3}, "n_head=4 is not a multiple of n_kv_head=3"),
-        ({"n_kv_head": 8}, "n_head=4 is not a multiple of n_kv_head=8"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0 is out of range"),
-        ({"vocab_multiple": 0}, "vocab_multiple=0 is out of range"),
         ({"n_layer": 0}, "n_layer=0 is out of range"),
-        ({"block_size": 0}, "block_size=0"),
-        ({"vocab_size": 0}, "vocab_size=0"),
         ({"dropout": 1.0}, "dropout=1.0"),
-        ({"dropout": -0.1}, "dropout=-0.1"),
         ({"dropout": math.nan}, "dropout=nan"),
-        ({"norm": "batchnorm"}, "norm=batchnorm is unknown; choose from layernorm, rmsnorm"),
         ({"position": "sinusoidal"}, "position=sinusoidal is unknown; choose from learned, rope, alibi, none"),
-        ({"position": "no"}, "position=no"),
-        ({"activation": "tanh"}, "activation=tanh"),
     ],
 )
 def test_a_config_that_makes_no_model_is_refused_by_name(keys, words):
@@ -650,7 +541,7 @@ def test_tables_that_are_looked_up_are_no_matrix_products():
     assert looking_back.flops_per_token() == untied.flops_per_token()
 
 
-@pytest.mark.parametrize("n_embd", [32, 64, 128, 384, 768])
+@pytest.mark.parametrize("n_embd", [32, 384])
 def test_swiglu_has_about_as_many_weights(n_embd):
     gated, plain = (
         model_file.MLP(GPTConfig(**SMALL | {"n_embd": n_embd, "activation": name})) for name in ("swiglu", "relu2")
@@ -663,7 +554,7 @@ def test_swiglu_has_about_as_many_weights(n_embd):
 # ----------------------------------------------------------------------------- generation
 
 
-@pytest.mark.parametrize(("length", "block_size"), [(1, 16), (3, 16), (16, 16), (17, 16), (40, 16), (2, 7), (3, 1)])
+@pytest.mark.parametrize(("length", "block_size"), [(1, 16), (16, 16), (40, 16), (2, 7), (3, 1)])
 def test_each_token_sees_the_window_that_the_docstring_says(config, length, block_size):
     config.block_size = block_size
     model = shaken(config).eval()
@@ -695,21 +586,8 @@ def test_what_was_generated_can_be_trained_on(config):
         assert model.transformer.wte.weight.grad.abs().max() > 0
 
 
-def frequencies(logits: list[float], n: int = 40_000, **options) -> torch.Tensor:
-    draws = sample_token(torch.tensor([logits]).expand(n, -1), generator=torch.Generator().manual_seed(0), **options)
-    return torch.bincount(draws.flatten(), minlength=len(logits)) / n
-
-
-def test_sampling_follows_the_distribution():
-    logits = torch.tensor([2.0, 1.0, 0.1, -1.0])
-    for temperature in (0.5, 1.0, 2.0):
-        expected = (logits / temperature).softmax(0)
-        assert torch.allclose(frequencies(logits.tolist(), temperature=temperature), expected, atol=0.01)
-    assert len(sample_token(torch.randn(50, 65)).unique()) > 20
-
-
-@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1.0, None])
-@pytest.mark.parametrize("top_k", [None, 1, 30])
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.999, 1.0, None])
+@pytest.mark.parametrize("top_k", [None, 0, 30, 1000])
 def test_sampling_equals_a_sort_of_the_whole_vocabulary(top_k, top_p):
     """For peaked and for flat distributions, and for the uniform one."""
     logits = torch.cat([scale * torch.randn(30, 500) for scale in (0, 0.1, 1, 5)])
@@ -718,7 +596,7 @@ def test_sampling_equals_a_sort_of_the_whole_vocabulary(top_k, top_p):
     for row, u_row, token in zip((logits / 0.7).softmax(dim=1).double(), u, tokens, strict=True):
         ordered, order = row.sort(descending=True, stable=True)
         if top_k:
-            ordered[ordered < ordered[top_k - 1]] = 0
+            ordered[ordered < ordered[min(top_k, 500) - 1]] = 0
         ordered /= ordered.sum()
         if top_p is not None:
             ordered[ordered.cumsum(0) - ordered >= top_p] = 0
@@ -756,19 +634,6 @@ def test_top_p_stops_at_the_token_that_reaches_it():
     assert sample_token(logits, top_p=0.5).unique().tolist() == [0]
     assert sample_token(logits, top_p=0.51).unique().tolist() != [0]
     assert sample_token(logits, top_k=2).unique().tolist() == [0, 1, 2]  # the third ties with the second
-
-
-def test_top_k_and_top_p_keep_the_likeliest_and_renormalise():
-    p = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    logits = p.log().tolist()
-    assert torch.allclose(frequencies(logits, top_k=2), torch.tensor([4, 3, 0, 0]) / 7, atol=0.01)
-    assert torch.allclose(frequencies(logits, top_p=0.65), torch.tensor([4, 3, 0, 0]) / 7, atol=0.01)
-    assert torch.allclose(frequencies(logits, top_p=0.75), torch.tensor([4, 3, 2, 0]) / 9, atol=0.01)
-    for everything in ({"top_k": 100, "top_p": 1.0}, {"top_k": 0}):
-        assert torch.allclose(frequencies(logits, **everything), p, atol=0.01)
-    assert torch.allclose(frequencies(logits[::-1], top_p=0.3), torch.tensor([0, 0, 0, 1.0]))
-    # the mass of top_p is that of what top_k left: 4/7 >= 0.5, so the first token alone
-    assert torch.allclose(frequencies(logits, top_k=2, top_p=0.5), torch.tensor([1.0, 0, 0, 0]))
 
 
 @pytest.mark.parametrize(
