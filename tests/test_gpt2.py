@@ -206,6 +206,7 @@ def test_a_download_is_resumed_checked_and_kept(hub):
     kept = Path("data/downloads/gpt2/model.safetensors")
     assert kept.read_bytes() == content
     kept.unlink()
+    hub.headers.clear()
     hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", "0" * 64)
     hub.files["/elsewhere"] = content
     with pytest.raises(ValueError, match=r"does not have the SHA-256 000"):
