@@ -6,15 +6,13 @@ import math
 import os
 import random
 import re
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, SHARED, babble
-from test_tokenizer import HARD, hard_tokenizer
+from conftest import SHARED, babble
+from test_tokenizer import HARD
 
 import prepare_data
 from console import UserError
@@ -210,19 +208,6 @@ def test_names_and_shakespeare_are_the_lectures_splits(call):
     call(prepare_data, "shakespeare", f"--file={SHARED / 'data/tinyshakespeare.txt'}")
     shakespeare = load("shakespeare")
     assert (len(shakespeare.train), len(shakespeare.val), shakespeare.vocab_size) == (1_003_854, 111_540, 65)
-
-
-@pytest.mark.parametrize("kind", ["char", "bpe", "gpt2"])
-def test_encoding_piece_by_piece_gives_the_tokens_of_the_whole(monkeypatch, request, kind):
-    tokenizer = hard_tokenizer(kind, request)
-    text = HARD * 14
-    paths = [Path(text_file("a.txt", text[:100])), Path(text_file("b.txt", text[100:]))]
-    for size in (7, 64, 1000):
-        monkeypatch.setattr(prepare_data, "CHUNK", size)
-        pieces = list(prepare_data.read_text(paths))
-        assert "".join(pieces) == text and (size == 1000 or max(map(len, pieces)) < 2 * size)
-        if size > 7:  # longer than the words
-            assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
 
 
 def test_a_text_without_blanks_is_cut_nevertheless(monkeypatch):
@@ -436,12 +421,3 @@ def test_any_change_of_the_description_is_found(prepared):
     for text in ("[]", "7", "null", '"x"', "{", "{}", "\udcff"):
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
         broken("data/my/meta.json is damaged")
-
-
-def test_characters_need_no_tiktoken_and_our_bpe_no_network_code():
-    text_file("my.txt", babble(300))
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from prepare_data import *; prepare('my.txt', sys.argv[2]); "
-    code += "print([name for name in ('tiktoken', 'requests') if name in sys.modules])"
-    for kind, loaded in (("char", "[]"), ("bpe", "['tiktoken']")):
-        done = subprocess.run([sys.executable, "-c", code, ROOT, kind], capture_output=True, encoding="utf-8")
-        assert done.stdout.splitlines()[-1] == loaded, done.stderr

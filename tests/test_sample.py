@@ -1,8 +1,6 @@
 import copy
-import gc
 import shutil
 import subprocess
-import weakref
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ import plots
 import prepare_data
 import sample
 import train
-from checkpoint import load_checkpoint, load_model
+from checkpoint import load_model
 from console import UserError
 from model import GPT, GPTConfig
 from sample import FewRowsLinear, Int8Linear, KVCache, speed_up
@@ -97,18 +95,6 @@ def test_many_samples_of_a_large_vocabulary_are_not_drawn_at_once(call, monkeypa
     monkeypatch.setattr(sample, "MAX_MEMORY", 3 * row)
     assert len(written(call, "--num_samples=7", "--max_new_tokens=2").split("-" * 20)) == 7
     assert [len(idx) for idx in prompts] == [3, 3, 1]
-
-
-def test_attention_is_drawn_without_dropout(call, tmp_path):
-    pytest.importorskip("matplotlib")
-    checkpoint = load_checkpoint("out/tiny/best.pt")
-    for dropout in (0.0, 0.5):
-        Path(f"{tmp_path}/{dropout}").mkdir()
-        shape = checkpoint["model_config"] | {"dropout": dropout}
-        torch.save(checkpoint | {"model_config": shape}, f"{tmp_path}/{dropout}/best.pt")
-        options = [f"--init_from={tmp_path}/{dropout}/best.pt", "--plot", "--max_new_tokens=20", "--temperature=0"]
-        assert call(sample, *options)[0] == 0
-    assert Path(f"{tmp_path}/0.0/attention.png").read_bytes() == Path(f"{tmp_path}/0.5/attention.png").read_bytes()
 
 
 def test_a_model_of_fineweb_starts_where_its_documents_do(call, tmp_path, monkeypatch, gpt2_stand_in):
@@ -331,23 +317,6 @@ def test_a_prompt_is_computed_once_for_all_rows(config, length, compile, monkeyp
     assert torch.equal(sample.generate(model, idx, 20, generator=generator[1], compile=compile), plain)
     first = 3 if length == 1 else 1
     assert seen[:2] == [(first, min(length, 16)), (first, None)] and {rows for rows, _ in seen[2:]} == {3}
-
-
-def test_a_cache_is_freed_with_its_stream(monkeypatch):
-    """Without waiting for the garbage collector: several batches must not need the memory of all."""
-    model, caches, made = shaken(GPTConfig(**SMALL)), [], KVCache.__init__
-
-    def noted(cache, *args, **options):
-        caches.append(weakref.ref(cache))
-        made(cache, *args, **options)
-
-    monkeypatch.setattr(KVCache, "__init__", noted)
-    gc.disable()
-    try:
-        sample.generate(model, torch.zeros(1, 1, dtype=torch.long), 3)
-        assert [cache() for cache in caches] == [None]
-    finally:
-        gc.enable()
 
 
 @torch.no_grad()

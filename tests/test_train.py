@@ -903,25 +903,17 @@ def test_a_config_of_the_repository_is_legal(path, read_config, monkeypatch):
     ("options", "words"),
     [
         (["--n_embed=32"], "unknown option --n_embed=32 (did you mean n_embd?); --help lists the options"),
-        (["wrong_key.toml"], "unknown option n_heads in wrong_key.toml (did you mean n_head?)"),
         (["missing.toml"], "no config file missing.toml"),
-        (["--n_layer=0"], "n_layer=0 is out of range; use 1 or more"),
         (["--n_embd=30", "--n_head=4"], "n_embd=30 is not a multiple of n_head=4"),
-        (["--max_iters=0"], "max_iters=0"),
-        (["--beta2=1.0"], "--beta2=1.0 is out of range; use at least 0.0, and less than 1.0"),
-        (["--seed=4294967296"], "seed=4294967296 is out of range; use at least 0, and less than 2147483648"),
-        (["--optimizer=sgdd"], "--optimizer=sgdd is unknown (did you mean sgd?); choose from sgd, adam, adamw, muon"),
         (["deep.toml"], "deep.toml is not TOML"),
         (["--device=meta"], "there is no device meta here"),
         (["--dataset=data/tiny"], "(did you mean tiny?); run: python prepare_data.py YOUR_TEXT.txt --name=tiny"),
         (["--device=cuda:99"], "there is no device cuda:99 here"),
         (["--block_size=2000"], "the val split of tiny has "),
         (["--init_from=resume", "--out_dir=out/nothing"], "no checkpoint out/nothing/last.pt"),
-        (["one.toml", "two.toml"], "unknown option two.toml"),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, words):
-    Path("wrong_key.toml").write_text("n_heads = 4")
     Path("deep.toml").write_text("x = " + "[" * 5000)
     assert words in fails(train, *TINY, *options)
     assert not Path("out").exists()
