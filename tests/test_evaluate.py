@@ -35,7 +35,7 @@ from evaluate import (
 from mlp import contexts
 from model import GPT, GPTConfig
 from runtime import Machine
-from windows import evaluation_windows
+from windows import document_edges, evaluation_windows, split_documents
 
 ALONE = Machine(torch.device("cpu"), torch.float32)
 SMALL = {"block_size": 8, "n_layer": 1, "n_head": 2, "n_embd": 16, "zero_init": False}
@@ -98,6 +98,9 @@ def test_a_bootstrap_gives_the_interval_of_independent_groups():
     assert high == pytest.approx(losses.mean() + 1.96 * error, abs=0.3 * error)
     low, high = bootstrap(np.repeat(losses, 10), np.repeat(groups, 10), seed=0)  # no more information than before
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.15)
+    losses, groups = np.repeat([5.0, 1.0] * 50, [1, 9] * 50), np.repeat(np.arange(100), [1, 9] * 50)
+    low, high = bootstrap(losses, groups, seed=0)  # a mean over tokens, not over documents
+    assert low < losses.mean() < high < 2
 
 
 @pytest.mark.parametrize("name", ["tiny", "list"])
@@ -116,11 +119,12 @@ def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays(name, monkeypatch,
     (same, windows), (shuffled, _), (other, _) = seen
     assert np.array_equal(same, dataset.val) and (shuffled != same).any()
     prompt, second, count = np.zeros(len(same), dtype=bool), [], 0
-    texts = {tuple(same[start + 1 : start + 1 + n]) for start in range(len(same)) for n in range(5)}
+    starts, _ = split_documents(document_edges(same, dataset.separator), 8)
+    halves = {tuple(same[start + 1 : start + 1 + n]) for start in starts for n in range(5)}
     for start, stop in zip(*windows, strict=True):
         n = (stop - start) // 2
         assert sorted(shuffled[start + 1 : start + 1 + n]) == sorted(same[start + 1 : start + 1 + n])
-        assert tuple(other[start + 1 : start + 1 + n]) in texts
+        assert tuple(other[start + 1 : start + 1 + n]) in halves
         prompt[start + 1 : start + 1 + n] = True
         second += range(count + n, count + stop - start)
         count += stop - start
@@ -369,22 +373,29 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     pytest.importorskip("plots")
     call(train, *SHORT, f"--dataset={name}", f"--out_dir=out/{name}")
     monkeypatch.setattr("importlib.util.find_spec", no_plots)
+    monkeypatch.setattr(evaluate, "STRETCHES", 12)
+    samples, dataset, model = {}, prepare_data.load(name), load_model(f"out/{name}")[0]
+    monkeypatch.setattr(evaluate, "show_copies", lambda *given: samples.update(given[0]) or show_copies(*given))
     options = ["--num_samples=20", "--dtype=float32", "--eval_tokens=300", "--plot"]
     status, out, err = call(evaluate, *options)
     assert status == 0, err
+    if name == "list":
+        assert samples["val split (real)"] == [tuple(ids[:16]) for ids in dataset.documents("val")[:20]]
+    for drawn in samples.values():
+        assert len(drawn) == 20 and all(len(ids) <= 16 and dataset.separator not in ids for ids in drawn)
     assert Path(f"out/{name}/evaluation.png").read_bytes().startswith(b"\x89PNG")
     figures, lines = result(out), out.splitlines()
     interval = next(line for line in lines if line.startswith("95 % confidence interval: ")).split()
     assert float(interval[4]) < float(figures["val"]) < float(interval[6])
+    assert name == "list" or interval[7:] == ["(bootstrap", "over", "12", "stretches", "of", "the", "text)"]
     start = next(i for i, line in enumerate(lines) if line.startswith("position in the document"))
     rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
     n = [int(row[1]) for row in rows]
     mean = sum(k * float(row[2]) for k, row in zip(n, rows, strict=True)) / sum(n)
     assert mean == pytest.approx(float(figures["val"]), abs=2e-4)
-    dataset, model = prepare_data.load(name), load_model(f"out/{name}")[0]
     windows = evaluation_windows(dataset.val, dataset.separator, 16, 300)
     losses = token_losses(model, dataset.val, windows, SimpleNamespace(batch_size=8), ALONE)
-    _, _, position = locate(dataset.val, windows, dataset.separator)
+    _, document, position = locate(dataset.val, windows, dataset.separator)
     for (end, tokens, loss), (low, high) in zip(rows, ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16)), strict=False):
         inside = (low < position) & (position <= high)
         assert [end, tokens] == [str(high), str(inside.sum())]
@@ -394,6 +405,7 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     assert [line[:17].strip() for line in lines[start + 1 : start + 5]] == counting
     of_gpt = lines[start + 4].split()
     assert of_gpt[1:5:3] == [figures["val"], figures["temperature"]] and of_gpt[2] == figures["ece"]
+    assert float(of_gpt[5]) == pytest.approx(losses[document % 2 == 1].mean(), abs=1e-4)  # held-out
     start = next(i for i, line in enumerate(lines) if line.startswith("copies"))
     assert [line[:17].strip() for line in lines[start + 1 : start + 6]] == ["val split (real)", *counting]
     copied, of_gpt = float(figures["copied"]), lines[start + 5].split()
