@@ -33,7 +33,7 @@ SUBSET = 40_000  # tokens for prompts and for calibration
 STRETCHES = 100  # of a text without documents, for the uncertainty of its loss
 BINS = 15  # of equal width, from probability 0 to 1
 MAX_PROBABILITIES = 2**28  # V for each predicted token, a GB in float32
-MAX_VOCAB = 256  # with more tokens, n-grams for all of them after each context take long
+MAX_VOCAB = 256  # for n-grams, which try all tokens after each context
 MAX_TRAIN = 1 << 24  # tokens of the training text to count, and to search for copies
 LENGTH = 100  # tokens of a sample at most
 CONTEXT = 8  # tokens that a baseline gets, of which an n-gram model uses the last n - 1
@@ -238,7 +238,7 @@ def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tenso
 
 def show_calibration(model: GPT, counting: dict, data: Dataset, n_tokens: int, options, machine) -> dict:
     """Print how all models are calibrated on the same tokens: {name: what calibrate() returns}. (In a
-    text without documents, the n-grams see the tokens before a window, too.)"""
+    text without documents, n-grams see the tokens before a window, too.)"""
     tokens, n_tokens = getattr(data, options.split), min(n_tokens, MAX_PROBABILITIES // data.vocab_size)
     windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
     at, document, _ = locate(tokens, windows, data.separator)
@@ -268,7 +268,7 @@ def show_calibration(model: GPT, counting: dict, data: Dataset, n_tokens: int, o
 # Myers 1990): all positions of a text, sorted by what follows them, as in a dictionary: of "banana"
 #     5 a    3 ana    1 anana    0 banana    4 na    2 nana
 # "nab" would stand between 4 and 2. Nothing in "banana" has more in common with it than one of
-# these two neighbors, so the longest match is found without comparing it with all positions.
+# these two neighbors, so no other position has to be compared.
 
 
 def sort_suffixes(tokens: np.ndarray, depth: int) -> np.ndarray:
@@ -305,8 +305,8 @@ def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
 
 
 def draw_samples(model: GPT, counting: dict, data: Dataset, length: int, options, machine) -> dict:
-    """{name: samples} at temperature 1, tuples of at most `length` tokens: real ones of the split, as
-    a control, those of the baselines, and of the GPT."""
+    """{name: samples} at temperature 1, tuples of at most `length` tokens: real ones as a
+    control, the baselines', and the GPT's."""
     tokens, n, end = getattr(data, options.split), options.num_samples, data.delimiter
     start = start_ids(data.tokenizer)[-1] if end is None else end
     if data.separator is None:
