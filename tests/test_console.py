@@ -53,10 +53,6 @@ def options(monkeypatch):
     return run
 
 
-def test_options_that_are_not_given_have_their_defaults(options):
-    assert options() == Options()
-
-
 @pytest.mark.parametrize(
     ("args", "compiled", "bias"),
     [
@@ -280,14 +276,6 @@ def test_progress_appears_on_a_terminal_after_two_seconds(monkeypatch, clock, ou
     expected = ["reading: 2 of 8 MB, 12 s left", "reading: 8 of 8 MB, 0 s left"] if output.isatty() else []
     assert [line.strip() for line in output.getvalue().split("\r")[1:]] == expected
     assert output.getvalue().endswith("\n") == output.isatty()
-
-
-def test_progress_counts_in_other_units(monkeypatch, clock):
-    monkeypatch.setattr(sys, "stderr", output := Terminal())
-    show = progress("training", 10, "steps")
-    clock[0] += 5
-    show(5)
-    assert "training: 5 of 10 steps, 5 s left" in output.getvalue()
 
 
 def test_a_table_is_flush_left_then_flush_right(capsys):

@@ -149,25 +149,6 @@ def test_parameters_of_a_changed_copy_are_trained_or_left_alone():
             assert torch.equal(p, before[name]) == name.endswith("unused"), (optimizer, name)
 
 
-def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
-    for tie in (True, False):
-        config = TrainConfig(vocab_size=65, n_embd=32, tie_weights=tie, bias=True, norm="layernorm", position="learned")
-        config.weight_decay = 0.1
-        model = GPT(config.model_config())
-        groups = make_optimizer(model, config).param_groups
-        names = {p: name for name, p in model.named_parameters()}
-        in_muon = [names[p] for group in groups if group["rule"] == "muon" for p in group["params"]]
-        in_adamw = [names[p] for group in groups if group["rule"] == "adamw" for p in group["params"]]
-        assert sorted(in_muon + in_adamw) == sorted(names.values())  # each parameter once, a tied one too
-        assert set(in_muon) == {name for name in names.values() if ".h." in name and name.endswith("c_attn.weight")} | {
-            name for name in names.values() if ".h." in name and name.endswith(("c_fc.weight", "c_proj.weight"))
-        }
-        decaying = [names[p] for g in groups if g["rule"] == "adamw" and g["weight_decay"] for p in g["params"]]
-        assert all("transformer.w" in name or "lm_head" in name for name in decaying) and decaying
-        config.optimizer = "adamw"
-        assert {group["rule"] for group in make_optimizer(model, config).param_groups} == {"adamw"}
-
-
 # ----------------------------------------------------------------------------- the loop of the lessons
 
 

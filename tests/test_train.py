@@ -302,7 +302,7 @@ def test_a_reader_that_leaves_stops_the_run_which_saves():
 def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, monkeypatch):
     """SIGKILL at random moments of a run that writes both checkpoints at each step."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in this process: sums over threads are rounded in another order
-    options = [*TINY, "--max_iters=100", "--log_interval=1", "--eval_interval=5", "--checkpoint_interval=1"]
+    options = [*TINY, "--max_iters=60", "--log_interval=1", "--eval_interval=5", "--checkpoint_interval=1"]
     options += ["--sample_tokens=1", "--dropout=0.1", "--dtype=bfloat16"]
     call(train, *options, "--out_dir=out/whole")
     rng = random.Random(0)
@@ -973,7 +973,7 @@ def gpt2(gpt2_stand_in):
     Path("weights/model.safetensors").write_bytes(safetensors({name: t * 0.2 for name, t in tensors.items()}))
     Path("weights/config.json").write_text('{"n_head": 2}')
     prepare_data.prepare("tiny.txt", "gpt2")
-    return ["--dataset=tiny_gpt2", "--init_from=weights", "--out_dir=out/tuned", *SHORT[5:]]
+    return ["--dataset=tiny_gpt2", "--init_from=weights", "--out_dir=out/tuned", "--batch_size=4", *SHORT[5:]]
 
 
 def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
