@@ -138,7 +138,8 @@ def test_the_sample_is_the_best_models(call):
 def test_documents_have_a_test_loss(call):
     status, out, err = call(train, *SHORT, "--dataset=list", "--out_dir=out/list", "--dropout=0.1")
     assert status == 0, err
-    assert float(result(out)["test"]) < 3
+    expected = loss_of(load_model("out/list/best.pt")[0], prepare_data.load("list"), "test")
+    assert float(result(out)["test"]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_text_of_5_kB_is_enough(call):
