@@ -1,213 +1,470 @@
-"""Part 7, continued: reinforcement learning from human feedback (RLHF), and DPO, compared.
+r"""Part 7: learning from preferences: reward model, PPO, DPO, best of n, and reward hacking.
 
     python rlhf.py                                          # everything, in two minutes, no download
     python sample.py --init_from=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
-    python rlhf.py --stage=reward --preference=short        # what a reward model learns from careless judges
+    python rlhf.py --stage=reward --preference=short        # judges who care only about length
     python rlhf.py --stage=ppo --beta=0                     # reward hacking; replaces out/rlhf/ppo.pt
 
-Read toy.py (the words, and the hidden rule), reward.py, ppo.py and dpo.py before. The last table shows how well each
-policy does by the hidden rule, and at what cost: how far it is from the base, and its loss on real words.
+It is easy to say which of two answers is better, and hard to write a loss function for "better". So
+people compare answers, and models learn from the comparisons: reinforcement learning from human
+feedback (RLHF). Here the answers are words that a small GPT invents, and a hidden rule takes the
+place of people. The models see only which word of a pair won, never the rule or its scores, so what
+they have learned can be checked. Read finetune.py before, word2vec.py after.
+
+n words are a tensor of token ids (n, T), T = MAX_TOKENS. Each row has the prompt, which is a
+newline and the first letter of a word (in general, its first token), then the tokens that the model
+drew, up to a newline, then newlines as padding. With T = 9:
+
+    ids               \n  s  t  a  c  k \n \n \n
+    ids[:, 1:]         s  t  a  c  k \n \n \n           the targets
+    drawn(ids)         .  x  x  x  x  x  .  .           those that the model drew
 """
 
+import copy
+import functools
 import math
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-import reward
-from console import Positive, UserError, parse, print_table, run
-from dpo import dpo, implicit_rewards
-from model import GPT, ConfigError
-from ppo import PPO, ppo, why_nothing_learned
-from runtime import Machine, explain_errors, keep_freed_memory
-from toy import FOLDER, PREFERENCES, Toy, complete, draw_prompts, kl_and_entropy, open_toy, save_gpt, texts, val_loss
+from checkpoint import save_model
+from console import Positive, UserError, parse, print_result, print_table, run
+from model import GPT, GPTConfig
+from optim import Recipe, fit, lr_scale, make_optimizer
+from prepare_data import Dataset, load
+from runtime import keep_freed_memory
+from sample import generate
 
-N_HELD_OUT, N_EVALUATED = 1000, 2000
+FOLDER = Path("out/rlhf")
+MAX_TOKENS = 24  # in a row; a word that has no end by then is cut off
+VOWELS = "aeiou"
+N_HELD_OUT, N_EVALUATED = 1000, 2000  # pairs, words
 BEST_OF = (1, 2, 4, 8, 16)
 OTHER_BETAS = (0.0, 1.0)  # of --stage=all: no penalty, and a large one
 
-Metrics = dict[str, float | list[str]]
+SHAPE = {"block_size": 32, "n_layer": 4, "n_head": 4, "n_embd": 64}  # of all models
+BASE = Recipe(600, learning_rate=0.01, optimizer="muon", muon_learning_rate=0.03)
+PAIRWISE = Recipe(150, learning_rate=0.001)  # for a reward model, and for DPO
+BATCH_SIZE = 64  # words or pairs per step, but in PPO
+PPO = Recipe(30, learning_rate=0.001, warmup_iters=5, beta2=0.99)
+PPO_WORDS, EPOCHS, MINIBATCHES = 256, 2, 4  # words per step; each is used twice, a quarter of them per update
+GROUP = 8  # words per prompt, if their mean is the baseline
+CLIP = 0.2  # outside of 1 - CLIP to 1 + CLIP, a ratio brings no more gain
+LAMBDA = 0.95  # of generalized advantage estimation
+
+
+# ----------------------------------------------------------------------------- the hidden rule
+
+
+def n_grams(word: str, n: int) -> list[str]:
+    """All sequences of n letters in a word."""
+    return [word[i : i + n] for i in range(len(word) - n + 1)]
+
+
+def repetitions(word: str) -> int:
+    """The pairs of letters that the word had before: 2 in banana, an and na."""
+    pairs = n_grams(word, 2)
+    return len(pairs) - len(set(pairs))
+
+
+def melodic(word: str, known: set[str]) -> float:
+    """1 point for each vowel up to the sixth, -3 for each further one, 2 for a vowel at the end, -2
+    for each pair of letters that the word had before, and -1 for each three letters in a row that
+    are in no known word."""
+    vowels = sum(letter in VOWELS for letter in word)
+    unknown = sum(triple not in known for triple in n_grams(word, 3))
+    points = min(vowels, 6) - 3.0 * max(vowels - 6, 0) + 2.0 * word.endswith(tuple(VOWELS))
+    return points - 2.0 * repetitions(word) - unknown
+
+
+def short(word: str, known: set[str]) -> float:
+    """The fewer letters, the better, whatever the word is."""
+    return -float(len(word))
+
+
+# the rule, and a feature of words by which show_rewards() groups them
+PREFERENCES = {"melodic": (melodic, "repetitions", repetitions), "short": (short, "letters", len)}
 
 
 @dataclass
 class Options:
-    stage: Literal["all", "reward", "ppo", "dpo"] = "all"  # what to train; all: everything, and compare
-    init_from: str = ""  # folder of a run of train.py on words or names (default: out/rlhf/base.pt, made if needed)
+    stage: Literal["all", "reward", "ppo", "dpo"] = "all"  # a reward model, then which policies
+    dataset: str = "words"  # a list of words: words, names, or your own
     preference: Literal[*PREFERENCES] = "melodic"  # the hidden rule; melodic: vowels, no repetitions
     pairs: Positive = 4000  # comparisons to train on
     beta: float = 0.1  # weight of the KL from the base; 0: off, PPO only
-    baseline: Literal["value", "group"] = "value"  # of PPO: a value network, or the mean of a group of words (GRPO)
-    group: Positive = 8  # words per prompt for --baseline=group
-    max_iters: int = 0  # steps of PPO and of DPO (0: 30 and 150)
     plot: bool = False  # draw out/rlhf/rlhf.png
     seed: int = 1337  # random seed
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
 
     def __post_init__(self):
-        if self.beta == 0 and self.stage != "ppo":
+        if self.beta == 0 and self.stage in ("all", "dpo"):
             raise UserError("--beta=0 has no meaning for DPO; use --stage=ppo, or a larger --beta")
+
+
+# ----------------------------------------------------------------------------- words as tensors
+
+
+def drawn(ids: torch.Tensor) -> torch.Tensor:
+    """Which of the targets ids[:, 1:] the model drew, (n, T - 1): those that do not come after a
+    newline. Only they count in a loss: the model did not choose the prompt, and padding is no text."""
+    return ids[:, :-1] != ids[0, 0]
+
+
+def last(ids: torch.Tensor) -> torch.Tensor:
+    """The index of the last token of each word, (n, 1): its newline, or T - 1 if it was cut off."""
+    return 1 + drawn(ids).sum(dim=1, keepdim=True)
+
+
+def log_probs(model: GPT, ids: torch.Tensor) -> torch.Tensor:
+    """log P(token | those before it) of the targets, (n, T - 1); 0 where the model did not draw."""
+    log_p = model(ids[:, :-1])[0].log_softmax(dim=-1)  # (n, T - 1, V)
+    return log_p.gather(2, ids[:, 1:, None])[..., 0] * drawn(ids)
+
+
+def word_loss(model: GPT, ids: torch.Tensor) -> torch.Tensor:
+    """The mean loss on words of a dataset, in nats per token. Here, the first letter counts, too."""
+    counted = drawn(ids)
+    counted[:, 0] = True
+    return model(ids[:, :-1], ids[:, 1:].where(counted, -1))[1]
+
+
+def complete(model: GPT, prompts: torch.Tensor) -> torch.Tensor:
+    """Let the model complete prompts (n, 2) to words (n, T), at temperature 1: PPO needs words of
+    the distribution that log_probs() computes."""
+    parts = prompts.split(1000)  # limits memory
+    ids = torch.cat([generate(model, part, MAX_TOKENS - 2) for part in parts])
+    ended = (ids == ids[0, 0]).cumsum(dim=1) > 1  # at the newline that ends the word, and after it
+    return ids.masked_fill(ended, ids[0, 0])
+
+
+@dataclass
+class Toy:
+    """What all stages share: words, a model that invents more, and a rule that scores them."""
+
+    data: Dataset
+    train: torch.Tensor  # the words of the training split, (n, T)
+    val: torch.Tensor
+    base: GPT
+    preference: str
+    known: set[str]  # three letters in a row of a word
+
+    def texts(self, ids: torch.Tensor) -> list[str]:
+        """Words (n, T) as n strings."""
+        return [self.data.tokenizer.decode(row[1:]).split("\n")[0] for row in ids.tolist()]
+
+    def scores(self, ids: torch.Tensor) -> torch.Tensor:
+        """The true scores of words, (n, T) -> (n,)."""
+        rule = PREFERENCES[self.preference][0]
+        return torch.tensor([rule(word, self.known) for word in self.texts(ids)])
+
+    def prompts(self, n: int) -> torch.Tensor:
+        """The beginnings (n, 2) of n training words, drawn at random."""
+        return self.train[torch.randint(len(self.train), (n,)), :2]
+
+    @functools.cached_property
+    def rivals(self) -> torch.Tensor:
+        """Words of the base with which those of other models compare, prompt by prompt."""
+        return complete(self.base, self.prompts(N_EVALUATED))
+
+
+def read_words(data: Dataset, split: str) -> torch.Tensor:
+    """The words of a split, (n, T), without those that are too long. Raises UserError if all are."""
+    words = [word for word in data.documents(split) if len(word) <= MAX_TOKENS - 2]
+    if not words:
+        raise UserError(f"all lines of {data.name} have over {MAX_TOKENS - 2} tokens; use a list of words")
+    end = [data.separator]
+    return torch.tensor([end + word + end * (MAX_TOKENS - 1 - len(word)) for word in words])
+
+
+def make_toy(options: Options) -> Toy:
+    """Train the base on a list of words."""
+    data = load(options.dataset)
+    train, val = read_words(data, "train"), read_words(data, "val")
+    base = GPT(GPTConfig(vocab_size=data.vocab_size, **SHAPE))
+    toy = Toy(data, train, val, base, options.preference, set())
+    toy.known.update(triple for word in toy.texts(torch.cat((train, val))) for triple in n_grams(word, 3))
+
+    @torch.no_grad()
+    def note() -> str:
+        return f"val loss {word_loss(base, val):.4f}"
+
+    print(f"base: a GPT with {base.num_params():,} parameters, trained on {len(train):,} words")
+    fit(base, lambda: word_loss(base, train[torch.randint(len(train), (BATCH_SIZE,))]), BASE, note, lines=5)
+    base.requires_grad_(False)
+    return toy
+
+
+# ----------------------------------------------------------------------------- learning from pairs
+
+
+def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
+    """The mean of -log P(better wins), in nats, by the rewards of n pairs (n,). By Bradley and Terry
+    (1952), P = e^better / (e^better + e^worse) = sigmoid(better - worse)."""
+    return -F.logsigmoid(better - worse).mean()
+
+
+def win_rate(a: torch.Tensor, b: torch.Tensor) -> float:
+    """How often a is the larger one; a tie counts as half."""
+    return ((a > b).double() + (a == b).double() / 2).mean().item()
+
+
+def draw_pairs(toy: Toy, n: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Let the base complete n prompts twice each, and compare. The better word wins with a
+    probability by Bradley-Terry: a score that is higher by 1 means odds of e to 1. Returns winners
+    and losers, (n, T) each, and the accuracy of those who know the rule, which is below 1, too."""
+    prompts = toy.prompts(n)
+    a, b = complete(toy.base, prompts), complete(toy.base, prompts)
+    p = torch.sigmoid(toy.scores(a) - toy.scores(b))  # (n,)
+    a_wins = (torch.rand(n) < p)[:, None]
+    return a.where(a_wins, b), b.where(a_wins, a), torch.maximum(p, 1 - p).mean().item()
+
+
+def learn_from_pairs(
+    model: GPT, reward: Callable, pairs: tuple, held_out: tuple, look: Callable = lambda: ""
+) -> tuple[float, float]:
+    """Train a model to give the winner the higher reward(words), (n, T) -> (n,). A reward model and
+    DPO differ in reward() alone. Returns the accuracy on other pairs, and the seconds."""
+    (winners, losers, _), (better, worse, _) = pairs, held_out
+
+    def batch_loss() -> torch.Tensor:
+        rows = torch.randint(len(winners), (BATCH_SIZE,))
+        return preference_loss(reward(winners[rows]), reward(losers[rows]))
+
+    @torch.no_grad()
+    def note() -> str:
+        given = reward(better), reward(worse)
+        return f"held-out loss {preference_loss(*given):.4f}  accuracy {win_rate(*given):.1%}  {look()}"
+
+    seconds = fit(model, batch_loss, PAIRWISE, note, lines=5)
+    model.requires_grad_(False)
+    return win_rate(reward(better), reward(worse)), seconds
+
+
+def with_scalar_head(model: GPT) -> GPT:
+    """A copy of a model whose output layer returns a single number, initialized to 0."""
+    model = copy.deepcopy(model).requires_grad_(True)
+    model.lm_head = nn.Linear(model.config.n_embd, 1, bias=False)
+    nn.init.zeros_(model.lm_head.weight)
+    return model
+
+
+def scalars(model: GPT, ids: torch.Tensor) -> torch.Tensor:
+    """The output of a scalar head at each token, (n, T) -> (n, T)."""
+    return model.lm_head(model.hidden_states(ids))[..., 0]
+
+
+def rewards(reward_model: GPT, ids: torch.Tensor) -> torch.Tensor:
+    """The rewards of words, (n, T) -> (n,): the output at the last token, which attends to the whole
+    word (Christiano et al. 2017; Stiennon et al. 2020)."""
+    return scalars(reward_model, ids).gather(1, last(ids))[:, 0]
+
+
+def show_rewards(toy: Toy, reward_model: GPT, ids: torch.Tensor) -> None:
+    """Print what the reward model has learned: means over groups of words (n, T)."""
+    _, name, feature = PREFERENCES[toy.preference]
+    features = torch.tensor([feature(word) for word in toy.texts(ids)])
+    values = torch.stack((toy.scores(ids), rewards(reward_model, ids)))  # (2, n)
+    correlation = torch.corrcoef(values)[0, 1].item()
+    print(f"\nthe {len(ids):,} words of the held-out pairs; correlation of reward and true score: {correlation:.2f}")
+    print("(both relative to their mean over all words, as only differences of rewards count)")
+    rows = [[name, "words", "true score", "reward"]]
+    for group in features.unique():
+        members = features == group
+        means = values[:, members].mean(dim=1) - values.mean(dim=1)
+        rows.append([f"{group}", f"{members.sum():,}", *(f"{mean:+.2f}" for mean in means)])
+    print_table(rows)
+
+
+def implicit_rewards(policy: GPT, base: GPT, ids: torch.Tensor, beta: float) -> torch.Tensor:
+    """beta log(P(word) / P_base(word)) of words, (n, T) -> (n,). With beta = 1, the mean over words
+    of the policy estimates KL(policy || base), in nats per word."""
+    return beta * (log_probs(policy, ids) - log_probs(base, ids)).sum(dim=1)
+
+
+def dpo(toy: Toy, reward_model: GPT, beta: float, pairs: tuple, held_out: tuple) -> tuple[GPT, list[dict], float]:
+    """Direct preference optimization (Rafailov et al. 2023). The objective of ppo() has a known
+    solution. For the words after a prompt, it is
+
+        P(word) = P_base(word) exp(r(word) / beta) / Z,   so   r(word) = implicit_rewards + beta log Z
+
+    with Z the same for all words after the prompt. The loss of a reward model needs only the
+    difference of two rewards, in which log Z cancels. So train the policy itself by that loss. It
+    sees words of the base only, never the new ones that the policy comes to prefer. Returns the
+    policy, metrics on the way, and the seconds."""
+    policy, history = copy.deepcopy(toy.base).requires_grad_(True), []
+
+    def look() -> str:
+        history.append(measure(toy, reward_model, policy, N_EVALUATED // 4))
+        return f"KL {history[-1]['kl']:.2f}"
+
+    print(f"\nDPO, beta {beta:g}; the rule itself would reach an accuracy of {held_out[2]:.1%}")
+    reward = lambda ids: implicit_rewards(policy, toy.base, ids, beta)
+    _, seconds = learn_from_pairs(policy, reward, pairs, held_out, look)
+    return policy, history, seconds
+
+
+# ----------------------------------------------------------------------------- PPO
+
+
+def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """min(ratio A, clip(ratio, 1 - CLIP, 1 + CLIP) A), elementwise. The ratio is P(token), divided by
+    what it was when the token was drawn. At first it is 1, and the gradient of ratio A is A times
+    that of log P(token): the policy gradient (REINFORCE, Williams 1992). A batch serves several
+    updates. Once they have changed a probability by 20 % in the direction of the advantage A, the
+    gradient is 0: no incentive to go further (Schulman et al. 2017)."""
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+
+
+def generalized_advantages(step_rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """How much better each token was than expected, (n, T - 1) like all arguments (Schulman et al.
+    2016): delta_t + LAMBDA delta_t+1 + LAMBDA^2 delta_t+2 + ..., with the TD error delta_t =
+    reward_t + value_t+1 - value_t. value_t predicts the sum of the rewards from token t on. LAMBDA =
+    1 counts all later rewards, which is unbiased and noisy; 0 only that of this token, and the next
+    value. Values must be 0 where the mask is 0; the advantages are 0 there as well."""
+    advantages, advantage, next_value = torch.zeros_like(values), 0.0, 0.0
+    for t in reversed(range(values.shape[1])):
+        error = step_rewards[:, t] + next_value - values[:, t]
+        advantage = (error + LAMBDA * advantage) * mask[:, t]
+        advantages[:, t], next_value = advantage, values[:, t]
+    return advantages
+
+
+def group_advantages(returns: torch.Tensor, group: int) -> torch.Tensor:
+    """How many standard deviations each of n returns is above the mean of the `group` words with its
+    prompt, (n,); 0 if they are all the same. These are the advantages of GRPO (Shao et al. 2024),
+    which needs no value network. (GRPO has the KL in the loss, instead of the reward, and averages
+    over the tokens of each word first.)"""
+    grouped = returns.view(-1, group)
+    centered = grouped - grouped.mean(dim=1, keepdim=True)
+    return (centered / (grouped.std(dim=1, keepdim=True) + 1e-4)).flatten()
+
+
+def token_rewards(reward: torch.Tensor, log_ratio: torch.Tensor, ids: torch.Tensor, beta: float) -> torch.Tensor:
+    """What each target earns, (n, T - 1): a penalty for its log-ratio (n, T - 1) of P and P_base, and
+    the last one also the reward (n,) of the word."""
+    return (-beta * log_ratio).scatter_add(1, last(ids) - 1, reward[:, None])  # - 1: targets are ids[:, 1:]
+
+
+def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list[dict], float]:
+    """Train a copy of the base, the policy, to maximize (Ziegler et al. 2019; Ouyang et al. 2022)
+
+        E[ reward(word) - beta log(P_policy(word) / P_base(word)) ]
+
+    The expectation of the logarithm is the KL divergence from the base. Without this penalty, the
+    policy drifts to words that get a high reward only because the reward model saw too few like them
+    (Gao et al. 2022). A baseline, subtracted from the rewards, leaves the expected gradient as it is,
+    and makes it less noisy: the mean over the `group` words of a prompt or, if group is 1, the
+    output of a value network. Returns the policy, the metrics of all steps, and the seconds."""
+    policy = copy.deepcopy(toy.base).requires_grad_(True)
+    value = copy.deepcopy(reward_model).requires_grad_(True)  # learns to predict rewards from beginnings
+    networks, history, began = [policy, value] if group == 1 else [policy], [], time.perf_counter()
+    optimizers = [make_optimizer(network, PPO) for network in networks]
+    print(f"\nPPO, beta {beta:g}, baseline: {'value' if group == 1 else 'group'}; KL, entropy in nats per word")
+    print("  step ", *(f"{name:>10}" for name in ("reward", "true score", "KL", "entropy", "ended", "clipped")))
+    for step in range(1, PPO.max_iters + 1):
+        ids = complete(policy, toy.prompts(PPO_WORDS // group).repeat_interleave(group, dim=0))  # (n, T)
+        mask = drawn(ids)
+        with torch.no_grad():
+            reward, old = rewards(reward_model, ids), log_probs(policy, ids)
+            log_ratio = old - log_probs(toy.base, ids)  # (n, T - 1)
+            earned = token_rewards(reward, log_ratio, ids, beta)
+            if group == 1:
+                values = scalars(value, ids[:, :-1]) * mask
+                advantages = generalized_advantages(earned, values, mask)
+                targets = advantages + values  # an estimate of the sum of the rewards from this token on
+                advantages = (advantages - advantages[mask].mean()) / (advantages[mask].std() + 1e-4)
+            else:
+                advantages = group_advantages(earned.sum(dim=1), group)[:, None].expand_as(earned)
+        clipped = []
+        order = torch.cat([torch.randperm(len(ids)) for _ in range(EPOCHS)])
+        for rows in order.chunk(EPOCHS * MINIBATCHES):
+            ratio = (log_probs(policy, ids[rows]) - old[rows]).exp()
+            loss = -clipped_objective(ratio, advantages[rows])[mask[rows]].mean()
+            if group == 1:  # the networks share no parameters, so each gets its own gradient
+                loss = loss + (scalars(value, ids[rows, :-1]) - targets[rows])[mask[rows]].square().mean()
+            loss.backward()
+            for network, optimizer in zip(networks, optimizers, strict=True):
+                nn.utils.clip_grad_norm_(network.parameters(), PPO.grad_clip)
+                optimizer.set_lr(lr_scale(step, PPO))
+                optimizer.step()
+                network.zero_grad()
+            clipped.append(((ratio - 1).abs() > CLIP)[mask[rows]].float().mean())
+        metrics = {"reward": reward, "true_score": toy.scores(ids), "kl": log_ratio.sum(dim=1)}
+        metrics |= {"entropy": -old.sum(dim=1), "ended": (ids.gather(1, last(ids)) == ids[0, 0]).float()}
+        metrics["clipped"] = torch.stack(clipped)
+        history.append({name: numbers.mean().item() for name, numbers in metrics.items()})
+        if step == 1 or step % math.ceil(PPO.max_iters / 6) == 0:
+            print(f"{step:>6} ", *(f"{number:>10.2f}" for number in history[-1].values()), flush=True)
+    return policy.requires_grad_(False), history, time.perf_counter() - began
 
 
 # ----------------------------------------------------------------------------- evaluation
 
 
-def score_words(toy: Toy, reward_model: GPT | None, ids: torch.Tensor, rivals: torch.Tensor) -> Metrics:
-    """Score words (n, T), and compare each with a rival, a word of the base for the same prompt. A tie counts as half a
-    win. Intervals are +- 1.96 standard errors."""
-    scores, rival_scores = toy.judge(ids), toy.judge(rivals)
-    wins = (scores > rival_scores).double() + (scores == rival_scores).double() / 2
-    words = texts(ids, toy.setup.tokenizer)
-    metrics = {"true_score": scores.mean().item(), "distinct": len(set(words)), "words": words[:8]}
-    metrics |= {"win_rate": wins.mean().item(), "interval": 1.96 * wins.std().item() / math.sqrt(len(wins))}
-    if reward_model:
-        given = reward.rewards(reward_model, ids)
-        metrics["reward"] = given.mean().item()
-        metrics["reward_interval"] = 1.96 * given.std().item() / math.sqrt(len(given))
-    return metrics
+def compare(toy: Toy, reward_model: GPT, ids: torch.Tensor) -> dict:
+    """Score words (n, T), and compare each with one of the base for the same prompt."""
+    scores, words = toy.scores(ids), toy.texts(ids)
+    metrics = {"reward": rewards(reward_model, ids).mean().item(), "true_score": scores.mean().item()}
+    metrics["win_rate"] = win_rate(scores, toy.scores(toy.rivals[: len(ids)]))
+    return metrics | {"distinct": len(set(words)), "words": words[:8]}
 
 
-def measure(toy: Toy, reward_model: GPT | None, policy: GPT, n: int) -> Metrics:
-    """Compute a row of the last table from n words of the policy."""
-    rng, generator = toy.generators("evaluation")
-    prompts = draw_prompts(toy.setup.base_data, n, rng)
-    rivals, ids = complete(toy.base, prompts, generator), complete(policy, prompts, generator)
-    kl, _ = kl_and_entropy(policy, toy.base, ids)
-    metrics = score_words(toy, reward_model, ids, rivals)
-    return metrics | {"kl": kl.mean().item(), "val_loss": val_loss(policy, toy.setup)}
+@torch.no_grad()
+def measure(toy: Toy, reward_model: GPT, policy: GPT, n: int) -> dict:
+    """A row of the last table, from n words of the policy."""
+    ids = complete(policy, toy.rivals[:n, :2])
+    kl = implicit_rewards(policy, toy.base, ids, beta=1.0).mean().item()
+    val_loss = word_loss(policy, toy.val).item()
+    return compare(toy, reward_model, ids) | {"kl": kl, "val_loss": val_loss}
 
 
-def best_of_n_kl(n: int) -> float:
-    """Return the KL of the best of n words from the base: ln n - (n - 1) / n, if no two words of a prompt have the same
-    reward; else it is less (Beirami et al. 2024)."""
-    return math.log(n) - (n - 1) / n
-
-
-def best_of_n(toy: Toy, reward_model: GPT) -> Iterator[Metrics]:
-    """Draw n words for each prompt, and keep that of the highest reward: no training at all. Yields a row of the table
-    for each n of BEST_OF."""
-    rng, generator = toy.generators("evaluation")
-    prompts = draw_prompts(toy.setup.base_data, N_EVALUATED, rng)
-    rivals, best = (complete(toy.base, prompts, generator) for _ in range(2))
+def best_of_n(toy: Toy, reward_model: GPT) -> Iterator[dict]:
+    """Draw n words for each prompt, and keep that of the highest reward: no training at all. Yields
+    a row of the table for each n of BEST_OF, with the highest possible KL from the base, which is
+    ln n - (n - 1) / n if no two words of a prompt have the same reward (Beirami et al. 2024)."""
+    prompts = toy.rivals[:, :2]
+    best = complete(toy.base, prompts)
     for n in range(1, BEST_OF[-1] + 1):
         if n > 1:
-            ids = complete(toy.base, prompts, generator)
-            best = ids.where((reward.rewards(reward_model, ids) > reward.rewards(reward_model, best))[:, None], best)
+            ids = complete(toy.base, prompts)
+            best = ids.where((rewards(reward_model, ids) > rewards(reward_model, best))[:, None], best)
         if n in BEST_OF:
-            yield score_words(toy, reward_model, best, rivals) | {"kl": best_of_n_kl(n)}
+            yield compare(toy, reward_model, best) | {"kl": math.log(n) - (n - 1) / n}
 
 
-def print_comparison(results: dict[str, Metrics]) -> None:
+def print_comparison(results: dict[str, dict]) -> None:
     """Print the last table, and words of each model for the same prompts."""
     columns = {"reward": ".2f", "true_score": ".2f", "win_rate": ".1%", "kl": ".2f", "distinct": ",d"}
     columns |= {"val_loss": ".3f", "seconds": ".1f"}
     rows = [["", "reward", "true score", "win rate", "KL", "distinct words", "val loss", "seconds"]]
     for name, metrics in results.items():
-        row = [format(metrics[key], how) if key in metrics else "-" for key, how in columns.items()]
-        row[2] += f" +- {metrics['interval']:.1%}"
-        rows.append([name, *row])
+        rows.append([name, *(format(metrics[key], how) if key in metrics else "-" for key, how in columns.items())])
     print(f"""
-{N_EVALUATED:,} words of each model. true score: by the hidden rule; win rate: against words of the base for the same
-prompts, with a 95 % confidence interval; KL: from the base, in nats per word (best of n: the theoretical maximum); val
-loss: on real words, in nats per token; seconds: of training""")
+{N_EVALUATED:,} words of each model. true score: by the hidden rule; win rate: against words of the
+base for the same prompts (95 % confidence: at most +- {0.98 / N_EVALUATED**0.5:.1%}); KL: from the base, in
+nats per word (best of n: at most); val loss: on real words, in nats per token; seconds: of training""")
     print_table(rows)
     print("\nwords for the same eight prompts:")
     print_table([[name, *metrics["words"]] for name, metrics in results.items()])
 
 
-# ----------------------------------------------------------------------------- policies
-
-
-def learn_by_ppo(toy: Toy, reward_model: GPT, beta: float, baseline: str) -> tuple[GPT, list[Metrics], float]:
-    """Run PPO, and print a part of its log. Returns the policy, the metrics of all steps, and the time in seconds."""
-    columns = ("reward", "true_score", "kl", "entropy", "ended", "clipped")
-    group = toy.setup.options.group if baseline == "group" else 1
-    n = PPO.batch_size // group * group
-    print(f"\nPPO, beta {beta:g}, baseline: {baseline}; {n} words per step, KL and entropy in nats per word")
-    print("  step ", *(f"{name.replace('_', ' '):>10}" for name in columns))
-    total, began = toy.setup.options.max_iters or PPO.max_iters, time.perf_counter()
-
-    def report(step: int, metrics: Metrics) -> None:
-        if step in (1, total) or step % math.ceil(total / 6) == 0:
-            print(f"{step:>6} ", *(f"{metrics[name]:>10.2f}" for name in columns), flush=True)
-
-    policy, history = ppo(toy, reward_model, beta, group, report)
-    return policy, history, time.perf_counter() - began
-
-
-def learn_by_dpo(
-    toy: Toy, reward_model: GPT | None, pairs: reward.Pairs, held_out: reward.Pairs
-) -> tuple[GPT, list[Metrics], float]:
-    """Run DPO, and print what it learns: the loss and accuracy of its implicit rewards on held-out pairs, and their
-    margin, the mean difference between winner and loser. Returns the policy, metrics of some steps, and the time in
-    seconds. Prints a warning if the accuracy is no better than chance."""
-    beta, history = toy.setup.options.beta, []
-    print(f"\nDPO, beta {beta:g}; the rule itself would reach an accuracy of {held_out.best_accuracy:.1%}")
-    print("  step  train loss  held-out loss  held-out accuracy  margin     kl")
-
-    @torch.no_grad()
-    def report(policy: GPT, step: int, loss: float) -> None:
-        better, worse = (implicit_rewards(policy, toy.base, ids, beta) for ids in (held_out.winners, held_out.losers))
-        metrics = measure(toy, reward_model, policy, N_EVALUATED // 4)
-        history.append(metrics | {"accuracy": reward.accuracy(better, worse)})
-        print(f"{step:>6}  {loss:>10.4f}  {reward.preference_loss(better, worse):>13.4f}", end="  ")
-        print(f"{history[-1]['accuracy']:>17.1%}  {(better - worse).mean():>6.2f}  {metrics['kl']:>5.2f}", flush=True)
-
-    policy, seconds = dpo(toy, pairs, beta, report)
-    reward.warn_at_chance("DPO", history[-1]["accuracy"], len(held_out.winners))
-    return policy, history, seconds
-
-
-def learn(toy: Toy) -> tuple[dict[str, Metrics], dict[str, list[Metrics]], float | None]:
-    """Run the stage of --stage. Returns the rows of the last table and the curves of the plot (both empty without a
-    policy), and the accuracy of the reward model (None without one)."""
-    options, reward_model, reached = toy.setup.options, None, None
-    pairs = reward.draw_pairs(toy, options.pairs, "pairs")
-    held_out = reward.draw_pairs(toy, N_HELD_OUT, "held-out pairs")
-    if options.stage != "dpo":
-        reward_model, reached = reward.train_reward_model(toy, pairs, held_out)
-        reward.show_rewards(reward_model, torch.cat((held_out.winners, held_out.losers)), toy.judge)
-    if options.stage == "reward":
-        return {}, {}, reached
-    results, curves = {"base": measure(toy, reward_model, toy.base, N_EVALUATED)}, {}
-
-    def enter(name: str, policy: GPT, history: list[Metrics], seconds: float) -> None:
-        results[name] = measure(toy, reward_model, policy, N_EVALUATED) | {"seconds": seconds}
-        curves[name] = [results["base"], *history, results[name]]
-        save_gpt(re.sub(r"\W+", "_", name.lower()), policy, toy.setup)
-
-    ppo_runs = {"PPO": (options.beta, options.baseline)} if options.stage in ("all", "ppo") else {}
-    if options.stage == "all":
-        curves["best of n"] = [*best_of_n(toy, reward_model)]
-        results[f"best of {BEST_OF[-1]}"] = curves["best of n"][-1]
-        ppo_runs["PPO, group"] = (options.beta, "group")
-        ppo_runs |= {f"PPO, beta {beta:g}": (beta, "value") for beta in OTHER_BETAS if beta != options.beta}
-    for name, (beta, baseline) in ppo_runs.items():
-        policy, history, seconds = learn_by_ppo(toy, reward_model, beta, baseline)
-        enter(name, policy, history, seconds)
-        gain = results[name]["reward"] - results["base"]["reward"]
-        if gain < results[name]["reward_interval"] + results["base"]["reward_interval"]:
-            print(f"warning: the policy has learned nothing: {why_nothing_learned(history)}")
-    if options.stage in ("all", "dpo"):
-        enter("DPO", *learn_by_dpo(toy, reward_model, pairs, held_out))
-    return results, curves, reached
-
-
-def panels(curves: dict[str, list[Metrics]]) -> list[dict]:
-    """Reward, if there is a reward model, and true score over the KL from the base (Gao et al. 2022)."""
-    ticks, shown = [0, 1, 2, 5, 10, 20], {"true_score": "true score, by the hidden rule"}
-    if all("reward" in point for curve in curves.values() for point in curve):
-        shown = {"reward": "reward, by the reward model"} | shown
+def panels(curves: dict[str, list[dict]]) -> list[dict]:
+    """Reward and true score over the KL from the base (Gao et al. 2022), for plots.lines()."""
+    ticks, found = [0, 1, 2, 5, 10, 20], []
     labels = {"xlabel": "KL from the base, nats per word (square-root scale)"}
     labels |= {"xticks": [tick**0.5 for tick in ticks], "xticklabels": ticks}
-    found = []
-    for key, title in shown.items():
+    for key, title in (("reward", "reward, by the reward model"), ("true_score", "true score, by the hidden rule")):
         lines = {}
         for name, curve in curves.items():
-            lines[name] = [max(point["kl"], 0) ** 0.5 for point in curve], [point[key] for point in curve], ".-"
+            roots = [max(point["kl"], 0) ** 0.5 for point in curve]
+            lines[name] = roots, [point[key] for point in curve], ".-"
         found.append({"title": title, "curves": lines, **labels})
     return found
 
@@ -215,33 +472,58 @@ def panels(curves: dict[str, list[Metrics]]) -> list[dict]:
 # ----------------------------------------------------------------------------- the script
 
 
+def save(name: str, model: GPT, data: Dataset) -> None:
+    """Write a checkpoint to out/rlhf. evaluate.py packs words into one row, so there attention has to
+    stop at a newline (delimiter). Here a reward is read at that newline, and must see the word."""
+    config = asdict(replace(model.config, delimiter=data.separator))
+    path = FOLDER / (re.sub(r"\W+", "_", name.lower()) + ".pt")
+    more = {"delimiter": data.separator, "config": {"dataset": data.name}}
+    save_model(path, model, data.tokenizer, model_config=config, **more)
+
+
 def main() -> None:
     began, options = time.perf_counter(), parse(Options, __doc__)
     keep_freed_memory()
-    machine = Machine.pick(options.device, "float32")  # in bfloat16, rounding would change ratios by a few percent
-    torch.set_float32_matmul_precision("high")  # now: a base of an earlier run then gives the same numbers
-    print(f"device  {machine}")
-    with explain_errors("out of memory; use fewer --pairs, or another --device="):
-        toy = open_toy(options, machine)
-        results, curves, reached = learn(toy)
-    if results:
-        print_comparison(results)
+    torch.manual_seed(options.seed)
+    toy = make_toy(options)
+    save("base", toy.base, toy.data)
+    pairs, held_out = draw_pairs(toy, options.pairs), draw_pairs(toy, N_HELD_OUT)
+    reward_model = with_scalar_head(toy.base)
+    print(f"\nreward model, trained on {options.pairs:,} pairs; the rule itself would reach {held_out[2]:.1%}")
+    reward = functools.partial(rewards, reward_model)
+    numbers = {"reward_accuracy": learn_from_pairs(reward_model, reward, pairs, held_out)[0]}
+    show_rewards(toy, reward_model, torch.cat(held_out[:2]))
+
+    policies, results, curves = {}, {"base": measure(toy, reward_model, toy.base, N_EVALUATED)}, {}
+    by_ppo = functools.partial(ppo, toy, reward_model)
+    if options.stage in ("all", "ppo"):
+        policies["PPO"] = functools.partial(by_ppo, options.beta, 1)
+    if options.stage == "all":
+        curves["best of n"] = [*best_of_n(toy, reward_model)]
+        results[f"best of {BEST_OF[-1]}"] = curves["best of n"][-1]
+        policies["PPO, group"] = functools.partial(by_ppo, options.beta, GROUP)
+        for beta in OTHER_BETAS:
+            policies[f"PPO, beta {beta:g}"] = functools.partial(by_ppo, beta, 1)
+    if options.stage in ("all", "dpo"):
+        policies["DPO"] = functools.partial(dpo, toy, reward_model, options.beta, pairs, held_out)
+    for name, learn in policies.items():
+        torch.manual_seed(options.seed)  # so that a stage alone gives the same policy
+        policy, history, seconds = learn()
+        results[name] = measure(toy, reward_model, policy, N_EVALUATED) | {"seconds": seconds}
+        curves[name] = [results["base"], *history, results[name]]
+        save(name, policy, toy.data)
+        if name in ("PPO", "DPO"):
+            numbers |= {f"{key}_{name.lower()}": results[name][key] for key in ("win_rate", "kl")}
+    print_comparison(results)
     if options.plot:
         import plots
 
         path = FOLDER / "rlhf.png"
         plots.lines(path, *panels(curves))
         print(f"{path}: reward and true score, by KL from the base")
-    result = {"model": "gpt", "preference": options.preference}
-    if reached is not None:
-        result["reward_accuracy"] = f"{reached:.4f}"
-    for name in ("PPO", "DPO"):
-        if name in results:
-            result[f"win_rate_{name.lower()}"] = f"{results[name]['win_rate']:.4f}"
-            result[f"kl_{name.lower()}"] = f"{results[name]['kl']:.2f}"
-    result["seconds"] = f"{time.perf_counter() - began:.1f}"
-    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
+    numbers["seconds"] = time.perf_counter() - began
+    print_result("gpt", toy.data, toy.base.num_params(), preference=options.preference, **numbers)
 
 
 if __name__ == "__main__":
-    run(main, ConfigError)
+    run(main)

@@ -7,6 +7,7 @@ one, a comment says so. An example is a function that returns what our code give
 import contextlib
 import copy
 import io
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterator
@@ -22,7 +23,6 @@ from torch import nn
 
 import bigram
 import cells
-import dpo
 import estimate
 import micrograd
 import mlm
@@ -31,8 +31,7 @@ import model
 import ngram
 import optim
 import peft
-import ppo
-import reward
+import rlhf
 import rnn
 import sample
 import seq2seq
@@ -1552,20 +1551,21 @@ def _():
 @example("bt-2to1", [2 / 3, 1 / 2])
 def _():
     strengths = torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64).log()
-    return reward.bradley_terry(strengths[:2], strengths[1:])
+    losses = [rlhf.preference_loss(*pair) for pair in itertools.pairwise(strengths)]
+    return torch.stack(losses).neg().exp()
 
 
 @example("bt-sig", [0.880797, 0.126928, 0.880797, 0.126928])  # the last two: after adding 5 to both rewards
 def _():
     better, worse = torch.tensor([1.5, 6.5], dtype=torch.float64), torch.tensor([-0.5, 4.5], dtype=torch.float64)
-    p, losses = reward.bradley_terry(better, worse), map(reward.preference_loss, better, worse)
-    return [x for pair in zip(p, losses, strict=True) for x in pair]
+    losses = torch.stack([rlhf.preference_loss(*pair) for pair in zip(better, worse, strict=True)])
+    return torch.stack((losses.neg().exp(), losses), dim=1).flatten()
 
 
 @example("ppo-clip", [1.2, -1.5, -0.8])
 def _():
     ratios, advantages = torch.tensor([1.5, 1.5, 0.5]).double(), torch.tensor([1.0, -1.0, -1.0]).double()
-    return ppo.clipped_objective(ratios, advantages)
+    return rlhf.clipped_objective(ratios, advantages)
 
 
 @example("dpo-0", [math.log(2), 0.0])
@@ -1575,8 +1575,8 @@ def _():
     policy = GPT(GPTConfig(vocab_size=9, zero_init=False)).double()
     reference, words = copy.deepcopy(policy), torch.randint(1, 9, (2, 5, 12))
     words[:, :, 0] = 0  # a newline
-    better, worse = (dpo.implicit_rewards(policy, reference, ids, beta=0.1) for ids in words)
-    return [reward.preference_loss(better, worse), (better - worse).abs().max()]
+    better, worse = (rlhf.implicit_rewards(policy, reference, ids, beta=0.1) for ids in words)
+    return [rlhf.preference_loss(better, worse), (better - worse).abs().max()]
 
 
 # ----------------------------------------------------------------------------- the test

@@ -17,7 +17,6 @@ import calibration
 import cells
 import checkpoint
 import console
-import dpo
 import estimate
 import evaluate
 import files
@@ -31,9 +30,7 @@ import model
 import ngram
 import optim
 import peft
-import ppo
 import prepare_data
-import reward
 import rlhf
 import rnn
 import runtime
@@ -42,7 +39,6 @@ import scaling
 import seq2seq
 import tasks
 import tokenizer
-import toy
 import train
 import windows
 import word2vec
@@ -54,7 +50,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (langua
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
 SCRIPTS += (rlhf, word2vec, seq2seq, mlm)
 OTHERS = (calibration, cells, checkpoint, console, files, gpt2, instruct, model, optim, peft)
-OTHERS += (dpo, ppo, reward, runtime, tasks, tokenizer, toy, windows)
+OTHERS += (runtime, tasks, tokenizer, windows)
 if importlib.util.find_spec("matplotlib"):
     import plots
 
