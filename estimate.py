@@ -20,36 +20,33 @@ MFU = 0.4  # the fraction of the peak FLOP/s that training achieves; train.py pr
 
 def estimate(config: TrainConfig, machine: Machine) -> None:
     """Print what a run needs. Tensors have shapes and no content, so nothing is computed."""
+    row = lambda name, value, meaning: print(f"{name:16}{value:>20}  {meaning}")
     with FakeTensorMode():
         model = GPT(config.model_config())
         optimizer_bytes = sum(t.nbytes for t in make_optimizer(model, config).state.values())
         activations = activation_bytes(model, config.batch_size, machine.dtype)
     params, in_matrices = model.num_params(), model.num_params(non_embedding=True)
-    windows = f"{config.batch_size} x {config.block_size:,} tokens"
+    dtype = str(machine.dtype).removeprefix("torch.")
     memory = {"weights": 4 * params, "gradients": 4 * params}
     memory[f"optimizer state ({config.optimizer})"] = optimizer_bytes
-    memory[f"activations of {windows}, {str(machine.dtype).removeprefix('torch.')}"] = activations
+    memory[f"activations of {config.batch_size} x {config.block_size:,} tokens, {dtype}"] = activations
     memory["total memory"] = sum(memory.values())
-    rows = [("parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications")]
-    rows += [("memory", f"{size / 1e6:,.1f} MB", what) for what, size in memory.items()]
     flops, tokens = model.flops_per_token(), config.max_iters * config.tokens_per_step()
-    per_token = f"per token, {6 * in_matrices / 1e9:.4f} of it in weight matrices"
-    rows.append(("compute", f"{flops / 1e9:,.4f} GFLOP", per_token))
-    rows.append(("compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)"))
-    needed = f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP"
-    rows.append(("this run", f"{tokens:,}", needed))
+    row("parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications")
+    for what, size in memory.items():
+        row("memory", f"{size / 1e6:,.1f} MB", what)
+    row("compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {6 * in_matrices / 1e9:.4f} of it in weight matrices")
+    row("compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)")
+    row("this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP")
     peaks = {str(machine): peak_flops(machine.device, machine.dtype)[0]}
     for name, peak in (peaks | {card: PEAK_FLOPS[card] for card in ("A100", "H100")}).items():
         hours = tokens * flops / (peak * MFU) / 3600
-        rows.append(("time", f"{hours:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s"))
-    for name, value, meaning in rows:
-        print(f"{name:16}{value:>20}  {meaning}")
+        row("time", f"{hours:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s")
 
 
 def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
-    """Bytes that a forward pass keeps for the backward pass, weights cast to another dtype included:
-    what autograd saves, counted once if several operations save it. (A GPU keeps less for
-    attention.)"""
+    """Bytes that a forward pass keeps for the backward pass: what autograd saves, once if several
+    operations save it, with weights cast to another dtype. (A GPU keeps less for attention.)"""
     idx = torch.zeros(batch_size, model.config.block_size, dtype=torch.long)
     known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
     saved = {}

@@ -15,10 +15,10 @@ nor the largest budget, and predicts the run that has both before it is trained.
 then tell how to divide compute between N and D: C = 6 N D FLOP. (That leaves out attention: 29 %
 more at width 32, 8 % more at width 128.)
 
-The law does not tell what happens if tokens are seen twice, with another text, context length or
-architecture, or far from its runs. The learning rate of each run decays to 0 at its end: the loss
-in the middle of a long run is higher than that of a short one. Warmup is 5 % of every run: with
-equally long warmup, the short runs would look too bad.
+The law does not cover tokens that are seen twice, another text, context length or architecture, or
+sizes far from its runs. The learning rate of each run decays to 0 at its end: the loss in the
+middle of a long run is higher than that of a short one. Warmup is 5 % of every run: if it were
+equally long in all, the short ones would look too bad.
 """
 
 import json
@@ -88,17 +88,15 @@ def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, machine: Ma
     return {"N": N, "D": D, "val": val, "seconds": time.perf_counter() - began}
 
 
-def finished(path: Path, key: list, train: Callable[[], dict]) -> dict:
-    """The result of a run: from a file, one JSON object per line; if it is not there, train it."""
-    read = lambda: path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for entry in map(json.loads, read()):
-        if entry["run"] == key:
-            return entry["result"]
-    result = train()
-    lines = [*read(), json.dumps({"run": key, "result": result})]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda file: file.write(("\n".join(lines) + "\n").encode()))
-    return result
+def finished(path: Path, settings: list, train: Callable, *arguments) -> dict:
+    """The result of a run with these settings: from a file or, if it is not there, by training."""
+    read = lambda: json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    key = json.dumps(settings)
+    if key not in read():
+        result = train(*arguments)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, lambda file: file.write(json.dumps(read() | {key: result}, indent=1).encode()))
+    return read()[key]
 
 
 def columns(results: list[dict]) -> tuple[np.ndarray, ...]:
@@ -179,20 +177,20 @@ def minimize(error: Callable, start: torch.Tensor) -> torch.Tensor:
 
 
 def residuals(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray) -> np.ndarray:
-    """How far the runs are from their law, in log L. Fitting 5 constants to n runs makes this too
-    small by a factor of sqrt((n - 5) / n) on average, so it is scaled up."""
-    return np.log(L / law.loss(N, D)) * math.sqrt(len(L) / max(1, len(L) - 5))
+    """How far the runs are from their law, as factors of the loss. Fitting 5 constants to n runs
+    makes their logarithms too small by sqrt((n - 5) / n) on average, so they are scaled up."""
+    return (L / law.loss(N, D)) ** math.sqrt(len(L) / max(1, len(L) - 5))
 
 
-def bootstrap(N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 100) -> list[Law]:
-    """n laws, whose variation is the uncertainty of the fit: each is fitted to runs of the same
-    sizes, on the law of the real ones, but for a residual that is drawn from those of all runs. To
+def bootstrap(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 100) -> list[Law]:
+    """n laws, whose variation is the uncertainty of a law fitted to runs: each is fitted to runs of
+    the same sizes, on this law but for a residual that is drawn from those of the real ones. To
     save time, from one start only."""
-    law, rng = fit_law(N, D, L), np.random.default_rng(seed)
-    off_the_curve = np.exp(residuals(law, N, D, L))
-    laws, show = [], progress("bootstrap", n, "fits")
+    rng, show = np.random.default_rng(seed), progress("bootstrap", n, "fits")
+    laws = []
     for _ in range(n):
-        laws.append(fit_law(N, D, law.loss(N, D) * rng.choice(off_the_curve, len(L)), STARTS[:1]))
+        drawn = rng.choice(residuals(law, N, D, L), len(L))
+        laws.append(fit_law(N, D, law.loss(N, D) * drawn, STARTS[:1]))
         show(len(laws))
     return laws
 
@@ -204,51 +202,31 @@ def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, floa
     for twelve runs. docs/results.md)"""
     runs = columns(results)
     law = fit_law(*runs)
-    off_the_curve = np.exp(residuals(law, *runs))
-    losses = [other.loss(N, D) * off_the_curve for other in bootstrap(*runs, seed)]
+    losses = [other.loss(N, D) * residuals(law, *runs) for other in bootstrap(law, *runs, seed)]
     return law.loss(N, D), *np.quantile(losses, TAILS)
 
 
-def predict_without_law(results: list[dict]) -> float:
-    """Predict the run after these, the last of the grid, from three others: it differs from the one
-    before it, of the same budget, as much as the runs of these two widths differ at half of that
-    budget. Any law that is a sum of a function of N and one of D says the same, so only a law that
-    was not fitted to these three is tested."""
-    narrower, half, half_narrower = (results[-i]["val"] for i in (1, len(WIDTHS), len(WIDTHS) + 1))
-    return half + narrower - half_narrower
+def predict_largest(results: list[dict], seed: int) -> tuple[float, float, float]:
+    """Predict the last run of the grid before it is trained, by those with smaller N and D.
 
-
-# ----------------------------------------------------------------------------- tables
-
-
-def train_family(runs: list[tuple], train: Callable, seed: int) -> tuple[list[dict], tuple]:
-    """Train all runs, width and recipe, and print each. The last one is predicted before it is
-    trained, by runs of smaller N and D. Returns all results, and what predict() says."""
-    results, steps = [], [recipe.max_iters for _, recipe in runs]
-    for i, (width, recipe) in enumerate(runs, 1):
-        if i == len(runs):
-            N, D = results[-len(WIDTHS)]["N"], 2 * results[-len(WIDTHS)]["D"]
-            smaller = [result for result in results if result["N"] < N and result["D"] < D]
-            predicted, low, high = predict(smaller, N, D, seed)
-            lowest, others = min(result["val"] for result in smaller), predict_without_law(results)
-            print(f"predicted for the largest run: {predicted:.4f} (95 % interval {low:.4f} to {high:.4f})")
-            print(f"  by the law of {len(smaller)} runs with smaller N and D, whose lowest loss is {lowest:.4f};")
-            print(f"  without a law, by three neighbors that it has not seen: {others:.4f}", flush=True)
-        result = train(width, recipe)
-        results.append(result)
-        left = sum(steps[i:]) / sum(steps[:i]) * sum(result["seconds"] for result in results)
-        what = f"width {width:>3}: N = {result['N']:>7,}, D = {result['D']:>9,}"
-        numbers = f"val loss {result['val']:.4f}  {result['seconds']:5.1f} s  eta {left / 60:.1f} min"
-        print(f"run {i:>2}/{len(runs)}  {what}  {numbers}", flush=True)
-    place = "inside" if low <= result["val"] <= high else "outside"
-    error = result["val"] / predicted - 1
-    print(f"measured: {result['val']:.4f}, {error:+.2%} from the prediction, {place} the interval")
-    return results, (predicted, low, high)
+    As a control, without a law, from three neighbors: it differs from the run before it as the runs
+    of these two widths differ at half of the budget. Any law that adds a function of N and one of D
+    says the same, so only a law that has not seen these three is tested."""
+    narrower, half, half_narrower = (results[-i] for i in (1, len(WIDTHS), len(WIDTHS) + 1))
+    smaller = [r for r in results if r["N"] < half["N"] and r["D"] < narrower["D"]]
+    predicted, low, high = predict(smaller, half["N"], narrower["D"], seed)
+    lowest = min(r["val"] for r in smaller)
+    without_law = half["val"] + narrower["val"] - half_narrower["val"]
+    print(f"predicted for the largest run: {predicted:.4f} (95 % interval {low:.4f} to {high:.4f})")
+    print(f"  by the law of {len(smaller)} runs with smaller N and D, whose lowest loss is {lowest:.4f};")
+    print(f"  without a law, by three neighbors that it has not seen: {without_law:.4f}", flush=True)
+    return predicted, low, high
 
 
 def report(results: list[dict], seed: int) -> Law:
     """Print the law of all runs, and the best N and D by it. Returns the law."""
-    law, resampled = fit_law(*columns(results)), bootstrap(*columns(results), seed)
+    law = fit_law(*columns(results))
+    resampled = bootstrap(law, *columns(results), seed)
     rows = [["constant", "value", "95 % interval", "Chinchilla"]]
     for name in ("E", "A", "B", "alpha", "beta", "N_power"):
         low, high = np.quantile([getattr(other, name) for other in resampled], TAILS)
@@ -272,32 +250,37 @@ def main() -> None:
     options = parse(Options, __doc__)
     keep_freed_memory()
     machine, data = Machine.pick(options.device, "float32"), load(options.dataset)
-    sizes = [(width, options.minutes * steps) for steps, width in product(STEPS, WIDTHS)]
-    needed = sizes[-1][1] * BATCH_SIZE * SHAPE["block_size"]
+    runs = [(width, make_recipe(width, options.minutes * steps)) for steps, width in product(STEPS, WIDTHS)]
+    steps = [recipe.max_iters for _, recipe in runs]
+    needed = steps[-1] * BATCH_SIZE * SHAPE["block_size"]
     if len(data.train) <= needed:
         few = f"the largest run needs {needed:,} tokens, and {data.name} has {len(data.train):,}"
         raise UserError(f"{few} to train on; use a longer text, or fewer --minutes")
-    path = Path("out", f"scaling_{data.name}", "runs.jsonl")
-
-    def train(width: int, recipe: Recipe) -> dict:
-        key = [width, asdict(recipe), SHAPE, BATCH_SIZE, EVAL_TOKENS, options.seed]
-        key += [data.splits["train"]["sha256"], data.splits["val"]["sha256"], machine.device.type]
-        return finished(path, key, lambda: train_once(width, recipe, options.seed, data, machine))
-
-    print(f"{data.name}: {len(sizes)} runs on {machine}, unless they are in {path} already")
+    path = Path("out", f"scaling_{data.name}", "runs.json")
+    texts, results = [data.splits[split]["sha256"] for split in ("train", "val")], []
+    print(f"{data.name}: {len(runs)} runs on {machine}, unless they are in {path} already")
     print("N: parameters without embeddings; D: training tokens")
-    runs = [(width, make_recipe(width, max_iters)) for width, max_iters in sizes]
-    results, prediction = train_family(runs, train, options.seed)
+    for i, (width, recipe) in enumerate(runs, 1):
+        if i == len(runs):
+            predicted, low, high = predict_largest(results, options.seed)
+        settings = [width, asdict(recipe), SHAPE, BATCH_SIZE, EVAL_TOKENS, options.seed, texts, machine.device.type]
+        results.append(finished(path, settings, train_once, width, recipe, options.seed, data, machine))
+        N, D, val, seconds = results[-1].values()
+        left = sum(steps[i:]) / sum(steps[:i]) * sum(r["seconds"] for r in results)
+        print(f"run {i:>2}/{len(runs)}  width {width:>3}: N = {N:>7,}, D = {D:>9,}", end="  ")
+        print(f"val loss {val:.4f}  {seconds:5.1f} s  eta {left / 60:.1f} min", flush=True)
+    place = "inside" if low <= val <= high else "outside"
+    print(f"measured: {val:.4f}, {val / predicted - 1:+.2%} from the prediction, {place} the interval")
     law = report(results, options.seed)
     if options.plot:
         import plots
 
         plot = path.with_name("scaling.png")
-        plots.scaling(results, law, prediction, len(WIDTHS), plot)
+        plots.scaling(results, law, (predicted, low, high), len(WIDTHS), plot)
         print(f"\n{plot}: loss by compute, isoFLOP curves, law beside measurement")
-    numbers = {"runs": len(runs), "predicted": prediction[0], "measured": results[-1]["val"]}
-    numbers |= {"alpha": law.alpha, "beta": law.beta, "seconds": sum(r["seconds"] for r in results)}
-    print_result("gpt", dataset=data.name, **numbers)
+    seconds = sum(r["seconds"] for r in results)
+    numbers = {"predicted": predicted, "measured": val, "alpha": law.alpha, "beta": law.beta, "seconds": seconds}
+    print_result("gpt", dataset=data.name, runs=len(runs), **numbers)
 
 
 if __name__ == "__main__":
