@@ -7,20 +7,19 @@
 Read mlp.py before, where embeddings are a part of a language model; seq2seq.py after. Words in
 similar contexts have similar meanings (Harris 1954; Firth 1957), so a vector that predicts the
 words around a word says something about its meaning. Skip-gram with negative sampling (Mikolov et
-al. 2013) learns two tables: W has a vector w of each word as a center, W' has a vector w' of each
-word as a context. The loss of a pair, a center and a word near it, with K random words, is
+al. 2013) learns two tables: W has a vector w of each word as a center, W' a vector w' of each word
+as a context. The loss of a pair, a center and a word near it, with K random words, is
 
     -log sigmoid(w'_context . w_center) - sum of log sigmoid(-w'_random . w_center)
 
-Counting also works. If each pair could have its own score, and random words (the negatives) were as
-frequent as contexts are, the best one would be PMI - log K (Levy, Goldberg 2014). PMI, pointwise
-mutual information, is the log of how much more often the pair occurs than by chance. A table of
-positive PMI is compressed to a vector per word, without training.
+Counting also works. If each pair had a score of its own, the best one would be about PMI - log K
+(Levy, Goldberg 2014). PMI, pointwise mutual information, is the log of how much more often the pair
+occurs than by chance. A table of positive PMI is compressed to a vector per word, without training.
 
 Which vectors are better? Many words of Python belong to classes that we know, such as exceptions
 and keywords: how many of a word's nearest neighbors, by cosine similarity, are of its class?
 
-Shapes: n words in the text, V in the vocabulary, N pairs, U of them distinct, B pairs per step, K
+Shapes: n words in the text, V in the vocabulary, N pairs, U of them distinct, B per step, K
 negatives, C channels.
 """
 
@@ -91,8 +90,7 @@ def number_words(documents: list[str], min_count: int) -> tuple[list[str], np.nd
 
 def draw_pairs(ids: np.ndarray, document: np.ndarray, window: int, rng: np.random.Generator) -> tuple:
     """Draw centers and contexts, (N,) each, in the order of the text: pairs of words of one
-    document. The original does so once per pass over the text, with two kinds of chance (Mikolov et
-    al. 2013, as their code has it).
+    document. Two things are random, as in the code of Mikolov et al. (2013).
 
     A word of frequency f is kept with probability sqrt(t / f) + t / f, with t = SUBSAMPLING: "the"
     and "self" are near every word, so they say little about it. The contexts of a center are the
@@ -135,11 +133,9 @@ def loss_and_gradients(w: torch.Tensor, others: torch.Tensor) -> tuple[torch.Ten
 def train(epochs: Iterable[tuple], n_epochs: int, counts: np.ndarray, C: int, K: int, seed: int) -> tuple:
     """Train W and W' by stochastic gradient descent, on pairs (centers, contexts) for each of
     n_epochs passes over the text; the learning rate falls to 0. counts (V,): of the words; rare
-    ones are negatives more often than they occur. Returns W before training and after it, (V, C)
-    each, and the mean loss in the last tenth of the last pass, in nats per pair.
-
-    The pairs come in the order of the text, and few at a time: as many in random batches of 2,048
-    make vectors that are clearly worse (docs/results.md)."""
+    ones are negatives more often than they occur. The pairs come in the order of the text, few at a
+    time: random batches of 2,048 make clearly worse vectors (docs/results.md). Returns W before
+    training and after it, (V, C) each, and the mean loss in the last tenth of the last pass."""
     torch.manual_seed(seed)
     V, began = len(counts), time.perf_counter()
     W, W_context = (torch.rand(V, C) - 0.5) / C, torch.zeros(V, C)
@@ -147,7 +143,7 @@ def train(epochs: Iterable[tuple], n_epochs: int, counts: np.ndarray, C: int, K:
     table = torch.multinomial(torch.from_numpy(counts**0.75), NOISE_TABLE, replacement=True)
     for epoch, pairs in enumerate(epochs):
         centers, contexts = (torch.from_numpy(ids).split(BATCH_SIZE) for ids in pairs)
-        losses, part = [], math.ceil(len(centers) / 10)
+        losses, tenth = [], math.ceil(len(centers) / 10)
         for i, (center, context) in enumerate(zip(centers, contexts, strict=True), 1):  # (B,) each
             done = (epoch + i / len(centers)) / n_epochs
             negatives = table[torch.randint(NOISE_TABLE, (len(center), K))]
@@ -157,11 +153,11 @@ def train(epochs: Iterable[tuple], n_epochs: int, counts: np.ndarray, C: int, K:
             W.index_add_(0, center, dw, alpha=-lr)  # a sum: a word that comes twice takes both steps
             W_context.index_add_(0, others.flatten(), dw_context.flatten(0, 1), alpha=-lr)
             losses.append(loss.mean())
-            if i % part == 0 or i == len(centers):
+            if i % tenth == 0 or i == len(centers):
                 mean, losses = torch.stack(losses).mean().item(), []
                 eta = (time.perf_counter() - began) * (1 / done - 1)
-                at = f"pass {epoch + i / len(centers):.1f} of {n_epochs}"
-                print(f"{at}  loss {mean:.4f} nats per pair  eta {eta:.0f} s", flush=True)
+                print(f"pass {done * n_epochs:.1f} of {n_epochs}", end="  ")
+                print(f"loss {mean:.4f} nats per pair  eta {eta:.0f} s", flush=True)
     return before, W, mean
 
 
@@ -215,33 +211,31 @@ def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
     the step: this is sometimes as good (Linzen 2016)."""
     id_of = {word: i for i, word in enumerate(vocab[:FREQUENT])}
     known = [words for words in map(str.split, ANALOGIES) if set(words) <= id_of.keys()]
-    rows, right, right_without = [["a : b = c : d", *vectors]], Counter(), Counter()
+    rows = [["a : b = c : d", *(name + step for name in vectors for step in ("", ", near c"))]]
+    right = np.zeros(2 * len(vectors), dtype=int)
     for words in known:
-        rows.append(["{} : {} = {} : {}".format(*words)])
         a, b, c, d = (id_of[word] for word in words)
-        for name, table in vectors.items():
+        answers = []
+        for table in vectors.values():
             ua, ub, uc = F.normalize(table[[a, b, c]])
-            answer, control = (nearest(table, query, 1, [a, b, c])[0] for query in (ub - ua + uc, uc))
-            rows[-1].append(vocab[answer])
-            right[name] += answer == d
-            right_without[name] += control == d
-    for what, count in (("right", right), ("right, by the word nearest to c", right_without)):
-        rows.append([what, *(f"{count[name]} of {len(known)}" for name in vectors)])
-    print("\nanalogies: the word nearest to b - a + c should be d (the text of Mikolov et al. had")
-    print("billions of words; in a small one, the difference of two vectors is mostly noise)")
+            answers += [nearest(table, query, 1, [a, b, c])[0] for query in (ub - ua + uc, uc)]
+        rows.append(["{} : {} = {} : {}".format(*words), *(vocab[i] for i in answers)])
+        right += np.array(answers) == d
+    rows.append(["right", *(f"{n} of {len(known)}" for n in right)])
+    print("\nanalogies: the word nearest to b - a + c should be d; beside it, the word nearest to c alone")
     print_table(rows)
 
 
 def python_classes(vocab: list[str]) -> dict[str, str]:
     """The class of each word that has one, as this Python knows them; of two, the later one."""
-    names = {name: value for name, value in vars(builtins).items() if not name.startswith("_")}
+    names = {name: value for name, value in vars(builtins).items() if name[0] != "_" and callable(value)}
     is_exception = lambda value: isinstance(value, type) and issubclass(value, BaseException)
     members = {
-        "built-ins": {name for name, value in names.items() if callable(value)},
-        "methods": {name for kind in (str, list, dict) for name in dir(kind) if name[0] != "_"},
-        "exceptions": {name for name, value in names.items() if is_exception(value)},
-        "keywords": set(keyword.kwlist),
-        "dunders": {word for word in vocab if re.fullmatch(r"__\w+__", word)},
+        "built-ins": names,
+        "methods": [name for kind in (str, list, dict) for name in dir(kind) if name[0] != "_"],
+        "exceptions": [name for name, value in names.items() if is_exception(value)],
+        "keywords": keyword.kwlist,
+        "dunders": [word for word in vocab if re.fullmatch(r"__\w+__", word)],
     }
     class_of = {word: kind for kind, words in members.items() for word in words}
     return {word: class_of[word] for word in vocab if word in class_of}
@@ -266,11 +260,10 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
     tokens, in a GPT of characters of its letters. Contextual: the last hidden state at a word's
     last token, which depends on the text before it, averaged over OCCURRENCES of the word."""
     T, show = model.config.block_size, progress("hidden states", len(words), "words")
+    space = "" if isinstance(tokenizer, CharTokenizer) else " "  # in BPE, most words begin with it
     ends = {word: [] for word in words}  # where each occurrence ends
     for match in WORD.finditer(text):
-        if match[0] in ends:
-            ends[match[0]].append(match.end())
-    space = "" if isinstance(tokenizer, CharTokenizer) else " "  # in BPE, most words begin with it
+        ends.get(match[0], []).append(match.end())
     static, contextual = [], []
     for word in words:
         static.append(model.transformer.wte(torch.tensor(tokenizer.encode(space + word))).mean(dim=0))
@@ -311,8 +304,8 @@ def main() -> None:
         text, near = text.lower(), near.lower()
     documents = [text] if data.separator is None else text.split("\n")
     vocab, ids, document = number_words(documents, options.min_count)
-    words = f"{len(ids):,} words, {len(vocab):,} of them distinct"
-    print(f"{data.name}: {words}, in {len(tokens):,} of {len(data.train):,} tokens")
+    print(f"{data.name}: {len(ids):,} words, {len(vocab):,} of them distinct,", end=" ")
+    print(f"in {len(tokens):,} of {len(data.train):,} tokens")
     rng = np.random.default_rng(options.seed)
     epochs = (draw_pairs(ids, document, options.window, rng) for _ in range(1 + options.epochs))
     centers, contexts = next(epochs)
@@ -322,14 +315,14 @@ def main() -> None:
     if near and near not in vocab:
         few = f"{near} occurs fewer than {options.min_count} times in {data.name}"
         raise UserError(f"{few}{did_you_mean(near, vocab)}; use another word, or a lower --min_count")
+    if options.gpt and not is_python:
+        raise UserError(f"--gpt compares words of Python, and {data.name} has none; leave it out")
     class_of = python_classes(vocab) if is_python else {}
     compared = {"letters": letter_counts(list(class_of))}
     if options.gpt:
-        if not class_of:
-            raise UserError(f"--gpt compares words of Python, and {data.name} has none; leave it out")
         gpt_rng = np.random.default_rng(options.seed)
         found = gpt_vectors(*load_model(options.gpt), text, list(class_of), gpt_rng)
-        compared |= zip(("gpt_embeddings", "gpt_hidden_states"), found, strict=True)
+        compared["gpt_embeddings"], compared["gpt_hidden_states"] = found
 
     print(f"counting {len(centers):,} pairs; for training, they are drawn again in each pass")
     C, K = options.n_embd, options.negatives
@@ -344,7 +337,7 @@ def main() -> None:
         rows = [vocab.index(word) for word in class_of]
         compared = {name: table[rows] for name, table in vectors.items()} | compared
         means = compare(compared, np.array(list(class_of.values())))
-        try_analogies({name: vectors[name] for name in ("counting", "skip_gram")}, vocab)
+        try_analogies({"counting": ppmi, "skip_gram": W}, vocab)
     seconds = time.perf_counter() - began
     print_result("skip-gram", data, 2 * W.numel(), train=loss, **means, seconds=seconds)
 
