@@ -18,7 +18,7 @@ from scaling import PUBLISHED, Law, fit_law, make_recipe
 def runs_of(law: Law, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """N, D and L of 60 runs that follow a law, in the range of Hoffmann et al. (2022)."""
     rng = np.random.default_rng(0)
-    N, D = np.exp(rng.uniform(np.log(5e7), np.log(1.6e10), 60)), np.exp(rng.uniform(np.log(5e9), np.log(5e11), 60))
+    N, D = np.exp(rng.uniform(np.log([5e7, 5e9]), np.log([1.6e10, 5e11]), (60, 2))).T
     return N, D, law.loss(N, D) * np.exp(noise * rng.normal(size=60))
 
 
@@ -30,9 +30,6 @@ def family_runs(noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np
     return N, D, law.loss(N, D) * np.exp(noise * rng.normal(size=20))
 
 
-# ----------------------------------------------------------------------------- the law
-
-
 def test_the_fit_gives_back_published_constants():
     law = fit_law(*runs_of(PUBLISHED))
     for name, value in vars(PUBLISHED).items():
@@ -41,17 +38,15 @@ def test_the_fit_gives_back_published_constants():
 
 @pytest.mark.parametrize("runs", [runs_of(PUBLISHED, 0.003), family_runs(0.005)], ids=["published", "family"])
 def test_every_start_of_a_fit_ends_in_the_same_law(runs):
-    laws = [fit_law(*runs, starts=[start]) for start in scaling.STARTS]
-    for law in laws[1:]:
-        assert law.alpha == pytest.approx(laws[0].alpha, rel=1e-2)
+    alphas = [fit_law(*runs, starts=[start]).alpha for start in scaling.STARTS]
+    assert alphas == pytest.approx(alphas[:1] * 8, rel=1e-2)
 
 
 def test_one_bad_run_counts_little():
     """Huber's loss: squares would move the law further from the one that all other runs follow."""
     N, D, L = runs_of(PUBLISHED)
     L[0] *= 1.5
-    law = fit_law(N, D, L)
-    assert law.loss(N, D)[1:] == pytest.approx(L[1:], rel=2e-3)
+    assert fit_law(N, D, L).loss(N, D)[1:] == pytest.approx(L[1:], rel=2e-3)
 
 
 def test_residuals_are_as_large_as_the_noise():
@@ -92,14 +87,10 @@ def test_the_prediction_interval_contains_most_runs(monkeypatch):
 def test_the_optimum_is_that_of_a_search():
     for C in (1e18, 1e21):
         N, D = PUBLISHED.optimum(C)
-        assert pytest.approx(C) == 6 * N * D
         sizes = N * np.geomspace(0.1, 10, 20_001)
         best = sizes[PUBLISHED.loss(sizes, C / (6 * sizes)).argmin()]
-        assert best == pytest.approx(N, rel=1e-3)
+        assert best == pytest.approx(N, rel=1e-3) and pytest.approx(C) == 6 * N * D
     assert PUBLISHED.optimum(1e22)[0] / PUBLISHED.optimum(1e21)[0] == pytest.approx(10**PUBLISHED.N_power)
-
-
-# ----------------------------------------------------------------------------- the runs
 
 
 def test_the_family_has_sizes_and_budgets_that_double():
@@ -191,13 +182,5 @@ def test_the_plot_is_drawn():
     assert Path("scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--minutes=1000"], "needs 1,024,000 tokens, and long has"),
-        (["--minutes=0"], "--minutes=0 is out of range"),
-        (["--dataset=nothing"], "no dataset data/nothing"),
-    ],
-)
-def test_what_cannot_be_fitted_gets_one_line(small, fails, options, words):
-    assert words in fails(scaling, "--dataset=long", *options)
+def test_what_cannot_be_fitted_gets_one_line(small, fails):
+    assert "needs 1,024,000 tokens, and long has" in fails(scaling, "--dataset=long", "--minutes=1000")

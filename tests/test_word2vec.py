@@ -51,15 +51,11 @@ def data():
     prepare_data.prepare("list.txt", documents="lines")
 
 
-# ----------------------------------------------------------------------------- words and pairs
-
-
 def test_words_are_identifiers_and_the_most_frequent_come_first():
     text = "x = self.foo_1(3e5) + x; self.ünder -= x2 + 'x'"
     vocab, ids, document = word2vec.number_words([text], 1)
-    assert vocab[:2] == ["x", "self"] and set(vocab) == {"x", "self", "foo_1", "e5", "ünder", "x2"}
+    assert vocab[:2] == ["x", "self"] and not document.any()
     assert [vocab[i] for i in ids] == ["x", "self", "foo_1", "e5", "x", "self", "ünder", "x2", "x"]
-    assert not document.any()
 
 
 def test_rare_words_are_left_out():
@@ -87,13 +83,9 @@ def test_pairs_are_those_that_loops_find_in_the_order_of_the_text():
     for window in (1, 3, 50):
         distances = rng.integers(1, window + 1, size=40).tolist()
         pairs = word2vec.draw_pairs(ids, document, window, Drawn(distances))
-        expected = [
-            (int(ids[i]), int(ids[j]))
-            for i in range(40)
-            for j in range(40)
-            if i != j and abs(i - j) <= distances[i] and document[i] == document[j]
-        ]
-        assert list(zip(*map(np.ndarray.tolist, pairs), strict=True)) == expected
+        near = [(i, j) for i in range(40) for j in range(40) if i != j and abs(i - j) <= distances[i]]
+        expected = [(ids[i], ids[j]) for i, j in near if document[i] == document[j]]
+        assert np.array_equal(np.stack(pairs, axis=1), expected)
 
 
 def test_near_words_are_contexts_more_often_than_far_ones():
@@ -112,9 +104,6 @@ def test_frequent_words_are_thinned_out():
     expected = [2 * (10 * p - 1 + (1 - p) ** 10) * n / 10 for p, n in zip(keep, (900_000, 99_900, 100), strict=True)]
     found = np.bincount(centers, minlength=3)
     assert found[:2] == pytest.approx(expected[:2], rel=0.05) and found[2] == expected[2]
-
-
-# ----------------------------------------------------------------------------- skip-gram
 
 
 def test_the_gradients_are_those_of_autograd(double):
@@ -170,8 +159,7 @@ def test_words_of_a_topic_become_similar_by_training_and_by_counting(topics):
     same = torch.arange(20)[:, None] // 10 == torch.arange(20) // 10
     for table in (W, word2vec.ppmi_vectors(centers, contexts, V, 8, seed=0)):
         assert (cosine(table, table)[same].min() > cosine(table, table)[~same].max()).item()
-    similarity = cosine(before, before)
-    assert (similarity[same].mean() - similarity[~same].mean()).abs() < 0.3
+    assert (cosine(before, before)[same].mean() - cosine(before, before)[~same].mean()).abs() < 0.3
 
 
 @pytest.mark.parametrize(("C", "atol"), [(20, 1e-4), (3, 1e-3)])
@@ -187,15 +175,10 @@ def test_the_vectors_of_ppmi_are_those_of_an_exact_svd(topics, C, atol):
     assert found.shape == (V, C) and np.allclose(found @ found.T, (U[:, :C] * S[:C]) @ U[:, :C].T, atol=atol)
 
 
-# ----------------------------------------------------------------------------- what the vectors know
-
-
 def test_nearest_words_come_in_order_among_the_frequent_ones(monkeypatch):
     monkeypatch.setattr(word2vec, "FREQUENT", 6)
     vectors = torch.randn(9, 4)
-    expected = F.cosine_similarity(vectors[8:], vectors[:6])
-    order = expected.argsort(descending=True).tolist()
-    assert torch.allclose(cosine(vectors[8:], vectors[:6])[0], expected, atol=1e-6)
+    order = F.cosine_similarity(vectors[8:], vectors[:6]).argsort(descending=True).tolist()
     assert nearest(vectors, vectors[8], 3, [8]) == order[:3]
     assert nearest(vectors, vectors[8], 10, [8, order[0]]) == order[1:]
 
@@ -211,7 +194,8 @@ def test_analogies_follow_the_step_from_a_to_b_beside_their_control(capsys):
     assert re.search(r"^right +1 of 1 +0 of 1 +0 of 1 +1 of 1$", out, re.M)
 
 
-def test_classes_are_those_of_python():
+def test_classes_are_those_of_python_and_the_spelling_is_counted():
+    assert word2vec.letter_counts(["ab", "bab"]).tolist() == [[1, 1], [1, 2]]
     words = ["KeyError", "while", "len", "append", "__init__", "__new", "format", "foo", "dict", "True", "Warning"]
     expected = {"KeyError": "exceptions", "while": "keywords", "len": "built-ins", "append": "methods"}
     expected |= {"__init__": "dunders", "format": "methods", "dict": "built-ins", "True": "keywords"}
@@ -227,10 +211,6 @@ def test_precision_is_what_loops_compute_and_the_mean_is_over_classes(capsys):
     expected = np.mean([found[labels == kind].mean() for kind in "abc"])
     assert word2vec.compare({"noise": vectors}, labels) == {"noise": pytest.approx(expected)}
     assert f"{expected:.3f}" in capsys.readouterr().out
-
-
-def test_letter_counts():
-    assert word2vec.letter_counts(["ab", "bab"]).tolist() == [[1, 1], [1, 2]]
 
 
 def small_gpt(tokenizer) -> GPT:
@@ -262,9 +242,6 @@ def test_bpe_words_begin_with_their_space():
     assert contextual.shape == (2, 8) and contextual.isfinite().all()
 
 
-# ----------------------------------------------------------------------------- the script
-
-
 def test_the_script_on_python_code_and_a_gpt_of_it(data, call):
     tokenizer = prepare_data.load("code").tokenizer
     save_model(Path("out/code/best.pt"), small_gpt(tokenizer), tokenizer, config={})
@@ -291,16 +268,14 @@ def test_the_script_on_another_text_reads_lower_case(data, call, monkeypatch):
     ("options", "says"),
     [
         (("--dataset=list", "--min_count=1"), "list has no two words near each other that occur 1 times"),
-        (("--dataset=tiny", "--min_count=100000"), "--min_count"),
         (("--dataset=tiny", "--near=caat", "--min_count=1"), "did you mean cat?"),
         (("--dataset=tiny", "--gpt=out/none", "--min_count=1"), "--gpt"),
         (("--dataset=code", "--gpt=out/none"), "no checkpoint"),
         (("--dataset=code", "--gpt=letters.pt"), "lacks"),
-        (("--window=50",), "range"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_training(data, options, says, fails, monkeypatch):
     letters = CharTokenizer("abc")
     save_model(Path("letters.pt"), small_gpt(letters), letters, config={})
-    monkeypatch.setattr(word2vec, "train", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr(word2vec, "train", None)
     assert says in fails(word2vec, *options)
