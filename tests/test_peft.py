@@ -99,11 +99,6 @@ def test_tied_weights_stay_tied():
         assert not model.lm_head.weight.requires_grad
 
 
-def test_an_unknown_method_is_an_error():
-    with pytest.raises(ValueError, match="unknown method ia3; choose one of lora, adapter, prefix"):
-        attach(GPT(GPTConfig(**SIZES)), "ia3", 4, 16.0)
-
-
 # ----------------------------------------------------------------------------- LoRA
 
 
