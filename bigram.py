@@ -102,8 +102,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def loss_and_gradient(W: np.ndarray, N: np.ndarray, weight_decay: float = 0.0) -> tuple[float, np.ndarray]:
     """The mean loss over the tokens counted in N (V, V), and its gradient w.r.t. W, by an explicit
-    formula. The cost depends on the table size, not on the length of the text: the output depends
-    only on the current token."""
+    formula. The output depends on the current token alone, so the cost on V, not on the text."""
     log_p = log_softmax(W)
     loss = -(N * log_p).sum() / N.sum() + weight_decay * (W**2).mean()
     dW = (N.sum(axis=1, keepdims=True) * np.exp(log_p) - N) / N.sum()  # predicted - observed
@@ -126,12 +125,10 @@ def gradient_descent(loss_and_gradient: Callable, W: np.ndarray, rate: np.ndarra
 
 
 def train_neural(N: np.ndarray, weight_decay: float = 0.0, log: bool = False) -> np.ndarray:
-    """Train the neural bigram model on counts N (V, V), from W = 0, the uniform distribution.
-    Returns W.
+    """Train the neural bigram model on counts N (V, V), from W = 0, the uniform distribution: W.
 
-    The row of a rare token has small gradients, so it takes large steps: the learning rate is one
-    over a bound on the curvature (Böhning 1992: for a softmax, at most 1/2), which suits any
-    data."""
+    The row of a rare token has small gradients, so it takes large steps: its learning rate is one
+    over a bound on the curvature (Böhning 1992: for a softmax, at most 1/2)."""
     frequency = N.sum(axis=1, keepdims=True) / N.sum()
     rate = 1 / np.maximum(frequency / 2 + 2 * weight_decay / N.size, TINY)  # (V, 1)
     return gradient_descent(lambda W: loss_and_gradient(W, N, weight_decay), np.zeros(N.shape), rate, log)

@@ -43,8 +43,7 @@ def find_checkpoint(init_from: str) -> Path:
 
 def load_checkpoint(init_from: str | Path) -> dict:
     """Load a checkpoint onto the CPU: that of a run's folder, of a file, or of GPT-2's weights by
-    their name (gpt2 ... gpt2-xl) or folder. Raises UserError if it is missing, damaged, untrusted,
-    or old."""
+    their name (gpt2 ... gpt2-xl) or folder. Raises UserError if it is missing, damaged or old."""
     if weights := find_gpt2(init_from):
         names = {"name": str(init_from), "folder": f"out/{Path(init_from).stem}"}
         return load_gpt2(weights) | names
@@ -96,8 +95,7 @@ def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
 
 
 def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | None = None, **more) -> None:
-    """Write a checkpoint, whole or not at all. weights: None for all, or what load_model() needs
-    beside `more`."""
+    """Write a checkpoint, whole or not at all. weights: None for all, or those that were trained."""
     checkpoint = {"format": FORMAT, "model_config": asdict(model.config), "tokenizer": tokenizer.to_dict()}
     checkpoint["model"] = model.state_dict() if weights is None else weights
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,7 @@ class UserError(ValueError):
 
 
 def run(main: Callable[[], None], *expected: type[Exception]) -> None:
-    """Run main(). UserError, FloatingPointError (training diverged) or an expected exception prints
-    one line; others are bugs."""
+    """Run main(). UserError, FloatingPointError (it diverged) and expected exceptions print a line."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
     try:

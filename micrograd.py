@@ -22,9 +22,8 @@ class Value:
     operation (`op`), and its derivative with respect to each of them (`local_grads`). The chain
     rule needs no more to compute `grad`.
 
-    Plain numbers may stand on either side of an operator; anything else raises TypeError. As in
-    Python's math, log(0) and 0 ** -1 raise ValueError, exp(1000) raises OverflowError, and x / 0
-    raises ZeroDivisionError."""
+    Plain numbers may stand on either side of an operator; anything else raises TypeError. As with
+    Python's numbers, log(0) raises ValueError, and x / 0 ZeroDivisionError."""
 
     __slots__ = ("data", "grad", "local_grads", "op", "parents")  # no dict: faster
 

@@ -150,9 +150,9 @@ class BatchNorm:
         return self.gain * self.xhat + self.bias
 
     def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        # Each x affects its own output and, through mean and variance, those of the whole batch.
-        # All paths together:   dx = gain / std (dout - mean(dout) - xhat mean(dout xhat)) The means
-        # are there because shifting all x, or scaling them around their mean, changes no output.
+        # Each x affects its own output and, through mean and variance, those of the whole batch:
+        #     dx = gain / std (dout - mean(dout) - xhat mean(dout xhat))
+        # The means are there because shifting or scaling all x changes no output.
         self.gain.grad, self.bias.grad = (dout * self.xhat).sum(0), dout.sum(0)
         common = (self.bias.grad + self.xhat * self.gain.grad) / len(dout)
         return self.gain * self.inverse_std * (dout - common)
@@ -185,8 +185,7 @@ class MLP:
 
     def backward(self, Y: torch.Tensor) -> None:
         """Set p.grad of every parameter, of the mean of log(sum(exp(logits))) - logits[Y]."""
-        # d loss / d logits = softmax(logits) - one_hot(Y): a step raises the correct logit and
-        # lowers the others
+        # d loss / d logits = softmax(logits) - one_hot(Y): a step raises the correct logit
         logits = self.layers[-1].out
         dout = (logits.softmax(1) - F.one_hot(Y, logits.shape[1])) / len(Y)  # (B, V)
         for layer in reversed(self.layers):
@@ -202,12 +201,11 @@ class MLP:
 
 
 def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: str, batchnorm: bool, seed: int) -> MLP:
-    """Build the network. Its initial weights are drawn from N(0, 1) and, depending on init, scaled.
-    naive: not at all. Logits have a standard deviation (std) of about sqrt(H), so the softmax is
-    confidently wrong. scaled_output: the last layer is scaled down, so the first prediction is
-    nearly uniform. kaiming: the layers before it are also scaled, by 5/3 / sqrt(fan_in): a sum over
-    fan_in inputs gets the std of one
-      input (He et al. 2015); tanh shrinks the std of N(0, 1) by 1.59, and the gain 5/3 (PyTorch's) compensates."""
+    """Build the network. Its initial weights are drawn from N(0, 1) and, depending on init, scaled:
+        naive           not at all: logits have a standard deviation (std) of about sqrt(H)
+        scaled_output   the last layer down, so the first prediction is nearly uniform
+        kaiming         the others also, by 5/3 / sqrt(fan_in) (He et al. 2015): a sum over fan_in
+                        inputs gets the std of one; tanh shrinks it by 1.59, and 5/3 compensates"""
     generator = torch.Generator().manual_seed(seed)
     layers = [Embedding(torch.randn(V, n_embd, generator=generator))]
     for i, (fan_in, fan_out) in enumerate(pairwise([T * n_embd, *[n_hidden] * n_layer, V])):
@@ -217,8 +215,7 @@ def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: s
         if init == "kaiming" or (init == "scaled_output" and last):
             weight = weight * (0.1 if last else 5 / 3) / math.sqrt(fan_in)
             bias = torch.zeros(fan_out)
-        # batch norm subtracts the mean, and with it any bias (its gradient would be 0); it has a
-        # bias of its own
+        # batch norm subtracts the mean, and with it any bias; it has a bias of its own
         layers.append(Linear(weight, None if batchnorm and not last else bias))
         if not last:
             layers += [BatchNorm(fan_out), Tanh()] if batchnorm else [Tanh()]
@@ -278,13 +275,10 @@ def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
             raise UserError(f"the loss is {loss} at step {step}; lower --learning_rate={options.learning_rate:g}")
         if step == 1:
             before = layer_statistics(model, "before training", difference, lr)
-            uniform = math.log(data.vocab_size)
-            wrong = "confidently wrong: the first steps only undo that (the loss curve is a hockey stick)"
-            start = wrong if loss > uniform + 0.5 else "close to uniform, as expected for an untrained network"
-            print(f"first loss {loss:.2f} (uniform: ln {data.vocab_size} = {uniform:.2f}): {start}")
+            uniform = f"uniform: ln {data.vocab_size} = {math.log(data.vocab_size):.2f}"
+            print(f"first loss {loss:.2f}; {uniform}; far above it, the network is confidently wrong")
             saturated = torch.stack([out.abs() > SATURATED for out, _ in before]).float().mean()
-            flow = "almost no gradient flows back" if saturated > 0.5 else "most of the gradient flows back"
-            print(f"{saturated:.0%} of the tanh activations are saturated (derivative below 0.06): {flow}\n")
+            print(f"{saturated:.0%} of the tanh activations are saturated; hardly any gradient flows back there\n")
         if step % max(1, steps // 200) == 0:
             ratios.append((step, update_to_data(model, lr)))
         if step in (1, 10, 100, 1000) or (steps - step) % max(1, steps // 10) == 0:
@@ -312,9 +306,8 @@ def evaluate(model: MLP, tokens: np.ndarray, T: int, separator: int | None) -> f
 
 
 def find_lr(model: MLP, data: Dataset, options) -> float:
-    """Run the learning-rate range test (Smith 2017): train while the learning rate grows from 0.001
-    to 1, at 25 rates, 8 per factor of 10. Print the mean loss at each rate. Returns the rate with
-    the lowest smoothed loss."""
+    """The learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1,
+    8 rates per factor of 10. Print the mean loss at each; return the one with the lowest smoothed."""
     rates, losses = np.geomspace(1e-3, 1, 25), np.zeros(25)
     steps = max(1, options.max_iters // 25)  # at each rate
     stream = batches(data, options.batch_size, options.block_size, options.seed)

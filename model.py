@@ -143,8 +143,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, rope=None, mask=None, flash: bool = True, cache=None) -> torch.Tensor:
         """x (B, T, C) -> (B, T, C). rope: cos and sin, (T, hd/2) each, which rotate queries and
         keys. mask (..., T, S) is added to the scores; None (if flash): no token attends to later
-        ones. cache(k, v) stores new keys and values, and returns all, (B, n_kv_head, S, hd); None:
-        these are all."""
+        ones. cache(k, v), if given, stores new keys and values, and returns all (B, n_kv_head, S, hd)."""
         config, T = self.config, x.shape[1]
         qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, heads, T, hd)
         qk, v = qkv.split((config.n_head + config.n_kv_head, config.n_kv_head), dim=1)
@@ -397,12 +396,10 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
         ordered, order = probs.sort(descending=True)
         mass_before = ordered.cumsum(dim=-1) - ordered  # of all more likely tokens
         probs = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(mass_before >= top_p, 0))
-    # The first token whose cumulative probability exceeds a uniform random number.
-    # (torch.multinomial draws a number per token: with GPT-2's 50,257, 3.8 ms instead of 0.2, a
-    # third of a step on a CPU.)
+    # The first token whose cumulative probability exceeds a uniform random number. (With 50,257
+    # tokens, torch.multinomial takes 3.8 ms instead of 0.2, a third of a step on a CPU.)
     cumulative = probs.cumsum(dim=-1)  # (B, V)
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device)  # [0, 1)
     token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
-    # On a GPU, rounding in a parallel cumsum can lead to a token of probability 0: take the
-    # likeliest.
+    # On a GPU, rounding in cumsum can lead to a token of probability 0: take the likeliest.
     return torch.where(probs.gather(1, token) > 0, token, probs.argmax(dim=-1, keepdim=True))

@@ -31,7 +31,7 @@ Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their last 
 @dataclass
 class Options(bigram.Options):
     n: Positive = 3  # order: tokens in an n-gram, the predicted one included
-    smoothing: Literal["add", "mle", "kneser-ney"] = "add"  # of the counts; mle: none (maximum likelihood)
+    smoothing: Literal["add", "mle", "kneser-ney"] = "add"  # mle: none (maximum likelihood)
     discount: Fraction = 0.75  # of --smoothing=kneser-ney: subtracted from each count
     plot: bool = False  # draw the loss over the order: out/ngram_<dataset>/orders.png
 
@@ -65,8 +65,7 @@ def sum_by_row(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.nd
 class NGrams:
     """The k-grams of a text for k = 1 ... n, as sorted arrays: unseen ones take no memory. The id
     of a context is its index in contexts[k], where it is one integer: id of its k - 1 newest tokens
-    * V + its oldest token. A k-gram is id of its context * V + its last token. V^n never appears,
-    so nothing overflows."""
+    * V + its oldest token. A k-gram is id of its context * V + its last token. V^n never appears."""
 
     def __init__(self, grams: np.ndarray, counts: np.ndarray, V: int, separator: int | None):
         self.V, self.separator = V, separator
@@ -82,9 +81,8 @@ class NGrams:
             ids, last = np.divmod(keys, V)
             numbers = (counts, np.bincount(ids, counts), np.bincount(ids))
             self.orders.insert(0, (keys, *(np.append(array, 0) for array in numbers)))  # index -1: unseen, 0
-            # Below the highest order, Kneser-Ney uses continuation counts: the number of distinct
-            # tokens a k-gram follows, not how often it occurs. "Francisco" is frequent, but it
-            # follows only "San".
+            # Below the highest order, Kneser-Ney counts how many distinct tokens a k-gram follows
+            # (continuation counts): "Francisco" is frequent, but it follows only "San".
             shorter = context[ids] // V  # the id of each context without its oldest token
             keys, counts = np.unique(shorter * V + last, return_counts=True)
 
@@ -139,8 +137,7 @@ def count_table(grams: np.ndarray, counts: np.ndarray, V: int) -> tuple[np.ndarr
 
 def loss_and_gradient(W: np.ndarray, X: np.ndarray, N: np.ndarray) -> tuple[float, np.ndarray]:
     """The loss on counts N (U, V) after contexts X (U, n - 1), and its gradient w.r.t. the weights
-    W (n - 1, V, V). Each position has a table and looks up a row of it, as in bigram.py, and the
-    rows add up to the logits."""
+    W (n - 1, V, V). Each position looks up a row of its table; they add up to the logits."""
     positions = np.arange(len(W))
     loss, dlogits = bigram.loss_and_gradient(W[positions, X].sum(axis=1), N)
     dW = np.zeros_like(W)

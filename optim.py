@@ -6,9 +6,9 @@
     optimizer.set_lr(lr_scale(step, config))
     optimizer.step(); model.zero_grad()
 
-Read train.py before, windows.py after. model.py and this file train with PyTorch alone.
-(torch.optim has the same rules, but its first optimizer imports torch's compiler, which takes a
-second.) """
+Read train.py before, windows.py after. model.py and this file train with PyTorch alone. (The first
+optimizer of torch.optim, which has the same rules, imports torch's compiler: that takes a second.)
+"""
 
 import math
 import time
@@ -97,8 +97,7 @@ RULES = {  # the function, and the tensors that it keeps for each parameter: its
 
 class Optimizer:
     """Updates the parameters of each group by the group's rule, options and learning rate lr =
-    scale * peak_lr. The state starts as zeros: `state` maps names such as "momentum.lm_head.weight"
-    to tensors, `updates` counts."""
+    scale * peak_lr. The state starts as zeros; its names are such as "momentum.lm_head.weight"."""
 
     def __init__(self, groups: list[dict]):
         self.param_groups, self.state, self.updates = groups, {}, 0
@@ -132,8 +131,7 @@ class Optimizer:
 
 def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = None) -> Optimizer:
     """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for
-    embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: of Muon's
-    matmuls (None: the weights')."""
+    embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: of Muon."""
     with_muon = config.optimizer == "muon"
     in_blocks = set(model.transformer.h.parameters()) if with_muon else set()
     options = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}

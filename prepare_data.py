@@ -4,9 +4,9 @@
     python prepare_data.py shakespeare                      # tiny Shakespeare, one token per character
     python prepare_data.py my.txt --tokenizer=bpe           # your own text, with BPE trained on it
 
-The splits are raw little-endian token ids (train.bin ...); meta.json has the tokenizer. A list of
-documents becomes one sequence, in which the newline token, the separator, starts and ends each: \\n
-emma \\n ava \\n. Read micrograd.py or bigram.py next. """
+Read micrograd.py or bigram.py next. The splits are raw little-endian token ids (train.bin ...);
+meta.json has the tokenizer. In a list, a newline token starts and ends each document, \\n emma \\n.
+"""
 
 import hashlib
 import json

@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from console import UserError
 
-# What torchrun tells the processes that it starts; one of these variables alone is left over from
-# something else
+# What torchrun tells its processes; one of these variables alone is left over from something else
 DISTRIBUTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 RANK = int(os.environ["RANK"]) if DISTRIBUTED else 0
 WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if DISTRIBUTED else 1
@@ -60,8 +59,7 @@ class Machine:
         return f"{self.device}{processes}, {str(self.dtype).removeprefix('torch.')}"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Move the model to the device, and replicate or shard it across the processes. Returns
-        what to call."""
+        """Move the model to the device, replicated or sharded across the processes: what to call."""
         if self.fsdp:  # each process keeps a shard of every parameter; a block is whole only while it computes
             from torch.distributed.fsdp import fully_shard
 
@@ -165,8 +163,7 @@ def exit_now(status: int) -> None:
 
 
 class StopSignal:
-    """Makes Ctrl-C, SIGTERM and a closed terminal act between two steps; a second Ctrl-C at
-    once."""
+    """Lets Ctrl-C, SIGTERM and a closed terminal act between two steps; a second Ctrl-C at once."""
 
     def __enter__(self) -> "StopSignal":
         self.number = 0  # of the signal that came
@@ -187,8 +184,7 @@ class StopSignal:
             signal.signal(number, signal.SIG_DFL)
 
     def print(self, line: str) -> None:
-        """Print a line. If nobody can read it, as in `python train.py | head`, stop as on
-        SIGPIPE."""
+        """Print a line. If nobody reads it, as in `python train.py | head`, stop as on SIGPIPE."""
         try:
             print(line, flush=True)
         except OSError as error:
@@ -227,8 +223,7 @@ def check_compiler(device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let Linux's C library keep large freed blocks: to request them again takes 12 % of a small
-    step."""
+    """Let Linux's C library keep freed blocks: to request them again takes 12 % of a small step."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "mallopt") and libc.mallopt(-3, 2**25):  # M_MMAP_THRESHOLD: larger blocks are mapped separately
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of the heap that are returned
@@ -236,8 +231,7 @@ def keep_freed_memory() -> None:
 
 # ----------------------------------------------------------------------------- peak FLOP/s
 
-# Peak FLOP/s of dense 16-bit matrix multiplications, from NVIDIA's data sheets; the first name that
-# fits counts
+# Peak FLOP/s of dense 16-bit matmuls, from NVIDIA's data sheets; the first name that fits counts
 PEAK_FLOPS = {
     "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
     "A100": 312e12, "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12, "RTX 3090": 71e12,

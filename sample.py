@@ -8,7 +8,8 @@
 
 Read train.py before; model.generate() is the plain version, and gives the same tokens, up to
 rounding. A checkpoint contains its tokenizer, so no dataset is needed. The text goes to standard
-output, all else to standard error; the same seed gives the same text on the same machine. """
+output, all else to standard error; the same seed gives the same text on the same machine.
+"""
 
 import codecs
 import copy
@@ -148,8 +149,7 @@ def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> t
 
 
 # ----------------------------------------------------------------------------- faster linear layers
-# A step of generation multiplies a row per sample by every matrix, which takes as long as reading
-# the weights.
+# A step of generation multiplies a row per sample by every matrix: it waits for the weights.
 
 
 class FewRowsLinear(nn.Linear):
@@ -171,9 +171,8 @@ class FewRowsLinear(nn.Linear):
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, a quarter of the bytes: W[i, j] is about scale[i] * int8[i,
-    j]. The largest weight of a row becomes 127, so a weight changes by at most half of its
-    scale."""
+    """A linear layer with int8 weights, a quarter of the bytes: W[i, j] ~ scale[i] * int8[i, j]. The
+    largest weight of a row becomes 127, so a weight changes by at most half of its scale."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -185,8 +184,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         rows = x.reshape(-1, x.shape[-1])  # (R, in)
-        # PyTorch's kernel (private so far) is for CPUs, and crashes unless a row has a multiple of
-        # 16 weights
+        # PyTorch's kernel (private so far) is for CPUs, and for rows of a multiple of 16 weights
         if not x.is_cpu or x.shape[-1] % 16 or len(rows) > 48:  # expand the weights
             return F.linear(x, (self.weight * self.scale.float()[:, None]).type_as(x), self.bias)
         y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)  # rounds x, too

@@ -122,8 +122,7 @@ def split_words(text: str) -> list[str]:
 
 
 def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
-    """Train byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) on a text, or its
-    pieces.
+    """Train byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) on a text, or pieces.
 
     Start from the 256 bytes. Repeatedly merge the most frequent pair of neighboring tokens (in a
     tie, the first in byte order), and count again in its words. Returns bytes -> id, of which there

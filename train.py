@@ -9,7 +9,8 @@
 Read model.py first (same shape letters), then optim.py for the updates, and windows.py after.
 Precedence of options: command line > TOML file > checkpoint (--init_from) > defaults below. A run
 lives in out/<run>/: config.toml (every option), log.jsonl (one object per line), last.pt (to
-resume), best.pt (to sample), and loss.png if matplotlib is installed. """
+resume), best.pt (to sample), and loss.png if matplotlib is installed.
+"""
 
 import json
 import math
@@ -368,8 +369,6 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
         raise UserError(f"{processes} processes cannot split the {n} sequences of a step; {advice}")
     if processes > 1 and machine.device.type == "mps":
         raise UserError("several processes cannot share mps; use --device=cpu")
-    if config.min_lr > config.learning_rate:
-        raise UserError(f"min_lr={config.min_lr} exceeds learning_rate; use a smaller one")
     if machine.fsdp and machine.dtype == torch.float16:
         raise UserError("--fsdp cannot train in float16; use --dtype=bfloat16")
     if config.document_mask and data.delimiter is None:

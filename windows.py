@@ -1,10 +1,11 @@
 """Part 4, continued: split a text into windows, and compute the loss over them.
 
-    from windows import evaluation_windows, read_windows    # train.py trains and evaluates with these functions
+    from windows import evaluation_windows, read_windows    # train.py trains and evaluates with these
 
 Read train.py before. Evaluation is over fixed windows in a fixed order, so the same model has the
 same loss in the same dtype, up to rounding, whatever the batch size. With --eval_tokens=0, each
-token but the first is predicted exactly once."""
+token but the first is predicted exactly once.
+"""
 
 from collections.abc import Callable
 
@@ -19,10 +20,9 @@ def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
 
 
 def split_documents(edges: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, stops) of the windows between consecutive edges: of block_size tokens, then the
-    rest."""
+    """(starts, stops) of the windows between two edges: of block_size tokens, then the rest."""
     counts = -(-np.diff(edges) // block_size)  # rounded up
-    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # 0, 1, ... from each edge on
+    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # 0, 1 ...
     starts = np.repeat(edges[:-1], counts) + index * block_size
     return starts, np.minimum(starts + block_size, np.repeat(edges[1:], counts))
 
@@ -49,9 +49,8 @@ def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: in
 
 
 def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, block_size: int) -> tuple:
-    """Inputs and targets, (B, T) int64 each, for B starts and T = block_size. Row i reads the
-    tokens from starts[i] on; its last target is the token at stops[i]. The rest is padding, with
-    targets of -1."""
+    """Inputs and targets, (B, T) int64 each, for B starts and T = block_size. Row i reads tokens from
+    starts[i] on; its last target is that at stops[i]. The rest is padding: targets of -1."""
     positions = starts[:, None] + np.arange(block_size + 1)  # (B, T + 1)
     ids = tokens[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
     targets = np.where(positions[:, 1:] <= stops[:, None], ids[:, 1:], -1)
