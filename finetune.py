@@ -1,262 +1,484 @@
-"""Part 6, the script: teach a GPT to follow instructions, and then a new task.
+r"""Part 6: teach a GPT to follow instructions, and then a new task.
 
-    python finetune.py                                      # three stages, two minutes on two CPU cores, no download
-    python sample.py --init_from=out/finetune --prompt="swap lecture > " --stop --temperature=0
-    python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # all parameters; repeat old documents
-    python finetune.py --method=all --plot                  # ten ways to learn the new task, compared
-    python finetune.py --init_from=out/python               # start from another model, trained by train.py
+    python finetune.py                          # three stages, two minutes on two CPU cores
+    python sample.py --init_from=out/finetune/lora.pt --prompt="swap lecture > " --stop --temperature=0
+    python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # repeat old documents
+    python finetune.py --method=all --plot      # ten ways to learn the new task, compared
+    python finetune.py --method=sweep --plot    # what LoRA forgets, and full fine-tuning
+    python finetune.py --init_from=out/python   # start from another model, trained by train.py
 
-Read in this order: tasks.py (the instructions, and a loss over answers alone), instruct.py (stages 1 and 2), peft.py
-(LoRA, adapters, prefix tuning), this file.
+Read sample.py before; peft.py (LoRA, adapters, prefix tuning) and rlhf.py after.
 
-    stage                   here                                             at scale
-    1 pre-training          words, and pairs such as "stack kcats"           months; trillions of tokens of text
-    2 instruction tuning    ten tasks, such as "reverse stack > kcats"       days; up to millions of examples
-    3 a new task            "swap stack > ktacs": 1,000 examples             hours; examples of a task of your own
+    stage                   here                                      at scale
+    1 pre-training          words, and pairs such as "stack kcats"    months; trillions of tokens
+    2 instruction tuning    ten tasks: "reverse stack > kcats"        days; millions of examples
+    3 a new task            "swap stack > ktacs": 1,000 examples      hours; examples of your own
 
-In stage 3, batches contain only the new task, so the model forgets the old ones: catastrophic forgetting (McCloskey,
-Cohen 1989). The last table shows how much, and how --replay, --l2 and lower learning rates help. The models of stages 1
-and 2 are kept in out/ for the next run. A checkpoint of LoRA, adapters or a prefix needs the one in out/instructed.
+Each stage starts from the model of the one before. Stage 2 is supervised fine-tuning, SFT (Wei et
+al. 2022; Ouyang et al. 2022). Only answers count in the loss (_ is a space, and . a target of -1,
+which is ignored):
+
+    inputs    \n c o p y _ a b s _ > _ a b s
+    targets    . . . . . . . . . . . a b s \n
+
+Every answer can be checked, so no LLM judge is needed. The words are those of the `words` dataset:
+no word of a validation or test prompt is in a training prompt.
+
+In stage 3, batches contain only the new task, so the model forgets the old ones: catastrophic
+forgetting (McCloskey, Cohen 1989). The last table shows how much, and how --replay, --l2 and lower
+learning rates help. All models are kept in out/finetune/, and those of stages 1 and 2 are used
+again. A checkpoint of LoRA, adapters or a prefix needs instructed.pt beside it.
 """
 
+import copy
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from checkpoint import find_checkpoint, load_checkpoint, load_model
-from console import Fraction, Positive, UserError, did_you_mean, parse, print_table, run
-from instruct import INSTRUCTED, PRETRAINED, Recipe, Setup, fit, instruct, open_base, pretrain, save, sha256
-from model import GPT, ConfigError
-from peft import attach, merge, trained_state
-from runtime import Machine, explain_errors, keep_freed_memory
-from tasks import CHARACTERS, TASKS, Row, encode, instruction, show_answers, words_by_split
-from tokenizer import CharTokenizer
+from checkpoint import find_checkpoint, load_checkpoint, load_model, save_model
+from console import Fraction, Positive, UserError, parse, print_result, print_table, run
+from files import sha256_of
+from model import GPT, ConfigError, GPTConfig
+from optim import Recipe, fit
+from peft import attach, trained_state
+from prepare_data import Dataset, load
+from runtime import Machine, keep_freed_memory
+from sample import generate
+from tokenizer import CharTokenizer, Tokenizer
 
-FINETUNED = Path("out/finetune/best.pt")
-NEW_TASK = Recipe(250, learning_rate=0.0, optimizer="adamw", batch_size=32)
-# The lowest of a sweep over factors of 2 with 97 % exact match on validation words (mean of three seeds)
+FOLDER = Path("out/finetune")
+BASE, INSTRUCTED = FOLDER / "base.pt", FOLDER / "instructed.pt"
+CHARACTERS = "\n >0123456789abcdefghijklmnopqrstuvwxyz"
+LETTERS = range(3, 9)  # lengths of the words; longer ones would make every batch longer
+LONGEST = 42  # characters of the longest instruction with its answer: to join two words
+TASKS: dict[str, Callable[..., str]] = {  # names of lower-case letters
+    "copy": lambda word: word,
+    "reverse": lambda word: word[::-1],
+    "sort": lambda word: "".join(sorted(word)),
+    "double": lambda word: "".join(c + c for c in word),
+    "first": lambda word: word[0],
+    "last": lambda word: word[-1],
+    "length": lambda word: str(len(word)),
+    "vowels": lambda word: "".join(c for c in word if c in "aeiou"),
+    "swap": lambda word: word[-1] + word[1:-1] + word[0],
+    "join": lambda one, two: one + two,
+    "common": lambda one, two: "".join(c for c in one if c in two),
+}
+OF_TWO_WORDS = ("join", "common")
+IN_TEXTS = ("reverse", "sort", "double")  # pre-training shows them without a name: "stack kcats"
+
+BATCH_SIZE = 64  # documents; half of it in stage 3
+PRETRAINING = Recipe(600, 0.01, muon_learning_rate=0.03, optimizer="muon")
+INSTRUCTION_TUNING = Recipe(1000, 0.005, muon_learning_rate=0.015, optimizer="muon")
+NEW_TASK = Recipe(250, learning_rate=0.0)
+# The lowest of a sweep over factors of 2 that learns 97 % of the new task (validation words, mean
+# of three seeds)
 LEARNING_RATES = {"full": 0.0005, "lora": 0.0025, "adapter": 0.01, "prefix": 0.2}
 VARIANTS = {  # of --method=all
-    "full": {"method": "full"},
-    "full, lr / 4": {"method": "full", "learning_rate": LEARNING_RATES["full"] / 4},
-    "full, L2-SP": {"method": "full", "l2": 0.003},
-    "full, replay": {"method": "full", "replay": 0.25, "learning_rate": 2 * LEARNING_RATES["full"]},
-    "lora": {"method": "lora"},
-    "lora, all matrices": {"method": "lora", "targets": "all", "learning_rate": 0.001},
-    "lora, replay": {"method": "lora", "replay": 0.25, "learning_rate": 4 * LEARNING_RATES["lora"]},
-    "adapter": {"method": "adapter"},
-    "prefix": {"method": "prefix"},
-    "prefix, 32 tokens": {"method": "prefix", "rank": 32, "learning_rate": 0.1},
+    "full": {"method": "full", "learning_rate": 0.0005},
+    "full, lr / 4": {"method": "full", "learning_rate": 0.0005 / 4},
+    "full, L2-SP": {"method": "full", "learning_rate": 0.0005, "l2": 0.003},
+    "full, replay": {"method": "full", "learning_rate": 0.001, "replay": 0.25},
+    "lora": {"method": "lora", "learning_rate": 0.0025},
+    "lora, all matrices": {"method": "lora", "learning_rate": 0.001, "targets": "all"},
+    "lora, replay": {"method": "lora", "learning_rate": 0.01, "replay": 0.25},
+    "adapter": {"method": "adapter", "learning_rate": 0.01},
+    "prefix": {"method": "prefix", "learning_rate": 0.2},
+    "prefix, 32 tokens": {"method": "prefix", "learning_rate": 0.1, "rank": 32},
 }
+# Of --method=sweep. With lower rates a method learns less and forgets less, so one rate each says
+# nothing about which method forgets more: compare where they learn equally much.
+SWEPT = ("full", "lora", "lora, all matrices")
+SWEEP = {
+    f"{name}, lr {lr:g}": VARIANTS[name] | {"learning_rate": lr}
+    for name in SWEPT
+    for lr in (VARIANTS[name]["learning_rate"] * 2.0**power for power in range(-3, 3))
+}
+LEVELS = (0.8, 0.9, 0.97)  # of the new task
 
 
 @dataclass
 class Options:
-    method: Literal["full", "lora", "adapter", "prefix", "all"] = "lora"  # how to learn the new task; all: compare ten
-    init_from: str = ""  # folder of a run of train.py to start from (default: out/pretrained, trained on first use)
-    tasks: str = ""  # tasks of instruction tuning, separated by commas (default: all but the new one)
-    new_task: Literal[*TASKS] = "swap"  # task of stage 3
+    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep"] = "lora"  # how to learn the new task
+    init_from: str = ""  # a run of train.py to start from (default: base.pt, trained on first use)
+    new_task: Literal[*TASKS] = "swap"  # task of stage 3; all others are learned in stage 2
     num_examples: Positive = 1000  # training examples of the new task
-    rank: Positive = 8  # LoRA: rank of the update; adapter: bottleneck dimension; prefix: number of virtual tokens
+    rank: Positive = 8  # LoRA: rank of the update; adapter: bottleneck; prefix: virtual tokens
     alpha: float = 16.0  # LoRA: the update is scaled by alpha / rank
     targets: Literal["qv", "all"] = "qv"  # LoRA: update queries and values, or all matrices
     mask: bool = True  # stages 2, 3: only answers count in the loss; false: prompts as well
-    replay: Fraction = 0.0  # stage 3: fraction of old examples in a batch, half instructions, half pre-training texts
-    l2: float = 0.0  # stage 3, full: L2-SP, a penalty on the squared distance from the initial parameters; 0: off
-    max_iters: Positive = NEW_TASK.max_iters  # number of steps of stage 3
-    learning_rate: float = 0.0  # peak learning rate of stage 3 (0: full 0.0005, lora 0.0025, adapter 0.01, prefix 0.2)
-    merge: bool = False  # LoRA: add the update to the weights: the checkpoint is an ordinary GPT
+    replay: Fraction = 0.0  # stage 3: fraction of old documents in a batch, half of them texts
+    l2: float = 0.0  # stage 3, full: L2-SP, a penalty on the squared distance from the start
+    learning_rate: float = 0.0  # stage 3, peak (0: full 0.0005, lora 0.0025, adapter 0.01, prefix 0.2)
     plot: bool = False  # draw out/finetune/finetune.png
     seed: int = 1337  # random seed of all stages
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # precision of matmuls in training; auto: a fast one
-
-    def __post_init__(self):
-        for name, method in (("merge", "lora"), ("l2", "full")):
-            if getattr(self, name) and self.method != method:
-                raise UserError(f"--{name} is for --method={method}; leave it out, or use that method")
-        if self.method == "all" and (self.replay or self.learning_rate):
-            raise UserError("--method=all has values of --replay and --learning_rate; leave them out")
 
 
-def new_task_rows(setup: Setup) -> list[Row]:
-    """Draw the training examples of the new task, each with another word."""
-    options, rng = setup.options, np.random.default_rng(setup.options.seed)
-    ones, twos = rng.choice(setup.words["train"], (2, options.num_examples), replace=False).tolist()  # all different
-    examples = [instruction(options.new_task, one, two) for one, two in zip(ones, twos, strict=True)]
-    return [encode(example, setup.tokenizer, options.mask) for example in examples]
+# ----------------------------------------------------------------------------- instructions
 
 
-def learn_new_task(setup: Setup, path: Path, report: Callable) -> tuple[GPT, dict]:
-    """Stage 3: learn a task from a few examples by one method, and write a checkpoint. Calls report(model, step, mean
-    loss). Returns the model and its row of the last table."""
-    options, rows = setup.options, new_task_rows(setup)
-    torch.manual_seed(options.seed)
-    model = load_model(INSTRUCTED)[0].to(setup.machine.device)
-    peft = {name: getattr(options, name) for name in ("method", "rank", "alpha", "targets")}
-    if options.method != "full":
-        attach(model, **peft)
-    rate = options.learning_rate or LEARNING_RATES[options.method]
-    recipe = replace(NEW_TASK, max_iters=options.max_iters, learning_rate=rate)
-    n_old = math.ceil(options.replay * recipe.batch_size)
+def instruction(task: str, one: str, two: str) -> tuple[str, str]:
+    """A prompt with a word, or with both if the task needs two, and the answer to it."""
+    words = (one, two) if task in OF_TWO_WORDS else (one,)
+    return f"{task} {' '.join(words)} > ", TASKS[task](*words)
 
-    def draw(rng: np.random.Generator) -> list[Row]:
-        new = [rows[i] for i in rng.integers(len(rows), size=recipe.batch_size - n_old)]
-        if n_old == 0:
-            return new
-        instructed = setup.instruction_rows(n_old - n_old // 2, rng)  # replay, or rehearsal (Robins 1995)
-        return new + instructed + setup.pretraining_rows("train", n_old // 2, rng)
 
-    seconds = fit(model, draw, recipe, setup, lambda step, loss: report(model, step, loss), options.l2)
-    state = trained_state(model)
-    if options.merge:
-        merge(model)
-    if options.merge or options.method == "full":
-        save(path, model, model.state_dict(), setup)
-    else:
-        base = {"path": INSTRUCTED.as_posix(), "sha256": sha256(INSTRUCTED.read_bytes())}
-        save(path, model, state, setup, peft=peft, base=base)
-    numbers = {"trained": sum(p.numel() for p in state.values()), "learning_rate": rate, "seconds": seconds}
-    return model, numbers | measure(model, path, setup)
+def one_per_word(task: str, words: list[str]) -> list[tuple[str, str]]:
+    """An example with each word, and the word after it as the second one: always the same ones, to
+    evaluate."""
+    return [instruction(task, *pair) for pair in zip(words, [*words[1:], words[0]], strict=True)]
+
+
+def encode(example: tuple[str, str], tokenizer: Tokenizer, mask: bool = True) -> tuple[list, list]:
+    """The inputs and targets of a document, (prompt, answer), with a newline before and after it.
+    mask: targets in the prompt are -1, so the model learns to answer, not to ask. The first target
+    that counts is the first token of the answer; the last one is the newline, so the model also
+    learns where to stop."""
+    newline = tokenizer.encode("\n")
+    prompt, answer = map(tokenizer.encode, example)
+    ids = newline + prompt + answer + newline
+    masked = len(newline + prompt) - 1 if mask else 0
+    return ids[:-1], [-1] * masked + ids[1 + masked :]
+
+
+def make_batch(rows: list[tuple]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad B documents on the right to inputs and targets (B, T). Targets of padding are -1, and
+    causal attention does not look ahead, so it has no effect."""
+    x, y = ([torch.tensor(ids) for ids in side] for side in zip(*rows, strict=True))
+    return pad_sequence(x, batch_first=True), pad_sequence(y, batch_first=True, padding_value=-1)
+
+
+@dataclass
+class Texts:
+    """What batches are drawn from."""
+
+    words: dict[str, list[str]]  # of each split
+    tokenizer: Tokenizer
+    tasks: list[str]  # of stage 2
+    mask: bool
+    data: Dataset | None = None  # what the base was trained on; None: words, and pairs of words
+
+    def instructions(self, n: int, rng: np.random.Generator) -> list[tuple]:
+        """n documents: random tasks with random words."""
+        choices = (self.tasks, self.words["train"], self.words["train"])
+        drawn = zip(*(rng.choice(some, n).tolist() for some in choices), strict=True)
+        return [encode(instruction(*one), self.tokenizer, self.mask) for one in drawn]
+
+    def plain(self, split: str, n: int, rng: np.random.Generator) -> list[tuple]:
+        """n documents to pre-train on: a word, or a word and the answer of a task, without the name
+        of the task. Or windows of the dataset that the base was trained on."""
+        if self.data:
+            tokens = getattr(self.data, split)
+            starts = rng.integers(len(tokens) - LONGEST, size=n)
+            windows = [tokens[at : at + LONGEST + 1].tolist() for at in starts]
+            return [(ids[:-1], ids[1:]) for ids in windows]
+        drawn = (rng.choice(some, n).tolist() for some in (["", *IN_TEXTS], self.words[split]))
+        pairs = ((word, TASKS[task](word) if task else "") for task, word in zip(*drawn, strict=True))
+        return [encode(("", " ".join(filter(None, pair))), self.tokenizer) for pair in pairs]
 
 
 # ----------------------------------------------------------------------------- evaluation
 
 
-def accuracies(model: GPT, words: list[str], setup: Setup) -> tuple[float, float]:
-    """Compute the accuracy in the new task, and the mean accuracy in the old ones."""
-    tasks = (setup.options.new_task, *setup.options.tasks)
-    new, *old = (setup.accuracy(model, task, words) for task in tasks)
-    return new, sum(old) / len(old)
+@torch.no_grad()
+def exact_match(model: GPT, examples: list[tuple[str, str]], tokenizer: Tokenizer) -> torch.Tensor:
+    """Whether answer() would be right for each of n examples, (n,), without generating it: if every
+    token of the right answer is the most likely one after those before it, greedy decoding
+    generates them all. (With BPE, a right answer in other tokens is missed.)"""
+    right, device = [], model.lm_head.weight.device
+    for first in range(0, len(examples), 250):
+        x, y = make_batch([encode(example, tokenizer) for example in examples[first : first + 250]])
+        predicted = model(x.to(device))[0].argmax(dim=-1).cpu()  # (B, T)
+        right.append(((predicted == y) | (y < 0)).all(dim=1))
+    return torch.cat(right)
 
 
-def measure(model: GPT, path: Path, setup: Setup) -> dict:
-    """Compute the columns of the last table that every model has."""
-    new, old = accuracies(model, setup.words["test"], setup)
-    numbers = {"new_task": new, "old_tasks": old, "base_val": setup.pretraining_loss(model)}
-    return numbers | {"bytes": path.stat().st_size}
+def accuracy(model: GPT, tasks: list[str], words: list[str], tokenizer: Tokenizer) -> float:
+    """The fraction of exact answers, with an example per task and word."""
+    examples = [example for task in tasks for example in one_per_word(task, words)]
+    return exact_match(model, examples, tokenizer).double().mean().item()
+
+
+def answer(model: GPT, prompt: str, tokenizer: Tokenizer) -> str:
+    """Generate an answer up to the end of the line by greedy decoding."""
+    ids = tokenizer.encode("\n") + tokenizer.encode(prompt)
+    idx = torch.tensor([ids], device=model.lm_head.weight.device)
+    generated = generate(model, idx, LONGEST, temperature=0)[0, len(ids) :]
+    return tokenizer.decode(generated.tolist()).split("\n")[0]
+
+
+def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
+    """Print an answer of each task, a wrong one if there is any, and the accuracy in the task. As a
+    control, the prompts of a task are exchanged: a model that reads them is then right by chance
+    only, if two prompts happen to have the same answer."""
+    rows, sums, tokenizer = [], np.zeros(3), texts.tokenizer
+    for task in tasks:
+        prompts, answers = zip(*one_per_word(task, texts.words["test"]), strict=True)
+        right = exact_match(model, [*zip(prompts, answers, strict=True)], tokenizer)
+        moved = (*answers[1:], answers[0])
+        exchanged = exact_match(model, [*zip(prompts, moved, strict=True)], tokenizer)
+        chance = [one == other for one, other in zip(answers, moved, strict=True)]
+        fractions = [np.mean(some) for some in (right.numpy(), exchanged.numpy(), chance)]
+        sums += fractions
+        shown = right.int().argmin()
+        given = answer(model, prompts[shown], tokenizer)
+        verdict = "right" if given == answers[shown] else f"wrong: {answers[shown]}"
+        rows.append([prompts[shown] + given, verdict, *(f"{x:.1%}" for x in fractions)])
+    rows.append(["all tasks", "", *(f"{x:.1%}" for x in sums / len(tasks))])
+    print("\nanswers with test words: a wrong one, if there is any; of all, how many match exactly")
+    print_table([["", "", "exact match", "prompts exchanged", "by chance"], *rows])
+
+
+def measure(model: GPT, path: Path, texts: Texts, new_task: str, machine: Machine) -> dict:
+    """The columns of the last table that every model has."""
+    batch = make_batch(texts.plain("val", 1000, np.random.default_rng(0)))
+    with torch.no_grad():
+        base_val = machine.loss_function(model)(*batch).item()
+    new, old = (
+        accuracy(model, tasks, texts.words["test"], texts.tokenizer) for tasks in ([new_task], texts.tasks)
+    )
+    return {"new_task": new, "old_tasks": old, "base_val": base_val, "bytes": path.stat().st_size}
 
 
 def print_comparison(results: dict[str, dict], params: int) -> None:
-    """Print a row per model; the base and the instruction-tuned model were trained in stages 1 and 2."""
-    rows = [["", "trainable", "fraction", "lr", "seconds", "new task", "old tasks", "base val loss", "checkpoint"]]
+    """Print a row per model; the base and the instruction-tuned one are of stages 1 and 2."""
+    rows = [["", "trainable", "fraction", "lr", "seconds"]]
+    rows[0] += ["new task", "old tasks", "base val loss", "checkpoint"]
     for name, numbers in results.items():
         row = [name, "", "", "", ""]
         if trained := numbers.get("trained"):
-            row = [name, f"{trained:,}", f"{trained / params:.1%}", f"{numbers['learning_rate']:g}"]
-            row.append(f"{numbers['seconds']:.1f}")
-        row += [f"{numbers['new_task']:.1%}", f"{numbers['old_tasks']:.1%}", f"{numbers['base_val']:.3f}"]
-        rows.append([*row, f"{numbers['bytes'] / 1e3:,.0f} kB"])
-    print("\nexact match on all test words; base val loss: on what the base was trained on, in nats per token")
+            row = [name, f"{trained:,}", f"{trained / params:.1%}"]
+            row += [f"{numbers['lr']:g}", f"{numbers['seconds']:.1f}"]
+        row += [f"{numbers['new_task']:.1%}", f"{numbers['old_tasks']:.1%}"]
+        rows.append([*row, f"{numbers['base_val']:.3f}", f"{numbers['bytes'] / 1e3:,.0f} kB"])
+    print("\nexact match on all test words; base val loss: on what the base was trained on")
     print_table(rows)
+
+
+def print_forgetting(results: dict[str, dict]) -> dict[str, float]:
+    """Print, for each method of SWEPT, the accuracy in the old tasks where it has learned a part of
+    the new one, between the learning rates by linear interpolation. Returns that for 90 %."""
+    rows, at_90 = [["new task", *(f"{level:.0%}" for level in LEVELS)]], {}
+    for name in SWEPT:
+        new, old = curve(results, name)
+        kept = np.interp(LEVELS, new, old, left=math.nan, right=math.nan)
+        rows.append([f"old tasks, {name}", *(f"{x:.1%}" for x in kept)])
+        at_90[re.sub(r"\W+", "_", name)] = float(kept[1])
+    print("\nhow much of the old tasks is left where a method has learned so much of the new one")
+    print_table(rows)
+    return at_90
+
+
+def curve(results: dict[str, dict], name: str) -> tuple[list, list]:
+    """The accuracies in the new and the old tasks of a method of SWEPT, by that in the new one."""
+    rows = [row for key, row in results.items() if key.startswith(f"{name}, lr ")]
+    return tuple(zip(*sorted((row["new_task"], row["old_tasks"]) for row in rows), strict=True))
+
+
+# ----------------------------------------------------------------------------- the three stages
+
+
+def save(path: Path, model: GPT, texts: Texts, weights: dict | None = None, **more) -> None:
+    """Write a checkpoint that sample.py can open."""
+    more["config"] = {"dataset": texts.data.name if texts.data else None}
+    more["delimiter"] = texts.tokenizer.encode("\n")[-1]
+    save_model(path, model, texts.tokenizer, weights, **more)
+
+
+def kept(path: Path, made_from: dict) -> dict | None:
+    """The checkpoint of an earlier run, if it was made from the same recipe, data and seed."""
+    try:
+        checkpoint = load_checkpoint(path)
+    except UserError:  # there is none, or it is damaged, or of another version
+        return None
+    if checkpoint.get("made_from") != made_from:
+        return None
+    print(f"using {path} of an earlier run (delete it to train it again)")
+    return checkpoint
+
+
+def train_on(
+    model: GPT, draw: Callable, recipe: Recipe, machine: Machine, note=lambda: "", lines=5, l2=0.0
+) -> float:
+    """Train on the rows that draw() returns for each step. l2: the loss also has l2 |p - start|^2,
+    which keeps parameters near their start (L2-SP, Li et al. 2018). Returns the seconds."""
+    forward = machine.loss_function(model.to(machine.device))
+    start = [p.detach().clone() for p in model.parameters()]
+
+    def batch_loss() -> torch.Tensor:
+        loss = forward(*make_batch(draw()))
+        if l2:
+            moved = zip(model.parameters(), start, strict=True)
+            loss = loss + l2 * sum((p - p0).square().sum() for p, p0 in moved)
+        return loss
+
+    return fit(model, batch_loss, recipe, note, lines)
+
+
+def pretrain(texts: Texts, machine: Machine, made_from: dict) -> None:
+    """Stage 1: train a base model from scratch, unless it is there. made_from: seed and words."""
+    config = GPTConfig(vocab_size=texts.tokenizer.vocab_size, block_size=64)
+    examples = [instruction(task, "lecture", "") for task in IN_TEXTS]
+    made_from = made_from | {"recipe": asdict(PRETRAINING), "config": asdict(config), "tasks": examples}
+    if kept(BASE, made_from):
+        return
+    print("\nstage 1, pre-training: words, and pairs such as 'stack kcats'")
+    torch.manual_seed(made_from["seed"])
+    model, rng = GPT(config), np.random.default_rng(made_from["seed"])
+    train_on(model, lambda: texts.plain("train", BATCH_SIZE, rng), PRETRAINING, machine)
+    save(BASE, model, texts, made_from=made_from)
+
+
+def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
+    """The base, its tokenizer and, unless it is from stage 1, its dataset. Raises UserError."""
+    checkpoint = load_checkpoint(path)
+    if "peft" in checkpoint:
+        raise UserError(f"{path} has only what finetune.py trained; use a whole model")
+    model, tokenizer = load_model(checkpoint)
+    if model.config.block_size < LONGEST:
+        few = f"block_size={model.config.block_size}, and instructions have up to {LONGEST} characters"
+        raise UserError(f"{path} has {few}; use a model with a longer context")
+    tokenizer.encode(CHARACTERS)  # raises UserError if it lacks some
+    name = checkpoint["config"]["dataset"]
+    return model, tokenizer, load(name) if name else None
+
+
+def instruct(base: GPT, texts: Texts, machine: Machine, made_from: dict) -> tuple[GPT, list[dict]]:
+    """Stage 2: train the base on instructions, drawn again for every step, unless that is done.
+    Returns the model, and its accuracy in each task at equal distances of steps."""
+    recipe, rng, history = INSTRUCTION_TUNING, np.random.default_rng(made_from["seed"]), []
+    examples = [instruction(task, "lecture", "import") for task in texts.tasks]
+    made_from = made_from | {"recipe": asdict(recipe), "tasks": examples, "mask": texts.mask}
+    if checkpoint := kept(INSTRUCTED, made_from):
+        return load_model(checkpoint)[0].to(machine.device), checkpoint["history"]
+    draw = lambda: texts.instructions(BATCH_SIZE, rng)
+    counted = (make_batch(texts.instructions(BATCH_SIZE, np.random.default_rng(0)))[1] >= 0).sum()
+    print(f"\nstage 2, instruction tuning: {len(texts.tasks)} tasks")
+
+    def note() -> str:
+        words = texts.words["val"][:200]
+        history.append({task: accuracy(base, [task], words, texts.tokenizer) for task in texts.tasks})
+        return f"exact match on validation words {np.mean([*history[-1].values()]):.1%}"
+
+    train_on(base, draw, recipe, machine, note)
+    save(INSTRUCTED, base, texts, made_from=made_from, history=history)
+    show_answers(base, texts.tasks, texts)
+    return base, history
+
+
+def learn(
+    instructed: GPT, texts: Texts, machine: Machine, options: Options, name: str, lines: int
+) -> tuple[GPT, dict]:
+    """Stage 3: learn a task from a few examples by one method, and write a checkpoint. Returns the
+    model, and its row of the last table."""
+    torch.manual_seed(options.seed)
+    rng, model, task = np.random.default_rng(options.seed), copy.deepcopy(instructed), options.new_task
+    more = {}
+    if options.method != "full":
+        more["peft"] = {key: getattr(options, key) for key in ("method", "rank", "alpha", "targets")}
+        more["base"] = {"path": INSTRUCTED.as_posix(), "sha256": sha256_of(INSTRUCTED)}
+        attach(model, **more["peft"])
+    drawn = rng.choice(texts.words["train"], (2, options.num_examples), replace=False)  # all different
+    examples = [instruction(task, *pair) for pair in drawn.T.tolist()]
+    rows = [encode(example, texts.tokenizer, texts.mask) for example in examples]
+    n_old = math.ceil(options.replay * BATCH_SIZE / 2)
+
+    def draw() -> list[tuple]:
+        new = [rows[i] for i in rng.integers(len(rows), size=BATCH_SIZE // 2 - n_old)]
+        if n_old == 0:
+            return new
+        old = texts.instructions(n_old - n_old // 2, rng)  # replay, or rehearsal (Robins 1995)
+        return new + old + texts.plain("train", n_old // 2, rng)
+
+    def note() -> str:
+        words = texts.words["val"][:200]
+        new, old = (accuracy(model, tasks, words, texts.tokenizer) for tasks in ([task], texts.tasks))
+        return f"new task {new:.1%}  old tasks {old:.1%}"
+
+    lr = options.learning_rate or LEARNING_RATES[options.method]
+    seconds = train_on(model, draw, replace(NEW_TASK, learning_rate=lr), machine, note, lines, options.l2)
+    path, state = FOLDER / (re.sub(r"\W+", "_", name) + ".pt"), trained_state(model)
+    save(path, model, texts, state, **more)
+    numbers = {"trained": sum(p.numel() for p in state.values()), "lr": lr, "seconds": seconds}
+    numbers |= measure(model, path, texts, task, machine)
+    print(f"{name}: {numbers['new_task']:.1%} of the new task, saved {path}", flush=True)
+    return model, numbers
 
 
 # ----------------------------------------------------------------------------- the script
 
 
-def old_tasks(options: Options) -> list[str]:
-    """The tasks of instruction tuning."""
-    given = options.tasks.split(",") if options.tasks else TASKS
-    for task in given:
-        if task not in TASKS:
-            raise UserError(f"unknown task {task}{did_you_mean(task, TASKS)}; choose from {', '.join(TASKS)}")
-    return [task for task in TASKS if task in given and task != options.new_task]
+def draw_plot(history: list[dict], results: dict[str, dict], sweep: bool) -> None:
+    import plots
 
-
-def base_path(init_from: str) -> Path:
-    """Find the checkpoint to start from. Raises UserError if there is none, or if a stage would overwrite a run."""
-    written = (INSTRUCTED, FINETUNED) if init_from else (PRETRAINED, INSTRUCTED, FINETUNED)
-    for path in written:
-        if path.with_name("log.jsonl").exists():
-            raise UserError(f"{path} is from train.py, and would be overwritten; rename its folder")
-    if not init_from:
-        return PRETRAINED
-    path = find_checkpoint(init_from)
-    if path.resolve().parent in [path.resolve().parent for path in written]:
-        raise UserError(f"{path} would be overwritten; copy its folder, and use the copy")
-    return path
-
-
-def learn_in_all_ways(setup: Setup) -> dict[str, dict]:
-    """Stage 3 with each of the VARIANTS, from the same model. Returns their rows of the table."""
-    results = {}
-    for name, changes in VARIANTS.items():
-        variant = replace(setup, options=replace(setup.options, **changes))
-        path = FINETUNED.with_name(re.sub(r"\W+", "_", name) + ".pt")
-        _, results[name] = learn_new_task(variant, path, lambda *_: None)
-        print(f"{name}: {results[name]['new_task']:.1%} exact match on test words, {path}", flush=True)
-    return results
-
-
-def learn_in_one_way(setup: Setup) -> dict[str, dict]:
-    """Stage 3 by options.method. Prints what the model learns and forgets. Returns its row of the table."""
-    options = setup.options
-    print("exact match on 200 words of the validation split:\n  step  train loss  new task  old tasks")
-
-    def report(model: GPT, step: int, loss: float) -> None:
-        new, old = accuracies(model, setup.words["val"][:200], setup)
-        print(f"{step:>6}  {loss:>10.4f}  {new:>8.1%}  {old:>9.1%}", flush=True)
-
-    model, numbers = learn_new_task(setup, FINETUNED, report)
-    show_answers(model, [options.new_task, *options.tasks], setup.words["test"], setup.tokenizer)
-    print(f"saved {FINETUNED}")
-    return {options.method: numbers}
+    steps = [INSTRUCTION_TUNING.max_iters * (i + 1) // len(history) for i in range(len(history))]
+    curves = {task: (steps, [row[task] for row in history], "o-") for task in history[0]}
+    left = {"title": "stage 2: instruction tuning", "curves": curves, "xticks": steps, "ylim": (0, 1.03)}
+    left |= {"xlabel": "step", "ylabel": "exact match, validation words"}
+    right = {"title": "stage 3: a new task"}
+    if sweep:
+        right["curves"] = {name: (*curve(results, name), "o-") for name in SWEPT}
+        right |= {"xlabel": "new task: exact match, test words", "ylabel": "old tasks"}
+    else:
+        names = [*results][::-1]
+        kinds = {"new task": ("new_task", "oC1"), "old tasks": ("old_tasks", "oC0")}
+        right["curves"] = {
+            kind: ([results[name][key] for name in names], names, style)
+            for kind, (key, style) in kinds.items()
+        }
+        right["xlabel"] = "exact match, test words"
+    path = FOLDER / "finetune.png"
+    plots.lines(path, left, right)
+    print(f"{path}: exact match by step in stage 2, and of new and old tasks after stage 3")
 
 
 def main() -> None:
     options = parse(Options, __doc__)
-    options.tasks = old_tasks(options)
-    base = base_path(options.init_from)
     keep_freed_memory()
-    machine = Machine.pick(options.device, options.dtype)
-    if machine.dtype == torch.float16:  # it would need a gradient scaler
-        machine.dtype = torch.float32
+    machine, data, tokenizer = Machine.pick(options.device, "float32"), load("words"), CharTokenizer(sorted(CHARACTERS))
+    words = {split: map(data.tokenizer.decode, data.documents(split)) for split in ("train", "val", "test")}
+    words = {split: [word for word in some if len(word) in LETTERS] for split, some in words.items()}
+    if 2 * options.num_examples > len(words["train"]):
+        few = f"{len(words['train']):,} words are not enough for --num_examples={options.num_examples}"
+        raise UserError(f"{few}, with two words each; use fewer")
+    texts = Texts(words, tokenizer, [task for task in TASKS if task != options.new_task], options.mask)
     print(f"device  {machine}")
-    with explain_errors("out of memory; use another --device="):
-        setup = Setup(options, machine, words_by_split(), CharTokenizer(sorted(CHARACTERS)))
-        if 2 * options.num_examples > len(setup.words["train"]):
-            few = f"{len(setup.words['train']):,} words are not enough for --num_examples={options.num_examples}"
-            raise UserError(f"{few}, with two words each; use fewer")
-        if not options.init_from:
-            pretrain(setup)
-        model, setup.tokenizer, setup.base_data = open_base(base)
-        model.to(machine.device)
-        results, params = {"base": measure(model, base, setup)}, model.num_params()
-        instruct(model, base, setup)
-        instructed = load_model(INSTRUCTED)[0].to(machine.device)
-        results["instructed"] = measure(instructed, INSTRUCTED, setup)
-        print(f"\nstage 3, a new task: {options.num_examples:,} examples of {options.new_task}")
-        results |= learn_in_all_ways(setup) if options.method == "all" else learn_in_one_way(setup)
+    made_from = {"seed": options.seed, "words": data.splits["train"]["sha256"]}
+    path = find_checkpoint(options.init_from) if options.init_from else BASE
+    if not options.init_from:
+        pretrain(texts, machine, made_from)
+    model, texts.tokenizer, texts.data = open_base(path)
+    params = model.num_params()
+    results = {"base": measure(model.to(machine.device), path, texts, options.new_task, machine)}
+    model, history = instruct(model, texts, machine, made_from | {"base": sha256_of(path)})
+    results["instructed"] = measure(model, INSTRUCTED, texts, options.new_task, machine)
+    print(f"\nstage 3, a new task: {options.num_examples:,} examples of {options.new_task}")
+    ways = {"all": VARIANTS, "sweep": SWEEP}.get(options.method, {options.method: {}})
+    for name, changes in ways.items():
+        lines = 5 if len(ways) == 1 else 0
+        learned, results[name] = learn(model, texts, machine, replace(options, **changes), name, lines)
+    if len(ways) == 1:
+        show_answers(learned, [options.new_task, *texts.tasks], texts)
     print_comparison(results, params)
-    if options.plot:
-        import plots
-
-        path = FINETUNED.with_name("finetune.png")
-        steps, rows = load_checkpoint(INSTRUCTED)["accuracies"], dict(reversed(results.items()))
-        tasks = {task: (list(steps), [numbers[task] for numbers in steps.values()], "o-") for task in options.tasks}
-        left = {"title": "stage 2: instruction tuning", "curves": tasks, "xticks": list(steps), "ylim": (0, 1.03)}
-        left |= {"xlabel": "step", "ylabel": "exact match, validation words"}
-        kinds = {"new task": ("new_task", "oC1"), "old tasks": ("old_tasks", "oC0")}
-        kept = {kind: ([row[key] for row in rows.values()], list(rows), style) for kind, (key, style) in kinds.items()}
-        right = {"title": "stage 3: a new task", "curves": kept, "xlabel": "exact match, test words"}
-        plots.lines(path, left, right)
-        print(f"{path}: exact match by step in stage 2, and of new and old tasks after stage 3")
-    result = {"model": "gpt", "method": options.method, "params": params}
-    if options.method == "all":  # accuracy in the new task / in the old ones
-        rows = {name: numbers for name, numbers in results.items() if name in LEARNING_RATES}
-        result |= {name: f"{numbers['new_task']:.3f}/{numbers['old_tasks']:.3f}" for name, numbers in rows.items()}
+    if options.method == "sweep":
+        numbers = print_forgetting(results)
+    elif options.method == "all":  # accuracy in the new task / in the old ones
+        rows = {name: results[name] for name in LEARNING_RATES}
+        numbers = {name: f"{row['new_task']:.3f}/{row['old_tasks']:.3f}" for name, row in rows.items()}
     else:
-        numbers = results[options.method]
-        result |= {"trained": numbers["trained"], "new_task": f"{numbers['new_task']:.3f}"}
-        result |= {"old_tasks": f"{numbers['old_tasks']:.3f}", "base_val": f"{numbers['base_val']:.4f}"}
-        result["seconds"] = f"{numbers['seconds']:.1f}"
-    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
+        keys = ("trained", "new_task", "old_tasks", "base_val", "seconds")
+        numbers = {key: results[options.method][key] for key in keys}
+    if options.plot:
+        draw_plot(history, results, options.method == "sweep")
+    print_result("gpt", texts.data or data, params, method=options.method, **numbers)
 
 
 if __name__ == "__main__":
