@@ -1,10 +1,10 @@
 r"""Part 6: teach a GPT to follow instructions, and then a new task.
 
     python finetune.py                          # three stages, two minutes on two CPU cores
-    python sample.py --init_from=out/finetune/lora.pt --prompt="swap lecture > " --stop --temperature=0
+    python sample.py --init_from=out/finetune/lora.pt --prompt="swap abs > " --stop --temperature=0
     python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # repeat old documents
     python finetune.py --method=all --plot      # ten ways to learn the new task, compared
-    python finetune.py --method=sweep --plot    # what LoRA forgets, and full fine-tuning
+    python finetune.py --method=sweep --plot    # what full fine-tuning and LoRA forget
     python finetune.py --init_from=out/python   # start from another model, trained by train.py
 
 Read sample.py before; peft.py (LoRA, adapters, prefix tuning) and rlhf.py after.
@@ -78,35 +78,32 @@ BATCH_SIZE = 64  # documents; half of it in stage 3
 PRETRAINING = Recipe(600, 0.01, muon_learning_rate=0.03, optimizer="muon")
 INSTRUCTION_TUNING = Recipe(1000, 0.005, muon_learning_rate=0.015, optimizer="muon")
 NEW_TASK = Recipe(250, learning_rate=0.0)
-# The lowest of a sweep over factors of 2 that learns 97 % of the new task (validation words, mean
-# of three seeds)
+# The lowest, of a sweep over factors of 2, with 97 % of the new task (validation words, three seeds)
 LEARNING_RATES = {"full": 0.0005, "lora": 0.0025, "adapter": 0.01, "prefix": 0.2}
 VARIANTS = {  # of --method=all
-    "full": {"method": "full", "learning_rate": 0.0005},
-    "full, lr / 4": {"method": "full", "learning_rate": 0.0005 / 4},
-    "full, L2-SP": {"method": "full", "learning_rate": 0.0005, "l2": 0.003},
+    "full": {"method": "full"},
+    "full, lr / 4": {"method": "full", "learning_rate": 0.000125},
+    "full, L2-SP": {"method": "full", "l2": 0.003},
     "full, replay": {"method": "full", "learning_rate": 0.001, "replay": 0.25},
-    "lora": {"method": "lora", "learning_rate": 0.0025},
+    "lora": {"method": "lora"},
     "lora, all matrices": {"method": "lora", "learning_rate": 0.001, "targets": "all"},
     "lora, replay": {"method": "lora", "learning_rate": 0.01, "replay": 0.25},
-    "adapter": {"method": "adapter", "learning_rate": 0.01},
-    "prefix": {"method": "prefix", "learning_rate": 0.2},
+    "adapter": {"method": "adapter"},
+    "prefix": {"method": "prefix"},
     "prefix, 32 tokens": {"method": "prefix", "learning_rate": 0.1, "rank": 32},
 }
-# Of --method=sweep. With lower rates a method learns less and forgets less, so one rate each says
-# nothing about which method forgets more: compare where they learn equally much.
-SWEPT = ("full", "lora", "lora, all matrices")
+# Of --method=sweep: who learns less forgets less, so one learning rate does not tell which method
+# forgets more. Compare methods where they learn equally much.
 SWEEP = {
-    f"{name}, lr {lr:g}": VARIANTS[name] | {"learning_rate": lr}
-    for name in SWEPT
-    for lr in (VARIANTS[name]["learning_rate"] * 2.0**power for power in range(-3, 3))
+    f"{name} at {lr:g}": VARIANTS[name] | {"learning_rate": lr}
+    for name, best in {"full": 0.0005, "lora": 0.0025, "lora, all matrices": 0.001}.items()
+    for lr in (best / 8, best / 4, best / 2, best, 2 * best, 4 * best)
 }
-LEVELS = (0.8, 0.9, 0.97)  # of the new task
 
 
 @dataclass
 class Options:
-    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep"] = "lora"  # how to learn the new task
+    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep"] = "lora"  # of stage 3
     init_from: str = ""  # a run of train.py to start from (default: base.pt, trained on first use)
     new_task: Literal[*TASKS] = "swap"  # task of stage 3; all others are learned in stage 2
     num_examples: Positive = 1000  # training examples of the new task
@@ -116,7 +113,7 @@ class Options:
     mask: bool = True  # stages 2, 3: only answers count in the loss; false: prompts as well
     replay: Fraction = 0.0  # stage 3: fraction of old documents in a batch, half of them texts
     l2: float = 0.0  # stage 3, full: L2-SP, a penalty on the squared distance from the start
-    learning_rate: float = 0.0  # stage 3, peak (0: full 0.0005, lora 0.0025, adapter 0.01, prefix 0.2)
+    learning_rate: float = 0.0  # of stage 3, peak; 0: the method's own
     plot: bool = False  # draw out/finetune/finetune.png
     seed: int = 1337  # random seed of all stages
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
@@ -132,8 +129,7 @@ def instruction(task: str, one: str, two: str) -> tuple[str, str]:
 
 
 def one_per_word(task: str, words: list[str]) -> list[tuple[str, str]]:
-    """An example with each word, and the word after it as the second one: always the same ones, to
-    evaluate."""
+    """To evaluate: an example with each word, and the word after it as the second one."""
     return [instruction(task, *pair) for pair in zip(words, [*words[1:], words[0]], strict=True)]
 
 
@@ -151,7 +147,7 @@ def encode(example: tuple[str, str], tokenizer: Tokenizer, mask: bool = True) ->
 
 def make_batch(rows: list[tuple]) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad B documents on the right to inputs and targets (B, T). Targets of padding are -1, and
-    causal attention does not look ahead, so it has no effect."""
+    causal attention does not look ahead, so padding has no effect."""
     x, y = ([torch.tensor(ids) for ids in side] for side in zip(*rows, strict=True))
     return pad_sequence(x, batch_first=True), pad_sequence(y, batch_first=True, padding_value=-1)
 
@@ -181,8 +177,8 @@ class Texts:
             windows = [tokens[at : at + LONGEST + 1].tolist() for at in starts]
             return [(ids[:-1], ids[1:]) for ids in windows]
         drawn = (rng.choice(some, n).tolist() for some in (["", *IN_TEXTS], self.words[split]))
-        pairs = ((word, TASKS[task](word) if task else "") for task, word in zip(*drawn, strict=True))
-        return [encode(("", " ".join(filter(None, pair))), self.tokenizer) for pair in pairs]
+        texts = (f"{word} {TASKS[task](word)}" if task else word for task, word in zip(*drawn, strict=True))
+        return [encode(("", text), self.tokenizer) for text in texts]
 
 
 # ----------------------------------------------------------------------------- evaluation
@@ -216,71 +212,58 @@ def answer(model: GPT, prompt: str, tokenizer: Tokenizer) -> str:
 
 
 def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
-    """Print an answer of each task, a wrong one if there is any, and the accuracy in the task. As a
-    control, the prompts of a task are exchanged: a model that reads them is then right by chance
-    only, if two prompts happen to have the same answer."""
+    """Print an answer of each task, a wrong one if there is any, and the accuracy. As a control,
+    the prompts of a task are exchanged: a model that reads them is then right by chance only, if
+    two prompts happen to have the same answer."""
     rows, sums, tokenizer = [], np.zeros(3), texts.tokenizer
     for task in tasks:
         prompts, answers = zip(*one_per_word(task, texts.words["test"]), strict=True)
-        right = exact_match(model, [*zip(prompts, answers, strict=True)], tokenizer)
         moved = (*answers[1:], answers[0])
-        exchanged = exact_match(model, [*zip(prompts, moved, strict=True)], tokenizer)
-        chance = [one == other for one, other in zip(answers, moved, strict=True)]
-        fractions = [np.mean(some) for some in (right.numpy(), exchanged.numpy(), chance)]
+        right, exchanged = (
+            exact_match(model, [*zip(prompts, some, strict=True)], tokenizer).numpy() for some in (answers, moved)
+        )
+        same = np.array(answers) == np.array(moved)
+        fractions = [some.mean() for some in (right, exchanged, same)]
         sums += fractions
-        shown = right.int().argmin()
+        shown = right.argmin()
         given = answer(model, prompts[shown], tokenizer)
         verdict = "right" if given == answers[shown] else f"wrong: {answers[shown]}"
         rows.append([prompts[shown] + given, verdict, *(f"{x:.1%}" for x in fractions)])
     rows.append(["all tasks", "", *(f"{x:.1%}" for x in sums / len(tasks))])
-    print("\nanswers with test words: a wrong one, if there is any; of all, how many match exactly")
+    print("\nanswers with test words (a wrong one, if there is any), and how many match exactly")
     print_table([["", "", "exact match", "prompts exchanged", "by chance"], *rows])
 
 
+@torch.no_grad()
 def measure(model: GPT, path: Path, texts: Texts, new_task: str, machine: Machine) -> dict:
     """The columns of the last table that every model has."""
     batch = make_batch(texts.plain("val", 1000, np.random.default_rng(0)))
-    with torch.no_grad():
-        base_val = machine.loss_function(model)(*batch).item()
-    new, old = (
-        accuracy(model, tasks, texts.words["test"], texts.tokenizer) for tasks in ([new_task], texts.tasks)
-    )
-    return {"new_task": new, "old_tasks": old, "base_val": base_val, "bytes": path.stat().st_size}
+    numbers = {"base_val": machine.loss_function(model)(*batch).item(), "kB": path.stat().st_size / 1e3}
+    for key, tasks in (("new_task", [new_task]), ("old_tasks", texts.tasks)):
+        numbers[key] = accuracy(model, tasks, texts.words["test"], texts.tokenizer)
+    return numbers
 
 
-def print_comparison(results: dict[str, dict], params: int) -> None:
-    """Print a row per model; the base and the instruction-tuned one are of stages 1 and 2."""
-    rows = [["", "trainable", "fraction", "lr", "seconds"]]
-    rows[0] += ["new task", "old tasks", "base val loss", "checkpoint"]
+def print_comparison(results: dict[str, dict]) -> None:
+    styles = {"trained": ",", "of_all": ".1%", "lr": "g", "seconds": ".1f"}
+    styles |= {"new_task": ".1%", "old_tasks": ".1%", "base_val": ".3f", "kB": ",.0f"}
+    rows = [["", *styles]]
     for name, numbers in results.items():
-        row = [name, "", "", "", ""]
-        if trained := numbers.get("trained"):
-            row = [name, f"{trained:,}", f"{trained / params:.1%}"]
-            row += [f"{numbers['lr']:g}", f"{numbers['seconds']:.1f}"]
-        row += [f"{numbers['new_task']:.1%}", f"{numbers['old_tasks']:.1%}"]
-        rows.append([*row, f"{numbers['base_val']:.3f}", f"{numbers['bytes'] / 1e3:,.0f} kB"])
-    print("\nexact match on all test words; base val loss: on what the base was trained on")
+        cells = (format(numbers[key], style) if key in numbers else "" for key, style in styles.items())
+        rows.append([name, *cells])
+    print("\nexact match on all test words; base_val: the loss on what the base was trained on")
     print_table(rows)
 
 
-def print_forgetting(results: dict[str, dict]) -> dict[str, float]:
-    """Print, for each method of SWEPT, the accuracy in the old tasks where it has learned a part of
-    the new one, between the learning rates by linear interpolation. Returns that for 90 %."""
-    rows, at_90 = [["new task", *(f"{level:.0%}" for level in LEVELS)]], {}
-    for name in SWEPT:
-        new, old = curve(results, name)
-        kept = np.interp(LEVELS, new, old, left=math.nan, right=math.nan)
-        rows.append([f"old tasks, {name}", *(f"{x:.1%}" for x in kept)])
-        at_90[re.sub(r"\W+", "_", name)] = float(kept[1])
-    print("\nhow much of the old tasks is left where a method has learned so much of the new one")
-    print_table(rows)
-    return at_90
-
-
-def curve(results: dict[str, dict], name: str) -> tuple[list, list]:
-    """The accuracies in the new and the old tasks of a method of SWEPT, by that in the new one."""
-    rows = [row for key, row in results.items() if key.startswith(f"{name}, lr ")]
-    return tuple(zip(*sorted((row["new_task"], row["old_tasks"]) for row in rows), strict=True))
+def curves(results: dict[str, dict]) -> dict[str, tuple]:
+    """For each method of stage 3 its accuracies in the new task and in the old ones, by the first:
+    one of each, or one for each learning rate of a sweep."""
+    found = {}
+    for name, numbers in results.items():
+        if "trained" in numbers:
+            point = (numbers["new_task"], numbers["old_tasks"])
+            found.setdefault(name.split(" at ")[0], []).append(point)
+    return {name: tuple(zip(*sorted(points), strict=True)) for name, points in found.items()}
 
 
 # ----------------------------------------------------------------------------- the three stages
@@ -301,13 +284,11 @@ def kept(path: Path, made_from: dict) -> dict | None:
         return None
     if checkpoint.get("made_from") != made_from:
         return None
-    print(f"using {path} of an earlier run (delete it to train it again)")
+    print(f"using {path} of an earlier run")
     return checkpoint
 
 
-def train_on(
-    model: GPT, draw: Callable, recipe: Recipe, machine: Machine, note=lambda: "", lines=5, l2=0.0
-) -> float:
+def train_on(model: GPT, draw, recipe, machine, note=lambda: "", lines=5, l2=0.0) -> float:
     """Train on the rows that draw() returns for each step. l2: the loss also has l2 |p - start|^2,
     which keeps parameters near their start (L2-SP, Li et al. 2018). Returns the seconds."""
     forward = machine.loss_function(model.to(machine.device))
@@ -326,8 +307,8 @@ def train_on(
 def pretrain(texts: Texts, machine: Machine, made_from: dict) -> None:
     """Stage 1: train a base model from scratch, unless it is there. made_from: seed and words."""
     config = GPTConfig(vocab_size=texts.tokenizer.vocab_size, block_size=64)
-    examples = [instruction(task, "lecture", "") for task in IN_TEXTS]
-    made_from = made_from | {"recipe": asdict(PRETRAINING), "config": asdict(config), "tasks": examples}
+    made_from = made_from | {"recipe": asdict(PRETRAINING), "config": asdict(config)}
+    made_from["tasks"] = [instruction(task, "lecture", "") for task in IN_TEXTS]
     if kept(BASE, made_from):
         return
     print("\nstage 1, pre-training: words, and pairs such as 'stack kcats'")
@@ -343,52 +324,53 @@ def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
     if "peft" in checkpoint:
         raise UserError(f"{path} has only what finetune.py trained; use a whole model")
     model, tokenizer = load_model(checkpoint)
-    if model.config.block_size < LONGEST:
-        few = f"block_size={model.config.block_size}, and instructions have up to {LONGEST} characters"
-        raise UserError(f"{path} has {few}; use a model with a longer context")
     tokenizer.encode(CHARACTERS)  # raises UserError if it lacks some
+    if (T := model.config.block_size) < LONGEST:
+        few = f"{path} has block_size={T}, and instructions have up to {LONGEST} characters"
+        raise UserError(f"{few}; use a model with a longer context")
     name = checkpoint["config"]["dataset"]
     return model, tokenizer, load(name) if name else None
 
 
-def instruct(base: GPT, texts: Texts, machine: Machine, made_from: dict) -> tuple[GPT, list[dict]]:
+def instruct(model: GPT, texts: Texts, machine: Machine, made_from: dict) -> tuple[GPT, list[dict]]:
     """Stage 2: train the base on instructions, drawn again for every step, unless that is done.
-    Returns the model, and its accuracy in each task at equal distances of steps."""
-    recipe, rng, history = INSTRUCTION_TUNING, np.random.default_rng(made_from["seed"]), []
-    examples = [instruction(task, "lecture", "import") for task in texts.tasks]
-    made_from = made_from | {"recipe": asdict(recipe), "tasks": examples, "mask": texts.mask}
+    Returns the model, and its accuracies {task: of validation words} after each fifth of the
+    steps."""
+    recipe, history = INSTRUCTION_TUNING, []
+    made_from = made_from | {"recipe": asdict(recipe), "mask": texts.mask}
+    made_from["tasks"] = [instruction(task, "lecture", "import") for task in texts.tasks]
     if checkpoint := kept(INSTRUCTED, made_from):
         return load_model(checkpoint)[0].to(machine.device), checkpoint["history"]
-    draw = lambda: texts.instructions(BATCH_SIZE, rng)
-    counted = (make_batch(texts.instructions(BATCH_SIZE, np.random.default_rng(0)))[1] >= 0).sum()
-    print(f"\nstage 2, instruction tuning: {len(texts.tasks)} tasks")
+    rng, some_words = np.random.default_rng(made_from["seed"]), texts.words["val"][:200]
+    rows = texts.instructions(1000, np.random.default_rng(0))
+    counted = np.mean([target >= 0 for _, targets in rows for target in targets])
+    print(f"\nstage 2, instruction tuning: {counted:.0%} of the targets count in the loss")
 
     def note() -> str:
-        words = texts.words["val"][:200]
-        history.append({task: accuracy(base, [task], words, texts.tokenizer) for task in texts.tasks})
-        return f"exact match on validation words {np.mean([*history[-1].values()]):.1%}"
+        found = {task: accuracy(model, [task], some_words, texts.tokenizer) for task in texts.tasks}
+        history.append(found)
+        return f"exact match {np.mean([*found.values()]):.1%}"
 
-    train_on(base, draw, recipe, machine, note)
-    save(INSTRUCTED, base, texts, made_from=made_from, history=history)
-    show_answers(base, texts.tasks, texts)
-    return base, history
+    draw = lambda: texts.instructions(BATCH_SIZE, rng)
+    train_on(model, draw, recipe, machine, note)
+    save(INSTRUCTED, model, texts, made_from=made_from, history=history)
+    show_answers(model, texts.tasks, texts)
+    return model, history
 
 
-def learn(
-    instructed: GPT, texts: Texts, machine: Machine, options: Options, name: str, lines: int
-) -> tuple[GPT, dict]:
+def learn(instructed: GPT, texts: Texts, machine, options: Options, name: str, lines: int) -> tuple:
     """Stage 3: learn a task from a few examples by one method, and write a checkpoint. Returns the
     model, and its row of the last table."""
     torch.manual_seed(options.seed)
-    rng, model, task = np.random.default_rng(options.seed), copy.deepcopy(instructed), options.new_task
-    more = {}
+    rng, model, more = np.random.default_rng(options.seed), copy.deepcopy(instructed), {}
     if options.method != "full":
-        more["peft"] = {key: getattr(options, key) for key in ("method", "rank", "alpha", "targets")}
+        keys = ("method", "rank", "alpha", "targets")
+        more["peft"] = {key: getattr(options, key) for key in keys}
         more["base"] = {"path": INSTRUCTED.as_posix(), "sha256": sha256_of(INSTRUCTED)}
         attach(model, **more["peft"])
-    drawn = rng.choice(texts.words["train"], (2, options.num_examples), replace=False)  # all different
-    examples = [instruction(task, *pair) for pair in drawn.T.tolist()]
-    rows = [encode(example, texts.tokenizer, texts.mask) for example in examples]
+    task, words = options.new_task, texts.words["train"]
+    pairs = rng.choice(words, (2, options.num_examples), replace=False).T.tolist()  # all different
+    rows = [encode(instruction(task, *pair), texts.tokenizer, texts.mask) for pair in pairs]
     n_old = math.ceil(options.replay * BATCH_SIZE / 2)
 
     def draw() -> list[tuple]:
@@ -399,16 +381,17 @@ def learn(
         return new + old + texts.plain("train", n_old // 2, rng)
 
     def note() -> str:
-        words = texts.words["val"][:200]
-        new, old = (accuracy(model, tasks, words, texts.tokenizer) for tasks in ([task], texts.tasks))
+        some_words = texts.words["val"][:200]
+        new, old = (accuracy(model, tasks, some_words, texts.tokenizer) for tasks in ([task], texts.tasks))
         return f"new task {new:.1%}  old tasks {old:.1%}"
 
-    lr = options.learning_rate or LEARNING_RATES[options.method]
-    seconds = train_on(model, draw, replace(NEW_TASK, learning_rate=lr), machine, note, lines, options.l2)
+    recipe = replace(NEW_TASK, learning_rate=options.learning_rate or LEARNING_RATES[options.method])
+    seconds = train_on(model, draw, recipe, machine, note, lines, options.l2)
     path, state = FOLDER / (re.sub(r"\W+", "_", name) + ".pt"), trained_state(model)
     save(path, model, texts, state, **more)
-    numbers = {"trained": sum(p.numel() for p in state.values()), "lr": lr, "seconds": seconds}
-    numbers |= measure(model, path, texts, task, machine)
+    n = sum(p.numel() for p in state.values())
+    numbers = {"trained": n, "of_all": n / instructed.num_params(), "lr": recipe.learning_rate}
+    numbers |= {"seconds": seconds} | measure(model, path, texts, task, machine)
     print(f"{name}: {numbers['new_task']:.1%} of the new task, saved {path}", flush=True)
     return model, numbers
 
@@ -416,68 +399,61 @@ def learn(
 # ----------------------------------------------------------------------------- the script
 
 
-def draw_plot(history: list[dict], results: dict[str, dict], sweep: bool) -> None:
+def draw_plot(history: list[dict], results: dict[str, dict]) -> None:
     import plots
 
     steps = [INSTRUCTION_TUNING.max_iters * (i + 1) // len(history) for i in range(len(history))]
-    curves = {task: (steps, [row[task] for row in history], "o-") for task in history[0]}
-    left = {"title": "stage 2: instruction tuning", "curves": curves, "xticks": steps, "ylim": (0, 1.03)}
-    left |= {"xlabel": "step", "ylabel": "exact match, validation words"}
-    right = {"title": "stage 3: a new task"}
-    if sweep:
-        right["curves"] = {name: (*curve(results, name), "o-") for name in SWEPT}
-        right |= {"xlabel": "new task: exact match, test words", "ylabel": "old tasks"}
-    else:
-        names = [*results][::-1]
-        kinds = {"new task": ("new_task", "oC1"), "old tasks": ("old_tasks", "oC0")}
-        right["curves"] = {
-            kind: ([results[name][key] for name in names], names, style)
-            for kind, (key, style) in kinds.items()
-        }
-        right["xlabel"] = "exact match, test words"
-    path = FOLDER / "finetune.png"
-    plots.lines(path, left, right)
-    print(f"{path}: exact match by step in stage 2, and of new and old tasks after stage 3")
+    by_task = {task: (steps, [row[task] for row in history], "o-") for task in history[0]}
+    left = {"title": "stage 2: instruction tuning", "curves": by_task, "xticks": steps}
+    left |= {"xlabel": "step", "ylabel": "exact match, validation words", "ylim": (0, 1.03)}
+    right = {name: (*points, "o-") for name, points in curves(results).items()}
+    right = {"title": "stage 3: what is learned, and what is left", "curves": right}
+    right |= {"xlabel": "new task: exact match, test words", "ylabel": "old tasks"}
+    plots.lines(FOLDER / "finetune.png", left, right)
+    print(f"{FOLDER / 'finetune.png'}: stage 2 by step, and the old tasks by the new one after stage 3")
 
 
 def main() -> None:
     options = parse(Options, __doc__)
     keep_freed_memory()
-    machine, data, tokenizer = Machine.pick(options.device, "float32"), load("words"), CharTokenizer(sorted(CHARACTERS))
-    words = {split: map(data.tokenizer.decode, data.documents(split)) for split in ("train", "val", "test")}
-    words = {split: [word for word in some if len(word) in LETTERS] for split, some in words.items()}
+    machine, data, words = Machine.pick(options.device, "float32"), load("words"), {}
+    for split in ("train", "val", "test"):
+        decoded = map(data.tokenizer.decode, data.documents(split))
+        words[split] = [word for word in decoded if len(word) in LETTERS]
     if 2 * options.num_examples > len(words["train"]):
         few = f"{len(words['train']):,} words are not enough for --num_examples={options.num_examples}"
         raise UserError(f"{few}, with two words each; use fewer")
-    texts = Texts(words, tokenizer, [task for task in TASKS if task != options.new_task], options.mask)
+    old_tasks = [task for task in TASKS if task != options.new_task]
+    texts = Texts(words, CharTokenizer(sorted(CHARACTERS)), old_tasks, options.mask)
     print(f"device  {machine}")
     made_from = {"seed": options.seed, "words": data.splits["train"]["sha256"]}
     path = find_checkpoint(options.init_from) if options.init_from else BASE
     if not options.init_from:
         pretrain(texts, machine, made_from)
-    model, texts.tokenizer, texts.data = open_base(path)
-    params = model.num_params()
-    results = {"base": measure(model.to(machine.device), path, texts, options.new_task, machine)}
-    model, history = instruct(model, texts, machine, made_from | {"base": sha256_of(path)})
+    base, texts.tokenizer, texts.data = open_base(path)
+    params = base.to(machine.device).num_params()
+    results = {"base": measure(base, path, texts, options.new_task, machine)}
+    model, history = instruct(base, texts, machine, made_from | {"base": sha256_of(path)})
     results["instructed"] = measure(model, INSTRUCTED, texts, options.new_task, machine)
+
     print(f"\nstage 3, a new task: {options.num_examples:,} examples of {options.new_task}")
     ways = {"all": VARIANTS, "sweep": SWEEP}.get(options.method, {options.method: {}})
+    alone = len(ways) == 1
     for name, changes in ways.items():
-        lines = 5 if len(ways) == 1 else 0
-        learned, results[name] = learn(model, texts, machine, replace(options, **changes), name, lines)
-    if len(ways) == 1:
+        changed = replace(options, **changes)
+        learned, results[name] = learn(model, texts, machine, changed, name, lines=5 if alone else 0)
+    if alone:
         show_answers(learned, [options.new_task, *texts.tasks], texts)
-    print_comparison(results, params)
-    if options.method == "sweep":
-        numbers = print_forgetting(results)
-    elif options.method == "all":  # accuracy in the new task / in the old ones
+    print_comparison(results)
+    if options.plot:
+        draw_plot(history, results)
+    numbers = results[name] if alone else {}
+    if options.method == "all":  # accuracy in the new task / in the old ones
         rows = {name: results[name] for name in LEARNING_RATES}
         numbers = {name: f"{row['new_task']:.3f}/{row['old_tasks']:.3f}" for name, row in rows.items()}
-    else:
-        keys = ("trained", "new_task", "old_tasks", "base_val", "seconds")
-        numbers = {key: results[options.method][key] for key in keys}
-    if options.plot:
-        draw_plot(history, results, options.method == "sweep")
+    if options.method == "sweep":  # old tasks where the new one is at 90 %, between learning rates
+        points = {re.sub(r"\W+", "_", name): xy for name, xy in curves(results).items()}
+        numbers = {name: float(np.interp(0.9, *xy, math.nan, math.nan)) for name, xy in points.items()}
     print_result("gpt", texts.data or data, params, method=options.method, **numbers)
 
 
