@@ -416,7 +416,9 @@ def draw_plot(history: list[dict], results: dict[str, dict]) -> None:
 def main() -> None:
     options = parse(Options, __doc__)
     keep_freed_memory()
-    machine, data, words = Machine.pick(options.device, "float32"), load("words"), {}
+    machine, data, words = Machine.pick(options.device, "auto"), load("words"), {}
+    if machine.dtype == torch.float16:
+        machine.dtype = torch.float32  # fit() has no gradient scaler
     for split in ("train", "val", "test"):
         decoded = map(data.tokenizer.decode, data.documents(split))
         words[split] = [word for word in decoded if len(word) in LETTERS]
