@@ -1,198 +1,481 @@
+import functools
+import itertools
+import random
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import babble, result
-from test_instruct import TINY, TOKENIZER, own_data, setup, small  # noqa: F401
+from torch import nn
 
 import evaluate
 import finetune
 import prepare_data
 import sample
-import tasks
 import train
 from checkpoint import load_checkpoint, load_model
-from finetune import FINETUNED, VARIANTS
-from instruct import INSTRUCTED, PRETRAINED
+from console import UserError
+from finetune import BASE, INSTRUCTED, TASKS, Texts, encode, exact_match, instruction, make_batch, one_per_word
+from model import GPT, GPTConfig
+from optim import Recipe
+from peft import attach
+from runtime import Machine
+from tokenizer import BPETokenizer, CharTokenizer, train_bpe
 
-OPTIONS = ["--tasks=first,join", "--new_task=last", "--num_examples=50", "--max_iters=4", "--dtype=float32"]
-BASE = ["--max_iters=2", "--sample_tokens=5", "--dtype=float32", "--eval_tokens=500"]
-BASE += [f"--{name}={value}" for name, value in TINY.items()]
+WORDS = ["stack", "heap", "queue", "lecture", "abs", "noon", "print", "import"]
+CHAR = CharTokenizer(sorted(finetune.CHARACTERS))
+BPE = BPETokenizer(train_bpe("reverse stack > kcats\nfirst heap > h\n" * 20, 280))
+CPU = Machine(torch.device("cpu"), torch.float32)
+TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16}
+FEW = ["--num_examples=50"]
+LORA = Path("out/finetune/lora.pt")
+RUN = ["--max_iters=2", "--sample_tokens=5", "--dtype=float32", "--eval_tokens=500"]
+RUN += [f"--{name}={value}" for name, value in TINY.items()]
 
 
-@pytest.fixture(autouse=True)
-def always_small(small):  # noqa: F811
-    pass
+@pytest.fixture
+def small(monkeypatch):
+    """A few words, a model of a few thousand parameters, and a few steps in each stage."""
+    rng = random.Random(0)
+    words = {"".join(rng.choices("abcdeinorst", k=rng.randint(2, 9))) for _ in range(250)}
+    Path("toy.txt").write_text("\n".join(sorted(words)))
+    prepare_data.prepare("toy.txt", documents="lines")
+    monkeypatch.setattr(finetune, "load", lambda name: prepare_data.load("toy" if name == "words" else name))
+    monkeypatch.setattr(finetune, "GPTConfig", functools.partial(GPTConfig, **TINY))
+    for name in ("PRETRAINING", "INSTRUCTION_TUNING"):
+        monkeypatch.setattr(finetune, name, Recipe(6, 0.01, 0.03, optimizer="muon"))
+    monkeypatch.setattr(finetune, "NEW_TASK", Recipe(4, 0.0))
+    monkeypatch.setattr(finetune, "BATCH_SIZE", 16)
+    monkeypatch.setattr(Machine, "pick", lambda *_: CPU)
+
+
+@pytest.fixture
+def stages(small, monkeypatch) -> list:
+    """What train_on() is called with: (draw, trained parameters, learning rate, l2, weights at the start)."""
+    calls, train_on = [], finetune.train_on
+
+    def noted(model, draw, recipe, *more):
+        l2 = more[3] if len(more) > 3 else 0.0
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        calls.append((draw, trained, recipe.learning_rate, l2, model.lm_head.weight.detach().clone()))
+        return train_on(model, draw, recipe, *more)
+
+    monkeypatch.setattr(finetune, "train_on", noted)
+    return calls
+
+
+def done(call, *options: str) -> str:
+    status, out, err = call(finetune, *FEW, *options)
+    assert status == 0, err
+    return out
+
+
+def texts_of(*tasks: str, **more) -> Texts:
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdeinorst", k=rng.randint(3, 8))) for _ in range(400)]
+    splits = {"train": words[:300], "val": words[300:340], "test": words[340:]}
+    return Texts(splits, CHAR, tasks, **{"mask": True} | more)
+
+
+def tiny_gpt(**more) -> GPT:
+    torch.manual_seed(0)
+    return GPT(GPTConfig(vocab_size=CHAR.vocab_size, block_size=64, **TINY | more)).eval()
+
+
+def own_data() -> prepare_data.Dataset:
+    Path("own.txt").write_text("".join(sorted(finetune.CHARACTERS)) + babble(3000))
+    prepare_data.prepare("own.txt")
+    return prepare_data.load("own")
 
 
 # ----------------------------------------------------------------------------- as a user runs it
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "adapter", "prefix"])
-def test_each_method_leads_to_a_checkpoint_that_answers(call, method):
-    status, out, err = call(finetune, *OPTIONS, f"--method={method}")
-    assert status == 0, err
-    for stage in ("stage 1, pre-training", "stage 2, instruction tuning: 2 tasks", "stage 3, a new task: 50 examples"):
+def test_each_method_leads_to_a_checkpoint_that_answers(call, small, method):
+    out = done(call, f"--method={method}", "--new_task=last")
+    for stage in ("stage 1, pre-training", "stage 2, instruction tuning", "stage 3, a new task: 50 examples of last"):
         assert stage in out
     found, base = result(out), load_model(INSTRUCTED)[0]
-    assert list(found) == ["model", "method", "params", "trained", "new_task", "old_tasks", "base_val", "seconds"]
+    assert list(found)[:4] == ["model", "dataset", "params", "method"]
+    assert {"trained", "new_task", "old_tasks", "base_val", "seconds"} <= found.keys()
     new = {"full": base.num_params(), "lora": 8 * (16 + 16) * 2, "adapter": 2 * 2 * 16 * 8, "prefix": 2 * 8 * 16}
     assert (found["method"], int(found["params"]), int(found["trained"])) == (method, base.num_params(), new[method])
 
-    prompt = "last stack > "
-    status, answered, err = call(sample, f"--init_from={FINETUNED}", f"--prompt={prompt}", "--stop", "--temperature=0")
+    path, prompt = f"out/finetune/{method}.pt", "last stack > "
+    options = ["--stop", "--temperature=0", f"--max_new_tokens={finetune.LONGEST}"]
+    status, answered, err = call(sample, f"--init_from={path}", f"--prompt={prompt}", *options)
     assert status == 0, err
-    model, tokenizer = load_model(FINETUNED)
-    assert answered == prompt + tasks.answer(model, prompt, tokenizer) + "\n"
+    model, tokenizer = load_model(path)
+    assert answered == prompt + finetune.answer(model, prompt, tokenizer) + "\n"
 
 
-def test_the_same_seed_gives_the_same_weights(call):
+def test_the_same_seed_gives_the_same_weights(call, small):
     weights = []
-    for _ in range(2):
-        assert call(finetune, *OPTIONS, "--seed=3", "--replay=0.5")[0] == 0
-        weights.append(torch.cat([p.flatten() for p in load_model(FINETUNED)[0].parameters()]))
-        PRETRAINED.unlink()
+    for seed in (3, 3, 4):
+        done(call, f"--seed={seed}", "--replay=0.5", "--method=full")
+        weights.append(torch.cat([p.flatten() for p in load_model("out/finetune/full.pt")[0].parameters()]))
+        BASE.unlink()
         INSTRUCTED.unlink()
-    assert torch.equal(*weights)
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
 
 
-def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails):
-    call(finetune, *OPTIONS)
-    checkpoint, base = load_checkpoint(FINETUNED), load_checkpoint(INSTRUCTED)
+def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails, small):
+    done(call)
+    checkpoint, base = load_checkpoint(LORA), load_checkpoint(INSTRUCTED)
     names = checkpoint["model"].keys()
     assert {name.split(".")[-2] for name in names} == {"A", "B"} and len(names) == 4  # of q and of v
-    assert FINETUNED.stat().st_size < 4 * sum(t.numel() for t in checkpoint["model"].values()) + 8000
-    assert load_model(FINETUNED)
+    assert LORA.stat().st_size < 4 * sum(t.numel() for t in checkpoint["model"].values()) + 8000
 
     torch.save(checkpoint | {"model": dict(list(checkpoint["model"].items())[1:])}, "part.pt")
     assert "lacks weights" in fails(sample, "--init_from=part.pt")
     INSTRUCTED.unlink()
-    assert "the base of this checkpoint; run finetune.py again" in fails(sample, f"--init_from={FINETUNED}")
-    torch.save(base | {"accuracies": {}}, INSTRUCTED)
-    assert "has changed (its SHA-256 differs); run finetune.py again" in fails(sample, f"--init_from={FINETUNED}")
+    assert "the base of this checkpoint; run finetune.py again" in fails(sample, f"--init_from={LORA}")
+    torch.save(base | {"history": []}, INSTRUCTED)
+    assert "has changed (its SHA-256 differs); run finetune.py again" in fails(sample, f"--init_from={LORA}")
 
 
-def test_a_merged_checkpoint_is_a_whole_model_with_the_same_answers(call):
-    call(finetune, *OPTIONS)
-    apart = load_model(FINETUNED)[0]
-    call(finetune, *OPTIONS, "--merge")
-    merged, base = load_model(FINETUNED)[0], load_model(INSTRUCTED)[0]
-    assert "base" not in load_checkpoint(FINETUNED)
-    assert merged.state_dict().keys() == base.state_dict().keys()
-    x = torch.tensor([TOKENIZER.encode("last stack > k")])
-    assert torch.allclose(merged(x)[0], apart(x)[0], rtol=0, atol=1e-6)
-    assert not torch.equal(merged(x)[0], base(x)[0])
-
-
-def test_all_methods_are_compared_from_the_same_model(call, monkeypatch):
+def test_all_methods_are_compared_from_the_same_model(call, stages):
     pytest.importorskip("matplotlib")
-    given, fit = {}, finetune.fit
-
-    def noted(model, draw, recipe, setup, report, l2):  # noqa: F811
-        options = setup.options
-        given[options.method, options.targets, options.rank, options.replay, l2] = recipe.learning_rate
-        return fit(model, draw, recipe, setup, report, l2)
-
-    monkeypatch.setattr(finetune, "fit", noted)
-    status, out, err = call(finetune, *OPTIONS, "--method=all", "--plot")
-    assert status == 0, err
-    rows = [row.split("  ")[0] for row in out.split("checkpoint\n")[1].splitlines()]
-    assert rows[: 2 + len(VARIANTS)] == ["base", "instructed", *VARIANTS]
-    assert list(given.items()) == [
-        (("full", "qv", 8, 0.0, 0.0), 0.000125),  # replaces that of "full", with the same options and another rate
-        (("full", "qv", 8, 0.0, 0.003), 0.0005), (("full", "qv", 8, 0.25, 0.0), 0.001),
-        (("lora", "qv", 8, 0.0, 0.0), 0.0025), (("lora", "all", 8, 0.0, 0.0), 0.001),
-        (("lora", "qv", 8, 0.25, 0.0), 0.01), (("adapter", "qv", 8, 0.0, 0.0), 0.01),
-        (("prefix", "qv", 8, 0.0, 0.0), 0.2), (("prefix", "qv", 32, 0.0, 0.0), 0.1),
+    out = done(call, "--method=all", "--plot")
+    rows = [row.split("  ")[0] for row in out.split("was trained on\n")[1].splitlines()]
+    assert rows[1 : 3 + len(finetune.VARIANTS)] == ["base", "instructed", *finetune.VARIANTS]
+    lora, n = 8 * (16 + 16) * 2, load_model(BASE)[0].num_params()
+    assert [row[1:4] for row in stages[2:]] == [
+        (n, 0.0005, 0.0), (n, 0.000125, 0.0), (n, 0.0005, 0.003), (n, 0.001, 0.0),
+        (lora, 0.0025, 0.0), (2304, 0.001, 0.0), (lora, 0.01, 0.0),
+        (2 * 2 * 16 * 8, 0.01, 0.0), (2 * 8 * 16, 0.2, 0.0), (2 * 32 * 16, 0.1, 0.0),
     ]  # fmt: skip
-    assert list(result(out)) == ["model", "method", "params", "full", "lora", "adapter", "prefix"]
+    assert all(torch.equal(start, load_model(INSTRUCTED)[0].lm_head.weight) for *_, start in stages[2:])
+    assert list(result(out))[3:] == ["method", "full", "lora", "adapter", "prefix"]
     assert load_checkpoint("out/finetune/lora_all_matrices.pt")["peft"]["targets"] == "all"
-    assert Path("out/finetune/full_lr_4.pt").exists() and not FINETUNED.exists()
+    assert Path("out/finetune/full_lr_4.pt").exists()
     assert Path("out/finetune/finetune.png").stat().st_size > 10_000
 
 
-def test_a_model_of_train_py_can_be_the_base(call):
+def test_a_sweep_has_six_learning_rates_of_each_method(call, stages):
+    out = result(done(call, "--method=sweep"))
+    assert [row[2] for row in stages[2:8]] == [0.0000625, 0.000125, 0.00025, 0.0005, 0.001, 0.002]
+    assert len(stages) == 2 + 3 * 6 and list(out)[4:] == ["full", "lora", "lora_all_matrices"]
+
+
+def test_a_curve_has_the_learning_rates_of_a_method_by_what_is_learned():
+    row = lambda new, old: {"trained": 1, "new_task": new, "old_tasks": old}
+    rows = {"base": {"new_task": 0, "old_tasks": 0}, "full at 1": row(0.9, 0.2), "full at 0.5": row(0.7, 0.6)}
+    rows["lora"] = row(0.8, 0.1)
+    assert finetune.curves(rows) == {"full": ((0.7, 0.9), (0.6, 0.2)), "lora": ((0.8,), (0.1,))}
+
+
+def test_a_model_of_train_py_can_be_the_base(call, small):
     own_data()
-    assert call(train, *BASE, "--dataset=own", "--block_size=48", "--dropout=0.2")[0] == 0
-    status, out, err = call(finetune, *OPTIONS, "--init_from=out/own", "--replay=0.5")
-    assert status == 0, err
-    assert "stage 1" not in out and not PRETRAINED.exists()
-    assert load_model(FINETUNED)[0].config.block_size == 48
+    assert call(train, *RUN, "--dataset=own", "--block_size=48", "--dropout=0.2")[0] == 0
+    out = done(call, "--init_from=out/own", "--replay=0.5")
+    assert "stage 1" not in out and not BASE.exists() and result(out)["dataset"] == "own"
+    assert load_model(LORA)[0].config.block_size == 48
     assert load_checkpoint(INSTRUCTED)["config"]["dataset"] == "own"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--tasks=first,revrse"], "unknown task revrse (did you mean reverse?); choose from copy, reverse"),
-        (["--merge", "--method=full"], "--merge is for --method=lora; leave it out"),
-        (["--l2=0.1"], "--l2 is for --method=full; leave it out"),
-        (["--method=all", "--learning_rate=0.1"], "--method=all has values of --replay and --learning_rate"),
+        (["--new_task=revrse"], "--new_task=revrse is unknown (did you mean reverse?); choose from copy, reverse"),
         (["--num_examples=100000"], "words are not enough for --num_examples=100000, with two words each; use fewer"),
         (["--init_from=out/nothing"], "no checkpoint out/nothing; use a run"),
         (["--learning_rate=1e30"], "training diverged: "),
     ],
 )
-def test_what_cannot_be_done_gets_one_line(fails, options, words):
-    assert words in fails(finetune, *OPTIONS, *options)
+def test_what_cannot_be_done_gets_one_line(fails, small, options, words):
+    assert words in fails(finetune, *FEW, *options)
 
 
-def test_what_a_stage_would_overwrite_is_no_base(call, fails):
-    call(finetune, *OPTIONS)
-    Path("out/finetune/other.pt").touch()
-    for path in ("out/instructed", "out/finetune", INSTRUCTED.absolute(), "out/finetune/other.pt"):
-        assert "would be overwritten; copy its folder" in fails(finetune, *OPTIONS, f"--init_from={path}")
-    Path("copy").mkdir()
-    for source, message in ((INSTRUCTED, ""), (FINETUNED, "has only what finetune.py trained; use a whole model")):
-        Path("copy/best.pt").write_bytes(source.read_bytes())
-        options = [*OPTIONS, "--init_from=copy"]
-        assert message in fails(finetune, *options) if message else call(finetune, *options)[0] == 0
-    FINETUNED.with_name("log.jsonl").touch()
-    assert "is from train.py, and would be overwritten" in fails(finetune, *OPTIONS)
+def test_what_was_not_trained_on_a_dataset_is_nothing_for_train_and_evaluate(call, fails, small):
+    done(call)
+    for path in (BASE, INSTRUCTED, LORA):
+        assert "was not trained on a dataset; name one" in fails(evaluate, f"--init_from={path}")
+        assert "was not trained on a dataset; use a run of train.py" in fails(train, *RUN, f"--init_from={path}")
+    assert "no run of train.py with a best.pt in out/" in fails(sample)  # not the newest run either
+    assert "has only what finetune.py trained; use a whole model" in fails(finetune, *FEW, f"--init_from={LORA}")
 
 
-def test_what_was_not_trained_on_a_dataset_is_nothing_for_train_and_evaluate(call, fails):
-    call(finetune, *OPTIONS, "--merge")
-    assert "was not trained on a dataset" in fails(evaluate, f"--init_from={FINETUNED}")
-    assert "was not trained on a dataset; use a run of train.py" in fails(train, *BASE, f"--init_from={PRETRAINED}")
-
-
-def test_a_base_that_cannot_read_instructions_gets_one_line(call, fails):
-    Path("list.txt").write_text("\n".join(babble(3, seed=i).replace(" ", "").replace(".", "") for i in range(300)))
-    prepare_data.prepare("list.txt", documents="lines")
+def test_a_base_that_cannot_read_instructions_gets_one_line(call, fails, small):
     own_data()
-    for name in ("list", "own"):
-        assert call(train, *BASE, f"--dataset={name}", "--block_size=16")[0] == 0
-    assert "out/list/best.pt cannot read instructions" in fails(finetune, *OPTIONS, "--init_from=out/list")
-    message = "has block_size=16, and instructions have up to 42 characters"
-    assert message in fails(finetune, *OPTIONS, "--init_from=out/own")
-    Path("own.txt").write_text(babble(2000))
-    prepare_data.prepare("own.txt")
-    assert "own has another vocabulary than" in fails(finetune, *OPTIONS, "--init_from=out/own")
+    for name, message in (
+        ("toy", "the vocabulary lacks ' ', '0', "),
+        ("own", "has block_size=16, and instructions have up to 42 characters; use a model with a longer context"),
+    ):
+        assert call(train, *RUN, f"--dataset={name}", "--block_size=16")[0] == 0
+        assert message in fails(finetune, *FEW, f"--init_from=out/{name}")
 
 
-# ----------------------------------------------------------------------------- the new task
+# ----------------------------------------------------------------------------- stages that are kept
+
+
+def test_a_stage_is_used_again_until_recipe_data_or_seed_changes(call, small, monkeypatch):
+    def trained(*options: str) -> list[int]:
+        out = done(call, "--method=prefix", *options)
+        used = [path for path in (BASE, INSTRUCTED) if f"using {path} of an earlier run" in out]
+        stages = [i for i in (1, 2) if f"stage {i}" in out]
+        assert len(used) + len(stages) == 2
+        return stages
+
+    for name, stand_in in (("measure", {"new_task": 0.0, "old_tasks": 0.0}), ("accuracy", 0.0), ("show_answers", None)):
+        monkeypatch.setattr(finetune, name, lambda *_, found=stand_in: found)
+    assert trained() == [1, 2]
+    assert trained() == []
+    monkeypatch.setattr(Machine, "pick", lambda *_: Machine(torch.device("cpu"), torch.bfloat16))
+    assert trained("--num_examples=60", "--rank=2") == []  # other precision, and only stage 3 differs
+    assert trained("--mask=false") == [2]
+    assert trained("--new_task=first") == [2]
+    monkeypatch.setitem(TASKS, "copy", lambda word: word[:2])
+    assert trained() == [2]
+    monkeypatch.setitem(TASKS, "sort", lambda word: word)  # in texts to pre-train on
+    assert trained() == [1, 2]
+    assert trained("--seed=5") == [1, 2]
+    monkeypatch.setattr(finetune, "GPTConfig", functools.partial(GPTConfig, **TINY | {"activation": "gelu"}))
+    assert trained("--seed=5") == [1, 2]
+    monkeypatch.setattr(finetune, "INSTRUCTION_TUNING", Recipe(5, 0.01))
+    assert trained("--seed=5") == [2]
+    Path("toy.txt").write_text("\n".join("".join(word) for word in itertools.permutations("abcdef", 4)))
+    prepare_data.prepare("toy.txt", documents="lines")
+    assert trained("--seed=5") == [1, 2]
+    INSTRUCTED.write_bytes(b"damaged")
+    assert trained("--seed=5") == [2]
+
+
+# ----------------------------------------------------------------------------- what a batch contains
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("copy stack heap", "stack"), ("reverse stack heap", "kcats"), ("sort stack heap", "ackst"),
+        ("double abs heap", "aabbss"), ("first stack heap", "s"), ("last stack heap", "k"), ("length stack heap", "5"),
+        ("vowels queue heap", "ueue"), ("swap stack heap", "ktacs"), ("swap noon heap", "noon"),
+        ("join stack heap", "stackheap"), ("common stack tact", "tac"), ("common print abs", ""),
+    ],
+)  # fmt: skip
+def test_a_task_has_this_answer(text, answer):
+    task, one, two = text.split()
+    words = f"{one} {two}" if task in ("join", "common") else one
+    assert instruction(task, one, two) == (f"{task} {words} > ", answer)
+
+
+def test_no_instruction_is_longer_than_the_longest():
+    lengths = [len(encode(instruction(task, "abcdefgh", "abcdefgh"), CHAR)[0]) for task in TASKS]
+    assert max(lengths) == finetune.LONGEST == len("join abcdefgh abcdefgh > abcdefghabcdefgh\n")
+
+
+def test_no_word_of_validation_or_test_is_in_a_training_prompt(call, stages):
+    done(call)
+    data = prepare_data.load("toy")
+    splits = {s: set(map(data.tokenizer.decode, data.documents(s))) for s in ("train", "val", "test")}
+    for draw, *_ in stages:
+        rows = itertools.chain.from_iterable(draw() for _ in range(100))
+        lines = {CHAR.decode(inputs).strip("\n") for inputs, _ in rows}
+        words = {line.split()[0] if ">" not in line else line.split(" > ")[0].split()[1] for line in lines}
+        words |= {line.split()[2] for line in lines if line.startswith(("join", "common"))}
+        assert words <= splits["train"] and not words & (splits["val"] | splits["test"])
+        assert {len(word) for word in words} <= set(range(3, 9)) and len(words) >= 50
+    assert {line.split()[0] for line in lines} == {"swap"} and len(lines) == len(words) == 50
+
+
+def test_texts_to_pretrain_on_contain_tasks_without_their_names():
+    texts = texts_of()
+    texts.words["val"] = WORDS
+    rows = texts.plain("val", 400, np.random.default_rng(0))
+    lines = {CHAR.decode(inputs)[1:] for inputs, _ in rows}
+    assert {"stack", "stack kcats", "stack ackst", "stack ssttaacckk"} <= lines and len(lines) == 4 * len(WORDS)
+    assert all(inputs[1:] == targets[:-1] for inputs, targets in rows)  # all count
+
+
+def test_texts_of_another_base_are_windows_of_its_dataset():
+    data = own_data()
+    text = data.tokenizer.decode(data.val.tolist())
+    for inputs, targets in texts_of(data=data).plain("val", 5, np.random.default_rng(0)):
+        assert len(inputs) == finetune.LONGEST and inputs[1:] == targets[:-1]
+        assert data.tokenizer.decode([*inputs, targets[-1]]) in text
 
 
 @pytest.mark.parametrize(("replay", "counts"), [(0.0, (8, 0, 0)), (0.5, (4, 2, 2)), (0.01, (7, 1, 0))])
-def test_replay_puts_old_instructions_and_texts_into_every_batch(call, monkeypatch, replay, counts):
-    batches, fit = [], finetune.fit
-
-    def noted(model, draw, *more):
-        return fit(model, lambda rng: batches.append(draw(rng)) or batches[-1], *more)
-
-    monkeypatch.setattr(finetune, "fit", noted)
-    assert call(finetune, *OPTIONS, f"--replay={replay}")[0] == 0
-    assert len(batches) == 4
-    for rows in batches:
-        texts = [TOKENIZER.decode(inputs) for inputs, _ in rows]
-        new, old = (sum(text.startswith(starts) for text in texts) for starts in ("\nlast ", ("\nfirst ", "\njoin ")))
-        assert (new, old, 8 - new - old) == counts
+def test_replay_puts_old_instructions_and_texts_into_every_batch(call, stages, replay, counts):
+    done(call, f"--replay={replay}")
+    for _ in range(4):
+        texts = [CHAR.decode(inputs) for inputs, _ in stages[-1][0]()]
+        new, all_prompts = (sum(start in text for text in texts) for start in ("\nswap ", " > "))
+        assert (new, all_prompts - new, len(texts) - all_prompts) == counts
 
 
-def test_the_new_task_has_as_many_examples_as_asked_for_with_words_of_train(setup, small):  # noqa: F811
-    setup.options.num_examples = 50
-    rows = finetune.new_task_rows(setup)
-    words = {TOKENIZER.decode(inputs).split()[1] for inputs, _ in rows}
-    assert len(rows) == len(words) == 50 and words <= set(small["train"])
-    assert finetune.new_task_rows(setup) == rows
+def test_without_the_mask_prompts_count_in_both_stages_of_fine_tuning(call, stages):
+    for mask in ("true", "false"):
+        shown = int(re.search(r"(\d+)% of the targets count", done(call, f"--mask={mask}"))[1])
+        for draw, *_ in stages[-2:]:
+            counted = np.mean([target >= 0 for _ in range(50) for _, targets in draw() for target in targets])
+            assert 0.05 < counted < 0.5 if mask == "true" else counted == 1
+        assert shown == 100 if mask == "false" else 20 < shown < 35
+
+
+@pytest.mark.parametrize("tokenizer", [CHAR, BPE], ids=["char", "bpe"])
+def test_the_targets_are_the_answer_and_the_newline_after_it(tokenizer):
+    inputs, targets = encode(instruction("reverse", "stack", ""), tokenizer)
+    assert tokenizer.decode(inputs) == "\nreverse stack > kcats"
+    counted = [target for target in targets if target >= 0]
+    assert tokenizer.decode(counted) == "kcats\n"
+    assert targets == [-1] * (len(targets) - len(counted)) + counted
+    position = len(targets) - len(counted)  # the first target that counts follows the end of the prompt
+    assert tokenizer.decode(inputs[: position + 1]) == "\nreverse stack > "
+
+
+def test_a_batch_is_padded_and_padding_does_not_count():
+    rows = [encode(instruction("first", word, ""), CHAR) for word in ("abs", "lecture")]
+    x, y = make_batch(rows)
+    assert x.shape == y.shape == (2, len("\nfirst lecture > l")) and x.dtype == y.dtype == torch.int64
+    n = len(rows[0][0])
+    assert x[0, :n].tolist() == rows[0][0] and (y[0, n:] == -1).all()
+    assert (y >= 0).sum() == 4  # a letter and a newline in each row
+
+
+def test_gradients_of_the_logits_in_the_prompt_are_exactly_zero():
+    x, y = make_batch([encode(instruction(task, "stack", "heap"), CHAR) for task in TASKS])
+    logits, loss = tiny_gpt(zero_init=False)(x, y)
+    logits.retain_grad()
+    loss.backward()
+    assert (logits.grad[y < 0] == 0).all() and (logits.grad[y >= 0] != 0).all()
+    assert logits.grad.sum(dim=-1).abs().max() < 1e-7  # softmax - one-hot
+    picked = logits.detach().log_softmax(dim=-1).gather(2, y.clamp(min=0)[..., None])[..., 0]
+    assert loss.item() == pytest.approx(-picked[y >= 0].mean().item(), rel=1e-6)
+
+
+# ----------------------------------------------------------------------------- answers
+
+
+class Replier(nn.Module):
+    """Gives reply(prompt): after each token of prompt and reply, the next one has the largest logit."""
+
+    def __init__(self, reply):
+        super().__init__()
+        self.reply, self.lm_head = reply, nn.Linear(1, CHAR.vocab_size)
+
+    def forward(self, x: torch.Tensor) -> tuple:
+        logits = torch.zeros(*x.shape, CHAR.vocab_size)
+        for row, text in enumerate(CHAR.decode(line) for line in x.tolist()):
+            prompt = text[1 : text.index("> ") + 2]
+            following = CHAR.encode(f"{prompt}{self.reply(prompt)}\n")[: x.shape[1]]
+            logits[row, torch.arange(len(following)), following] = 1
+        return logits, None
+
+
+def right_answer(prompt: str) -> str:
+    task, one, two = (prompt.removesuffix(" > ") + " -").split(" ")[:3]
+    return instruction(task, one, two)[1]
+
+
+def test_exact_match_is_true_for_right_answers_only():
+    for task in TASKS:
+        examples = one_per_word(task, WORDS)
+        assert exact_match(Replier(right_answer), examples, CHAR).all()
+        for wrong in (lambda prompt: right_answer(prompt) + "s", lambda prompt: "x" + right_answer(prompt)[1:]):
+            assert not exact_match(Replier(wrong), examples, CHAR).any()
+
+
+@pytest.fixture(scope="module")
+def beginner() -> GPT:
+    """A GPT that has learned some tasks a little, so that some of its answers are right."""
+    model, rng = tiny_gpt(n_layer=2, n_embd=32), np.random.default_rng(0)
+    texts = Texts({"train": WORDS}, CHAR, ["first", "length", "vowels"], True)
+    finetune.train_on(model, lambda: texts.instructions(32, rng), Recipe(80, 0.01), CPU, lines=0)
+    return model
+
+
+def test_an_answer_is_exact_if_greedy_decoding_generates_it(beginner):
+    found = []
+    for task in ("first", "length", "vowels", "reverse"):
+        examples = one_per_word(task, WORDS)
+        right = exact_match(beginner, examples, CHAR).tolist()
+        assert right == [finetune.answer(beginner, prompt, CHAR) == answer for prompt, answer in examples]
+        found += right
+    assert 4 < sum(found) < 28  # both kinds occur
+
+
+def shown(capsys, reply, *tasks: str) -> list[list[str]]:
+    """The rows that show_answers() prints for a model that gives these replies."""
+    texts = texts_of()
+    texts.words["test"] = WORDS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune, "answer", lambda model, prompt, tokenizer: reply(prompt))
+        finetune.show_answers(Replier(reply), tasks, texts)
+    return [re.split(r"\s{2,}", row) for row in capsys.readouterr().out.splitlines()[3:]]
+
+
+def test_with_exchanged_prompts_a_model_that_reads_them_is_right_by_chance_only(capsys):
+    *rows, (_, right, exchanged, chance) = shown(capsys, right_answer, "first", "length", "reverse")
+    assert all("right" in row for row in rows) and right == "100.0%"
+    assert exchanged == chance and float(chance[:-1]) < 20
+
+
+def test_with_exchanged_prompts_a_model_that_does_not_read_them_is_as_good(capsys):
+    *_, (_, right, exchanged, chance) = shown(capsys, lambda prompt: "5", "length")
+    assert right == exchanged == "37.5%" != chance  # stack, queue and print have five letters
+
+
+def test_a_wrong_answer_is_shown_with_the_right_one(capsys):
+    first, reverse, _ = shown(capsys, lambda prompt: right_answer(prompt).replace("a", "x"), "first", "reverse")
+    assert first[:2] == ["first abs > x", "wrong: a"] and reverse[:2] == ["reverse stack > kcxts", "wrong: kcats"]
+
+
+def test_examples_to_evaluate_with_have_each_word_once():
+    examples = one_per_word("join", WORDS)
+    assert [prompt.split()[1] for prompt, _ in examples] == WORDS
+    assert examples[-1][1] == WORDS[-1] + WORDS[0]
+
+
+def test_the_last_table_is_of_test_words_and_of_validation_texts():
+    texts, model = texts_of("first", "last"), tiny_gpt(zero_init=False)
+    reply = lambda prompt: right_answer(prompt) if prompt.startswith(("swap", "first")) else ""
+    Path("model.pt").write_bytes(bytes(2500))
+    texts.words["train"] = texts.words["val"] = ["nothing"]
+    batch = make_batch(texts.plain("val", 1000, np.random.default_rng(0)))
+    stand_in = Replier(reply)
+    stand_in.forward = lambda x, y=None: model(x, y) if y is not None else Replier.forward(stand_in, x)
+    found = finetune.measure(stand_in, Path("model.pt"), texts, "swap", CPU)
+    assert found == {"base_val": pytest.approx(model(*batch)[1].item()), "kB": 2.5, "new_task": 1.0, "old_tasks": 0.5}
+
+
+# ----------------------------------------------------------------------------- training
+
+
+def test_a_small_gpt_learns_two_tasks_then_lora_learns_a_third_and_the_first_two_are_forgotten():
+    """With words that it has not seen. The batches of the third task contain no other."""
+    model, old, new = tiny_gpt(n_embd=32, n_layer=2), texts_of("length", "last"), texts_of("first")
+    found = lambda task: finetune.accuracy(model, [task], old.words["test"], CHAR)
+    rng = np.random.default_rng(0)
+    finetune.train_on(model, lambda: old.instructions(32, rng), Recipe(200, 0.01, 0.03, optimizer="muon"), CPU, lines=0)
+    assert min(found("length"), found("last")) > 0.9 and found("first") < 0.3
+    attach(model, "lora", 4, 8.0)
+    finetune.train_on(model, lambda: new.instructions(32, rng), Recipe(150, 0.03), CPU, lines=0)
+    assert found("first") > 0.9 and max(found("length"), found("last")) < 0.3
+
+
+def test_the_l2_penalty_pulls_towards_the_start():
+    """Two steps of gradient descent: the first one has no penalty yet, in the second its gradient is 2 l2 (p - p0)."""
+    lr, l2, rows = 0.01, 3.0, texts_of("first").instructions(8, np.random.default_rng(0))
+
+    def trained(steps: int, penalty: float) -> torch.Tensor:
+        """lm_head, which starts as zeros."""
+        model = tiny_gpt()
+        recipe = Recipe(steps, lr, optimizer="sgd", schedule="constant", warmup_iters=0, momentum=0.0, grad_clip=0.0)
+        finetune.train_on(model, lambda: rows, recipe, CPU, lines=0, l2=penalty)
+        return model.lm_head.weight.detach()
+
+    first = trained(1, l2)
+    assert torch.equal(first, trained(1, 0.0)) and first.abs().max() > 1e-4
+    assert torch.allclose(trained(2, 0.0) - trained(2, l2), lr * 2 * l2 * first, atol=1e-7)
+
+
+def test_finetuning_in_float16_is_done_in_float32(call, small, monkeypatch):
+    """fit() has no gradient scaler."""
+    machine = Machine(torch.device("cpu"), torch.float16)
+    monkeypatch.setattr(Machine, "pick", lambda *_: machine)
+    monkeypatch.setattr(finetune, "pretrain", lambda *_: (_ for _ in ()).throw(UserError("enough; stop")))
+    assert call(finetune)[0] == 2 and machine.dtype == torch.float32

@@ -30,8 +30,8 @@ MISSED = {
 }
 # The lessons: the floor is that of the longest chain of imports below. Each is to be one script.
 LESSONS = {
-    "micrograd", "cells", "bigram", "ngram", "mlp", "rnn", "calibration",
-    "evaluate", "scaling", "peft", "tasks", "instruct", "finetune", "rlhf",
+    "micrograd", "cells", "bigram", "ngram", "mlp", "rnn",
+    "evaluate", "scaling", "peft", "finetune", "rlhf",
     "word2vec", "seq2seq", "mlm",
 }  # fmt: skip
 WIDE = 0.08  # of the lines may have more than 100 columns

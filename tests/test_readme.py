@@ -13,7 +13,6 @@ import pytest
 from conftest import ROOT, SHARED, result
 
 import bigram
-import calibration
 import cells
 import checkpoint
 import console
@@ -22,7 +21,6 @@ import evaluate
 import files
 import finetune
 import gpt2
-import instruct
 import micrograd
 import mlm
 import mlp
@@ -37,7 +35,6 @@ import runtime
 import sample
 import scaling
 import seq2seq
-import tasks
 import tokenizer
 import train
 import windows
@@ -49,8 +46,8 @@ TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
 SCRIPTS += (rlhf, word2vec, seq2seq, mlm)
-OTHERS = (calibration, cells, checkpoint, console, files, gpt2, instruct, model, optim, peft)
-OTHERS += (runtime, tasks, tokenizer, windows)
+OTHERS = (cells, checkpoint, console, files, gpt2, model, optim, peft)
+OTHERS += (runtime, tokenizer, windows)
 if importlib.util.find_spec("matplotlib"):
     import plots
 
