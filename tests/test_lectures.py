@@ -154,19 +154,12 @@ example("quadform", [6, 4, 8], lambda: gradients(lambda x, y: x * (1 * x + 2 * y
 def _():
     A, B, G, X = np.random.default_rng(0).normal(size=(4, 2, 2))
 
-    def product(M, N) -> list:
-        return [[sum(M[i][k] * N[k][j] for k in range(2)) for j in range(2)] for i in range(2)]
+    def gap(loss: Callable, exact: np.ndarray) -> np.ndarray:
+        slopes = gradients(lambda *x: loss(np.reshape(x, (2, 2))), *X.ravel())[1:]
+        return np.round(np.reshape(slopes, (2, 2)) - exact, 12)
 
-    def grad(loss: Callable) -> np.ndarray:
-        return np.reshape(gradients(lambda a, b, c, d: loss([[a, b], [c, d]]), *X.ravel())[1:], (2, 2))
-
-    def inner(X) -> Value:
-        Y = product(product(A.tolist(), X), B.tolist())
-        return sum(G[i, j].item() * Y[i][j] for i in range(2) for j in range(2))
-
-    trace = grad(lambda X: sum(product(A.tolist(), X)[i][i] for i in range(2)))
-    square = grad(lambda X: sum(x * x for row in X for x in row))
-    return np.round([grad(inner) - A.T @ G @ B.T, trace - A.T, square - 2 * X], 12)
+    bilinear = gap(lambda X: (G * (A @ X @ B)).sum(), A.T @ G @ B.T)
+    return bilinear, gap(lambda X: np.trace(A @ X), A.T), gap(lambda X: (X * X).sum(), 2 * X)
 
 
 @example("act-deriv", [(0.5, 0.25), (0, 1), (2, 1), (0, 0)])
@@ -181,12 +174,16 @@ def _():
     return [Value(x).relu() for x in (2, -1, 0, -3, 5)], g(-1) + g(1), g(0)
 
 
+def set_to(layer, *values: float):
+    """The layer, with these parameters."""
+    for p, value in zip(layer.parameters(), values, strict=True):
+        p.data = value
+    return layer
+
+
 @example("neuron-sig", [0.544879, 0.0991944, 0.148792, 0.123993, 0.198389, 0.247986])
 def _():
-    neuron = micrograd.Neuron(2, Value.sigmoid)
-    for w, value in zip(neuron.parameters(), (0.4, 0.6, -0.5), strict=True):
-        w.data = value
-    x = [Value(0.5), Value(0.8)]
+    neuron, x = set_to(micrograd.Neuron(2, Value.sigmoid), 0.4, 0.6, -0.5), [Value(0.5), Value(0.8)]
     y = neuron(x)
     y.backward()
     return y, [v.grad for v in (*x, *neuron.parameters())]
@@ -194,9 +191,7 @@ def _():
 
 @example("halfplane", [-1, 1, -1, 1])  # positive where x2 > 3 - 2 x1
 def _():
-    neuron = micrograd.Neuron(2, None)
-    for w, value in zip(neuron.parameters(), (2, 1, -3), strict=True):
-        w.data = value
+    neuron = set_to(micrograd.Neuron(2, None), 2, 1, -3)
     return [math.copysign(1, neuron(x).data) for x in ([1, 0.9], [1, 1.1], [0, 2.9], [0, 3.1])]
 
 
@@ -206,9 +201,7 @@ example("mlp-count", 13, lambda: len(micrograd.MLP(2, [3, 1]).parameters()))
 def two_layers() -> tuple[micrograd.MLP, list[Value], list[Value], Value]:
     """The network of 2, 3 and 1 neurons that two examples share: itself, its input, hidden layer, and last sum."""
     net, x = micrograd.MLP(2, [3, 1], Value.relu), [Value(1), Value(0.5)]
-    weights = [(0.2, 0.4, 0.1), (-0.5, 0.3, -0.1), (0.1, -0.2, 0.2), (0.6, -0.4, 0.5, -0.2)]
-    for p, value in zip(net.parameters(), sum(weights, ()), strict=True):
-        p.data = value
+    set_to(net, 0.2, 0.4, 0.1, -0.5, 0.3, -0.1, 0.1, -0.2, 0.2, 0.6, -0.4, 0.5, -0.2)
     hidden = net.layers[0](x)
     return net, x, hidden, net.layers[1](hidden)[0]
 
@@ -269,15 +262,8 @@ def _():
 
 @example("vanish", [0.000976563, 9.53674e-7, 57.6650, 3325.26, 9.53674e-7])
 def _():
-    def chain(slope: float, depth: int) -> float:
-        def f(x):
-            for _ in range(depth):
-                x = slope * x
-            return x
-
-        return gradients(f, 1)[1]
-
-    return [chain(slope, depth) for slope, depth in ((0.5, 10), (0.5, 20), (1.5, 10), (1.5, 20), (0.25, 10))]
+    chains = [[0.5] * 10, [0.5] * 20, [1.5] * 10, [1.5] * 20, [0.25] * 10]
+    return [gradients(lambda x, slopes=slopes: math.prod(slopes, start=x), 1)[1] for slopes in chains]
 
 
 @example("res-jac", [0])  # I + J1 + J2 (I + J1) = (I + J2) (I + J1), with J2 at x + F1(x)
@@ -308,6 +294,14 @@ def softmax(*logits: float) -> np.ndarray:
 def cross_entropy(p, q) -> float:
     """The loss of a model that says q where the tokens come with the frequencies p, in nats."""
     return bigram.nll(np.asarray(q), np.asarray(p))
+
+
+def entropy(*p: float) -> float:
+    return cross_entropy(p, p)
+
+
+def surprise(*p: float) -> list[float]:
+    return [cross_entropy([1], [pi]) for pi in p]
 
 
 def loss_of(logits, targets, label_smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -367,38 +361,31 @@ def _():
     return int(all(close)), int(flatter)
 
 
-example("surprise", [0, 0.693147, 2.30259, 4.60517], lambda: [cross_entropy([1], [p]) for p in (1, 0.5, 0.1, 0.01)])
+NLL = (4.60517, 2.30259, 1.38629, 0.693147, 0.356675, 0.105361, 0.0100503)
 
-
-@example("nll-table", [4.60517, 2.30259, 1.38629, 0.693147, 0.356675, 0.105361, 0.0100503])
-def _():
-    return [cross_entropy([1], [p]) for p in (0.01, 0.1, 0.25, 0.5, 0.7, 0.9, 0.99)]
-
-
-@example("nll-epochs", [1.60944, 0.916291, 0.510826, 0.223144, 0.105361])
-def _():
-    return [cross_entropy([1], [p]) for p in (0.2, 0.4, 0.6, 0.8, 0.9)]
+example("surprise", [0, 0.693147, 2.30259, 4.60517], lambda: surprise(1, 0.5, 0.1, 0.01))
+example("nll-table", NLL, lambda: surprise(0.01, 0.1, 0.25, 0.5, 0.7, 0.9, 0.99))
+example("nll-epochs", [1.60944, 0.916291, 0.510826, 0.223144, 0.105361], lambda: surprise(0.2, 0.4, 0.6, 0.8, 0.9))
 
 
 @example("nll-paris", [0.328504, 4.60517, 14.0186])
 def _():
-    sure, unsure = cross_entropy([1], [0.72]), cross_entropy([1], [0.01])
+    sure, unsure = surprise(0.72, 0.01)
     return sure, unsure, unsure / sure
 
 
-for name, p, entropy in (
-    ("entropy-A", (0.95, 0.03, 0.01, 0.01), 0.246029),  # printed as 0.29
-    ("entropy-B", (0.25, 0.25, 0.25, 0.25), 1.38629),
-    ("entropy-C", (0.7, 0.1, 0.1, 0.1), 0.940448),
-    ("ce-self", (0.5, 0.5), 0.693147),
-):
-    example(name, entropy)(lambda p=p: cross_entropy(p, p))
+BIT = math.log(2)
+
+example("entropy-A", 0.246029, lambda: entropy(0.95, 0.03, 0.01, 0.01))  # printed as 0.29
+example("entropy-B", 1.38629, lambda: entropy(0.25, 0.25, 0.25, 0.25))
+example("entropy-C", 0.940448, lambda: entropy(0.7, 0.1, 0.1, 0.1))
+example("ce-self", 0.693147, lambda: entropy(0.5, 0.5))
 
 
 @example("entropy-coin", [1, 0.0807931, 0.0560015])
 def _():
-    fair, bent = cross_entropy([0.5, 0.5], [0.5, 0.5]), cross_entropy([0.99, 0.01], [0.99, 0.01])
-    return fair / math.log(2), bent / math.log(2), bent
+    fair, bent = entropy(0.5, 0.5), entropy(0.99, 0.01)
+    return fair / BIT, bent / BIT, bent
 
 
 @example("kl-2", [0.610864, 0.693147, 0.0822829, 0.0871767])
@@ -424,9 +411,7 @@ def _():
     return large[:2].flip(0).round(decimals=7), small
 
 
-@example("label-smooth-ce", [0.346719, 0.0133859])
-def _():
-    return [loss_of([[0.0, 0.0, 5.0]], [2], smoothing)[0] for smoothing in (0.1, 0)]
+example("label-smooth-ce", [0.346719, 0.0133859], lambda: [loss_of([[0, 0, 5.0]], [2], a)[0] for a in (0.1, 0)])
 
 
 @example("init-loss", [3.29584, 4.17439, 10.8198, 10.8249])  # one text cuts the first to 3.29
@@ -438,15 +423,13 @@ def _():
     return losses
 
 
-for name, logits, loss in (
-    ("tab1-zeros", (0, 0, 0), 1.09861),
-    ("tab1-u01", (0.4946, 0.1297, 0.2467), 1.15402),
-    ("tab1-right", (0, 0, 5), 0.0133859),  # cut to 0.0133 in print
-    ("tab1-wrong", (0, 5, 0), 5.01339),
-    ("tab1-n01", np.log([0.4931, 0.3457, 0.1612]).tolist(), 1.82511),  # of unrounded p, 1.8248 in print
-    ("tab1-n10", (11.9580, -10.3641, 9.7887), 2.27749),
-):
-    example(name, loss)(lambda logits=logits: loss_of([logits], [2])[0])
+example("tab1-zeros", 1.09861, lambda: loss_of([[0.0, 0.0, 0.0]], [2])[0])
+example("tab1-u01", 1.15402, lambda: loss_of([[0.4946, 0.1297, 0.2467]], [2])[0])
+example("tab1-right", 0.0133859, lambda: loss_of([[0, 0, 5.0]], [2])[0])  # cut to 0.0133 in print
+example("tab1-wrong", 5.01339, lambda: loss_of([[0, 5.0, 0]], [2])[0])
+example("tab1-n10", 2.27749, lambda: loss_of([[11.9580, -10.3641, 9.7887]], [2])[0])
+# of unrounded probabilities, 1.8248 in print
+example("tab1-n01", 1.82511, lambda: loss_of([np.log([0.4931, 0.3457, 0.1612]).tolist()], [2])[0])
 
 
 @example("tab1-n100", [0, 218.379, 150.729])  # the zero is no rounding failure: the label leads by 150
