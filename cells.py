@@ -24,7 +24,7 @@ from torch import nn
 HEADS = 8  # of the linear cells: each has its own state, and computes its part of the H outputs
 CHUNK = 32  # tokens that LinearCell.forward() computes at once
 # Shapes: B rows, T tokens, V tokens in the vocabulary, C inputs and H outputs of a cell.
-# Linear cells: nh heads, each with a state of N keys x P values.
+# Linear cells: nh heads, each with a state (N, P), for keys of size N and values of size P.
 
 
 # ----------------------------------------------------------------------------- cells that run step by step
@@ -135,12 +135,12 @@ class LinearCell(nn.Module):
         ys = []
         for projected in self.W(F.layer_norm(x, x.shape[-1:])).split(CHUNK, dim=1):
             q, k, v, log_a = self.project(projected)  # (B, nh or 1, T, N or P); log_a: (B, nh, T)
-            A = log_a.cumsum(2)  # log of a_t ... a_1
-            future = torch.ones(A.shape[2], A.shape[2], dtype=torch.bool, device=x.device).triu(1)
-            decay = (A[..., :, None] - A[..., None, :]).masked_fill(future, -torch.inf).exp()  # (B, nh, T, T)
-            y = (q @ k.mT * decay) @ v + A.exp()[..., None] * (q @ S)  # (B, nh, T, P)
-            to_end = (A[..., -1:] - A).exp()[..., None]  # the decay from each token to the end of the chunk
-            S = A[..., -1:, None].exp() * S + k.mT @ (to_end * v)
+            total = log_a.cumsum(2)  # log of a_t ... a_1
+            future = torch.ones(total.shape[2], total.shape[2], dtype=torch.bool, device=x.device).triu(1)
+            decay = (total[..., :, None] - total[..., None, :]).masked_fill(future, -torch.inf).exp()  # (B, nh, T, T)
+            y = (q @ k.mT * decay) @ v + total.exp()[..., None] * (q @ S)  # (B, nh, T, P)
+            to_end = (total[..., -1:] - total).exp()[..., None]  # the decay from each token to the end of the chunk
+            S = total[..., -1:, None].exp() * S + k.mT @ (to_end * v)
             ys.append(self.output(y, projected))
         return torch.cat(ys, dim=1), S
 

@@ -150,12 +150,13 @@ def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: tor
     (B, T + 1, H): its states, from the initial one on; dh (B, T, H): gradient of the loss w.r.t.
     h_t as an output, read by the layer above.
 
-    h_t = tanh(z_t), with z_t = W x_t + b + U h_(t-1) + b', also affects all later losses, through
-    z_(t+1). So we go from the last step back to the first:
+    h_t = tanh(z_t), with z_t = W x_t + b + U h_(t-1) + b', is an output, and also affects all later
+    ones, through z_(t+1). So we go from the last step back to the first:
         dz_t = (1 - h_t^2) * (dh_t + U^T dz_(t+1))
         dW = sum of dz_t x_t^T,  dU = sum of dz_t h_(t-1)^T,  db = db' = sum of dz_t"""
     U = cell.weight_hh_l0
-    dW, dU, db, from_later = *map(torch.zeros_like, (cell.weight_ih_l0, U, cell.bias_ih_l0)), 0.0
+    dW, dU, db = (torch.zeros_like(p) for p in (cell.weight_ih_l0, U, cell.bias_ih_l0))
+    from_later = 0.0
     for t in reversed(range(x.shape[1])):
         dz = (1 - h[:, t + 1] ** 2) * (dh[:, t] + from_later)  # (B, H); step t ends in the state h[:, t + 1]
         dW += dz.T @ x[:, t]
@@ -166,22 +167,21 @@ def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: tor
 
 
 def check_backward(model: Model, x: torch.Tensor, y: torch.Tensor) -> float:
-    """The gradients of an Elman cell right below the output layer, by hand and by autograd: the
-    largest difference, relative to the largest gradient of each tensor. x, y: (B, T)"""
+    """The gradients of the first Elman cell, if the output layer reads it, by hand and by autograd:
+    the largest difference, relative to the largest gradient of each tensor. x, y: (B, T)"""
     cell, inputs = model.cells[0], model.wte(x)
     start = cell.start(len(x))
     out, _ = cell(inputs, start)
     dh, *by_autograd = torch.autograd.grad(cross_entropy(model.head(out), y), [out, *cell.parameters()])
     by_hand = backward_through_time(cell, inputs, torch.cat((start.transpose(0, 1), out), dim=1), dh)
-    pairs = zip(by_hand, by_autograd, strict=True)
-    return max(((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in pairs)
+    both = zip(by_hand, by_autograd, strict=True)
+    return max(((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in both)
 
 
 def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> np.ndarray:
     """The norms of d loss_T / d state_(T-k) for k = 1, 2, ..., at most 100: how much the loss at
-    the last token depends on the state k tokens before. Root mean square over 32 places of a text,
-    with T = 128; or over up to 128 of the longest documents, with T as long as all of these are: in
-    training, no gradient ever went further."""
+    the last token depends on the state k tokens before. They are root mean squares over 32 places
+    of a text, T = 128, or over 128 long documents: 5 % have more than T tokens."""
     model = copy.deepcopy(model).double().eval()  # in float32, small gradients would become 0
     at = edges(tokens, separator, max(1, min(32, len(tokens) // 129)))
     lengths = np.diff(at)
@@ -189,7 +189,8 @@ def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> n
     x, y, _ = next(windows(tokens, at, np.flatnonzero(lengths >= T), 128, T))
     states, history = model.start(len(x)), []
     for t in range(T):
-        states = [state.clone().requires_grad_() for state in states]  # its gradient is that of later steps
+        # of copies: so the gradient is that of what is carried on, not of what this step returned
+        states = [state.clone().requires_grad_() for state in states]
         history.append(states)
         logits, states = model(x[:, t], states, step=True)
     history = history[::-1][: LAGS[-1]]
@@ -200,7 +201,7 @@ def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> n
 
 
 def factor_per_token(norms: np.ndarray) -> float:
-    """That of the straight line that fits log(norms) best; NaN if nearly all norms are 0."""
+    """The factor of the straight line that fits log(norms) best; NaN if nearly all norms are 0."""
     k = np.flatnonzero(norms)
     return math.exp(np.polyfit(k, np.log(norms[k]), 1)[0]) if len(k) > 1 else math.nan
 
@@ -247,8 +248,8 @@ def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
     """After n pairs of a letter and a random digit, "a7 c3 F9 ...": which digit came with which
-    letter? All have to fit into the state. Inputs (B, 3n) end with the letters in another order;
-    targets are -1 but for the answers."""
+    letter? Inputs (B, 3n) end with the letters in another order; targets are -1 but for the
+    answers."""
     letters = torch.rand(B, KEYS).argsort(1)[:, :n]
     digits = torch.randint(KEYS, KEYS + VALUES, (B, n))
     order = torch.rand(B, n).argsort(1)
@@ -258,7 +259,8 @@ def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def most_frequent_digit(n: int) -> float:
     """The accuracy of a model that always answers with the most frequent of the n digits."""
-    return F.one_hot(torch.randint(VALUES, (10_000, n))).sum(1).amax(1).float().mean().item() / n
+    digits = torch.randint(VALUES, (10_000, n))
+    return F.one_hot(digits).sum(1).amax(1).float().mean().item() / n
 
 
 TASKS = {  # the name of its difficulty, the difficulties in the table, and the accuracy of guessing
@@ -268,8 +270,8 @@ TASKS = {  # the name of its difficulty, the difficulties in the table, and the 
 
 
 class TwoTokens(nn.Embedding):
-    """Adds an embedding of the token before, as a GPT with lookback=1 does: a pair is two tokens,
-    but a key and its value are computed from one. idx (B, T) -> (B, T, C)"""
+    """Adds an embedding of the token before: a pair is two tokens, but a key and its value are
+    computed from one. idx (B, T) -> (B, T, C)"""
 
     def forward(self, idx: torch.Tensor) -> torch.Tensor:
         previous = F.pad(idx, (1, -1), value=NO_TOKEN)
@@ -308,11 +310,12 @@ def memorize(model: nn.Module, task: Callable, difficulties: tuple) -> list[floa
     return accuracies
 
 
-def bytes_kept(model: nn.Module, length: int) -> int:
-    """What generating needs of a text of `length` tokens: a state, or the keys and values of all."""
+def bytes_kept(model: nn.Module) -> int:
+    """What generating needs of a text: a state; or the keys and values of all TEXT tokens, if the
+    GPT's context were that long."""
     if isinstance(model, Model):
         return sum(state.nbytes for state in model.start(1))
-    return 2 * length * model.config.n_layer * model.config.n_embd * 4  # float32
+    return 2 * TEXT * model.config.n_layer * model.config.n_embd * 4  # float32
 
 
 def recall(seed: int) -> None:
@@ -326,7 +329,7 @@ def recall(seed: int) -> None:
             model = make_small(name)
             print(f"\n{task.__name__}, {name}: {model.num_params():,} parameters", flush=True)
             accuracies = memorize(model, task, difficulties)
-            rows.append([name, *(f"{value:.1%}" for value in accuracies), f"{bytes_kept(model, TEXT):,}"])
+            rows.append([name, *(f"{value:.1%}" for value in accuracies), f"{bytes_kept(model):,}"])
             result[f"{task.__name__}_{name}"] = float(np.mean(accuracies))
         print()
         print_table(rows)
