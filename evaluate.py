@@ -59,10 +59,11 @@ class Options:
 
 
 # ----------------------------------------------------------------------------- the loss
-# The loss is a mean over the documents of a split. Over other documents of the same kind, it would
-# be a little higher or lower. How much? The bootstrap (Efron 1979) draws documents of the split at
+# The loss is a mean over the tokens of a split. In other documents of the same kind, it would be a
+# little higher or lower. How much? The bootstrap (Efron 1979) draws documents of the split at
 # random, as many as there are, with replacement, and computes their mean loss, a thousand times.
-# 95 % of these means are in the interval. (It says nothing of a model trained with another seed.)
+# 95 % of these means are in the interval. (It says nothing of a model trained with another seed.) A
+# text without documents is cut into STRETCHES, as losses of neighboring windows are similar.
 
 
 def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, ...]:
@@ -72,19 +73,20 @@ def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[n
     starts, stops = windows
     at = 1 + np.concatenate([np.arange(*window) for window in zip(starts, stops, strict=True)])
     edges = starts if separator is None else document_edges(tokens, separator)
-    used, document = np.unique(np.searchsorted(edges, at) - 1, return_inverse=True)
-    return at, document, at - np.maximum(edges[used][document], np.repeat(starts, stops - starts))
+    owner = np.searchsorted(edges, at) - 1  # the document or window of each token, among all
+    _, document = np.unique(owner, return_inverse=True)
+    return at, document, at - np.maximum(edges[owner], np.repeat(starts, stops - starts))
 
 
 @torch.inference_mode()
 def predict(model: GPT, tokens: np.ndarray, windows: tuple, options, machine: Machine) -> Iterator:
     """log_p (N, V) in float32, and targets (N,), of windows (starts, stops), batch after batch."""
     starts, stops = windows
-    half, show = machine.dtype != torch.float32, progress("evaluating", len(starts), "windows")
+    show = progress("evaluating", len(starts), "windows")
     for first in range(0, len(starts), options.batch_size):
         batch = slice(first, first + options.batch_size)
         x, y = read_windows(tokens, starts[batch], stops[batch], model.config.block_size)  # (B, T)
-        with torch.autocast(machine.device.type, dtype=machine.dtype, enabled=half):
+        with torch.autocast(machine.device.type, machine.dtype, machine.dtype != torch.float32):
             logits = model(x.to(machine.device))[0]  # (B, T, V)
         yield logits[y >= 0].float().log_softmax(dim=1), y[y >= 0].to(machine.device)
         show(min(batch.stop, len(starts)))
@@ -115,7 +117,7 @@ def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> float:
     windows = evaluation_windows(tokens, data.separator, T, options.eval_tokens)
     losses = token_losses(model, tokens, windows, options, machine)
     _, group, position = locate(tokens, windows, data.separator)
-    if data.separator is None:  # neighboring windows are similar
+    if data.separator is None:  # the window of each token becomes its stretch
         group = group * min(STRETCHES, len(windows[0])) // len(windows[0])
     print_losses(data, {options.split: losses.mean()})
     if (n := group.max() + 1) >= 10:  # fewer say little
@@ -136,16 +138,16 @@ def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Mac
     tokens, rng = np.array(getattr(data, options.split)), np.random.default_rng(options.seed)
     starts, stops = split_documents(document_edges(tokens, data.separator), model.config.block_size)
     order = rng.permutation(len(starts))[: n_tokens // model.config.block_size]
-    order = order[np.argsort((stops - starts)[order], kind="stable")]  # the next is not shorter
+    order = order[np.argsort((stops - starts)[order], kind="stable")]  # the next one is long enough
     if len(order) < 2:
         return
     windows = starts[order[:-1]], stops[order[:-1]]  # the last one has no next one
     texts = {"as it is": tokens, "shuffled": tokens.copy(), "of another one": tokens.copy()}
     for start, stop, other in zip(*windows, starts[order[1:]], strict=True):
-        n = (stop - start) // 2
-        half = slice(start + 1, start + 1 + n)
-        texts["shuffled"][half] = rng.permutation(tokens[half])
-        texts["of another one"][half] = tokens[other + 1 : other + 1 + n]
+        half = (stop - start) // 2
+        first = slice(start + 1, start + 1 + half)
+        texts["shuffled"][first] = rng.permutation(tokens[first])
+        texts["of another one"][first] = tokens[other + 1 : other + 1 + half]
     second = np.concatenate([np.arange(n) >= n // 2 for n in windows[1] - windows[0]])  # (N,)
     rows = [[f"{len(windows[0]):,} prompts", "loss of the second half"]]
     for kind, text in texts.items():
@@ -164,9 +166,9 @@ def ngram_baseline(data: Dataset, n: int, discount: float = 0.0) -> Baseline:
     table, y = NGrams(grams, counts, data.vocab_size, data.separator), np.arange(data.vocab_size)
 
     def probabilities(X: np.ndarray) -> np.ndarray:
-        x = np.repeat(X[:, CONTEXT - n + 1 :], len(y), axis=0)
-        grams = np.column_stack([x, np.tile(y, len(X))])  # (B V, n)
-        p = table.kneser_ney(grams, discount) if discount else table.additive(grams, 1)
+        x = np.repeat(X[:, 1 - n :], len(y), axis=0)
+        queries = np.column_stack([x, np.tile(y, len(X))])  # (B V, n)
+        p = table.kneser_ney(queries, discount) if discount else table.additive(queries, 1)
         return p.reshape(len(X), len(y))
 
     return probabilities
@@ -184,10 +186,11 @@ def sample_baseline(baseline: Baseline, start: int, n: int, length: int, seed: i
 
 
 # ----------------------------------------------------------------------------- calibration
-# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. The confidence of a
-# prediction is the probability of its most likely token. In bins of confidence, compare its mean
-# with the accuracy (Guo et al. 2017). If the confidence is higher, the model is overconfident, and
-# dividing its logits by a temperature tau > 1 helps.
+# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. Here only the most likely
+# token of each prediction is tested. Its probability is the confidence. In bins of confidence,
+# compare the mean with the accuracy, the fraction of these tokens that are right (Guo et al. 2017).
+# If the confidence is higher, the model is overconfident, and dividing its logits by a temperature
+# tau > 1 helps.
 
 
 def reliability(p: np.ndarray, hits: np.ndarray) -> tuple:
@@ -274,13 +277,15 @@ def show_calibration(model: GPT, counting: dict, data: Dataset, n_tokens: int, o
 def sort_suffixes(tokens: np.ndarray, depth: int) -> np.ndarray:
     """The positions (N,) of a text, sorted by the next `depth` tokens, or more; its end comes first.
     By doubling: if numbers sort positions by k tokens, pairs of them, k apart, sort by 2k."""
-    numbers, size, k = tokens.astype(np.int64) + 1, int(tokens.max()) + 2, 1  # 0: past the end
+    numbers, k = tokens.astype(np.int64) + 1, 1  # 0 is past the end
+    size = int(tokens.max()) + 2  # numbers are smaller
     while k < depth:
         if size**2 >= 2**63:  # a pair would not fit into an integer: use ranks
             values, numbers = np.unique(numbers, return_inverse=True)
             numbers, size = numbers + 1, len(values) + 2
         later = np.append(numbers[k:], np.zeros(min(k, len(numbers)), dtype=np.int64))
-        numbers, size, k = numbers * size + later, size**2, 2 * k
+        numbers, size = numbers * size + later, size**2
+        k *= 2
     return np.argsort(numbers, kind="stable")
 
 
@@ -293,7 +298,8 @@ def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
     in_train = order < len(train)
     here = order[~in_train]
     rank = np.cumsum(in_train)[~in_train]  # how many positions of train come before each
-    there = order[in_train][np.clip([rank - 1, rank], 0, len(train) - 1)]  # the neighbors, (2, ...)
+    neighbors = np.clip([rank - 1, rank], 0, len(train) - 1)  # the last before it, the first after it
+    there = order[in_train][neighbors]  # (2, ...)
     text = np.append(text, np.full(depth, V))
     matching, length = np.ones(there.shape, dtype=bool), np.zeros(there.shape, dtype=np.int64)
     for i in range(depth):
@@ -307,7 +313,7 @@ def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
 def draw_samples(model: GPT, counting: dict, data: Dataset, length: int, options, machine) -> dict:
     """{name: samples} at temperature 1, tuples of at most `length` tokens: real ones as a
     control, the baselines', and the GPT's."""
-    tokens, n, end = getattr(data, options.split), options.num_samples, data.delimiter
+    tokens, n, end = getattr(data, options.split), options.num_samples, data.delimiter  # FineWeb has one, but no separator
     start = start_ids(data.tokenizer)[-1] if end is None else end
     if data.separator is None:
         at = np.linspace(0, len(tokens) - length, n).astype(int)
@@ -331,10 +337,12 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
     lengths = longest_copies(train, every, data.vocab_size)
     known = {tuple(ids[:length]) for ids in data.documents("train")} if has_documents else {}
     rows, copied = [["copies", "samples", "longest run: mean", "maximum", "copied"]], {}
-    for name, drawn in samples.items():
-        longest, lengths = np.split(lengths, [len(drawn)])
-        of_each = longest / [max(1, len(sample)) for sample in drawn]
-        copied[name] = np.mean([sample in known for sample in drawn] if has_documents else of_each)
+    ends = np.cumsum([len(drawn) for drawn in samples.values()])
+    for (name, drawn), longest in zip(samples.items(), np.split(lengths, ends[:-1]), strict=True):
+        if has_documents:
+            copied[name] = np.mean([sample in known for sample in drawn])
+        else:
+            copied[name] = np.mean(longest / [max(1, len(sample)) for sample in drawn])
         rows.append([name, f"{len(drawn):,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{copied[name]:.1%}"])
     print()
     print_table(rows)
