@@ -8,12 +8,11 @@ r"""Part 7: learning from preferences: reward model, PPO, DPO, best of n, and re
 It is easy to say which of two answers is better, and hard to write a loss function for "better". So
 people compare answers, and models learn from the comparisons: reinforcement learning from human
 feedback (RLHF). Here the answers are words that a small GPT invents, and a hidden rule takes the
-place of people. The models see only which word of a pair won, never the rule or its scores, so what
-they have learned can be checked. Read finetune.py before, word2vec.py after.
+place of people. The models see only which word of a pair won, so what they have learned can be
+checked. Read finetune.py before, word2vec.py after.
 
-n words are a tensor of token ids (n, T), T = MAX_TOKENS. Each row has the prompt, which is a
-newline and the first letter of a word (in general, its first token), then the tokens that the model
-drew, up to a newline, then newlines as padding. With T = 9:
+n words are a tensor of token ids (n, T), T = MAX_TOKENS. Each row has the prompt (a newline and a
+first letter), the tokens that the model drew, up to a newline, and newlines as padding. With T = 9:
 
     ids               \n  s  t  a  c  k \n \n \n
     ids[:, 1:]         s  t  a  c  k \n \n \n           the targets
@@ -76,8 +75,7 @@ def repetitions(word: str) -> int:
 
 def melodic(word: str, known: set[str]) -> float:
     """1 point for each vowel up to the sixth, -3 for each further one, 2 for a vowel at the end, -2
-    for each pair of letters that the word had before, and -1 for each three letters in a row that
-    are in no known word."""
+    for each repeated pair of letters, and -1 for each three letters in a row of no known word."""
     vowels = sum(letter in VOWELS for letter in word)
     unknown = sum(triple not in known for triple in n_grams(word, 3))
     points = min(vowels, 6) - 3.0 * max(vowels - 6, 0) + 2.0 * word.endswith(tuple(VOWELS))
@@ -103,17 +101,12 @@ class Options:
     plot: bool = False  # draw out/rlhf/rlhf.png
     seed: int = 1337  # random seed
 
-    def __post_init__(self):
-        if self.beta == 0 and self.stage in ("all", "dpo"):
-            raise UserError("--beta=0 has no meaning for DPO; use --stage=ppo, or a larger --beta")
-
 
 # ----------------------------------------------------------------------------- words as tensors
 
 
 def drawn(ids: torch.Tensor) -> torch.Tensor:
-    """Which of the targets ids[:, 1:] the model drew, (n, T - 1): those that do not come after a
-    newline. Only they count in a loss: the model did not choose the prompt, and padding is no text."""
+    """Which of the targets ids[:, 1:] the model drew, (n, T - 1): not the prompt, nor padding."""
     return ids[:, :-1] != ids[0, 0]
 
 
@@ -136,8 +129,7 @@ def word_loss(model: GPT, ids: torch.Tensor) -> torch.Tensor:
 
 
 def complete(model: GPT, prompts: torch.Tensor) -> torch.Tensor:
-    """Let the model complete prompts (n, 2) to words (n, T), at temperature 1: PPO needs words of
-    the distribution that log_probs() computes."""
+    """Draw words (n, T) for prompts (n, 2), at temperature 1, as log_probs() assumes."""
     parts = prompts.split(1000)  # limits memory
     ids = torch.cat([generate(model, part, MAX_TOKENS - 2) for part in parts])
     ended = (ids == ids[0, 0]).cumsum(dim=1) > 1  # at the newline that ends the word, and after it
@@ -149,7 +141,7 @@ class Toy:
     """What all stages share: words, a model that invents more, and a rule that scores them."""
 
     data: Dataset
-    train: torch.Tensor  # the words of the training split, (n, T)
+    train: torch.Tensor  # words, (n, T)
     val: torch.Tensor
     base: GPT
     preference: str
@@ -165,17 +157,17 @@ class Toy:
         return torch.tensor([rule(word, self.known) for word in self.texts(ids)])
 
     def prompts(self, n: int) -> torch.Tensor:
-        """The beginnings (n, 2) of n training words, drawn at random."""
+        """The beginnings (n, 2) of random training words."""
         return self.train[torch.randint(len(self.train), (n,)), :2]
 
     @functools.cached_property
     def rivals(self) -> torch.Tensor:
-        """Words of the base with which those of other models compare, prompt by prompt."""
+        """Words of the base, with which those of other models compete."""
         return complete(self.base, self.prompts(N_EVALUATED))
 
 
 def read_words(data: Dataset, split: str) -> torch.Tensor:
-    """The words of a split, (n, T), without those that are too long. Raises UserError if all are."""
+    """The words of a split, (n, T), without those that are too long."""
     words = [word for word in data.documents(split) if len(word) <= MAX_TOKENS - 2]
     if not words:
         raise UserError(f"all lines of {data.name} have over {MAX_TOKENS - 2} tokens; use a list of words")
@@ -190,13 +182,8 @@ def make_toy(options: Options) -> Toy:
     base = GPT(GPTConfig(vocab_size=data.vocab_size, **SHAPE))
     toy = Toy(data, train, val, base, options.preference, set())
     toy.known.update(triple for word in toy.texts(torch.cat((train, val))) for triple in n_grams(word, 3))
-
-    @torch.no_grad()
-    def note() -> str:
-        return f"val loss {word_loss(base, val):.4f}"
-
     print(f"base: a GPT with {base.num_params():,} parameters, trained on {len(train):,} words")
-    fit(base, lambda: word_loss(base, train[torch.randint(len(train), (BATCH_SIZE,))]), BASE, note, lines=5)
+    fit(base, lambda: word_loss(base, train[torch.randint(len(train), (BATCH_SIZE,))]), BASE, lines=5)
     base.requires_grad_(False)
     return toy
 
@@ -205,8 +192,8 @@ def make_toy(options: Options) -> Toy:
 
 
 def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
-    """The mean of -log P(better wins), in nats, by the rewards of n pairs (n,). By Bradley and Terry
-    (1952), P = e^better / (e^better + e^worse) = sigmoid(better - worse)."""
+    """The mean of -log P(better wins), by the rewards of n pairs (n,). By Bradley and Terry (1952),
+    P = e^better / (e^better + e^worse) = sigmoid(better - worse)."""
     return -F.logsigmoid(better - worse).mean()
 
 
@@ -216,9 +203,9 @@ def win_rate(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def draw_pairs(toy: Toy, n: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Let the base complete n prompts twice each, and compare. The better word wins with a
-    probability by Bradley-Terry: a score that is higher by 1 means odds of e to 1. Returns winners
-    and losers, (n, T) each, and the accuracy of those who know the rule, which is below 1, too."""
+    """Let the base complete n prompts twice each. The better word wins by Bradley-Terry: a score
+    higher by 1 means odds of e to 1. Returns winners and losers, (n, T) each, and the accuracy of
+    those who know the rule, which is below 1, too."""
     prompts = toy.prompts(n)
     a, b = complete(toy.base, prompts), complete(toy.base, prompts)
     p = torch.sigmoid(toy.scores(a) - toy.scores(b))  # (n,)
@@ -226,9 +213,7 @@ def draw_pairs(toy: Toy, n: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     return a.where(a_wins, b), b.where(a_wins, a), torch.maximum(p, 1 - p).mean().item()
 
 
-def learn_from_pairs(
-    model: GPT, reward: Callable, pairs: tuple, held_out: tuple, look: Callable = lambda: ""
-) -> tuple[float, float]:
+def learn_from_pairs(model: GPT, reward: Callable, pairs: tuple, held_out: tuple, look=lambda: "") -> tuple:
     """Train a model to give the winner the higher reward(words), (n, T) -> (n,). A reward model and
     DPO differ in reward() alone. Returns the accuracy on other pairs, and the seconds."""
     (winners, losers, _), (better, worse, _) = pairs, held_out
@@ -261,8 +246,8 @@ def scalars(model: GPT, ids: torch.Tensor) -> torch.Tensor:
 
 
 def rewards(reward_model: GPT, ids: torch.Tensor) -> torch.Tensor:
-    """The rewards of words, (n, T) -> (n,): the output at the last token, which attends to the whole
-    word (Christiano et al. 2017; Stiennon et al. 2020)."""
+    """The rewards of words, (n, T) -> (n,): the output at the last token, which attends to all
+    others (Christiano et al. 2017; Stiennon et al. 2020)."""
     return scalars(reward_model, ids).gather(1, last(ids))[:, 0]
 
 
@@ -296,8 +281,7 @@ def dpo(toy: Toy, reward_model: GPT, beta: float, pairs: tuple, held_out: tuple)
 
     with Z the same for all words after the prompt. The loss of a reward model needs only the
     difference of two rewards, in which log Z cancels. So train the policy itself by that loss. It
-    sees words of the base only, never the new ones that the policy comes to prefer. Returns the
-    policy, metrics on the way, and the seconds."""
+    sees words of the base only, never the new ones that the policy comes to prefer."""
     policy, history = copy.deepcopy(toy.base).requires_grad_(True), []
 
     def look() -> str:
@@ -361,7 +345,7 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list
     policy drifts to words that get a high reward only because the reward model saw too few like them
     (Gao et al. 2022). A baseline, subtracted from the rewards, leaves the expected gradient as it is,
     and makes it less noisy: the mean over the `group` words of a prompt or, if group is 1, the
-    output of a value network. Returns the policy, the metrics of all steps, and the seconds."""
+    output of a value network."""
     policy = copy.deepcopy(toy.base).requires_grad_(True)
     value = copy.deepcopy(reward_model).requires_grad_(True)  # learns to predict rewards from beginnings
     networks, history, began = [policy, value] if group == 1 else [policy], [], time.perf_counter()
@@ -398,7 +382,7 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list
             clipped.append(((ratio - 1).abs() > CLIP)[mask[rows]].float().mean())
         metrics = {"reward": reward, "true_score": toy.scores(ids), "kl": log_ratio.sum(dim=1)}
         metrics |= {"entropy": -old.sum(dim=1), "ended": (ids.gather(1, last(ids)) == ids[0, 0]).float()}
-        metrics["clipped"] = torch.stack(clipped)
+        metrics |= {"clipped": torch.stack(clipped)}
         history.append({name: numbers.mean().item() for name, numbers in metrics.items()})
         if step == 1 or step % math.ceil(PPO.max_iters / 6) == 0:
             print(f"{step:>6} ", *(f"{number:>10.2f}" for number in history[-1].values()), flush=True)
@@ -411,9 +395,13 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list
 def compare(toy: Toy, reward_model: GPT, ids: torch.Tensor) -> dict:
     """Score words (n, T), and compare each with one of the base for the same prompt."""
     scores, words = toy.scores(ids), toy.texts(ids)
-    metrics = {"reward": rewards(reward_model, ids).mean().item(), "true_score": scores.mean().item()}
-    metrics["win_rate"] = win_rate(scores, toy.scores(toy.rivals[: len(ids)]))
-    return metrics | {"distinct": len(set(words)), "words": words[:8]}
+    return {
+        "reward": rewards(reward_model, ids).mean().item(),
+        "true_score": scores.mean().item(),
+        "win_rate": win_rate(scores, toy.scores(toy.rivals[: len(ids)])),
+        "distinct": len(set(words)),
+        "words": words[:8],
+    }
 
 
 @torch.no_grad()
@@ -421,8 +409,7 @@ def measure(toy: Toy, reward_model: GPT, policy: GPT, n: int) -> dict:
     """A row of the last table, from n words of the policy."""
     ids = complete(policy, toy.rivals[:n, :2])
     kl = implicit_rewards(policy, toy.base, ids, beta=1.0).mean().item()
-    val_loss = word_loss(policy, toy.val).item()
-    return compare(toy, reward_model, ids) | {"kl": kl, "val_loss": val_loss}
+    return compare(toy, reward_model, ids) | {"kl": kl, "val_loss": word_loss(policy, toy.val).item()}
 
 
 def best_of_n(toy: Toy, reward_model: GPT) -> Iterator[dict]:
@@ -447,9 +434,8 @@ def print_comparison(results: dict[str, dict]) -> None:
     for name, metrics in results.items():
         rows.append([name, *(format(metrics[key], how) if key in metrics else "-" for key, how in columns.items())])
     print(f"""
-{N_EVALUATED:,} words of each model. true score: by the hidden rule; win rate: against words of the
-base for the same prompts (95 % confidence: at most +- {0.98 / N_EVALUATED**0.5:.1%}); KL: from the base, in
-nats per word (best of n: at most); val loss: on real words, in nats per token; seconds: of training""")
+{N_EVALUATED:,} words of each model. win rate: against words of the base for the same prompts;
+KL: from the base, in nats per word (best of n: at most); val loss: on real words, in nats per token""")
     print_table(rows)
     print("\nwords for the same eight prompts:")
     print_table([[name, *metrics["words"]] for name, metrics in results.items()])
@@ -463,8 +449,7 @@ def panels(curves: dict[str, list[dict]]) -> list[dict]:
     for key, title in (("reward", "reward, by the reward model"), ("true_score", "true score, by the hidden rule")):
         lines = {}
         for name, curve in curves.items():
-            roots = [max(point["kl"], 0) ** 0.5 for point in curve]
-            lines[name] = roots, [point[key] for point in curve], ".-"
+            lines[name] = [max(point["kl"], 0) ** 0.5 for point in curve], [point[key] for point in curve], ".-"
         found.append({"title": title, "curves": lines, **labels})
     return found
 
@@ -473,16 +458,18 @@ def panels(curves: dict[str, list[dict]]) -> list[dict]:
 
 
 def save(name: str, model: GPT, data: Dataset) -> None:
-    """Write a checkpoint to out/rlhf. evaluate.py packs words into one row, so there attention has to
-    stop at a newline (delimiter). Here a reward is read at that newline, and must see the word."""
-    config = asdict(replace(model.config, delimiter=data.separator))
+    """Write a checkpoint. evaluate.py packs words into one row, so there attention has to stop at a
+    newline (delimiter). Here a reward is read at that newline, and must see the word."""
     path = FOLDER / (re.sub(r"\W+", "_", name.lower()) + ".pt")
-    more = {"delimiter": data.separator, "config": {"dataset": data.name}}
-    save_model(path, model, data.tokenizer, model_config=config, **more)
+    more = {"model_config": asdict(replace(model.config, delimiter=data.separator))}
+    more |= {"delimiter": data.separator, "config": {"dataset": data.name}}
+    save_model(path, model, data.tokenizer, **more)
 
 
 def main() -> None:
     began, options = time.perf_counter(), parse(Options, __doc__)
+    if options.beta == 0 and options.stage in ("all", "dpo"):
+        raise UserError("--beta=0 has no meaning for DPO; use --stage=ppo, or a larger --beta")
     keep_freed_memory()
     torch.manual_seed(options.seed)
     toy = make_toy(options)
@@ -518,9 +505,8 @@ def main() -> None:
     if options.plot:
         import plots
 
-        path = FOLDER / "rlhf.png"
-        plots.lines(path, *panels(curves))
-        print(f"{path}: reward and true score, by KL from the base")
+        plots.lines(FOLDER / "rlhf.png", *panels(curves))
+        print(f"\n{FOLDER / 'rlhf.png'}: reward and true score, by KL from the base")
     numbers["seconds"] = time.perf_counter() - began
     print_result("gpt", toy.data, toy.base.num_params(), preference=options.preference, **numbers)
 
