@@ -130,7 +130,7 @@ def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
 def letter_grams(words: list[str], alphabet: str, side: str) -> np.ndarray:
     """What an n-gram sees of each letter, and the letter itself: (letters, n). END counts as 0."""
     idx = encode(words, alphabet)
-    padded = F.pad(idx.masked_fill(idx == PAD, END), (5, 5), value=END)
+    padded = F.pad(idx.masked_fill(idx == PAD, END), (5, 5), value=END)  # SIDES reach 5 letters
     grams = [padded[:, 5 + i : 5 + i + idx.shape[1]] for i in (*SIDES[side], 0)]  # (B, T) each
     return (torch.stack(grams, dim=2)[idx >= FIRST] - END).numpy()
 

@@ -2,7 +2,6 @@ import math
 import random
 from datetime import datetime
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,11 +26,6 @@ def make(attention: bool = True, V: int = len(CHARACTERS), **sizes) -> Transform
         for p in model.parameters():
             p += 0.3 * torch.randn(p.shape)
     return model
-
-
-@pytest.fixture
-def model() -> Transformer:
-    return make()
 
 
 def tokens(*shape: int) -> torch.Tensor:
@@ -59,7 +53,6 @@ def test_strings_are_reversed():
     examples = seq2seq.draw_examples("reverse", "train", 400, random.Random(0))
     assert all(target == source[::-1] for source, target in examples)
     assert {len(source) for source, _ in examples} == set(range(1, 17))
-    assert set("".join(source for source, _ in examples)) == set("abcdefghijklmnopqrstuvwxyz")
     assert {len(source) for source, _ in seq2seq.draw_examples("reverse", "test", 50, random.Random(0), 20)} == {20}
 
 
@@ -87,8 +80,8 @@ def test_a_decoder_block_is_that_of_torch():
             p += 0.5 * torch.randn(p.shape)
     attn, cross, mlp = block.attn, block.cross, block.mlp
     parts = {"self_attn.out_proj": attn.c_proj, "multihead_attn.out_proj": cross.c_proj}
-    parts |= {"linear1": mlp.c_fc, "linear2": mlp.c_proj, "norm1": block.ln_1, "norm2": block.ln_cross}
-    parts["norm3"] = block.ln_2
+    parts |= {"linear1": mlp.c_fc, "linear2": mlp.c_proj}
+    parts |= {"norm1": block.ln_1, "norm2": block.ln_cross, "norm3": block.ln_2}
     weights = {f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() for kind in ("weight", "bias")}
     for kind in ("weight", "bias"):
         weights[f"self_attn.in_proj_{kind}"] = getattr(attn.c_attn, kind)
@@ -102,8 +95,8 @@ def test_a_decoder_block_is_that_of_torch():
     assert torch.allclose(block(x, causal, memory, mask[:, None, None]), expected, atol=1e-5)
 
 
-def test_padding_changes_nothing(model):
-    source, idx = tokens(3, 7), tokens(3, 5)
+def test_padding_changes_nothing():
+    model, source, idx = make(), tokens(3, 7), tokens(3, 5)
     source[1, 4:] = PAD
     more = torch.cat((source, torch.full((3, 4), PAD)), dim=1)
     logits = model(source, idx)
@@ -113,27 +106,22 @@ def test_padding_changes_nothing(model):
     assert torch.allclose(model(source, padded_target)[:, :5], logits, atol=1e-5)
 
 
-def test_the_decoder_is_causal_and_the_encoder_sees_both_sides_in_order(model):
-    source, idx = tokens(2, 6), tokens(2, 5)
+def test_the_decoder_is_causal_and_the_encoder_sees_both_sides_in_order():
+    model, source, idx = make(), tokens(2, 6), tokens(2, 5)
     memory, mask = model.encode(source)
-    logits = model.decode(idx, memory, mask)
-    for t in range(1, 5):
-        changed = idx.clone()
-        changed[:, t] = (changed[:, t] - 1) % 60 + 2
-        other = model.decode(changed, memory, mask)
-        assert torch.allclose(other[:, :t], logits[:, :t], atol=1e-6)
-        assert not torch.allclose(other[:, t], logits[:, t], atol=1e-3)
-    last = source.clone()
-    last[:, -1] = (last[:, -1] - 1) % 60 + 2
+    changed, last = idx.clone(), source.clone()
+    changed[:, 2], last[:, -1] = PAD, END
+    before, after = model.decode(idx, memory, mask), model.decode(changed, memory, mask)
+    same = [torch.allclose(before[:, t], after[:, t], atol=1e-4) for t in range(5)]
+    assert same == [True, True, False, False, False]
     assert not torch.allclose(model.encode(last)[0][:, 0], memory[:, 0], atol=1e-3)
-    assert not torch.allclose(model(source.flip(1), idx), logits, atol=1e-3)  # positions count
+    assert not torch.allclose(model(source.flip(1), idx), before, atol=1e-3)  # positions count
 
 
-def test_without_cross_attention_the_source_does_not_matter(model):
-    control, idx, source, other = make(attention=False), tokens(3, 5), tokens(3, 7), tokens(3, 4)
-    assert torch.equal(control(source, idx), control(other, idx))
-    assert not any("cross" in name or "encoder" in name for name, _ in control.named_parameters())
-    assert not torch.allclose(model(source, idx), model(other, idx), atol=1e-3)
+def test_without_cross_attention_the_source_does_not_matter():
+    idx, source, other = tokens(3, 5), tokens(3, 7), tokens(3, 4)
+    same = [torch.allclose(m(source, idx), m(other, idx), atol=1e-3) for m in (make(attention=False), make())]
+    assert same == [True, False]
 
 
 def test_a_sinusoid_later_is_a_rotation():
@@ -172,28 +160,24 @@ def test_a_wide_beam_finds_the_best_of_all_targets(monkeypatch, seed):
         assert log_p[b, : len(ranked)].tolist() == pytest.approx([expected[text][0] for text in ranked], abs=1e-4)
 
 
-def test_width_1_is_greedy(model):
-    source = tokens(6, 5)
+def test_width_1_is_greedy():
+    model, source = make(), tokens(3, 5)
     texts, log_p = search(model, source)
-    for b in range(6):
+    for b in range(3):
         row, total = [END], 0.0
-        while len(row) < seq2seq.BLOCK_SIZE:
+        while len(row) < seq2seq.BLOCK_SIZE and row[1:].count(END) == 0:
             step = model(source[b : b + 1], torch.tensor([row]))[0, -1].log_softmax(dim=-1)
             step[PAD] = -math.inf
             row.append(int(step.argmax()))
             total += step.max().item()
-            if row[-1] == END:
-                break
         assert texts[b] == ["".join(CHARACTERS[i] for i in row if i > END)]
         assert log_p[b, 0].item() == pytest.approx(total, abs=1e-3)
 
 
-def test_rows_of_a_batch_are_searched_independently_and_encoded_once(model, monkeypatch):
-    source, calls, encode = tokens(4, 6), [], model.encode
+def test_the_rows_of_a_batch_are_searched_independently():
+    model, source = make(), tokens(4, 6)
     source[2, 3:] = PAD
-    monkeypatch.setattr(model, "encode", lambda source: calls.append(len(source)) or encode(source))
     together, _ = search(model, source, width=3)
-    assert calls == [4]
     assert [search(model, source[b : b + 1], width=3)[0][0] for b in range(4)] == together
 
 
@@ -207,8 +191,7 @@ def test_it_learns_to_reverse_and_to_measure_it(monkeypatch):
     found = [search(model, encode([source]))[0][0][0] == target for source, target in examples[:50]]
     assert seq2seq.exact_match(model, examples[:50]) == sum(found) / 50
     assert seq2seq.exact_match(model, examples) > 0.9
-    total = seq2seq.loss_of(model, examples, "sum").item()
-    n_tokens = sum(len(target) + 1 for _, target in examples)
+    total, n_tokens = seq2seq.loss_of(model, examples, "sum").item(), sum(len(target) + 1 for _, target in examples)
     after = seq2seq.loss_of(model, examples).item()
     assert after == pytest.approx(total / n_tokens, rel=1e-4) and after < before / 4
 
@@ -224,34 +207,27 @@ def few(monkeypatch):
 
 @pytest.mark.parametrize("options", [("--task=dates",), ("--task=reverse", "--attention=false")])
 def test_the_script_prints_its_result_which_the_seed_decides(options, few, call):
-    found = []
-    for seed in (3, 3, 4):
-        status, out, err = call(seq2seq, *options, *QUICK, f"--seed={seed}")
-        assert (status, err) == (0, "")
-        found.append(result(out) | {"seconds": 0})
-    assert found[0] == found[1] and found[0]["loss"] != found[2]["loss"]
-    assert (found[0]["model"], f"--task={found[0]['task']}") == ("transformer", options[0])
-    assert found[0]["attention"] == ("false" if len(options) > 1 else "true")
-    assert 0 <= float(found[0]["exact_match"]) <= 1 and float(found[0]["loss"]) > 5
-    assert ("17 letters  " in out) == (found[0]["task"] != "dates")
+    outs = [call(seq2seq, *options, *QUICK, f"--seed={seed}")[1] for seed in (3, 3, 4)]
+    first, again, other = (result(out) | {"seconds": 0} for out in outs)
+    assert first == again and first["loss"] != other["loss"]
+    assert f"--task={first['task']}" == options[0] and {"exact_match", "beam"} <= first.keys()
+    assert ("17 letters  " in outs[0]) == (first["task"] != "dates")
+    assert 5 < float(first["loss"]) < 200  # nats per target, not per token
 
 
 def test_the_plot_of_cross_attention(few, call, monkeypatch):
     pytest.importorskip("matplotlib")
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append((figure, path)))
-    out = call(seq2seq, "--plot", *QUICK)[1]
+    out = call(seq2seq, "--plot", *QUICK, "--n_layer=2")[1]
     ((figure, path),) = figures
-    assert path == Path("out/seq2seq_dates/alignment.png") and str(path) in out
-    assert len(figure.axes) == 2  # 1 layer, 2 heads
+    assert str(path) in out and len(figure.axes) == 4  # 2 layers, 2 heads
     image = figure.axes[0].images[0].get_array()
     source = "".join(label.get_text() for label in figure.axes[0].get_xticklabels())
     assert image.shape == (11, len(source)) and image.sum(axis=1).tolist() == pytest.approx([1] * 11, abs=1e-5)
     assert figure.axes[0].get_yticklabels()[-1].get_text() == "end" and f"{source} -> " in out
 
 
-@pytest.mark.parametrize(
-    ("options", "says"), [(("--n_embd=10",), "not a multiple"), (("--attention=false", "--plot"), "--plot")]
-)
-def test_wrong_options_are_an_error_in_one_line(options, says, fails):
-    assert says in fails(seq2seq, *options)
+def test_wrong_options_are_an_error_in_one_line(fails):
+    assert "not a multiple" in fails(seq2seq, "--n_embd=10")
+    assert "--plot" in fails(seq2seq, "--attention=false", "--plot")
