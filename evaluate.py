@@ -313,8 +313,8 @@ def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
 def draw_samples(model: GPT, counting: dict, data: Dataset, length: int, options, machine) -> dict:
     """{name: samples} at temperature 1, tuples of at most `length` tokens: real ones as a
     control, the baselines', and the GPT's."""
-    tokens, n, end = getattr(data, options.split), options.num_samples, data.delimiter  # FineWeb has one, but no separator
-    start = start_ids(data.tokenizer)[-1] if end is None else end
+    tokens, n, end = getattr(data, options.split), options.num_samples, data.delimiter
+    start = start_ids(data.tokenizer)[-1] if end is None else end  # FineWeb has an end, but no separator
     if data.separator is None:
         at = np.linspace(0, len(tokens) - length, n).astype(int)
         real = tokens[at[:, None] + np.arange(length)].tolist()
