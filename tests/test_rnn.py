@@ -28,7 +28,7 @@ def seed():
 
 
 def make(name: str, C: int = 5, H: int = 16) -> nn.Module:
-    """A cell whose parameters have left their initial values: zeros and ones would hide mistakes."""
+    """A cell whose parameters have left their initial values: zeros and ones hide mistakes."""
     cell = CELLS[name](C, H)
     with torch.no_grad():
         for p in cell.parameters():
@@ -191,7 +191,7 @@ def trained_gradients(model: Model, dataset, bptt: int, monkeypatch) -> list:
     return seen
 
 
-def test_truncated_bptt_is_full_bptt_for_sequences_shorter_than_the_window(data, double, monkeypatch):
+def test_truncated_bptt_is_full_bptt_for_short_sequences(data, double, monkeypatch):
     dataset = prepare_data.load("list")
     model, longest = small_model("rnn", V=dataset.vocab_size), max(map(len, NAMES)) + 1
     full, equal, truncated = (trained_gradients(model, dataset, n, monkeypatch) for n in (1000, longest, 4))
@@ -200,7 +200,7 @@ def test_truncated_bptt_is_full_bptt_for_sequences_shorter_than_the_window(data,
 
 
 def test_the_state_is_carried_over_windows_and_the_gradient_is_not(data, double, monkeypatch):
-    """The second window's gradient is that of a model that starts from the first one's last state, a constant."""
+    """In the second window, the last state of the first one is a constant."""
     dataset = prepare_data.load("tiny")
     model = small_model("rnn", V=dataset.vocab_size)
     second = trained_gradients(model, dataset, 10, monkeypatch)[1]
@@ -236,7 +236,7 @@ def test_a_wrong_manual_gradient_would_show(monkeypatch):
 @pytest.mark.parametrize("n_layer", [1, 2])
 @pytest.mark.parametrize("name", CELLS)
 def test_gradient_norms_are_those_of_the_definition(double, name, n_layer, monkeypatch):
-    """d loss_T / d state_(T-k): the states of all cells, k tokens before the end, are inputs of the rest."""
+    """d loss_T / d state_(T-k): the states of all cells at T - k are inputs of the rest."""
     monkeypatch.setattr(rnn, "LAGS", (1, 3))
     model, tokens = Model(11, name, 6, 8, n_layer, dropout=0.5), np.random.default_rng(0).integers(11, size=10)
     norms = rnn.gradient_norms(model, tokens, None)
@@ -262,7 +262,7 @@ def test_the_gradient_of_one_layer_of_linear_attention_does_not_decay():
 
 
 def test_gradients_of_documents_stay_within_them():
-    """Each sequence starts where a document does, and is as long as the longest twentieth of them at least."""
+    """Each sequence starts where a document does, one of the longest twentieth of them."""
     rng, model, separator = np.random.default_rng(0), small_model("lstm"), 10
     lengths = [3] * 80 + [7] * 10 + [9] * 2  # with the separator before them
     documents = [[separator, *rng.integers(10, size=n - 1)] for n in rng.permutation(lengths)]
