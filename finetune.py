@@ -21,19 +21,16 @@ which is ignored):
     inputs    \n c o p y _ a b s _ > _ a b s
     targets    . . . . . . . . . . . a b s \n
 
-Every answer can be checked, so no LLM judge is needed. The words are those of the `words` dataset:
-no word of a validation or test prompt is in a training prompt.
+Every answer can be checked. No word of a validation or test prompt is in a training prompt.
 
 In stage 3, batches contain only the new task, so the model forgets the old ones: catastrophic
-forgetting (McCloskey, Cohen 1989). The last table shows how much, and how --replay, --l2 and lower
-learning rates help. All models are kept in out/finetune/, and those of stages 1 and 2 are used
-again. A checkpoint of LoRA, adapters or a prefix needs instructed.pt beside it.
+forgetting (McCloskey, Cohen 1989). Replay, L2-SP and lower learning rates help. All models are kept
+in out/finetune/; LoRA, adapters and prefixes need instructed.pt beside them.
 """
 
 import copy
 import math
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -58,7 +55,7 @@ BASE, INSTRUCTED = FOLDER / "base.pt", FOLDER / "instructed.pt"
 CHARACTERS = "\n >0123456789abcdefghijklmnopqrstuvwxyz"
 LETTERS = range(3, 9)  # lengths of the words; longer ones would make every batch longer
 LONGEST = 42  # characters of the longest instruction with its answer: to join two words
-TASKS: dict[str, Callable[..., str]] = {  # names of lower-case letters
+TASKS = {  # names of lower-case letters
     "copy": lambda word: word,
     "reverse": lambda word: word[::-1],
     "sort": lambda word: "".join(sorted(word)),
@@ -92,13 +89,14 @@ VARIANTS = {  # of --method=all
     "prefix": {"method": "prefix"},
     "prefix, 32 tokens": {"method": "prefix", "learning_rate": 0.1, "rank": 32},
 }
-# Of --method=sweep: who learns less forgets less, so one learning rate does not tell which method
-# forgets more. Compare methods where they learn equally much.
+# Who learns less forgets less: compare methods where they learn equally much.
 SWEEP = {
     f"{name} at {lr:g}": VARIANTS[name] | {"learning_rate": lr}
     for name, best in {"full": 0.0005, "lora": 0.0025, "lora, all matrices": 0.001}.items()
     for lr in (best / 8, best / 4, best / 2, best, 2 * best, 4 * best)
 }
+COLUMNS = {"trained": ",", "of_all": ".1%", "lr": "g", "seconds": ".1f"}  # of the last table
+COLUMNS |= {"new_task": ".1%", "old_tasks": ".1%", "base_val": ".3f", "kB": ",.0f"}
 
 
 @dataclass
@@ -134,14 +132,12 @@ def one_per_word(task: str, words: list[str]) -> list[tuple[str, str]]:
 
 
 def encode(example: tuple[str, str], tokenizer: Tokenizer, mask: bool = True) -> tuple[list, list]:
-    """The inputs and targets of a document, (prompt, answer), with a newline before and after it.
-    mask: targets in the prompt are -1, so the model learns to answer, not to ask. The first target
-    that counts is the first token of the answer; the last one is the newline, so the model also
-    learns where to stop."""
+    """The inputs and targets of a document, (prompt, answer), with a newline before and after it:
+    the model also learns where to stop. mask: targets in the prompt are -1."""
     newline = tokenizer.encode("\n")
     prompt, answer = map(tokenizer.encode, example)
     ids = newline + prompt + answer + newline
-    masked = len(newline + prompt) - 1 if mask else 0
+    masked = len(newline + prompt) - 1 if mask else 0  # the last token of the prompt has a target
     return ids[:-1], [-1] * masked + ids[1 + masked :]
 
 
@@ -153,9 +149,7 @@ def make_batch(rows: list[tuple]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @dataclass
-class Texts:
-    """What batches are drawn from."""
-
+class Texts:  # what batches are drawn from
     words: dict[str, list[str]]  # of each split
     tokenizer: Tokenizer
     tasks: list[str]  # of stage 2
@@ -169,8 +163,8 @@ class Texts:
         return [encode(instruction(*one), self.tokenizer, self.mask) for one in drawn]
 
     def plain(self, split: str, n: int, rng: np.random.Generator) -> list[tuple]:
-        """n documents to pre-train on: a word, or a word and the answer of a task, without the name
-        of the task. Or windows of the dataset that the base was trained on."""
+        """n documents to pre-train on: a word, or a word and the answer of a task, without its name.
+        Or windows of the dataset that the base was trained on."""
         if self.data:
             tokens = getattr(self.data, split)
             starts = rng.integers(len(tokens) - LONGEST, size=n)
@@ -186,9 +180,8 @@ class Texts:
 
 @torch.no_grad()
 def exact_match(model: GPT, examples: list[tuple[str, str]], tokenizer: Tokenizer) -> torch.Tensor:
-    """Whether answer() would be right for each of n examples, (n,), without generating it: if every
-    token of the right answer is the most likely one after those before it, greedy decoding
-    generates them all. (With BPE, a right answer in other tokens is missed.)"""
+    """Whether greedy decoding would generate each of n answers, (n,): if every token is the most
+    likely one after those before it. (With BPE, a right answer in other tokens is missed.)"""
     right, device = [], model.lm_head.weight.device
     for first in range(0, len(examples), 250):
         x, y = make_batch([encode(example, tokenizer) for example in examples[first : first + 250]])
@@ -212,9 +205,8 @@ def answer(model: GPT, prompt: str, tokenizer: Tokenizer) -> str:
 
 
 def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
-    """Print an answer of each task, a wrong one if there is any, and the accuracy. As a control,
-    the prompts of a task are exchanged: a model that reads them is then right by chance only, if
-    two prompts happen to have the same answer."""
+    """Print an answer of each task, and the accuracy. As a control, the prompts of a task are
+    exchanged: a model that reads them is then right by chance, if two answers are the same."""
     rows, sums, tokenizer = [], np.zeros(3), texts.tokenizer
     for task in tasks:
         prompts, answers = zip(*one_per_word(task, texts.words["test"]), strict=True)
@@ -225,7 +217,7 @@ def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
         same = np.array(answers) == np.array(moved)
         fractions = [some.mean() for some in (right, exchanged, same)]
         sums += fractions
-        shown = right.argmin()
+        shown = right.argmin()  # a wrong one, if there is any
         given = answer(model, prompts[shown], tokenizer)
         verdict = "right" if given == answers[shown] else f"wrong: {answers[shown]}"
         rows.append([prompts[shown] + given, verdict, *(f"{x:.1%}" for x in fractions)])
@@ -245,24 +237,21 @@ def measure(model: GPT, path: Path, texts: Texts, new_task: str, machine: Machin
 
 
 def print_comparison(results: dict[str, dict]) -> None:
-    styles = {"trained": ",", "of_all": ".1%", "lr": "g", "seconds": ".1f"}
-    styles |= {"new_task": ".1%", "old_tasks": ".1%", "base_val": ".3f", "kB": ",.0f"}
-    rows = [["", *styles]]
-    for name, numbers in results.items():
-        cells = (format(numbers[key], style) if key in numbers else "" for key, style in styles.items())
+    rows = [["", *COLUMNS]]
+    for name, row in results.items():
+        cells = [format(row[key], style) if key in row else "" for key, style in COLUMNS.items()]
         rows.append([name, *cells])
     print("\nexact match on all test words; base_val: the loss on what the base was trained on")
     print_table(rows)
 
 
 def curves(results: dict[str, dict]) -> dict[str, tuple]:
-    """For each method of stage 3 its accuracies in the new task and in the old ones, by the first:
-    one of each, or one for each learning rate of a sweep."""
+    """For each method its accuracies in the new task, ascending, and in the old ones: one of each,
+    or one for each learning rate of a sweep."""
     found = {}
-    for name, numbers in results.items():
-        if "trained" in numbers:
-            point = (numbers["new_task"], numbers["old_tasks"])
-            found.setdefault(name.split(" at ")[0], []).append(point)
+    for name, row in results.items():
+        if "trained" in row:
+            found.setdefault(name.split(" at ")[0], []).append((row["new_task"], row["old_tasks"]))
     return {name: tuple(zip(*sorted(points), strict=True)) for name, points in found.items()}
 
 
@@ -282,10 +271,9 @@ def kept(path: Path, made_from: dict) -> dict | None:
         checkpoint = load_checkpoint(path)
     except UserError:  # there is none, or it is damaged, or of another version
         return None
-    if checkpoint.get("made_from") != made_from:
-        return None
-    print(f"using {path} of an earlier run")
-    return checkpoint
+    if same := checkpoint.get("made_from") == made_from:
+        print(f"using {path} of an earlier run")
+    return checkpoint if same else None
 
 
 def train_on(model: GPT, draw, recipe, machine, note=lambda: "", lines=5, l2=0.0) -> float:
@@ -304,18 +292,18 @@ def train_on(model: GPT, draw, recipe, machine, note=lambda: "", lines=5, l2=0.0
     return fit(model, batch_loss, recipe, note, lines)
 
 
-def pretrain(texts: Texts, machine: Machine, made_from: dict) -> None:
+def pretrain(texts: Texts, machine: Machine, made_from: dict) -> Path:
     """Stage 1: train a base model from scratch, unless it is there. made_from: seed and words."""
     config = GPTConfig(vocab_size=texts.tokenizer.vocab_size, block_size=64)
     made_from = made_from | {"recipe": asdict(PRETRAINING), "config": asdict(config)}
     made_from["tasks"] = [instruction(task, "lecture", "") for task in IN_TEXTS]
-    if kept(BASE, made_from):
-        return
-    print("\nstage 1, pre-training: words, and pairs such as 'stack kcats'")
-    torch.manual_seed(made_from["seed"])
-    model, rng = GPT(config), np.random.default_rng(made_from["seed"])
-    train_on(model, lambda: texts.plain("train", BATCH_SIZE, rng), PRETRAINING, machine)
-    save(BASE, model, texts, made_from=made_from)
+    if not kept(BASE, made_from):
+        print("\nstage 1, pre-training: words, and pairs such as 'stack kcats'")
+        torch.manual_seed(made_from["seed"])
+        model, rng = GPT(config), np.random.default_rng(made_from["seed"])
+        train_on(model, lambda: texts.plain("train", BATCH_SIZE, rng), PRETRAINING, machine)
+        save(BASE, model, texts, made_from=made_from)
+    return BASE
 
 
 def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
@@ -326,16 +314,14 @@ def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
     model, tokenizer = load_model(checkpoint)
     tokenizer.encode(CHARACTERS)  # raises UserError if it lacks some
     if (T := model.config.block_size) < LONGEST:
-        few = f"{path} has block_size={T}, and instructions have up to {LONGEST} characters"
-        raise UserError(f"{few}; use a model with a longer context")
+        raise UserError(f"{path} has block_size={T}; use a model with at least {LONGEST}")
     name = checkpoint["config"]["dataset"]
     return model, tokenizer, load(name) if name else None
 
 
 def instruct(model: GPT, texts: Texts, machine: Machine, made_from: dict) -> tuple[GPT, list[dict]]:
     """Stage 2: train the base on instructions, drawn again for every step, unless that is done.
-    Returns the model, and its accuracies {task: of validation words} after each fifth of the
-    steps."""
+    Returns the model, and {task: accuracy on validation words} after each fifth of the steps."""
     recipe, history = INSTRUCTION_TUNING, []
     made_from = made_from | {"recipe": asdict(recipe), "mask": texts.mask}
     made_from["tasks"] = [instruction(task, "lecture", "import") for task in texts.tasks]
@@ -351,21 +337,18 @@ def instruct(model: GPT, texts: Texts, machine: Machine, made_from: dict) -> tup
         history.append(found)
         return f"exact match {np.mean([*found.values()]):.1%}"
 
-    draw = lambda: texts.instructions(BATCH_SIZE, rng)
-    train_on(model, draw, recipe, machine, note)
+    train_on(model, lambda: texts.instructions(BATCH_SIZE, rng), recipe, machine, note)
     save(INSTRUCTED, model, texts, made_from=made_from, history=history)
     show_answers(model, texts.tasks, texts)
     return model, history
 
 
 def learn(instructed: GPT, texts: Texts, machine, options: Options, name: str, lines: int) -> tuple:
-    """Stage 3: learn a task from a few examples by one method, and write a checkpoint. Returns the
-    model, and its row of the last table."""
+    """Stage 3: learn a task by one method. Returns the model, and its row of the last table."""
     torch.manual_seed(options.seed)
     rng, model, more = np.random.default_rng(options.seed), copy.deepcopy(instructed), {}
     if options.method != "full":
-        keys = ("method", "rank", "alpha", "targets")
-        more["peft"] = {key: getattr(options, key) for key in keys}
+        more["peft"] = {key: getattr(options, key) for key in ("method", "rank", "alpha", "targets")}
         more["base"] = {"path": INSTRUCTED.as_posix(), "sha256": sha256_of(INSTRUCTED)}
         attach(model, **more["peft"])
     task, words = options.new_task, texts.words["train"]
@@ -375,8 +358,6 @@ def learn(instructed: GPT, texts: Texts, machine, options: Options, name: str, l
 
     def draw() -> list[tuple]:
         new = [rows[i] for i in rng.integers(len(rows), size=BATCH_SIZE // 2 - n_old)]
-        if n_old == 0:
-            return new
         old = texts.instructions(n_old - n_old // 2, rng)  # replay, or rehearsal (Robins 1995)
         return new + old + texts.plain("train", n_old // 2, rng)
 
@@ -422,16 +403,14 @@ def main() -> None:
     for split in ("train", "val", "test"):
         decoded = map(data.tokenizer.decode, data.documents(split))
         words[split] = [word for word in decoded if len(word) in LETTERS]
-    if 2 * options.num_examples > len(words["train"]):
-        few = f"{len(words['train']):,} words are not enough for --num_examples={options.num_examples}"
-        raise UserError(f"{few}, with two words each; use fewer")
+    if options.num_examples > (most := len(words["train"]) // 2):  # each has two words of its own
+        raise UserError(f"too few words for --num_examples={options.num_examples}; use at most {most}")
     old_tasks = [task for task in TASKS if task != options.new_task]
     texts = Texts(words, CharTokenizer(sorted(CHARACTERS)), old_tasks, options.mask)
     print(f"device  {machine}")
     made_from = {"seed": options.seed, "words": data.splits["train"]["sha256"]}
-    path = find_checkpoint(options.init_from) if options.init_from else BASE
-    if not options.init_from:
-        pretrain(texts, machine, made_from)
+    own = options.init_from
+    path = find_checkpoint(own) if own else pretrain(texts, machine, made_from)
     base, texts.tokenizer, texts.data = open_base(path)
     params = base.to(machine.device).num_params()
     results = {"base": measure(base, path, texts, options.new_task, machine)}
@@ -442,17 +421,17 @@ def main() -> None:
     ways = {"all": VARIANTS, "sweep": SWEEP}.get(options.method, {options.method: {}})
     alone = len(ways) == 1
     for name, changes in ways.items():
-        changed = replace(options, **changes)
-        learned, results[name] = learn(model, texts, machine, changed, name, lines=5 if alone else 0)
+        changed, lines = replace(options, **changes), 5 if alone else 0
+        learned, results[name] = learn(model, texts, machine, changed, name, lines)
     if alone:
         show_answers(learned, [options.new_task, *texts.tasks], texts)
     print_comparison(results)
     if options.plot:
         draw_plot(history, results)
     numbers = results[name] if alone else {}
-    if options.method == "all":  # accuracy in the new task / in the old ones
-        rows = {name: results[name] for name in LEARNING_RATES}
-        numbers = {name: f"{row['new_task']:.3f}/{row['old_tasks']:.3f}" for name, row in rows.items()}
+    if options.method == "all":
+        form = "{new_task:.3f}/{old_tasks:.3f}"
+        numbers = {name: form.format(**results[name]) for name in LEARNING_RATES}
     if options.method == "sweep":  # old tasks where the new one is at 90 %, between learning rates
         points = {re.sub(r"\W+", "_", name): xy for name, xy in curves(results).items()}
         numbers = {name: float(np.interp(0.9, *xy, math.nan, math.nan)) for name, xy in points.items()}

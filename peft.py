@@ -15,8 +15,6 @@ from torch.nn import functional as F
 
 from model import GPT, CausalSelfAttention
 
-METHODS = ("lora", "adapter", "prefix")
-
 
 class LoRALinear(nn.Module):
     """Low-rank adaptation (Hu et al. 2021): y = W x + (alpha / rank) B A x. W (out, in) is frozen.

@@ -181,7 +181,7 @@ def test_a_model_of_train_py_can_be_the_base(call, small):
     ("options", "words"),
     [
         (["--new_task=revrse"], "--new_task=revrse is unknown (did you mean reverse?); choose from copy, reverse"),
-        (["--num_examples=100000"], "words are not enough for --num_examples=100000, with two words each; use fewer"),
+        (["--num_examples=100000"], "too few words for --num_examples=100000; use at most "),
         (["--init_from=out/nothing"], "no checkpoint out/nothing; use a run"),
         (["--learning_rate=1e30"], "training diverged: "),
     ],
@@ -203,7 +203,7 @@ def test_a_base_that_cannot_read_instructions_gets_one_line(call, fails, small):
     own_data()
     for name, message in (
         ("toy", "the vocabulary lacks ' ', '0', "),
-        ("own", "has block_size=16, and instructions have up to 42 characters; use a model with a longer context"),
+        ("own", "has block_size=16; use a model with at least 42"),
     ):
         assert call(train, *RUN, f"--dataset={name}", "--block_size=16")[0] == 0
         assert message in fails(finetune, *FEW, f"--init_from=out/{name}")

@@ -9,7 +9,7 @@ import sample
 from gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
 from optim import make_optimizer
-from peft import METHODS, Adapter, LoRALinear, attach, merge, trained_state
+from peft import Adapter, LoRALinear, attach, merge, trained_state
 
 SIZES = {"vocab_size": 29, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "zero_init": False}
 KINDS = {
@@ -20,6 +20,7 @@ KINDS = {
     "documents": SIZES | {"delimiter": 0, "lookback": 2},
     "formula": SIZES | {"flash": False, "norm": "rmsnorm"},
 }
+METHODS = ("lora", "adapter", "prefix")
 OPTIONS = SimpleNamespace(
     optimizer="adamw", learning_rate=0.01, weight_decay=0.1, momentum=0.9, beta1=0.9, beta2=0.95
 )  # fmt: skip
