@@ -35,10 +35,10 @@ MISSED = {
     "rnn": (387, 20.9),
     "train": (410, 23.2),
     "sample": (321, 16.5),
-    "finetune": (463, 24.7),
+    "finetune": (442, 24.2),
     "rlhf": (515, 26.5),
 }
-ALL = (7460, 390)  # lines and kilobytes of all files
+ALL = (7440, 389)  # lines and kilobytes of all files
 WIDE = 0.08  # of the lines may have more than 100 columns
 LONGEST = {("train", "train"): 80}  # lines of a function; others: 60
 
