@@ -18,6 +18,7 @@ import torch
 
 import console
 import model
+import plots
 import prepare_data
 import runtime
 import tokenizer
@@ -206,6 +207,14 @@ class Malicious:
 
     def __reduce__(self):
         return os.mkdir, ("harmed",)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The plots that a test draws: a list of (figure, path)."""
+    drawn, save = [], plots.save
+    monkeypatch.setattr(plots, "save", lambda figure, path: (drawn.append((figure, path)), save(figure, path)))
+    return drawn
 
 
 @pytest.fixture

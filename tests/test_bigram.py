@@ -214,7 +214,6 @@ def test_baselines_in_plots_equal_unigram_and_bigram_loss(call, name, monkeypatc
 
 
 def test_the_heat_map(call):
-    pytest.importorskip("matplotlib")
     Path("money.txt").write_text("$$ $_$ ^{$}\n" * 50)  # nothing here is a formula
     prepare_data.prepare("money.txt")
     assert call(bigram, "--dataset=money", "--plot")[0] == 0

@@ -470,11 +470,7 @@ def test_samples_follow_from_the_seed_and_start_where_texts_start(data, call, mo
         assert samples(name, 1) == samples(name, 1) != samples(name, 2)
 
 
-def test_the_sweep_prints_its_table_and_its_rule(data, call, monkeypatch):
-    figures = []
-    save = plots.save
-    keep = lambda figure, path: (figures.append(figure), save(figure, path))
-    monkeypatch.setattr(plots, "save", keep)
+def test_the_sweep_prints_its_table_and_its_rule(data, call, figures, monkeypatch):
     status, out, _ = call(mlp, "--dataset=list", "--find_lr", "--max_iters=500", "--plot")
     assert status == 0
     rows = out.split("smoothed\n")[1].split("\nlowest")[0].splitlines()
@@ -488,7 +484,7 @@ def test_the_sweep_prints_its_table_and_its_rule(data, call, monkeypatch):
     assert losses[0] > losses[best] + 0.3
     assert f"--learning_rate={rates[best]:.2g}" in out
     assert Path("out/mlp_list/find_lr.png").read_bytes().startswith(b"\x89PNG")
-    curve, chosen = figures[0].axes[0].lines
+    curve, chosen = figures[0][0].axes[0].lines
     assert abs(curve.get_ydata() - losses).max() < 1e-4
     assert chosen.get_xdata()[0] == pytest.approx(rates[best], abs=1e-4)
     assert "largest one tried" not in out
@@ -512,12 +508,8 @@ def test_the_sweep_trains_at_the_rates_that_it_prints(data, monkeypatch):
     assert best in asked
 
 
-def test_the_plot_of_training(data, call, monkeypatch):
+def test_the_plot_of_training(data, call, figures):
     """Histograms of the tanh activations and their gradients, the loss, and the update:data ratio of each matrix."""
-    figures = []
-    save = plots.save
-    keep = lambda figure, path: (figures.append((figure, path)), save(figure, path))
-    monkeypatch.setattr(plots, "save", keep)
     status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
     assert status == 0
     ((figure, path),) = figures

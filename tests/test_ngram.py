@@ -10,7 +10,6 @@ from conftest import finish, result, start
 
 import bigram
 import ngram
-import plots
 import prepare_data
 from bigram import count_bigrams, nll, probabilities
 from ngram import NGrams, count_ngrams, count_table, neural_ngrams, train_neural
@@ -303,14 +302,9 @@ def test_a_2_gram_has_the_losses_and_the_samples_of_the_bigram(call, name, optio
 
 
 @pytest.mark.parametrize("n", [1, 5])
-def test_the_plot_over_the_order_is_its_table(call, monkeypatch, n):
-    pytest.importorskip("matplotlib")
-    drawn = []
-    save = plots.save
-    keep = lambda figure, path: (drawn.append((figure, path)), save(figure, path))
-    monkeypatch.setattr(plots, "save", keep)
+def test_the_plot_over_the_order_is_its_table(call, figures, n):
     status, out, _ = call(ngram, "--dataset=tiny", f"--n={n}", "--alpha=0.5", "--plot")
-    ((figure, path),) = drawn
+    ((figure, path),) = figures
     assert status == 0 and path == Path("out/ngram_tiny/orders.png") and f"{path}: " in out
     assert path.read_bytes().startswith(b"\x89PNG")
     additive, kneser_ney, *baselines = figure.axes[0].lines

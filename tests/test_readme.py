@@ -296,13 +296,11 @@ def test_times_and_losses_in_the_readme_are_those_of_the_results():
         assert full["a sample"].startswith(row["what it writes"]), row
 
 
-def test_the_plot_of_the_ladder_shows_the_first_table(call, monkeypatch):
-    pytest.importorskip("matplotlib")
-    figures, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
+def test_the_plot_of_the_ladder_shows_the_first_table(call, figures):
     call(plots)
-    assert Path("out/ladder.png").read_bytes().startswith(b"\x89PNG")
-    (axes,) = figures[0].axes
+    ((figure, path),) = figures
+    assert path == Path("out/ladder.png") and path.read_bytes().startswith(b"\x89PNG")
+    (axes,) = figure.axes
     models = [label.get_text() for label in axes.get_yticklabels()]
     assert models == [row["model"] for row in LADDER[13::-1]] and models[0] == "GPT"
     gaps, *kinds = (line.get_xydata() for line in axes.lines)

@@ -11,6 +11,8 @@ import torch
 from conftest import result
 
 import evaluate
+import optim
+import plots
 import prepare_data
 import rlhf
 import sample
@@ -84,7 +86,6 @@ def small(monkeypatch):
 
 
 def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
-    pytest.importorskip("matplotlib")
     status, out, err = call(rlhf, "--dataset=list", "--pairs=50", "--plot")
     assert status == 0, err
     names = ["base", f"best of {BEST_OF[-1]}", "PPO", "PPO, group", "PPO, beta 0", "PPO, beta 1", "DPO"]
@@ -408,34 +409,52 @@ def test_ppo_raises_the_reward_and_beta_holds_the_policy_near_the_base(toy, monk
             words = [toy.texts(complete(model, toy.prompts(500))) for model in (policy, toy.base)]
             ends, usual = (np.mean([word[-1] in "aeiou" for word in part]) for part in words)
             assert ends > usual + 0.15
-    assert kl[0.0] > 2 * kl[3.0]
+    assert kl[0.0] > 2 * kl[3.0] > 0
     assert all(torch.equal(before[name], tensor) for name, tensor in toy.base.state_dict().items())
+
+
+def test_the_value_network_learns_what_words_earn(toy, monkeypatch):
+    monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=10, learning_rate=0.003))
+    monkeypatch.setattr(rlhf, "PPO_WORDS", 64)
+    monkeypatch.setattr(rlhf, "rewards", lambda _, ids: torch.full((len(ids),), 3.0))
+    networks, make = [], rlhf.make_optimizer
+    monkeypatch.setattr(rlhf, "make_optimizer", lambda network, *rest: networks.append(network) or make(network, *rest))
+    policy, _, _ = rlhf.ppo(toy, with_scalar_head(toy.base), 0.0, 1)
+    assert networks[0] is policy
+    assert rlhf.scalars(networks[1], toy.val)[:, 1:-1][drawn(toy.val)[:, 1:]].mean().item() == pytest.approx(3, abs=0.3)
 
 
 @pytest.mark.parametrize("group", [1, 4], ids=["value", "group"])
 def test_each_step_uses_every_word_in_every_epoch_and_groups_share_a_prompt(toy, monkeypatch, group):
     monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=2))
     monkeypatch.setattr(rlhf, "PPO_WORDS", 32)
-    batches, used = [], []
+    batches, used, given, rates, objective = [], [], [], [], rlhf.clipped_objective
+    monkeypatch.setattr(rlhf, "clipped_objective", lambda ratio, A: given.append(A) or objective(ratio, A))
+    monkeypatch.setattr(optim.Optimizer, "set_lr", lambda _, scale: rates.append(scale))
     monkeypatch.setattr(rlhf, "complete", lambda *given: batches.append(complete(*given)) or batches[-1])
     monkeypatch.setattr(rlhf, "log_probs", lambda model, ids: used.append(ids) or log_probs(model, ids))
-    rlhf.ppo(toy, with_scalar_head(toy.base), 0.1, group)
+    rlhf.ppo(toy, stirred(with_scalar_head(toy.base)), 0.1, group)
     updates = [ids for ids in used if len(ids) < 32]
     assert [len(ids) for ids in updates] == [8] * 2 * 2 * 4
     for i, ids in enumerate(batches):
         for epoch in range(2):
             start = 8 * i + 4 * epoch
-            assert sorted(torch.cat(updates[start : start + 4]).tolist()) == sorted(ids.tolist())
+            rows_used = torch.cat(updates[start : start + 4]).tolist()
+            assert sorted(rows_used) == sorted(ids.tolist()) and rows_used != ids.tolist()
         prompts = ids[:, :2].view(-1, group, 2)
         assert (prompts == prompts[:, :1]).all()
         assert len(set(prompts[:, 0, 1].tolist())) > 1
+    if group == 1:
+        of_tokens = torch.cat([A[drawn(ids)] for A, ids in zip(given[:4], updates[:4], strict=True)])
+        assert [of_tokens.mean().item(), of_tokens.std().item()] == pytest.approx([0, 1], abs=1e-3)
+    assert rates == [optim.lr_scale(step, rlhf.PPO) for step in (1, 2) for _ in range(8 if group > 1 else 16)]
 
 
 def test_words_that_never_end_show_in_the_log(toy, monkeypatch):
     monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=1))
     monkeypatch.setattr(rlhf, "complete", lambda *_: rows("bad", "bed", "bid", "b" * (MAX_TOKENS - 1)))
     history = rlhf.ppo(toy, with_scalar_head(toy.base), 0.1, 4)[1]
-    assert history[0]["ended"] == 0.75
+    assert history[0]["ended"] == 0.75 and history[0]["entropy"] > 0
 
 
 # ----------------------------------------------------------------------------- numbers of the table
@@ -470,7 +489,10 @@ def test_the_kl_of_best_of_n_by_enumeration(toy):
 
 def test_the_base_compared_with_itself_wins_half(toy, monkeypatch):
     monkeypatch.setattr(rlhf, "N_EVALUATED", 1500)
+    prompts = []
+    monkeypatch.setattr(rlhf, "complete", lambda model, given: prompts.append(given) or complete(model, given))
     metrics = rlhf.measure(toy, with_scalar_head(toy.base), toy.base, 1500)
+    assert torch.equal(prompts[1], toy.rivals[:, :2])
     assert abs(metrics["win_rate"] - 0.5) < 0.05 and metrics["kl"] == 0
     assert metrics["val_loss"] == pytest.approx(rlhf.word_loss(toy.base, toy.val).item())
 
@@ -489,11 +511,8 @@ def test_the_kl_is_that_of_the_distribution_over_words(toy):
     assert abs(estimates.mean().item() - kl) < 4 * estimates.std().item() / math.sqrt(20_000)
 
 
-def test_the_plot_shows_the_curves_over_the_square_root_of_the_kl(monkeypatch):
-    plots = pytest.importorskip("plots")
-    figures = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+def test_the_plot_shows_the_curves_over_the_square_root_of_the_kl(figures):
     points = [{"kl": 0.0, "true_score": 1.0, "reward": -1.0}, {"kl": 4.0, "true_score": 3.0, "reward": 2.0}]
     plots.lines(Path("x.png"), *rlhf.panels({"one": points, "two": points[::-1]}))
-    shown = [[line.get_xydata().tolist() for line in axes.lines] for axes in figures[0].axes]
+    shown = [[line.get_xydata().tolist() for line in axes.lines] for axes in figures[0][0].axes]
     assert shown == [[[[0, -1], [2, 2]], [[2, 2], [0, -1]]], [[[0, 1], [2, 3]], [[2, 3], [0, 1]]]]

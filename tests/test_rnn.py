@@ -13,7 +13,6 @@ from torch import nn
 
 import cells
 import optim
-import plots
 import prepare_data
 import rnn
 from cells import CELLS, Model
@@ -341,10 +340,7 @@ def test_samples_are_drawn_with_the_probabilities_of_the_model():
     torch.testing.assert_close(counts / 5000, probs, rtol=0, atol=0.024)
 
 
-def test_the_plot_of_gradients(data, call, monkeypatch):
-    pytest.importorskip("matplotlib")
-    figures = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append((figure, path)))
+def test_the_plot_of_gradients(data, call, figures):
     out = call(rnn, "--dataset=tiny", "--cell=rnn", "--plot", *QUICK)[1]
     ((figure, path),) = figures
     assert path == Path("out/rnn_tiny/gradients.png") and str(path) in out

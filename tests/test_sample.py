@@ -10,7 +10,6 @@ from test_model import SMALL, batch, config, every_combination, float64, shaken 
 from test_prepare_data import shard
 from test_train import SHORT
 
-import plots
 import prepare_data
 import sample
 import train
@@ -150,15 +149,10 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(fails, monkeypatch):
     assert "torch.compile fails on cpu" in fails(sample, "--init_from=out/tiny", "--device=cpu", "--compile")
 
 
-def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
-    pytest.importorskip("matplotlib")
-    drawn = []
-    save = plots.save
-    keep = lambda figure, path: (drawn.append((figure, path)), save(figure, path))
-    monkeypatch.setattr(plots, "save", keep)
+def test_the_attention_of_the_text_is_drawn(call, figures, monkeypatch):
     monkeypatch.setattr(sample, "PLOTTED", 14)
     out = written(call, "--prompt=the cat", "--plot", "--num_samples=2", "--max_new_tokens=30")
-    ((figure, path),) = drawn
+    ((figure, path),) = figures
     assert path == Path("out/tiny/attention.png") and path.read_bytes().startswith(b"\x89PNG")
     path.unlink()
     model, tokenizer = load_model("out/tiny")
@@ -175,15 +169,12 @@ def test_the_attention_of_the_text_is_drawn(call, monkeypatch):
     assert figure.axes[-1].get_title() == f"layer {model.config.n_layer}, head {model.config.n_head}"
 
 
-def test_a_document_is_drawn_with_a_dot_where_it_starts(call, monkeypatch):
-    pytest.importorskip("matplotlib")
-    figures = []
-    monkeypatch.setattr(plots, "save", lambda figure, _: figures.append(figure))
+def test_a_document_is_drawn_with_a_dot_where_it_starts(call, figures):
     written(call, "--plot", "--num_samples=2", "--max_new_tokens=3", run="list")
-    labels = figures[0].axes[0].get_yticklabels()
+    labels = figures[0][0].axes[0].get_yticklabels()
     assert len(labels) == 4 and labels[0].get_text() == "."
     written(call, "--plot", "--max_new_tokens=60", run="list")  # more than the model sees at once
-    assert len(figures[1].axes[0].get_yticklabels()) == load_model("out/list")[0].config.block_size
+    assert len(figures[1][0].axes[0].get_yticklabels()) == load_model("out/list")[0].config.block_size
 
 
 def test_characters_of_several_tokens_come_out_whole():
@@ -448,7 +439,6 @@ def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
     new = load_model("model.safetensors")[0].generate(ids, 20, temperature=0)[0, ids.shape[1] :]
     assert out.encode() == b"the cat" + tokenizer.decode(new.tolist()).encode() + b"\n"
     assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3")[0] == 0
-    pytest.importorskip("matplotlib")
     assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3", "--plot")[0] == 0
     assert Path("out/model/attention.png").exists()
     assert "no checkpoint gpt4" in fails(sample, "--init_from=gpt4")

@@ -10,6 +10,7 @@ import pytest
 from conftest import babble, result
 
 import optim
+import plots
 import prepare_data
 import scaling
 from model import GPT, GPTConfig
@@ -185,7 +186,6 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
 
 
 def test_the_plot_is_drawn():
-    plots = pytest.importorskip("plots")
     sizes = [(N, D) for D in (2e5, 4e5, 8e5) for N in (3e4, 6e4, 1e5)]
     results = [{"N": int(N), "D": int(D), "val": PUBLISHED.loss(N, D)} for N, D in sizes]
     plots.scaling(results, PUBLISHED, (9.0, 8.9, 9.2), 3, Path("scaling.png"))

@@ -7,7 +7,6 @@ import pytest
 import torch
 from conftest import result
 
-import plots
 import seq2seq
 from model import GPTConfig
 from seq2seq import CHARACTERS, END, FORMATS, ORIGINAL, PAD, Transformer, encode, make_batch, search
@@ -215,10 +214,7 @@ def test_the_script_prints_its_result_which_the_seed_decides(options, few, call)
     assert 5 < float(first["loss"]) < 200  # nats per target, not per token
 
 
-def test_the_plot_of_cross_attention(few, call, monkeypatch):
-    pytest.importorskip("matplotlib")
-    figures = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append((figure, path)))
+def test_the_plot_of_cross_attention(few, call, figures):
     out = call(seq2seq, "--plot", *QUICK, "--n_layer=2")[1]
     ((figure, path),) = figures
     assert str(path) in out and len(figure.axes) == 4  # 2 layers, 2 heads

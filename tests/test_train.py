@@ -789,28 +789,19 @@ def test_running_out_of_memory_is_told_with_keys_that_help():
 # ----------------------------------------------------------------------------- watching
 
 
-def test_the_losses_are_drawn_at_the_end(call, monkeypatch, no_plots):
-    pytest.importorskip("matplotlib")
+def test_the_losses_are_drawn_at_the_end(call, figures, monkeypatch, no_plots):
     monkeypatch.setattr("importlib.util.find_spec", no_plots)
-    drawn = []
-    save = plots.save
-
-    def note(figure, path):
-        train_line, val_line, *baselines = figure.axes[0].lines
-        expected = plots.baseline_losses(prepare_data.load("tiny"))
-        assert [line.get_ydata()[0] for line in baselines] == list(expected.values())
-        drawn.append((list(train_line.get_xdata()), list(val_line.get_xdata()), list(val_line.get_ydata())))
-        save(figure, path)
-
-    monkeypatch.setattr(plots, "save", note)
     call(train, *SHORT)
-    losses = log_of("out/tiny", "val")
-    assert drawn == [(list(range(1, 13)), list(losses), list(losses.values()))]
-    assert Path("out/tiny/loss.png").read_bytes().startswith(b"\x89PNG")
+    ((figure, path),) = figures
+    assert path == Path("out/tiny/loss.png") and path.read_bytes().startswith(b"\x89PNG")
+    train_line, val_line, *baselines = figure.axes[0].lines
+    losses, expected = log_of("out/tiny", "val"), plots.baseline_losses(prepare_data.load("tiny"))
+    assert [line.get_ydata()[0] for line in baselines] == list(expected.values())
+    assert list(train_line.get_xdata()) == list(range(1, 13))
+    assert val_line.get_xydata().tolist() == [list(point) for point in losses.items()]
 
 
 def test_a_plot_that_cannot_be_drawn_does_not_end_the_run(call, monkeypatch, no_plots):
-    pytest.importorskip("matplotlib")
     monkeypatch.setattr("importlib.util.find_spec", no_plots)
     folder = "out/cost$5_and_$6"
     call(train, *SHORT, f"--out_dir={folder}")
