@@ -21,11 +21,12 @@ which is ignored):
     inputs    \n c o p y _ a b s _ > _ a b s
     targets    . . . . . . . . . . . a b s \n
 
-Every answer can be checked. No word of a validation or test prompt is in a training prompt.
+No word of a validation or test prompt is in a training prompt.
 
 In stage 3, batches contain only the new task, so the model forgets the old ones: catastrophic
 forgetting (McCloskey, Cohen 1989). Replay, L2-SP and lower learning rates help. All models are kept
-in out/finetune/; LoRA, adapters and prefixes need instructed.pt beside them.
+in out/finetune/. Those of LoRA, adapters and prefixes have only what was trained: the rest is in
+out/finetune/instructed.pt, which must stay as it is.
 """
 
 import copy
@@ -54,8 +55,8 @@ FOLDER = Path("out/finetune")
 BASE, INSTRUCTED = FOLDER / "base.pt", FOLDER / "instructed.pt"
 CHARACTERS = "\n >0123456789abcdefghijklmnopqrstuvwxyz"
 LETTERS = range(3, 9)  # lengths of the words; longer ones would make every batch longer
-LONGEST = 42  # characters of the longest instruction with its answer: to join two words
-TASKS = {  # names of lower-case letters
+LONGEST = 42  # characters of the longest instruction, its answer and a newline: to join two words
+TASKS = {
     "copy": lambda word: word,
     "reverse": lambda word: word[::-1],
     "sort": lambda word: "".join(sorted(word)),
@@ -71,10 +72,10 @@ TASKS = {  # names of lower-case letters
 OF_TWO_WORDS = ("join", "common")
 IN_TEXTS = ("reverse", "sort", "double")  # pre-training shows them without a name: "stack kcats"
 
-BATCH_SIZE = 64  # documents; half of it in stage 3
+BATCH_SIZE, NEW_BATCH_SIZE = 64, 32  # documents per step; the second one in stage 3
 PRETRAINING = Recipe(600, 0.01, muon_learning_rate=0.03, optimizer="muon")
 INSTRUCTION_TUNING = Recipe(1000, 0.005, muon_learning_rate=0.015, optimizer="muon")
-NEW_TASK = Recipe(250, learning_rate=0.0)
+NEW_TASK_STEPS = 250
 # The lowest, of a sweep over factors of 2, with 97 % of the new task (validation words, three seeds)
 LEARNING_RATES = {"full": 0.0005, "lora": 0.0025, "adapter": 0.01, "prefix": 0.2}
 VARIANTS = {  # of --method=all
@@ -89,7 +90,7 @@ VARIANTS = {  # of --method=all
     "prefix": {"method": "prefix"},
     "prefix, 32 tokens": {"method": "prefix", "learning_rate": 0.1, "rank": 32},
 }
-# Who learns less forgets less: compare methods where they learn equally much.
+# Who learns less forgets less (Biderman et al. 2024): compare methods where they learn equally much.
 SWEEP = {
     f"{name} at {lr:g}": VARIANTS[name] | {"learning_rate": lr}
     for name, best in {"full": 0.0005, "lora": 0.0025, "lora, all matrices": 0.001}.items()
@@ -137,7 +138,7 @@ def encode(example: tuple[str, str], tokenizer: Tokenizer, mask: bool = True) ->
     newline = tokenizer.encode("\n")
     prompt, answer = map(tokenizer.encode, example)
     ids = newline + prompt + answer + newline
-    masked = len(newline + prompt) - 1 if mask else 0  # the last token of the prompt has a target
+    masked = len(newline + prompt) - 1 if mask else 0  # the last token of the prompt predicts the answer
     return ids[:-1], [-1] * masked + ids[1 + masked :]
 
 
@@ -158,9 +159,10 @@ class Texts:  # what batches are drawn from
 
     def instructions(self, n: int, rng: np.random.Generator) -> list[tuple]:
         """n documents: random tasks with random words."""
-        choices = (self.tasks, self.words["train"], self.words["train"])
-        drawn = zip(*(rng.choice(some, n).tolist() for some in choices), strict=True)
-        return [encode(instruction(*one), self.tokenizer, self.mask) for one in drawn]
+        words = self.words["train"]
+        tasks, ones, twos = (rng.choice(some, n).tolist() for some in (self.tasks, words, words))
+        examples = map(instruction, tasks, ones, twos)
+        return [encode(example, self.tokenizer, self.mask) for example in examples]
 
     def plain(self, split: str, n: int, rng: np.random.Generator) -> list[tuple]:
         """n documents to pre-train on: a word, or a word and the answer of a task, without its name.
@@ -170,8 +172,9 @@ class Texts:  # what batches are drawn from
             starts = rng.integers(len(tokens) - LONGEST, size=n)
             windows = [tokens[at : at + LONGEST + 1].tolist() for at in starts]
             return [(ids[:-1], ids[1:]) for ids in windows]
-        drawn = (rng.choice(some, n).tolist() for some in (["", *IN_TEXTS], self.words[split]))
-        texts = (f"{word} {TASKS[task](word)}" if task else word for task, word in zip(*drawn, strict=True))
+        tasks, words = (rng.choice(some, n).tolist() for some in (["", *IN_TEXTS], self.words[split]))
+        pairs = zip(tasks, words, strict=True)
+        texts = (f"{word} {TASKS[task](word)}" if task else word for task, word in pairs)
         return [encode(("", text), self.tokenizer) for text in texts]
 
 
@@ -205,23 +208,21 @@ def answer(model: GPT, prompt: str, tokenizer: Tokenizer) -> str:
 
 
 def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
-    """Print an answer of each task, and the accuracy. As a control, the prompts of a task are
-    exchanged: a model that reads them is then right by chance, if two answers are the same."""
-    rows, sums, tokenizer = [], np.zeros(3), texts.tokenizer
+    """Print an answer of each task, and the accuracy. As a control, each prompt also gets the answer
+    of the next one: a model that reads prompts is then right by chance, if both answers are equal."""
+    rows, columns, tokenizer = [], [], texts.tokenizer
     for task in tasks:
         prompts, answers = zip(*one_per_word(task, texts.words["test"]), strict=True)
-        moved = (*answers[1:], answers[0])
-        right, exchanged = (
-            exact_match(model, [*zip(prompts, some, strict=True)], tokenizer).numpy() for some in (answers, moved)
-        )
-        same = np.array(answers) == np.array(moved)
-        fractions = [some.mean() for some in (right, exchanged, same)]
-        sums += fractions
-        shown = right.argmin()  # a wrong one, if there is any
+        others = (*answers[1:], answers[0])
+        right = exact_match(model, [*zip(prompts, answers, strict=True)], tokenizer)
+        exchanged = exact_match(model, [*zip(prompts, others, strict=True)], tokenizer)
+        by_chance = np.array(answers) == np.array(others)
+        columns.append([np.mean(some) for some in (right.numpy(), exchanged.numpy(), by_chance)])
+        shown = right.int().argmin()  # a wrong one, if there is any
         given = answer(model, prompts[shown], tokenizer)
         verdict = "right" if given == answers[shown] else f"wrong: {answers[shown]}"
-        rows.append([prompts[shown] + given, verdict, *(f"{x:.1%}" for x in fractions)])
-    rows.append(["all tasks", "", *(f"{x:.1%}" for x in sums / len(tasks))])
+        rows.append([prompts[shown] + given, verdict, *(f"{x:.1%}" for x in columns[-1])])
+    rows.append(["all tasks", "", *(f"{x:.1%}" for x in np.mean(columns, axis=0))])
     print("\nanswers with test words (a wrong one, if there is any), and how many match exactly")
     print_table([["", "", "exact match", "prompts exchanged", "by chance"], *rows])
 
@@ -296,7 +297,7 @@ def pretrain(texts: Texts, machine: Machine, made_from: dict) -> Path:
     """Stage 1: train a base model from scratch, unless it is there. made_from: seed and words."""
     config = GPTConfig(vocab_size=texts.tokenizer.vocab_size, block_size=64)
     made_from = made_from | {"recipe": asdict(PRETRAINING), "config": asdict(config)}
-    made_from["tasks"] = [instruction(task, "lecture", "") for task in IN_TEXTS]
+    made_from["tasks"] = [TASKS[task]("lecture") for task in IN_TEXTS]  # differs if one was edited
     if not kept(BASE, made_from):
         print("\nstage 1, pre-training: words, and pairs such as 'stack kcats'")
         torch.manual_seed(made_from["seed"])
@@ -354,10 +355,10 @@ def learn(instructed: GPT, texts: Texts, machine, options: Options, name: str, l
     task, words = options.new_task, texts.words["train"]
     pairs = rng.choice(words, (2, options.num_examples), replace=False).T.tolist()  # all different
     rows = [encode(instruction(task, *pair), texts.tokenizer, texts.mask) for pair in pairs]
-    n_old = math.ceil(options.replay * BATCH_SIZE / 2)
+    n_old = math.ceil(options.replay * NEW_BATCH_SIZE)
 
     def draw() -> list[tuple]:
-        new = [rows[i] for i in rng.integers(len(rows), size=BATCH_SIZE // 2 - n_old)]
+        new = [rows[i] for i in rng.integers(len(rows), size=NEW_BATCH_SIZE - n_old)]
         old = texts.instructions(n_old - n_old // 2, rng)  # replay, or rehearsal (Robins 1995)
         return new + old + texts.plain("train", n_old // 2, rng)
 
@@ -366,7 +367,7 @@ def learn(instructed: GPT, texts: Texts, machine, options: Options, name: str, l
         new, old = (accuracy(model, tasks, some_words, texts.tokenizer) for tasks in ([task], texts.tasks))
         return f"new task {new:.1%}  old tasks {old:.1%}"
 
-    recipe = replace(NEW_TASK, learning_rate=options.learning_rate or LEARNING_RATES[options.method])
+    recipe = Recipe(NEW_TASK_STEPS, options.learning_rate or LEARNING_RATES[options.method])
     seconds = train_on(model, draw, recipe, machine, note, lines, options.l2)
     path, state = FOLDER / (re.sub(r"\W+", "_", name) + ".pt"), trained_state(model)
     save(path, model, texts, state, **more)
@@ -397,9 +398,10 @@ def draw_plot(history: list[dict], results: dict[str, dict]) -> None:
 def main() -> None:
     options = parse(Options, __doc__)
     keep_freed_memory()
-    machine, data, words = Machine.pick(options.device, "auto"), load("words"), {}
+    machine = Machine.pick(options.device, "auto")
     if machine.dtype == torch.float16:
         machine.dtype = torch.float32  # fit() has no gradient scaler
+    data, words = load("words"), {}
     for split in ("train", "val", "test"):
         decoded = map(data.tokenizer.decode, data.documents(split))
         words[split] = [word for word in decoded if len(word) in LETTERS]
@@ -408,34 +410,30 @@ def main() -> None:
     old_tasks = [task for task in TASKS if task != options.new_task]
     texts = Texts(words, CharTokenizer(sorted(CHARACTERS)), old_tasks, options.mask)
     print(f"device  {machine}")
-    made_from = {"seed": options.seed, "words": data.splits["train"]["sha256"]}
-    own = options.init_from
-    path = find_checkpoint(own) if own else pretrain(texts, machine, made_from)
+    made_from = {"seed": options.seed, "words": data.splits["train"]["sha256"], "batch_size": BATCH_SIZE}
+    path = find_checkpoint(options.init_from) if options.init_from else pretrain(texts, machine, made_from)
     base, texts.tokenizer, texts.data = open_base(path)
-    params = base.to(machine.device).num_params()
+    base.to(machine.device)
     results = {"base": measure(base, path, texts, options.new_task, machine)}
     model, history = instruct(base, texts, machine, made_from | {"base": sha256_of(path)})
     results["instructed"] = measure(model, INSTRUCTED, texts, options.new_task, machine)
 
     print(f"\nstage 3, a new task: {options.num_examples:,} examples of {options.new_task}")
     ways = {"all": VARIANTS, "sweep": SWEEP}.get(options.method, {options.method: {}})
-    alone = len(ways) == 1
+    alone, numbers = len(ways) == 1, {}
     for name, changes in ways.items():
-        changed, lines = replace(options, **changes), 5 if alone else 0
-        learned, results[name] = learn(model, texts, machine, changed, name, lines)
+        changed = replace(options, **changes)
+        learned, results[name] = learn(model, texts, machine, changed, name, lines=5 if alone else 0)
     if alone:
+        numbers = results[options.method]
         show_answers(learned, [options.new_task, *texts.tasks], texts)
     print_comparison(results)
     if options.plot:
         draw_plot(history, results)
-    numbers = results[name] if alone else {}
-    if options.method == "all":
-        form = "{new_task:.3f}/{old_tasks:.3f}"
-        numbers = {name: form.format(**results[name]) for name in LEARNING_RATES}
     if options.method == "sweep":  # old tasks where the new one is at 90 %, between learning rates
         points = {re.sub(r"\W+", "_", name): xy for name, xy in curves(results).items()}
         numbers = {name: float(np.interp(0.9, *xy, math.nan, math.nan)) for name, xy in points.items()}
-    print_result("gpt", texts.data or data, params, method=options.method, **numbers)
+    print_result("gpt", texts.data or data, model.num_params(), method=options.method, **numbers)
 
 
 if __name__ == "__main__":

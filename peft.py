@@ -20,9 +20,9 @@ class LoRALinear(nn.Module):
     """Low-rank adaptation (Hu et al. 2021): y = W x + (alpha / rank) B A x. W (out, in) is frozen.
     B A has as many entries, but only rank * (in + out) parameters. B (out, rank) starts as zeros,
     so at first nothing changes. A (rank, in) starts Gaussian with variance 1 / rank: A^T A is then
-    the identity on average, and as the gradient of B is that of W times A^T, the first step of
-    gradient descent moves W along its own gradient, on average. rows: the rows of W to update, such
-    as those of q and of v, each with a pair A, B of its own."""
+    the identity on average, and as the gradient of B is a multiple of that of W times A^T, the first
+    step of gradient descent moves W along its own gradient, on average. rows: the rows of W to
+    update, such as those of q and of v, each with a pair A, B of its own."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, rows: list[tuple[int, int]]):
         super().__init__()
@@ -34,8 +34,7 @@ class LoRALinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         y = self.base(x)
         for (start, stop), A, B in zip(self.rows, self.A, self.B, strict=True):
-            update = self.scale * F.linear(F.linear(x, A), B)  # (..., stop - start)
-            y = y + F.pad(update, (start, y.shape[-1] - stop))  # 0 in the other rows
+            y[..., start:stop] += self.scale * F.linear(F.linear(x, A), B)
         return y
 
     @torch.no_grad()
@@ -77,8 +76,8 @@ class PrefixAttention(CausalSelfAttention):
         # prefix to them.
         def prepend(k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
             k, v = cache(k, v) if cache else (k, v)  # (B, n_kv_head, S, hd)
-            pairs = ((self.prefix_k, k), (self.prefix_v, v))
-            return [torch.cat((prefix.expand(len(t), -1, -1, -1).to(t), t), dim=2) for prefix, t in pairs]
+            prefixes = (p.expand(len(k), -1, -1, -1).to(k) for p in (self.prefix_k, self.prefix_v))
+            return [torch.cat(both, dim=2) for both in zip(prefixes, (k, v), strict=True)]
 
         T = x.shape[1]
         if mask is None and T > 1:  # the fused kernel's own causal mask knows no prefix
