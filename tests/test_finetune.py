@@ -154,10 +154,15 @@ def test_all_methods_are_compared_from_the_same_model(call, stages):
     assert Path("out/finetune/finetune.png").stat().st_size > 10_000
 
 
-def test_a_sweep_has_six_learning_rates_of_each_method(call, stages):
-    out = result(done(call, "--method=sweep"))
+def test_a_sweep_says_what_is_left_where_90_percent_are_learned(call, stages, monkeypatch):
+    """By six learning rates of each method."""
+    done(call, "--method=sweep")
     assert [row[2] for row in stages[2:8]] == [0.0000625, 0.000125, 0.00025, 0.0005, 0.001, 0.002]
-    assert len(stages) == 2 + 3 * 6 and list(out)[4:] == ["full", "lora", "lora_all_matrices"]
+    assert len(stages) == 2 + 3 * 6
+    rows = itertools.cycle({"trained": 1, "new_task": x, "old_tasks": 1.5 - x} for x in (0.5, 0.7, 1.0))
+    monkeypatch.setattr(finetune, "learn", lambda *_, **lines: (None, next(rows)))
+    out = result(done(call, "--method=sweep"))
+    assert [*out.items()][4:] == [(name, "0.6000") for name in ("full", "lora", "lora_all_matrices")]
 
 
 def test_a_curve_has_the_learning_rates_of_a_method_by_what_is_learned():
