@@ -36,8 +36,9 @@ SHARED = ROOT.parent / "shared"  # local copies of the downloads, where someone 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
-    """Each test runs in an empty folder, without a terminal's settings that would change what is printed."""
+    """Each test starts in an empty folder, and from the same random numbers."""
     monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -47,6 +48,15 @@ def data():
     Path("list.txt").write_text("\n".join(NAMES * 4))
     prepare_data.prepare("tiny.txt")
     prepare_data.prepare("list.txt", documents="lines")
+
+
+@pytest.fixture
+def names() -> Path:
+    """data/names, of a local copy of names.txt: its path. Skips the test where there is none."""
+    if not (file := SHARED / "data" / "names.txt").exists():
+        pytest.skip("no local copy of names.txt")
+    prepare_data.prepare("names", file=file)
+    return file
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ from runtime import PEAK_FLOPS, Machine
 from scaling import Law
 from tokenizer import CharTokenizer, train_bpe
 
+pytestmark = pytest.mark.usefixtures("double")
 EXAMPLES: dict[str, tuple[Callable, object]] = {}
 
 
@@ -67,15 +68,6 @@ def numbers(tree) -> Iterator[float]:
             yield from numbers(part)
     else:
         yield tree.data if isinstance(tree, Value) else tree
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
 
 
 def tensor(*rows) -> torch.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SHARED, finish, result, start
+from conftest import finish, result, start
 
 import bigram
 import mlp
@@ -17,11 +17,6 @@ import prepare_data
 from mlp import MLP, BatchNorm, Embedding, Linear, Tanh, contexts, evaluate, fold_batchnorm, make_model
 
 QUICK = ("--max_iters=40", "--num_samples=2")
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 def small_model(n_layer: int = 1, init: str = "kaiming", batchnorm: bool = True) -> MLP:
@@ -555,11 +550,8 @@ def test_bad_input_gets_one_line(data, fails, options, says):
     assert says in fails(mlp, *options)
 
 
-def test_the_contexts_of_the_lectures_split():
+def test_the_contexts_of_the_lectures_split(names):
     """182625, 22655 and 22866 examples; the first name after the shuffle is yuheng."""
-    if not (SHARED / "data" / "names.txt").exists():
-        pytest.skip("no local copy of names.txt")
-    prepare_data.prepare("names", file=SHARED / "data" / "names.txt")
     dataset = prepare_data.load("names")
     assert [len(tokens) - 1 for tokens in (dataset.train, dataset.val, dataset.test)] == [182625, 22655, 22866]
     X, Y = contexts(dataset.train, np.arange(1, 9), 3, dataset.separator)

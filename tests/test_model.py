@@ -59,17 +59,7 @@ EACH_CHOICE = [  # once
 
 @pytest.fixture(params=KINDS)
 def config(request):
-    torch.manual_seed(0)
     return GPTConfig(**KINDS[request.param])
-
-
-@pytest.fixture
-def float64():
-    """Models, tables and random numbers in float64."""
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def shaken(config: GPTConfig) -> GPT:
@@ -162,7 +152,7 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
 
 @every_combination
 @torch.no_grad()
-def test_the_logits_are_those_of_the_formulas(keys, float64):
+def test_the_logits_are_those_of_the_formulas(keys, double):
     model = shaken(GPTConfig(**SMALL | {"n_layer": 1 if keys["bias"] else 2} | keys)).eval()
     idx = torch.randint(65, (1, 7))
     idx[0, 2:4] = 7  # the delimiter, if there is one
@@ -183,7 +173,7 @@ def test_alibi_takes_slope_times_distance_from_the_scores():
 
 @every_combination
 @torch.no_grad()
-def test_the_mask_hides_the_future(keys, float64):
+def test_the_mask_hides_the_future(keys, double):
     model = shaken(GPTConfig(**SMALL | keys)).eval()
     idx = batch(model.config, 2)
     before = model(idx)[0]
@@ -197,7 +187,7 @@ def test_the_mask_hides_the_future(keys, float64):
 
 
 @every_combination
-def test_flash_and_the_formula_give_the_same_numbers(keys, float64):
+def test_flash_and_the_formula_give_the_same_numbers(keys, double):
     model = shaken(GPTConfig(**SMALL | keys))
     idx, grads = batch(model.config), []
     for flash in (True, False):
@@ -212,7 +202,6 @@ def test_flash_and_the_formula_give_the_same_numbers(keys, float64):
 
 @every_combination
 def test_each_combination_learns_and_is_saved_and_loaded(keys):
-    torch.manual_seed(0)
     model = GPT(GPTConfig(**SMALL | keys))
     idx = torch.randint(65, (4, 17))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -244,7 +233,6 @@ def test_each_combination_learns_and_is_saved_and_loaded(keys):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
 def test_half_precision_trains_and_samples(keys, dtype):
-    torch.manual_seed(0)
     model = GPT(GPTConfig(**SMALL | {"zero_init": False} | keys)).eval()
     idx = batch(model.config, 8)
     exact = model(idx, idx)[1]
@@ -265,7 +253,6 @@ def test_half_precision_trains_and_samples(keys, dtype):
 
 @pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
 def test_torch_compile_sees_one_graph(keys):
-    torch.manual_seed(0)
     torch.compiler.reset()  # it counts how often one function is compiled anew
     model = GPT(GPTConfig(**SMALL | {"n_layer": 1} | keys))
     compiled = torch.compile(model, fullgraph=True, backend="eager")  # raises where the graph would break
@@ -279,7 +266,6 @@ def test_torch_compile_sees_one_graph(keys):
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_the_loss_has_smoothed_labels_and_divided_logits(temperature):
     """Cross-entropy with the distribution (1 - eps) on the target + eps / V on every token, of logits / temperature."""
-    torch.manual_seed(0)
     model = GPT(GPTConfig(**SMALL, zero_init=False, label_smoothing=0.2, train_temperature=temperature))
     torch.nn.init.normal_(model.lm_head.weight)
     idx, targets = torch.randint(65, (3, 9)), torch.randint(65, (3, 9))
@@ -312,7 +298,7 @@ def test_dropout_keeps_the_expected_value(dtype):
     assert torch.equal(model_file.Dropout(0.0)(x), x)
 
 
-def test_a_document_is_computed_as_if_it_were_alone(config, float64):
+def test_a_document_is_computed_as_if_it_were_alone(config, double):
     """With a delimiter, a window of several documents gives the logits of each alone. Positions continue from document
     to document, so this holds for relative encodings only."""
     for position in ("rope", "alibi", "none"):
@@ -422,7 +408,6 @@ def test_the_first_loss_does_not_depend_on_the_size(keys, vocab_size, n_embd, n_
 
 @pytest.mark.parametrize("keys", [{"zero_init": False}, CLASSIC], ids=["no zeros", "GPT-2"])
 def test_activations_keep_their_size_through_24_layers(keys):
-    torch.manual_seed(0)
     model = GPT(GPTConfig(**keys | {"vocab_size": 65, "block_size": 32, "n_layer": 24, "n_head": 4, "n_embd": 128}))
     sizes = []
     for block in model.transformer.h:

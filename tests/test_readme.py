@@ -159,16 +159,11 @@ def test_the_python_that_it_shows_runs(capsys):
     assert scope["logits"].shape == (1, 64, 65) and scope["loss"].item() == pytest.approx(math.log(65))
 
 
-def test_the_names_to_overfit_are_made_as_the_results_say():
+def test_the_names_to_overfit_are_made_as_the_results_say(names):
     (text,) = [text for kind, text in BLOCKS if kind == "py"]
-    file = SHARED / "data" / "names.txt"
-    if not file.exists():
-        pytest.skip("no local copy of names.txt")
-    prepare_data.prepare("names", file=file)
     exec(compile(text, "docs/results.md", "exec"), {})
-    names = Path("few.txt").read_text(encoding="utf-8").splitlines()
-    known = set(file.read_text(encoding="utf-8").split())
-    assert len(names) == 1250 and all(name in known for name in names)
+    few, known = (path.read_text(encoding="utf-8").splitlines() for path in (Path("few.txt"), names))
+    assert len(few) == 1250 and set(few) <= {*known}
 
 
 def test_the_size_that_it_states():
@@ -270,11 +265,7 @@ def test_the_first_table_is_made_of_rows_of_the_ladder():
 
 
 @pytest.mark.parametrize("row", FIRST_TABLE[:2] + FIRST_TABLE[3:4], ids=lambda row: row["model"])
-def test_counting_invents_the_names_that_the_first_table_shows(row, call):
-    file = SHARED / "data" / "names.txt"
-    if not file.exists():
-        pytest.skip("no local copy of names.txt")
-    prepare_data.prepare("names", file=file)
+def test_counting_invents_the_names_that_the_first_table_shows(row, call, names):
     command = next(known["command"] for known in LADDER if known["val"] == row["loss"])
     _, script, *options = shlex.split(command.strip("`"))
     printed = call(FILES[script], *options)[1].split("samples:\n")[1].split("\n")[:4]

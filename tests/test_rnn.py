@@ -21,11 +21,6 @@ from sample import KVCache
 QUICK = ("--max_iters=20", "--num_samples=2")
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def make(name: str, C: int = 5, H: int = 16) -> nn.Module:
     """A cell whose parameters have left their initial values: zeros and ones hide mistakes."""
     cell = CELLS[name](C, H)

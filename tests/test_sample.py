@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import babble, finish, gpt2_tensors, loss_of, result, safetensors, start
-from test_model import SMALL, batch, config, every_combination, float64, shaken  # noqa: F401
+from test_model import SMALL, batch, config, every_combination, shaken  # noqa: F401
 from test_prepare_data import shard
 from test_train import SHORT
 
@@ -210,7 +210,7 @@ def test_an_interactive_session_answers_each_line_until_it_ends(monkeypatch):
 
 @every_combination
 @torch.no_grad()
-def test_logits_with_the_cache_are_those_without(keys, float64):  # noqa: F811
+def test_logits_with_the_cache_are_those_without(keys, double):
     """A prompt in one pass, then single tokens, several at once, and single ones again."""
     model = shaken(GPTConfig(**SMALL | keys)).eval()
     idx, cache = batch(model.config), KVCache(model, 3)
@@ -221,7 +221,7 @@ def test_logits_with_the_cache_are_those_without(keys, float64):  # noqa: F811
 
 
 @every_combination
-def test_the_cache_changes_no_token(keys, float64, monkeypatch):  # noqa: F811
+def test_the_cache_changes_no_token(keys, double, monkeypatch):
     """For prompts shorter and longer than block_size; also in the pass to be compiled, and with faster layers."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(sample, "LARGE_MATRIX", 1)
@@ -358,7 +358,6 @@ def test_int8_weights_are_rounded_to_a_step_of_their_row(n_in, kernel):
 @torch.no_grad()
 def test_the_logits_of_int8_weights_differ_by_a_few_percent(keys):
     """By less than 4 % of their standard deviation (root mean square); the largest in these combinations was 2.9 %."""
-    torch.manual_seed(0)
     model = shaken(GPTConfig(**SMALL | keys)).eval()
     int8, idx = copy.deepcopy(model), batch(model.config)
     speed_up(int8, int8=True)

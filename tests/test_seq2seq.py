@@ -12,11 +12,6 @@ from model import GPTConfig
 from seq2seq import CHARACTERS, END, FORMATS, ORIGINAL, PAD, Transformer, encode, make_batch, search
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def make(attention: bool = True, V: int = len(CHARACTERS), **sizes) -> Transformer:
     """A model whose every parameter is away from where it starts: zeros and ones would hide mistakes."""
     sizes = {"block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16} | sizes

@@ -29,11 +29,6 @@ TEXT = "for key in dict: print(key, dict[key])  # prints each key of the dict\n"
 QUICK = ("--epochs=1", "--n_embd=8", "--min_count=1")
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def data():
     """data/code, which is Python; data/tiny, another text; data/list, documents of one word."""
