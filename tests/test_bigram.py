@@ -228,16 +228,13 @@ def test_the_heat_map(call):
         ("--alpha=-1", "--alpha=-1 is out of range"),
         ("--temperature=-1", "--temperature=-1 is out of range; use at least 0"),
         ("--dataset=nams", "did you mean names?"),
+        ("--dataset=short", "the val split of short has 1 tokens"),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, says):
-    assert says in fails(bigram, *options.split())
-
-
-def test_a_split_without_a_bigram_is_named(fails):
     Path("short.txt").write_text("abcdefghij")
     prepare_data.prepare("short.txt")
-    assert "the val split of short has 1 tokens" in fails(bigram, "--dataset=short")
+    assert says in fails(bigram, *options.split())
 
 
 def test_a_table_that_is_too_large_is_refused_and_ngram_py_counts_it(fails, call, monkeypatch):

@@ -103,6 +103,7 @@ def test_each_method_leads_to_a_checkpoint_that_answers(call, small, method):
     assert {"trained", "new_task", "old_tasks", "base_val", "seconds"} <= found.keys()
     new = {"full": base.num_params(), "lora": 8 * (16 + 16) * 2, "adapter": 2 * 2 * 16 * 8, "prefix": 2 * 8 * 16}
     assert (found["method"], int(found["params"]), int(found["trained"])) == (method, base.num_params(), new[method])
+    assert float(found["of_all"]) == pytest.approx(new[method] / base.num_params(), abs=1e-4)
 
     path, prompt = f"out/finetune/{method}.pt", "last stack > "
     options = ["--stop", "--temperature=0", f"--max_new_tokens={finetune.LONGEST}"]

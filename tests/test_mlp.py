@@ -213,10 +213,6 @@ def test_manual_gradients_equal_autograd_in_float64(double, n_layer, batchnorm, 
         assert largest_difference(shake(small_model(n_layer, init, batchnorm)), B) < 1e-9
 
 
-def test_manual_gradients_equal_autograd_in_float32():
-    assert 0 < largest_difference(shake(small_model(2)), 32) < 1e-4
-
-
 def test_a_wrong_gradient_would_show(double, monkeypatch):
     """The check that is printed is one that can fail."""
     monkeypatch.setattr(Tanh, "backward", lambda self, dout: dout)
@@ -295,8 +291,7 @@ def test_evaluation_counts_each_token_once_and_uses_the_running_statistics(data,
     assert whole == pytest.approx(F.cross_entropy(model(X), Y).item(), rel=1e-5)
     monkeypatch.setattr(mlp, "MAX_ACTIVATIONS", 7 * 20)  # a few examples at a time: nothing depends on it
     assert evaluate(model, dataset.train, 3, dataset.separator) == pytest.approx(whole, rel=1e-5)
-    assert torch.equal(mean, model.layers[2].running_mean)
-    assert torch.equal(var, model.layers[2].running_var)
+    assert torch.equal(mean, model.layers[2].running_mean) and torch.equal(var, model.layers[2].running_var)
     model.train(True)
     with_batch_statistics = F.cross_entropy(model(X), Y).item()
     assert abs(with_batch_statistics - whole) > 1e-4
@@ -334,21 +329,15 @@ def test_layer_statistics_are_those_of_the_network(capsys):
     lines = {line.split()[0] + str(i): line.split() for i, line in enumerate(table)}
     out, dout = model.layers[2].out, model.layers[2].dout
     share = (out.abs() > 0.97).float().mean().item()
-    assert lines["Tanh2"][1:] == [
-        f"{out.mean():+.2f}",
-        f"{out.std(correction=0):.2f}",
-        f"{share:.1%}",
-        "2",
-        f"{dout.std(correction=0):.1e}",
-    ]
+    spread, of_gradient = out.std(correction=0), dout.std(correction=0)
+    assert lines["Tanh2"][1:] == [f"{out.mean():+.2f}", f"{spread:.2f}", f"{share:.1%}", "2", f"{of_gradient:.1e}"]
     W = model.layers[1].weight
     ratio = (W.grad.std() / W.std()).log10().item()
     assert lines["Linear1"][1:5] == ["W1", "15", "x", "20"]
     assert lines["Linear1"][-2:] == [f"{ratio:.1f}", f"{ratio - 1:.1f}"]
     assert lines["Embedding0"][1:5] == ["C", "11", "x", "5"]
     assert lines["Linear3"][1:5] == ["W2", "20", "x", "11"]
-    assert torch.equal(tanhs[0][0], out)
-    assert torch.equal(tanhs[0][1], dout)
+    assert torch.equal(tanhs[0][0], out) and torch.equal(tanhs[0][1], dout)
 
 
 def test_a_new_user_trains_on_words_and_three_letters_of_context_beat_counting_one(call):
@@ -379,10 +368,7 @@ def test_the_same_seed_gives_the_same_run(data, call):
         out = call(mlp, "--dataset=list", *QUICK, *options)[1]
         return [line.split("  eta ")[0].split(" seconds=")[0] for line in out.splitlines()]
 
-    assert run("--seed=5") == run("--seed=5")
-    assert run("--seed=5") != run("--seed=6")
-    models = [make_model(11, 3, 5, 20, 1, "kaiming", True, seed) for seed in (5, 5, 6)]
-    assert [torch.equal(models[0].layers[1].weight, model.layers[1].weight) for model in models] == [True, True, False]
+    assert run("--seed=5") == run("--seed=5") != run("--seed=6")
 
 
 def test_the_log_shows_the_start_and_every_tenth_with_the_mean_loss_since_the_last_line(data, call, monkeypatch):
@@ -478,8 +464,9 @@ def test_the_sweep_prints_its_table_and_its_rule(data, call, figures, monkeypatc
     assert float(result(out)["learning_rate"]) == pytest.approx(rates[best], abs=1e-4)
     assert losses[0] > losses[best] + 0.3
     assert f"--learning_rate={rates[best]:.2g}" in out
-    assert Path("out/mlp_list/find_lr.png").read_bytes().startswith(b"\x89PNG")
-    curve, chosen = figures[0][0].axes[0].lines
+    ((figure, path),) = figures
+    assert path == Path("out/mlp_list/find_lr.png") and path.read_bytes().startswith(b"\x89PNG")
+    curve, chosen = figure.axes[0].lines
     assert abs(curve.get_ydata() - losses).max() < 1e-4
     assert chosen.get_xdata()[0] == pytest.approx(rates[best], abs=1e-4)
     assert "largest one tried" not in out
@@ -506,10 +493,8 @@ def test_the_sweep_trains_at_the_rates_that_it_prints(data, monkeypatch):
 def test_the_plot_of_training(data, call, figures):
     """Histograms of the tanh activations and their gradients, the loss, and the update:data ratio of each matrix."""
     status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
-    assert status == 0
     ((figure, path),) = figures
-    assert path == Path("out/mlp_list/training.png")
-    assert str(path) in out
+    assert status == 0 and path == Path("out/mlp_list/training.png") and str(path) in out
     (before, _, losses), (after, _, updates) = np.array(figure.axes).reshape(2, 3)
     for axes in (before, after):
         for line in axes.lines:  # a density of tanh activations
@@ -527,7 +512,6 @@ def test_the_plot_of_training(data, call, figures):
     legend = [text.get_text().split()[0] for text in losses.get_legend().get_texts()]
     assert legend == ["train", *baselines]
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert [p.name for p in path.parent.iterdir()] == ["training.png"]
 
 
 @pytest.mark.parametrize(("options", "rate"), [((), 0.1), (("--batch_size=128",), 0.4), (("--batch_size=4096",), 0.8)])

@@ -321,17 +321,14 @@ def test_the_plot_over_the_order_is_its_table(call, figures, n):
         ("--n=0", "--n=0 is out of range; use at least 1"),
         ("--smoothing=laplace", "choose from add, mle, kneser-ney"),
         ("--discount=1.5", "use at least 0.0, and less than 1.0"),
+        ("--dataset=short --n=5", "the val split of short has 3 tokens"),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, says):
     """The options that bigram.py has, too, are tested there."""
-    assert says in fails(ngram, *options.split())
-
-
-def test_a_split_that_is_too_short_is_named(fails):
     Path("short.txt").write_text("abcdefghijabcdefghijab")
     prepare_data.prepare("short.txt")
-    assert "the val split of short has 3 tokens" in fails(ngram, "--dataset=short", "--n=5")
+    assert says in fails(ngram, *options.split())
 
 
 def test_a_dense_table_that_is_too_large_is_refused(fails, monkeypatch):

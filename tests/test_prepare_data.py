@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SHARED, babble
+from conftest import babble
 from test_tokenizer import HARD
 
 import prepare_data
@@ -199,13 +199,10 @@ def test_memory_does_not_grow_with_the_text(call):
     assert status == 0 and peak < 40e6, peak  # a chunk, and its tokens
 
 
-def test_names_and_shakespeare_are_the_lectures_splits(call):
-    if not (SHARED / "data").exists():
-        pytest.skip("no local copies of names.txt and tinyshakespeare.txt")
-    call(prepare_data, "names", f"--file={SHARED / 'data/names.txt'}")
-    names = load("names")
-    assert [np.count_nonzero(split == 0) - 1 for split in (names.train, names.val, names.test)] == [25626, 3203, 3204]
-    call(prepare_data, "shakespeare", f"--file={SHARED / 'data/tinyshakespeare.txt'}")
+def test_names_and_shakespeare_are_the_lectures_splits(names):
+    data = load("names")
+    assert [np.count_nonzero(split == 0) - 1 for split in (data.train, data.val, data.test)] == [25626, 3203, 3204]
+    prepare_data.prepare("shakespeare", file=names.with_name("tinyshakespeare.txt"))
     shakespeare = load("shakespeare")
     assert (len(shakespeare.train), len(shakespeare.val), shakespeare.vocab_size) == (1_003_854, 111_540, 65)
 
