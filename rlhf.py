@@ -51,7 +51,7 @@ OTHER_BETAS = (0.0, 1.0)  # of --stage=all: no penalty, and a large one
 SHAPE = {"block_size": 32, "n_layer": 4, "n_head": 4, "n_embd": 64}  # of all models
 BASE = Recipe(600, learning_rate=0.01, optimizer="muon", muon_learning_rate=0.03)
 PAIRWISE = Recipe(150, learning_rate=0.001)  # for a reward model, and for DPO
-BATCH_SIZE = 64  # words or pairs per step, but in PPO
+BATCH_SIZE = 64  # words or pairs per step, except in PPO
 PPO = Recipe(30, learning_rate=0.001, warmup_iters=5, beta2=0.99)
 PPO_WORDS, EPOCHS, MINIBATCHES = 256, 2, 4  # words per step; each is used twice, a quarter of them per update
 GROUP = 8  # words per prompt, if their mean is the baseline
@@ -75,7 +75,7 @@ def repetitions(word: str) -> int:
 
 def melodic(word: str, known: set[str]) -> float:
     """1 point for each vowel up to the sixth, -3 for each further one, 2 for a vowel at the end, -2
-    for each repeated pair of letters, and -1 for each three letters in a row of no known word."""
+    for each repeated pair of letters, and -1 for each three letters in a row that no word has."""
     vowels = sum(letter in VOWELS for letter in word)
     unknown = sum(triple not in known for triple in n_grams(word, 3))
     points = min(vowels, 6) - 3.0 * max(vowels - 6, 0) + 2.0 * word.endswith(tuple(VOWELS))
@@ -106,7 +106,7 @@ class Options:
 
 
 def drawn(ids: torch.Tensor) -> torch.Tensor:
-    """Which of the targets ids[:, 1:] the model drew, (n, T - 1): not the prompt, nor padding."""
+    """Which of the targets ids[:, 1:] the model drew, (n, T - 1): those that follow no newline."""
     return ids[:, :-1] != ids[0, 0]
 
 
@@ -193,19 +193,19 @@ def make_toy(options: Options) -> Toy:
 
 def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
     """The mean of -log P(better wins), by the rewards of n pairs (n,). By Bradley and Terry (1952),
-    P = e^better / (e^better + e^worse) = sigmoid(better - worse)."""
+    P = e^better / (e^better + e^worse) = sigmoid(better - worse) (Christiano et al. 2017)."""
     return -F.logsigmoid(better - worse).mean()
 
 
 def win_rate(a: torch.Tensor, b: torch.Tensor) -> float:
     """How often a is the larger one; a tie counts as half."""
-    return ((a > b).double() + (a == b).double() / 2).mean().item()
+    return ((a > b).float() + (a == b).float() / 2).mean().item()
 
 
 def draw_pairs(toy: Toy, n: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Let the base complete n prompts twice each. The better word wins by Bradley-Terry: a score
     higher by 1 means odds of e to 1. Returns winners and losers, (n, T) each, and the accuracy of
-    those who know the rule, which is below 1, too."""
+    those who know the rule, which is below 1."""
     prompts = toy.prompts(n)
     a, b = complete(toy.base, prompts), complete(toy.base, prompts)
     p = torch.sigmoid(toy.scores(a) - toy.scores(b))  # (n,)
@@ -213,7 +213,7 @@ def draw_pairs(toy: Toy, n: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     return a.where(a_wins, b), b.where(a_wins, a), torch.maximum(p, 1 - p).mean().item()
 
 
-def learn_from_pairs(model: GPT, reward: Callable, pairs: tuple, held_out: tuple, look=lambda: "") -> float:
+def learn_from_pairs(model: GPT, reward: Callable, pairs: tuple, held_out: tuple, report=lambda: "") -> float:
     """Train a model to give the winner the higher reward(words), (n, T) -> (n,). A reward model and
     DPO differ in reward() alone. Returns the accuracy on other pairs."""
     (winners, losers, _), (better, worse, _) = pairs, held_out
@@ -225,7 +225,7 @@ def learn_from_pairs(model: GPT, reward: Callable, pairs: tuple, held_out: tuple
     @torch.no_grad()
     def note() -> str:
         given = reward(better), reward(worse)
-        return f"held-out loss {preference_loss(*given):.4f}  accuracy {win_rate(*given):.1%}  {look()}"
+        return f"held-out loss {preference_loss(*given):.4f}  accuracy {win_rate(*given):.1%}  {report()}"
 
     fit(model, batch_loss, PAIRWISE, note, lines=5)
     model.requires_grad_(False)
@@ -247,7 +247,7 @@ def scalars(model: GPT, ids: torch.Tensor) -> torch.Tensor:
 
 def rewards(reward_model: GPT, ids: torch.Tensor) -> torch.Tensor:
     """The rewards of words, (n, T) -> (n,): the output at the last token, which attends to all
-    others (Christiano et al. 2017; Stiennon et al. 2020)."""
+    others (Stiennon et al. 2020)."""
     return scalars(reward_model, ids).gather(1, last(ids))[:, 0]
 
 
@@ -281,16 +281,17 @@ def dpo(toy: Toy, reward_model: GPT, beta: float, pairs: tuple, held_out: tuple)
 
     with Z the same for all words after the prompt. The loss of a reward model needs only the
     difference of two rewards, in which log Z cancels. So train the policy itself by that loss. It
-    sees words of the base only, never the new ones that the policy comes to prefer."""
+    sees words of the base only, never the new ones that the policy comes to prefer. (The reward
+    model only measures them here.)"""
     policy, history = copy.deepcopy(toy.base).requires_grad_(True), []
 
-    def look() -> str:
+    def report() -> str:
         history.append(measure(toy, reward_model, policy, N_EVALUATED // 4))
         return f"KL {history[-1]['kl']:.2f}"
 
-    print(f"\nDPO, beta {beta:g}; the rule itself would reach an accuracy of {held_out[2]:.1%}")
+    print(f"\nDPO, beta {beta:g}")
     reward = lambda ids: implicit_rewards(policy, toy.base, ids, beta)
-    learn_from_pairs(policy, reward, pairs, held_out, look)
+    learn_from_pairs(policy, reward, pairs, held_out, report)
     return policy, history
 
 
@@ -300,22 +301,23 @@ def dpo(toy: Toy, reward_model: GPT, beta: float, pairs: tuple, held_out: tuple)
 def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
     """min(ratio A, clip(ratio, 1 - CLIP, 1 + CLIP) A), elementwise. The ratio is P(token), divided by
     what it was when the token was drawn. At first it is 1, and the gradient of ratio A is A times
-    that of log P(token): the policy gradient (REINFORCE, Williams 1992). A batch serves several
-    updates. Once they have changed a probability by 20 % in the direction of the advantage A, the
-    gradient is 0: no incentive to go further (Schulman et al. 2017)."""
+    that of log P(token), whose mean is the gradient of the expected reward (REINFORCE, Williams
+    1992). A batch serves several updates. Once they have changed a probability by 20 % in the
+    direction of the advantage A, the gradient is 0: no incentive to go further (Schulman et al.
+    2017)."""
     return torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
 
 
-def generalized_advantages(step_rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """How much better each token was than expected, (n, T - 1) like all arguments (Schulman et al.
+def generalized_advantages(earned: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """How much better each token was than expected, (n, T - 1) like both arguments (Schulman et al.
     2016): delta_t + LAMBDA delta_t+1 + LAMBDA^2 delta_t+2 + ..., with the TD error delta_t =
-    reward_t + value_t+1 - value_t. value_t predicts the sum of the rewards from token t on. LAMBDA =
-    1 counts all later rewards, which is unbiased and noisy; 0 only that of this token, and the next
-    value. Values must be 0 where the mask is 0; the advantages are 0 there as well."""
+    earned_t + value_t+1 - value_t. value_t predicts what is earned from token t on. LAMBDA = 1
+    counts all of that, which is unbiased and noisy; 0 only this token's, and the next value. After
+    the end of a word, all are 0."""
     advantages, advantage, next_value = torch.zeros_like(values), 0.0, 0.0
     for t in reversed(range(values.shape[1])):
-        error = step_rewards[:, t] + next_value - values[:, t]
-        advantage = (error + LAMBDA * advantage) * mask[:, t]
+        error = earned[:, t] + next_value - values[:, t]
+        advantage = error + LAMBDA * advantage
         advantages[:, t], next_value = advantage, values[:, t]
     return advantages
 
@@ -343,13 +345,13 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list
 
     The expectation of the logarithm is the KL divergence from the base. Without this penalty, the
     policy drifts to words that get a high reward only because the reward model saw too few like them
-    (Gao et al. 2022). A baseline, subtracted from the rewards, leaves the expected gradient as it is,
+    (Gao et al. 2022). A baseline, subtracted from the rewards, hardly changes the expected gradient,
     and makes it less noisy: the mean over the `group` words of a prompt or, if group is 1, the
     output of a value network."""
     policy = copy.deepcopy(toy.base).requires_grad_(True)
-    value = copy.deepcopy(reward_model).requires_grad_(True)  # learns to predict rewards from beginnings
-    networks, history = [policy, value] if group == 1 else [policy], []
-    optimizers = [make_optimizer(network, PPO) for network in networks]
+    value_model = copy.deepcopy(reward_model).requires_grad_(True)
+    networks = [policy, value_model] if group == 1 else [policy]
+    optimizers, history = [make_optimizer(network, PPO) for network in networks], []
     print(f"\nPPO, beta {beta:g}, baseline: {'value' if group == 1 else 'group'}; KL, entropy in nats per word")
     print("  step ", *(f"{name:>10}" for name in ("reward", "true score", "KL", "entropy", "ended", "clipped")))
     for step in range(1, PPO.max_iters + 1):
@@ -360,9 +362,9 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list
             log_ratio = old - log_probs(toy.base, ids)  # (n, T - 1)
             earned = token_rewards(reward, log_ratio, ids, beta)
             if group == 1:
-                values = scalars(value, ids[:, :-1]) * mask
-                advantages = generalized_advantages(earned, values, mask)
-                targets = advantages + values  # an estimate of the sum of the rewards from this token on
+                values = scalars(value_model, ids[:, :-1]) * mask
+                advantages = generalized_advantages(earned, values)
+                returns = advantages + values  # an estimate of what is earned from this token on
                 advantages = (advantages - advantages[mask].mean()) / (advantages[mask].std() + 1e-4)
             else:
                 advantages = group_advantages(earned.sum(dim=1), group)[:, None].expand_as(earned)
@@ -372,7 +374,8 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list
             ratio = (log_probs(policy, ids[rows]) - old[rows]).exp()
             loss = -clipped_objective(ratio, advantages[rows])[mask[rows]].mean()
             if group == 1:  # the networks share no parameters, so each gets its own gradient
-                loss = loss + (scalars(value, ids[rows, :-1]) - targets[rows])[mask[rows]].square().mean()
+                errors = scalars(value_model, ids[rows, :-1]) - returns[rows]
+                loss = loss + errors[mask[rows]].square().mean()
             loss.backward()
             for network, optimizer in zip(networks, optimizers, strict=True):
                 nn.utils.clip_grad_norm_(network.parameters(), PPO.grad_clip)
@@ -404,7 +407,6 @@ def compare(toy: Toy, reward_model: GPT, ids: torch.Tensor) -> dict:
     }
 
 
-@torch.no_grad()
 def measure(toy: Toy, reward_model: GPT, policy: GPT, n: int) -> dict:
     """A row of the last table, from n words of the policy."""
     ids = complete(policy, toy.rivals[:n, :2])
@@ -415,7 +417,7 @@ def measure(toy: Toy, reward_model: GPT, policy: GPT, n: int) -> dict:
 def best_of_n(toy: Toy, reward_model: GPT) -> Iterator[dict]:
     """Draw n words for each prompt, and keep that of the highest reward: no training at all. Yields
     a row of the table for each n of BEST_OF, with the highest possible KL from the base, which is
-    ln n - (n - 1) / n if no two words of a prompt have the same reward (Beirami et al. 2024)."""
+    ln n - (n - 1) / n (Beirami et al. 2024)."""
     prompts = toy.rivals[:, :2]
     best = complete(toy.base, prompts)
     for n in range(1, BEST_OF[-1] + 1):
@@ -459,7 +461,7 @@ def panels(curves: dict[str, list[dict]]) -> list[dict]:
 
 def save(name: str, model: GPT, data: Dataset) -> None:
     """Write a checkpoint. evaluate.py packs words into one row, so there attention has to stop at a
-    newline (delimiter). Here a reward is read at that newline, and must see the word."""
+    newline (delimiter). Here rewards() reads the output at that newline, which must see the word."""
     path = FOLDER / (re.sub(r"\W+", "_", name.lower()) + ".pt")
     more = {"model_config": asdict(replace(model.config, delimiter=data.separator))}
     more |= {"delimiter": data.separator, "config": {"dataset": data.name}}

@@ -346,15 +346,15 @@ def test_a_ratio_beyond_the_clip_has_no_gradient_in_the_direction_of_the_advanta
 def test_generalized_advantages_equal_their_definition():
     mask = torch.tensor([[0, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0], [0, 1, 1, 1, 1, 1]]).bool()
     torch.manual_seed(0)
-    step_rewards, values = (torch.randn(3, 6) * mask for _ in range(2))
-    found = rlhf.generalized_advantages(step_rewards, values, mask)
+    earned, values = (torch.randn(3, 6) * mask for _ in range(2))
+    found = rlhf.generalized_advantages(earned, values) * mask
     for row in range(3):
         end = int(mask[row].nonzero().max()) + 1
         for t in range(6):
             expected = 0.0
             for k in range(t, end) if mask[row, t] else ():
                 after = values[row, k + 1] if k + 1 < end else 0.0
-                expected += rlhf.LAMBDA ** (k - t) * (step_rewards[row, k] + after - values[row, k])
+                expected += rlhf.LAMBDA ** (k - t) * (earned[row, k] + after - values[row, k])
             assert float(found[row, t]) == pytest.approx(float(expected), abs=1e-6)
 
 
