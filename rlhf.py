@@ -303,8 +303,7 @@ def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Te
     what it was when the token was drawn. At first it is 1, and the gradient of ratio A is A times
     that of log P(token), whose mean is the gradient of the expected reward (REINFORCE, Williams
     1992). A batch serves several updates. Once they have changed a probability by 20 % in the
-    direction of the advantage A, the gradient is 0: no incentive to go further (Schulman et al.
-    2017)."""
+    direction of the advantage A, the gradient is 0: no reason to go on (Schulman et al. 2017)."""
     return torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
 
 
