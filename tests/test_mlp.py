@@ -349,8 +349,7 @@ def test_a_new_user_trains_on_words_and_three_letters_of_context_beat_counting_o
     for split in ("val", "test"):
         assert float(figures[split]) < float(counted[split]) - 0.1
     samples = done.stdout.split("samples:\n")[1].split("\n\nloss")[0].split("\n")
-    assert len(samples) == 20
-    assert all(word.isalpha() or not word for word in samples)
+    assert len(samples) == 20 and all(word.isalpha() or not word for word in samples)
 
 
 def test_manual_backward_does_not_call_autograd(data, call, monkeypatch):
@@ -403,10 +402,8 @@ def test_a_long_split_is_evaluated_on_its_first_tokens_and_says_so(data, call, m
     _, whole, _ = call(mlp, "--dataset=list", *QUICK)
     monkeypatch.setattr(mlp, "EVAL_TOKENS", 100)
     _, out, _ = call(mlp, "--dataset=list", *QUICK)
-    assert "(train: the first 100 tokens)" in out
-    assert "the first 100" not in whole
-    assert result(out)["train"] != result(whole)["train"]
-    assert result(out)["val"] == result(whole)["val"]
+    assert "(train: the first 100 tokens)" in out and "the first 100" not in whole
+    assert [result(out)[split] == result(whole)[split] for split in ("train", "val")] == [False, True]
 
 
 def test_the_start_is_explained(data, call):

@@ -141,9 +141,8 @@ def test_an_adapter_is_a_narrow_mlp_around_which_a_residual_connection_leads():
 
 def test_adapters_come_after_attention_and_mlp():
     model = attach(GPT(GPTConfig(**SIZES)), "adapter", 4, 1.0)
-    assert [name for name, m in model.named_modules() if isinstance(m, Adapter)] == [
-        f"transformer.h.{i}.{part}.c_proj.1" for i in range(2) for part in ("attn", "mlp")
-    ]
+    names = [name for name, module in model.named_modules() if isinstance(module, Adapter)]
+    assert names == [f"transformer.h.{i}.{part}.c_proj.1" for i in range(2) for part in ("attn", "mlp")]
 
 
 def test_prefix_attention_is_attention_with_more_keys_and_values(double):
