@@ -213,9 +213,9 @@ def draw_pairs(toy: Toy, n: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     return a.where(a_wins, b), b.where(a_wins, a), torch.maximum(p, 1 - p).mean().item()
 
 
-def learn_from_pairs(model: GPT, reward: Callable, pairs: tuple, held_out: tuple, report=lambda: "") -> float:
+def learn_from_pairs(model: GPT, reward: Callable, pairs: tuple, held_out: tuple, report=lambda: "") -> tuple:
     """Train a model to give the winner the higher reward(words), (n, T) -> (n,). A reward model and
-    DPO differ in reward() alone. Returns the accuracy on other pairs."""
+    DPO differ in reward() alone. Returns the accuracy on other pairs, and the seconds."""
     (winners, losers, _), (better, worse, _) = pairs, held_out
 
     def batch_loss() -> torch.Tensor:
@@ -227,9 +227,9 @@ def learn_from_pairs(model: GPT, reward: Callable, pairs: tuple, held_out: tuple
         given = reward(better), reward(worse)
         return f"held-out loss {preference_loss(*given):.4f}  accuracy {win_rate(*given):.1%}  {report()}"
 
-    fit(model, batch_loss, PAIRWISE, note, lines=5)
+    seconds = fit(model, batch_loss, PAIRWISE, note, lines=5)
     model.requires_grad_(False)
-    return win_rate(reward(better), reward(worse))
+    return win_rate(reward(better), reward(worse)), seconds
 
 
 def with_scalar_head(model: GPT) -> GPT:
@@ -273,7 +273,7 @@ def implicit_rewards(policy: GPT, base: GPT, ids: torch.Tensor, beta: float) -> 
     return beta * (log_probs(policy, ids) - log_probs(base, ids)).sum(dim=1)
 
 
-def dpo(toy: Toy, reward_model: GPT, beta: float, pairs: tuple, held_out: tuple) -> tuple[GPT, list[dict]]:
+def dpo(toy: Toy, reward_model: GPT, beta: float, pairs: tuple, held_out: tuple) -> tuple[GPT, list[dict], float]:
     """Direct preference optimization (Rafailov et al. 2023). The objective of ppo() has a known
     solution. For the words after a prompt, it is
 
@@ -291,8 +291,8 @@ def dpo(toy: Toy, reward_model: GPT, beta: float, pairs: tuple, held_out: tuple)
 
     print(f"\nDPO, beta {beta:g}")
     reward = lambda ids: implicit_rewards(policy, toy.base, ids, beta)
-    learn_from_pairs(policy, reward, pairs, held_out, report)
-    return policy, history
+    _, seconds = learn_from_pairs(policy, reward, pairs, held_out, report)
+    return policy, history, seconds
 
 
 # ----------------------------------------------------------------------------- PPO
@@ -337,7 +337,7 @@ def token_rewards(reward: torch.Tensor, log_ratio: torch.Tensor, ids: torch.Tens
     return (-beta * log_ratio).scatter_add(1, last(ids) - 1, reward[:, None])  # - 1: targets are ids[:, 1:]
 
 
-def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list[dict]]:
+def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list[dict], float]:
     """Train a copy of the base, the policy, to maximize (Ziegler et al. 2019; Ouyang et al. 2022)
 
         E[ reward(word) - beta log(P_policy(word) / P_base(word)) ]
@@ -350,7 +350,8 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list
     policy = copy.deepcopy(toy.base).requires_grad_(True)
     value_model = copy.deepcopy(reward_model).requires_grad_(True)
     networks = [policy, value_model] if group == 1 else [policy]
-    optimizers, history = [make_optimizer(network, PPO) for network in networks], []
+    optimizers = [make_optimizer(network, PPO) for network in networks]
+    history, began = [], time.perf_counter()
     print(f"\nPPO, beta {beta:g}, baseline: {'value' if group == 1 else 'group'}; KL, entropy in nats per word")
     print("  step ", *(f"{name:>10}" for name in ("reward", "true score", "KL", "entropy", "ended", "clipped")))
     for step in range(1, PPO.max_iters + 1):
@@ -388,7 +389,7 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list
         history.append({name: numbers.mean().item() for name, numbers in metrics.items()})
         if step == 1 or step % math.ceil(PPO.max_iters / 6) == 0:
             print(f"{step:>6} ", *(f"{number:>10.2f}" for number in history[-1].values()), flush=True)
-    return policy.requires_grad_(False), history
+    return policy.requires_grad_(False), history, time.perf_counter() - began
 
 
 # ----------------------------------------------------------------------------- evaluation
@@ -479,7 +480,7 @@ def main() -> None:
     reward_model = with_scalar_head(toy.base)
     print(f"\nreward model, trained on {options.pairs:,} pairs; the rule itself would reach {held_out[2]:.1%}")
     reward = lambda ids: rewards(reward_model, ids)
-    numbers = {"reward_accuracy": learn_from_pairs(reward_model, reward, pairs, held_out)}
+    numbers = {"reward_accuracy": learn_from_pairs(reward_model, reward, pairs, held_out)[0]}
     show_rewards(toy, reward_model, torch.cat(held_out[:2]))
 
     policies, results, curves = {}, {"base": measure(toy, reward_model, toy.base, N_EVALUATED)}, {}
@@ -495,9 +496,7 @@ def main() -> None:
         policies["DPO"] = lambda: dpo(toy, reward_model, options.beta, pairs, held_out)
     for name, learn in policies.items():
         torch.manual_seed(options.seed)  # so that a stage alone gives the same policy
-        start = time.perf_counter()
-        policy, history = learn()
-        seconds = time.perf_counter() - start
+        policy, history, seconds = learn()
         results[name] = measure(toy, reward_model, policy, N_EVALUATED) | {"seconds": seconds}
         curves[name] = [results["base"], *history, results[name]]
         save(name, policy, toy.data)

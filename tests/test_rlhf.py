@@ -239,7 +239,7 @@ def test_a_reward_model_learns_that_judges_prefer_short_words(toy, monkeypatch):
     monkeypatch.setattr(rlhf, "PAIRWISE", Recipe(40, 0.003))
     pairs, held_out = rlhf.draw_pairs(toy, 1000), rlhf.draw_pairs(toy, 300)
     before, model = copy.deepcopy(toy.base.state_dict()), with_scalar_head(toy.base)
-    accuracy = rlhf.learn_from_pairs(model, functools.partial(rewards, model), pairs, held_out)
+    accuracy, _ = rlhf.learn_from_pairs(model, functools.partial(rewards, model), pairs, held_out)
     assert held_out[2] - 0.08 < accuracy < held_out[2] + 0.05
     assert not any(p.requires_grad for p in model.parameters())
     assert all(torch.equal(before[name], tensor) for name, tensor in toy.base.state_dict().items())
@@ -321,7 +321,7 @@ def test_dpo_learns_which_words_win_and_stays_near_the_base(toy, monkeypatch):
     toy.preference = "short"
     pairs, held_out, kl = rlhf.draw_pairs(toy, 1000), rlhf.draw_pairs(toy, 400), {}
     for beta in (0.1, 3.0):
-        policy, history = rlhf.dpo(toy, with_scalar_head(toy.base).requires_grad_(False), beta, pairs, held_out)
+        policy, history, _ = rlhf.dpo(toy, with_scalar_head(toy.base).requires_grad_(False), beta, pairs, held_out)
         better, worse = (rlhf.implicit_rewards(policy, toy.base, ids, beta) for ids in held_out[:2])
         assert 0.62 < rlhf.win_rate(better, worse) < held_out[2] + 0.05
         assert len(history) == 5 and history[-1]["win_rate"] > 0.55
@@ -401,7 +401,7 @@ def test_ppo_raises_the_reward_and_beta_holds_the_policy_near_the_base(toy, monk
     monkeypatch.setattr(rlhf, "PPO_WORDS", 128)
     reward_model, kl, before = likes_final_vowels(toy), {}, copy.deepcopy(toy.base.state_dict())
     for beta in (0.0, 3.0):
-        policy, history = rlhf.ppo(toy, reward_model, beta, group)
+        policy, history, _ = rlhf.ppo(toy, reward_model, beta, group)
         assert len(history) == 8 and history[0]["kl"] == history[0]["clipped"] * 0
         kl[beta] = history[-1]["kl"]
         if beta == 0:
@@ -419,7 +419,7 @@ def test_the_value_network_learns_what_words_earn(toy, monkeypatch):
     monkeypatch.setattr(rlhf, "rewards", lambda _, ids: torch.full((len(ids),), 3.0))
     networks, make = [], rlhf.make_optimizer
     monkeypatch.setattr(rlhf, "make_optimizer", lambda network, *rest: networks.append(network) or make(network, *rest))
-    policy, _ = rlhf.ppo(toy, with_scalar_head(toy.base), 0.0, 1)
+    policy, _, _ = rlhf.ppo(toy, with_scalar_head(toy.base), 0.0, 1)
     assert networks[0] is policy
     assert rlhf.scalars(networks[1], toy.val)[:, 1:-1][drawn(toy.val)[:, 1:]].mean().item() == pytest.approx(3, abs=0.3)
 
