@@ -36,7 +36,7 @@ MISSED = {
     "train": (410, 23.2),
     "sample": (321, 16.5),
     "finetune": (440, 24.2),
-    "rlhf": (517, 26.4),
+    "rlhf": (516, 26.4),
 }
 ALL = (7440, 389)  # lines and kilobytes of all files
 WIDE = 0.08  # of the lines may have more than 100 columns
