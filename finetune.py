@@ -210,9 +210,9 @@ def answer(model: GPT, prompt: str, tokenizer: Tokenizer) -> str:
 def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
     """Print an answer of each task, and the accuracy. As a control, each prompt also gets the answer
     of the next one: a model that reads prompts is then right by chance, if both answers are equal."""
-    rows, columns, tokenizer = [], [], texts.tokenizer
+    rows, columns, tokenizer, words = [], [], texts.tokenizer, texts.words["test"][:500]
     for task in tasks:
-        prompts, answers = zip(*one_per_word(task, texts.words["test"][:500]), strict=True)
+        prompts, answers = zip(*one_per_word(task, words), strict=True)
         others = (*answers[1:], answers[0])
         right = exact_match(model, [*zip(prompts, answers, strict=True)], tokenizer)
         exchanged = exact_match(model, [*zip(prompts, others, strict=True)], tokenizer)
@@ -223,7 +223,7 @@ def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
         verdict = "right" if given == answers[shown] else f"wrong: {answers[shown]}"
         rows.append([prompts[shown] + given, verdict, *(f"{x:.1%}" for x in columns[-1])])
     rows.append(["all tasks", "", *(f"{x:.1%}" for x in np.mean(columns, axis=0))])
-    print("\nanswers with 500 test words (a wrong one, if there is any), and how many match exactly")
+    print(f"\nanswers with {len(words)} test words (a wrong one, if there is any), and how many match exactly")
     print_table([["", "", "exact match", "prompts exchanged", "by chance"], *rows])
 
 
