@@ -112,8 +112,8 @@ def open_run(folder: Path, step: int, options: dict):
     if path.exists() and step == 0:
         with open(path, "a") as log:
             lock(log, busy)
-            moved = next(f"{folder}-{n}" for n in itertools.count(1) if not Path(f"{folder}-{n}").exists())
-            os.rename(folder, moved)
+        moved = next(f"{folder}-{n}" for n in itertools.count(1) if not Path(f"{folder}-{n}").exists())
+        os.rename(folder, moved)  # Windows renames no folder in which a file is open
         print(f"moved the previous run in {folder} to {moved}")
     elif step == 0 and any(folder.glob("*.p[ty]")):
         raise UserError(f"{folder} is not the folder of a run; use another --out_dir=")

@@ -8,10 +8,14 @@ import os
 import re
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+if sys.version_info < (3, 11):  # noqa: UP036
+    print("error: this needs Python 3.11 or newer; install one, and make the environment with it", file=sys.stderr)
+    sys.exit(2)
+import tomllib
 
 Positive = Annotated[int, 1, 2**31]  # a type for options: an int from 1 on, where a plain one can be 0
 Fraction = Annotated[float, 0.0, 1.0]  # at least 0, and below 1

@@ -30,6 +30,8 @@ def estimate(config: TrainConfig, machine: Machine) -> None:
     memory = {"weights": 4 * params, "gradients": 4 * params}
     memory[f"optimizer state ({config.optimizer})"] = optimizer_bytes
     memory[f"activations of {config.batch_size} x {config.block_size:,} tokens, {dtype}"] = activations
+    tokens = config.batch_size * config.block_size
+    memory["two copies of the logits, while the loss is differentiated"] = 8 * tokens * config.vocab_size
     memory["total memory"] = sum(memory.values())
     flops, tokens = model.flops_per_token(), config.max_iters * config.tokens_per_step()
     row("parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications")

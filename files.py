@@ -21,13 +21,25 @@ def replace_file(path: Path, write: Callable, advice: str = "free some disk spac
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        move(temporary, path)
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
         cause = error if isinstance(error, OSError) else error.__context__  # of torch.save
         if not isinstance(cause, OSError):
             raise
         raise UserError(f"cannot write {path}: {cause.strerror or cause}; {advice}") from error
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file, also over another one. Windows refuses that while a program, such as a virus
+    scanner, has it open: try again for some seconds."""
+    for pause in (0.1, 0.5, 2, 4, 0):
+        try:
+            return os.replace(source, target)
+        except PermissionError:
+            if os.name != "nt" or not pause:
+                raise
+            time.sleep(pause)
 
 
 def lock(file, message: str) -> None:
@@ -90,7 +102,7 @@ def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
         if sha256_of(part) != sha256:
             part.unlink()
             raise UserError(f"{url} does not have the SHA-256 {sha256}; try again, {advice}")
-        os.replace(part, path)
+        move(part, path)
 
 
 def sha256_of(path: Path) -> str:

@@ -12,9 +12,14 @@ import argparse
 import math
 import os
 import random
+import sys
 from collections.abc import Callable
-from itertools import pairwise
 from numbers import Real
+
+if sys.version_info < (3, 11):  # noqa: UP036
+    print("error: this needs Python 3.11 or newer; run it with one, such as python3.12", file=sys.stderr)
+    sys.exit(2)
+from itertools import pairwise
 
 
 class Value:

@@ -155,12 +155,14 @@ class CausalSelfAttention(nn.Module):
         q, k = qk.split((config.n_head, config.n_kv_head), dim=1)
         if cache is not None:
             k, v = cache(k, v)
+        groups = config.n_head // config.n_kv_head
+        if groups > 1 and not (flash and q.is_cpu):  # of a GPU's fused kernels, few know groups
+            k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
         if flash:
             dropout = config.dropout if self.training else 0.0
-            options = {"is_causal": mask is None and T > 1, "enable_gqa": config.n_kv_head < config.n_head}
+            options = {"is_causal": mask is None and T > 1, "enable_gqa": k.shape[1] < config.n_head}
             y = F.scaled_dot_product_attention(q, k, v, mask, dropout, **options)
         else:
-            k, v = (part.repeat_interleave(config.n_head // config.n_kv_head, dim=1) for part in (k, v))
             wei = (q / math.sqrt(config.head_dim)) @ k.transpose(-2, -1)  # (B, nh, T, S)
             wei = (wei + mask.to(wei.dtype)).softmax(dim=-1)
             y = self.attn_dropout(wei) @ v  # (B, nh, T, hd)
@@ -177,7 +179,7 @@ ACTIVATIONS = {
     "relu": F.relu,  # max(x, 0)
     "gelu": F.gelu,  # x Phi(x), Phi of the normal distribution (Hendrycks, Gimpel 2016)
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's: within 0.0005, slower on a CPU
-    "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
+    "relu2": lambda x: (x := F.relu(x)) * x,  # So et al. 2021; autocast on a GPU squares in float32
     "swiglu": swiglu,  # a gate, silu(x) = x sigmoid(x), times x (Shazeer 2020)
 }
 
@@ -279,12 +281,12 @@ class GPT(nn.Module):
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
-        flat, smoothing = logits.flatten(0, 1).float(), 0.0  # (B T, V)
-        if self.training:
-            smoothing = self.config.label_smoothing
-            if self.config.train_temperature != 1:
-                flat = flat / self.config.train_temperature
-        return logits, F.cross_entropy(flat, targets.flatten(), ignore_index=-1, label_smoothing=smoothing)
+        flat = logits.flatten(0, 1).float()  # (B T, V)
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        if self.training and self.config.train_temperature != 1:
+            flat = flat / self.config.train_temperature
+        loss = F.cross_entropy(flat, targets.flatten(), ignore_index=-1, label_smoothing=smoothing)
+        return logits.detach(), loss  # else torch.compile makes a gradient of zeros, 3 GB for GPT-2
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., C) -> unnormalized log-probabilities (..., V)."""
@@ -310,9 +312,8 @@ class GPT(nn.Module):
         fused_is_slow = config.dropout > 0 or (torch.is_autocast_enabled("cpu") and T <= 512)
         flash = config.flash and not (self.training and idx.is_cpu and fused_is_slow)
         needs_mask = not flash or config.position == "alibi" or config.delimiter >= 0
-        mask = None
-        if needs_mask or (cache is not None and cache.needs_mask):
-            mask = self.mask(positions, history[:, config.lookback :])
+        needs_mask = needs_mask or (cache is not None and cache.needs_mask)
+        mask = self.mask(positions, history[:, config.lookback :]) if needs_mask else None
         x = self.dropout(x)
         for i, block in enumerate(self.transformer.h):
             x = block(x, rope, mask, flash, cache and cache.layer(i))  # (B, T, C)

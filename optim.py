@@ -204,25 +204,28 @@ def fit(
     optimizer, steps = make_optimizer(model, recipe), recipe.max_iters
     trained = [p for p in model.parameters() if p.requires_grad]
     losses, norms, seconds = [], [], 0.0
+    every = math.ceil(steps / lines) if lines else steps
     model.train()
     for step in range(1, steps + 1):
         began = time.perf_counter()
         optimizer.set_lr(lr_scale(step, recipe))
         loss = batch_loss()
         loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(trained, recipe.grad_clip or math.inf).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, recipe.grad_clip or math.inf))
         optimizer.step()
         model.zero_grad(set_to_none=True)
-        losses.append(loss.item())
+        losses.append(loss.detach())
+        if reporting := step % every == 0 or step == steps:
+            mean, norm = torch.stack(losses).mean().item(), torch.stack(norms).max().item()  # waits for the device
+            losses, norms = [], []
+            if not math.isfinite(mean):
+                raise FloatingPointError(f"training diverged: loss {mean} by step {step}; use a lower learning rate")
         seconds += time.perf_counter() - began
-        if not math.isfinite(losses[-1]):
-            raise FloatingPointError(f"training diverged: loss {losses[-1]} at step {step}; use a lower learning rate")
-        if lines and (step % math.ceil(steps / lines) == 0 or step == steps):
+        if reporting and lines:
             model.eval()
-            figures = f"train loss {sum(losses) / len(losses):.4f}  grad norm up to {max(norms):.2f}"
+            figures = f"train loss {mean:.4f}  grad norm up to {norm:.2f}"
             eta = f"eta {seconds / step * (steps - step):.0f} s"
             print(f"step {step:>{len(str(steps))}}/{steps}  {figures}  {note()}  {eta}", flush=True)
             model.train()
-            losses, norms = [], []
     model.eval()
     return seconds

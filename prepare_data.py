@@ -97,7 +97,7 @@ def existing(name: str) -> Path:
 
 def split_documents(lines: Iterable[str], source: str) -> dict[str, Callable]:
     """Shuffle the lines that have text, and split them 80/10/10 as the makemore lectures do."""
-    documents = [line.removesuffix("\r") + "\n" for line in lines if line.strip(" \t\r\v\f")]
+    documents = [line + "\n" for line in lines if line.strip(" \t\v\f")]
     n = len(documents)
     if n < 10:
         raise UserError(f"{source} has {n} lines with text, too few to split; give 10 or more")
@@ -112,7 +112,7 @@ def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterato
     at, rest = 0, ""
     for path in paths:
         show = progress(f"reading {path}", path.stat().st_size)
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with open(path, encoding="utf-8-sig") as file:
             try:
                 while piece := file.read(CHUNK):
                     show(file.buffer.tell())
@@ -132,7 +132,7 @@ def prepare(source, tokenizer="char", vocab_size=1024, file="", name="", documen
     stem = source if source in SOURCES else existing(source).resolve().stem
     name = name or stem + {"char": "", "bpe": f"_bpe{vocab_size}"}.get(tokenizer, f"_{tokenizer}")
     folder = DATA / name
-    built_in = parse_name(name) not in (None, (source, tokenizer, vocab_size))
+    built_in = parse_name(name.lower()) not in (None, (source, tokenizer, vocab_size))
     foreign = folder.exists() and not (folder / "meta.json").exists()
     if built_in or foreign or not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"{name!r} cannot be the name of this dataset; choose one, such as --name=my_text")

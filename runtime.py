@@ -37,17 +37,17 @@ class Machine:
         """Find the device and the dtype, or the best ones (auto). Raises UserError."""
         # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
         torch.set_float32_matmul_precision("high")
+        first = f"cuda:{LOCAL_RANK}"
         if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        if device == "cuda" and DISTRIBUTED:
-            device = f"cuda:{LOCAL_RANK}"
-        try:
-            probe = torch.zeros(1, device=device)
-            probe.item()  # a "meta" device has no numbers
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            why = str(error).splitlines()[0]
-            raise UserError(f"there is no device {device} here ({why}); use --device=auto or --device=cpu") from error
-        found = probe.device if probe.is_cuda else torch.device(device)  # cuda:0 instead of cuda
+            device = first if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+            if why := cannot_compute(device):
+                print(f"{device} cannot compute here ({why}): using the CPU", file=sys.stderr)
+                device = "cpu"
+        if device == "cuda" or (DISTRIBUTED and device.startswith("cuda:")):
+            device = first  # each process of a machine has a card of its own
+        if why := cannot_compute(device):
+            raise UserError(f"there is no device {device} here ({why}); use --device=auto or --device=cpu")
+        found = torch.device(device)
         if found.type == "cuda":
             torch.cuda.set_device(found)
         if dtype == "auto":
@@ -58,14 +58,18 @@ class Machine:
         processes = f" x {self.world_size}" if self.world_size > 1 else ""
         return f"{self.device}{processes}, {str(self.dtype).removeprefix('torch.')}"
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, compile: bool = False) -> torch.nn.Module:
         """Move the model to the device, replicated or sharded across the processes: what to call."""
         if self.fsdp:  # each process keeps a shard of every parameter; a block is whole only while it computes
-            from torch.distributed.fsdp import fully_shard
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
             mesh = dist.init_device_mesh(self.device.type, (self.world_size,))
-            for part in (*model.transformer.h, model):
-                fully_shard(part, mesh=mesh)
+            gathered = MixedPrecisionPolicy(self.dtype, torch.float32, cast_forward_inputs=False)
+            for block in model.transformer.h:
+                if compile:
+                    block.compile()
+                fully_shard(block, mesh=mesh, mp_policy=gathered)
+            fully_shard(model, mesh=mesh)
         model.to(self.device)
         if self.fsdp or not DISTRIBUTED:
             return model
@@ -116,19 +120,26 @@ class Machine:
         return gathered
 
 
+def cannot_compute(device: str) -> str:
+    """Why a device cannot multiply matrices here, or nothing."""
+    try:
+        x = torch.ones(8, 8, device=device)
+        (x @ x).sum().item()  # an old card has no kernels, a "meta" device no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
 def fast_dtype(device: torch.device) -> str:
-    """What --dtype=auto is: bfloat16 where the hardware multiplies it, else float16 or float32."""
+    """What --dtype=auto is: bfloat16 where the hardware multiplies it, as Intel's Xeons do since 2023
+    and AMD's processors since Zen 4, else float16 or float32. (A measurement would tell more, but
+    not the same at every start.)"""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
-    alike = device.type == "cpu" and not DISTRIBUTED  # several machines may have different processors
-    return "bfloat16" if alike and has_bfloat16_units() else "float32"
-
-
-def has_bfloat16_units() -> bool:
-    """Whether an x86 CPU multiplies bfloat16 in hardware, as Intel's Xeons do since 2023, and AMD's
-    processors since Zen 4. (A measurement would tell more, but not the same at every start.)"""
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16"))
+    if device.type != "cpu" or DISTRIBUTED:  # several machines may have different processors
+        return "float32"
+    units = torch.cpu.get_capabilities()
+    return "bfloat16" if units.get("amx_bf16") or units.get("avx512_bf16") else "float32"
 
 
 # ----------------------------------------------------------------------------- processes, signals, errors
@@ -142,15 +153,39 @@ def join_processes() -> None:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
+def wait_for_all() -> None:
+    if DISTRIBUTED:
+        with explain_errors():
+            dist.all_reduce(torch.zeros(1))  # on the CPU
+
+
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
-    """Let the first process of a machine prepare the data. If it fails, it alone says so."""
-    if LOCAL_RANK:
-        with explain_errors():
-            dist.all_reduce(torch.zeros(1))  # waits for all, on the CPU
+    """Let the first process prepare the data, then the first one of each other machine, which may
+    share its folder, then the rest. If one fails, it alone says why."""
+    turn = 0 if RANK == 0 else 1 if LOCAL_RANK == 0 else 2
+    for _ in range(turn):
+        wait_for_all()
     yield
-    if DISTRIBUTED and not LOCAL_RANK:
-        dist.all_reduce(torch.zeros(1))
+    for _ in range(2 - turn):
+        wait_for_all()
+
+
+def check_alike(facts: dict) -> None:
+    """Stop if a fact, such as an option, is another one in some process than in the first: together
+    they would train something that nobody asked for. Each machine says so once."""
+    everyone = [facts] * WORLD_SIZE
+    if DISTRIBUTED:
+        with explain_errors():
+            dist.all_gather_object(everyone, facts)
+    for rank, found in enumerate(everyone):
+        for name, first in everyone[0].items():
+            if found.get(name) != first:
+                what = f"{name} is {found.get(name)} in process {rank}, but {first} in the first one"
+                if LOCAL_RANK == 0:
+                    print(f"error: {what}; give all machines the same", file=sys.stderr, flush=True)
+                wait_for_all()  # until it is printed
+                exit_now(2)
 
 
 def exit_now(status: int) -> None:
@@ -167,7 +202,8 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         self.number = 0  # of the signal that came
-        self.second = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}
+        names = ("SIGINT", "SIGTERM", "SIGBREAK")  # the last one is Ctrl-Break on Windows
+        self.second = {getattr(signal, name): signal.SIG_DFL for name in names if hasattr(signal, name)}
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
             self.second[signal.SIGHUP] = signal.SIG_IGN
         for number in self.second:
@@ -176,6 +212,8 @@ class StopSignal:
 
     def handle(self, number: int, _) -> None:
         self.number = number
+        if signal.Signals(number).name == "SIGHUP":  # the terminal is gone: printing would fail
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         if not DISTRIBUTED:  # torchrun passes on a Ctrl-C that the processes got already
             signal.signal(number, self.second[number])
 
@@ -183,31 +221,24 @@ class StopSignal:
         for number in self.second:
             signal.signal(number, signal.SIG_DFL)
 
-    def print(self, line: str) -> None:
-        """Print a line. If nobody reads it, as in `python train.py | head`, stop as on SIGPIPE."""
-        try:
-            print(line, flush=True)
-        except OSError as error:
-            self.number = 13
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            with contextlib.suppress(OSError):
-                print(f"standard output: {error}; saving and stopping", file=sys.stderr)
 
-
-CPU_FULL = "t allocate memory"  # what PyTorch's CPU allocator says
+# What PyTorch says on a CPU, on Windows, and on a Mac's GPU; on other GPUs, it is an OutOfMemoryError
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "MPS backend out of memory")
 
 
 @contextlib.contextmanager
 def explain_errors(out_of_memory: str = "") -> Iterator[None]:
-    """Raise UserError(out_of_memory) if memory runs out. If another process failed, say so once."""
+    """Raise UserError(out_of_memory) if memory runs out. If another process failed, each machine
+    says so once."""
     try:
         yield
     except Exception as error:
-        if out_of_memory and (isinstance(error, (torch.OutOfMemoryError, MemoryError)) or CPU_FULL in str(error)):
+        full = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if out_of_memory and (full or any(words in str(error) for words in OUT_OF_MEMORY)):
             raise UserError(out_of_memory) from error
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in str(error)):
-            if RANK == 0:
-                message = "another training process failed (its error is printed above or below)"
+            if LOCAL_RANK == 0:
+                message = "another process failed, and says why, on this machine or another one"
                 print(f"error: {message}; fix that, then start again or resume", file=sys.stderr, flush=True)
             exit_now(2)  # an orderly exit may wait for the other process forever
         raise
@@ -234,7 +265,8 @@ def keep_freed_memory() -> None:
 # Peak FLOP/s of dense 16-bit matmuls, from NVIDIA's data sheets; the first name that fits counts
 PEAK_FLOPS = {
     "B200": 2250e12, "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
-    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
+    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "V100 PCIE": 112e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
 }  # fmt: skip
 
 
@@ -244,16 +276,16 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
         card = torch.cuda.get_device_name(device)
         words = set(card.replace("-", " ").split())
         for name, peak in PEAK_FLOPS.items():
-            if set(name.split()) <= words and not words & {"Laptop", "Ti", "D"}:
+            if set(name.split()) <= words and not words & {"Laptop", "Ti", "D", "MIG"}:
                 return peak, f"published for {card}"
     return measured_flops(device, dtype), "measured"
 
 
 @functools.cache
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOP/s of a matrix multiplication: the best of up to 20, in 0.2 s (CUDA: 1 s)."""
-    n, seconds = (8192, 1.0) if device.type == "cuda" else (512, 0.2)
-    a = torch.ones(n, n, device=device, dtype=dtype)
+    """Measure the FLOP/s of a matrix multiplication: the best of up to 20, in 0.2 s (GPU: 1 s)."""
+    n, seconds = (512, 0.2) if device.type == "cpu" else (8192, 1.0)
+    a = torch.randn(n, n, device=device, dtype=dtype)  # with ones, a GPU draws less power, and is faster
     times = []
     while len(times) < 20 and sum(times) < seconds:
         began = time.perf_counter()

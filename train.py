@@ -29,9 +29,10 @@ import console
 import runtime
 from checkpoint import load_checkpoint, load_model, load_weights, open_run, save_model
 from console import Fraction, Positive, UserError, read_options, read_toml
+from files import sha256_of
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, lr_scale, make_optimizer
-from prepare_data import Dataset, load
+from prepare_data import Dataset, checksum, load
 from runtime import Machine, StopSignal
 from tokenizer import start_ids
 from windows import document_edges, evaluate, evaluation_windows, read_windows, split_documents
@@ -47,7 +48,7 @@ class TrainConfig(GPTConfig):
     config: str = ""  # a file of options, such as config/names.toml
     dataset: str = "python"  # python, words, names, shakespeare, or a folder in data/
     out_dir: str = ""  # folder of the run (default: out/ and the name of the config, or dataset)
-    init_from: str = "scratch"  # start from: scratch, resume (out_dir), out/names, gpt2 ... gpt2-xl
+    init_from: str = "scratch"  # scratch, resume (out_dir), auto (resume if it can), out/names, gpt2 ... gpt2-xl
     seed: int = 1337  # random seed for initialization, batches and dropout
 
     lookback: int = 3  # previous-token embeddings: how many preceding tokens are added; 0: off
@@ -130,8 +131,9 @@ def build(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     model = GPT(config.model_config())
     if checkpoint:
         load_weights(model, checkpoint["model"])
-    network = machine.wrap(model)
-    forward = machine.loss_function(torch.compile(network) if config.compile else network)
+    network = machine.wrap(model, config.compile)
+    whole = config.compile and not machine.fsdp  # FSDP's blocks are compiled one by one
+    forward = machine.loss_function(torch.compile(network) if whole else network)
     optimizer = make_optimizer(model, config, machine.dtype)
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)
     # A trial shows compile and out-of-memory errors before anything is written. It also fixes the
@@ -203,7 +205,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     log = open_run(folder, step, config.options()) if machine.rank == 0 else None
 
     def note(text: str, **figures: float) -> None:
-        stop.print(f"step {step:>{len(str(config.max_iters))}}/{config.max_iters}  {text}")
+        print(f"step {step:>{len(str(config.max_iters))}}/{config.max_iters}  {text}", flush=True)
         if log:
             log.write(json.dumps({"step": step, "seconds": round(time.perf_counter() - began, 3)} | figures) + "\n")
             log.flush()
@@ -269,7 +271,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
                 moments = machine.gather(optimizer.state_dict())
                 save("last.pt", state=state, optimizer=moments, scaler=scaler.state_dict())
             if stopping:
-                stop.print(f"stopped after step {step}; resume with --init_from=resume --out_dir={folder}")
+                print(f"stopped after step {step}; resume with --init_from=resume --out_dir={folder}")
     return step, time.perf_counter() - began, train_seconds, stopping, log
 
 
@@ -326,8 +328,10 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
     name = Path(given.get("config", "")).stem or given.get("dataset", TrainConfig.dataset)
     given = {"out_dir": f"out/{name}"} | given
     init_from = given.get("init_from", "scratch")
+    if init_from == "auto":
+        init_from = "resume" if Path(given["out_dir"], "last.pt").exists() else "scratch"
     if init_from == "scratch":
-        return TrainConfig(**given), {}
+        return TrainConfig(**given | {"init_from": init_from}), {}
     if init_from == "resume":
         checkpoint = load_checkpoint(Path(given["out_dir"], "last.pt"))
         if "optimizer" not in checkpoint:
@@ -365,8 +369,8 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
         raise UserError(f"{data.name} has another vocabulary than {first} of the checkpoint; {advice}")
     n, processes = config.batch_size * config.gradient_accumulation_steps, machine.world_size
     if n % processes:
-        advice = f"use a multiple of {processes}"
-        raise UserError(f"{processes} processes cannot split the {n} sequences of a step; {advice}")
+        fits = ", ".join(str(i) for i in range(1, n + 1) if n % i == 0)
+        raise UserError(f"{processes} processes cannot split the {n} sequences of a step; use one of {fits}")
     if processes > 1 and machine.device.type == "mps":
         raise UserError("several processes cannot share mps; use --device=cpu")
     if machine.fsdp and machine.dtype == torch.float16:
@@ -377,6 +381,18 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
         runtime.check_compiler(machine.device)
 
 
+def facts(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> dict:
+    """What must be the same in all processes."""
+    may_differ = ("config", "out_dir", "device")
+    found = {f"--{name}": value for name, value in config.options().items() if name not in may_differ}
+    found["the device"] = machine.device.type
+    found["the step of the checkpoint"] = checkpoint.get("step", 0)
+    found["the checkpoint"] = checksum([checkpoint.get("state"), checkpoint.get("val")])
+    found["the tokenizer"] = checksum(data.tokenizer.to_dict())
+    found |= {f"the {split} split": entry["sha256"] for split, entry in data.splits.items()}
+    return found | {path.name: sha256_of(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
+
+
 def main() -> None:
     runtime.join_processes()
     runtime.keep_freed_memory()
@@ -384,10 +400,9 @@ def main() -> None:
         config, checkpoint = read_config(__doc__)
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
-    check(config, checkpoint, data, machine)
-    if 0 < machine.sum(machine.dtype == torch.float16)[0] < machine.world_size:
-        raise UserError("the processes have different devices; use --dtype=float32")
+        check(config, checkpoint, data, machine)
     config.dtype = str(machine.dtype).removeprefix("torch.")  # in checkpoints: a resumed run keeps it
+    runtime.check_alike(facts(config, checkpoint, data, machine))
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
     with runtime.explain_errors(f"out of memory; use {advice}"):
         step, seconds, train_seconds, stopped, log = train(config, checkpoint, data, machine)

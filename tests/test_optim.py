@@ -200,7 +200,7 @@ def test_fit_evaluates_between_steps_and_stops_if_the_loss_is_no_number(capsys):
     loss = lambda: model(torch.ones(1, 1)).sum().square()
     fit(model, loss, Recipe(4, learning_rate=0.1), lambda: modes.append(model.training) or "", lines=2)
     assert modes == [False, False]
-    with pytest.raises(FloatingPointError, match="training diverged: loss nan at step 1; use a lower learning rate"):
+    with pytest.raises(FloatingPointError, match="training diverged: loss nan by step 1; use a lower learning rate"):
         fit(model, lambda: loss() * torch.nan, Recipe(4, learning_rate=0.1))
 
 

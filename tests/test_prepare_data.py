@@ -32,7 +32,7 @@ def test_own_text_is_split_90_to_10_and_comes_back(call):
     text = HARD * 20 + babble(200)
     status, out, _ = call(prepare_data, text_file("my.txt", text))
     assert status == 0 and "data/my" in out and "first line: na" in out
-    data = load("my")
+    data, text = load("my"), text.replace("\r\n", "\n").replace("\r", "\n")
     cut = int(0.9 * len(text))
     assert data.tokenizer.decode(data.train) == text[:cut]
     assert data.tokenizer.decode(data.val) == text[cut:]
@@ -159,11 +159,11 @@ def test_a_million_blanks_are_no_trouble_for_bpe(call):
     assert same  # a million characters, which nobody wants to see compared
 
 
-def test_a_byte_order_mark_is_dropped_and_line_ends_stay(call):
+def test_a_byte_order_mark_is_dropped_and_lines_end_as_on_unix(call):
     Path("my.txt").write_bytes(b"\xef\xbb\xbf" + b"a\r\nb\rc\n" * 9)
     call(prepare_data, "my.txt")
     data = load("my")
-    assert data.tokenizer.decode([*data.train, *data.val]) == "a\r\nb\rc\n" * 9
+    assert data.tokenizer.decode([*data.train, *data.val]) == "a\nb\nc\n" * 9
     Path("my.txt").write_bytes(b"\xef\xbb\xbf" + b"a\r\nb\nc\n" * 9)
     call(prepare_data, "my.txt", "--documents=lines")
     assert load("my").tokenizer.chars == ["\n", "a", "b", "c"]
