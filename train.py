@@ -382,15 +382,15 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
 
 
 def facts(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine) -> dict:
-    """What must be the same in all processes."""
+    """What must be the same in all processes: options, device, checkpoint, data, code."""
     may_differ = ("config", "out_dir", "device")
     found = {f"--{name}": value for name, value in config.options().items() if name not in may_differ}
-    found["the device"] = machine.device.type
-    found["the step of the checkpoint"] = checkpoint.get("step", 0)
-    found["the checkpoint"] = checksum([checkpoint.get("state"), checkpoint.get("val")])
-    found["the tokenizer"] = checksum(data.tokenizer.to_dict())
-    found |= {f"the {split} split": entry["sha256"] for split, entry in data.splits.items()}
-    return found | {path.name: sha256_of(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
+    found |= {"the device": machine.device.type, "the step of the checkpoint": checkpoint.get("step", 0)}
+    hashes = {"the checkpoint": checksum([checkpoint.get("state"), checkpoint.get("val")])}
+    hashes["the tokenizer"] = checksum(data.tokenizer.to_dict())
+    hashes |= {f"the {split} split": entry["sha256"] for split, entry in data.splits.items()}
+    hashes |= {path.name: sha256_of(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
+    return found | {name: sha256[:8] for name, sha256 in hashes.items()}
 
 
 def main() -> None:
