@@ -1,7 +1,7 @@
 """Part 1: counting letter pairs is a language model, and a neural network learns the same table.
 
     python bigram.py                                   # count the letter pairs of some words, and invent words
-    python bigram.py --dataset=names --neural --plot   # gradient descent finds the same table; a plot
+    python bigram.py --dataset=names --neural --plot   # gradient descent finds the same table, with a plot
     python bigram.py --dataset=names --smoothing=mle   # no smoothing: an unseen pair has probability 0
 
 Read micrograd.py before and ngram.py after. A bigram model predicts the next token from the current

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
@@ -64,7 +65,8 @@ def parse(options: type, doc: str, argument: str = ""):
 
 def read_options(options: type, doc: str, argument: str = "") -> dict:
     """{name: value} of the options that the command line gives."""
-    known, given, words = known_options(options), {}, iter(sys.argv[1:])
+    known, given = known_options(options), {}
+    words = takewhile(lambda word: word != "#", sys.argv[1:])  # a comment, which zsh and Windows pass on
     for word in words:
         name, equals, text = word.lstrip("-").partition("=")
         if word in ("-h", "--help"):

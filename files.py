@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, from this program or the network; safe tensors."""
 
+import contextlib
 import hashlib
 import os
 import time
@@ -31,15 +32,13 @@ def replace_file(path: Path, write: Callable, advice: str = "free some disk spac
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file, also over another one. Windows refuses that while a program, such as a virus
-    scanner, has it open: try again for some seconds."""
-    for pause in (0.1, 0.5, 2, 4, 0):
-        try:
+    """os.replace. Windows refuses it while a virus scanner has the file open: then again, for 5 s."""
+    attempts = 50 if os.name == "nt" else 0
+    for _ in range(attempts):
+        with contextlib.suppress(PermissionError):
             return os.replace(source, target)
-        except PermissionError:
-            if os.name != "nt" or not pause:
-                raise
-            time.sleep(pause)
+        time.sleep(0.1)
+    os.replace(source, target)
 
 
 def lock(file, message: str) -> None:

@@ -2,7 +2,7 @@
 
     python mlp.py                                        # half a minute: train on words, sample new ones
     python mlp.py --init=naive --max_iters=20000 --plot  # a bad initialization, and what shows it
-    python mlp.py --backward=manual --fold               # backpropagation by hand; batch norm folded away
+    python mlp.py --backward=manual --fold               # backpropagation by hand, batch norm folded away
 
 Read ngram.py before and cells.py after. An n-gram table learns nothing about one context from
 another. The network of Bengio et al. (2003) looks up a learned vector for each context token, its

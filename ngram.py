@@ -1,7 +1,7 @@
 """Part 1, continued: longer contexts, sparse counts, and Kneser-Ney smoothing.
 
     python ngram.py                                    # count groups of three letters, and invent words
-    python ngram.py --dataset=names --neural --plot    # a network with the same context; a plot
+    python ngram.py --dataset=names --neural --plot    # a network with the same context, and a plot
     python ngram.py --dataset=names --n=6 --smoothing=kneser-ney --discount=0.85
 
 Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens

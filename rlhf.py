@@ -3,7 +3,7 @@ r"""Part 7: learning from preferences: reward model, PPO, DPO, best of n, and re
     python rlhf.py                                          # everything, in two minutes, no download
     python sample.py --init_from=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
     python rlhf.py --stage=reward --preference=short        # judges who care only about length
-    python rlhf.py --stage=ppo --beta=0                     # reward hacking; replaces out/rlhf/ppo.pt
+    python rlhf.py --stage=ppo --beta=0                     # reward hacking, which replaces out/rlhf/ppo.pt
 
 It is easy to say which of two answers is better, and hard to write a loss function for "better". So
 people compare answers, and models learn from the comparisons: reinforcement learning from human

@@ -3,7 +3,7 @@
     python sample.py                                        # from the newest run of train.py
     python sample.py --prompt="ROMEO:" --temperature=0.8 --top_p=0.95
     python sample.py --init_from=out/names --num_samples=20 --stop
-    python sample.py --init_from=gpt2 --interactive         # OpenAI's weights, downloaded once; a prompt per line
+    python sample.py --init_from=gpt2 --interactive         # GPT-2 as published, downloaded once, a prompt per line
     python sample.py --plot                                 # and draw the attention weights: attention.png
 
 Read train.py before; model.generate() is the plain version, and gives the same tokens, up to

@@ -1,7 +1,7 @@
 """Part 4, continued: what will a larger model reach?
 
     python scaling.py                                       # 20 small GPTs in 8 minutes, and a law
-    python scaling.py --minutes=16 --plot                   # twice as many tokens; scaling.png
+    python scaling.py --minutes=16 --plot                   # twice as many tokens, and scaling.png
 
 Read train.py before, sample.py after. The loss of a model with N parameters after D tokens, each
 seen once, follows a law

@@ -1,8 +1,8 @@
 """Aside: an encoder and a decoder, the original Transformer (Vaswani et al. 2017).
 
-    python seq2seq.py                                # a minute: write "March 5, 2031" as 2031-03-05
+    python seq2seq.py                                # a minute: write March 5, 2031 as 2031-03-05
     python seq2seq.py --attention=false              # without the source, it can only guess
-    python seq2seq.py --task=reverse --plot          # what does it attend to? And longer sources?
+    python seq2seq.py --task=reverse --plot          # what it attends to, and longer sources
 
 Read model.py before, mlm.py after. A GPT continues a text. Here, a source becomes a target. The
 encoder reads the source; each of its tokens attends to all others, also to later ones. The decoder

@@ -1,7 +1,7 @@
 """Aside: vectors of words, learned from the words around them.
 
-    python word2vec.py                                      # a minute, on Python's code
-    python word2vec.py --window=2 --near=KeyError           # a narrow window; one word's neighbors
+    python word2vec.py                                      # a minute, on the code of Python
+    python word2vec.py --window=2 --near=KeyError           # a narrow window, and the neighbors of a word
     python word2vec.py --gpt=out/python                     # also the vectors of a GPT of train.py
 
 Read mlp.py before, where embeddings are a part of a language model; seq2seq.py after. Words in

@@ -25,8 +25,11 @@ import tokenizer
 import windows
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
+# The tests mean the CPU: on a GPU, --device=auto would take that one. start() sees to other processes.
+torch.cuda.is_available = torch.backends.mps.is_available = lambda: False
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 if dtype := os.environ.get("TEST_AUTO_DTYPE"):  # what --dtype=auto finds in this process: bfloat16, or float32
-    runtime.has_bfloat16_units = lambda: dtype == "bfloat16"
+    torch.cpu.get_capabilities = lambda: {"avx512_bf16": dtype == "bfloat16"}
 
 NAMES = ["emma", "olivia", "ava", "isabella", "sophia", "mia", "amelia", "ella", "mila", "aria", "liam", "emil", "a"]
 
@@ -154,8 +157,9 @@ def server():
 
 
 def start(script: str, *options: str, **more) -> subprocess.Popen:
-    """A script as a user starts it, in the current folder."""
-    command = [sys.executable, ROOT / script, *options]
+    """A script as a user starts it, in the current folder, on the CPU."""
+    device = ["--device=cpu"] if script in ("train.py", "sample.py") else []
+    command = [sys.executable, ROOT / script, *device, *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", **more)
 
 

@@ -94,6 +94,8 @@ FIRST_TABLE = tables(README[: README.index("\n## ")])
 
 # ----------------------------------------------------------------------------- commands
 
+TORCHRUN = {"--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port", "--max_restarts"}
+
 
 def options_of(script: str) -> type:
     """The dataclass of a script's options. estimate.py has those of train.py, micrograd.py none."""
@@ -120,7 +122,7 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
     if words[0] == "torchrun":
         at = next(i for i, word in enumerate(words) if not word.startswith("--") and i)
         options = {word.split("=")[0] for word in words[1:at]}
-        assert options <= {"--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint"}
+        assert options <= TORCHRUN
         words = ["python", *words[at:]]
     if words[0] != "python" or words[1] == "-m":
         torch = (ROOT / "requirements.txt").read_text(encoding="utf-8").split()[0]
@@ -133,6 +135,15 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
         read(words[1:], monkeypatch)
 
 
+def test_no_command_has_a_comment_that_a_shell_would_pass_on():
+    """zsh, the shell of macOS, and those of Windows have no comments. Scripts end their options at a lone #, but in zsh
+    some characters behind it have a meaning."""
+    assert not [text for kind, text in BLOCKS if kind == "sh" and "#" in text]
+    for module in FILES.values():
+        for comment in re.findall(r"^    (?:python|torchrun) .*?(#.*)", module.__doc__, flags=re.M):
+            assert re.match(r"# ", comment) and not set(comment) & set("'\"`?*()[]{}<>|&;!$\\"), comment
+
+
 def test_a_wrong_command_would_show(monkeypatch):
     monkeypatch.chdir(ROOT)
     for wrong in ("ngram.py --colour=red", "ngram.py --n=0", "mlp.py --batch_size=1", "train.py --n_head=3"):
@@ -143,8 +154,7 @@ def test_a_wrong_command_would_show(monkeypatch):
 
 
 def test_each_option_in_the_text_is_one_of_some_script():
-    known = {"--" + word for word in ("nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint")}
-    known |= {"--index"}  # pip's --index-url
+    known = TORCHRUN | {"--index"}  # pip's --index-url
     for module in SCRIPTS:
         known |= {f"--{name}" for name in console.known_options(options_of(f"{module.__name__}.py"))}
     assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", TEXT, flags=re.S))) <= known
@@ -186,7 +196,8 @@ def test_each_part_of_the_tour_has_all_that_it_promises():
     parts = re.split("^## ", PAGES[ROOT / "docs" / "tour.md"], flags=re.M)[1:]
     assert len(parts) >= 13
     for part in parts:
-        for heading in ("```", "**Look at**", "**Easy to get wrong:**", "**Try"):
+        assert re.search(r"^(python|\| `python) \w+\.py", part, flags=re.M), part[:40]
+        for heading in ("**Look at**", "**Easy to get wrong:**", "**Try"):
             assert heading in part, (part[:40], heading)
         exercises = re.split(r"^\d\. ", part[part.index("**Try") :], flags=re.M)[1:]
         assert len(exercises) >= 2 and all("*Check:*" in text for text in exercises), part[:40]

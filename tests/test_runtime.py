@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import runtime
+from console import UserError
 from runtime import Machine
 
 
@@ -29,7 +30,7 @@ def test_no_timing_decides_what_a_run_computes(monkeypatch):
 
 def test_several_processes_compute_in_float32_on_cpus(monkeypatch):
     """Their machines may differ, and then each would choose another dtype."""
-    monkeypatch.setattr(runtime, "has_bfloat16_units", lambda: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     monkeypatch.setattr(runtime, "DISTRIBUTED", True)
     assert Machine.pick("cpu", "auto").dtype == torch.float32
 
@@ -55,7 +56,7 @@ def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
         "NVIDIA H200": 989e12, "NVIDIA H200 NVL": 835e12, "NVIDIA H100 80GB HBM3": 989e12,
         "NVIDIA H100 PCIe": 756e12, "Tesla T4": 65e12,
         "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA L4": 121e12, "NVIDIA L40S": 362e12, "Tesla V100-SXM2-16GB": 125e12,
-        "NVIDIA GeForce RTX 4090": 165e12,
+        "Tesla V100-PCIE-16GB": 112e12, "NVIDIA GeForce RTX 4090": 165e12,
     }  # fmt: skip
     for name, peak in names.items():
         monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
@@ -67,9 +68,10 @@ def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 3090 Ti",
         "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
     ):
         monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
-        monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1, 1))  # on the CPU
+        monkeypatch.setattr(torch, "randn", lambda *_, **__: torch.zeros(1, 1))  # on the CPU
         assert runtime.peak_flops(torch.device("cuda"), torch.bfloat16)[1] == "measured"
 
 
@@ -94,13 +96,118 @@ def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
     assert calls_of("linux", mallopt=refuse) == [(-3, 2**25)]
 
 
-def test_a_gpu_is_chosen_by_its_number(monkeypatch):
-    """torch.cuda.set_device refuses a device without one."""
-    chosen, zeros = [], torch.zeros
-    probe = types.SimpleNamespace(item=lambda: 0.0, device=torch.device("cuda:0"), is_cuda=True)
+@pytest.fixture
+def card(monkeypatch):
+    """Cards that can multiply. Gives the list of those that were made the current one."""
+    chosen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "zeros", lambda *args, **options: probe if "device" in options else zeros(*args))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    machine = runtime.Machine.pick("auto", "auto")
-    assert (machine.device, machine.dtype) == (torch.device("cuda:0"), torch.bfloat16) and chosen == [machine.device]
+    monkeypatch.setattr(runtime, "cannot_compute", lambda _: "")
+    return chosen
+
+
+def test_a_gpu_is_chosen_by_its_number(card, monkeypatch):
+    """torch.cuda.set_device refuses a device without one."""
+    machine = Machine.pick("auto", "auto")
+    assert (machine.device, machine.dtype) == (torch.device("cuda:0"), torch.bfloat16) and card == [machine.device]
+    assert Machine.pick("cuda:3", "auto").device == torch.device("cuda:3")
+
+
+def test_each_process_of_a_machine_has_a_gpu_of_its_own(card, monkeypatch):
+    monkeypatch.setattr(runtime, "DISTRIBUTED", True)
+    monkeypatch.setattr(runtime, "LOCAL_RANK", 2)
+    for device in ("auto", "cuda", "cuda:1"):
+        assert Machine.pick(device, "auto").device == torch.device("cuda:2")
+    assert Machine.pick("cpu", "auto").device == torch.device("cpu")
+
+
+def test_a_card_without_kernels_is_left_for_the_cpu(card, monkeypatch, capsys):
+    """PyTorch sees a card that is too old for it, and fails at the first operation. Who names it is told so."""
+    why = "CUDA error: no kernel image is available for execution on the device"
+    monkeypatch.setattr(runtime, "cannot_compute", lambda device: why if "cuda" in device else "")
+    assert Machine.pick("auto", "float32").device == torch.device("cpu")
+    assert capsys.readouterr().err == f"cuda:0 cannot compute here ({why}): using the CPU\n"
+    with pytest.raises(UserError, match="there is no device cuda:0 here"):
+        Machine.pick("cuda", "float32")
+    assert card == []
+
+
+def test_what_cannot_compute_says_why():
+    assert runtime.cannot_compute("cpu") == ""
+    assert all(runtime.cannot_compute(device) for device in ("meta", "cuda:7", "nonsense"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: not enough memory: you tried ..."),
+        RuntimeError("MPS backend out of memory (MPS allocated: 9 GB, other allocations: 1 GB, max allowed: 9 GB)"),
+    ],
+    ids=["python", "cuda", "linux", "windows", "mps"],
+)
+def test_running_out_of_memory_is_recognized_on_each_system(error):
+    with pytest.raises(UserError, match="use less"), runtime.explain_errors("use less"):
+        raise error
+
+
+def test_another_error_stays_as_it_is():
+    with pytest.raises(RuntimeError, match="shapes"), runtime.explain_errors("use less"):
+        raise RuntimeError("shapes cannot be multiplied")
+
+
+# ----------------------------------------------------------------------------- several processes
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """process(rank, local_rank): this one is one of three, on two machines. Its waiting is listed; so is its end."""
+    events = []
+
+    def become(rank: int, local_rank: int) -> list:
+        events.clear()
+        for name, value in {"DISTRIBUTED": True, "RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 3}.items():
+            monkeypatch.setattr(runtime, name, value)
+        return events
+
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda _: events.append("wait"))
+    monkeypatch.setattr(runtime, "exit_now", lambda status: events.append(f"exit {status}"))
+    return become
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "turn"), [(0, 0, 0), (1, 0, 1), (2, 1, 2)])
+def test_the_first_process_prepares_then_that_of_each_machine_then_the_rest(process, rank, local_rank, turn):
+    events = process(rank, local_rank)
+    with runtime.first_process_first():
+        events.append("prepare")
+    assert events == ["wait"] * turn + ["prepare"] + ["wait"] * (2 - turn)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ({"--seed": 2, "--fsdp": False, "train.py": "abc"}, "--seed is 2 in process 1, but 1 in the first one"),
+        ({"--seed": 1, "--fsdp": True, "train.py": "abc"}, "--fsdp is True in process 1, but False in the first one"),
+        ({"--seed": 1, "--fsdp": False}, "train.py is None in process 1, but abc in the first one"),
+    ],
+)
+def test_processes_that_differ_stop_and_each_machine_says_why(process, monkeypatch, capsys, theirs, words):
+    ours = {"--seed": 1, "--fsdp": False, "train.py": "abc"}
+
+    def gather(into: list, facts: dict) -> None:
+        into[:] = [ours, theirs, ours]
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    for rank, local_rank in ((0, 0), (1, 0), (2, 1)):
+        events = process(rank, local_rank)
+        runtime.check_alike(theirs if rank == 1 else ours)
+        assert events[:2] == ["wait", "exit 2"]
+        printed = capsys.readouterr().err
+        assert printed.startswith(f"error: {words}; give all machines the same\n") or (local_rank and not printed)
+    monkeypatch.setattr("torch.distributed.all_gather_object", lambda into, facts: None)
+    events = process(0, 0)
+    runtime.check_alike(ours)
+    assert events == []

@@ -36,7 +36,7 @@ from runtime import Machine
 from train import TrainConfig, training_batches
 
 TINY = ["--dataset=tiny", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--eval_tokens=0"]
-TINY += ["--dtype=float32"]  # on every machine, and exact to more digits
+TINY += ["--device=cpu", "--dtype=float32"]  # on every machine, and exact to more digits
 SHORT = [*TINY, "--max_iters=12", "--log_interval=1", "--eval_interval=4", "--warmup_iters=2", "--sample_tokens=20"]
 
 
