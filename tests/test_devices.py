@@ -20,9 +20,10 @@ RUNS = ("--dropout=0.1 --gradient_accumulation_steps=2", "--position=alibi --act
 RUNS += ("--dataset=list --document_mask --position=learned --flash=false --optimizer=adamw --n_kv_head=1",)
 JOBS = {method: [(finetune, "--num_examples=50", f"--method={method}")] for method in ("full", "lora", "prefix")}
 JOBS |= {"train": [], "scaling": [(scaling, "--dataset=long", "--minutes=1")]}
+FEW = ("--max_new_tokens=20", "--num_samples=2")
 for run in [(train, *SHORT, "--max_iters=4", "--dtype=bfloat16", *run.split()) for run in RUNS]:
-    JOBS["train"] += [run, (*run, "--init_from=resume", "--max_iters=6"), (sample, "--top_p=0.9", "--max_new_tokens=20")]
-JOBS["train"] += [(sample, "--int8", "--top_k=3", "--num_samples=2", "--max_new_tokens=20"), (evaluate, "--num_samples=3")]
+    JOBS["train"] += [run, (*run, "--init_from=resume", "--max_iters=6"), (sample, *FEW, "--top_p=0.9")]
+JOBS["train"] += [(sample, *FEW, "--int8", "--top_k=3"), (evaluate, "--num_samples=3")]
 PRETENDED = {
     "torch.cuda.is_available": lambda: True,
     "torch.cuda.set_device": lambda _: None,
