@@ -156,6 +156,14 @@ def server():
     server.server_close()
 
 
+def slashes(text: str) -> str:
+    """What was printed, with the paths of Windows as on other systems."""
+    return text.replace("\\", "/") if os.name == "nt" else text
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, limits or processes")
+
+
 def start(script: str, *options: str, **more) -> subprocess.Popen:
     """A script as a user starts it, in the current folder, on the CPU."""
     device = ["--device=cpu"] if script in ("train.py", "sample.py") else []
@@ -180,7 +188,7 @@ def call(monkeypatch, capsys):
             console.run(module.main, model.ConfigError)
         except SystemExit as leaving:
             status = leaving.code
-        return status, *capsys.readouterr()
+        return status, *map(slashes, capsys.readouterr())
 
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own Ctrl-C
     return run

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finish, start
+from conftest import ROOT, finish, posix, start
 
 import micrograd
 from micrograd import MLP, Neuron, Value, draw, two_moons, zero_grad
@@ -386,7 +386,7 @@ def test_a_wrong_option_is_an_error():
     assert done.returncode == 2 and done.stderr.endswith("error: unrecognized arguments: --plt\n")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals and pipes of POSIX")
+@posix
 def test_leaving_early_is_quiet(monkeypatch):
     """Ctrl-C, and a closed pipe as in `python micrograd.py | head`."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import babble
+from conftest import babble, slashes
 from test_tokenizer import HARD
 
 import prepare_data
@@ -164,9 +164,9 @@ def test_a_byte_order_mark_is_dropped_and_lines_end_as_on_unix(call):
     call(prepare_data, "my.txt")
     data = load("my")
     assert data.tokenizer.decode([*data.train, *data.val]) == "a\nb\nc\n" * 9
-    Path("my.txt").write_bytes(b"\xef\xbb\xbf" + b"a\r\nb\nc\n" * 9)
-    call(prepare_data, "my.txt", "--documents=lines")
-    assert load("my").tokenizer.chars == ["\n", "a", "b", "c"]
+    Path("list.txt").write_bytes(b"\xef\xbb\xbf" + b"a\r\nb\nc\n" * 9)
+    call(prepare_data, "list.txt", "--documents=lines")
+    assert load("list").tokenizer.chars == ["\n", "a", "b", "c"]
 
 
 @pytest.mark.parametrize(("n", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
@@ -374,9 +374,10 @@ def prepared(call):
 
 
 def broken(words: str, name: str = "my") -> None:
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError) as caught:
         load(name)
-    assert "; " in str(caught.value) and "prepare_data.py" in str(caught.value)
+    found = slashes(str(caught.value))
+    assert re.search(words, found) and "; " in found and "prepare_data.py" in found
 
 
 def test_a_dataset_that_does_not_exist_says_what_to_run(prepared):

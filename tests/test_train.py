@@ -1,4 +1,3 @@
-import fcntl
 import functools
 import importlib.util
 import itertools
@@ -7,12 +6,10 @@ import math
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import termios
 import time
 import tomllib
 import types
@@ -21,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Malicious, babble, finish, gpt2_tensors, loss_of, result, safetensors, start
+from conftest import ROOT, Malicious, babble, finish, gpt2_tensors, loss_of, posix, result, safetensors, start
 
 import plots
 import prepare_data
@@ -270,6 +267,7 @@ def test_a_flipped_bit_is_found(call, fails):
         assert f"out/tiny/{name} is damaged" in fails(*options)
 
 
+@posix
 def test_a_second_run_leaves_the_folder_of_the_first_alone(fails):
     """The first ends with a signal: it saves and says how to resume."""
     process = start("train.py", *TINY, "--max_iters=1000000", "--log_interval=1", "--checkpoint_interval=1")
@@ -289,8 +287,12 @@ def test_a_second_run_leaves_the_folder_of_the_first_alone(fails):
     assert done.stdout.splitlines()[-1] == line
 
 
+@posix
 def test_a_terminal_that_is_closed_stops_the_run_which_saves():
     """The process gets SIGHUP, and whatever it prints from then on is an error."""
+    import fcntl
+    import termios
+
     ours, theirs = os.openpty()
 
     def take_the_terminal():
@@ -310,7 +312,7 @@ def test_a_terminal_that_is_closed_stops_the_run_which_saves():
 
 
 def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, monkeypatch):
-    """SIGKILL at random moments of a run that writes both checkpoints at each step."""
+    """Killed at random moments of a run that writes both checkpoints at each step."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in this process: sums over threads are rounded in another order
     options = [*TINY, "--max_iters=60", "--log_interval=1", "--eval_interval=5", "--checkpoint_interval=1"]
     options += ["--sample_tokens=1", "--dropout=0.1", "--dtype=bfloat16"]
@@ -322,7 +324,7 @@ def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, monkeyp
             process.stdout.readline()
         time.sleep(rng.random() * 0.02)
         process.kill()
-        assert finish(process).returncode == -signal.SIGKILL
+        assert finish(process).returncode != 0
         for path in Path("out/killed").glob("*.pt"):
             load_checkpoint(path)
         process = start("train.py", "--init_from=resume", "--out_dir=out/killed")
@@ -331,12 +333,15 @@ def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, monkeyp
         assert log_of("out/killed", key) == log_of("out/whole", key)
 
 
+@posix
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
     """The system refuses files above a limit in the middle of writing, as a full disk would."""
     call(train, *SHORT, "--max_iters=2", "--schedule=constant")
     before = Path("out/tiny/last.pt").read_bytes()
 
     def limit():
+        import resource
+
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, resource.RLIM_INFINITY))
 
     again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=5", "--eval_interval=5"]
@@ -652,6 +657,7 @@ def forked(processes: int, *options: str) -> subprocess.Popen:
     return python("-c", FORKED, str(processes), ROOT / "train.py", *options, start_new_session=True)
 
 
+@posix
 @pytest.mark.parametrize(
     ("processes", "keys"),
     [(3, []), (2, ["--fsdp", "--tie_weights"])],
@@ -730,6 +736,7 @@ def test_a_signal_stops_all_processes_after_the_same_step():
     assert "error: " not in done.stderr
 
 
+@posix
 def test_error_in_all_processes_is_printed_once():
     """The dataset is prepared by the first one alone, before."""
     done = finish(torchrun(2, "--dataset=words", "--block_size=4", "--n_head=3"))
@@ -739,6 +746,7 @@ def test_error_in_all_processes_is_printed_once():
     ]
 
 
+@posix
 def test_an_error_in_a_later_process_ends_all():
     """Here, the second process has no device, as with more processes than GPUs. The first one may explain its end."""
     script = "import os, runpy, sys\n"
@@ -782,10 +790,13 @@ def test_what_several_processes_cannot_do_gets_one_line(monkeypatch):
 # ----------------------------------------------------------------------------- the machine
 
 
+@posix
 def test_running_out_of_memory_is_told_with_keys_that_help():
     """A real limit of address space, and a batch whose embeddings alone are beyond it: 16.8 GB."""
 
     def limit():
+        import resource
+
         resource.setrlimit(resource.RLIMIT_AS, (16_000_000_000, resource.RLIM_INFINITY))
 
     keys = ["--n_embd=512", "--batch_size=16000", "--gradient_accumulation_steps=5", "--block_size=512"]
