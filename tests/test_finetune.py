@@ -211,7 +211,7 @@ def test_what_was_not_trained_on_a_dataset_is_nothing_for_train_and_evaluate(cal
 def test_a_stage_is_used_again_until_recipe_data_or_seed_changes(call, small, monkeypatch):
     def trained(*options: str) -> list[int]:
         out = done(call, "--method=prefix", *options)
-        used = [path for path in (BASE, INSTRUCTED) if f"using {path} of an earlier run" in out]
+        used = [path for path in (BASE, INSTRUCTED) if f"using {path.as_posix()} of an earlier run" in out]
         stages = [i for i in (1, 2) if f"stage {i}" in out]
         assert len(used) + len(stages) == 2
         return stages

@@ -491,7 +491,7 @@ def test_the_plot_of_training(data, call, figures):
     """Histograms of the tanh activations and their gradients, the loss, and the update:data ratio of each matrix."""
     status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
     ((figure, path),) = figures
-    assert status == 0 and path == Path("out/mlp_list/training.png") and str(path) in out
+    assert status == 0 and path == Path("out/mlp_list/training.png") and path.as_posix() in out
     (before, _, losses), (after, _, updates) = np.array(figure.axes).reshape(2, 3)
     for axes in (before, after):
         for line in axes.lines:  # a density of tanh activations

@@ -305,7 +305,7 @@ def test_a_2_gram_has_the_losses_and_the_samples_of_the_bigram(call, name, optio
 def test_the_plot_over_the_order_is_its_table(call, figures, n):
     status, out, _ = call(ngram, "--dataset=tiny", f"--n={n}", "--alpha=0.5", "--plot")
     ((figure, path),) = figures
-    assert status == 0 and path == Path("out/ngram_tiny/orders.png") and f"{path}: " in out
+    assert status == 0 and path == Path("out/ngram_tiny/orders.png") and f"{path.as_posix()}: " in out
     assert path.read_bytes().startswith(b"\x89PNG")
     additive, kneser_ney, *baselines = figure.axes[0].lines
     rows = [line.split() for line in out.splitlines() if re.match(r" [1-8] ", line)]

@@ -1,4 +1,5 @@
 import copy
+import gc
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from test_model import SMALL, batch, config, every_combination, shaken  # noqa: 
 from test_prepare_data import shard
 from test_train import SHORT
 
+import plots
 import prepare_data
 import sample
 import train
@@ -39,6 +41,8 @@ def runs(tmp_path_factory):
         for dataset in ("tiny", "list", "emoji_bpe260"):
             patch.setattr("sys.argv", ["train.py", *longer, f"--dataset={dataset}", f"--out_dir=out/{dataset}"])
             train.main()
+        plots.baseline_losses.cache_clear()  # Windows removes no file that is still mapped
+        gc.collect()
         shutil.rmtree("data")
     return folder
 

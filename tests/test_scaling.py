@@ -181,7 +181,8 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
     with pytest.raises(TypeError):  # other options are other runs, and so are those on another text
         call(scaling, *options, "--seed=1")
     Path("long.txt").write_text(babble(4000, seed=1))
-    gc.collect()  # Windows replaces no file that is still mapped, as the text of the runs above
+    trained.clear()  # Windows replaces no file that is still mapped
+    gc.collect()
     prepare_data.prepare("long.txt")
     with pytest.raises(TypeError):
         call(scaling, *options)
