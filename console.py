@@ -9,7 +9,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
@@ -65,9 +64,10 @@ def parse(options: type, doc: str, argument: str = ""):
 
 def read_options(options: type, doc: str, argument: str = "") -> dict:
     """{name: value} of the options that the command line gives."""
-    known, given = known_options(options), {}
-    words = takewhile(lambda word: word != "#", sys.argv[1:])  # a comment, which zsh and Windows pass on
+    known, given, words = known_options(options), {}, iter(sys.argv[1:])
     for word in words:
+        if word == "#":  # a comment, which the shells of macOS and Windows pass on
+            break
         name, equals, text = word.lstrip("-").partition("=")
         if word in ("-h", "--help"):
             print(doc, "options:", *help_lines(options), sep="\n")

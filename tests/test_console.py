@@ -2,13 +2,14 @@
 
 import errno
 import io
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from conftest import babble, finish, start
+from conftest import ROOT, babble, finish, start
 
 import console
 from console import Fraction, Positive, UserError, did_you_mean, parse, print_table, progress, read_toml
@@ -71,6 +72,21 @@ def test_a_value_follows_an_equals_sign_or_a_space(options):
     expected = Options(steps=3, rate=0.001, file="a b")
     assert options("--steps=3", "--rate=1e-3", "--file=a b") == expected
     assert options("--steps", "3", "--rate", ".001", "--file", "a b") == expected
+
+
+def test_a_comment_ends_the_options(options):
+    """zsh and the shells of Windows pass it on."""
+    assert options("--steps=3", "#", "in", "a", "minute") == Options(steps=3)
+    assert options("--file", "#") == options("--file=#") == Options(file="#")
+
+
+@pytest.mark.parametrize("script", ["micrograd.py", "console.py"])
+def test_an_old_python_is_told_so_in_one_line(script):
+    """Such as Apple's own, which is 3.9. All other scripts import console.py."""
+    code = f"import runpy, sys; sys.version_info = (3, 9, 6); runpy.run_path({str(ROOT / script)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: this needs Python 3.11 or newer; ") and done.stderr.count("\n") == 1
 
 
 def test_a_value_may_contain_an_equals_sign_and_dashes_or_be_empty(options):

@@ -16,8 +16,8 @@ import scaling
 import train
 
 CROSSING = ("to", "copy_", "cpu", "__set__", "_has_compatible_shallow_copy_type")  # calls with tensors of two devices
-RUNS = ("--dropout=0.1 --gradient_accumulation_steps=2", "--position=alibi --activation=swiglu --norm=rmsnorm")
-RUNS += ("--dataset=list --document_mask --position=learned --flash=false --optimizer=adamw --n_kv_head=1",)
+RUNS = ("--dropout=0.1 --gradient_accumulation_steps=2", "--position=alibi --n_kv_head=1 --norm=rmsnorm")
+RUNS += ("--dataset=list --document_mask --position=learned --flash=false --optimizer=adamw",)
 JOBS = {method: [(finetune, "--num_examples=50", f"--method={method}")] for method in ("full", "lora", "prefix")}
 JOBS |= {"train": [], "scaling": [(scaling, "--dataset=long", "--minutes=1")]}
 FEW = ("--max_new_tokens=20", "--num_samples=2")

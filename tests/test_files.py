@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all, from this program or the network."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -112,6 +113,27 @@ def test_a_file_is_flushed_before_it_takes_its_name(monkeypatch):
         monkeypatch.setattr(os, name, lambda *args, name=name, real=real: (done.append(name), real(*args)))
     replace_file(Path("a.txt"), lambda file: file.write(b"whole"))
     assert done[:2] == ["fsync", "replace"] and Path("a.txt").read_bytes() == b"whole"
+
+
+@pytest.mark.parametrize(("system", "refusals", "written"), [("nt", 3, True), ("nt", 50, True), ("posix", 1, False)])
+def test_windows_waits_for_who_has_the_file_open(monkeypatch, system, refusals, written):
+    """As a virus scanner does for a moment. Elsewhere, a refusal is one."""
+    source, target, pauses = Path("new").absolute(), Path("old").absolute(), []
+    source.write_text("new")
+    replace, left = os.replace, iter(range(refusals))
+
+    def refuse(*paths) -> None:
+        if next(left, None) is not None:
+            raise PermissionError
+        replace(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", refuse)
+        patch.setattr("time.sleep", pauses.append)
+        patch.setattr("os.name", system)
+        with contextlib.nullcontext() if written else pytest.raises(PermissionError):
+            files.move(source, target)
+    assert target.exists() == written and len(pauses) == (refusals if written else 0)
 
 
 def test_a_full_disk_leaves_the_previous_file_and_gets_one_line():

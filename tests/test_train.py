@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -747,10 +748,17 @@ def test_error_in_all_processes_is_printed_once():
 
 
 @posix
-def test_an_error_in_a_later_process_ends_all():
-    """Here, the second process has no device, as with more processes than GPUs. The first one may explain its end."""
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("--device=meta", "error: there is no device meta here"),  # as with more processes than GPUs
+        ("--seed=2", "error: --seed is 2 in process 1, but 1337 in the first one; give all machines the same"),
+    ],
+)
+def test_an_error_in_a_later_process_ends_all(option, error):
+    """The first one may explain its end."""
     script = "import os, runpy, sys\n"
-    script += "sys.argv += ['--device=meta'] if os.environ['RANK'] == '1' else []\n"
+    script += f"sys.argv += ['{option}'] if os.environ['RANK'] == '1' else []\n"
     script += f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')\n"
     Path("launched.py").write_text(script)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -758,7 +766,32 @@ def test_an_error_in_a_later_process_ends_all():
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     others = [line for line in errors if "another process failed" not in line]
     assert done.returncode == 1 and len(others) == 1 and len(errors) <= 2, done.stderr
-    assert others[0].startswith("error: there is no device meta here")
+    assert others[0].startswith(error) and not Path("out").exists()
+
+
+def test_whatever_changes_a_run_is_compared(monkeypatch):
+    """Each change shows in the facts that processes compare; a folder of another name does not."""
+    text, names = prepare_data.load("tiny"), prepare_data.load("list")
+    config, checkpoint = TrainConfig(dataset="tiny"), {"step": 3, "state": (3, 0.5), "val": 2.0}
+    facts = train.facts(config, checkpoint, text, ALONE)
+
+    def changed(config=config, checkpoint=checkpoint, text=text, machine=ALONE) -> set[str]:
+        found = train.facts(config, checkpoint, text, machine)
+        return {name for name in facts | found if facts.get(name) != found.get(name)}
+
+    assert changed(dataclasses.replace(config, out_dir="out/mine", config="my.toml", device="cuda:1")) == set()
+    for name, value in {"seed": 2, "batch_size": 4, "optimizer": "sgd", "n_layer": 2, "dtype": "bfloat16"}.items():
+        assert changed(dataclasses.replace(config, **{name: value})) == {f"--{name}"}
+    assert changed(text=names) == {"the tokenizer", "the train split", "the val split", "the test split"}
+    assert changed(machine=Machine(torch.device("cuda"), torch.float32)) == {"the device"}
+    assert changed(checkpoint={}) == {"the checkpoint", "the step of the checkpoint"}
+    for key in ("state", "val"):  # another run's
+        assert changed(checkpoint=checkpoint | {key: 7}) == {"the checkpoint"}
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, ".")
+    Path("model.py").write_text("# a line\n" + Path("model.py").read_text())
+    monkeypatch.setattr(train, "__file__", str(Path("train.py").absolute()))
+    assert changed() == {"model.py"}
 
 
 def test_processes_share_the_windows_of_a_step():
@@ -881,6 +914,14 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(read
     for argv in (["--bias", "run.toml"], ["--bias=true", "run.toml"], ["--config=run.toml", "--bias"]):
         config = read_config(*argv, "--qk_norm=false", "--compile")
         assert (config.n_embd, config.bias, config.qk_norm, config.compile) == (64, True, False, True)
+
+
+def test_auto_resumes_if_it_can(call):
+    for steps, line in ((4, "step 4/4"), (6, "resumed after step 4")):  # as a scheduler that starts a stopped job again
+        status, out, err = call(train, *SHORT, f"--max_iters={steps}", "--init_from=auto")
+        assert status == 0 and line in out, err
+        assert tomllib.loads(Path("out/tiny/config.toml").read_text())["init_from"] == "scratch"
+    assert [path.name for path in Path("out").iterdir()] == ["tiny"]
 
 
 def test_a_checkpoint_wins_over_the_defaults_only(call, read_config):
