@@ -94,7 +94,8 @@ FIRST_TABLE = tables(README[: README.index("\n## ")])
 
 # ----------------------------------------------------------------------------- commands
 
-TORCHRUN = {"--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port", "--max_restarts"}
+TORCHRUN = {"--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
+TORCHRUN |= {"--max_restarts", "--rdzv_backend", "--rdzv_endpoint"}
 
 
 def options_of(script: str) -> type:
