@@ -60,15 +60,15 @@ class Machine:
 
     def wrap(self, model: torch.nn.Module, compile: bool = False) -> torch.nn.Module:
         """Move the model to the device, replicated or sharded across the processes: what to call."""
-        if self.fsdp:  # each process keeps a shard of every parameter; a block is whole only while it computes
+        if self.fsdp:  # each process keeps a shard of every parameter; a layer is whole only while it computes
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
             mesh = dist.init_device_mesh(self.device.type, (self.world_size,))
             gathered = MixedPrecisionPolicy(self.dtype, torch.float32, cast_forward_inputs=False)
-            for block in model.transformer.h:
+            for layer in (layer for block in model.transformer.h for layer in (block.attn, block.mlp)):
                 if compile:
-                    block.compile()
-                fully_shard(block, mesh=mesh, mp_policy=gathered)
+                    layer.compile()
+                fully_shard(layer, mesh=mesh, mp_policy=gathered)
             fully_shard(model, mesh=mesh)
         model.to(self.device)
         if self.fsdp or not DISTRIBUTED:

@@ -132,7 +132,7 @@ def build(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     if checkpoint:
         load_weights(model, checkpoint["model"])
     network = machine.wrap(model, config.compile)
-    whole = config.compile and not machine.fsdp  # FSDP's blocks are compiled one by one
+    whole = config.compile and not machine.fsdp  # FSDP's layers are compiled one by one
     forward = machine.loss_function(torch.compile(network) if whole else network)
     optimizer = make_optimizer(model, config, machine.dtype)
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)

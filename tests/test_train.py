@@ -724,7 +724,7 @@ def test_a_process_that_dies_ends_all_and_the_run_resumes(call):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes of torchrun")
 def test_a_signal_stops_all_processes_after_the_same_step():
-    process = torchrun(2, *TINY, "--max_iters=100000", "--log_interval=1", "--fsdp")
+    process = torchrun(2, *TINY, "--max_iters=100000", "--log_interval=1", "--fsdp", "--dtype=bfloat16")
     while not process.stdout.readline().startswith("step "):
         assert process.poll() is None
     processes = children(process)
