@@ -37,14 +37,14 @@ class Machine:
         """Find the device and the dtype, or the best ones (auto). Raises UserError."""
         # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
         torch.set_float32_matmul_precision("high")
-        first = f"cuda:{LOCAL_RANK}"
+        card = f"cuda:{LOCAL_RANK}"  # each process of a machine has its own
         if device == "auto":
-            device = first if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+            device = card if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
             if why := cannot_compute(device):
                 print(f"{device} cannot compute here ({why}): using the CPU", file=sys.stderr)
                 device = "cpu"
         if device == "cuda" or (DISTRIBUTED and device.startswith("cuda:")):
-            device = first  # each process of a machine has a card of its own
+            device = card
         if why := cannot_compute(device):
             raise UserError(f"there is no device {device} here ({why}); use --device=auto or --device=cpu")
         found = torch.device(device)

@@ -158,7 +158,7 @@ def server():
 
 def slashes(text: str) -> str:
     """What was printed, with the paths of Windows as on other systems."""
-    return text.replace("\\", "/") if os.name == "nt" else text
+    return re.sub(r"(?<=\w)\\(?=\w)", "/", text) if os.name == "nt" else text
 
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, limits or processes")

@@ -9,6 +9,7 @@ import torch
 
 import runtime
 from console import UserError
+from model import GPT, GPTConfig
 from runtime import Machine
 
 
@@ -184,6 +185,20 @@ def test_the_first_process_prepares_then_that_of_each_machine_then_the_rest(proc
     with runtime.first_process_first():
         events.append("prepare")
     assert events == ["wait"] * turn + ["prepare"] + ["wait"] * (2 - turn)
+
+
+def test_fsdp_gathers_layer_by_layer_in_the_dtype_that_they_compute_in(monkeypatch):
+    sharded = []
+    monkeypatch.setattr("torch.distributed.init_device_mesh", lambda *_: None)
+    shard = lambda part, mesh, mp_policy=None: sharded.append((part, mp_policy))
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", shard)
+    model = GPT(GPTConfig(n_layer=2, n_embd=16))
+    layers = [layer for block in model.transformer.h for layer in (block.attn, block.mlp)]
+    assert Machine(torch.device("cpu"), torch.bfloat16, fsdp=True).wrap(model, compile=True) is model
+    parts, policies = zip(*sharded, strict=True)
+    assert [*map(id, parts)] == [*map(id, (*layers, model))] and policies[-1] is None  # norms stay in float32
+    assert all(p.param_dtype == torch.bfloat16 and p.reduce_dtype == torch.float32 for p in policies[:-1])
+    assert all(layer._compiled_call_impl for layer in layers)
 
 
 @pytest.mark.parametrize(

@@ -380,6 +380,8 @@ def test_int8_weights_cost_less_than_a_thousandth_of_the_loss(runs):
     exact = loss_of(model, data, "val")
     speed_up(model, int8=True)
     rounded = loss_of(model, data, "val")
+    del data
+    gc.collect()
     shutil.rmtree("data")
     assert exact != rounded and abs(rounded / exact - 1) < 0.001
 
