@@ -12,6 +12,7 @@ lives in out/<run>/: config.toml (every option), log.jsonl (one object per line)
 resume), best.pt (to sample), and loss.png if matplotlib is installed.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -205,7 +206,8 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     log = open_run(folder, step, config.options()) if machine.rank == 0 else None
 
     def note(text: str, **figures: float) -> None:
-        print(f"step {step:>{len(str(config.max_iters))}}/{config.max_iters}  {text}", flush=True)
+        with contextlib.suppress(OSError):  # the terminal is closed: its signal stops the run
+            print(f"step {step:>{len(str(config.max_iters))}}/{config.max_iters}  {text}", flush=True)
         if log:
             log.write(json.dumps({"step": step, "seconds": round(time.perf_counter() - began, 3)} | figures) + "\n")
             log.flush()
