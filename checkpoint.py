@@ -8,14 +8,13 @@ A checkpoint is a dict of tensors and plain values, so opening one runs no code 
 
 import itertools
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from console import UserError
-from files import load_tensors, lock, replace_file, sha256_of
+from files import load_tensors, lock, move, replace_file, sha256_of
 from gpt2 import find_gpt2, load_gpt2
 from model import GPT, GPTConfig
 from tokenizer import Tokenizer, make_tokenizer
@@ -113,7 +112,7 @@ def open_run(folder: Path, step: int, options: dict):
         with open(path, "a") as log:
             lock(log, busy)
         moved = next(f"{folder}-{n}" for n in itertools.count(1) if not Path(f"{folder}-{n}").exists())
-        os.rename(folder, moved)  # Windows renames no folder in which a file is open
+        move(folder, moved)  # Windows moves no folder in which a file is open
         print(f"moved the previous run in {folder} to {moved}")
     elif step == 0 and any(folder.glob("*.p[ty]")):
         raise UserError(f"{folder} is not the folder of a run; use another --out_dir=")

@@ -58,7 +58,7 @@ def parse(options: type, doc: str, argument: str = ""):
     --plot alone. `argument` is the field that is given without its name. Raises UserError."""
     parsed = options(**read_options(options, doc, argument))
     if getattr(parsed, "plot", False) and not importlib.util.find_spec("matplotlib"):
-        raise UserError("--plot needs matplotlib, which is not installed; pip install matplotlib")
+        raise UserError("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
     return parsed
 
 

@@ -32,7 +32,7 @@ def replace_file(path: Path, write: Callable, advice: str = "free some disk spac
 
 
 def move(source: Path, target: Path) -> None:
-    """os.replace. Windows refuses it while a virus scanner has the file open: then again, for 5 s."""
+    """os.replace. Windows refuses it while a virus scanner has a file open: then again, for 5 s."""
     attempts = 50 if os.name == "nt" else 0
     for _ in range(attempts):
         with contextlib.suppress(PermissionError):
@@ -81,7 +81,7 @@ def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
             try:
                 with requests.get(url, headers=headers, stream=True, timeout=30) as response, open(part, "ab") as file:
                     if response.status_code in (200, 416):  # it starts anew, or the part is too long
-                        file.truncate(0)
+                        file.truncate(file.seek(0))
                     response.raise_for_status()
                     answers = (*response.history, response)  # of the hub, one has the header
                     sha256 = sha256 or max(a.headers.get("X-Linked-Etag", "") for a in answers).strip('"')

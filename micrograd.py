@@ -2,11 +2,10 @@
 
     python micrograd.py
 
-This is a tour in five parts, of five to ten seconds. Read bigram.py next. Training asks of each
-weight: if I nudge it, how much does the loss change? The answer is a derivative, and the chain rule
-gives it for any expression of +, *, tanh and the like. PyTorch's autograd is the same idea with
-tensors instead of numbers. This file needs Python alone. (The lecture: Karpathy 2022, "building
-micrograd".)
+Five lessons in five to ten seconds. Read bigram.py next. Training asks of each weight: if I nudge
+it, how much does the loss change? The answer is a derivative, and the chain rule gives it for any
+expression of +, *, tanh and the like. PyTorch's autograd is the same idea with tensors instead of
+numbers. This file needs Python alone. (The lecture: Karpathy 2022, "building micrograd".)
 """
 
 import argparse

@@ -179,7 +179,7 @@ ACTIVATIONS = {
     "relu": F.relu,  # max(x, 0)
     "gelu": F.gelu,  # x Phi(x), Phi of the normal distribution (Hendrycks, Gimpel 2016)
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's: within 0.0005, slower on a CPU
-    "relu2": lambda x: (x := F.relu(x)) * x,  # So et al. 2021; autocast on a GPU squares in float32
+    "relu2": lambda x: (x := F.relu(x)) * x,  # So et al. 2021; a GPU's autocast would take .square() to float32
     "swiglu": swiglu,  # a gate, silu(x) = x sigmoid(x), times x (Shazeer 2020)
 }
 
@@ -272,8 +272,8 @@ class GPT(nn.Module):
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple:
         """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy
-        in nats. The logits at position t predict the token after idx[:, t]. A target of -1 is
-        ignored.
+        in nats (the logits are then detached). The logits at position t predict the token after
+        idx[:, t]. A target of -1 is ignored.
 
         In training only, label_smoothing eps replaces each target by (1 - eps) on it + eps / V on
         every token (Szegedy et al. 2016), and train_temperature divides the logits: below 1,
@@ -286,7 +286,7 @@ class GPT(nn.Module):
         if self.training and self.config.train_temperature != 1:
             flat = flat / self.config.train_temperature
         loss = F.cross_entropy(flat, targets.flatten(), ignore_index=-1, label_smoothing=smoothing)
-        return logits.detach(), loss  # else torch.compile makes a gradient of zeros, 3 GB for GPT-2
+        return logits.detach(), loss  # else torch.compile makes zeros as their gradient, 3 GB for GPT-2
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., C) -> unnormalized log-probabilities (..., V)."""

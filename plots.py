@@ -17,7 +17,7 @@ from console import UserError, fail, run
 try:
     from matplotlib.figure import Figure
 except ImportError as error:  # also if a package that it needs is missing
-    advice = f"plots need matplotlib ({error}); pip install matplotlib"
+    advice = f"plots need matplotlib ({error}); python -m pip install matplotlib"
     if __name__ == "__main__":
         fail(advice)
     raise UserError(advice) from error

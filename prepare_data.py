@@ -11,7 +11,6 @@ meta.json has the tokenizer. In a list, a newline token starts and ends each doc
 import hashlib
 import json
 import math
-import os
 import random
 import re
 import sysconfig
@@ -24,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from console import Positive, UserError, did_you_mean, parse, progress, run
-from files import DOWNLOADS, download, sha256_of
+from files import DOWNLOADS, download, move, sha256_of
 from tokenizer import BPETokenizer, CharTokenizer, Tokenizer, make_tokenizer, start_ids, train_bpe
 
 DATA = Path("data")  # data/.* is left over from a script that was killed, and safe to delete
@@ -158,12 +157,12 @@ def prepare(source, tokenizer="char", vocab_size=1024, file="", name="", documen
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
         old = Path(temporary, "old")
         if folder.exists():
-            os.rename(folder, old)
+            move(folder, old)
         try:
-            os.rename(new, folder)
+            move(new, folder)
         finally:
             if old.exists() and not folder.exists():
-                os.rename(old, folder)
+                move(old, folder)
     data = load(name)
     print(f"{folder}: a vocabulary of {data.vocab_size:,} tokens, stored as {dtype}")
     for split, entry in data.splits.items():

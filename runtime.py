@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from console import UserError
 
-# What torchrun tells its processes; one of these variables alone is left over from something else
+# torchrun sets all three variables; one of them alone is left over from something else
 DISTRIBUTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 RANK = int(os.environ["RANK"]) if DISTRIBUTED else 0
 WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if DISTRIBUTED else 1
@@ -64,11 +64,12 @@ class Machine:
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
             mesh = dist.init_device_mesh(self.device.type, (self.world_size,))
-            gathered = MixedPrecisionPolicy(self.dtype, torch.float32, cast_forward_inputs=False)
+            dtypes = {"param_dtype": self.dtype, "reduce_dtype": torch.float32}
+            policy = MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False)
             for layer in (layer for block in model.transformer.h for layer in (block.attn, block.mlp)):
                 if compile:
                     layer.compile()
-                fully_shard(layer, mesh=mesh, mp_policy=gathered)
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
             fully_shard(model, mesh=mesh)
         model.to(self.device)
         if self.fsdp or not DISTRIBUTED:
@@ -88,9 +89,8 @@ class Machine:
         """forward(x, y): the mean loss of the network for inputs and targets (B, T) on the CPU."""
 
         def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            if self.device.type == "cuda":  # a copy from pinned memory does not wait
-                x, y = x.pin_memory(), y.pin_memory()
-            x, y = (t.to(self.device, non_blocking=t.is_pinned()) for t in (x, y))
+            cuda = self.device.type == "cuda"  # a copy from pinned memory does not wait
+            x, y = ((t.pin_memory() if cuda else t).to(self.device, non_blocking=cuda) for t in (x, y))
             with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
                 return network(x, y)[1]
 
@@ -125,15 +125,15 @@ def cannot_compute(device: str) -> str:
     try:
         x = torch.ones(8, 8, device=device)
         (x @ x).sum().item()  # an old card has no kernels, a "meta" device no numbers
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         return str(error).splitlines()[0]
     return ""
 
 
 def fast_dtype(device: torch.device) -> str:
-    """What --dtype=auto is: bfloat16 where the hardware multiplies it, as Intel's Xeons do since 2023
-    and AMD's processors since Zen 4, else float16 or float32. (A measurement would tell more, but
-    not the same at every start.)"""
+    """What --dtype=auto is: bfloat16 where the hardware multiplies it, as Intel's Xeons do since
+    2023, and AMD's processors since Zen 4; else float16 or float32. (A measurement would tell more,
+    but not the same at every start.)"""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
     if device.type != "cpu" or DISTRIBUTED:  # several machines may have different processors
@@ -146,7 +146,7 @@ def fast_dtype(device: torch.device) -> str:
 
 
 def join_processes() -> None:
-    """Connect the processes that torchrun started. One of them prints."""
+    """Connect the processes that torchrun started. The first one prints."""
     if DISTRIBUTED:
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         if RANK:
@@ -162,7 +162,7 @@ def wait_for_all() -> None:
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
     """Let the first process prepare the data, then the first one of each other machine, which may
-    share its folder, then the rest. If one fails, it alone says why."""
+    see the same folder, then the rest. Only the one that fails says why."""
     turn = 0 if RANK == 0 else 1 if LOCAL_RANK == 0 else 2
     for _ in range(turn):
         wait_for_all()
@@ -172,8 +172,8 @@ def first_process_first() -> Iterator[None]:
 
 
 def check_alike(facts: dict) -> None:
-    """Stop if a fact, such as an option, is another one in some process than in the first: together
-    they would train something that nobody asked for. Each machine says so once."""
+    """Stop if a fact, such as an option, differs between a process and the first one: together they
+    would train something that nobody asked for. Each machine says so once."""
     everyone = [facts] * WORLD_SIZE
     if DISTRIBUTED:
         with explain_errors():
@@ -222,8 +222,7 @@ class StopSignal:
             signal.signal(number, signal.SIG_DFL)
 
 
-# What PyTorch says on a CPU, on Windows, and on a Mac's GPU; on other GPUs, it is an OutOfMemoryError
-OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "MPS backend out of memory")
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # of GPUs; the CPU; on Windows
 
 
 @contextlib.contextmanager
@@ -233,13 +232,13 @@ def explain_errors(out_of_memory: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        full = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if out_of_memory and (full or any(words in str(error) for words in OUT_OF_MEMORY)):
+        full = isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+        if out_of_memory and full:
             raise UserError(out_of_memory) from error
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in str(error)):
             if LOCAL_RANK == 0:
-                message = "another process failed, and says why, on this machine or another one"
-                print(f"error: {message}; fix that, then start again or resume", file=sys.stderr, flush=True)
+                what = f"another process failed, here or on another machine ({str(error).splitlines()[0]})"
+                print(f"error: {what}; fix what it says, then start again or resume", file=sys.stderr, flush=True)
             exit_now(2)  # an orderly exit may wait for the other process forever
         raise
 

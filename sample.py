@@ -39,7 +39,7 @@ PLOTTED = 24  # tokens in the plot of the attention weights
 class Options:
     init_from: str = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
     prompt: str = ""  # the text to continue (default: the start of a document, or of a line)
-    interactive: bool = False  # read a prompt per line, and answer each, until Ctrl-D
+    interactive: bool = False  # read a prompt per line, and continue each, until Ctrl-D
     num_samples: Positive = 1  # number of samples
     max_new_tokens: Positive = 500  # maximum length of a sample, in tokens
     temperature: float = 0.8  # 0: greedy decoding; 1: the model's distribution

@@ -49,7 +49,7 @@ class TrainConfig(GPTConfig):
     config: str = ""  # a file of options, such as config/names.toml
     dataset: str = "python"  # python, words, names, shakespeare, or a folder in data/
     out_dir: str = ""  # folder of the run (default: out/ and the name of the config, or dataset)
-    init_from: str = "scratch"  # scratch, resume (out_dir), auto (resume if it can), out/names, gpt2 ... gpt2-xl
+    init_from: str = "scratch"  # scratch, resume, auto (one of these two), a run, gpt2 ... gpt2-xl
     seed: int = 1337  # random seed for initialization, batches and dropout
 
     lookback: int = 3  # previous-token embeddings: how many preceding tokens are added; 0: off
@@ -162,7 +162,7 @@ def evaluated_on(config: TrainConfig, data: Dataset) -> list:
     return [data.splits["val"]["sha256"], config.eval_tokens]
 
 
-def restore(config: TrainConfig, checkpoint: dict, data: Dataset, optimizer, scaler) -> tuple:
+def restore(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine, optimizer, scaler) -> tuple:
     """Where the run stands: step, seconds, seconds in the steps alone, and of these until the last
     line of the log; the losses since then, the lowest validation loss, and the evaluations since
     that. Clears the checkpoint, to free its memory."""
@@ -172,8 +172,9 @@ def restore(config: TrainConfig, checkpoint: dict, data: Dataset, optimizer, sca
         if checkpoint["scaler"]:  # of float16
             scaler.load_state_dict(checkpoint["scaler"])
         print(f"resumed after step {checkpoint['step']}")
-        comparable = checkpoint["evaluated_on"] == evaluated_on(config, data)
-        if not comparable or not Path(config.out_dir, "best.pt").exists():
+        other_text = checkpoint["evaluated_on"] != evaluated_on(config, data)
+        lost = machine.rank == 0 and not Path(config.out_dir, "best.pt").exists()
+        if any(machine.sum(lost)) or other_text:  # other machines need none
             state = (*state[:-2], math.inf, 0)  # the next evaluation writes best.pt
     checkpoint.clear()
     return state
@@ -200,13 +201,13 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     model, network, forward, optimizer, scaler, starts = build(config, checkpoint, data, machine)
     windows = evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens)
     print_summary(config, model, data, machine, windows)
-    step, seconds, train_seconds, logged, losses, best, stale = restore(config, checkpoint, data, optimizer, scaler)
-    stopping = False
-    began, stop, folder = time.perf_counter() - seconds, StopSignal(), Path(config.out_dir)
+    state = restore(config, checkpoint, data, machine, optimizer, scaler)
+    step, seconds, train_seconds, logged, losses, best, stale = state
+    began, folder, stopping = time.perf_counter() - seconds, Path(config.out_dir), False
     log = open_run(folder, step, config.options()) if machine.rank == 0 else None
 
     def note(text: str, **figures: float) -> None:
-        with contextlib.suppress(OSError):  # the terminal is closed: its signal stops the run
+        with contextlib.suppress(OSError):  # no reader; a closed terminal also sends a signal
             print(f"step {step:>{len(str(config.max_iters))}}/{config.max_iters}  {text}", flush=True)
         if log:
             log.write(json.dumps({"step": step, "seconds": round(time.perf_counter() - began, 3)} | figures) + "\n")
@@ -215,12 +216,12 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     def save(name: str, **more) -> None:
         weights = machine.gather(model.state_dict())  # from all processes
         more |= {"step": step, "config": config.options(), "delimiter": data.delimiter}
-        more["evaluated_on"] = evaluated_on(config, data)
         if log:
             os.fsync(log.fileno())  # the lines that belong to it
+            more["evaluated_on"] = evaluated_on(config, data)
             save_model(folder / name, model, data.tokenizer, weights, **more)
 
-    with stop:
+    with StopSignal() as stop:
         while step < config.max_iters and not stopping and not 0 < config.early_stop <= stale:
             step_began = time.perf_counter()
             step += 1
@@ -372,7 +373,7 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     n, processes = config.batch_size * config.gradient_accumulation_steps, machine.world_size
     if n % processes:
         fits = ", ".join(str(i) for i in range(1, n + 1) if n % i == 0)
-        raise UserError(f"{processes} processes cannot split the {n} sequences of a step; use one of {fits}")
+        raise UserError(f"{processes} processes cannot split {n} sequences; use one of {fits}")
     if processes > 1 and machine.device.type == "mps":
         raise UserError("several processes cannot share mps; use --device=cpu")
     if machine.fsdp and machine.dtype == torch.float16:
@@ -387,11 +388,13 @@ def facts(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     """What must be the same in all processes: options, device, checkpoint, data, code."""
     may_differ = ("config", "out_dir", "device")
     found = {f"--{name}": value for name, value in config.options().items() if name not in may_differ}
-    found |= {"the device": machine.device.type, "the step of the checkpoint": checkpoint.get("step", 0)}
-    hashes = {"the checkpoint": checksum([checkpoint.get("state"), checkpoint.get("val")])}
+    found["the device"] = machine.device.type
+    found["the step of the checkpoint"] = checkpoint.get("step", 0)
+    weights = checkpoint.get("model", {}).values()
+    hashes = {"the checkpoint": checksum([p.flatten()[:9].tolist() for p in weights])}
     hashes["the tokenizer"] = checksum(data.tokenizer.to_dict())
     hashes |= {f"the {split} split": entry["sha256"] for split, entry in data.splits.items()}
-    hashes |= {path.name: sha256_of(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
+    hashes |= {path.name: sha256_of(path) for path in Path(__file__).parent.glob("*.py")}
     return found | {name: sha256[:8] for name, sha256 in hashes.items()}
 
 
@@ -409,7 +412,7 @@ def main() -> None:
     with runtime.explain_errors(f"out of memory; use {advice}"):
         step, seconds, train_seconds, stopped, log = train(config, checkpoint, data, machine)
         if runtime.DISTRIBUTED:  # DDP is freed by now: after its process group, gloo may wait forever
-            machine.sum(0)  # all processes are done
+            runtime.wait_for_all()
             torch.distributed.destroy_process_group()
         if machine.rank == 0 and not stopped:
             report(config, data, machine, step, seconds, step * config.tokens_per_step() / train_seconds)

@@ -171,7 +171,7 @@ def test_help_of_an_inherited_option_is_that_of_the_subclass(options, capsys):
 def test_plots_need_matplotlib(options, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert not options(kind=Drawing).plot
-    with pytest.raises(UserError, match="--plot needs matplotlib, which is not installed; pip install matplotlib"):
+    with pytest.raises(UserError, match="--plot needs matplotlib, which is not installed; python -m pip"):
         options("--plot", kind=Drawing)
 
 

@@ -19,7 +19,7 @@ CROSSING = ("to", "copy_", "cpu", "__set__", "_has_compatible_shallow_copy_type"
 RUNS = ("--dropout=0.1 --gradient_accumulation_steps=2", "--position=alibi --n_kv_head=1 --norm=rmsnorm")
 RUNS += ("--dataset=list --document_mask --position=learned --flash=false --optimizer=adamw",)
 JOBS = {method: [(finetune, "--num_examples=50", f"--method={method}")] for method in ("full", "lora", "prefix")}
-JOBS["lora"] += [(finetune, "--num_examples=50", "--method=adapter")]  # stages 1 and 2 are there
+JOBS["lora"] += [(finetune, "--num_examples=50", "--method=adapter")]  # with stages 1 and 2 of before
 JOBS |= {"train": [], "scaling": [(scaling, "--dataset=long", "--minutes=1")]}
 FEW = ("--max_new_tokens=20", "--num_samples=2")
 for run in [(train, *SHORT, "--max_iters=4", "--dtype=bfloat16", *run.split()) for run in RUNS]:
@@ -39,7 +39,7 @@ PRETENDED = {
 
 
 class OnCard(torch.Tensor):
-    device, is_cuda, is_cpu, numpy = torch.device("cuda:0"), True, False, None
+    device, is_cuda, is_cpu, numpy = torch.device("cuda:0"), True, False, None  # numpy() needs a tensor of the CPU
     __reduce_ex__ = lambda self, protocol: self.cpu().__reduce_ex__(protocol)  # a plain tensor in a checkpoint
     __deepcopy__ = lambda self, memo: self.detach().clone().requires_grad_(self.requires_grad)
 

@@ -137,14 +137,14 @@ def test_what_is_no_dataset_is_not_replaced(fails):
 def test_a_dataset_that_cannot_be_replaced_stays(call, monkeypatch):
     text_file("my.txt", "abc" * 20)
     call(prepare_data, "my.txt")
-    rename, made = os.rename, Path("data/my/meta.json").read_bytes()
+    rename, made = os.replace, Path("data/my/meta.json").read_bytes()
 
     def refuse(source, target):  # as a virus scanner of Windows does
         if Path(source).name == "new":
             raise PermissionError
         rename(source, target)
 
-    monkeypatch.setattr("os.rename", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     text_file("my.txt", "abcd" * 20)
     assert call(prepare_data, "my.txt")[0] == 2
     assert Path("data/my/meta.json").read_bytes() == made and len(list(Path("data").glob("*my*"))) == 1

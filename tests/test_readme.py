@@ -155,7 +155,7 @@ def test_a_wrong_command_would_show(monkeypatch):
 
 
 def test_each_option_in_the_text_is_one_of_some_script():
-    known = TORCHRUN | {"--index"}  # pip's --index-url
+    known = TORCHRUN | {"--index", "--version"}  # pip's --index-url, Python's --version
     for module in SCRIPTS:
         known |= {f"--{name}" for name in console.known_options(options_of(f"{module.__name__}.py"))}
     assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", TEXT, flags=re.S))) <= known
@@ -317,7 +317,7 @@ def test_plots_without_matplotlib_give_one_line():
     hidden = "import runpy, sys; sys.modules['matplotlib'] = None; runpy.run_path('plots.py', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: plots need matplotlib") and "; pip install matplotlib" in done.stderr
+    assert done.stderr.startswith("error: plots need matplotlib") and "; python -m pip install" in done.stderr
 
 
 # ----------------------------------------------------------------------------- links

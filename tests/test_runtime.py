@@ -108,7 +108,7 @@ def card(monkeypatch):
     return chosen
 
 
-def test_a_gpu_is_chosen_by_its_number(card, monkeypatch):
+def test_a_gpu_is_chosen_by_its_number(card):
     """torch.cuda.set_device refuses a device without one."""
     machine = Machine.pick("auto", "auto")
     assert (machine.device, machine.dtype) == (torch.device("cuda:0"), torch.bfloat16) and card == [machine.device]

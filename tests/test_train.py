@@ -710,10 +710,8 @@ def test_a_process_that_dies_ends_all_and_the_run_resumes(call):
     done = finish(process)
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert errors == [
-        "error: another process failed, and says why, on this machine or another one; "
-        "fix that, then start again or resume"
-    ], done.stderr
+    (error,) = errors
+    assert error.startswith("error: another process failed, here or on another machine (") and "gloo" in error
     assert "SIGKILL" in done.stderr  # torchrun says who
     assert not any(Path(f"/proc/{i}").exists() for i in processes)
     step = load_checkpoint("out/tiny/last.pt")["step"]
@@ -772,7 +770,7 @@ def test_an_error_in_a_later_process_ends_all(option, error):
 def test_whatever_changes_a_run_is_compared(monkeypatch):
     """Each change shows in the facts that processes compare; a folder of another name does not."""
     text, names = prepare_data.load("tiny"), prepare_data.load("list")
-    config, checkpoint = TrainConfig(dataset="tiny"), {"step": 3, "state": (3, 0.5), "val": 2.0}
+    config, checkpoint = TrainConfig(dataset="tiny"), {"step": 3, "model": {"wte": torch.arange(20.0)}}
     facts = train.facts(config, checkpoint, text, ALONE)
 
     def changed(config=config, checkpoint=checkpoint, text=text, machine=ALONE) -> set[str]:
@@ -785,8 +783,7 @@ def test_whatever_changes_a_run_is_compared(monkeypatch):
     assert changed(text=names) == {"the tokenizer", "the train split", "the val split", "the test split"}
     assert changed(machine=Machine(torch.device("cuda"), torch.float32)) == {"the device"}
     assert changed(checkpoint={}) == {"the checkpoint", "the step of the checkpoint"}
-    for key in ("state", "val"):  # another run's
-        assert changed(checkpoint=checkpoint | {key: 7}) == {"the checkpoint"}
+    assert changed(checkpoint=checkpoint | {"model": {"wte": torch.arange(1.0, 21.0)}}) == {"the checkpoint"}
     for path in ROOT.glob("*.py"):
         shutil.copy(path, ".")
     Path("model.py").write_text("# a line\n" + Path("model.py").read_text())
@@ -813,7 +810,7 @@ def test_what_several_processes_cannot_do_gets_one_line(monkeypatch):
     monkeypatch.setattr(runtime, "DISTRIBUTED", True)
     for device, dtype, n, words in (
         ("cpu", torch.float16, 3, "--fsdp cannot train in float16; use --dtype=bfloat16"),
-        ("cpu", torch.float32, 2, "2 processes cannot split the 9 sequences of a step; use one of 1, 3, 9"),
+        ("cpu", torch.float32, 2, "2 processes cannot split 9 sequences; use one of 1, 3, 9"),
         ("mps", torch.float32, 3, "several processes cannot share mps; use --device=cpu"),
     ):
         with pytest.raises(UserError, match=words):
