@@ -252,7 +252,6 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
                 norm = float(full_tensor(grad_norm))
                 check_finite("training loss", sum(losses), step, machine)
             train_seconds += time.perf_counter() - step_began
-
             if logging:
                 speed = len(losses) * config.tokens_per_step() / (train_seconds - logged)
                 figures = {"train": sum(losses) / len(losses), "lr": scale * config.learning_rate, "grad_norm": norm}
