@@ -767,6 +767,18 @@ def test_an_error_in_a_later_process_ends_all(option, error):
     assert others[0].startswith(error) and not Path("out").exists()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_process_needs_best_pt(call, monkeypatch, rank):
+    """Another machine may have a copy of last.pt alone. Were its lowest loss another, it would save when none else does."""
+    call(train, *SHORT)
+    Path("out/tiny/best.pt").unlink()
+    pretend(monkeypatch, rank, 2)
+    checkpoint = load_checkpoint("out/tiny/last.pt")
+    config, ignore = TrainConfig(out_dir="out/tiny", eval_tokens=0), types.SimpleNamespace(load_state_dict=print)
+    best = train.restore(config, dict(checkpoint), prepare_data.load("tiny"), Machine.pick("", ""), ignore, ignore)[-2]
+    assert best == (math.inf if rank == 0 else checkpoint["state"][-2])
+
+
 def test_whatever_changes_a_run_is_compared(monkeypatch):
     """Each change shows in the facts that processes compare; a folder of another name does not."""
     text, names = prepare_data.load("tiny"), prepare_data.load("list")
