@@ -769,7 +769,7 @@ def test_an_error_in_a_later_process_ends_all(option, error):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_the_first_process_needs_best_pt(call, monkeypatch, rank):
-    """Another machine may have a copy of last.pt alone. Were its lowest loss another, it would save when none else does."""
+    """Another machine may have a copy of last.pt alone. With a lowest loss of its own, it would save alone."""
     call(train, *SHORT)
     Path("out/tiny/best.pt").unlink()
     pretend(monkeypatch, rank, 2)
