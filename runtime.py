@@ -238,7 +238,7 @@ def explain_errors(out_of_memory: str = "") -> Iterator[None]:
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in str(error)):
             if LOCAL_RANK == 0:
                 what = f"another process failed, here or on another machine ({str(error).splitlines()[0]})"
-                print(f"error: {what}; fix what it says, then start again or resume", file=sys.stderr, flush=True)
+                print(f"error: {what}; see its own error, then start again or resume", file=sys.stderr, flush=True)
             exit_now(2)  # an orderly exit may wait for the other process forever
         raise
 
