@@ -154,6 +154,7 @@ def join_processes() -> None:
 
 
 def wait_for_all() -> None:
+    """Return once every process has come here."""
     if DISTRIBUTED:
         with explain_errors():
             dist.all_reduce(torch.zeros(1))  # on the CPU
@@ -227,8 +228,7 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory") 
 
 @contextlib.contextmanager
 def explain_errors(out_of_memory: str = "") -> Iterator[None]:
-    """Raise UserError(out_of_memory) if memory runs out. If another process failed, each machine
-    says so once."""
+    """Raise UserError(out_of_memory) if memory runs out; say once if another process failed."""
     try:
         yield
     except Exception as error:

@@ -263,6 +263,23 @@ def test_torch_compile_sees_one_graph(keys):
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_beside_a_loss_the_logits_need_no_gradient():
+    """torch.compile would make one of zeros for them, as large as they are."""
+    model, idx = GPT(GPTConfig(vocab_size=7, n_layer=1, n_embd=8, n_head=2)), torch.zeros(1, 4, dtype=torch.long)
+    (logits, loss), (alone, none) = model(idx, idx), model(idx)
+    assert loss.requires_grad and not logits.requires_grad and alone.requires_grad and none is None
+    torch.testing.assert_close(logits, alone.detach(), rtol=0, atol=0)
+
+
+def test_squared_relu_is_a_product():
+    """x * x in place of square(), which a GPU's autocast would compute in float32: the same numbers and gradients."""
+    x = torch.randn(1000, requires_grad=True)
+    found = model_file.ACTIVATIONS["relu2"](x)
+    assert torch.equal(found, F.relu(x).square()) and "Mul" in type(found.grad_fn).__name__
+    mine, theirs = (torch.autograd.grad(y.sum(), x)[0] for y in (found, F.relu(x).square()))
+    assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_the_loss_has_smoothed_labels_and_divided_logits(temperature):
     """Cross-entropy with the distribution (1 - eps) on the target + eps / V on every token, of logits / temperature."""

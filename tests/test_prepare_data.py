@@ -314,6 +314,7 @@ def test_an_unrecognized_shard_is_refused(fails, gpt2_vocabulary, wrong):
         (["good.txt", "--vocab_size=300"], "--vocab_size has no effect here; leave it out"),
         (["good.txt", "--name=a/b"], "'a/b' cannot be the name of this dataset; choose one"),
         (["good.txt", "--name=words_bpe300"], "cannot be the name of this dataset"),
+        (["good.txt", "--name=Words"], "cannot be the name of this dataset"),  # data/words on Windows and macOS
         (["names.txt"], "'names' cannot be the name of this dataset"),
         (["few.txt", "--documents=lines"], "few.txt has 3 lines with text"),
         (["words", "--documents=lines"], "--documents has no effect here"),
