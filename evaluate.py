@@ -9,6 +9,7 @@ how uncertain? How does it depend on the position? Does the model use its contex
 probabilities right? Are its samples new? For the last two, n-gram models answer, too.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,47 +268,26 @@ def show_calibration(model: GPT, counting: dict, data: Dataset, n_tokens: int, o
 # ----------------------------------------------------------------------------- copies
 # A low loss does not tell whether samples are new. A sample is a copy if it is a document of the
 # training text; without documents, what counts is its longest run of tokens that occurs there. Real
-# text has copies, too: compare with the validation split. A suffix array finds the run (Manber,
-# Myers 1990): all positions of a text, sorted by what follows them, as in a dictionary: of "banana"
-#     5 a    3 ana    1 anana    0 banana    4 na    2 nana
-# "nab" would stand between 4 and 2. Nothing in "banana" has more in common with it than one of
-# these two neighbors, so no other position has to be compared.
-
-
-def sort_suffixes(tokens: np.ndarray, depth: int) -> np.ndarray:
-    """The positions (N,) of a text, sorted by the next `depth` tokens, or more; its end comes first.
-    By doubling: if numbers sort positions by k tokens, pairs of them, k apart, sort by 2k."""
-    numbers, k = tokens.astype(np.int64) + 1, 1  # 0 is past the end
-    size = int(tokens.max()) + 2  # numbers are smaller
-    while k < depth:
-        if size**2 >= 2**63:  # a pair would not fit into an integer: use ranks
-            values, numbers = np.unique(numbers, return_inverse=True)
-            numbers, size = numbers + 1, len(values) + 2
-        later = np.append(numbers[k:], np.zeros(min(k, len(numbers)), dtype=np.int64))
-        numbers, size = numbers * size + later, size**2
-        k *= 2
-    return np.argsort(numbers, kind="stable")
+# text has copies, too: compare with the validation split.
 
 
 def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
-    """The length of the longest run of tokens of each of n samples that occurs in a text: (n,)."""
-    sizes = np.array([len(sample) + 1 for sample in samples])
-    depth = sizes.max()
-    text = np.concatenate([train, *([V, *sample] for sample in samples)]).astype(np.int64)  # V: not a token
-    order = sort_suffixes(text, depth)
-    in_train = order < len(train)
-    here = order[~in_train]
-    rank = np.cumsum(in_train)[~in_train]  # how many positions of train come before each
-    neighbors = np.clip([rank - 1, rank], 0, len(train) - 1)  # the last before it, the first after it
-    there = order[in_train][neighbors]  # (2, ...)
-    text = np.append(text, np.full(depth, V))
-    matching, length = np.ones(there.shape, dtype=bool), np.zeros(there.shape, dtype=np.int64)
-    for i in range(depth):
-        matching &= (text[here + i] == text[there + i]) & (text[here + i] != V)
-        length += matching
-    longest = np.zeros(sizes.sum(), dtype=np.int64)  # the match from each position of a sample on
-    longest[here - len(train)] = length.max(axis=0)
-    return np.maximum.reduceat(longest, np.cumsum(sizes) - sizes)
+    """The length of the longest run of tokens of each of n samples that occurs in a text: (n,). All
+    runs that are in both the text and the samples grow by one token at a time, while any is left."""
+    text = np.concatenate([train, [V], *([*sample, V + 1] for sample in samples)]).astype(np.int64)  # no run
+    owner = np.repeat(np.arange(len(samples)), [len(sample) + 1 for sample in samples])  # crosses these
+    longest = np.zeros(len(samples), dtype=np.int64)
+    starts = [np.arange(len(train)), np.arange(len(train) + 1, len(text))]  # of runs in text and samples
+    runs = [np.zeros_like(of_one) for of_one in starts]  # equal numbers for equal runs
+    for k in itertools.count(1):
+        longer = [run * (V + 2) + text[start + k - 1] for run, start in zip(runs, starts, strict=True)]
+        common = np.intersect1d(*longer)
+        if len(common) == 0:
+            return longest
+        found = [np.isin(run, common) for run in longer]
+        runs = [np.searchsorted(common, run[here]) for run, here in zip(longer, found, strict=True)]
+        starts = [start[here] for start, here in zip(starts, found, strict=True)]
+        longest[owner[starts[1] - len(train) - 1]] = k
 
 
 def draw_samples(model: GPT, counting: dict, data: Dataset, length: int, options, machine) -> dict:
