@@ -87,8 +87,8 @@ class NGrams:
             keys, counts = np.unique(shorter * V + last, return_counts=True)
 
     def look_up(self, grams: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For k = 1 ... n: how often the last k tokens of n-grams (U, n) occur and, for the context
-        of these, the sum of counts and the number of next tokens. (U,) each, 0 if unseen."""
+        """For k = 1 ... n: how often the last k tokens of n-grams (U, n or more) occur and, for the
+        context of these, the sum of counts and the number of next tokens. (U,) each, 0 if unseen."""
         ids = np.zeros(len(grams), dtype=np.int64)
         for k, (keys, counts, totals, followers) in enumerate(self.orders):
             ids = index_of(self.contexts[k], ids * self.V + grams[:, -1 - k]) if k > 0 else ids
@@ -110,7 +110,7 @@ class NGrams:
         A document starts with n - 1 separators, so "...a", "..a" and ".a" are one context. The
         shorter ones follow only separators, so their continuation counts would all be 1. They are
         skipped: x' is "a" (as with KenLM's <s>)."""
-        p, n = np.full(len(grams), 1 / self.V), grams.shape[1]
+        p, n = np.full(len(grams), 1 / self.V), len(self.orders)
         for k, (count, total, followers) in enumerate(self.look_up(grams), 1):
             if 1 < k < n:
                 total = np.where(grams[:, -k] == self.separator, 0, total)  # as if unseen
@@ -161,12 +161,18 @@ def neural_ngrams(grams: np.ndarray, W: np.ndarray) -> np.ndarray:
     return np.exp(bigram.log_softmax(W[np.arange(len(W)), X].sum(axis=1)))[rows, grams[:, -1]]
 
 
+def next_tokens(model: Model, X: np.ndarray, V: int) -> np.ndarray:
+    """The probabilities of all V tokens after contexts X (B, n - 1): (B, V)."""
+    grams = np.column_stack([np.repeat(X, V, axis=0), np.tile(np.arange(V), len(X))])  # (B V, n)
+    return model(grams).reshape(len(X), V)
+
+
 def sample(model: Model, context: list[int], data: Dataset, options, rng: np.random.Generator) -> list[int]:
     """Draw token after token, each given the n - 1 tokens before it, until the document ends."""
-    tokens, y = list(context), np.arange(data.vocab_size)
+    tokens = list(context)
     for _ in range(options.max_new_tokens):
-        x = np.tile(np.array(tokens[len(tokens) - len(context) :], dtype=np.int64), (len(y), 1))
-        token = bigram.draw(model(np.column_stack([x, y])), options.temperature, rng)
+        X = np.array([tokens[len(tokens) - len(context) :]], dtype=np.int64)
+        token = bigram.draw(next_tokens(model, X, data.vocab_size)[0], options.temperature, rng)
         if token in (None, data.separator):
             break
         tokens.append(token)
