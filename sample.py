@@ -109,7 +109,7 @@ def stream(model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = F
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, those of
     model.generate(), but a token needs a forward pass for itself only. When the context is full,
     its most recent half is encoded again: on average one more token per generated token.
-    compile=True compiles the pass for one token. (Clone the tokens for autograd.)"""
+    compile=True compiles this pass. Overwrite a token, and the text continues from yours."""
     block_size, (B, T) = model.config.block_size, idx.shape
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")

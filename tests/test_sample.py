@@ -240,6 +240,17 @@ def test_the_cache_changes_no_token(keys, double, monkeypatch):
         assert torch.equal(plain[:, :length], idx) and plain.shape == (B, length + 24)
 
 
+def test_a_text_continues_from_an_overwritten_token(double):
+    model = shaken(GPTConfig(**SMALL)).eval()
+    idx, written = torch.tensor([[3], [5]]), []
+    with torch.inference_mode():
+        for token in sample.stream(model, idx, 15, temperature=0):
+            assert torch.equal(token, model.generate(torch.cat([idx, *written], dim=1), 1, temperature=0)[:, -1:])
+            token[0] = len(written) % 7
+            written.append(token)
+    assert len(written) == 15
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 7])
 def test_the_cache_changes_no_token_of_a_short_context(config, block_size, monkeypatch):  # noqa: F811
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
