@@ -4,14 +4,16 @@
     python evaluate.py --init_from=out/names --plot  # and draw evaluation.png
     python evaluate.py --init_from=gpt2 --dataset=fineweb --eval_tokens=1048576 --num_samples=0
 
-Read train.py and windows.py before, and scaling.py after. Five questions: how low is the loss, and
-how uncertain? How does it depend on the position? Does the model use its context? Are its
-probabilities right? Are its samples new? For the last two, n-gram models answer, too.
+Read train.py and windows.py before, and scaling.py after. Six questions: how low is the loss, and
+how uncertain? How does it depend on the position? Does the model use its context? What does
+counting know that it does not? Are its probabilities right? Are its samples new? For the last
+three, n-gram models answer, too, alone and together with the GPT.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +25,10 @@ from checkpoint import load_checkpoint, load_model, newest_run
 from console import Positive, UserError, parse, print_losses, print_result, print_table, progress, run
 from mlp import contexts
 from model import GPT, ConfigError
-from ngram import NGrams, count_ngrams
+from ngram import Model, NGrams, count_ngrams, next_tokens
 from prepare_data import Dataset, load
 from runtime import Machine, explain_errors
-from sample import generate, rows_at_once
+from sample import rows_at_once, stream
 from tokenizer import start_ids
 from windows import document_edges, evaluation_windows, read_windows, split_documents
 
@@ -37,12 +39,15 @@ MAX_PROBABILITIES = 2**28  # V for each predicted token, a GB in float32
 MAX_VOCAB = 256  # for n-grams, which try all tokens after each context
 MAX_TRAIN = 1 << 24  # tokens of the training text to count, and to search for copies
 LENGTH = 100  # tokens of a sample at most
-CONTEXT = 8  # tokens that a baseline gets, of which an n-gram model uses the last n - 1
+CONTEXT = 7  # tokens that n-gram models get; they use the last n - 1
+DISCOUNT = 0.85  # of Kneser-Ney smoothing
+COUNTING = "Kneser-Ney 8-gram"  # the one that joins the GPT
+EXAMPLES = 10  # tokens at which one model is most ahead
 CHUNK = 4096  # contexts at a time
 
 # Shapes: N predicted tokens, B windows of T tokens, V tokens in the vocabulary. log_p (N, V):
-# log-probabilities. targets (N,): the true tokens.
-Baseline = Callable[[np.ndarray], np.ndarray]  # contexts X (B, CONTEXT) -> probabilities (B, V)
+# log-probabilities. targets (N,): the true tokens. A Model of ngram.py is a function from n-grams
+# (U, CONTEXT + 1) to the probabilities of their last tokens (U,).
 
 
 @dataclass
@@ -112,14 +117,17 @@ def bootstrap(losses: np.ndarray, groups: np.ndarray, seed: int, n: int = 1000) 
     return tuple(np.quantile(means, (0.025, 0.975)))
 
 
-def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> float:
-    """Print the loss of the split, its uncertainty, and the loss by position. Returns the first."""
+def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple[np.ndarray, ...]:
+    """Print the loss of the split, its uncertainty, and the loss by position. Returns the losses of
+    the tokens, and what locate() says of them, with stretches in place of windows: (N,) each."""
     tokens, T = getattr(data, options.split), model.config.block_size
     windows = evaluation_windows(tokens, data.separator, T, options.eval_tokens)
     losses = token_losses(model, tokens, windows, options, machine)
-    _, group, position = locate(tokens, windows, data.separator)
+    at, group, position = locate(tokens, windows, data.separator)
     if data.separator is None:  # the window of each token becomes its stretch
         group = group * min(STRETCHES, len(windows[0])) // len(windows[0])
+    if group.max() == 0:
+        raise UserError("one document or window is too little; use more --eval_tokens")
     print_losses(data, {options.split: losses.mean()})
     if (n := group.max() + 1) >= 10:  # fewer say little
         low, high = bootstrap(losses, group, options.seed)
@@ -127,10 +135,18 @@ def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> float:
         print(f"95 % confidence interval: {low:.4f} to {high:.4f} (bootstrap over {n:,} {parts})\n")
     rows = [["position in the document or window, up to", "tokens", "loss"]]
     power = np.ceil(np.log2(position)).astype(np.int64)  # positions 1, 2, 3 to 4, 5 to 8 ...
-    for k in np.unique(power).tolist():
-        rows.append([str(2**k), f"{(power == k).sum():,}", f"{losses[power == k].mean():.4f}"])
-    print_table(rows)
-    return losses.mean()
+    print_table(rows + mean_rows("", 2**power, [losses]))
+    return losses, at, group, position
+
+
+def mean_rows(label: str, key: np.ndarray, columns: Iterable[np.ndarray]) -> list[list[str]]:
+    """Rows of a table: for each value of key (N,), its tokens, and their means of columns (N,)."""
+    rows = []
+    for value in np.unique(key):
+        chosen = key == value
+        means = (f"{column[chosen].mean():.4f}" for column in columns)
+        rows.append([f"{label}{value}", f"{chosen.sum():,}", *means])
+    return rows
 
 
 def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Machine) -> None:
@@ -138,10 +154,8 @@ def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Mac
     half is as it is, shuffled, or from another one: a model without a context would not notice."""
     tokens, rng = np.array(getattr(data, options.split)), np.random.default_rng(options.seed)
     starts, stops = split_documents(document_edges(tokens, data.separator), model.config.block_size)
-    order = rng.permutation(len(starts))[: n_tokens // model.config.block_size]
+    order = rng.permutation(len(starts))[: max(2, n_tokens // model.config.block_size)]
     order = order[np.argsort((stops - starts)[order], kind="stable")]  # the next one is long enough
-    if len(order) < 2:
-        return
     windows = starts[order[:-1]], stops[order[:-1]]  # the last one has no next one
     texts = {"as it is": tokens, "shuffled": tokens.copy(), "of another one": tokens.copy()}
     for start, stop, other in zip(*windows, starts[order[1:]], strict=True):
@@ -159,31 +173,74 @@ def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Mac
 
 
 # ----------------------------------------------------------------------------- counting
+# What does counting know that the GPT does not? Two models that make different mistakes have a lower
+# loss together. Their linear interpolation (Jelinek and Mercer 1980) is
+#     p = lambda p_GPT + (1 - lambda) p_counting
+# with one lambda for all tokens; a mixture of experts would choose it for each token. Khandelwal et
+# al. (2020) interpolate with nearest neighbors, Liu et al. (2024) with the n-grams of a huge text.
 
 
-def ngram_baseline(data: Dataset, n: int, discount: float = 0.0) -> Baseline:
-    """An n-gram model of the training split: Kneser-Ney with a discount, or else add-one."""
+def bisect(rises: Callable[[float], bool], low: float, high: float) -> float:
+    """Where a concave function, which rises up to its maximum, has it."""
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rises(middle) else (low, middle)
+    return middle
+
+
+def fit_lambda(p: np.ndarray, q: np.ndarray) -> float:
+    """The lambda with the lowest loss of lambda p + (1 - lambda) q, for probabilities p, q (N,) of
+    the true tokens. The derivative of minus the loss is the mean of (p - q) / (lambda p + ...)."""
+    return bisect(lambda x: ((p - q) / (x * p + (1 - x) * q)).mean() > 0, 0.0, 1.0)
+
+
+def interpolate(p: np.ndarray, q: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """The interpolated probabilities (N,), each with the lambda that is fitted on the other half of
+    the groups (N,); and both lambdas: fitted on groups 0, 2, 4 ..., and on the others."""
+    odd = group % 2 == 1
+    lambdas = [fit_lambda(p[half], q[half]) for half in (~odd, odd)]
+    weight = np.where(odd, *lambdas)
+    return weight * p + (1 - weight) * q, lambdas
+
+
+def count_table(data: Dataset, n: int) -> NGrams:
     grams, counts = count_ngrams(data.train[:MAX_TRAIN], n, data.separator)
-    table, y = NGrams(grams, counts, data.vocab_size, data.separator), np.arange(data.vocab_size)
-
-    def probabilities(X: np.ndarray) -> np.ndarray:
-        x = np.repeat(X[:, 1 - n :], len(y), axis=0)
-        queries = np.column_stack([x, np.tile(y, len(X))])  # (B V, n)
-        p = table.kneser_ney(queries, discount) if discount else table.additive(queries, 1)
-        return p.reshape(len(X), len(y))
-
-    return probabilities
+    return NGrams(grams, counts, data.vocab_size, data.separator)
 
 
-def sample_baseline(baseline: Baseline, start: int, n: int, length: int, seed: int) -> np.ndarray:
-    """n rows of `length` tokens, each drawn after CONTEXT copies of the token `start`: (n, length)."""
-    rng, show = np.random.default_rng(seed), progress("sampling", length, "tokens each")
-    X = np.full((n, CONTEXT + length), start)
-    for t in range(length):
-        cumulative = baseline(X[:, t : t + CONTEXT]).cumsum(axis=1)  # (n, V)
-        X[:, t + CONTEXT] = (cumulative < rng.random((n, 1)) * cumulative[:, -1:]).sum(axis=1)
-        show(t + 1)
-    return X[:, CONTEXT:]
+def show_interpolation(measured: tuple, table: NGrams, data: Dataset, options) -> tuple[float, float]:
+    """Print the losses of the GPT, of an n-gram model, and of both, by what is before a token; then
+    where one is most ahead of the other. Returns the loss of both, and the mean lambda."""
+    losses, at, group, position = measured  # of the GPT
+    tokens = getattr(data, options.split)
+    X, y = (ids.numpy() for ids in contexts(tokens, at, CONTEXT, data.separator))
+    grams = np.column_stack([X, y])
+    p, q = np.exp(-losses), table.kneser_ney(grams, DISCOUNT)
+    both, lambdas = interpolate(p, q, group)
+    columns = losses, -np.log(q), -np.log(both), losses + np.log(both)
+    # without documents, an n-gram can begin before the window, where the GPT sees nothing
+    inside = (position >= CONTEXT) | (tokens[at - position] == data.separator)
+    seen = sum(total > 0 for _, total, _ in table.look_up(grams)) - 1
+    seen = np.minimum(seen, CONTEXT - (X[:, 1:] == data.separator).sum(axis=1))  # one separator counts
+    is_letter = np.array([data.tokenizer.decode([i]).isalpha() for i in range(data.vocab_size)])
+    letters = np.logical_and.accumulate(is_letter[X[:, ::-1]], axis=1).sum(axis=1)
+    rows = [["what counting still knows", "tokens", "GPT", COUNTING, "both", "gain"]]
+    rows += mean_rows("all", np.full(len(at), ""), columns)
+    rows += mean_rows("n-gram in the window: ", np.where(inside, "yes", "no"), columns)
+    rows += mean_rows("longest context seen in train: ", seen, columns)
+    rows += mean_rows("letters directly before it: ", letters, columns)
+    print()
+    print_table(rows)
+    print("lambda: {:.3f} and {:.3f}, each fitted on one half for the other".format(*lambdas))
+    print(f"{COUNTING}: {sum(len(keys) for keys, *_ in table.orders):,} counts")
+    order = np.argsort(np.where(inside, p - q, 0))
+    for name, chosen in ((COUNTING, order[:EXAMPLES]), ("GPT", order[: -EXAMPLES - 1 : -1])):
+        print(f"\n{f'where the {name} is most ahead':41} next    p GPT  p 8-gram")
+        for i in chosen:
+            ids = tokens[max(at[i] - 40, 0) : at[i]], [y[i]]
+            before, token = (repr(data.tokenizer.decode([*map(int, part)])) for part in ids)
+            print(f"{before[-41:]:41} {token:6}  {p[i]:.3f}  {q[i]:8.3f}")
+    return -np.log(both).mean(), sum(lambdas) / 2
 
 
 # ----------------------------------------------------------------------------- calibration
@@ -217,14 +274,11 @@ def error_by_chance(p: np.ndarray, draws: int = 20) -> float:
 def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
     """The temperature tau, from 0.01 to 100, with the lowest loss of softmax(log_p / tau). (Logits
     would give the same: they are log_p and a constant for each prediction, which softmax ignores.)
-    The loss is convex in beta = 1 / tau, and its derivative is the mean of E[log_p] - log_p[target]
-    with the expected value under softmax(beta log_p). Bisection finds where it is 0."""
-    low, high, of_targets = 0.01, 100.0, -F.nll_loss(log_p, targets).item()
-    for _ in range(40):
-        beta = (low * high) ** 0.5
-        expected = ((beta * log_p).softmax(dim=1) * log_p).sum(dim=1).double().mean().item()
-        low, high = (beta, high) if expected < of_targets else (low, beta)
-    return 1 / beta
+    Its derivative by beta = 1 / tau is the mean of E[log_p] - log_p[target], with the expected value
+    under softmax(beta log_p)."""
+    of_targets = -F.nll_loss(log_p, targets).item()
+    expected = lambda beta: ((beta * log_p).softmax(dim=1) * log_p).sum(dim=1).double().mean().item()
+    return 1 / bisect(lambda beta: expected(beta) < of_targets, 0.01, 100.0)
 
 
 def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tensor) -> tuple:
@@ -240,27 +294,26 @@ def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tenso
     return numbers, reliability(p, hits)
 
 
-def show_calibration(model: GPT, counting: dict, data: Dataset, n_tokens: int, options, machine) -> dict:
-    """Print how all models are calibrated on the same tokens: {name: what calibrate() returns}. (In a
-    text without documents, n-grams see the tokens before a window, too.)"""
-    tokens, n_tokens = getattr(data, options.split), min(n_tokens, MAX_PROBABILITIES // data.vocab_size)
+def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, options, machine) -> dict:
+    """Print how all models are calibrated on the same tokens: {name: what calibrate() returns}."""
+    tokens, V = getattr(data, options.split), data.vocab_size
     windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
     at, document, _ = locate(tokens, windows, data.separator)
     X, targets = contexts(tokens, at, CONTEXT, data.separator)
-    fitted_on = torch.from_numpy(document % 2 == 0)
-    results = {}
-    for name, baseline in counting.items():
-        p = torch.cat([torch.from_numpy(baseline(x.numpy())) for x in X.split(CHUNK)])
-        results[name] = calibrate(p.log().float(), targets, fitted_on)
-    batches = predict(model, tokens, windows, options, machine)
-    log_p = torch.cat([part.cpu() for part, _ in batches])
-    results["GPT"] = calibrate(log_p, targets, fitted_on)
+    p_gpt = torch.cat([log_p.cpu() for log_p, _ in predict(model, tokens, windows, options, machine)]).exp()
+    fitted_on, results = torch.from_numpy(document % 2 == 0), {}
+    for name, (counting, weight) in models.items():
+        p = weight * p_gpt
+        if counting:
+            rows = [next_tokens(counting, x.numpy(), V) for x in X.split(CHUNK)]
+            p += (1 - weight) * torch.from_numpy(np.concatenate(rows))
+        results[name] = calibrate(p.log(), targets, fitted_on)
     rows = [["calibration", *results["GPT"][0]]]
     for name, (numbers, _) in results.items():
         rows.append([name, *(f"{number:.4f}" for number in numbers.values())])
     print()
     print_table(rows)
-    print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: that of a calibrated model;")
+    print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: of a calibrated model;")
     print("tau: temperature, fitted on half of the tokens; held-out: on the other half")
     return results
 
@@ -290,9 +343,27 @@ def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
         longest[owner[starts[1] - len(train) - 1]] = k
 
 
-def draw_samples(model: GPT, counting: dict, data: Dataset, length: int, options, machine) -> dict:
-    """{name: samples} at temperature 1, tuples of at most `length` tokens: real ones as a
-    control, the baselines', and the GPT's."""
+@torch.inference_mode()
+def draw(model: GPT, counting: Model | None, weight: float, idx: torch.Tensor, length: int, generator):
+    """Rows of tokens (B, length) after idx (B, 1), drawn from an interpolation: with probability
+    `weight`, a token is the GPT's, else the n-gram model's."""
+    chance = torch.Generator().manual_seed(generator.initial_seed() + 1)  # not the GPT's numbers again
+    show = progress("sampling", length, "tokens each")
+    proposed = stream(model, idx, length, generator=generator) if weight else itertools.repeat(idx.clone(), length)
+    X = idx.cpu().repeat(1, CONTEXT)  # (B, CONTEXT), and a column for each step
+    for t, column in enumerate(proposed, 1):  # (B, 1)
+        counted = torch.rand(len(idx), generator=chance) >= weight
+        if counted.any():
+            p = next_tokens(counting, X[counted, -CONTEXT:].numpy(), model.config.vocab_size)
+            column[counted] = torch.multinomial(torch.from_numpy(p), 1, generator=chance).to(column.device)
+        X = torch.cat([X, column.cpu()], dim=1)
+        show(t)
+    return X[:, CONTEXT:]
+
+
+def draw_samples(model: GPT, models: dict, data: Dataset, length: int, options, machine) -> dict:
+    """{name: samples} at temperature 1, tuples of at most `length` tokens: real ones as a control,
+    and those of the models."""
     tokens, n, end = getattr(data, options.split), options.num_samples, data.delimiter
     start = start_ids(data.tokenizer)[-1] if end is None else end  # FineWeb has an end, but no separator
     if data.separator is None:
@@ -300,13 +371,11 @@ def draw_samples(model: GPT, counting: dict, data: Dataset, length: int, options
         real = tokens[at[:, None] + np.arange(length)].tolist()
     else:
         real = [ids[:length] for ids in data.documents(options.split)[:n]]
-    rows = {f"{options.split} split (real)": real}
-    for name, baseline in counting.items():
-        rows[name] = sample_baseline(baseline, start, n, length, options.seed).tolist()
-    generator = torch.Generator(machine.device).manual_seed(options.seed)
-    idx = torch.full((n, 1), start, device=machine.device).split(rows_at_once(model.config))
-    parts = [generate(model, part, length, generator=generator)[:, 1:] for part in idx]
-    rows["GPT"] = torch.cat(parts).tolist()
+    rows, generator = {f"{options.split} split (real)": real}, torch.Generator(machine.device)
+    for name, mix in models.items():
+        generator.manual_seed(options.seed)
+        parts = torch.full((n, 1), start, device=machine.device).split(rows_at_once(model.config))
+        rows[name] = torch.cat([draw(model, *mix, idx, length, generator) for idx in parts]).tolist()
     return {name: [tuple(ids[: [*ids, end].index(end)]) for ids in drawn] for name, drawn in rows.items()}
 
 
@@ -316,17 +385,18 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
     every = [sample for drawn in samples.values() for sample in drawn]
     lengths = longest_copies(train, every, data.vocab_size)
     known = {tuple(ids[:length]) for ids in data.documents("train")} if has_documents else {}
-    rows, copied = [["copies", "samples", "longest run: mean", "maximum", "copied"]], {}
+    rows, copied = [["copies", "samples", "longest run: mean", "maximum", "copied", "the first ones"]], {}
     ends = np.cumsum([len(drawn) for drawn in samples.values()])
     for (name, drawn), longest in zip(samples.items(), np.split(lengths, ends[:-1]), strict=True):
         if has_documents:
             copied[name] = np.mean([sample in known for sample in drawn])
         else:
             copied[name] = np.mean(longest / [max(1, len(sample)) for sample in drawn])
-        rows.append([name, f"{len(drawn):,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{copied[name]:.1%}"])
+        figures = f"{len(drawn):,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{copied[name]:.1%}"
+        rows.append([name, *figures, repr("\n".join(map(data.tokenizer.decode, drawn[:4])))[:40]])
     print()
     print_table(rows)
-    print(f"longest run: tokens in a row that occur in the first {len(train):,} tokens of train; copied:")
+    print(f"longest run: tokens in a row that are in the first {len(train):,} tokens of train; copied:")
     print("samples that are documents of train" if has_documents else "longest run / length of the sample")
     return copied
 
@@ -364,23 +434,28 @@ def main() -> None:
     data = open_data(checkpoint, options)
     model = load_model(checkpoint)[0].to(machine.device)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {machine}")
-    counting, copied = {}, {}
-    subset = min(options.eval_tokens or SUBSET, SUBSET)
+    models, more = {"GPT": (None, 1.0)}, {}  # {name: (n-gram model, lambda: the weight of the GPT)}
+    subset = min(options.eval_tokens or SUBSET, SUBSET, MAX_PROBABILITIES // data.vocab_size)
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
-        loss = show_losses(model, data, options, machine)
+        measured = show_losses(model, data, options, machine)
         show_prompts(model, data, subset, options, machine)
         if data.vocab_size <= MAX_VOCAB:
-            counting["bigram, add 1"] = ngram_baseline(data, 2)
-            counting |= {f"Kneser-Ney {n}-gram": ngram_baseline(data, n, discount=0.85) for n in (4, 8)}
-        calibration = show_calibration(model, counting, data, subset, options, machine)
+            bigram, short, long = (count_table(data, n) for n in (2, 4, CONTEXT + 1))
+            more["mixed"], more["lambda"] = show_interpolation(measured, long, data, options)
+            kn4, kn8 = (partial(table.kneser_ney, discount=DISCOUNT) for table in (short, long))
+            counting = {"bigram, add 1": partial(bigram.additive, alpha=1), "Kneser-Ney 4-gram": kn4, COUNTING: kn8}
+            models = {name: (of_counting, 0.0) for name, of_counting in counting.items()} | models
+            models[f"GPT + {COUNTING}"] = kn8, more["lambda"]
+        calibration = show_calibration(model, models, data, subset, options, machine)
         if options.num_samples:
             length = min(model.config.block_size, LENGTH, len(getattr(data, options.split)))
-            samples = draw_samples(model, counting, data, length, options, machine)
-            copied["copied"] = show_copies(samples, data, length)["GPT"]
+            samples = draw_samples(model, models, data, length, options, machine)
+            more["copied"] = show_copies(samples, data, length)["GPT"]
     if options.plot:
         draw_plot(Path(checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)
     ece, tau = (calibration["GPT"][0][key] for key in ("ECE", "tau"))
-    print_result("gpt", data, model.num_params(), {options.split: loss}, ece=ece, temperature=tau, **copied)
+    losses = {options.split: measured[0].mean()}
+    print_result("gpt", data, model.num_params(), losses, ece=ece, temperature=tau, **more)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
 import math
+import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,20 +22,24 @@ from evaluate import (
     bootstrap,
     calibrate,
     calibration_error,
+    count_table,
+    draw,
     error_by_chance,
+    fit_lambda,
     fit_temperature,
+    interpolate,
     locate,
     longest_copies,
-    ngram_baseline,
     reliability,
-    sample_baseline,
     show_copies,
     show_prompts,
     token_losses,
 )
 from mlp import contexts
 from model import GPT, GPTConfig
+from ngram import next_tokens
 from runtime import Machine
+from sample import generate
 from windows import document_edges, evaluation_windows, split_documents
 
 ALONE = Machine(torch.device("cpu"), torch.float32)
@@ -111,8 +117,6 @@ def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays(name, monkeypatch,
 
     monkeypatch.setattr(evaluate, "token_losses", token_losses)
     model, options = SimpleNamespace(config=GPTConfig(block_size=8)), SimpleNamespace(split="val", seed=0)
-    show_prompts(model, dataset, 15, options, ALONE)  # one window has no other one
-    assert not seen and not capsys.readouterr().out
     show_prompts(model, dataset, 800, options, ALONE)
     (same, windows), (shuffled, _), (other, _) = seen
     assert np.array_equal(same, dataset.val) and (shuffled != same).any()
@@ -160,32 +164,89 @@ def test_a_model_that_repeats_letters_is_misled_by_other_letters(call):
 
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_the_loss_of_counting_is_that_of_ngram_py(name, call):
+    """Also of a model that uses less than the CONTEXT tokens that it gets."""
     dataset = prepare_data.load(name)
-    at = np.arange(1, len(dataset.val))
+    V, at = dataset.vocab_size, np.arange(1, len(dataset.val))
     X, targets = contexts(dataset.val, at, CONTEXT, dataset.separator)
-    for n, arguments, options in (
-        (2, {}, []),
-        (4, {"discount": 0.85}, ["--smoothing=kneser-ney", "--discount=0.85"]),
-        (8, {"discount": 0.85}, ["--smoothing=kneser-ney", "--discount=0.85"]),
+    for n, discount, options in (
+        (2, None, []),
+        (4, 0.85, ["--smoothing=kneser-ney", "--discount=0.85"]),
+        (8, 0.85, ["--smoothing=kneser-ney", "--discount=0.85"]),
     ):
-        p = ngram_baseline(dataset, n, **arguments)(X.numpy())
-        assert p.sum(axis=1) == pytest.approx(1, abs=1e-5)
+        table = count_table(dataset, n)
+        model = partial(table.kneser_ney, discount=discount) if discount else partial(table.additive, alpha=1)
+        p = next_tokens(model, X.numpy(), V)
+        assert p.shape == (len(at), V) and p.sum(axis=1) == pytest.approx(1, abs=1e-5)
         printed = result(call(ngram, f"--dataset={name}", "--num_samples=0", f"--n={n}", *options)[1])
-        # a text starts with n - 1 copies of its first token, here with 8
-        tolerance = 1e-4 if name == "list" or n == 2 else 0.02
-        assert -np.log(p[at - 1, targets.numpy()]).mean() == pytest.approx(float(printed["val"]), abs=tolerance)
+        assert -np.log(p[at - 1, targets.numpy()]).mean() == pytest.approx(float(printed["val"]), abs=1e-4)
 
 
-def test_samples_have_the_frequencies_of_the_model():
-    dataset = prepare_data.load("list")
-    bigram = ngram_baseline(dataset, 2)
-    drawn = sample_baseline(bigram, dataset.separator, 20_000, 2, seed=0)
-    first = bigram(np.full((1, CONTEXT), dataset.separator))[0]
-    assert np.bincount(drawn[:, 0], minlength=dataset.vocab_size) / 20_000 == pytest.approx(first, abs=0.015)
-    token = first.argmax()
-    second = bigram(np.full((1, CONTEXT), token))[0]
-    after = drawn[drawn[:, 0] == token, 1]
-    assert np.bincount(after, minlength=dataset.vocab_size) / len(after) == pytest.approx(second, abs=0.03)
+def true_probabilities(weight: float, N: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
+    """What two random models of six tokens give to N tokens that are drawn from their interpolation: (N,) each."""
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.ones(6), (2, N))
+    cumulative = (weight * p + (1 - weight) * q).cumsum(axis=1)
+    drawn = (cumulative < rng.random((N, 1))).sum(axis=1)
+    return p[np.arange(N), drawn], q[np.arange(N), drawn]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.2, 0.7, 1.0])
+def test_lambda_is_that_of_the_data(weight):
+    p, q = true_probabilities(weight)
+    assert fit_lambda(p, q) == pytest.approx(weight, abs=0.02)
+    assert fit_lambda(q, p) == pytest.approx(1 - weight, abs=0.02)
+
+
+def test_where_it_was_fitted_no_lambda_is_better():
+    """Not 0 or 1 either, which are each model alone."""
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 10, 1000):
+        for power in (0.1, 1, 10):
+            p, q = rng.random((2, n)) ** [[power], [1]]
+            loss = lambda weight, p=p, q=q: -np.log(weight * p + (1 - weight) * q).mean()
+            assert loss(fit_lambda(p, q)) <= min(loss(weight) for weight in np.linspace(0, 1, 101)) + 1e-9
+
+
+def test_each_half_is_judged_with_the_lambda_of_the_other():
+    group = np.arange(1000) // 10
+    odd = group % 2 == 1
+    p, q = np.where(odd, 0.1, 0.4), np.where(odd, 0.3, 0.2)  # one is better in half of the groups
+    both, lambdas = interpolate(p, q, group)
+    assert lambdas == pytest.approx([1, 0], abs=1e-9)  # of the even groups, of the odd ones
+    assert both == pytest.approx(np.where(odd, 0.1, 0.2))
+    p, q = true_probabilities(0.7)
+    both, lambdas = interpolate(p, q, np.arange(len(p)))
+    assert lambdas == [fit_lambda(p[::2], q[::2]), fit_lambda(p[1::2], q[1::2])] and lambdas[0] != lambdas[1]
+    assert both[1::2] == pytest.approx(lambdas[0] * p[1::2] + (1 - lambdas[0]) * q[1::2])
+    assert both[::2] == pytest.approx(lambdas[1] * p[::2] + (1 - lambdas[1]) * q[::2])
+
+
+def test_samples_have_the_frequencies_of_the_interpolation():
+    """Of the first token, and of the second, whichever model drew the first: both read it."""
+    dataset, n = prepare_data.load("list"), 20_000
+    V, start = dataset.vocab_size, dataset.separator
+    gpt = GPT(GPTConfig(vocab_size=V, **SMALL)).eval()
+    counting = partial(count_table(dataset, 2).additive, alpha=0.1)
+    torch.nn.init.normal_(gpt.lm_head.weight, std=1)  # unlike the uniform distribution
+    for weight in (0.0, 0.4, 1.0):
+        idx, generator = torch.full((n, 1), start), torch.Generator().manual_seed(0)
+        drawn = draw(gpt, counting, weight, idx, 2, generator)
+        assert drawn.shape == (n, 2)
+        for before in ([], [int(np.bincount(drawn[:, 0]).argmax())]):
+            text = torch.tensor([[start, *before]])
+            counted = next_tokens(counting, np.array([[0] * CONTEXT + text[0].tolist()])[:, -CONTEXT:], V)[0]
+            expected = weight * gpt(text)[0][0, -1].softmax(0).detach().numpy() + (1 - weight) * counted
+            of_these = drawn[drawn[:, 0] == before[0], 1] if before else drawn[:, 0]
+            found = np.bincount(of_these, minlength=V) / len(of_these)
+            assert len(of_these) > 500 and found == pytest.approx(expected, abs=2.5 / len(of_these) ** 0.5)
+
+
+def test_without_counting_samples_are_those_of_generate():
+    gpt = GPT(GPTConfig(vocab_size=11, **SMALL)).eval()
+    idx = torch.full((3, 1), 5)
+    drawn = draw(gpt, None, 1.0, idx, 12, torch.Generator().manual_seed(7))
+    generated = generate(gpt, idx, 12, generator=torch.Generator().manual_seed(7))
+    assert drawn.tolist() == generated[:, 1:].tolist()
 
 
 def test_a_higher_order_copies_more():
@@ -193,9 +254,11 @@ def test_a_higher_order_copies_more():
     Path("more.txt").write_text(babble(2000, seed=1))
     prepare_data.prepare("more.txt")
     dataset, means = prepare_data.load("more"), []
+    gpt = SimpleNamespace(config=SimpleNamespace(vocab_size=dataset.vocab_size))  # never asked
     for n in (2, 4, 8):
-        rows = sample_baseline(ngram_baseline(dataset, n, discount=0.85), 0, 50, 60, seed=0)
-        means.append(longest_copies(dataset.train, list(rows), dataset.vocab_size).mean())
+        model = partial(count_table(dataset, n).kneser_ney, discount=0.85)
+        rows = draw(gpt, model, 0.0, torch.zeros(50, 1, dtype=torch.long), 60, torch.Generator().manual_seed(0))
+        means.append(longest_copies(dataset.train, rows.tolist(), dataset.vocab_size).mean())
     assert means[0] < means[1] < means[2]
 
 
@@ -308,8 +371,10 @@ def test_the_table_says_what_is_in_the_training_text(capsys, monkeypatch):
     documents, new = list(map(tuple, dataset.documents("train"))), (3, 3, 3, 3)
     assert show_copies({"it": [*documents[:3], new], "that": [new]}, dataset, 99) == {"it": 0.75, "that": 0.0}
     heading, row, _ = capsys.readouterr().out.splitlines()[1:4]
-    assert heading.endswith("copied") and row.split()[-1] == "75.0%"
-    assert row.split()[3] == str(max(map(len, documents[:3])))
+    of_row = dict(zip(re.split("  +", heading), re.split("  +", row), strict=True))
+    assert of_row["copied"] == "75.0%" and of_row["maximum"] == str(max(map(len, documents[:3])))
+    first_ones = "\n".join(map(dataset.tokenizer.decode, (*documents[:3], new)))
+    assert of_row["the first ones"] == repr(first_ones)[:40]
     text = prepare_data.load("tiny")
     samples = {"real": [tuple(text.train[5:25])], "half": [(*text.train[:10], *[text.train[9]] * 10)]}
     assert show_copies(samples, text, 20) == {"real": 1.0, "half": 0.5}
@@ -327,7 +392,7 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
         status, out, err = call(evaluate, f"--split={split}", "--batch_size=3", "--num_samples=0", "--dtype=float32")
         assert status == 0 and "out/list/best.pt: " in out, err
         figures = result(out)
-        assert list(figures) == ["model", "dataset", "params", split, "bpb", "ece", "temperature"]
+        assert list(figures) == ["model", "dataset", "params", split, "bpb", "ece", "temperature", "mixed", "lambda"]
         dataset = prepare_data.load("list")
         assert float(figures["bpb"]) == pytest.approx(dataset.bits_per_byte(float(figures[split]), split), abs=2e-4)
         if split != "train":  # the run counts fewer tokens of it
@@ -336,6 +401,7 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
     some = result(call(evaluate, "--init_from=out/list", "--eval_tokens=64", "--num_samples=0")[1])
     assert abs(float(some["val"]) - trained) > 1e-4
     assert {path: path.read_bytes() for path in Path("out").rglob("*.*")} == before
+    assert "one document or window is too little; use more" in fails(evaluate, "--eval_tokens=1")
     error = fails(evaluate, "--dataset=tiny")
     assert "tiny has other tokens than out/list/best.pt; prepare it with --tokenizer=list" in error
 
@@ -389,19 +455,79 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
         assert [end, tokens] == [str(high), str(inside.sum())]
         assert float(loss) == pytest.approx(losses[inside].mean(), abs=1e-4)
     start = next(i for i, line in enumerate(lines) if line.startswith("calibration"))
-    counting = ["bigram, add 1", "Kneser-Ney 4-gram", "Kneser-Ney 8-gram", "GPT"]
-    assert [line[:17].strip() for line in lines[start + 1 : start + 5]] == counting
+    models = ["bigram, add 1", "Kneser-Ney 4-gram", "Kneser-Ney 8-gram", "GPT", "GPT + Kneser-Ney 8-gram"]
+    assert [line[:23].strip() for line in lines[start + 1 : start + 6]] == models
     of_gpt = lines[start + 4].split()
     assert of_gpt[1:5:3] == [figures["val"], figures["temperature"]] and of_gpt[2] == figures["ece"]
     assert float(of_gpt[5]) == pytest.approx(losses[document % 2 == 1].mean(), abs=1e-4)  # held-out
     start = next(i for i, line in enumerate(lines) if line.startswith("copies"))
-    assert [line[:17].strip() for line in lines[start + 1 : start + 6]] == ["val split (real)", *counting]
+    assert [line[:23].strip() for line in lines[start + 1 : start + 7]] == ["val split (real)", *models]
     copied, of_gpt = float(figures["copied"]), lines[start + 5].split()
     if name == "list":  # the fraction of samples that are training documents
         assert f"{copied:.1%}" == of_gpt[4]
     else:  # the mean length of the longest run, of a sample of block_size=16 tokens
         assert 16 * copied == pytest.approx(float(of_gpt[2]), abs=0.051) and float(of_gpt[2]) >= 1
     assert call(evaluate, *options)[1] == out
+
+
+@pytest.mark.parametrize("name", ["list", "tiny"])
+def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeypatch):
+    call(train, *SHORT, f"--dataset={name}", f"--out_dir=out/{name}", "--max_iters=60", "--learning_rate=0.03")
+    given, found = [], []
+    note = lambda *args: given.extend(args) or found.extend(interpolate(*args)) or found
+    monkeypatch.setattr(evaluate, "interpolate", note)
+    out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
+    (p, q, _), (both, lambdas), dataset = given, found, prepare_data.load(name)
+    figures, text = result(out), dataset.tokenizer.decode(dataset.val.tolist())
+    assert float(figures["mixed"]) == pytest.approx(-np.log(both).mean(), abs=1e-4)
+    assert float(figures["lambda"]) == pytest.approx(np.mean(lambdas), abs=1e-4) and 0 < np.mean(lambdas) < 1
+    assert f"lambda: {lambdas[0]:.3f} and {lambdas[1]:.3f}, " in out
+    if name == "list":
+        parts = [f"\n{dataset.tokenizer.decode(ids)}\n" for ids in dataset.documents("train")]
+    else:
+        train_text = dataset.tokenizer.decode(dataset.train.tolist())
+        parts = [train_text[0] * 6 + train_text]
+    known = {part[max(i - k, 0) : i] for part in parts for i in range(1, len(part)) for k in range(8)}
+    starts, _ = evaluation_windows(dataset.val, dataset.separator, 16)
+    rows, fair = {"all": list(range(len(text) - 1))}, []  # the label of each row: its tokens
+    for i in range(1, len(text)):
+        first = max(i - 7, text.rfind("\n", 0, i) if name == "list" else 0)
+        seen = max(k for k in range(i - first + 1) if text[i - k : i] in known)
+        letters = next((k for k in range(i - first) if not text[i - 1 - k].isalpha()), i - first)
+        fair.append(first >= max(start for start in starts if start < i) and (name == "list" or i >= 7))
+        for label in (
+            f"n-gram in the window: {'yes' if fair[-1] else 'no'}",
+            f"longest context seen in train: {seen}",
+            f"letters directly before it: {letters}",
+        ):
+            rows.setdefault(label, []).append(i - 1)
+    lines = out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("what counting still knows")) + 1
+    table = {line[:34].strip(): line[34:].split() for line in lines[start : start + len(rows)]}
+    assert table.keys() == rows.keys() and lines[start + len(rows)].startswith("lambda")
+    for label, of_row in rows.items():
+        means = [-np.log(column[of_row]).mean() for column in (p, q, both)]
+        assert table[label][0] == f"{len(of_row):,}"
+        assert [float(x) for x in table[label][1:]] == pytest.approx([*means, means[0] - means[2]], abs=1e-4), label
+    assert table["all"][1] == figures["val"]
+    for kind, ahead in (("8-gram", q - p), ("GPT", p - q)):
+        start = next(i for i, line in enumerate(lines) if f"{kind} is most ahead" in line) + 1
+        shown = np.array([[float(x) for x in line.split()[-2:]] for line in lines[start : start + 10]])
+        best = np.argsort(-np.where(fair, ahead, -1))[:10]
+        assert shown == pytest.approx(np.stack([p[best], q[best]], axis=1), abs=1e-3), kind
+        assert lines[start].startswith(repr(text[max(best[0] + 1 - 40, 0) : best[0] + 1])[-41:])
+
+
+def test_each_model_of_the_calibration_gives_probabilities_and_the_last_one_is_the_interpolation(call, monkeypatch):
+    call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
+    given = []
+    monkeypatch.setattr(evaluate, "calibrate", lambda *args: given.append(args[0].exp()) or calibrate(*args))
+    monkeypatch.setattr(evaluate, "fit_lambda", lambda p, q: 0.3)
+    assert result(call(evaluate, "--num_samples=0", "--dtype=float32")[1])["lambda"] == "0.3000"
+    for p in given:
+        assert p.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
+    _, _, counted, gpt, both = given
+    assert torch.allclose(both, 0.3 * gpt + 0.7 * counted) and not torch.allclose(gpt, counted, atol=0.1)
 
 
 def test_a_large_vocabulary_is_calibrated_on_fewer_tokens(call, monkeypatch):

@@ -38,7 +38,7 @@ MISSED = {
     "finetune": (440, 24.2),
     "rlhf": (516, 26.4),
 }
-ALL = (7510, 393)  # lines and kilobytes of all files
+ALL = (7590, 398.5)  # lines and kilobytes of all files
 WIDE = 0.08  # of the lines may have more than 100 columns
 LONGEST = {("train", "train"): 80}  # lines of a function; others: 60
 
