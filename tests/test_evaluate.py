@@ -479,6 +479,9 @@ def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeyp
     out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
     (p, q, _), (both, lambdas), dataset = given, found, prepare_data.load(name)
     figures, text = result(out), dataset.tokenizer.decode(dataset.val.tolist())
+    kneser_ney = ["--n=8", "--smoothing=kneser-ney", "--discount=0.85", "--num_samples=0"]
+    counted = result(call(ngram, f"--dataset={name}", *kneser_ney)[1])["val"]
+    assert -np.log(q).mean() == pytest.approx(float(counted), abs=1e-4)
     assert float(figures["mixed"]) == pytest.approx(-np.log(both).mean(), abs=1e-4)
     assert float(figures["lambda"]) == pytest.approx(np.mean(lambdas), abs=1e-4) and 0 < np.mean(lambdas) < 1
     assert f"lambda: {lambdas[0]:.3f} and {lambdas[1]:.3f}, " in out
@@ -526,7 +529,13 @@ def test_each_model_of_the_calibration_gives_probabilities_and_the_last_one_is_t
     assert result(call(evaluate, "--num_samples=0", "--dtype=float32")[1])["lambda"] == "0.3000"
     for p in given:
         assert p.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
-    _, _, counted, gpt, both = given
+    short, counted, gpt, both = given[1:]
+    dataset = prepare_data.load("list")
+    at, _, _ = locate(dataset.val, evaluation_windows(dataset.val, dataset.separator, 16), dataset.separator)
+    X, _ = contexts(dataset.val, at, CONTEXT, dataset.separator)
+    for n, p in ((4, short), (8, counted)):
+        model = partial(count_table(dataset, n).kneser_ney, discount=0.85)
+        assert p.numpy() == pytest.approx(next_tokens(model, X.numpy(), dataset.vocab_size), abs=1e-6)
     assert torch.allclose(both, 0.3 * gpt + 0.7 * counted) and not torch.allclose(gpt, counted, atol=0.1)
 
 
