@@ -6,12 +6,12 @@
 
 Read train.py and windows.py before, and scaling.py after. Six questions: how low is the loss, and
 how uncertain? How does it depend on the position? Does the model use its context? What does
-counting know that it does not? Are its probabilities right? Are its samples new? For the last
-three, n-gram models answer, too, alone and together with the GPT.
+counting know that it does not? Are its probabilities right? Are its samples new? In the last three,
+n-gram models stand beside the GPT, if the vocabulary is small, such as letters.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from checkpoint import load_checkpoint, load_model, newest_run
 from console import Positive, UserError, parse, print_losses, print_result, print_table, progress, run
 from mlp import contexts
 from model import GPT, ConfigError
-from ngram import Model, NGrams, count_ngrams, next_tokens
+from ngram import Model, NGrams, count_ngrams, next_tokens, sum_by_row
 from prepare_data import Dataset, load
 from runtime import Machine, explain_errors
 from sample import rows_at_once, stream
@@ -41,13 +41,14 @@ MAX_TRAIN = 1 << 24  # tokens of the training text to count, and to search for c
 LENGTH = 100  # tokens of a sample at most
 CONTEXT = 7  # tokens that n-gram models get; they use the last n - 1
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
-COUNTING = "Kneser-Ney 8-gram"  # the one that joins the GPT
+NGRAM = f"Kneser-Ney {CONTEXT + 1}-gram"  # joins the GPT
 EXAMPLES = 10  # tokens at which one model is most ahead
 CHUNK = 4096  # contexts at a time
 
 # Shapes: N predicted tokens, B windows of T tokens, V tokens in the vocabulary. log_p (N, V):
 # log-probabilities. targets (N,): the true tokens. A Model of ngram.py is a function from n-grams
-# (U, CONTEXT + 1) to the probabilities of their last tokens (U,).
+# (U, CONTEXT + 1) to the probabilities of their last tokens (U,). models: {name: (a Model or None,
+# lambda)}, where lambda is the weight of the GPT: 0 for counting alone, 1 for the GPT alone.
 
 
 @dataclass
@@ -56,12 +57,12 @@ class Options:
     dataset: str = ""  # a dataset with the same tokenizer (default: the one of the run)
     split: Literal["train", "val", "test"] = "val"  # the part of the dataset
     eval_tokens: int = 0  # about how many to evaluate on; 0: all (40,000 for prompts, calibration)
-    num_samples: int = 1000  # number of samples to search for in the training text; 0: none
+    num_samples: int = 1000  # samples to search for in the training text; 0: none
     plot: bool = False  # draw evaluation.png beside the checkpoint
-    seed: int = 1337  # random seed of samples, prompts and intervals
-    batch_size: Positive = 8  # windows per forward pass
+    seed: int = 1337  # of samples, prompts and intervals
+    batch_size: Positive = 8  # windows at a time
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # precision of matmuls; auto: a fast one
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: a fast one
 
 
 # ----------------------------------------------------------------------------- the loss
@@ -69,7 +70,7 @@ class Options:
 # little higher or lower. How much? The bootstrap (Efron 1979) draws documents of the split at
 # random, as many as there are, with replacement, and computes their mean loss, a thousand times.
 # 95 % of these means are in the interval. (It says nothing of a model trained with another seed.) A
-# text without documents is cut into STRETCHES, as losses of neighboring windows are similar.
+# text without documents is cut into STRETCHES, as neighboring windows are similar.
 
 
 def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, ...]:
@@ -139,7 +140,7 @@ def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple[n
     return losses, at, group, position
 
 
-def mean_rows(label: str, key: np.ndarray, columns: Iterable[np.ndarray]) -> list[list[str]]:
+def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> list[list[str]]:
     """Rows of a table: for each value of key (N,), its tokens, and their means of columns (N,)."""
     rows = []
     for value in np.unique(key):
@@ -173,15 +174,15 @@ def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Mac
 
 
 # ----------------------------------------------------------------------------- counting
-# What does counting know that the GPT does not? Two models that make different mistakes have a lower
-# loss together. Their linear interpolation (Jelinek and Mercer 1980) is
+# What does counting know that the GPT does not? Two models that make different mistakes can have a
+# lower loss together. Their linear interpolation (Jelinek and Mercer 1980) is
 #     p = lambda p_GPT + (1 - lambda) p_counting
 # with one lambda for all tokens; a mixture of experts would choose it for each token. Khandelwal et
 # al. (2020) interpolate with nearest neighbors, Liu et al. (2024) with the n-grams of a huge text.
 
 
-def bisect(rises: Callable[[float], bool], low: float, high: float) -> float:
-    """Where a concave function, which rises up to its maximum, has it."""
+def maximize(rises: Callable[[float], bool], low: float, high: float) -> float:
+    """Where a concave function is highest, by bisection. rises(x): is its derivative positive at x?"""
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if rises(middle) else (low, middle)
@@ -191,7 +192,7 @@ def bisect(rises: Callable[[float], bool], low: float, high: float) -> float:
 def fit_lambda(p: np.ndarray, q: np.ndarray) -> float:
     """The lambda with the lowest loss of lambda p + (1 - lambda) q, for probabilities p, q (N,) of
     the true tokens. The derivative of minus the loss is the mean of (p - q) / (lambda p + ...)."""
-    return bisect(lambda x: ((p - q) / (x * p + (1 - x) * q)).mean() > 0, 0.0, 1.0)
+    return maximize(lambda x: ((p - q) / (x * p + (1 - x) * q)).mean() > 0, 0.0, 1.0)
 
 
 def interpolate(p: np.ndarray, q: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, list[float]]:
@@ -203,39 +204,34 @@ def interpolate(p: np.ndarray, q: np.ndarray, group: np.ndarray) -> tuple[np.nda
     return weight * p + (1 - weight) * q, lambdas
 
 
-def count_table(data: Dataset, n: int) -> NGrams:
-    grams, counts = count_ngrams(data.train[:MAX_TRAIN], n, data.separator)
-    return NGrams(grams, counts, data.vocab_size, data.separator)
-
-
 def show_interpolation(measured: tuple, table: NGrams, data: Dataset, options) -> tuple[float, float]:
     """Print the losses of the GPT, of an n-gram model, and of both, by what is before a token; then
-    where one is most ahead of the other. Returns the loss of both, and the mean lambda."""
+    where one is most ahead. Returns the loss of both, and the mean lambda."""
     losses, at, group, position = measured  # of the GPT
     tokens = getattr(data, options.split)
     X, y = (ids.numpy() for ids in contexts(tokens, at, CONTEXT, data.separator))
     grams = np.column_stack([X, y])
-    p, q = np.exp(-losses), table.kneser_ney(grams, DISCOUNT)
+    p, q = np.exp(-losses), table.kneser_ney(grams, DISCOUNT)  # of the true tokens
     both, lambdas = interpolate(p, q, group)
     columns = losses, -np.log(q), -np.log(both), losses + np.log(both)
-    # without documents, an n-gram can begin before the window, where the GPT sees nothing
+    # an n-gram can begin before the window, where the GPT is blind
     inside = (position >= CONTEXT) | (tokens[at - position] == data.separator)
-    seen = sum(total > 0 for _, total, _ in table.look_up(grams)) - 1
-    seen = np.minimum(seen, CONTEXT - (X[:, 1:] == data.separator).sum(axis=1))  # one separator counts
+    seen = sum(total > 0 for _, total, _ in table.look_up(grams)) - 1  # contexts of 0, 1, 2 ... tokens
+    seen = np.minimum(seen, CONTEXT - (X[:, 1:] == data.separator).sum(axis=1))  # a document starts once
     is_letter = np.array([data.tokenizer.decode([i]).isalpha() for i in range(data.vocab_size)])
     letters = np.logical_and.accumulate(is_letter[X[:, ::-1]], axis=1).sum(axis=1)
-    rows = [["what counting still knows", "tokens", "GPT", COUNTING, "both", "gain"]]
+    rows = [["what counting still knows", "tokens", "GPT", NGRAM, "both", "gain"]]
     rows += mean_rows("all", np.full(len(at), ""), columns)
     rows += mean_rows("n-gram in the window: ", np.where(inside, "yes", "no"), columns)
     rows += mean_rows("longest context seen in train: ", seen, columns)
-    rows += mean_rows("letters directly before it: ", letters, columns)
+    rows += mean_rows("letters before it, up to 7: ", letters, columns)
     print()
     print_table(rows)
     print("lambda: {:.3f} and {:.3f}, each fitted on one half for the other".format(*lambdas))
-    print(f"{COUNTING}: {sum(len(keys) for keys, *_ in table.orders):,} counts")
+    print(f"{NGRAM}: {sum(len(keys) for keys, *_ in table.orders):,} counts")
     order = np.argsort(np.where(inside, p - q, 0))
-    for name, chosen in ((COUNTING, order[:EXAMPLES]), ("GPT", order[: -EXAMPLES - 1 : -1])):
-        print(f"\n{f'where the {name} is most ahead':41} next    p GPT  p 8-gram")
+    for name, chosen in ((NGRAM, order[:EXAMPLES]), ("GPT", order[: -EXAMPLES - 1 : -1])):
+        print(f"\n{f'where the {name} is most ahead':41} next    p GPT  p n-gram")
         for i in chosen:
             ids = tokens[max(at[i] - 40, 0) : at[i]], [y[i]]
             before, token = (repr(data.tokenizer.decode([*map(int, part)])) for part in ids)
@@ -274,15 +270,15 @@ def error_by_chance(p: np.ndarray, draws: int = 20) -> float:
 def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
     """The temperature tau, from 0.01 to 100, with the lowest loss of softmax(log_p / tau). (Logits
     would give the same: they are log_p and a constant for each prediction, which softmax ignores.)
-    Its derivative by beta = 1 / tau is the mean of E[log_p] - log_p[target], with the expected value
-    under softmax(beta log_p)."""
+    The derivative of minus the loss by beta = 1 / tau is the mean of log_p[target] - E[log_p], where
+    E is the expected value under softmax(beta log_p)."""
     of_targets = -F.nll_loss(log_p, targets).item()
     expected = lambda beta: ((beta * log_p).softmax(dim=1) * log_p).sum(dim=1).double().mean().item()
-    return 1 / bisect(lambda beta: expected(beta) < of_targets, 0.01, 100.0)
+    return 1 / maximize(lambda beta: expected(beta) < of_targets, 0.01, 100.0)
 
 
 def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tensor) -> tuple:
-    """{column: number} and reliability() of predictions: tau is fitted on some, judged on others."""
+    """{column: number} and reliability() of predictions: tau is fitted on some, judged on the rest."""
     highest, token = log_p.max(dim=1)
     p, hits = highest.exp().double().numpy(), (token == targets).numpy()
     numbers = {"loss": F.nll_loss(log_p, targets).item()}
@@ -297,17 +293,18 @@ def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tenso
 def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, options, machine) -> dict:
     """Print how all models are calibrated on the same tokens: {name: what calibrate() returns}."""
     tokens, V = getattr(data, options.split), data.vocab_size
+    n_tokens = min(n_tokens, MAX_PROBABILITIES // V)
     windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
     at, document, _ = locate(tokens, windows, data.separator)
     X, targets = contexts(tokens, at, CONTEXT, data.separator)
-    p_gpt = torch.cat([log_p.cpu() for log_p, _ in predict(model, tokens, windows, options, machine)]).exp()
+    of_gpt = torch.cat([part.cpu() for part, _ in predict(model, tokens, windows, options, machine)])
     fitted_on, results = torch.from_numpy(document % 2 == 0), {}
     for name, (counting, weight) in models.items():
-        p = weight * p_gpt
+        log_p = of_gpt
         if counting:
-            rows = [next_tokens(counting, x.numpy(), V) for x in X.split(CHUNK)]
-            p += (1 - weight) * torch.from_numpy(np.concatenate(rows))
-        results[name] = calibrate(p.log(), targets, fitted_on)
+            parts = [torch.from_numpy(next_tokens(counting, x.numpy(), V)) for x in X.split(CHUNK)]
+            log_p = (weight * of_gpt.exp() + (1 - weight) * torch.cat(parts)).log().float()
+        results[name] = calibrate(log_p, targets, fitted_on)
     rows = [["calibration", *results["GPT"][0]]]
     for name, (numbers, _) in results.items():
         rows.append([name, *(f"{number:.4f}" for number in numbers.values())])
@@ -327,8 +324,9 @@ def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, opt
 def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
     """The length of the longest run of tokens of each of n samples that occurs in a text: (n,). All
     runs that are in both the text and the samples grow by one token at a time, while any is left."""
-    text = np.concatenate([train, [V], *([*sample, V + 1] for sample in samples)]).astype(np.int64)  # no run
-    owner = np.repeat(np.arange(len(samples)), [len(sample) + 1 for sample in samples])  # crosses these
+    # no run contains V or V + 1
+    text = np.concatenate([train, [V], *([*sample, V + 1] for sample in samples)]).astype(np.int64)
+    owner = np.repeat(np.arange(len(samples)), [len(sample) + 1 for sample in samples])
     longest = np.zeros(len(samples), dtype=np.int64)
     starts = [np.arange(len(train)), np.arange(len(train) + 1, len(text))]  # of runs in text and samples
     runs = [np.zeros_like(of_one) for of_one in starts]  # equal numbers for equal runs
@@ -344,10 +342,9 @@ def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
 
 
 @torch.inference_mode()
-def draw(model: GPT, counting: Model | None, weight: float, idx: torch.Tensor, length: int, generator):
+def draw(model: GPT, counting: Model | None, weight: float, idx: torch.Tensor, length: int, generator, chance):
     """Rows of tokens (B, length) after idx (B, 1), drawn from an interpolation: with probability
-    `weight`, a token is the GPT's, else the n-gram model's."""
-    chance = torch.Generator().manual_seed(generator.initial_seed() + 1)  # not the GPT's numbers again
+    `weight`, a token is the GPT's, else the n-gram model's, which starts from CONTEXT copies of idx."""
     show = progress("sampling", length, "tokens each")
     proposed = stream(model, idx, length, generator=generator) if weight else itertools.repeat(idx.clone(), length)
     X = idx.cpu().repeat(1, CONTEXT)  # (B, CONTEXT), and a column for each step
@@ -362,8 +359,7 @@ def draw(model: GPT, counting: Model | None, weight: float, idx: torch.Tensor, l
 
 
 def draw_samples(model: GPT, models: dict, data: Dataset, length: int, options, machine) -> dict:
-    """{name: samples} at temperature 1, tuples of at most `length` tokens: real ones as a control,
-    and those of the models."""
+    """{name: samples}, tuples of at most `length` tokens: real ones as a control, and the models'."""
     tokens, n, end = getattr(data, options.split), options.num_samples, data.delimiter
     start = start_ids(data.tokenizer)[-1] if end is None else end  # FineWeb has an end, but no separator
     if data.separator is None:
@@ -371,16 +367,17 @@ def draw_samples(model: GPT, models: dict, data: Dataset, length: int, options, 
         real = tokens[at[:, None] + np.arange(length)].tolist()
     else:
         real = [ids[:length] for ids in data.documents(options.split)[:n]]
-    rows, generator = {f"{options.split} split (real)": real}, torch.Generator(machine.device)
+    rows = {f"{options.split} split (real)": real}
+    parts = torch.full((n, 1), start, device=machine.device).split(rows_at_once(model.config))
     for name, mix in models.items():
-        generator.manual_seed(options.seed)
-        parts = torch.full((n, 1), start, device=machine.device).split(rows_at_once(model.config))
-        rows[name] = torch.cat([draw(model, *mix, idx, length, generator) for idx in parts]).tolist()
+        generator = torch.Generator(machine.device).manual_seed(options.seed)
+        chance = torch.Generator().manual_seed(options.seed + 1)  # not the same numbers again
+        rows[name] = torch.cat([draw(model, *mix, idx, length, generator, chance) for idx in parts]).tolist()
     return {name: [tuple(ids[: [*ids, end].index(end)]) for ids in drawn] for name, drawn in rows.items()}
 
 
 def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> dict[str, float]:
-    """Print what is copied in {name: samples} of at most `length` tokens. Returns {name: fraction}."""
+    """Print what {name: samples} of at most `length` tokens copy. Returns {name: fraction}."""
     train, has_documents = data.train[:MAX_TRAIN], data.separator is not None
     every = [sample for drawn in samples.values() for sample in drawn]
     lengths = longest_copies(train, every, data.vocab_size)
@@ -434,18 +431,20 @@ def main() -> None:
     data = open_data(checkpoint, options)
     model = load_model(checkpoint)[0].to(machine.device)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {machine}")
-    models, more = {"GPT": (None, 1.0)}, {}  # {name: (n-gram model, lambda: the weight of the GPT)}
-    subset = min(options.eval_tokens or SUBSET, SUBSET, MAX_PROBABILITIES // data.vocab_size)
+    models, more = {"GPT": (None, 1.0)}, {}
+    subset = min(options.eval_tokens or SUBSET, SUBSET)
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
         measured = show_losses(model, data, options, machine)
         show_prompts(model, data, subset, options, machine)
         if data.vocab_size <= MAX_VOCAB:
-            bigram, short, long = (count_table(data, n) for n in (2, 4, CONTEXT + 1))
+            grams, counts = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
+            counted = (sum_by_row(grams[:, -n:], counts) for n in (2, 4, CONTEXT + 1))
+            bigram, short, long = (NGrams(*of_n, data.vocab_size, data.separator) for of_n in counted)
             more["mixed"], more["lambda"] = show_interpolation(measured, long, data, options)
             kn4, kn8 = (partial(table.kneser_ney, discount=DISCOUNT) for table in (short, long))
-            counting = {"bigram, add 1": partial(bigram.additive, alpha=1), "Kneser-Ney 4-gram": kn4, COUNTING: kn8}
-            models = {name: (of_counting, 0.0) for name, of_counting in counting.items()} | models
-            models[f"GPT + {COUNTING}"] = kn8, more["lambda"]
+            add_one = partial(bigram.additive, alpha=1)
+            models = {"bigram, add 1": (add_one, 0.0), "Kneser-Ney 4-gram": (kn4, 0.0), NGRAM: (kn8, 0.0)} | models
+            models[f"GPT + {NGRAM}"] = kn8, more["lambda"]
         calibration = show_calibration(model, models, data, subset, options, machine)
         if options.num_samples:
             length = min(model.config.block_size, LENGTH, len(getattr(data, options.split)))

@@ -22,7 +22,6 @@ from evaluate import (
     bootstrap,
     calibrate,
     calibration_error,
-    count_table,
     draw,
     error_by_chance,
     fit_lambda,
@@ -37,7 +36,7 @@ from evaluate import (
 )
 from mlp import contexts
 from model import GPT, GPTConfig
-from ngram import next_tokens
+from ngram import NGrams, count_ngrams, next_tokens
 from runtime import Machine
 from sample import generate
 from windows import document_edges, evaluation_windows, split_documents
@@ -162,6 +161,10 @@ def test_a_model_that_repeats_letters_is_misled_by_other_letters(call):
 # ----------------------------------------------------------------------------- counting
 
 
+def count_table(dataset, n: int) -> NGrams:
+    return NGrams(*count_ngrams(dataset.train, n, dataset.separator), dataset.vocab_size, dataset.separator)
+
+
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_the_loss_of_counting_is_that_of_ngram_py(name, call):
     """Also of a model that uses less than the CONTEXT tokens that it gets."""
@@ -229,8 +232,8 @@ def test_samples_have_the_frequencies_of_the_interpolation():
     counting = partial(count_table(dataset, 2).additive, alpha=0.1)
     torch.nn.init.normal_(gpt.lm_head.weight, std=1)  # unlike the uniform distribution
     for weight in (0.0, 0.4, 1.0):
-        idx, generator = torch.full((n, 1), start), torch.Generator().manual_seed(0)
-        drawn = draw(gpt, counting, weight, idx, 2, generator)
+        idx, generators = torch.full((n, 1), start), (torch.Generator().manual_seed(seed) for seed in (0, 1))
+        drawn = draw(gpt, counting, weight, idx, 2, *generators)
         assert drawn.shape == (n, 2)
         for before in ([], [int(np.bincount(drawn[:, 0]).argmax())]):
             text = torch.tensor([[start, *before]])
@@ -244,7 +247,7 @@ def test_samples_have_the_frequencies_of_the_interpolation():
 def test_without_counting_samples_are_those_of_generate():
     gpt = GPT(GPTConfig(vocab_size=11, **SMALL)).eval()
     idx = torch.full((3, 1), 5)
-    drawn = draw(gpt, None, 1.0, idx, 12, torch.Generator().manual_seed(7))
+    drawn = draw(gpt, None, 1.0, idx, 12, torch.Generator().manual_seed(7), torch.Generator())
     generated = generate(gpt, idx, 12, generator=torch.Generator().manual_seed(7))
     assert drawn.tolist() == generated[:, 1:].tolist()
 
@@ -257,7 +260,8 @@ def test_a_higher_order_copies_more():
     gpt = SimpleNamespace(config=SimpleNamespace(vocab_size=dataset.vocab_size))  # never asked
     for n in (2, 4, 8):
         model = partial(count_table(dataset, n).kneser_ney, discount=0.85)
-        rows = draw(gpt, model, 0.0, torch.zeros(50, 1, dtype=torch.long), 60, torch.Generator().manual_seed(0))
+        generators = None, torch.Generator().manual_seed(0)
+        rows = draw(gpt, model, 0.0, torch.zeros(50, 1, dtype=torch.long), 60, *generators)
         means.append(longest_copies(dataset.train, rows.tolist(), dataset.vocab_size).mean())
     assert means[0] < means[1] < means[2]
 
@@ -501,12 +505,13 @@ def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeyp
         for label in (
             f"n-gram in the window: {'yes' if fair[-1] else 'no'}",
             f"longest context seen in train: {seen}",
-            f"letters directly before it: {letters}",
+            f"letters before it, up to 7: {letters}",
         ):
             rows.setdefault(label, []).append(i - 1)
     lines = out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("what counting still knows")) + 1
-    table = {line[:34].strip(): line[34:].split() for line in lines[start : start + len(rows)]}
+    table = [re.split("  +", line.strip()) for line in lines[start : start + len(rows)]]
+    table = {label: figures for label, *figures in table}
     assert table.keys() == rows.keys() and lines[start + len(rows)].startswith("lambda")
     for label, of_row in rows.items():
         means = [-np.log(column[of_row]).mean() for column in (p, q, both)]
