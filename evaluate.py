@@ -7,13 +7,13 @@
 Read train.py and windows.py before, and scaling.py after. Six questions: how low is the loss, and
 how uncertain? How does it depend on the position? Does the model use its context? What does
 counting know that it does not? Are its probabilities right? Are its samples new? In the last three,
-n-gram models stand beside the GPT, if the vocabulary is small, such as letters.
+n-gram models stand beside the GPT, if its tokens are letters.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -32,12 +32,12 @@ from sample import rows_at_once, stream
 from tokenizer import start_ids
 from windows import document_edges, evaluation_windows, read_windows, split_documents
 
-SUBSET = 40_000  # tokens for prompts and for calibration
+SUBSET = 40_000  # tokens for prompts and calibration
 STRETCHES = 100  # of a text without documents, for the uncertainty of its loss
 BINS = 15  # of equal width, from probability 0 to 1
-MAX_PROBABILITIES = 2**28  # V for each predicted token, a GB in float32
+MAX_PROBABILITIES = 2**28  # N V, a GB in float32
 MAX_VOCAB = 256  # for n-grams, which try all tokens after each context
-MAX_TRAIN = 1 << 24  # tokens of the training text to count, and to search for copies
+MAX_TRAIN = 1 << 24  # tokens of train to count, and to search for copies
 LENGTH = 100  # tokens of a sample at most
 CONTEXT = 7  # tokens that n-gram models get; they use the last n - 1
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
@@ -128,13 +128,13 @@ def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple[n
     if data.separator is None:  # the window of each token becomes its stretch
         group = group * min(STRETCHES, len(windows[0])) // len(windows[0])
     if group.max() == 0:
-        raise UserError("one document or window is too little; use more --eval_tokens")
+        raise UserError("one document or window is not enough; use more --eval_tokens")
     print_losses(data, {options.split: losses.mean()})
     if (n := group.max() + 1) >= 10:  # fewer say little
         low, high = bootstrap(losses, group, options.seed)
         parts = "documents" if data.separator is not None else "stretches of the text"
         print(f"95 % confidence interval: {low:.4f} to {high:.4f} (bootstrap over {n:,} {parts})\n")
-    rows = [["position in the document or window, up to", "tokens", "loss"]]
+    rows = [["position in document or window, up to", "tokens", "loss"]]
     power = np.ceil(np.log2(position)).astype(np.int64)  # positions 1, 2, 3 to 4, 5 to 8 ...
     print_table(rows + mean_rows("", 2**power, [losses]))
     return losses, at, group, position
@@ -152,7 +152,7 @@ def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> lis
 
 def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Machine) -> None:
     """Print the loss of the second half of documents (without documents: of windows), if the first
-    half is as it is, shuffled, or from another one: a model without a context would not notice."""
+    half is as it is, shuffled, or from another one: without a context, a model would not notice."""
     tokens, rng = np.array(getattr(data, options.split)), np.random.default_rng(options.seed)
     starts, stops = split_documents(document_edges(tokens, data.separator), model.config.block_size)
     order = rng.permutation(len(starts))[: max(2, n_tokens // model.config.block_size)]
@@ -182,7 +182,7 @@ def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Mac
 
 
 def maximize(rises: Callable[[float], bool], low: float, high: float) -> float:
-    """Where a concave function is highest, by bisection. rises(x): is its derivative positive at x?"""
+    """Where a concave function is highest, by bisection. rises(x): is its derivative positive?"""
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if rises(middle) else (low, middle)
@@ -216,7 +216,7 @@ def show_interpolation(measured: tuple, table: NGrams, data: Dataset, options) -
     columns = losses, -np.log(q), -np.log(both), losses + np.log(both)
     # an n-gram can begin before the window, where the GPT is blind
     inside = (position >= CONTEXT) | (tokens[at - position] == data.separator)
-    seen = sum(total > 0 for _, total, _ in table.look_up(grams)) - 1  # contexts of 0, 1, 2 ... tokens
+    seen = sum(total > 0 for _, total, _ in table.look_up(grams)) - 1  # of 0, 1, 2 ... tokens
     seen = np.minimum(seen, CONTEXT - (X[:, 1:] == data.separator).sum(axis=1))  # a document starts once
     is_letter = np.array([data.tokenizer.decode([i]).isalpha() for i in range(data.vocab_size)])
     letters = np.logical_and.accumulate(is_letter[X[:, ::-1]], axis=1).sum(axis=1)
@@ -240,7 +240,7 @@ def show_interpolation(measured: tuple, table: NGrams, data: Dataset, options) -
 
 
 # ----------------------------------------------------------------------------- calibration
-# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. Here only the most likely
+# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. Only the most likely
 # token of each prediction is tested. Its probability is the confidence. In bins of confidence,
 # compare the mean with the accuracy, the fraction of these tokens that are right (Guo et al. 2017).
 # If the confidence is higher, the model is overconfident, and dividing its logits by a temperature
@@ -298,12 +298,13 @@ def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, opt
     at, document, _ = locate(tokens, windows, data.separator)
     X, targets = contexts(tokens, at, CONTEXT, data.separator)
     of_gpt = torch.cat([part.cpu() for part, _ in predict(model, tokens, windows, options, machine)])
+    counted = cache(lambda model: np.concatenate([next_tokens(model, x.numpy(), V) for x in X.split(CHUNK)]))
     fitted_on, results = torch.from_numpy(document % 2 == 0), {}
     for name, (counting, weight) in models.items():
         log_p = of_gpt
         if counting:
-            parts = [torch.from_numpy(next_tokens(counting, x.numpy(), V)) for x in X.split(CHUNK)]
-            log_p = (weight * of_gpt.exp() + (1 - weight) * torch.cat(parts)).log().float()
+            p = weight * of_gpt.exp() + (1 - weight) * torch.from_numpy(counted(counting))
+            log_p = p.log().float()
         results[name] = calibrate(log_p, targets, fitted_on)
     rows = [["calibration", *results["GPT"][0]]]
     for name, (numbers, _) in results.items():

@@ -405,7 +405,7 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
     some = result(call(evaluate, "--init_from=out/list", "--eval_tokens=64", "--num_samples=0")[1])
     assert abs(float(some["val"]) - trained) > 1e-4
     assert {path: path.read_bytes() for path in Path("out").rglob("*.*")} == before
-    assert "one document or window is too little; use more" in fails(evaluate, "--eval_tokens=1")
+    assert "one document or window is not enough; use more" in fails(evaluate, "--eval_tokens=1")
     error = fails(evaluate, "--dataset=tiny")
     assert "tiny has other tokens than out/list/best.pt; prepare it with --tokenizer=list" in error
 
@@ -446,7 +446,7 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     interval = next(line for line in lines if line.startswith("95 % confidence interval: ")).split()
     assert float(interval[4]) < float(figures["val"]) < float(interval[6])
     assert name == "list" or interval[7:] == ["(bootstrap", "over", "12", "stretches", "of", "the", "text)"]
-    start = next(i for i, line in enumerate(lines) if line.startswith("position in the document"))
+    start = next(i for i, line in enumerate(lines) if line.startswith("position in document"))
     rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
     n = [int(row[1]) for row in rows]
     mean = sum(k * float(row[2]) for k, row in zip(n, rows, strict=True)) / sum(n)
