@@ -1,6 +1,6 @@
 """Every plot: those of --plot, and loss.png.
 
-    python plots.py                                         # out/ladder.png: the first table of docs/results.md
+    python plots.py             # out/ladder.png and out/counting.png, of tables in docs/results.md
 
 Scripts import this file only when they draw, as it needs matplotlib.
 """
@@ -165,22 +165,43 @@ def attention(weights: np.ndarray, names: list[str], path: Path, sources: list[s
     save(figure, path)
 
 
-def main() -> None:
-    """The losses of the models in the first table of docs/results.md."""
-    page = (Path(__file__).parent / "docs" / "results.md").read_text(encoding="utf-8")
+def ladder(page: str, path: Path) -> None:
+    """The losses of the models in the first table of a page."""
     table = re.search(r"(?:^\|.*\n)+", page, re.M)[0]
-    rows = re.findall(r"^\| (.+?) \| [\d,]+ \| (\S+) \| (\S+) ", table, re.M)[::-1]
+    rows = re.findall(r"^\| (.+?) \| [\d,]+ \| (\S*) ?\| (\S+) ", table, re.M)[::-1]
     names, train, val = (np.array(column) for column in zip(*rows, strict=True))
+    train = np.where(train == "", "nan", train)
     ends = np.stack((train, val, ["nan"] * len(val)), 1).astype(float)
     curves = {"training loss of the same model": (ends.ravel(), np.repeat(names, 3), "o-C7")}
     kinds = {"counting": "^(un|bi|Kn)", "network with a fixed window": "MLP|neural"}
-    kinds |= {"network with a state": "RNN|GRU|LSTM|linear|state", "attention": "GPT"}
+    kinds |= {"network with a state": "RNN|GRU|LSTM|linear|state", "attention": "GPT$"}
+    kinds["attention and counting"] = r"GPT \+"
     for i, (kind, pattern) in enumerate(kinds.items()):
         of_kind = [bool(re.search(pattern, name)) for name in names]
         curves[kind] = val[of_kind].astype(float), names[of_kind], f"oC{i}", val[of_kind]
-    title, path = "How low each model gets: 32,033 names", Path("out", "ladder.png")
-    lines(path, {"curves": curves, "xlabel": "loss, nats per letter"}, title=title, size=(10, 5))
-    print(f"saved {path}")
+    title = "How low each model gets: 32,033 names"
+    lines(path, {"curves": curves, "xlabel": "loss, nats per letter"}, title=title, size=(10, 5.5))
+
+
+def counting(page: str, path: Path) -> None:
+    """The losses of a GPT, of an n-gram model, and of both, in two tables of a page."""
+    panels = []
+    for xlabel in ("steps of training", "characters of training text"):
+        rows = re.search(rf"^\| {xlabel} .*\n.*\n((?:\|.*\n)+)", page, re.M)[1].splitlines()
+        cells = [[cell.split()[0].replace(",", "") for cell in row.split("|")[1:5]] for row in rows]
+        x, *losses = np.array(cells, dtype=float).T
+        curves = dict(zip(("GPT", "Kneser-Ney 8-gram", "both"), ((x, y, "o-") for y in losses), strict=True))
+        ticks = {"xscale": "log", "xticks": x, "xticklabels": [f"{n:,.0f}" for n in x]}
+        panels.append({"curves": curves, "xlabel": xlabel, "ylabel": "validation loss, nats per character"} | ticks)
+    lines(path, *panels, title="What counting still knows: tiny Shakespeare")
+
+
+def main() -> None:
+    page = (Path(__file__).parent / "docs" / "results.md").read_text(encoding="utf-8")
+    for draw_table in (ladder, counting):
+        path = Path("out", f"{draw_table.__name__}.png")
+        draw_table(page, path)
+        print(f"saved {path}")
 
 
 if __name__ == "__main__":

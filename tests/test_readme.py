@@ -82,12 +82,13 @@ def tables(text: str) -> list[dict[str, str]]:
     return rows
 
 
-LADDER = tables(section(RESULTS, "The ladder"))  # names (14 rows), words, shakespeare
+LADDER = tables(section(RESULTS, "The ladder"))  # names (15 rows), words, shakespeare
 FULL_NAMES = {
     "bigram": "bigram, add 1",
     "MLP": "MLP, block 3",
     "6-gram": "Kneser-Ney 6-gram",
     "LSTM": "LSTM, 240 units",
+    "both": "GPT + Kneser-Ney 8-gram",
 }
 FIRST_TABLE = tables(README[: README.index("\n## ")])
 
@@ -171,10 +172,28 @@ def test_the_python_that_it_shows_runs(capsys):
 
 
 def test_the_names_to_overfit_are_made_as_the_results_say(names):
-    (text,) = [text for kind, text in BLOCKS if kind == "py"]
+    (text,) = [text for kind, text in BLOCKS if kind == "py" and "few.txt" in text]
     exec(compile(text, "docs/results.md", "exec"), {})
     few, known = (path.read_text(encoding="utf-8").splitlines() for path in (Path("few.txt"), names))
     assert len(few) == 1250 and set(few) <= {*known}
+
+
+def test_the_parts_of_shakespeare_are_made_as_the_results_say(monkeypatch):
+    file = SHARED / "data" / "tinyshakespeare.txt"
+    if not file.exists():
+        pytest.skip("no local copy of tinyshakespeare.txt")
+    prepare_data.prepare("shakespeare", file=file)
+    monkeypatch.setattr(prepare_data, "open_source", prepare_data.open_source)  # to restore it
+    (text,) = [text for kind, text in BLOCKS if kind == "py" and "few.txt" not in text]
+    exec(compile(text, "docs/results.md", "exec"), {})
+    whole, sizes = prepare_data.load("shakespeare"), {len(prepare_data.load("shakespeare").train)}
+    for n in (2, 4, 8):
+        part = prepare_data.load(f"part{n}")
+        assert part.train.tolist() == whole.train[: len(whole.train) // n].tolist()
+        assert part.val.tolist() == whole.val.tolist() and part.tokenizer.to_dict() == whole.tokenizer.to_dict()
+        sizes.add(len(part.train))
+    rows = [row["characters of training text"] for row in tables(RESULTS) if "characters of training text" in row]
+    assert {int(cell.replace(",", "")) for cell in rows} == sizes
 
 
 def test_the_size_that_it_states():
@@ -230,9 +249,10 @@ def test_the_ladder_has_all_models_in_order():
     models = [row["model"] for row in LADDER]
     counting = ["uniform", "unigram", "bigram", "neural bigram", "Kneser-Ney", "MLP, block 3", "MLP, block 8"]
     cells = ["RNN", "GRU", "LSTM", "linear attention", "state space model"]
-    names = [*counting, *cells[:3], "LSTM, 240 units", *cells[3:], "GPT"]
-    shakespeare = ["bigram", "Kneser-Ney", "MLP, block 8", *cells, "GPT, quick", "GPT, long", "GPT, best"]
-    expected = [*names, *counting, *cells, "GPT", *shakespeare]
+    names = [*counting, *cells[:3], "LSTM, 240 units", *cells[3:], "GPT", "GPT + Kneser-Ney"]
+    shakespeare = ["bigram", "Kneser-Ney", "MLP, block 8", *cells]
+    shakespeare += [f"GPT, {run}{more}" for run in ("quick", "long", "best") for more in ("", " + Kneser-Ney")]
+    expected = [*names, *counting, *cells, "GPT", "GPT + Kneser-Ney", *shakespeare]
     assert [re.sub(r", add 1| \d-gram", "", name) for name in models] == expected
 
 
@@ -266,7 +286,7 @@ def test_a_row_of_counting_is_what_its_command_prints(row, call):
 
 
 def test_the_first_table_is_made_of_rows_of_the_ladder():
-    of_names = {row["model"]: row for row in LADDER[:14]}
+    of_names = {row["model"]: row for row in LADDER[:15]}
     for row in FIRST_TABLE:
         model = re.sub(r"\*|:.*", "", row["model"])
         known = of_names[FULL_NAMES.get(model, model)]
@@ -301,16 +321,39 @@ def test_times_and_losses_in_the_readme_are_those_of_the_results():
 
 def test_the_plot_of_the_ladder_shows_the_first_table(call, figures):
     call(plots)
-    ((figure, path),) = figures
+    figure, path = figures[0]
     assert path == Path("out/ladder.png") and path.read_bytes().startswith(b"\x89PNG")
     (axes,) = figure.axes
     models = [label.get_text() for label in axes.get_yticklabels()]
-    assert models == [row["model"] for row in LADDER[13::-1]] and models[0] == "GPT"
+    assert models == [row["model"] for row in LADDER[14::-1]] and models[0] == "GPT + Kneser-Ney 8-gram"
     gaps, *kinds = (line.get_xydata() for line in axes.lines)
     drawn = sorted((y, x) for kind in kinds for x, y in kind)
     assert [(y, x) for x, y in gaps[1::3]] == drawn  # from the training loss to the validation loss
     for key, losses in (("train", gaps[::3, 0]), ("val", gaps[1::3, 0])):
-        assert losses.tolist() == [float(row[key]) for row in LADDER[13::-1]]
+        assert losses == pytest.approx([float(row[key] or "nan") for row in LADDER[14::-1]], nan_ok=True)
+
+
+def test_the_plot_of_counting_shows_its_tables(call, figures):
+    call(plots)
+    assert len(figures) == 2
+    figure, path = figures[1]
+    assert path == Path("out/counting.png") and path.read_bytes().startswith(b"\x89PNG")
+    for axes in figure.axes:
+        rows = [row for row in tables(RESULTS) if axes.get_xlabel() in row]
+        assert len(rows) > 3
+        for line, column in zip(axes.lines, ("GPT", "8-gram", "both"), strict=True):
+            drawn = [(float(row[axes.get_xlabel()].replace(",", "")), float(row[column].split()[0])) for row in rows]
+            assert line.get_xydata().tolist() == [list(point) for point in drawn]
+            assert column in line.get_label()
+
+
+def test_a_mixture_is_lower_than_its_parts():
+    """... in each row of the section about it."""
+    rows = [row for row in tables(section(RESULTS, "What counting still knows")) if "both" in row]
+    assert len(rows) >= 20
+    for row in rows:
+        gpt, counted, both = (float(row[column].split()[0]) for column in ("GPT", "8-gram", "both"))
+        assert both < min(gpt, counted) and ("lambda" not in row or 0 < float(row["lambda"].split()[0]) < 1)
 
 
 def test_plots_without_matplotlib_give_one_line():
