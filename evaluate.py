@@ -152,7 +152,7 @@ def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> lis
 
 def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Machine) -> None:
     """Print the loss of the second half of documents (without documents: of windows), if the first
-    half is as it is, shuffled, or from another one: without a context, a model would not notice."""
+    half is as it is, shuffled, or from another one: a model that ignores it would not notice."""
     tokens, rng = np.array(getattr(data, options.split)), np.random.default_rng(options.seed)
     starts, stops = split_documents(document_edges(tokens, data.separator), model.config.block_size)
     order = rng.permutation(len(starts))[: max(2, n_tokens // model.config.block_size)]
@@ -216,12 +216,12 @@ def show_interpolation(measured: tuple, table: NGrams, data: Dataset, options) -
     columns = losses, -np.log(q), -np.log(both), losses + np.log(both)
     # an n-gram can begin before the window, where the GPT is blind
     inside = (position >= CONTEXT) | (tokens[at - position] == data.separator)
-    seen = sum(total > 0 for _, total, _ in table.look_up(grams)) - 1  # of 0, 1, 2 ... tokens
-    seen = np.minimum(seen, CONTEXT - (X[:, 1:] == data.separator).sum(axis=1))  # a document starts once
+    seen = sum(total > 0 for _, total, _ in table.look_up(grams)) - 1  # without the empty one
+    seen = np.minimum(seen, CONTEXT - (X[:, 1:] == data.separator).sum(axis=1))  # one separator is real
     is_letter = np.array([data.tokenizer.decode([i]).isalpha() for i in range(data.vocab_size)])
     letters = np.logical_and.accumulate(is_letter[X[:, ::-1]], axis=1).sum(axis=1)
     rows = [["what counting still knows", "tokens", "GPT", NGRAM, "both", "gain"]]
-    rows += mean_rows("all", np.full(len(at), ""), columns)
+    rows += mean_rows("", np.full(len(at), "all"), columns)
     rows += mean_rows("n-gram in the window: ", np.where(inside, "yes", "no"), columns)
     rows += mean_rows("longest context seen in train: ", seen, columns)
     rows += mean_rows("letters before it, up to 7: ", letters, columns)
@@ -298,12 +298,12 @@ def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, opt
     at, document, _ = locate(tokens, windows, data.separator)
     X, targets = contexts(tokens, at, CONTEXT, data.separator)
     of_gpt = torch.cat([part.cpu() for part, _ in predict(model, tokens, windows, options, machine)])
-    counted = cache(lambda model: np.concatenate([next_tokens(model, x.numpy(), V) for x in X.split(CHUNK)]))
+    all_p = cache(lambda ngram: np.concatenate([next_tokens(ngram, x.numpy(), V) for x in X.split(CHUNK)]))
     fitted_on, results = torch.from_numpy(document % 2 == 0), {}
     for name, (counting, weight) in models.items():
         log_p = of_gpt
         if counting:
-            p = weight * of_gpt.exp() + (1 - weight) * torch.from_numpy(counted(counting))
+            p = weight * of_gpt.exp() + (1 - weight) * torch.from_numpy(all_p(counting))
             log_p = p.log().float()
         results[name] = calibrate(log_p, targets, fitted_on)
     rows = [["calibration", *results["GPT"][0]]]
@@ -312,7 +312,7 @@ def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, opt
     print()
     print_table(rows)
     print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: of a calibrated model;")
-    print("tau: temperature, fitted on half of the tokens; held-out: on the other half")
+    print("tau: temperature, fitted on half of them (lambda: on all); held-out: on the other half")
     return results
 
 
@@ -325,7 +325,7 @@ def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, opt
 def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
     """The length of the longest run of tokens of each of n samples that occurs in a text: (n,). All
     runs that are in both the text and the samples grow by one token at a time, while any is left."""
-    # no run contains V or V + 1
+    # V and V + 1: never in both
     text = np.concatenate([train, [V], *([*sample, V + 1] for sample in samples)]).astype(np.int64)
     owner = np.repeat(np.arange(len(samples)), [len(sample) + 1 for sample in samples])
     longest = np.zeros(len(samples), dtype=np.int64)

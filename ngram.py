@@ -87,8 +87,9 @@ class NGrams:
             keys, counts = np.unique(shorter * V + last, return_counts=True)
 
     def look_up(self, grams: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For k = 1 ... n: how often the last k tokens of n-grams (U, n or more) occur and, for the
-        context of these, the sum of counts and the number of next tokens. (U,) each, 0 if unseen."""
+        """For k = 1 ... n: the counts (below n: continuation counts) of the last k tokens of n-grams
+        (U, n or more) and, for the context of these, the sum of counts and the number of next
+        tokens. (U,) each, 0 if unseen."""
         ids = np.zeros(len(grams), dtype=np.int64)
         for k, (keys, counts, totals, followers) in enumerate(self.orders):
             ids = index_of(self.contexts[k], ids * self.V + grams[:, -1 - k]) if k > 0 else ids

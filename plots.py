@@ -170,8 +170,7 @@ def ladder(page: str, path: Path) -> None:
     table = re.search(r"(?:^\|.*\n)+", page, re.M)[0]
     rows = re.findall(r"^\| (.+?) \| [\d,]+ \| (\S*) ?\| (\S+) ", table, re.M)[::-1]
     names, train, val = (np.array(column) for column in zip(*rows, strict=True))
-    train = np.where(train == "", "nan", train)
-    ends = np.stack((train, val, ["nan"] * len(val)), 1).astype(float)
+    ends = np.array([(a or "nan", b, "nan") for a, b in zip(train, val, strict=True)], dtype=float)  # nan: a gap
     curves = {"training loss of the same model": (ends.ravel(), np.repeat(names, 3), "o-C7")}
     kinds = {"counting": "^(un|bi|Kn)", "network with a fixed window": "MLP|neural"}
     kinds |= {"network with a state": "RNN|GRU|LSTM|linear|state", "attention": "GPT$"}

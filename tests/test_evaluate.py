@@ -23,6 +23,7 @@ from evaluate import (
     calibrate,
     calibration_error,
     draw,
+    draw_samples,
     error_by_chance,
     fit_lambda,
     fit_temperature,
@@ -242,6 +243,17 @@ def test_samples_have_the_frequencies_of_the_interpolation():
             of_these = drawn[drawn[:, 0] == before[0], 1] if before else drawn[:, 0]
             found = np.bincount(of_these, minlength=V) / len(of_these)
             assert len(of_these) > 500 and found == pytest.approx(expected, abs=2.5 / len(of_these) ** 0.5)
+
+
+def test_samples_of_a_second_part_are_other_ones(monkeypatch):
+    monkeypatch.setattr(evaluate, "rows_at_once", lambda config: 10)
+    dataset = prepare_data.load("list")
+    gpt = GPT(GPTConfig(vocab_size=dataset.vocab_size, **SMALL)).eval()
+    counting = partial(count_table(dataset, 2).additive, alpha=1)
+    models = {"counting": (counting, 0.0), "GPT": (None, 1.0), "both": (counting, 0.5)}
+    drawn = draw_samples(gpt, models, dataset, 8, SimpleNamespace(split="val", num_samples=20, seed=0), ALONE)
+    for name in models:
+        assert len(drawn[name]) == 20 and drawn[name][:10] != drawn[name][10:], name
 
 
 def test_without_counting_samples_are_those_of_generate():
@@ -481,7 +493,7 @@ def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeyp
     note = lambda *args: given.extend(args) or found.extend(interpolate(*args)) or found
     monkeypatch.setattr(evaluate, "interpolate", note)
     out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
-    (p, q, _), (both, lambdas), dataset = given, found, prepare_data.load(name)
+    (p, q, group), (both, lambdas), dataset = given, found, prepare_data.load(name)
     figures, text = result(out), dataset.tokenizer.decode(dataset.val.tolist())
     kneser_ney = ["--n=8", "--smoothing=kneser-ney", "--discount=0.85", "--num_samples=0"]
     counted = result(call(ngram, f"--dataset={name}", *kneser_ney)[1])["val"]
@@ -495,7 +507,9 @@ def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeyp
         train_text = dataset.tokenizer.decode(dataset.train.tolist())
         parts = [train_text[0] * 6 + train_text]
     known = {part[max(i - k, 0) : i] for part in parts for i in range(1, len(part)) for k in range(8)}
-    starts, _ = evaluation_windows(dataset.val, dataset.separator, 16)
+    starts, _ = windows = evaluation_windows(dataset.val, dataset.separator, 16)
+    _, document, _ = locate(dataset.val, windows, dataset.separator)
+    assert np.array_equal(group, document)  # 33 windows of the text: fewer than 100 stretches
     rows, fair = {"all": list(range(len(text) - 1))}, []  # the label of each row: its tokens
     for i in range(1, len(text)):
         first = max(i - 7, text.rfind("\n", 0, i) if name == "list" else 0)
@@ -523,7 +537,8 @@ def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeyp
         shown = np.array([[float(x) for x in line.split()[-2:]] for line in lines[start : start + 10]])
         best = np.argsort(-np.where(fair, ahead, -1))[:10]
         assert shown == pytest.approx(np.stack([p[best], q[best]], axis=1), abs=1e-3), kind
-        assert lines[start].startswith(repr(text[max(best[0] + 1 - 40, 0) : best[0] + 1])[-41:])
+        before, token = text[max(best[0] + 1 - 40, 0) : best[0] + 1], text[best[0] + 1]
+        assert lines[start].startswith(repr(before)[-41:]) and f" {token!r}  " in lines[start]
 
 
 def test_each_model_of_the_calibration_gives_probabilities_and_the_last_one_is_the_interpolation(call, monkeypatch):
@@ -534,12 +549,13 @@ def test_each_model_of_the_calibration_gives_probabilities_and_the_last_one_is_t
     assert result(call(evaluate, "--num_samples=0", "--dtype=float32")[1])["lambda"] == "0.3000"
     for p in given:
         assert p.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
-    short, counted, gpt, both = given[1:]
+    add_one, short, counted, gpt, both = given
     dataset = prepare_data.load("list")
     at, _, _ = locate(dataset.val, evaluation_windows(dataset.val, dataset.separator, 16), dataset.separator)
     X, _ = contexts(dataset.val, at, CONTEXT, dataset.separator)
-    for n, p in ((4, short), (8, counted)):
-        model = partial(count_table(dataset, n).kneser_ney, discount=0.85)
+    for n, p in ((2, add_one), (4, short), (8, counted)):
+        table = count_table(dataset, n)
+        model = partial(table.additive, alpha=1) if n == 2 else partial(table.kneser_ney, discount=0.85)
         assert p.numpy() == pytest.approx(next_tokens(model, X.numpy(), dataset.vocab_size), abs=1e-6)
     assert torch.allclose(both, 0.3 * gpt + 0.7 * counted) and not torch.allclose(gpt, counted, atol=0.1)
 

@@ -329,6 +329,8 @@ def test_the_plot_of_the_ladder_shows_the_first_table(call, figures):
     gaps, *kinds = (line.get_xydata() for line in axes.lines)
     drawn = sorted((y, x) for kind in kinds for x, y in kind)
     assert [(y, x) for x, y in gaps[1::3]] == drawn  # from the training loss to the validation loss
+    colors = {name: line.get_label() for line in axes.lines[1:] for name in line.get_ydata()}
+    assert [colors[name] for name in models[:3]] == ["attention and counting", "attention", "network with a state"]
     for key, losses in (("train", gaps[::3, 0]), ("val", gaps[1::3, 0])):
         assert losses == pytest.approx([float(row[key] or "nan") for row in LADDER[14::-1]], nan_ok=True)
 
@@ -338,6 +340,7 @@ def test_the_plot_of_counting_shows_its_tables(call, figures):
     assert len(figures) == 2
     figure, path = figures[1]
     assert path == Path("out/counting.png") and path.read_bytes().startswith(b"\x89PNG")
+    assert [axes.get_xlabel() for axes in figure.axes] == ["steps of training", "characters of training text"]
     for axes in figure.axes:
         rows = [row for row in tables(RESULTS) if axes.get_xlabel() in row]
         assert len(rows) > 3
