@@ -233,10 +233,11 @@ def test_samples_have_the_frequencies_of_the_interpolation():
     counting = partial(count_table(dataset, 2).additive, alpha=0.1)
     torch.nn.init.normal_(gpt.lm_head.weight, std=1)  # unlike the uniform distribution
     for weight in (0.0, 0.4, 1.0):
-        idx, generators = torch.full((n, 1), start), (torch.Generator().manual_seed(seed) for seed in (0, 1))
-        drawn = draw(gpt, counting, weight, idx, 2, *generators)
-        assert drawn.shape == (n, 2)
-        for before in ([], [int(np.bincount(drawn[:, 0]).argmax())]):
+        options = SimpleNamespace(split="val", num_samples=n, seed=0)
+        samples = draw_samples(gpt, {"it": (counting, weight)}, dataset, 2, options, ALONE)["it"]
+        drawn = np.array([[*ids, start, start][:2] for ids in samples])  # without the separator at the end
+        frequent = np.bincount(drawn[drawn[:, 0] != start, 0]).argmax()
+        for before in ([], [int(frequent)]):
             text = torch.tensor([[start, *before]])
             counted = next_tokens(counting, np.array([[0] * CONTEXT + text[0].tolist()])[:, -CONTEXT:], V)[0]
             expected = weight * gpt(text)[0][0, -1].softmax(0).detach().numpy() + (1 - weight) * counted
