@@ -42,7 +42,7 @@ def find_checkpoint(init_from: str) -> Path:
 
 def load_checkpoint(init_from: str | Path) -> dict:
     """Load a checkpoint onto the CPU: that of a run's folder, of a file, or of GPT-2's weights by
-    their name (gpt2 ... gpt2-xl) or folder. Raises UserError if it is missing, damaged or old."""
+    name (gpt2 ... gpt2-xl) or folder. Raises UserError if it is missing, damaged or old."""
     if weights := find_gpt2(init_from):
         names = {"name": str(init_from), "folder": f"out/{Path(init_from).stem}"}
         return load_gpt2(weights) | names
@@ -60,11 +60,11 @@ def load_checkpoint(init_from: str | Path) -> dict:
 
 def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
     """The model, on the CPU and in evaluation mode, and its tokenizer, from what load_checkpoint()
-    opens or returned. changes: of the config, such as dropout=0.1. Raises UserError."""
+    opens or returned. changes: such as dropout=0.1. Raises UserError."""
     checkpoint = source if isinstance(source, dict) else load_checkpoint(source)
     model = GPT(GPTConfig(**checkpoint["model_config"] | changes))
     weights = checkpoint["model"]
-    if "peft" in checkpoint:  # only what finetune.py trained; the frozen weights are elsewhere
+    if "peft" in checkpoint:  # only what finetune.py trained
         from peft import attach, trained_state
 
         base = Path(checkpoint["base"]["path"])
@@ -82,10 +82,12 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
 
 
 def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
-    """Copy the weights of a checkpoint into a model. Raises UserError if they do not fit."""
-    if "transformer.wpe.weight" in weights:  # a smaller block_size needs fewer positions
-        positions = weights["transformer.wpe.weight"][: model.config.block_size]
-        weights = weights | {"transformer.wpe.weight": positions}
+    """Copy weights into a model. Raises UserError if they do not fit."""
+    wpe, block_size = "transformer.wpe.weight", model.config.block_size
+    if wpe in weights:
+        weights = weights | {wpe: weights[wpe][:block_size]}
+        if len(weights[wpe]) < block_size:
+            raise UserError(f"learned positions end at {len(weights[wpe])}; use a smaller --block_size")
     try:
         model.load_state_dict(weights)
     except (TypeError, RuntimeError) as error:

@@ -2,7 +2,7 @@
 
     python evaluate.py                               # the newest run of train.py, on its validation split
     python evaluate.py --init_from=out/names --plot  # and draw evaluation.png
-    python evaluate.py --init_from=gpt2 --dataset=fineweb --eval_tokens=1048576 --num_samples=0
+    python evaluate.py --init_from=out/names --block_size=64    # longer than in training
 
 Read train.py and windows.py before, and scaling.py after. Six questions: how low is the loss, and
 how uncertain? How does it depend on the position? Does the model use its context? What does
@@ -45,10 +45,10 @@ NGRAM = f"Kneser-Ney {CONTEXT + 1}-gram"  # joins the GPT
 EXAMPLES = 10  # tokens at which one model is most ahead
 CHUNK = 4096  # contexts at a time
 
-# Shapes: N predicted tokens, B windows of T tokens, V tokens in the vocabulary. log_p (N, V):
-# log-probabilities. targets (N,): the true tokens. A Model of ngram.py is a function from n-grams
-# (U, CONTEXT + 1) to the probabilities of their last tokens (U,). models: {name: (a Model or None,
-# lambda)}, where lambda is the weight of the GPT: 0 for counting alone, 1 for the GPT alone.
+# N predicted tokens, B windows of T tokens, V tokens in the vocabulary. log_p (N, V): log-
+# probabilities. targets (N,): the true tokens. A Model of ngram.py is a function from n-grams (U,
+# CONTEXT + 1) to the probabilities of their last tokens (U,). models: {name: (a Model or None,
+# lambda)}, where lambda is the weight of the GPT.
 
 
 @dataclass
@@ -57,6 +57,9 @@ class Options:
     dataset: str = ""  # a dataset with the same tokenizer (default: the one of the run)
     split: Literal["train", "val", "test"] = "val"  # the part of the dataset
     eval_tokens: int = 0  # about how many to evaluate on; 0: all (40,000 for prompts, calibration)
+    block_size: int = 0  # context length (0: as trained; learned positions allow no longer one)
+    rope_base: float = 0.0  # larger, for a longer context (0: as trained)
+    rope_scale: float = 0.0  # divides rope's positions, for the same (0: as trained)
     num_samples: int = 1000  # samples to search for in the training text; 0: none
     plot: bool = False  # draw evaluation.png beside the checkpoint
     seed: int = 1337  # of samples, prompts and intervals
@@ -66,11 +69,10 @@ class Options:
 
 
 # ----------------------------------------------------------------------------- the loss
-# The loss is a mean over the tokens of a split. In other documents of the same kind, it would be a
-# little higher or lower. How much? The bootstrap (Efron 1979) draws documents of the split at
-# random, as many as there are, with replacement, and computes their mean loss, a thousand times.
-# 95 % of these means are in the interval. (It says nothing of a model trained with another seed.) A
-# text without documents is cut into STRETCHES, as neighboring windows are similar.
+# In other documents of the same kind, the loss would be a little higher or lower. How much? The
+# bootstrap (Efron 1979) draws as many documents of the split at random, with replacement, and
+# computes their mean loss, a thousand times: 95 % of these means are in the interval. (It says
+# nothing of another seed.) A text is cut into STRETCHES, as neighboring windows are similar.
 
 
 def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, ...]:
@@ -174,11 +176,9 @@ def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Mac
 
 
 # ----------------------------------------------------------------------------- counting
-# What does counting know that the GPT does not? Two models that make different mistakes can have a
-# lower loss together. Their linear interpolation (Jelinek and Mercer 1980) is
+# Two models that make different mistakes can have a lower loss together, interpolated with one
+# lambda for all tokens (Jelinek and Mercer 1980):
 #     p = lambda p_GPT + (1 - lambda) p_counting
-# with one lambda for all tokens; a mixture of experts would choose it for each token. Khandelwal et
-# al. (2020) interpolate with nearest neighbors, Liu et al. (2024) with the n-grams of a huge text.
 
 
 def maximize(rises: Callable[[float], bool], low: float, high: float) -> float:
@@ -240,11 +240,10 @@ def show_interpolation(measured: tuple, table: NGrams, data: Dataset, options) -
 
 
 # ----------------------------------------------------------------------------- calibration
-# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. Only the most likely
-# token of each prediction is tested. Its probability is the confidence. In bins of confidence,
-# compare the mean with the accuracy, the fraction of these tokens that are right (Guo et al. 2017).
-# If the confidence is higher, the model is overconfident, and dividing its logits by a temperature
-# tau > 1 helps.
+# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. Tested is the most likely
+# token of each prediction; its probability is the confidence. In bins of confidence, compare the
+# mean with the accuracy, the fraction of these tokens that are right (Guo et al. 2017). If it is
+# higher, the model is overconfident, and dividing its logits by a temperature tau > 1 helps.
 
 
 def reliability(p: np.ndarray, hits: np.ndarray) -> tuple:
@@ -268,10 +267,9 @@ def error_by_chance(p: np.ndarray, draws: int = 20) -> float:
 
 
 def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
-    """The temperature tau, from 0.01 to 100, with the lowest loss of softmax(log_p / tau). (Logits
-    would give the same: they are log_p and a constant for each prediction, which softmax ignores.)
-    The derivative of minus the loss by beta = 1 / tau is the mean of log_p[target] - E[log_p], where
-    E is the expected value under softmax(beta log_p)."""
+    """The temperature tau, from 0.01 to 100, with the lowest loss of softmax(log_p / tau). The
+    derivative of minus the loss by beta = 1 / tau is the mean of log_p[target] - E[log_p], where E
+    is the expected value under softmax(beta log_p)."""
     of_targets = -F.nll_loss(log_p, targets).item()
     expected = lambda beta: ((beta * log_p).softmax(dim=1) * log_p).sum(dim=1).double().mean().item()
     return 1 / maximize(lambda beta: expected(beta) < of_targets, 0.01, 100.0)
@@ -430,7 +428,9 @@ def main() -> None:
     machine = Machine.pick(options.device, options.dtype)
     checkpoint = load_checkpoint(options.init_from or newest_run())
     data = open_data(checkpoint, options)
-    model = load_model(checkpoint)[0].to(machine.device)
+    longer = "block_size", "rope_base", "rope_scale"
+    changes = {name: getattr(options, name) for name in longer if getattr(options, name)}
+    model = load_model(checkpoint, **changes)[0].to(machine.device)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {machine}")
     models, more = {"GPT": (None, 1.0)}, {}
     subset = min(options.eval_tokens or SUBSET, SUBSET)

@@ -41,7 +41,9 @@ class GPTConfig:
     dropout: float = 0.0  # fraction of activations zeroed in training (regularization)
     bias: bool = False  # biases in the linear layers and layer norms, as in GPT-2
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalization layer
-    position: Literal["learned", "rope", "alibi", "none"] = "rope"  # position encoding
+    position: Literal["learned", "rope", "alibi", "t5", "none"] = "rope"  # position encoding
+    rope_base: float = 10_000.0  # rope's slowest pair turns by 1 / base per token
+    rope_scale: float = 1.0  # divides rope's positions: 4 fits a context 4 times as long
     lookback: int = 0  # previous-token embeddings: how many preceding tokens are added; 0: off
     activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"] = "relu2"  # of the MLP
     qk_norm: bool = True  # normalize queries and keys, so that attention scores stay bounded
@@ -62,8 +64,9 @@ class GPTConfig:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 0 to below 1")
-        if self.train_temperature <= 0:
-            raise ConfigError(f"train_temperature={self.train_temperature} cannot divide; use more than 0")
+        for name in ("train_temperature", "rope_base", "rope_scale"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} cannot divide; use more than 0")
         self.n_kv_head = self.n_kv_head or self.n_head
         for multiple, of in (("n_embd", "n_head"), ("n_head", "n_kv_head")):
             n, d = getattr(self, multiple), getattr(self, of)
@@ -88,11 +91,13 @@ def make_norm(config: GPTConfig) -> nn.Module:
     return nn.RMSNorm(config.n_embd, eps=1e-6)
 
 
-def rope_angles(positions: int, channels: int, base: float = 10_000.0) -> torch.Tensor:
-    """t * base^(-2i / channels) for position t and channel pair i, (T, channels / 2), float64: from
-    1 radian per token down to nearly 1 / base, like clock hands of decreasing speed."""
+def rope_angles(positions: int, channels: int, base: float = 10_000.0, scale: float = 1.0) -> torch.Tensor:
+    """t / scale * base^(-2i / channels) for position t and channel pair i, (T, channels / 2),
+    float64: from 1 radian per token down to nearly 1 / base, like clock hands of decreasing speed.
+    For a context longer than in training, a larger base slows mostly the slow hands, and a scale
+    above 1 all of them: it interpolates the positions (Chen et al. 2023)."""
     frequency = base ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
-    return torch.outer(torch.arange(positions, dtype=torch.float64), frequency)
+    return torch.outer(torch.arange(positions, dtype=torch.float64) / scale, frequency)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -104,9 +109,16 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 def alibi_slopes(n_head: int) -> torch.Tensor:
     """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts
-    slope * distance from the scores: heads with a gentle slope also attend to distant tokens. (If
-    nh is no power of 2, the authors' code has other slopes than this formula of their paper.)"""
+    slope * distance from the scores: heads with a gentle slope also attend to distant tokens."""
     return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
+
+
+def t5_bucket(distance: torch.Tensor) -> torch.Tensor:
+    """The bucket 0 to 31 of each distance, int64. T5 (Raffel et al. 2020) adds a learned scalar for
+    each head and bucket to the scores. Distances 0 to 15 have a bucket each, longer ones share ever
+    wider ones, up to 113 and more. (Negative ones are masked anyway.)"""
+    wide = 16 + 16 * (distance.clamp(min=16) / 16).log2() / 3  # 16 at 16, 32 at 128
+    return distance.clamp(min=0).where(distance < 16, wide.long().clamp(max=31))
 
 
 class Dropout(nn.Dropout):
@@ -232,6 +244,8 @@ class GPT(nn.Module):
         parts["w_prev"] = nn.ModuleList(nn.Embedding(V + 1, C) for _ in range(config.lookback))
         if config.position == "learned":
             parts["wpe"] = nn.Embedding(config.block_size, C)
+        elif config.position == "t5":
+            parts["wpe_t5"] = nn.Embedding(32, config.n_head)  # of buckets
         parts["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         parts["ln_f"] = make_norm(config)
         self.transformer = nn.ModuleDict(parts)
@@ -241,7 +255,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.transformer.wte.weight  # one tensor (Press, Wolf 2017)
         constants = torch.empty(0)  # of the position encoding
         if config.position == "rope":
-            angles = rope_angles(config.block_size, config.head_dim)
+            angles = rope_angles(config.block_size, config.head_dim, config.rope_base, config.rope_scale)
             constants = torch.stack((angles.cos(), angles.sin()))  # (2, T, hd/2)
         elif config.position == "alibi":
             constants = alibi_slopes(config.n_head)  # (nh, 1, 1)
@@ -311,7 +325,7 @@ class GPT(nn.Module):
         # pass is so slow that the formula is faster for up to 512 tokens.
         fused_is_slow = config.dropout > 0 or (torch.is_autocast_enabled("cpu") and T <= 512)
         flash = config.flash and not (self.training and idx.is_cpu and fused_is_slow)
-        needs_mask = not flash or config.position == "alibi" or config.delimiter >= 0
+        needs_mask = not flash or config.position in ("alibi", "t5") or config.delimiter >= 0
         needs_mask = needs_mask or (cache is not None and cache.needs_mask)
         mask = self.mask(positions, history[:, config.lookback :]) if needs_mask else None
         x = self.dropout(x)
@@ -336,20 +350,24 @@ class GPT(nn.Module):
 
     def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
         """The additive mask (..., T, S) for queries at positions (T,) and keys of the tokens
-        key_ids (B, S): -inf if a key is later or in another document, else 0, or ALiBi's bias."""
+        key_ids (B, S): -inf if a key is later or in another document, else 0, or the bias of ALiBi
+        or T5."""
         distance = positions[:, None] - torch.arange(key_ids.shape[1], device=key_ids.device)  # (T, S)
         hidden = distance < 0
         if self.config.delimiter >= 0:
             document = (key_ids == self.config.delimiter).cumsum(dim=1)  # (B, S)
             hidden = hidden | (document[:, positions, None] != document[:, None]).unsqueeze(1)
-        zero = self.transformer.wte.weight.new_zeros(())
-        bias = -self.constants * distance if self.config.position == "alibi" else zero
+        bias = self.transformer.wte.weight.new_zeros(())
+        if self.config.position == "alibi":
+            bias = -self.constants * distance  # (nh, T, S)
+        elif self.config.position == "t5":
+            bias = self.transformer.wpe_t5(t5_bucket(distance)).permute(2, 0, 1)  # (nh, T, S)
         return bias.masked_fill(hidden, -math.inf)
 
     def num_params(self, non_embedding: bool = False) -> int:
         """The number of parameters; a tied matrix counts once. non_embedding: without the tables
         that are only looked up: those of positions, previous tokens and, unless tied, tokens."""
-        looked_up = ("wpe", "w_prev") if self.config.tie_weights else ("wpe", "w_prev", "wte")
+        looked_up = {"wpe", "wpe_t5", "w_prev"} | (set() if self.config.tie_weights else {"wte"})
         tables = [part for name, part in self.transformer.items() if name in looked_up]
         count = sum(p.numel() for p in self.parameters())
         return count - non_embedding * sum(p.numel() for table in tables for p in table.parameters())

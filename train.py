@@ -354,7 +354,7 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
     if init_from == "resume":
         fixed.add("optimizer")
     elif config.position != "learned" or config.block_size < inherited["block_size"]:
-        fixed.remove("block_size")
+        fixed -= {"block_size", "rope_base", "rope_scale"}
     for name in sorted(fixed):
         if getattr(config, name) != inherited[name]:
             what = f"{name} is fixed to {inherited[name]} by the checkpoint {checkpoint['name']}"

@@ -487,6 +487,30 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     assert call(evaluate, *options)[1] == out
 
 
+def test_a_context_longer_than_in_training(call, fails):
+    """For position encodings that allow it; RoPE's base and scale can be changed for it."""
+    short = ["--num_samples=0", "--dtype=float32"]
+    for position in ("rope", "alibi", "t5", "learned"):
+        call(train, *SHORT, f"--position={position}", f"--out_dir=out/{position}", "--zero_init=false")
+        longer = [f"--init_from=out/{position}", "--block_size=40", *short]
+        if position == "learned":
+            assert "learned positions end at 16; use a smaller --block_size" in fails(evaluate, *longer)
+            assert call(evaluate, longer[0], "--block_size=8", *short)[0] == 0
+            continue
+        losses = {}
+        for changes in ([], ["--rope_scale=2.5"], ["--rope_base=500"]) if position == "rope" else ([],):
+            status, out, err = call(evaluate, *longer, *changes)
+            assert status == 0, err
+            keys = {name: float(value) for name, value in (word[2:].split("=") for word in changes)}
+            model, dataset = load_model(f"out/{position}", block_size=40, **keys)[0], prepare_data.load("tiny")
+            loss = losses[tuple(keys)] = float(result(out)["val"])
+            assert loss == pytest.approx(loss_of(model, dataset, "val"), abs=1e-4)
+            assert re.search(r"^64 ", out, flags=re.M)  # positions 33 to 40
+        assert len(set(losses.values())) == len(losses)
+    with pytest.raises(UserError, match="learned positions end at 16"):
+        load_model("out/learned", block_size=17)
+
+
 @pytest.mark.parametrize("name", ["list", "tiny"])
 def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeypatch):
     call(train, *SHORT, f"--dataset={name}", f"--out_dir=out/{name}", "--max_iters=60", "--learning_rate=0.03")

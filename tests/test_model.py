@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import model as model_file
-from model import GPT, GPTConfig, alibi_slopes, rope_angles, rotate, sample_token
+from model import GPT, GPTConfig, alibi_slopes, rope_angles, rotate, sample_token, t5_bucket
 from sample import KVCache, generate
 
 SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "norm": "rmsnorm"}
@@ -23,7 +23,7 @@ KINDS = {
     "mixed": SMALL | {"norm": "layernorm", "bias": True, "tie_weights": True},
 }
 CHOICES = {
-    "n_kv_head": (4, 2, 1), "position": ("learned", "rope", "alibi", "none"),
+    "n_kv_head": (4, 2, 1), "position": ("learned", "rope", "alibi", "t5", "none"),
     "flash": (True, False), "qk_norm": (True, False),
     "norm": ("layernorm", "rmsnorm"), "activation": ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"),
     "bias": (True, False),
@@ -54,6 +54,7 @@ EACH_CHOICE = [  # once
     {"position": "rope", "n_kv_head": 2, "activation": "gelu", "bias": True, "tie_weights": True},
     {"position": "alibi", "n_kv_head": 1, "activation": "gelu_tanh", "qk_norm": False, "flash": False, "dropout": 0.1},
     {"position": "none", "activation": "swiglu", "norm": "layernorm", "lookback": 2, "delimiter": 7},
+    {"position": "t5", "n_kv_head": 2},
 ]
 
 
@@ -113,7 +114,7 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
         if c.position != "rope":
             return vector
         pairs = [complex(vector[i], vector[i + hd // 2]) for i in range(hd // 2)]
-        pairs = [z * cmath.exp(1j * t / 10_000 ** (2 * i / hd)) for i, z in enumerate(pairs)]
+        pairs = [z * cmath.exp(1j * t / c.rope_scale / c.rope_base ** (2 * i / hd)) for i, z in enumerate(pairs)]
         return torch.tensor([z.real for z in pairs] + [z.imag for z in pairs])
 
     def attention(x: torch.Tensor, layer) -> torch.Tensor:
@@ -127,6 +128,8 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
                 scores = {s: turned(q[t, of], t) @ keys[s] / math.sqrt(hd) for s in range(start[t], t + 1)}
                 if c.position == "alibi":
                     scores = {s: score - (t - s) * 2 ** (-8 * (head + 1) / c.n_head) for s, score in scores.items()}
+                if c.position == "t5":  # T is below 16, so each distance has its own bucket
+                    scores = {s: score + net.wpe_t5.weight[t - s, head] for s, score in scores.items()}
                 weights = {s: score.exp() for s, score in scores.items()}
                 out[t, of] = sum(w * v[s, its] for s, w in weights.items()) / sum(weights.values())
         return linear(out, layer.c_proj)
@@ -169,6 +172,31 @@ def test_alibi_takes_slope_times_distance_from_the_scores():
     assert alibi_slopes(8).flatten().tolist() == [2.0**-h for h in range(1, 9)]
     mask = GPT(GPTConfig(**SMALL | {"position": "alibi", "block_size": 40})).mask(torch.arange(40), torch.zeros(1, 40))
     assert mask[0, 39].tolist() == pytest.approx([-(39 - j) / 4 for j in range(40)])  # of the head of slope 2^-2
+
+
+@torch.no_grad()
+def test_rope_has_a_base_and_a_scale_for_longer_contexts(double):
+    keys, idx = SMALL | {"rope_base": 500.0, "rope_scale": 4.0}, torch.randint(65, (1, 7))
+    model = shaken(GPTConfig(**keys)).eval()
+    assert torch.allclose(model(idx)[0][0], by_the_formulas(model, idx[0].tolist()), atol=1e-9)
+    angles = rope_angles(64, 8, scale=4.0)  # at positions 0 to 63, what 0 to 15.75 were
+    assert torch.allclose(angles[::4], rope_angles(16, 8)) and angles.max() < 16
+    slowest = rope_angles(2, 8, base=500.0)[1, -1].item()
+    assert slowest == pytest.approx(500 ** (-6 / 8))
+
+
+def test_t5_has_a_bucket_for_each_short_distance_and_shares_those_of_long_ones():
+    buckets = t5_bucket(torch.arange(-3, 600)).tolist()[3:]
+    assert buckets[:16] == [*range(16)] and buckets == sorted(buckets) and set(buckets) == {*range(32)}
+    # by the formula of the paper's code, with a largest distance of 128
+    assert buckets[16:] == [min(31, int(16 + 16 * math.log(d / 16) / math.log(8) + 1e-9)) for d in range(16, 600)]
+    assert buckets.index(31) == 113 and t5_bucket(torch.tensor([-9, -1])).tolist() == [0, 0]
+    model = GPT(GPTConfig(**SMALL | {"position": "t5", "block_size": 40}))
+    torch.nn.init.normal_(model.transformer.wpe_t5.weight)
+    mask = model.mask(torch.arange(40), torch.zeros(1, 40))  # (nh, T, S)
+    table = model.transformer.wpe_t5.weight
+    assert torch.equal(mask[:, 39].T, table[[buckets[39 - j] for j in range(40)]])
+    assert (mask[:, 3, 4:] == -math.inf).all()
 
 
 @every_combination
@@ -318,7 +346,7 @@ def test_dropout_keeps_the_expected_value(dtype):
 def test_a_document_is_computed_as_if_it_were_alone(config, double):
     """With a delimiter, a window of several documents gives the logits of each alone. Positions continue from document
     to document, so this holds for relative encodings only."""
-    for position in ("rope", "alibi", "none"):
+    for position in ("rope", "alibi", "t5", "none"):
         config = GPTConfig(**vars(config) | {"delimiter": 7, "position": position, "block_size": 40})
         for flash in (True, False):
             config.flash = flash
@@ -489,7 +517,7 @@ def test_zero_init_makes_blocks_the_identity():
         ({"n_layer": 0}, "n_layer=0 is out of range"),
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"dropout": math.nan}, "dropout=nan"),
-        ({"position": "sinusoidal"}, "position=sinusoidal is unknown; choose from learned, rope, alibi, none"),
+        ({"position": "sinusoidal"}, "position=sinusoidal is unknown; choose from learned, rope, alibi, t5, none"),
     ],
 )
 def test_a_config_that_makes_no_model_is_refused_by_name(keys, words):

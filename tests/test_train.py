@@ -886,6 +886,11 @@ def test_a_model_of_ours_is_tuned_from_where_it_was(call, fails):
         assert status == 0, err
         assert float(result(out)["val"]) == pytest.approx(loss, abs=1e-3)
     assert call(train, *SHORT[:1], *small, "--init_from=out/first", "--block_size=8")[0] == 0
+    longer = ["--block_size=32", "--rope_scale=2", "--rope_base=500", "--out_dir=out/longer"]
+    assert call(train, *SHORT[:1], *small, "--init_from=out/first", *longer)[0] == 0
+    config = load_model("out/longer")[0].config
+    assert (config.block_size, config.rope_scale, config.rope_base) == (32, 2, 500)
+    assert "rope_scale is fixed to 2" in fails(train, "--init_from=resume", "--out_dir=out/longer", "--rope_scale=4")
     error = fails(train, "--init_from=out/first", "--n_embd=32")
     assert "n_embd is fixed to 16 by the checkpoint out/first/best.pt; drop" in error
     error = fails(train, "--init_from=out/first", "--dataset=list")
