@@ -14,7 +14,7 @@ never seen (Karpathy 2022, "Building makemore" parts 2 to 4):
 It can start confidently wrong, its tanh units can saturate, and its layers can learn too fast or
 too slowly: this file shows a statistic and a fix for each. Its limitation: W1 has separate rows for
 each position, so nothing is shared between positions, and the network sees no further back.
-Solutions: a state (cells.py), or attention (model.py).
+Solutions: a state (cells.py), or attention (attention.py).
 """
 
 import math

@@ -4,7 +4,7 @@
     model = GPT(GPTConfig(vocab_size=65, n_layer=4, n_head=4, n_embd=128, block_size=64))
     logits, loss = model(idx, targets)      # idx, targets (B, T): token ids
 
-Read mlp.py or rnn.py before, train.py and sample.py after. This file needs PyTorch alone: copy it
+Read attention.py before, train.py and sample.py after. This file needs PyTorch alone: copy it
 and train. The defaults are a modern decoder; gpt2.py has the options that make it GPT-2.
 
 Shapes at the line ends: B batch size, T tokens (at most block_size), S keys that they attend to (T

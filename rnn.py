@@ -5,7 +5,7 @@
     python rnn.py --cell=rnn --optimizer=sgd --learning_rate=1 --max_iters=400 --grad_clip=0    # without clipping
     python rnn.py --recall                                  # two tests of memory, with a GPT beside them
 
-Read cells.py before, model.py after. The loss at a token depends on the state after each token
+Read cells.py before, attention.py after. The loss at a token depends on the state after each token
 before it, so the gradient goes back through all of these steps: backpropagation through time
 (BPTT). At each step it is multiplied by a matrix, the derivative of a state w.r.t. the one before.
 If that mostly shrinks it, the gradient vanishes, and the network cannot learn from what is far

@@ -7,11 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, SHARED, result
 
+import attention
 import bigram
 import cells
 import checkpoint
@@ -45,7 +47,7 @@ README, RESULTS = PAGES[ROOT / "README.md"], PAGES[ROOT / "docs" / "results.md"]
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
-SCRIPTS += (rlhf, word2vec, seq2seq, mlm)
+SCRIPTS += (rlhf, word2vec, seq2seq, mlm, attention)
 OTHERS = (cells, checkpoint, console, files, gpt2, model, optim, peft)
 OTHERS += (runtime, tokenizer, windows)
 if importlib.util.find_spec("matplotlib"):
@@ -95,14 +97,29 @@ FIRST_TABLE = tables(README[: README.index("\n## ")])
 
 # ----------------------------------------------------------------------------- commands
 
+
+
+@dataclass
+class AttentionOptions:
+    """What `attention.py --help` lists, as a test checks."""
+
+    dataset: str = "words"  # a
+    max_iters: int = 1000  # b
+    plot: bool = False  # c
+    seed: int = 1337  # d
+
+
 TORCHRUN = {"--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
 TORCHRUN |= {"--max_restarts", "--rdzv_backend", "--rdzv_endpoint"}
 
 
 def options_of(script: str) -> type:
-    """The dataclass of a script's options. estimate.py has those of train.py, micrograd.py none."""
+    """The dataclass of a script's options. estimate.py has those of train.py, micrograd.py none. attention.py, which
+    can be copied alone, reads its own."""
     if script == "micrograd.py":
         return object
+    if script == "attention.py":
+        return AttentionOptions
     return train.TrainConfig if script in ("train.py", "estimate.py") else FILES[script].Options
 
 
@@ -144,6 +161,14 @@ def test_no_command_has_a_comment_that_a_shell_would_pass_on():
     for module in FILES.values():
         for comment in re.findall(r"^    (?:python|torchrun) .*?(#.*)", module.__doc__, flags=re.M):
             assert re.match(r"# ", comment) and not set(comment) & set("'\"`?*()[]{}<>|&;!$\\"), comment
+
+
+def test_attention_has_the_options_that_it_lists(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["attention.py", "--help"])
+    with pytest.raises(SystemExit):
+        attention.main()
+    listed = re.findall(r"^  --(\w+)", capsys.readouterr().out, flags=re.M)
+    assert listed == [field.name for field in fields(AttentionOptions)]
 
 
 def test_a_wrong_command_would_show(monkeypatch):
