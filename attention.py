@@ -57,7 +57,7 @@ def averages() -> None:
     check("by a loop, and as wei @ x", wei @ x, out)
     wei = causal_softmax(torch.zeros(5, 5))  # equal scores make equal weights
     check("with wei as a softmax of zeros, and of -inf for the future", wei @ x, out)
-    print("wei, in percent: row t has the weights that token t gives to all tokens")
+    print("wei, in percent, rounded: row t has the weights that token t gives to all tokens")
     show(wei, "abcde")
     change = (wei @ x[:, [1, 0, 2, 3, 4]] - out)[:, 1:].abs().max()
     print(f"Swap a and b: outputs 1 to 4 move by {change:.0e}. An average knows no order, and gives")
@@ -78,7 +78,7 @@ def one_head() -> None:
     """2. One head: scores that depend on the tokens"""
     letters = torch.tensor([[ord(letter) - ord("a") for letter in word] for word in ("banana", "banaza")])
     x, identity = F.one_hot(letters, 26).float(), torch.eye(26)  # (2, T, 26)
-    Wq = 3 * math.sqrt(26) * identity  # so that the score is 3 for the same letter, 0 for another one
+    Wq = 3 * math.sqrt(26) * identity  # head() divides by sqrt(26): score 3 for the same letter, else 0
     out, wei = head(x, Wq, identity, identity)
     print(f"banana and banaza: x {tuple(x.shape)} -> output {tuple(out.shape)}, wei {tuple(wei.shape)}")
     print("wei, in percent, if each letter looks for the same letter: it counts exp(3) = 20 times as much")
@@ -87,6 +87,7 @@ def one_head() -> None:
         out, _ = head(x, Wq, identity, identity, causal)
         moved = " ".join(f"{number:.2f}" for number in (out[1] - out[0]).norm(dim=1))
         print(f"From banana to banaza, the outputs 0 to 5 move by {moved}, {mask}")
+    print("With the mask, no output before the changed letter moves.")
 
 
 def scaling() -> None:
@@ -103,11 +104,12 @@ def scaling() -> None:
             line += f"  {scores.var():10.2f}  {wei.amax(dim=-1).mean():7.2f}  {passed:8.4f}"
         print(line)
     print("largest: of the 16 weights of a query, the mean; gradient: what part of it passes the softmax, the")
-    print("median. Without the division, one key gets nearly all of the weight, and no gradient gets through.")
+    print("median (if all are 1/16, 0.06). Undivided, one key gets most of the weight, and hardly any gradient passes.")
 
 
 # As in mlp.py, a layer keeps in self what backward() needs. backward() gets the gradient of the loss
-# w.r.t. the output, sets .grad of the parameters, and returns the gradient w.r.t. the input.
+# w.r.t. the output, sets .grad of the parameters, and returns the gradient w.r.t. the input. PyTorch
+# stores the matrix of a linear layer as (fan_out, fan_in), so x W of mlp.py is x W^T here.
 
 
 class Linear(nn.Linear):
@@ -369,6 +371,7 @@ def main() -> None:
         step()
     if options.max_iters:
         print(f"\n{training.__doc__}")
+        torch.manual_seed(options.seed)  # whatever the steps before have drawn
         folder, chars = Path("data", options.dataset), None
         if (folder / "meta.json").exists():
             chars = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["tokenizer"].get("chars")

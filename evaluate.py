@@ -2,7 +2,7 @@
 
     python evaluate.py                               # the newest run of train.py, on its validation split
     python evaluate.py --init_from=out/names --plot  # and draw evaluation.png
-    python evaluate.py --init_from=out/names --block_size=64    # longer than in training
+    python evaluate.py --init_from=out/python --block_size=256   # a longer context than in training
 
 Read train.py and windows.py before, and scaling.py after. Six questions: how low is the loss, and
 how uncertain? How does it depend on the position? Does the model use its context? What does
@@ -428,8 +428,8 @@ def main() -> None:
     machine = Machine.pick(options.device, options.dtype)
     checkpoint = load_checkpoint(options.init_from or newest_run())
     data = open_data(checkpoint, options)
-    longer = "block_size", "rope_base", "rope_scale"
-    changes = {name: getattr(options, name) for name in longer if getattr(options, name)}
+    of_context = "block_size", "rope_base", "rope_scale"
+    changes = {name: getattr(options, name) for name in of_context if getattr(options, name)}
     model = load_model(checkpoint, **changes)[0].to(machine.device)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {machine}")
     models, more = {"GPT": (None, 1.0)}, {}

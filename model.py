@@ -42,7 +42,7 @@ class GPTConfig:
     bias: bool = False  # biases in the linear layers and layer norms, as in GPT-2
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalization layer
     position: Literal["learned", "rope", "alibi", "t5", "none"] = "rope"  # position encoding
-    rope_base: float = 10_000.0  # rope's slowest pair turns by 1 / base per token
+    rope_base: float = 10_000.0  # rope's slowest pair turns by about 1 / base per token
     rope_scale: float = 1.0  # divides rope's positions: 4 fits a context 4 times as long
     lookback: int = 0  # previous-token embeddings: how many preceding tokens are added; 0: off
     activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"] = "relu2"  # of the MLP
@@ -115,8 +115,8 @@ def alibi_slopes(n_head: int) -> torch.Tensor:
 
 def t5_bucket(distance: torch.Tensor) -> torch.Tensor:
     """The bucket 0 to 31 of each distance, int64. T5 (Raffel et al. 2020) adds a learned scalar for
-    each head and bucket to the scores. Distances 0 to 15 have a bucket each, longer ones share ever
-    wider ones, up to 113 and more. (Negative ones are masked anyway.)"""
+    each head and bucket to the scores. Distances 0 to 15 have a bucket each, longer ones share
+    wider ones, the last of them 113 and more. (Negative ones are masked anyway.)"""
     wide = 16 + 16 * (distance.clamp(min=16) / 16).log2() / 3  # 16 at 16, 32 at 128
     return distance.clamp(min=0).where(distance < 16, wide.long().clamp(max=31))
 

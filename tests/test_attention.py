@@ -56,6 +56,14 @@ def test_all_steps_are_printed_in_order(out):
     assert len(same) == 17 and all(float(difference) < 1e-5 for difference in same)
 
 
+def test_the_tour_shows_what_it_prints(out):
+    """All of it, line by line, but for the numbers."""
+    page = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(1\. Averaging.*?)^```", page, flags=re.M | re.S)
+    texts = [" ".join(re.sub(r"\d[\d.,e+-]*", " ", text).split()) for text in (shown.split("\n8. ")[0], out)]
+    assert texts[0] == texts[1]
+
+
 def test_a_difference_is_no_rounding(capsys):
     x = torch.ones(2, 3)
     attention.check("equal", x, x + 1e-6)
@@ -360,6 +368,7 @@ def test_training_compares_five_models(call, data, only_training, monkeypatch):
         rows = [line for line in part(out, 8).splitlines()[2:] if line]
         names = ["bigram", "MLP, three letters", "one head", "four heads", "block"]
         assert len(rows) == len(trained) == 5
+        assert [(model.attention.nh, model.block) for model in trained[2:]] == [(1, False), (4, False), (4, True)]
         dataset, printed = prepare_data.load(name), []
         tokens, T = torch.from_numpy(dataset.val.astype(np.int64)), min(32, len(dataset.val) - 1)
         for row, label, model in zip(rows, names, trained, strict=True):
@@ -418,7 +427,8 @@ def test_a_sample_follows_the_model():
 def test_the_plot_shows_the_weights_of_a_trained_head(call, data, only_training, monkeypatch):
     from matplotlib.axes import Axes
 
-    drawn, imshow = [], Axes.imshow
+    drawn, trained, imshow, real = [], [], Axes.imshow, attention.train
+    monkeypatch.setattr(attention, "train", lambda model, *args: trained.append(model) or real(model, *args))
     monkeypatch.setattr(Axes, "imshow", lambda self, image, **more: drawn.append(image) or imshow(self, image, **more))
     status, out, _ = call(attention, "--dataset=list", "--max_iters=5", "--plot")
     path = Path("out/attention_list/wei.png")
@@ -426,7 +436,9 @@ def test_the_plot_shows_the_weights_of_a_trained_head(call, data, only_training,
     (wei,) = drawn
     assert wei.shape == (20, 20) and (np.triu(wei, 1) == 0).all()
     assert wei.sum(axis=1) == pytest.approx(np.ones(20), abs=1e-5)
-    assert wei.std() > 0.05  # scores of real tokens, not equal ones
+    (one,) = [model for model in trained if isinstance(model, Transformer) and model.attention.nh == 1]
+    one(torch.from_numpy(prepare_data.load("list").val[None, :20].astype(np.int64)))
+    assert np.array_equal(wei, one.attention.wei[0, 0].detach().numpy()) and wei.std() > 0.05
 
 
 def test_what_a_user_can_cause_is_one_line(fails, data, only_training, monkeypatch):

@@ -197,6 +197,8 @@ def test_t5_has_a_bucket_for_each_short_distance_and_shares_those_of_long_ones()
     table = model.transformer.wpe_t5.weight
     assert torch.equal(mask[:, 39].T, table[[buckets[39 - j] for j in range(40)]])
     assert (mask[:, 3, 4:] == -math.inf).all()
+    looked_up = model.num_params() - model.num_params(non_embedding=True)
+    assert looked_up == 65 * 32 + 32 * 4  # tokens, and buckets
 
 
 @every_combination

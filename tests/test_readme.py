@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -373,6 +374,21 @@ def test_the_plot_of_counting_shows_its_tables(call, figures):
             drawn = [(float(row[axes.get_xlabel()].replace(",", "")), float(row[column].split()[0])) for row in rows]
             assert line.get_xydata().tolist() == [list(point) for point in drawn]
             assert column in line.get_label()
+
+
+def test_the_lectures_model_has_the_size_that_the_results_state():
+    options = tomllib.loads((ROOT / "config" / "lecture.toml").read_text(encoding="utf-8"))
+    config = train.TrainConfig(**options).model_config()  # 65 tokens, as tiny Shakespeare
+    gpt = model.GPT(config)
+    text = section(RESULTS, "The lecture's model")
+    assert f"{gpt.num_params():,} parameters" in " ".join(text.split())
+    assert (config.position, config.activation, options["optimizer"]) == ("learned", "relu", "adamw")
+    rows = [row for row in tables(text) if "validation loss" in row]
+    assert len(rows) > 20
+    assert (rows[0]["steps"], rows[0]["options"]) == (f"{options['max_iters']:,}", "")
+    for row in rows:  # a mean is within its range
+        mean, low, high = map(float, re.match(r"(\S+) \((\S+) to (\S+)\)", row["validation loss"]).groups())
+        assert low <= mean <= high
 
 
 def test_a_mixture_is_lower_than_its_parts():
