@@ -365,7 +365,7 @@ def main() -> None:
     if options.plot and not importlib.util.find_spec("matplotlib"):
         fail("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
     torch.manual_seed(options.seed)
-    torch.set_num_threads(1)  # for tensors this small, two threads take longer than one
+    torch.set_num_threads(1)  # most tensors here are too small to share out
     for step in (averages, one_head, scaling, block, positions, by_hand, flash):
         print(f"\n{step.__doc__}")
         step()
@@ -376,7 +376,7 @@ def main() -> None:
         if (folder / "meta.json").exists():
             chars = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["tokenizer"].get("chars")
         if not chars:
-            fail(f"{folder} is no dataset of characters; python prepare_data.py words, and start this again")
+            fail(f"no dataset of characters in {folder}; python prepare_data.py words, then start this again")
         model, idx = training(folder, chars, options.max_iters)
         if options.plot:
             plot(model, idx, chars, Path("out", f"attention_{options.dataset}", "wei.png"))

@@ -442,7 +442,7 @@ def test_the_plot_shows_the_weights_of_a_trained_head(call, data, only_training,
 
 
 def test_what_a_user_can_cause_is_one_line(fails, data, only_training, monkeypatch):
-    assert "data/nothing is no dataset" in fails(attention, "--dataset=nothing")
+    assert "no dataset of characters in data/nothing;" in fails(attention, "--dataset=nothing")
     prepare_data.prepare("tiny.txt", tokenizer="bpe", vocab_size=260)
     assert "python prepare_data.py words" in fails(attention, "--dataset=tiny_bpe260")
     assert "--colour" in fails(attention, "--colour=red")
