@@ -104,7 +104,7 @@ def scaling() -> None:
             line += f"  {scores.var():10.2f}  {wei.amax(dim=-1).mean():7.2f}  {passed:8.4f}"
         print(line)
     print("largest: of the 16 weights of a query, the mean; gradient: what part of it passes the softmax, the")
-    print("median (if all are 1/16, 0.06). Undivided, one key gets most of the weight, and hardly any gradient passes.")
+    print("median (equal weights: 1/16). Without the division, one key gets most of the weight: no gradient.")
 
 
 # As in mlp.py, a layer keeps in self what backward() needs. backward() gets the gradient of the loss
@@ -277,12 +277,9 @@ def by_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: int = 64) 
     return out / total
 
 
-def by_formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return causal_softmax(q @ k.T / math.sqrt(q.shape[1])) @ v
-
-
 def flash() -> None:
     """7. FlashAttention: the same output, and never all scores at once"""
+    by_formula = lambda q, k, v: causal_softmax(q @ k.T / math.sqrt(q.shape[1])) @ v
     print("    T    scores at once: formula    tiles    milliseconds: formula    tiles  PyTorch's fused kernel")
     for T in (64, 256, 1024, 4096):
         qkv = torch.randn(3, T, 64)
@@ -372,9 +369,9 @@ def main() -> None:
     if options.max_iters:
         print(f"\n{training.__doc__}")
         torch.manual_seed(options.seed)  # whatever the steps before have drawn
-        folder, chars = Path("data", options.dataset), None
-        if (folder / "meta.json").exists():
-            chars = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["tokenizer"].get("chars")
+        folder = Path("data", options.dataset)
+        meta = folder / "meta.json"
+        chars = json.loads(meta.read_text(encoding="utf-8"))["tokenizer"].get("chars") if meta.exists() else None
         if not chars:
             fail(f"no dataset of characters in {folder}; python prepare_data.py words, then start this again")
         model, idx = training(folder, chars, options.max_iters)

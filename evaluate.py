@@ -242,8 +242,8 @@ def show_interpolation(measured: tuple, table: NGrams, data: Dataset, options) -
 # ----------------------------------------------------------------------------- calibration
 # Of the tokens that a calibrated model gives probability 0.3, 30 % occur. Tested is the most likely
 # token of each prediction; its probability is the confidence. In bins of confidence, compare the
-# mean with the accuracy, the fraction of these tokens that are right (Guo et al. 2017). If it is
-# higher, the model is overconfident, and dividing its logits by a temperature tau > 1 helps.
+# mean with the accuracy, the fraction of these tokens that are right (Guo et al. 2017). If the mean
+# is higher, the model is overconfident, and dividing its logits by a temperature tau > 1 helps.
 
 
 def reliability(p: np.ndarray, hits: np.ndarray) -> tuple:

@@ -91,13 +91,13 @@ def make_norm(config: GPTConfig) -> nn.Module:
     return nn.RMSNorm(config.n_embd, eps=1e-6)
 
 
-def rope_angles(positions: int, channels: int, base: float = 10_000.0, scale: float = 1.0) -> torch.Tensor:
+def rope_angles(T: int, channels: int, base: float = 10_000.0, scale: float = 1.0) -> torch.Tensor:
     """t / scale * base^(-2i / channels) for position t and channel pair i, (T, channels / 2),
     float64: from 1 radian per token down to nearly 1 / base, like clock hands of decreasing speed.
     For a context longer than in training, a larger base slows mostly the slow hands, and a scale
     above 1 all of them: it interpolates the positions (Chen et al. 2023)."""
     frequency = base ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
-    return torch.outer(torch.arange(positions, dtype=torch.float64) / scale, frequency)
+    return torch.outer(torch.arange(T, dtype=torch.float64) / scale, frequency)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

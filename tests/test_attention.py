@@ -385,7 +385,7 @@ def test_training_compares_five_models(call, data, only_training, monkeypatch):
         assert printed[4] < printed[0]
 
 
-def test_a_block_learns_more_than_a_head_and_the_bigram_what_counting_knows(data):
+def test_training_teaches_the_bigram_what_counting_knows(data):
     dataset = prepare_data.load("tiny")
     tokens = torch.from_numpy(dataset.train.astype(np.int64))
     V = dataset.vocab_size

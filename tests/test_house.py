@@ -26,7 +26,7 @@ HOUSE = {
 MORE = 1.1  # a tenth more is a miss; these are missed, and may not grow
 MISSED = {
     "console": (202, 9.5),
-    "attention": (386, 21.4),
+    "attention": (383, 21.3),
     "model": (424, 24.7),
     "files": (109, 5.1),
     "runtime": (293, 13.4),
@@ -39,7 +39,7 @@ MISSED = {
     "finetune": (440, 24.2),
     "rlhf": (516, 26.4),
 }
-ALL = (7996, 421.0)  # lines and kilobytes of all files
+ALL = (7993, 420.9)  # lines and kilobytes of all files
 WIDE = 0.08  # of the lines may have more than 100 columns
 LONGEST = {("train", "train"): 80}  # lines of a function; others: 60
 

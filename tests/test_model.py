@@ -519,6 +519,9 @@ def test_zero_init_makes_blocks_the_identity():
         ({"n_layer": 0}, "n_layer=0 is out of range"),
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"dropout": math.nan}, "dropout=nan"),
+        ({"train_temperature": 0.0}, "train_temperature=0.0 cannot divide; use more than 0"),
+        ({"rope_base": 0.0}, "rope_base=0.0 cannot divide"),
+        ({"rope_scale": -1.0}, "rope_scale=-1.0 cannot divide"),
         ({"position": "sinusoidal"}, "position=sinusoidal is unknown; choose from learned, rope, alibi, t5, none"),
     ],
 )
