@@ -5,6 +5,7 @@ r"""Part 6: teach a GPT to follow instructions, and then a new task.
     python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # repeat old documents
     python finetune.py --method=all --plot      # ten ways to learn the new task, compared
     python finetune.py --method=sweep --plot    # what full fine-tuning and LoRA forget
+    python finetune.py --method=emerge --new_task=reverse --plot    # when does an ability emerge?
     python finetune.py --init_from=out/python   # start from another model, trained by train.py
 
 Read sample.py before; peft.py (LoRA, adapters, prefix tuning) and rlhf.py after.
@@ -96,13 +97,15 @@ SWEEP = {
     for name, best in {"full": 0.0005, "lora": 0.0025, "lora, all matrices": 0.001}.items()
     for lr in (best / 8, best / 4, best / 2, best, 2 * best, 4 * best)
 }
+EMERGENCE = Recipe(400, 0.005, muon_learning_rate=0.015, optimizer="muon")
+EMERGENCE_WIDTHS, EMERGENCE_LINES = (16, 32, 64), 16
 COLUMNS = {"trained": ",", "of_all": ".1%", "lr": "g", "seconds": ".1f"}  # of the last table
 COLUMNS |= {"new_task": ".1%", "old_tasks": ".1%", "base_val": ".3f", "kB": ",.0f"}
 
 
 @dataclass
 class Options:
-    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep"] = "lora"  # of stage 3
+    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep", "emerge"] = "lora"  # of stage 3
     init_from: str = ""  # a run of train.py to start from (default: base.pt, trained on first use)
     new_task: Literal[*TASKS] = "swap"  # task of stage 3; all others are learned in stage 2
     num_examples: Positive = 1000  # training examples of the new task
@@ -208,23 +211,28 @@ def answer(model: GPT, prompt: str, tokenizer: Tokenizer) -> str:
 
 
 def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
-    """Print an answer of each task, and the accuracy. As a control, each prompt also gets the answer
-    of the next one: a model that reads prompts is then right by chance, if both answers are equal."""
-    rows, columns, tokenizer, words = [], [], texts.tokenizer, texts.words["test"][:500]
+    """Print an answer of each task, a wrong one if there is any, and how many match exactly."""
+    rows, words = [["", "", "exact match"]], texts.words["test"][:500]
     for task in tasks:
-        prompts, answers = zip(*one_per_word(task, words), strict=True)
-        others = (*answers[1:], answers[0])
-        right = exact_match(model, [*zip(prompts, answers, strict=True)], tokenizer)
-        exchanged = exact_match(model, [*zip(prompts, others, strict=True)], tokenizer)
-        by_chance = np.array(answers) == np.array(others)
-        columns.append([np.mean(some) for some in (right.numpy(), exchanged.numpy(), by_chance)])
-        shown = right.int().argmin()  # a wrong one, if there is any
-        given = answer(model, prompts[shown], tokenizer)
-        verdict = "right" if given == answers[shown] else f"wrong: {answers[shown]}"
-        rows.append([prompts[shown] + given, verdict, *(f"{x:.1%}" for x in columns[-1])])
-    rows.append(["all tasks", "", *(f"{x:.1%}" for x in np.mean(columns, axis=0))])
+        examples = one_per_word(task, words)
+        right = exact_match(model, examples, texts.tokenizer)
+        prompt, correct = examples[right.int().argmin()]
+        given = answer(model, prompt, texts.tokenizer)
+        verdict = "right" if given == correct else f"wrong: {correct}"
+        rows.append([prompt + given, verdict, f"{right.double().mean():.1%}"])
     print(f"\nanswers with {len(words)} test words (a wrong one, if there is any), and how many match exactly")
-    print_table([["", "", "exact match", "prompts exchanged", "by chance"], *rows])
+    print_table(rows)
+
+
+def few_shot(model: GPT, task: str, texts: Texts) -> str:
+    """Exact match with words of four letters, after 0, 1 and, if they fit, 2 examples in the prompt."""
+    examples = one_per_word(task, [word for word in texts.words["test"] if len(word) == 4])
+    found, asked = [], examples
+    while len(found) < 3 and max(len(prompt + answer) for prompt, answer in asked) < model.config.block_size:
+        found.append(f"{exact_match(model, asked, texts.tokenizer).double().mean():.1%}")
+        before = [f"{prompt}{answer}\n" for prompt, answer in [*asked[1:], asked[0]]]
+        asked = [(text + prompt, answer) for text, (prompt, answer) in zip(before, examples, strict=True)]
+    return ", ".join(found)
 
 
 @torch.no_grad()
@@ -378,6 +386,57 @@ def learn(instructed: GPT, texts: Texts, machine, options: Options, name: str, l
     return model, numbers
 
 
+# ----------------------------------------------------------------------------- emergence
+
+
+@torch.no_grad()
+def token_scores(model: GPT, examples: list[tuple[str, str]], tokenizer: Tokenizer) -> dict[str, float]:
+    """Of the tokens of all answers: mean probability, Brier score (squared distance of the
+    probabilities from 1 for the token, 0 for others), and the fraction that is the most likely one;
+    and of whole answers: exact match, and what it would be if tokens were right independently."""
+    x, y = make_batch([encode(example, tokenizer) for example in examples])
+    in_answer, p = y >= 0, model(x.to(model.lm_head.weight.device))[0].softmax(dim=-1).cpu()
+    one_hot = torch.nn.functional.one_hot(y.clamp(min=0), p.shape[-1])
+    right = (p.argmax(dim=-1) == y)[in_answer].double().mean()
+    scores = {"probability": (p * one_hot).sum(dim=-1)[in_answer].mean()}
+    scores |= {"brier": (p - one_hot).square().sum(dim=-1)[in_answer].mean(), "right": right}
+    scores["right^length"] = (right ** in_answer.sum(dim=1)).mean()
+    scores["exact_match"] = exact_match(model, examples, tokenizer).double().mean()
+    return {name: score.item() for name, score in scores.items()}
+
+
+def emerge(texts: Texts, options: Options, machine: Machine) -> dict[int, list[dict]]:
+    """Train three widths on one task, from scratch, and measure as they learn. Does an ability
+    appear suddenly, or does the measure jump (Schaeffer et al. 2023)? Returns the scores by width."""
+    examples = one_per_word(options.new_task, [word for word in texts.words["val"] if len(word) == 6])
+    texts.tasks, history = [options.new_task], {}
+    for width in EMERGENCE_WIDTHS:
+        print(f"\nwidth {width}, {options.new_task}: {len(examples)} words of six letters, validation split")
+        torch.manual_seed(options.seed)
+        model = GPT(GPTConfig(texts.tokenizer.vocab_size, block_size=64, n_embd=width, n_head=2))
+        scores, rng = history.setdefault(width, []), np.random.default_rng(options.seed)
+
+        def note(model=model, scores=scores) -> str:
+            scores.append(token_scores(model, examples, texts.tokenizer))
+            return "  ".join(f"{name} {score:.3f}" for name, score in scores[-1].items())
+
+        draw = lambda rng=rng: texts.instructions(BATCH_SIZE, rng)
+        train_on(model, draw, EMERGENCE, machine, note, lines=EMERGENCE_LINES)
+    return history
+
+
+def draw_emergence(history: dict[int, list[dict]], task: str) -> None:
+    import plots
+
+    steps = [EMERGENCE.max_iters * (i + 1) // EMERGENCE_LINES for i in range(EMERGENCE_LINES)]
+    panels = []
+    for name in ("probability", "exact_match", "right^length"):
+        curves = {f"width {width}": (steps, [at[name] for at in scores], "o-") for width, scores in history.items()}
+        panels.append({"title": f"{task}: {name}", "curves": curves, "xlabel": "step"})
+    plots.lines(FOLDER / "emergence.png", *panels)
+    print(f"\n{FOLDER / 'emergence.png'}: a token's probability, and exact match, as training goes on")
+
+
 # ----------------------------------------------------------------------------- the script
 
 
@@ -410,6 +469,11 @@ def main() -> None:
     old_tasks = [task for task in TASKS if task != options.new_task]
     texts = Texts(words, CharTokenizer(sorted(CHARACTERS)), old_tasks, options.mask)
     print(f"device  {machine}")
+    if options.method == "emerge":
+        history = emerge(texts, options, machine)
+        if options.plot:
+            draw_emergence(history, options.new_task)
+        return print_result("gpt", dataset=data.name, task=options.new_task, **history[EMERGENCE_WIDTHS[-1]][-1])
     made_from = {"seed": options.seed, "words": data.splits["train"]["sha256"], "batch_size": BATCH_SIZE}
     path = find_checkpoint(options.init_from) if options.init_from else pretrain(texts, machine, made_from)
     base, texts.tokenizer, texts.data = open_base(path)
@@ -417,6 +481,8 @@ def main() -> None:
     results = {"base": measure(base, path, texts, options.new_task, machine)}
     model, history = instruct(base, texts, machine, made_from | {"base": sha256_of(path)})
     results["instructed"] = measure(model, INSTRUCTED, texts, options.new_task, machine)
+    for task in (options.new_task, texts.tasks[0]):
+        print(f"{task} after 0, 1, 2 examples in the prompt: exact match {few_shot(model, task, texts)}")
 
     print(f"\nstage 3, a new task: {options.num_examples:,} examples of {options.new_task}")
     ways = {"all": VARIANTS, "sweep": SWEEP}.get(options.method, {options.method: {}})

@@ -2,6 +2,7 @@
 
     python mlm.py                                    # two minutes: three networks, and n-grams
     python mlm.py --dataset=names --fill=al_x_nder   # fill the gaps of a name
+    python mlm.py --other=names                      # also tell names from words
 
 Read seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both
 sides, so predicting the next letter would be copying. Instead, some letters are hidden, and it
@@ -13,8 +14,14 @@ one letter of a word, and predict it from the letters
     both      \\n e m [?] a \\n       by an encoder, trained on words with hidden letters
 
 and by n-grams of the letters nearest to it on these sides. All of them know that a gap is a letter.
+
+An encoder that was trained in this way is a start for other tasks. Does the second half of a word
+belong to the first one? That is BERT's next sentence prediction, for halves of words. The newline
+before a word is its [CLS]: a token that says nothing itself, and attends to all others. A linear
+layer turns its last hidden state into the logits of two classes, and everything is trained further.
 """
 
+import copy
 import random
 import time
 from collections.abc import Iterator
@@ -22,6 +29,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
@@ -42,12 +50,15 @@ SIDES = {  # what an n-gram sees: distances from the gap; smoothing drops the fi
     "right": (-5, -4, -3, -2, -1),  # of reversed words
     "both": (-3, 3, -2, 2, -1, 1),
 }
+TEST_EXAMPLES = 4000  # of a classifier
+CLASSIFIER = Recipe(500, learning_rate=0.003)
 DISCOUNT = 0.8  # of Kneser-Ney smoothing; it and SIDES were chosen on the validation splits
 
 
 @dataclass
 class Options:
     dataset: str = "words"  # dataset of short documents, such as words and names
+    other: str = ""  # another such dataset: tell its documents from those of --dataset
     fill: str = ""  # replace each _ in this text by a letter
     n_layer: Positive = 2  # number of blocks
     n_embd: Positive = 64  # embedding dimension
@@ -127,27 +138,28 @@ def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
     return torch.cat(losses).mean().item()
 
 
-def letter_grams(words: list[str], alphabet: str, side: str) -> np.ndarray:
-    """What an n-gram sees of each letter, and the letter itself: (letters, n). END counts as 0."""
+def letter_grams(words: list[str], alphabet: str, side: str, end: bool = False) -> np.ndarray:
+    """What an n-gram sees of each letter, and the letter itself: (letters, n). END counts as 0, and
+    with end=True, that after a word is a letter, too."""
     idx = encode(words, alphabet)
     padded = F.pad(idx.masked_fill(idx == PAD, END), (5, 5), value=END)  # SIDES reach 5 letters
     grams = [padded[:, 5 + i : 5 + i + idx.shape[1]] for i in (*SIDES[side], 0)]  # (B, T) each
-    return (torch.stack(grams, dim=2)[idx >= FIRST] - END).numpy()
+    predicted = F.pad(idx[:, 1:] >= (END if end else FIRST), (1, 0))
+    return (torch.stack(grams, dim=2)[predicted] - END).numpy()
 
 
-def ngram_loss(train_words: list[str], words: list[str], alphabet: str, side: str) -> float:
-    """The loss of n-grams with Kneser-Ney smoothing (ngram.py), in nats per letter."""
-    grams = letter_grams(train_words, alphabet, side)
+def ngram_losses(train_words: list[str], words: list[str], alphabet: str, side: str, end: bool = False) -> np.ndarray:
+    """The losses of letters by n-grams with Kneser-Ney smoothing (ngram.py), in nats, (letters,)."""
+    grams = letter_grams(train_words, alphabet, side, end)
     separator = None if side == "both" else 0  # an END on either side says as much as a letter
     table = NGrams(*sum_by_row(grams, np.ones(len(grams), int)), len(alphabet) - END, separator)
-    p = table.kneser_ney(letter_grams(words, alphabet, side), DISCOUNT)
-    return -np.log(p).mean().item()
+    return -np.log(table.kneser_ney(letter_grams(words, alphabet, side, end), DISCOUNT))
 
 
 def compare_sides(seen: list[str], unseen: list[str], alphabet: str, options: Options) -> tuple:
     """Train a model and count n-grams for each of SIDES. Returns the encoder, and all losses."""
     sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
-    config = GPTConfig(len(alphabet), block_size=MAX_LETTERS + 2, activation="swiglu", **sizes)
+    config = GPTConfig(len(alphabet), block_size=MAX_LETTERS + 3, activation="swiglu", **sizes)
     losses = {}
     for side in SIDES:
         order = -1 if side == "right" else 1
@@ -159,8 +171,61 @@ def compare_sides(seen: list[str], unseen: list[str], alphabet: str, options: Op
             model, steps = GPT(replace(config, dropout=0.1)), options.max_iters
         train(model, words, alphabet, steps, options.seed, side)
         losses[side] = letter_loss(model, test_words, alphabet)
-        losses[f"ngram_{side}"] = ngram_loss(words, test_words, alphabet, side)
+        losses[f"ngram_{side}"] = ngram_losses(words, test_words, alphabet, side).mean().item()
     return model, losses
+
+
+# ----------------------------------------------------------------------------- a class from [CLS]
+
+
+class Classifier(nn.Module):
+    """A copy of the encoder, and a linear layer on its first token: idx (B, T) -> logits (B, 2)."""
+
+    def __init__(self, encoder: Encoder):
+        super().__init__()
+        self.encoder = copy.deepcopy(encoder)
+        self.head = nn.Linear(encoder.config.n_embd, 2)
+
+    def forward(self, idx: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder.hidden_states(idx)[:, 0])
+
+
+def halves(words: list[str], seconds: list[str]) -> list[str]:
+    """The first half of each word, and the second half of another. The newline is BERT's [SEP]."""
+    return [f"{a[: len(a) // 2]}\n{b[len(b) // 2 :]}" for a, b in zip(words, seconds, strict=True)]
+
+
+def mixed(words: list[str], rng: random.Random) -> list[str]:
+    """Halves that do not belong together: four for each word."""
+    return [text for _ in range(4) for text in halves(words, rng.sample(words, len(words)))]
+
+
+def draw(kinds: list, n: int, rng: random.Random) -> tuple[list[str], torch.Tensor]:
+    """n texts of two kinds, both as often, and their kind, 0 or 1, (n,)."""
+    labels = rng.choices((0, 1), k=n)
+    return [rng.choice(kinds[label]) for label in labels], torch.tensor(labels)
+
+
+def tell_apart(kinds: list, test_kinds: list, encoder: Encoder, alphabet: str, seed: int) -> dict[str, float]:
+    """The accuracy in telling texts of two kinds apart: by the n-grams of which kind the text has
+    the higher probability; by a classifier with new weights; by one that starts from the encoder."""
+    texts, labels = draw(test_kinds, TEST_EXAMPLES, random.Random(seed))
+    starts = np.cumsum([0, *(len(text) + 1 for text in texts[:-1])])
+    losses = [ngram_losses(kind, texts, alphabet, "left", end=True) for kind in kinds]
+    found = {"n-grams": (np.add.reduceat(losses[0] - losses[1], starts) > 0) == labels.numpy()}
+    for name in ("new", "pre-trained"):
+        torch.manual_seed(seed)
+        model = Classifier(Encoder(encoder.config) if name == "new" else encoder)
+        rng = random.Random(seed)
+
+        def batch_loss(model=model, rng=rng) -> torch.Tensor:
+            texts, labels = draw(kinds, BATCH_SIZE, rng)
+            return F.cross_entropy(model(encode(texts, alphabet)), labels)
+
+        fit(model, batch_loss, CLASSIFIER, note=lambda name=name: name, lines=1)
+        with torch.no_grad():
+            found[name] = (model(encode(texts, alphabet)).argmax(dim=1) == labels).numpy()
+    return {name: right.mean().item() for name, right in found.items()}
 
 
 @torch.no_grad()
@@ -181,7 +246,14 @@ def main() -> None:
     options, began = parse(Options, __doc__), time.perf_counter()
     data = load(options.dataset)
     words, test_words = read_words(data, "train"), read_words(data, "test")
-    alphabet = "\0_\n" + "".join(sorted(set("".join(words + test_words))))
+    rng, splits = random.Random(options.seed), (words, test_words)
+    tasks = {"half": [(mixed(some, rng), halves(some, some)) for some in splits]}
+    letters = set().union(*words, *test_words)
+    if options.other:
+        others = [read_words(load(options.other), split) for split in ("train", "test")]
+        tasks[options.other] = list(zip(splits, others, strict=True))
+        letters |= set().union(*others[0], *others[1])
+    alphabet = "\0_\n" + "".join(sorted(letters))
     texts = [options.fill]
     if not options.fill:
         texts = [f"{word[: len(word) // 2]}_{word[len(word) // 2 + 1 :]}" for word in test_words[:5]]
@@ -195,6 +267,13 @@ def main() -> None:
     for name, prefix in (("n-gram", "ngram_"), ("network", "")):
         left, right, both = (losses[prefix + side] for side in SIDES)
         table.append([name, *(f"{loss:.4f}" for loss in (left, right, both, left - both))])
+    print_table(table)
+    table = [["accuracy", "n-grams", "new encoder", "pre-trained"]]
+    for name, (kinds, test_kinds) in tasks.items():
+        found = tell_apart(kinds, test_kinds, model, alphabet, options.seed)
+        table.append([name, *(f"{value:.1%}" for value in found.values())])
+        losses |= {f"{name}_{key}": value for key, value in found.items()}
+    print("\na class from the first token. half: does the second half of a word belong to the first?")
     print_table(table)
     print("\ngaps filled by the encoder, the most certain letter first")
     for i, text in enumerate(texts):

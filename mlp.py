@@ -48,7 +48,7 @@ class Options:
     n_embd: Positive = 10  # embedding dimension
     n_hidden: Positive = 200  # units per hidden layer
     n_layer: Positive = 1  # number of hidden layers
-    init: Literal["kaiming", "scaled_output", "naive"] = "kaiming"  # naive: N(0, 1)
+    init: Literal["kaiming", "xavier", "scaled_output", "naive"] = "kaiming"  # naive: N(0, 1)
     batchnorm: bool = None  # batch normalization before each tanh (default: true with --init=kaiming)
     max_iters: int = 0  # training steps (0: 60000, or 4000 with --find_lr)
     batch_size: Positive = 32  # examples per step
@@ -205,7 +205,9 @@ def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: s
         naive           not at all: logits have a standard deviation (std) of about sqrt(H)
         scaled_output   the last layer down, so the first prediction is nearly uniform
         kaiming         the others also, by 5/3 / sqrt(fan_in) (He et al. 2015): a sum over fan_in
-                        inputs gets the std of one; tanh shrinks it by 1.59, and 5/3 compensates"""
+                        inputs gets the std of one; tanh shrinks it by 1.59, and 5/3 compensates
+        xavier          all, to N(0, 2 / (fan_in + fan_out)) (Glorot, Bengio 2010): a compromise
+                        between activations, which want 1 / fan_in, and gradients, 1 / fan_out"""
     generator = torch.Generator().manual_seed(seed)
     layers = [Embedding(torch.randn(V, n_embd, generator=generator))]
     for i, (fan_in, fan_out) in enumerate(pairwise([T * n_embd, *[n_hidden] * n_layer, V])):
@@ -214,6 +216,9 @@ def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: s
         last = i == n_layer
         if init == "kaiming" or (init == "scaled_output" and last):
             weight = weight * (0.1 if last else 5 / 3) / math.sqrt(fan_in)
+            bias = torch.zeros(fan_out)
+        if init == "xavier":
+            weight = weight * math.sqrt(2 / (fan_in + fan_out))
             bias = torch.zeros(fan_out)
         # batch norm subtracts the mean, and with it any bias; it has a bias of its own
         layers.append(Linear(weight, None if batchnorm and not last else bias))
@@ -307,7 +312,8 @@ def evaluate(model: MLP, tokens: np.ndarray, T: int, separator: int | None) -> f
 
 def find_lr(model: MLP, data: Dataset, options) -> float:
     """The learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1,
-    8 rates per factor of 10. Print the mean loss at each; return the one with the lowest smoothed."""
+    8 rates per factor of 10. Print the mean loss at each, and the rate at which it falls fastest;
+    return the one with the lowest smoothed loss."""
     rates, losses = np.geomspace(1e-3, 1, 25), np.zeros(25)
     steps = max(1, options.max_iters // 25)  # at each rate
     stream = batches(data, options.batch_size, options.block_size, options.seed)
@@ -322,6 +328,7 @@ def find_lr(model: MLP, data: Dataset, options) -> float:
     rows = [[f"{number:.4f}" for number in row] for row in zip(rates, losses, smoothed, strict=True)]
     print_table([["learning rate", "mean loss", "smoothed"], *rows])
     more = " (the largest one tried: a larger one may be even better)" if best == rates[-1] else ""
+    print(f"steepest fall of the smoothed loss: {rates[np.gradient(smoothed).argmin()]:.2g}")
     print(f"lowest smoothed loss (mean of three neighboring rates): --learning_rate={best:.2g}{more}")
     if options.plot:
         import plots

@@ -40,9 +40,14 @@ def lines(path: Path, *panels: dict, title: str = "", rows: int = 1, size: tuple
     save(figure, path)
 
 
-def draw(axes, curves: dict[str, tuple], data=None, **labels) -> None:
-    """Draw curves, {label: (x, y, style)}, or (x, y, style, texts) with a text above each point; and the
-    baseline losses of `data`, a Dataset. labels: title, xlabel, xscale ..., all that Axes.set() takes."""
+def draw(axes, curves: dict[str, tuple], data=None, image=None, **labels) -> None:
+    """Draw curves, {label: (x, y, style)}, or (x, y, style, texts) with a text above each point; the
+    baseline losses of `data`, a Dataset; or nothing but an image (m, n), True is white. labels: title,
+    xlabel, xscale ..., all that Axes.set() takes."""
+    if image is not None:
+        axes.imshow(image, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        axes.set(**labels)
+        return
     above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "fontsize": 8}
     for label, (x, y, style, *texts) in curves.items():
         (line,) = axes.plot(x, y, style, label=label, markersize=5)
@@ -83,8 +88,9 @@ def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
 
 
 def mlp_training(history, saturated: float, data, title: str, path: Path) -> None:
-    """Densities of tanh activations and their gradients before and after training (history.tanhs),
-    history.losses, and history.ratios: (step, {matrix: update:data ratio})."""
+    """Densities of tanh activations and their gradients before and after training (history.tanhs), and a
+    map of saturated ones, where a white column is a dead unit; history.losses; and history.ratios: (step,
+    {matrix: update:data ratio})."""
     width = max(1, len(history.losses) // 200)
     starts = range(0, len(history.losses), width)
     loss = {"train": (starts, [np.mean(history.losses[i : i + width]) for i in starts], "-")}
@@ -100,7 +106,9 @@ def mlp_training(history, saturated: float, data, title: str, path: Path) -> Non
             grads[f"tanh {i}: std {dout.std():.1e}"] = histogram(dout / dout.std())
         panels.append({"title": f"{when} training: tanh activations", "curves": outputs})
         panels.append({"title": f"{when} training: their gradients / std", "curves": grads})
-    panels.insert(2, {"title": "training loss by step, nats per token", "curves": loss, "data": data})
+        white = (abs(tanhs[0][0]) > saturated).numpy()
+        panels.append({"title": f"{when}: tanh 1, saturated is white", "curves": {}, "image": white, "xlabel": "unit"})
+    panels.insert(3, {"title": "training loss by step, nats per token", "curves": loss, "data": data})
     panels.append({"title": "log10(update / weight size) by step", "curves": updates, "ylim": (-5, None)})
     lines(path, *panels, title=title, rows=2)
 

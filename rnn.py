@@ -40,6 +40,7 @@ DEFAULTS = {  # about 100,000 parameters each, if tokens are letters
     "gru": {"n_embd": 32, "n_hidden": 160, "n_layer": 1, "learning_rate": 0.02},
     "lstm": {"n_embd": 32, "n_hidden": 140, "n_layer": 1, "learning_rate": 0.02},
     "linear": {"n_embd": 120, "n_hidden": 120, "n_layer": 2, "learning_rate": 0.01},
+    "lti": {"n_embd": 144, "n_hidden": 144, "n_layer": 2, "learning_rate": 0.01},
     "ssm": {"n_embd": 96, "n_hidden": 152, "n_layer": 2, "learning_rate": 0.005},
 }
 
@@ -47,8 +48,8 @@ DEFAULTS = {  # about 100,000 parameters each, if tokens are letters
 @dataclass
 class Options(Recipe):
     dataset: str = "words"  # a folder in data/, made by prepare_data.py
-    cell: Literal["rnn", "gru", "lstm", "linear", "ssm", "all"] = "lstm"  # the recurrent cell; all: each in turn
-    n_embd: int = 0  # embedding dimension (0: the cell's own, 32 to 120)
+    cell: Literal[*CELLS, "all"] = "lstm"  # the recurrent cell; all: each in turn
+    n_embd: int = 0  # embedding dimension (0: the cell's own, 32 to 144)
     n_hidden: int = 0  # hidden units per cell (0: the cell's own, 120 to 288)
     n_layer: int = 0  # number of stacked cells (0: the cell's own, 1 or 2)
     dropout: Fraction = 0.1  # fraction of each cell's outputs to drop
@@ -235,8 +236,8 @@ def show_gradients(gradients: dict[str, np.ndarray], data: Dataset, plot: bool) 
 KEYS, VALUES, QUESTION, NO_TOKEN = 52, 10, 62, 63  # token ids: letters from 0 on, then digits, then "?"
 TEXT = 16_384  # tokens of the text in the last column
 MEMORY = Recipe(1000, 0.003, optimizer="adam", warmup_iters=0, beta2=0.999)
-# n_embd, n_hidden and n_layer for about 30,000 parameters
-SMALL = {"rnn": (32, 118, 1), "gru": (32, 70, 1), "lstm": (32, 60, 1), "linear": (56, 56, 2), "ssm": (56, 56, 2)}
+SMALL = {"rnn": (32, 118, 1), "gru": (32, 70, 1), "lstm": (32, 60, 1)}  # n_embd, n_hidden, n_layer: 30,000 parameters
+SMALL |= {"linear": (56, 56, 2), "lti": (60, 60, 2), "ssm": (56, 56, 2)}
 
 
 def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -311,8 +312,7 @@ def memorize(model: nn.Module, task: Callable, difficulties: tuple) -> list[floa
 
 
 def bytes_kept(model: nn.Module) -> int:
-    """What generating needs of a text: a state; or the keys and values of all TEXT tokens, if the
-    GPT's context were that long."""
+    """What generating needs of a text: a state, or the keys and values of TEXT tokens."""
     if isinstance(model, Model):
         return sum(state.nbytes for state in model.start(1))
     return 2 * TEXT * model.config.n_layer * model.config.n_embd * 4  # float32

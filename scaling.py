@@ -2,6 +2,7 @@
 
     python scaling.py                                       # 20 small GPTs in 8 minutes, and a law
     python scaling.py --minutes=16 --plot                   # twice as many tokens, and scaling.png
+    python scaling.py --more                                # also tokens seen again, and other shapes
 
 Read train.py before, sample.py after. The loss of a model with N parameters after D tokens, each
 seen once, follows a law
@@ -44,6 +45,7 @@ from windows import evaluate, evaluation_windows, read_windows
 WIDTHS = (32, 48, 64, 96, 128)  # n_embd: each model has about twice the parameters of the one before
 STEPS = (24, 48, 96, 192)  # for each of the --minutes: every budget is twice the one before
 SHAPE = {"n_layer": 2, "n_head": 2, "block_size": 64}
+OTHER_SHAPES = ((1, 92), (8, 32))  # of --more: layers and width, with about the N of width 64
 BATCH_SIZE = 16
 EVAL_TOKENS = 100_000
 
@@ -53,6 +55,7 @@ class Options:
     dataset: str = "python"  # a folder in data/, made by prepare_data.py
     minutes: Positive = 8  # approximate minutes on two CPU cores: scales the tokens of all runs
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    more: bool = False  # also train on tokens seen 2, 4, 8 times, and two other shapes: 4 minutes
     plot: bool = False  # draw scaling.png into out/scaling_<dataset>/
     seed: int = 1337  # random seed of all runs
 
@@ -67,15 +70,16 @@ def make_recipe(width: int, max_iters: int) -> Recipe:
     return Recipe(max_iters, lr, 3 * lr, optimizer="muon", warmup_iters=max_iters // 20)
 
 
-def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, machine: Machine) -> dict:
-    """Train a model on windows that do not overlap, so it sees no token twice. Returns N
+def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, machine: Machine, epochs=1, **shape) -> dict:
+    """Train a model on windows that do not overlap, so it sees each token `epochs` times. Returns N
     (parameters without embeddings, but with the output layer), D, val, seconds."""
     began, T = time.perf_counter(), SHAPE["block_size"]
     torch.manual_seed(seed)
-    model = GPT(GPTConfig(data.vocab_size, n_embd=width, **SHAPE)).to(machine.device)
+    model = GPT(GPTConfig(data.vocab_size, n_embd=width, **SHAPE | shape)).to(machine.device)
     forward = machine.loss_function(model)
     starts = T * np.random.default_rng(seed).permutation((len(data.train) - 1) // T)
-    batches = iter(starts[: recipe.max_iters * BATCH_SIZE].reshape(-1, BATCH_SIZE))
+    needed = recipe.max_iters * BATCH_SIZE
+    batches = iter(np.resize(starts[: needed // epochs], needed).reshape(-1, BATCH_SIZE))
 
     def batch_loss() -> torch.Tensor:
         batch = next(batches)
@@ -88,12 +92,12 @@ def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, machine: Ma
     return {"N": N, "D": D, "val": val, "seconds": time.perf_counter() - began}
 
 
-def finished(path: Path, settings: list, train: Callable, *arguments) -> dict:
+def finished(path: Path, settings: list, train: Callable) -> dict:
     """The result of a run with these settings: from a file or, if it is not there, by training."""
     read = lambda: json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     key = json.dumps(settings)
     if key not in read():
-        result = train(*arguments)
+        result = train()
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, lambda file: file.write(json.dumps(read() | {key: result}, indent=1).encode()))
     return read()[key]
@@ -139,41 +143,64 @@ TAILS = (0.025, 0.975)  # 95 % of values are between these quantiles
 
 
 def fit_law(N: np.ndarray, D: np.ndarray, L: np.ndarray, starts: Iterable[tuple] = ()) -> Law:
-    """The law with the lowest Huber loss of log L, as in the paper: the square of a small error,
-    the absolute value of one above 0.001, so that a bad run counts little. There can be several
-    minima: the best of several starts counts."""
-    n, d, y = (torch.tensor(values, dtype=torch.float64).log() for values in (N, D, L))
+    """The law with the lowest error. There can be several minima: the best of several starts counts."""
+    n, d, y = logs(N, D, L)
     n0, d0 = n.mean(), d.mean()  # centered: a new exponent then hardly changes the best A and B
 
-    def error(theta: torch.Tensor) -> torch.Tensor:
+    def log_loss(theta: torch.Tensor) -> torch.Tensor:
         e, a, b, alpha, beta = theta  # logarithms, so the constants stay positive
         terms = [e.expand_as(n), a - alpha.exp() * (n - n0), b - beta.exp() * (d - d0)]
-        return 1000 * F.huber_loss(torch.stack(terms).logsumexp(dim=0), y, delta=0.001)
+        return torch.stack(terms).logsumexp(dim=0)
 
-    ends = []
+    thetas = []
     for fraction, alpha, beta in starts or STARTS:
         rest = math.log((1 - fraction) * L.min() / 2)
-        start = [math.log(fraction * L.min()), rest, rest, math.log(alpha), math.log(beta)]
-        ends.append(minimize(error, torch.tensor(start, dtype=torch.float64)))
-    e, a, b, alpha, beta = min(ends, key=error)
+        thetas.append([math.log(fraction * L.min()), rest, rest, math.log(alpha), math.log(beta)])
+    e, a, b, alpha, beta = minimize(log_loss, y, thetas)
     alpha, beta = alpha.exp(), beta.exp()
     return Law(*(t.item() for t in (e.exp(), (a + alpha * n0).exp(), (b + beta * d0).exp(), alpha, beta)))
 
 
-def minimize(error: Callable, start: torch.Tensor) -> torch.Tensor:
-    """Minimize by L-BFGS, a quasi-Newton method: it estimates the curvature from past gradients."""
-    theta = start.clone().requires_grad_()
+def fit_kaplan(N: np.ndarray, D: np.ndarray, L: np.ndarray) -> dict[str, Callable]:
+    """Two laws without an irreducible loss (Kaplan et al. 2020): power laws in both, which is a plane
+    in logarithms, by least squares; and equation 1.5, a power law where N or D alone is small."""
+    n, d, y = logs(N, D, L)
+    flat = lambda theta, n, d: theta[0] - theta[1] * n - theta[2] * d
+    plane = torch.linalg.lstsq(torch.stack((torch.ones_like(n), -n, -d), dim=1), y).solution
+    joint = lambda theta, n, d: theta[3] * torch.logaddexp(theta[0] - theta[2] / theta[3] * n, theta[1] - d)
+    middle = [(y / 0.1 + n).mean().item(), (y / 0.1 + d).mean().item()]
+    bent = minimize(lambda theta: joint(theta, n, d), y, [[*middle, 0.1, 0.1]])
+    return {
+        "k / (N^a D^b)": lambda N, D: flat(plane, *logs(N, D)).exp().numpy(),
+        "((N_c / N)^(a/b) + D_c / D)^b": lambda N, D: joint(bent, *logs(N, D)).exp().numpy(),
+    }
+
+
+def logs(*values: np.ndarray) -> list[torch.Tensor]:
+    return [torch.tensor(value, dtype=torch.float64).log() for value in values]
+
+
+def minimize(log_loss: Callable, y: torch.Tensor, starts: list) -> torch.Tensor:
+    """The best constants theta of a law, log_loss(theta) = y, from several starts: those with the
+    lowest Huber loss, as in the paper: the square of a small error, the absolute value of one above
+    0.001, so that a bad run counts little. By L-BFGS, which estimates the curvature from past
+    gradients."""
+    error = lambda theta: 1000 * F.huber_loss(log_loss(theta), y, delta=0.001)
     stop = {"max_iter": 200, "tolerance_grad": 0, "tolerance_change": 1e-11}
-    optimizer = torch.optim.LBFGS([theta], **stop, line_search_fn="strong_wolfe")
+    ends = []
+    for start in starts:
+        theta = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([theta], **stop, line_search_fn="strong_wolfe")
 
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        value = error(theta)
-        value.backward()
-        return value
+        def closure(theta=theta, optimizer=optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            value = error(theta)
+            value.backward()
+            return value
 
-    optimizer.step(closure)
-    return theta.detach()
+        optimizer.step(closure)
+        ends.append(theta.detach())
+    return min(ends, key=error)
 
 
 def residuals(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray) -> np.ndarray:
@@ -206,6 +233,12 @@ def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, floa
     return law.loss(N, D), *np.quantile(losses, TAILS)
 
 
+def smaller_runs(results: list[dict]) -> list[dict]:
+    """Those that have neither the largest N nor the largest D of a whole grid, or of all but its last."""
+    N, D, _ = columns(results)
+    return [r for r in results if r["N"] < N.max() and r["D"] < D.max()]
+
+
 def predict_largest(results: list[dict], seed: int) -> tuple[float, float, float]:
     """Predict the last run of the grid before it is trained, by those with smaller N and D.
 
@@ -213,7 +246,7 @@ def predict_largest(results: list[dict], seed: int) -> tuple[float, float, float
     of these two widths differ at half of the budget. Any law that adds a function of N and one of D
     says the same, so only a law that has not seen these three is tested."""
     narrower, half, half_narrower = (results[-i] for i in (1, len(WIDTHS), len(WIDTHS) + 1))
-    smaller = [r for r in results if r["N"] < half["N"] and r["D"] < narrower["D"]]
+    smaller = smaller_runs(results)
     predicted, low, high = predict(smaller, half["N"], narrower["D"], seed)
     lowest = min(r["val"] for r in smaller)
     without_law = half["val"] + narrower["val"] - half_narrower["val"]
@@ -246,6 +279,41 @@ def report(results: list[dict], seed: int) -> Law:
     return law
 
 
+def compare_laws(results: list[dict]) -> None:
+    """Print how well laws of the smaller runs predict the others: with E, and without."""
+    smaller = smaller_runs(results)
+    larger = [r for r in results if r not in smaller]
+    laws = fit_kaplan(*columns(smaller)) | {"E + A / N^alpha + B / D^beta": fit_law(*columns(smaller)).loss}
+    rows = [["law", f"these {len(smaller)} runs", f"the other {len(larger)}", "the largest"]]
+    for name, loss in laws.items():
+        errors = []
+        for runs in (smaller, larger, results[-1:]):
+            N, D, L = columns(runs)
+            errors.append(f"{np.abs(loss(N, D) / L - 1).mean():.2%}")
+        rows.append([name, *errors])
+    print("\nThe mean error of laws fitted to the runs with smaller N and D:")
+    print_table(rows)
+
+
+def train_more(results: list[dict], steps: int, finish: Callable) -> None:
+    """Print what it costs to see tokens again, and what other shapes of one N reach."""
+    middle = len(WIDTHS) // 2
+    same_width = results[middle :: len(WIDTHS)][::-1]  # from the largest budget to the smallest
+    recipe, width = make_recipe(WIDTHS[middle], steps), WIDTHS[middle]
+    rows = [["times seen", "distinct tokens", "loss", "seen once"]]
+    for epochs, once in zip((1, 2, 4, 8), same_width, strict=False):
+        again = finish(width, recipe, epochs=epochs) if epochs > 1 else once
+        rows.append([str(epochs), f"{once['D']:,}", f"{again['val']:.4f}", f"{once['val']:.4f}"])
+    print(f"\nwidth {width}, {same_width[0]['D']:,} tokens, some of them several times; or the distinct ones once:")
+    print_table(rows)
+    shapes = {(SHAPE["n_layer"], width): same_width[0]}
+    for n_layer, width in OTHER_SHAPES:
+        shapes[n_layer, width] = finish(width, make_recipe(width, steps), n_layer=n_layer)
+    print("\nas many parameters in other shapes:")
+    rows = [[f"{a} x {b}", f"{r['N']:,}", f"{r['val']:.4f}", f"{r['seconds']:.0f}"] for (a, b), r in shapes.items()]
+    print_table([["layers x width", "N", "loss", "seconds"], *rows])
+
+
 def main() -> None:
     options = parse(Options, __doc__)
     keep_freed_memory()
@@ -258,20 +326,28 @@ def main() -> None:
         raise UserError(f"{few} to train on; use a longer text, or fewer --minutes")
     path = Path("out", f"scaling_{data.name}", "runs.json")
     texts, results = [data.splits[split]["sha256"] for split in ("train", "val")], []
+
+    def finish(width: int, recipe: Recipe, **more) -> dict:
+        settings = [width, asdict(recipe), SHAPE | more, BATCH_SIZE, EVAL_TOKENS, options.seed, texts]
+        settings.append(machine.device.type)
+        return finished(path, settings, lambda: train_once(width, recipe, options.seed, data, machine, **more))
+
     print(f"{data.name}: {len(runs)} runs on {machine}, unless they are in {path} already")
     print("N: parameters without embeddings; D: training tokens")
     for i, (width, recipe) in enumerate(runs, 1):
         if i == len(runs):
             predicted, low, high = predict_largest(results, options.seed)
-        settings = [width, asdict(recipe), SHAPE, BATCH_SIZE, EVAL_TOKENS, options.seed, texts, machine.device.type]
-        results.append(finished(path, settings, train_once, width, recipe, options.seed, data, machine))
+        results.append(finish(width, recipe))
         N, D, val, seconds = results[-1].values()
         left = sum(steps[i:]) / sum(steps[:i]) * sum(r["seconds"] for r in results)
         print(f"run {i:>2}/{len(runs)}  width {width:>3}: N = {N:>7,}, D = {D:>9,}", end="  ")
         print(f"val loss {val:.4f}  {seconds:5.1f} s  eta {left / 60:.1f} min", flush=True)
     place = "inside" if low <= val <= high else "outside"
     print(f"measured: {val:.4f}, {val / predicted - 1:+.2%} from the prediction, {place} the interval")
+    compare_laws(results)
     law = report(results, options.seed)
+    if options.more:
+        train_more(results, steps[-1], finish)
     if options.plot:
         import plots
 

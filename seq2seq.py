@@ -2,6 +2,7 @@
 
     python seq2seq.py                                # a minute: write March 5, 2031 as 2031-03-05
     python seq2seq.py --attention=false              # without the source, it can only guess
+    python seq2seq.py --task=reverse --rnn           # before attention: all of the source in one vector
     python seq2seq.py --task=reverse --plot          # what it attends to, and longer sources
 
 Read model.py before, mlm.py after. A GPT continues a text. Here, a source becomes a target. The
@@ -47,6 +48,7 @@ ORIGINAL = {"position": "none", "activation": "relu", "bias": True, "qk_norm": F
 class Options:
     task: Literal["dates", "reverse"] = "dates"  # what to do with the source
     attention: bool = True  # cross-attention; false: the decoder cannot see the source
+    rnn: bool = False  # two recurrent networks instead: the decoder gets one vector of the encoder
     n_layer: Positive = 2  # number of blocks of the encoder, and of the decoder
     n_embd: Positive = 64  # embedding dimension
     n_head: Positive = 4  # attention heads, a divisor of n_embd
@@ -188,6 +190,33 @@ class Transformer(nn.Module):
         return self.decode(idx, *self.encode(source))
 
 
+class OneVector(nn.Module):
+    """What came before attention (Cho et al. 2014; Sutskever et al. 2014): a recurrent network, a GRU
+    (cells.py), reads the source, and its last state is where another one begins, which writes the
+    target. A source of any length has to fit into this one vector of H numbers."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.config, H = config, 5 * config.n_embd // 2  # about as many parameters as the Transformer
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.encoder = nn.GRU(config.n_embd, H, batch_first=True)
+        self.decoder = nn.GRU(config.n_embd, H, batch_first=True)
+        self.lm_head = nn.Linear(H, config.vocab_size)
+
+    def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """source (B, S) -> the state after its last token (B, H), and its length (B,)."""
+        lengths = (source != PAD).sum(dim=1)
+        states, _ = self.encoder(self.wte(source))  # (B, S, H)
+        return states[torch.arange(len(source)), lengths - 1], lengths
+
+    def decode(self, idx: torch.Tensor, vector: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        states, _ = self.decoder(self.wte(idx), vector[None])
+        return self.lm_head(states)  # (B, T, V)
+
+    def forward(self, source: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+        return self.decode(idx, *self.encode(source))
+
+
 # ----------------------------------------------------------------------------- training, beam search
 
 
@@ -202,7 +231,8 @@ def train(model: Transformer, task: str, steps: int, seed: int) -> None:
     """Train on random examples, drawn in each step."""
     rng = random.Random(seed)
     some = draw_examples(task, "val", 200, random.Random("val"))
-    recipe = Recipe(steps, learning_rate=0.002, warmup_iters=min(100, steps // 5), beta2=0.98)
+    rate = 0.008 if isinstance(model, OneVector) else 0.002  # each the best of a sweep over factors of 2
+    recipe = Recipe(steps, learning_rate=rate, warmup_iters=min(100, steps // 5), beta2=0.98)
     batch_loss = lambda: loss_of(model, draw_examples(task, "train", BATCH_SIZE, rng))
     fit(model, batch_loss, recipe, note=lambda: f"exact match {exact_match(model, some):.1%}")
 
@@ -254,12 +284,12 @@ def exact_match(model: Transformer, examples: list, width: int = 1) -> float:
 
 def main() -> None:
     options, began = parse(Options, __doc__), time.perf_counter()
-    if options.plot and not options.attention:
-        raise UserError("--plot draws the cross-attention; leave out --attention=false")
+    if options.plot and (options.rnn or not options.attention):
+        raise UserError("--plot draws the cross-attention; leave out --rnn and --attention=false")
     torch.manual_seed(options.seed)
     sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
     config = GPTConfig(len(CHARACTERS), block_size=BLOCK_SIZE, **sizes, **ORIGINAL)
-    model = Transformer(config, options.attention)
+    model = OneVector(config) if options.rnn else Transformer(config, options.attention)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     train(model, options.task, options.max_iters, options.seed)
 
@@ -291,9 +321,9 @@ def main() -> None:
         weights = torch.cat([block.cross.attention_weights for block in model.decoder])
         plots.attention(weights.numpy(), [*target, "end"], path, [*source])  # (n_layer, nh, T, S)
         print(f"\nplot: {path}")
-    about = {"task": task, "attention": str(options.attention).lower()}
+    about = {"task": task, "attention": str(options.attention and not options.rnn).lower()}
     figures = {"exact_match": greedy, "beam": beam, "loss": loss}
-    print_result("transformer", **about, **figures, seconds=time.perf_counter() - began)
+    print_result("rnn" if options.rnn else "transformer", **about, **figures, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

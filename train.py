@@ -62,7 +62,7 @@ class TrainConfig(GPTConfig):
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = "muon"  # muon: adamw outside of blocks
     learning_rate: float = 1e-2  # peak learning rate, but of muon's matrices
     muon_learning_rate: float = 0.03  # peak learning rate of muon: its updates have a fixed size
-    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "linear"  # after warmup
+    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "step", "wsd"] = "linear"  # after warmup
     warmup_iters: int = 20  # steps of linear warmup
     min_lr: float = 0.0  # final learning_rate (muon's in proportion)
     weight_decay: float = 0.0  # of matrices: p -= lr * weight_decay * p (sgd, adam: L2 penalty)

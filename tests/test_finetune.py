@@ -393,20 +393,72 @@ def shown(capsys, reply, *tasks: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", row) for row in capsys.readouterr().out.splitlines()[3:]]
 
 
-def test_with_exchanged_prompts_a_model_that_reads_them_is_right_by_chance_only(capsys):
-    *rows, (_, right, exchanged, chance) = shown(capsys, right_answer, "first", "length", "reverse")
-    assert all("right" in row for row in rows) and right == "100.0%"
-    assert exchanged == chance and float(chance[:-1]) < 20
-
-
-def test_with_exchanged_prompts_a_model_that_does_not_read_them_is_as_good(capsys):
-    *_, (_, right, exchanged, chance) = shown(capsys, lambda prompt: "5", "length")
-    assert right == exchanged == "37.5%" != chance  # stack, queue and print have five letters
-
-
 def test_a_wrong_answer_is_shown_with_the_right_one(capsys):
-    first, reverse, _ = shown(capsys, lambda prompt: right_answer(prompt).replace("a", "x"), "first", "reverse")
+    first, reverse = shown(capsys, lambda prompt: right_answer(prompt).replace("a", "x"), "first", "reverse")
     assert first[:2] == ["first abs > x", "wrong: a"] and reverse[:2] == ["reverse stack > kcxts", "wrong: kcats"]
+
+
+def test_right_answers_are_shown_as_right_with_their_share(capsys):
+    rows = shown(capsys, lambda prompt: "5", "length", "reverse")
+    assert [row[1:] for row in rows] == [["wrong: 4", "37.5%"], ["wrong: kcats", "0.0%"]]  # three have five letters
+    assert shown(capsys, right_answer, "sort")[0] == ["sort stack > ackst", "right", "100.0%"]
+
+
+def test_scores_of_tokens_are_what_loops_compute(beginner):
+    """And for a model of uniform logits, the exact figures."""
+    examples = one_per_word("vowels", WORDS)
+    scores, p_true, brier, right, exact, powers = finetune.token_scores(beginner, examples, CHAR), [], [], [], [], []
+    for prompt, answer in examples:
+        ids, right_here = CHAR.encode(f"\n{prompt}{answer}\n"), []
+        for at in range(len(prompt) + 1, len(ids)):
+            with torch.no_grad():
+                p = beginner(torch.tensor([ids[:at]]))[0][0, -1].softmax(0).tolist()
+            p_true.append(p[ids[at]])
+            brier.append(sum((q - (token == ids[at])) ** 2 for token, q in enumerate(p)))
+            right_here.append(max(range(len(p)), key=p.__getitem__) == ids[at])
+        right += right_here
+        exact.append(all(right_here))
+    for _, answer in examples:
+        powers.append(np.mean(right) ** (len(answer) + 1))  # and the newline
+    expected = {"probability": p_true, "brier": brier, "right": right, "right^length": powers, "exact_match": exact}
+    assert scores == {name: pytest.approx(np.mean(values), abs=1e-5) for name, values in expected.items()}
+    assert 0 < scores["exact_match"] < 1 and 0 < scores["right"] < 1
+    uniform = finetune.token_scores(GPT(GPTConfig(CHAR.vocab_size, **TINY)), examples, CHAR)  # zero_init: no logits
+    V = CHAR.vocab_size
+    assert uniform["probability"] == pytest.approx(1 / V) and uniform["brier"] == pytest.approx(1 - 1 / V)
+
+
+def test_examples_in_the_prompt_come_before_the_question(monkeypatch):
+    """With words of four letters; a model that needs an example with the answer has none in the prompt."""
+    asked = []
+
+    def note(model, examples, tokenizer):
+        asked.append(examples)
+        return torch.tensor([len(asked) == 2] * len(examples))
+
+    monkeypatch.setattr(finetune, "exact_match", note)
+    texts = texts_of()
+    texts.words["test"] = ["heap", "noon", "abs", "stack", "true"]
+    model = GPT(GPTConfig(CHAR.vocab_size, block_size=60, **TINY))
+    assert finetune.few_shot(model, "reverse", texts) == "0.0%, 100.0%, 0.0%"
+    assert asked[0][0] == ("reverse heap > ", "paeh") and len(asked[0]) == 3
+    assert asked[1][0] == ("reverse noon > noon\nreverse heap > ", "paeh")
+    assert asked[2][0] == ("reverse true > eurt\nreverse noon > noon\nreverse heap > ", "paeh")
+    model.config.block_size = 59  # too few for two examples
+    assert finetune.few_shot(model, "reverse", texts) == "0.0%, 0.0%"
+
+
+def test_three_widths_learn_a_task_and_are_measured(call, small, figures, monkeypatch):
+    for name, value in {"EMERGENCE": Recipe(4, 0.01), "EMERGENCE_WIDTHS": (8, 12), "EMERGENCE_LINES": 2}.items():
+        monkeypatch.setattr(finetune, name, value)
+    monkeypatch.setattr(finetune, "GPTConfig", lambda V, **more: GPTConfig(V, **more | {"n_layer": 1}))
+    out = done(call, "--method=emerge", "--new_task=reverse", "--plot")
+    shown = [line for line in out.splitlines() if line.startswith("step ")]
+    assert len(shown) == 4 and all("exact_match" in line for line in shown) and "width 12, reverse" in out
+    assert result(out)["task"] == "reverse" and f"probability {float(result(out)['probability']):.3f}" in shown[-1]
+    assert not BASE.exists()  # nothing else is trained
+    ((figure, path),) = figures
+    assert path.name == "emergence.png" and len(figure.axes) == 3
 
 
 def test_examples_to_evaluate_with_have_each_word_once():

@@ -1,4 +1,5 @@
 import math
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import torch
 from conftest import NAMES, result
 
 import mlm
+import optim
 import prepare_data
-from mlm import END, FIRST, MASK, PAD, Encoder, encode, fill, hide_letters, letter_loss, ngram_loss
+from mlm import END, FIRST, MASK, PAD, Encoder, encode, fill, hide_letters, letter_loss, ngram_losses
 from model import GPT, GPTConfig
 
 ALPHABET = "\0_\n" + "".join(sorted(set("".join(NAMES))))
@@ -82,7 +84,7 @@ def test_ngrams_see_the_letters_of_their_side(monkeypatch, side, offsets):
         seen += [(tuple(text[i + 3 + offset] for offset in offsets), c) for i, c in enumerate(word)]
     pairs, contexts = Counter(seen), Counter(c for c, _ in seen)
     expected = -np.mean([math.log(pairs[c, letter] / contexts[c]) for c, letter in seen])
-    assert ngram_loss(NAMES, NAMES, ALPHABET, side) == pytest.approx(expected)
+    assert ngram_losses(NAMES, NAMES, ALPHABET, side).mean() == pytest.approx(expected)
 
 
 def test_the_nearest_letters_come_last_in_an_ngram():
@@ -90,6 +92,8 @@ def test_the_nearest_letters_come_last_in_an_ngram():
     shown = {side: mlm.letter_grams(["zab"], "\0_\nabz", side) for side in mlm.SIDES}
     text = {side: ["".join("|abz"[i] for i in row) for row in rows] for side, rows in shown.items()}
     assert text["left"] == ["|||||z", "||||za", "|||zab"] == text["right"]
+    ended = ["".join("|abz"[i] for i in row) for row in mlm.letter_grams(["zab"], "\0_\nabz", "left", end=True)]
+    assert ended == [*text["left"], "||zab|"]
     assert text["both"] == ["||" + "|b" + "|a" + "z", "||" + "||" + "zb" + "a", "||" + "z|" + "a|" + "b"]
 
 
@@ -100,10 +104,44 @@ def test_the_letters_after_a_gap_help_and_the_most_certain_gap_is_filled_first(m
     for kind in ("", "ngram_"):
         assert losses[f"{kind}both"] < min(losses[f"{kind}left"], losses[f"{kind}right"]) - 0.1
     turned = [name[::-1] for name in NAMES]  # "right" reads words from the end
-    assert losses["ngram_right"] == pytest.approx(ngram_loss(turned * 5, turned, ALPHABET, "left"))
+    assert losses["ngram_right"] == pytest.approx(ngram_losses(turned * 5, turned, ALPHABET, "left").mean())
     (_, p), (text, _) = fill(model, "o_ivi_", ALPHABET)
     probs = model(encode(["o_ivi_"], ALPHABET))[0][0, [2, 6], FIRST:].softmax(dim=1)
     assert text == "olivia" and p == pytest.approx(probs.max().item())
+
+
+def test_halves_belong_together_or_not():
+    assert mlm.halves(["emma", "ava"], ["emma", "ava"]) == ["em\nma", "a\nva"]
+    assert mlm.halves(["emma", "ava"], ["ava", "emma"]) == ["em\nva", "a\nma"]
+    mixed = mlm.mixed(NAMES, random.Random(0))
+    assert len(mixed) == 4 * len(NAMES) and {text.split("\n")[0] for text in mixed} == {n[: len(n) // 2] for n in NAMES}
+    texts, labels = mlm.draw([["no"], ["yes"]], 2000, random.Random(0))
+    assert [["no", "yes"][label] for label in labels] == texts and labels.double().mean() == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_class_comes_from_the_first_token_and_leaves_the_encoder_alone():
+    encoder = make()
+    classifier, idx = mlm.Classifier(encoder), encode(["emma", "olivia"], ALPHABET)
+    expected = classifier.head(encoder.hidden_states(idx)[:, 0])
+    assert torch.equal(classifier(idx), expected)
+    changed = idx.clone()
+    changed[:, -2] = FIRST + 1  # the first token sees the last letter, and no padding
+    assert not torch.allclose(classifier(changed)[1], expected[1], atol=1e-4)
+    assert torch.allclose(classifier(idx[:1, :6]), expected[:1], atol=1e-5)
+    before = encoder.transformer.wte.weight.clone()
+    classifier(idx).sum().backward()
+    assert encoder.transformer.wte.weight.grad is None and torch.equal(encoder.transformer.wte.weight, before)
+
+
+def test_texts_of_two_kinds_are_told_apart_by_letters_but_not_two_of_one_kind(monkeypatch):
+    monkeypatch.setattr(mlm, "CLASSIFIER", optim.Recipe(40, 0.01))
+    monkeypatch.setattr(mlm, "TEST_EXAMPLES", 300)
+    rng = random.Random(0)
+    kinds = [["".join(rng.choices(letters, k=rng.randint(3, 9))) for _ in range(400)] for letters in ("aeil", "aeio", "aeio")]
+    different = mlm.tell_apart(kinds[:2], kinds[:2], make(), ALPHABET, 0)
+    same = mlm.tell_apart(kinds[1:], [kinds[2][:9]] * 2, make(), ALPHABET, 0)
+    assert list(different) == ["n-grams", "new", "pre-trained"] and min(different.values()) > 0.85
+    assert all(0.3 < value < 0.7 for value in same.values())
 
 
 OPTIONS = ("--dataset=list", "--max_iters=2", "--n_layer=1", "--n_embd=16", "--n_head=2")
@@ -118,12 +156,21 @@ def test_the_script_compares_three_sides_of_the_words_that_are_short_enough(call
     prepare("list", NAMES * 20 + ["a" * 31] * 9)
     out = call(mlm, *OPTIONS, "--fill=e__a")[1]
     found = result(out)
+    assert {"half_n-grams", "half_new", "half_pre-trained"} <= found.keys() and "\nhalf " in out
     assert {*mlm.SIDES, "ngram_left", "ngram_both", "params"} <= found.keys() and found["model"] == "mlm"
     assert float(found["ngram_both"]) < float(found["ngram_left"])
     assert "e__a -> e" in out and "step 8/8" in out  # the encoder gets four times as many steps
     again = call(mlm, *OPTIONS)[1]
     assert again.count("  correct: ") == 5
     assert result(again) | {"seconds": 0} == found | {"seconds": 0}  # the same seed, the same numbers
+
+
+def test_another_dataset_is_told_apart_even_if_it_has_other_letters(call, monkeypatch):
+    monkeypatch.setattr(mlm, "CLASSIFIER", optim.Recipe(60, 0.01))
+    prepare("list", NAMES * 20)
+    prepare("numbers", [str(n) for n in range(300)])
+    found = result(call(mlm, *OPTIONS, "--other=numbers")[1])
+    assert all(float(found[f"numbers_{kind}"]) > 0.95 for kind in ("n-grams", "new", "pre-trained"))
 
 
 def test_what_cannot_be_done_is_said_before_training(fails, monkeypatch):

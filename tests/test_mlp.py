@@ -193,6 +193,16 @@ def test_each_init_fix_cures_its_own_problem():
     assert saturated < 0.1
 
 
+def test_xavier_is_the_mean_of_what_activations_and_what_gradients_want():
+    """N(0, 2 / (inputs + outputs)) for all matrices, the last one included; biases start at 0."""
+    model = make_model(500, 3, 100, 700, 2, "xavier", False, 0)
+    for layer in model.layers:
+        if isinstance(layer, mlp.Linear):
+            assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / sum(layer.weight.shape)), rel=0.01)
+            assert not layer.bias.any()
+    assert not mlp.Options(init="xavier").batchnorm
+
+
 SHAPES = list(product((1, 2, 4), (True, False), ("kaiming", "naive")))
 
 
@@ -451,7 +461,7 @@ def test_samples_follow_from_the_seed_and_start_where_texts_start(data, call, mo
 def test_the_sweep_prints_its_table_and_its_rule(data, call, figures, monkeypatch):
     status, out, _ = call(mlp, "--dataset=list", "--find_lr", "--max_iters=500", "--plot")
     assert status == 0
-    rows = out.split("smoothed\n")[1].split("\nlowest")[0].splitlines()
+    rows = out.split("smoothed\n")[1].split("\nsteepest")[0].splitlines()
     rates, losses, smooth = np.array([[float(number) for number in row.split()] for row in rows]).T
     assert len(rates) == 25
     assert abs(np.log10(rates) - np.linspace(-3, 0, 25)).max() < 0.02
@@ -461,6 +471,8 @@ def test_the_sweep_prints_its_table_and_its_rule(data, call, figures, monkeypatc
     assert float(result(out)["learning_rate"]) == pytest.approx(rates[best], abs=1e-4)
     assert losses[0] > losses[best] + 0.3
     assert f"--learning_rate={rates[best]:.2g}" in out
+    slopes = [smooth[1] - smooth[0], *((smooth[2:] - smooth[:-2]) / 2), smooth[-1] - smooth[-2]]
+    assert f"steepest fall of the smoothed loss: {rates[np.argmin(slopes)]:.2g}\n" in out
     ((figure, path),) = figures
     assert path == Path("out/mlp_list/find_lr.png") and path.read_bytes().startswith(b"\x89PNG")
     curve, chosen = figure.axes[0].lines
@@ -492,7 +504,11 @@ def test_the_plot_of_training(data, call, figures):
     status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
     ((figure, path),) = figures
     assert status == 0 and path == Path("out/mlp_list/training.png") and path.as_posix() in out
-    (before, _, losses), (after, _, updates) = np.array(figure.axes).reshape(2, 3)
+    (before, _, start_map, losses), (after, _, end_map, updates) = np.array(figure.axes).reshape(2, 4)
+    for axes, curves in ((start_map, before), (end_map, after)):
+        image = axes.images[0].get_array()
+        assert image.shape == (32, 200)  # examples, units of the first layer
+        assert f"{image.mean():.0%} saturated" in curves.get_legend().get_texts()[0].get_text()
     for axes in (before, after):
         for line in axes.lines:  # a density of tanh activations
             x, density = line.get_data()
@@ -521,7 +537,7 @@ def test_the_default_rate_grows_with_the_batch(data, call, options, rate):
     [
         (("--block_size=0",), "--block_size=0 is out of range"),
         (("--batch_size=1",), "a batch of 1 has no variance for batch norm; give --batch_size=2"),
-        (("--init=xavier",), "--init=xavier is unknown; choose from kaiming, scaled_output, naive"),
+        (("--init=zeros",), "--init=zeros is unknown; choose from kaiming, xavier, scaled_output, naive"),
         (("--dataset=lists",), "did you mean list?"),
         (("--dataset=list", "--block_size=60"), "the val split of list has"),
         (("--dataset=list", "--learning_rate=1e30"), "lower --learning_rate=1e+30"),

@@ -29,6 +29,8 @@ def test_schedules_are_the_formulas():
     assert scales((5, 10, 88, 99, 110), "wsd") == pytest.approx([0.5, 1, 1, 0.5, 0])
     assert scales((99, 104, 110), "wsd", warmup_iters=98) == pytest.approx([11 / 12, 0.5, 0])  # after the warmup
     assert scales((99,), "wsd", **tenth) == pytest.approx([0.55])
+    assert scales((5, 10, 87, 88, 109), "step") == pytest.approx([0.5, 1, 1, 0.1, 0.1])
+    assert scales((109,), "step", learning_rate=1.0, min_lr=0.3) == [0.3]
     assert scales((1,), "linear", warmup_iters=0)[0] > 0
 
 

@@ -84,6 +84,27 @@ def test_the_linear_cells_are_their_formulas(double, name, formula):
     torch.testing.assert_close(cell(x, cell.start(1))[0][0], expected, rtol=0, atol=1e-12)
 
 
+def test_a_linear_system_is_solved_exactly_if_its_input_is_constant_in_each_step(double):
+    """h' = A h + u by many small steps; and the same as one convolution, by FFT, of a long text in float32."""
+    cell = make("lti", 5, 6)
+    x = torch.randn(1, 3, 5)
+    u, _, _, _ = cell.project(x)
+    A, d, h = -cell.log_A.exp(), cell.log_d.exp(), torch.zeros(6, cell.N)
+    for t in range(3):
+        for _ in range(4000):
+            h = h + d / 4000 * (A * h + u[0, t, :, None])
+    torch.testing.assert_close(cell(x, cell.start(1))[1][0], h, rtol=2e-3, atol=1e-9)
+
+    cell, x = cells.LTI(8, 8).float(), torch.randn(1, 2000, 8, dtype=torch.float32)
+    with torch.no_grad():
+        fast, _ = cell(x, cell.start(1))
+        h, ys = cell.start(1), []
+        for t in range(2000):
+            y, h = cell.step(x[:, t], h)
+            ys.append(y)
+    assert (torch.stack(ys, 1) - fast).abs().max() < 1e-5 * fast.abs().max()
+
+
 @pytest.mark.parametrize("name", CELLS)
 def test_the_state_is_all_that_a_model_keeps_of_the_past(double, name):
     model, idx = small_model(name, n_layer=2), torch.randint(11, (2, 50))

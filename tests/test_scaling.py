@@ -46,6 +46,36 @@ def test_every_start_of_a_fit_ends_in_the_same_law(runs):
     assert alphas == pytest.approx(alphas[:1] * 8, rel=1e-2)
 
 
+KAPLAN = {"N_c": 8.8e13, "D_c": 5.4e13, "a": 0.076, "b": 0.095}
+
+
+def test_laws_without_an_irreducible_loss_give_back_their_own_runs():
+    """Those of Kaplan et al. (2020), and a plane in logarithms: each is exact on its own runs, and not on the other's."""
+    N, D, _ = runs_of(PUBLISHED)
+    joint = ((KAPLAN["N_c"] / N) ** (KAPLAN["a"] / KAPLAN["b"]) + KAPLAN["D_c"] / D) ** KAPLAN["b"]
+    plane = 20 * N**-0.05 * D**-0.08
+    for name, L, other in (("((N_c / N)^(a/b) + D_c / D)^b", joint, plane), ("k / (N^a D^b)", plane, joint)):
+        assert scaling.fit_kaplan(N, D, L)[name](N, D) == pytest.approx(L, rel=1e-4)
+        assert np.abs(scaling.fit_kaplan(N, D, other)[name](N, D) / other - 1).max() > 1e-3
+
+
+def test_laws_are_compared_on_the_runs_that_they_have_not_seen(capsys):
+    """Where a loss cannot be lowered, a law without it predicts too much of an improvement."""
+    N, D, L = family_runs(0.0)
+    results = [{"N": n, "D": d, "val": loss} for n, d, loss in zip(N, D, L, strict=True)]
+    scaling.compare_laws(results)
+    title, header, *rows = capsys.readouterr().out.strip().splitlines()
+    assert "these 12 runs  the other 8  the largest" in header
+    plane, joint, chinchilla = ([float(cell[:-1]) for cell in row.split()[-3:]] for row in rows)
+    assert chinchilla == [0, 0, 0] and min(plane[1], joint[1]) > 0.5
+    smaller = scaling.smaller_runs(results)
+    law = scaling.fit_kaplan(*scaling.columns(smaller))["k / (N^a D^b)"]
+    others = [r for r in results if r["N"] == 406_144 or r["D"] == 1_572_864]
+    assert len(smaller) == 12 and len(others) == 8
+    errors = [abs(law(r["N"], r["D"]) / r["val"] - 1) for r in others]
+    assert plane[1] == pytest.approx(100 * np.mean(errors), abs=0.01)
+
+
 def test_one_bad_run_counts_little():
     """Huber's loss: squares would move the law further from the one that all other runs follow."""
     N, D, L = runs_of(PUBLISHED)
@@ -142,6 +172,24 @@ def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch
     assert found["val"] < math.log(dataset.vocab_size) and scaling.train_once(*run)["val"] == found["val"]
     shuffled = replace(dataset, val=dataset.val[np.random.default_rng(0).permutation(len(dataset.val))])
     assert scaling.train_once(*run[:3], shuffled, machine)["val"] > found["val"] + 0.2  # on the validation split
+
+
+def test_tokens_are_seen_again_and_other_shapes_have_about_as_many_parameters(small, call, monkeypatch):
+    monkeypatch.setattr(scaling, "OTHER_SHAPES", ((2, 8),))
+    read, seen = scaling.read_windows, []
+    monkeypatch.setattr(scaling, "read_windows", lambda tokens, starts, *rest: (seen.append(starts), read(tokens, starts, *rest))[1])
+    status, out, err = call(scaling, "--dataset=long", "--minutes=2", "--more")
+    assert status == 0, err
+    found = {json.dumps(json.loads(key)[2]): run for key, run in json.loads(Path("out/scaling_long/runs.json").read_text()).items()}
+    rows = [line.split() for line in out.split("seen once\n")[1].splitlines()]
+    assert [row[:2] for row in rows[:3]] == [["1", "2,048"], ["2", "1,024"], ["4", "512"]]  # three budgets of 32, 16, 8 steps
+    again = [run for key, run in found.items() if '"epochs": 2' in key]
+    assert rows[1][2] == f"{again[0]['val']:.4f}" and rows[0][2] == rows[0][3] != rows[1][3]
+    shapes = [line.split() for line in out.split("layers x width")[1].splitlines()[1:3]]
+    assert [row[:3] for row in shapes] == [["1", "x", "12"], ["2", "x", "8"]]
+    once, twice, four_times = (np.concatenate(seen[i : i + 32]) for i in (-128, -96, -64))
+    counts = [np.unique(starts, return_counts=True)[1] for starts in (twice, four_times)]
+    assert [set(n) for n in counts] == [{2}, {4}] and set(np.unique(once, return_counts=True)[1]) == {1}
 
 
 def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, monkeypatch):

@@ -190,6 +190,32 @@ def test_it_learns_to_reverse_and_to_measure_it(monkeypatch):
     assert after == pytest.approx(total / n_tokens, rel=1e-4) and after < before / 4
 
 
+def test_one_vector_is_all_that_the_decoder_knows_of_a_source():
+    """Whatever the padding; and targets are read one after the other, as by a GRU that starts from it."""
+    model = seq2seq.OneVector(GPTConfig(len(CHARACTERS), n_embd=16, n_head=2, **ORIGINAL)).eval()
+    source, idx = tokens(3, 7), tokens(3, 5)
+    source[1, 4:] = PAD
+    more = torch.cat((source, torch.full((3, 4), PAD)), dim=1)
+    logits = model(source, idx)
+    assert torch.allclose(model(more, idx), logits, atol=1e-6)
+    assert torch.allclose(model(source[1:2, :4], idx[1:2]), logits[1:2], atol=1e-6)
+    vector, _ = model.encode(source)
+    assert vector.shape == (3, 40) and torch.allclose(model.decode(idx[:, :2], vector, None), logits[:, :2], atol=1e-6)
+    assert not torch.allclose(model.decode(idx, vector.flip(0), None), logits, atol=1e-3)
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (model, make())]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.1)
+
+
+def test_two_recurrent_networks_learn_to_reverse_short_strings_better_than_long_ones(monkeypatch):
+    monkeypatch.setattr(seq2seq, "MAX_LETTERS", 6)
+    monkeypatch.setattr(seq2seq, "BATCH_SIZE", 64)
+    model = seq2seq.OneVector(GPTConfig(len(CHARACTERS), n_embd=32, n_head=2, **ORIGINAL))
+    seq2seq.train(model, "reverse", 300, seed=0)
+    of_length = [seq2seq.draw_examples("reverse", "test", 200, random.Random(1), length) for length in (1, 2, 6)]
+    short, two, long = (seq2seq.exact_match(model, examples) for examples in of_length)
+    assert short > 0.9 and two > 0.7 and long < two - 0.3
+
+
 QUICK = ("--max_iters=2", "--n_layer=1", "--n_embd=16", "--n_head=2")
 
 
@@ -199,11 +225,12 @@ def few(monkeypatch):
         monkeypatch.setattr(seq2seq, name, value)
 
 
-@pytest.mark.parametrize("options", [("--task=dates",), ("--task=reverse", "--attention=false")])
+@pytest.mark.parametrize("options", [("--task=dates",), ("--task=reverse", "--attention=false"), ("--task=reverse", "--rnn")])
 def test_the_script_prints_its_result_which_the_seed_decides(options, few, call):
     outs = [call(seq2seq, *options, *QUICK, f"--seed={seed}")[1] for seed in (3, 3, 4)]
     first, again, other = (result(out) | {"seconds": 0} for out in outs)
     assert first == again and first["loss"] != other["loss"]
+    assert first["model"] == ("rnn" if "--rnn" in options else "transformer")
     assert f"--task={first['task']}" == options[0] and {"exact_match", "beam"} <= first.keys()
     assert ("17 letters  " in outs[0]) == (first["task"] != "dates")
     assert 5 < float(first["loss"]) < 200  # nats per target, not per token
@@ -221,4 +248,5 @@ def test_the_plot_of_cross_attention(few, call, figures):
 
 def test_wrong_options_are_an_error_in_one_line(fails):
     assert "not a multiple" in fails(seq2seq, "--n_embd=10")
-    assert "--plot" in fails(seq2seq, "--attention=false", "--plot")
+    for option in ("--attention=false", "--rnn"):
+        assert "--plot" in fails(seq2seq, option, "--plot")

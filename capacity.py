@@ -1,0 +1,176 @@
+"""Aside: what can a network represent, what does depth buy, when does a larger one overfit less?
+
+    python capacity.py              # three experiments, half a minute
+    python capacity.py --plot       # also draws out/capacity/capacity.png
+
+Read mlp.py before. The functions to learn are known, so weights that somebody wrote down can stand
+beside those that training finds: a network that can represent a function need not learn it.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from console import Positive, parse, print_result, print_table, run
+from optim import Recipe, fit
+
+WIDTHS = (4, 16, 64, 256)  # of one hidden layer
+DEPTHS = (1, 2, 3, 4, 5)  # of the sawtooth
+BITS = 8  # of parity, a power of 2
+N_TRAIN, N_INPUTS = 100, 20  # of double descent
+FEATURES = (10, 25, 50, 75, 90, 100, 110, 150, 200, 400, 1600)
+NOISE = 0.5  # standard deviation in the targets, whose own is 1
+PENALTY = 0.1  # on the squared weights: the best of 0.003, 0.01 ... 0.3
+DRAWS = 20  # data sets, of which the median error counts
+
+
+@dataclass
+class Options:
+    max_iters: Positive = 2000  # training steps of each network
+    plot: bool = False  # draw out/capacity/capacity.png
+    seed: int = 1337  # random seed
+
+
+def network(inner: type, sizes: list[int], seed: int) -> nn.Sequential:
+    """(n, sizes[0]) -> linear layers with `inner` between them -> (n, sizes[-1])."""
+    torch.manual_seed(seed)
+    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), inner())]
+    return nn.Sequential(*layers[:-1])
+
+
+def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> torch.Tensor:
+    """Fit net to the curve (x, y), (n, 1) each, by Adam. Returns its errors (n, 1)."""
+    fit(net, lambda: F.mse_loss(net(x), y), Recipe(steps, learning_rate=0.01), lines=0)
+    return net(x).detach() - y
+
+
+def wave(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(2 * math.pi * x) + 0.5 * torch.sin(5 * math.pi * x)
+
+
+def staircase(x: torch.Tensor, width: int) -> torch.Tensor:
+    """The wave by one hidden layer of sigmoids so steep that each is a step: x (n, 1) -> (n, 1). A
+    step is as high as the wave rises from the middle of one tread to that of the next."""
+    edges = torch.linspace(-1, 1, width + 2)[:-1]
+    treads = wave(edges + 1 / (width + 1))
+    return treads[0] + torch.sigmoid(1000 * width * (x - edges[1:])) @ treads.diff()[:, None]
+
+
+def widen(options: Options) -> list[list]:
+    """Theorem (Cybenko 1989): one hidden layer gets as close to any continuous curve as you like."""
+    x, rows = torch.linspace(-1, 1, 512)[:, None], []
+    for width in WIDTHS:
+        rows.append([width, (staircase(x, width) - wave(x)).abs().max().item()])
+        for steeper in (1, 10):
+            net = network(nn.Tanh, [1, width, 1], options.seed)
+            with torch.no_grad():
+                net[0].weight *= steeper
+                net[0].bias *= steeper
+            rows[-1].append(train(net, x, wave(x), options.max_iters).abs().max().item())
+    return rows
+
+
+def sawtooth(x: torch.Tensor, depth: int) -> torch.Tensor:
+    """2^depth straight pieces on [0, 1], by two ReLU units per layer (Telgarsky 2016): each layer
+    folds the interval, 2 x up to 1/2 and 2 - 2 x from there."""
+    for _ in range(depth):
+        x = 2 * F.relu(x) - 4 * F.relu(x - 1 / 2)
+    return x
+
+
+def deepen(options: Options) -> list[list]:
+    """One layer would need a unit for each kink. A constant has the error 0.2887."""
+    x, rows = torch.linspace(0, 1, 2**9 + 1)[:, None], []
+    standardized = (x - x.mean()) / x.std()
+    for depth in DEPTHS:
+        y = sawtooth(x, depth)
+        kinks = (y[:, 0].diff().diff().abs() > 1e-5).sum().item()
+        rows.append([depth, kinks + 1])
+        deep = network(nn.ReLU, [1, *[32] * depth, 1], options.seed)
+        as_large = sum(p.numel() for p in deep.parameters()) // 3  # a unit of one layer has 3 parameters
+        for net in (deep, network(nn.ReLU, [1, as_large, 1], options.seed)):
+            errors = train(net, standardized, y, options.max_iters)
+            rows[-1].append(errors.square().mean().sqrt().item())
+    return rows
+
+
+def parity_errors(bits: int) -> list[int]:
+    """How many of the 2^bits inputs get a wrong parity from a tree of XORs, from one layer of `bits`
+    thresholds, and from the best linear function."""
+    X = torch.tensor(list(product((0.0, 1.0), repeat=bits)))  # (2^bits, bits)
+    odd, tree = X.sum(1) % 2, X
+    while tree.shape[1] > 1:  # a xor b = relu(a + b) - 2 relu(a + b - 1)
+        sums = tree[:, ::2] + tree[:, 1::2]
+        tree = F.relu(sums) - 2 * F.relu(sums - 1)
+    thresholds = (X.sum(1, keepdim=True) > torch.arange(bits) + 0.5).float()  # at least 1, 2 ... bits are on
+    inputs = F.pad(X, (0, 1), value=1.0)
+    linear = inputs @ torch.linalg.lstsq(inputs, odd).solution  # 1/2 everywhere: neither 0 nor 1
+    answers = (tree[:, 0], thresholds @ (-1.0) ** torch.arange(bits), linear)
+    return [int(((y - odd).abs() > 0.4).sum()) for y in answers]
+
+
+def test_error(n_features: int, noise: float, penalty: float, seed: int) -> float:
+    """Learn a linear function from N_TRAIN noisy examples, by random ReLU features and an output
+    layer of the smallest weights w with the lowest squared error + penalty |w|^2. Returns the mean
+    squared error on other examples, without noise. (That of a constant is 1.)"""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(N_TRAIN + 1000, N_INPUTS))
+    y = X @ rng.normal(size=N_INPUTS) / math.sqrt(N_INPUTS)
+    hidden = np.maximum(X @ rng.normal(size=(N_INPUTS, n_features)), 0) / math.sqrt(n_features * N_INPUTS)
+    seen, target = hidden[:N_TRAIN], y[:N_TRAIN] + noise * rng.normal(size=N_TRAIN)
+    w = np.linalg.pinv(seen) @ target
+    if penalty:
+        w = np.linalg.solve(seen.T @ seen + penalty * np.eye(n_features), seen.T @ target)
+    return np.square(hidden[N_TRAIN:] @ w - y[N_TRAIN:]).mean()
+
+
+def grow(options: Options) -> list[list]:
+    """Double descent (Belkin et al. 2019): worst with as many features as examples."""
+    rows = []
+    for n in FEATURES:
+        rows.append([n])
+        for noise, penalty in ((0.0, 0.0), (NOISE, 0.0), (NOISE, PENALTY)):
+            errors = [test_error(n, noise, penalty, options.seed + i) for i in range(DRAWS)]
+            rows[-1].append(float(np.median(errors)))
+    return rows
+
+
+EXPERIMENTS = {  # what the table shows, and its columns
+    widen: ("largest error", "units", "by hand", "trained", "trained, steep start"),
+    deepen: ("RMS error after training", "layers", "pieces", "as deep", "one layer, as large"),
+    grow: ("test error", "features", "no noise", "noise", "noise, penalty"),
+}
+
+
+def main() -> None:
+    options, began = parse(Options, __doc__), time.perf_counter()
+    torch.set_num_threads(1)  # for tensors this small, two threads take longer than one
+    panels = []
+    for experiment, (title, *header) in EXPERIMENTS.items():
+        rows = experiment(options)
+        print(f"\n{experiment.__doc__}\n{title}:")
+        print_table([header, *([f"{x:.4f}" if isinstance(x, float) else str(x) for x in row] for row in rows)])
+        x, *columns = zip(*rows, strict=True)
+        curves = {name: (x, y, "o-") for name, y in zip(header[1:], columns, strict=True) if name != "pieces"}
+        xscale = "log" if x[-1] > 10 else "linear"
+        panels.append({"curves": curves, "title": title, "xlabel": header[0], "xscale": xscale, "yscale": "log"})
+    wrong = dict(zip(("tree of XORs", "thresholds", "linear"), parity_errors(BITS), strict=True))
+    print(f"\nparity of {BITS} bits, wrong answers of {2**BITS}: {wrong}")
+    if options.plot:
+        import plots
+
+        path = Path("out", "capacity", "capacity.png")
+        plots.lines(path, *panels)
+        print(f"\nplot: {path}")
+    print_result("capacity", peak=max(row[2] for row in rows), seconds=time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,101 @@
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import result
+
+import capacity
+from capacity import parity_errors, sawtooth, staircase, test_error, wave
+
+test_error.__test__ = False  # pytest takes it for a test
+
+
+def largest_error(width: int) -> float:
+    x = torch.linspace(-1, 1, 4001)[:, None]
+    return (staircase(x, width) - wave(x)).abs().max().item()
+
+
+def test_a_staircase_is_one_hidden_layer_and_gets_as_close_as_you_like():
+    """One sigmoid for each unit; the error is about that of a step, so it falls as 1 / units."""
+    errors = [largest_error(width) for width in (50, 100, 200, 400)]
+    assert all(0.4 < finer / coarser < 0.6 for coarser, finer in pairwise(errors)) and errors[-1] < 0.04
+    x = torch.linspace(-1, 1, 4001)[:, None]
+    _, counts = staircase(x, 7)[:, 0].mul(1e4).round().unique(return_counts=True)
+    assert sorted(counts.tolist())[-8] > 100 and counts.max() < 600  # eight treads: as wide, but for the steps between
+
+
+@pytest.mark.parametrize("depth", range(1, 9))
+def test_a_sawtooth_doubles_its_pieces_with_each_layer(depth):
+    """At the multiples of 2^-depth it is 0 or 1, in turn, and straight between them."""
+    x = torch.linspace(0, 1, 2**12 + 1)[:, None].double()
+    y = sawtooth(x, depth)
+    assert y[:: 2 ** (12 - depth), 0].tolist() == [k % 2 for k in range(2**depth + 1)]
+    slopes = y[:, 0].diff() * 2**12
+    assert (slopes.abs() == 2**depth).all() and (slopes.diff() != 0).sum() == 2**depth - 1
+
+
+def test_one_layer_makes_the_same_sawtooth_with_a_unit_for_each_kink():
+    x, depth = torch.linspace(0, 1, 513)[:, None].double(), 4
+    kinks = torch.arange(2**depth) / 2**depth  # the first one is where it starts
+    changes = 2 ** (depth + 1) * (-1.0) ** torch.arange(2**depth).double()
+    changes[0] /= 2
+    assert torch.allclose(F.relu(x - kinks) @ changes[:, None], sawtooth(x, depth))
+    for n in range(1, 2**depth):  # with a unit less, at any of the kinks, a kink is missing
+        without = F.relu(x - kinks)[:, torch.arange(2**depth) != n]
+        best = without @ torch.linalg.lstsq(without, sawtooth(x, depth)).solution
+        assert (best - sawtooth(x, depth)).abs().max() > 0.3
+
+
+def test_depth_and_width_compute_a_parity_that_no_linear_function_does():
+    assert parity_errors(8) == [0, 0, 256] and parity_errors(2) == [0, 0, 4]  # of 2 bits: XOR
+    inputs = np.array([[a, b, 1.0] for a, b in product((0, 1), repeat=2)])
+    weights = np.random.default_rng(0).normal(size=(20_000, 3))
+    right = ((inputs @ weights.T > 0) == np.array([0, 1, 1, 0])[:, None]).sum(axis=0)
+    assert right.max() == 3  # no line has both odd inputs on one side
+
+
+def median_error(n_features: int, noise: float, penalty: float = 0.0) -> float:
+    return float(np.median([test_error(n_features, noise, penalty, seed) for seed in range(7)]))
+
+
+def test_the_test_error_peaks_where_there_are_as_many_features_as_examples(monkeypatch):
+    monkeypatch.setattr(capacity, "N_TRAIN", 40)
+    below, peak, above, far_above = (median_error(n, 0.5) for n in (10, 40, 80, 800))
+    assert peak > 5 * below and peak > 5 * above and far_above < below and far_above < above
+    assert median_error(40, 0.5, 0.1) < below and median_error(40, 0.5, 0.1) < 0.1 * peak
+    assert median_error(40, 0.0) < peak  # noise makes it worse, but it is there without, too
+    assert median_error(40, 0.0) > 2 * median_error(10, 0.0)
+
+
+def test_the_smallest_weights_fit_the_examples(monkeypatch):
+    """With more features than examples and no noise, training examples have no error: they are learned exactly."""
+    monkeypatch.setattr(capacity, "N_TRAIN", 1000)
+    monkeypatch.setattr(capacity, "N_INPUTS", 3)
+    assert test_error(400, 0.0, 0.0, seed=0) < 1e-4  # enough examples: the function itself
+    assert test_error(400, 0.0, 1e9, seed=0) > 0.5  # a penalty that allows no weights: near 1, that of a constant
+
+
+def test_the_script_prints_and_draws_its_tables(call, monkeypatch):
+    monkeypatch.setattr(capacity, "DRAWS", 1)
+    monkeypatch.setattr(capacity, "FEATURES", (50, 100, 150))
+    monkeypatch.setattr(capacity, "DEPTHS", (1, 3))
+    status, out, err = call(capacity, "--max_iters=3", "--plot")
+    assert status == 0, err
+    rows = [line.split() for line in out.splitlines()]
+    by_hand, trained = {int(row[0]): row[1:] for row in rows if row[:1] == ["256"]}[256][:2]
+    assert float(by_hand) < 0.05 < float(trained)
+    assert [row[1] for row in rows if row[:1] in (["1"], ["3"])] == ["2", "8"]
+    assert "wrong answers of 256: {'tree of XORs': 0, 'thresholds': 0, 'linear': 256}" in out
+    peak = max(float(row[2]) for row in rows if row[:1] in (["50"], ["100"], ["150"]))
+    assert result(out)["peak"] == f"{peak:.4f}"
+    assert Path("out/capacity/capacity.png").read_bytes().startswith(b"\x89PNG")
+    assert result(call(capacity, "--max_iters=3")[1])["peak"] == result(out)["peak"]
+
+
+def test_a_steeper_start_of_the_same_network_learns_the_wave_better(monkeypatch):
+    monkeypatch.setattr(capacity, "WIDTHS", (64,))
+    ((_, _, trained, steep),) = capacity.widen(capacity.Options(max_iters=500))
+    assert steep < 0.5 * trained < 0.5
