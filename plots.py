@@ -41,8 +41,8 @@ def lines(path: Path, *panels: dict, title: str = "", rows: int = 1, size: tuple
 
 
 def draw(axes, curves: dict[str, tuple], data=None, image=None, **labels) -> None:
-    """Draw curves, {label: (x, y, style)}, or (x, y, style, texts) with a text above each point; the
-    baseline losses of `data`, a Dataset; or nothing but an image (m, n), True is white. labels: title,
+    """Draw curves, {label: (x, y, style)}, or (x, y, style, texts) with a text above each point, and
+    the baseline losses of `data`, a Dataset; or an image (m, n), where True is white. labels: title,
     xlabel, xscale ..., all that Axes.set() takes."""
     if image is not None:
         axes.imshow(image, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
@@ -88,9 +88,9 @@ def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
 
 
 def mlp_training(history, saturated: float, data, title: str, path: Path) -> None:
-    """Densities of tanh activations and their gradients before and after training (history.tanhs), and a
-    map of saturated ones, where a white column is a dead unit; history.losses; and history.ratios: (step,
-    {matrix: update:data ratio})."""
+    """Densities of tanh activations and their gradients before and after training (history.tanhs),
+    and a map of them, where a white column is a dead unit; history.losses; and history.ratios:
+    (step, {matrix: update:data ratio})."""
     width = max(1, len(history.losses) // 200)
     starts = range(0, len(history.losses), width)
     loss = {"train": (starts, [np.mean(history.losses[i : i + width]) for i in starts], "-")}
@@ -107,7 +107,7 @@ def mlp_training(history, saturated: float, data, title: str, path: Path) -> Non
         panels.append({"title": f"{when} training: tanh activations", "curves": outputs})
         panels.append({"title": f"{when} training: their gradients / std", "curves": grads})
         white = (abs(tanhs[0][0]) > saturated).numpy()
-        panels.append({"title": f"{when}: tanh 1, saturated is white", "curves": {}, "image": white, "xlabel": "unit"})
+        panels.append({"title": f"{when}: tanh 1, saturated is white", "curves": {}, "image": white})
     panels.insert(3, {"title": "training loss by step, nats per token", "curves": loss, "data": data})
     panels.append({"title": "log10(update / weight size) by step", "curves": updates, "ylim": (-5, None)})
     lines(path, *panels, title=title, rows=2)

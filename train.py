@@ -74,7 +74,7 @@ class TrainConfig(GPTConfig):
     log_interval: Positive = 20  # log every this many steps
     eval_interval: Positive = 100  # evaluate on the validation split every this many steps
     eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: all
-    checkpoint_interval: Positive = 100  # save last.pt every this many steps
+    checkpoint_interval: Positive = 100  # save last.pt every so many steps
     sample_tokens: int = 400  # length of the sample at the end, in tokens
 
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
