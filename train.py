@@ -71,8 +71,8 @@ class TrainConfig(GPTConfig):
     momentum: Fraction = 0.95  # momentum of muon and sgd
     grad_clip: float = 1.0  # clip the gradient to this norm; 0: off
 
-    log_interval: Positive = 20  # log every this many steps
-    eval_interval: Positive = 100  # evaluate on the validation split every this many steps
+    log_interval: Positive = 20  # log every so many steps
+    eval_interval: Positive = 100  # evaluate on the validation split every so many steps
     eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: all
     checkpoint_interval: Positive = 100  # save last.pt every so many steps
     sample_tokens: int = 400  # length of the sample at the end, in tokens
