@@ -137,7 +137,7 @@ def grow(options: Options) -> list[list]:
     for n in FEATURES:
         rows.append([n])
         for noise, penalty in ((0.0, 0.0), (NOISE, 0.0), (NOISE, PENALTY)):
-            errors = [test_error(n, noise, penalty, options.seed + i) for i in range(DRAWS)]
+            errors = [test_error(n, noise, penalty, options.seed * DRAWS + i) for i in range(DRAWS)]
             rows[-1].append(float(np.median(errors)))
     return rows
 

@@ -50,7 +50,7 @@ KAPLAN = {"N_c": 8.8e13, "D_c": 5.4e13, "a": 0.076, "b": 0.095}
 
 
 def test_laws_without_an_irreducible_loss_give_back_their_own_runs():
-    """Those of Kaplan et al. (2020), and a plane in logarithms: each is exact on its own runs, and not on the other's."""
+    """Those of Kaplan et al. (2020), and a plane in logarithms: each is exact on its own runs only."""
     N, D, _ = runs_of(PUBLISHED)
     joint = ((KAPLAN["N_c"] / N) ** (KAPLAN["a"] / KAPLAN["b"]) + KAPLAN["D_c"] / D) ** KAPLAN["b"]
     plane = 20 * N**-0.05 * D**-0.08
@@ -64,7 +64,7 @@ def test_laws_are_compared_on_the_runs_that_they_have_not_seen(capsys):
     N, D, L = family_runs(0.0)
     results = [{"N": n, "D": d, "val": loss} for n, d, loss in zip(N, D, L, strict=True)]
     scaling.compare_laws(results)
-    title, header, *rows = capsys.readouterr().out.strip().splitlines()
+    _, header, *rows = capsys.readouterr().out.strip().splitlines()
     assert "these 12 runs  the other 8  the largest" in header
     plane, joint, chinchilla = ([float(cell[:-1]) for cell in row.split()[-3:]] for row in rows)
     assert chinchilla == [0, 0, 0] and min(plane[1], joint[1]) > 0.5
@@ -131,6 +131,9 @@ def test_the_family_has_sizes_and_budgets_that_double():
     models = [GPT(GPTConfig(96, n_embd=width, **scaling.SHAPE)) for width in scaling.WIDTHS]
     sizes = [model.num_params(non_embedding=True) for model in models]
     assert all(1.6 < larger / size < 2.4 for size, larger in pairwise(sizes))
+    for n_layer, width in scaling.OTHER_SHAPES:
+        other = GPT(GPTConfig(96, n_embd=width, **scaling.SHAPE | {"n_layer": n_layer}))
+        assert other.num_params(non_embedding=True) == pytest.approx(sizes[2], rel=0.06)
     assert all(larger == 2 * budget for budget, larger in pairwise(scaling.STEPS))
     for width, max_iters in ((32, 192), (128, 1536)):
         recipe = make_recipe(width, max_iters)
@@ -177,12 +180,14 @@ def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch
 def test_tokens_are_seen_again_and_other_shapes_have_about_as_many_parameters(small, call, monkeypatch):
     monkeypatch.setattr(scaling, "OTHER_SHAPES", ((2, 8),))
     read, seen = scaling.read_windows, []
-    monkeypatch.setattr(scaling, "read_windows", lambda tokens, starts, *rest: (seen.append(starts), read(tokens, starts, *rest))[1])
+    note = lambda tokens, starts, *rest: (seen.append(starts), read(tokens, starts, *rest))[1]
+    monkeypatch.setattr(scaling, "read_windows", note)
     status, out, err = call(scaling, "--dataset=long", "--minutes=2", "--more")
     assert status == 0, err
-    found = {json.dumps(json.loads(key)[2]): run for key, run in json.loads(Path("out/scaling_long/runs.json").read_text()).items()}
+    kept = json.loads(Path("out/scaling_long/runs.json").read_text())
+    found = {json.dumps(json.loads(key)[2]): run for key, run in kept.items()}
     rows = [line.split() for line in out.split("seen once\n")[1].splitlines()]
-    assert [row[:2] for row in rows[:3]] == [["1", "2,048"], ["2", "1,024"], ["4", "512"]]  # three budgets of 32, 16, 8 steps
+    assert [row[:2] for row in rows[:3]] == [["1", "2,048"], ["2", "1,024"], ["4", "512"]]  # 32, 16, 8 steps
     again = [run for key, run in found.items() if '"epochs": 2' in key]
     assert rows[1][2] == f"{again[0]['val']:.4f}" and rows[0][2] == rows[0][3] != rows[1][3]
     shapes = [line.split() for line in out.split("layers x width")[1].splitlines()[1:3]]

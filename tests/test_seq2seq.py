@@ -225,7 +225,9 @@ def few(monkeypatch):
         monkeypatch.setattr(seq2seq, name, value)
 
 
-@pytest.mark.parametrize("options", [("--task=dates",), ("--task=reverse", "--attention=false"), ("--task=reverse", "--rnn")])
+@pytest.mark.parametrize(
+    "options", [("--task=dates",), ("--task=reverse", "--attention=false"), ("--task=reverse", "--rnn")]
+)
 def test_the_script_prints_its_result_which_the_seed_decides(options, few, call):
     outs = [call(seq2seq, *options, *QUICK, f"--seed={seed}")[1] for seed in (3, 3, 4)]
     first, again, other = (result(out) | {"seconds": 0} for out in outs)
