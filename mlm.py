@@ -196,8 +196,12 @@ def halves(words: list[str], seconds: list[str]) -> list[str]:
 
 
 def mixed(words: list[str], rng: random.Random) -> list[str]:
-    """Halves that do not belong together: four for each word."""
-    return [text for _ in range(4) for text in halves(words, rng.sample(words, len(words)))]
+    """Halves of different words, four for each. The words are of equal length: otherwise the length of
+    the halves would tell, without a look at the letters."""
+    texts, firsts = [], sorted(words, key=len)
+    for _ in range(4):
+        texts += halves(firsts, sorted(rng.sample(words, len(words)), key=len))
+    return texts
 
 
 def draw(kinds: list, n: int, rng: random.Random) -> tuple[list[str], torch.Tensor]:
