@@ -5,7 +5,7 @@ r"""Part 6: teach a GPT to follow instructions, and then a new task.
     python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # repeat old documents
     python finetune.py --method=all --plot      # ten ways to learn the new task, compared
     python finetune.py --method=sweep --plot    # what full fine-tuning and LoRA forget
-    python finetune.py --method=emerge --new_task=reverse --plot    # when does an ability emerge?
+    python finetune.py --method=emerge --new_task=reverse --plot    # watch an ability emerge
     python finetune.py --init_from=out/python   # start from another model, trained by train.py
 
 Read sample.py before; peft.py (LoRA, adapters, prefix tuning) and rlhf.py after.

@@ -115,7 +115,8 @@ def test_halves_belong_together_or_not():
     assert mlm.halves(["emma", "ava"], ["ava", "emma"]) == ["em\nva", "a\nma"]
     mixed = mlm.mixed(NAMES, random.Random(0))
     assert len(mixed) == 4 * len(NAMES) and {text.split("\n")[0] for text in mixed} == {n[: len(n) // 2] for n in NAMES}
-    lengths = [Counter(tuple(map(len, text.split("\n"))) for text in texts) for texts in (mixed, mlm.halves(NAMES, NAMES))]
+    shapes = lambda texts: Counter(tuple(map(len, text.split("\n"))) for text in texts)
+    lengths = shapes(mixed), shapes(mlm.halves(NAMES, NAMES))
     assert lengths[0] == {shape: 4 * count for shape, count in lengths[1].items()}  # nothing is told by a length
     texts, labels = mlm.draw([["no"], ["yes"]], 2000, random.Random(0))
     assert [["no", "yes"][label] for label in labels] == texts

@@ -16,6 +16,7 @@ from conftest import ROOT, SHARED, result
 
 import attention
 import bigram
+import capacity
 import cells
 import checkpoint
 import console
@@ -48,7 +49,7 @@ README, RESULTS = PAGES[ROOT / "README.md"], PAGES[ROOT / "docs" / "results.md"]
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
-SCRIPTS += (rlhf, word2vec, seq2seq, mlm, attention)
+SCRIPTS += (rlhf, word2vec, seq2seq, mlm, attention, capacity)
 OTHERS = (cells, checkpoint, console, files, gpt2, model, optim, peft)
 OTHERS += (runtime, tokenizer, windows)
 if importlib.util.find_spec("matplotlib"):
