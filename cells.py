@@ -198,44 +198,44 @@ class SSM(LinearCell):
 
 class LTI(nn.Module):
     """A linear time-invariant state space model (S4 with real, diagonal A; Gu et al. 2022): each of H
-    channels u has N states, h' = A h + u, y = C h + D u. If u is constant during each time step d
+    channels u has N states, h' = -A h + u, y = c . h + D u. If u is constant during each time step d
     (zero-order hold), this is exactly
-        h_t = a h_(t-1) + b u_t,  a = exp(d A),  b = (a - 1) / A
-    As a and b are the same for all tokens, y is the convolution of u with the kernel C a^t b. So it
-    stores all tokens alike; SSM, where they depend on the token, is no convolution."""
+        h_t = a h_(t-1) + b u_t,  a = exp(-d A),  b = (1 - a) / A,  about d if d A is small
+    As a and b are the same for all tokens, y is the convolution of u with the kernel c . (a^t b), and
+    all tokens are stored alike. In SSM, where d depends on the token, it is no convolution."""
 
     N = 16
 
     def __init__(self, C: int, H: int):
         super().__init__()
         self.W = nn.Linear(C, 2 * H)  # u, and the gate z
-        self.log_A = nn.Parameter(torch.arange(1.0, self.N + 1).log().repeat(H, 1))  # of -A
-        self.log_d = nn.Parameter(torch.linspace(math.log(0.001), math.log(0.1), H)[:, None])
-        self.C, self.D = nn.Parameter(torch.randn(H, self.N)), nn.Parameter(torch.ones(H))
+        self.log_A = nn.Parameter(torch.arange(1.0, self.N + 1).log())
+        self.log_d = nn.Parameter(torch.linspace(math.log(0.001), math.log(0.1), H))
+        self.c, self.D = nn.Parameter(torch.randn(H, self.N)), nn.Parameter(torch.ones(H))
 
     def start(self, B: int) -> torch.Tensor:
-        return self.C.new_zeros(B, *self.C.shape)  # (B, H, N)
+        return self.c.new_zeros(B, *self.c.shape)  # (B, H, N)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         u, z = self.W(F.layer_norm(x, x.shape[-1:])).chunk(2, dim=-1)  # (..., H)
-        A = -self.log_A.exp()
-        a = (self.log_d.exp() * A).exp()  # (H, N)
-        return u, z, a, (a - 1) / A
+        A = self.log_A.exp()
+        a = (-self.log_d.exp()[:, None] * A).exp()  # (H, N)
+        return u, z, a, (1 - a) / A
 
     def step(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         u, z, a, b = self.project(x)
         h = a * h + b * u[..., None]
-        return ((self.C * h).sum(-1) + self.D * u) * F.silu(z), h
+        return ((self.c * h).sum(-1) + self.D * u) * F.silu(z), h
 
     def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (B, T, C) -> (B, T, H), by FFT: T log T steps instead of T, one after the other."""
+        """All tokens at once: x (B, T, C) -> (B, T, H), the convolution by FFT."""
         u, z, a, b = self.project(x)
         T = x.shape[1]
         powers = a ** torch.arange(T + 1, device=x.device)[:, None, None]  # (T + 1, H, N)
-        kernel = (self.C * b * powers[:-1]).sum(-1)  # (T, H)
+        kernel = (self.c * b * powers[:-1]).sum(-1)  # (T, H)
         spectrum = torch.fft.rfft(u, 2 * T, dim=1) * torch.fft.rfft(kernel, 2 * T, dim=0)
         y = torch.fft.irfft(spectrum, 2 * T, dim=1)[:, :T]  # 2 T: so that the end does not wrap around
-        y = y + torch.einsum("thn,bhn->bth", self.C * powers[1:], h)  # what is left of the state before
+        y = y + torch.einsum("thn,bhn->bth", self.c * powers[1:], h)  # what is left of the state before
         h = powers[-1] * h + b * torch.einsum("thn,bth->bhn", powers[:-1].flip(0), u)
         return (y + self.D * u) * F.silu(z), h
 

@@ -225,13 +225,17 @@ def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
 
 
 def few_shot(model: GPT, task: str, texts: Texts) -> str:
-    """Exact match with words of four letters, after 0, 1 and, if they fit, 2 examples in the prompt."""
+    """Exact match with words of four letters, after 0, 1 and 2 examples in the prompt, if they fit.
+    (No document of stages 1 and 2 has two instructions, so the model cannot know what they are for.)"""
     examples = one_per_word(task, [word for word in texts.words["test"] if len(word) == 4])
-    found, asked = [], examples
-    while len(found) < 3 and max(len(prompt + answer) for prompt, answer in asked) < model.config.block_size:
-        found.append(f"{exact_match(model, asked, texts.tokenizer).double().mean():.1%}")
-        before = [f"{prompt}{answer}\n" for prompt, answer in [*asked[1:], asked[0]]]
-        asked = [(text + prompt, answer) for text, (prompt, answer) in zip(before, examples, strict=True)]
+    found, lines = [], [f"{prompt}{solved}\n" for prompt, solved in examples]
+    for shots in range(3):
+        asked = []
+        for i, (prompt, solved) in enumerate(examples):
+            before = "".join(lines[(i + shot) % len(lines)] for shot in range(1, shots + 1))
+            asked.append((before + prompt, solved))
+        if max(len(prompt + solved) for prompt, solved in asked) < model.config.block_size:
+            found.append(f"{exact_match(model, asked, texts.tokenizer).double().mean():.1%}")
     return ", ".join(found)
 
 
@@ -391,30 +395,34 @@ def learn(instructed: GPT, texts: Texts, machine, options: Options, name: str, l
 
 @torch.no_grad()
 def token_scores(model: GPT, examples: list[tuple[str, str]], tokenizer: Tokenizer) -> dict[str, float]:
-    """Of the tokens of all answers: mean probability, Brier score (squared distance of the
-    probabilities from 1 for the token, 0 for others), and the fraction that is the most likely one;
-    and of whole answers: exact match, and what it would be if tokens were right independently."""
+    """Of the tokens of all answers, with the newline at the end: mean probability, Brier score
+    (squared distance of the probabilities from 1 for the token, 0 for others), and the fraction that
+    is the most likely one. Of whole answers: exact match, and what it would be if each token were
+    right equally often, whatever the others are."""
     x, y = make_batch([encode(example, tokenizer) for example in examples])
     in_answer, p = y >= 0, model(x.to(model.lm_head.weight.device))[0].softmax(dim=-1).cpu()
     one_hot = torch.nn.functional.one_hot(y.clamp(min=0), p.shape[-1])
-    right = (p.argmax(dim=-1) == y)[in_answer].double().mean()
+    matches = p.argmax(dim=-1) == y
+    right = matches[in_answer].double().mean()
     scores = {"probability": (p * one_hot).sum(dim=-1)[in_answer].mean()}
     scores |= {"brier": (p - one_hot).square().sum(dim=-1)[in_answer].mean(), "right": right}
     scores["right^length"] = (right ** in_answer.sum(dim=1)).mean()
-    scores["exact_match"] = exact_match(model, examples, tokenizer).double().mean()
+    scores["exact_match"] = (matches | ~in_answer).all(dim=1).double().mean()
     return {name: score.item() for name, score in scores.items()}
 
 
 def emerge(texts: Texts, options: Options, machine: Machine) -> dict[int, list[dict]]:
     """Train three widths on one task, from scratch, and measure as they learn. Does an ability
-    appear suddenly, or does the measure jump (Schaeffer et al. 2023)? Returns the scores by width."""
+    appear suddenly, or does the measure jump (Schaeffer et al. 2023, of models of many sizes; here
+    also in the course of training)? Returns the scores by width."""
     examples = one_per_word(options.new_task, [word for word in texts.words["val"] if len(word) == 6])
     texts.tasks, history = [options.new_task], {}
     for width in EMERGENCE_WIDTHS:
         print(f"\nwidth {width}, {options.new_task}: {len(examples)} words of six letters, validation split")
         torch.manual_seed(options.seed)
         model = GPT(GPTConfig(texts.tokenizer.vocab_size, block_size=64, n_embd=width, n_head=2))
-        scores, rng = history.setdefault(width, []), np.random.default_rng(options.seed)
+        scores, rng = [], np.random.default_rng(options.seed)
+        history[width] = scores
 
         def note(model=model, scores=scores) -> str:
             scores.append(token_scores(model, examples, texts.tokenizer))
@@ -482,7 +490,7 @@ def main() -> None:
     model, history = instruct(base, texts, machine, made_from | {"base": sha256_of(path)})
     results["instructed"] = measure(model, INSTRUCTED, texts, options.new_task, machine)
     for task in (options.new_task, texts.tasks[0]):
-        print(f"{task} after 0, 1, 2 examples in the prompt: exact match {few_shot(model, task, texts)}")
+        print(f"{task}, words of four letters, after 0, 1 ... examples in the prompt: {few_shot(model, task, texts)}")
 
     print(f"\nstage 3, a new task: {options.num_examples:,} examples of {options.new_task}")
     ways = {"all": VARIANTS, "sweep": SWEEP}.get(options.method, {options.method: {}})

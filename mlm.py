@@ -24,7 +24,7 @@ layer turns its last hidden state into the logits of two classes, and everything
 import copy
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -139,8 +139,8 @@ def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
 
 
 def letter_grams(words: list[str], alphabet: str, side: str, end: bool = False) -> np.ndarray:
-    """What an n-gram sees of each letter, and the letter itself: (letters, n). END counts as 0, and
-    with end=True, that after a word is a letter, too."""
+    """What an n-gram sees of each letter, and the letter itself: (letters, n). END counts as 0. With
+    end=True, each END but the first is a letter, too."""
     idx = encode(words, alphabet)
     padded = F.pad(idx.masked_fill(idx == PAD, END), (5, 5), value=END)  # SIDES reach 5 letters
     grams = [padded[:, 5 + i : 5 + i + idx.shape[1]] for i in (*SIDES[side], 0)]  # (B, T) each
@@ -151,7 +151,7 @@ def letter_grams(words: list[str], alphabet: str, side: str, end: bool = False) 
 def ngram_losses(train_words: list[str], words: list[str], alphabet: str, side: str, end: bool = False) -> np.ndarray:
     """The losses of letters by n-grams with Kneser-Ney smoothing (ngram.py), in nats, (letters,)."""
     grams = letter_grams(train_words, alphabet, side, end)
-    separator = None if side == "both" else 0  # an END on either side says as much as a letter
+    separator = None if side == "both" or end else 0  # else an END says as much as a letter
     table = NGrams(*sum_by_row(grams, np.ones(len(grams), int)), len(alphabet) - END, separator)
     return -np.log(table.kneser_ney(letter_grams(words, alphabet, side, end), DISCOUNT))
 
@@ -190,18 +190,17 @@ class Classifier(nn.Module):
         return self.head(self.encoder.hidden_states(idx)[:, 0])
 
 
-def halves(words: list[str], seconds: list[str]) -> list[str]:
-    """The first half of each word, and the second half of another. The newline is BERT's [SEP]."""
-    return [f"{a[: len(a) // 2]}\n{b[len(b) // 2 :]}" for a, b in zip(words, seconds, strict=True)]
+def halves(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """The first half of the first word and the second half of the second one, and a newline as
+    BERT's [SEP] between them."""
+    return [f"{a[: len(a) // 2]}\n{b[len(b) // 2 :]}" for a, b in pairs]
 
 
 def mixed(words: list[str], rng: random.Random) -> list[str]:
-    """Halves of different words, four for each. The words are of equal length: otherwise the length of
-    the halves would tell, without a look at the letters."""
-    texts, firsts = [], sorted(words, key=len)
-    for _ in range(4):
-        texts += halves(firsts, sorted(rng.sample(words, len(words)), key=len))
-    return texts
+    """Halves of different words. Both are of equal length: otherwise the lengths of the halves would
+    give the answer, without a look at the letters."""
+    firsts, seconds = (sorted(some, key=len) for some in (words, rng.sample(words, len(words))))
+    return halves((a, b) for a, b in zip(firsts, seconds, strict=True) if a != b)
 
 
 def draw(kinds: list, n: int, rng: random.Random) -> tuple[list[str], torch.Tensor]:
@@ -211,12 +210,13 @@ def draw(kinds: list, n: int, rng: random.Random) -> tuple[list[str], torch.Tens
 
 
 def tell_apart(kinds: list, test_kinds: list, encoder: Encoder, alphabet: str, seed: int) -> dict[str, float]:
-    """The accuracy in telling texts of two kinds apart: by the n-grams of which kind the text has
-    the higher probability; by a classifier with new weights; by one that starts from the encoder."""
-    texts, labels = draw(test_kinds, TEST_EXAMPLES, random.Random(seed))
-    starts = np.cumsum([0, *(len(text) + 1 for text in texts[:-1])])
-    losses = [ngram_losses(kind, texts, alphabet, "left", end=True) for kind in kinds]
-    found = {"n-grams": (np.add.reduceat(losses[0] - losses[1], starts) > 0) == labels.numpy()}
+    """The accuracy in telling two kinds of texts apart, by counting (the n-grams of which kind give
+    the text a higher probability?), by a classifier with new weights, and by one that starts from
+    the encoder and is trained for as many steps."""
+    test_texts, test_labels = draw(test_kinds, TEST_EXAMPLES, random.Random(seed))
+    starts = np.cumsum([0, *(len(text) + 1 for text in test_texts[:-1])])
+    losses = [ngram_losses(kind, test_texts, alphabet, "left", end=True) for kind in kinds]
+    found = {"n-grams": (np.add.reduceat(losses[0] - losses[1], starts) > 0) == test_labels.numpy()}
     for name in ("new", "pre-trained"):
         torch.manual_seed(seed)
         model = Classifier(Encoder(encoder.config) if name == "new" else encoder)
@@ -228,7 +228,7 @@ def tell_apart(kinds: list, test_kinds: list, encoder: Encoder, alphabet: str, s
 
         fit(model, batch_loss, CLASSIFIER, note=lambda name=name: name, lines=1)
         with torch.no_grad():
-            found[name] = (model(encode(texts, alphabet)).argmax(dim=1) == labels).numpy()
+            found[name] = (model(encode(test_texts, alphabet)).argmax(dim=1) == test_labels).numpy()
     return {name: right.mean().item() for name, right in found.items()}
 
 
@@ -251,7 +251,7 @@ def main() -> None:
     data = load(options.dataset)
     words, test_words = read_words(data, "train"), read_words(data, "test")
     rng, splits = random.Random(options.seed), (words, test_words)
-    tasks = {"half": [(mixed(some, rng), halves(some, some)) for some in splits]}
+    tasks = {"half": [(mixed(some, rng), halves(zip(some, some, strict=True))) for some in splits]}
     letters = set().union(*words, *test_words)
     if options.other:
         others = [read_words(load(options.other), split) for split in ("train", "test")]

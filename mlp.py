@@ -202,12 +202,12 @@ class MLP:
 
 def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: str, batchnorm: bool, seed: int) -> MLP:
     """Build the network. Its initial weights are drawn from N(0, 1) and, depending on init, scaled:
-        naive           not at all: logits have a standard deviation (std) of about sqrt(H)
-        scaled_output   the last layer down, so the first prediction is nearly uniform
-        kaiming         the others also, by 5/3 / sqrt(fan_in) (He et al. 2015): a sum over fan_in
-                        inputs gets the std of one; tanh shrinks it by 1.59, and 5/3 compensates
-        xavier          all, to N(0, 2 / (fan_in + fan_out)) (Glorot, Bengio 2010): a compromise
-                        between activations, which want 1 / fan_in, and gradients, 1 / fan_out"""
+    naive           not at all: logits have a standard deviation (std) of about sqrt(H)
+    scaled_output   the last layer down, so the first prediction is nearly uniform
+    kaiming         the others also, by 5/3 / sqrt(fan_in) (He et al. 2015): a sum over fan_in
+                    inputs gets the std of one; tanh shrinks it by 1.59, and 5/3 compensates
+    xavier          all layers, to N(0, 2 / (fan_in + fan_out)) (Glorot, Bengio 2010): a compromise
+                    between activations, which want 1 / fan_in, and gradients, 1 / fan_out"""
     generator = torch.Generator().manual_seed(seed)
     layers = [Embedding(torch.randn(V, n_embd, generator=generator))]
     for i, (fan_in, fan_out) in enumerate(pairwise([T * n_embd, *[n_hidden] * n_layer, V])):

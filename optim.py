@@ -154,8 +154,8 @@ def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = N
 def lr_scale(step: int, config) -> float:
     """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then
     constant; inverse_sqrt, sqrt(warmup_iters / step) (Vaswani et al. 2017); linear or cosine decay
-    (Loshchilov, Hutter 2017) to min_lr one step after the last; or constant, and in the last fifth
-    of the steps a tenth of it (step), or linear decay (wsd; Hu et al. 2024)."""
+    (Loshchilov, Hutter 2017) to min_lr one step after the last; step: constant, then a tenth in the
+    last fifth of the steps; or wsd: constant, then linear in the last fifth (Hu et al. 2024)."""
     floor = config.min_lr / config.learning_rate if config.learning_rate else 0.0
     start, end = config.warmup_iters, config.max_iters + 1
     if step < start:

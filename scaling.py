@@ -45,7 +45,7 @@ from windows import evaluate, evaluation_windows, read_windows
 WIDTHS = (32, 48, 64, 96, 128)  # n_embd: each model has about twice the parameters of the one before
 STEPS = (24, 48, 96, 192)  # for each of the --minutes: every budget is twice the one before
 SHAPE = {"n_layer": 2, "n_head": 2, "block_size": 64}
-OTHER_SHAPES = ((1, 92), (8, 32))  # of --more: layers and width, with about the N of width 64
+OTHER_SHAPES = ((1, 92), (8, 32))  # of --more: layers and width; N is 3 to 6 % off that of width 64
 BATCH_SIZE = 16
 EVAL_TOKENS = 100_000
 
@@ -71,8 +71,9 @@ def make_recipe(width: int, max_iters: int) -> Recipe:
 
 
 def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, machine: Machine, epochs=1, **shape) -> dict:
-    """Train a model on windows that do not overlap, so it sees each token `epochs` times. Returns N
-    (parameters without embeddings, but with the output layer), D, val, seconds."""
+    """Train a model on windows that do not overlap, so it sees each token once, or `epochs` times in
+    the same order. Returns N (parameters without embeddings, but with the output layer), D, val,
+    seconds."""
     began, T = time.perf_counter(), SHAPE["block_size"]
     torch.manual_seed(seed)
     model = GPT(GPTConfig(data.vocab_size, n_embd=width, **SHAPE | shape)).to(machine.device)
@@ -162,17 +163,21 @@ def fit_law(N: np.ndarray, D: np.ndarray, L: np.ndarray, starts: Iterable[tuple]
 
 
 def fit_kaplan(N: np.ndarray, D: np.ndarray, L: np.ndarray) -> dict[str, Callable]:
-    """Two laws without an irreducible loss (Kaplan et al. 2020): power laws in both, which is a plane
-    in logarithms, by least squares; and equation 1.5, a power law where N or D alone is small."""
+    """Two laws without an irreducible loss, as functions of N and D: a power law in both, which is a
+    plane in logarithms, by least squares; and equation 1.5 of Kaplan et al. (2020), which is
+    (N_c / N)^a if there are enough tokens, and (D_c / D)^b if there are enough parameters."""
     n, d, y = logs(N, D, L)
-    flat = lambda theta, n, d: theta[0] - theta[1] * n - theta[2] * d
-    plane = torch.linalg.lstsq(torch.stack((torch.ones_like(n), -n, -d), dim=1), y).solution
-    joint = lambda theta, n, d: theta[3] * torch.logaddexp(theta[0] - theta[2] / theta[3] * n, theta[1] - d)
-    middle = [(y / 0.1 + n).mean().item(), (y / 0.1 + d).mean().item()]
-    bent = minimize(lambda theta: joint(theta, n, d), y, [[*middle, 0.1, 0.1]])
+    k, a, b = torch.linalg.lstsq(torch.stack((torch.ones_like(n), -n, -d), dim=1), y).solution
+
+    def log_loss(theta: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        n_c, d_c, a, b = theta
+        return b * torch.logaddexp(n_c - a / b * n, d_c - d)
+
+    each_alone = [(y / 0.1 + x).mean().item() for x in (n, d)]  # (N_c / N)^0.1 or (D_c / D)^0.1 is the loss
+    theta = minimize(lambda theta: log_loss(theta, n, d), y, [[*each_alone, 0.1, 0.1]])
     return {
-        "k / (N^a D^b)": lambda N, D: flat(plane, *logs(N, D)).exp().numpy(),
-        "((N_c / N)^(a/b) + D_c / D)^b": lambda N, D: joint(bent, *logs(N, D)).exp().numpy(),
+        "k / (N^a D^b)": lambda N, D: np.exp(k.item()) / (N ** a.item() * D ** b.item()),
+        "((N_c / N)^(a/b) + D_c / D)^b": lambda N, D: log_loss(theta, *logs(N, D)).exp().numpy(),
     }
 
 
@@ -181,10 +186,10 @@ def logs(*values: np.ndarray) -> list[torch.Tensor]:
 
 
 def minimize(log_loss: Callable, y: torch.Tensor, starts: list) -> torch.Tensor:
-    """The best constants theta of a law, log_loss(theta) = y, from several starts: those with the
-    lowest Huber loss, as in the paper: the square of a small error, the absolute value of one above
-    0.001, so that a bad run counts little. By L-BFGS, which estimates the curvature from past
-    gradients."""
+    """The constants theta of a law, log_loss(theta) = y, with the lowest Huber loss, as in Hoffmann
+    et al. (2022): the square of a small error, the absolute value of one above 0.001, so that a bad
+    run counts little. By L-BFGS, which estimates the curvature from past gradients; the best of
+    several starts."""
     error = lambda theta: 1000 * F.huber_loss(log_loss(theta), y, delta=0.001)
     stop = {"max_iter": 200, "tolerance_grad": 0, "tolerance_change": 1e-11}
     ends = []
@@ -234,7 +239,7 @@ def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, floa
 
 
 def smaller_runs(results: list[dict]) -> list[dict]:
-    """Those that have neither the largest N nor the largest D of a whole grid, or of all but its last."""
+    """Those with neither the largest N nor the largest D. The last run of the grid may be missing."""
     N, D, _ = columns(results)
     return [r for r in results if r["N"] < N.max() and r["D"] < D.max()]
 
@@ -295,21 +300,21 @@ def compare_laws(results: list[dict]) -> None:
     print_table(rows)
 
 
-def train_more(results: list[dict], steps: int, finish: Callable) -> None:
+def train_more(results: list[dict], steps: int, result_of: Callable) -> None:
     """Print what it costs to see tokens again, and what other shapes of one N reach."""
     middle = len(WIDTHS) // 2
     same_width = results[middle :: len(WIDTHS)][::-1]  # from the largest budget to the smallest
     recipe, width = make_recipe(WIDTHS[middle], steps), WIDTHS[middle]
     rows = [["times seen", "distinct tokens", "loss", "seen once"]]
     for epochs, once in zip((1, 2, 4, 8), same_width, strict=False):
-        again = finish(width, recipe, epochs=epochs) if epochs > 1 else once
+        again = result_of(width, recipe, epochs=epochs) if epochs > 1 else once
         rows.append([str(epochs), f"{once['D']:,}", f"{again['val']:.4f}", f"{once['val']:.4f}"])
     print(f"\nwidth {width}, {same_width[0]['D']:,} tokens, some of them several times; or the distinct ones once:")
     print_table(rows)
     shapes = {(SHAPE["n_layer"], width): same_width[0]}
-    for n_layer, width in OTHER_SHAPES:
-        shapes[n_layer, width] = finish(width, make_recipe(width, steps), n_layer=n_layer)
-    print("\nas many parameters in other shapes:")
+    for n_layer, other in OTHER_SHAPES:
+        shapes[n_layer, other] = result_of(other, make_recipe(other, steps), n_layer=n_layer)
+    print("\nabout as many parameters in other shapes:")
     rows = [[f"{a} x {b}", f"{r['N']:,}", f"{r['val']:.4f}", f"{r['seconds']:.0f}"] for (a, b), r in shapes.items()]
     print_table([["layers x width", "N", "loss", "seconds"], *rows])
 
@@ -327,7 +332,7 @@ def main() -> None:
     path = Path("out", f"scaling_{data.name}", "runs.json")
     texts, results = [data.splits[split]["sha256"] for split in ("train", "val")], []
 
-    def finish(width: int, recipe: Recipe, **more) -> dict:
+    def result_of(width: int, recipe: Recipe, **more) -> dict:
         settings = [width, asdict(recipe), SHAPE | more, BATCH_SIZE, EVAL_TOKENS, options.seed, texts]
         settings.append(machine.device.type)
         return finished(path, settings, lambda: train_once(width, recipe, options.seed, data, machine, **more))
@@ -337,7 +342,7 @@ def main() -> None:
     for i, (width, recipe) in enumerate(runs, 1):
         if i == len(runs):
             predicted, low, high = predict_largest(results, options.seed)
-        results.append(finish(width, recipe))
+        results.append(result_of(width, recipe))
         N, D, val, seconds = results[-1].values()
         left = sum(steps[i:]) / sum(steps[:i]) * sum(r["seconds"] for r in results)
         print(f"run {i:>2}/{len(runs)}  width {width:>3}: N = {N:>7,}, D = {D:>9,}", end="  ")
@@ -347,7 +352,7 @@ def main() -> None:
     compare_laws(results)
     law = report(results, options.seed)
     if options.more:
-        train_more(results, steps[-1], finish)
+        train_more(results, steps[-1], result_of)
     if options.plot:
         import plots
 

@@ -48,7 +48,7 @@ ORIGINAL = {"position": "none", "activation": "relu", "bias": True, "qk_norm": F
 class Options:
     task: Literal["dates", "reverse"] = "dates"  # what to do with the source
     attention: bool = True  # cross-attention; false: the decoder cannot see the source
-    rnn: bool = False  # two recurrent networks instead: the decoder gets one vector of the encoder
+    rnn: bool = False  # two GRUs of one layer instead: the decoder gets one vector of the encoder
     n_layer: Positive = 2  # number of blocks of the encoder, and of the decoder
     n_embd: Positive = 64  # embedding dimension
     n_head: Positive = 4  # attention heads, a divisor of n_embd
@@ -192,19 +192,20 @@ class Transformer(nn.Module):
 
 class OneVector(nn.Module):
     """What came before attention (Cho et al. 2014; Sutskever et al. 2014): a recurrent network, a GRU
-    (cells.py), reads the source, and its last state is where another one begins, which writes the
+    (cells.py), reads the source, and its last state is the first one of another GRU, which writes the
     target. A source of any length has to fit into this one vector of H numbers."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.config, H = config, 5 * config.n_embd // 2  # about as many parameters as the Transformer
+        self.config, H = config, 5 * config.n_embd // 2  # as many parameters as a Transformer of 2 layers
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.encoder = nn.GRU(config.n_embd, H, batch_first=True)
         self.decoder = nn.GRU(config.n_embd, H, batch_first=True)
         self.lm_head = nn.Linear(H, config.vocab_size)
 
     def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """source (B, S) -> the state after its last token (B, H), and its length (B,)."""
+        """source (B, S) -> the state after its last token (B, H), and its length (B,): the two that
+        search() and decode() expect, of which decode() needs the first one."""
         lengths = (source != PAD).sum(dim=1)
         states, _ = self.encoder(self.wte(source))  # (B, S, H)
         return states[torch.arange(len(source)), lengths - 1], lengths
@@ -231,7 +232,7 @@ def train(model: Transformer, task: str, steps: int, seed: int) -> None:
     """Train on random examples, drawn in each step."""
     rng = random.Random(seed)
     some = draw_examples(task, "val", 200, random.Random("val"))
-    rate = 0.008 if isinstance(model, OneVector) else 0.002  # each the best of a sweep over factors of 2
+    rate = 0.008 if isinstance(model, OneVector) else 0.002  # each the best of factors of 2, on reverse
     recipe = Recipe(steps, learning_rate=rate, warmup_iters=min(100, steps // 5), beta2=0.98)
     batch_loss = lambda: loss_of(model, draw_examples(task, "train", BATCH_SIZE, rng))
     fit(model, batch_loss, recipe, note=lambda: f"exact match {exact_match(model, some):.1%}")

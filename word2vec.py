@@ -278,16 +278,19 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
 
 
 def compare(vectors: dict[str, torch.Tensor], labels: np.ndarray) -> dict[str, float]:
-    """Print the precision at 10 of several kinds of vectors (m, C), and the mean cosine of two
-    vectors: 0 if they point everywhere, 1 if all in one direction. Returns the means of classes."""
+    """Print the precision at 10 of several kinds of vectors (m, C), and the mean cosine of any two:
+    0 if they point everywhere, 1 if all in one direction. Returns the mean precision of the classes."""
     classes, means = list(dict.fromkeys(labels.tolist())), {}
-    rows = [["", *classes, "mean", "cosine"], ["words", *(str((labels == kind).sum()) for kind in classes), "", ""]]
+    rows = [
+        ["", *classes, "mean", "cosine of any two"],
+        ["words", *(str((labels == kind).sum()) for kind in classes), "", ""],
+    ]
     for name, table in vectors.items():
         precision = precision_at_10(table, labels)
         of_class = [precision[labels == kind].mean() for kind in classes]
         means[name] = float(np.mean(of_class))
-        any_two = (cosine(table, table).sum() - len(table)) / (len(table) * (len(table) - 1))
-        rows.append([name, *(f"{value:.2f}" for value in of_class), f"{means[name]:.3f}", f"{any_two:.2f}"])
+        mean_cosine = (cosine(table, table).sum() - len(table)) / (len(table) * (len(table) - 1))
+        rows.append([name, *(f"{value:.2f}" for value in of_class), f"{means[name]:.3f}", f"{mean_cosine:.2f}"])
     print(f"\nprecision at 10: the fraction of a word's 10 nearest, among {len(labels)}, that are of its class")
     print_table(rows)
     return means

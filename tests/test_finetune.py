@@ -443,7 +443,7 @@ def test_examples_in_the_prompt_come_before_the_question(monkeypatch):
     assert finetune.few_shot(model, "reverse", texts) == "0.0%, 100.0%, 0.0%"
     assert asked[0][0] == ("reverse heap > ", "paeh") and len(asked[0]) == 3
     assert asked[1][0] == ("reverse noon > noon\nreverse heap > ", "paeh")
-    assert asked[2][0] == ("reverse true > eurt\nreverse noon > noon\nreverse heap > ", "paeh")
+    assert asked[2][0] == ("reverse noon > noon\nreverse true > eurt\nreverse heap > ", "paeh")
     model.config.block_size = 59  # too few for two examples
     assert finetune.few_shot(model, "reverse", texts) == "0.0%, 0.0%"
 

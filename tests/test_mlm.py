@@ -111,13 +111,13 @@ def test_the_letters_after_a_gap_help_and_the_most_certain_gap_is_filled_first(m
 
 
 def test_halves_belong_together_or_not():
-    assert mlm.halves(["emma", "ava"], ["emma", "ava"]) == ["em\nma", "a\nva"]
-    assert mlm.halves(["emma", "ava"], ["ava", "emma"]) == ["em\nva", "a\nma"]
-    mixed = mlm.mixed(NAMES, random.Random(0))
-    assert len(mixed) == 4 * len(NAMES) and {text.split("\n")[0] for text in mixed} == {n[: len(n) // 2] for n in NAMES}
-    shapes = lambda texts: Counter(tuple(map(len, text.split("\n"))) for text in texts)
-    lengths = shapes(mixed), shapes(mlm.halves(NAMES, NAMES))
-    assert lengths[0] == {shape: 4 * count for shape, count in lengths[1].items()}  # nothing is told by a length
+    assert mlm.halves([("emma", "emma"), ("ava", "emma")]) == ["em\nma", "a\nma"]
+    words = [n * a + n * a.upper() for a in "abcdefgh" for n in (2, 3, 4)]  # a word from its first half alone
+    mixed, whole = mlm.mixed(words, random.Random(0)), mlm.halves(zip(words, words, strict=True))
+    assert not set(mixed) & set(whole) and {text.split("\n")[0] for text in mixed} <= {w[: len(w) // 2] for w in words}
+    lengths = [Counter(len(text) for text in texts) for texts in (mixed, whole)]
+    assert len(mixed) > 20 and all(0.5 * n < lengths[0][size] <= n for size, n in lengths[1].items())
+    assert all(-1 <= len(a) - len(b) <= 0 for a, b in (text.split("\n") for text in mixed))  # no length tells
     texts, labels = mlm.draw([["no"], ["yes"]], 2000, random.Random(0))
     assert [["no", "yes"][label] for label in labels] == texts
     assert labels.double().mean() == pytest.approx(0.5, abs=0.04)

@@ -89,7 +89,7 @@ def test_a_linear_system_is_solved_exactly_if_its_input_is_constant_in_each_step
     cell = make("lti", 5, 6)
     x = torch.randn(1, 3, 5)
     u, _, _, _ = cell.project(x)
-    A, d, h = -cell.log_A.exp(), cell.log_d.exp(), torch.zeros(6, cell.N)
+    A, d, h = -cell.log_A.exp(), cell.log_d.exp()[:, None], torch.zeros(6, cell.N)
     for t in range(3):
         for _ in range(4000):
             h = h + d / 4000 * (A * h + u[0, t, :, None])
