@@ -210,7 +210,7 @@ class LTI(nn.Module):
         super().__init__()
         self.W = nn.Linear(C, 2 * H)  # u, and the gate z
         self.log_A = nn.Parameter(torch.arange(1.0, self.N + 1).log())
-        self.log_d = nn.Parameter(torch.linspace(math.log(0.001), math.log(0.1), H))
+        self.log_d = nn.Parameter(torch.linspace(math.log(0.01), math.log(1), H))
         self.c, self.D = nn.Parameter(torch.randn(H, self.N)), nn.Parameter(torch.ones(H))
 
     def start(self, B: int) -> torch.Tensor:

@@ -51,7 +51,7 @@ SIDES = {  # what an n-gram sees: distances from the gap; smoothing drops the fi
     "both": (-3, 3, -2, 2, -1, 1),
 }
 TEST_EXAMPLES = 4000  # of a classifier
-CLASSIFIER = Recipe(500, learning_rate=0.003)
+CLASSIFIER = Recipe(1000, learning_rate=0.006)
 DISCOUNT = 0.8  # of Kneser-Ney smoothing; it and SIDES were chosen on the validation splits
 
 
