@@ -21,6 +21,8 @@ def test_a_staircase_is_one_hidden_layer_and_gets_as_close_as_you_like():
     errors = [largest_error(width) for width in (50, 100, 200, 400)]
     assert all(0.4 < finer / coarser < 0.6 for coarser, finer in pairwise(errors)) and errors[-1] < 0.04
     x = torch.linspace(-1, 1, 4001)[:, None]
+    ends = staircase(torch.tensor([[-1.0], [1.0]]), 7)
+    assert torch.allclose(ends, wave(torch.tensor([[-7 / 8], [7 / 8]])))  # the middle of the first, and the last
     _, counts = staircase(x, 7)[:, 0].mul(1e4).round().unique(return_counts=True)
     assert sorted(counts.tolist())[-8] > 100 and counts.max() < 600  # eight treads: as wide, but for the steps between
 

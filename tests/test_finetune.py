@@ -454,7 +454,10 @@ def test_three_widths_learn_a_task_and_are_measured(call, small, figures, monkey
     monkeypatch.setattr(finetune, "GPTConfig", lambda V, **more: GPTConfig(V, **more | {"n_layer": 1}))
     out = done(call, "--method=emerge", "--new_task=reverse", "--plot")
     shown = [line for line in out.splitlines() if line.startswith("step ")]
-    assert len(shown) == 4 and all("exact_match" in line for line in shown) and "width 12, reverse" in out
+    assert len(shown) == 4 and all("exact_match" in line for line in shown)
+    toy = prepare_data.load("toy")
+    six = [word for word in map(toy.tokenizer.decode, toy.documents("val")) if len(word) == 6]
+    assert f"width 12, reverse: {len(six)} words of six letters" in out
     assert result(out)["task"] == "reverse" and f"probability {float(result(out)['probability']):.3f}" in shown[-1]
     assert not BASE.exists()  # nothing else is trained
     ((figure, path),) = figures

@@ -147,6 +147,8 @@ def test_texts_of_two_kinds_are_told_apart_by_letters_but_not_two_of_one_kind(mo
     same = mlm.tell_apart(kinds[1:], [kinds[2][:9]] * 2, make(), ALPHABET, 0)
     assert list(different) == ["n-grams", "new", "pre-trained"] and min(different.values()) > 0.85
     assert all(0.3 < value < 0.7 for value in same.values())
+    exchanged = mlm.tell_apart(kinds[:2], kinds[1::-1], make(), ALPHABET, 0)  # learned from the first
+    assert all(value == pytest.approx(1 - different[name], abs=0.05) for name, value in exchanged.items())
 
 
 OPTIONS = ("--dataset=list", "--max_iters=2", "--n_layer=1", "--n_embd=16", "--n_head=2")
@@ -157,7 +159,9 @@ def prepare(name: str, documents: list[str]) -> None:
     prepare_data.prepare(f"{name}.txt", documents="lines")
 
 
-def test_the_script_compares_three_sides_of_the_words_that_are_short_enough(call):
+def test_the_script_compares_three_sides_of_the_words_that_are_short_enough(call, monkeypatch):
+    monkeypatch.setattr(mlm, "CLASSIFIER", optim.Recipe(3, 0.01))
+    monkeypatch.setattr(mlm, "TEST_EXAMPLES", 100)
     prepare("list", NAMES * 20 + ["a" * 31] * 9)
     out = call(mlm, *OPTIONS, "--fill=e__a")[1]
     found = result(out)
@@ -171,7 +175,9 @@ def test_the_script_compares_three_sides_of_the_words_that_are_short_enough(call
 
 
 def test_another_dataset_is_told_apart_even_if_it_has_other_letters(call, monkeypatch):
-    monkeypatch.setattr(mlm, "CLASSIFIER", optim.Recipe(60, 0.01))
+    monkeypatch.setattr(mlm, "CLASSIFIER", optim.Recipe(40, 0.01))
+    monkeypatch.setattr(mlm, "BATCH_SIZE", 32)
+    monkeypatch.setattr(mlm, "TEST_EXAMPLES", 100)
     prepare("list", NAMES * 20)
     prepare("numbers", [str(n) for n in range(300)])
     found = result(call(mlm, *OPTIONS, "--other=numbers")[1])

@@ -192,6 +192,8 @@ def test_tokens_are_seen_again_and_other_shapes_have_about_as_many_parameters(sm
     assert rows[1][2] == f"{again[0]['val']:.4f}" and rows[0][2] == rows[0][3] != rows[1][3]
     shapes = [line.split() for line in out.split("layers x width")[1].splitlines()[1:3]]
     assert [row[:3] for row in shapes] == [["1", "x", "12"], ["2", "x", "8"]]
+    model = GPT(GPTConfig(prepare_data.load("long").vocab_size, n_embd=8, **scaling.SHAPE | {"n_layer": 2}))
+    assert shapes[1][3] == f"{model.num_params(non_embedding=True):,}"
     once, twice, four_times = (np.concatenate(seen[i : i + 32]) for i in (-128, -96, -64))
     counts = [np.unique(starts, return_counts=True)[1] for starts in (twice, four_times)]
     assert [set(n) for n in counts] == [{2}, {4}] and set(np.unique(once, return_counts=True)[1]) == {1}
