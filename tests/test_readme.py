@@ -313,7 +313,7 @@ def test_a_row_of_counting_is_what_its_command_prints(row, call):
 
 
 def test_the_first_table_is_made_of_rows_of_the_ladder():
-    of_names = {row["model"]: row for row in LADDER[:15]}
+    of_names = {row["model"]: row for row in LADDER[:16]}
     for row in FIRST_TABLE:
         model = re.sub(r"\*|:.*", "", row["model"])
         known = of_names[FULL_NAMES.get(model, model)]
