@@ -1,6 +1,6 @@
 """Aside: an encoder alone, as in BERT (Devlin et al. 2018). Do the letters after a gap help?
 
-    python mlm.py                                    # two minutes: three networks, and n-grams
+    python mlm.py                                    # four minutes: three networks, and n-grams
     python mlm.py --dataset=names --fill=al_x_nder   # fill the gaps of a name
     python mlm.py --other=names                      # also tell names from words
 
