@@ -200,7 +200,10 @@ def mixed(words: list[str], rng: random.Random) -> list[str]:
     """Halves of different words. Both are of equal length: otherwise the lengths of the halves would
     give the answer, without a look at the letters."""
     firsts, seconds = (sorted(some, key=len) for some in (words, rng.sample(words, len(words))))
-    return halves((a, b) for a, b in zip(firsts, seconds, strict=True) if a != b)
+    texts = halves((a, b) for a, b in zip(firsts, seconds, strict=True) if a != b)
+    if not texts:
+        raise UserError("no two documents of one split are of equal length; use more of them, or names")
+    return texts
 
 
 def draw(kinds: list, n: int, rng: random.Random) -> tuple[list[str], torch.Tensor]:

@@ -2,7 +2,7 @@
 
     python scaling.py                                       # 20 small GPTs in 8 minutes, and a law
     python scaling.py --minutes=16 --plot                   # twice as many tokens, and scaling.png
-    python scaling.py --more                                # also tokens seen again, and other shapes
+    python scaling.py --more                                # also repeated tokens, and other shapes
 
 Read train.py before, sample.py after. The loss of a model with N parameters after D tokens, each
 seen once, follows a law
@@ -55,7 +55,7 @@ class Options:
     dataset: str = "python"  # a folder in data/, made by prepare_data.py
     minutes: Positive = 8  # approximate minutes on two CPU cores: scales the tokens of all runs
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
-    more: bool = False  # also train on tokens seen 2, 4, 8 times, and two other shapes: 4 minutes
+    more: bool = False  # also train for 2, 4, 8 epochs of fewer tokens, and in two other shapes: 4 minutes
     plot: bool = False  # draw scaling.png into out/scaling_<dataset>/
     seed: int = 1337  # random seed of all runs
 
@@ -301,15 +301,15 @@ def compare_laws(results: list[dict]) -> None:
 
 
 def train_more(results: list[dict], steps: int, result_of: Callable) -> None:
-    """Print what it costs to see tokens again, and what other shapes of one N reach."""
+    """Print what it costs to repeat tokens, and what other shapes of about as many parameters reach."""
     middle = len(WIDTHS) // 2
     same_width = results[middle :: len(WIDTHS)][::-1]  # from the largest budget to the smallest
     recipe, width = make_recipe(WIDTHS[middle], steps), WIDTHS[middle]
-    rows = [["times seen", "distinct tokens", "loss", "seen once"]]
+    rows = [["epochs", "unique tokens", "loss", "in one epoch"]]
     for epochs, once in zip((1, 2, 4, 8), same_width, strict=False):
         again = result_of(width, recipe, epochs=epochs) if epochs > 1 else once
         rows.append([str(epochs), f"{once['D']:,}", f"{again['val']:.4f}", f"{once['val']:.4f}"])
-    print(f"\nwidth {width}, {same_width[0]['D']:,} tokens, some of them several times; or the distinct ones once:")
+    print(f"\nwidth {width}, {same_width[0]['D']:,} tokens, fewer unique ones in several epochs, or in one:")
     print_table(rows)
     shapes = {(SHAPE["n_layer"], width): same_width[0]}
     for n_layer, other in OTHER_SHAPES:

@@ -282,7 +282,7 @@ def compare(vectors: dict[str, torch.Tensor], labels: np.ndarray) -> dict[str, f
     0 if they point everywhere, 1 if all in one direction. Returns the mean precision of the classes."""
     classes, means = list(dict.fromkeys(labels.tolist())), {}
     rows = [
-        ["", *classes, "mean", "cosine of any two"],
+        ["", *classes, "mean", "mean cosine"],
         ["words", *(str((labels == kind).sum()) for kind in classes), "", ""],
     ]
     for name, table in vectors.items():

@@ -38,11 +38,11 @@ MISSED = {
     "sample": (321, 16.5),
     "cells": (278, 14.2),
     "finetune": (514, 28.0),
-    "mlm": (291, 15.6),
+    "mlm": (294, 15.7),
     "scaling": (368, 18.9),
     "rlhf": (516, 26.4),
 }
-ALL = (8503, 448)  # lines and kilobytes of all files
+ALL = (8506, 448)  # lines and kilobytes of all files
 WIDE = 0.08  # of the lines may have more than 100 columns
 LONGEST = {("train", "train"): 80}  # lines of a function; others: 60
 

@@ -186,6 +186,8 @@ def test_another_dataset_is_told_apart_even_if_it_has_other_letters(call, monkey
 
 def test_what_cannot_be_done_is_said_before_training(fails, monkeypatch):
     monkeypatch.setattr(mlm, "fit", lambda *_: pytest.fail("it trained"))
+    prepare("steps", ["a" * n for n in range(1, 30)])
+    assert "of equal length" in fails(mlm, "--dataset=steps")
     prepare("list", NAMES * 20)
     prepare("long", [NAMES[0] * 10] * 30)
     wrong = {"--fill=x_x": "unknown letters", "--fill=emma": "no gap", "--fill=" + "a_" * 16: "up to 30 letters"}

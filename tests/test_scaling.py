@@ -186,7 +186,7 @@ def test_tokens_are_seen_again_and_other_shapes_have_about_as_many_parameters(sm
     assert status == 0, err
     kept = json.loads(Path("out/scaling_long/runs.json").read_text())
     found = {json.dumps(json.loads(key)[2]): run for key, run in kept.items()}
-    rows = [line.split() for line in out.split("seen once\n")[1].splitlines()]
+    rows = [line.split() for line in out.split("in one epoch\n")[1].splitlines()]
     assert [row[:2] for row in rows[:3]] == [["1", "2,048"], ["2", "1,024"], ["4", "512"]]  # 32, 16, 8 steps
     again = [run for key, run in found.items() if '"epochs": 2' in key]
     assert rows[1][2] == f"{again[0]['val']:.4f}" and rows[0][2] == rows[0][3] != rows[1][3]
