@@ -36,16 +36,15 @@ from sample import attention_weights
 from tokenizer import Tokenizer
 
 PAGE = Path(__file__).parent / "assets" / "look.html"
-MOST_LIKELY = 50  # tokens whose logits the page has; of the others, it has the sum of probabilities
-TEMPERATURES = [i / 10 for i in range(1, 21)]  # of this sum: the values of the page's slider, without 0
-BARS = 10  # tokens that the page shows of an n-gram model, and of both
-LENS = 3  # tokens that it shows of each layer
+MOST_LIKELY = 50  # tokens of the GPT that the page has; BARS of n-grams, LENS of a layer
+BARS, LENS = 10, 3
+TEMPERATURES = [i / 10 for i in range(1, 21)]  # the values of the page's slider, without 0
 ORDER = 8  # of the n-grams
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
 MAX_TRAIN = 1 << 24  # tokens of train to count
 
-# N predicted tokens: all of the text but the first. V vocabulary, L layers, nh heads. The token ids[i
-# + 1] is predicted at position i, so attention and layers are those of position i.
+# The first token of a text is given, the N others are predicted: ids[i + 1] at position i, with the
+# attention of that position. V: size of the vocabulary. L: layers. nh: heads.
 
 
 @dataclass
@@ -55,9 +54,6 @@ class Options:
     prompt_file: str = ""  # a UTF-8 file with this text
     tokens: Positive = 300  # how many tokens to look at, at most
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
-
-
-# ----------------------------------------------------------------------------- the model
 
 
 def context_starts(ids: list[int], config: GPTConfig) -> list[int]:
@@ -85,85 +81,70 @@ def residual_stream(model: GPT, idx: torch.Tensor) -> list[torch.Tensor]:
 
 @torch.inference_mode()
 def observe(model: GPT, ids: list[int], device: torch.device) -> tuple[torch.Tensor, list, bytes]:
-    """How the model predicts each token of a text but the first: log-probabilities (N, V); the logit
-    lens of each layer, as in lens(); and attention weights, of each position those of (L, nh, tokens
-    in its context), as bytes."""
+    """How the model predicts a text: log-probabilities (N, V). For each of the N tokens and L + 1
+    layers, the logit lens (nostalgebraist 2020): what the output layer would predict there. And the
+    attention weights of each position, (L, nh, tokens in its context), a byte each."""
     starts = context_starts(ids, model.config)
-    log_p, layers, attention = [], [], bytearray()
+    log_p, lens, attention = [], [], bytearray()
     for start, group in itertools.groupby(range(len(ids) - 1), lambda i: starts[i]):
         positions = list(group)
         idx = torch.tensor([ids[start : positions[-1] + 1]], device=device)  # (1, T)
-        new = slice(positions[0] - start, None)  # the others were predicted in an earlier context
-        targets = torch.tensor(ids[positions[0] + 1 : positions[-1] + 2])  # (n,)
-        lenses = []
+        targets = torch.tensor([ids[i + 1] for i in positions])  # (n,), after the last n tokens of idx
+        of_layers = []
         for stream in residual_stream(model, idx):
-            logits = model.logits(model.transformer.ln_f(stream[new]))
+            logits = model.logits(model.transformer.ln_f(stream[-len(positions) :]))
             of_layer = logits.cpu().float().log_softmax(dim=1)  # (n, V)
-            lenses.append(lens(of_layer, targets))
-        layers += zip(*lenses, strict=True)
-        log_p.append(of_layer)  # the last one predicts
+            p = of_layer.exp()
+            of_layers.append(zip(*most_likely(p, LENS), rounded(pick(p, targets)), strict=True))
+        lens += zip(*of_layers, strict=True)
+        log_p.append(of_layer)  # of the last layer
         weights = attention_weights(model, idx)[:, 0].cpu()  # (L, nh, T, T)
         for i in positions:
-            attention += as_bytes(weights[:, :, i - start, : i - start + 1])
-    return torch.cat(log_p), layers, bytes(attention)
+            row = weights[:, :, i - start, : i - start + 1]
+            attention += (255 * row.sqrt()).round().byte().numpy().tobytes()  # square roots: small ones matter
+    return torch.cat(log_p), lens, bytes(attention)
 
 
-def lens(log_p: torch.Tensor, targets: torch.Tensor) -> list[tuple]:
-    """The logit lens (nostalgebraist 2020): what the output layer would predict if it read the
-    residual stream of a layer. From log_p (n, V), for each token: the most likely tokens, their
-    probabilities, and that of the true one."""
-    p, ids = log_p.exp().topk(min(LENS, log_p.shape[1]))
-    of_targets = log_p.exp().gather(1, targets[:, None])[:, 0]
-    return list(zip(ids.tolist(), rounded(p), rounded(of_targets), strict=True))
+def rounded(x: torch.Tensor) -> list:
+    return x.double().round(decimals=4).tolist()
 
 
-def as_bytes(weights: torch.Tensor) -> bytes:
-    """Weights from 0 to 1, a byte each: (byte / 255)^2, so that small ones are precise, too."""
-    return (255 * weights.sqrt()).round().to(torch.uint8).numpy().tobytes()
+def pick(p: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The column targets[n] of each row n of p (N, V): (N,)."""
+    return p.gather(1, targets[:, None])[:, 0]
 
 
-def rounded(x: torch.Tensor, decimals: int = 4) -> list:
-    return x.double().round(decimals=decimals).tolist()
-
-
-# ----------------------------------------------------------------------------- counting
+def most_likely(p: torch.Tensor, k: int) -> tuple[list, list]:
+    """The k most likely tokens of each row of p (N, V), and their numbers in it, (N, k) each."""
+    top = p.topk(min(k, p.shape[1]))
+    return top.indices.tolist(), rounded(top.values)
 
 
 def count(data: Dataset, ids: list[int]) -> torch.Tensor:
     """The probabilities of all tokens by an n-gram model of the training split, (N, V)."""
     grams, counts = count_ngrams(data.train[:MAX_TRAIN], ORDER, data.separator)
     table = NGrams(grams, counts, data.vocab_size, data.separator)
-    ngram = partial(table.kneser_ney, discount=DISCOUNT)
+    model = partial(table.kneser_ney, discount=DISCOUNT)
     X, _ = contexts(np.array(ids), np.arange(1, len(ids)), ORDER - 1, data.separator)
-    rows = [next_tokens(ngram, x, data.vocab_size) for x in X.numpy()[:, None]]  # one at a time: V can be large
+    rows = [next_tokens(model, x, data.vocab_size) for x in X.numpy()[:, None]]  # one by one, as V may be large
     return torch.from_numpy(np.concatenate(rows))
 
 
-# ----------------------------------------------------------------------------- the page
-
-
-def most_likely(p: torch.Tensor) -> list:
-    """For each row of p (N, V), its most likely tokens and their probabilities."""
-    top = p.topk(min(BARS, p.shape[1]))
-    return list(zip(top.indices.tolist(), rounded(top.values), strict=True))
-
-
 def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -> dict:
-    """What the page needs of the predictions (N, V): for each model the surprise of the true tokens,
-    -log2 p in bits; of the GPT the log-probabilities of the likely tokens; for each temperature, the
-    log of the sum over all others of exp(log p / temperature)."""
-    models = {"GPT": log_p.exp()}
+    """What the page shows of predictions (N, V): for each model, the surprise of the true tokens,
+    -log2 p in bits, and the likely tokens; for each temperature, the log of the sum over all others
+    of exp(log p / temperature)."""
+    models, more = {"GPT": log_p.exp()}, {}
     if counted is not None:
-        models |= {f"{ORDER}-gram": counted, "both": (models["GPT"] + counted) / 2}
-    targets = torch.tensor(ids[1:])[:, None]  # (N, 1)
-    top = log_p.topk(min(MOST_LIKELY, log_p.shape[1]))
-    others = log_p.scatter(1, top.indices, -math.inf)
+        more = {f"{ORDER}-gram": counted, "both": (models["GPT"] + counted) / 2}
+    others = log_p.scatter(1, log_p.topk(min(MOST_LIKELY, log_p.shape[1])).indices, -math.inf)
     sums = torch.stack([(others / temperature).logsumexp(dim=1) for temperature in TEMPERATURES], dim=1)
+    targets = torch.tensor(ids[1:])
     return {
-        "bits": {name: rounded(-p.gather(1, targets)[:, 0].log2(), 3) for name, p in models.items()},
-        "top": list(zip(top.indices.tolist(), rounded(top.values), strict=True)),
+        "bits": {name: rounded(-pick(p, targets).log2()) for name, p in (models | more).items()},
+        "top": list(zip(*most_likely(log_p, MOST_LIKELY), strict=True)),
         "others": rounded(sums.clamp(min=-1000)),  # JSON has no infinity
-        "more": {name: most_likely(p) for name, p in models.items() if name != "GPT"},
+        "more": {name: list(zip(*most_likely(p, BARS), strict=True)) for name, p in more.items()},
     }
 
 
@@ -176,80 +157,77 @@ def visible(tokenizer: Tokenizer, token: int) -> str:
 
 
 def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
-    """The dataset of a checkpoint. None: it has none, or it is not there and not needed."""
+    """The dataset of a checkpoint; None if there is none, and a prompt instead. Raises UserError."""
     name = checkpoint["config"]["dataset"]
-    if name in (None, "gpt2") or (prompted and not (DATA / name / "meta.json").exists()):
+    known = name not in (None, "gpt2")
+    if prompted and not (known and (DATA / name / "meta.json").exists()):
         return None
+    if not known:
+        raise UserError(f"{checkpoint['name']} was not trained on a dataset; give a text with --prompt=")
     data = load(name)
     if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
-        raise UserError(f"{DATA / name} has other tokens than {checkpoint['name']}; prepare it as before, or train again")
+        raise UserError(f"{DATA / name} has other tokens than {checkpoint['name']}; prepare it as before training")
     return data
 
 
-def choose_text(checkpoint: dict, tokenizer: Tokenizer, data: Dataset | None, text: str, n: int) -> tuple:
-    """The ids of a text, or of the validation split: one token to start from, and n more at most;
-    and a name for it. Raises UserError."""
-    delimiter = checkpoint["delimiter"]
-    if text:
-        ids, what = [*([] if delimiter is None else [delimiter]), *tokenizer.encode(text)], "your text"
-    elif data is None:
-        raise UserError(f"{checkpoint['name']} was not trained on a dataset; give a text with --prompt=")
+def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, prompt: str, n: int) -> list[int]:
+    """The prompt, or else whole documents or a stretch of the validation split: one token to start
+    from, then at most n. Raises UserError."""
+    if prompt:
+        delimiter = checkpoint["delimiter"]
+        ids = [*([] if delimiter is None else [delimiter]), *tokenizer.encode(prompt)][: n + 1]
     else:
-        ids, what = data.val.tolist(), f"the validation split of {data.name}"
+        ids = data.val[: n + 1].tolist()
+        if data.separator in ids[1:]:
+            ids = ids[: len(ids) - ids[::-1].index(data.separator)]
     if len(ids) < 2:
-        raise UserError(f"{what} has {len(ids)} token; the first is never predicted, so give more")
-    if len(ids) <= n + 1:
-        return ids, what
-    ids = ids[: n + 1]
-    if not text and data.separator in ids[1:]:  # whole documents
-        ids = ids[: len(ids) - ids[::-1].index(data.separator)]
-    return ids, f"{what}, the first {len(ids) - 1} predicted tokens"
+        raise UserError("the first token is never predicted, and there is no other; give a longer text")
+    return ids
 
 
-def make_page(title: str, text: list[str], found: dict) -> str:
-    """The page with its numbers. title and text are any characters; nothing in them becomes HTML."""
-    bits, most = found["bits"]["GPT"], found["uniform"]
-    shades = [f"{min(surprise / most, 1):.2f}" for surprise in bits]  # 1: as surprised as by a uniform guess
-    spans = [f'<span style="--s:{shade}">{html.escape(token)}</span>' for shade, token in zip(["0", *shades], text, strict=True)]
-    parts = {"title": html.escape(title), "text": "".join(spans), "mean": f"{np.mean(bits):.2f}", "uniform": f"{most:.1f}"}
-    parts["numbers"] = json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")  # no </script> ends it
+def make_page(title: str, texts: list[str], found: dict) -> str:
+    """The page with its numbers, and texts, one for each token. Nothing in them can become HTML."""
+    bits, uniform = found["bits"]["GPT"], found["uniform"]
+    spans = []
+    for text, surprise in zip(texts, [0, *bits], strict=True):
+        spans.append(f'<span style="--s:{min(surprise / uniform, 1):.2f}">{html.escape(text)}</span>')
+    parts = {"title": html.escape(title), "text": "".join(spans)}
+    parts |= {"mean": f"{np.mean(bits):.2f}", "uniform": f"{uniform:.1f}"}
+    parts["numbers"] = json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")  # </script> would end it
     return re.sub(r"<!-- (\w+) -->", lambda match: parts[match[1]], PAGE.read_text(encoding="utf-8"))
 
 
 def main() -> None:
     began = time.perf_counter()
     options = parse(Options, __doc__)
-    device = Machine.pick(options.device, "float32").device
-    text = options.prompt
+    prompt = options.prompt
     if options.prompt_file:
-        path = Path(options.prompt_file)
-        if text or not path.is_file():
-            raise UserError(f"no file {path}, or --prompt is given, too; give one text")
-        text = "".join(read_text([path]))
+        if prompt or not Path(options.prompt_file).is_file():
+            raise UserError(f"there is --prompt, too, or no file {options.prompt_file}; give one text")
+        prompt = "".join(read_text([Path(options.prompt_file)]))
+    device = Machine.pick(options.device, "float32").device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
-    data = open_data(checkpoint, prompted=bool(text))
-    ids, what = choose_text(checkpoint, tokenizer, data, text, options.tokens)
-    config = model.config
+    data = open_data(checkpoint, prompted=prompt != "")
+    ids, config = choose_text(checkpoint, data, tokenizer, prompt, options.tokens), model.config
     with explain_errors("out of memory; use fewer --tokens, or --device=cpu"):
         log_p, layers, attention = observe(model.to(device), ids, device)
     if not log_p.isfinite().all():
         raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
     found = numbers(log_p, count(data, ids) if data else None, ids)
-    found |= {"ids": ids, "starts": context_starts(ids, config), "layers": layers, "n_head": config.n_head}
-    found |= {"attention": base64.b64encode(attention).decode(), "uniform": math.log2(config.vocab_size)}
-    shown = [*found["top"], *itertools.chain(*found["more"].values()), *itertools.chain(*layers)]
-    used = set(ids).union(*(tokens for tokens, *_ in shown))
-    found["names"] = {i: visible(tokenizer, i) for i in sorted(used)}
+    names = [visible(tokenizer, i) for i in range(tokenizer.vocab_size)]
+    found |= {"ids": ids, "names": names, "starts": context_starts(ids, config), "layers": layers}
+    found |= {"n_head": config.n_head, "uniform": math.log2(config.vocab_size)}
+    found["attention"] = base64.b64encode(attention).decode()
     size = f"{config.n_layer} layers of {config.n_head} heads, {model.num_params():,} parameters"
-    title = f"{checkpoint['name']} ({size}) reads {what}"
-    page = make_page(title, [found["names"][i] for i in ids], found)
+    text = "your text" if prompt else f"the validation split of {data.name}"
+    title = f"{checkpoint['name']} ({size}) predicts {len(ids) - 1} tokens of {text}"
     path = Path(checkpoint["folder"], "look.html")
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda file: file.write(page.encode()))
-    print(f"{path}: {title}; open it in a browser")
-    bits = {name: float(np.mean(of_model)) for name, of_model in found["bits"].items()}
-    print_result("gpt", tokens=len(log_p), **{f"bits_{name}": x for name, x in bits.items()}, seconds=time.perf_counter() - began)
+    replace_file(path, lambda file: file.write(make_page(title, [names[i] for i in ids], found).encode()))
+    print(f"{title}\n{path}: open it in a browser")
+    means = {f"bits_{name.lower()}": np.mean(bits).item() for name, bits in found["bits"].items()}
+    print_result("gpt", tokens=len(log_p), **means, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":
