@@ -4,10 +4,9 @@
     python look.py --init_from=out/names        # on a few names
     python look.py --init_from=gpt2 --prompt="My name is Ann. Your name is"
 
-Read sample.py before. The result is one file, look.html beside the checkpoint: open it in a
-browser. It shows how surprised the model was by each token, what it expected instead, beside an
-n-gram model if the dataset is there, where each head attended to, and what each layer would have
-predicted. assets/look.html is the page without the numbers.
+Read sample.py before. The result is one file, look.html beside the checkpoint, to open in a
+browser: how surprised was the model by each token? What did it expect, and what did an n-gram
+model, if the dataset is there? Where did each head look? assets/look.html is the empty page.
 """
 
 import base64
@@ -36,8 +35,7 @@ from sample import attention_weights
 from tokenizer import Tokenizer
 
 PAGE = Path(__file__).parent / "assets" / "look.html"
-MOST_LIKELY = 50  # tokens of the GPT that the page has; BARS of n-grams, LENS of a layer
-BARS, LENS = 10, 3
+MOST_LIKELY, BARS, LENS = 50, 10, 3  # tokens on the page: of the GPT, of n-grams, of each layer
 TEMPERATURES = [i / 10 for i in range(1, 21)]  # the values of the page's slider, without 0
 ORDER = 8  # of the n-grams
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
@@ -69,10 +67,9 @@ def context_starts(ids: list[int], config: GPTConfig) -> list[int]:
 
 
 def residual_stream(model: GPT, idx: torch.Tensor) -> list[torch.Tensor]:
-    """idx (1, T) -> the input of the first block, and the output of each: L + 1 times (T, C)."""
-    blocks, streams = model.transformer.h, []
-    hooks = [blocks[0].register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0][0]))]
-    hooks += [block.register_forward_hook(lambda _, __, output: streams.append(output[0])) for block in blocks]
+    """idx (1, T) -> the input of each block, and of the norm after the last: L + 1 times (T, C)."""
+    streams, readers = [], [*model.transformer.h, model.transformer.ln_f]
+    hooks = [reader.register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0][0])) for reader in readers]
     model.hidden_states(idx)
     for hook in hooks:
         hook.remove()
@@ -89,19 +86,19 @@ def observe(model: GPT, ids: list[int], device: torch.device) -> tuple[torch.Ten
     for start, group in itertools.groupby(range(len(ids) - 1), lambda i: starts[i]):
         positions = list(group)
         idx = torch.tensor([ids[start : positions[-1] + 1]], device=device)  # (1, T)
-        targets = torch.tensor([ids[i + 1] for i in positions])  # (n,), after the last n tokens of idx
+        targets = [ids[i + 1] for i in positions]  # of the last n tokens of idx
         of_layers = []
         for stream in residual_stream(model, idx):
             logits = model.logits(model.transformer.ln_f(stream[-len(positions) :]))
             of_layer = logits.cpu().float().log_softmax(dim=1)  # (n, V)
             p = of_layer.exp()
-            of_layers.append(zip(*most_likely(p, LENS), rounded(pick(p, targets)), strict=True))
+            of_layers.append(zip(most_likely(p, LENS), rounded(p[range(len(p)), targets]), strict=True))
         lens += zip(*of_layers, strict=True)
         log_p.append(of_layer)  # of the last layer
         weights = attention_weights(model, idx)[:, 0].cpu()  # (L, nh, T, T)
-        for i in positions:
-            row = weights[:, :, i - start, : i - start + 1]
-            attention += (255 * row.sqrt()).round().byte().numpy().tobytes()  # square roots: small ones matter
+        weights = (255 * weights.sqrt()).round().byte().numpy()  # square roots, as small weights matter
+        for t in range(idx.shape[1] - len(positions), idx.shape[1]):
+            attention += weights[:, :, t, : t + 1].tobytes()
     return torch.cat(log_p), lens, bytes(attention)
 
 
@@ -109,25 +106,20 @@ def rounded(x: torch.Tensor) -> list:
     return x.double().round(decimals=4).tolist()
 
 
-def pick(p: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The column targets[n] of each row n of p (N, V): (N,)."""
-    return p.gather(1, targets[:, None])[:, 0]
-
-
-def most_likely(p: torch.Tensor, k: int) -> tuple[list, list]:
-    """The k most likely tokens of each row of p (N, V), and their numbers in it, (N, k) each."""
+def most_likely(p: torch.Tensor, k: int) -> list[tuple]:
+    """For each row of p (N, V), the k highest: their tokens, and their numbers."""
     top = p.topk(min(k, p.shape[1]))
-    return top.indices.tolist(), rounded(top.values)
+    return list(zip(top.indices.tolist(), rounded(top.values), strict=True))
 
 
 def count(data: Dataset, ids: list[int]) -> torch.Tensor:
     """The probabilities of all tokens by an n-gram model of the training split, (N, V)."""
-    grams, counts = count_ngrams(data.train[:MAX_TRAIN], ORDER, data.separator)
-    table = NGrams(grams, counts, data.vocab_size, data.separator)
+    counts = count_ngrams(data.train[:MAX_TRAIN], ORDER, data.separator)
+    table = NGrams(*counts, data.vocab_size, data.separator)
     model = partial(table.kneser_ney, discount=DISCOUNT)
     X, _ = contexts(np.array(ids), np.arange(1, len(ids)), ORDER - 1, data.separator)
-    rows = [next_tokens(model, x, data.vocab_size) for x in X.numpy()[:, None]]  # one by one, as V may be large
-    return torch.from_numpy(np.concatenate(rows))
+    rows = (next_tokens(model, x, data.vocab_size) for x in X.numpy()[:, None])  # one by one: V may be large
+    return torch.from_numpy(np.concatenate([*rows]))
 
 
 def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -> dict:
@@ -139,12 +131,11 @@ def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -
         more = {f"{ORDER}-gram": counted, "both": (models["GPT"] + counted) / 2}
     others = log_p.scatter(1, log_p.topk(min(MOST_LIKELY, log_p.shape[1])).indices, -math.inf)
     sums = torch.stack([(others / temperature).logsumexp(dim=1) for temperature in TEMPERATURES], dim=1)
-    targets = torch.tensor(ids[1:])
     return {
-        "bits": {name: rounded(-pick(p, targets).log2()) for name, p in (models | more).items()},
-        "top": list(zip(*most_likely(log_p, MOST_LIKELY), strict=True)),
+        "bits": {name: rounded(-p[range(len(p)), ids[1:]].log2()) for name, p in (models | more).items()},
+        "top": most_likely(log_p, MOST_LIKELY),
         "others": rounded(sums.clamp(min=-1000)),  # JSON has no infinity
-        "more": {name: list(zip(*most_likely(p, BARS), strict=True)) for name, p in more.items()},
+        "more": {name: most_likely(p, BARS) for name, p in more.items()},
     }
 
 
@@ -159,10 +150,9 @@ def visible(tokenizer: Tokenizer, token: int) -> str:
 def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
     """The dataset of a checkpoint; None if there is none, and a prompt instead. Raises UserError."""
     name = checkpoint["config"]["dataset"]
-    known = name not in (None, "gpt2")
-    if prompted and not (known and (DATA / name / "meta.json").exists()):
+    if prompted and not (name and (DATA / name / "meta.json").exists()):
         return None
-    if not known:
+    if name in (None, "gpt2"):
         raise UserError(f"{checkpoint['name']} was not trained on a dataset; give a text with --prompt=")
     data = load(name)
     if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
@@ -187,10 +177,9 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
 
 def make_page(title: str, texts: list[str], found: dict) -> str:
     """The page with its numbers, and texts, one for each token. Nothing in them can become HTML."""
-    bits, uniform = found["bits"]["GPT"], found["uniform"]
-    spans = []
-    for text, surprise in zip(texts, [0, *bits], strict=True):
-        spans.append(f'<span style="--s:{min(surprise / uniform, 1):.2f}">{html.escape(text)}</span>')
+    bits, uniform = found["bits"]["GPT"], math.log2(len(found["names"]))
+    shades = [min(surprise / uniform, 1) for surprise in [0, *bits]]
+    spans = [f'<span style="--s:{s:.2f}">{html.escape(text)}</span>' for s, text in zip(shades, texts, strict=True)]
     parts = {"title": html.escape(title), "text": "".join(spans)}
     parts |= {"mean": f"{np.mean(bits):.2f}", "uniform": f"{uniform:.1f}"}
     parts["numbers"] = json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")  # </script> would end it
@@ -200,25 +189,24 @@ def make_page(title: str, texts: list[str], found: dict) -> str:
 def main() -> None:
     began = time.perf_counter()
     options = parse(Options, __doc__)
-    prompt = options.prompt
+    prompt, path = options.prompt, Path(options.prompt_file)
     if options.prompt_file:
-        if prompt or not Path(options.prompt_file).is_file():
-            raise UserError(f"there is --prompt, too, or no file {options.prompt_file}; give one text")
-        prompt = "".join(read_text([Path(options.prompt_file)]))
+        if prompt or not path.is_file():
+            raise UserError(f"there is --prompt, too, or no file {path}; give one text")
+        prompt = "".join(read_text([path]))
     device = Machine.pick(options.device, "float32").device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
-    data = open_data(checkpoint, prompted=prompt != "")
+    data = open_data(checkpoint, prompt != "")
     ids, config = choose_text(checkpoint, data, tokenizer, prompt, options.tokens), model.config
     with explain_errors("out of memory; use fewer --tokens, or --device=cpu"):
         log_p, layers, attention = observe(model.to(device), ids, device)
-    if not log_p.isfinite().all():
-        raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
     found = numbers(log_p, count(data, ids) if data else None, ids)
+    if not np.isfinite(bits := np.mean(found["bits"]["GPT"])):
+        raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
     names = [visible(tokenizer, i) for i in range(tokenizer.vocab_size)]
     found |= {"ids": ids, "names": names, "starts": context_starts(ids, config), "layers": layers}
-    found |= {"n_head": config.n_head, "uniform": math.log2(config.vocab_size)}
-    found["attention"] = base64.b64encode(attention).decode()
+    found |= {"n_head": config.n_head, "attention": base64.b64encode(attention).decode()}
     size = f"{config.n_layer} layers of {config.n_head} heads, {model.num_params():,} parameters"
     text = "your text" if prompt else f"the validation split of {data.name}"
     title = f"{checkpoint['name']} ({size}) predicts {len(ids) - 1} tokens of {text}"
@@ -226,8 +214,7 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: file.write(make_page(title, [names[i] for i in ids], found).encode()))
     print(f"{title}\n{path}: open it in a browser")
-    means = {f"bits_{name.lower()}": np.mean(bits).item() for name, bits in found["bits"].items()}
-    print_result("gpt", tokens=len(log_p), **means, seconds=time.perf_counter() - began)
+    print_result("gpt", tokens=len(log_p), bits=bits.item(), seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":
