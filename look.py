@@ -126,13 +126,12 @@ def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -
     """What the page shows of predictions (N, V): for each model, the surprise of the true tokens,
     -log2 p in bits, and the likely tokens; for each temperature, the log of the sum over all others
     of exp(log p / temperature)."""
-    models, more = {"GPT": log_p.exp()}, {}
-    if counted is not None:
-        more = {f"{ORDER}-gram": counted, "both": (models["GPT"] + counted) / 2}
+    gpt = log_p.exp()
+    more = {} if counted is None else {f"{ORDER}-gram": counted, "both": (gpt + counted) / 2}
     others = log_p.scatter(1, log_p.topk(min(MOST_LIKELY, log_p.shape[1])).indices, -math.inf)
     sums = torch.stack([(others / temperature).logsumexp(dim=1) for temperature in TEMPERATURES], dim=1)
     return {
-        "bits": {name: rounded(-p[range(len(p)), ids[1:]].log2()) for name, p in (models | more).items()},
+        "bits": {name: rounded(-p[range(len(p)), ids[1:]].log2()) for name, p in ({"GPT": gpt} | more).items()},
         "top": most_likely(log_p, MOST_LIKELY),
         "others": rounded(sums.clamp(min=-1000)),  # JSON has no infinity
         "more": {name: most_likely(p, BARS) for name, p in more.items()},

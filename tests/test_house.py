@@ -21,7 +21,7 @@ HOUSE = {
     "scaling": (4, 280, 15), "seq2seq": (4, 340, 19),
     "train": (5, 340, 21), "sample": (5, 280, 15), "ngram": (5, 235, 14), "word2vec": (5, 320, 19),
     "evaluate": (6, 420, 25), "finetune": (6, 380, 22), "rlhf": (6, 420, 24), "mlm": (6, 230, 13),
-    "estimate": (6, 75, 4),
+    "look": (6, 200, 11), "estimate": (6, 75, 4),
 }  # fmt: skip
 MORE = 1.1  # a tenth more is a miss; these are missed, and may not grow
 MISSED = {
@@ -42,7 +42,7 @@ MISSED = {
     "scaling": (368, 18.9),
     "rlhf": (516, 26.4),
 }
-ALL = (8506, 448)  # lines and kilobytes of all files
+ALL = (8726, 459.5)  # lines and kilobytes of all files
 WIDE = 0.08  # of the lines may have more than 100 columns
 LONGEST = {("train", "train"): 80}  # lines of a function; others: 60
 

@@ -25,6 +25,7 @@ import evaluate
 import files
 import finetune
 import gpt2
+import look
 import micrograd
 import mlm
 import mlp
@@ -49,7 +50,7 @@ README, RESULTS = PAGES[ROOT / "README.md"], PAGES[ROOT / "docs" / "results.md"]
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
 SCRIPTS = (prepare_data, micrograd, bigram, ngram, mlp, rnn, train, sample, evaluate, estimate, scaling, finetune)
-SCRIPTS += (rlhf, word2vec, seq2seq, mlm, attention, capacity)
+SCRIPTS += (rlhf, word2vec, seq2seq, mlm, attention, capacity, look)
 OTHERS = (cells, checkpoint, console, files, gpt2, model, optim, peft)
 OTHERS += (runtime, tokenizer, windows)
 if importlib.util.find_spec("matplotlib"):
@@ -443,7 +444,7 @@ def test_links_and_plots_lead_somewhere(path):
 
 
 def test_plots_are_small_and_all_shown():
-    plots = sorted((ROOT / "assets").iterdir())
+    plots = sorted({*(ROOT / "assets").iterdir()} - {look.PAGE})
     assert len(plots) >= 5
     for path in plots:
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size < 150_000, path

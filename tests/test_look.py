@@ -1,0 +1,372 @@
+import base64
+import html
+import html.parser
+import json
+import math
+import re
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import babble, gpt2_tensors, result, safetensors
+
+import look
+import prepare_data
+import sample
+from checkpoint import load_model, save_model
+from mlp import contexts
+from model import GPT, GPTConfig
+from ngram import NGrams, count_ngrams, next_tokens
+
+SHAPE = {"block_size": 16, "n_layer": 3, "n_head": 2, "n_embd": 16, "zero_init": False}
+
+
+def make_run(dataset: str, **options) -> GPT:
+    """out/<dataset>/best.pt, as train.py writes it, with random weights."""
+    data = prepare_data.load(dataset)
+    delimiter = -1 if data.delimiter is None else data.delimiter
+    config = GPTConfig(**SHAPE | {"vocab_size": data.vocab_size, "delimiter": delimiter} | options)
+    model = GPT(config)
+    for p in model.parameters():
+        p.data *= 3  # so that they predict something
+    more = {"config": {"dataset": dataset}, "delimiter": data.delimiter}
+    save_model(Path("out", dataset, "best.pt"), model, data.tokenizer, **more)
+    return model.eval()
+
+
+class Reader(html.parser.HTMLParser):
+    """The text of the tokens, their shades, and all tags of a page."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags, self.texts, self.shades = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "span" and (style := dict(attrs).get("style")):
+            self.shades.append(float(style.removeprefix("--s:")))
+            self.texts.append("")
+
+    def handle_data(self, text):
+        if self.tags and self.tags[-1][0] == "span" and self.texts:
+            self.texts[-1] += text
+
+    def handle_endtag(self, tag):
+        self.tags.append((f"/{tag}", {}))
+
+
+def written(call, *options: str, run: str = "tiny") -> tuple[str, dict]:
+    """The page that look.py writes, and its numbers."""
+    status, out, err = call(look, f"--init_from=out/{run}", "--device=cpu", *options)
+    assert status == 0, err
+    path = Path("out", run, "look.html")
+    assert str(path.as_posix()) in out
+    page = path.read_text(encoding="utf-8")
+    (numbers,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.S)
+    return page, json.loads(numbers)
+
+
+def log_softmax(model: GPT, ids: list[int]) -> torch.Tensor:
+    """The log-probabilities of the token after ids, (V,)."""
+    with torch.no_grad():
+        return model(torch.tensor([ids]))[0][0, -1].log_softmax(dim=0)
+
+
+# ----------------------------------------------------------------------------- the numbers
+
+
+@pytest.mark.parametrize("dataset", ["tiny", "list"])
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_predictions_are_those_of_the_model_in_that_context(call, data, dataset, position):
+    model = make_run(dataset, position=position)
+    _, page = written(call, "--tokens=60", run=dataset)
+    ids, starts = page["ids"], page["starts"]
+    assert ids == prepare_data.load(dataset).val[: len(ids)].tolist() and 25 < len(ids) <= 61
+    for i in range(len(ids) - 1):
+        expected = log_softmax(model, ids[starts[i] : i + 1])
+        tokens, log_p = page["top"][i]
+        assert log_p == pytest.approx(expected[tokens].tolist(), abs=2e-4)
+        assert log_p == sorted(log_p, reverse=True)
+        assert page["bits"]["GPT"][i] == pytest.approx(-expected[ids[i + 1]].item() / math.log(2), abs=2e-4)
+
+
+def test_a_context_is_the_document_or_at_least_half_a_block():
+    config = GPTConfig(**SHAPE | {"delimiter": 0})
+    assert look.context_starts([1] * 40, GPTConfig(**SHAPE)) == [0] * 16 + [9] * 9 + [18] * 9 + [27] * 6
+    ids = [0, 1, 1, 1, 1, 1] * 10
+    for i, start in enumerate(look.context_starts(ids, config)):
+        assert i + 1 - start <= 16 and start <= i - i % 6  # the whole document
+    starts = look.context_starts([0] + [1] * 40, config)  # longer than a block
+    assert starts == look.context_starts([1] * 41, GPTConfig(**SHAPE))
+
+
+def test_other_tokens_have_the_rest_of_the_probability_at_each_temperature(call):
+    Path("wide.txt").write_text("".join(chr(200 + i) for i in range(80)) * 20, encoding="utf-8")
+    prepare_data.prepare("wide.txt")
+    model = make_run("wide")
+    _, page = written(call, "--tokens=20", run="wide")
+    for i, ((_, log_p), others) in enumerate(zip(page["top"], page["others"], strict=True)):
+        assert len(log_p) == 50 and len(others) == 20
+        logits = log_softmax(model, page["ids"][page["starts"][i] : i + 1])
+        for temperature, log_sum in zip(np.arange(1, 21) / 10, others, strict=True):
+            expected = (logits / temperature).softmax(dim=0).sort(descending=True).values[50:].sum().item()
+            rest = math.exp(log_sum)
+            rest /= rest + sum(math.exp(x / temperature) for x in log_p)
+            assert rest == pytest.approx(expected, rel=0.02, abs=1e-6)
+
+
+@pytest.mark.parametrize("dataset", ["tiny", "list"])
+def test_attention_is_that_of_the_model(call, data, dataset):
+    model = make_run(dataset)
+    _, page = written(call, "--tokens=60", run=dataset)
+    ids, starts = page["ids"], page["starts"]
+    weights = (np.frombuffer(base64.b64decode(page["attention"]), dtype=np.uint8) / 255) ** 2
+    for i in range(len(ids) - 1):
+        n = i + 1 - starts[i]
+        row, weights = weights[: 6 * n].reshape(3, 2, n), weights[6 * n :]
+        expected = sample.attention_weights(model, torch.tensor([ids[starts[i] : i + 1]]))[:, 0, :, -1]
+        assert np.abs(row - expected.numpy()).max() < 0.005
+        assert np.abs(row.sum(axis=2) - 1).max() < 0.02
+        if dataset == "list":
+            document = max(j for j in range(i + 1) if ids[j] == model.config.delimiter)
+            assert (row[:, :, : document - starts[i]] == 0).all()
+    assert len(weights) == 0
+
+
+def test_the_lens_starts_at_the_embedding_and_ends_with_the_prediction(call, data):
+    model = make_run("tiny")
+    _, page = written(call, "--tokens=40")
+    for i, layers in enumerate(page["layers"]):
+        assert len(layers) == 4
+        token = page["ids"][i]
+        with torch.no_grad():
+            x = model.transformer.ln_f(model.transformer.wte.weight[token])
+            first = model.logits(x).softmax(dim=0)
+        (tokens, p), of_target = layers[0]
+        assert p == pytest.approx(first[tokens].tolist(), abs=2e-4) and p == sorted(p, reverse=True)
+        assert of_target == pytest.approx(first[page["ids"][i + 1]].item(), abs=2e-4)
+        (tokens, p), of_target = layers[-1]
+        likely, log_p = page["top"][i]
+        assert tokens == likely[:3] and p == pytest.approx(np.exp(log_p[:3]), abs=2e-4)
+        assert of_target == pytest.approx(2 ** -page["bits"]["GPT"][i], abs=2e-4)
+    assert any(layers[1] != layers[2] for layers in page["layers"])
+
+
+@pytest.mark.parametrize("dataset", ["tiny", "list"])
+def test_counting_is_the_8_gram_model_of_the_training_split(call, data, dataset):
+    model, dataset_ = make_run(dataset), prepare_data.load(dataset)
+    _, page = written(call, "--tokens=30", run=dataset)
+    ids, V = page["ids"], dataset_.vocab_size
+    table = NGrams(*count_ngrams(dataset_.train, 8, dataset_.separator), V, dataset_.separator)
+    X, _ = contexts(np.array(ids), np.arange(1, len(ids)), 7, dataset_.separator)
+    q = next_tokens(partial(table.kneser_ney, discount=0.85), X.numpy(), V)
+    assert list(page["more"]) == ["8-gram", "both"] and list(page["bits"]) == ["GPT", "8-gram", "both"]
+    for i, target in enumerate(ids[1:]):
+        p = log_softmax(model, ids[page["starts"][i] : i + 1]).exp().numpy()
+        for name, expected in (("8-gram", q[i]), ("both", (p + q[i]) / 2)):
+            tokens, shown = page["more"][name][i]
+            assert len(tokens) == 10 and shown == pytest.approx(expected[tokens], abs=2e-4)
+            assert shown == pytest.approx(np.sort(expected)[: -len(shown) - 1 : -1], abs=2e-4)
+            assert page["bits"][name][i] == pytest.approx(-np.log2(expected[target]), abs=2e-4)
+
+
+# ----------------------------------------------------------------------------- the text
+
+
+def test_a_prompt_needs_no_dataset_and_starts_a_document(call, data):
+    make_run("tiny")
+    model = make_run("list")
+    shutil.move("data/tiny", "elsewhere")
+    page, numbers = written(call, "--prompt=a ee")
+    assert Reader(page).texts == ["a", " ", "e", "e"]  # the first one is given
+    assert numbers["more"] == {} and list(numbers["bits"]) == ["GPT"] and "4 heads" not in page
+    Path("two.txt").write_text("emma\nava\n")
+    page, numbers = written(call, "--prompt_file=two.txt", run="list")
+    assert Reader(page).texts == ["↵\n", *"emma", "↵\n", *"ava", "↵\n"]
+    assert numbers["ids"][0] == model.config.delimiter and "8-gram" in numbers["more"]
+    assert "9 tokens of your text" in page.split("</title>")[0]
+    assert len(written(call, "--prompt_file=two.txt", "--tokens=3", run="list")[1]["ids"]) == 4
+
+
+def test_whole_documents_are_shown_and_the_result_is_their_mean(call, data):
+    make_run("list")
+    page, numbers = written(call, "--tokens=20", run="list")
+    texts = Reader(page).texts
+    assert texts[0] == texts[-1] == "↵\n" and 10 < len(texts) <= 21
+    out = call(look, "--init_from=out/list", "--tokens=20")[1]
+    assert float(result(out)["bits"]) == pytest.approx(np.mean(numbers["bits"]["GPT"]), abs=1e-4)
+    assert int(result(out)["tokens"]) == len(texts) - 1 == len(numbers["top"])
+
+
+def test_without_javascript_the_colors_and_the_mean_are_there(call, data):
+    make_run("tiny")
+    page, numbers = written(call)
+    reader, bits = Reader(page), numbers["bits"]["GPT"]
+    uniform = math.log2(len(numbers["names"]))
+    assert reader.shades == [0.0, *(pytest.approx(min(x / uniform, 1), abs=0.006) for x in bits)]
+    assert len({*reader.shades}) > 5
+    assert "".join(reader.texts).replace("↵", "") == Path("tiny.txt").read_text()[4720:5021]
+    assert f"<b>{np.mean(bits):.2f} bits</b>" in page and f"{uniform:.1f} bits" in page
+    assert "<noscript>" in page and '<main id="details" hidden>' in page
+
+
+def test_text_never_becomes_html(call):
+    text = "</script><script>alert(1)</script> &lt; & <!-- numbers --> <b>\"'\t$& \\1\n"
+    Path("nasty.txt").write_text(text * 40, encoding="utf-8")
+    prepare_data.prepare("nasty.txt", "bpe", 400)
+    make_run("nasty_bpe400")
+    page, numbers = written(call, f"--prompt={text}", run="nasty_bpe400")
+    reader = Reader(page)
+    shown = text.replace("\t", r"\t").replace("\n", "↵\n")
+    assert "".join(reader.texts) == shown
+    title = f"</title><b>{text}"
+    names = ["</script>", "&amp;", "<!-- numbers -->", "<b>"]  # one token each
+    page = look.make_page(title, names, numbers | {"bits": {"GPT": [1, 2, 3]}, "names": names})
+    nasty = Reader(page)
+    assert nasty.texts == names
+    others = lambda page: [tag for tag, _ in page.tags if tag.strip("/") != "span"]
+    assert others(nasty) == others(reader)
+    assert json.loads(re.search(r'id="data">(.*?)</script>', page, flags=re.S)[1])["names"] == names
+    assert html.escape(title) in page
+
+
+def test_bytes_of_a_character_are_shown_as_bytes(call):
+    Path("wide.txt").write_text("naïve 🙂\n" * 200, encoding="utf-8")
+    prepare_data.prepare("wide.txt", "bpe", 257)
+    make_run("wide_bpe257")
+    page, _ = written(call, "--prompt=é🙂", run="wide_bpe257")
+    assert Reader(page).texts == [r"\xc3", r"\xa9", r"\xf0", r"\x9f", r"\x99", r"\x82"]
+
+
+@pytest.mark.usefixtures("gpt2_stand_in")
+def test_gpt2_reads_a_prompt(call, fails):
+    weights = Path("data/downloads/gpt2/model.safetensors")
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(safetensors(gpt2_tensors(T=24, C=64)))
+    assert "gpt2 was not trained on a dataset; give a text with --prompt=" in fails(look, "--init_from=gpt2")
+    status, _, err = call(look, "--init_from=gpt2", "--prompt=The cat sat")
+    assert status == 0, err
+    page = Path("out/gpt2/look.html").read_text(encoding="utf-8")
+    texts = Reader(page).texts
+    assert texts[0] == "<|endoftext|>" and "".join(texts[1:]) == "The cat sat"
+    model, _ = load_model("gpt2")
+    numbers = json.loads(re.search(r'id="data">(.*?)</script>', page, flags=re.S)[1])
+    assert numbers["more"] == {} and len(numbers["top"][0][0]) == 50 and numbers["ids"][0] == 50_256
+    expected = log_softmax(model, numbers["ids"][:-1])
+    assert numbers["top"][-1][1] == pytest.approx(expected.topk(50).values.tolist(), abs=1e-3)
+
+
+def test_the_page_is_small_and_needs_no_network(call):
+    chars = "\n" + "".join(map(chr, range(33, 97)))
+    Path("large.txt").write_text("".join(chars[i * i % 65] for i in range(9000)) + chars, encoding="utf-8")
+    prepare_data.prepare("large.txt")
+    make_run("large", block_size=128, n_layer=4, n_head=4, n_embd=128)
+    page, numbers = written(call, run="large")
+    assert len(numbers["top"]) == 300 and len(page.encode()) < 2_000_000
+    template = look.PAGE.read_text(encoding="utf-8")
+    assert len(template.splitlines()) <= 250
+    for word in ("http", "//", "src=", "href", "url(", "@import", "fetch", "import("):
+        found = [line for line in template.splitlines() if word in re.sub(r"(^|  )// .*", "", line)]
+        assert not found, (word, found)
+
+
+def test_what_a_user_can_cause_gives_one_line(call, fails, data):
+    assert "no run of train.py" in fails(look)
+    make_run("tiny")
+    Path("one.txt").write_text("a")
+    run = "--init_from=out/tiny"
+    assert "no file gone.txt" in fails(look, run, "--prompt_file=gone.txt")
+    assert "give one text" in fails(look, run, "--prompt=a", "--prompt_file=one.txt")
+    assert "give a longer text" in fails(look, run, "--prompt_file=one.txt")
+    assert "the vocabulary lacks" in fails(look, run, "--prompt=Ω Ω")
+    Path("tiny.txt").write_text(babble(1200).upper())
+    prepare_data.prepare("tiny.txt")
+    assert "has other tokens than" in fails(look, run)
+    assert not Path("out/tiny/look.html").exists()
+
+
+def test_predictions_that_are_not_numbers_are_an_error(call, fails, data):
+    model = make_run("tiny")
+    model.lm_head.weight.data.fill_(math.nan)
+    dataset = prepare_data.load("tiny")
+    save_model(Path("out/tiny/best.pt"), model, dataset.tokenizer, config={"dataset": "tiny"}, delimiter=None)
+    assert "NaN" in fails(look, "--init_from=out/tiny")
+
+
+# ----------------------------------------------------------------------------- the page in a browser
+
+
+def dump(browser: str, url: str, *options: str) -> tuple[str, list[str]]:
+    """The page after its scripts have run, and what they wrote to the console."""
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    command += ["--virtual-time-budget=2000", f"--user-data-dir={Path('profile').resolve()}", *options, url]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=100)
+    return done.stdout, re.findall(r".*CONSOLE.*", done.stderr)
+
+
+@pytest.fixture
+def browser(tmp_path) -> str:
+    """A Chromium that can show a file, and reports what is wrong in its script. Skips a test where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if not found:
+        pytest.skip("no Chromium here")
+    Path("broken.html").write_text("<p id=p></p><script>p.textContent = 6 * 7; no_such_function()</script>")
+    page, console = dump(found, Path("broken.html").resolve().as_uri())
+    if "42" not in page or not console:
+        pytest.skip(f"{found} shows no file here")
+    return found
+
+
+def bars(page: str, model: str) -> list[tuple[str, float]]:
+    """The tokens and percentages of a model's bars."""
+    box = re.search(rf'<div class="bars mono" id="{model}">(.*?)</div>', page, flags=re.S)[1]
+    return re.findall(r"<span[^>]*>([^<]*)</span><i[^>]*></i><span[^>]*>([\d.]+) %</span>", box)
+
+
+def distribution(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """What sample_token() draws from: (V,)."""
+    p = (logits / temperature).softmax(dim=0)
+    p = p.where(p >= p.topk(top_k).values[-1], 0)
+    p = p / p.sum()
+    before = torch.tensor([p[p > x].sum() for x in p])
+    p = p.where(before < top_p, 0)
+    return p / p.sum()
+
+
+def test_a_browser_shows_the_token_of_the_address_and_the_sliders_reshape_its_bars(call, data, browser):
+    model = make_run("tiny")
+    page, numbers = written(call, "--tokens=60")
+    url = Path("out/tiny/look.html").resolve().as_uri()
+    shown, console = dump(browser, f"{url}#17", "--window-size=1280,1000")
+    assert not console, console
+    assert "Token 17: " in shown and f"{numbers['bits']['GPT'][16]:.2f} bits" in shown
+    logits = log_softmax(model, numbers["ids"][numbers["starts"][16] : 17])
+    true = numbers["names"][numbers["ids"][17]].replace("\n", "").replace(" ", "␣")
+    for name in ("GPT", "8-gram", "both"):
+        rows = bars(shown, name)
+        assert 11 <= len(rows) <= 12 and rows[-1][0] == "all others"
+        assert sum(float(x) for _, x in rows) == pytest.approx(100, abs=0.3)
+        assert [token for token, _ in rows if "✓" in token] == [f"✓ {true}"]
+    assert shown.count("<svg") == 1 + 3 * 2 + 1  # the last one is in the script
+    assert shown.count("<td>embedding") == shown.count("<td>block 3") == 1
+    assert shown.count('class="from"') == 1 and 'class="chosen"' in shown
+
+    change = "temperature.value = 0.5; top_k.value = 7; top_p.value = 0.9; temperature.oninput();"
+    change += 'document.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));'
+    change += "heads.children[2].click(); document.querySelectorAll('#views button')[3].click();"
+    Path("changed.html").write_text(page + f"<script>{change}</script>", encoding="utf-8")
+    shown, console = dump(browser, Path("changed.html").resolve().as_uri() + "#17", "--window-size=390,844")
+    assert not console, console
+    assert "Token 18: " in shown and "--temperature=0.5 --top_k=7 --top_p=0.9" in shown
+    assert "layer 1, head 2; the highest" in re.sub(r"\s+", " ", shown) and 'class="blue"' in shown
+    logits = log_softmax(model, numbers["ids"][numbers["starts"][17] : 18])
+    expected = distribution(logits, 0.5, 7, 0.9)
+    for (_, percent), token in zip(bars(shown, "GPT")[:10], numbers["top"][17][0][:10], strict=True):
+        assert float(percent) == pytest.approx(100 * expected[token].item(), abs=0.06)
+    assert 0 < (expected > 0).sum() < 7
