@@ -1,7 +1,7 @@
 """Part 5, continued: look at what a model predicts, token by token, in a browser.
 
-    python look.py                              # the newest run of train.py, on its validation split
-    python look.py --init_from=out/names        # on a few names
+    python look.py                          # the newest run of train.py, on its validation split
+    python look.py --init_from=out/names    # on a few names
     python look.py --init_from=gpt2 --prompt="My name is Ann. Your name is"
 
 Read sample.py before. The result is one file, look.html beside the checkpoint, to open in a
@@ -139,7 +139,7 @@ def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -
 
 
 def visible(tokenizer: Tokenizer, token: int) -> str:
-    """A token in a text: its characters, with an arrow at the end of a line; or bytes, such as \\xe4."""
+    """A token in a text: its characters, an arrow at the end of a line; or bytes, such as \\xe4."""
     text = tokenizer.decode([token])
     if "\ufffd" in text:  # a part of a character
         return repr(tokenizer.decode_bytes([token]))[2:-1]
@@ -147,7 +147,7 @@ def visible(tokenizer: Tokenizer, token: int) -> str:
 
 
 def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
-    """The dataset of a checkpoint; None if there is none, and a prompt instead. Raises UserError."""
+    """The dataset of a checkpoint. None: there is a prompt, and no dataset. Raises UserError."""
     name = checkpoint["config"]["dataset"]
     if prompted and not (name and (DATA / name / "meta.json").exists()):
         return None
