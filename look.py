@@ -35,14 +35,14 @@ from sample import attention_weights
 from tokenizer import Tokenizer
 
 PAGE = Path(__file__).parent / "assets" / "look.html"
-MOST_LIKELY, BARS, LENS = 50, 10, 3  # tokens on the page: of the GPT, of n-grams, of each layer
+MOST_LIKELY, BARS, LENS = 50, 10, 3  # tokens of the GPT, of n-grams, of a layer; look.html has the first two, too
 TEMPERATURES = [i / 10 for i in range(1, 21)]  # the values of the page's slider, without 0
 ORDER = 8  # of the n-grams
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
 MAX_TRAIN = 1 << 24  # tokens of train to count
 
-# The first token of a text is given, the N others are predicted: ids[i + 1] at position i, with the
-# attention of that position. V: size of the vocabulary. L: layers. nh: heads.
+# The first token of a text is given, the N others are predicted: ids[i + 1] at position i, whose
+# attention is shown beside it. V: size of the vocabulary. L: layers. nh: heads.
 
 
 @dataclass
@@ -113,7 +113,7 @@ def most_likely(p: torch.Tensor, k: int) -> list[tuple]:
 
 
 def count(data: Dataset, ids: list[int]) -> torch.Tensor:
-    """The probabilities of all tokens by an n-gram model of the training split, (N, V)."""
+    """The probabilities (N, V) by an n-gram model of the training split, or its beginning."""
     counts = count_ngrams(data.train[:MAX_TRAIN], ORDER, data.separator)
     table = NGrams(*counts, data.vocab_size, data.separator)
     model = partial(table.kneser_ney, discount=DISCOUNT)
@@ -126,12 +126,12 @@ def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -
     """What the page shows of predictions (N, V): for each model, the surprise of the true tokens,
     -log2 p in bits, and the likely tokens; for each temperature, the log of the sum over all others
     of exp(log p / temperature)."""
-    gpt = log_p.exp()
-    more = {} if counted is None else {f"{ORDER}-gram": counted, "both": (gpt + counted) / 2}
+    more = {} if counted is None else {f"{ORDER}-gram": counted, "both": (log_p.exp() + counted) / 2}
+    log2 = {"GPT": log_p / math.log(2)} | {name: p.log2() for name, p in more.items()}
     others = log_p.scatter(1, log_p.topk(min(MOST_LIKELY, log_p.shape[1])).indices, -math.inf)
     sums = torch.stack([(others / temperature).logsumexp(dim=1) for temperature in TEMPERATURES], dim=1)
     return {
-        "bits": {name: rounded(-p[range(len(p)), ids[1:]].log2()) for name, p in ({"GPT": gpt} | more).items()},
+        "bits": {name: rounded(-of_all[range(len(of_all)), ids[1:]]) for name, of_all in log2.items()},
         "top": most_likely(log_p, MOST_LIKELY),
         "others": rounded(sums.clamp(min=-1000)),  # JSON has no infinity
         "more": {name: most_likely(p, BARS) for name, p in more.items()},
@@ -190,8 +190,8 @@ def main() -> None:
     options = parse(Options, __doc__)
     prompt, path = options.prompt, Path(options.prompt_file)
     if options.prompt_file:
-        if prompt or not path.is_file():
-            raise UserError(f"there is --prompt, too, or no file {path}; give one text")
+        if prompt or not path.is_file() or path.stat().st_size == 0:
+            raise UserError(f"there is --prompt, too, or no text in {path}; give one text")
         prompt = "".join(read_text([path]))
     device = Machine.pick(options.device, "float32").device
     checkpoint = load_checkpoint(options.init_from or newest_run())

@@ -98,9 +98,9 @@ def test_predictions_are_those_of_the_model_in_that_context(call, data, dataset,
 def test_a_context_is_the_document_or_at_least_half_a_block():
     config = GPTConfig(**SHAPE | {"delimiter": 0})
     assert look.context_starts([1] * 40, GPTConfig(**SHAPE)) == [0] * 16 + [9] * 9 + [18] * 9 + [27] * 6
-    ids = [0, 1, 1, 1, 1, 1] * 10
+    ids = [0, *[1] * 11] * 5
     for i, start in enumerate(look.context_starts(ids, config)):
-        assert i + 1 - start <= 16 and start <= i - i % 6  # the whole document
+        assert i + 1 - start <= 16 and start <= i - i % 12  # the whole document
     starts = look.context_starts([0] + [1] * 40, config)  # longer than a block
     assert starts == look.context_starts([1] * 41, GPTConfig(**SHAPE))
 
@@ -280,7 +280,9 @@ def test_what_a_user_can_cause_gives_one_line(call, fails, data):
     make_run("tiny")
     Path("one.txt").write_text("a")
     run = "--init_from=out/tiny"
-    assert "no file gone.txt" in fails(look, run, "--prompt_file=gone.txt")
+    Path("empty.txt").write_text("")
+    for name in ("gone.txt", "empty.txt"):
+        assert f"no text in {name}" in fails(look, run, f"--prompt_file={name}")
     assert "give one text" in fails(look, run, "--prompt=a", "--prompt_file=one.txt")
     assert "give a longer text" in fails(look, run, "--prompt_file=one.txt")
     assert "the vocabulary lacks" in fails(look, run, "--prompt=Ω Ω")
@@ -326,7 +328,9 @@ def browser(tmp_path) -> str:
 def bars(page: str, model: str) -> list[tuple[str, float]]:
     """The tokens and percentages of a model's bars."""
     box = re.search(rf'<div class="bars mono" id="{model}">(.*?)</div>', page, flags=re.S)[1]
-    return re.findall(r"<span[^>]*>([^<]*)</span><i[^>]*></i><span[^>]*>([\d.]+) %</span>", box)
+    rows = re.findall(r"<span[^>]*>([^<]*)</span><i[^>]*></i><span[^>]*>(?:&lt; )?([\d.]+) %</span>", box)
+    assert len(rows) == box.count("<i")
+    return rows
 
 
 def distribution(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
@@ -347,6 +351,8 @@ def test_a_browser_shows_the_token_of_the_address_and_the_sliders_reshape_its_ba
     assert not console, console
     assert "Token 17: " in shown and f"{numbers['bits']['GPT'][16]:.2f} bits" in shown
     logits = log_softmax(model, numbers["ids"][numbers["starts"][16] : 17])
+    for (_, percent), token in zip(bars(shown, "GPT")[:10], numbers["top"][16][0], strict=False):
+        assert float(percent) == pytest.approx(100 * logits[token].exp().item(), abs=0.06)
     true = numbers["names"][numbers["ids"][17]].replace("\n", "").replace(" ", "␣")
     for name in ("GPT", "8-gram", "both"):
         rows = bars(shown, name)
@@ -370,3 +376,19 @@ def test_a_browser_shows_the_token_of_the_address_and_the_sliders_reshape_its_ba
     for (_, percent), token in zip(bars(shown, "GPT")[:10], numbers["top"][17][0][:10], strict=True):
         assert float(percent) == pytest.approx(100 * expected[token].item(), abs=0.06)
     assert 0 < (expected > 0).sum() < 7
+
+
+def test_a_true_token_that_is_not_among_the_likely_ones_has_its_bar(call, browser):
+    Path("wide.txt").write_text("".join(chr(200 + i) for i in range(80)) * 20, encoding="utf-8")
+    prepare_data.prepare("wide.txt")
+    model = make_run("wide")
+    _, numbers = written(call, "--tokens=60", run="wide")
+    likely = [tokens for tokens, _ in numbers["top"]]
+    chosen = next(i + 1 for i, tokens in enumerate(likely) if numbers["ids"][i + 1] not in tokens)
+    url = Path("out/wide/look.html").resolve().as_uri()
+    shown, console = dump(browser, f"{url}#{chosen}")
+    assert not console, console
+    logits = log_softmax(model, numbers["ids"][numbers["starts"][chosen - 1] : chosen])
+    ((token, percent),) = [row for row in bars(shown, "GPT") if "✓" in row[0]]
+    assert token == f"✓ {numbers['names'][numbers['ids'][chosen]]}"
+    assert float(percent) == pytest.approx(100 * logits[numbers["ids"][chosen]].exp().item(), abs=0.06)
