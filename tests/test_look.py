@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -303,26 +304,28 @@ def test_predictions_that_are_not_numbers_are_an_error(call, fails, data):
 # ----------------------------------------------------------------------------- the page in a browser
 
 
-def dump(browser: str, url: str, *options: str) -> tuple[str, list[str]]:
+def dump(browser: str, profile: Path, url: str, *options: str) -> tuple[str, list[str]]:
     """The page after its scripts have run, and what they wrote to the console."""
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-    command += ["--virtual-time-budget=2000", f"--user-data-dir={Path('profile').resolve()}", *options, url]
+    command += ["--virtual-time-budget=2000", f"--user-data-dir={profile}", *options, url]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=100)
     return done.stdout, re.findall(r".*CONSOLE.*", done.stderr)
 
 
-@pytest.fixture
-def browser(tmp_path) -> str:
-    """A Chromium that can show a file, and reports what is wrong in its script. Skips a test where there is none."""
+@pytest.fixture(scope="module")
+def browse(tmp_path_factory) -> Callable:
+    """dump() by a Chromium that shows files, and reports errors of a script. Skips a test where there is none."""
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     if not found:
         pytest.skip("no Chromium here")
-    Path("broken.html").write_text("<p id=p></p><script>p.textContent = 6 * 7; no_such_function()</script>")
-    page, console = dump(found, Path("broken.html").resolve().as_uri())
+    folder = tmp_path_factory.mktemp("browser")
+    broken = folder / "broken.html"
+    broken.write_text("<p id=p></p><script>p.textContent = 6 * 7; no_such_function()</script>")
+    page, console = dump(found, folder, broken.as_uri())
     if "42" not in page or not console:
         pytest.skip(f"{found} shows no file here")
-    return found
+    return partial(dump, found, folder)
 
 
 def bars(page: str, model: str) -> list[tuple[str, float]]:
@@ -343,11 +346,11 @@ def distribution(logits: torch.Tensor, temperature: float, top_k: int, top_p: fl
     return p / p.sum()
 
 
-def test_a_browser_shows_the_token_of_the_address_and_the_sliders_reshape_its_bars(call, data, browser):
+def test_a_browser_shows_the_token_of_the_address_and_the_sliders_reshape_its_bars(call, data, browse):
     model = make_run("tiny")
     page, numbers = written(call, "--tokens=60")
     url = Path("out/tiny/look.html").resolve().as_uri()
-    shown, console = dump(browser, f"{url}#17", "--window-size=1280,1000")
+    shown, console = browse(f"{url}#17", "--window-size=1280,1000")
     assert not console, console
     assert "Token 17: " in shown and f"{numbers['bits']['GPT'][16]:.2f} bits" in shown
     logits = log_softmax(model, numbers["ids"][numbers["starts"][16] : 17])
@@ -367,7 +370,7 @@ def test_a_browser_shows_the_token_of_the_address_and_the_sliders_reshape_its_ba
     change += 'document.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));'
     change += "heads.children[2].click(); document.querySelectorAll('#views button')[3].click();"
     Path("changed.html").write_text(page + f"<script>{change}</script>", encoding="utf-8")
-    shown, console = dump(browser, Path("changed.html").resolve().as_uri() + "#17", "--window-size=390,844")
+    shown, console = browse(Path("changed.html").resolve().as_uri() + "#17", "--window-size=390,844")
     assert not console, console
     assert "Token 18: " in shown and "--temperature=0.5 --top_k=7 --top_p=0.9" in shown
     assert "layer 1, head 2; the highest" in re.sub(r"\s+", " ", shown) and 'class="blue"' in shown
@@ -378,7 +381,28 @@ def test_a_browser_shows_the_token_of_the_address_and_the_sliders_reshape_its_ba
     assert 0 < (expected > 0).sum() < 7
 
 
-def test_a_true_token_that_is_not_among_the_likely_ones_has_its_bar(call, browser):
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_fits_a_desk_and_a_phone_by_day_and_by_night(call, data, browse, width, dark):
+    make_run("tiny")
+    page, _ = written(call, "--tokens=100")
+    size = "const root = document.documentElement;"
+    size += "parent.postMessage(`${root.scrollWidth - root.clientWidth} of ${innerWidth}`, '*')"
+    Path("sized.html").write_text(f"{page}<script>{size}</script>", encoding="utf-8")
+    # a frame, as a window cannot be as narrow as a phone
+    frame = f'<iframe src="sized.html#17" width={width} height=900 style="border: 0"></iframe>'
+    listen = "<script>onmessage = (event) => { document.title = event.data; };</script>"
+    Path("frame.html").write_text(f'<title></title><body style="margin: 0">{listen}{frame}')
+    scheme = f"--blink-settings=preferredColorScheme={1 - dark}"
+    url = Path("frame.html").resolve().as_uri()
+    shown, console = browse(url, "--window-size=1300,900", scheme, "--screenshot=shot.png")
+    assert not console, console
+    assert f"<title>0 of {width}</title>" in shown  # nothing sticks out
+    image = pytest.importorskip("matplotlib.image").imread("shot.png")[:900, :width, :3]
+    assert (image.mean() < 0.4) == dark and image.std() > 0.05
+
+
+def test_a_true_token_that_is_not_among_the_likely_ones_has_its_bar(call, browse):
     Path("wide.txt").write_text("".join(chr(200 + i) for i in range(80)) * 20, encoding="utf-8")
     prepare_data.prepare("wide.txt")
     model = make_run("wide")
@@ -386,7 +410,7 @@ def test_a_true_token_that_is_not_among_the_likely_ones_has_its_bar(call, browse
     likely = [tokens for tokens, _ in numbers["top"]]
     chosen = next(i + 1 for i, tokens in enumerate(likely) if numbers["ids"][i + 1] not in tokens)
     url = Path("out/wide/look.html").resolve().as_uri()
-    shown, console = dump(browser, f"{url}#{chosen}")
+    shown, console = browse(f"{url}#{chosen}")
     assert not console, console
     logits = log_softmax(model, numbers["ids"][numbers["starts"][chosen - 1] : chosen])
     ((token, percent),) = [row for row in bars(shown, "GPT") if "✓" in row[0]]
