@@ -201,22 +201,14 @@ def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> n
     return norms.norm(dim=1).numpy() / math.sqrt(len(x))
 
 
-def factor_per_token(norms: np.ndarray) -> float:
-    """The factor of the straight line that fits log(norms) best; NaN if nearly all norms are 0."""
-    k = np.flatnonzero(norms)
-    return math.exp(np.polyfit(k, np.log(norms[k]), 1)[0]) if len(k) > 1 else math.nan
-
-
 def show_gradients(gradients: dict[str, np.ndarray], data: Dataset, plot: bool) -> None:
     """Print, and perhaps plot, gradient norms by distance, {"lstm before": norms ...}."""
     print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), relative to k = 1:")
-    factors = [f"{factor_per_token(norms):.3f}" for norms in gradients.values()]
     gradients = {name: norms / norms[0] for name, norms in gradients.items()}
     lags = [k for k in LAGS if all(k <= len(norms) for norms in gradients.values())]
     rows = [[f"k = {k}", *(f"{norms[k - 1]:.2g}" for norms in gradients.values())] for k in lags]
     reach = [f"{(norms >= 0.01).sum()} of {len(norms)}" for norms in gradients.values()]
-    rows += [["factor per token", *factors], ["tokens with 1 % left", *reach]]
-    print_table([["", *gradients], *rows])
+    print_table([["", *gradients], *rows, ["tokens with 1 % left", *reach]])
     if plot:
         import plots
 

@@ -273,7 +273,6 @@ def test_the_gradient_of_one_layer_of_linear_attention_does_not_decay():
     """S_T = S_(T-k) + what came since: its derivative is 1, however long ago."""
     norms = rnn.gradient_norms(small_model("linear"), np.random.default_rng(0).integers(11, size=500), None)
     np.testing.assert_allclose(norms, norms[0], rtol=1e-9)
-    assert rnn.factor_per_token(norms) == pytest.approx(1)
 
 
 def test_gradients_of_documents_stay_within_them():
@@ -288,17 +287,11 @@ def test_gradients_of_documents_stay_within_them():
     np.testing.assert_allclose(rnn.gradient_norms(model, tokens, separator), expected)
 
 
-def test_the_factor_per_token_is_the_slope_of_the_logarithm():
-    assert rnn.factor_per_token(3.0 * 0.9 ** np.arange(101)) == pytest.approx(0.9)
-    assert rnn.factor_per_token(np.append(0.5 ** np.arange(50), np.zeros(3))) == pytest.approx(0.5)  # underflow
-    assert all(math.isnan(rnn.factor_per_token(np.array(norms))) for norms in ([0.0, 0.0, 0.0], [1.0, 0.0, 0.0]))
-
-
 def test_the_table_of_gradients_is_relative_to_the_token_before(capsys):
     norms = {"rnn before": 5 * 0.5 ** np.arange(1, 13), "rnn after": 7 * 0.9 ** np.arange(1, 13)}
     rnn.show_gradients(norms, None, plot=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert {"k = 5 0.062 0.66", "factor per token 0.500 0.900", "tokens with 1 % left 7 of 12 12 of 12"} < {*lines}
+    assert {"k = 5 0.062 0.66", "tokens with 1 % left 7 of 12 12 of 12"} < {*lines}
     assert not any(line.startswith("k = 20") for line in lines)
 
 
