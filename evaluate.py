@@ -398,14 +398,14 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
 
 
 def draw_plot(path: Path, title: str, calibration: dict) -> None:
-    """The accuracy of all models by their confidence."""
+    """How far the accuracy of each model is above its confidence."""
     import plots
 
-    curves = {"calibrated": ([0, 1], [0, 1], ":k")}
+    curves = {"calibrated": ([0, 1], [0, 0], ":k")}
     for name, (_, bins) in calibration.items():
         tokens, confidence, correct = np.array(bins)[:, bins[0] >= 20]  # a smaller bin is mostly chance
-        curves[name] = confidence / tokens, correct / tokens, "o-k" if name == "GPT" else "o-"
-    labels = {"xlabel": "confidence: probability of the most likely token", "ylabel": "accuracy"}
+        curves[name] = confidence / tokens, (correct - confidence) / tokens, "o-k" if name == "GPT" else "o-"
+    labels = {"xlabel": "confidence: probability of the most likely token", "ylabel": "accuracy - confidence"}
     plots.lines(path, {"curves": curves, **labels}, title=f"reliability ({title})")
     print(f"\n{path}: reliability")
 

@@ -452,12 +452,12 @@ def draw_plot(history: list[dict], results: dict[str, dict]) -> None:
     import plots
 
     steps = [INSTRUCTION_TUNING.max_iters * (i + 1) // len(history) for i in range(len(history))]
-    by_task = {task: (steps, [row[task] for row in history], "o-") for task in history[0]}
+    by_task = {task: (steps, [100 * row[task] for row in history], "o-") for task in history[0]}
     left = {"title": "stage 2: instruction tuning", "curves": by_task, "xticks": steps}
-    left |= {"xlabel": "step", "ylabel": "exact match, validation words", "ylim": (0, 1.03)}
-    right = {name: (*points, "o-") for name, points in curves(results).items()}
+    left |= {"xlabel": "step", "ylabel": "exact match, %, validation words", "ylim": (0, 103)}
+    right = {name: (*100 * np.array(points), "o-") for name, points in curves(results).items()}
     right = {"title": "stage 3: what is learned, and what is left", "curves": right}
-    right |= {"xlabel": "new task: exact match, test words", "ylabel": "old tasks"}
+    right |= {"xlabel": "new task: exact match, %, test words", "ylabel": "old tasks, %"}
     plots.lines(FOLDER / "finetune.png", left, right)
     print(f"{FOLDER / 'finetune.png'}: stage 2 by step, and the old tasks by the new one after stage 3")
 

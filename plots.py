@@ -40,28 +40,27 @@ def lines(path: Path, *panels: dict, title: str = "", rows: int = 1, size: tuple
     save(figure, path)
 
 
-def draw(axes, curves: dict[str, tuple], data=None, image=None, **labels) -> None:
-    """Draw curves, {label: (x, y, style)}, or (x, y, style, texts) with a text above each point, and
-    the baseline losses of `data`, a Dataset; or an image (m, n), where True is white. labels: title,
-    xlabel, xscale ..., all that Axes.set() takes."""
+def draw(axes, curves: dict[str, tuple], data=None, image=None, legend="best", **labels) -> None:
+    """Draw curves, {label: (x, y, style)}, or (x, y, style, texts) with a text beside each, and the
+    baseline losses of `data`, a Dataset; or an image (m, n), where True is white. labels: of Axes.set()"""
     if image is not None:
         axes.imshow(image, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         axes.set(**labels)
         return
-    above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+    beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
     for label, (x, y, style, *texts) in curves.items():
         (line,) = axes.plot(x, y, style, label=label, markersize=5)
         for *point, text in zip(x, y, *texts, strict=True) if texts else ():
-            axes.annotate(text, point, color=line.get_color(), parse_math=False, **above)
-            axes.margins(0.1)  # room for them
-    baselines = baseline_losses(data) if data else {}
-    for shade, (name, loss) in zip(("0.7", "0.4", "0"), baselines.items(), strict=False):
-        axes.axhline(loss, color=shade, linestyle=":", label=f"{name} {loss:.2f}")
+            axes.annotate(text, point, color=line.get_color(), parse_math=False, **beside)
+    for name, loss in baseline_losses(data).items() if data else ():
+        axes.axhline(loss, color="0.4", linestyle=":")
+        end = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        axes.annotate(f"{name} {loss:.2f} ", (1, loss), fontsize=8, **end)
     axes.set(**labels)
     axes.grid(alpha=0.3)
     if "xticks" in labels:
         axes.minorticks_off()
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc=legend)
 
 
 @functools.cache
@@ -94,6 +93,7 @@ def mlp_training(history, saturated: float, data, title: str, path: Path) -> Non
     width = max(1, len(history.losses) // 200)
     starts = range(0, len(history.losses), width)
     loss = {"train": (starts, [np.mean(history.losses[i : i + width]) for i in starts], "-")}
+    loss[f"first: {history.losses[0]:.2f}"] = [0], history.losses[:1], "ok"
     steps, ratios = zip(*history.ratios, strict=True)
     updates = {name: (steps, [ratio[name] for ratio in ratios], "-") for name in ratios[0]}
     updates["a thousandth"] = [0, steps[-1]], [-3, -3], ":k"
@@ -104,11 +104,11 @@ def mlp_training(history, saturated: float, data, title: str, path: Path) -> Non
             fraction = (abs(out) > saturated).float().mean()
             outputs[f"tanh {i}: {fraction:.0%} saturated"] = histogram(out)
             grads[f"tanh {i}: std {dout.std():.1e}"] = histogram(dout / dout.std())
-        panels.append({"title": f"{when} training: tanh activations", "curves": outputs})
+        panels.append({"title": f"{when} training: tanh activations", "curves": outputs, "ylabel": "density"})
         panels.append({"title": f"{when} training: their gradients / std", "curves": grads})
-        white = (abs(tanhs[0][0]) > saturated).numpy()
-        panels.append({"title": f"{when}: tanh 1, saturated is white", "curves": {}, "image": white})
-    panels.insert(3, {"title": "training loss by step, nats per token", "curves": loss, "data": data})
+        white = {"image": abs(tanhs[0][0]).numpy() > saturated, "xlabel": "unit", "ylabel": "example"}
+        panels.append({"title": f"{when}: tanh 1, saturated is white", "curves": {}} | white)
+    panels.insert(3, {"title": "training loss by step, nats/token", "curves": loss, "data": data})
     panels.append({"title": "log10(update / weight size) by step", "curves": updates, "ylim": (-5, None)})
     lines(path, *panels, title=title, rows=2)
 
@@ -119,7 +119,7 @@ def histogram(values) -> tuple[np.ndarray, np.ndarray, str]:
 
 
 def scaling(results: list[dict], law, prediction: tuple, n_widths: int, path: Path) -> None:
-    """Loss by compute, isoFLOP curves, law beside runs. Each n_widths results in turn have the same tokens."""
+    """Loss by compute, isoFLOP curves, law beside runs. n_widths results in turn have the same tokens."""
     N, D, L = (np.array([r[key] for r in results]).reshape(-1, n_widths).T for key in ("N", "D", "val"))
     widths = list(zip(N[:, 0], D, L, strict=True))
     by_compute = {f"N = {n:,}": (6 * n * d, losses, "o-") for n, d, losses in widths}
@@ -160,7 +160,7 @@ def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:
 
 
 def attention(weights: np.ndarray, names: list[str], path: Path, sources: list[str] | None = None) -> None:
-    """Weights (n_layer, nh, T, S): a panel per head, T names from top to bottom, S sources (or the names) below."""
+    """Weights (n_layer, nh, T, S): a panel per head, T names at the left, S sources (or names) below."""
     n_layer, n_head, T, S = weights.shape
     size = 0.5 + 2.6 * n_head, 0.3 + (0.6 + 2.1 * T / S) * n_layer
     figure = Figure(size, dpi=80, layout="constrained")
@@ -170,6 +170,8 @@ def attention(weights: np.ndarray, names: list[str], path: Path, sources: list[s
         axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
         axes.set_xticks(range(S), sources or names, fontsize=6, parse_math=False)
         axes.set_yticks(range(T), names, fontsize=6, parse_math=False)
+    figure.supxlabel("source" if sources else "attends to")
+    figure.supylabel("output" if sources else "token")
     save(figure, path)
 
 
@@ -179,15 +181,16 @@ def ladder(page: str, path: Path) -> None:
     rows = re.findall(r"^\| (.+?) \| [\d,]+ \| (\S*) ?\| (\S+) ", table, re.M)[::-1]
     names, train, val = (np.array(column) for column in zip(*rows, strict=True))
     ends = np.array([(a or "nan", b, "nan") for a, b in zip(train, val, strict=True)], dtype=float)  # nan: a gap
-    curves = {"training loss of the same model": (ends.ravel(), np.repeat(names, 3), "o-C7")}
+    curves = {"its training loss": (ends.ravel(), np.repeat(names, 3), "o-C7")}
     kinds = {"counting": "^(un|bi|Kn)", "network with a fixed window": "MLP|neural"}
-    kinds |= {"network with a state": "RNN|GRU|LSTM|linear|state", "attention": "GPT$"}
-    kinds["attention and counting"] = r"GPT \+"
+    kinds |= {"network with a state": "RNN|GRU|LSTM|linear|state", "attention": "GPT$", "both": r"GPT \+"}
     for i, (kind, pattern) in enumerate(kinds.items()):
         of_kind = [bool(re.search(pattern, name)) for name in names]
-        curves[kind] = val[of_kind].astype(float), names[of_kind], f"oC{i}", val[of_kind]
-    title = "How low each model gets: 32,033 names"
-    lines(path, {"curves": curves, "xlabel": "loss, nats per letter"}, title=title, size=(10, 5.5))
+        texts = [f"{name}  {loss}" for name, loss in zip(names[of_kind], val[of_kind], strict=True)]
+        curves[kind] = val[of_kind].astype(float), names[of_kind], f"oC{i}", texts
+    panel = {"curves": curves, "legend": "lower right", "yticks": [], "xlim": (1.58, 3.75)}
+    panel["xlabel"] = "loss, nats per letter"
+    lines(path, panel, title="How low each model gets: names", size=(7.5, 5.5))
 
 
 def counting(page: str, path: Path) -> None:

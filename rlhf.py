@@ -445,13 +445,13 @@ KL: from the base, in nats per word (best of n: at most); val loss: on real word
 
 def panels(curves: dict[str, list[dict]]) -> list[dict]:
     """Reward and true score over the KL from the base (Gao et al. 2022), for plots.lines()."""
-    ticks, found = [0, 1, 2, 5, 10, 20], []
-    labels = {"xlabel": "KL from the base, nats per word (square-root scale)"}
-    labels |= {"xticks": [tick**0.5 for tick in ticks], "xticklabels": ticks}
+    labels, found = {"xlabel": "KL from the base, nats per word (square-root axis)"}, []
+    labels |= {"xticks": [0, 1, 2, 3, 4, 5], "xticklabels": [0, 1, 4, 9, 16, 25]}
     for key, title in (("reward", "reward, by the reward model"), ("true_score", "true score, by the hidden rule")):
         lines = {}
-        for name, curve in curves.items():
-            lines[name] = [max(point["kl"], 0) ** 0.5 for point in curve], [point[key] for point in curve], ".-"
+        for i, (name, curve) in enumerate(curves.items()):
+            x, y = [max(point["kl"], 0) ** 0.5 for point in curve], [point[key] for point in curve]
+            lines[name], lines[f"_end of {name}"] = (x, y, f".-C{i}"), (x[-1:], y[-1:], f"sC{i}")
         found.append({"title": title, "curves": lines, **labels})
     return found
 
@@ -506,8 +506,8 @@ def main() -> None:
     if options.plot:
         import plots
 
-        plots.lines(FOLDER / "rlhf.png", *panels(curves))
-        print(f"\n{FOLDER / 'rlhf.png'}: reward and true score, by KL from the base")
+        plots.lines(FOLDER / "rlhf.png", *panels(curves), title=f"seed {options.seed}; squares: the end")
+        print(f"\n{FOLDER / 'rlhf.png'}: reward and true score")
     numbers["seconds"] = time.perf_counter() - began
     print_result("gpt", toy.data, toy.base.num_params(), preference=options.preference, **numbers)
 

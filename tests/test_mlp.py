@@ -521,9 +521,11 @@ def test_the_plot_of_training(data, call, figures):
     assert drawn[0] == pytest.approx(math.log(prepare_data.load("list").vocab_size), abs=0.05)
     assert drawn[-1] < drawn[0] - 0.3
     baselines = plots.baseline_losses(prepare_data.load("list"))
-    assert [line.get_ydata()[0] for line in losses.lines[1:]] == list(baselines.values())
-    legend = [text.get_text().split()[0] for text in losses.get_legend().get_texts()]
-    assert legend == ["train", *baselines]
+    first, *dotted = (line.get_ydata()[0] for line in losses.lines[1:])
+    assert first == pytest.approx(math.log(prepare_data.load("list").vocab_size), abs=0.05)
+    assert dotted == list(baselines.values())
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["train", f"first: {first:.2f}"]
+    assert [text.get_text() for text in losses.texts] == [f"{name} {loss:.2f} " for name, loss in baselines.items()]
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
