@@ -506,7 +506,7 @@ def main() -> None:
     if options.plot:
         import plots
 
-        plots.lines(FOLDER / "rlhf.png", *panels(curves), title=f"seed {options.seed}; squares: the end")
+        plots.lines(FOLDER / "rlhf.png", *panels(curves), title=f"seed {options.seed}; squares: end")
         print(f"\n{FOLDER / 'rlhf.png'}: reward and true score")
     numbers["seconds"] = time.perf_counter() - began
     print_result("gpt", toy.data, toy.base.num_params(), preference=options.preference, **numbers)
