@@ -108,7 +108,8 @@ def mlp_training(history, saturated: float, data, title: str, path: Path) -> Non
         panels.append({"title": f"{when} training: their gradients / std", "curves": grads})
         white = {"image": abs(tanhs[0][0]).numpy() > saturated, "xlabel": "unit", "ylabel": "example"}
         panels.append({"title": f"{when}: tanh 1, saturated is white", "curves": {}} | white)
-    panels.insert(3, {"title": "training loss by step, nats/token", "curves": loss, "data": data})
+    losses = {"curves": loss, "data": data, "ylim": (None, 1.2 * math.log(data.vocab_size))}
+    panels.insert(3, {"title": "training loss by step, nats"} | losses)
     panels.append({"title": "log10(update / weight size) by step", "curves": updates, "ylim": (-5, None)})
     lines(path, *panels, title=title, rows=2)
 
