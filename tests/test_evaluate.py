@@ -593,3 +593,11 @@ def test_a_large_vocabulary_is_calibrated_on_fewer_tokens(call, monkeypatch):
         out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
         n = int(next(line for line in out.splitlines() if "tokens. ECE" in line).split()[0].replace(",", ""))
         assert expected - 16 <= n <= expected
+
+
+def test_the_plot_shows_how_far_accuracy_is_above_confidence(figures):
+    bins = np.array([[10, 40], [6.0, 30.0], [8, 20]])  # tokens, their confidence, how many are right
+    evaluate.draw_plot(Path("evaluation.png"), "run", {"GPT": ({}, bins)})
+    calibrated, gpt = figures[0][0].axes[0].lines
+    assert calibrated.get_ydata() == pytest.approx([0, 0])
+    assert gpt.get_xydata().tolist() == [[0.75, -0.25]]  # and not the bin of 10

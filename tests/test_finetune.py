@@ -464,6 +464,14 @@ def test_three_widths_learn_a_task_and_are_measured(call, small, figures, monkey
     assert path.name == "emergence.png" and len(figure.axes) == 3
 
 
+def test_the_plot_is_in_per_cent(figures):
+    results = {"base": {"new_task": 0.0}, "full": {"trained": 9, "new_task": 0.9, "old_tasks": 0.4}}
+    finetune.draw_plot([{"copy": 0.25}, {"copy": 0.5}], results)
+    left, right = figures[0][0].axes
+    assert left.lines[0].get_ydata() == pytest.approx([25, 50])
+    assert right.lines[0].get_xydata().tolist() == [[90, 40]]
+
+
 def test_examples_to_evaluate_with_have_each_word_once():
     examples = one_per_word("join", WORDS)
     assert [prompt.split()[1] for prompt, _ in examples] == WORDS
