@@ -224,7 +224,7 @@ def test_the_heat_map(call):
 @pytest.mark.parametrize(
     "options, says",
     [
-        ("--smoothing=kneser-ney", "choose from add, mle"),
+        ("--smoothing=kneser-ney", "choose from add, "),
         ("--alpha=-1", "--alpha=-1 is out of range"),
         ("--temperature=-1", "--temperature=-1 is out of range; use at least 0"),
         ("--dataset=nams", "did you mean names?"),
