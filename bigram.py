@@ -19,7 +19,18 @@ from typing import Literal
 
 import numpy as np
 
-from console import Positive, UserError, parse, print_losses, print_result, print_samples, print_table, run
+from console import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    UserError,
+    parse,
+    print_losses,
+    print_result,
+    print_samples,
+    print_table,
+    run,
+)
 from prepare_data import Dataset, load, start_context
 from tokenizer import token_names
 
@@ -34,12 +45,12 @@ TINY = np.finfo(float).tiny  # avoids division by zero
 class Options:
     dataset: str = "words"  # a folder in data/, made by prepare_data.py
     smoothing: Literal["add", "mle"] = "add"  # of the counts; mle: none (maximum likelihood)
-    alpha: float = 1.0  # pseudocount of --smoothing=add, for each count
+    alpha: NonNegativeFloat = 1.0  # pseudocount of --smoothing=add, for each count
     neural: bool = False  # also train a neural network with the same context, and compare
-    num_samples: int = 10  # number of samples
+    num_samples: NonNegative = 10  # number of samples
     max_new_tokens: Positive = 100  # maximum length of a sample, in tokens
-    temperature: float = 1.0  # sampling temperature; 1: as counted, 0: greedy
-    seed: int = 1337  # random seed of the samples
+    temperature: NonNegativeFloat = 1.0  # sampling temperature; 1: as counted, 0: greedy
+    seed: NonNegative = 1337  # random seed of the samples
     plot: bool = False  # draw a heat map of the counts: out/bigram_<dataset>/counts.png
 
 

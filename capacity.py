@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from console import Positive, parse, print_result, print_table, run
+from console import NonNegative, Positive, parse, print_result, print_table, run
 from optim import Recipe, fit
 
 WIDTHS = (4, 16, 64, 256)  # of one hidden layer
@@ -34,7 +34,7 @@ DRAWS = 20  # data sets, of which the median error counts
 class Options:
     max_iters: Positive = 2000  # training steps of each network
     plot: bool = False  # draw out/capacity/capacity.png
-    seed: int = 1337  # random seed
+    seed: NonNegative = 1337  # random seed
 
 
 def network(inner: type, sizes: list[int], seed: int) -> nn.Sequential:

@@ -274,5 +274,10 @@ class Model(nn.Module):
             new.append(state)
         return self.head(x), new
 
+    def select_rows(self, states: list, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The states of some rows of a batch, whose indices are rows (R,)."""
+        pairs = zip(self.cells, states, strict=True)
+        return [state[:, rows] if isinstance(cell, StepByStep) else state[rows] for cell, state in pairs]
+
     def num_params(self) -> int:
         return sum(p.numel() for p in self.parameters())

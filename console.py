@@ -1,5 +1,6 @@
 """What all command lines share: options, one-line errors, progress, tables, a result line."""
 
+import dataclasses
 import difflib
 import importlib.util
 import inspect
@@ -10,15 +11,19 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NewType, get_args, get_origin, get_type_hints
 
 if sys.version_info < (3, 11):  # noqa: UP036
     print("error: this needs Python 3.11 or newer; install one, and make the environment with it", file=sys.stderr)
     sys.exit(2)
 import tomllib
 
-Positive = Annotated[int, 1, 2**31]  # a type for options: an int from 1 on, where a plain one can be 0
+# Types for options. A plain int or float can be any number, also a negative one.
+Positive = Annotated[int, 1, 2**31]  # at least 1
+NonNegative = Annotated[int, 0, 2**31]  # at least 0
+NonNegativeFloat = Annotated[float, 0.0, math.inf]  # at least 0
 Fraction = Annotated[float, 0.0, 1.0]  # at least 0, and below 1
+PathStr = NewType("PathStr", str)  # a file or folder: a ~ at the start is the home folder
 
 
 class UserError(ValueError):
@@ -53,9 +58,9 @@ def fail(message: str) -> None:
 
 
 def parse(options: type, doc: str, argument: str = ""):
-    """The options of a script, as an instance of the dataclass `options`: a field with a comment,
-    such as `n: int = 2  # the order`, is the option --n=3 and a line of --help; a bool can be
-    --plot alone. `argument` is the field that is given without its name. Raises UserError."""
+    """The options of a script, as an instance of the dataclass `options`: a field such as
+    `n: int = 2  # the order` is the option --n=3 and a line of --help; a bool can be --plot alone.
+    `argument` is the field that is given without its name. Raises UserError."""
     parsed = options(**read_options(options, doc, argument))
     if getattr(parsed, "plot", False) and not importlib.util.find_spec("matplotlib"):
         raise UserError("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
@@ -73,7 +78,10 @@ def read_options(options: type, doc: str, argument: str = "") -> dict:
             print(doc, "options:", *help_lines(options), sep="\n")
             sys.exit()
         if not word.startswith("-"):  # the argument, once
-            name, equals, text = "" if argument in given else argument, "=", word
+            if argument in given:
+                advice = "put several files into a folder" if argument == "source" else "give one"
+                raise UserError(f"{given[argument]} and {word} are two values for {argument}; {advice}")
+            name, equals, text = argument, "=", word
         if name not in known:
             raise UserError(f"unknown option {word}{did_you_mean(name, known)}; --help lists the options")
         kind, _ = known[name]
@@ -102,12 +110,22 @@ def read_toml(path: str, options: type) -> dict:
 
 
 def known_options(options: type) -> dict[str, tuple]:
-    """{name: (type, comment)} of the fields that have a comment, those of parent classes last."""
+    """{name: (type, comment)} of the fields of a dataclass, those of parent classes last. Raises
+    TypeError if a field has no comment: --help could not explain it. A comment that starts with
+    "not an option" hides a field from the command line."""
     types, found = get_type_hints(options, include_extras=True), {}
+    names = {field.name for field in dataclasses.fields(options)}
     for parent in options.__mro__[:-1]:
-        for name, comment in re.findall(r"^    (\w+): .*?  # (.*)", inspect.getsource(parent), re.M):
-            found.setdefault(name, (types[name], comment))
-    return found
+        source = inspect.getsource(parent)
+        for name in inspect.get_annotations(parent):
+            if name not in names or name in found:
+                continue
+            comment = re.search(rf"^\s+{name}\s*:.*?\s#\s*(\S.*)", source, re.M)
+            if not comment:
+                advice = "its meaning (or: not an option, and why)"
+                raise TypeError(f"{parent.__name__}.{name} has no comment; write on its line: # {advice}")
+            found[name] = (types[name], comment[1])
+    return {name: (kind, comment) for name, (kind, comment) in found.items() if not comment.startswith("not an option")}
 
 
 def help_lines(options: type) -> Iterable[str]:
@@ -119,20 +137,25 @@ def help_lines(options: type) -> Iterable[str]:
 
 
 def convert(what: str, kind, text: str):
-    """The value of an option of type bool, str, int, float, Positive, Fraction or a Literal."""
+    """The value of an option of type bool, str, PathStr, int, float, one of the types at the top of
+    this file, or a Literal."""
     words = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
     if words and text not in words:
         near = did_you_mean(text, words)
         raise UserError(f"{what}={text} is unknown{near}; choose from {', '.join(words)}")
     if words or kind is str:
         return text == "true" if kind is bool else text
-    number, least, limit = get_args(kind) or (kind, 0, 2**31 if kind is int else math.inf)
+    if kind is PathStr:
+        return os.path.expanduser(text)
+    largest = 2**31 if kind is int else math.inf
+    number, least, limit = get_args(kind) or (kind, -largest, largest)
     try:
         value = number(text)
     except ValueError:
         raise UserError(f"{what}={text} is not of type {number.__name__}; give a number") from None
-    if not least <= value < limit:
-        raise UserError(f"{what}={text} is out of range; use at least {least}, and less than {limit}")
+    if not (least <= value < limit and math.isfinite(value)):
+        use = "a finite number" if least == -math.inf else f"at least {least}, and less than {limit}"
+        raise UserError(f"{what}={text} is out of range; use {use}")
     return value
 
 

@@ -22,7 +22,19 @@ import torch
 import torch.nn.functional as F
 
 from checkpoint import load_checkpoint, load_model, newest_run
-from console import Positive, UserError, parse, print_losses, print_result, print_table, progress, run
+from console import (
+    NonNegative,
+    NonNegativeFloat,
+    PathStr,
+    Positive,
+    UserError,
+    parse,
+    print_losses,
+    print_result,
+    print_table,
+    progress,
+    run,
+)
 from mlp import contexts
 from model import GPT, ConfigError
 from ngram import Model, NGrams, count_ngrams, next_tokens, sum_by_row
@@ -53,16 +65,16 @@ CHUNK = 4096  # contexts at a time
 
 @dataclass
 class Options:
-    init_from: str = ""  # a run's folder, a checkpoint, or gpt2 ... gpt2-xl (default: the newest run)
+    init_from: PathStr = ""  # a run's folder, a checkpoint, or gpt2 ... gpt2-xl (default: the newest run)
     dataset: str = ""  # a dataset with the same tokenizer (default: the one of the run)
     split: Literal["train", "val", "test"] = "val"  # the part of the dataset
-    eval_tokens: int = 0  # about how many to evaluate on; 0: all (40,000 for prompts, calibration)
-    block_size: int = 0  # context length (0: as trained; learned positions allow no longer one)
-    rope_base: float = 0.0  # larger, for a longer context (0: as trained)
-    rope_scale: float = 0.0  # divides rope's positions, for the same (0: as trained)
-    num_samples: int = 1000  # samples to search for in the training text; 0: none
+    eval_tokens: NonNegative = 0  # about how many to evaluate on; 0: all (40,000 for prompts, calibration)
+    block_size: NonNegative = 0  # context length (0: as trained; learned positions allow no longer one)
+    rope_base: NonNegativeFloat = 0.0  # larger, for a longer context (0: as trained)
+    rope_scale: NonNegativeFloat = 0.0  # divides rope's positions, for the same (0: as trained)
+    num_samples: NonNegative = 1000  # samples to search for in the training text; 0: none
     plot: bool = False  # draw evaluation.png beside the checkpoint
-    seed: int = 1337  # of samples, prompts and intervals
+    seed: NonNegative = 1337  # of samples, prompts and intervals
     batch_size: Positive = 8  # windows at a time
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: a fast one

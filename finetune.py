@@ -42,7 +42,18 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from checkpoint import find_checkpoint, load_checkpoint, load_model, save_model
-from console import Fraction, Positive, UserError, parse, print_result, print_table, run
+from console import (
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    PathStr,
+    Positive,
+    UserError,
+    parse,
+    print_result,
+    print_table,
+    run,
+)
 from files import sha256_of
 from model import GPT, ConfigError, GPTConfig
 from optim import Recipe, fit
@@ -106,18 +117,18 @@ COLUMNS |= {"new_task": ".1%", "old_tasks": ".1%", "base_val": ".3f", "kB": ",.0
 @dataclass
 class Options:
     method: Literal["full", "lora", "adapter", "prefix", "all", "sweep", "emerge"] = "lora"  # of stage 3
-    init_from: str = ""  # a run of train.py to start from (default: base.pt, trained on first use)
+    init_from: PathStr = ""  # a run of train.py to start from (default: base.pt, trained on first use)
     new_task: Literal[*TASKS] = "swap"  # task of stage 3; all others are learned in stage 2
     num_examples: Positive = 1000  # training examples of the new task
     rank: Positive = 8  # LoRA: rank of the update; adapter: bottleneck; prefix: virtual tokens
-    alpha: float = 16.0  # LoRA: the update is scaled by alpha / rank
+    alpha: NonNegativeFloat = 16.0  # LoRA: the update is scaled by alpha / rank
     targets: Literal["qv", "all"] = "qv"  # LoRA: update queries and values, or all matrices
     mask: bool = True  # stages 2, 3: only answers count in the loss; false: prompts as well
     replay: Fraction = 0.0  # stage 3: fraction of old documents in a batch, half of them texts
-    l2: float = 0.0  # stage 3, full: L2-SP, a penalty on the squared distance from the start
-    learning_rate: float = 0.0  # of stage 3, peak; 0: the method's own
+    l2: NonNegativeFloat = 0.0  # stage 3, full: L2-SP, a penalty on the squared distance from the start
+    learning_rate: NonNegativeFloat = 0.0  # of stage 3, peak; 0: the method's own
     plot: bool = False  # draw out/finetune/finetune.png
-    seed: int = 1337  # random seed of all stages
+    seed: NonNegative = 1337  # random seed of all stages
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from checkpoint import load_checkpoint, load_model, newest_run
-from console import Positive, UserError, parse, print_result, run
+from console import PathStr, Positive, UserError, parse, print_result, run
 from files import replace_file
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
@@ -47,9 +47,9 @@ MAX_TRAIN = 1 << 24  # tokens of train to count
 
 @dataclass
 class Options:
-    init_from: str = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
+    init_from: PathStr = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
     prompt: str = ""  # the text to look at (default: the beginning of the validation split)
-    prompt_file: str = ""  # a UTF-8 file with this text
+    prompt_file: PathStr = ""  # a UTF-8 file with this text
     tokens: Positive = 300  # how many tokens to look at, at most
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
 

@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from console import Positive, UserError, parse, print_result, print_table, run
+from console import NonNegative, Positive, UserError, parse, print_result, print_table, run
 from model import GPT, ConfigError, GPTConfig
 from ngram import NGrams, sum_by_row
 from optim import Recipe, fit
@@ -64,7 +64,7 @@ class Options:
     n_embd: Positive = 64  # embedding dimension
     n_head: Positive = 4  # attention heads, a divisor of n_embd
     max_iters: Positive = 1000  # training steps of a GPT; the encoder gets four times as many
-    seed: int = 1337  # random seed for initialization, batches and hidden letters
+    seed: NonNegative = 1337  # random seed for initialization, batches and hidden letters
 
 
 class Encoder(GPT):

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 
 import console
-from console import Positive, UserError, parse, print_table, progress
+from console import NonNegative, NonNegativeFloat, Positive, UserError, parse, print_table, progress
 from prepare_data import Dataset, load, start_context
 
 EVAL_TOKENS = 2_000_000  # of a split, for the final losses: its first ones
@@ -50,15 +50,15 @@ class Options:
     n_layer: Positive = 1  # number of hidden layers
     init: Literal["kaiming", "xavier", "scaled_output", "naive"] = "kaiming"  # naive: N(0, 1)
     batchnorm: bool = None  # batch normalization before each tanh (default: true with --init=kaiming)
-    max_iters: int = 0  # training steps (0: 60000, or 4000 with --find_lr)
+    max_iters: NonNegative = 0  # training steps (0: 60000, or 4000 with --find_lr)
     batch_size: Positive = 32  # examples per step
-    learning_rate: float = 0.0  # learning rate (0: batch_size / 320, at most 0.8)
+    learning_rate: NonNegativeFloat = 0.0  # learning rate (0: batch_size / 320, at most 0.8)
     find_lr: bool = False  # instead of training: suggest a learning rate from 0.001 to 1
     backward: Literal["autograd", "manual"] = "autograd"  # manual: by each layer's backward()
     fold: bool = False  # fold batch norm into the linear layers after training
     plot: bool = False  # draw training.png, or find_lr.png, into out/mlp_<dataset>/
-    num_samples: int = 20  # number of samples to generate
-    seed: int = 1337  # random seed: the same seed gives the same run
+    num_samples: NonNegative = 20  # number of samples to generate
+    seed: NonNegative = 1337  # random seed: the same seed gives the same run
 
     def __post_init__(self):
         if self.batchnorm is None:

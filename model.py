@@ -26,12 +26,10 @@ class ConfigError(ValueError):
 
 @dataclass
 class GPTConfig:
-    """The architecture of a GPT, and its loss in training. A field with a comment is an option. The
-    dataset sets the others: vocab_size, the number of distinct tokens, and delimiter, the token
-    that starts each document, where attention stops (-1: nowhere). Raises ConfigError."""
+    """The architecture of a GPT, and its loss in training. Raises ConfigError."""
 
-    vocab_size: int = 65
-    delimiter: int = -1
+    vocab_size: int = 65  # not an option: the number of distinct tokens, from the dataset
+    delimiter: int = -1  # not an option: the token that starts each document, where attention stops (-1: nowhere)
     vocab_multiple: int = 1  # pad the output layer to a multiple of this; 128 is fast on GPUs
     block_size: int = 128  # context length in tokens
     n_layer: int = 4  # number of transformer blocks
@@ -61,6 +59,9 @@ class GPTConfig:
         for name in ("vocab_size", "vocab_multiple", "block_size", "n_layer", "n_head", "n_embd"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 1 or more")
+        for name in ("n_kv_head", "lookback"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 0 or more")
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 0 to below 1")

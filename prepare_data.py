@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from console import Positive, UserError, did_you_mean, parse, progress, run
+from console import PathStr, Positive, UserError, did_you_mean, parse, progress, run
 from files import DOWNLOADS, download, move, sha256_of
 from tokenizer import BPETokenizer, CharTokenizer, Tokenizer, make_tokenizer, start_ids, train_bpe
 
@@ -45,10 +45,10 @@ checksum = lambda meta: hashlib.sha256(json.dumps(meta).encode()).hexdigest()
 
 @dataclass
 class Options:
-    source: str = ""  # words, python, names, shakespeare, fineweb, or your own file or folder
-    tokenizer: str = "char"  # char, bpe (trained here), gpt2, or the dataset whose tokenizer to use
+    source: PathStr = ""  # words, python, names, shakespeare, fineweb, or your own file or folder
+    tokenizer: PathStr = "char"  # char, bpe (trained here), gpt2, or the dataset whose tokenizer to use
     vocab_size: Positive = 1024  # number of tokens for --tokenizer=bpe
-    file: str = ""  # local copy to use instead of the download; for fineweb a folder of shards
+    file: PathStr = ""  # local copy to use instead of the download; for fineweb a folder of shards
     name: str = ""  # name of the dataset, a folder in data/; by default, of source and tokenizer
     documents: Literal["none", "lines"] = "none"  # lines: each line of your own text is a document
     shards: Positive = 1  # number of fineweb files, 100M training tokens each

@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from checkpoint import save_model
-from console import Positive, UserError, parse, print_result, print_table, run
+from console import NonNegative, NonNegativeFloat, Positive, UserError, parse, print_result, print_table, run
 from model import GPT, GPTConfig
 from optim import Recipe, fit, lr_scale, make_optimizer
 from prepare_data import Dataset, load
@@ -97,9 +97,9 @@ class Options:
     dataset: str = "words"  # a list of words: words, names, or your own
     preference: Literal[*PREFERENCES] = "melodic"  # the hidden rule; melodic: vowels, no repetitions
     pairs: Positive = 4000  # comparisons to train on
-    beta: float = 0.1  # weight of the KL from the base; 0: off, PPO only
+    beta: NonNegativeFloat = 0.1  # weight of the KL from the base; 0: off, PPO only
     plot: bool = False  # draw out/rlhf/rlhf.png
-    seed: int = 1337  # random seed
+    seed: NonNegative = 1337  # random seed
 
 
 # ----------------------------------------------------------------------------- words as tensors

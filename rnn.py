@@ -1,7 +1,7 @@
 """Part 2: train a network that carries a state along, see how far back it learns, and what it remembers.
 
     python rnn.py                                           # a minute: train an LSTM on words, sample new ones
-    python rnn.py --cell=all --plot                         # all five, and how far back their gradients reach
+    python rnn.py --cell=all --plot                         # all six, and how far back their gradients reach
     python rnn.py --cell=rnn --optimizer=sgd --learning_rate=1 --max_iters=400 --grad_clip=0    # without clipping
     python rnn.py --recall                                  # two tests of memory, with a GPT beside them
 
@@ -27,7 +27,7 @@ from torch import nn
 
 import console
 from cells import CELLS, HEADS, Elman, LinearCell, Model
-from console import Fraction, Positive, UserError, print_table
+from console import Fraction, NonNegative, NonNegativeFloat, Positive, UserError, print_table
 from model import GPT, GPTConfig
 from optim import Recipe, fit
 from prepare_data import Dataset, load, start_context
@@ -46,25 +46,23 @@ DEFAULTS = {  # about 100,000 parameters each, if tokens are letters
 
 
 @dataclass
-class Options(Recipe):
+class Options:
     dataset: str = "words"  # a folder in data/, made by prepare_data.py
     cell: Literal[*CELLS, "all"] = "lstm"  # the recurrent cell; all: each in turn
-    n_embd: int = 0  # embedding dimension (0: the cell's own, 32 to 144)
-    n_hidden: int = 0  # hidden units per cell (0: the cell's own, 120 to 288)
-    n_layer: int = 0  # number of stacked cells (0: the cell's own, 1 or 2)
+    n_embd: NonNegative = 0  # embedding dimension (0: the cell's own, 32 to 144)
+    n_hidden: NonNegative = 0  # hidden units per cell (0: the cell's own, 120 to 288)
+    n_layer: NonNegative = 0  # number of stacked cells (0: the cell's own, 1 or 2)
     dropout: Fraction = 0.1  # fraction of each cell's outputs to drop
     max_iters: Positive = 2000  # training steps
     batch_size: Positive = 64  # documents, or parts of the text, per step
     optimizer: Literal["adamw", "sgd"] = "adamw"  # update rule; sgd needs a higher learning rate
-    learning_rate: float = 0.0  # peak learning rate (0: the cell's own, 0.005 to 0.02)
-    grad_clip: float = 1.0  # gradient clipping threshold (norm); 0: off
+    learning_rate: NonNegativeFloat = 0.0  # peak learning rate (0: the cell's own, 0.005 to 0.02)
+    grad_clip: NonNegativeFloat = 1.0  # gradient clipping threshold (norm); 0: off
     bptt: Positive = 64  # gradients reach back this many tokens (BPTT)
     recall: bool = False  # instead: memory tests of all cells and a GPT (only --seed applies)
     plot: bool = False  # draw gradients.png into out/rnn_<dataset>/
-    num_samples: int = 20  # number of samples to generate
-    seed: int = 1337  # random seed: the same seed gives the same run
-    momentum: float = 0.9
-    beta2: float = 0.99
+    num_samples: NonNegative = 20  # number of samples to generate
+    seed: NonNegative = 1337  # random seed: the same seed gives the same run
 
 
 # ----------------------------------------------------------------------------- batches and training
@@ -78,15 +76,21 @@ def edges(tokens: np.ndarray, separator: int | None, parts: int, offset: int = 0
 
 
 def windows(tokens: np.ndarray, at: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
-    """Yield inputs and targets (B, T), and whether they are the first of their rows. Row i is the
-    tokens from edge at[i] to at[i + 1]. B rows are read together, T tokens at a time, and padded
-    with targets of -1. With a dot for the separator, emma and ava are inputs .emma, .ava., and
-    targets emma., ava. and -1."""
+    """Yield inputs and targets (R, T), and which rows of the window before they continue: None if
+    they are the first of their rows. Row i is the tokens from edge at[i] to at[i + 1]. B rows are
+    read together, T tokens at a time, and padded with targets of -1. With a dot for the separator,
+    emma and ava are inputs .emma, .ava., and targets emma., ava. and -1. A row that has ended is
+    left out of the next window, so one long line costs no more than its tokens."""
     for rows in (order[i : i + B] for i in range(0, len(order), B)):
         starts, stops = at[rows], at[rows + 1]
-        longest = (stops - starts).max()
-        for first in range(0, longest, T):
-            yield *read_windows(tokens, starts + first, stops, min(T, longest - first)), first == 0
+        kept = None
+        while len(starts):
+            longest = (stops - starts).max()
+            yield *read_windows(tokens, starts, stops, min(T, longest)), kept
+            starts = starts + T
+            going_on = np.flatnonzero(starts < stops)
+            starts, stops = starts[going_on], stops[going_on]
+            kept = torch.from_numpy(going_on)
 
 
 def batches(data: Dataset, B: int, bptt: int, seed: int) -> Iterator:
@@ -109,12 +113,22 @@ def train(model: Model, data: Dataset, options: Options) -> None:
 
     def batch_loss() -> torch.Tensor:
         nonlocal states
-        x, y, new = next(stream)
-        states = model.start(len(x)) if new else [state.detach() for state in states]
-        logits, states = model(x, states)
+        x, y, kept = next(stream)
+        states = model.start(len(x)) if kept is None else model.select_rows(states, kept)
+        logits, states = model(x, [state.detach() for state in states])
         return cross_entropy(logits, y)
 
-    fit(model, batch_loss, options)
+    recipe = Recipe(
+        max_iters=options.max_iters,
+        learning_rate=options.learning_rate,
+        optimizer=options.optimizer,
+        warmup_iters=min(100, options.max_iters // 10),
+        weight_decay=0.1 if options.optimizer == "adamw" else 0.0,
+        momentum=0.9,
+        beta2=0.99,
+        grad_clip=options.grad_clip,
+    )
+    fit(model, batch_loss, recipe)
 
 
 @torch.no_grad()
@@ -124,8 +138,8 @@ def evaluate(model: Model, tokens: np.ndarray, separator: int | None) -> float:
     at = edges(tokens, separator, min(64, max(1, len(tokens) // 1000)))
     order = np.argsort(np.diff(at), kind="stable")  # of similar length together: little padding
     total, states = 0.0, None
-    for x, y, new in windows(tokens, at, order, 64, 128):
-        logits, states = model(x, None if new else states)
+    for x, y, kept in windows(tokens, at, order, 64, 128):
+        logits, states = model(x, None if kept is None else model.select_rows(states, kept))
         total += cross_entropy(logits, y, "sum").item()
     return total / (len(tokens) - 1)
 
@@ -335,8 +349,6 @@ def run_cell(cell: str, data: Dataset, options: Options) -> tuple[dict, dict]:
     """Train a model with this cell. Returns its result, and its gradient norms before and after."""
     began = time.perf_counter()
     changes = {name: getattr(options, name) or value for name, value in DEFAULTS[cell].items()}
-    changes["warmup_iters"] = min(100, options.max_iters // 10)
-    changes["weight_decay"] = 0.1 if options.optimizer == "adamw" else 0.0
     options = replace(options, **changes)
     if issubclass(CELLS[cell], LinearCell) and options.n_hidden % HEADS:
         raise UserError(f"n_hidden={options.n_hidden} has to be split into {HEADS} heads; use a multiple of {HEADS}")

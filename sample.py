@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from checkpoint import load_checkpoint, load_model, newest_run
-from console import Positive, UserError, parse, run
+from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, parse, run
 from model import GPT, ConfigError, GPTConfig, sample_token
 from runtime import Machine, check_compiler, explain_errors
 from tokenizer import Tokenizer, start_ids, token_names
@@ -37,15 +37,15 @@ PLOTTED = 24  # tokens in the plot of the attention weights
 
 @dataclass
 class Options:
-    init_from: str = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
+    init_from: PathStr = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
     prompt: str = ""  # the text to continue (default: the start of a document, or of a line)
     interactive: bool = False  # read a prompt per line, and continue each, until Ctrl-D
     num_samples: Positive = 1  # number of samples
     max_new_tokens: Positive = 500  # maximum length of a sample, in tokens
-    temperature: float = 0.8  # 0: greedy decoding; 1: the model's distribution
-    top_k: int = 0  # sample from the k most likely tokens; 0: from all
+    temperature: NonNegativeFloat = 0.8  # 0: greedy decoding; 1: the model's distribution
+    top_k: NonNegative = 0  # sample from the k most likely tokens; 0: from all
     top_p: float = 1.0  # sample from the most likely tokens with total probability p; 1: from all
-    seed: int = 1337  # random seed
+    seed: NonNegative = 1337  # random seed
     stop: bool = False  # stop at the end of the line
     int8: bool = False  # round weights to 8-bit integers: a large model is faster on a CPU
     compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU

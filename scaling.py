@@ -34,7 +34,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from console import Positive, UserError, parse, print_result, print_table, progress, run
+from console import NonNegative, Positive, UserError, parse, print_result, print_table, progress, run
 from files import replace_file
 from model import GPT, GPTConfig
 from optim import Recipe, fit
@@ -57,7 +57,7 @@ class Options:
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
     more: bool = False  # also train for 2, 4, 8 epochs of fewer tokens, and in two other shapes: 4 minutes
     plot: bool = False  # draw scaling.png into out/scaling_<dataset>/
-    seed: int = 1337  # random seed of all runs
+    seed: NonNegative = 1337  # random seed of all runs
 
 
 # ----------------------------------------------------------------------------- the runs

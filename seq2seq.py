@@ -32,7 +32,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from console import Positive, UserError, parse, print_result, run
+from console import NonNegative, Positive, UserError, parse, print_result, run
 from model import Block, ConfigError, GPTConfig, make_norm, rope_angles
 from optim import Recipe, fit
 
@@ -53,7 +53,7 @@ class Options:
     n_embd: Positive = 64  # embedding dimension
     n_head: Positive = 4  # attention heads, a divisor of n_embd
     max_iters: Positive = 1500  # training steps
-    seed: int = 1337  # random seed for initialization and examples
+    seed: NonNegative = 1337  # random seed for initialization and examples
     plot: bool = False  # draw the cross-attention: out/seq2seq_<task>/alignment.png
 
 

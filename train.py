@@ -29,7 +29,7 @@ import torch
 import console
 import runtime
 from checkpoint import load_checkpoint, load_model, load_weights, open_run, save_model
-from console import Fraction, Positive, UserError, read_options, read_toml
+from console import Fraction, NonNegative, NonNegativeFloat, PathStr, Positive, UserError, read_options, read_toml
 from files import sha256_of
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, lr_scale, make_optimizer
@@ -46,36 +46,36 @@ LOG_LINE += "  {tokens_per_second:,} tokens/s  mfu {mfu:.0%}"
 class TrainConfig(GPTConfig):
     """The options of a run: those of the model, then how to train it. Raises ConfigError."""
 
-    config: str = ""  # a file of options, such as config/names.toml
+    config: PathStr = ""  # a file of options, such as config/names.toml
     dataset: str = "python"  # python, words, names, shakespeare, or a folder in data/
-    out_dir: str = ""  # folder of the run (default: out/ and the name of the config, or dataset)
-    init_from: str = "scratch"  # scratch, resume, auto (one of these two), a run, gpt2 ... gpt2-xl
-    seed: int = 1337  # random seed for initialization, batches and dropout
+    out_dir: PathStr = ""  # folder of the run (default: out/ and the name of the config, or dataset)
+    init_from: PathStr = "scratch"  # scratch, resume, auto (one of these two), a run, gpt2 ... gpt2-xl
+    seed: NonNegative = 1337  # random seed for initialization, batches and dropout
 
-    lookback: int = 3  # previous-token embeddings: how many preceding tokens are added; 0: off
+    lookback: NonNegative = 3  # previous-token embeddings: how many preceding tokens are added; 0: off
     document_mask: bool = False  # attention stops where a document starts, such as a name in a list
     batch_size: Positive = 8  # sequences of block_size tokens per micro-batch
     gradient_accumulation_steps: Positive = 1  # micro-batches per step: larger batches, no more memory
     max_iters: Positive = 700  # number of steps
-    early_stop: int = 0  # stop after this many evaluations without improvement (patience); 0: off
+    early_stop: NonNegative = 0  # stop after this many evaluations without improvement (patience); 0: off
 
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = "muon"  # muon: adamw outside of blocks
-    learning_rate: float = 1e-2  # peak learning rate, but of muon's matrices
-    muon_learning_rate: float = 0.03  # peak learning rate of muon: its updates have a fixed size
+    learning_rate: NonNegativeFloat = 1e-2  # peak learning rate, but of muon's matrices
+    muon_learning_rate: NonNegativeFloat = 0.03  # peak learning rate of muon: its updates have a fixed size
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "step", "wsd"] = "linear"  # after warmup
-    warmup_iters: int = 20  # steps of linear warmup
-    min_lr: float = 0.0  # final learning_rate (muon's in proportion)
-    weight_decay: float = 0.0  # of matrices: p -= lr * weight_decay * p (sgd, adam: L2 penalty)
+    warmup_iters: NonNegative = 20  # steps of linear warmup
+    min_lr: NonNegativeFloat = 0.0  # final learning_rate (muon's in proportion)
+    weight_decay: NonNegativeFloat = 0.0  # of matrices: p -= lr * weight_decay * p (sgd, adam: L2 penalty)
     beta1: Fraction = 0.9  # adam, adamw: decay rate of the moving average of the gradient
     beta2: Fraction = 0.95  # adam, adamw: decay rate of the moving average of its square
     momentum: Fraction = 0.95  # momentum of muon and sgd
-    grad_clip: float = 1.0  # clip the gradient to this norm; 0: off
+    grad_clip: NonNegativeFloat = 1.0  # clip the gradient to this norm; 0: off
 
     log_interval: Positive = 20  # log every so many steps
     eval_interval: Positive = 100  # evaluate on the validation split every so many steps
-    eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: all
+    eval_tokens: NonNegative = 40_000  # evaluate on about this many tokens, evenly spaced; 0: all
     checkpoint_interval: Positive = 100  # save last.pt every so many steps
-    sample_tokens: int = 400  # length of the sample at the end, in tokens
+    sample_tokens: NonNegative = 400  # length of the sample at the end, in tokens
 
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: a fast one

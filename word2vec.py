@@ -38,7 +38,18 @@ import torch
 from torch.nn import functional as F
 
 from checkpoint import load_model
-from console import Positive, UserError, did_you_mean, parse, print_result, print_table, progress, run
+from console import (
+    NonNegative,
+    PathStr,
+    Positive,
+    UserError,
+    did_you_mean,
+    parse,
+    print_result,
+    print_table,
+    progress,
+    run,
+)
 from model import GPT
 from prepare_data import load
 from tokenizer import CharTokenizer, Tokenizer
@@ -68,9 +79,9 @@ class Options:
     n_embd: Positive = 64  # embedding dimension
     min_count: Positive = 5  # leave out words that occur less often
     epochs: Positive = 3  # passes over the text
-    seed: int = 1337  # random seed for pairs and initialization
+    seed: NonNegative = 1337  # random seed for pairs and initialization
     near: str = ""  # a word whose nearest neighbors to show
-    gpt: str = ""  # a run of train.py on Python code, whose vectors to compare
+    gpt: PathStr = ""  # a run of train.py on Python code, whose vectors to compare
 
 
 # ----------------------------------------------------------------------------- words and pairs

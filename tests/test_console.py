@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,21 +13,36 @@ import pytest
 from conftest import ROOT, babble, finish, start
 
 import console
-from console import Fraction, Positive, UserError, did_you_mean, parse, print_table, progress, read_toml
+from console import (
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    PathStr,
+    Positive,
+    UserError,
+    did_you_mean,
+    parse,
+    print_table,
+    progress,
+    read_toml,
+)
 
 
 @dataclass
 class Options:
     steps: Positive = 700  # number of steps
-    top_k: int = 0  # sample from the k most likely tokens; 0: from all
-    rate: float = 0.1  # learning rate
+    top_k: NonNegative = 0  # sample from the k most likely tokens; 0: from all
+    rate: NonNegativeFloat = 0.1  # learning rate
     momentum: Fraction = 0.9  # of the gradient
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # kind of normalization
     bias: bool = True  # use biases
     compile: bool = False  # use torch.compile
     batchnorm: bool = None  # batch normalization (default: true with --norm=layernorm)
     file: str = ""  # a text
-    found: str = "nothing"
+    shift: float = -1.0  # a number that can be negative
+    offset: int = 0  # a whole number that can be negative
+    folder: PathStr = "out"  # a folder
+    found: str = "nothing"  # not an option: what a search has found
 
     def size(self) -> int:
         return self.steps
@@ -105,8 +121,10 @@ def test_values_have_the_types_of_their_fields(options):
     ("arg", "words"),
     [
         ("--step=3", "unknown option --step=3 (did you mean steps?); --help lists the options"),
-        ("--found=3", "unknown option --found=3"),  # a field without a comment is no option
+        ("--found=3", "unknown option --found=3"),
         ("text.txt", "unknown option text.txt; --help lists the options"),
+        ("--shift=-inf", "--shift=-inf is out of range; use a finite number"),
+        ("--offset=-3000000000", "--offset=-3000000000 is out of range; use at least -2147483648"),
         ("--steps=0", "--steps=0 is out of range; use at least 1, and less than 2147483648"),
         ("--steps=many", "--steps=many is not of type int; give a number"),
         ("--steps", "--steps= is not of type int"),
@@ -129,8 +147,43 @@ def test_one_option_may_be_given_without_its_name(options):
     for args in (["x.txt", "--steps=3"], ["--steps=3", "--compile", "x.txt"], ["--steps", "3", "--file=x.txt"]):
         found = options(*args, argument="file")
         assert (found.file, found.steps) == ("x.txt", 3)
-    with pytest.raises(UserError, match=r"unknown option y.txt; --help"):
+    with pytest.raises(UserError, match=r"x.txt and y.txt are two values for file; give one"):
         options("x.txt", "y.txt", argument="file")
+
+
+def test_a_plain_number_can_be_negative(options):
+    found = options("--shift=-0.5", "--offset", "-3")
+    assert (found.shift, found.offset) == (-0.5, -3)
+
+
+@pytest.mark.parametrize("line", ["rate: float = 0.1", 'rate: str = "a#b"', "rate: float = 0.1  #"])
+def test_a_field_without_a_comment_is_an_error_of_the_programmer_at_once(line, tmp_path, monkeypatch):
+    text = f"import dataclasses\n\n@dataclasses.dataclass\nclass Forked:\n    steps: int = 3 # number\n    {line}\n"
+    Path("forked.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "forked", raising=False)
+    import forked
+
+    monkeypatch.setattr(sys, "argv", ["script.py", "--steps=4"])
+    with pytest.raises(TypeError, match=r"Forked\.rate has no comment; write on its line: # its meaning"):
+        parse(forked.Forked, "A script.")
+
+
+def test_a_comment_may_have_one_blank_before_it(options):
+    @dataclass
+    class Narrow:
+        n: int = 1 # a number  # fmt: skip
+
+    assert options("--n=2", kind=Narrow).n == 2
+
+
+def test_a_tilde_is_the_home_folder_in_paths_alone(options, monkeypatch, tmp_path):
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    assert options("--folder=~/run", "--file=~/x") == Options(folder=os.path.expanduser("~/run"), file="~/x")
+    assert options("--folder", "a/~b").folder == "a/~b" and options("--folder=~").folder == str(tmp_path)
+    Path("my.toml").write_text('folder = "~/run"\nfile = "~/x"\n')
+    assert read_toml("my.toml", Options) == {"folder": os.path.expanduser("~/run"), "file": "~/x"}
 
 
 def test_options_are_inherited(options):
@@ -158,14 +211,17 @@ def test_help_shows_defaults_comments_and_choices(options, capsys):
         ("--compile=false", "use torch.compile"),
         ("--batchnorm=", "batch normalization (default: true with --norm=layernorm)"),
         ("--file=", "a text"),
+        ("--shift=-1.0", "a number that can be negative"),
+        ("--offset=0", "a whole number that can be negative"),
+        ("--folder=out", "a folder"),
     ]
 
 
 def test_help_of_an_inherited_option_is_that_of_the_subclass(options, capsys):
     lines = shown(options, capsys, Longer)
-    found = dict(line.split(maxsplit=1) for line in lines[-10:])
+    found = dict(line.split(maxsplit=1) for line in lines[5:])
     assert found["--steps=900"] == "number of steps, of which there are many"
-    assert found["--patience=3"] == "evaluations without improvement" and len(lines) == 5 + 10
+    assert found["--patience=3"] == "evaluations without improvement"
 
 
 def test_plots_need_matplotlib(options, monkeypatch):

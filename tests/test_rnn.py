@@ -152,9 +152,23 @@ def test_windows_predict_each_token_once_after_those_before_it(data, name, bptt)
 
 
 def test_shorter_rows_are_padded_with_ignored_targets():
-    (x, y, new), (x2, y2, new2) = rnn.windows(np.arange(20), np.array([0, 5, 8]), np.array([0, 1]), 2, 4)
-    assert x[:, :3].tolist() == [[0, 1, 2], [5, 6, 7]] and x2[0].tolist() == [4] and new and not new2
-    assert y.tolist() == [[1, 2, 3, 4], [6, 7, 8, -1]] and y2.tolist() == [[5], [-1]]
+    (x, y, kept), (x2, y2, kept2) = rnn.windows(np.arange(20), np.array([0, 3, 8]), np.array([0, 1]), 2, 4)
+    assert x[:, :3].tolist() == [[0, 1, 2], [3, 4, 5]] and y.tolist() == [[1, 2, 3, -1], [4, 5, 6, 7]]
+    assert kept is None and kept2.tolist() == [1]  # the first row has ended
+    assert x2.tolist() == [[7]] and y2.tolist() == [[8]]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_one_long_line_costs_no_more_than_its_tokens(cell):
+    """... and each row keeps its own state when others end."""
+    lines = ["a" * 700, *["ab", "b" * 200, "ba" * 65, "aab"] * 5]
+    tokens = np.array([2, *chain.from_iterable([*("ab".index(c) for c in line), 2] for line in lines)])
+    at = rnn.edges(tokens, 2, 1)
+    shapes = [x.shape for x, _, _ in rnn.windows(tokens, at, np.arange(len(at) - 1), 64, 16)]
+    assert sum(B * T for B, T in shapes) < 1.5 * len(tokens)
+    model = Model(3, cell, n_embd=8, n_hidden=8, n_layer=2, dropout=0.0).eval()
+    alone = [rnn.evaluate(model, tokens[start : stop + 1], 2) * (stop - start) for start, stop in pairwise(at)]
+    assert rnn.evaluate(model, tokens, 2) == pytest.approx(sum(alone) / (len(tokens) - 1), abs=1e-5)
 
 
 def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
@@ -171,10 +185,11 @@ def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
 
 def test_windows_of_a_text_go_on_where_the_last_ones_ended(data):
     starts, previous = [], None
-    for x, y, new in islice(rnn.batches(prepare_data.load("tiny"), 4, 50, seed=1), 100):
+    for x, y, kept in islice(rnn.batches(prepare_data.load("tiny"), 4, 50, seed=1), 100):
+        new = kept is None
         if new:
             starts.append(x[0, :8].tolist())
-        assert new or torch.equal(x[:, 0], previous)
+        assert new or torch.equal(x[:, 0], previous[kept])
         previous = y[:, -1]
     assert len(starts) > 2 and starts[0] != starts[1]  # each epoch has another offset
 
