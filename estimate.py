@@ -5,6 +5,8 @@
 Read train.py before. Memory is that of one process without --fsdp.
 """
 
+import time
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -12,7 +14,7 @@ from console import run
 from model import GPT, ConfigError
 from optim import make_optimizer
 from prepare_data import load
-from runtime import PEAK_FLOPS, Machine, peak_flops
+from runtime import PEAK_FLOPS, Machine, published_peak
 from train import TrainConfig, read_config
 
 MFU = 0.4  # the fraction of the peak FLOP/s that training achieves; train.py prints its own
@@ -40,7 +42,8 @@ def estimate(config: TrainConfig, machine: Machine) -> None:
     row("compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {6 * in_matrices / 1e9:.4f} of it in weight matrices")
     row("compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)")
     row("this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP")
-    peaks = {str(machine): peak_flops(machine.device, machine.dtype)[0]}
+    here = published_peak(machine.device, machine.dtype)
+    peaks = {str(machine) if here else f"{machine}, as measured now": here or measured_flops(machine)}
     for name, peak in (peaks | {card: PEAK_FLOPS[card] for card in ("A100", "H100")}).items():
         hours = tokens * flops / (peak * MFU) / 3600
         row("time", f"{hours:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s")
@@ -63,6 +66,20 @@ def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
     with autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         model(idx, idx)
     return sum(storage.nbytes() for storage in saved.values())
+
+
+def measured_flops(machine: Machine) -> float:
+    """Measure the FLOP/s of a matrix multiplication: the best of up to 20, in 0.2 s (GPU: 1 s). It
+    is lower if another program runs just then."""
+    n, seconds = (512, 0.2) if machine.device.type == "cpu" else (8192, 1.0)
+    # random numbers: with ones, a GPU draws less power, and is faster
+    a = torch.randn(n, n, device=machine.device, dtype=machine.dtype)
+    times = []
+    while len(times) < 20 and sum(times) < seconds:
+        began = time.perf_counter()
+        (a @ a)[0, 0].item()  # waits for the device; the first one also starts threads and libraries
+        times.append(time.perf_counter() - began)
+    return 2 * n**3 / min(times)
 
 
 def main() -> None:

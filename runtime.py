@@ -2,11 +2,9 @@
 
 import contextlib
 import ctypes
-import functools
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -39,7 +37,7 @@ class Machine:
         torch.set_float32_matmul_precision("high")
         card = f"cuda:{LOCAL_RANK}"  # each process of a machine has its own
         if device == "auto":
-            device = card if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+            device = best_device()
             if why := cannot_compute(device):
                 print(f"{device} cannot compute here ({why}): using the CPU", file=sys.stderr)
                 device = "cpu"
@@ -120,6 +118,13 @@ class Machine:
         return gathered
 
 
+def best_device() -> str:
+    """What --device=auto is: a CUDA card, else Apple's GPU, else the CPU."""
+    if torch.cuda.is_available():
+        return f"cuda:{LOCAL_RANK}"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 def cannot_compute(device: str) -> str:
     """Why a device cannot multiply matrices here, or nothing."""
     try:
@@ -138,8 +143,13 @@ def fast_dtype(device: torch.device) -> str:
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
     if device.type != "cpu" or DISTRIBUTED:  # several machines may have different processors
         return "float32"
+    return "bfloat16" if has_bfloat16_units() else "float32"
+
+
+def has_bfloat16_units() -> bool:
+    """Does this processor multiply bfloat16 in hardware?"""
     units = torch.cpu.get_capabilities()
-    return "bfloat16" if units.get("amx_bf16") or units.get("avx512_bf16") else "float32"
+    return bool(units.get("amx_bf16") or units.get("avx512_bf16"))
 
 
 # ----------------------------------------------------------------------------- processes, signals, errors
@@ -269,25 +279,12 @@ PEAK_FLOPS = {
 }  # fmt: skip
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """The peak FLOP/s for mfu (model FLOPs utilization), and its source."""
+def published_peak(device: torch.device, dtype: torch.dtype) -> float | None:
+    """The FLOP/s that mfu (model FLOPs utilization) is a fraction of. None: none is published for
+    this device and dtype, so a fraction would be one of a guess."""
     if device.type == "cuda" and dtype != torch.float32:
-        card = torch.cuda.get_device_name(device)
-        words = set(card.replace("-", " ").split())
+        words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
         for name, peak in PEAK_FLOPS.items():
             if set(name.split()) <= words and not words & {"Laptop", "Ti", "D", "MIG"}:
-                return peak, f"published for {card}"
-    return measured_flops(device, dtype), "measured"
-
-
-@functools.cache
-def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOP/s of a matrix multiplication: the best of up to 20, in 0.2 s (GPU: 1 s)."""
-    n, seconds = (512, 0.2) if device.type == "cpu" else (8192, 1.0)
-    a = torch.randn(n, n, device=device, dtype=dtype)  # with ones, a GPU draws less power, and is faster
-    times = []
-    while len(times) < 20 and sum(times) < seconds:
-        began = time.perf_counter()
-        (a @ a)[0, 0].item()  # waits for the device; the first one also starts threads and libraries
-        times.append(time.perf_counter() - began)
-    return 2 * n**3 / min(times)
+                return peak
+    return None

@@ -39,7 +39,7 @@ from tokenizer import start_ids
 from windows import document_edges, evaluate, evaluation_windows, read_windows, split_documents
 
 LOG_LINE = "train loss {train:.4f}  lr {lr:.2e}  grad norm {grad_norm:.2f}"
-LOG_LINE += "  {tokens_per_second:,} tokens/s  mfu {mfu:.0%}"
+LOG_LINE += "  {tokens_per_second:,} tokens/s  "
 
 
 @dataclass
@@ -149,11 +149,13 @@ def print_summary(config: TrainConfig, model: GPT, data: Dataset, machine: Machi
     starts, stops = windows
     evaluated = f"evaluating on {(stops - starts).sum():,} of {len(data.val) - 1:,} validation tokens"
     uniform, n_step = math.log(data.vocab_size), config.tokens_per_step()
-    peak, source = runtime.peak_flops(machine.device, machine.dtype)
     epochs = config.max_iters * n_step / len(data.train)
     print(f"data    {data.name}: {len(data.train):,} training tokens; {evaluated}")
     print(f"model   {model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
-    print(f"device  {machine}; mfu = fraction of the peak, {peak / 1e9:,.0f} GFLOP/s ({source})")
+    if peak := runtime.published_peak(machine.device, machine.dtype):
+        print(f"device  {machine}; mfu = fraction of the published peak, {peak / 1e12:,.0f} TFLOP/s")
+    else:
+        print(f"device  {machine}")
     print(f"run     {config.out_dir}: {config.max_iters:,} steps x {n_step:,} tokens = {epochs:.2g} epochs")
 
 
@@ -255,9 +257,10 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
             if logging:
                 speed = len(losses) * config.tokens_per_step() / (train_seconds - logged)
                 figures = {"train": sum(losses) / len(losses), "lr": scale * config.learning_rate, "grad_norm": norm}
-                figures |= {"tokens_per_second": round(speed), "mfu": round(mfu(speed, model, machine), 4)}
+                figures |= {"tokens_per_second": round(speed)} | compute_rate(speed, model, machine)
+                used = f"mfu {figures['mfu']:.0%}" if "mfu" in figures else f"{figures['gflops']:,.1f} GFLOP/s"
                 minutes, rest = divmod((time.perf_counter() - began) / step * (config.max_iters - step), 60)
-                note(f"{LOG_LINE.format(**figures)}  eta {minutes:.0f}:{int(rest):02}", **figures)
+                note(f"{LOG_LINE.format(**figures)}{used}  eta {minutes:.0f}:{int(rest):02}", **figures)
                 losses, logged = [], train_seconds
             if evaluating:
                 val = evaluate(model, forward, data.val, windows, config.batch_size, machine)
@@ -277,10 +280,13 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     return step, time.perf_counter() - began, train_seconds, stopping, log
 
 
-def mfu(tokens_per_second: float, model: GPT, machine: Machine) -> float:
-    """Model FLOPs utilization: the fraction of the peak FLOP/s that training achieves."""
-    peak, _ = runtime.peak_flops(machine.device, machine.dtype)
-    return tokens_per_second * model.flops_per_token() / (peak * machine.world_size)
+def compute_rate(tokens_per_second: float, model: GPT, machine: Machine) -> dict[str, float]:
+    """{"mfu": model FLOPs utilization, the fraction of the published peak that training achieves};
+    where none is published, as for CPUs, {"gflops": GFLOP/s of all processes}."""
+    flops = tokens_per_second * model.flops_per_token()
+    if peak := runtime.published_peak(machine.device, machine.dtype):
+        return {"mfu": round(flops / (peak * machine.world_size), 4)}
+    return {"gflops": round(flops / 1e9, 2)}
 
 
 def report(config: TrainConfig, data: Dataset, machine: Machine, step: int, seconds: float, speed: float) -> None:
@@ -308,7 +314,7 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, step: int, seco
     print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{tokenizer.decode(ids[1:]).strip()}")
     console.print_losses(data, losses)
     more = {"step": step, "seconds": seconds, "tokens_per_second": f"{speed:.0f}"}
-    more |= {"mfu": f"{mfu(speed, model, machine):.3f}", "out_dir": config.out_dir}
+    more |= compute_rate(speed, model, machine) | {"out_dir": config.out_dir}
     try:
         import plots
 

@@ -1,3 +1,4 @@
+import itertools
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import estimate
 import prepare_data
+import runtime
 import train
 from model import GPT, GPTConfig
 
@@ -36,6 +38,15 @@ def test_an_estimate_of_gpt2_needs_neither_its_data_nor_a_run(call):
     assert found["compute"] == pytest.approx(flops / 1e9, abs=1e-4)
     assert found["time"] == pytest.approx(tokens * flops / (989e12 * 0.4) / 3600, abs=1e-3)  # the last one: an H100
     assert not Path("out").exists() and not Path("data/fineweb").exists()
+
+
+def test_a_slow_machine_is_measured_fewer_times(monkeypatch):
+    """Where bfloat16 is emulated, a multiplication can take a second: two of them are not started."""
+    clock = itertools.count(step=0.5)
+    monkeypatch.setattr("time.perf_counter", clock.__next__)
+    cpu = runtime.Machine(torch.device("cpu"), torch.float32)
+    assert estimate.measured_flops(cpu) == 2 * 512**3 / 0.5
+    assert next(clock) == 1.0  # it was read twice
 
 
 def test_an_estimate_follows_the_keys(call):

@@ -1,11 +1,11 @@
 import ctypes
-import itertools
 import os
 import sys
 import types
 
 import pytest
 import torch
+from conftest import best_device
 
 import runtime
 from console import UserError
@@ -24,32 +24,11 @@ def test_a_cpu_computes_in_bfloat16_if_it_has_units_for_it(found, chosen, monkey
     assert str(Machine.pick("cpu", "float32")) == "cpu, float32"
 
 
-def test_no_timing_decides_what_a_run_computes(monkeypatch):
-    monkeypatch.setattr(runtime, "measured_flops", lambda *_: pytest.fail("it measured"))
-    assert len({str(Machine.pick("cpu", "auto")) for _ in range(3)}) == 1
-
-
 def test_several_processes_compute_in_float32_on_cpus(monkeypatch):
     """Their machines may differ, and then each would choose another dtype."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(runtime, "has_bfloat16_units", lambda: True)
     monkeypatch.setattr(runtime, "DISTRIBUTED", True)
     assert Machine.pick("cpu", "auto").dtype == torch.float32
-
-
-def test_a_dtype_that_is_slow_to_measure_is_measured_fewer_times(monkeypatch):
-    """Where bfloat16 is emulated, a multiplication can take a second: two of them are not started."""
-    clock = itertools.count(step=0.5)
-    monkeypatch.setattr("time.perf_counter", clock.__next__)
-    assert runtime.measured_flops(torch.device("cpu"), torch.float32) == 2 * 512**3 / 0.5
-    assert next(clock) == 1.0  # it was read twice
-
-
-@pytest.fixture(autouse=True)
-def measure_again():
-    clear = runtime.measured_flops.cache_clear
-    clear()
-    yield
-    clear()
 
 
 def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
@@ -61,9 +40,8 @@ def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
     }  # fmt: skip
     for name, peak in names.items():
         monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
-        found = runtime.peak_flops(torch.device("cuda"), torch.bfloat16)
-        assert found == (peak, f"published for {name}")
-    monkeypatch.setattr("time.perf_counter", itertools.count(step=1.0).__next__)
+        assert runtime.published_peak(torch.device("cuda"), torch.bfloat16) == peak
+        assert runtime.published_peak(torch.device("cuda"), torch.float32) is None
     for name in (
         "NVIDIA H20",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
@@ -72,13 +50,8 @@ def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
     ):
         monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
-        monkeypatch.setattr(torch, "randn", lambda *_, **__: torch.zeros(1, 1))  # on the CPU
-        assert runtime.peak_flops(torch.device("cuda"), torch.bfloat16)[1] == "measured"
-
-
-def test_the_measured_peak_is_that_of_a_cpu():
-    measured, source = runtime.peak_flops(torch.device("cpu"), torch.float32)
-    assert 1e9 < measured < 1e14 and source == "measured"
+        assert runtime.published_peak(torch.device("cuda"), torch.bfloat16) is None
+    assert runtime.published_peak(torch.device("cpu"), torch.bfloat16) is None
 
 
 def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
@@ -101,6 +74,7 @@ def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch):
 def card(monkeypatch):
     """Cards that can multiply. Gives the list of those that were made the current one."""
     chosen = []
+    monkeypatch.setattr(runtime, "best_device", best_device)  # the real one, which conftest.py replaces
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))

@@ -101,11 +101,10 @@ def test_a_run_from_the_command_line():
     assert "torch.optim" in done.stderr and "torch._dynamo" not in done.stderr
     figures = result(done.stdout)
     assert {"model": "gpt", "dataset": "tiny", "step": "12", "out_dir": "out/tiny"}.items() <= figures.items()
-    assert list(figures) == [
-        "model", "dataset", "params", "train", "val", "bpb", "step", "seconds", "tokens_per_second", "mfu", "out_dir",
-    ]  # fmt: skip
+    losses, work = ["train", "val", "bpb"], ["step", "seconds", "tokens_per_second", "gflops", "out_dir"]
+    assert list(figures) == ["model", "dataset", "params", *losses, *work]
     assert float(figures["bpb"]) == pytest.approx(float(figures["val"]) / math.log(2), abs=1e-3)  # a byte a token
-    assert 0 <= float(figures["mfu"]) < 1  # a tiny model on a busy machine: 0.0004 is printed as 0.000
+    assert float(figures["gflops"]) >= 0  # a tiny model on a busy machine: 0.004 is printed as 0.00
     assert f"{float(figures['val']):.4f}" == f"{min(log_of('out/tiny', 'val').values()):.4f}"
     files = {"best.pt", "config.toml", "last.pt", "log.jsonl", "loss.png"}
     assert {path.name for path in Path("out/tiny").iterdir()} == files
@@ -117,8 +116,17 @@ def test_a_run_from_the_command_line():
     assert model.num_params() == int(figures["params"]) and tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
 
 
-def test_mfu_is_a_share_of_the_peak_of_all_processes(call, monkeypatch):
-    monkeypatch.setattr(runtime, "peak_flops", lambda *_: (1e6, "for a test"))
+def test_a_cpu_has_no_published_peak_so_the_log_shows_gflops(call):
+    _, out, _ = call(train, *SHORT)
+    flops = load_model("out/tiny/best.pt")[0].flops_per_token()
+    speeds, rates = log_of("out/tiny", "tokens_per_second"), log_of("out/tiny", "gflops")
+    assert rates.keys() == speeds.keys() and not log_of("out/tiny", "mfu") and "mfu" not in out
+    assert all(rates[step] == pytest.approx(speed * flops / 1e9, abs=0.01) for step, speed in speeds.items())
+    assert f"{rates[12]:,.1f} GFLOP/s  eta 0:00" in out
+
+
+def test_mfu_is_a_share_of_the_published_peak_of_all_processes(call, monkeypatch):
+    monkeypatch.setattr(runtime, "published_peak", lambda *_: 1e6)
     for processes in (1, 2):
         pretend(monkeypatch, rank=0, world_size=processes)
         call(train, *SHORT)
