@@ -5,7 +5,8 @@
     python prepare_data.py my.txt --tokenizer=bpe           # your own text, with BPE trained on it
 
 Read micrograd.py or bigram.py next. The splits are raw little-endian token ids (train.bin ...);
-meta.json has the tokenizer. In a list, a newline token starts and ends each document, \\n emma \\n.
+meta.json has the tokenizer. In a list, a newline token starts and ends each document, \\n emma \\n;
+where documents have several lines, <|endoftext|> does.
 """
 
 import hashlib
@@ -15,20 +16,32 @@ import random
 import re
 import sysconfig
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from console import PathStr, Positive, UserError, did_you_mean, parse, progress, run
-from files import DOWNLOADS, download, move, sha256_of
-from tokenizer import BPETokenizer, CharTokenizer, Tokenizer, make_tokenizer, start_ids, train_bpe
+from console import NonNegative, PathStr, Positive, UserError, did_you_mean, parse, progress, run
+from files import DOWNLOADS, download, load_tensors, move, sha256_of
+from tokenizer import (
+    END,
+    BPETokenizer,
+    CharTokenizer,
+    NumberTokenizer,
+    Tokenizer,
+    end_id,
+    make_tokenizer,
+    start_ids,
+    train_bpe,
+)
 
 DATA = Path("data")  # data/.* is left over from a script that was killed, and safe to delete
 FORMAT = 1  # of meta.json and the .bin files
 CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a million blanks
+BINARY = 1 << 13  # bytes at the start of a file: a NUL among them means that it is no text
+TOKENIZERS = ("char", "bpe", "gpt2")  # no names of datasets, as --tokenizer= means these
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
 URLS = {
     "names": "https://raw.githubusercontent.com/karpathy/makemore/master/names.txt",
@@ -46,15 +59,15 @@ checksum = lambda meta: hashlib.sha256(json.dumps(meta).encode()).hexdigest()
 @dataclass
 class Options:
     source: PathStr = ""  # words, python, names, shakespeare, fineweb, or your own file or folder
-    tokenizer: PathStr = "char"  # char, bpe (trained here), gpt2, or the dataset whose tokenizer to use
-    vocab_size: Positive = 1024  # number of tokens for --tokenizer=bpe
+    tokenizer: PathStr = "char"  # char, bpe (trained here), gpt2, or a dataset or run (out/my) whose tokenizer to use
+    vocab_size: NonNegative = 0  # number of tokens of --tokenizer=bpe (0: 1024), or of your own train.bin and val.bin
     file: PathStr = ""  # local copy to use instead of the download; for fineweb a folder of shards
     name: str = ""  # name of the dataset, a folder in data/; by default, of source and tokenizer
-    documents: Literal["none", "lines"] = "none"  # lines: each line of your own text is a document
+    documents: str = "none"  # of your own text: none, lines, files, blank (lines between them), or a separating line
     shards: Positive = 1  # number of fineweb files, 100M training tokens each
 
 
-def open_source(source: str, file: str, is_list: bool) -> dict[str, Callable]:
+def open_source(source: str, file: str, documents: str) -> dict[str, Callable]:
     """Per split, a function that returns its documents, or the pieces of its text."""
     if source in ("words", "python"):  # no tests, no packages, printable ASCII only
         root = Path(sysconfig.get_path("stdlib"))
@@ -76,11 +89,11 @@ def open_source(source: str, file: str, is_list: bool) -> dict[str, Callable]:
             raise UserError(f"{path} does not have the SHA-256 of {source}; delete it, or leave out --file")
     paths = [path]
     if path.is_dir():
-        paths = [p for p in sorted(path.rglob("*")) if "/." not in f"/{p.relative_to(path).as_posix()}"]
-        paths = [p for p in paths if p.is_file() and DATA.resolve() not in p.resolve().parents]
-    if is_list:
-        lines = (line for p in paths for line in "".join(read_text([p])).split("\n"))
-        return split_documents(lines, source)
+        paths = files_of(path)
+    if source == "names":
+        documents = "lines"
+    if documents != "none":
+        return split_documents(find_documents(paths, documents, source), source)
     n = sum(map(len, read_text(paths)))
     cut = int(0.9 * n)  # the first 90 % of the characters train, the rest is validation
     if cut == 0:
@@ -89,32 +102,90 @@ def open_source(source: str, file: str, is_list: bool) -> dict[str, Callable]:
 
 
 def existing(name: str) -> Path:
-    if not name or not Path(name).exists():
+    path = Path(name)
+    if not name or not path.exists():
         raise UserError(f"no file or folder {name!r}{did_you_mean(name, SOURCES)}; see --help for the sources")
-    return Path(name)
+    if not path.is_file() and not path.is_dir():
+        raise UserError(f"{name} is a pipe or a device, and a text is read more than once; save it as a file")
+    return path
 
 
-def split_documents(lines: Iterable[str], source: str) -> dict[str, Callable]:
-    """Shuffle the lines that have text, and split them 80/10/10 as the makemore lectures do."""
-    documents = [line + "\n" for line in lines if line.strip(" \t\v\f")]
+def files_of(folder: Path) -> list[Path]:
+    """The files in a folder and its folders, by name, without hidden ones, datasets and binary
+    files. Prints how many of the latter there are."""
+    paths, binary = [], []
+    for path in sorted(folder.rglob("*")):
+        hidden = "/." in f"/{path.relative_to(folder).as_posix()}"
+        if hidden or not path.is_file() or DATA.resolve() in path.resolve().parents:
+            continue
+        with open(path, "rb") as file:
+            is_binary = b"\0" in file.read(BINARY)
+        (binary if is_binary else paths).append(path)
+    if binary:
+        some = ", ".join(map(str, binary[:3])) + (" ..." if len(binary) > 3 else "")
+        print(f"note: left out {len(binary):,} binary files ({some}), and read {len(paths):,}; save UTF-16 as UTF-8")
+    return paths
+
+
+def find_documents(paths: list[Path], documents: str, source: str) -> Iterator[str]:
+    """The documents of files: their lines, the files, or what stands between lines of one kind."""
+    if documents == "files" and len(paths) < 2:
+        raise UserError(f"{source} is one file; give a folder, or --documents=lines")
+    texts = ("".join(read_text([path])) for path in paths)
+    if documents == "lines":
+        return (line for text in texts for line in text.split("\n"))
+    if documents == "files":
+        return (text.strip("\n") for text in texts)
+    line = "" if documents == "blank" else documents.strip()
+    pattern = rf"^[ \t]*{re.escape(line)}[ \t]*$" if line else r"^[ \t]*$"
+    found, inside = [], 0
+    for text in texts:
+        parts = re.split(pattern, text.strip("\n"), flags=re.M)
+        found += [part.strip("\n") for part in parts]
+        inside += sum(part.count(line) for part in parts) if line else 0
+    if len(found) <= len(paths):
+        where = did_you_mean(line, ("lines", "files", "blank", "none"))
+        where = f" ({inside:,} times inside of one)" if inside else where
+        raise UserError(f"no line of {source} is {documents!r}{where}; give the line that separates its documents")
+    if inside:
+        print(f"note: {documents!r} occurs {inside:,} times inside of a line, and separates nothing there")
+    return iter(found)
+
+
+def split_documents(documents: Iterable[str], source: str) -> dict[str, Callable]:
+    """Shuffle the documents that have text, and split them 80/10/10 as the makemore lectures do.
+    Prints how many of them are there twice."""
+    documents = [text for text in documents if text.strip(" \t\v\f\n")]
     n = len(documents)
     if n < 10:
-        raise UserError(f"{source} has {n} lines with text, too few to split; give 10 or more")
+        raise UserError(f"{source} has {n} documents with text, too few to split; give 10 or more")
     random.Random(42).shuffle(documents)
     ends = {"train": (0, int(0.8 * n)), "val": (int(0.8 * n), int(0.9 * n)), "test": (int(0.9 * n), n)}
-    return {split: documents[start:stop].copy for split, (start, stop) in ends.items()}
+    splits = {split: documents[start:stop] for split, (start, stop) in ends.items()}
+    repeated = n - len(set(documents))
+    if repeated:
+        known = set(splits["train"])
+        again = sum(text in known for text in splits["val"])
+        of_val = f"{again:,} of {len(splits['val']):,} in val are in train, too: a low loss there shows little"
+        print(f"note: {repeated:,} of {n:,} documents repeat another one; {of_val}")
+    return {split: texts.copy for split, texts in splits.items()}
 
 
 def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterator[str]:
-    """Yield characters start to stop of the text of files, in pieces. GPT-2's pattern ends a word
-    before a blank or a newline, so a cut there changes no token. A byte order mark goes."""
-    at, rest = 0, ""
+    """Yield characters start to stop of the text of files, in pieces. A file that does not end with
+    a newline gets one if another file follows. GPT-2's pattern ends a word before a blank or a
+    newline, so a cut there changes no token. A byte order mark goes."""
+    at, rest, last = 0, "", "\n"
     for path in paths:
         show = progress(f"reading {path}", path.stat().st_size)
+        joint = "" if last == "\n" else "\n"
         with open(path, encoding="utf-8-sig") as file:
             try:
                 while piece := file.read(CHUNK):
                     show(file.buffer.tell())
+                    refuse_nul(piece, path)
+                    piece, joint = joint + piece, ""
+                    last = piece[-1]
                     rest += piece[max(start - at, 0) : max(stop - at, 0)]
                     at += len(piece)
                     if words := re.match(rf".*\S(?=[ \n])|.{{{CHUNK},}}", rest, re.DOTALL):
@@ -126,25 +197,59 @@ def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterato
     yield rest
 
 
-def prepare(source, tokenizer="char", vocab_size=1024, file="", name="", documents="none", shards=1) -> None:
+def refuse_nul(text: str, path: Path) -> None:
+    """Raise UserError if there are NUL characters. English in UTF-16, for example, is valid UTF-8."""
+    if n := text.count("\0"):
+        found = f"{path} has {n:,} NUL characters among its first {len(text):,}, so it is no UTF-8 text"
+        raise UserError(f"{found}; if it is UTF-16, save it as UTF-8")
+
+
+def clean(text: str) -> str:
+    """A text as read_text() gives it: without a byte order mark, and with \\n at the end of a line."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_prompt(prompt: str, file: PathStr) -> str:
+    """The text of --prompt or --prompt_file, read like one to train on. Raises UserError."""
+    if not file:
+        return clean(prompt)
+    if prompt:
+        raise UserError("there are two texts, --prompt and --prompt_file; give one")
+    try:
+        text = Path(file).read_bytes().decode()
+    except FileNotFoundError:
+        raise UserError(f"no file {file}; check --prompt_file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    refuse_nul(text, file)
+    if not clean(text):
+        raise UserError(f"{file} is empty; write a text into it")
+    return clean(text)
+
+
+def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents="none", shards=1) -> None:
     """Make data/<dataset>, whole or not at all. Parameters as in Options. Raises UserError."""
     stem = source if source in SOURCES else existing(source).resolve().stem
-    name = name or stem + {"char": "", "bpe": f"_bpe{vocab_size}"}.get(tokenizer, f"_{tokenizer}")
+    kind = (source, tokenizer, vocab_size or 1024)
+    name = name or stem + {"char": "", "bpe": f"_bpe{kind[2]}"}.get(tokenizer, f"_{stem_of(tokenizer)}")
     folder = DATA / name
-    built_in = parse_name(name.lower()) not in (None, (source, tokenizer, vocab_size))
+    taken = parse_name(name.lower()) not in (None, kind) or name.lower() in TOKENIZERS
     foreign = folder.exists() and not (folder / "meta.json").exists()
-    if built_in or foreign or not re.fullmatch(r"\w[\w.-]*", name):
+    if taken or foreign or not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"{name!r} cannot be the name of this dataset; choose one, such as --name=my_text")
     DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=DATA, prefix=f".{name}.", ignore_cleanup_errors=True) as temporary:
         new = Path(temporary, "new")
         new.mkdir()
+        text = None
         if source == "fineweb":
             made, separator, encoded = open_fineweb(Path(file or DOWNLOADS), shards)
+        elif has_tokens(source):
+            made, separator, encoded = open_tokens(Path(source), tokenizer, vocab_size)
         else:
-            is_list = source in ("words", "names") or documents == "lines"
-            text = open_source(source, file, is_list)
-            made, separator, encoded = encode_text(text, is_list, tokenizer, vocab_size)
+            documents = "lines" if source in ("words", "names") else documents
+            text = open_source(source, file, documents)
+            made, separator, encoded = encode_text(text, documents, tokenizer, vocab_size or 1024)
         dtype = "uint16" if made.vocab_size <= 65_536 else "uint32"
         splits = {}
         for split, pieces in encoded.items():
@@ -153,6 +258,7 @@ def prepare(source, tokenizer="char", vocab_size=1024, file="", name="", documen
                 splits[split]["documents"] = len(text[split]())
         meta = {"format": FORMAT, "source": source, "tokenizer": made.to_dict()}
         meta |= {"vocab_size": made.vocab_size, "dtype": dtype, "separator": separator, "splits": splits}
+        meta["delimiter"] = find_delimiter(new / "train.bin", dtype, made) if text is None else separator
         meta["sha256"] = checksum(meta)
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
         old = Path(temporary, "old")
@@ -167,36 +273,132 @@ def prepare(source, tokenizer="char", vocab_size=1024, file="", name="", documen
     print(f"{folder}: a vocabulary of {data.vocab_size:,} tokens, stored as {dtype}")
     for split, entry in data.splits.items():
         print(f"  {split:5}", *(f"{n:>14,} {unit}" for unit, n in entry.items() if unit != "sha256"))
-    print("  first line:", data.tokenizer.decode(data.train[:100].tolist()).strip("\n").split("\n")[0])
+    beginning = data.tokenizer.decode(data.train[:100].tolist()).replace(END, "")
+    print("  first line:", beginning.strip("\n").split("\n")[0])
+    if text and tokenizer != "char":
+        print_decomposed(text)
 
 
-def encode_text(text: dict[str, Callable], is_list: bool, kind: str, vocab_size: int) -> tuple:
+def stem_of(tokenizer: str) -> str:
+    """What a --tokenizer= adds to the name of a dataset: gpt2, or the name of a dataset or run."""
+    path = Path(tokenizer)
+    return path.parent.name if path.suffix == ".pt" else path.name
+
+
+def print_decomposed(text: dict[str, Callable]) -> None:
+    """Print how many accents are characters of their own: for BPE, these are other bytes."""
+    pieces = (piece for read in text.values() for piece in read())
+    n = sum(len(piece) - len(unicodedata.normalize("NFC", piece)) for piece in pieces if not piece.isascii())
+    if n > 0:
+        advice = "write prompts in the same way, or normalize the text to NFC first"
+        print(f"note: {n:,} accents are characters of their own (NFD), not parts of letters (NFC); {advice}")
+
+
+def encode_text(text: dict[str, Callable], documents: str, kind: str, vocab_size: int) -> tuple:
     """The tokenizer, the separator, and per split an iterator of (ids, bytes of text)."""
+    has_documents = documents != "none"
+    several_lines = documents not in ("none", "lines")  # a newline is then no separator, but END
     if kind == "char":
         chars = {char for read in text.values() for piece in read() for char in set(piece)}
-        tokenizer = CharTokenizer(sorted(chars))
+        chars |= {"\n"} if documents == "lines" else set()
+        tokenizer = CharTokenizer(sorted(chars) + [END] * several_lines)
     elif kind == "bpe":
         train = text["train"]()
-        tokenizer = BPETokenizer(train_bpe("".join(train) if is_list else train, vocab_size))
+        if has_documents:
+            train = "".join(f"{document}\n" for document in train)
+        ranks = train_bpe(train, vocab_size - several_lines)
+        if several_lines:
+            ranks[END.encode()] = len(ranks)
+        tokenizer = BPETokenizer(ranks)
     else:
-        tokenizer = BPETokenizer() if kind == "gpt2" else load(kind).tokenizer
-    separator = tokenizer.encode("\n")[0] if is_list else None
+        tokenizer = open_tokenizer(kind)
+        if isinstance(tokenizer, NumberTokenizer):
+            raise UserError(f"{kind} was made of ids without a tokenizer, so nothing can be encoded; use another one")
+    separator = None
+    if several_lines:
+        separator = end_id(tokenizer)
+    elif has_documents:
+        separator = tokenizer.encode("\n", "use another --tokenizer")[0]
+    if several_lines and separator is None:
+        raise UserError(f"{kind} has no token for the end of documents of several lines; use another --tokenizer")
+    advice = "leave them out of the text, or use --tokenizer=bpe"
 
     def encode(pieces: Iterable[str]) -> Iterator[tuple[list[int], int]]:
-        if is_list:
-            yield [separator], 1
+        if not has_documents:
+            for piece in pieces:
+                yield tokenizer.encode(piece, advice), len(piece.encode())
+            return
+        newline = 0 if several_lines else 1  # bytes of the separator: END is no text
+        yield [separator], newline
         for piece in pieces:
-            ids = [*tokenizer.encode(piece[:-1]), separator] if is_list else tokenizer.encode(piece)
-            yield ids, len(piece.encode())
+            yield [*tokenizer.encode(piece, advice), separator], len(piece.encode()) + newline
 
     return tokenizer, separator, {split: encode(read()) for split, read in text.items()}
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """GPT-2's tokenizer, that of a dataset, or that of a run or checkpoint. Raises UserError."""
+    if name == "gpt2":
+        return BPETokenizer()
+    path = Path(name, "best.pt") if Path(name).is_dir() else Path(name)
+    if path.is_file() and not (DATA / name / "meta.json").exists():
+        advice = "use a run of train.py, such as --tokenizer=out/my"
+        checkpoint = load_tensors(path, advice)
+        if not isinstance(checkpoint, dict) or "tokenizer" not in checkpoint:
+            raise UserError(f"{path} has no tokenizer; {advice}")
+        return make_tokenizer(checkpoint["tokenizer"])
+    return load(name).tokenizer
+
+
+def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
+    """How many bytes of text each token stands for, (V,): 0 for END, or if the text is unknown."""
+    if isinstance(tokenizer, NumberTokenizer):
+        return np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    end = end_id(tokenizer)
+    return np.array([0 if i == end else len(tokenizer.decode_bytes([i])) for i in range(tokenizer.vocab_size)])
+
+
+def find_delimiter(path: Path, dtype: str, tokenizer: Tokenizer) -> int | None:
+    """END, if it occurs among the first tokens of a file: then it starts each document."""
+    end = end_id(tokenizer)
+    beginning = np.fromfile(path, dtype=np.dtype(dtype).newbyteorder("<"), count=1 << 24)
+    return end if end is not None and (beginning == end).any() else None
+
+
+def has_tokens(source: str) -> bool:
+    """Is the source a folder with token ids in train.bin and val.bin?"""
+    return source not in SOURCES and all(Path(source, f"{split}.bin").is_file() for split in ("train", "val"))
+
+
+def open_tokens(folder: Path, kind: str, vocab_size: int) -> tuple:
+    """A folder with train.bin and val.bin, raw token ids as nanoGPT writes them (uint16; uint32 if
+    the vocabulary is larger than 65,536): as from encode_text."""
+    if kind == "bpe" or (kind == "char" and not vocab_size):
+        advice = "say of which vocabulary, by --tokenizer=gpt2 or --vocab_size=, or name the text itself"
+        raise UserError(f"{folder} has train.bin and val.bin, which are token ids; {advice}")
+    tokenizer = NumberTokenizer(vocab_size) if kind == "char" else open_tokenizer(kind)
+    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 65_536 else "<u4")
+    n_bytes = bytes_of_tokens(tokenizer)
+
+    def pieces(path: Path) -> Iterator[tuple[np.ndarray, int]]:
+        size = path.stat().st_size
+        if size == 0 or size % dtype.itemsize:
+            raise UserError(f"{path} has {size:,} bytes, which are no ids of {dtype.name}; copy it again")
+        tokens = np.memmap(path, dtype=dtype, mode="r")
+        for ids in np.array_split(tokens, len(tokens) // CHUNK + 1):
+            if ids.max() >= tokenizer.vocab_size:
+                what = f"{path} has the token {ids.max():,}, and the vocabulary ends at {tokenizer.vocab_size - 1:,}"
+                raise UserError(f"{what}; give a larger --vocab_size, or the right --tokenizer")
+            yield ids, int(n_bytes[ids].sum())
+
+    splits = [split for split in ("train", "val", "test") if (folder / f"{split}.bin").is_file()]
+    return tokenizer, None, {split: pieces(folder / f"{split}.bin") for split in splits}
 
 
 def open_fineweb(folder: Path, shards: int) -> tuple:
     """FineWeb (Penedo et al. 2024), GPT-2 tokens in shards of 100M: as from encode_text."""
     tokenizer = BPETokenizer()
-    tokens = [tokenizer.decode_bytes([i]) for i in range(tokenizer.vocab_size - 1)]
-    n_bytes = np.array([*map(len, tokens), 0])  # <|endoftext|> is no text
+    n_bytes = bytes_of_tokens(tokenizer)
 
     def pieces(names: list[str]) -> Iterator[tuple[np.ndarray, int]]:
         for name in names:
@@ -249,14 +451,30 @@ class Dataset:
     def documents(self, split: str) -> list[list[int]]:
         """The documents of a split, without separators. Raises UserError for one long text."""
         if self.separator is None:
-            advice = "use words, names, or your own text with --documents=lines"
+            advice = "use words, names, or your own text with --documents"
             raise UserError(f"{self.name} has no documents; {advice}")
         ids = getattr(self, split)
         parts = np.split(ids, np.flatnonzero(ids == self.separator))
         return [part[1:].tolist() for part in parts[1:-1]]  # each starts with the separator
 
+    @property
+    def has_lines(self) -> bool:
+        """Is each document one line? Then the separator is a newline."""
+        return self.separator is not None and self.separator != end_id(self.tokenizer)
+
+    def verify(self) -> None:
+        """Compare the files with the SHA-256 in meta.json. Raises UserError if one differs."""
+        for split, entry in self.splits.items():
+            path = DATA / self.name / f"{split}.bin"
+            if sha256_of(path) != entry["sha256"]:
+                advice = f"copy it again, or delete {path.parent} and run prepare_data.py again"
+                raise UserError(f"{path} is not as it was prepared (its SHA-256 differs); {advice}")
+
     def bits_per_byte(self, loss: float, split: str) -> float:
-        """A loss in nats per token, in bits per byte of UTF-8 text, for any tokenizer."""
+        """A loss in nats per token, in bits per byte of UTF-8 text, for any tokenizer; NaN if the
+        text is unknown."""
+        if self.splits[split]["bytes"] == 0:
+            return math.nan
         return loss * self.splits[split]["tokens"] / (self.splits[split]["bytes"] * math.log(2))
 
 
@@ -267,15 +485,26 @@ def parse_name(name: str) -> tuple[str, str, int] | None:
     return match and (match[1], kind.get(match[2], "bpe"), int(match[3] or 1024))
 
 
+def no_dataset(name: str) -> str:
+    """What to do if there is no dataset of that name, in one line."""
+    path = Path(name)
+    if path.exists() and path.resolve().parent == DATA.resolve():
+        return f"{name} is not the name of a dataset; use --dataset={path.name}"
+    if name and path.exists():
+        kind, stem = "folder" if path.is_dir() else "file", path.resolve().stem
+        return f"{name} is a {kind}, not a dataset; run: python prepare_data.py {name}, then use --dataset={stem}"
+    known = {"bpe", "gpt2", *SOURCES, *(p.parent.name for p in DATA.glob("*/meta.json"))}
+    similar = did_you_mean(path.name, known - {name})
+    command = name if name == "fineweb" else f"YOUR_TEXT.txt --name={path.name}"
+    return f"no dataset {DATA / name}{similar}; run: python prepare_data.py {command}"
+
+
 def load(name: str) -> Dataset:
     """Open data/<name>; prepare it first if it is built in (and not fineweb). Raises UserError."""
     path = DATA / name / "meta.json"
     built_in = parse_name(name)
     if not path.exists() and (not built_in or name == "fineweb"):
-        known = {"bpe", "gpt2", *SOURCES, *(p.parent.name for p in DATA.glob("*/meta.json"))}
-        similar = did_you_mean(Path(name).name, known - {name})
-        command = "fineweb" if built_in else f"YOUR_TEXT.txt --name={Path(name).name}"
-        raise UserError(f"no dataset {path.parent}{similar}; run: python prepare_data.py {command}")
+        raise UserError(no_dataset(name))
     if not path.exists():
         print(f"preparing {name}, on first use")
         prepare(*built_in)
@@ -295,7 +524,8 @@ def load(name: str) -> Dataset:
         if not file.exists() or file.stat().st_size != n_bytes:
             raise UserError(f"{file} does not have {n_bytes} bytes; {advice}")
         fields[split] = np.memmap(file, dtype=dtype, mode="r")
-    fields["delimiter"] = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
+    older = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
+    fields["delimiter"] = meta.get("delimiter", older)
     return Dataset(name, tokenizer=make_tokenizer(meta["tokenizer"]), **fields)
 
 
@@ -311,8 +541,9 @@ def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[
 
 def main() -> None:
     options = parse(Options, __doc__, argument="source")
-    useful = {"documents": options.source not in SOURCES, "file": options.source in URLS}
-    useful |= {"tokenizer": options.source != "fineweb", "vocab_size": options.tokenizer == "bpe"}
+    tokens = has_tokens(options.source)
+    useful = {"documents": options.source not in SOURCES and not tokens, "file": options.source in URLS}
+    useful |= {"tokenizer": options.source != "fineweb", "vocab_size": options.tokenizer == "bpe" or tokens}
     for name in useful:
         if not useful[name] and getattr(options, name) != getattr(Options, name):
             raise UserError(f"--{name} has no effect here; leave it out, or see --help")

@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+import re
+import unicodedata
 from collections import Counter
 
 import pytest
@@ -53,8 +55,65 @@ def test_special_tokens_in_a_text_are_ordinary_text(tokenizer):
 
 
 def test_characters_that_the_vocabulary_lacks_are_listed():
-    with pytest.raises(UserError, match=r"lacks '\\n', 'x', '\\u20ac'; "):
+    """... as themselves, with their code points, and with the advice of the caller."""
+    with pytest.raises(UserError, match=r"lacks '\\n' \(U\+000A\), x \(U\+0078\), € \(U\+20AC\); leave them out$"):
         CharTokenizer("abc").encode("a€xb\n")
+    with pytest.raises(UserError, match=r"lacks é \(U\+00E9\); read the manual$"):
+        CharTokenizer("abc").encode("é", "read the manual")
+
+
+@pytest.mark.parametrize("vocabulary", ["NFC", "NFD"])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_an_accent_may_be_part_of_its_letter_or_not(vocabulary, form):
+    words = "été à là où élève forêt hôtel Ångström 한국어"
+    tokenizer = CharTokenizer(sorted(set(unicodedata.normalize(vocabulary, words))))
+    ids = tokenizer.encode(unicodedata.normalize(form, words))
+    assert tokenizer.decode(ids) == unicodedata.normalize(vocabulary, words)
+    with pytest.raises(UserError, match=r"lacks [uü] \(U\+00(75|FC)\); "):
+        tokenizer.encode("été ü")
+
+
+def test_a_vocabulary_with_both_forms_keeps_a_text_as_it_is():
+    both = CharTokenizer(sorted("e\u0301é"))
+    assert both.decode(both.encode("e\u0301éé")) == "e\u0301éé"
+
+
+SCRIPTS = {
+    "Hindi": "फंधा हिन्दी में लिखा हुआ पाठ है। यह १२३ किताबें हैं, और क्षत्रिय ज्ञान।\n",
+    "Thai": "ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำ ผู้ใหญ่ ที่นี่ ๑๒๓\n",
+    "Arabic": "بِسْمِ اللَّهِ الرَّحْمَٰنِ الرَّحِيمِ ١٢٣\n",
+    "Hebrew": "בְּרֵאשִׁית בָּרָא אֱלֹהִים אֵת הַשָּׁמַיִם\n",
+    "decomposed": unicodedata.normalize("NFD", "été à là où élève forêt\n"),
+    "emoji": "I ❤️ 👩‍👩‍👧‍👦 and 👍🏽 1️⃣ 🇩🇪 \u0301 x\u0301\n",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_bpe_joins_marks_to_their_letters(script):
+    """A word with vowel signs or accents is one piece, which can become one token; and every text comes back."""
+    text = SCRIPTS[script]
+    ranks = train_bpe(text * 20, 700)
+    tokenizer = BPETokenizer(ranks)
+    assert tokenizer.decode(tokenizer.encode(text * 3)) == text * 3
+    assert [i for word in split_words(text) for i in tokenizer.encode(word)] == tokenizer.encode(text)
+    if script != "emoji":
+        assert len(split_words(text)) <= len(re.findall(r"\w\S*|[।,]|\n", text.replace("।", " ।").replace(",", " ,")))
+        assert text.split()[0].encode() in ranks
+
+
+def test_gpt2s_pattern_stays_gpt2s():
+    old = make_tokenizer({"kind": "bpe", "ranks": BPETokenizer(train_bpe("ab", 256)).to_dict()["ranks"]})
+    assert old.pattern == module.GPT2_PATTERN and "pattern" not in old.to_dict()
+    assert BPETokenizer(train_bpe("ab", 256)).to_dict()["pattern"] == module.PATTERN != module.GPT2_PATTERN
+
+
+def test_numbers_stand_for_tokens_whose_text_is_unknown():
+    tokenizer = make_tokenizer(module.NumberTokenizer(50).to_dict())
+    assert tokenizer.encode("17 4") == [17, 4] and tokenizer.decode([17, 4]) == "17 4 "
+    assert tokenizer.vocab_size == 50 and start_ids(tokenizer) == [0]
+    for text in ("50", "a", "-1", "1.5"):
+        with pytest.raises(UserError, match="has the numbers 0 to 49 alone; give ids"):
+            tokenizer.encode(text)
 
 
 def naive_bpe(text: str, vocab_size: int) -> dict[bytes, int]:
@@ -92,6 +151,24 @@ def naive_encode(text: str, ranks: dict[bytes, int]) -> list[int]:
     return ids
 
 
+def test_training_on_one_long_word_takes_time_for_its_occurrences_alone(monkeypatch):
+    """A text without blanks, such as DNA, is one word: counting all of it again for each merge would take minutes."""
+    work = {}
+    count = module.changes
+
+    def counted(parts, *pair):
+        found = count(parts, *pair)
+        work[n] += len(parts)
+        return found
+
+    monkeypatch.setattr(module, "changes", counted)
+    for n in (10_000, 40_000):
+        work[n] = 0
+        assert len(train_bpe("".join(random.Random(7).choices("ACGT", k=n)), 512)) == 512
+        assert work[n] < 1.5 * n  # each merge makes the text shorter by one token
+    assert work[40_000] < 4.4 * work[10_000]
+
+
 @pytest.mark.parametrize("text", [babble(300), HARD * 4, "a" * 50 + " " * 40 + "x", "ab" * 20 + "ba" * 20])
 def test_incremental_bpe_training_equals_the_definition(text):
     ranks = train_bpe(text, 330)
@@ -102,7 +179,7 @@ def test_incremental_bpe_training_equals_the_definition(text):
 def test_bpe_on_random_texts_agrees_with_the_definition():
     rng = random.Random(0)
     for _ in range(60):
-        text = "".join(rng.choices("aab  \nc", k=rng.randint(1, 80)))
+        text = "".join(rng.choices(rng.choice(["aab  \nc", "aab", "ab"]), k=rng.randint(1, 80)))
         size = rng.randint(256, 300)
         assert train_bpe(text, size) == naive_bpe(text, size), text
 
@@ -123,7 +200,8 @@ def test_bpe_stops_when_nothing_is_left_to_merge():
 
 
 def test_words_are_split_as_gpt2_splits_them(gpt2_vocabulary):
-    """Where a word ends, GPT-2's ids of the text are the ids of the words, one after the other."""
+    """Where a word ends, GPT-2's ids of the text are the ids of the words, one after the other. (No letter has a mark
+    here.)"""
     gpt2 = BPETokenizer()
     text = HARD.replace("\x1c", "") + babble(50)
     assert [i for word in split_words(text) for i in gpt2.encode(word)] == gpt2.encode(text)
