@@ -25,6 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+MIN_TOKENS = 17  # of each split of a dataset
+MAX_VOCAB = 2048  # characters of a dataset: a bigram table has as many rows and columns
+
 
 def check(what: str, a: torch.Tensor, b: torch.Tensor) -> None:
     difference = ((a - b).abs().max() / b.abs().max()).item()
@@ -233,7 +236,7 @@ def positions() -> None:
         if kind == "ALiBi":
             result = result - distance / 2  # far is worse; each head has another factor
         if kind == "T5":
-            result = result + scalars[distance.clamp(min=0)]  # long distances share one
+            result = result + scalars[distance.clamp(min=0)]  # a learned number for each distance
         return result
 
     print("encoding    the last output (32,) moves by    the scores (6, 6) move by")
@@ -361,6 +364,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.plot and not importlib.util.find_spec("matplotlib"):
         fail("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
+    folder, chars = Path("data", options.dataset), []
+    if options.max_iters:  # look at the data before the steps that need none
+        meta = folder / "meta.json"
+        chars = json.loads(meta.read_text(encoding="utf-8"))["tokenizer"].get("chars") if meta.exists() else None
+        if not chars:
+            fail(f"no dataset of characters in {folder}; python prepare_data.py words, then start this again")
+        if len(chars) > MAX_VOCAB:
+            fail(f"{folder} has {len(chars):,} characters, too many for a bigram table; use up to {MAX_VOCAB:,}")
+        if min((folder / name).stat().st_size for name in ("train.bin", "val.bin")) < 2 * MIN_TOKENS:
+            fail(f"{folder} has fewer than {MIN_TOKENS} tokens to train or validate on; use a longer text")
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # most tensors here are too small to share out
     for step in (averages, one_head, scaling, block, positions, by_hand, flash):
@@ -369,11 +382,6 @@ def main() -> None:
     if options.max_iters:
         print(f"\n{training.__doc__}")
         torch.manual_seed(options.seed)  # whatever the steps before have drawn
-        folder = Path("data", options.dataset)
-        meta = folder / "meta.json"
-        chars = json.loads(meta.read_text(encoding="utf-8"))["tokenizer"].get("chars") if meta.exists() else None
-        if not chars:
-            fail(f"no dataset of characters in {folder}; python prepare_data.py words, then start this again")
         model, idx = training(folder, chars, options.max_iters)
         if options.plot:
             plot(model, idx, chars, Path("out", f"attention_{options.dataset}", "wei.png"))

@@ -177,7 +177,7 @@ def evaluate(P: np.ndarray, counts: dict[str, np.ndarray], data: Dataset, option
 
 def report(samples: Iterable[list[int]], losses: dict[str, float], impossible: dict, data: Dataset) -> None:
     """Print samples and losses, and a reason for an infinite one, of impossible n-grams (., n)."""
-    print_samples(map(data.tokenizer.decode, samples), lines=data.separator is not None)
+    print_samples(map(data.tokenizer.decode, samples), lines=data.has_lines)
     print_losses(data, losses)
     for split, grams in impossible.items():
         if len(grams):

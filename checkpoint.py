@@ -6,9 +6,10 @@
 A checkpoint is a dict of tensors and plain values, so opening one runs no code in it.
 """
 
+import inspect
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
@@ -21,11 +22,12 @@ from tokenizer import Tokenizer, make_tokenizer
 
 FORMAT = "count2gpt 8"
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
+IS_PICKLE = "has weights in PyTorch's own format; save them as safetensors (save_pretrained of a current transformers)"
 
 
 def newest_run() -> str:
-    """The path of the newest best.pt of train.py. Raises UserError if there is none."""
-    runs = [log.with_name("best.pt") for log in Path("out").glob("*/log.jsonl")]  # others have no log
+    """The path of the newest best.pt of train.py, anywhere in out/. Raises UserError if there is none."""
+    runs = [log.with_name("best.pt") for log in Path("out").glob("**/log.jsonl")]  # others have no log
     found = sorted((best for best in runs if best.exists()), key=lambda best: best.stat().st_mtime)
     if not found:
         raise UserError("no run of train.py with a best.pt in out/; start python train.py")
@@ -35,6 +37,9 @@ def newest_run() -> str:
 def find_checkpoint(init_from: str) -> Path:
     """The file that a path names, or the best.pt in a folder."""
     path = Path(init_from, "best.pt") if Path(init_from).is_dir() else Path(init_from)
+    pickled = path.with_name("pytorch_model.bin")
+    if not path.is_file() and pickled.is_file():
+        raise UserError(f"{pickled} {IS_PICKLE}")
     if not path.is_file():
         raise UserError(f"no checkpoint {path}; use a run of train.py, a file, or gpt2")
     return path
@@ -50,12 +55,40 @@ def load_checkpoint(init_from: str | Path) -> dict:
     checkpoint = load_tensors(path, ADVICE)
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != FORMAT:
-        raise UserError(f"{path} has the format {found!r} instead of {FORMAT!r}; {ADVICE}")
+        raise UserError(f"{path} {foreign_format(checkpoint)}")
     try:
-        GPTConfig(**checkpoint["model_config"])
+        options = checkpoint["model_config"]
+        refuse_unknown(path, options, GPTConfig)
+        options = asdict(GPTConfig(**options))  # what an older one lacks has its default
     except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{path} does not fit to this model.py ({error}); {ADVICE}") from error
-    return checkpoint | {"name": str(path), "folder": str(path.parent)}
+    return checkpoint | {"model_config": options, "name": str(path), "folder": str(path.parent)}
+
+
+def refuse_unknown(path: Path | str, options: dict, known: type) -> None:
+    """Raise UserError if a checkpoint has options that the dataclass `known` no longer has."""
+    if unknown := sorted(options.keys() - {field.name for field in fields(known)}):
+        some = ", ".join(f"{name} = {options[name]!r}" for name in unknown)
+        raise UserError(f"{path} has an option that is unknown here, {some}; use the code that it was trained with")
+
+
+def foreign_format(checkpoint) -> str:
+    """What a file is, if it is not one of our checkpoints, and what to do."""
+    names = checkpoint.keys() if isinstance(checkpoint, dict) else ()
+    if "model_args" in names:
+        return f"is a checkpoint of nanoGPT, which has other names and options; {ADVICE}"
+    if any(str(name).endswith("wte.weight") for name in names):
+        return IS_PICKLE
+    found = checkpoint.get("format") if names else None
+    return f"has the format {found!r} instead of {FORMAT!r}; {ADVICE}"
+
+
+def tokenizer_advice(checkpoint: dict) -> str:
+    """How to encode a text in the tokens of a checkpoint."""
+    name = "gpt2" if checkpoint["tokenizer"]["kind"] == "gpt2" else checkpoint["name"]
+    return f"run: python prepare_data.py YOUR_TEXT.txt --tokenizer={name}, then name the dataset that it makes"
 
 
 def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
@@ -67,18 +100,29 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
     if "peft" in checkpoint:  # only what finetune.py trained
         from peft import attach, trained_state
 
-        base = Path(checkpoint["base"]["path"])
-        if not base.is_file():
-            raise UserError(f"there is no {base}, the base of this checkpoint; run finetune.py again")
-        if sha256_of(base) != checkpoint["base"]["sha256"]:
-            raise UserError(f"{base} has changed (its SHA-256 differs); run finetune.py again")
-        load_weights(model, load_checkpoint(base)["model"])
+        load_weights(model, load_checkpoint(find_base(checkpoint))["model"])
+        if unknown := checkpoint["peft"].keys() - inspect.signature(attach).parameters:
+            raise UserError(f"{checkpoint['name']} has unknown options of peft.py, {unknown}; {ADVICE}")
         attach(model, **checkpoint["peft"])
         if weights.keys() != trained_state(model).keys():
             raise UserError(f"{checkpoint['name']} lacks weights, or has unknown ones; {ADVICE}")
         weights = model.state_dict() | weights
     load_weights(model, weights)
     return model.eval(), make_tokenizer(checkpoint["tokenizer"])
+
+
+def find_base(checkpoint: dict) -> Path:
+    """The model that finetune.py started from: where it was, or beside the checkpoint, if its folder
+    was moved. Raises UserError."""
+    was = Path(checkpoint["base"]["path"])
+    beside = Path(checkpoint["folder"], was.name)
+    found = [path for path in (was, beside) if path.is_file()]
+    if not found:
+        raise UserError(f"there is no {was}, the base of this checkpoint; copy it to {beside}, or run finetune.py again")
+    for path in found:
+        if sha256_of(path) == checkpoint["base"]["sha256"]:
+            return path
+    raise UserError(f"{found[0]} has changed (its SHA-256 differs); run finetune.py again")
 
 
 def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:

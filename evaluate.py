@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from checkpoint import load_checkpoint, load_model, newest_run
+from checkpoint import load_checkpoint, load_model, newest_run, tokenizer_advice
 from console import (
     NonNegative,
     NonNegativeFloat,
@@ -141,8 +141,6 @@ def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple[n
     at, group, position = locate(tokens, windows, data.separator)
     if data.separator is None:  # the window of each token becomes its stretch
         group = group * min(STRETCHES, len(windows[0])) // len(windows[0])
-    if group.max() == 0:
-        raise UserError("one document or window is not enough; use more --eval_tokens")
     print_losses(data, {options.split: losses.mean()})
     if (n := group.max() + 1) >= 10:  # fewer say little
         low, high = bootstrap(losses, group, options.seed)
@@ -429,7 +427,7 @@ def open_data(checkpoint: dict, options) -> Dataset:
         raise UserError(f"{name} was not trained on a dataset; name one with --dataset=")
     data = load(options.dataset or trained_on)
     if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
-        raise UserError(f"{data.name} has other tokens than {name}; prepare it with --tokenizer={trained_on}")
+        raise UserError(f"{data.name} has other tokens than {name}; {tokenizer_advice(checkpoint)}")
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     return data
@@ -448,8 +446,12 @@ def main() -> None:
     subset = min(options.eval_tokens or SUBSET, SUBSET)
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
         measured = show_losses(model, data, options, machine)
-        show_prompts(model, data, subset, options, machine)
-        if data.vocab_size <= MAX_VOCAB:
+        several = measured[2].max() > 0  # documents, or stretches of the text
+        if several:
+            show_prompts(model, data, subset, options, machine)
+        else:
+            print("\none document or window: the interval, prompts, mixture and calibration need two or more")
+        if several and data.vocab_size <= MAX_VOCAB:
             grams, counts = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
             counted = (sum_by_row(grams[:, -n:], counts) for n in (2, 4, CONTEXT + 1))
             bigram, short, long = (NGrams(*of_n, data.vocab_size, data.separator) for of_n in counted)
@@ -458,16 +460,19 @@ def main() -> None:
             add_one = partial(bigram.additive, alpha=1)
             models = {"bigram, add 1": (add_one, 0.0), "Kneser-Ney 4-gram": (kn4, 0.0), NGRAM: (kn8, 0.0)} | models
             models[f"GPT + {NGRAM}"] = kn8, more["lambda"]
-        calibration = show_calibration(model, models, data, subset, options, machine)
+        calibration = show_calibration(model, models, data, subset, options, machine) if several else {}
         if options.num_samples:
             length = min(model.config.block_size, LENGTH, len(getattr(data, options.split)))
             samples = draw_samples(model, models, data, length, options, machine)
             more["copied"] = show_copies(samples, data, length)["GPT"]
-    if options.plot:
+    if options.plot and calibration:
         draw_plot(Path(checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)
-    ece, tau = (calibration["GPT"][0][key] for key in ("ECE", "tau"))
-    losses = {options.split: measured[0].mean()}
-    print_result("gpt", data, model.num_params(), losses, ece=ece, temperature=tau, **more)
+    elif options.plot:
+        print("\nno plot: it shows the calibration")
+    if calibration:
+        numbers, _ = calibration["GPT"]
+        more = {"ece": numbers["ECE"], "temperature": numbers["tau"], **more}
+    print_result("gpt", data, model.num_params(), {options.split: measured[0].mean()}, **more)
 
 
 if __name__ == "__main__":

@@ -295,7 +295,11 @@ def kept(path: Path, made_from: dict) -> dict | None:
         checkpoint = load_checkpoint(path)
     except UserError:  # there is none, or it is damaged, or of another version
         return None
-    if same := checkpoint.get("made_from") == made_from:
+    found = checkpoint.get("made_from", {})
+    for name, defaults in (("config", GPTConfig()), ("recipe", Recipe(0, 0.0))):
+        if name in found:  # an option that an older one lacks has its default
+            found[name] = asdict(defaults) | found[name]
+    if same := found == made_from:
         print(f"using {path} of an earlier run")
     return checkpoint if same else None
 
@@ -336,7 +340,7 @@ def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
     if "peft" in checkpoint:
         raise UserError(f"{path} has only what finetune.py trained; use a whole model")
     model, tokenizer = load_model(checkpoint)
-    tokenizer.encode(CHARACTERS)  # raises UserError if it lacks some
+    tokenizer.encode(CHARACTERS, "use a model whose training text has them")  # raises UserError if it lacks some
     if (T := model.config.block_size) < LONGEST:
         raise UserError(f"{path} has block_size={T}; use a model with at least {LONGEST}")
     name = checkpoint["config"]["dataset"]

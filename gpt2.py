@@ -9,6 +9,7 @@ of a header; the header, JSON: name -> dtype, shape, offsets; then the bytes of 
 
 import json
 import mmap
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,6 +26,7 @@ GPT2_SIZES = {
     "gpt2-large": (36, 20, 1280),
     "gpt2-xl": (48, 25, 1600),
 }
+VOCAB_SIZE = 50_257
 GPT2_OPTIONS = {
     "norm": "layernorm", "position": "learned", "activation": "gelu_tanh", "bias": True,
     "qk_norm": False, "tie_weights": True, "zero_init": False,
@@ -51,8 +53,8 @@ def load_gpt2(path: Path) -> dict:
     try:
         tensors = {name.removeprefix("transformer."): t for name, t in read_safetensors(path).items()}
         (vocab_size, n_embd), (block_size, _) = tensors["wte.weight"].shape, tensors["wpe.weight"].shape
-        if vocab_size != 50_257:
-            raise ValueError(f"it has {vocab_size:,} tokens instead of GPT-2's 50,257")
+        if vocab_size < VOCAB_SIZE:
+            raise ValueError(f"it has {vocab_size:,} tokens instead of GPT-2's {VOCAB_SIZE:,}")
         if not torch.equal(tensors.pop("lm_head.weight", tensors["wte.weight"]), tensors["wte.weight"]):
             raise ValueError("its lm_head is not wte")
         settings = path.with_name("config.json")  # in folders that transformers saved
@@ -61,7 +63,7 @@ def load_gpt2(path: Path) -> dict:
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         found = f"{path} is damaged, or not GPT-2 ({error!r})"
         raise UserError(f"{found}; use the weights as published") from error
-    shape = {"vocab_size": vocab_size, "block_size": block_size, "n_embd": n_embd, "n_head": n_head}
+    shape = {"vocab_size": VOCAB_SIZE, "block_size": block_size, "n_embd": n_embd, "n_head": n_head}
     shape["n_layer"] = len({name.split(".")[1] for name in tensors if name.startswith("h.")})
     weights = {}
     for name, tensor in tensors.items():
@@ -69,12 +71,15 @@ def load_gpt2(path: Path) -> dict:
             continue  # the causal mask
         transposed = name.startswith("h.") and tensor.dim() == 2  # stored as (inputs, outputs)
         weights[f"transformer.{name}"] = (tensor.t() if transposed else tensor).float().contiguous()
+    if vocab_size > VOCAB_SIZE:  # such as one for padding, or a multiple of 128
+        print(f"{path}: left out {vocab_size - VOCAB_SIZE:,} tokens that GPT-2 does not have", file=sys.stderr)
+        weights["transformer.wte.weight"] = weights["transformer.wte.weight"][:VOCAB_SIZE].clone()
     weights["lm_head.weight"] = weights["transformer.wte.weight"]
     return {
         "model_config": asdict(GPTConfig(**GPT2_OPTIONS | shape)),
         "model": weights,
         "tokenizer": {"kind": "gpt2"},
-        "delimiter": vocab_size - 1,  # <|endoftext|>, which started each document in training
+        "delimiter": VOCAB_SIZE - 1,  # <|endoftext|>, which started each document in training
         "config": {"dataset": "gpt2"},  # the tokenizer's name, as in --tokenizer=gpt2
     }
 

@@ -23,13 +23,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checkpoint import load_checkpoint, load_model, newest_run
+from checkpoint import load_checkpoint, load_model, newest_run, tokenizer_advice
 from console import PathStr, Positive, UserError, parse, print_result, run
 from files import replace_file
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
-from prepare_data import DATA, Dataset, load, read_text
+from prepare_data import DATA, Dataset, load, read_prompt
 from runtime import Machine, explain_errors
 from sample import attention_weights
 from tokenizer import Tokenizer
@@ -40,6 +40,7 @@ TEMPERATURES = [i / 10 for i in range(1, 21)]  # the values of the page's slider
 ORDER = 8  # of the n-grams
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
 MAX_TRAIN = 1 << 24  # tokens of train to count
+UNKNOWN = "leave them out of the prompt"  # what to do about characters that the model has never seen
 
 # The first token of a text is given, the N others are predicted: ids[i + 1] at position i, whose
 # attention is shown beside it. V: size of the vocabulary. L: layers. nh: heads.
@@ -155,7 +156,7 @@ def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
         raise UserError(f"{checkpoint['name']} was not trained on a dataset; give a text with --prompt=")
     data = load(name)
     if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
-        raise UserError(f"{DATA / name} has other tokens than {checkpoint['name']}; prepare it as before training")
+        raise UserError(f"{DATA / name} has other tokens than {checkpoint['name']}; {tokenizer_advice(checkpoint)}")
     return data
 
 
@@ -164,7 +165,7 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
     from, then at most n. Raises UserError."""
     if prompt:
         delimiter = checkpoint["delimiter"]
-        ids = [*([] if delimiter is None else [delimiter]), *tokenizer.encode(prompt)][: n + 1]
+        ids = [*([] if delimiter is None else [delimiter]), *tokenizer.encode(prompt, UNKNOWN)][: n + 1]
     else:
         ids = data.val[: n + 1].tolist()
         if data.separator in ids[1:]:
@@ -177,7 +178,7 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
 def make_page(title: str, texts: list[str], found: dict) -> str:
     """The page with its numbers, and texts, one for each token. Nothing in them can become HTML."""
     bits, uniform = found["bits"]["GPT"], math.log2(len(found["names"]))
-    shades = [min(surprise / uniform, 1) for surprise in [0, *bits]]
+    shades = [min(surprise / max(uniform, 1), 1) for surprise in [0, *bits]]  # 0 / 0 in a text of one character
     spans = [f'<span style="--s:{s:.2f}">{html.escape(text)}</span>' for s, text in zip(shades, texts, strict=True)]
     parts = {"title": html.escape(title), "text": "".join(spans)}
     parts |= {"mean": f"{np.mean(bits):.2f}", "uniform": f"{uniform:.1f}"}
@@ -188,11 +189,7 @@ def make_page(title: str, texts: list[str], found: dict) -> str:
 def main() -> None:
     began = time.perf_counter()
     options = parse(Options, __doc__)
-    prompt, path = options.prompt, Path(options.prompt_file)
-    if options.prompt_file:
-        if prompt or not path.is_file() or path.stat().st_size == 0:
-            raise UserError(f"there is --prompt, too, or no text in {path}; give one text")
-        prompt = "".join(read_text([path]))
+    prompt = read_prompt(options.prompt, options.prompt_file)
     device = Machine.pick(options.device, "float32").device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)

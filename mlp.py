@@ -1,4 +1,4 @@
-"""Part 2: a neural network that learns which tokens are similar, and what it takes to train it.
+"""Part 2: a neural network that learns a vector for each token, and what it takes to train it.
 
     python mlp.py                                        # half a minute: train on words, sample new ones
     python mlp.py --init=naive --max_iters=20000 --plot  # a bad initialization, and what shows it
@@ -6,8 +6,8 @@
 
 Read ngram.py before and cells.py after. An n-gram table learns nothing about one context from
 another. The network of Bengio et al. (2003) looks up a learned vector for each context token, its
-embedding. Similar tokens get similar embeddings, so the network generalizes to contexts it has
-never seen (Karpathy 2022, "Building makemore" parts 2 to 4):
+embedding. All contexts share these vectors and the layers after them, so the network also predicts
+after contexts that it has never seen (Karpathy 2022, "Building makemore" parts 2 to 4):
 
     logits = tanh(batchnorm([C[x1] C[x2] C[x3]] W1)) W2 + b2
 
@@ -281,9 +281,12 @@ def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
         if step == 1:
             before = layer_statistics(model, "before training", difference, lr)
             uniform = f"uniform: ln {data.vocab_size} = {math.log(data.vocab_size):.2f}"
-            print(f"first loss {loss:.2f}; {uniform}; far above it, the network is confidently wrong")
+            gap = loss - math.log(data.vocab_size)
+            confident = "far above it: the network is confidently wrong" if gap > 1 else "about as it should be"
+            print(f"first loss {loss:.2f}; {uniform}; {confident}")
             saturated = torch.stack([out.abs() > SATURATED for out, _ in before]).float().mean()
-            print(f"{saturated:.0%} of the tanh activations are saturated; hardly any gradient flows back there\n")
+            flow = "hardly any gradient flows back there" if saturated > 0.25 else "gradients flow through the others"
+            print(f"{saturated:.0%} of the tanh activations are saturated; {flow}\n")
         if step % max(1, steps // 200) == 0:
             ratios.append((step, update_to_data(model, lr)))
         if step in (1, 10, 100, 1000) or (steps - step) % max(1, steps // 10) == 0:
@@ -414,7 +417,7 @@ def main() -> None:
         generator, rng = torch.Generator().manual_seed(options.seed), np.random.default_rng(options.seed)
         starts = (start_context(data, T, rng) for _ in range(options.num_samples))
         texts = (data.tokenizer.decode(sample(model, start, data.separator, generator)) for start in starts)
-        console.print_samples(texts, lines=data.separator is not None)
+        console.print_samples(texts, lines=data.has_lines)
         for split in data.splits:
             losses[split] = evaluate(model, getattr(data, split)[:EVAL_TOKENS], T, data.separator)
         console.print_losses(data, losses, EVAL_TOKENS)

@@ -103,12 +103,12 @@ def mlp_training(history, saturated: float, data, title: str, path: Path) -> Non
         for i, (out, dout) in enumerate(tanhs, 1):
             fraction = (abs(out) > saturated).float().mean()
             outputs[f"tanh {i}: {fraction:.0%} saturated"] = histogram(out)
-            grads[f"tanh {i}: std {dout.std():.1e}"] = histogram(dout / dout.std())
+            grads[f"tanh {i}: std {dout.std():.1e}"] = histogram(dout / dout.std().clamp(min=1e-30))
         panels.append({"title": f"{when} training: tanh activations", "curves": outputs, "ylabel": "density"})
         panels.append({"title": f"{when} training: their gradients / std", "curves": grads})
         white = {"image": abs(tanhs[0][0]).numpy() > saturated, "xlabel": "unit", "ylabel": "example"}
         panels.append({"title": f"{when}: tanh 1, saturated is white", "curves": {}} | white)
-    losses = {"curves": loss, "data": data, "ylim": (None, 1.2 * math.log(data.vocab_size))}
+    losses = {"curves": loss, "data": data, "ylim": (None, 1.2 * math.log(max(data.vocab_size, 2)))}
     panels.insert(3, {"title": "training loss by step, nats"} | losses)
     panels.append({"title": "log10(update / weight size) by step", "curves": updates, "ylim": (-5, None)})
     lines(path, *panels, title=title, rows=2)

@@ -169,8 +169,8 @@ class Toy:
 def read_words(data: Dataset, split: str) -> torch.Tensor:
     """The words of a split, (n, T), without those that are too long."""
     words = [word for word in data.documents(split) if len(word) <= MAX_TOKENS - 2]
-    if not words:
-        raise UserError(f"all lines of {data.name} have over {MAX_TOKENS - 2} tokens; use a list of words")
+    if not words or not data.has_lines:
+        raise UserError(f"{data.name} has no lines of up to {MAX_TOKENS - 2} tokens; use a list of words")
     end = [data.separator]
     return torch.tensor([end + word + end * (MAX_TOKENS - 1 - len(word)) for word in words])
 

@@ -218,7 +218,8 @@ def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> n
 def show_gradients(gradients: dict[str, np.ndarray], data: Dataset, plot: bool) -> None:
     """Print, and perhaps plot, gradient norms by distance, {"lstm before": norms ...}."""
     print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), relative to k = 1:")
-    gradients = {name: norms / norms[0] for name, norms in gradients.items()}
+    # no gradient at all in a text of one character, which is always predicted
+    gradients = {name: norms / (norms[0] or 1) for name, norms in gradients.items()}
     lags = [k for k in LAGS if all(k <= len(norms) for norms in gradients.values())]
     rows = [[f"k = {k}", *(f"{norms[k - 1]:.2g}" for norms in gradients.values())] for k in lags]
     reach = [f"{(norms >= 0.01).sum()} of {len(norms)}" for norms in gradients.values()]
@@ -230,7 +231,8 @@ def show_gradients(gradients: dict[str, np.ndarray], data: Dataset, plot: bool) 
         for i, (name, norms) in enumerate(gradients.items()):
             style = f"{'-' if i % 2 else '--'}C{i // 2}"  # a color for each cell; dashed: before
             curves[name] = range(1, len(norms) + 1), norms, style
-        panel = {"curves": curves, "yscale": "log", "ylim": (1e-10, None)}
+        any_gradient = any(norms.any() for norms in gradients.values())
+        panel = {"curves": curves, "yscale": "log" if any_gradient else "linear", "ylim": (1e-10, None)}
         panel["xlabel"] = "k: tokens between the state and the loss"
         panel["ylabel"] = "norm of d loss / d state, relative to k = 1"
         plots.lines(path, panel, title=f"how far back gradients reach: {data.name}", size=(8, 5))
@@ -365,7 +367,7 @@ def run_cell(cell: str, data: Dataset, options: Options) -> tuple[dict, dict]:
         first = start_context(data, 1, np.random.default_rng(options.seed)) * options.num_samples
         torch.manual_seed(options.seed)
         texts = map(data.tokenizer.decode, sample(model, first, data.separator))
-        console.print_samples(texts, lines=data.separator is not None)
+        console.print_samples(texts, lines=data.has_lines)
     parts = {split: getattr(data, split)[:EVAL_TOKENS] for split in data.splits}
     losses = {split: evaluate(model, tokens, data.separator) for split, tokens in parts.items()}
     console.print_losses(data, losses, EVAL_TOKENS)

@@ -27,8 +27,9 @@ from torch.nn import functional as F
 from checkpoint import load_checkpoint, load_model, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, parse, run
 from model import GPT, ConfigError, GPTConfig, sample_token
+from prepare_data import clean, read_prompt
 from runtime import Machine, check_compiler, explain_errors
-from tokenizer import Tokenizer, start_ids, token_names
+from tokenizer import Tokenizer, end_id, start_ids, token_names
 
 MAX_MEMORY = 2**30  # bytes of keys, values and logits, which limit how many samples are generated at once
 LARGE_MATRIX = 2**18  # weights; for smaller ones, F.linear is as fast
@@ -39,6 +40,7 @@ PLOTTED = 24  # tokens in the plot of the attention weights
 class Options:
     init_from: PathStr = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
     prompt: str = ""  # the text to continue (default: the start of a document, or of a line)
+    prompt_file: PathStr = ""  # a UTF-8 file with this text
     interactive: bool = False  # read a prompt per line, and continue each, until Ctrl-D
     num_samples: Positive = 1  # number of samples
     max_new_tokens: Positive = 500  # maximum length of a sample, in tokens
@@ -46,7 +48,7 @@ class Options:
     top_k: NonNegative = 0  # sample from the k most likely tokens; 0: from all
     top_p: float = 1.0  # sample from the most likely tokens with total probability p; 1: from all
     seed: NonNegative = 1337  # random seed
-    stop: bool = False  # stop at the end of the line
+    stop: bool = False  # stop at the end of the document, or of the line if each document is one
     int8: bool = False  # round weights to 8-bit integers: a large model is faster on a CPU
     compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
@@ -205,10 +207,11 @@ def speed_up(model: GPT, int8: bool = False) -> None:
 
 
 class Sample:
-    """Turns the tokens of one sample into text as they come. stop: up to the end of the line."""
+    """Turns the tokens of one sample into text as they come. stop: up to the token `end`, or else to
+    the end of the line."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: bool):
-        self.tokenizer, self.stop, self.done = tokenizer, stop, False
+    def __init__(self, tokenizer: Tokenizer, stop: bool, end: int | None = None):
+        self.tokenizer, self.stop, self.end_token, self.done = tokenizer, stop, end, False
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.ids, self.text = [], ""
 
@@ -217,8 +220,11 @@ class Sample:
         if self.done:
             return ""
         self.ids.append(token)
+        if self.stop and token == self.end_token:
+            self.done = True
+            return ""
         text = self.decoder.decode(self.tokenizer.decode_bytes([token]))
-        if self.stop and "\n" in text:
+        if self.stop and self.end_token is None and "\n" in text:
             text, self.done = text.split("\n")[0], True
         self.text += text
         return text
@@ -235,11 +241,12 @@ def rows_at_once(config: GPTConfig) -> int:
 
 def print_samples(model: GPT, tokenizer: Tokenizer, ids: list, prompt: str, options, generator) -> list:
     """Generate samples in batches, and print them: the first one of a batch as it is generated."""
-    samples, rule = [], "" if options.stop else "-" * 20 + "\n"
+    end = end_id(tokenizer) if ids[0] == end_id(tokenizer) else None  # documents of several lines start with it
+    samples, rule = [], "" if options.stop and end is None else "-" * 20 + "\n"
     sampling = {name: getattr(options, name) for name in ("compile", "temperature", "top_k", "top_p")}
     while len(samples) < options.num_samples:
         n = min(rows_at_once(model.config), options.num_samples - len(samples))
-        batch = [Sample(tokenizer, options.stop) for _ in range(n)]
+        batch = [Sample(tokenizer, options.stop, end) for _ in range(n)]
         print((rule if samples else "") + prompt, end="", flush=True)
         idx = torch.tensor([ids] * n, device=generator.device)  # (B, T)
         for column in stream(model, idx, options.max_new_tokens, generator=generator, **sampling):  # (B, 1)
@@ -270,7 +277,7 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 
 def answer(checkpoint: dict, model: GPT, tokenizer: Tokenizer, prompt: str, options, generator) -> None:
     """Continue a prompt, and print the result line."""
-    ids, delimiter = tokenizer.encode(prompt), checkpoint["delimiter"]
+    ids, delimiter = tokenizer.encode(prompt, "leave them out of the prompt"), checkpoint["delimiter"]
     block_size = model.config.block_size
     if delimiter is not None:
         ids = [delimiter, *ids]
@@ -294,6 +301,9 @@ def answer(checkpoint: dict, model: GPT, tokenizer: Tokenizer, prompt: str, opti
 
 def main() -> None:
     options = parse(Options, __doc__)
+    prompt = read_prompt(options.prompt, options.prompt_file)
+    if options.interactive and prompt:
+        raise UserError("--interactive reads prompts from the keyboard; leave out --prompt and --prompt_file")
     device = Machine.pick(options.device, "float32").device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
@@ -306,10 +316,10 @@ def main() -> None:
     generator = torch.Generator(device).manual_seed(options.seed)
     with explain_errors("out of memory; use fewer --num_samples, or --device=cpu"):
         if not options.interactive:
-            return answer(checkpoint, model, tokenizer, options.prompt, options, generator)
+            return answer(checkpoint, model, tokenizer, prompt, options, generator)
         while True:
             try:
-                prompt = input("> " if sys.stdin.isatty() else "")
+                prompt = clean(input("> " if sys.stdin.isatty() else "")).rstrip("\n")
                 answer(checkpoint, model, tokenizer, prompt, options, generator)
             except EOFError:  # Ctrl-D
                 return print()

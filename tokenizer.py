@@ -40,9 +40,10 @@ class CharTokenizer:
         known = self.id_of.keys()
         if not known >= set(text):
             forms = text, unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)
-            text = min(forms, key=lambda form: len(set(form) - known))
+            text = min(forms, key=lambda form: sum(c not in known for c in form))
         if unknown := sorted(set(text) - known):
-            some = ", ".join(f"{c if c.isprintable() else ascii(c)} (U+{ord(c):04X})" for c in unknown[:20])
+            shown = [c if c.isprintable() and not c.isspace() else ascii(c) for c in unknown[:20]]
+            some = ", ".join(f"{text} (U+{ord(c):04X})" for text, c in zip(shown, unknown, strict=False))
             raise UserError(f"the vocabulary lacks {some}; {advice}")
         return [self.id_of[c] for c in text]
 

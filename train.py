@@ -28,7 +28,7 @@ import torch
 
 import console
 import runtime
-from checkpoint import load_checkpoint, load_model, load_weights, open_run, save_model
+from checkpoint import load_checkpoint, load_model, load_weights, open_run, refuse_unknown, save_model, tokenizer_advice
 from console import Fraction, NonNegative, NonNegativeFloat, PathStr, Positive, UserError, read_options, read_toml
 from files import sha256_of
 from model import GPT, ConfigError, GPTConfig
@@ -60,7 +60,7 @@ class TrainConfig(GPTConfig):
     early_stop: NonNegative = 0  # stop after this many evaluations without improvement (patience); 0: off
 
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = "muon"  # muon: adamw outside of blocks
-    learning_rate: NonNegativeFloat = 1e-2  # peak learning rate, but of muon's matrices
+    learning_rate: NonNegativeFloat = 1e-2  # peak learning rate (muon's matrices have their own, below)
     muon_learning_rate: NonNegativeFloat = 0.03  # peak learning rate of muon: its updates have a fixed size
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "step", "wsd"] = "linear"  # after warmup
     warmup_iters: NonNegative = 20  # steps of linear warmup
@@ -159,8 +159,13 @@ def print_summary(config: TrainConfig, model: GPT, data: Dataset, machine: Machi
     print(f"run     {config.out_dir}: {config.max_iters:,} steps x {n_step:,} tokens = {epochs:.2g} epochs")
 
 
+def hashes_of(data: Dataset) -> dict[str, str]:
+    """{split: SHA-256}: which text it is."""
+    return {split: entry["sha256"] for split, entry in data.splits.items()}
+
+
 def evaluated_on(config: TrainConfig, data: Dataset) -> list:
-    """What a validation loss depends on, but for the model."""
+    """What a validation loss depends on, apart from the model."""
     return [data.splits["val"]["sha256"], config.eval_tokens]
 
 
@@ -174,6 +179,9 @@ def restore(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machi
         if checkpoint["scaler"]:  # of float16
             scaler.load_state_dict(checkpoint["scaler"])
         print(f"resumed after step {checkpoint['step']}")
+        before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})  # older ones have no text
+        if not before.items() <= hashes_of(data).items():
+            print(f"note: {data.name} is another text than before: losses before and after this step do not compare")
         other_text = checkpoint["evaluated_on"] != evaluated_on(config, data)
         lost = machine.rank == 0 and not Path(config.out_dir, "best.pt").exists()
         if any(machine.sum(lost)) or other_text:  # other machines need none
@@ -221,6 +229,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
         if log:
             os.fsync(log.fileno())  # the lines that belong to it
             more["evaluated_on"] = evaluated_on(config, data)
+            more["text"] = hashes_of(data)
             save_model(folder / name, model, data.tokenizer, weights, **more)
 
     with StopSignal() as stop:
@@ -294,7 +303,8 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, step: int, seco
     folder, alone = Path(config.out_dir), replace(machine, world_size=1)
     checkpoint = load_checkpoint(folder / "best.pt")
     if step < config.max_iters:
-        print(f"early stopping: no improvement in {config.early_stop} evaluations")
+        advice = f"to continue: --init_from=resume --out_dir={config.out_dir} --early_stop=0"
+        print(f"early stopping: no improvement in {config.early_stop} evaluations; {advice}")
     if checkpoint["step"] < step:
         print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
     model, tokenizer = load_model(checkpoint)
@@ -344,7 +354,8 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
         checkpoint = load_checkpoint(Path(given["out_dir"], "last.pt"))
         if "optimizer" not in checkpoint:
             raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
-        inherited = checkpoint["config"]
+        refuse_unknown(checkpoint["name"], checkpoint["config"], TrainConfig)
+        inherited = checkpoint["model_config"] | checkpoint["config"]
         given["init_from"] = inherited["init_from"]  # where the run came from at first
     else:
         checkpoint = load_checkpoint(init_from)
@@ -372,9 +383,7 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     """Raise UserError if the run is not possible with this dataset or on this machine."""
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
-        first = checkpoint["config"]["dataset"]
-        advice = f"use {first}, or python prepare_data.py YOUR_TEXT.txt --tokenizer={first}"
-        raise UserError(f"{data.name} has another vocabulary than {first} of the checkpoint; {advice}")
+        raise UserError(f"{data.name} has another vocabulary than {checkpoint['name']}; {tokenizer_advice(checkpoint)}")
     n, processes = config.batch_size * config.gradient_accumulation_steps, machine.world_size
     if n % processes:
         fits = ", ".join(str(i) for i in range(1, n + 1) if n % i == 0)
@@ -410,6 +419,8 @@ def main() -> None:
         config, checkpoint = read_config(__doc__)
         machine = Machine.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
+        if runtime.LOCAL_RANK == 0:  # once on each machine
+            data.verify()
         check(config, checkpoint, data, machine)
     config.dtype = str(machine.dtype).removeprefix("torch.")  # in checkpoints: a resumed run keeps it
     runtime.check_alike(facts(config, checkpoint, data, machine))

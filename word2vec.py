@@ -318,7 +318,9 @@ def main() -> None:
     is_python = "def __init__" in text
     if not is_python:
         text, near = text.lower(), near.lower()
-    documents = [text] if data.separator is None else text.split("\n")
+    documents = [text]
+    if data.separator is not None:
+        documents = text.split(data.tokenizer.decode([data.separator]))
     vocab, ids, document = number_words(documents, options.min_count)
     print(f"{data.name}: {len(ids):,} words, {len(vocab):,} of them distinct,", end=" ")
     print(f"in {len(tokens):,} of {len(data.train):,} tokens")

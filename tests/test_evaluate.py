@@ -418,9 +418,10 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
     some = result(call(evaluate, "--init_from=out/list", "--eval_tokens=64", "--num_samples=0")[1])
     assert abs(float(some["val"]) - trained) > 1e-4
     assert {path: path.read_bytes() for path in Path("out").rglob("*.*")} == before
-    assert "one document or window is not enough; use more" in fails(evaluate, "--eval_tokens=1")
+    one = call(evaluate, "--eval_tokens=1", "--num_samples=0")[1]
+    assert "one document or window: the interval, prompts, mixture and calibration need two or more" in one
     error = fails(evaluate, "--dataset=tiny")
-    assert "tiny has other tokens than out/list/best.pt; prepare it with --tokenizer=list" in error
+    assert "tiny has other tokens than out/list/best.pt; run: python prepare_data.py YOUR_TEXT.txt --tokenizer=out/list/best.pt" in error
 
 
 def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
@@ -435,7 +436,7 @@ def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
     rows = [line.split() for line in out.splitlines() if line.startswith("GPT ")]
     assert len(rows) == 2 and rows[0][1] == result(out)["val"]  # calibration, copies; without n-grams
     assert "tiny_gpt2 has no test split; use --split=val" in fails(evaluate, *weights, "--split=test")
-    assert "; prepare it with --tokenizer=gpt2" in fails(evaluate, weights[0], "--dataset=tiny")
+    assert "; run: python prepare_data.py YOUR_TEXT.txt --tokenizer=gpt2" in fails(evaluate, weights[0], "--dataset=tiny")
     assert "was not trained on a dataset; name one with --dataset=" in fails(evaluate, weights[0])
     assert "no run of train.py with a best.pt in out/; start python train.py" in fails(evaluate)
 

@@ -132,7 +132,7 @@ def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails, smal
     torch.save(checkpoint | {"model": dict(list(checkpoint["model"].items())[1:])}, "part.pt")
     assert "lacks weights" in fails(sample, "--init_from=part.pt")
     INSTRUCTED.unlink()
-    assert "the base of this checkpoint; run finetune.py again" in fails(sample, f"--init_from={LORA}")
+    assert "the base of this checkpoint; copy it to" in fails(sample, f"--init_from={LORA}")
     torch.save(base | {"history": []}, INSTRUCTED)
     assert "has changed (its SHA-256 differs); run finetune.py again" in fails(sample, f"--init_from={LORA}")
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_done_gets_one_line(call, fails, small):
         ("--new_task=revrse", "--new_task=revrse is unknown (did you mean reverse?); choose from copy, reverse"),
         ("--num_examples=100000", "too few words for --num_examples=100000; use at most "),
         ("--init_from=out/nothing", "no checkpoint out/nothing; use a run"),
-        ("--init_from=out/toy", "the vocabulary lacks ' ', '0', "),
+        ("--init_from=out/toy", "the vocabulary lacks ' ' (U+0020), 0 (U+0030), "),
         ("--init_from=out/own", "has block_size=16; use a model with at least 42"),
         ("--learning_rate=1e30", "training diverged: "),
     ):

@@ -282,9 +282,9 @@ def test_what_a_user_can_cause_gives_one_line(call, fails, data):
     Path("one.txt").write_text("a")
     run = "--init_from=out/tiny"
     Path("empty.txt").write_text("")
-    for name in ("gone.txt", "empty.txt"):
-        assert f"no text in {name}" in fails(look, run, f"--prompt_file={name}")
-    assert "give one text" in fails(look, run, "--prompt=a", "--prompt_file=one.txt")
+    assert "no file gone.txt; check" in fails(look, run, "--prompt_file=gone.txt")
+    assert "empty.txt is empty; " in fails(look, run, "--prompt_file=empty.txt")
+    assert "--prompt and --prompt_file; give one" in fails(look, run, "--prompt=a", "--prompt_file=one.txt")
     assert "give a longer text" in fails(look, run, "--prompt_file=one.txt")
     assert "the vocabulary lacks" in fails(look, run, "--prompt=Ω Ω")
     Path("tiny.txt").write_text(babble(1200).upper())

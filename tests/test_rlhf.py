@@ -118,7 +118,7 @@ def test_wrong_options(fails):
     assert "--beta=0 has no meaning for DPO; use --stage=ppo" in fails(rlhf, "--beta=0")
     Path("long.txt").write_text("\n".join("ab" * 20 for _ in range(50)), encoding="utf-8")
     prepare_data.prepare("long.txt", documents="lines")
-    assert "all lines of long have over 22 tokens" in fails(rlhf, "--dataset=long")
+    assert "long has no lines of up to 22 tokens" in fails(rlhf, "--dataset=long")
 
 
 # ----------------------------------------------------------------------------- the rule

@@ -902,8 +902,8 @@ def test_a_model_of_ours_is_tuned_from_where_it_was(call, fails):
     error = fails(train, "--init_from=out/first", "--n_embd=32")
     assert "n_embd is fixed to 16 by the checkpoint out/first/best.pt; drop" in error
     error = fails(train, "--init_from=out/first", "--dataset=list")
-    advice = "use tiny, or python prepare_data.py YOUR_TEXT.txt --tokenizer=tiny"
-    assert f"list has another vocabulary than tiny of the checkpoint; {advice}" in error
+    advice = "run: python prepare_data.py YOUR_TEXT.txt --tokenizer=out/first/best.pt, then name"
+    assert f"list has another vocabulary than out/first/best.pt; {advice}" in error
     Path("more.txt").write_text(babble(300, seed=3).replace("noon", "moon"))
     prepare_data.prepare("more.txt", "tiny")
     status, out, err = call(train, "--init_from=out/first", "--dataset=more_tiny", "--max_iters=2")
@@ -982,7 +982,7 @@ def test_a_config_of_the_repository_is_legal(path, read_config, monkeypatch):
         (["--n_embd=30", "--n_head=4"], "n_embd=30 is not a multiple of n_head=4"),
         (["deep.toml"], "deep.toml is not TOML"),
         (["--device=meta"], "there is no device meta here"),
-        (["--dataset=data/tiny"], "(did you mean tiny?); run: python prepare_data.py YOUR_TEXT.txt --name=tiny"),
+        (["--dataset=data/tiny"], "data/tiny is not the name of a dataset; use --dataset=tiny"),
         (["--device=cuda:99"], "there is no device cuda:99 here"),
         (["--block_size=2000"], "the val split of tiny has "),
         (["--init_from=resume", "--out_dir=out/nothing"], "no checkpoint out/nothing/last.pt"),
@@ -999,7 +999,7 @@ def test_resuming_with_another_shape_or_vocabulary_is_refused(call, fails):
     again = ["--init_from=resume", "--out_dir=out/tiny"]
     assert "n_embd is fixed to 16 by the checkpoint out/tiny/last.pt" in fails(train, *again, "--n_embd=32")
     assert "optimizer is fixed to muon by the checkpoint" in fails(train, *again, "--optimizer=adamw")
-    assert "list has another vocabulary than tiny of the checkpoint" in fails(train, *again, "--dataset=list")
+    assert "list has another vocabulary than out/tiny/last.pt; " in fails(train, *again, "--dataset=list")
     assert call(train, *again, "--n_kv_head=0", "--max_iters=2")[0] == 0  # as many as n_head, as it was
     Path("out/tiny/last.pt").write_bytes(Path("out/tiny/best.pt").read_bytes())
     assert "out/tiny/last.pt contains a model only" in fails(train, *again)
@@ -1074,7 +1074,7 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
     [
         (["--position=rope", "--norm=rmsnorm"], "norm is fixed to layernorm by the checkpoint weights"),
         (["--block_size=25"], "block_size is fixed to 24 by the checkpoint weights"),
-        (["--dataset=tiny"], "than gpt2 of the checkpoint; use gpt2, or python prepare_data.py YOUR_TEXT.txt"),
+        (["--dataset=tiny"], "run: python prepare_data.py YOUR_TEXT.txt --tokenizer=gpt2, then"),
         (["--init_from=scrath"], "no checkpoint scrath; use a run of train.py, a file, or gpt2"),
         (["--init_from=tiny.txt"], "tiny.txt is damaged, or contains more than tensors"),
     ],
