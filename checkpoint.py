@@ -118,7 +118,8 @@ def find_base(checkpoint: dict) -> Path:
     beside = Path(checkpoint["folder"], was.name)
     found = [path for path in (was, beside) if path.is_file()]
     if not found:
-        raise UserError(f"there is no {was}, the base of this checkpoint; copy it to {beside}, or run finetune.py again")
+        advice = f"copy it to {beside}, or run finetune.py again"
+        raise UserError(f"there is no {was}, the base of this checkpoint; {advice}")
     for path in found:
         if sha256_of(path) == checkpoint["base"]["sha256"]:
             return path

@@ -72,7 +72,8 @@ def load_gpt2(path: Path) -> dict:
         transposed = name.startswith("h.") and tensor.dim() == 2  # stored as (inputs, outputs)
         weights[f"transformer.{name}"] = (tensor.t() if transposed else tensor).float().contiguous()
     if vocab_size > VOCAB_SIZE:  # such as one for padding, or a multiple of 128
-        print(f"{path}: left out {vocab_size - VOCAB_SIZE:,} tokens that GPT-2 does not have", file=sys.stderr)
+        extra = vocab_size - VOCAB_SIZE
+        print(f"{path}: tokens left out, which GPT-2 does not have: {extra:,} of {vocab_size:,}", file=sys.stderr)
         weights["transformer.wte.weight"] = weights["transformer.wte.weight"][:VOCAB_SIZE].clone()
     weights["lm_head.weight"] = weights["transformer.wte.weight"]
     return {

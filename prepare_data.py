@@ -123,7 +123,7 @@ def files_of(folder: Path) -> list[Path]:
         (binary if is_binary else paths).append(path)
     if binary:
         some = ", ".join(map(str, binary[:3])) + (" ..." if len(binary) > 3 else "")
-        print(f"note: left out {len(binary):,} binary files ({some}), and read {len(paths):,}; save UTF-16 as UTF-8")
+        print(f"note: binary files left out: {len(binary):,} ({some}); files read: {len(paths):,}")
     return paths
 
 
@@ -148,7 +148,7 @@ def find_documents(paths: list[Path], documents: str, source: str) -> Iterator[s
         where = f" ({inside:,} times inside of one)" if inside else where
         raise UserError(f"no line of {source} is {documents!r}{where}; give the line that separates its documents")
     if inside:
-        print(f"note: {documents!r} occurs {inside:,} times inside of a line, and separates nothing there")
+        print(f"note: {documents!r} separates nothing inside of a line, where it occurs {inside:,} times")
     return iter(found)
 
 
@@ -166,8 +166,8 @@ def split_documents(documents: Iterable[str], source: str) -> dict[str, Callable
     if repeated:
         known = set(splits["train"])
         again = sum(text in known for text in splits["val"])
-        of_val = f"{again:,} of {len(splits['val']):,} in val are in train, too: a low loss there shows little"
-        print(f"note: {repeated:,} of {n:,} documents repeat another one; {of_val}")
+        of_val = f"; {again:,} of {len(splits['val']):,} in val are in train, too, so their loss is not that of new ones"
+        print(f"note: {repeated:,} of {n:,} documents repeat another one{of_val if again else ''}")
     return {split: texts.copy for split, texts in splits.items()}
 
 

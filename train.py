@@ -178,10 +178,9 @@ def restore(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machi
         optimizer.load_state_dict(checkpoint["optimizer"])
         if checkpoint["scaler"]:  # of float16
             scaler.load_state_dict(checkpoint["scaler"])
-        print(f"resumed after step {checkpoint['step']}")
         before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})  # older ones have no text
-        if not before.items() <= hashes_of(data).items():
-            print(f"note: {data.name} is another text than before: losses before and after this step do not compare")
+        changed = "" if before.items() <= hashes_of(data).items() else f" on another text: {data.name} has changed"
+        print(f"resumed after step {checkpoint['step']}{changed}")
         other_text = checkpoint["evaluated_on"] != evaluated_on(config, data)
         lost = machine.rank == 0 and not Path(config.out_dir, "best.pt").exists()
         if any(machine.sum(lost)) or other_text:  # other machines need none

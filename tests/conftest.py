@@ -53,13 +53,21 @@ def data():
     prepare_data.prepare("list.txt", documents="lines")
 
 
+def local_copy(source: str) -> Path:
+    """The text of names or shakespeare, where a script has downloaded it or someone has put it. Skips the test where
+    there is none."""
+    beside = SHARED / "data" / {"names": "names.txt", "shakespeare": "tinyshakespeare.txt"}[source]
+    for path in (ROOT / prepare_data.DOWNLOADS / f"{source}.txt", beside):
+        if path.exists():
+            return path
+    pytest.skip(f"no local copy of {source}: python prepare_data.py {source} downloads it")
+
+
 @pytest.fixture
 def names() -> Path:
-    """data/names, of a local copy of names.txt: its path. Skips the test where there is none."""
-    if not (file := SHARED / "data" / "names.txt").exists():
-        pytest.skip("no local copy of names.txt")
-    prepare_data.prepare("names", file=file)
-    return file
+    """data/names, of a local copy of names.txt: its path."""
+    prepare_data.prepare("names", file=local_copy("names"))
+    return local_copy("names")
 
 
 @pytest.fixture

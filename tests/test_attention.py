@@ -454,3 +454,20 @@ def test_the_same_seed_gives_the_same_numbers(call, data, only_training):
         _, out, _ = call(attention, "--dataset=tiny", "--max_iters=3", f"--seed={seed}")
         losses.append(re.findall(r"^(?:bigram|block) .*? \d+\.\d (.*)$", out, flags=re.M))
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_data_is_looked_at_before_the_steps(fails, call, monkeypatch):
+    """Seven steps take a while, and a dataset that does not do would then be an error at the end."""
+    monkeypatch.setattr(attention, "averages", lambda: pytest.fail("it has begun"))
+    assert "no dataset of characters in data/words;" in fails(attention)
+    Path("wide.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 2100))) * 2, encoding="utf-8")
+    prepare_data.prepare("wide.txt")
+    assert "data/wide has 2,100 characters, too many for a bigram table; use up to 2,048" in fails(
+        attention, "--dataset=wide"
+    )
+    Path("ten.txt").write_text("\n".join("abcdefghij"))
+    prepare_data.prepare("ten.txt", documents="lines")
+    assert "data/ten has fewer than 17 tokens to train or validate on; use a longer text" in fails(
+        attention, "--dataset=ten"
+    )
+    monkeypatch.undo()

@@ -1,13 +1,16 @@
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Malicious
 
-from checkpoint import load_checkpoint
+from checkpoint import load_checkpoint, load_model, newest_run, save_model
 from console import UserError
+from model import GPT, GPTConfig
+from tokenizer import CharTokenizer
 
 
 @pytest.mark.parametrize(
@@ -39,3 +42,60 @@ def test_a_checkpoint_of_another_version_says_which():
         torch.save({"format": found, "model_config": {}}, "old.pt")
         with pytest.raises(UserError, match=f"has the format {found!r} instead of 'count2gpt 8'; "):
             load_checkpoint("old.pt")
+
+
+@pytest.fixture
+def saved():
+    """A checkpoint of a small model; gives what it contains."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=5, n_layer=1, n_head=2, n_embd=8, block_size=8))
+    save_model(Path("run/best.pt"), model, CharTokenizer("\nabcd"))
+    return torch.load("run/best.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("name", ["train_temperature", "label_smoothing", "lookback", "rope_scale"])
+def test_an_option_that_an_older_checkpoint_lacks_has_its_default(saved, name):
+    """As if the option had been added since."""
+    del saved["model_config"][name]
+    torch.save(saved, "run/best.pt")
+    assert load_checkpoint("run")["model_config"][name] == getattr(GPTConfig, name)
+    assert getattr(load_model("run")[0].config, name) == getattr(GPTConfig, name)
+
+
+def test_an_option_that_is_gone_is_named(saved):
+    saved["model_config"] |= {"softcap": 30.0}
+    torch.save(saved, "run/best.pt")
+    with pytest.raises(UserError, match=r"best.pt has an option that is unknown here, softcap = 30.0; use"):
+        load_checkpoint("run")
+
+
+def test_the_newest_run_is_found_at_any_depth(saved):
+    for i, folder in enumerate(("out/old", "out/exp/a/b", "out/other")):
+        Path(folder).mkdir(parents=True)
+        shutil.copy("run/best.pt", folder)
+        os.utime(f"{folder}/best.pt", (i, i))
+    for folder in ("out/old", "out/exp/a/b"):  # what has no log is not of train.py
+        Path(folder, "log.jsonl").touch()
+    assert newest_run() == str(Path("out/exp/a/b/best.pt"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"model": {}, "model_args": {"n_layer": 2}, "iter_num": 5}, "ckpt.pt is a checkpoint of nanoGPT, which has"),
+        ({"transformer.wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them"),
+        ({"wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them as safetensors"),
+    ],
+)
+def test_files_of_others_are_named_by_their_format(content, words):
+    torch.save(content, "ckpt.pt")
+    with pytest.raises(UserError, match=words):
+        load_checkpoint("ckpt.pt")
+
+
+def test_a_folder_with_weights_in_pytorchs_format_is_named():
+    Path("hf").mkdir()
+    torch.save({"wte.weight": torch.ones(2, 2)}, "hf/pytorch_model.bin")
+    for name in ("hf", "hf/model.safetensors"):
+        with pytest.raises(UserError, match=r"pytorch_model.bin has weights in PyTorch's own format; save them as"):
+            load_checkpoint(name)

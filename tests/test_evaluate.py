@@ -421,7 +421,8 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
     one = call(evaluate, "--eval_tokens=1", "--num_samples=0")[1]
     assert "one document or window: the interval, prompts, mixture and calibration need two or more" in one
     error = fails(evaluate, "--dataset=tiny")
-    assert "tiny has other tokens than out/list/best.pt; run: python prepare_data.py YOUR_TEXT.txt --tokenizer=out/list/best.pt" in error
+    command = "python prepare_data.py YOUR_TEXT.txt --tokenizer=out/list/best.pt"
+    assert f"tiny has other tokens than out/list/best.pt; run: {command}, then" in error
 
 
 def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
@@ -436,7 +437,7 @@ def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
     rows = [line.split() for line in out.splitlines() if line.startswith("GPT ")]
     assert len(rows) == 2 and rows[0][1] == result(out)["val"]  # calibration, copies; without n-grams
     assert "tiny_gpt2 has no test split; use --split=val" in fails(evaluate, *weights, "--split=test")
-    assert "; run: python prepare_data.py YOUR_TEXT.txt --tokenizer=gpt2" in fails(evaluate, weights[0], "--dataset=tiny")
+    assert "prepare_data.py YOUR_TEXT.txt --tokenizer=gpt2" in fails(evaluate, weights[0], "--dataset=tiny")
     assert "was not trained on a dataset; name one with --dataset=" in fails(evaluate, weights[0])
     assert "no run of train.py with a best.pt in out/; start python train.py" in fails(evaluate)
 
@@ -602,3 +603,17 @@ def test_the_plot_shows_how_far_accuracy_is_above_confidence(figures):
     calibrated, gpt = figures[0][0].axes[0].lines
     assert calibrated.get_ydata() == pytest.approx([0, 0])
     assert gpt.get_xydata().tolist() == [[0.75, -0.25]]  # and not the bin of 10
+
+
+def test_one_validation_document_gives_the_losses_that_it_can(call):
+    """A list of 10 to 19 documents has one."""
+    Path("docs.txt").write_text("\n".join(babble(60, seed=i).replace("\n", " ") for i in range(10)))
+    prepare_data.prepare("docs.txt", documents="lines")
+    run = call(train, *SHORT, "--dataset=docs")[1]
+    status, out, err = call(evaluate, "--num_samples=5", "--dtype=float32")
+    assert status == 0, err
+    assert "the interval, prompts, mixture and calibration need two or more" in out
+    figures = result(out)
+    assert float(figures["val"]) == pytest.approx(float(result(run)["val"]), abs=1e-4)
+    assert "copied" in figures and not {"ece", "temperature", "mixed"} & figures.keys()
+    assert "position in document or window" in out and "confidence interval" not in out

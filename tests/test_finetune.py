@@ -525,3 +525,27 @@ def test_finetuning_in_float16_is_done_in_float32(call, small, monkeypatch):
     """fit() has no gradient scaler."""
     monkeypatch.setattr(Machine, "pick", lambda *_: Machine(torch.device("cpu"), torch.float16))
     assert done(call).startswith("device  cpu, float32")
+
+
+def test_an_adapter_whose_folder_was_moved_finds_its_base_beside_it(call, fails, small, monkeypatch):
+    done(call)
+    prompt = ["--prompt=swap abs > ", "--stop", "--temperature=0"]
+    expected = call(sample, "--init_from=out/finetune/lora.pt", *prompt)[1]
+    Path("out/finetune").rename("out/mine")
+    assert call(sample, "--init_from=out/mine/lora.pt", *prompt)[1] == expected
+    Path("out/finetune").mkdir()  # another base, where it was
+    torch.save(torch.load("out/mine/instructed.pt", weights_only=True) | {"history": []}, INSTRUCTED)
+    assert call(sample, "--init_from=out/mine/lora.pt", *prompt)[1] == expected
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert call(sample, "--init_from=../out/mine/lora.pt", *prompt)[1] == expected
+
+
+def test_a_stage_of_older_code_is_used_again_with_the_defaults_of_newer_options(call, small):
+    done(call)
+    base = torch.load(BASE, weights_only=True)
+    for part, name in ((base["model_config"], "rope_scale"), (base["made_from"]["config"], "rope_scale")):
+        del part[name]
+    del base["made_from"]["recipe"]["grad_clip"]
+    torch.save(base, BASE)
+    assert f"using {BASE} of an earlier run" in done(call)

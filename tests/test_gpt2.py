@@ -207,3 +207,18 @@ def test_a_hub_that_fails_names_the_ways_out(hub):
     hub.status = 503
     with pytest.raises(ValueError, match=r"cannot download .*model.safetensors .503"):
         open_gpt2("gpt2")
+
+
+@pytest.mark.parametrize("more", [1, 47])
+def test_tokens_that_were_added_to_gpt2_are_left_out(capsys, more):
+    """Such as a pad token that transformers added, or rows up to a multiple of 128."""
+    tensors = small_tensors()
+    wte = torch.cat((tensors["wte.weight"], torch.randn(more, 16)))
+    Path("model.safetensors").write_bytes(safetensors(tensors))
+    plain = open_gpt2("model.safetensors").state_dict()
+    Path("model.safetensors").write_bytes(safetensors(tensors | {"wte.weight": wte, "lm_head.weight": wte.clone()}))
+    padded = open_gpt2("model.safetensors")
+    assert padded.config.vocab_size == 50_257
+    assert all(torch.equal(p, plain[name]) for name, p in padded.state_dict().items())
+    found = f"model.safetensors: tokens left out, which GPT-2 does not have: {more} of {50_257 + more:,}"
+    assert found in capsys.readouterr().err

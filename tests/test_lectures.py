@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED
+from conftest import local_copy
 from test_micrograd import gradients
 from test_word2vec import Drawn
 from torch import nn
@@ -494,9 +494,7 @@ def _():
 
 
 def names() -> tuple[list[str], CharTokenizer, np.ndarray]:
-    if not (path := SHARED / "data/names.txt").exists():
-        pytest.skip("no local copy of names.txt")
-    words, tokenizer = path.read_text(encoding="utf-8").split(), CharTokenizer(".abcdefghijklmnopqrstuvwxyz")
+    words, tokenizer = local_copy("names").read_text(encoding="utf-8").split(), CharTokenizer(".abcdefghijklmnopqrstuvwxyz")
     return words, tokenizer, bigram.count_bigrams(np.array(tokenizer.encode("." + ".".join(words) + ".")), 27)
 
 
@@ -1418,7 +1416,9 @@ def _():
 
 # of the parameters 9,139 times as many, printed as 8,000
 example(
-    "k-half", [0.5, 0.5, 0.5], lambda: [ratio(KAPLAN_N, 9139.4740), ratio(KAPLAN_C, 2**20), ratio(KAPLAN_D, 1474.80604)]
+    "k-half",
+    [0.5, 0.5, 0.5],
+    lambda: [ratio(KAPLAN_N, 9139.469662), ratio(KAPLAN_C, 2**20), ratio(KAPLAN_D, 1474.812454)],
 )
 
 
@@ -1490,10 +1490,21 @@ def _():
     return [HOFFMANN.N_power, 1 - HOFFMANN.N_power, math.log10(sizes[1] / sizes[0])]
 
 
+def searched(law: Law, C: float) -> tuple[float, float]:
+    """The N and D with the lowest loss among 100,001 pairs with 6 N D = C: what optimum() must give."""
+    N = np.geomspace(1e5, 1e15, 100_001)
+    D = C / (6 * N)
+    best = law.loss(N, D).argmin()
+    return N[best], D[best]
+
+
 @example("kaplan-exp", [0.73, 0.27])
 def _():
+    """Of ten times the compute, N takes the power that the exponents of the other one give, as a search finds."""
     law = Law(E=0.0, A=1.0, B=1.0, alpha=0.27, beta=0.73)
-    return [law.N_power, 1 - law.N_power]
+    (N, D), (more_N, more_D) = (searched(law, C) for C in (1e20, 1e21))
+    assert [more_N / N, more_D / D] == pytest.approx([10**law.N_power, 10 ** (1 - law.N_power)], rel=2e-3)
+    return [round(math.log10(more_N / N), 3), round(math.log10(more_D / D), 3)]
 
 
 @example("n-opt", [(2.88675e9, 5.77350e10), (2.88675e10, 5.77350e11), (7e10, 1.4e12)])  # printed: 7e9, 1.4e11 at 1e23
@@ -1506,8 +1517,12 @@ def _():
 def _():
     """The tokens that optimum() pairs with N for Gopher's, Chinchilla's and GPT-3's compute."""
     pairs = [(280e9, 5.04e23), (70e9, 5.88e23), (175e9, 3.15e23)]
-    laws = [Law(E=0.0, A=N**2 / (C / 6), B=1.0, alpha=1.0, beta=1.0) for N, C in pairs]
-    return [law.optimum(C)[1] for law, (_, C) in zip(laws, pairs, strict=True)]
+    found = []
+    for N, C in pairs:
+        law = Law(E=0.0, A=N**2 / (C / 6), B=1.0, alpha=1.0, beta=1.0)
+        assert searched(law, C) == pytest.approx((N, C / (6 * N)), rel=2e-4)
+        found.append(law.optimum(C)[1])
+    return found
 
 
 # ----------------------------------------------------------------------------- fine-tuning

@@ -556,3 +556,11 @@ def test_the_contexts_of_the_lectures_split(names):
     X, Y = contexts(dataset.train, np.arange(1, 9), 3, dataset.separator)
     assert dataset.tokenizer.decode(Y.tolist()) == "yuheng\nd"
     assert dataset.tokenizer.decode(X[3].tolist()) == "yuh"
+
+
+def test_a_first_loss_and_saturated_units_are_judged_by_their_value(data, call):
+    wrong, blocked = "the network is confidently wrong", "hardly any gradient flows back there"
+    out = call(mlp, "--dataset=tiny", "--max_iters=1", "--num_samples=0", "--init=naive", "--batchnorm=false")[1]
+    assert wrong in out and blocked in out
+    out = call(mlp, "--dataset=tiny", "--max_iters=1", "--num_samples=0")[1]
+    assert "about as it should be" in out and wrong not in out and blocked not in out

@@ -5,20 +5,26 @@ import hashlib
 import json
 import math
 import os
+import pickle
 import random
 import re
+import shutil
 import tracemalloc
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import babble, slashes
+import torch
+from conftest import Malicious, babble, local_copy, posix, slashes
 from test_tokenizer import HARD
 
 import prepare_data
+from checkpoint import save_model
 from console import UserError
-from prepare_data import load
-from tokenizer import BPETokenizer
+from model import GPT, GPTConfig
+from prepare_data import load, read_prompt
+from tokenizer import BPETokenizer, end_id, make_tokenizer
 
 
 def text_file(name: str, text: str) -> str:
@@ -205,7 +211,7 @@ def test_memory_does_not_grow_with_the_text(call):
 def test_names_and_shakespeare_are_the_lectures_splits(names):
     data = load("names")
     assert [np.count_nonzero(split == 0) - 1 for split in (data.train, data.val, data.test)] == [25626, 3203, 3204]
-    prepare_data.prepare("shakespeare", file=names.with_name("tinyshakespeare.txt"))
+    prepare_data.prepare("shakespeare", file=local_copy("shakespeare"))
     shakespeare = load("shakespeare")
     assert (len(shakespeare.train), len(shakespeare.val), shakespeare.vocab_size) == (1_003_854, 111_540, 65)
 
@@ -349,6 +355,7 @@ def test_a_failed_preparation_leaves_the_dataset_that_was_there(call, fails):
     assert {path.name: path.read_bytes() for path in Path("data/my").iterdir()} == before
     assert [path.name for path in Path("data").iterdir()] == ["my"]
 
+
 def test_two_processes_may_prepare_one_dataset(call, monkeypatch):
     """Here the second one starts and ends while the first is at work."""
     text_file("my.txt", babble(500))
@@ -425,3 +432,278 @@ def test_any_change_of_the_description_is_found(prepared):
     for text in ("[]", "7", "null", '"x"', "{", "{}", "\udcff"):
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
         broken("data/my/meta.json is damaged")
+
+
+def test_binary_files_of_a_folder_are_left_out_and_counted(call, fails):
+    """... by a NUL byte near their start. A text that is no UTF-8 stays an error, also in a folder."""
+    Path("mixed/deep").mkdir(parents=True)
+    text_file("mixed/a.txt", "abc" * 20)
+    binary = {"b.png": b"\x89PNG\r\n\0", "deep/c.pyc": b"\xcb\r\r\n\0", "d.npy": b"\x93NUMPY\1\0", "e.txt": b"a\0b\0"}
+    for name, content in binary.items():
+        Path("mixed", name).write_bytes(content)
+    status, out, err = call(prepare_data, "mixed")
+    assert status == 0 and load("mixed").tokenizer.chars == ["a", "b", "c"], err
+    assert "note: binary files left out: 4 (mixed/b.png, mixed/d.npy, mixed/deep/c.pyc ...); files read: 1" in slashes(
+        out
+    )
+    Path("mixed/f.txt").write_bytes("é".encode("latin1"))
+    assert "f.txt is not UTF-8 at byte 0; save it as UTF-8" in fails(prepare_data, "mixed")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+def test_english_in_utf16_is_named(fails, encoding):
+    """Without a byte order mark it is valid UTF-8, in which every second character is a NUL."""
+    Path("wide.txt").write_bytes(babble(300).encode(encoding))
+    error = fails(prepare_data, "wide.txt")
+    assert re.search(r"wide.txt has [\d,]+ NUL characters among its first .*; if it is UTF-16, save it as UTF-8", error)
+    assert not Path("data").exists() or not list(Path("data").iterdir())
+
+
+@posix
+def test_a_pipe_is_refused_by_what_it_is(fails):
+    os.mkfifo("pipe")
+    for options in (["pipe"], ["names", "--file=pipe"], ["/dev/null", "--name=null"]):
+        error = fails(prepare_data, *options)
+        assert "is a pipe or a device, and a text is read more than once; save it as a file" in error
+
+
+def test_several_files_and_paths_of_datasets_are_told_what_to_do(call, fails):
+    for name in ("a.txt", "b.txt"):
+        text_file(name, babble(50))
+    advice = "a.txt and b.txt are two values for source; put several files into a folder"
+    assert advice in fails(prepare_data, "a.txt", "b.txt")
+    broken("./a.txt is a file, not a dataset; run: python prepare_data.py ./a.txt, then use --dataset=a$", "./a.txt")
+    Path("notes").mkdir()
+    broken("notes is a folder, not a dataset; run: python prepare_data.py notes, then use --dataset=notes$", "notes")
+    call(prepare_data, "a.txt")
+    with pytest.raises(UserError, match=r"data.a is not the name of a dataset; use --dataset=a$"):
+        load("data/a")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bpe", "char", "GPT2", "Char"])
+def test_names_of_tokenizers_are_no_names_of_datasets(fails, name):
+    text_file(f"{name}.txt", babble(50))
+    assert f"{name!r} cannot be the name of this dataset; choose one" in fails(prepare_data, f"{name}.txt")
+    assert f"{name!r} cannot be the name" in fails(prepare_data, f"{name}.txt", "--name=" + name)
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "gpt2"])
+def test_a_text_in_the_tokens_of_a_run(call, fails, request, kind):
+    """Such as one that a friend gave, whose dataset is not here."""
+    if kind == "gpt2":
+        request.getfixturevalue("gpt2_vocabulary")
+    prepare_data.prepare(text_file("first.txt", babble(300)), kind, 300, name="first")
+    tokenizer, model = load("first").tokenizer, GPT(GPTConfig(vocab_size=3, n_layer=1, n_embd=8, n_head=1))
+    save_model(Path("out/run/best.pt"), model, tokenizer)
+    shutil.rmtree("data")
+    text = babble(200, seed=1)
+    for name, made in (("out/run", "second_run"), ("out/run/best.pt", "second_run"), ("out/run/", "second_run")):
+        assert call(prepare_data, text_file("second.txt", text), f"--tokenizer={name}")[0] == 0
+        data = load(made)
+        assert data.tokenizer.to_dict() == tokenizer.to_dict()
+        assert tokenizer.decode([*data.train.tolist(), *data.val.tolist()]) == text
+    if kind == "char":
+        error = fails(prepare_data, text_file("third.txt", text + "naïve €5" * 9), "--tokenizer=out/run")
+        assert "lacks 5 (U+0035), v (U+0076), ï (U+00EF), € (U+20AC); leave them out" in error
+    torch.save([1], "other.pt")
+    assert "other.pt has no tokenizer; use a run of train.py" in fails(
+        prepare_data, "second.txt", "--tokenizer=other.pt"
+    )
+
+
+def test_repeated_documents_are_counted(call):
+    """A split of a list with repeated lines has the same ones in train and val: low losses there mean little."""
+    text_file("ten.txt", "\n".join([f"name{i}" for i in range(40)] * 10))
+    out = call(prepare_data, "ten.txt", "--documents=lines")[1]
+    assert "note: 360 of 400 documents repeat another one; 40 of 40 in val are in train, too, so" in out
+    text_file("once.txt", "\n".join(f"name{i}" for i in range(400)))
+    assert "note" not in call(prepare_data, "once.txt", "--documents=lines")[1]
+    text_file("twice.txt", "\n".join([*(f"name{i}" for i in range(40)), "name0", "\n", " "]))
+    out = call(prepare_data, "twice.txt", "--documents=lines")[1]
+    data = load("twice")
+    both = [ids for ids in data.documents("val") if ids in data.documents("train")]
+    assert "note: 1 of 41 documents repeat another one" in out and ("in val" in out) == bool(both)
+
+
+# ----------------------------------------------------------------------------- documents of several lines
+
+STORIES = [f"Story {i}.\n\n  It was a {word},\nand it was happy." for i, word in enumerate(babble(30).split())]
+KINDS = {
+    "files": lambda: [text_file(f"many/{i:02}.txt", f"\n{story}\n\n") for i, story in enumerate(STORIES)],
+    "<|endoftext|>": lambda: text_file("many/all.txt", "\n<|endoftext|>\n".join(STORIES)),
+    "***": lambda: text_file("many/all.txt", "***\n" + " *** \n".join(f"{story}\n" for story in STORIES) + "***"),
+    "blank": lambda: text_file("many/all.txt", "\n \n\n".join(story.replace("\n\n", "\n") for story in STORIES)),
+}
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe", "gpt2"])
+@pytest.mark.parametrize("documents", KINDS)
+def test_documents_may_have_several_lines(call, request, documents, tokenizer):
+    """A song per file, stories between lines of one kind, poems between blank lines. One token, which no text has,
+    starts and ends each."""
+    if tokenizer == "gpt2":
+        request.getfixturevalue("gpt2_vocabulary")
+    Path("many").mkdir()
+    KINDS[documents]()
+    options = ("--vocab_size=300",) if tokenizer == "bpe" else ()
+    status, _, err = call(
+        prepare_data, "many", f"--documents={documents}", f"--tokenizer={tokenizer}", *options, "--name=my"
+    )
+    assert status == 0, err
+    data = load("my")
+    expected = [story.replace("\n\n", "\n") if documents == "blank" else story for story in STORIES]
+    random.Random(42).shuffle(expected)
+    found = [data.tokenizer.decode(ids) for split in data.splits for ids in data.documents(split)]
+    assert found == expected
+    assert data.separator == data.delimiter == end_id(data.tokenizer) and not data.has_lines
+    assert data.tokenizer.decode([data.separator]) == "<|endoftext|>"
+    for split, entry in data.splits.items():
+        ids = getattr(data, split)
+        assert ids[0] == ids[-1] == data.separator and np.count_nonzero(ids == data.separator) == entry["documents"] + 1
+        assert entry["bytes"] == sum(len(data.tokenizer.decode(part).encode()) for part in data.documents(split))
+    if tokenizer == "bpe":
+        assert data.vocab_size <= 300
+        assert (
+            make_tokenizer(json.loads(json.dumps(data.tokenizer.to_dict()))).decode([data.separator]) == "<|endoftext|>"
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["all.txt", "--documents=line"], "no line of all.txt is 'line' (did you mean lines?); give the line"),
+        (["all.txt", "--documents=<|end|>"], "no line of all.txt is '<|end|>'; give the line that separates"),
+        (["all.txt", "--documents=inside"], "no line of all.txt is 'inside' (2 times inside of one); give the line"),
+        (["all.txt", "--documents=files"], "all.txt is one file; give a folder, or --documents=lines"),
+        (["all.txt", "--documents=***"], "all.txt has 3 documents with text, too few to split"),
+        (["words", "--documents=blank"], "--documents has no effect here"),
+        (
+            ["many.txt", "--documents=***", "--tokenizer=first"],
+            "first has no token for the end of documents of several",
+        ),
+    ],
+)
+def test_documents_that_cannot_be_found_are_one_line(call, fails, options, words):
+    text_file("all.txt", "a\n***\nb inside\ninside of it\n***\nc")
+    text_file("many.txt", "\n***\n".join("abc" * 12))
+    call(prepare_data, text_file("first.txt", "abc\n" * 30))
+    assert words in fails(prepare_data, *options)
+
+
+def test_a_separator_inside_of_a_line_separates_nothing_and_is_said(call):
+    stories = [f"story {i}" for i in range(20)]
+    text_file("my.txt", "\n%\n".join([*stories, "20 % of it"]))
+    out = call(prepare_data, "my.txt", "--documents=%")[1]
+    assert "note: '%' separates nothing inside of a line, where it occurs 1 times" in out
+    assert sum(entry["documents"] for entry in load("my").splits.values()) == 21
+
+
+def test_accents_that_are_characters_of_their_own_are_said_for_bpe(call):
+    """Prompts in another form would be other bytes. Characters know both forms."""
+    text = unicodedata.normalize("NFD", "été à là où élève forêt hôtel\n" * 50)
+    text_file("nfd.txt", text)
+    assert "note" not in call(prepare_data, "nfd.txt")[1]
+    out = call(prepare_data, "nfd.txt", "--tokenizer=bpe")[1]
+    assert f"note: {9 * 50} accents are characters of their own (NFD), not parts of letters (NFC); write prompts" in out
+    text_file("nfc.txt", unicodedata.normalize("NFC", text) + "हिन्दी ज़\n")
+    assert "note" not in call(prepare_data, "nfc.txt", "--tokenizer=bpe")[1]
+
+
+# ----------------------------------------------------------------------------- a plain train.bin and val.bin
+
+
+def plain_bins(folder: str = "bins", dtype: str = "<u2", **splits: list[int]) -> str:
+    Path(folder).mkdir(exist_ok=True)
+    for split, ids in splits.items():
+        np.array(ids, dtype=dtype).tofile(f"{folder}/{split}.bin")
+    return folder
+
+
+def test_plain_bins_become_a_dataset_of_numbers(call):
+    """As nanoGPT writes them. Its meta.pkl can run code, and is not opened."""
+    ids = np.random.default_rng(0).integers(65, size=4000).tolist()
+    plain_bins(train=ids[:3600], val=ids[3600:])
+    Path("bins/meta.pkl").write_bytes(pickle.dumps(Malicious()))
+    status, _, err = call(prepare_data, "bins", "--vocab_size=65")
+    assert status == 0 and not Path("harmed").exists(), err
+    data = load("bins")
+    assert data.train.tolist() == ids[:3600] and data.val.tolist() == ids[3600:] and data.test is None
+    assert (data.vocab_size, data.separator, data.delimiter) == (65, None, None)
+    assert data.tokenizer.decode([3, 17]) == "3 17 " and math.isnan(data.bits_per_byte(1.0, "val"))
+
+
+def test_plain_bins_of_gpt2s_tokens_have_their_text(call, gpt2_vocabulary):
+    encode = BPETokenizer().encode
+    ids = [*encode("Hello naïve world"), 50256] * 20
+    assert call(prepare_data, plain_bins(train=ids, val=ids[:30], test=ids[:7]), "--tokenizer=gpt2")[0] == 0
+    data = load("bins_gpt2")
+    assert data.train.tolist() == ids and data.test.tolist() == ids[:7]
+    assert data.delimiter == 50256 and data.separator is None  # as in FineWeb
+    assert data.splits["train"]["bytes"] == 20 * len("Hello naïve world".encode())
+    plain_bins(train=encode("no end") * 9, val=encode("no end"))
+    assert call(prepare_data, "bins", "--tokenizer=gpt2")[0] == 0 and load("bins_gpt2").delimiter is None
+
+
+def test_plain_bins_of_a_large_vocabulary_are_uint32(call):
+    plain_bins(dtype="<u4", train=[0, 70_000, 99_999], val=[1, 2])
+    assert call(prepare_data, "bins", "--vocab_size=100000")[0] == 0
+    assert load("bins").train.tolist() == [0, 70_000, 99_999]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "bins has train.bin and val.bin, which are token ids; say of which vocabulary"),
+        (["--tokenizer=bpe"], "which are token ids; say of which vocabulary"),
+        (["--vocab_size=64"], "train.bin has the token 64, and the vocabulary ends at 63; give a larger --vocab_size"),
+        (["--vocab_size=65"], "val.bin has 3 bytes, which are no ids of uint16; copy it again"),
+        (["--vocab_size=65", "--documents=lines"], "--documents has no effect here"),
+        (["--tokenizer=nothing"], "no dataset data/nothing"),
+    ],
+)
+def test_plain_bins_that_do_not_fit_are_one_line(fails, options, words):
+    plain_bins(train=[*range(65)], val=[1, 2])
+    Path("bins/val.bin").write_bytes(b"abc")
+    assert words in slashes(fails(prepare_data, "bins", *options))
+    assert not Path("data/bins").exists()
+
+
+def test_nothing_is_encoded_for_a_dataset_without_a_tokenizer(call, fails):
+    call(prepare_data, plain_bins(train=[1, 2, 3], val=[1]), "--vocab_size=5")
+    error = fails(prepare_data, text_file("my.txt", babble(50)), "--tokenizer=bins")
+    assert "bins was made of ids without a tokenizer, so nothing can be encoded; use another one" in error
+
+
+# ----------------------------------------------------------------------------- prompts
+
+
+def test_prompts_are_read_like_texts(fails):
+    for content in (b"\xef\xbb\xbfa\r\nb\rc", b"a\nb\nc"):
+        Path("prompt.txt").write_bytes(content)
+        assert read_prompt("", "prompt.txt") == "a\nb\nc"
+        assert read_prompt(content.decode(), "") == "a\nb\nc"
+    assert read_prompt("", "") == ""
+    Path("prompt.txt").write_bytes("a".encode("utf-16-le"))
+    for content, words in (
+        (b"a\0", "NUL characters"),
+        (b"ab\xff", "not UTF-8 at byte 2"),
+        (b"\xef\xbb\xbf", "is empty"),
+    ):
+        Path("prompt.txt").write_bytes(content)
+        with pytest.raises(UserError, match=words):
+            read_prompt("", "prompt.txt")
+    with pytest.raises(UserError, match="there are two texts"):
+        read_prompt("a", "prompt.txt")
+    with pytest.raises(UserError, match="no file gone"):
+        read_prompt("", "gone.txt")
+
+
+def test_a_file_with_other_content_is_found_by_its_sha256(prepared):
+    data = load("my")
+    data.verify()
+    size = (prepared / "train.bin").stat().st_size
+    with open(prepared / "train.bin", "r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\1")
+    with pytest.raises(UserError, match=r"train.bin is not as it was prepared \(its SHA-256 differs\); copy it again"):
+        data.verify()

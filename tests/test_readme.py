@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SHARED, result
+from conftest import ROOT, local_copy, result
 
 import attention
 import console
@@ -121,7 +121,6 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
         assert options <= TORCHRUN
         words = ["python", *words[at:]]
     if words[0] != "python" or words[1] == "-m":
-        torch = (ROOT / "requirements.txt").read_text(encoding="utf-8").split()[0]
         others = (
             "git clone ADDRESS count2gpt",
             "cd count2gpt",
@@ -129,7 +128,9 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
             ". .venv/bin/activate",
             "python -m pytest -n 2",
         )
-        others += (f"pip install {torch} --index-url=https://download.pytorch.org/whl/cpu",)
+        others += ("pip install torch==2.13.0 --index-url=https://download.pytorch.org/whl/cpu",)  # test_install.py
+        others += ("uv run train.py", "uv run --no-group=cpu --group=gpu train.py")
+        others += ("pip install numpy requests==2.34.2 tiktoken==0.14.0",)
         requirements = words[:3] == ["pip", "install", "-r"] and (ROOT / words[3]).exists()
         assert requirements or command in others or command.startswith("curl -o dream.txt https://")
         return
@@ -187,10 +188,7 @@ def test_the_names_to_overfit_are_made_as_the_results_say(names):
 
 
 def test_the_parts_of_shakespeare_are_made_as_the_results_say(monkeypatch):
-    file = SHARED / "data" / "tinyshakespeare.txt"
-    if not file.exists():
-        pytest.skip("no local copy of tinyshakespeare.txt")
-    prepare_data.prepare("shakespeare", file=file)
+    prepare_data.prepare("shakespeare", file=local_copy("shakespeare"))
     monkeypatch.setattr(prepare_data, "open_source", prepare_data.open_source)  # to restore it
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "few.txt" not in text]
     exec(compile(text, "docs/results.md", "exec"), {})
@@ -315,10 +313,7 @@ def test_a_row_of_counting_is_what_its_command_prints(row, call):
     source = next((option[10:] for option in options if option.startswith("--dataset=")), "words")
     if source == "words":
         pytest.skip("the words are those of this machine's Python")
-    file = SHARED / "data" / {"names": "names.txt", "shakespeare": "tinyshakespeare.txt"}[source]
-    if not file.exists():
-        pytest.skip(f"no local copy of {file.name}")
-    prepare_data.prepare(source, file=file)
+    prepare_data.prepare(source, file=local_copy(source))
     numbers = result(call(FILES[script], *options, "--num_samples=0")[1])
     for split in ("train", "val", "test"):
         if split in row:

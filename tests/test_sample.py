@@ -458,3 +458,43 @@ def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
     assert call(sample, "--init_from=model.safetensors", "--max_new_tokens=3", "--plot")[0] == 0
     assert Path("out/model/attention.png").exists()
     assert "no checkpoint gpt4" in fails(sample, "--init_from=gpt4")
+
+
+# ----------------------------------------------------------------------------- prompts
+
+
+@pytest.mark.parametrize("line", [b"the\n", b"the\r\n", b"\xef\xbb\xbfthe\n"])
+def test_prompts_are_read_like_texts(line):
+    """With Windows' line ends, and with a byte order mark, from the keyboard and from a file."""
+    options = ["--init_from=out/list", "--temperature=0", "--stop"]
+    expected = finish(start("sample.py", *options, "--prompt=the")).stdout
+    process = start("sample.py", *options, "--interactive", stdin=subprocess.PIPE)
+    out, err = process.communicate(line.decode("utf-8"), timeout=60)
+    assert process.returncode == 0 and out == expected + "\n", err
+    Path("prompt.txt").write_bytes(line.strip())
+    assert finish(start("sample.py", *options, "--prompt_file=prompt.txt")).stdout == expected
+
+
+def test_a_prompt_has_one_source(fails):
+    Path("prompt.txt").write_text("the")
+    assert "there are two texts" in fails(sample, "--init_from=out/tiny", "--prompt=a", "--prompt_file=prompt.txt")
+    assert "--interactive reads prompts from the keyboard" in fails(sample, "--interactive", "--prompt=a")
+    assert "no file gone.txt; check --prompt_file" in fails(sample, "--prompt_file=gone.txt")
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_documents_of_several_lines_are_written_to_their_end(call, kind):
+    """A sample starts with the token between documents, and with --stop it ends there, not at the end of a line."""
+    stories = [f"one {word}\n\ntwo {word}" for word in ("cat", "mat") for _ in range(100)]
+    Path("stories.txt").write_text("\n***\n".join(stories))
+    prepare_data.prepare("stories.txt", kind, 280, name="stories", documents="***")
+    longer = ("--max_iters=400", "--eval_interval=400", "--n_embd=32", "--block_size=32")
+    status, _, err = call(train, *SHORT, "--dataset=stories", *longer)
+    assert status == 0, err
+    _, out, _ = call(sample, "--init_from=out/stories", "--stop", "--temperature=0", "--prompt=one cat")
+    assert out == "one cat\n\ntwo cat\n"
+    _, out, _ = call(sample, "--init_from=out/stories", "--stop", "--num_samples=3", "--temperature=0.2")
+    texts = out.split("-" * 20 + "\n")
+    assert len(texts) == 3 and all(text.strip("\n") in stories for text in texts)
+    _, out, _ = call(sample, "--init_from=out/stories", "--max_new_tokens=60", "--temperature=0")
+    assert "<|endoftext|>" in out

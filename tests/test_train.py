@@ -1082,3 +1082,68 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
 def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2, options, words):
     assert words in fails(train, *gpt2, *options)
     assert not Path("out").exists()
+
+
+# ----------------------------------------------------------------------------- older runs, changed texts, early stops
+
+
+def test_a_run_of_older_code_resumes_with_the_defaults_of_newer_options(call):
+    """Its checkpoint and its config lack options that were added since: one of the model, one of training."""
+    call(train, *SHORT)
+    expected = call(train, *SHORT, "--max_iters=16", "--out_dir=out/other")[0]
+    for name in ("last.pt", "best.pt"):
+        checkpoint = torch.load(f"out/tiny/{name}", weights_only=True)
+        for part in (checkpoint["model_config"], checkpoint["config"]):
+            del part["train_temperature"]
+        del checkpoint["config"]["min_lr"], checkpoint["text"]
+        torch.save(checkpoint, f"out/tiny/{name}")
+    status, out, err = call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=14")
+    assert (status, expected) == (0, 0) and "resumed after step 12\n" in out, err
+    status, out, err = call(train, *SHORT, "--init_from=out/tiny", "--out_dir=out/next", "--max_iters=2")
+    assert status == 0, err
+
+
+def test_a_run_with_an_option_that_is_gone_is_one_line(call, fails):
+    call(train, *SHORT)
+    checkpoint = torch.load("out/tiny/last.pt", weights_only=True)
+    change("out/tiny/last.pt", config=checkpoint["config"] | {"momentum2": 0.5})
+    error = fails(train, "--init_from=resume", "--out_dir=out/tiny")
+    assert "last.pt has an option that is unknown here, momentum2 = 0.5; use the code that it was trained with" in error
+    change("out/tiny/last.pt", config=checkpoint["config"], model_config=checkpoint["model_config"] | {"softcap": 1.0})
+    assert "unknown here, softcap = 1.0; use" in fails(train, "--init_from=resume", "--out_dir=out/tiny")
+    assert "unknown here, softcap = 1.0; use" in fails(train, *SHORT, "--init_from=out/tiny/last.pt")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_resuming_on_a_changed_text_says_so(call, split):
+    call(train, *SHORT)
+    resume = ("--init_from=resume", "--out_dir=out/tiny")
+    assert "resumed after step 12\n" in call(train, *resume, "--max_iters=13")[1]
+    text = babble(1200)
+    cut = int(0.9 * len(text))
+    parts = {"train": text[:cut], "val": text[cut:]}
+    parts[split] = parts[split][::-1]
+    Path("tiny.txt").write_text("".join(parts.values()))
+    prepare_data.prepare("tiny.txt")
+    assert "resumed after step 13 on another text: tiny has changed\n" in call(train, *resume, "--max_iters=14")[1]
+    assert "resumed after step 14\n" in call(train, *resume, "--max_iters=15")[1]
+
+
+def test_a_file_whose_content_is_not_as_prepared_trains_no_model(fails):
+    with open("data/tiny/train.bin", "r+b") as file:
+        file.seek(1000)
+        file.write(bytes(100))
+    assert "train.bin is not as it was prepared (its SHA-256 differs); copy it again" in fails(train, *SHORT)
+    assert not Path("out").exists()
+
+
+def test_an_early_stopped_run_says_how_to_continue(call):
+    options = [*SHORT, "--learning_rate=0.5", "--muon_learning_rate=1", "--max_iters=100", "--early_stop=2"]
+    advice = "to continue: --init_from=resume --out_dir=out/tiny --early_stop=0"
+    out = call(train, *options)[1]
+    assert f"early stopping: no improvement in 2 evaluations; {advice}" in out
+    step = int(result(out)["step"])
+    again = call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=200")[1]
+    assert advice in again and int(result(again)["step"]) == step
+    further = call(train, "--init_from=resume", "--out_dir=out/tiny", f"--max_iters={step + 3}", "--early_stop=0")[1]
+    assert int(result(further)["step"]) == step + 3

@@ -1,0 +1,58 @@
+"""A text of one character: every script trains, plots and prints, and none divides by zero."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+from conftest import result
+from test_train import SHORT
+
+import attention
+import bigram
+import evaluate
+import look
+import mlp
+import ngram
+import prepare_data
+import rnn
+import sample
+import train
+
+JOBS = [
+    (bigram, "--neural"),
+    (ngram, "--neural"),
+    (ngram, "--smoothing=kneser-ney", "--n=4"),
+    (mlp, "--max_iters=50"),
+    (mlp, "--max_iters=50", "--find_lr"),
+    (rnn, "--max_iters=5", "--cell=all", "--num_samples=1"),
+]
+
+
+@pytest.fixture(autouse=True)
+def ones():
+    Path("ones.txt").write_text("a" * 3000)
+    prepare_data.prepare("ones.txt")
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: " ".join([job[0].__name__, *job[1:]]))
+def test_a_text_of_one_character_is_no_trouble(call, job):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        warnings.simplefilter("error", UserWarning)
+        status, out, err = call(*job, "--dataset=ones", "--plot")
+    assert status == 0, err
+    if "--find_lr" not in job:
+        assert abs(float(result(out)["val"])) < 1e-4 and "nan" not in out.lower()
+
+
+def test_a_gpt_of_one_character(call):
+    for job in (
+        (train, *SHORT, "--dataset=ones"),
+        (sample, "--plot", "--max_new_tokens=5"),
+        (evaluate, "--plot", "--num_samples=5"),
+        (look, "--tokens=20"),
+        (attention, "--dataset=ones", "--max_iters=2", "--plot"),
+    ):
+        status, _, err = call(*job)
+        assert status == 0, err
+    assert Path("out/ones/look.html").exists()
