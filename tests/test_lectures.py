@@ -494,7 +494,8 @@ def _():
 
 
 def names() -> tuple[list[str], CharTokenizer, np.ndarray]:
-    words, tokenizer = local_copy("names").read_text(encoding="utf-8").split(), CharTokenizer(".abcdefghijklmnopqrstuvwxyz")
+    words = local_copy("names").read_text(encoding="utf-8").split()
+    tokenizer = CharTokenizer(".abcdefghijklmnopqrstuvwxyz")
     return words, tokenizer, bigram.count_bigrams(np.array(tokenizer.encode("." + ".".join(words) + ".")), 27)
 
 

@@ -164,7 +164,8 @@ def test_a_wrong_command_would_show(monkeypatch):
 
 
 def test_each_option_in_the_text_is_one_of_some_script():
-    known = TORCHRUN | {"--index", "--help", "--eval_iters", "--lr_decay_iters"}  # pip's --index-url; nanoGPT's
+    known = TORCHRUN | {"--index", "--help", "--no", "--group"}  # of pip and uv
+    known |= {"--eval_iters", "--lr_decay_iters"}  # nanoGPT's
     for options in filter(None, map(options_of, FILES)):
         known |= {f"--{name}" for name in console.known_options(options)}
     assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", TEXT, flags=re.S))) <= known
