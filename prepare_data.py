@@ -166,8 +166,8 @@ def split_documents(documents: Iterable[str], source: str) -> dict[str, Callable
     if repeated:
         known = set(splits["train"])
         again = sum(text in known for text in splits["val"])
-        of_val = f"; {again:,} of {len(splits['val']):,} in val are in train, too, so their loss is not that of new ones"
-        print(f"note: {repeated:,} of {n:,} documents repeat another one{of_val if again else ''}")
+        of_val = f"{again:,} of {len(splits['val']):,} in val are in train, too, so their loss is not that of new ones"
+        print(f"note: {repeated:,} of {n:,} documents repeat another one{f'; {of_val}' if again else ''}")
     return {split: texts.copy for split, texts in splits.items()}
 
 
