@@ -22,7 +22,7 @@ from tokenizer import Tokenizer, make_tokenizer
 
 FORMAT = "count2gpt 8"
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
-IS_PICKLE = "has weights in PyTorch's own format; save them as safetensors (save_pretrained of a current transformers)"
+IS_PICKLE = "has weights in PyTorch's own format; save them as model.safetensors, as transformers does by default"
 
 
 def newest_run() -> str:
@@ -56,14 +56,11 @@ def load_checkpoint(init_from: str | Path) -> dict:
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != FORMAT:
         raise UserError(f"{path} {foreign_format(checkpoint)}")
-    try:
-        options = checkpoint["model_config"]
-        refuse_unknown(path, options, GPTConfig)
-        options = asdict(GPTConfig(**options))  # what an older one lacks has its default
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path} does not fit to this model.py ({error}); {ADVICE}") from error
+    refuse_unknown(path, checkpoint["model_config"], GPTConfig)
+    try:  # an option that an older checkpoint lacks has its default
+        options = asdict(GPTConfig(**checkpoint["model_config"]))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} does not fit this model.py ({error}); {ADVICE}") from error
     return checkpoint | {"model_config": options, "name": str(path), "folder": str(path.parent)}
 
 

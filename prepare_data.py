@@ -40,8 +40,8 @@ from tokenizer import (
 DATA = Path("data")  # data/.* is left over from a script that was killed, and safe to delete
 FORMAT = 1  # of meta.json and the .bin files
 CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a million blanks
-BINARY = 1 << 13  # bytes at the start of a file: a NUL among them means that it is no text
-TOKENIZERS = ("char", "bpe", "gpt2")  # no names of datasets, as --tokenizer= means these
+BEGINNING = 1 << 13  # bytes of a file: a NUL among them means that it is no text
+TOKENIZERS = ("char", "bpe", "gpt2")  # a dataset may not have these names
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
 URLS = {
     "names": "https://raw.githubusercontent.com/karpathy/makemore/master/names.txt",
@@ -63,7 +63,7 @@ class Options:
     vocab_size: NonNegative = 0  # number of tokens of --tokenizer=bpe (0: 1024), or of your own train.bin and val.bin
     file: PathStr = ""  # local copy to use instead of the download; for fineweb a folder of shards
     name: str = ""  # name of the dataset, a folder in data/; by default, of source and tokenizer
-    documents: str = "none"  # of your own text: none, lines, files, blank (lines between them), or a separating line
+    documents: str = "none"  # of your own text: none, lines, files, blank (blank lines between them), or a line
     shards: Positive = 1  # number of fineweb files, 100M training tokens each
 
 
@@ -115,12 +115,15 @@ def files_of(folder: Path) -> list[Path]:
     files. Prints how many of the latter there are."""
     paths, binary = [], []
     for path in sorted(folder.rglob("*")):
-        hidden = "/." in f"/{path.relative_to(folder).as_posix()}"
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if hidden or not path.is_file() or DATA.resolve() in path.resolve().parents:
             continue
         with open(path, "rb") as file:
-            is_binary = b"\0" in file.read(BINARY)
-        (binary if is_binary else paths).append(path)
+            is_binary = b"\0" in file.read(BEGINNING)
+        if is_binary:
+            binary.append(path)
+        else:
+            paths.append(path)
     if binary:
         some = ", ".join(map(str, binary[:3])) + (" ..." if len(binary) > 3 else "")
         print(f"note: binary files left out: {len(binary):,} ({some}); files read: {len(paths):,}")
@@ -130,25 +133,27 @@ def files_of(folder: Path) -> list[Path]:
 def find_documents(paths: list[Path], documents: str, source: str) -> Iterator[str]:
     """The documents of files: their lines, the files, or what stands between lines of one kind."""
     if documents == "files" and len(paths) < 2:
-        raise UserError(f"{source} is one file; give a folder, or --documents=lines")
+        raise UserError(f"{source} has one text file or none; give a folder of them, or --documents=lines")
     texts = ("".join(read_text([path])) for path in paths)
     if documents == "lines":
         return (line for text in texts for line in text.split("\n"))
     if documents == "files":
         return (text.strip("\n") for text in texts)
     line = "" if documents == "blank" else documents.strip()
-    pattern = rf"^[ \t]*{re.escape(line)}[ \t]*$" if line else r"^[ \t]*$"
+    alone = rf"^[ \t]*{re.escape(line)}[ \t]*$" if line else r"^[ \t]*$"  # with blanks around it
     found, inside = [], 0
     for text in texts:
-        parts = re.split(pattern, text.strip("\n"), flags=re.M)
+        parts = re.split(alone, text.strip("\n"), flags=re.M)
         found += [part.strip("\n") for part in parts]
-        inside += sum(part.count(line) for part in parts) if line else 0
-    if len(found) <= len(paths):
-        where = did_you_mean(line, ("lines", "files", "blank", "none"))
-        where = f" ({inside:,} times inside of one)" if inside else where
-        raise UserError(f"no line of {source} is {documents!r}{where}; give the line that separates its documents")
+        if line:
+            inside += sum(part.count(line) for part in parts)
+    if len(found) <= len(paths):  # nothing was split
+        similar = did_you_mean(line, ("lines", "files", "blank", "none"))
+        hint = f" (but it is inside of lines, {inside:,} times)" if inside else similar
+        missing = f"line {line!r}" if line else "blank line"
+        raise UserError(f"{source} has no {missing}{hint}; give the line that separates its documents")
     if inside:
-        print(f"note: {documents!r} separates nothing inside of a line, where it occurs {inside:,} times")
+        print(f"note: {line!r} is no separator where it is inside of a line, {inside:,} times")
     return iter(found)
 
 
@@ -166,19 +171,21 @@ def split_documents(documents: Iterable[str], source: str) -> dict[str, Callable
     if repeated:
         known = set(splits["train"])
         again = sum(text in known for text in splits["val"])
-        of_val = f"{again:,} of {len(splits['val']):,} in val are in train, too, so their loss is not that of new ones"
-        print(f"note: {repeated:,} of {n:,} documents repeat another one{f'; {of_val}' if again else ''}")
+        found = f"note: {repeated:,} of {n:,} documents repeat another one"
+        if again:
+            found += f"; {again:,} of {len(splits['val']):,} in val are in train, too, so the val loss looks too low"
+        print(found)
     return {split: texts.copy for split, texts in splits.items()}
 
 
 def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterator[str]:
     """Yield characters start to stop of the text of files, in pieces. A file that does not end with
     a newline gets one if another file follows. GPT-2's pattern ends a word before a blank or a
-    newline, so a cut there changes no token. A byte order mark goes."""
-    at, rest, last = 0, "", "\n"
+    newline, so a cut there changes no token. A byte order mark is removed."""
+    at, rest, last = 0, "", "\n"  # characters read, those to yield, the last one
     for path in paths:
         show = progress(f"reading {path}", path.stat().st_size)
-        joint = "" if last == "\n" else "\n"
+        joint = "" if last == "\n" else "\n"  # before the first piece of this file
         with open(path, encoding="utf-8-sig") as file:
             try:
                 while piece := file.read(CHUNK):
@@ -198,9 +205,10 @@ def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterato
 
 
 def refuse_nul(text: str, path: Path) -> None:
-    """Raise UserError if there are NUL characters. English in UTF-16, for example, is valid UTF-8."""
+    """Raise UserError if there are NUL characters. English letters in UTF-16 are one NUL byte and one
+    byte as in UTF-8, so a program that expects UTF-8 finds no error."""
     if n := text.count("\0"):
-        found = f"{path} has {n:,} NUL characters among its first {len(text):,}, so it is no UTF-8 text"
+        found = f"{path} has {n:,} NUL characters or more, so it is no UTF-8 text"
         raise UserError(f"{found}; if it is UTF-16, save it as UTF-8")
 
 
@@ -230,10 +238,13 @@ def read_prompt(prompt: str, file: PathStr) -> str:
 def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents="none", shards=1) -> None:
     """Make data/<dataset>, whole or not at all. Parameters as in Options. Raises UserError."""
     stem = source if source in SOURCES else existing(source).resolve().stem
-    kind = (source, tokenizer, vocab_size or 1024)
-    name = name or stem + {"char": "", "bpe": f"_bpe{kind[2]}"}.get(tokenizer, f"_{stem_of(tokenizer)}")
+    n_bpe = vocab_size or 1024
+    if not name:  # words, words_bpe1024, words_gpt2, words_my
+        suffix = {"char": "", "bpe": f"_bpe{n_bpe}"}.get(tokenizer, f"_{stem_of(tokenizer)}")
+        name = stem + suffix
     folder = DATA / name
-    taken = parse_name(name.lower()) not in (None, kind) or name.lower() in TOKENIZERS
+    another_built_in = parse_name(name.lower()) not in (None, (source, tokenizer, n_bpe))
+    taken = another_built_in or name.lower() in TOKENIZERS
     foreign = folder.exists() and not (folder / "meta.json").exists()
     if taken or foreign or not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"{name!r} cannot be the name of this dataset; choose one, such as --name=my_text")
@@ -249,7 +260,7 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
         else:
             documents = "lines" if source in ("words", "names") else documents
             text = open_source(source, file, documents)
-            made, separator, encoded = encode_text(text, documents, tokenizer, vocab_size or 1024)
+            made, separator, encoded = encode_text(text, documents, tokenizer, n_bpe)
         dtype = "uint16" if made.vocab_size <= 65_536 else "uint32"
         splits = {}
         for split, pieces in encoded.items():
@@ -286,34 +297,41 @@ def stem_of(tokenizer: str) -> str:
 
 
 def print_decomposed(text: dict[str, Callable]) -> None:
-    """Print how many accents are characters of their own: for BPE, these are other bytes."""
+    """Print how many accents are characters of their own, as in e and U+0301 in place of é: for BPE,
+    that is another text, though it looks the same."""
     pieces = (piece for read in text.values() for piece in read())
     n = sum(len(piece) - len(unicodedata.normalize("NFC", piece)) for piece in pieces if not piece.isascii())
     if n > 0:
         advice = "write prompts in the same way, or normalize the text to NFC first"
-        print(f"note: {n:,} accents are characters of their own (NFD), not parts of letters (NFC); {advice}")
+        print(f"note: {n:,} accents are characters of their own (e and U+0301 in place of é); {advice}")
 
 
 def encode_text(text: dict[str, Callable], documents: str, kind: str, vocab_size: int) -> tuple:
     """The tokenizer, the separator, and per split an iterator of (ids, bytes of text)."""
     has_documents = documents != "none"
-    several_lines = documents not in ("none", "lines")  # a newline is then no separator, but END
+    several_lines = documents not in ("none", "lines")  # then END is the separator, else a newline
     if kind == "char":
         chars = {char for read in text.values() for piece in read() for char in set(piece)}
-        chars |= {"\n"} if documents == "lines" else set()
-        tokenizer = CharTokenizer(sorted(chars) + [END] * several_lines)
+        if documents == "lines":
+            chars.add("\n")
+        chars = sorted(chars)
+        if several_lines:
+            chars.append(END)
+        tokenizer = CharTokenizer(chars)
     elif kind == "bpe":
         train = text["train"]()
         if has_documents:
             train = "".join(f"{document}\n" for document in train)
-        ranks = train_bpe(train, vocab_size - several_lines)
+        if several_lines and vocab_size < 257:
+            raise UserError(f"vocab_size={vocab_size} has no room for 256 bytes and {END}; use 257 or more")
+        ranks = train_bpe(train, vocab_size - 1 if several_lines else vocab_size)
         if several_lines:
             ranks[END.encode()] = len(ranks)
         tokenizer = BPETokenizer(ranks)
     else:
         tokenizer = open_tokenizer(kind)
         if isinstance(tokenizer, NumberTokenizer):
-            raise UserError(f"{kind} was made of ids without a tokenizer, so nothing can be encoded; use another one")
+            raise UserError(f"the tokenizer of {kind} is unknown, so it encodes no text; use another --tokenizer")
     separator = None
     if several_lines:
         separator = end_id(tokenizer)
@@ -328,10 +346,10 @@ def encode_text(text: dict[str, Callable], documents: str, kind: str, vocab_size
             for piece in pieces:
                 yield tokenizer.encode(piece, advice), len(piece.encode())
             return
-        newline = 0 if several_lines else 1  # bytes of the separator: END is no text
-        yield [separator], newline
+        separator_bytes = 0 if several_lines else 1  # END is no text
+        yield [separator], separator_bytes
         for piece in pieces:
-            yield [*tokenizer.encode(piece, advice), separator], len(piece.encode()) + newline
+            yield [*tokenizer.encode(piece, advice), separator], len(piece.encode()) + separator_bytes
 
     return tokenizer, separator, {split: encode(read()) for split, read in text.items()}
 
@@ -373,8 +391,8 @@ def has_tokens(source: str) -> bool:
 def open_tokens(folder: Path, kind: str, vocab_size: int) -> tuple:
     """A folder with train.bin and val.bin, raw token ids as nanoGPT writes them (uint16; uint32 if
     the vocabulary is larger than 65,536): as from encode_text."""
-    if kind == "bpe" or (kind == "char" and not vocab_size):
-        advice = "say of which vocabulary, by --tokenizer=gpt2 or --vocab_size=, or name the text itself"
+    if kind == "bpe" or (kind == "char" and not vocab_size):  # char: no tokenizer is named
+        advice = "name the tokenizer that made them, --tokenizer=gpt2, or --vocab_size=; or the text itself"
         raise UserError(f"{folder} has train.bin and val.bin, which are token ids; {advice}")
     tokenizer = NumberTokenizer(vocab_size) if kind == "char" else open_tokenizer(kind)
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 65_536 else "<u4")
@@ -524,8 +542,9 @@ def load(name: str) -> Dataset:
         if not file.exists() or file.stat().st_size != n_bytes:
             raise UserError(f"{file} does not have {n_bytes} bytes; {advice}")
         fields[split] = np.memmap(file, dtype=dtype, mode="r")
-    older = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
-    fields["delimiter"] = meta.get("delimiter", older)
+    # in files of before, which have no delimiter
+    default = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
+    fields["delimiter"] = meta.get("delimiter", default)
     return Dataset(name, tokenizer=make_tokenizer(meta["tokenizer"]), **fields)
 
 

@@ -6,8 +6,8 @@
 
 Read prepare_data.py after, which encodes whole texts with these classes. meta.json and checkpoints
 keep a tokenizer as its to_dict(). BPE is trained here, and tiktoken encodes with it. No text is
-special: even "<|endoftext|>" is split. The token of that name, if a vocabulary has it, never comes
-from a text: it stands between documents of several lines.
+special: even "<|endoftext|>" is split. Where documents have several lines, such as stories, one
+token of that name stands between them, which no text can contain.
 """
 
 import base64
@@ -34,17 +34,20 @@ class CharTokenizer:
         self.id_of = {c: i for i, c in enumerate(self.chars)}
 
     def encode(self, text: str, advice: str = "leave them out") -> list[int]:
-        """Token ids. An accent can be part of its letter or a character of its own (é, or e and
-        U+0301): if the vocabulary lacks one form, it is the other. Raises UserError, with this
-        advice, if characters are unknown."""
+        """Token ids. Raises UserError if characters are unknown; advice is the end of its message,
+        what to do about it."""
         known = self.id_of.keys()
-        if not known >= set(text):
-            forms = text, unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)
+        if set(text) - known:
+            # Unicode can write é as one character (NFC), or as e and an accent (NFD), and both look the
+            # same. The vocabulary may have the other form.
+            forms = [text, unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)]
             text = min(forms, key=lambda form: sum(c not in known for c in form))
-        if unknown := sorted(set(text) - known):
-            shown = [c if c.isprintable() and not c.isspace() else ascii(c) for c in unknown[:20]]
-            some = ", ".join(f"{text} (U+{ord(c):04X})" for text, c in zip(shown, unknown, strict=False))
-            raise UserError(f"the vocabulary lacks {some}; {advice}")
+        unknown = sorted(set(text) - known)
+        if unknown:
+            visible = lambda c: c if c.isprintable() and not c.isspace() else ascii(c)
+            some = ", ".join(f"{visible(c)} (U+{ord(c):04X})" for c in unknown[:20])
+            more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
+            raise UserError(f"the vocabulary lacks {some}{more}; {advice}")
         return [self.id_of[c] for c in text]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -58,11 +61,11 @@ class CharTokenizer:
 
 
 # GPT-2 splits a text into words before it merges bytes (Radford et al. 2019), so no token spans two
-# words. {L} and {N} stand for Unicode's letters and numbers. Ours also has {M}, the marks that
-# combine with a letter: without them, a word of Hindi, Hebrew or Thai is cut at each vowel sign.
-GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?[{L}]+| ?[{N}]+| ?[^\s{L}{N}]+|\s+(?!\S)|\s+"
-WORDS = GPT2_WORDS.replace("[{L}]+", "[{L}][{L}{M}]*")
-GPT2_PATTERN, PATTERN = (re.sub(r"\{(\w)\}", r"\\p{\1}", words) for words in (GPT2_WORDS, WORDS))
+# words: 've, a word, a number or other characters, each with the blank before it; or white space.
+# \p{L} and \p{N} are Unicode's letters and numbers.
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# In ours, a letter keeps its marks, \p{M}: else a word of Hindi or Hebrew is cut at each vowel sign.
+PATTERN = GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*")
 
 
 class BPETokenizer:
@@ -97,13 +100,14 @@ class BPETokenizer:
             return {"kind": "gpt2"}
         tokens = sorted(self.ranks, key=self.ranks.get)
         fields = {"kind": "bpe", "ranks": [base64.b64encode(token).decode() for token in tokens]}
-        # older files have no pattern: it was GPT-2's
-        return fields if self.pattern == GPT2_PATTERN else fields | {"pattern": self.pattern}
+        if self.pattern != GPT2_PATTERN:  # that of older files, which name none
+            fields["pattern"] = self.pattern
+        return fields
 
 
 class NumberTokenizer:
-    """Stands for an unknown tokenizer, of which only the vocabulary size is known: a token is
-    written as its id, such as "17 4 " for two."""
+    """For a train.bin whose tokenizer is unknown: a token is written as its id, two of them as
+    "17 4 ", in samples and prompts."""
 
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
@@ -151,9 +155,11 @@ def end_id(tokenizer: Tokenizer) -> int | None:
     """The token between documents of several lines, or None if the vocabulary has none."""
     if isinstance(tokenizer, CharTokenizer):
         return tokenizer.id_of.get(END)
-    if isinstance(tokenizer, BPETokenizer):
-        return tokenizer.encoding.eot_token if tokenizer.ranks is None else tokenizer.ranks.get(END.encode())
-    return None
+    if isinstance(tokenizer, NumberTokenizer):
+        return None
+    if tokenizer.ranks is not None:
+        return tokenizer.ranks.get(END.encode())
+    return tokenizer.encoding.eot_token
 
 
 def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None) -> list[str]:
@@ -165,12 +171,15 @@ def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None)
 def split_words(text: str) -> list[str]:
     """Split a text by PATTERN. The standard library's `re` has no \\p{L}, so the letters, numbers
     and marks of the text are listed. (tiktoken differs for U+001C to U+001F, and new letters.)"""
-    listed = {"L": "a", "N": "0", "M": "\u0301"}  # one of each, as a class must not be empty
+    listed = {"L": "a", "N": "0", "M": "\u0301"}  # one of each, as [] is not allowed in a pattern
     for c in set(text):
         kind = unicodedata.category(c)[0]
         if kind in listed:
             listed[kind] += re.escape(c)
-    return re.findall(re.sub(r"\{(\w)\}", lambda match: listed[match[1]], WORDS), text)
+    pattern = PATTERN
+    for kind, characters in listed.items():
+        pattern = pattern.replace(rf"\p{{{kind}}}", characters)
+    return re.findall(pattern, text)
 
 
 def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
@@ -186,12 +195,13 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
     for piece in [text] if isinstance(text, str) else text:
         occurrences.update(split_words(piece[: max(left, 0)]))
         left -= len(piece)
-    # one character per token, as str.split and str.join are fast
+    # A word as a string with one character per token: chr(0) to chr(255) for its bytes, then a new
+    # one for each merge. str.split and str.join are fast.
     words = [word.encode().decode("latin-1") for word in occurrences]
     counts = list(occurrences.values())
     tokens = {chr(i): bytes([i]) for i in range(256)}
     pairs = Counter()  # pair -> occurrences in the text
-    words_with = defaultdict(set)  # pair -> indices of the words with that pair
+    words_with = defaultdict(set)  # pair -> indices of the words with that pair (some may have lost it since)
     for i, word in enumerate(words):
         for neighbors in pairwise(word):
             pairs[neighbors] += counts[i]
@@ -210,10 +220,10 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
         for i in words_with.pop(pair):
             parts = words[i].split("".join(pair))
             words[i] = new.join(parts)
-            for gained, n in changes(parts, pair, new).items():
-                changed[gained] += n * counts[i]
+            for neighbors, n in changes(parts, pair, new).items():
+                changed[neighbors] += n * counts[i]
                 if n > 0:
-                    words_with[gained].add(i)
+                    words_with[neighbors].add(i)
         for other, n in changed.items():
             if n:
                 pairs[other] += n
@@ -222,10 +232,12 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
 
 
 def changes(parts: list[str], pair: tuple[str, str], new: str) -> Counter:
-    """How often each pair of neighbors comes (above 0) or goes (below) when the pair a b between
-    any two parts of a word becomes one token. x a b y has x a, a b, b y; x new y has x new, new y.
-    Only these change, so a long word costs no more than its occurrences of a b."""
-    (a, b), found = pair, Counter()
+    """By how much the count of each pair changes in a word where pair = (a, b) becomes one token.
+    parts: the word, split at each a b. In the word x a b y, the pairs x a, a b and b y go (-1), and
+    x new and new y come (+1). Only these change, so a long word costs no more than its
+    occurrences of a b."""
+    a, b = pair
+    found = Counter()
     found[pair] -= len(parts) - 1
     for i in range(1, len(parts)):  # a b stands before parts[i]
         before, after = parts[i - 1], parts[i]
@@ -233,7 +245,7 @@ def changes(parts: list[str], pair: tuple[str, str], new: str) -> Counter:
             x = before[-1]
             found[x, a] -= 1
             found[x, new] += 1
-        elif i > 1:  # a b a b
+        elif i > 1:  # a b a b: the one before is new now, too
             found[b, a] -= 1
             found[new, new] += 1
         if after:

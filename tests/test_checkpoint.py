@@ -84,7 +84,7 @@ def test_the_newest_run_is_found_at_any_depth(saved):
     [
         ({"model": {}, "model_args": {"n_layer": 2}, "iter_num": 5}, "ckpt.pt is a checkpoint of nanoGPT, which has"),
         ({"transformer.wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them"),
-        ({"wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them as safetensors"),
+        ({"wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them as model.safetensors"),
     ],
 )
 def test_files_of_others_are_named_by_their_format(content, words):

@@ -455,7 +455,7 @@ def test_english_in_utf16_is_named(fails, encoding):
     """Without a byte order mark it is valid UTF-8, in which every second character is a NUL."""
     Path("wide.txt").write_bytes(babble(300).encode(encoding))
     error = fails(prepare_data, "wide.txt")
-    assert re.search(r"wide.txt has [\d,]+ NUL characters among its first .*; if it is UTF-16, save it as UTF-8", error)
+    assert re.search(r"wide.txt has [\d,]+ NUL characters or more, .*; if it is UTF-16, save it as UTF-8", error)
     assert not Path("data").exists() or not list(Path("data").iterdir())
 
 
@@ -571,12 +571,14 @@ def test_documents_may_have_several_lines(call, request, documents, tokenizer):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["all.txt", "--documents=line"], "no line of all.txt is 'line' (did you mean lines?); give the line"),
-        (["all.txt", "--documents=<|end|>"], "no line of all.txt is '<|end|>'; give the line that separates"),
-        (["all.txt", "--documents=inside"], "no line of all.txt is 'inside' (2 times inside of one); give the line"),
-        (["all.txt", "--documents=files"], "all.txt is one file; give a folder, or --documents=lines"),
+        (["all.txt", "--documents=line"], "all.txt has no line 'line' (did you mean lines?); give the line"),
+        (["all.txt", "--documents=<|end|>"], "all.txt has no line '<|end|>'; give the line that separates"),
+        (["all.txt", "--documents=inside"], "has no line 'inside' (but it is inside of lines, 2 times); give the"),
+        (["all.txt", "--documents=files"], "all.txt has one text file or none; give a folder of them"),
         (["all.txt", "--documents=***"], "all.txt has 3 documents with text, too few to split"),
         (["words", "--documents=blank"], "--documents has no effect here"),
+        (["all.txt", "--documents=blank"], "all.txt has no blank line; give the line that separates its documents"),
+        (["many.txt", "--documents=***", "--tokenizer=bpe", "--vocab_size=256"], "vocab_size=256 has no room for"),
         (
             ["many.txt", "--documents=***", "--tokenizer=first"],
             "first has no token for the end of documents of several",
@@ -594,7 +596,7 @@ def test_a_separator_inside_of_a_line_separates_nothing_and_is_said(call):
     stories = [f"story {i}" for i in range(20)]
     text_file("my.txt", "\n%\n".join([*stories, "20 % of it"]))
     out = call(prepare_data, "my.txt", "--documents=%")[1]
-    assert "note: '%' separates nothing inside of a line, where it occurs 1 times" in out
+    assert "note: '%' is no separator where it is inside of a line, 1 times" in out
     assert sum(entry["documents"] for entry in load("my").splits.values()) == 21
 
 
@@ -604,7 +606,7 @@ def test_accents_that_are_characters_of_their_own_are_said_for_bpe(call):
     text_file("nfd.txt", text)
     assert "note" not in call(prepare_data, "nfd.txt")[1]
     out = call(prepare_data, "nfd.txt", "--tokenizer=bpe")[1]
-    assert f"note: {9 * 50} accents are characters of their own (NFD), not parts of letters (NFC); write prompts" in out
+    assert f"note: {9 * 50} accents are characters of their own (e and U+0301 in place of é); write" in out
     text_file("nfc.txt", unicodedata.normalize("NFC", text) + "हिन्दी ज़\n")
     assert "note" not in call(prepare_data, "nfc.txt", "--tokenizer=bpe")[1]
 
@@ -653,8 +655,8 @@ def test_plain_bins_of_a_large_vocabulary_are_uint32(call):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "bins has train.bin and val.bin, which are token ids; say of which vocabulary"),
-        (["--tokenizer=bpe"], "which are token ids; say of which vocabulary"),
+        ([], "bins has train.bin and val.bin, which are token ids; name the tokenizer"),
+        (["--tokenizer=bpe"], "which are token ids; name the tokenizer"),
         (["--vocab_size=64"], "train.bin has the token 64, and the vocabulary ends at 63; give a larger --vocab_size"),
         (["--vocab_size=65"], "val.bin has 3 bytes, which are no ids of uint16; copy it again"),
         (["--vocab_size=65", "--documents=lines"], "--documents has no effect here"),
@@ -671,7 +673,7 @@ def test_plain_bins_that_do_not_fit_are_one_line(fails, options, words):
 def test_nothing_is_encoded_for_a_dataset_without_a_tokenizer(call, fails):
     call(prepare_data, plain_bins(train=[1, 2, 3], val=[1]), "--vocab_size=5")
     error = fails(prepare_data, text_file("my.txt", babble(50)), "--tokenizer=bins")
-    assert "bins was made of ids without a tokenizer, so nothing can be encoded; use another one" in error
+    assert "the tokenizer of bins is unknown, so it encodes no text; use another" in error
 
 
 # ----------------------------------------------------------------------------- prompts
