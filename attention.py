@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-MIN_TOKENS = 17  # of each split of a dataset
+MIN_TRAIN, MIN_VAL = 34, 17  # tokens: windows have up to 32, and the loss is that of their second halves
 MAX_VOCAB = 2048  # characters of a dataset: a bigram table has as many rows and columns
 
 
@@ -362,18 +362,23 @@ def main() -> None:
     fail = lambda message: parser.exit(2, f"error: {message}\n")
     parser.error = lambda message: fail(f"{message}; --help lists the options")
     options = parser.parse_args()
+    if options.max_iters < 0:
+        fail(f"--max_iters={options.max_iters} is out of range; use 0 or more")
     if options.plot and not importlib.util.find_spec("matplotlib"):
         fail("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
     folder, chars = Path("data", options.dataset), []
     if options.max_iters:  # look at the data before the steps that need none
-        meta = folder / "meta.json"
-        chars = json.loads(meta.read_text(encoding="utf-8"))["tokenizer"].get("chars") if meta.exists() else None
-        if not chars:
+        try:
+            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            chars = meta["tokenizer"]["chars"]
+            n_train, n_val = ((folder / name).stat().st_size // 2 for name in ("train.bin", "val.bin"))
+        except (OSError, ValueError, LookupError, TypeError):
             fail(f"no dataset of characters in {folder}; python prepare_data.py words, then start this again")
         if len(chars) > MAX_VOCAB:
             fail(f"{folder} has {len(chars):,} characters, too many for a bigram table; use up to {MAX_VOCAB:,}")
-        if min((folder / name).stat().st_size for name in ("train.bin", "val.bin")) < 2 * MIN_TOKENS:
-            fail(f"{folder} has fewer than {MIN_TOKENS} tokens to train or validate on; use a longer text")
+        if n_train < MIN_TRAIN or n_val < MIN_VAL:
+            few = f"{folder} has {n_train:,} tokens to train and {n_val:,} to validate on"
+            fail(f"{few}; use a longer text, with {MIN_TRAIN} and {MIN_VAL} or more")
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # most tensors here are too small to share out
     for step in (averages, one_head, scaling, block, positions, by_hand, flash):

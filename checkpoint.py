@@ -17,12 +17,12 @@ import torch
 from console import UserError
 from files import load_tensors, lock, move, replace_file, sha256_of
 from gpt2 import find_gpt2, load_gpt2
-from model import GPT, GPTConfig
+from model import GPT, ConfigError, GPTConfig
 from tokenizer import Tokenizer, make_tokenizer
 
 FORMAT = "count2gpt 8"
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
-IS_PICKLE = "has weights in PyTorch's own format; save them as model.safetensors, as transformers does by default"
+IS_PICKLED = "has weights in PyTorch's own format; save them as model.safetensors, as transformers does now"
 
 
 def newest_run() -> str:
@@ -37,9 +37,9 @@ def newest_run() -> str:
 def find_checkpoint(init_from: str) -> Path:
     """The file that a path names, or the best.pt in a folder."""
     path = Path(init_from, "best.pt") if Path(init_from).is_dir() else Path(init_from)
-    pickled = path.with_name("pytorch_model.bin")
+    pickled = Path(init_from, "pytorch_model.bin")
     if not path.is_file() and pickled.is_file():
-        raise UserError(f"{pickled} {IS_PICKLE}")
+        raise UserError(f"{pickled} {IS_PICKLED}")
     if not path.is_file():
         raise UserError(f"no checkpoint {path}; use a run of train.py, a file, or gpt2")
     return path
@@ -56,10 +56,10 @@ def load_checkpoint(init_from: str | Path) -> dict:
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
     if found != FORMAT:
         raise UserError(f"{path} {foreign_format(checkpoint)}")
-    refuse_unknown(path, checkpoint["model_config"], GPTConfig)
     try:  # an option that an older checkpoint lacks has its default
+        refuse_unknown(path, checkpoint["model_config"], GPTConfig)
         options = asdict(GPTConfig(**checkpoint["model_config"]))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ConfigError) as error:
         raise UserError(f"{path} does not fit this model.py ({error}); {ADVICE}") from error
     return checkpoint | {"model_config": options, "name": str(path), "folder": str(path.parent)}
 
@@ -77,7 +77,7 @@ def foreign_format(checkpoint) -> str:
     if "model_args" in names:
         return f"is a checkpoint of nanoGPT, which has other names and options; {ADVICE}"
     if any(str(name).endswith("wte.weight") for name in names):
-        return IS_PICKLE
+        return IS_PICKLED
     found = checkpoint.get("format") if names else None
     return f"has the format {found!r} instead of {FORMAT!r}; {ADVICE}"
 

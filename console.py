@@ -120,7 +120,7 @@ def known_options(options: type) -> dict[str, tuple]:
         for name in inspect.get_annotations(parent):
             if name not in names or name in found:
                 continue
-            comment = re.search(rf"^\s+{name}\s*:.*?\s#\s*(\S.*)", source, re.M)
+            comment = re.search(rf"^[ \t]+{name}[ \t]*:.*?[ \t]#[ \t]*(\S.*)", source, re.M)
             if not comment:
                 advice = "its meaning (or: not an option, and why)"
                 raise TypeError(f"{parent.__name__}.{name} has no comment; write on its line: # {advice}")

@@ -304,6 +304,9 @@ def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, opt
     n_tokens = min(n_tokens, MAX_PROBABILITIES // V)
     windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
     at, document, _ = locate(tokens, windows, data.separator)
+    if document.max() == 0:
+        print("\nno calibration: its tokens are of one document or window, and the temperature needs two")
+        return {}
     X, targets = contexts(tokens, at, CONTEXT, data.separator)
     of_gpt = torch.cat([part.cpu() for part, _ in predict(model, tokens, windows, options, machine)])
     all_p = cache(lambda ngram: np.concatenate([next_tokens(ngram, x.numpy(), V) for x in X.split(CHUNK)]))
@@ -450,7 +453,8 @@ def main() -> None:
         if several:
             show_prompts(model, data, subset, options, machine)
         else:
-            print("\none document or window: the interval, prompts, mixture and calibration need two or more")
+            print("\none document or window: the interval, prompts, mixture and calibration need two")
+            print("or more (of a longer split, or with more --eval_tokens)")
         if several and data.vocab_size <= MAX_VOCAB:
             grams, counts = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
             counted = (sum_by_row(grams[:, -n:], counts) for n in (2, 4, CONTEXT + 1))

@@ -105,5 +105,9 @@ def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
 
 
 def sha256_of(path: Path) -> str:
+    digest, show = hashlib.sha256(), progress(f"verifying {path}", path.stat().st_size)
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+            show(file.tell())
+    return digest.hexdigest()

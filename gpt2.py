@@ -27,6 +27,7 @@ GPT2_SIZES = {
     "gpt2-xl": (48, 25, 1600),
 }
 VOCAB_SIZE = 50_257
+MOST_ROWS = 50_432  # with some added tokens, or padded to a multiple of 128 or 256: more are another vocabulary
 GPT2_OPTIONS = {
     "norm": "layernorm", "position": "learned", "activation": "gelu_tanh", "bias": True,
     "qk_norm": False, "tie_weights": True, "zero_init": False,
@@ -53,9 +54,11 @@ def load_gpt2(path: Path) -> dict:
     try:
         tensors = {name.removeprefix("transformer."): t for name, t in read_safetensors(path).items()}
         (vocab_size, n_embd), (block_size, _) = tensors["wte.weight"].shape, tensors["wpe.weight"].shape
-        if vocab_size < VOCAB_SIZE:
+        if not VOCAB_SIZE <= vocab_size <= MOST_ROWS:
             raise ValueError(f"it has {vocab_size:,} tokens instead of GPT-2's {VOCAB_SIZE:,}")
-        if not torch.equal(tensors.pop("lm_head.weight", tensors["wte.weight"]), tensors["wte.weight"]):
+        tensors["wte.weight"] = tensors["wte.weight"][:VOCAB_SIZE]
+        lm_head = tensors.pop("lm_head.weight", tensors["wte.weight"])[:VOCAB_SIZE]
+        if not torch.equal(lm_head, tensors["wte.weight"]):
             raise ValueError("its lm_head is not wte")
         settings = path.with_name("config.json")  # in folders that transformers saved
         settings = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
@@ -74,7 +77,6 @@ def load_gpt2(path: Path) -> dict:
     if vocab_size > VOCAB_SIZE:  # such as one for padding, or a multiple of 128
         extra = vocab_size - VOCAB_SIZE
         print(f"{path}: tokens left out, which GPT-2 does not have: {extra:,} of {vocab_size:,}", file=sys.stderr)
-        weights["transformer.wte.weight"] = weights["transformer.wte.weight"][:VOCAB_SIZE].clone()
     weights["lm_head.weight"] = weights["transformer.wte.weight"]
     return {
         "model_config": asdict(GPTConfig(**GPT2_OPTIONS | shape)),

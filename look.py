@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checkpoint import load_checkpoint, load_model, newest_run, tokenizer_advice
+from checkpoint import load_checkpoint, load_model, newest_run
 from console import PathStr, Positive, UserError, parse, print_result, run
 from files import replace_file
 from mlp import contexts
@@ -148,7 +148,7 @@ def visible(tokenizer: Tokenizer, token: int) -> str:
 
 
 def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
-    """The dataset of a checkpoint. None: there is a prompt, and no dataset. Raises UserError."""
+    """The dataset of a checkpoint. None: there is a prompt, and no such dataset. Raises UserError."""
     name = checkpoint["config"]["dataset"]
     if prompted and not (name and (DATA / name / "meta.json").exists()):
         return None
@@ -156,7 +156,11 @@ def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
         raise UserError(f"{checkpoint['name']} was not trained on a dataset; give a text with --prompt=")
     data = load(name)
     if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
-        raise UserError(f"{DATA / name} has other tokens than {checkpoint['name']}; {tokenizer_advice(checkpoint)}")
+        found = f"{DATA / name} has other tokens than {checkpoint['name']}"
+        if prompted:
+            print(f"note: {found}, so no n-gram model is shown")
+            return None
+        raise UserError(f"{found}; prepare it as before training, or give a text with --prompt=")
     return data
 
 

@@ -281,11 +281,12 @@ def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
         if step == 1:
             before = layer_statistics(model, "before training", difference, lr)
             uniform = f"uniform: ln {data.vocab_size} = {math.log(data.vocab_size):.2f}"
-            gap = loss - math.log(data.vocab_size)
-            confident = "far above it: the network is confidently wrong" if gap > 1 else "about as it should be"
+            far_above = loss > math.log(data.vocab_size) + 1  # nat
+            confident = "far above it: the network is confidently wrong" if far_above else "about as it should be"
             print(f"first loss {loss:.2f}; {uniform}; {confident}")
             saturated = torch.stack([out.abs() > SATURATED for out, _ in before]).float().mean()
-            flow = "hardly any gradient flows back there" if saturated > 0.25 else "gradients flow through the others"
+            many = saturated > 0.25  # healthy: less, as in the last row of the table
+            flow = "hardly any gradient flows back there" if many else "gradients flow through the others"
             print(f"{saturated:.0%} of the tanh activations are saturated; {flow}\n")
         if step % max(1, steps // 200) == 0:
             ratios.append((step, update_to_data(model, lr)))

@@ -90,14 +90,13 @@ def open_source(source: str, file: str, documents: str) -> dict[str, Callable]:
     paths = [path]
     if path.is_dir():
         paths = files_of(path)
-    if source == "names":
-        documents = "lines"
     if documents != "none":
         return split_documents(find_documents(paths, documents, source), source)
     n = sum(map(len, read_text(paths)))
     cut = int(0.9 * n)  # the first 90 % of the characters train, the rest is validation
     if cut == 0:
-        raise UserError(f"{source} has too little text to split; give more (hidden files are skipped)")
+        skipped = "hidden files, binary ones and those in data/ are skipped"
+        raise UserError(f"{source} has too little text to split; give more ({skipped})")
     return {"train": lambda: read_text(paths, 0, cut), "val": lambda: read_text(paths, cut, n)}
 
 
@@ -111,8 +110,8 @@ def existing(name: str) -> Path:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files in a folder and its folders, by name, without hidden ones, datasets and binary
-    files. Prints how many of the latter there are."""
+    """The files in a folder and its folders, by name, without hidden ones and those in data/, and
+    without binary files. Prints how many of the latter there are."""
     paths, binary = [], []
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -134,6 +133,8 @@ def find_documents(paths: list[Path], documents: str, source: str) -> Iterator[s
     """The documents of files: their lines, the files, or what stands between lines of one kind."""
     if documents == "files" and len(paths) < 2:
         raise UserError(f"{source} has one text file or none; give a folder of them, or --documents=lines")
+    if not documents.strip():
+        raise UserError("--documents is empty; use lines, files, blank, or the line that separates them")
     texts = ("".join(read_text([path])) for path in paths)
     if documents == "lines":
         return (line for text in texts for line in text.split("\n"))
@@ -141,13 +142,14 @@ def find_documents(paths: list[Path], documents: str, source: str) -> Iterator[s
         return (text.strip("\n") for text in texts)
     line = "" if documents == "blank" else documents.strip()
     alone = rf"^[ \t]*{re.escape(line)}[ \t]*$" if line else r"^[ \t]*$"  # with blanks around it
-    found, inside = [], 0
-    for text in texts:
+    found, inside, n = [], 0, 0
+    for text in filter(None, texts):
+        n += 1
         parts = re.split(alone, text.strip("\n"), flags=re.M)
         found += [part.strip("\n") for part in parts]
         if line:
             inside += sum(part.count(line) for part in parts)
-    if len(found) <= len(paths):  # nothing was split
+    if len(found) == n:  # nothing was split
         similar = did_you_mean(line, ("lines", "files", "blank", "none"))
         hint = f" (but it is inside of lines, {inside:,} times)" if inside else similar
         missing = f"line {line!r}" if line else "blank line"
@@ -200,7 +202,8 @@ def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterato
                         rest = rest[words.end() :]
             except UnicodeDecodeError as error:  # error.object ends where the file has been read to
                 byte = file.buffer.tell() - len(error.object) + error.start
-                raise UserError(f"{path} is not UTF-8 at byte {byte}; save it as UTF-8") from error
+                advice = "save it as UTF-8" + (", or move it out of the folder" if len(paths) > 1 else "")
+                raise UserError(f"{path} is not UTF-8 at byte {byte}; {advice}") from error
     yield rest
 
 
@@ -230,7 +233,7 @@ def read_prompt(prompt: str, file: PathStr) -> str:
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
     refuse_nul(text, file)
-    if not clean(text):
+    if not clean(text).strip("\n"):
         raise UserError(f"{file} is empty; write a text into it")
     return clean(text)
 
@@ -284,9 +287,9 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
     print(f"{folder}: a vocabulary of {data.vocab_size:,} tokens, stored as {dtype}")
     for split, entry in data.splits.items():
         print(f"  {split:5}", *(f"{n:>14,} {unit}" for unit, n in entry.items() if unit != "sha256"))
-    beginning = data.tokenizer.decode(data.train[:100].tolist()).replace(END, "")
+    beginning = data.tokenizer.decode(data.train[:100].tolist()).replace(END, "\n")
     print("  first line:", beginning.strip("\n").split("\n")[0])
-    if text and tokenizer != "char":
+    if text and isinstance(data.tokenizer, BPETokenizer):
         print_decomposed(text)
 
 
@@ -299,8 +302,8 @@ def stem_of(tokenizer: str) -> str:
 def print_decomposed(text: dict[str, Callable]) -> None:
     """Print how many accents are characters of their own, as in e and U+0301 in place of é: for BPE,
     that is another text, though it looks the same."""
-    pieces = (piece for read in text.values() for piece in read())
-    n = sum(len(piece) - len(unicodedata.normalize("NFC", piece)) for piece in pieces if not piece.isascii())
+    words = (word for read in text.values() for piece in read() if not piece.isascii() for word in piece.split())
+    n = sum(max(0, len(word) - len(unicodedata.normalize("NFC", word))) for word in words)
     if n > 0:
         advice = "write prompts in the same way, or normalize the text to NFC first"
         print(f"note: {n:,} accents are characters of their own (e and U+0301 in place of é); {advice}")
@@ -344,12 +347,14 @@ def encode_text(text: dict[str, Callable], documents: str, kind: str, vocab_size
     def encode(pieces: Iterable[str]) -> Iterator[tuple[list[int], int]]:
         if not has_documents:
             for piece in pieces:
-                yield tokenizer.encode(piece, advice), len(piece.encode())
+                ids = tokenizer.encode(piece, advice)
+                yield ids, len(tokenizer.decode_bytes(ids))
             return
         separator_bytes = 0 if several_lines else 1  # END is no text
         yield [separator], separator_bytes
         for piece in pieces:
-            yield [*tokenizer.encode(piece, advice), separator], len(piece.encode()) + separator_bytes
+            ids = tokenizer.encode(piece, advice)
+            yield [*ids, separator], len(tokenizer.decode_bytes(ids)) + separator_bytes
 
     return tokenizer, separator, {split: encode(read()) for split, read in text.items()}
 
@@ -358,14 +363,19 @@ def open_tokenizer(name: str) -> Tokenizer:
     """GPT-2's tokenizer, that of a dataset, or that of a run or checkpoint. Raises UserError."""
     if name == "gpt2":
         return BPETokenizer()
+    if (DATA / name / "meta.json").exists() or parse_name(name):
+        return load(name).tokenizer
     path = Path(name, "best.pt") if Path(name).is_dir() else Path(name)
-    if path.is_file() and not (DATA / name / "meta.json").exists():
-        advice = "use a run of train.py, such as --tokenizer=out/my"
+    advice = "use a run of train.py, such as --tokenizer=out/my"
+    if path.is_file():
         checkpoint = load_tensors(path, advice)
         if not isinstance(checkpoint, dict) or "tokenizer" not in checkpoint:
             raise UserError(f"{path} has no tokenizer; {advice}")
         return make_tokenizer(checkpoint["tokenizer"])
-    return load(name).tokenizer
+    if path.name != name:  # a path, not the name of a dataset
+        raise UserError(f"no checkpoint {path}, and no dataset {name}; {advice}, or the name of a dataset")
+    similar = did_you_mean(name, {*TOKENIZERS, *(meta.parent.name for meta in DATA.glob("*/meta.json"))})
+    raise UserError(f"no dataset {DATA / name}{similar}; use char, bpe, gpt2, a dataset, or a run such as out/my")
 
 
 def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
@@ -391,6 +401,8 @@ def has_tokens(source: str) -> bool:
 def open_tokens(folder: Path, kind: str, vocab_size: int) -> tuple:
     """A folder with train.bin and val.bin, raw token ids as nanoGPT writes them (uint16; uint32 if
     the vocabulary is larger than 65,536): as from encode_text."""
+    if (folder / "meta.json").exists():
+        raise UserError(f"{folder} is a dataset already; use its name, --dataset={folder.resolve().name}")
     if kind == "bpe" or (kind == "char" and not vocab_size):  # char: no tokenizer is named
         advice = "name the tokenizer that made them, --tokenizer=gpt2, or --vocab_size=; or the text itself"
         raise UserError(f"{folder} has train.bin and val.bin, which are token ids; {advice}")
@@ -506,7 +518,7 @@ def parse_name(name: str) -> tuple[str, str, int] | None:
 def no_dataset(name: str) -> str:
     """What to do if there is no dataset of that name, in one line."""
     path = Path(name)
-    if path.exists() and path.resolve().parent == DATA.resolve():
+    if (path / "meta.json").exists():
         return f"{name} is not the name of a dataset; use --dataset={path.name}"
     if name and path.exists():
         kind, stem = "folder" if path.is_dir() else "file", path.resolve().stem
@@ -562,7 +574,8 @@ def main() -> None:
     options = parse(Options, __doc__, argument="source")
     tokens = has_tokens(options.source)
     useful = {"documents": options.source not in SOURCES and not tokens, "file": options.source in URLS}
-    useful |= {"tokenizer": options.source != "fineweb", "vocab_size": options.tokenizer == "bpe" or tokens}
+    useful["tokenizer"] = options.source != "fineweb"
+    useful["vocab_size"] = options.tokenizer == "bpe" or (tokens and options.tokenizer == "char")
     for name in useful:
         if not useful[name] and getattr(options, name) != getattr(Options, name):
             raise UserError(f"--{name} has no effect here; leave it out, or see --help")

@@ -40,7 +40,7 @@ PLOTTED = 24  # tokens in the plot of the attention weights
 class Options:
     init_from: PathStr = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
     prompt: str = ""  # the text to continue (default: the start of a document, or of a line)
-    prompt_file: PathStr = ""  # a UTF-8 file with this text
+    prompt_file: PathStr = ""  # a UTF-8 file with this text, without the newline at its end
     interactive: bool = False  # read a prompt per line, and continue each, until Ctrl-D
     num_samples: Positive = 1  # number of samples
     max_new_tokens: Positive = 500  # maximum length of a sample, in tokens
@@ -207,11 +207,11 @@ def speed_up(model: GPT, int8: bool = False) -> None:
 
 
 class Sample:
-    """Turns the tokens of one sample into text as they come. stop: up to the token `end`, or else to
-    the end of the line."""
+    """Turns the tokens of one sample into text as they come. stop: up to end_token, or else to the
+    end of the line."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: bool, end: int | None = None):
-        self.tokenizer, self.stop, self.end_token, self.done = tokenizer, stop, end, False
+    def __init__(self, tokenizer: Tokenizer, stop: bool, end_token: int | None = None):
+        self.tokenizer, self.stop, self.end_token, self.done = tokenizer, stop, end_token, False
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.ids, self.text = [], ""
 
@@ -278,6 +278,7 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 def answer(checkpoint: dict, model: GPT, tokenizer: Tokenizer, prompt: str, options, generator) -> None:
     """Continue a prompt, and print the result line."""
     ids, delimiter = tokenizer.encode(prompt, "leave them out of the prompt"), checkpoint["delimiter"]
+    prompt = tokenizer.decode(ids)  # as the model reads it
     block_size = model.config.block_size
     if delimiter is not None:
         ids = [delimiter, *ids]
@@ -302,6 +303,8 @@ def answer(checkpoint: dict, model: GPT, tokenizer: Tokenizer, prompt: str, opti
 def main() -> None:
     options = parse(Options, __doc__)
     prompt = read_prompt(options.prompt, options.prompt_file)
+    if options.prompt_file:  # editors write a newline at the end of a file
+        prompt = prompt.removesuffix("\n")
     if options.interactive and prompt:
         raise UserError("--interactive reads prompts from the keyboard; leave out --prompt and --prompt_file")
     device = Machine.pick(options.device, "float32").device

@@ -38,10 +38,7 @@ class CharTokenizer:
         what to do about it."""
         known = self.id_of.keys()
         if set(text) - known:
-            # Unicode can write é as one character (NFC), or as e and an accent (NFD), and both look the
-            # same. The vocabulary may have the other form.
-            forms = [text, unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)]
-            text = min(forms, key=lambda form: sum(c not in known for c in form))
+            text = self.in_known_form(text)
         unknown = sorted(set(text) - known)
         if unknown:
             visible = lambda c: c if c.isprintable() and not c.isspace() else ascii(c)
@@ -49,6 +46,24 @@ class CharTokenizer:
             more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
             raise UserError(f"the vocabulary lacks {some}{more}; {advice}")
         return [self.id_of[c] for c in text]
+
+    def in_known_form(self, text: str) -> str:
+        """Unicode writes é as one character (NFC), or as e and an accent (NFD), and both look the same.
+        Replaces unknown characters by the other form, if that is known."""
+        known = self.id_of.keys()
+        for c in set(text) - known:
+            apart = unicodedata.normalize("NFD", c)
+            if known >= set(apart):
+                text = text.replace(c, apart)
+        if unknown := "".join(map(re.escape, set(text) - known)):
+            with_letter = rf".?[{unknown}]+"  # unknown accents, and the letter before them
+
+            def joined(match: re.Match) -> str:
+                together = unicodedata.normalize("NFC", match[0])
+                return together if known >= set(together) else match[0]
+
+            text = re.sub(with_letter, joined, text, flags=re.DOTALL)
+        return text
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.chars[i] for i in ids)
@@ -115,7 +130,7 @@ class NumberTokenizer:
     def encode(self, text: str, advice: str = "give ids, such as 17 4") -> list[int]:
         """Token ids. Raises UserError if the text is not a list of numbers below vocab_size."""
         words = text.split()
-        if not all(word.isdecimal() and int(word) < self.vocab_size for word in words):
+        if not all(word.isdecimal() and len(word) < 10 and int(word) < self.vocab_size for word in words):
             raise UserError(f"the vocabulary has the numbers 0 to {self.vocab_size - 1:,} alone; {advice}")
         return [int(word) for word in words]
 
@@ -140,7 +155,9 @@ def make_tokenizer(fields: dict) -> Tokenizer:
     if fields["kind"] == "bpe":
         tokens = map(base64.b64decode, fields["ranks"])
         return BPETokenizer({token: i for i, token in enumerate(tokens)}, fields.get("pattern", GPT2_PATTERN))
-    return BPETokenizer()
+    if fields["kind"] == "gpt2":
+        return BPETokenizer()
+    raise UserError(f"unknown tokenizer {fields['kind']!r}; use the code that made it")
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
@@ -191,10 +208,10 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
     if not 256 <= vocab_size <= 0x110000:
         raise UserError(f"vocab_size={vocab_size}, but BPE starts from 256 bytes; use 256 to 1,114,112")
     occurrences = Counter()
-    left = MAX_CHARACTERS
+    remaining = MAX_CHARACTERS
     for piece in [text] if isinstance(text, str) else text:
-        occurrences.update(split_words(piece[: max(left, 0)]))
-        left -= len(piece)
+        occurrences.update(split_words(piece[: max(remaining, 0)]))
+        remaining -= len(piece)
     # A word as a string with one character per token: chr(0) to chr(255) for its bytes, then a new
     # one for each merge. str.split and str.join are fast.
     words = [word.encode().decode("latin-1") for word in occurrences]

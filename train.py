@@ -39,7 +39,7 @@ from tokenizer import start_ids
 from windows import document_edges, evaluate, evaluation_windows, read_windows, split_documents
 
 LOG_LINE = "train loss {train:.4f}  lr {lr:.2e}  grad norm {grad_norm:.2f}"
-LOG_LINE += "  {tokens_per_second:,} tokens/s  "
+LOG_LINE += "  {tokens_per_second:,} tokens/s  {used}"
 
 
 @dataclass
@@ -268,7 +268,7 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
                 figures |= {"tokens_per_second": round(speed)} | compute_rate(speed, model, machine)
                 used = f"mfu {figures['mfu']:.0%}" if "mfu" in figures else f"{figures['gflops']:,.1f} GFLOP/s"
                 minutes, rest = divmod((time.perf_counter() - began) / step * (config.max_iters - step), 60)
-                note(f"{LOG_LINE.format(**figures)}{used}  eta {minutes:.0f}:{int(rest):02}", **figures)
+                note(f"{LOG_LINE.format(**figures, used=used)}  eta {minutes:.0f}:{int(rest):02}", **figures)
                 losses, logged = [], train_seconds
             if evaluating:
                 val = evaluate(model, forward, data.val, windows, config.batch_size, machine)
@@ -406,7 +406,7 @@ def facts(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
     weights = checkpoint.get("model", {}).values()
     hashes = {"the checkpoint": checksum([p.flatten()[:9].tolist() for p in weights])}
     hashes["the tokenizer"] = checksum(data.tokenizer.to_dict())
-    hashes |= {f"the {split} split": entry["sha256"] for split, entry in data.splits.items()}
+    hashes |= {f"the {split} split": sha256 for split, sha256 in hashes_of(data).items()}
     hashes |= {path.name: sha256_of(path) for path in Path(__file__).parent.glob("*.py")}
     return found | {name: sha256[:8] for name, sha256 in hashes.items()}
 

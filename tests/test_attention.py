@@ -467,7 +467,9 @@ def test_the_data_is_looked_at_before_the_steps(fails, call, monkeypatch):
     )
     Path("ten.txt").write_text("\n".join("abcdefghij"))
     prepare_data.prepare("ten.txt", documents="lines")
-    assert "data/ten has fewer than 17 tokens to train or validate on; use a longer text" in fails(
-        attention, "--dataset=ten"
-    )
-    monkeypatch.undo()
+    assert "data/ten has 17 tokens to train and 3 to validate on; use" in fails(attention, "--dataset=ten")
+    assert "--max_iters=-2 is out of range; use 0 or more" in fails(attention, "--max_iters=-2")
+    Path("data/ten/train.bin").unlink()
+    assert "no dataset of characters in data/ten;" in fails(attention, "--dataset=ten")
+    Path("data/ten/meta.json").write_text("{")
+    assert "no dataset of characters in data/ten;" in fails(attention, "--dataset=ten")

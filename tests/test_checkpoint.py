@@ -22,6 +22,9 @@ from tokenizer import CharTokenizer
         lambda path: torch.save({"format": Malicious()}, path),
         lambda path: torch.save([1], path),
         lambda path: torch.save({"format": "another 7"}, path),
+        lambda path: torch.save({"format": "count2gpt 8"}, path),
+        lambda path: torch.save({"format": "count2gpt 8", "model_config": [1]}, path),
+        lambda path: torch.save({"format": "count2gpt 8", "model_config": {"n_head": 3}}, path),
         lambda path: (torch.save({"format": torch.zeros(10_000)}, path), os.truncate(path, 20_000)),
     ],
 )
@@ -84,7 +87,7 @@ def test_the_newest_run_is_found_at_any_depth(saved):
     [
         ({"model": {}, "model_args": {"n_layer": 2}, "iter_num": 5}, "ckpt.pt is a checkpoint of nanoGPT, which has"),
         ({"transformer.wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them"),
-        ({"wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them as model.safetensors"),
+        ({"wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them as model.safe"),
     ],
 )
 def test_files_of_others_are_named_by_their_format(content, words):
@@ -96,6 +99,7 @@ def test_files_of_others_are_named_by_their_format(content, words):
 def test_a_folder_with_weights_in_pytorchs_format_is_named():
     Path("hf").mkdir()
     torch.save({"wte.weight": torch.ones(2, 2)}, "hf/pytorch_model.bin")
-    for name in ("hf", "hf/model.safetensors"):
-        with pytest.raises(UserError, match=r"pytorch_model.bin has weights in PyTorch's own format; save them as"):
-            load_checkpoint(name)
+    with pytest.raises(UserError, match=r"pytorch_model.bin has weights in PyTorch's own format; save them as"):
+        load_checkpoint("hf")
+    with pytest.raises(UserError, match=r"no checkpoint hf.typo.pt; "):
+        load_checkpoint("hf/typo.pt")

@@ -416,3 +416,12 @@ def test_a_true_token_that_is_not_among_the_likely_ones_has_its_bar(call, browse
     ((token, percent),) = [row for row in bars(shown, "GPT") if "✓" in row[0]]
     assert token == f"✓ {numbers['names'][numbers['ids'][chosen]]}"
     assert float(percent) == pytest.approx(100 * logits[numbers["ids"][chosen]].exp().item(), abs=0.06)
+
+
+def test_a_prompt_needs_no_dataset_that_still_fits(call, fails, data):
+    make_run("tiny")
+    Path("tiny.txt").write_text(babble(1200) + "é")
+    prepare_data.prepare("tiny.txt")
+    status, out, err = call(look, "--init_from=out/tiny", "--prompt=the cat")
+    assert status == 0 and "has other tokens than out/tiny/best.pt, so no n-gram model is shown" in out, err
+    assert "prepare it as before training, or give a text with --prompt=" in fails(look, "--init_from=out/tiny")

@@ -127,7 +127,7 @@ def test_hidden_folders_and_datasets_are_no_part_of_a_folder(call, fails):
         status, _, err = call(prepare_data, source, "--name=my")
         assert status == 0 and load("my").tokenizer.chars == ["a", "b", "c"], err
     Path("data/empty").mkdir()
-    assert "data/empty has too little text to split; give more (hidden files are skipped)" in fails(
+    assert "data/empty has too little text to split; give more (hidden files, binary ones" in fails(
         prepare_data, "data/empty", "--name=other"
     )
 
@@ -317,7 +317,14 @@ def test_an_unrecognized_shard_is_refused(fails, gpt2_vocabulary, wrong):
         (["empty.txt"], "empty.txt has too little text"),
         (["latin1.txt"], "latin1.txt is not UTF-8 at byte 1048584"),
         (["ends.txt"], "ends.txt is not UTF-8 at byte 3"),
-        (["good.txt", "--tokenizer=bep"], "no dataset data/bep (did you mean bpe?)"),
+        (["good.txt", "--tokenizer=bep"], "no dataset data/bep (did you mean bpe?); use char, bpe, gpt2, a dataset"),
+        (
+            ["good.txt", "--tokenizer=out/gone"],
+            "no checkpoint out/gone, and no dataset out/gone; use a run of train.py",
+        ),
+        (["good.txt", "--tokenizer=folder/"], "no checkpoint folder/best.pt, and no dataset folder/; use a run"),
+        (["good.txt", "--documents="], "--documents is empty; use lines, files, blank, or the line"),
+        (["folder", "--documents=files"], "folder has one text file or none; give a folder of them"),
         (["good.txt", "--tokenizer=bpe", "--vocab_size=100"], "vocab_size=100"),
         (["good.txt", "--vocab_size=300"], "--vocab_size has no effect here; leave it out"),
         (["good.txt", "--name=a/b"], "'a/b' cannot be the name of this dataset; choose one"),
@@ -447,7 +454,9 @@ def test_binary_files_of_a_folder_are_left_out_and_counted(call, fails):
         out
     )
     Path("mixed/f.txt").write_bytes("é".encode("latin1"))
-    assert "f.txt is not UTF-8 at byte 0; save it as UTF-8" in fails(prepare_data, "mixed")
+    assert "f.txt is not UTF-8 at byte 0; save it as UTF-8, or move it out of the folder" in fails(
+        prepare_data, "mixed"
+    )
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
@@ -607,6 +616,8 @@ def test_accents_that_are_characters_of_their_own_are_said_for_bpe(call):
     assert "note" not in call(prepare_data, "nfd.txt")[1]
     out = call(prepare_data, "nfd.txt", "--tokenizer=bpe")[1]
     assert f"note: {9 * 50} accents are characters of their own (e and U+0301 in place of é); write" in out
+    text_file("mixed.txt", text + "क़ " * 9 * 50)  # which gets longer in NFC
+    assert f"note: {9 * 50} accents" in call(prepare_data, "mixed.txt", "--tokenizer=bpe")[1]
     text_file("nfc.txt", unicodedata.normalize("NFC", text) + "हिन्दी ज़\n")
     assert "note" not in call(prepare_data, "nfc.txt", "--tokenizer=bpe")[1]
 
@@ -660,6 +671,7 @@ def test_plain_bins_of_a_large_vocabulary_are_uint32(call):
         (["--vocab_size=64"], "train.bin has the token 64, and the vocabulary ends at 63; give a larger --vocab_size"),
         (["--vocab_size=65"], "val.bin has 3 bytes, which are no ids of uint16; copy it again"),
         (["--vocab_size=65", "--documents=lines"], "--documents has no effect here"),
+        (["--tokenizer=gpt2", "--vocab_size=65"], "--vocab_size has no effect here"),
         (["--tokenizer=nothing"], "no dataset data/nothing"),
     ],
 )
@@ -690,6 +702,7 @@ def test_prompts_are_read_like_texts(fails):
         (b"a\0", "NUL characters"),
         (b"ab\xff", "not UTF-8 at byte 2"),
         (b"\xef\xbb\xbf", "is empty"),
+        (b"\n", "is empty"),
     ):
         Path("prompt.txt").write_bytes(content)
         with pytest.raises(UserError, match=words):
@@ -709,3 +722,29 @@ def test_a_file_with_other_content_is_found_by_its_sha256(prepared):
         file.write(b"\1")
     with pytest.raises(UserError, match=r"train.bin is not as it was prepared \(its SHA-256 differs\); copy it again"):
         data.verify()
+
+
+def test_a_dataset_is_not_replaced_by_its_own_ids(call, fails):
+    call(prepare_data, text_file("my.txt", babble(50)))
+    before = Path("data/my/meta.json").read_bytes()
+    assert "my is a dataset already; use its name, --dataset=my" in fails(prepare_data, "data/my", "--vocab_size=50")
+    assert Path("data/my/meta.json").read_bytes() == before
+    text_file("data/plain.txt", babble(50))
+    broken("data/plain.txt is a file, not a dataset; run: python prepare_data.py data/plain.txt", "data/plain.txt")
+
+
+def test_bytes_are_those_of_the_text_that_was_encoded(call):
+    """Also where the vocabulary has its accents in another form."""
+    text = "été là où " * 50
+    call(prepare_data, text_file("nfc.txt", text))
+    out = call(prepare_data, text_file("nfd.txt", unicodedata.normalize("NFD", text)), "--tokenizer=nfc")[1]
+    nfc, nfd = load("nfc"), load("nfd_nfc")
+    assert sum(entry["bytes"] for entry in nfd.splits.values()) == len(text.encode()) and "note" not in out
+    assert nfd.tokenizer.decode([*nfd.train, *nfd.val]) == nfc.tokenizer.decode([*nfc.train, *nfc.val]) == text
+
+
+def test_an_empty_file_separates_nothing(fails):
+    Path("many").mkdir()
+    for i in range(12):
+        text_file(f"many/{i}.txt", "" if i == 5 else f"song {i}\nla la\n")
+    assert "many has no blank line" in fails(prepare_data, "many", "--documents=blank")

@@ -73,9 +73,16 @@ def test_an_accent_may_be_part_of_its_letter_or_not(vocabulary, form):
         tokenizer.encode("été ž")
 
 
-def test_a_vocabulary_with_both_forms_keeps_a_text_as_it_is():
-    both = CharTokenizer(sorted("e\u0301é"))
+def test_a_character_that_is_known_keeps_its_form():
+    both = CharTokenizer(sorted("eo\u0301é "))
     assert both.decode(both.encode("e\u0301éé")) == "e\u0301éé"
+    assert both.decode(both.encode("é ó")) == "é o\u0301"  # of the two, ó is unknown
+    with pytest.raises(UserError, match=r"lacks ä \(U\+00E4\), € \(U\+20AC\); "):
+        both.encode("é ä €")
+    composed = CharTokenizer(sorted("aé "))
+    assert composed.decode(composed.encode("e\u0301 é")) == "é é"
+    with pytest.raises(UserError, match=r"lacks b \(U\+0062\); "):
+        composed.encode("e\u0301 b")
 
 
 SCRIPTS = {
@@ -111,7 +118,7 @@ def test_numbers_stand_for_tokens_whose_text_is_unknown():
     tokenizer = make_tokenizer(module.NumberTokenizer(50).to_dict())
     assert tokenizer.encode("17 4") == [17, 4] and tokenizer.decode([17, 4]) == "17 4 "
     assert tokenizer.vocab_size == 50 and start_ids(tokenizer) == [0]
-    for text in ("50", "a", "-1", "1.5"):
+    for text in ("50", "a", "-1", "1.5", "9" * 5000):
         with pytest.raises(UserError, match="has the numbers 0 to 49 alone; give ids"):
             tokenizer.encode(text)
 
@@ -237,3 +244,8 @@ def test_without_the_gpt2_vocabulary_one_line_says_what_to_do(monkeypatch, error
     monkeypatch.setattr("tiktoken.get_encoding", refuse)
     with pytest.raises(UserError, match=rf"cannot download the GPT-2 vocabulary \({error}\); set TIKTOKEN_CACHE_DIR"):
         BPETokenizer()
+
+
+def test_a_tokenizer_of_newer_code_is_named():
+    with pytest.raises(UserError, match="unknown tokenizer 'gpt9'; use the code that made it"):
+        make_tokenizer({"kind": "gpt9"})
