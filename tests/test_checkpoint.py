@@ -66,9 +66,9 @@ def test_an_option_that_an_older_checkpoint_lacks_has_its_default(saved, name):
 
 
 def test_an_option_that_is_gone_is_named(saved):
-    saved["model_config"] |= {"softcap": 30.0}
+    saved["model_config"] |= {"an_old_option": 30.0}
     torch.save(saved, "run/best.pt")
-    with pytest.raises(UserError, match=r"best.pt has an option that is unknown here, softcap = 30.0; use"):
+    with pytest.raises(UserError, match=r"best.pt has an option that is unknown here, an_old_option = 30.0; use"):
         load_checkpoint("run")
 
 

@@ -1109,9 +1109,10 @@ def test_a_run_with_an_option_that_is_gone_is_one_line(call, fails):
     change("out/tiny/last.pt", config=checkpoint["config"] | {"momentum2": 0.5})
     error = fails(train, "--init_from=resume", "--out_dir=out/tiny")
     assert "last.pt has an option that is unknown here, momentum2 = 0.5; use the code that it was trained with" in error
-    change("out/tiny/last.pt", config=checkpoint["config"], model_config=checkpoint["model_config"] | {"softcap": 1.0})
-    assert "unknown here, softcap = 1.0; use" in fails(train, "--init_from=resume", "--out_dir=out/tiny")
-    assert "unknown here, softcap = 1.0; use" in fails(train, *SHORT, "--init_from=out/tiny/last.pt")
+    model_config = checkpoint["model_config"] | {"an_old_option": 1.0}
+    change("out/tiny/last.pt", config=checkpoint["config"], model_config=model_config)
+    assert "unknown here, an_old_option = 1.0; use" in fails(train, "--init_from=resume", "--out_dir=out/tiny")
+    assert "unknown here, an_old_option = 1.0; use" in fails(train, *SHORT, "--init_from=out/tiny/last.pt")
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
