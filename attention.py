@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-MIN_TRAIN, MIN_VAL = 34, 17  # tokens: windows have up to 32, and the loss is that of their second halves
+MIN_TRAIN, MIN_VAL = 34, 21  # tokens: windows of 32 and a target; the plot shows 20
 MAX_VOCAB = 2048  # characters of a dataset: a bigram table has as many rows and columns
 
 
@@ -373,7 +373,8 @@ def main() -> None:
             chars = meta["tokenizer"]["chars"]
             n_train, n_val = ((folder / name).stat().st_size // 2 for name in ("train.bin", "val.bin"))
         except (OSError, ValueError, LookupError, TypeError):
-            fail(f"no dataset of characters in {folder}; python prepare_data.py words, then start this again")
+            advice = "prepare one, such as python prepare_data.py words, or skip the training by --max_iters=0"
+            fail(f"no dataset of characters in {folder}; {advice}")
         if len(chars) > MAX_VOCAB:
             fail(f"{folder} has {len(chars):,} characters, too many for a bigram table; use up to {MAX_VOCAB:,}")
         if n_train < MIN_TRAIN or n_val < MIN_VAL:

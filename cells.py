@@ -276,7 +276,7 @@ class Model(nn.Module):
 
     def select_rows(self, states: list, rows: torch.Tensor) -> list[torch.Tensor]:
         """The states of some rows of a batch, whose indices are rows (R,)."""
-        pairs = zip(self.cells, states, strict=True)
+        pairs = zip(self.cells, states, strict=True)  # PyTorch's cells: (n_states, B, H); others: (B, ...)
         return [state[:, rows] if isinstance(cell, StepByStep) else state[rows] for cell, state in pairs]
 
     def num_params(self) -> int:

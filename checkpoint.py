@@ -84,6 +84,8 @@ def foreign_format(checkpoint) -> str:
 
 def tokenizer_advice(checkpoint: dict) -> str:
     """How to encode a text in the tokens of a checkpoint."""
+    if checkpoint["tokenizer"]["kind"] == "number":
+        return "its tokenizer is unknown, so make train.bin and val.bin as before"
     name = "gpt2" if checkpoint["tokenizer"]["kind"] == "gpt2" else checkpoint["name"]
     return f"run: python prepare_data.py YOUR_TEXT.txt --tokenizer={name}, then name the dataset that it makes"
 

@@ -17,7 +17,7 @@ from prepare_data import load
 from runtime import PEAK_FLOPS, Machine, published_peak
 from train import TrainConfig, read_config
 
-MFU = 0.4  # the fraction of the peak FLOP/s that training achieves; train.py prints its own
+MFU = 0.4  # the fraction of the peak FLOP/s that training achieves; train.py prints its own on a GPU
 
 
 def estimate(config: TrainConfig, machine: Machine) -> None:
@@ -42,8 +42,11 @@ def estimate(config: TrainConfig, machine: Machine) -> None:
     row("compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {6 * in_matrices / 1e9:.4f} of it in weight matrices")
     row("compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)")
     row("this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP")
-    here = published_peak(machine.device, machine.dtype)
-    peaks = {str(machine) if here else f"{machine}, as measured now": here or measured_flops(machine)}
+    peaks = {}
+    if peak := published_peak(machine.device, machine.dtype):
+        peaks[str(machine)] = peak
+    else:
+        peaks[f"{machine}, as measured now"] = measured_flops(machine)
     for name, peak in (peaks | {card: PEAK_FLOPS[card] for card in ("A100", "H100")}).items():
         hours = tokens * flops / (peak * MFU) / 3600
         row("time", f"{hours:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s")

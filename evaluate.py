@@ -305,7 +305,7 @@ def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, opt
     windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
     at, document, _ = locate(tokens, windows, data.separator)
     if document.max() == 0:
-        print("\nno calibration: its tokens are of one document or window, and the temperature needs two")
+        print("\nno calibration: the tokens for it are of one document or window, and it needs two")
         return {}
     X, targets = contexts(tokens, at, CONTEXT, data.separator)
     of_gpt = torch.cat([part.cpu() for part, _ in predict(model, tokens, windows, options, machine)])
@@ -453,8 +453,7 @@ def main() -> None:
         if several:
             show_prompts(model, data, subset, options, machine)
         else:
-            print("\none document or window: the interval, prompts, mixture and calibration need two")
-            print("or more (of a longer split, or with more --eval_tokens)")
+            print("\none document or window: prompts, calibration, and what counting still knows need two or more")
         if several and data.vocab_size <= MAX_VOCAB:
             grams, counts = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
             counted = (sum_by_row(grams[:, -n:], counts) for n in (2, 4, CONTEXT + 1))

@@ -105,7 +105,7 @@ def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
 
 
 def sha256_of(path: Path) -> str:
-    digest, show = hashlib.sha256(), progress(f"verifying {path}", path.stat().st_size)
+    digest, show = hashlib.sha256(), progress(f"SHA-256 of {path}", path.stat().st_size)
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)

@@ -299,7 +299,8 @@ def kept(path: Path, made_from: dict) -> dict | None:
     for name, defaults in (("config", GPTConfig()), ("recipe", Recipe(0, 0.0))):
         if name in found:  # an option that an older one lacks has its default
             found[name] = asdict(defaults) | found[name]
-    if same := found == made_from:
+    same = found == made_from
+    if same:
         print(f"using {path} of an earlier run")
     return checkpoint if same else None
 

@@ -76,7 +76,7 @@ def load_gpt2(path: Path) -> dict:
         weights[f"transformer.{name}"] = (tensor.t() if transposed else tensor).float().contiguous()
     if vocab_size > VOCAB_SIZE:  # such as one for padding, or a multiple of 128
         extra = vocab_size - VOCAB_SIZE
-        print(f"{path}: tokens left out, which GPT-2 does not have: {extra:,} of {vocab_size:,}", file=sys.stderr)
+        print(f"{path}: {extra:,} of {vocab_size:,} embeddings are of no token of GPT-2, left out", file=sys.stderr)
     weights["lm_head.weight"] = weights["transformer.wte.weight"]
     return {
         "model_config": asdict(GPTConfig(**GPT2_OPTIONS | shape)),

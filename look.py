@@ -160,7 +160,7 @@ def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
         if prompted:
             print(f"note: {found}, so no n-gram model is shown")
             return None
-        raise UserError(f"{found}; prepare it as before training, or give a text with --prompt=")
+        raise UserError(f"{found}; prepare it again from the text of the training, or give a text with --prompt=")
     return data
 
 
@@ -182,7 +182,7 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
 def make_page(title: str, texts: list[str], found: dict) -> str:
     """The page with its numbers, and texts, one for each token. Nothing in them can become HTML."""
     bits, uniform = found["bits"]["GPT"], math.log2(len(found["names"]))
-    shades = [min(surprise / max(uniform, 1), 1) for surprise in [0, *bits]]  # 0 / 0 in a text of one character
+    shades = [min(surprise / max(uniform, 1), 1) for surprise in [0, *bits]]  # uniform is 0 for one character
     spans = [f'<span style="--s:{s:.2f}">{html.escape(text)}</span>' for s, text in zip(shades, texts, strict=True)]
     parts = {"title": html.escape(title), "text": "".join(spans)}
     parts |= {"mean": f"{np.mean(bits):.2f}", "uniform": f"{uniform:.1f}"}

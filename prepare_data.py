@@ -63,7 +63,7 @@ class Options:
     vocab_size: NonNegative = 0  # number of tokens of --tokenizer=bpe (0: 1024), or of your own train.bin and val.bin
     file: PathStr = ""  # local copy to use instead of the download; for fineweb a folder of shards
     name: str = ""  # name of the dataset, a folder in data/; by default, of source and tokenizer
-    documents: str = "none"  # of your own text: none, lines, files, blank (blank lines between them), or a line
+    documents: str = "none"  # of your own text: none, lines, files, blank (lines between them), or such a line: ***
     shards: Positive = 1  # number of fineweb files, 100M training tokens each
 
 
@@ -125,7 +125,7 @@ def files_of(folder: Path) -> list[Path]:
             paths.append(path)
     if binary:
         some = ", ".join(map(str, binary[:3])) + (" ..." if len(binary) > 3 else "")
-        print(f"note: binary files left out: {len(binary):,} ({some}); files read: {len(paths):,}")
+        print(f"note: left out as binary or UTF-16: {len(binary):,} ({some}); files read: {len(paths):,}")
     return paths
 
 
@@ -141,21 +141,22 @@ def find_documents(paths: list[Path], documents: str, source: str) -> Iterator[s
     if documents == "files":
         return (text.strip("\n") for text in texts)
     line = "" if documents == "blank" else documents.strip()
-    alone = rf"^[ \t]*{re.escape(line)}[ \t]*$" if line else r"^[ \t]*$"  # with blanks around it
-    found, inside, n = [], 0, 0
+    # The whole line is the separator, perhaps with blanks around it.
+    alone = rf"^[ \t]*{re.escape(line)}[ \t]*$" if line else r"^[ \t]*$"
+    found, inside, n_texts = [], 0, 0
     for text in filter(None, texts):
-        n += 1
+        n_texts += 1
         parts = re.split(alone, text.strip("\n"), flags=re.M)
         found += [part.strip("\n") for part in parts]
         if line:
             inside += sum(part.count(line) for part in parts)
-    if len(found) == n:  # nothing was split
+    if len(found) == n_texts:  # one part of each: nothing was split
         similar = did_you_mean(line, ("lines", "files", "blank", "none"))
         hint = f" (but it is inside of lines, {inside:,} times)" if inside else similar
         missing = f"line {line!r}" if line else "blank line"
         raise UserError(f"{source} has no {missing}{hint}; give the line that separates its documents")
     if inside:
-        print(f"note: {line!r} is no separator where it is inside of a line, {inside:,} times")
+        print(f"note: {inside:,} more {line!r} are inside of longer lines; documents are not split there")
     return iter(found)
 
 
@@ -175,9 +176,9 @@ def split_documents(documents: Iterable[str], source: str) -> dict[str, Callable
         again = sum(text in known for text in splits["val"])
         found = f"note: {repeated:,} of {n:,} documents repeat another one"
         if again:
-            found += f"; {again:,} of {len(splits['val']):,} in val are in train, too, so the val loss looks too low"
+            found += f"; {again:,} of {len(splits['val']):,} in val are in train, too, which makes the val loss lower"
         print(found)
-    return {split: texts.copy for split, texts in splits.items()}
+    return {split: texts.copy for split, texts in splits.items()}  # functions, to be called
 
 
 def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterator[str]:
@@ -187,13 +188,14 @@ def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterato
     at, rest, last = 0, "", "\n"  # characters read, those to yield, the last one
     for path in paths:
         show = progress(f"reading {path}", path.stat().st_size)
-        joint = "" if last == "\n" else "\n"  # before the first piece of this file
+        missing_newline = "" if last == "\n" else "\n"  # at the end of the file before
         with open(path, encoding="utf-8-sig") as file:
             try:
                 while piece := file.read(CHUNK):
                     show(file.buffer.tell())
                     refuse_nul(piece, path)
-                    piece, joint = joint + piece, ""
+                    piece = missing_newline + piece
+                    missing_newline = ""
                     last = piece[-1]
                     rest += piece[max(start - at, 0) : max(stop - at, 0)]
                     at += len(piece)
@@ -241,13 +243,14 @@ def read_prompt(prompt: str, file: PathStr) -> str:
 def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents="none", shards=1) -> None:
     """Make data/<dataset>, whole or not at all. Parameters as in Options. Raises UserError."""
     stem = source if source in SOURCES else existing(source).resolve().stem
-    n_bpe = vocab_size or 1024
+    bpe_size = vocab_size or 1024
     if not name:  # words, words_bpe1024, words_gpt2, words_my
-        suffix = {"char": "", "bpe": f"_bpe{n_bpe}"}.get(tokenizer, f"_{stem_of(tokenizer)}")
+        suffix = {"char": "", "bpe": f"_bpe{bpe_size}"}.get(tokenizer, f"_{stem_of(tokenizer)}")
         name = stem + suffix
     folder = DATA / name
-    another_built_in = parse_name(name.lower()) not in (None, (source, tokenizer, n_bpe))
-    taken = another_built_in or name.lower() in TOKENIZERS
+    built_in = parse_name(name.lower())
+    another = built_in is not None and built_in != (source, tokenizer, bpe_size)
+    taken = another or name.lower() in TOKENIZERS
     foreign = folder.exists() and not (folder / "meta.json").exists()
     if taken or foreign or not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"{name!r} cannot be the name of this dataset; choose one, such as --name=my_text")
@@ -263,7 +266,7 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
         else:
             documents = "lines" if source in ("words", "names") else documents
             text = open_source(source, file, documents)
-            made, separator, encoded = encode_text(text, documents, tokenizer, n_bpe)
+            made, separator, encoded = encode_text(text, documents, tokenizer, bpe_size)
         dtype = "uint16" if made.vocab_size <= 65_536 else "uint32"
         splits = {}
         for split, pieces in encoded.items():
@@ -272,6 +275,7 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
                 splits[split]["documents"] = len(text[split]())
         meta = {"format": FORMAT, "source": source, "tokenizer": made.to_dict()}
         meta |= {"vocab_size": made.vocab_size, "dtype": dtype, "separator": separator, "splits": splits}
+        # separator: where documents are split; delimiter: where samples start, also if only tokens are known
         meta["delimiter"] = find_delimiter(new / "train.bin", dtype, made) if text is None else separator
         meta["sha256"] = checksum(meta)
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
@@ -295,7 +299,7 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
 
 def stem_of(tokenizer: str) -> str:
     """What a --tokenizer= adds to the name of a dataset: gpt2, or the name of a dataset or run."""
-    path = Path(tokenizer)
+    path = Path(tokenizer).resolve()
     return path.parent.name if path.suffix == ".pt" else path.name
 
 
@@ -305,12 +309,13 @@ def print_decomposed(text: dict[str, Callable]) -> None:
     words = (word for read in text.values() for piece in read() if not piece.isascii() for word in piece.split())
     n = sum(max(0, len(word) - len(unicodedata.normalize("NFC", word))) for word in words)
     if n > 0:
-        advice = "write prompts in the same way, or normalize the text to NFC first"
+        advice = "prompts must be so, too; unicodedata.normalize('NFC', text) joins them"
         print(f"note: {n:,} accents are characters of their own (e and U+0301 in place of é); {advice}")
 
 
 def encode_text(text: dict[str, Callable], documents: str, kind: str, vocab_size: int) -> tuple:
-    """The tokenizer, the separator, and per split an iterator of (ids, bytes of text)."""
+    """The tokenizer, the separator, and per split an iterator of (ids, bytes of text). documents: as
+    the option. The pieces of a text are whole documents if there are any."""
     has_documents = documents != "none"
     several_lines = documents not in ("none", "lines")  # then END is the separator, else a newline
     if kind == "char":
@@ -328,7 +333,7 @@ def encode_text(text: dict[str, Callable], documents: str, kind: str, vocab_size
         if several_lines and vocab_size < 257:
             raise UserError(f"vocab_size={vocab_size} has no room for 256 bytes and {END}; use 257 or more")
         ranks = train_bpe(train, vocab_size - 1 if several_lines else vocab_size)
-        if several_lines:
+        if several_lines:  # PATTERN cuts that text into <|, endoftext and |>, so none becomes this token
             ranks[END.encode()] = len(ranks)
         tokenizer = BPETokenizer(ranks)
     else:
@@ -342,13 +347,14 @@ def encode_text(text: dict[str, Callable], documents: str, kind: str, vocab_size
         separator = tokenizer.encode("\n", "use another --tokenizer")[0]
     if several_lines and separator is None:
         raise UserError(f"{kind} has no token for the end of documents of several lines; use another --tokenizer")
-    advice = "leave them out of the text, or use --tokenizer=bpe"
+    advice = "leave them out of the text"
+    advice += "" if Path(kind).exists() else ", or use --tokenizer=bpe"  # which does not fit a run
 
     def encode(pieces: Iterable[str]) -> Iterator[tuple[list[int], int]]:
         if not has_documents:
             for piece in pieces:
                 ids = tokenizer.encode(piece, advice)
-                yield ids, len(tokenizer.decode_bytes(ids))
+                yield ids, len(tokenizer.decode_bytes(ids))  # not of the piece: é may be in another form
             return
         separator_bytes = 0 if several_lines else 1  # END is no text
         yield [separator], separator_bytes
@@ -372,7 +378,7 @@ def open_tokenizer(name: str) -> Tokenizer:
         if not isinstance(checkpoint, dict) or "tokenizer" not in checkpoint:
             raise UserError(f"{path} has no tokenizer; {advice}")
         return make_tokenizer(checkpoint["tokenizer"])
-    if path.name != name:  # a path, not the name of a dataset
+    if "/" in Path(name).as_posix() or Path(name).is_dir():  # a path, not the name of a dataset
         raise UserError(f"no checkpoint {path}, and no dataset {name}; {advice}, or the name of a dataset")
     similar = did_you_mean(name, {*TOKENIZERS, *(meta.parent.name for meta in DATA.glob("*/meta.json"))})
     raise UserError(f"no dataset {DATA / name}{similar}; use char, bpe, gpt2, a dataset, or a run such as out/my")
@@ -387,7 +393,8 @@ def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def find_delimiter(path: Path, dtype: str, tokenizer: Tokenizer) -> int | None:
-    """END, if it occurs among the first tokens of a file: then it starts each document."""
+    """END, if it occurs among the first tokens of a file: it stands between documents, so a sample
+    that starts with it starts a document."""
     end = end_id(tokenizer)
     beginning = np.fromfile(path, dtype=np.dtype(dtype).newbyteorder("<"), count=1 << 24)
     return end if end is not None and (beginning == end).any() else None
@@ -404,7 +411,7 @@ def open_tokens(folder: Path, kind: str, vocab_size: int) -> tuple:
     if (folder / "meta.json").exists():
         raise UserError(f"{folder} is a dataset already; use its name, --dataset={folder.resolve().name}")
     if kind == "bpe" or (kind == "char" and not vocab_size):  # char: no tokenizer is named
-        advice = "name the tokenizer that made them, --tokenizer=gpt2, or --vocab_size=; or the text itself"
+        advice = "add --tokenizer=gpt2 if that made them, or --vocab_size= to take them as numbers, or prepare the text"
         raise UserError(f"{folder} has train.bin and val.bin, which are token ids; {advice}")
     tokenizer = NumberTokenizer(vocab_size) if kind == "char" else open_tokenizer(kind)
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 65_536 else "<u4")
@@ -413,7 +420,8 @@ def open_tokens(folder: Path, kind: str, vocab_size: int) -> tuple:
     def pieces(path: Path) -> Iterator[tuple[np.ndarray, int]]:
         size = path.stat().st_size
         if size == 0 or size % dtype.itemsize:
-            raise UserError(f"{path} has {size:,} bytes, which are no ids of {dtype.name}; copy it again")
+            what = f"{path} has {size:,} bytes, not a multiple of the {dtype.itemsize} of an id ({dtype.name})"
+            raise UserError(f"{what}; copy it again")
         tokens = np.memmap(path, dtype=dtype, mode="r")
         for ids in np.array_split(tokens, len(tokens) // CHUNK + 1):
             if ids.max() >= tokenizer.vocab_size:

@@ -48,7 +48,7 @@ class Options:
     top_k: NonNegative = 0  # sample from the k most likely tokens; 0: from all
     top_p: float = 1.0  # sample from the most likely tokens with total probability p; 1: from all
     seed: NonNegative = 1337  # random seed
-    stop: bool = False  # stop at the end of the document, or of the line if each document is one
+    stop: bool = False  # stop at the end of the line, or of a document of several lines
     int8: bool = False  # round weights to 8-bit integers: a large model is faster on a CPU
     compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
@@ -241,7 +241,9 @@ def rows_at_once(config: GPTConfig) -> int:
 
 def print_samples(model: GPT, tokenizer: Tokenizer, ids: list, prompt: str, options, generator) -> list:
     """Generate samples in batches, and print them: the first one of a batch as it is generated."""
-    end = end_id(tokenizer) if ids[0] == end_id(tokenizer) else None  # documents of several lines start with it
+    end = end_id(tokenizer)
+    if ids[0] != end:  # a document of several lines would start with it
+        end = None
     samples, rule = [], "" if options.stop and end is None else "-" * 20 + "\n"
     sampling = {name: getattr(options, name) for name in ("compile", "temperature", "top_k", "top_p")}
     while len(samples) < options.num_samples:
@@ -322,7 +324,7 @@ def main() -> None:
             return answer(checkpoint, model, tokenizer, prompt, options, generator)
         while True:
             try:
-                prompt = clean(input("> " if sys.stdin.isatty() else "")).rstrip("\n")
+                prompt = clean(input("> " if sys.stdin.isatty() else "")).rstrip("\n")  # of \r, from Windows
                 answer(checkpoint, model, tokenizer, prompt, options, generator)
             except EOFError:  # Ctrl-D
                 return print()

@@ -41,8 +41,7 @@ class CharTokenizer:
             text = self.in_known_form(text)
         unknown = sorted(set(text) - known)
         if unknown:
-            visible = lambda c: c if c.isprintable() and not c.isspace() else ascii(c)
-            some = ", ".join(f"{visible(c)} (U+{ord(c):04X})" for c in unknown[:20])
+            some = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in unknown[:20])
             more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
             raise UserError(f"the vocabulary lacks {some}{more}; {advice}")
         return [self.id_of[c] for c in text]
@@ -52,18 +51,18 @@ class CharTokenizer:
         Replaces unknown characters by the other form, if that is known."""
         known = self.id_of.keys()
         for c in set(text) - known:
-            apart = unicodedata.normalize("NFD", c)
-            if known >= set(apart):
+            apart = unicodedata.normalize("NFD", c)  # é becomes e and an accent
+            if set(apart) <= known:
                 text = text.replace(c, apart)
-        if unknown := "".join(map(re.escape, set(text) - known)):
-            with_letter = rf".?[{unknown}]+"  # unknown accents, and the letter before them
+        unknown = "".join(map(re.escape, set(text) - known))
+        if not unknown:
+            return text
 
-            def joined(match: re.Match) -> str:
-                together = unicodedata.normalize("NFC", match[0])
-                return together if known >= set(together) else match[0]
+        def joined(match: re.Match) -> str:
+            together = unicodedata.normalize("NFC", match[0])  # e and an accent become é
+            return together if set(together) <= known else match[0]
 
-            text = re.sub(with_letter, joined, text, flags=re.DOTALL)
-        return text
+        return re.sub(rf".?[{unknown}]+", joined, text, flags=re.DOTALL)  # unknown ones, and what is before them
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.chars[i] for i in ids)
@@ -79,7 +78,7 @@ class CharTokenizer:
 # words: 've, a word, a number or other characters, each with the blank before it; or white space.
 # \p{L} and \p{N} are Unicode's letters and numbers.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# In ours, a letter keeps its marks, \p{M}: else a word of Hindi or Hebrew is cut at each vowel sign.
+# In ours, a letter keeps its marks, ` ?[\p{L}][\p{L}\p{M}]*`: else a word of Hindi is cut at each vowel sign.
 PATTERN = GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*")
 
 
@@ -89,7 +88,7 @@ class BPETokenizer:
     def __init__(self, ranks: dict[bytes, int] | None = None, pattern: str = PATTERN):
         import tiktoken  # here: characters need neither the package nor its download
 
-        self.ranks, self.pattern = ranks, pattern
+        self.ranks, self.pattern = ranks, pattern if ranks is not None else GPT2_PATTERN
         if ranks is not None:
             self.encoding = tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
         else:
@@ -115,7 +114,7 @@ class BPETokenizer:
             return {"kind": "gpt2"}
         tokens = sorted(self.ranks, key=self.ranks.get)
         fields = {"kind": "bpe", "ranks": [base64.b64encode(token).decode() for token in tokens]}
-        if self.pattern != GPT2_PATTERN:  # that of older files, which name none
+        if self.pattern != GPT2_PATTERN:  # a file without a pattern, as older ones are, means GPT-2's
             fields["pattern"] = self.pattern
         return fields
 
@@ -127,11 +126,11 @@ class NumberTokenizer:
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
 
-    def encode(self, text: str, advice: str = "give ids, such as 17 4") -> list[int]:
+    def encode(self, text: str, advice: str = "") -> list[int]:  # it has an advice of its own
         """Token ids. Raises UserError if the text is not a list of numbers below vocab_size."""
         words = text.split()
         if not all(word.isdecimal() and len(word) < 10 and int(word) < self.vocab_size for word in words):
-            raise UserError(f"the vocabulary has the numbers 0 to {self.vocab_size - 1:,} alone; {advice}")
+            raise UserError(f"the vocabulary has the numbers 0 to {self.vocab_size - 1} alone; write such as 17 4")
         return [int(word) for word in words]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -195,7 +194,7 @@ def split_words(text: str) -> list[str]:
             listed[kind] += re.escape(c)
     pattern = PATTERN
     for kind, characters in listed.items():
-        pattern = pattern.replace(rf"\p{{{kind}}}", characters)
+        pattern = pattern.replace("\\p{" + kind + "}", characters)  # \\p{L} becomes all letters of the text
     return re.findall(pattern, text)
 
 
@@ -252,7 +251,7 @@ def changes(parts: list[str], pair: tuple[str, str], new: str) -> Counter:
     """By how much the count of each pair changes in a word where pair = (a, b) becomes one token.
     parts: the word, split at each a b. In the word x a b y, the pairs x a, a b and b y go (-1), and
     x new and new y come (+1). Only these change, so a long word costs no more than its
-    occurrences of a b."""
+    occurrences of a b. In a b a b, with the parts '', '' and '', b a goes, and new new comes."""
     a, b = pair
     found = Counter()
     found[pair] -= len(parts) - 1
@@ -262,7 +261,7 @@ def changes(parts: list[str], pair: tuple[str, str], new: str) -> Counter:
             x = before[-1]
             found[x, a] -= 1
             found[x, new] += 1
-        elif i > 1:  # a b a b: the one before is new now, too
+        elif i > 1:  # a b a b: there is another a b directly before this one
             found[b, a] -= 1
             found[new, new] += 1
         if after:

@@ -39,7 +39,7 @@ from tokenizer import start_ids
 from windows import document_edges, evaluate, evaluation_windows, read_windows, split_documents
 
 LOG_LINE = "train loss {train:.4f}  lr {lr:.2e}  grad norm {grad_norm:.2f}"
-LOG_LINE += "  {tokens_per_second:,} tokens/s  {used}"
+LOG_LINE += "  {tokens_per_second:,} tokens/s  {rate}"
 
 
 @dataclass
@@ -178,9 +178,13 @@ def restore(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machi
         optimizer.load_state_dict(checkpoint["optimizer"])
         if checkpoint["scaler"]:  # of float16
             scaler.load_state_dict(checkpoint["scaler"])
-        before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})  # older ones have no text
-        changed = "" if before.items() <= hashes_of(data).items() else f" on another text: {data.name} has changed"
-        print(f"resumed after step {checkpoint['step']}{changed}")
+        before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})  # of older runs, the latter alone
+        now, news = hashes_of(data), ""
+        if checkpoint["config"]["dataset"] != data.name:
+            news = f" on another dataset: {data.name}"
+        elif any(now.get(split) != sha256 for split, sha256 in before.items()):
+            news = f" on another text: {data.name} has changed"
+        print(f"resumed after step {checkpoint['step']}{news}")
         other_text = checkpoint["evaluated_on"] != evaluated_on(config, data)
         lost = machine.rank == 0 and not Path(config.out_dir, "best.pt").exists()
         if any(machine.sum(lost)) or other_text:  # other machines need none
@@ -266,9 +270,9 @@ def train(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machine
                 speed = len(losses) * config.tokens_per_step() / (train_seconds - logged)
                 figures = {"train": sum(losses) / len(losses), "lr": scale * config.learning_rate, "grad_norm": norm}
                 figures |= {"tokens_per_second": round(speed)} | compute_rate(speed, model, machine)
-                used = f"mfu {figures['mfu']:.0%}" if "mfu" in figures else f"{figures['gflops']:,.1f} GFLOP/s"
+                rate = f"mfu {figures['mfu']:.0%}" if "mfu" in figures else f"{figures['gflops']:,.1f} GFLOP/s"
                 minutes, rest = divmod((time.perf_counter() - began) / step * (config.max_iters - step), 60)
-                note(f"{LOG_LINE.format(**figures, used=used)}  eta {minutes:.0f}:{int(rest):02}", **figures)
+                note(f"{LOG_LINE.format(**figures, rate=rate)}  eta {minutes:.0f}:{int(rest):02}", **figures)
                 losses, logged = [], train_seconds
             if evaluating:
                 val = evaluate(model, forward, data.val, windows, config.batch_size, machine)
@@ -302,7 +306,7 @@ def report(config: TrainConfig, data: Dataset, machine: Machine, step: int, seco
     folder, alone = Path(config.out_dir), replace(machine, world_size=1)
     checkpoint = load_checkpoint(folder / "best.pt")
     if step < config.max_iters:
-        advice = f"to continue: --init_from=resume --out_dir={config.out_dir} --early_stop=0"
+        advice = f"to continue: python train.py --init_from=resume --out_dir={config.out_dir} --early_stop=0"
         print(f"early stopping: no improvement in {config.early_stop} evaluations; {advice}")
     if checkpoint["step"] < step:
         print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
@@ -354,6 +358,7 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
         if "optimizer" not in checkpoint:
             raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
         refuse_unknown(checkpoint["name"], checkpoint["config"], TrainConfig)
+        # an option that an older run lacks has the default of GPTConfig, where the two differ
         inherited = checkpoint["model_config"] | checkpoint["config"]
         given["init_from"] = inherited["init_from"]  # where the run came from at first
     else:

@@ -419,7 +419,7 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
     assert abs(float(some["val"]) - trained) > 1e-4
     assert {path: path.read_bytes() for path in Path("out").rglob("*.*")} == before
     one = call(evaluate, "--eval_tokens=1", "--num_samples=0")[1]
-    assert "one document or window: the interval, prompts, mixture and calibration need two\nor more" in one
+    assert "one document or window: prompts, calibration, and what counting still knows need two or more" in one
     error = fails(evaluate, "--dataset=tiny")
     command = "python prepare_data.py YOUR_TEXT.txt --tokenizer=out/list/best.pt"
     assert f"tiny has other tokens than out/list/best.pt; run: {command}, then" in error
@@ -612,7 +612,7 @@ def test_one_validation_document_gives_the_losses_that_it_can(call):
     run = call(train, *SHORT, "--dataset=docs")[1]
     status, out, err = call(evaluate, "--num_samples=5", "--dtype=float32")
     assert status == 0, err
-    assert "the interval, prompts, mixture and calibration need two\nor more (of a longer split" in out
+    assert "one document or window: prompts, calibration, and what counting still knows need" in out
     figures = result(out)
     assert float(figures["val"]) == pytest.approx(float(result(run)["val"]), abs=1e-4)
     assert "copied" in figures and not {"ece", "temperature", "mixed"} & figures.keys()
@@ -626,4 +626,4 @@ def test_a_calibration_on_one_document_is_left_out(call, monkeypatch):
     call(train, *SHORT, "--dataset=docs")
     monkeypatch.setattr(evaluate, "SUBSET", 30)
     status, out, err = call(evaluate, "--num_samples=0", "--dtype=float32")
-    assert status == 0 and "no calibration: its tokens are of one document" in out and "nan" not in out, err
+    assert status == 0 and "no calibration: the tokens for it are of one document" in out and "nan" not in out, err

@@ -189,7 +189,7 @@ def test_what_cannot_be_done_gets_one_line(call, fails, small):
         ("--new_task=revrse", "--new_task=revrse is unknown (did you mean reverse?); choose from copy, reverse"),
         ("--num_examples=100000", "too few words for --num_examples=100000; use at most "),
         ("--init_from=out/nothing", "no checkpoint out/nothing; use a run"),
-        ("--init_from=out/toy", "the vocabulary lacks ' ' (U+0020), 0 (U+0030), "),
+        ("--init_from=out/toy", "the vocabulary lacks ' ' (U+0020), '0' (U+0030), "),
         ("--init_from=out/own", "has block_size=16; use a model with at least 42"),
         ("--learning_rate=1e30", "training diverged: "),
     ):

@@ -220,7 +220,7 @@ def test_tokens_that_were_added_to_gpt2_are_left_out(capsys, more):
     padded = open_gpt2("model.safetensors")
     assert padded.config.vocab_size == 50_257
     assert all(torch.equal(p, plain[name]) for name, p in padded.state_dict().items())
-    found = f"model.safetensors: tokens left out, which GPT-2 does not have: {more} of {50_257 + more:,}"
+    found = f"model.safetensors: {more} of {50_257 + more:,} embeddings are of no token of GPT-2, left out"
     assert found in capsys.readouterr().err
     Path("model.safetensors").write_bytes(safetensors(tensors | {"wte.weight": wte, "lm_head.weight": wte[:50_257]}))
     assert torch.equal(open_gpt2("model.safetensors").lm_head.weight, plain["lm_head.weight"])

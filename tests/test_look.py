@@ -424,4 +424,4 @@ def test_a_prompt_needs_no_dataset_that_still_fits(call, fails, data):
     prepare_data.prepare("tiny.txt")
     status, out, err = call(look, "--init_from=out/tiny", "--prompt=the cat")
     assert status == 0 and "has other tokens than out/tiny/best.pt, so no n-gram model is shown" in out, err
-    assert "prepare it as before training, or give a text with --prompt=" in fails(look, "--init_from=out/tiny")
+    assert "prepare it again from the text of the training, or give a text with" in fails(look, "--init_from=out/tiny")

@@ -86,7 +86,10 @@ def test_a_text_in_the_tokens_of_another_dataset(call, fails, kind):
     assert first.tokenizer.decode(ids) == text
     if kind == "char":
         error = fails(prepare_data, text_file("third.txt", text + "QXZ" * 100), "--tokenizer=first")
-        assert "lacks Q (U+0051), X (U+0058), Z (U+005A); leave them out of the text, or use --tokenizer=bpe" in error
+        assert (
+            "lacks 'Q' (U+0051), 'X' (U+0058), 'Z' (U+005A); leave them out of the text, or use --tokenizer=bpe"
+            in error
+        )
         assert not Path("data/third_first").exists()
 
 
@@ -450,8 +453,9 @@ def test_binary_files_of_a_folder_are_left_out_and_counted(call, fails):
         Path("mixed", name).write_bytes(content)
     status, out, err = call(prepare_data, "mixed")
     assert status == 0 and load("mixed").tokenizer.chars == ["a", "b", "c"], err
-    assert "note: binary files left out: 4 (mixed/b.png, mixed/d.npy, mixed/deep/c.pyc ...); files read: 1" in slashes(
-        out
+    assert (
+        "note: left out as binary or UTF-16: 4 (mixed/b.png, mixed/d.npy, mixed/deep/c.pyc ...); files read: 1"
+        in slashes(out)
     )
     Path("mixed/f.txt").write_bytes("é".encode("latin1"))
     assert "f.txt is not UTF-8 at byte 0; save it as UTF-8, or move it out of the folder" in fails(
@@ -513,7 +517,8 @@ def test_a_text_in_the_tokens_of_a_run(call, fails, request, kind):
         assert tokenizer.decode([*data.train.tolist(), *data.val.tolist()]) == text
     if kind == "char":
         error = fails(prepare_data, text_file("third.txt", text + "naïve €5" * 9), "--tokenizer=out/run")
-        assert "lacks 5 (U+0035), v (U+0076), ï (U+00EF), € (U+20AC); leave them out" in error
+        assert "lacks '5' (U+0035), 'v' (U+0076), 'ï' (U+00EF), '€' (U+20AC); leave them out" in error
+        assert "--tokenizer=bpe" not in error  # which would not fit the run
     torch.save([1], "other.pt")
     assert "other.pt has no tokenizer; use a run of train.py" in fails(
         prepare_data, "second.txt", "--tokenizer=other.pt"
@@ -524,7 +529,7 @@ def test_repeated_documents_are_counted(call):
     """A split of a list with repeated lines has the same ones in train and val: low losses there mean little."""
     text_file("ten.txt", "\n".join([f"name{i}" for i in range(40)] * 10))
     out = call(prepare_data, "ten.txt", "--documents=lines")[1]
-    assert "note: 360 of 400 documents repeat another one; 40 of 40 in val are in train, too, so" in out
+    assert "note: 360 of 400 documents repeat another one; 40 of 40 in val are in train, too, which" in out
     text_file("once.txt", "\n".join(f"name{i}" for i in range(400)))
     assert "note" not in call(prepare_data, "once.txt", "--documents=lines")[1]
     text_file("twice.txt", "\n".join([*(f"name{i}" for i in range(40)), "name0", "\n", " "]))
@@ -605,7 +610,7 @@ def test_a_separator_inside_of_a_line_separates_nothing_and_is_said(call):
     stories = [f"story {i}" for i in range(20)]
     text_file("my.txt", "\n%\n".join([*stories, "20 % of it"]))
     out = call(prepare_data, "my.txt", "--documents=%")[1]
-    assert "note: '%' is no separator where it is inside of a line, 1 times" in out
+    assert "note: 1 more '%' are inside of longer lines; documents are not split there" in out
     assert sum(entry["documents"] for entry in load("my").splits.values()) == 21
 
 
@@ -615,7 +620,7 @@ def test_accents_that_are_characters_of_their_own_are_said_for_bpe(call):
     text_file("nfd.txt", text)
     assert "note" not in call(prepare_data, "nfd.txt")[1]
     out = call(prepare_data, "nfd.txt", "--tokenizer=bpe")[1]
-    assert f"note: {9 * 50} accents are characters of their own (e and U+0301 in place of é); write" in out
+    assert f"note: {9 * 50} accents are characters of their own (e and U+0301 in place of é); prompts" in out
     text_file("mixed.txt", text + "क़ " * 9 * 50)  # which gets longer in NFC
     assert f"note: {9 * 50} accents" in call(prepare_data, "mixed.txt", "--tokenizer=bpe")[1]
     text_file("nfc.txt", unicodedata.normalize("NFC", text) + "हिन्दी ज़\n")
@@ -666,10 +671,10 @@ def test_plain_bins_of_a_large_vocabulary_are_uint32(call):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "bins has train.bin and val.bin, which are token ids; name the tokenizer"),
-        (["--tokenizer=bpe"], "which are token ids; name the tokenizer"),
+        ([], "bins has train.bin and val.bin, which are token ids; add --tokenizer=gpt2 if"),
+        (["--tokenizer=bpe"], "which are token ids; add --tokenizer=gpt2 if"),
         (["--vocab_size=64"], "train.bin has the token 64, and the vocabulary ends at 63; give a larger --vocab_size"),
-        (["--vocab_size=65"], "val.bin has 3 bytes, which are no ids of uint16; copy it again"),
+        (["--vocab_size=65"], "val.bin has 3 bytes, not a multiple of the 2 of an id (uint16); copy it"),
         (["--vocab_size=65", "--documents=lines"], "--documents has no effect here"),
         (["--tokenizer=gpt2", "--vocab_size=65"], "--vocab_size has no effect here"),
         (["--tokenizer=nothing"], "no dataset data/nothing"),

@@ -206,7 +206,7 @@ def test_an_interactive_session_answers_each_line_until_it_ends(monkeypatch):
         text = tokenizer.decode(model.generate(ids, 500, temperature=0)[0].tolist())
         answers.append(text[1:].split("\n")[0])
     assert out == f"{answers[0]}\n{answers[1]}\n\n"
-    assert "error: the vocabulary lacks € (U+20AC)" in err and err.count("result:") == 2
+    assert "error: the vocabulary lacks '€' (U+20AC)" in err and err.count("result:") == 2
 
 
 # ----------------------------------------------------------------------------- the KV cache
@@ -421,7 +421,7 @@ def test_a_prompt_may_be_longer_than_the_context(call):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--prompt=mät €"], "lacks ä (U+00E4), € (U+20AC); leave them out of the prompt"),
+        (["--prompt=mät €"], "lacks 'ä' (U+00E4), '€' (U+20AC); leave them out of the prompt"),
         (["--temperature=-0.1"], "--temperature=-0.1 is out of range; use at least 0"),
         (["--top_p=0"], "top_p=0.0 is out of range"),
         (["--device=tpu"], "there is no device tpu here"),

@@ -1128,6 +1128,9 @@ def test_resuming_on_a_changed_text_says_so(call, split):
     prepare_data.prepare("tiny.txt")
     assert "resumed after step 13 on another text: tiny has changed\n" in call(train, *resume, "--max_iters=14")[1]
     assert "resumed after step 14\n" in call(train, *resume, "--max_iters=15")[1]
+    Path("data/tiny").rename("data/copy")
+    again = call(train, *resume, "--max_iters=16", "--dataset=copy")[1]
+    assert "resumed after step 15 on another dataset: copy\n" in again
 
 
 def test_a_file_whose_content_is_not_as_prepared_trains_no_model(fails):
@@ -1140,7 +1143,7 @@ def test_a_file_whose_content_is_not_as_prepared_trains_no_model(fails):
 
 def test_an_early_stopped_run_says_how_to_continue(call):
     options = [*SHORT, "--learning_rate=0.5", "--muon_learning_rate=1", "--max_iters=100", "--early_stop=2"]
-    advice = "to continue: --init_from=resume --out_dir=out/tiny --early_stop=0"
+    advice = "to continue: python train.py --init_from=resume --out_dir=out/tiny --early_stop=0"
     out = call(train, *options)[1]
     assert f"early stopping: no improvement in 2 evaluations; {advice}" in out
     step = int(result(out)["step"])
