@@ -24,7 +24,7 @@ JOBS = [
     (ngram, "--smoothing=kneser-ney", "--n=4"),
     (mlp, "--max_iters=50"),
     (mlp, "--max_iters=50", "--find_lr"),
-    (rnn, "--max_iters=5", "--cell=all", "--num_samples=1"),
+    (rnn, "--max_iters=5", "--num_samples=1"),
 ]
 
 

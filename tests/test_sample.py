@@ -1,5 +1,6 @@
 import copy
 import gc
+import io
 import shutil
 import subprocess
 from pathlib import Path
@@ -464,15 +465,15 @@ def test_gpt2_writes_too(call, fails, tmp_path, monkeypatch, gpt2_stand_in):
 
 
 @pytest.mark.parametrize("line", [b"the\n", b"the\r\n", b"\xef\xbb\xbfthe\n"])
-def test_prompts_are_read_like_texts(line):
+def test_prompts_are_read_like_texts(call, monkeypatch, line):
     """With Windows' line ends, and with a byte order mark, from the keyboard and from a file."""
     options = ["--init_from=out/list", "--temperature=0", "--stop"]
-    expected = finish(start("sample.py", *options, "--prompt=the")).stdout
-    process = start("sample.py", *options, "--interactive", stdin=subprocess.PIPE)
-    out, err = process.communicate(line.decode("utf-8"), timeout=60)
-    assert process.returncode == 0 and out == expected + "\n", err
+    expected = call(sample, *options, "--prompt=the")[1]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line), encoding="utf-8", newline=""))
+    status, out, err = call(sample, *options, "--interactive")
+    assert status == 0 and out == expected + "\n", err
     Path("prompt.txt").write_bytes(line)  # the newline at its end is the editor's
-    assert finish(start("sample.py", *options, "--prompt_file=prompt.txt")).stdout == expected
+    assert call(sample, *options, "--prompt_file=prompt.txt")[1] == expected
 
 
 def test_a_prompt_has_one_source(fails):
