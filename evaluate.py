@@ -449,7 +449,8 @@ def main() -> None:
     subset = min(options.eval_tokens or SUBSET, SUBSET)
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
         measured = show_losses(model, data, options, machine)
-        several = measured[2].max() > 0  # documents, or stretches of the text
+        _, _, group, _ = measured
+        several = group.max() > 0  # several documents, or stretches of the text
         if several:
             show_prompts(model, data, subset, options, machine)
         else:

@@ -174,10 +174,10 @@ def split_documents(documents: Iterable[str], source: str) -> dict[str, Callable
     if repeated:
         known = set(splits["train"])
         again = sum(text in known for text in splits["val"])
-        found = f"note: {repeated:,} of {n:,} documents repeat another one"
+        note = f"note: {repeated:,} of {n:,} documents repeat another one"
         if again:
-            found += f"; {again:,} of {len(splits['val']):,} in val are in train, too, which makes the val loss lower"
-        print(found)
+            note += f"; {again:,} of {len(splits['val']):,} in val are in train, too, which makes the val loss lower"
+        print(note)
     return {split: texts.copy for split, texts in splits.items()}  # functions, to be called
 
 

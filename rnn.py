@@ -218,7 +218,7 @@ def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> n
 def show_gradients(gradients: dict[str, np.ndarray], data: Dataset, plot: bool) -> None:
     """Print, and perhaps plot, gradient norms by distance, {"lstm before": norms ...}."""
     print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), relative to k = 1:")
-    # no gradient at all in a text of one character, which is always predicted
+    # norms[0] is 0 for a text of one character: there is nothing to learn
     gradients = {name: norms / (norms[0] or 1) for name, norms in gradients.items()}
     lags = [k for k in LAGS if all(k <= len(norms) for norms in gradients.values())]
     rows = [[f"k = {k}", *(f"{norms[k - 1]:.2g}" for norms in gradients.values())] for k in lags]

@@ -241,14 +241,14 @@ def rows_at_once(config: GPTConfig) -> int:
 
 def print_samples(model: GPT, tokenizer: Tokenizer, ids: list, prompt: str, options, generator) -> list:
     """Generate samples in batches, and print them: the first one of a batch as it is generated."""
-    end = end_id(tokenizer)
-    if ids[0] != end:  # a document of several lines would start with it
-        end = None
-    samples, rule = [], "" if options.stop and end is None else "-" * 20 + "\n"
+    end_token = end_id(tokenizer)
+    if ids[0] != end_token:  # documents of several lines start with it; others end with their line
+        end_token = None
+    samples, rule = [], "" if options.stop and end_token is None else "-" * 20 + "\n"
     sampling = {name: getattr(options, name) for name in ("compile", "temperature", "top_k", "top_p")}
     while len(samples) < options.num_samples:
         n = min(rows_at_once(model.config), options.num_samples - len(samples))
-        batch = [Sample(tokenizer, options.stop, end) for _ in range(n)]
+        batch = [Sample(tokenizer, options.stop, end_token) for _ in range(n)]
         print((rule if samples else "") + prompt, end="", flush=True)
         idx = torch.tensor([ids] * n, device=generator.device)  # (B, T)
         for column in stream(model, idx, options.max_new_tokens, generator=generator, **sampling):  # (B, 1)
@@ -324,7 +324,8 @@ def main() -> None:
             return answer(checkpoint, model, tokenizer, prompt, options, generator)
         while True:
             try:
-                prompt = clean(input("> " if sys.stdin.isatty() else "")).rstrip("\n")  # of \r, from Windows
+                # a file with the line ends of Windows leaves \r at the end, which clean() makes a newline
+                prompt = clean(input("> " if sys.stdin.isatty() else "")).rstrip("\n")
                 answer(checkpoint, model, tokenizer, prompt, options, generator)
             except EOFError:  # Ctrl-D
                 return print()

@@ -178,7 +178,8 @@ def restore(config: TrainConfig, checkpoint: dict, data: Dataset, machine: Machi
         optimizer.load_state_dict(checkpoint["optimizer"])
         if checkpoint["scaler"]:  # of float16
             scaler.load_state_dict(checkpoint["scaler"])
-        before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})  # of older runs, the latter alone
+        # older runs saved the hash of the validation split alone
+        before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})
         now, news = hashes_of(data), ""
         if checkpoint["config"]["dataset"] != data.name:
             news = f" on another dataset: {data.name}"

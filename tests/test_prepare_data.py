@@ -754,3 +754,15 @@ def test_an_empty_file_separates_nothing(fails):
     for i in range(12):
         text_file(f"many/{i}.txt", "" if i == 5 else f"song {i}\nla la\n")
     assert "many has no blank line" in fails(prepare_data, "many", "--documents=blank")
+
+
+@pytest.mark.parametrize("documents", ["none", "lines"])
+def test_a_dataset_of_older_code_is_opened(call, documents):
+    """Its meta.json has no delimiter: it was the separator."""
+    call(prepare_data, text_file("my.txt", "abc\n" * 40 + "b"), f"--documents={documents}")
+    path = Path("data/my/meta.json")
+    meta = json.loads(path.read_text())
+    del meta["delimiter"], meta["sha256"]
+    path.write_text(json.dumps(meta | {"sha256": prepare_data.checksum(meta)}))
+    data = load("my")
+    assert data.delimiter == data.separator == (0 if documents == "lines" else None)
