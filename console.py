@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Literal, NewType, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 if sys.version_info < (3, 11):  # noqa: UP036
     print("error: this needs Python 3.11 or newer; install one, and make the environment with it", file=sys.stderr)
@@ -124,8 +125,17 @@ def known_options(options: type) -> dict[str, tuple]:
             if not comment:
                 advice = "its meaning (or: not an option, and why)"
                 raise TypeError(f"{parent.__name__}.{name} has no comment; write on its line: # {advice}")
-            found[name] = (types[name], comment[1])
+            found[name] = (without_none(types[name]), comment[1])
     return {name: (kind, comment) for name, (kind, comment) in found.items() if not comment.startswith("not an option")}
+
+
+def without_none(kind):
+    """The type of a value that can be given for an option: int for int | None, where None means a default that depends
+    on other options."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    return kind
 
 
 def help_lines(options: type) -> Iterable[str]:

@@ -355,3 +355,24 @@ def test_a_table_is_flush_left_then_flush_right(capsys):
     assert capsys.readouterr().out == "n     loss\n100    2.5\n7    12.25\n"
     with pytest.raises(ValueError):
         print_table([["a", "b"], ["c"]])
+
+
+@dataclass
+class Depending:
+    max_iters: console.Positive | None = None  # steps (default: as many as words)
+    plot: bool | None = None  # draw (default: if there is something to draw)
+
+
+def test_an_option_can_depend_on_others_by_default(monkeypatch, capsys, tmp_path):
+    """None then, and of its type if it is given: on the command line, or in a file."""
+    monkeypatch.setattr(sys, "argv", ["x.py"])
+    assert console.parse(Depending, "") == Depending(None, None)
+    monkeypatch.setattr(sys, "argv", ["x.py", "--max_iters=7", "--plot=false"])
+    assert console.parse(Depending, "") == Depending(7, False)
+    monkeypatch.setattr(sys, "argv", ["x.py", "--max_iters=0"])
+    with pytest.raises(UserError, match="--max_iters=0 is out of range; use at least 1"):
+        console.parse(Depending, "")
+    (tmp_path / "c.toml").write_text("max_iters = 9\nplot = true\n")
+    assert console.read_toml(str(tmp_path / "c.toml"), Depending) == {"max_iters": 9, "plot": True}
+    lines = list(console.help_lines(Depending))
+    assert lines[0].split()[:2] == ["--max_iters=", "steps"] and lines[1].split()[:2] == ["--plot=", "draw"]
