@@ -1,237 +1,354 @@
-"""Part 1: counting letter pairs is a language model, and a neural network learns the same table.
+"""Part 1: a table of letter pairs is a language model, whether we count the pairs or learn them.
 
-    python bigram.py                                   # count the letter pairs of some words, and invent words
-    python bigram.py --dataset=names --neural --plot   # gradient descent finds the same table, with a plot
-    python bigram.py --dataset=names --smoothing=mle   # no smoothing: an unseen pair has probability 0
+    python bigram.py                                  # words, pairs, counts, samples, loss
+    python bigram.py --dataset=names --neural --plot  # gradient descent finds the same table, and a heat map
+    python bigram.py --dataset=names --score=emma,andrej,andrejq
 
-Read micrograd.py before and ngram.py after. A bigram model predicts the next token from the current
-one. Its table P has a row for each current token and a column for each next token. All later models
-predict the next token too, with the same loss, from longer contexts.
+Read micrograd.py before and ngram.py after. The model sees one letter and predicts the next one. All later models
+predict the next letter or token too, with the same loss, from longer contexts. (Karpathy 2022, "Building makemore",
+part 1: the names here are his.)
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import count
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
+import torch
+import torch.nn.functional as F
 
-from console import (
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    UserError,
-    parse,
-    print_losses,
-    print_result,
-    print_samples,
-    print_table,
-    run,
-)
-from prepare_data import Dataset, load, start_context
-from tokenizer import token_names
+from console import NonNegative, UserError, parse, print_losses, print_result, print_samples, print_table, run
+from prepare_data import load
+from tokenizer import CharTokenizer
 
-CHUNK = 1 << 21  # tokens to count at a time, so memory does not grow with the text
-MAX_CELLS = 1 << 22  # of a table: larger ones are nearly empty; ngram.py stores what occurs
-TINY = np.finfo(float).tiny  # avoids division by zero
-
-# V: vocabulary size. (V, V) each: N, counts; P, probabilities; W, weights of the neural model.
+MAX_LETTERS = 100  # more do not fit into a table that one can look at; ngram.py counts them
+STEPS = 300  # of gradient descent
 
 
 @dataclass
 class Options:
-    dataset: str = "words"  # a folder in data/, made by prepare_data.py
-    smoothing: Literal["add", "mle"] = "add"  # of the counts; mle: none (maximum likelihood)
-    alpha: NonNegativeFloat = 1.0  # pseudocount of --smoothing=add, for each count
-    neural: bool = False  # also train a neural network with the same context, and compare
-    num_samples: NonNegative = 10  # number of samples
-    max_new_tokens: Positive = 100  # maximum length of a sample, in tokens
-    temperature: NonNegativeFloat = 1.0  # sampling temperature; 1: as counted, 0: greedy
-    seed: NonNegative = 1337  # random seed of the samples
+    dataset: str = "words"  # a list of words or names in data/, made by prepare_data.py
+    smoothing: Literal["add", "mle"] = "add"  # add 1 to each count, or nothing (maximum likelihood)
+    neural: bool = False  # also learn the table by gradient descent, and compare
+    score: str = ""  # words to score, separated by commas
+    num_samples: NonNegative = 10  # number of words to invent
+    seed: NonNegative = 1337  # random seed
     plot: bool = False  # draw a heat map of the counts: out/bigram_<dataset>/counts.png
 
 
-def count_bigrams(tokens: np.ndarray, V: int) -> np.ndarray:
-    """N (V, V): how often token j follows token i. The separator is a token like the others."""
-    N = np.zeros(V * V, dtype=np.int64)
-    for begin in range(0, len(tokens) - 1, CHUNK):
-        chunk = tokens[begin : begin + CHUNK + 1].astype(np.int64)
-        N += np.bincount(chunk[:-1] * V + chunk[1:], minlength=V * V)
-    return N.reshape(V, V)
+# ----------------------------------------------------------------------------- the idea
+# A dot stands before and after each word, so emma has the pairs .e, em, mm, ma and a. (with the dot).
+# V is the number of letters, the dot included. xs, ys: (number of pairs,). N, P, W: (V, V).
 
 
-def probabilities(N: np.ndarray, alpha: float) -> np.ndarray:
-    """P[i, j] = (N[i, j] + alpha) / (sum of row i + alpha V): the probability that token j follows
-    token i.
-
-    alpha = 0 is the maximum-likelihood estimate: no other table gives the training text a higher
-    probability. (The row of an unseen token is then zero.) The larger alpha, the closer each row is
-    to the uniform distribution 1/V."""
-    P = N + alpha
-    # keepdims (torch: keepdim) keeps the sums a column (V, 1); else this normalizes the columns
-    return P / np.maximum(P.sum(axis=1, keepdims=True), TINY)
+def make_pairs(words, stoi):
+    """Return xs, the index of each letter in the words, and ys, the index of the letter after it."""
+    xs, ys = [], []
+    for word in words:
+        for first, second in pairwise("." + word + "."):
+            xs.append(stoi[first])
+            ys.append(stoi[second])
+    return torch.tensor(xs), torch.tensor(ys)
 
 
-def draw(p: np.ndarray, temperature: float, rng: np.random.Generator) -> int | None:
-    """Draw a token from probabilities p (V,), raised to 1 / temperature and normalized. Temperature
-    0 is greedy: it takes the most likely token. Returns None if p is zero: without smoothing,
-    nothing follows an unseen token."""
-    if not p.any():
-        return None
-    if temperature == 0:
-        return int(p.argmax())
-    p = (p / p.max()) ** (1 / temperature)
-    return int(rng.choice(len(p), p=p / p.sum()))
+def count_pairs(xs, ys, V):
+    """Return N: N[x, y] is how often letter y follows letter x."""
+    N = [[0] * V for _ in range(V)]  # a list of rows, because adding 1 to a number in a tensor is slow
+    for x, y in zip(xs.tolist(), ys.tolist(), strict=True):
+        N[x][y] += 1
+    return torch.tensor(N)
 
 
-def sample(P: np.ndarray, token: int, separator: int | None, options, rng: np.random.Generator) -> list[int]:
-    """Draw token after token, each from the row of the one before it, until the document ends."""
-    tokens = []
-    for _ in range(options.max_new_tokens):
-        token = draw(P[token], options.temperature, rng)
-        if token in (None, separator):
+def probabilities(N, add):
+    """Return P: P[x, y] is the probability of letter y after letter x.
+
+    With add = 0, no other table gives the counted words a higher probability (maximum likelihood). The more is added
+    to each count, the closer each row is to the uniform distribution, 1 / V for each letter."""
+    P = N + add
+    # keepdim=True keeps the sums of the rows a column, (V, 1), so each row is divided by its own sum. Without it,
+    # they are (V,), and broadcasting divides column y by the sum of row y: no error, but wrong probabilities.
+    P = P / P.sum(dim=1, keepdim=True)
+    return P.nan_to_num(0)  # the row of a letter that never occurs is 0 / 0
+
+
+def sample(P, itos):
+    """Invent a word: start at the dot, and draw each letter from the row of the one before, until a dot comes."""
+    word = ""
+    x = 0
+    while True:
+        x = torch.multinomial(P[x], num_samples=1).item()
+        if x == 0:
+            return word
+        word += itos[x]
+
+
+def mean_nll(P, xs, ys):
+    """Return the loss, the mean negative log-likelihood: the average of -log P over the pairs, in nats per letter."""
+    log_likelihoods = P[xs, ys].log()  # log 0 is -inf: one impossible pair makes the loss infinite
+    return -log_likelihoods.mean().item() + 0.0  # + 0.0, because -0.0 would be printed as such
+
+
+# ----------------------------------------------------------------------------- the same table, learned
+
+
+def show_first_step(W, xs, ys):
+    """Predict a few pairs, (n,) each, by random weights W (V, V), in the steps of the lecture."""
+    xenc = F.one_hot(xs, len(W)).float()  # (n, V): a 1 at the letter, else 0
+    logits = xenc @ W  # (n, V): the 1 picks one row of W
+    print("one-hot rows times W are rows of W:", torch.equal(logits, W[xs]))
+    print("So from here on we look rows up: the same numbers, less memory, and faster.")
+    counts = logits.exp()  # logits are log-counts: exp makes them positive, as counts are
+    P = counts / counts.sum(dim=1, keepdim=True)  # the two lines together are a softmax
+    likelihoods = P[torch.arange(len(ys)), ys]  # the probability of each letter that came next
+    loss = -likelihoods.log().mean()
+    print(f"before training, the loss of these {len(ys)} pairs is {loss:.4f}")
+
+
+def learn(xs, ys, W, weight_decay=0.0, log=False):
+    """Learn P from the pairs by gradient descent, starting from weights W (V, V). Returns P."""
+    learning_rate = 50  # as in the lecture: it can be so large because a mean over all pairs has small gradients
+    largest_fraction = xs.bincount().max().item() / len(xs)
+    if largest_fraction > 0.15:  # one letter starts so many pairs that its row would jump to and fro
+        learning_rate = min(4 / largest_fraction, len(W))
+    W = W.clone().requires_grad_()
+    for step in range(1, STEPS + 1):
+        # forward: row x of W has the logits after letter x, for all pairs that start with x
+        log_P = W.log_softmax(dim=1)
+        loss = -log_P[xs, ys].mean()
+        loss = loss + weight_decay * (W**2).mean()
+        # backward
+        W.grad = None
+        loss.backward()
+        # update
+        W.data -= learning_rate * W.grad
+        if log and step in (1, 10, 30, 100, STEPS):
+            print(f"step {step:3}  loss {loss.item():.4f}")
+    return W.detach().softmax(dim=1)
+
+
+# ----------------------------------------------------------------------------- what each step prints
+# pairs: for each split (train, val, test), its (xs, ys).
+
+
+def read_words(data):
+    """Return the words of each split. Raises UserError if the dataset is no list of words with a token per letter."""
+    advice = f"use words, names or a list of yours, or python ngram.py --n=2 --dataset={data.name}"
+    if not data.has_lines or not isinstance(data.tokenizer, CharTokenizer):
+        raise UserError(f"{data.name} is not a list of words with one token per letter; {advice}")
+    if data.vocab_size > MAX_LETTERS:
+        raise UserError(f"{data.name} has {data.vocab_size:,} letters, {MAX_LETTERS} at most; {advice}")
+    if "." in data.tokenizer.chars:
+        raise UserError(f"{data.name} has a dot among its letters, and here a dot ends a word; {advice}")
+    data.need(2, "one word")
+    words = {}
+    for split in data.splits:
+        words[split] = [data.tokenizer.decode(ids) for ids in data.documents(split)]
+    return words
+
+
+def pair_names(word):
+    """Return the pairs of a word as text: .e, em, mm, ma, a. for emma."""
+    return [first + second for first, second in pairwise("." + word + ".")]
+
+
+def print_corner(title, table, itos):
+    """Print the first 12 rows and columns of a table of whole numbers (V, V)."""
+    print(f"\n{title}")
+    corner = itos[:12]
+    print("  ", *(f"{letter:>5}" for letter in corner))
+    for letter, row in zip(corner, table.tolist(), strict=False):
+        print(f"{letter:>2}", *(f"{number:5}" for number in row[:12]))
+
+
+def print_underflow(P, xs, ys):
+    """Multiply the probabilities of the pairs, one after the other."""
+    print("\nThe probability of the training words is the product of the probabilities of their pairs:")
+    product = 1.0
+    for i, p in enumerate(P[xs, ys].tolist(), start=1):
+        product *= p
+        if product == 0:
+            print(f"{i:10,} pairs: 0, as the product is too small for a 64-bit number. So we add logarithms instead.")
             break
-        tokens.append(token)
-    return tokens
+        if i in (1, 10, 100, len(xs)):
+            print(f"{i:10,} pairs: {product:.3g}")
 
 
-def nll(P: np.ndarray, N: np.ndarray) -> float:
-    """The loss: the mean of -log P over the tokens of a text, counted in N, in nats per token."""
-    seen = N > 0
-    with np.errstate(divide="ignore"):  # log 0 = -inf is right: the text is impossible
-        return float(-(N[seen] * np.log(P[seen])).sum() / N.sum())
+def print_unseen(P, pairs, itos):
+    """Print the loss on each split without smoothing and, where it is infinite, a pair that makes it so."""
+    unseen = (P == 0).sum()
+    print(f"\nWithout smoothing, the {unseen} of {P.numel()} pairs that never occur in train have probability 0:")
+    for split, (xs, ys) in pairs.items():
+        loss = mean_nll(P, xs, ys)
+        print(f"{split:5} loss {loss:.4f}")
+        if math.isinf(loss):
+            i = (P[xs, ys] == 0).nonzero()[0].item()  # the first pair with probability 0
+            first = itos[xs[i]]
+            second = itos[ys[i]]
+            print(f"      because {second!r} never follows {first!r} in train")
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """log P (V, V), row by row. The logits after token i, one_hot(i) @ W, are row i of W."""
-    logits = logits - logits.max(axis=1, keepdims=True)  # the same P, and no overflow
-    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+def print_score(word, P, stoi, title):
+    """Print the probability of a word, a product, letter by letter; and its mean negative log-likelihood."""
+    xs, ys = make_pairs([word], stoi)
+    loss = mean_nll(P, xs, ys)
+    print(f"\n{word}, {title}: mean negative log-likelihood {loss:.4f}")
+    product = 1.0
+    for name, p in zip(pair_names(word), P[xs, ys].tolist(), strict=True):
+        product *= p
+        print(f"  {name}  {p:.4f}   product {product:.3g}")
 
 
-def loss_and_gradient(W: np.ndarray, N: np.ndarray, weight_decay: float = 0.0) -> tuple[float, np.ndarray]:
-    """The mean loss over the tokens counted in N (V, V), and its gradient w.r.t. W, by an explicit
-    formula. The output depends on the current token alone, so the cost on V, not on the text."""
-    log_p = log_softmax(W)
-    loss = -(N * log_p).sum() / N.sum() + weight_decay * (W**2).mean()
-    dW = (N.sum(axis=1, keepdims=True) * np.exp(log_p) - N) / N.sum()  # predicted - observed
-    return float(loss), dW + weight_decay * 2 * W / W.size
+def words_to_score(text, itos):
+    """Return the words of --score=, a list. Raises UserError if one has unknown letters."""
+    letters = "".join(itos[1:])  # without the dot
+    words = [word.strip() for word in text.split(",")] if text else []
+    for word in words:
+        if word == "" or not set(word) <= set(letters):
+            raise UserError(f"--score={word} is not a word of the letters in this dataset; use {letters}")
+    return words
 
 
-def gradient_descent(loss_and_gradient: Callable, W: np.ndarray, rate: np.ndarray, log: bool) -> np.ndarray:
-    """Full-batch gradient descent with momentum, until 100 steps gain less than 0.0001: W."""
-    velocity, previous = 0, math.inf
-    for step in count():
-        loss, dW = loss_and_gradient(W)
-        if log and (step in (1, 3, 10, 30) or step % 100 == 0):
-            print(f"{step:6}  {loss:10.4f}", flush=True)
-        if step % 100 == 0:
-            if previous - loss < 1e-4:
-                return W
-            previous = loss
-        velocity = 0.9 * velocity - rate * dW
-        W = W + velocity
+def print_scores(words, pairs, stoi):
+    """Score each word by three tables: the counts of train, the same with 1 added, and the counts of all splits."""
+    V = len(stoi)
+    counts = {split: count_pairs(xs, ys, V) for split, (xs, ys) in pairs.items()}
+    counted = probabilities(counts["train"], add=0)
+    smoothed = probabilities(counts["train"], add=1)
+    counted_in_all = probabilities(sum(counts.values()), add=0)
+    for word in words:
+        print_score(word, counted, stoi, "by the counts of train")
+        print_score(word, smoothed, stoi, "with 1 added to each count")
+        print_score(word, counted_in_all, stoi, "by the counts of all splits, as in the lecture")
 
 
-def train_neural(N: np.ndarray, weight_decay: float = 0.0, log: bool = False) -> np.ndarray:
-    """Train the neural bigram model on counts N (V, V), from W = 0, the uniform distribution: W.
-
-    The row of a rare token has small gradients, so it takes large steps: its learning rate is one
-    over a bound on the curvature (Böhning 1992: for a softmax, at most 1/2)."""
-    frequency = N.sum(axis=1, keepdims=True) / N.sum()
-    rate = 1 / np.maximum(frequency / 2 + 2 * weight_decay / N.size, TINY)  # (V, 1)
-    return gradient_descent(lambda W: loss_and_gradient(W, N, weight_decay), np.zeros(N.shape), rate, log)
-
-
-def most_frequent(N: np.ndarray, m: int, data: Dataset) -> tuple[np.ndarray, list[str]]:
-    """The m tokens with the largest rows of N, in the vocabulary's order, and how to print them."""
-    top = np.sort(np.argsort(-N.sum(axis=1), kind="stable")[:m])
-    return top, token_names(data.tokenizer, top, data.separator)
-
-
-def print_corner(N: np.ndarray, P: np.ndarray, data: Dataset) -> None:
-    """Print counts and probabilities of the most frequent tokens."""
-    top, names = most_frequent(N, 10, data)
-    corner = np.ix_(top, top)
-    counts, percent = N[corner].astype(str), np.char.mod("%.1f", 100 * P[corner])
-    shown = f"({len(top)} most frequent of {len(N)})"
-    for title, cells in (
-        (f"N[i, j]: how often column token j follows row token i {shown}", counts),
-        ("P[i, j]: probability of column token j after row token i, in percent (full rows sum to 100)", percent),
-    ):
-        print(f"\n{title}")
-        print_table([["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))])
+def print_comparison(counted, learned, itos, options):
+    """Compare two tables P: their numbers, and the words that they make of the same random numbers."""
+    occurs = counted.sum(dim=1) > 0
+    difference = (counted - learned)[occurs].abs()
+    print(f"difference of the probabilities: mean {difference.mean():.4f}, largest {difference.max():.4f}")
+    if options.num_samples == 0:
+        return
+    print("\nWords from the same random numbers:")
+    rows = [["by counting", "learned"]]
+    for i in range(options.num_samples):
+        torch.manual_seed(options.seed + i)
+        word = sample(counted, itos)
+        torch.manual_seed(options.seed + i)
+        same_word = sample(learned, itos)
+        rows.append([word, same_word])
+    print_table(rows)
 
 
-def evaluate(P: np.ndarray, counts: dict[str, np.ndarray], data: Dataset, options) -> dict[str, float]:
-    """Print samples and the loss on each split. Returns split -> nats per token."""
-    losses = {split: nll(P, N) for split, N in counts.items()}
-    impossible = {split: np.argwhere((P == 0) & (N > 0)) for split, N in counts.items()}
-    rng = np.random.default_rng(options.seed)
-    starts = (start_context(data, 1, rng)[0] for _ in range(options.num_samples))
-    report((sample(P, start, data.separator, options, rng) for start in starts), losses, impossible, data)
+def closest_smoothing(P, N):
+    """Which number, added to each count N, gives a table like P? Returns it, and the mean difference that is left."""
+    occurs = N.sum(dim=1) > 0
+    differences = {}
+    for add in torch.logspace(-4, 4, 81).tolist():
+        difference = P - probabilities(N, add)
+        differences[add] = difference[occurs].abs().mean().item()
+    closest = min(differences, key=differences.get)
+    return closest, differences[closest]
+
+
+def print_weight_decay(pairs, N, W):
+    """Compare weight decay with smoothing."""
+    print("\nWeight decay pulls W towards 0, and so P towards uniform. So does adding a number to each count. (Without")
+    print("weight decay, what is left is what the steps have not learned yet.)")
+    xs, ys = pairs["train"]
+    print("weight decay  train loss  val loss  like adding  mean difference in P")
+    for weight_decay in (0.0, 0.001, 0.01, 0.1, 1.0):
+        P = learn(xs, ys, W, weight_decay)
+        train = mean_nll(P, xs, ys)
+        val = mean_nll(P, *pairs["val"])
+        add, difference = closest_smoothing(P, N)
+        print(f"{weight_decay:<12g}  {train:10.4f}  {val:8.4f}  {add:11.2g}  {difference:20.4f}")
+
+
+def learn_and_compare(pairs, N, itos, options):
+    """Learn the table from the training pairs, and compare it with the one of the counts N. Returns the learned P."""
+    V = len(itos)
+    xs, ys = pairs["train"]
+    print(f"\nThe same table, learned by gradient descent: W, {V} x {V} weights, is random at first.")
+    torch.manual_seed(options.seed)
+    W = torch.randn(V, V)
+    n = ys.tolist().index(0) + 1  # the pairs of the first word, up to its dot
+    show_first_step(W, xs[:n], ys[:n])
+    learned = learn(xs, ys, W, log=True)
+    counted = probabilities(N, add=0)
+    loss = mean_nll(learned, xs, ys)
+    minimum = mean_nll(counted, xs, ys)
+    print(f"train loss: {loss:.4f} learned, {minimum:.4f} by counting, the minimum")
+    print_comparison(counted, learned, itos, options)
+    print_weight_decay(pairs, N, W)
+    return learned
+
+
+def report_losses(P, pairs, data):
+    """Print the loss on each split beside uniform. Returns split -> loss."""
+    losses = {}
+    for split, (xs, ys) in pairs.items():
+        losses[split] = mean_nll(P, xs, ys)
+    print_losses(data, losses)
     return losses
 
 
-def report(samples: Iterable[list[int]], losses: dict[str, float], impossible: dict, data: Dataset) -> None:
-    """Print samples and losses, and a reason for an infinite one, of impossible n-grams (., n)."""
-    print_samples(map(data.tokenizer.decode, samples), lines=data.has_lines)
-    print_losses(data, losses)
-    for split, grams in impossible.items():
-        if len(grams):
-            *x, y = grams[0].tolist()
-            unseen = f"{data.tokenizer.decode([y])!r} after {data.tokenizer.decode(x)!r} never occurs in train"
-            print(f"{split} loss is infinite: {unseen}: probability 0; use another --smoothing")
+def draw_counts(N, itos, path):
+    import plots  # here, because matplotlib is optional
 
-
-def compare_neural(N: np.ndarray, W: np.ndarray, val: np.ndarray) -> None:
-    """Compare the trained network with the counts N, and weight decay with smoothing."""
-    seen = N.any(axis=1)
-    counted, learned = probabilities(N, alpha=0), np.exp(log_softmax(W))
-    gap = abs(counted - learned)[seen]
-    minimum, reached = nll(counted, N), nll(learned, N)
-    print(f"train loss: {minimum:.4f} by counting (maximum likelihood), {reached:.4f} by gradient descent")
-    print(f"the two tables of probabilities differ by {gap.mean():.1e} on average and {gap.max():.1e} at most")
-    print("\nWeight decay pulls W towards 0 and P towards uniform, like a larger alpha:")
-    print("weight decay    train loss    val loss    closest alpha    mean abs. difference in P")
-    for weight_decay in (0.001, 0.01, 0.1, 1.0):
-        P = np.exp(log_softmax(train_neural(N, weight_decay)))
-        distance = {alpha: abs(P - probabilities(N, alpha))[seen].mean() for alpha in np.geomspace(1e-4, 1e4, 81)}
-        alpha = min(distance, key=distance.get)
-        print(f"{weight_decay:12} {nll(P, N):13.4f} {nll(P, val):11.4f} {alpha:16.4f} {distance[alpha]:28.5f}")
+    plots.bigram_counts(N.numpy(), itos, path)
+    print(f"\n{path}: the counts N")
 
 
 def main() -> None:
     options = parse(Options, __doc__)
     data = load(options.dataset)
-    V = data.vocab_size
-    if V * V > MAX_CELLS:
-        advice = f"use python ngram.py --n=2 --dataset={data.name}"
-        raise UserError(f"the bigram table of {V:,} x {V:,} counts is too large; {advice}")
-    data.need(2, "bigrams")
+    words = read_words(data)
+    torch.set_num_threads(1)  # a second thread does not help with tensors this small
     began = time.perf_counter()
-    counts = {split: count_bigrams(getattr(data, split), V) for split in data.splits}
-    N = counts["train"]
-    distinct = np.count_nonzero(N)
-    print(f"{data.name}: vocabulary of {V:,} tokens; train: {N.sum():,} bigrams, {distinct:,} of them distinct")
-    P = probabilities(N, options.alpha if options.smoothing == "add" else 0)
-    print_corner(N, P, data)
-    name, losses = "bigram", evaluate(P, counts, data, options)
-    if options.neural:
-        print(f"\nneural bigram model, {V} x {V} weights:\n  step  train loss")
-        W = train_neural(N, log=True)
-        compare_neural(N, W, counts["val"])
-        name, losses = "neural-bigram", evaluate(np.exp(log_softmax(W)), counts, data, options)
-    if options.plot:
-        import plots
 
-        top, names = most_frequent(N, 40, data)
-        path = Path("out", f"bigram_{data.name}", "counts.png")
-        plots.bigram_counts(N[np.ix_(top, top)], names, path)
-        print(f"\n{path}: the counts N")
-    print_result(name, data, P.size, losses, seconds=time.perf_counter() - began)
+    # words, and their letters
+    itos = [".", *(letter for letter in data.tokenizer.chars if letter != "\n")]
+    stoi = {letter: i for i, letter in enumerate(itos)}
+    to_score = words_to_score(options.score, itos)
+    print(f"{data.name}: {len(words['train']):,} words in train, of {len(itos)} letters:", *itos)
+
+    # pairs of letters
+    pairs = {split: make_pairs(words[split], stoi) for split in words}
+    xs, ys = pairs["train"]
+    print(f"They have {len(xs):,} pairs; those of the first word are", *pair_names(words["train"][0]))
+
+    # counts, and probabilities
+    N = count_pairs(xs, ys, len(itos))
+    print_corner("N[x, y]: how often column letter y follows row letter x (the first rows and columns)", N, itos)
+    counted = probabilities(N, add=0)
+    smoothed = probabilities(N, add=1)
+    P = smoothed if options.smoothing == "add" else counted
+    percent = (100 * P).round().int()
+    print_corner("P[x, y]: the probability of y after x, in percent, rounded", percent, itos)
+
+    # samples
+    torch.manual_seed(options.seed)
+    invented = [sample(P, itos) for _ in range(options.num_samples)]
+    print_samples(invented, lines=True)
+
+    # the loss
+    print_underflow(counted, xs, ys)
+    print_unseen(counted, pairs, itos)
+    losses = report_losses(P, pairs, data)
+
+    print_scores(to_score, pairs, stoi)
+
+    model = "bigram"
+    if options.neural:
+        model = "neural-bigram"
+        P = learn_and_compare(pairs, N, itos, options)
+        losses = report_losses(P, pairs, data)
+
+    if options.plot:
+        draw_counts(N, itos, Path("out", f"bigram_{data.name}", "counts.png"))
+    print_result(model, data, N.numel(), losses, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

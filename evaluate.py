@@ -238,7 +238,7 @@ def show_interpolation(measured: tuple, table: NGrams, data: Dataset, options) -
     print()
     print_table(rows)
     print("lambda: {:.3f} and {:.3f}, each fitted on one half for the other".format(*lambdas))
-    print(f"{NGRAM}: {sum(len(keys) for keys, *_ in table.orders):,} counts")
+    print(f"{NGRAM}: {table.num_params():,} counts")
     order = np.argsort(np.where(inside, p - q, 0))
     for name, chosen in ((NGRAM, order[:EXAMPLES]), ("GPT", order[: -EXAMPLES - 1 : -1])):
         print(f"\n{f'where the {name} is most ahead':41} next    p GPT  p n-gram")

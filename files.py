@@ -55,7 +55,7 @@ def lock(file, message: str) -> None:
 
 def load_tensors(path: Path, advice: str):
     """Load tensors and plain values that torch.save wrote. Raises UserError for anything else."""
-    import torch  # here: prepare_data.py and bigram.py need no torch
+    import torch  # here: prepare_data.py and ngram.py need no torch
 
     try:
         if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():

@@ -4,250 +4,516 @@
     python ngram.py --dataset=names --neural --plot    # a network with the same context, and a plot
     python ngram.py --dataset=names --n=6 --smoothing=kneser-ney --discount=0.85
 
-Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens
-before it. Its table has V^n cells for a vocabulary of V tokens (27^6 is 387 million), most of them
-empty, so only the n-grams that occur are stored. Kneser-Ney smoothing interpolates with shorter
-contexts: on names it lowers the loss from the bigram's 2.45 nats per token to 1.98 (the lecture's
-MLP: 2.10, a larger one: 1.99). But counts after "emil" say nothing about "emel": mlp.py does that.
+Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens before it, its context.
+Its table has V^n cells for a vocabulary of V tokens (27^6 is 387 million), most of them empty, so only the n-grams that
+occur are stored. Kneser-Ney smoothing interpolates with shorter contexts: on names it lowers the loss from the bigram's
+2.45 nats per token to 1.98 (the lecture's MLP: 2.10, a larger one: 1.99). But counts after "emil" say nothing about
+"emel": mlp.py does that.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-import bigram
-from console import Fraction, Positive, UserError, parse, print_result, progress, run
-from prepare_data import Dataset, load, start_context
+from console import (
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    UserError,
+    parse,
+    print_losses,
+    print_result,
+    print_samples,
+    print_table,
+    progress,
+    run,
+)
+from prepare_data import load, start_context
 
-# V: vocabulary size. U: number of n-grams, or contexts. An n-gram is a context and one more token.
-Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their last tokens (U,)
+CHUNK = 1 << 21  # tokens to count at a time, so that memory does not grow with the text
+MAX_NUMBERS = 1 << 24  # in a tensor of --neural
+TINY = np.finfo(float).tiny  # instead of 0, to divide by
+
+# V: vocabulary size. U: number of different n-grams. An n-gram is a context and one more token.
+Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> the probabilities of their last tokens (U,)
 
 
 @dataclass
-class Options(bigram.Options):
+class Options:
+    dataset: str = "words"  # a folder in data/, made by prepare_data.py
     n: Positive = 3  # order: tokens in an n-gram, the predicted one included
     smoothing: Literal["add", "mle", "kneser-ney"] = "add"  # mle: none (maximum likelihood)
-    discount: Fraction = 0.75  # of --smoothing=kneser-ney: subtracted from each count
+    alpha: NonNegativeFloat = 1.0  # number added to each count by --smoothing=add
+    discount: Fraction = 0.75  # number subtracted from each count by --smoothing=kneser-ney
+    neural: bool = False  # also train a neural network with the same context, and compare
+    num_samples: NonNegative = 10  # number of samples
+    max_new_tokens: Positive = 100  # maximum length of a sample, in tokens
+    seed: NonNegative = 1337  # random seed of the samples
     plot: bool = False  # draw the loss over the order: out/ngram_<dataset>/orders.png
 
 
-def count_ngrams(tokens: np.ndarray, n: int, separator: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct n-grams of a text, sorted, (U, n), and how often each occurs, (U,). Each token
-    but the first ends one. A document starts with n - 1 separators, so no n-gram reaches across
-    two; a text without documents starts with n - 1 copies of its first token."""
-    grams, counts = np.empty((0, n), dtype=tokens.dtype), np.empty(0, dtype=np.int64)
+# ----------------------------------------------------------------------------- the idea, on dictionaries
+# Most contexts of a new text are rare in training, or never occurred. Shorter ones are more frequent. So Kneser-Ney
+# smoothing subtracts a discount from each count, and gives the freed probability to what the shorter context says.
+# And a short context counts how many *different* tokens another one follows, its continuation count: "Francisco" is
+# frequent, but it follows only "San", so it is unlikely after any other word.
+
+
+def count_plainly(grams):
+    """Count n-grams, tuples of n tokens. Returns a dict for each length k = 1 ... n: context -> Counter of next tokens.
+
+    An n-gram counts as often as it occurs. A shorter one counts once for each different token before it."""
+    tables = []
+    while grams[0]:
+        table = {}
+        for gram in grams:
+            context = gram[:-1]
+            followers = table.setdefault(context, Counter())
+            followers[gram[-1]] += 1
+        tables.insert(0, table)
+        grams = [gram[1:] for gram in set(grams)]  # each different one, without its first token
+    return tables
+
+
+def kneser_ney_plainly(gram, tables, discount, V, separator=None):
+    """Return the probability of the last token of `gram` after the other ones."""
+    p = 1 / V  # below the shortest context: the uniform distribution
+    for k in range(1, len(gram) + 1):
+        context = gram[-k:-1]  # the k - 1 newest tokens
+        followers = tables[k - 1].get(context)
+        skipped = 1 < k < len(tables) and context[0] == separator  # see NGrams.kneser_ney
+        if followers is not None and not skipped:
+            kept = max(followers[gram[-1]] - discount, 0)
+            freed = discount * len(followers)
+            p = (kept + freed * p) / followers.total()
+    return p
+
+
+def show_idea(discount=0.75):
+    """Print Kneser-Ney smoothing on six words: u is as frequent as a, but it follows only q."""
+    text = ".qu.qu.qu.ba.ca.da."
+    V = len(set(text))
+    tables = count_plainly(list(pairwise(text)))
+    continuations = tables[0][()]  # after the empty context
+    print(f"Kneser-Ney smoothing of the pairs in {text}, discount {discount}:")
+    rows = [["letter", "occurs", "follows different letters", "P after q", "P after an unseen letter"]]
+    for letter in "au":
+        occurs = text.count(letter)
+        after_q = kneser_ney_plainly(("q", letter), tables, discount, V)
+        after_unseen = kneser_ney_plainly(("?", letter), tables, discount, V)
+        row = [letter, str(occurs), str(continuations[letter])]
+        row += [f"{after_q:.3f}", f"{after_unseen:.3f}"]
+        rows.append(row)
+    print_table(rows)
+
+
+# ----------------------------------------------------------------------------- the same, on sorted arrays
+
+
+def count_ngrams(tokens, n, separator):
+    """Return the different n-grams of a text (N,), sorted, (U, n), and how often each occurs, (U,).
+
+    Each token except the first is the last of one n-gram. A document starts with n - 1 separators, so no n-gram
+    reaches across two documents; a text without documents starts with n - 1 copies of its first token."""
+    grams = np.empty((0, n), dtype=tokens.dtype)
+    counts = np.empty(0, dtype=np.int64)
     show = progress("counting", len(tokens), "tokens")
-    for begin in range(1, len(tokens), bigram.CHUNK):  # in parts, to save memory
-        chunk = tokens[np.maximum(np.arange(begin - n + 1, min(begin + bigram.CHUNK, len(tokens))), 0)]
-        windows = np.lib.stride_tricks.sliding_window_view(chunk, n).copy()  # (up to CHUNK, n)
+    for begin in range(1, len(tokens), CHUNK):  # in parts, to save memory
+        end = min(begin + CHUNK, len(tokens))
+        positions = np.arange(begin - n + 1, end)
+        positions = np.maximum(positions, 0)
+        chunk = tokens[positions]
+        windows = np.lib.stride_tricks.sliding_window_view(chunk, n)  # (up to CHUNK, n)
+        windows = windows.copy()
         if separator is not None:
-            for k in reversed(range(n - 2)):  # nothing before a separator counts
-                windows[windows[:, k + 1] == separator, k] = separator
-        counts = np.append(counts, np.ones(len(windows), dtype=np.int64))
-        grams, counts = sum_by_row(np.concatenate([grams, windows]), counts)
-        show(begin + len(windows))
+            forget_other_documents(windows, separator)
+        once_each = np.ones(len(windows), dtype=np.int64)
+        grams = np.concatenate([grams, windows])
+        counts = np.concatenate([counts, once_each])
+        grams, counts = sum_by_row(grams, counts)
+        show(end)
     return grams, counts
 
 
-def sum_by_row(rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct rows of (N, n), sorted, (U, n), and the sum of the weights of each, (U,)."""
-    order = np.lexsort(rows.T[::-1])
+def forget_other_documents(windows, separator):
+    """In n-grams (U, n), overwrite what stands before a separator: a b . c becomes . . . c. The last token stays."""
+    n = windows.shape[1]
+    for column in reversed(range(n - 2)):
+        before_separator = windows[:, column + 1] == separator
+        windows[before_separator, column] = separator
+
+
+def sum_by_row(rows, weights):
+    """Return the different rows of (N, n), sorted, (U, n), and the sum of the weights of each, (U,)."""
+    order = np.lexsort(rows.T[::-1])  # by the first column, then by the second, ...
     rows = rows[order]
-    firsts = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
-    return rows[firsts], np.add.reduceat(weights[order], firsts)
+    weights = weights[order]
+    is_new = np.ones(len(rows), dtype=bool)
+    is_new[1:] = (rows[1:] != rows[:-1]).any(axis=1)  # equal rows are neighbors now
+    firsts = np.flatnonzero(is_new)
+    sums = np.add.reduceat(weights, firsts)  # from each first up to the next one
+    return rows[firsts], sums
+
+
+@dataclass
+class Order:
+    """The k-grams of one length k, and their contexts of k - 1 tokens. See the picture at NGrams."""
+
+    contexts: np.ndarray  # (C,) sorted, one integer for each context
+    grams: np.ndarray  # (U,) sorted, one integer for each k-gram
+    counts: np.ndarray  # (U + 1,) of each k-gram; below the highest order, continuation counts
+    totals: np.ndarray  # (C + 1,) sum of the counts after each context
+    followers: np.ndarray  # (C + 1,) number of different tokens after each context
 
 
 class NGrams:
-    """The k-grams of a text for k = 1 ... n, as sorted arrays: unseen ones take no memory. The id
-    of a context is its index in contexts[k], where it is one integer: id of its k - 1 newest tokens
-    * V + its oldest token. A k-gram is id of its context * V + its last token. V^n never appears."""
+    """The k-grams of a text for k = 1 ... n, as sorted arrays: unseen ones take no memory.
 
-    def __init__(self, grams: np.ndarray, counts: np.ndarray, V: int, separator: int | None):
-        self.V, self.separator = V, separator
-        self.contexts = [np.zeros(1, dtype=np.int64)]  # the empty context
-        ids = np.zeros(len(grams), dtype=np.int64)  # the context of each n-gram
+    A context is one integer: the index of the context without its oldest token, times V, plus its oldest token. A
+    k-gram is the index of its context, times V, plus its last token. So V^n never appears. For .ab.ac. with n = 3
+    (V = 4; . a b c are 0 1 2 3):
+
+        k = 1   contexts  ()                 = [0]
+                grams     . a b c            = [0, 1, 2, 3]              counts 2 1 1 1 (continuations)
+        k = 2   contexts  . a b c            = [0, 1, 2, 3]              0 * 4 + oldest token
+                grams     .a ab ac b. c.     = [1, 6, 7, 8, 12]          index of the context * 4 + last token
+                                                                         counts 1 1 1 1 1 (continuations)
+        k = 3   contexts  .. .a ab ac        = [0, 4, 9, 13]             index of the newest token * 4 + oldest token
+                grams     ..a .ab .ac ab. ac.  (sorted: [1, 6, 7, 8, 12])  counts 2 1 1 1 1
+
+    The last entry of counts, totals and followers is 0. Index -1 is that entry, and it stands for "unseen"."""
+
+    def __init__(self, grams, counts, V, separator):
+        """Build the arrays from the different n-grams (U, n) and their counts (U,)."""
+        self.V = V
+        self.separator = separator
+        # contexts, from the empty one to the longest; index (U,): which one does each n-gram have?
+        contexts = [np.zeros(1, dtype=np.int64)]
+        index = np.zeros(len(grams), dtype=np.int64)
         for k in range(1, grams.shape[1]):
-            context, ids = np.unique(ids * V + grams[:, -1 - k], return_inverse=True)
-            self.contexts.append(context)
-        keys, order = np.unique(ids * V + grams[:, -1], return_index=True)
+            oldest = grams[:, -1 - k]
+            found, index = np.unique(index * V + oldest, return_inverse=True)
+            contexts.append(found)
+        # k-grams, from the longest to single tokens
+        last = grams[:, -1]
+        grams, order = np.unique(index * V + last, return_index=True)
         counts = counts[order]
-        self.orders = []  # for each k: k-grams, counts; per context: sum, and number of next tokens
-        for context in reversed(self.contexts):
-            ids, last = np.divmod(keys, V)
-            numbers = (counts, np.bincount(ids, counts), np.bincount(ids))
-            self.orders.insert(0, (keys, *(np.append(array, 0) for array in numbers)))  # index -1: unseen, 0
-            # Below the highest order, Kneser-Ney counts how many distinct tokens a k-gram follows
-            # (continuation counts): "Francisco" is frequent, but it follows only "San".
-            shorter = context[ids] // V  # the id of each context without its oldest token
-            keys, counts = np.unique(shorter * V + last, return_counts=True)
+        self.orders = []
+        for context in reversed(contexts):
+            index, last = np.divmod(grams, V)
+            totals = np.bincount(index, counts)
+            followers = np.bincount(index)
+            order = Order(context, grams, with_zero(counts), with_zero(totals), with_zero(followers))
+            self.orders.append(order)
+            shorter = context[index] // V  # the context without its oldest token
+            grams, counts = np.unique(shorter * V + last, return_counts=True)  # continuation counts
+        self.orders.reverse()
 
-    def look_up(self, grams: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For k = 1 ... n: the counts (below n: continuation counts) of the last k tokens of n-grams
-        (U, n or more) and, for the context of these, the sum of counts and the number of next
-        tokens. (U,) each, 0 if unseen."""
-        ids = np.zeros(len(grams), dtype=np.int64)
-        for k, (keys, counts, totals, followers) in enumerate(self.orders):
-            ids = index_of(self.contexts[k], ids * self.V + grams[:, -1 - k]) if k > 0 else ids
-            i = index_of(keys, ids * self.V + grams[:, -1])
-            yield counts[i], totals[ids], followers[ids]
+    def look_up(self, grams):
+        """Yield, for k = 1 ... n, what is known of the last k tokens of n-grams (U, n or more): their counts (below
+        n: continuation counts) and, for their contexts, the sum of the counts and the number of followers. (U,) each,
+        0 if unseen."""
+        index = np.zeros(len(grams), dtype=np.int64)  # the empty context
+        last = grams[:, -1]
+        for k, order in enumerate(self.orders, start=1):
+            if k > 1:
+                oldest = grams[:, -k]
+                index = index_of(order.contexts, index * self.V + oldest)
+            found = index_of(order.grams, index * self.V + last)
+            yield order.counts[found], order.totals[index], order.followers[index]
 
-    def additive(self, grams: np.ndarray, alpha: float) -> np.ndarray:
-        """Add-alpha smoothing, as in bigram.py: the probabilities of n-grams (U, n), (U,)."""
-        *_, (count, total, _) = self.look_up(grams)
-        return (count + alpha) / np.maximum(total + alpha * self.V, bigram.TINY)
+    def additive(self, grams, alpha):
+        """Add-alpha smoothing, as in bigram.py: return the probabilities (U,) of n-grams (U, n)."""
+        for found in self.look_up(grams):
+            highest = found  # the last one, k = n, stays
+        count, total, _ = highest
+        total = total + alpha * self.V
+        return (count + alpha) / np.maximum(total, TINY)
 
-    def kneser_ney(self, grams: np.ndarray, discount: float) -> np.ndarray:
-        """Interpolated Kneser-Ney (Kneser, Ney 1995; Chen, Goodman 1998) for n-grams (U, n): (U,).
+    def kneser_ney(self, grams, discount):
+        """Interpolated Kneser-Ney (Kneser, Ney 1995; Chen, Goodman 1998): return the probabilities (U,) of n-grams
+        (U, n). With x' for a context x without its oldest token,
 
-        Subtract d from every count and give the freed probability to the lower-order model (the
-        context without its oldest token), recursively down to the uniform distribution 1/V. For a
-        context x, shortened to x',
             P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')
-        A document starts with n - 1 separators, so "...a", "..a" and ".a" are one context. The
-        shorter ones follow only separators, so their continuation counts would all be 1. They are
-        skipped: x' is "a" (as with KenLM's <s>)."""
-        p, n = np.full(len(grams), 1 / self.V), len(self.orders)
-        for k, (count, total, followers) in enumerate(self.look_up(grams), 1):
+
+        A document starts with n - 1 separators, so "...a", "..a" and ".a" are one context. The shorter ones follow
+        only separators, and would have continuation counts of 1. They are skipped: x' is "a" (as with KenLM's <s>)."""
+        p = np.full(len(grams), 1 / self.V)
+        n = len(self.orders)
+        for k, (count, total, followers) in enumerate(self.look_up(grams), start=1):
             if 1 < k < n:
-                total = np.where(grams[:, -k] == self.separator, 0, total)  # as if unseen
-            mixed = np.maximum(count - discount, 0) + discount * followers * p
-            p = np.where(total > 0, mixed / np.maximum(total, 1), p)
+                total = np.where(grams[:, -k] == self.separator, 0, total)
+            kept = np.maximum(count - discount, 0)
+            freed = discount * followers
+            mixed = (kept + freed * p) / np.maximum(total, 1)
+            p = np.where(total > 0, mixed, p)  # an unseen context adds nothing
         return p
 
+    def num_params(self):
+        return sum(len(order.grams) for order in self.orders)
 
-def index_of(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The index of each key in a sorted table, or -1."""
-    i = np.minimum(np.searchsorted(table, keys), len(table) - 1)
+
+def with_zero(numbers):
+    return np.append(numbers, 0)
+
+
+def index_of(table, keys):
+    """Return the index of each key in a sorted table, or -1."""
+    i = np.searchsorted(table, keys)
+    i = np.minimum(i, len(table) - 1)
     return np.where(table[i] == keys, i, -1)
 
 
-def count_table(grams: np.ndarray, counts: np.ndarray, V: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct contexts X (U, n - 1), and how often each token follows each, N (U, V)."""
-    X, rows = np.unique(grams[:, :-1], axis=0, return_inverse=True)
-    if max(len(X), X.shape[1] * V) * V > bigram.MAX_CELLS:
-        raise UserError(f"--neural: {len(X):,} contexts x {V:,} tokens is too large; use a smaller --n")
-    N = np.zeros((len(X), V))
-    N[rows, grams[:, -1]] = counts
-    return X, N
+def nll(p, N):
+    """Return the mean of -log p, in nats per token, of tokens with probabilities p (U,) that occur N (U,) times."""
+    occurs = N > 0
+    with np.errstate(divide="ignore"):  # log 0 = -inf is right: the text is impossible
+        log_p = np.log(p[occurs])
+    return float(-(N[occurs] * log_p).sum() / N.sum())
 
 
-def loss_and_gradient(W: np.ndarray, X: np.ndarray, N: np.ndarray) -> tuple[float, np.ndarray]:
-    """The loss on counts N (U, V) after contexts X (U, n - 1), and its gradient w.r.t. the weights
-    W (n - 1, V, V). Each position looks up a row of its table; they add up to the logits."""
+def check_with_plain_lines(data, n, discount):
+    """Print how far the arrays are from the dictionaries, where both count and predict a small part of the text."""
+    V, separator = data.vocab_size, data.separator
+    grams, counts = count_ngrams(data.train[:2000], n, separator)
+    table = NGrams(grams, counts, V, separator)
+    every_time = np.repeat(grams, counts, axis=0).tolist()
+    tables = count_plainly([tuple(gram) for gram in every_time])
+    held_out, _ = count_ngrams(data.val[:500], n, separator)
+    by_arrays = table.kneser_ney(held_out, discount)
+    by_dictionaries = []
+    for gram in held_out.tolist():
+        p = kneser_ney_plainly(tuple(gram), tables, discount, V, separator)
+        by_dictionaries.append(p)
+    difference = np.abs(by_arrays - by_dictionaries)
+    print(f"arrays and dictionaries, on a part of this text: probabilities differ by {difference.max():.0e} at most")
+
+
+# ----------------------------------------------------------------------------- a network with the same context
+# PyTorch is imported in the functions that need it, as counting does not.
+
+
+def train_neural(grams, counts, V, steps=300):
+    """Train W (n - 1, V, V) on n-grams (U, n): a table like bigram.py's for each position of the context; the rows of
+    the n - 1 tokens add up to the logits. Returns W. Raises UserError if it takes too much memory."""
+    import torch
+
+    n_positions = grams.shape[1] - 1
+    largest = max(len(grams), n_positions * V) * V  # numbers in the logits, or in W
+    if largest > MAX_NUMBERS:
+        raise UserError(f"--neural: {len(grams):,} n-grams of {V:,} tokens are too many; use a smaller --n")
+    grams = torch.from_numpy(grams.astype(np.int64))
+    X = grams[:, :-1]
+    Y = grams[:, -1:]
+    frequency = torch.from_numpy(counts / counts.sum()).float()  # (U,)
+    positions = torch.arange(n_positions)
+    W = torch.zeros(n_positions, V, V, requires_grad=True)
+    optimizer = torch.optim.Adam([W], lr=0.1)  # its steps are as large for the rows of rare tokens (optim.py)
+    for step in range(1, steps + 1):
+        rows = W[positions, X]  # (U, n - 1, V)
+        logits = rows.sum(dim=1)  # (U, V)
+        log_p = logits.log_softmax(dim=1)
+        log_p = log_p.gather(1, Y).flatten()  # (U,): those of the tokens that came
+        loss = -(frequency * log_p).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step in (1, 10, 30, 100, steps):
+            print(f"step {step:3}  loss {loss.item():.4f}")
+    W = W.detach()
+    compare_with_one_hot(W, X[:100])
+    return W.numpy()
+
+
+def compare_with_one_hot(W, X):
+    """For contexts X (U, n - 1): is looking rows of W up what the text's one-hot vectors and einsum compute?"""
+    import torch
+    import torch.nn.functional as F
+
+    onehot = F.one_hot(X, W.shape[2]).float()  # (U, n - 1, V)
+    logits = torch.einsum("ukv,kvw->uw", onehot, W)  # summed over positions k and tokens v
+    positions = torch.arange(len(W))
+    looked_up = W[positions, X].sum(dim=1)
+    print("one-hot vectors times W are the rows that are looked up:", torch.allclose(logits, looked_up, atol=1e-5))
+
+
+def neural_ngrams(grams, W):
+    """Return the network's probabilities (U,) of n-grams (U, n)."""
     positions = np.arange(len(W))
-    loss, dlogits = bigram.loss_and_gradient(W[positions, X].sum(axis=1), N)
-    dW = np.zeros_like(W)
-    np.add.at(dW, (positions, X), dlogits[:, None])  # summed over the contexts with that row
-    return loss, dW
+    rows = W[positions, grams[:, :-1]]  # (U, n - 1, V)
+    logits = rows.sum(axis=1)
+    logits -= logits.max(axis=1, keepdims=True)  # the same probabilities, and no overflow
+    P = np.exp(logits)
+    P /= P.sum(axis=1, keepdims=True)
+    each = np.arange(len(grams))
+    return P[each, grams[:, -1]]
 
 
-def train_neural(X: np.ndarray, N: np.ndarray, log: bool = False) -> np.ndarray:
-    """Train W on counts N (U, V) after contexts X (U, n - 1). The n - 1 rows of a context move the
-    same logits, so the learning rate of bigram.py is divided by n - 1."""
-    positions, V = X.shape[1], N.shape[1]
-    frequency = np.zeros((positions, V, 1))
-    np.add.at(frequency, (np.arange(positions), X), N.sum(axis=1)[:, None, None])
-    rate = 1 / np.maximum(positions * (frequency / N.sum()) / 2, bigram.TINY)
-    return bigram.gradient_descent(lambda W: loss_and_gradient(W, X, N), np.zeros((positions, V, V)), rate, log)
+# ----------------------------------------------------------------------------- samples, losses, the script
 
 
-def neural_ngrams(grams: np.ndarray, W: np.ndarray) -> np.ndarray:
-    """The network's probabilities of n-grams (U, n), (U,)."""
-    X, rows = np.unique(grams[:, :-1], axis=0, return_inverse=True)
-    return np.exp(bigram.log_softmax(W[np.arange(len(W)), X].sum(axis=1)))[rows, grams[:, -1]]
-
-
-def next_tokens(model: Model, X: np.ndarray, V: int) -> np.ndarray:
-    """The probabilities of all V tokens after contexts X (B, n - 1): (B, V)."""
-    grams = np.column_stack([np.repeat(X, V, axis=0), np.tile(np.arange(V), len(X))])  # (B V, n)
+def next_tokens(model, X, V):
+    """Return the probabilities (B, V) of all V tokens after contexts X (B, n - 1)."""
+    repeated = np.repeat(X, V, axis=0)
+    tokens = np.tile(np.arange(V), len(X))
+    grams = np.column_stack([repeated, tokens])  # (B V, n)
     return model(grams).reshape(len(X), V)
 
 
-def sample(model: Model, context: list[int], data: Dataset, options, rng: np.random.Generator) -> list[int]:
-    """Draw token after token, each given the n - 1 tokens before it, until the document ends."""
+def sample(model, context, data, max_new_tokens, rng):
+    """Draw token after token, each given the n - 1 tokens before it, until the document ends. context: n - 1 tokens.
+    Returns the new tokens."""
     tokens = list(context)
-    for _ in range(options.max_new_tokens):
-        X = np.array([tokens[len(tokens) - len(context) :]], dtype=np.int64)
-        token = bigram.draw(next_tokens(model, X, data.vocab_size)[0], options.temperature, rng)
-        if token in (None, data.separator):
+    for _ in range(max_new_tokens):
+        newest = tokens[len(tokens) - len(context) :]
+        p = next_tokens(model, np.array([newest], dtype=np.int64), data.vocab_size)[0]
+        if not p.any():
+            break  # without smoothing, nothing follows an unseen context
+        token = int(rng.choice(len(p), p=p / p.sum()))
+        if token == data.separator:
             break
         tokens.append(token)
     return tokens[len(context) :]
 
 
-def evaluate(model: Model, counts: dict, data: Dataset, options) -> dict[str, float]:
-    """Print samples and the loss on each split. Returns split -> nats per token."""
-    p = {split: model(grams) for split, (grams, _) in counts.items()}
-    losses = {split: bigram.nll(p[split], N) for split, (_, N) in counts.items()}
-    impossible = {split: grams[p[split] == 0] for split, (grams, _) in counts.items()}
+def print_generated(model, data, options):
     rng = np.random.default_rng(options.seed)
-    contexts = (start_context(data, options.n - 1, rng) for _ in range(options.num_samples))
-    bigram.report((sample(model, context, data, options, rng) for context in contexts), losses, impossible, data)
+    texts = []
+    for _ in range(options.num_samples):
+        context = start_context(data, options.n - 1, rng)
+        tokens = sample(model, context, data, options.max_new_tokens, rng)
+        texts.append(data.tokenizer.decode(tokens))
+    print_samples(texts, lines=data.has_lines)
+
+
+def report_losses(model, counts, data):
+    """Print the loss on each split and, if it is infinite, why. counts: split -> (n-grams, counts). Returns split ->
+    nats per token."""
+    losses = {}
+    impossible = {}
+    for split, (grams, N) in counts.items():
+        p = model(grams)
+        losses[split] = nll(p, N)
+        if not p.all():
+            impossible[split] = grams[p == 0][0].tolist()
+    print_losses(data, losses)
+    for split, gram in impossible.items():
+        context = data.tokenizer.decode(gram[:-1])
+        token = data.tokenizer.decode(gram[-1:])
+        print(f"{split} loss is infinite: {token!r} after {context!r} never occurs in train; use another --smoothing")
     return losses
 
 
-def compare_orders(counts: dict, data: Dataset, alpha: float, discount: float) -> dict[str, list[float]]:
-    """Print a row for each order k = 1 ... n. Returns smoothing -> validation losses."""
-    (train, N_train), (val, N_val) = counts["train"], counts["val"]
-    V, n = data.vocab_size, train.shape[1]
-    additive, kneser_ney = [], []
+def shortened(counts, k):
+    """Return the last k tokens of n-grams, different ones, and their counts. counts: (n-grams (U, n), counts (U,))"""
+    grams, N = counts
+    return sum_by_row(grams[:, -k:], N)
+
+
+def compare_orders(counts, data, alpha, discount):
+    """Print a row for each order k = 1 ... n. Returns the validation losses by title: by adding, and by Kneser-Ney."""
+    V = data.vocab_size
+    n = counts["train"][0].shape[1]
+    additive = []
+    kneser_ney = []
     print(f"\nvalidation loss for longer contexts (nats per token; alpha={alpha:g}, discount={discount:g})")
     print("val covered: fraction of validation k-grams that occur in training")
     print(" k   possible (V^k)  seen in train  val covered  add-alpha loss  Kneser-Ney loss")
     for k in range(1, n + 1):
-        grams, N = sum_by_row(train[:, n - k :], N_train)
+        grams, N = shortened(counts["train"], k)
         table = NGrams(grams, N, V, data.separator)
-        x, N = sum_by_row(val[:, n - k :], N_val)
-        covered = N[table.additive(x, 0) > 0].sum() / N.sum()
-        additive.append(bigram.nll(table.additive(x, alpha), N))
-        kneser_ney.append(bigram.nll(table.kneser_ney(x, discount), N))
-        possible = f"{V**k:,}" if V**k < 1e12 else f"{V**k:.2g}"
-        row = f"{k:2} {possible:>16} {len(grams):14,} {covered:12.1%} {additive[-1]:15.4f} {kneser_ney[-1]:16.4f}"
-        print(row, flush=True)
+        held_out, N = shortened(counts["val"], k)
+        occurs = table.additive(held_out, alpha=0) > 0
+        covered = N[occurs].sum() / N.sum()
+        added = nll(table.additive(held_out, alpha), N)
+        smoothed = nll(table.kneser_ney(held_out, discount), N)
+        additive.append(added)
+        kneser_ney.append(smoothed)
+        possible = f"{V**k:,}"
+        if V**k >= 1e12:
+            possible = f"{V**k:.2g}"
+        seen = f"{len(grams):,}"
+        print(f"{k:2} {possible:>16} {seen:>14} {covered:12.1%} {added:15.4f} {smoothed:16.4f}", flush=True)
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
+
+
+def draw_orders(losses, data, path):
+    import plots  # here, because matplotlib is optional
+
+    curves = {}
+    for title, values in losses.items():
+        orders = range(1, len(values) + 1)
+        curves[title] = (orders, values, "o-")
+    panel = {"curves": curves, "data": data, "xticks": orders, "xlabel": "n-gram order"}
+    panel["ylabel"] = "validation loss, nats per token"
+    plots.lines(path, panel, title=f"validation loss for longer contexts ({data.name})")
+    print(f"\n{path}: validation loss for longer contexts")
+
+
+def compare_neural(counts, data, options):
+    """Train the network, and compare it with counting. Returns the model and its number of weights."""
+    grams, N = counts["train"]
+    V = data.vocab_size
+    print(f"\nneural {options.n}-gram model, {options.n - 1} x {V} x {V} weights")
+    W = train_neural(grams, N, V)
+    learned = nll(neural_ngrams(grams, W), N)
+    table = NGrams(grams, N, V, data.separator)
+    p = table.additive(grams, alpha=0)
+    print(f"train loss: {nll(p, N):.4f} by counting (maximum likelihood), {learned:.4f} by gradient descent")
+    if options.n > 2:
+        print("The network adds up what each token of the context says. What two of them say only together, it cannot")
+        print("represent, so it ends above counting. But it has few weights: compare its losses on train and val.")
+    return partial(neural_ngrams, W=W), W.size
+
+
+def choose_model(table, options):
+    """Return the model that --smoothing= names: n-grams (U, n) -> probabilities (U,)."""
+    if options.smoothing == "kneser-ney":
+        return partial(table.kneser_ney, discount=options.discount)
+    if options.smoothing == "add":
+        return partial(table.additive, alpha=options.alpha)
+    return partial(table.additive, alpha=0)
 
 
 def main() -> None:
     options = parse(Options, __doc__)
     data = load(options.dataset)
-    V, name = data.vocab_size, f"{options.n}-gram"
-    data.need(max(options.n, 2), f"--n={options.n}")
+    n = options.n
+    data.need(max(n, 2), f"--n={n}")
     began = time.perf_counter()
-    counts = {split: count_ngrams(getattr(data, split), options.n, data.separator) for split in data.splits}
-    grams, N = counts["train"]
-    dense = count_table(grams, N, V) if options.neural else None  # now, as it may be too large
-    print(f"{data.name}: vocabulary of {V:,} tokens; train: {N.sum():,} {name}s, {len(grams):,} of them distinct")
-    curves = compare_orders(counts, data, options.alpha, options.discount)
-    table = NGrams(grams, N, V, data.separator)
-    alpha = options.alpha if options.smoothing == "add" else 0
-    model, params = partial(table.additive, alpha=alpha), len(grams)
-    if options.smoothing == "kneser-ney":
-        model = partial(table.kneser_ney, discount=options.discount)
-        params = sum(len(keys) for keys, *_ in table.orders)
-    losses = evaluate(model, counts, data, options)
-    if options.neural:
-        print(f"\nneural {name} model, {options.n - 1} x {V} x {V} weights:\n  step  train loss")
-        W = train_neural(*dense, log=True)
-        counted, learned = bigram.nll(table.additive(grams, 0), N), bigram.nll(neural_ngrams(grams, W), N)
-        print(f"train loss: {counted:.4f} by counting (maximum likelihood), {learned:.4f} by gradient descent")
-        if options.n > 2:
-            print("(expected: the logits are a sum over context positions, so they cannot represent interactions)")
-        model, name, params = partial(neural_ngrams, W=W), f"neural-{name}", W.size
-        losses = evaluate(model, counts, data, options)
-    if options.plot:
-        import plots
+    show_idea()
+    check_with_plain_lines(data, n, options.discount)
 
-        path = Path("out", f"ngram_{data.name}", "orders.png")
-        lines = {name: (range(1, len(values) + 1), values, "o-") for name, values in curves.items()}
-        labels = {"xlabel": "n-gram order", "ylabel": "validation loss, nats per token"}
-        panel = {"curves": lines, "data": data, "xticks": range(1, options.n + 1), **labels}
-        plots.lines(path, panel, title=f"validation loss for longer contexts ({data.name})")
-        print(f"\n{path}: validation loss for longer contexts")
+    counts = {}  # split -> (n-grams, counts)
+    for split in data.splits:
+        tokens = getattr(data, split)
+        counts[split] = count_ngrams(tokens, n, data.separator)
+    grams, N = counts["train"]
+    print(f"\n{data.name}: vocabulary of {data.vocab_size:,} tokens")
+    print(f"train: {N.sum():,} {n}-grams, {len(grams):,} of them distinct")
+    losses_by_order = compare_orders(counts, data, options.alpha, options.discount)
+
+    name = f"{n}-gram"
+    table = NGrams(grams, N, data.vocab_size, data.separator)
+    params = table.num_params() if options.smoothing == "kneser-ney" else len(grams)
+    model = choose_model(table, options)
+    print_generated(model, data, options)
+    losses = report_losses(model, counts, data)
+    if options.neural:
+        name = f"neural-{name}"
+        model, params = compare_neural(counts, data, options)
+        print_generated(model, data, options)
+        losses = report_losses(model, counts, data)
+    if options.plot:
+        draw_orders(losses_by_order, data, Path("out", f"ngram_{data.name}", "orders.png"))
     print_result(name, data, params, losses, seconds=time.perf_counter() - began)
 
 

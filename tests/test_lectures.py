@@ -9,6 +9,7 @@ attn-n2, pe-binary, gpu-bill, compound; and the slope of the leaky ReLU in gelu-
 
 import contextlib
 import copy
+import functools
 import io
 import itertools
 import math
@@ -279,17 +280,16 @@ def _():
     return -sum(y * Value(p).log() + (1 - y) * (1 - Value(p)).log() for y, p in ((1, 0.9), (0, 0.2), (1, 0.8))) / 3
 
 
-# ----------------------------------------------------------------------------- probability: bigram.py and the loss
+# ----------------------------------------------------------------------------- probability: ngram.nll and the loss
 
 
 def softmax(*logits: float) -> np.ndarray:
-    """(V,), of a row of the network's weights."""
-    return np.exp(bigram.log_softmax(np.array([logits])))[0]
+    return torch.softmax(torch.tensor(logits, dtype=torch.float64), dim=0).numpy()
 
 
 def cross_entropy(p, q) -> float:
     """The loss of a model that says q where the tokens come with the frequencies p, in nats."""
-    return bigram.nll(np.asarray(q), np.asarray(p))
+    return ngram.nll(np.asarray(q), np.asarray(p))
 
 
 def entropy(*p: float) -> float:
@@ -424,6 +424,8 @@ example("tab1-u01", 1.15402, lambda: loss_of([[0.4946, 0.1297, 0.2467]], [2])[0]
 example("tab1-right", 0.0133859, lambda: loss_of([[0, 0, 5.0]], [2])[0])  # cut to 0.0133 in print
 example("tab1-wrong", 5.01339, lambda: loss_of([[0, 5.0, 0]], [2])[0])
 example("tab1-n10", 2.27749, lambda: loss_of([[11.9580, -10.3641, 9.7887]], [2])[0])
+
+
 # of unrounded probabilities, 1.8248 in print
 @example("tab1-n01", [1.82511, 1.01085, 0.247934])
 def _():
@@ -436,9 +438,9 @@ def _():
 @example("cond-prob", [2 / 3, 0.00015, 0.25])
 def _():
     """Of a die: even, given at least 4. A product of three. And red and a heart, which independence would halve."""
-    die = bigram.probabilities(np.array([[2, 1], [1, 2]]), 0)  # rows: below 4, from 4 on; columns: odd, even
+    die = bigram.probabilities(torch.tensor([[2, 1], [1, 2]]), 0)  # rows: below 4, from 4 on; columns: odd, even
     chain = math.exp(-sum(surprise(0.05, 0.02, 0.15)))
-    suits = np.array([[13, 13, 0, 0], [0, 0, 13, 13]])  # rows: red, black; hearts come first
+    suits = torch.tensor([[13, 13, 0, 0], [0, 0, 13, 13]])  # rows: red, black; hearts come first
     return die[1, 1], chain, suits[0].sum() / suits.sum() * bigram.probabilities(suits, 0)[0, 0]
 
 
@@ -453,50 +455,61 @@ example("loss-mask", [(2.44931 - 0.1 + 2.44931 + 1) / 2], lambda: loss_of([[2, 1
 # ----------------------------------------------------------------------------- n-grams: bigram.py, ngram.py
 
 
-def table_loss(N: np.ndarray, alpha: float, M: np.ndarray) -> float:
-    """The mean loss of the probabilities made of counts N on a text with counts M."""
-    return bigram.nll(bigram.probabilities(N, alpha), M)
-
-
 EMMA = [[0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]  # S, e, m, a, E
+
+
+def emma_of_two_terminals() -> tuple[torch.Tensor, torch.Tensor]:
+    """The pairs of S e m m a E, as indices 0 to 4."""
+    tokens = torch.tensor([0, 1, 2, 2, 3, 4])
+    return tokens[:-1], tokens[1:]
 
 
 @example("emma-adj", [EMMA, (1, 1, 2, 1, 0), (0, 1, 2, 1, 1)])  # one shared terminal would make the sums agree
 def _():
-    N = bigram.count_bigrams(np.array([0, 1, 2, 2, 3, 4]), 5)
+    N = bigram.count_pairs(*emma_of_two_terminals(), 5)
     return N, N.sum(1), N.sum(0)
 
 
 DOT = [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1], [1, 0, 0, 0]]  # ., e, m, a
 
 
+def emma_of_dots() -> tuple[torch.Tensor, torch.Tensor]:
+    return bigram.make_pairs(["emma"], {".": 0, "e": 1, "m": 2, "a": 3})
+
+
 @example("emma-dot", [DOT, (1, 1, 2, 1), (1, 1, 2, 1)])
 def _():
-    N = bigram.count_bigrams(np.array(CharTokenizer(".ema").encode(".emma.")), 4)
+    N = bigram.count_pairs(*emma_of_dots(), 4)
     return N, N.sum(1), N.sum(0)
 
 
 @example("emma-mle", [(0.5, 0.5), 1.38629, 0.277259, 1.31951])
 def _():
-    N = np.array(DOT)
-    loss = table_loss(N, 0, N)
-    return bigram.probabilities(N, 0)[2, 2:], 5 * loss, loss, math.exp(loss)
+    P = bigram.probabilities(torch.tensor(DOT), 0)
+    loss = bigram.mean_nll(P, *emma_of_dots())
+    return P[2, 2:], 5 * loss, loss, math.exp(loss)
 
 
 @example(
     "emma-smooth", [[1 / 6, 2 / 6, *[1 / 6] * 3], [1 / 7, 1 / 7, 2 / 7, 2 / 7, 1 / 7], [0.2] * 5, 5.80136, 1.16027]
 )
 def _():
-    N = np.array(EMMA)
-    P, loss = bigram.probabilities(N, 1), table_loss(N, 1, N)
-    assert bigram.probabilities(N, 1e12) == pytest.approx(1 / 5)  # the limit is 1/V
+    N = torch.tensor(EMMA)
+    P = bigram.probabilities(N, 1)
+    loss = bigram.mean_nll(P, *emma_of_two_terminals())
+    assert bigram.probabilities(N, 1e12).numpy() == pytest.approx(1 / 5)  # the limit is 1/V
     return P[0], P[2], P[4], 5 * loss, loss
 
 
-def names() -> tuple[list[str], CharTokenizer, np.ndarray]:
+STOI = {letter: i for i, letter in enumerate(".abcdefghijklmnopqrstuvwxyz")}
+
+
+@functools.cache
+def names() -> tuple[list[str], tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """All names, their pairs, and the counts."""
     words = local_copy("names").read_text(encoding="utf-8").split()
-    tokenizer = CharTokenizer(".abcdefghijklmnopqrstuvwxyz")
-    return words, tokenizer, bigram.count_bigrams(np.array(tokenizer.encode("." + ".".join(words) + ".")), 27)
+    pairs = bigram.make_pairs(words, STOI)
+    return words, pairs, bigram.count_pairs(*pairs, 27)
 
 
 @example("names-size", [32033, 228146, 627, 2, 15])
@@ -507,28 +520,27 @@ def _():
 
 @example("names-top", [(6763, 6640, 5438, 4410, 3983), (0.369018, 0.195957)])
 def _():
-    _, tokenizer, N = names()
-    n, a = tokenizer.encode("na")
-    pairs = [N[tuple(tokenizer.encode(pair))] for pair in ("n.", "a.", "an", ".a", "e.")]
-    return pairs, bigram.probabilities(N, 0)[[n, a], 0]
+    _, _, N = names()
+    pairs = [N[STOI[x], STOI[y]] for x, y in ("n.", "a.", "an", ".a", "e.")]
+    return torch.stack(pairs), bigram.probabilities(N, 0)[[STOI["n"], STOI["a"]], 0]
 
 
 @example("names-mle", [2.45401, 11.6350, 2.45458])
 def _():
-    _, _, N = names()
-    return table_loss(N, 0, N), math.exp(table_loss(N, 0, N)), table_loss(N, 1, N)
+    _, pairs, N = names()
+    counted, smoothed = (bigram.mean_nll(bigram.probabilities(N, add), *pairs) for add in (0, 1))
+    return counted, math.exp(counted), smoothed
 
 
 @example("names-andrej", [3.03907, 2.48387, math.inf, 3.48340])  # one text has infinity for the first two as well
 def _():
-    _, tokenizer, N = names()
-    counts = [
-        bigram.count_bigrams(np.array(tokenizer.encode(f".{name}.")), 27) for name in ("andrej", "andreja", "andrejq")
-    ]
-    return [table_loss(N, 0, M) for M in counts], table_loss(N, 1, counts[2])
+    _, _, N = names()
+    counted, smoothed = bigram.probabilities(N, 0), bigram.probabilities(N, 1)
+    pairs = [bigram.make_pairs([name], STOI) for name in ("andrej", "andreja", "andrejq")]
+    return [bigram.mean_nll(counted, *xy) for xy in pairs], bigram.mean_nll(smoothed, *pairs[2])
 
 
-example("uniform-27", 0.0370370, lambda: bigram.probabilities(np.zeros((27, 27)), 1)[0, 0])
+example("uniform-27", 0.0370370, lambda: bigram.probabilities(torch.zeros(27, 27), 1)[0, 0])
 
 
 def table_cells(V: int, n: int) -> str:
@@ -601,7 +613,7 @@ def _():
 
 
 # W1 has 3 x 10 rows; the shape that one text prints would give 7,897
-example("bengio-count", 11897, lambda: mlp.make_model(27, 3, 10, 200, 1, "naive", False, seed=0).num_params())
+example("bengio-count", 11897, lambda: mlp.make_model(27, mlp.Options(init="naive")).num_params())
 
 
 @example("mse-matrix", [0, 0])  # dW = (2/N) X^T (Yhat - Y): one text drops the 2 for the MLP
@@ -1213,6 +1225,8 @@ def _():
 
 
 example("n-ffn", 2099712, lambda: size(model.MLP(GPTConfig(n_embd=512, n_head=8, bias=True))))
+
+
 @example("n-enc", [3152384, 3147776])
 def _():
     """With all biases, and with those of the norms only."""
@@ -1327,7 +1341,9 @@ def _():
 @example("xavier", [0.00078125, 0.0279508])
 def _():
     """Variance and standard deviation of weights from 512 inputs to 2,048 outputs: of what N(0, 1) is scaled by."""
-    scaled, plain = (mlp.make_model(4, 64, 8, 2048, 1, init, False, 0).layers[1].weight for init in ("xavier", "naive"))
+    sizes = {"block_size": 64, "n_embd": 8, "n_hidden": 2048, "batchnorm": False}
+    models = (mlp.make_model(4, mlp.Options(init=init, **sizes)) for init in ("xavier", "naive"))
+    scaled, plain = (model.layers[1].weight for model in models)
     factors = scaled / plain  # the same random numbers
     assert factors.std() < 1e-9
     return factors.mean() ** 2, factors.mean()

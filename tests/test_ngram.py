@@ -1,18 +1,20 @@
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import finish, result, start
+from conftest import ROOT, finish, result, start
+from torch.nn import functional as F
 
 import bigram
 import ngram
 import prepare_data
-from bigram import count_bigrams, nll, probabilities
-from ngram import NGrams, count_ngrams, count_table, neural_ngrams, train_neural
+from ngram import NGrams, count_ngrams, count_plainly, kneser_ney_plainly, neural_ngrams, nll, train_neural
 
 pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
 
@@ -62,13 +64,10 @@ def test_counts_are_those_of_a_loop_over_the_tokens(name, n, monkeypatch):
     dataset = prepare_data.load(name)
     expected = Counter(literal_ngrams(dataset.train, n, dataset.separator))
     for chunk in (1 << 21, 100, 3):
-        monkeypatch.setattr(bigram, "CHUNK", chunk)
+        monkeypatch.setattr(ngram, "CHUNK", chunk)
         grams, counts = count_ngrams(dataset.train, n, dataset.separator)
         assert dict(zip(map(tuple, grams.tolist()), counts.tolist(), strict=True)) == expected
         assert grams.tolist() == sorted(grams.tolist())
-        if n == 2:
-            N = count_bigrams(dataset.train, dataset.vocab_size)
-            assert np.array_equal(np.argwhere(N), grams) and np.array_equal(N[N > 0], counts)
 
 
 def test_eight_tokens_of_a_large_vocabulary_do_not_overflow():
@@ -79,7 +78,10 @@ def test_eight_tokens_of_a_large_vocabulary_do_not_overflow():
     expected = Counter(literal_ngrams(tokens, n, None))
     assert dict(zip(map(tuple, grams.tolist()), counts.tolist(), strict=True)) == expected
     table = NGrams(grams, counts, V, None)
-    assert [len(keys) for keys, *_ in table.orders] == [len(np.unique(grams[:, -k:], axis=0)) for k in range(1, n + 1)]
+    assert [len(order.grams) for order in table.orders] == [
+        len(np.unique(grams[:, -k:], axis=0)) for k in range(1, n + 1)
+    ]
+    assert table.num_params() == sum(len(order.grams) for order in table.orders)
     *_, (found, totals, _) = table.look_up(grams)
     assert np.array_equal(found, counts) and (totals >= counts).all()
 
@@ -107,11 +109,73 @@ def test_rows_sum_to_one(name, n):
             assert (p >= 0).all() and np.allclose(p.sum(axis=1), 1, atol=1e-12)
     assert np.allclose(table.additive(all_rows(seen, V), alpha=0).reshape(-1, V).sum(axis=1), 1, atol=1e-12)
     if n == 2:
-        N = count_bigrams(dataset.train, V)
-        assert np.allclose(probabilities(N, 1.0).sum(axis=1), 1, atol=1e-12)
+        tokens = torch.from_numpy(dataset.train.astype(np.int64))
+        N = bigram.count_pairs(tokens[:-1], tokens[1:], V)
         pairs = all_rows(np.arange(V)[:, None], V)
         for alpha in (0, 0.5):
-            assert np.allclose(probabilities(N, alpha).ravel(), table.additive(pairs, alpha), atol=1e-15)
+            P = bigram.probabilities(N, alpha).flatten().numpy()
+            assert np.allclose(P, table.additive(pairs, alpha), atol=1e-7)
+
+
+# ----------------------------------------------------------------------------- the idea, on dictionaries
+
+
+def plain_tables(tokens: np.ndarray, n: int, separator: int | None) -> list[dict]:
+    return count_plainly(literal_ngrams(tokens, n, separator))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("discount", [0.0, 0.4, 0.9])
+def test_arrays_and_dictionaries_give_the_same_probabilities(n, discount):
+    """On random texts with and without documents, for n-grams that occur and for any others."""
+    rng = np.random.default_rng(n)
+    for V, separator in ((4, 0), (4, None), (30, 7)):
+        tokens = np.append(rng.integers(V, size=150), 0 if separator is None else separator)
+        if separator is not None:
+            tokens[0] = separator
+        table = NGrams(*count_ngrams(tokens, n, separator), V, separator)
+        tables = plain_tables(tokens, n, separator)
+        grams = np.concatenate([rng.integers(V, size=(60, n)), literal_ngrams(tokens[:60], n, separator)])
+        plain = [kneser_ney_plainly(tuple(gram), tables, discount, V, separator) for gram in grams.tolist()]
+        assert np.allclose(table.kneser_ney(grams, discount), plain, rtol=1e-12, atol=1e-15)
+
+
+def test_dictionaries_count_n_grams_and_continuations():
+    tables = count_plainly([(0, 0, 1), (0, 1, 2), (1, 2, 0), (0, 0, 1), (0, 1, 3), (1, 3, 0)])  # .ab.ac.
+    assert tables[2] == {(0, 0): {1: 2}, (0, 1): {2: 1, 3: 1}, (1, 2): {0: 1}, (1, 3): {0: 1}}
+    assert tables[1] == {(0,): {1: 1}, (1,): {2: 1, 3: 1}, (2,): {0: 1}, (3,): {0: 1}}
+    assert tables[0] == {(): {1: 1, 2: 1, 3: 1, 0: 2}}
+
+
+def test_the_picture_shows_the_arrays():
+    """The example in the docstring of NGrams: .ab.ac. with n = 3."""
+    table = NGrams(*count_ngrams(np.array([0, 1, 2, 0, 1, 3, 0]), 3, 0), 4, 0)
+    shown = re.findall(r"\[[\d, ]+\]", NGrams.__doc__)
+    one, two, three = table.orders
+    arrays = (one.contexts, one.grams, two.contexts, two.grams, three.contexts, three.grams)
+    assert shown == [str(array.tolist()) for array in arrays]
+    counts = [[int(count) for count in words.split()] for words in re.findall(r"counts ([\d ]+)", NGrams.__doc__)]
+    assert counts == [order.counts[:-1].tolist() for order in table.orders]
+    assert all(order.counts[-1] == order.totals[-1] == order.followers[-1] == 0 for order in table.orders)
+
+
+def test_the_idea_is_printed_on_six_words(capsys):
+    ngram.show_idea()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["a", "3", "3", "0.075", "0.300"], ["u", "3", "1", "0.775", "0.100"]]
+
+
+def test_the_check_with_the_plain_lines_is_one_that_can_fail(capsys, monkeypatch):
+    for name in ("tiny", "list"):
+        ngram.check_with_plain_lines(prepare_data.load(name), 4, 0.75)
+        assert float(capsys.readouterr().out.split("differ by ")[1].split()[0]) < 1e-14
+    real = NGrams.kneser_ney
+    monkeypatch.setattr(NGrams, "kneser_ney", lambda self, grams, discount: real(self, grams, discount / 2))
+    ngram.check_with_plain_lines(prepare_data.load("list"), 4, 0.75)
+    assert float(capsys.readouterr().out.split("differ by ")[1].split()[0]) > 0.01
+
+
+# ----------------------------------------------------------------------------- Kneser-Ney by its formula
 
 
 @pytest.mark.parametrize("name", ["tiny", "list"])
@@ -148,63 +212,55 @@ def test_a_sample_ends_with_its_document_at_its_limit_or_at_an_unseen_context():
     context = prepare_data.start_context(dataset, 3, rng)
     assert context == [dataset.separator] * 3
 
-    def words(length, temperature):
+    def words(length):
         model = lambda grams: table.additive(grams, alpha=0)
-        options = SimpleNamespace(max_new_tokens=length, temperature=temperature)
-        ids = [ngram.sample(model, context, dataset, options, rng) for _ in range(20)]
+        ids = [ngram.sample(model, context, dataset, length, rng) for _ in range(20)]
         return [dataset.tokenizer.decode(tokens) for tokens in ids]
 
-    assert all(1 <= len(word) <= 12 and "\n" not in word for word in words(100, 1.0))
-    assert max(map(len, words(3, 1.0))) == 3
-    assert len(set(words(100, 0))) == 1
+    assert all(1 <= len(word) <= 12 and "\n" not in word for word in words(100))
+    assert max(map(len, words(3))) == 3
 
     text = prepare_data.load("tiny")
     table = NGrams(*count_ngrams(text.train, 8, None), text.vocab_size, None)
     unseen = [text.train[0]] * 3 + [text.train[1]] * 4
-    options = SimpleNamespace(max_new_tokens=10, temperature=1.0)
-    assert ngram.sample(lambda g: table.additive(g, 0), unseen, text, options, rng) == []
+    assert ngram.sample(lambda g: table.additive(g, 0), unseen, text, 10, rng) == []
     context = prepare_data.start_context(text, 7, rng)
     assert len(context) == 7
     assert text.tokenizer.decode(context).endswith("\n")
     assert text.tokenizer.decode(context) in text.tokenizer.decode(text.train.tolist())
 
 
+def test_samples_are_as_frequent_as_the_model_says():
+    dataset, rng = prepare_data.load("list"), np.random.default_rng(0)
+    V = dataset.vocab_size
+    p = np.arange(1, V + 1) / np.arange(1, V + 1).sum()
+    drawn = [
+        ngram.sample(lambda grams: p[grams[:, -1]], [3], dataset, 1, rng) or [dataset.separator] for _ in range(4000)
+    ]
+    chi_square = ((np.bincount(np.ravel(drawn), minlength=V) - 4000 * p) ** 2 / (4000 * p)).sum()
+    assert chi_square < V - 1 + 4 * (2 * (V - 1)) ** 0.5  # 4 standard deviations
+
+
 # ----------------------------------------------------------------------------- the neural n-gram model
 
 
-def test_the_explicit_gradient_is_that_of_autograd():
-    n = 4
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_step_is_that_of_one_hot_vectors_and_cross_entropy_over_each_token(n):
     dataset = prepare_data.load("list")
     V = dataset.vocab_size
-    X, N = count_table(*count_ngrams(dataset.train, n, dataset.separator), V)
-    W = np.random.default_rng(0).normal(size=(n - 1, V, V))
-    loss, dW = ngram.loss_and_gradient(W, X, N)
-
-    weights = torch.tensor(W, requires_grad=True)
-    rows = torch.tensor(literal_ngrams(dataset.train, n, dataset.separator))  # one token at a time, one-hot
-    x = torch.nn.functional.one_hot(rows[:, :-1], V).double()
-    logits = torch.einsum("tkv,kvw->tw", x, weights)
-    expected = torch.nn.functional.cross_entropy(logits, rows[:, -1])
-    expected.backward()
-    assert loss == pytest.approx(expected.item(), rel=1e-12)
-    assert np.allclose(dW, weights.grad.numpy(), rtol=1e-9, atol=1e-15)
-
-
-def test_a_step_is_never_longer_than_the_curvature_allows(monkeypatch):
-    """Learning rate times curvature is at most 1: no eigenvalue of the Hessian, scaled by the rates, is larger. If all
-    contexts are alike, each of the three positions adds to the same logits, and it is 1."""
-    monkeypatch.setattr(bigram, "gradient_descent", lambda _, W, rate, log: np.broadcast_to(rate, W.shape))
-    for X in (np.zeros((1, 3), dtype=int), np.array([[0, 1, 0], [1, 1, 0], [0, 0, 1]])):
-        N = np.full((len(X), 2), 2.0)  # V = 2
-        rate = train_neural(X, N).ravel()
-        H, h = np.zeros((rate.size, rate.size)), 1e-5
-        for i, unit in enumerate(np.eye(rate.size).reshape(-1, 3, 2, 2)):
-            dW = [ngram.loss_and_gradient(unit * s, X, N)[1] for s in (h, -h)]
-            H[i] = (dW[0] - dW[1]).ravel() / (2 * h)
-        used = rate < 1e6  # tokens that occur: the others have no curvature
-        scaled = np.sqrt(rate[used])[:, None] * H[np.ix_(used, used)] * np.sqrt(rate[used])
-        assert np.linalg.eigvalsh(scaled).max() <= 1 + 1e-6
-        assert len(X) > 1 or np.linalg.eigvalsh(scaled).max() == pytest.approx(1)
+    W = train_neural(*count_ngrams(dataset.train, n, dataset.separator), V, steps=2)
+    rows = torch.tensor(literal_ngrams(dataset.train, n, dataset.separator))  # one token at a time
+    x = F.one_hot(rows[:, :-1], V).double()
+    weights = torch.zeros(n - 1, V, V, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([weights], lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(torch.einsum("tkv,kvw->tw", x, weights), rows[:, -1]).backward()
+        optimizer.step()
+    assert np.allclose(W, weights.detach().numpy(), atol=1e-3)  # Adam enlarges the rounding of small gradients
+    grams = np.array(literal_ngrams(dataset.train, n, dataset.separator))
+    expected = torch.einsum("tkv,kvw->tw", x, weights).softmax(dim=1)[range(len(rows)), rows[:, -1]]
+    assert np.allclose(neural_ngrams(grams, W), expected.detach().numpy(), atol=1e-3)
 
 
 def test_neural_trigram_loss_is_between_bigram_and_trigram():
@@ -214,20 +270,31 @@ def test_neural_trigram_loss_is_between_bigram_and_trigram():
         grams, counts = count_ngrams(dataset.train, n, None)
         table = NGrams(grams, counts, dataset.vocab_size, None)
         losses[n] = nll(table.additive(grams, 0), counts)
-    W = train_neural(*count_table(grams, counts, dataset.vocab_size))
+    W = train_neural(grams, counts, dataset.vocab_size)
     assert losses[3] < nll(neural_ngrams(grams, W), counts) < losses[2] - 0.05
 
 
-@pytest.mark.parametrize("name", ["tiny", "list"])
-def test_the_neural_2_gram_is_the_neural_bigram(name):
-    dataset = prepare_data.load(name)
-    V = dataset.vocab_size
-    grams, counts = count_ngrams(dataset.train, 2, dataset.separator)
-    X, N = count_table(grams, counts, V)
-    W, expected = train_neural(X, N), bigram.train_neural(count_bigrams(dataset.train, V))
-    assert np.allclose(W, expected, atol=1e-9)
-    P = np.exp(bigram.log_softmax(expected))
-    assert np.allclose(neural_ngrams(grams[::-1], W), P[grams[:, 0], grams[:, 1]][::-1], atol=1e-9)
+def test_the_neural_2_gram_is_the_table_of_counts():
+    dataset = prepare_data.load("tiny")
+    grams, counts = count_ngrams(dataset.train, 2, None)
+    W = train_neural(grams, counts, dataset.vocab_size)
+    minimum = nll(NGrams(grams, counts, dataset.vocab_size, None).additive(grams, 0), counts)
+    assert minimum < nll(neural_ngrams(grams, W), counts) < minimum + 0.01
+
+
+def test_large_logits_do_not_overflow():
+    W = np.array([[[1e4, 0.0], [0.0, -1e4]]])
+    assert neural_ngrams(np.array([[0, 0], [0, 1], [1, 1]]), W).tolist() == [1, 0, 0]
+
+
+def test_the_comparison_with_one_hot_vectors_is_one_that_can_fail(capsys, monkeypatch):
+    W, X = torch.randn(3, 5, 5), torch.randint(5, (20, 3))
+    ngram.compare_with_one_hot(W, X)
+    assert capsys.readouterr().out.endswith(": True\n")
+    einsum = torch.einsum
+    monkeypatch.setattr(torch, "einsum", lambda formula, onehot, W: einsum(formula, onehot.flip(1), W))
+    ngram.compare_with_one_hot(W, X)
+    assert capsys.readouterr().out.endswith(": False\n")
 
 
 # ----------------------------------------------------------------------------- the script
@@ -288,17 +355,14 @@ def test_the_neural_model_on_the_command_line(call):
     assert f"train loss: {mle['train']} by counting (maximum likelihood), {result(out)['train']} by" in out
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("tiny", ["--smoothing=mle"]), ("list", ["--neural"]), ("list", ["--temperature=0.5", "--seed=3"])],
-)
-def test_a_2_gram_has_the_losses_and_the_samples_of_the_bigram(call, name, options):
+@pytest.mark.parametrize("smoothing", ["add", "mle"])
+def test_a_2_gram_has_the_losses_of_the_bigram(call, smoothing):
     """... although it is counted, stored and smoothed by other lines."""
-    outs = [call(*command, f"--dataset={name}", *options)[1] for command in ((ngram, "--n=2"), (bigram,))]
-    sparse, dense = ([*out.split("samples:\n")[-1].splitlines()] for out in outs)
-    assert sparse[:-1] == dense[:-1]
-    for split in ("train", "val", "test"):
-        assert result(outs[0]).get(split) == result(outs[1]).get(split)
+    sparse, dense = (
+        result(call(*command, "--dataset=list", f"--smoothing={smoothing}")[1])
+        for command in ((ngram, "--n=2"), (bigram,))
+    )
+    assert [sparse[split] for split in ("train", "val", "test")] == [dense[split] for split in ("train", "val", "test")]
 
 
 @pytest.mark.parametrize("n", [1, 5])
@@ -322,15 +386,23 @@ def test_the_plot_over_the_order_is_its_table(call, figures, n):
         ("--smoothing=laplace", "choose from add, mle, kneser-ney"),
         ("--discount=1.5", "use at least 0.0, and less than 1.0"),
         ("--dataset=short --n=5", "the val split of short has 3 tokens"),
+        ("--alpha=-1", "--alpha=-1 is out of range"),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, says):
-    """The options that bigram.py has, too, are tested there."""
     Path("short.txt").write_text("abcdefghijabcdefghijab")
     prepare_data.prepare("short.txt")
     assert says in fails(ngram, *options.split())
 
 
-def test_a_dense_table_that_is_too_large_is_refused(fails, monkeypatch):
-    monkeypatch.setattr(bigram, "MAX_CELLS", 50)
-    assert "is too large; use a smaller --n" in fails(ngram, "--dataset=tiny", "--neural")
+def test_a_network_that_is_too_large_is_refused(fails, monkeypatch):
+    monkeypatch.setattr(ngram, "MAX_NUMBERS", 50)
+    assert "are too many; use a smaller --n" in fails(ngram, "--dataset=tiny", "--neural")
+
+
+def test_counting_does_not_import_torch(data):
+    code = (
+        "import sys, ngram; sys.argv = ['ngram.py', '--dataset=list']; ngram.main(); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0, done.stderr
