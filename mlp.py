@@ -4,41 +4,49 @@
     python mlp.py --init=naive --max_iters=20000 --plot  # a bad initialization, and what shows it
     python mlp.py --backward=manual --fold               # backpropagation by hand, batch norm folded away
 
-Read ngram.py before and cells.py after. An n-gram table learns nothing about one context from
-another. The network of Bengio et al. (2003) looks up a learned vector for each context token, its
-embedding. All contexts share these vectors and the layers after them, so the network also predicts
-after contexts that it has never seen (Karpathy 2022, "Building makemore" parts 2 to 4):
+Read ngram.py before and cells.py after. An n-gram table learns nothing about one context from another. The network of
+Bengio et al. (2003) looks up a learned vector for each context token, its embedding. All contexts share these vectors
+and the layers after them, so the network also predicts after contexts that it has never seen (Karpathy 2022,
+"Building makemore" parts 2 to 4). The network of the lecture comes first, in 25 lines. It starts confidently wrong, and
+most of its tanh units are saturated: the rest of this file shows how one sees that, and a fix for each.
 
-    logits = tanh(batchnorm([C[x1] C[x2] C[x3]] W1)) W2 + b2
-
-It can start confidently wrong, its tanh units can saturate, and its layers can learn too fast or
-too slowly: this file shows a statistic and a fix for each. Its limitation: W1 has separate rows for
-each position, so nothing is shared between positions, and the network sees no further back.
-Solutions: a state (cells.py), or attention (attention.py).
+Its limitation: the first matrix has separate rows for each position, so nothing is shared between positions, and the
+network sees no further back. Solutions: a state (cells.py), or attention (attention.py).
 """
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-import console
-from console import NonNegative, NonNegativeFloat, Positive, UserError, parse, print_table, progress
-from prepare_data import Dataset, load, start_context
+from console import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    UserError,
+    parse,
+    print_losses,
+    print_result,
+    print_samples,
+    print_table,
+    progress,
+    run,
+)
+from prepare_data import load, start_context
+from tokenizer import CharTokenizer
 
-EVAL_TOKENS = 2_000_000  # of a split, for the final losses: its first ones
+LECTURE_STEPS = 3000  # training steps of the lecture's network
+EVAL_TOKENS = 2_000_000  # the final losses are those of the first tokens of each split, at most this many
 MAX_ACTIVATIONS = 1 << 22  # numbers in the largest tensor during evaluation
-SATURATED = 0.97  # beyond it, the derivative of tanh is below 0.06
-# B: examples in a batch, T: tokens of context, V: vocabulary size, C = n_embd, H = n_hidden. Given
-# dout, the gradient w.r.t. a layer's output, its backward() sets p.grad and returns that of x.
+SATURATED = 0.97  # |tanh| above it counts as saturated: its derivative is below 0.06
+# B: examples in a batch, T: tokens of context, V: vocabulary size, C = n_embd, H = n_hidden.
 
 
 @dataclass
@@ -48,11 +56,12 @@ class Options:
     n_embd: Positive = 10  # embedding dimension
     n_hidden: Positive = 200  # units per hidden layer
     n_layer: Positive = 1  # number of hidden layers
-    init: Literal["kaiming", "xavier", "scaled_output", "naive"] = "kaiming"  # naive: N(0, 1)
-    batchnorm: bool = None  # batch normalization before each tanh (default: true with --init=kaiming)
-    max_iters: NonNegative = 0  # training steps (0: 60000, or 4000 with --find_lr)
+    init: Literal["kaiming", "xavier", "scaled_output", "naive", "zeros"] = "kaiming"  # naive: N(0, 1)
+    batchnorm: bool | None = None  # batch normalization before each tanh (default: true with --init=kaiming)
+    max_iters: Positive | None = None  # training steps (default: 60000, or 4000 with --find_lr)
     batch_size: Positive = 32  # examples per step
-    learning_rate: NonNegativeFloat = 0.0  # learning rate (0: batch_size / 320, at most 0.8)
+    learning_rate: NonNegativeFloat | None = None  # learning rate (default: batch_size / 320, at most 0.8)
+    schedule: Literal["linear", "step"] = "linear"  # from half of the steps on: falling to 0, or a tenth
     find_lr: bool = False  # instead of training: suggest a learning rate from 0.001 to 1
     backward: Literal["autograd", "manual"] = "autograd"  # manual: by each layer's backward()
     fold: bool = False  # fold batch norm into the linear layers after training
@@ -61,64 +70,145 @@ class Options:
     seed: NonNegative = 1337  # random seed: the same seed gives the same run
 
     def __post_init__(self):
+        """Replace None by what it depends on."""
         if self.batchnorm is None:
             self.batchnorm = self.init == "kaiming"
+        if self.max_iters is None:
+            self.max_iters = 4000 if self.find_lr else 60_000
+        if self.learning_rate is None:
+            self.learning_rate = min(self.batch_size / 320, 0.8)  # the lecture's 0.1 for 32; more for larger batches
         if self.batchnorm and self.batch_size == 1:
             raise UserError("a batch of 1 has no variance for batch norm; give --batch_size=2, or --batchnorm=false")
-        self.max_iters = self.max_iters or (4000 if self.find_lr else 60_000)
-        self.learning_rate = self.learning_rate or min(self.batch_size / 320, 0.8)
 
 
-def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple:
-    """Return X (B, T), the T tokens before each index in `at` (B,), 1 or higher, and Y (B,), the
-    token there, in int64. For emma, T = 3, with a dot for the separator: '...' -> e, '..e' -> m,
-    '.em' -> m, 'emm' -> a, 'mma' -> '.'."""
-    X = tokens[np.maximum(at[:, None] + np.arange(-T, 0), 0)].astype(np.int64)  # at first: the first token
+# ----------------------------------------------------------------------------- the idea
+
+
+def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple[Tensor, Tensor]:
+    """Return examples: X (B, T), the T tokens before each of the indices `at` (B,), and Y (B,), the tokens there.
+
+    For emma and T = 3, with a dot for the separator: ... -> e, ..e -> m, .em -> m, emm -> a, mma -> the dot. Both are
+    int64. The indices are 1 or higher; before the first token of a text, it is repeated."""
+    positions = at[:, None] + np.arange(-T, 0)  # (B, T)
+    positions = np.maximum(positions, 0)
+    X = tokens[positions].astype(np.int64)
     if separator is not None:
-        ended = np.logical_or.accumulate((separator == X)[:, ::-1], axis=1)[:, ::-1]  # here, or later
-        X[ended] = separator
-    return torch.from_numpy(X), torch.from_numpy(tokens[at].astype(np.int64))
+        # Nothing before a separator counts, as it belongs to another document: a b . becomes . . .
+        for column in reversed(range(T - 1)):
+            before_separator = X[:, column + 1] == separator
+            X[before_separator, column] = separator
+    Y = tokens[at].astype(np.int64)
+    return torch.from_numpy(X), torch.from_numpy(Y)
 
 
-def batches(data: Dataset, B: int, T: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield random training examples X (B, T) and Y (B,), forever; many are looked up at once."""
+def train_lecture_network(data, steps, seed):
+    """Train the lecture's network: three tokens of context, 10 numbers each, 200 hidden units. Returns its losses."""
     rng = np.random.default_rng(seed)
-    while True:
-        at = rng.integers(1, len(data.train), size=B * max(1, 2**18 // (B * T)))
-        X, Y = contexts(data.train, at, T, data.separator)
-        yield from zip(X.split(B), Y.split(B), strict=True)
+    torch.manual_seed(seed)
+    V = data.vocab_size
+    C = torch.randn(V, 10)  # a row of 10 numbers for each token
+    W1 = torch.randn(30, 200)
+    b1 = torch.randn(200)
+    W2 = torch.randn(200, V)
+    b2 = torch.randn(V)
+    parameters = [C, W1, b1, W2, b2]
+    for p in parameters:
+        p.requires_grad = True
+    losses = []
+    for _ in range(steps):
+        # a batch of 32 examples
+        at = rng.integers(1, len(data.train), size=32)
+        Xb, Yb = contexts(data.train, at, 3, data.separator)  # (32, 3), (32,)
+        # forward
+        emb = C[Xb]  # (32, 3, 10)
+        h = torch.tanh(emb.view(-1, 30) @ W1 + b1)  # (32, 200): three vectors side by side, one hidden layer
+        logits = h @ W2 + b2  # (32, V)
+        loss = F.cross_entropy(logits, Yb)  # softmax, then the mean of -log P of the tokens that came
+        # backward
+        for p in parameters:
+            p.grad = None
+        loss.backward()
+        # update
+        for p in parameters:
+            p.data -= 0.1 * p.grad
+        losses.append(loss.item())
+    return losses
+
+
+def show_lecture_network(data, seed):
+    losses = train_lecture_network(data, LECTURE_STEPS, seed)
+    uniform = math.log(data.vocab_size)
+    print("The lecture's network: C (V, 10), W1 (30, 200), b1 (200), W2 (200, V) and b2 (V), all drawn from N(0, 1)")
+    print(f"loss of the first batch: {losses[0]:.2f}; a uniform prediction has {uniform:.2f}")
+    for end in (LECTURE_STEPS // 30, LECTURE_STEPS // 3, LECTURE_STEPS):
+        second_half = losses[end // 2 : end]
+        print(f"mean loss of steps {end // 2 + 1} to {end}: {np.mean(second_half):.4f}")
+
+
+def show_activations(seed, width=200):
+    """Print what ten layers do to random numbers and, on the way back, to a gradient. Each layer multiplies by a matrix
+    of standard deviation (std) gain / sqrt(width): alone, it multiplies the std of its input by the gain."""
+    print("\nTen layers: the std of their outputs, and the gradient at the first divided by the gradient at the last")
+    rows = [["activation", "gain", "layer 1", "layer 5", "layer 10", "gradient, first / last"]]
+    sigmoid, tanh, relu = torch.sigmoid, torch.tanh, torch.relu
+    for activation, gain in ((sigmoid, 1), (tanh, 1), (tanh, 5 / 3), (relu, 1), (relu, math.sqrt(2))):
+        torch.manual_seed(seed)
+        x = torch.randn(500, width, requires_grad=True)
+        outputs = []
+        for _ in range(10):
+            W = gain * torch.randn(width, width) / math.sqrt(width)
+            x = activation(x @ W)
+            x.retain_grad()
+            outputs.append(x)
+        x.backward(torch.randn(500, width))
+        row = [activation.__name__, f"{gain:.2f}"]
+        for i in (0, 4, 9):
+            row.append(f"{outputs[i].std():.2g}")
+        ratio = outputs[0].grad.std() / outputs[9].grad.std()
+        row.append(f"{ratio:.1g}")
+        rows.append(row)
+    print_table(rows)
+
+
+# ----------------------------------------------------------------------------- layers that carry their own backward
+# backward(dout) gets the gradient of the loss w.r.t. the layer's output. It sets p.grad of the layer's parameters, and
+# returns the gradient w.r.t. its input, x. A layer keeps what its backward needs in self.
 
 
 class Embedding:
-    """Look up a row of C for each token, and concatenate these rows: X (B, T) -> (B, T C)."""
+    """Look up a row of C for each token, and put these rows side by side: X (B, T) -> (B, T C)."""
 
-    def __init__(self, C: torch.Tensor):
-        self.C = C
-        self.parameters = [C]  # (V, C)
+    def __init__(self, C):
+        self.C = C  # (V, C)
+        self.parameters = [C]
 
-    def __call__(self, X: torch.Tensor) -> torch.Tensor:
+    def __call__(self, X):
         self.X = X
         return self.C[X].flatten(1)
 
-    def backward(self, dout: torch.Tensor) -> None:
-        # a row's gradient is the sum over all positions of its token; token ids have none
+    def backward(self, dout):
+        # A row that was looked up several times gets the sum of the gradients. Token ids have no gradient.
         rows = dout.reshape(-1, self.C.shape[1])  # (B T, C)
-        self.C.grad = torch.zeros_like(self.C).index_add_(0, self.X.flatten(), rows)
+        self.C.grad = torch.zeros_like(self.C)
+        self.C.grad.index_add_(0, self.X.flatten(), rows)  # C.grad[X[i]] += rows[i], for each i
 
 
 class Linear:
     """Compute x W + b: (B, fan_in) -> (B, fan_out). Each output is a weighted sum of the inputs."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
-        self.weight, self.bias = weight, bias  # (fan_in, fan_out), (fan_out)
+    def __init__(self, weight, bias=None):
+        self.weight = weight  # (fan_in, fan_out)
+        self.bias = bias  # (fan_out), or None
         self.parameters = [weight] if bias is None else [weight, bias]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x):
         self.x = x
-        return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        if self.bias is None:
+            return x @ self.weight
+        return torch.addmm(self.bias, x, self.weight)  # x @ weight + bias, in one operation
 
-    def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        # W[i, j] takes x[b, i] to out[b, j] for all b: its gradient is the sum of x[b, i] dout[b, j]
+    def backward(self, dout):
+        # W[i, j] takes x[b, i] to out[b, j] for all b: its gradient is the sum over b of x[b, i] dout[b, j].
         self.weight.grad = self.x.T @ dout  # (fan_in, B) @ (B, fan_out)
         if self.bias is not None:
             self.bias.grad = dout.sum(0)  # the bias is added to every row
@@ -126,36 +216,44 @@ class Linear:
 
 
 class BatchNorm:
-    """Compute gain (x - mean) / std + bias: (B, H) -> (B, H), separately for each unit (Ioffe and
-    Szegedy 2015). Training uses those of the batch, evaluation running averages."""
+    """Compute gain (x - mean) / std + bias: (B, H) -> (B, H), separately for each unit (Ioffe and Szegedy 2015).
 
-    def __init__(self, H: int, eps: float = 1e-5, momentum: float = 0.01):
-        self.gain, self.bias = torch.ones(H), torch.zeros(H)
+    In training, mean and std are those of the batch; in evaluation, running averages of what training has seen."""
+
+    def __init__(self, H, eps=1e-5, momentum=0.01):
+        self.gain = torch.ones(H)
+        self.bias = torch.zeros(H)
         self.parameters = [self.gain, self.bias]
-        self.running_mean, self.running_var = torch.zeros(H), torch.ones(H)
-        self.eps, self.momentum = eps, momentum  # momentum: weight of the newest batch
+        self.running_mean = torch.zeros(H)
+        self.running_var = torch.ones(H)
+        self.eps = eps  # no division by 0
+        self.momentum = momentum  # weight of the newest batch in the running averages
         self.training = True
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x):
         mean = x.mean(0) if self.training else self.running_mean  # (H)
         centered = x - mean
-        var = centered.square().mean(0) if self.training else self.running_var  # x.var(0) is slow
+        var = centered.square().mean(0) if self.training else self.running_var
         if self.training:
-            with torch.no_grad():
-                self.running_mean.lerp_(mean, self.momentum)
-                unbiased = var * (len(x) / (len(x) - 1))  # as in PyTorch
-                self.running_var.lerp_(unbiased, self.momentum)
+            self.update_averages(mean.detach(), var.detach(), len(x))
         self.inverse_std = (var + self.eps).rsqrt()
         self.xhat = centered * self.inverse_std
         return self.gain * self.xhat + self.bias
 
-    def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        # Each x affects its own output and, through mean and variance, those of the whole batch:
+    def update_averages(self, mean, var, B):
+        unbiased = var * (B / (B - 1))  # the variance that other batches are likely to have, as in PyTorch
+        self.running_mean.lerp_(mean, self.momentum)  # one step, of this fraction, from the average to the new mean
+        self.running_var.lerp_(unbiased, self.momentum)
+
+    def backward(self, dout):
+        self.gain.grad = (dout * self.xhat).sum(0)
+        self.bias.grad = dout.sum(0)
+        # Each x changes its own output and, through mean and std, the outputs of the whole batch:
         #     dx = gain / std (dout - mean(dout) - xhat mean(dout xhat))
-        # The means are there because shifting or scaling all x changes no output.
-        self.gain.grad, self.bias.grad = (dout * self.xhat).sum(0), dout.sum(0)
-        common = (self.bias.grad + self.xhat * self.gain.grad) / len(dout)
-        return self.gain * self.inverse_std * (dout - common)
+        # The two means are what goes through mean and std. They cancel the part of dout that would add the same to all
+        # x, or multiply all x by the same: neither changes an output.
+        through_mean_and_std = (self.bias.grad + self.xhat * self.gain.grad) / len(dout)
+        return self.gain * self.inverse_std * (dout - through_mean_and_std)
 
 
 class Tanh:
@@ -163,230 +261,237 @@ class Tanh:
 
     parameters = ()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x):
         self.out = x.tanh()
         return self.out
 
-    def backward(self, dout: torch.Tensor) -> torch.Tensor:
+    def backward(self, dout):
         return dout * (1 - self.out**2)  # nearly 0 if the unit is saturated: no gradient
 
 
 class MLP:
     """Apply layers one after the other: X (B, T) -> logits (B, V) of the next token."""
 
-    def __init__(self, layers: list):
+    def __init__(self, layers):
         self.layers = layers
-        self.parameters = [p.requires_grad_() for layer in layers for p in layer.parameters]
+        self.parameters = []
+        for layer in layers:
+            self.parameters += [p.requires_grad_() for p in layer.parameters]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x):
         for layer in self.layers:
-            x = layer.out = layer(x)
+            x = layer(x)
+            layer.out = x
         return x
 
-    def backward(self, Y: torch.Tensor) -> None:
-        """Set p.grad of every parameter, of the mean of log(sum(exp(logits))) - logits[Y]."""
-        # d loss / d logits = softmax(logits) - one_hot(Y): a step raises the correct logit
+    def backward(self, Y):
+        """Set p.grad of every parameter, and dout of every layer, for the mean cross-entropy with targets Y (B,)."""
+        # loss = log(sum(exp(logits))) - logits[y], so dlogits = softmax(logits) - one_hot(y): a step raises logits[y]
         logits = self.layers[-1].out
-        dout = (logits.softmax(1) - F.one_hot(Y, logits.shape[1])) / len(Y)  # (B, V)
+        one_hot = F.one_hot(Y, logits.shape[1])
+        dout = (logits.softmax(1) - one_hot) / len(Y)  # (B, V)
         for layer in reversed(self.layers):
             layer.dout = dout
             dout = layer.backward(dout)
 
-    def num_params(self) -> int:
+    def num_params(self):
         return sum(p.numel() for p in self.parameters)
 
-    def train(self, mode: bool) -> None:
+    def train(self, mode):
         for layer in self.layers:
-            layer.training = mode  # batch norm: the batch's statistics, or averages
+            layer.training = mode  # matters to BatchNorm only
 
 
-def make_model(V: int, T: int, n_embd: int, n_hidden: int, n_layer: int, init: str, batchnorm: bool, seed: int) -> MLP:
-    """Build the network. Its initial weights are drawn from N(0, 1) and, depending on init, scaled:
-    naive           not at all: logits have a standard deviation (std) of about sqrt(H)
-    scaled_output   the last layer down, so the first prediction is nearly uniform
-    kaiming         the others also, by 5/3 / sqrt(fan_in) (He et al. 2015): a sum over fan_in
-                    inputs gets the std of one; tanh shrinks it by 1.59, and 5/3 compensates
-    xavier          all layers, to N(0, 2 / (fan_in + fan_out)) (Glorot, Bengio 2010): a compromise
-                    between activations, which want 1 / fan_in, and gradients, 1 / fan_out"""
-    generator = torch.Generator().manual_seed(seed)
-    layers = [Embedding(torch.randn(V, n_embd, generator=generator))]
-    for i, (fan_in, fan_out) in enumerate(pairwise([T * n_embd, *[n_hidden] * n_layer, V])):
+def scale_weight(weight, init, last):
+    """Scale the weights (fan_in, fan_out) of a linear layer, drawn from N(0, 1). A sum of fan_in inputs with weights of
+    standard deviation (std) s has sqrt(fan_in) s times the std of one input. So init scales to a std of
+
+    naive           1: the logits have a std of about sqrt(H)
+    scaled_output   0.1 / sqrt(fan_in) in the last layer, so that the first prediction is nearly uniform; else 1
+    kaiming         the same in the last layer; else 5/3 / sqrt(fan_in) (He et al. 2015), which keeps the std of
+                    activations from layer to layer, as tanh divides the std by about 1.6
+    xavier          sqrt(2 / (fan_in + fan_out)) (Glorot, Bengio 2010): a compromise between activations, which want
+                    1 / sqrt(fan_in), and gradients, which want 1 / sqrt(fan_out)
+    zeros           0: all units of a layer stay the same, and here none of them ever gets a gradient"""
+    fan_in, fan_out = weight.shape
+    if init == "zeros":
+        return torch.zeros(fan_in, fan_out)
+    if init == "xavier":
+        return weight * math.sqrt(2 / (fan_in + fan_out))
+    if last and init in ("kaiming", "scaled_output"):
+        return weight * 0.1 / math.sqrt(fan_in)
+    if init == "kaiming":
+        return weight * (5 / 3) / math.sqrt(fan_in)
+    return weight
+
+
+def make_model(V, options):
+    """Build the network for a vocabulary of V tokens."""
+    generator = torch.Generator().manual_seed(options.seed)
+    C = torch.randn(V, options.n_embd, generator=generator)
+    if options.init == "zeros":
+        C = torch.zeros(V, options.n_embd)
+    layers = [Embedding(C)]
+    widths = [options.block_size * options.n_embd] + [options.n_hidden] * options.n_layer + [V]
+    for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        last = i == options.n_layer
+        normalized = options.batchnorm and not last
         weight = torch.randn(fan_in, fan_out, generator=generator)
         bias = torch.randn(fan_out, generator=generator)
-        last = i == n_layer
-        if init == "kaiming" or (init == "scaled_output" and last):
-            weight = weight * (0.1 if last else 5 / 3) / math.sqrt(fan_in)
+        scaled = scale_weight(weight, options.init, last)
+        if scaled is not weight:
             bias = torch.zeros(fan_out)
-        if init == "xavier":
-            weight = weight * math.sqrt(2 / (fan_in + fan_out))
-            bias = torch.zeros(fan_out)
-        # batch norm subtracts the mean, and with it any bias; it has a bias of its own
-        layers.append(Linear(weight, None if batchnorm and not last else bias))
+        if normalized:
+            bias = None  # batch norm would subtract it again, and has a bias of its own
+        layers.append(Linear(scaled, bias))
+        if normalized:
+            layers.append(BatchNorm(fan_out))
         if not last:
-            layers += [BatchNorm(fan_out), Tanh()] if batchnorm else [Tanh()]
+            layers.append(Tanh())
     return MLP(layers)
 
 
 @torch.no_grad()
-def fold_batchnorm(model: MLP) -> MLP:
-    """Return the same function without batch norm, which in evaluation is linear, as is the layer
-    before it: gain (x W - mean) / std + bias = x (W gain / std) + (bias - mean gain / std)"""
+def fold_batchnorm(model):
+    """Return the same function without batch norm. In evaluation, batch norm is linear, as is the layer before it:
+    gain (x W - mean) / std + bias = x (W gain / std) + (bias - mean gain / std)"""
     layers = []
     for layer in model.layers:
         if isinstance(layer, BatchNorm):
             scale = layer.gain / (layer.running_var + layer.eps).sqrt()  # (H)
-            layer = Linear(layers.pop().weight * scale, layer.bias - layer.running_mean * scale)
+            linear = layers.pop()  # the layer before
+            weight = linear.weight * scale
+            bias = layer.bias - layer.running_mean * scale
+            layer = Linear(weight, bias)
         layers.append(layer)
     return MLP(layers)
 
 
-def gradients(model: MLP, X: torch.Tensor, Y: torch.Tensor, manual: bool, compare: bool = False) -> tuple:
-    """Set p.grad of every parameter, by MLP.backward() or by autograd. Returns the loss of the
-    batch in nats per token and, if compare, the maximum difference between both gradients, relative
-    to the largest one in each tensor."""
-    difference = torch.tensor(0.0)
-    with torch.set_grad_enabled(compare or not manual):
-        loss = F.cross_entropy(model(X), Y)
-    if compare or manual:
+# ----------------------------------------------------------------------------- training
+
+
+def batches(data, B, T, seed):
+    """Yield random training examples X (B, T) and Y (B,), forever."""
+    rng = np.random.default_rng(seed)
+    n = max(1, 2**18 // (B * T))  # batches to look up at once, which is faster
+    while True:
+        at = rng.integers(1, len(data.train), size=B * n)
+        X, Y = contexts(data.train, at, T, data.separator)
+        yield from zip(X.split(B), Y.split(B), strict=True)
+
+
+def set_gradients(model, loss, Y, manual):
+    """Set p.grad of every parameter, by our own backward() or by autograd."""
+    if manual:
         with torch.no_grad():
             model.backward(Y)
-    if compare or not manual:
-        for p, grad in zip(model.parameters, torch.autograd.grad(loss, model.parameters), strict=True):
-            if compare:
-                largest = grad.abs().max().clamp(min=torch.finfo(grad.dtype).tiny)  # never 0 / 0
-                difference = torch.maximum(difference, (p.grad - grad).abs().max() / largest)
-            if not manual:
-                p.grad = grad
-    return loss.item(), difference.item()
+        return
+    grads = torch.autograd.grad(loss, model.parameters, retain_graph=False)
+    for p, grad in zip(model.parameters, grads, strict=True):
+        p.grad = grad
+
+
+def compare_gradients(model, loss, Y):
+    """Return the maximum difference between the gradients by hand and by autograd, relative to the largest gradient in
+    each tensor."""
+    by_autograd = torch.autograd.grad(loss, model.parameters, retain_graph=True)
+    set_gradients(model, loss, Y, manual=True)
+    difference = 0.0
+    for p, grad in zip(model.parameters, by_autograd, strict=True):
+        largest = grad.abs().max().item() or 1.0  # if all are 0, the difference itself
+        of_this = (p.grad - grad).abs().max().item() / largest
+        difference = max(difference, of_this)
+    return difference
 
 
 @torch.no_grad()
-def sgd_step(model: MLP, lr: float) -> None:
+def sgd_step(model, lr):
     """Update the parameters by stochastic gradient descent."""
     for p in model.parameters:
         p.sub_(p.grad, alpha=lr)  # p -= lr * p.grad
 
 
-def train(model: MLP, data: Dataset, options) -> SimpleNamespace:
-    """Train the model; print losses and layer statistics. Returns what plots.mlp_training draws."""
-    losses, ratios, manual = [], [], options.backward == "manual"
-    steps, logged, began = options.max_iters, 0, time.perf_counter()
+def lr_at(step, options):
+    """Return the learning rate of a step, 1, 2, ... It is constant for half of the steps. Then it falls on a line to 0
+    (schedule linear) or is a tenth (step, as in the lecture)."""
+    left = options.max_iters - step + 1
+    fraction = min(1.0, 2 * left / options.max_iters)  # 1 for the first half
+    if options.schedule == "step" and fraction < 1:
+        fraction = 0.1
+    return options.learning_rate * fraction
+
+
+def train(model, data, options, record=None):
+    """Train the model; print losses and layer statistics. Returns the loss of each step, in nats per token.
+
+    record(step, model, lr), if given, is called before each update: --plot collects what it draws."""
+    steps = options.max_iters
+    manual = options.backward == "manual"
+    losses = []
+    logged = 0  # the step of the last line
+    began = time.perf_counter()
     stream = batches(data, options.batch_size, options.block_size, options.seed)
-    for step, (X, Y) in enumerate(islice(stream, steps), 1):
-        lr = options.learning_rate * min(1.0, 2 * (steps - step + 1) / steps)  # constant, then to 0
-        loss, difference = gradients(model, X, Y, manual, compare=step in (1, steps))
-        losses.append(loss)
-        if not math.isfinite(loss):
-            raise UserError(f"the loss is {loss} at step {step}; lower --learning_rate={options.learning_rate:g}")
+    for step, (X, Y) in enumerate(islice(stream, steps), start=1):
+        lr = lr_at(step, options)
+        compare = step in (1, steps)
+        with torch.set_grad_enabled(compare or not manual):  # by hand, no graph is needed
+            loss = F.cross_entropy(model(X), Y)
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            advice = f"lower --learning_rate={options.learning_rate:g}"
+            raise UserError(f"the loss is {losses[-1]} at step {step}; {advice}")
+        if compare:
+            difference = compare_gradients(model, loss, Y)
         if step == 1:
-            before = layer_statistics(model, "before training", difference, lr)
-            uniform = f"uniform: ln {data.vocab_size} = {math.log(data.vocab_size):.2f}"
-            far_above = loss > math.log(data.vocab_size) + 1  # nat
-            confident = "far above it: the network is confidently wrong" if far_above else "about as it should be"
-            print(f"first loss {loss:.2f}; {uniform}; {confident}")
-            saturated = torch.stack([out.abs() > SATURATED for out, _ in before]).float().mean()
-            many = saturated > 0.25  # healthy: less, as in the last row of the table
-            flow = "hardly any gradient flows back there" if many else "gradients flow through the others"
-            print(f"{saturated:.0%} of the tanh activations are saturated; {flow}\n")
-        if step % max(1, steps // 200) == 0:
-            ratios.append((step, update_to_data(model, lr)))
-        if step in (1, 10, 100, 1000) or (steps - step) % max(1, steps // 10) == 0:
-            mean, seconds = np.mean(losses[logged:]), time.perf_counter() - began
-            eta = f"  eta {seconds / step * (steps - step):.0f} s" if seconds > 1 else ""
-            print(f"step {step:>{len(str(steps))}}/{steps}  train loss {mean:7.4f}  lr {lr:.2e}{eta}", flush=True)
+            print_layers(model, "before training", difference, lr)
+            print_start(model, losses[0], data.vocab_size)
+        set_gradients(model, loss, Y, manual)
+        if record is not None:
+            record(step, model, lr)
+        every_tenth = (steps - step) % max(1, steps // 10) == 0
+        if every_tenth or step in (1, 10, 100, 1000):
+            seconds = time.perf_counter() - began
+            print_progress(step, steps, np.mean(losses[logged:]), lr, seconds)
             logged = step
         sgd_step(model, lr)
-    after = layer_statistics(model, "after training", difference, options.learning_rate)
-    return SimpleNamespace(losses=losses, ratios=ratios, tanhs=[before, after])
+    print_layers(model, "after training", difference, options.learning_rate)
+    return losses
+
+
+def print_progress(step, steps, loss, lr, seconds):
+    width = len(str(steps))
+    line = f"step {step:>{width}}/{steps}  train loss {loss:7.4f}  lr {lr:.2e}"
+    if seconds > 1:
+        left = seconds / step * (steps - step)
+        line += f"  eta {left:.0f} s"
+    print(line, flush=True)
 
 
 @torch.no_grad()
-def evaluate(model: MLP, tokens: np.ndarray, T: int, separator: int | None) -> float:
-    """The loss over all tokens but the first, in nats per token, with batch norm's averages."""
+def evaluate(model, tokens, T, separator):
+    """Return the loss over all tokens except the first, in nats per token, with batch norm's running averages."""
     model.train(False)
-    rows = max(1, MAX_ACTIVATIONS // max(max(p.shape) for p in model.parameters))
+    widest = max(max(p.shape) for p in model.parameters)
+    rows = max(1, MAX_ACTIVATIONS // widest)  # examples at a time
     show = progress("evaluating", len(tokens), "tokens")
     total = 0.0
     for begin in range(1, len(tokens), rows):
-        X, Y = contexts(tokens, np.arange(begin, min(begin + rows, len(tokens))), T, separator)
+        end = min(begin + rows, len(tokens))
+        X, Y = contexts(tokens, np.arange(begin, end), T, separator)
         total += F.cross_entropy(model(X), Y, reduction="sum").item()
-        show(begin + len(Y))
+        show(end)
     return total / (len(tokens) - 1)
 
 
-def find_lr(model: MLP, data: Dataset, options) -> float:
-    """The learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1,
-    8 rates per factor of 10. Print the mean loss at each, and the rate at which it falls fastest;
-    return the one with the lowest smoothed loss."""
-    rates, losses = np.geomspace(1e-3, 1, 25), np.zeros(25)
-    steps = max(1, options.max_iters // 25)  # at each rate
-    stream = batches(data, options.batch_size, options.block_size, options.seed)
-    show = progress("sweep", 25 * steps, "steps")
-    for step, (X, Y) in enumerate(islice(stream, 25 * steps)):
-        losses[step // steps] += gradients(model, X, Y, options.backward == "manual")[0] / steps
-        sgd_step(model, rates[step // steps])
-        show(step + 1)
-    smoothed = np.convolve(np.pad(losses, 1, mode="edge"), np.ones(3) / 3, mode="valid")
-    best = rates[smoothed.argmin()]
-    print("\nToo low: the network learns slowly. Too high: the updates overshoot.")
-    rows = [[f"{number:.4f}" for number in row] for row in zip(rates, losses, smoothed, strict=True)]
-    print_table([["learning rate", "mean loss", "smoothed"], *rows])
-    more = " (the largest one tried: a larger one may be even better)" if best == rates[-1] else ""
-    print(f"steepest fall of the smoothed loss: {rates[np.gradient(smoothed).argmin()]:.2g}")
-    print(f"lowest smoothed loss (mean of three neighboring rates): --learning_rate={best:.2g}{more}")
-    if options.plot:
-        import plots
-
-        path = Path("out", f"mlp_{data.name}", "find_lr.png")
-        curves = {"mean loss": (rates, losses, "o-")}
-        curves[f"suggested: {best:.2g}"] = [best, best], [losses.min(), losses.max()], ":k"
-        labels = {"xlabel": "learning rate (increasing during training)", "ylabel": "training loss, nats per token"}
-        plots.lines(path, {"curves": curves, "xscale": "log", **labels})
-        print(f"{path}: loss over learning rate")
-    return best
-
-
 @torch.no_grad()
-def update_to_data(model: MLP, lr: float) -> dict[str, float]:
-    """log10 of std(lr W.grad) / std(W) of each matrix, named as in the lecture."""
-    matrices = [layer.parameters[0] for layer in model.layers if isinstance(layer, (Embedding, Linear))]
-    ratios = [lr * W.grad.std(correction=0) / W.std(correction=0) for W in matrices]
-    return {f"W{i}" if i else "C": ratio.log10().item() for i, ratio in enumerate(ratios)}
-
-
-@torch.no_grad()
-def layer_statistics(model: MLP, when: str, difference: float, learning_rate: float) -> list[tuple]:
-    """Print each layer's activations and gradients, last batch. Returns tanh's, both (B, H)."""
-    rows = [["layer", "mean", "std", "saturated", "dead", "gradient std", "grad:data", "update:data"]]
-    ratios = iter(update_to_data(model, 1.0).items())
-    for layer in model.layers:
-        label, saturated, ratio = type(layer).__name__, ["", ""], ["", ""]
-        if isinstance(layer, Tanh):
-            far = layer.out.abs() > SATURATED
-            saturated = [f"{far.float().mean():.1%}", f"{far.all(0).sum()}"]
-        elif isinstance(layer, (Embedding, Linear)):
-            name, grad = next(ratios)
-            label += f" {name} {' x '.join(map(str, layer.parameters[0].shape))}"
-            ratio = [f"{grad:.1f}", f"{math.log10(learning_rate) + grad:.1f}"]
-        mean, std, dstd = layer.out.mean(), layer.out.std(correction=0), layer.dout.std(correction=0)
-        rows.append([label, f"{mean:+.2f}", f"{std:.2f}", *saturated, f"{dstd:.1e}", *ratio])
-    rows.append(["healthy", "", "0.4 to 0.8", "below 25%", "0", "similar", "", "-3.5 to -1.5"])
-    print(f"\nactivations and gradients {when} (one batch; last row: tanh layers and updates of healthy training):")
-    print_table(rows)
-    print(f"""\
-  saturated: fraction of |tanh| > {SATURATED}; dead: units saturated for every example in the batch
-  grad:data, update:data: log10 of gradient or update size / weight size; the update is that at the full learning rate
-manual vs autograd gradients: maximum relative difference {difference:.1e}""")
-    return [(layer.out.detach(), layer.dout) for layer in model.layers if isinstance(layer, Tanh)]
-
-
-@torch.no_grad()
-def sample(model: MLP, context: list[int], separator: int | None, generator: torch.Generator) -> list[int]:
-    """Sample tokens, each given the T tokens before it, until the document ends, or 100 tokens."""
+def sample(model, context, separator, generator):
+    """Sample tokens, each given the T tokens before it, until the document ends, or 100 tokens. context: T tokens."""
     model.train(False)
-    tokens, T = list(context), len(context)
+    T = len(context)
+    tokens = list(context)
     for _ in range(100):
-        probs = model(torch.tensor([tokens[-T:]])).softmax(1)  # (1, V)
+        X = torch.tensor([tokens[-T:]])
+        probs = model(X).softmax(1)  # (1, V)
         token = torch.multinomial(probs, 1, generator=generator).item()
         if token == separator:
             break
@@ -394,42 +499,284 @@ def sample(model: MLP, context: list[int], separator: int | None, generator: tor
     return tokens[T:]
 
 
+# ----------------------------------------------------------------------------- what shows that something is wrong
+
+
+def print_start(model, loss, V):
+    """Judge the first loss, and how many tanh activations of the first batch are saturated."""
+    uniform = math.log(V)
+    verdict = "about as it should be"
+    if loss > uniform + 1:  # nat
+        verdict = "far above it: the network is confidently wrong"
+    print(f"first loss {loss:.2f}; uniform: ln {V} = {uniform:.2f}; {verdict}")
+    tanhs = [layer.out for layer in model.layers if isinstance(layer, Tanh)]
+    far = torch.stack(tanhs).abs() > SATURATED
+    saturated = far.float().mean()
+    verdict = "gradients flow through the others"
+    if saturated > 0.25:  # healthy: less, as in the last row of the table
+        verdict = "hardly any gradient flows back there"
+    print(f"{saturated:.0%} of the tanh activations are saturated; {verdict}\n")
+
+
+@torch.no_grad()
+def gradient_to_data(model):
+    """Return log10 of std(gradient) / std(weights) of each matrix: C, W1, W2, ... NaN if all of either are 0. Times the
+    learning rate, the ratio is the relative size of an update: at a thousandth, -3, a matrix changes steadily."""
+    matrices = [layer.parameters[0] for layer in model.layers if isinstance(layer, (Embedding, Linear))]
+    ratios = {}
+    for i, W in enumerate(matrices):
+        name = f"W{i}" if i > 0 else "C"
+        ratio = W.grad.std(correction=0) / W.std(correction=0)
+        ratios[name] = math.log10(ratio) if ratio > 0 else math.nan
+    return ratios
+
+
+def print_layers(model, when, difference, learning_rate):
+    """Print the activations and gradients of each layer for the last batch. difference: of gradients by hand."""
+    rows = [["layer", "mean", "std", "saturated", "dead", "gradient std", "grad:data", "update:data"]]
+    ratios = gradient_to_data(model)
+    names = list(ratios)  # C, W1, W2, ...
+    log_lr = math.log10(learning_rate or math.nan)
+    for layer in model.layers:
+        row = [type(layer).__name__]
+        if isinstance(layer, (Embedding, Linear)):
+            name = names.pop(0)
+            height, width = layer.parameters[0].shape
+            row = [f"{row[0]} {name} {height} x {width}"]
+        mean = layer.out.mean()
+        std = layer.out.std(correction=0)  # correction=0: divided by the number of activations
+        row += [f"{mean:+.2f}", f"{std:.2f}"]
+        if isinstance(layer, Tanh):
+            far = layer.out.abs() > SATURATED
+            saturated = far.float().mean()
+            dead = far.all(0).sum()
+            row += [f"{saturated:.1%}", f"{dead}"]
+        else:
+            row += ["", ""]
+        row += [f"{layer.dout.std(correction=0):.1e}"]
+        if isinstance(layer, (Embedding, Linear)):
+            grad = ratios[name]
+            row += [f"{number:.1f}" if math.isfinite(number) else "-" for number in (grad, grad + log_lr)]
+        else:
+            row += ["", ""]
+        rows.append(row)
+    rows.append(["healthy", "", "0.4 to 0.8", "below 25%", "0", "similar", "", "-3.5 to -1.5"])
+    print(f"\nactivations and gradients {when} (one batch; last row: tanh layers and updates of healthy training):")
+    print_table(rows)
+    print(f"  saturated: fraction of |tanh| > {SATURATED}; dead: units saturated for every example in the batch")
+    print("  grad:data, update:data: log10 of gradient or update size / weight size; update at the full learning rate")
+    print(f"manual vs autograd gradients: maximum relative difference {difference:.1e}")
+
+
+@torch.no_grad()
+def print_coupling(model, data, T, seed):
+    """Batch norm couples the examples of a batch: print how a prediction depends on the 31 other examples. (The running
+    averages change with each batch, so this comes last.)"""
+    X, Y = contexts(data.val, np.array([1]), T, data.separator)
+    model.train(False)
+    probs = model(X).softmax(1)
+    alone = probs[0, Y].item()
+    model.train(True)
+    in_batches = []
+    for others, _ in islice(batches(data, 31, T, seed), 200):
+        batch = torch.cat([X, others])
+        probs = model(batch).softmax(1)
+        p = probs[0, Y]
+        in_batches.append(p.item())
+    mean = np.mean(in_batches)
+    std = np.std(in_batches)
+    print("\nbatch norm: the probability of the first token of val, by running averages, and in 200 random batches:")
+    print(f"{alone:.3f}, and {mean:.3f} +- {std:.3f}, from {min(in_batches):.3f} to {max(in_batches):.3f}")
+
+
+def nearest(C, token, others):
+    """Return the three of the other tokens whose rows of C (V, C) have the largest cosine with the row of this one."""
+    cosines = F.cosine_similarity(C[token], C, dim=1)  # (V,)
+    ordered = sorted(others, key=lambda other: -cosines[other])
+    return ordered[:3]
+
+
+@torch.no_grad()
+def print_neighbors(C, id_of, when):
+    """Print which letters have the nearest vectors, rows of C (V, C), to those of the vowels. Are they vowels, too?"""
+    letters = [c for c in "abcdefghijklmnopqrstuvwxyz" if c in id_of]
+    vowels = 0
+    print(f"{when} training:", end="")
+    for vowel in "aeiou":
+        others = [id_of[c] for c in letters if c != vowel]
+        near = nearest(C, id_of[vowel], others)
+        names = "".join(c for c in letters if id_of[c] in near)
+        vowels += sum(c in "aeiou" for c in names)
+        print(f"  {vowel}: {names}", end="")
+    by_chance = 15 * 4 / (len(letters) - 1)
+    print(f"  ({vowels} of 15 are vowels; by chance {by_chance:.1f})")
+
+
+# ----------------------------------------------------------------------------- which learning rate?
+
+
+def find_lr(model, data, options):
+    """The learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1, in 25 steps of a
+    constant factor. Print the mean loss at each; return the rate with the lowest smoothed loss."""
+    rates = np.geomspace(1e-3, 1, 25)
+    losses = np.zeros(25)
+    steps = max(1, options.max_iters // len(rates))  # at each rate
+    manual = options.backward == "manual"
+    stream = batches(data, options.batch_size, options.block_size, options.seed)
+    total = steps * len(rates)
+    show = progress("sweep", total, "steps")
+    for step, (X, Y) in enumerate(islice(stream, total)):
+        i = step // steps
+        with torch.set_grad_enabled(not manual):
+            loss = F.cross_entropy(model(X), Y)
+        set_gradients(model, loss, Y, manual)
+        sgd_step(model, rates[i])
+        losses[i] += loss.item() / steps
+        show(step + 1)
+    # the mean of each loss and its two neighbors; at the ends, the loss itself counts twice
+    padded = np.concatenate([losses[:1], losses, losses[-1:]])
+    smoothed = (padded[:-2] + padded[1:-1] + padded[2:]) / 3
+    best = rates[smoothed.argmin()]
+    print("\nToo low: the network learns slowly. Too high: the updates overshoot.")
+    rows = [["learning rate", "mean loss", "smoothed"]]
+    for row in zip(rates, losses, smoothed, strict=True):
+        rows.append([f"{number:.4f}" for number in row])
+    print_table(rows)
+    more = " (the largest one tried: a larger one may be even better)" if best == rates[-1] else ""
+    steepest = rates[np.gradient(smoothed).argmin()]
+    print(f"steepest fall of the smoothed loss: {steepest:.2g}")
+    print(f"lowest smoothed loss (mean of three neighboring rates): --learning_rate={best:.2g}{more}")
+    if options.plot:
+        draw_find_lr(rates, losses, best, Path("out", f"mlp_{data.name}", "find_lr.png"))
+    return best
+
+
+# ----------------------------------------------------------------------------- plots, and the script
+
+
+@dataclass
+class Record:
+    """What --plot draws of a training run of `steps` steps. train() calls it before each update."""
+
+    steps: int
+    tanhs: list = field(default_factory=list)  # before and after: for each tanh layer, (outputs, gradients), (B, H)
+    updates: list = field(default_factory=list)  # (step, {matrix: log10 of update size / weight size})
+
+    def __call__(self, step, model, lr):
+        if step in (1, self.steps):
+            layers = [layer for layer in model.layers if isinstance(layer, Tanh)]
+            self.tanhs.append([(layer.out.detach(), layer.dout) for layer in layers])
+        if step % max(1, self.steps // 200) == 0:
+            ratios = gradient_to_data(model)
+            log_lr = math.log10(lr or math.nan)
+            self.updates.append((step, {name: ratio + log_lr for name, ratio in ratios.items()}))
+
+
+def draw_find_lr(rates, losses, best, path):
+    import plots  # here, because matplotlib is optional
+
+    curves = {"mean loss": (rates, losses, "o-")}
+    curves[f"suggested: {best:.2g}"] = [best, best], [losses.min(), losses.max()], ":k"
+    panel = {"curves": curves, "xscale": "log", "ylabel": "training loss, nats per token"}
+    panel["xlabel"] = "learning rate (increasing during training)"
+    plots.lines(path, panel)
+    print(f"{path}: loss over learning rate")
+
+
+def draw_training(losses, record, data, options):
+    import plots  # here, because matplotlib is optional
+
+    path = Path("out", f"mlp_{data.name}", "training.png")
+    title = f"mlp.py on {data.name}, {describe(options)}"
+    plots.mlp_training(losses, record.tanhs, record.updates, SATURATED, data, title, path)
+    print(f"\n{path}: activations, gradients, loss and updates")
+
+
+def print_generated(model, data, options):
+    generator = torch.Generator().manual_seed(options.seed)
+    rng = np.random.default_rng(options.seed)
+    texts = []
+    for _ in range(options.num_samples):
+        start = start_context(data, options.block_size, rng)
+        tokens = sample(model, start, data.separator, generator)
+        texts.append(data.tokenizer.decode(tokens))
+    print_samples(texts, lines=data.has_lines)
+
+
+def report_losses(model, data, T):
+    """Print the loss on each split. Returns split -> nats per token."""
+    losses = {}
+    for split in data.splits:
+        tokens = getattr(data, split)
+        losses[split] = evaluate(model, tokens[:EVAL_TOKENS], T, data.separator)
+    print_losses(data, losses, EVAL_TOKENS)
+    return losses
+
+
+def compare_folded(model, data, T):
+    """Fold batch norm away, and print how far the logits move. Returns the folded network."""
+    folded = fold_batchnorm(model)
+    model.train(False)
+    at = np.arange(1, min(len(data.val), 1000))
+    X, _ = contexts(data.val, at, T, data.separator)
+    difference = (folded(X) - model(X)).abs().max()
+    print(f"\nbatch norm folded: maximum logit difference {difference:.1e}")
+    return folded
+
+
+def print_setup(model, data, options):
+    sizes = []
+    for split, entry in data.splits.items():
+        examples = entry["tokens"] - 1
+        sizes.append(f"{examples:,} in {split}")
+    print(f"\n{data.name}: vocabulary of {data.vocab_size:,} tokens;", end=" ")
+    print(f"examples ({options.block_size} tokens and a target):", ", ".join(sizes))
+    print(f"network of {model.num_params():,} parameters;", describe(options), flush=True)
+
+
+def describe(options):
+    batchnorm = "with" if options.batchnorm else "without"
+    return f"{options.init} initialization, {batchnorm} batch norm"
+
+
 def main() -> None:
     options = parse(Options, __doc__)
-    data, began = load(options.dataset), time.perf_counter()
-    V, T, C, H = data.vocab_size, options.block_size, options.n_embd, options.n_hidden
+    data = load(options.dataset)
+    T = options.block_size
     data.need(T + 1, f"--block_size={T} and a target")
     torch.set_num_threads(1)  # for tensors this small, two threads take longer than one
-    model = make_model(V, T, C, H, options.n_layer, options.init, options.batchnorm, options.seed)
-    sizes = ", ".join(f"{entry['tokens'] - 1:,} in {split}" for split, entry in data.splits.items())
-    print(f"{data.name}: vocabulary of {V:,} tokens; examples ({T} tokens and a target): {sizes}")
-    setup = f"{options.init} initialization, {'with' if options.batchnorm else 'without'} batch norm"
-    print(f"network of {model.num_params():,} parameters; {setup}", flush=True)
-    losses, more = {}, {"step": options.max_iters}
-    if options.find_lr:
-        more = {"learning_rate": f"{find_lr(model, data, options):.4g}"}
-    else:
-        history = train(model, data, options)
-        if options.fold:
-            trained, model = model, fold_batchnorm(model)
-            trained.train(False)
-            X, _ = contexts(data.val, np.arange(1, min(len(data.val), 1000)), T, data.separator)
-            print(f"\nbatch norm folded: maximum logit difference {(trained(X) - model(X)).abs().max():.1e}")
-        generator, rng = torch.Generator().manual_seed(options.seed), np.random.default_rng(options.seed)
-        starts = (start_context(data, T, rng) for _ in range(options.num_samples))
-        texts = (data.tokenizer.decode(sample(model, start, data.separator, generator)) for start in starts)
-        console.print_samples(texts, lines=data.has_lines)
-        for split in data.splits:
-            losses[split] = evaluate(model, getattr(data, split)[:EVAL_TOKENS], T, data.separator)
-        console.print_losses(data, losses, EVAL_TOKENS)
-        if options.plot:
-            import plots
+    if not options.find_lr:
+        show_lecture_network(data, options.seed)
+        show_activations(options.seed)
 
-            path = Path("out", f"mlp_{data.name}", "training.png")
-            plots.mlp_training(history, SATURATED, data, f"mlp.py on {data.name}, {setup}", path)
-            print(f"\n{path}: activations, gradients, loss and updates")
-    console.print_result("mlp", data, model.num_params(), losses, **more, seconds=time.perf_counter() - began)
+    began = time.perf_counter()
+    model = make_model(data.vocab_size, options)
+    print_setup(model, data, options)
+    if options.find_lr:
+        best = find_lr(model, data, options)
+        seconds = time.perf_counter() - began
+        print_result("mlp", data, model.num_params(), learning_rate=f"{best:.4g}", seconds=seconds)
+        return
+
+    untrained = model.layers[0].C.detach().clone()
+    record = Record(options.max_iters) if options.plot else None
+    train_losses = train(model, data, options, record)
+    trained = model
+    if options.fold:
+        model = compare_folded(trained, data, T)
+    print_generated(model, data, options)
+    losses = report_losses(model, data, T)
+    seconds = time.perf_counter() - began
+    if isinstance(data.tokenizer, CharTokenizer) and set("aeiou") <= set(data.tokenizer.chars):
+        print("\nThe three letters whose vectors are nearest to a vowel's, by cosine:")
+        print_neighbors(untrained, data.tokenizer.id_of, "before")
+        print_neighbors(model.layers[0].C, data.tokenizer.id_of, "after")
+    if options.batchnorm:
+        print_coupling(trained, data, T, options.seed)
+    if options.plot:
+        draw_training(train_losses, record, data, options)
+    print_result("mlp", data, model.num_params(), losses, step=options.max_iters, seconds=seconds)
 
 
 if __name__ == "__main__":
-    console.run(main)
+    run(main)

@@ -86,31 +86,35 @@ def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
     lines(path, {"curves": curves, "data": data, "xlabel": "step", "ylabel": "loss, nats per token"}, title=title)
 
 
-def mlp_training(history, saturated: float, data, title: str, path: Path) -> None:
-    """Densities of tanh activations and their gradients before and after training (history.tanhs),
-    and a map of them, where a white column is a dead unit; history.losses; and history.ratios:
-    (step, {matrix: update:data ratio})."""
-    width = max(1, len(history.losses) // 200)
-    starts = range(0, len(history.losses), width)
-    loss = {"train": (starts, [np.mean(history.losses[i : i + width]) for i in starts], "-")}
-    loss[f"first: {history.losses[0]:.2f}"] = [0], history.losses[:1], "ok"
-    steps, ratios = zip(*history.ratios, strict=True)
-    updates = {name: (steps, [ratio[name] for ratio in ratios], "-") for name in ratios[0]}
-    updates["a thousandth"] = [0, steps[-1]], [-3, -3], ":k"
+def mlp_training(losses, tanhs, updates, saturated: float, data, title: str, path: Path) -> None:
+    """Densities of tanh activations and their gradients before and after training (tanhs), and a map
+    of them, where a white column is a dead unit; the losses of all steps; and updates: (step,
+    {matrix: log10 of update size / weight size})."""
+    width = max(1, len(losses) // 200)
+    starts = range(0, len(losses), width)
+    means = [np.mean(losses[i : i + width]) for i in starts]
+    curves = {"train": (starts, means, "-"), f"first: {losses[0]:.2f}": ([0], losses[:1], "ok")}
+    loss = {"title": "training loss by step, nats", "curves": curves, "data": data}
+    loss["ylim"] = (None, 1.2 * math.log(max(data.vocab_size, 2)))
     panels = []
-    for when, tanhs in zip(("before", "after"), history.tanhs, strict=True):
+    for when, layers in zip(("before", "after"), tanhs, strict=True):
         outputs, grads = {}, {}
-        for i, (out, dout) in enumerate(tanhs, 1):
+        for i, (out, dout) in enumerate(layers, 1):
             fraction = (abs(out) > saturated).float().mean()
             outputs[f"tanh {i}: {fraction:.0%} saturated"] = histogram(out)
             grads[f"tanh {i}: std {dout.std():.1e}"] = histogram(dout / dout.std().clamp(min=1e-30))
+        first_layer = abs(layers[0][0]).numpy() > saturated
         panels.append({"title": f"{when} training: tanh activations", "curves": outputs, "ylabel": "density"})
         panels.append({"title": f"{when} training: their gradients / std", "curves": grads})
-        white = {"image": abs(tanhs[0][0]).numpy() > saturated, "xlabel": "unit", "ylabel": "example"}
-        panels.append({"title": f"{when}: tanh 1, saturated is white", "curves": {}} | white)
-    losses = {"curves": loss, "data": data, "ylim": (None, 1.2 * math.log(max(data.vocab_size, 2)))}
-    panels.insert(3, {"title": "training loss by step, nats"} | losses)
-    panels.append({"title": "log10(update / weight size) by step", "curves": updates, "ylim": (-5, None)})
+        panels.append({"title": f"{when}: tanh 1, saturated is white", "curves": {}, "image": first_layer})
+        panels[-1].update(xlabel="unit", ylabel="example")
+    steps = [step for step, _ in updates]
+    ratios = {}
+    for name in updates[0][1]:
+        ratios[name] = (steps, [of_step[name] for _, of_step in updates], "-")
+    ratios["a thousandth"] = [0, steps[-1]], [-3, -3], ":k"
+    panels.insert(3, loss)
+    panels.append({"title": "log10(update / weight size) by step", "curves": ratios, "ylim": (-5, None)})
     lines(path, *panels, title=title, rows=2)
 
 

@@ -2,7 +2,6 @@ import math
 import re
 from itertools import islice, product
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +13,30 @@ import bigram
 import mlp
 import plots
 import prepare_data
-from mlp import MLP, BatchNorm, Embedding, Linear, Tanh, contexts, evaluate, fold_batchnorm, make_model
+from mlp import MLP, BatchNorm, Embedding, Linear, Options, Tanh, contexts, evaluate, fold_batchnorm, make_model
 
 QUICK = ("--max_iters=40", "--num_samples=2")
 
 
+@pytest.fixture(autouse=True)
+def a_short_lecture(monkeypatch):
+    """The lecture's network comes first in every run."""
+    monkeypatch.setattr(mlp, "LECTURE_STEPS", 60)
+
+
+def small_options(**more) -> Options:
+    return Options(**{"n_embd": 5, "n_hidden": 20, "batchnorm": True, "seed": 0, **more})
+
+
 def small_model(n_layer: int = 1, init: str = "kaiming", batchnorm: bool = True) -> MLP:
-    return make_model(11, 3, 5, 20, n_layer, init, batchnorm, seed=0)
+    return make_model(11, small_options(n_layer=n_layer, init=init, batchnorm=batchnorm))
+
+
+def first_batch(model: MLP, X: torch.Tensor, Y: torch.Tensor) -> float:
+    """Forward and backward by hand. Returns the loss."""
+    loss = F.cross_entropy(model(X), Y)
+    mlp.set_gradients(model, loss, Y, manual=True)
+    return loss.item()
 
 
 def examples(B: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,7 +154,8 @@ def test_batchnorm_is_torch_nn_batchnorm(double):
     ],
 )
 def test_the_parameters_add_up(V, T, n_embd, n_hidden, n_layer, batchnorm, params):
-    model = make_model(V, T, n_embd, n_hidden, n_layer, "kaiming", batchnorm, 0)
+    sizes = {"block_size": T, "n_embd": n_embd, "n_hidden": n_hidden, "n_layer": n_layer}
+    model = make_model(V, Options(**sizes, batchnorm=batchnorm))
     assert model.num_params() == params
     assert model(torch.zeros(4, T, dtype=torch.int64)).shape == (4, V)
 
@@ -155,9 +172,10 @@ def test_the_model_is_the_formula(double):
 @pytest.mark.parametrize("batchnorm", [True, False])
 @pytest.mark.parametrize(("V", "T", "n_embd", "n_hidden", "n_layer"), [(27, 3, 10, 200, 1), (1000, 8, 24, 100, 5)])
 def test_kaiming_starts_at_ln_V_and_lets_gradients_through(V, batchnorm, T, n_embd, n_hidden, n_layer):
-    model = make_model(V, T, n_embd, n_hidden, n_layer, "kaiming", batchnorm, 0)
+    sizes = {"block_size": T, "n_embd": n_embd, "n_hidden": n_hidden, "n_layer": n_layer}
+    model = make_model(V, Options(**sizes, batchnorm=batchnorm, seed=0))
     X, Y = torch.randint(V, (512, T)), torch.randint(V, (512,))
-    loss, _ = mlp.gradients(model, X, Y, manual=True)
+    loss = first_batch(model, X, Y)
     assert abs(loss - math.log(V)) < 0.05
     for layer in (layer for layer in model.layers if isinstance(layer, Tanh)):
         assert 0.4 < layer.out.std() < 0.85
@@ -169,9 +187,9 @@ def test_kaiming_starts_at_ln_V_and_lets_gradients_through(V, batchnorm, T, n_em
 
 @pytest.mark.parametrize("n_layer", [1, 3])
 def test_naive_starts_far_above_ln_V_and_saturated(n_layer):
-    model = make_model(27, 3, 10, 200, n_layer, "naive", False, 0)
+    model = make_model(27, Options(n_layer=n_layer, init="naive", seed=0))
     X, Y = torch.randint(27, (512, 3)), torch.randint(27, (512,))
-    assert mlp.gradients(model, X, Y, manual=True)[0] > 4 * math.log(27)
+    assert first_batch(model, X, Y) > 4 * math.log(27)
     for layer in (layer for layer in model.layers if isinstance(layer, Tanh)):
         assert (layer.out.abs() > 0.97).float().mean() > 0.6
 
@@ -181,8 +199,8 @@ def test_each_init_fix_cures_its_own_problem():
     X, Y = torch.randint(27, (512, 3)), torch.randint(27, (512,))
 
     def start_of(init: str, batchnorm: bool) -> tuple[float, float]:
-        model = make_model(27, 3, 10, 200, 1, init, batchnorm, 0)
-        loss, _ = mlp.gradients(model, X, Y, manual=True)
+        model = make_model(27, Options(init=init, batchnorm=batchnorm, seed=0))
+        loss = first_batch(model, X, Y)
         return loss, (model.layers[-2].out.abs() > 0.97).float().mean().item()
 
     loss, saturated = start_of("scaled_output", False)
@@ -195,7 +213,7 @@ def test_each_init_fix_cures_its_own_problem():
 
 def test_xavier_is_the_mean_of_what_activations_and_what_gradients_want():
     """N(0, 2 / (inputs + outputs)) for all matrices, the last one included; biases start at 0."""
-    model = make_model(500, 3, 100, 700, 2, "xavier", False, 0)
+    model = make_model(500, Options(n_embd=100, n_hidden=700, n_layer=2, init="xavier"))
     for layer in model.layers:
         if isinstance(layer, mlp.Linear):
             assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / sum(layer.weight.shape)), rel=0.01)
@@ -208,8 +226,8 @@ SHAPES = list(product((1, 2, 4), (True, False), ("kaiming", "naive")))
 
 def largest_difference(model: MLP, B: int) -> float:
     X, Y = examples(B)
-    loss, difference = mlp.gradients(model, X, Y, manual=True, compare=True)
-    assert loss == pytest.approx(F.cross_entropy(model(X), Y).item(), rel=1e-5)
+    loss = F.cross_entropy(model(X), Y)
+    difference = mlp.compare_gradients(model, loss, Y)
     by_autograd = torch.autograd.grad(F.cross_entropy(model(X), Y), model.parameters)
     for p, exact in zip(model.parameters, by_autograd, strict=True):
         assert exact.abs().max() > 0
@@ -226,17 +244,30 @@ def test_manual_gradients_equal_autograd_in_float64(double, n_layer, batchnorm, 
 def test_a_wrong_gradient_would_show(double, monkeypatch):
     """The check that is printed is one that can fail."""
     monkeypatch.setattr(Tanh, "backward", lambda self, dout: dout)
-    assert mlp.gradients(shake(small_model()), *examples(32), manual=True, compare=True)[1] > 0.01
+    assert largest_difference(shake(small_model()), 32) > 0.01
 
 
-def test_comparing_changes_neither_loss_nor_gradients_nor_running_statistics():
+def test_gradients_are_set_by_autograd_or_by_hand(double):
+    X, Y = examples(8)
+    found = []
     for manual in (True, False):
-        model, other = shake(small_model()), shake(small_model())
-        loss, difference = mlp.gradients(model, *examples(8), manual, compare=True)
-        assert (loss, 0.0) == mlp.gradients(other, *examples(8), manual)
-        assert difference > 0
-        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters, other.parameters, strict=True))
-        assert torch.equal(model.layers[2].running_mean, other.layers[2].running_mean)
+        model = shake(small_model())
+        loss = F.cross_entropy(model(X), Y)
+        mlp.set_gradients(model, loss, Y, manual)
+        found.append([p.grad.clone() for p in model.parameters])
+        assert hasattr(model.layers[0], "dout") == manual  # by hand, layers keep the gradient of their output
+    for by_hand, by_autograd in zip(*found, strict=True):
+        torch.testing.assert_close(by_hand, by_autograd)
+
+
+def test_comparing_changes_neither_the_loss_nor_running_statistics():
+    X, Y = examples(8)
+    model, other = shake(small_model()), shake(small_model())
+    loss = F.cross_entropy(model(X), Y)
+    assert mlp.compare_gradients(model, loss, Y) > 0
+    assert loss.item() == F.cross_entropy(other(X), Y).item()
+    assert torch.equal(model.layers[2].running_mean, other.layers[2].running_mean)
+    mlp.set_gradients(model, loss, Y, manual=False)  # the graph is still there
 
 
 @pytest.mark.parametrize("n_layer", [1, 3])
@@ -257,17 +288,20 @@ def test_the_folded_network_is_the_same_function_with_fewer_tensors(double, n_la
 # ----------------------------------------------------------------------------- training, evaluation, sampling
 
 
-def test_the_learning_rate_is_constant_for_half_of_the_steps_and_then_decays_linearly(data, call, monkeypatch):
+@pytest.mark.parametrize("schedule", ["linear", "step"])
+def test_the_learning_rate_is_constant_for_half_of_the_steps(data, call, monkeypatch, schedule):
     rates, sgd_step = [], mlp.sgd_step
     monkeypatch.setattr(mlp, "sgd_step", lambda model, lr: (rates.append(lr), sgd_step(model, lr)))
-    call(mlp, "--dataset=list", "--max_iters=100", "--learning_rate=0.1", "--num_samples=0")
+    options = ("--max_iters=100", "--learning_rate=0.1", "--num_samples=0", f"--schedule={schedule}")
+    call(mlp, "--dataset=list", *options)
     assert rates[:51] == [0.1] * 51
-    assert rates[51:] == pytest.approx([0.1 * (100 - i) / 50 for i in range(51, 100)])
+    falling = [0.1 * (100 - i) / 50 for i in range(51, 100)]
+    assert rates[51:] == pytest.approx(falling if schedule == "linear" else [0.01] * 49)
 
 
 def test_an_sgd_step_subtracts_the_learning_rate_times_the_gradient():
     model = small_model()
-    mlp.gradients(model, *examples(8), manual=False)
+    first_batch(model, *examples(8))
     before = [p.detach().clone() for p in model.parameters]
     mlp.sgd_step(model, 0.25)
     for p, old in zip(model.parameters, before, strict=True):
@@ -277,9 +311,9 @@ def test_an_sgd_step_subtracts_the_learning_rate_times_the_gradient():
 def test_running_statistics_converge_to_those_of_the_training_text(data):
     """So the loss is about the one with the exact statistics of the whole training text."""
     dataset = prepare_data.load("tiny")
-    model = make_model(dataset.vocab_size, 3, 5, 20, 1, "kaiming", True, 0)
+    model = make_model(dataset.vocab_size, small_options())
     for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 32, 3, seed=0), 1000), 1):
-        mlp.gradients(model, X, Y, manual=True)
+        first_batch(model, X, Y)
         mlp.sgd_step(model, 0.1 * min(1, (1001 - step) / 500))
     running = evaluate(model, dataset.val, 3, None)
     model.train(True)
@@ -291,7 +325,7 @@ def test_running_statistics_converge_to_those_of_the_training_text(data):
 @pytest.mark.parametrize("name", ["list", "tiny"])
 def test_evaluation_counts_each_token_once_and_uses_the_running_statistics(data, name, monkeypatch):
     dataset = prepare_data.load(name)
-    model = make_model(dataset.vocab_size, 3, 5, 20, 1, "kaiming", True, 0)
+    model = make_model(dataset.vocab_size, small_options())
     X, Y = contexts(dataset.train, np.arange(1, len(dataset.train)), 3, dataset.separator)
     for _ in range(20):
         model(X[:50])
@@ -333,9 +367,11 @@ def test_layer_statistics_are_those_of_the_network(capsys):
     model, (X, Y) = small_model(batchnorm=False), examples(16)
     with torch.no_grad():
         model.layers[1].bias[[3, 7]] = torch.tensor([50.0, -50.0])
-    mlp.gradients(model, X, Y, manual=True)
-    tanhs = mlp.layer_statistics(model, "before training", 1.25e-7, 0.1)
-    table = capsys.readouterr().out.splitlines()[3:7]
+    first_batch(model, X, Y)
+    mlp.print_layers(model, "before training", 1.5e-7, 0.1)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1].endswith("maximum relative difference 1.5e-07")
+    table = printed[3:7]
     lines = {line.split()[0] + str(i): line.split() for i, line in enumerate(table)}
     out, dout = model.layers[2].out, model.layers[2].dout
     share = (out.abs() > 0.97).float().mean().item()
@@ -347,7 +383,133 @@ def test_layer_statistics_are_those_of_the_network(capsys):
     assert lines["Linear1"][-2:] == [f"{ratio:.1f}", f"{ratio - 1:.1f}"]
     assert lines["Embedding0"][1:5] == ["C", "11", "x", "5"]
     assert lines["Linear3"][1:5] == ["W2", "20", "x", "11"]
-    assert torch.equal(tanhs[0][0], out) and torch.equal(tanhs[0][1], dout)
+
+
+def test_a_record_keeps_what_the_plot_draws(data):
+    options = small_options(dataset="list", max_iters=20)
+    record = mlp.Record(20)
+    model = make_model(prepare_data.load("list").vocab_size, options)
+    mlp.train(model, prepare_data.load("list"), options, record)
+    assert [step for step, _ in record.updates] == [*range(1, 21)] and set(record.updates[0][1]) == {"C", "W1", "W2"}
+    ((out, dout),) = record.tanhs[1]
+    assert len(record.tanhs) == 2 and out.shape == dout.shape == (32, 20)
+    assert torch.equal(out, model.layers[3].out) and torch.equal(dout, model.layers[3].dout)
+    ratio = mlp.gradient_to_data(model)["W1"]  # of the last gradient, after one more small update
+    assert record.updates[-1][1]["W1"] == pytest.approx(ratio + math.log10(mlp.lr_at(20, options)), abs=0.01)
+
+
+# ----------------------------------------------------------------------------- the lecture's network, and experiments
+
+
+def test_the_lectures_network_is_the_formula_trained_by_sgd(data):
+    """Against torch.nn and torch.optim, from the same random numbers."""
+    dataset = prepare_data.load("list")
+    losses = mlp.train_lecture_network(dataset, steps=5, seed=3)
+    torch.manual_seed(3)
+    V, rng = dataset.vocab_size, np.random.default_rng(3)
+    C, W1, b1, W2, b2 = (torch.randn(shape) for shape in ((V, 10), (30, 200), (200,), (200, V), (V,)))
+    first, last = torch.nn.Linear(30, 200), torch.nn.Linear(200, V)
+    with torch.no_grad():
+        for layer, weight, bias in ((first, W1, b1), (last, W2, b2)):
+            layer.weight.copy_(weight.T)
+            layer.bias.copy_(bias)
+    embedding = torch.nn.Embedding.from_pretrained(C, freeze=False)
+    net = torch.nn.Sequential(embedding, torch.nn.Flatten(), first, torch.nn.Tanh(), last)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for loss in losses:
+        X, Y = contexts(dataset.train, rng.integers(1, len(dataset.train), size=32), 3, dataset.separator)
+        expected = F.cross_entropy(net(X), Y)
+        assert loss == pytest.approx(expected.item(), rel=1e-4)
+        optimizer.zero_grad()
+        expected.backward()
+        optimizer.step()
+
+
+def test_the_lectures_network_starts_far_above_uniform_and_learns(data, capsys, monkeypatch):
+    monkeypatch.setattr(mlp, "LECTURE_STEPS", 3000)
+    dataset = prepare_data.load("tiny")
+    losses = mlp.train_lecture_network(dataset, 3000, seed=0)
+    assert losses[0] > math.log(dataset.vocab_size) + 5 and np.mean(losses[-500:]) < 1.5
+    mlp.show_lecture_network(dataset, seed=0)
+    printed = capsys.readouterr().out
+    assert f"first batch: {losses[0]:.2f}; a uniform prediction has {math.log(dataset.vocab_size):.2f}" in printed
+    for begin, end in ((50, 100), (500, 1000), (1500, 3000)):
+        assert f"steps {begin + 1} to {end}: {np.mean(losses[begin:end]):.4f}" in printed
+
+
+def test_activations_keep_their_size_with_the_right_gain_only(capsys):
+    mlp.show_activations(seed=0)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[3:]]
+    table = {(row[0], row[1]): [float(cell) for cell in row[2:]] for row in rows}
+    assert list(table) == [("sigmoid", "1.00"), ("tanh", "1.00"), ("tanh", "1.67"), ("relu", "1.00"), ("relu", "1.41")]
+    assert table["sigmoid", "1.00"][3] < 1e-4  # each layer passes at most a quarter of a gradient
+    first, fifth, tenth, _ = table["tanh", "1.67"]
+    assert 0.6 < tenth <= fifth <= first < 0.8
+    assert table["tanh", "1.00"][2] < 0.3
+    first, _, tenth, gradient = table["relu", "1.41"]
+    assert first / 2 < tenth < 2 * first and 0.3 < gradient < 3
+    assert table["relu", "1.00"][2] == pytest.approx(table["relu", "1.00"][0] / math.sqrt(2) ** 9, rel=0.5)
+
+
+@pytest.mark.parametrize("batchnorm", ["true", "false"])
+def test_from_zeros_it_learns_how_frequent_tokens_are_and_nothing_else(data, call, monkeypatch, batchnorm):
+    models, train = [], mlp.train
+    monkeypatch.setattr(mlp, "train", lambda model, *rest: (models.append(model), train(model, *rest))[1])
+    more = ("--init=zeros", f"--batchnorm={batchnorm}", "--max_iters=1500", "--num_samples=0", "--plot")
+    status, out, err = call(mlp, "--dataset=tiny", *more)
+    assert status == 0, err
+    *others, bias = models[0].parameters
+    assert bias.abs().max() > 0.1
+    for p in others:
+        assert not p.any() or (p == 1).all()  # weights, and the gain of batch norm
+    counts = np.bincount(prepare_data.load("tiny").train[1:])
+    counts = counts[counts > 0]
+    unigram = -(counts * np.log(counts / counts.sum())).sum() / counts.sum()
+    assert float(result(out)["train"]) == pytest.approx(unigram, abs=0.01)
+    assert "nan" not in out and "inf" not in out
+
+
+def test_batch_norm_couples_the_examples_of_a_batch(data, capsys):
+    dataset = prepare_data.load("list")
+    model = make_model(dataset.vocab_size, small_options())
+    for X, Y in islice(mlp.batches(dataset, 32, 3, seed=1), 200):
+        first_batch(model, X, Y)
+        mlp.sgd_step(model, 0.1)
+    norm = model.layers[2]
+    mean, var = norm.running_mean.clone(), norm.running_var.clone()
+    mlp.print_coupling(model, dataset, 3, seed=0)
+    numbers = [float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out)]
+    norm.running_mean, norm.running_var = mean, var
+    model.train(False)
+    X, Y = contexts(dataset.val, np.array([1]), 3, dataset.separator)
+    alone = model(X).softmax(1)[0, Y].item()
+    model.train(True)
+    p = [model(torch.cat([X, x])).softmax(1)[0, Y].item() for x, _ in islice(mlp.batches(dataset, 31, 3, seed=0), 200)]
+    assert numbers == pytest.approx([alone, np.mean(p), np.std(p), min(p), max(p)], abs=6e-4)
+    assert np.std(p) > 0.002
+
+
+def test_the_vectors_of_vowels_are_near_each_other_if_they_are(data, call, capsys):
+    id_of = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyz")}
+    C = torch.randn(26, 5)
+    vowels = torch.tensor([id_of[c] for c in "aeiou"])
+    C[vowels] = torch.tensor([1.0, 2, 3, 4, 5]) + 0.01 * torch.randn(5, 5)
+    mlp.print_neighbors(C, id_of, "after")
+    assert "(15 of 15 are vowels; by chance 2.4)" in capsys.readouterr().out
+    C = torch.randn(26, 5)
+    cosines = F.normalize(C, dim=1) @ F.normalize(C, dim=1).T
+    for i in range(26):
+        others = [other for other in range(26) if other != i]
+        assert mlp.nearest(C, i, others) == sorted(others, key=lambda other: -cosines[i, other])[:3]
+    assert "nearest to a vowel's" not in call(mlp, "--dataset=list", *QUICK)[1]  # no u among these names
+
+
+def test_what_depends_on_other_options_is_none_until_then():
+    batchnorm = [Options().batchnorm, Options(init="naive").batchnorm, Options(init="naive", batchnorm=True).batchnorm]
+    assert batchnorm == [True, False, True]
+    assert (Options().max_iters, Options(find_lr=True).max_iters, Options(max_iters=7).max_iters) == (60_000, 4000, 7)
+    rates = [Options(batch_size=B).learning_rate for B in (32, 64, 4096)]
+    assert rates == [0.1, 0.2, 0.8] and Options(learning_rate=0.0).learning_rate == 0
 
 
 def test_a_new_user_trains_on_words_and_three_letters_of_context_beat_counting_one(call):
@@ -365,11 +527,11 @@ def test_a_new_user_trains_on_words_and_three_letters_of_context_beat_counting_o
 def test_manual_backward_does_not_call_autograd(data, call, monkeypatch):
     """Except for the comparison at the first and the last step."""
     calls, grad = [], torch.autograd.grad
-    monkeypatch.setattr(torch.autograd, "grad", lambda loss, inputs: (calls.append(loss), grad(loss, inputs))[1])
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **more: (calls.append(args), grad(*args, **more))[1])
     assert call(mlp, "--dataset=list", *QUICK, "--backward=manual")[0] == 0
     assert len(calls) == 2
     call(mlp, "--dataset=list", *QUICK)
-    assert len(calls) == 2 + 40
+    assert len(calls) == 2 + 2 + 40
 
 
 def test_the_same_seed_gives_the_same_run(data, call):
@@ -381,8 +543,8 @@ def test_the_same_seed_gives_the_same_run(data, call):
 
 
 def test_the_log_shows_the_start_and_every_tenth_with_the_mean_loss_since_the_last_line(data, call, monkeypatch):
-    histories, train = [], mlp.train
-    monkeypatch.setattr(mlp, "train", lambda *rest: (histories.append(train(*rest)), histories[-1])[1])
+    runs, train = [], mlp.train
+    monkeypatch.setattr(mlp, "train", lambda *rest: (runs.append(train(*rest)), runs[-1])[1])
     seconds = iter(range(10_000))
     monkeypatch.setattr("mlp.time.perf_counter", lambda: next(seconds))
     _, out, _ = call(mlp, "--dataset=list", "--max_iters=250", "--num_samples=0", "--learning_rate=0.2")
@@ -390,7 +552,7 @@ def test_the_log_shows_the_start_and_every_tenth_with_the_mean_loss_since_the_la
     steps = [int(line[1].split("/")[0]) for line in lines]
     assert steps == [1, 10, 25, 50, 75, 100, 125, 150, 175, 200, 225, 250]
     for begin, end, line in zip([0, *steps], steps, lines, strict=False):
-        assert float(line[4]) == pytest.approx(np.mean(histories[0].losses[begin:end]), abs=1e-4)
+        assert float(line[4]) == pytest.approx(np.mean(runs[0][begin:end]), abs=1e-4)
     assert lines[0][5:] == ["lr", "2.00e-01"]
     assert all(line[7] == "eta" for line in lines[1:])  # shown if training has taken more than a second
     assert float(lines[2][8]) == pytest.approx(3 / 25 * 225, abs=1)  # the clock was read three times, 1 s apart
@@ -443,7 +605,8 @@ def test_samples_follow_from_the_seed_and_start_where_texts_start(data, call, mo
     seen, sample = [], mlp.sample
     keep = lambda model, context, *rest: (seen.append(context), sample(model, context, *rest))[1]
     monkeypatch.setattr(mlp, "sample", keep)
-    monkeypatch.setattr(mlp, "make_model", lambda *rest: make_model(*rest[:-1], seed=0))
+    first_seed = lambda V, options: make_model(V, Options(**{**vars(options), "seed": 0}))
+    monkeypatch.setattr(mlp, "make_model", first_seed)
     monkeypatch.setattr(mlp, "sgd_step", lambda *_: None)  # the network is the same, whatever the seed
 
     def samples(name: str, seed: int) -> str:
@@ -480,7 +643,8 @@ def test_the_sweep_prints_its_table_and_its_rule(data, call, figures, monkeypatc
     assert chosen.get_xdata()[0] == pytest.approx(rates[best], abs=1e-4)
     assert "largest one tried" not in out
     falling = iter(np.linspace(3, 2, 25))
-    monkeypatch.setattr(mlp, "gradients", lambda *_: (next(falling), 0.0))
+    monkeypatch.setattr(F, "cross_entropy", lambda *_: torch.tensor(next(falling)))
+    monkeypatch.setattr(mlp, "set_gradients", lambda *_: None)
     monkeypatch.setattr(mlp, "sgd_step", lambda *_: None)
     out = call(mlp, "--dataset=list", "--find_lr", "--max_iters=25")[1]
     assert "--learning_rate=1 (the largest one tried: a larger one may be even better)" in out
@@ -492,8 +656,8 @@ def test_the_sweep_trains_at_the_rates_that_it_prints(data, monkeypatch):
     asked = []
     monkeypatch.setattr(mlp, "sgd_step", lambda model, rate: asked.append(rate))
     dataset = prepare_data.load("list")
-    options = SimpleNamespace(batch_size=8, block_size=3, seed=0, max_iters=500, backward="manual", plot=False)
-    model = make_model(dataset.vocab_size, 3, 5, 20, 1, "kaiming", True, 0)
+    options = small_options(batch_size=8, max_iters=500, backward="manual", find_lr=True)
+    model = make_model(dataset.vocab_size, small_options())
     best = mlp.find_lr(model, dataset, options)
     assert asked == [rate for rate in np.geomspace(1e-3, 1, 25) for _ in range(20)]
     assert best in asked
@@ -539,7 +703,8 @@ def test_the_default_rate_grows_with_the_batch(data, call, options, rate):
     [
         (("--block_size=0",), "--block_size=0 is out of range"),
         (("--batch_size=1",), "a batch of 1 has no variance for batch norm; give --batch_size=2"),
-        (("--init=zeros",), "--init=zeros is unknown; choose from kaiming, "),
+        (("--init=ones",), "--init=ones is unknown; choose from kaiming, "),
+        (("--max_iters=0",), "--max_iters=0 is out of range; use at least 1"),
         (("--dataset=lists",), "did you mean list?"),
         (("--dataset=list", "--block_size=60"), "the val split of list has"),
         (("--dataset=list", "--learning_rate=1e30"), "lower --learning_rate=1e+30"),
