@@ -1,13 +1,16 @@
 """Text to tokens and back: one token per character, or byte-pair encoding (BPE).
 
+    python tokenizer.py    # BPE in 25 lines: train on a few letters and on a paragraph, encode, decode
+
     from tokenizer import BPETokenizer, train_bpe
     tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
-Read prepare_data.py after, which encodes whole texts with these classes. meta.json and checkpoints
-keep a tokenizer as its to_dict(). BPE is trained here, and tiktoken encodes with it. No text is
-special: even "<|endoftext|>" is split. Where documents have several lines, such as stories, one
-token of that name stands between them, which no text can contain.
+Read prepare_data.py after, which encodes whole texts with these classes. The plain functions at the top show what BPE
+is (Sennrich et al. 2016; on bytes, as in GPT-2). train_bpe() at the end learns the same merges in a fraction of the
+time. To encode, the package tiktoken applies the merges, in compiled code. meta.json and checkpoints keep a tokenizer
+as its to_dict(). A text cannot contain special tokens: even "<|endoftext|>" is split into pieces like any other text.
+Where documents have several lines, such as stories, one token of that name stands between them.
 """
 
 import base64
@@ -18,10 +21,71 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from console import UserError
+from console import UserError, run
 
-MAX_CHARACTERS = 100_000_000  # of a text that BPE is trained on
+MAX_CHARACTERS = 100_000_000  # BPE is trained on the first characters of a text, at most this many
 END = "<|endoftext|>"  # the name of the token between documents of several lines, as in GPT-2
+
+
+# ----------------------------------------------------------------------------- the idea
+# A token is a string of bytes. At first there are 256, one for each byte. Each merge makes a new token of the two
+# neighbors that occur most often, and the number of a token, its id, is the order in which it was made.
+
+
+def count_pairs(words):
+    """Count the pairs of neighbors in words, which are lists of tokens."""
+    counts = Counter()
+    for tokens in words:
+        counts.update(pairwise(tokens))
+    return counts
+
+
+def merge(tokens, new):
+    """In a list of tokens, replace each two neighbors that make up the token `new` by it."""
+    merged = []
+    for token in tokens:
+        if merged and merged[-1] + token == new:
+            merged[-1] = new
+        else:
+            merged.append(token)
+    return merged
+
+
+def split_bytes(text):
+    """Return the bytes of a text in UTF-8, each as a token: up to four per character."""
+    return [bytes([byte]) for byte in text.encode()]
+
+
+def train_plainly(texts, n_merges):
+    """Learn merges from texts. Returns all tokens with their ids. No token reaches across two texts."""
+    words = [split_bytes(text) for text in texts]
+    ids = {bytes([i]): i for i in range(256)}
+    for _ in range(n_merges):
+        counts = count_pairs(words)
+        if not counts:
+            break  # nothing is left to merge
+        # the most frequent pair; in a tie, the one whose bytes come first
+        a, b = min(counts, key=lambda pair: (-counts[pair], pair))
+        ids[a + b] = len(ids)
+        words = [merge(tokens, a + b) for tokens in words]
+    return ids
+
+
+def encode_plainly(text, ids):
+    """Split a text into bytes, and make all merges in the order in which they were learned. Returns ids."""
+    tokens = split_bytes(text)
+    for token in ids:
+        tokens = merge(tokens, token)
+    return [ids[token] for token in tokens]
+
+
+def decode_plainly(text_ids, ids):
+    tokens = list(ids)  # in the order of their ids
+    joined = b"".join(tokens[i] for i in text_ids)
+    return joined.decode(errors="replace")  # ids may end within a character: this shows a question mark
+
+
+# ----------------------------------------------------------------------------- tokenizers, as the scripts use them
 
 
 class CharTokenizer:
@@ -74,16 +138,25 @@ class CharTokenizer:
         return {"kind": "char", "chars": self.chars}
 
 
-# GPT-2 splits a text into words before it merges bytes (Radford et al. 2019), so no token spans two
-# words: 've, a word, a number or other characters, each with the blank before it; or white space.
-# \p{L} and \p{N} are Unicode's letters and numbers.
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# In ours, a letter keeps its marks, ` ?[\p{L}][\p{L}\p{M}]*`: else a word of Hindi is cut at each vowel sign.
+# GPT-2 splits a text into pieces before it merges bytes (Radford et al. 2019), so that no token spans two words. \p{L}
+# is a letter, \p{N} a number of any script. A piece starts with the blank before it. The alternatives, with examples:
+GPT2_PATTERN = "|".join(
+    (
+        r"'(?:[sdmt]|ll|ve|re)",  # the end of don't, we'll, I've
+        r" ?[\p{L}]+",  # a word
+        r" ?[\p{N}]+",  # a number
+        r" ?[^\s\p{L}\p{N}]+",  # other characters, such as !?
+        r"\s+(?!\S)",  # blanks, except the last one before a word
+        r"\s+",
+    )
+)
+# In ours, a letter keeps its marks, \p{M}: otherwise a word of Hindi is cut at each vowel sign.
 PATTERN = GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*")
 
 
 class BPETokenizer:
-    """Byte-pair encoding by tiktoken, with our own ranks (bytes -> id), or else GPT-2's."""
+    """Byte-pair encoding by tiktoken, with the ids of train_bpe(), or GPT-2's if there are none. tiktoken calls an id a
+    rank, as tokens with a lower one are merged first."""
 
     def __init__(self, ranks: dict[bytes, int] | None = None, pattern: str = PATTERN):
         import tiktoken  # here: characters need neither the package nor its download
@@ -184,84 +257,112 @@ def token_names(tokenizer: Tokenizer, ids: Iterable[int], separator: int | None)
     return [text if text.isprintable() and text.strip() else repr(text) for text in texts]
 
 
+# ----------------------------------------------------------------------------- training, fast
+
+
 def split_words(text: str) -> list[str]:
-    """Split a text by PATTERN. The standard library's `re` has no \\p{L}, so the letters, numbers
-    and marks of the text are listed. (tiktoken differs for U+001C to U+001F, and new letters.)"""
-    listed = {"L": "a", "N": "0", "M": "\u0301"}  # one of each, as [] is not allowed in a pattern
+    """Split a text by PATTERN.
+
+    Python's own `re` has no \\p{L}, so the letters, numbers and marks that occur in the text are listed instead.
+    (tiktoken differs for the control characters U+001C to U+001F, and for letters that are newer than Python.)"""
+    listed = {"L": "a", "N": "0", "M": "\u0301"}  # one of each, because an empty [] is not allowed in a pattern
     for c in set(text):
-        kind = unicodedata.category(c)[0]
+        kind = unicodedata.category(c)[0]  # the first letter of "Lu", an upper-case letter, "Nd", a digit, ...
         if kind in listed:
             listed[kind] += re.escape(c)
     pattern = PATTERN
     for kind, characters in listed.items():
-        pattern = pattern.replace("\\p{" + kind + "}", characters)  # \\p{L} becomes all letters of the text
+        pattern = pattern.replace("\\p{" + kind + "}", characters)
     return re.findall(pattern, text)
 
 
-def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
-    """Train byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2) on a text, or pieces.
-
-    Start from the 256 bytes. Repeatedly merge the most frequent pair of neighboring tokens (in a
-    tie, the first in byte order), and count again where it was. Returns bytes -> id, of which there
-    are fewer than vocab_size if nothing is left to merge."""
-    if not 256 <= vocab_size <= 0x110000:
-        raise UserError(f"vocab_size={vocab_size}, but BPE starts from 256 bytes; use 256 to 1,114,112")
+def count_words(text: str | Iterable[str]) -> Counter:
+    """Count the words of a text, or of its pieces, up to MAX_CHARACTERS."""
     occurrences = Counter()
     remaining = MAX_CHARACTERS
     for piece in [text] if isinstance(text, str) else text:
         occurrences.update(split_words(piece[: max(remaining, 0)]))
         remaining -= len(piece)
-    # A word as a string with one character per token: chr(0) to chr(255) for its bytes, then a new
-    # one for each merge. str.split and str.join are fast.
-    words = [word.encode().decode("latin-1") for word in occurrences]
-    counts = list(occurrences.values())
+    return occurrences
+
+
+# The same merges as train_plainly(), without counting all pairs again after each. For "low low low lower":
+#
+#     words      times   pairs                         words_with
+#     0  low     3       lo 4, ow 4, we 1, er 1        lo: 0 and 1, ow: 0 and 1, we: 1, er: 1
+#     1  lower   1
+#
+# Merging l and o to a new token L changes only the words with lo, and in them only the pairs next to it:
+#
+#     0  Lw      3       Lw 4, we 1, er 1              lo goes, ow loses 4, Lw gains 4
+#     1  Lwer    1
+#
+# The most frequent pair comes from a heap. An entry whose count has changed since is not looked for and removed: it is
+# skipped when it comes up, and a new entry has been pushed. Words are strings with one character per token: chr(0) to
+# chr(255) for bytes, then a new character for each merge, of which Unicode has 0x110000. So str.split and str.join,
+# which are fast, do the merging.
+
+
+def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
+    """Train byte-pair encoding on a text, or on pieces of one. Returns the tokens and their ids, of which there are
+    fewer than vocab_size if nothing is left to merge. Raises UserError if vocab_size is below 256."""
+    if not 256 <= vocab_size <= 0x110000:
+        raise UserError(f"vocab_size={vocab_size}, but BPE starts from 256 bytes; use 256 to 1,114,112")
+    word_counts = count_words(text)
+    times = list(word_counts.values())
+    words = [word.encode().decode("latin-1") for word in word_counts]  # latin-1: byte i becomes chr(i)
     tokens = {chr(i): bytes([i]) for i in range(256)}
     pairs = Counter()  # pair -> occurrences in the text
-    words_with = defaultdict(set)  # pair -> indices of the words with that pair (some may have lost it since)
+    words_with = defaultdict(set)  # pair -> indices of the words that have it (some may have lost it since)
     for i, word in enumerate(words):
-        for neighbors in pairwise(word):
-            pairs[neighbors] += counts[i]
-            words_with[neighbors].add(i)
-    # the best pair has the smallest entry
-    entry = lambda pair: (-pairs[pair], tokens[pair[0]], tokens[pair[1]], pair)
+        for pair in pairwise(word):
+            pairs[pair] += times[i]
+            words_with[pair].add(i)
+
+    def entry(pair):
+        """Entries are compared from the left: the highest count first, then the order of bytes."""
+        return -pairs[pair], tokens[pair[0]], tokens[pair[1]], pair
+
     heap = [entry(pair) for pair in pairs]
     heapq.heapify(heap)
     while len(tokens) < vocab_size and heap:
-        count, left, right, pair = heapq.heappop(heap)
-        if count == 0 or -count != pairs[pair]:
-            continue  # a stale entry: the count has changed since
+        negative_count, left, right, pair = heapq.heappop(heap)
+        if negative_count == 0 or negative_count != -pairs[pair]:
+            continue  # the count has changed since
         new = chr(len(tokens))
-        tokens[new] = left + right
-        changed = Counter()  # pair -> by how much its count changes
+        tokens[new] = left + right  # bytes
+        changed = Counter()  # pair -> by how much its count changes in the text
         for i in words_with.pop(pair):
             parts = words[i].split("".join(pair))
             words[i] = new.join(parts)
-            for neighbors, n in changes(parts, pair, new).items():
-                changed[neighbors] += n * counts[i]
-                if n > 0:
-                    words_with[neighbors].add(i)
-        for other, n in changed.items():
-            if n:
-                pairs[other] += n
+            for other, change in changes(parts, pair, new).items():
+                changed[other] += change * times[i]
+                if change > 0:
+                    words_with[other].add(i)
+        for other, change in changed.items():
+            if change != 0:
+                pairs[other] += change
                 heapq.heappush(heap, entry(other))
     return {token: i for i, token in enumerate(tokens.values())}
 
 
 def changes(parts: list[str], pair: tuple[str, str], new: str) -> Counter:
-    """By how much the count of each pair changes in a word where pair = (a, b) becomes one token.
-    parts: the word, split at each a b. In the word x a b y, the pairs x a, a b and b y go (-1), and
-    x new and new y come (+1). Only these change, so a long word costs no more than its
-    occurrences of a b. In a b a b, with the parts '', '' and '', b a goes, and new new comes."""
+    """By how much does the count of each pair change in a word where pair = (a, b) becomes one token? parts: the word,
+    split at each a b.
+
+    In the word x a b y, the pairs x a, a b and b y go (-1), and x new and new y come (+1). In a b a b, whose parts are
+    empty, b a goes, and new new comes. A long word costs no more than its occurrences of a b."""
     a, b = pair
     found = Counter()
     found[pair] -= len(parts) - 1
-    for i in range(1, len(parts)):  # a b stands before parts[i]
-        before, after = parts[i - 1], parts[i]
+    for i in range(1, len(parts)):  # an a b stands between parts[i - 1] and parts[i]
+        before = parts[i - 1]
+        after = parts[i]
         if before:
             x = before[-1]
             found[x, a] -= 1
             found[x, new] += 1
-        elif i > 1:  # a b a b: there is another a b directly before this one
+        elif i > 1:  # another a b stands directly before this one
             found[b, a] -= 1
             found[new, new] += 1
         if after:
@@ -269,3 +370,41 @@ def changes(parts: list[str], pair: tuple[str, str], new: str) -> Counter:
             found[b, y] -= 1
             found[new, y] += 1
     return found
+
+
+PARAGRAPH = """\
+The rain in the hills ran to the river, and the river ran to the sea. The sea sent the rain back to the hills.
+Again and again the rain fell, the river rose, and the sea took it all."""
+
+
+def show_merges(text: str, n_merges: int) -> None:
+    """Print a word after each merge."""
+    ids = train_plainly([text], n_merges)
+    tokens = split_bytes(text)
+    print(f"{len(tokens)} tokens:", b" ".join(tokens).decode())
+    for new in list(ids)[256:]:
+        tokens = merge(tokens, new)
+        print(f"{len(tokens)} tokens:", b" ".join(tokens).decode(), f"(new: {new.decode()}, id {ids[new]})")
+    encoded = encode_plainly(text, ids)
+    print("ids", encoded, "are", decode_plainly(encoded, ids))
+
+
+def main() -> None:
+    show_merges("aaabdaaabac", n_merges=3)
+    print("\nA paragraph, cut into words first, so that no token spans two words; 40 merges:")
+    words = split_words(PARAGRAPH)
+    ids = train_plainly(words, n_merges=40)
+    print("the first merges:", *(repr(token.decode()) for token in list(ids)[256:272]))
+    encoded = []
+    for word in words:
+        encoded += encode_plainly(word, ids)
+    print(f"{len(PARAGRAPH.encode())} bytes become {len(encoded)} tokens. The first line:")
+    print("|".join(decode_plainly([i], ids) for i in encoded).splitlines()[0])
+    print("decoded, it is the same text:", decode_plainly(encoded, ids) == PARAGRAPH)
+    fast = train_bpe(PARAGRAPH, vocab_size=256 + 40)
+    print("the fast trainer learns the same tokens:", fast == ids)
+    print("tiktoken encodes the same:", BPETokenizer(fast).encode(PARAGRAPH) == encoded)
+
+
+if __name__ == "__main__":
+    run(main)

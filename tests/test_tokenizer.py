@@ -13,7 +13,20 @@ from conftest import babble
 
 import tokenizer as module
 from console import UserError
-from tokenizer import BPETokenizer, CharTokenizer, make_tokenizer, split_words, start_ids, token_names, train_bpe
+from tokenizer import (
+    BPETokenizer,
+    CharTokenizer,
+    decode_plainly,
+    encode_plainly,
+    make_tokenizer,
+    merge,
+    split_bytes,
+    split_words,
+    start_ids,
+    token_names,
+    train_bpe,
+    train_plainly,
+)
 
 # emoji (one of them several code points), CRLF, a combining mark that stands alone, other scripts, runs of white space
 HARD = "naïve 👩‍🚀🎉\r\n\u0301 ½ Ⅷ ١٢ 中文字  \t\n\n   don't we'll İ\u00a0x\u2003y \x1c!\n"
@@ -189,6 +202,57 @@ def test_bpe_on_random_texts_agrees_with_the_definition():
         text = "".join(rng.choices(rng.choice(["aab  \nc", "aab", "ab"]), k=rng.randint(1, 80)))
         size = rng.randint(256, 300)
         assert train_bpe(text, size) == naive_bpe(text, size), text
+
+
+# ----------------------------------------------------------------------------- byte-pair encoding in plain lines
+
+
+def test_plain_training_learns_the_tokens_of_the_fast_one():
+    """On random texts with ties and runs, and on one with emoji and other scripts."""
+    rng = random.Random(1)
+    texts = ["".join(rng.choices(rng.choice(["aab  c", "aab", "ab", "é中a"]), k=rng.randint(1, 80))) for _ in range(40)]
+    for text in [*texts, HARD * 4, "a" * 50]:
+        for n_merges in (0, 1, 5, 40):
+            assert train_plainly(split_words(text), n_merges) == train_bpe(text, 256 + n_merges), text
+
+
+def test_plain_encoding_gives_the_ids_of_tiktoken_and_decoding_gives_the_text():
+    text = babble(100) + HARD.replace("\x1c", "")
+    ids = train_bpe(text, 400)
+    encoded = [i for word in split_words(text) for i in encode_plainly(word, ids)]
+    assert encoded == BPETokenizer(ids).encode(text)
+    assert decode_plainly(encoded, ids) == text
+    assert decode_plainly(encode_plainly("🎉", ids)[:1], ids) == "\ufffd"  # half of a character
+
+
+def test_merging_goes_from_left_to_right_and_never_twice():
+    assert merge(split_bytes("aaa"), b"aa") == [b"aa", b"a"]
+    assert merge(split_bytes("aaaa"), b"aa") == [b"aa", b"aa"]
+    assert merge(merge(split_bytes("aaaab"), b"aa"), b"aaaa") == [b"aaaa", b"b"]
+    assert merge(split_bytes("abcab"), b"ab") == [b"ab", b"c", b"ab"] and merge([], b"ab") == []
+
+
+def test_the_lectures_example_makes_three_merges_and_five_tokens(capsys):
+    ids = train_plainly(["aaabdaaabac"], 3)
+    assert list(ids)[256:] == [b"aa", b"ab", b"aaab"]
+    assert encode_plainly("aaabdaaabac", ids) == [258, 100, 258, 97, 99]
+    module.show_merges("aaabdaaabac", 3)
+    printed = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert printed[:4] == ["11 tokens", "9 tokens", "7 tokens", "5 tokens"]
+
+
+def test_the_script_shows_that_all_ways_agree(call, monkeypatch):
+    status, out, err = call(module)
+    assert (status, err, out.count("True")) == (0, "", 3) and "False" not in out
+    monkeypatch.setattr(module, "train_bpe", lambda text, vocab_size: train_bpe(text[10:], vocab_size))
+    assert "the fast trainer learns the same tokens: False" in call(module)[1]
+
+
+def test_plain_training_stops_when_nothing_is_left_to_merge():
+    assert len(train_plainly(["ab", "c"], 9)) == 257
+
+
+# ----------------------------------------------------------------------------- training and encoding, fast
 
 
 def test_tiktoken_encodes_as_the_definition_says():
