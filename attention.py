@@ -1,22 +1,23 @@
-"""Part 3: how tokens communicate: from an average of the past to a Transformer block, in eight steps.
+"""Part 3: how tokens communicate: from an average of the past to a Transformer block, step by step.
 
-    python attention.py                          # half a minute: seven steps, and training on words
+    python attention.py                          # a minute: ten steps, two of them with training on words
     python attention.py --max_iters=0            # without training
     python attention.py --dataset=names --plot   # and a plot of what a trained head attends to
 
-Read rnn.py before, model.py after. An MLP has separate weights for each position of its window, an
-RNN squeezes the past into one state. Here each token looks at itself and all earlier ones, and
-their content decides how much each counts (Vaswani et al. 2017). This file imports PyTorch alone.
+Read rnn.py before, model.py after. An MLP has separate weights for each position of its window, an RNN squeezes the
+past into one state. Here each token looks at itself and all earlier ones, and their content decides how much each
+counts (Vaswani et al. 2017; Karpathy 2023, "Let's build GPT"). Stop after step 8 the first time: step 9 is the gradient
+by hand, step 10 how a GPU computes attention. The steps need PyTorch alone; training also opens a dataset.
 
-Shapes: B texts of T tokens, C channels per token, nh heads of d = C / nh channels, V tokens in the
-vocabulary. In wei (T, T), row t says how much of each token goes into output t: weights that are
-computed from the text, not learned. Those of later tokens are 0, as token t + 1 is to be predicted.
+Shapes: B texts of T tokens, C channels per token, nh heads of d = C / nh channels, V tokens in the vocabulary. In
+wei (T, T), row t says how much of each token goes into output t: weights that are computed from the text, not learned.
+The weights of later tokens are 0, because token t + 1 is what the model has to predict.
 """
 
 import argparse
 import importlib.util
-import json
 import math
+import sys
 from functools import partial
 from pathlib import Path
 from timeit import default_timer, timeit
@@ -25,49 +26,65 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-MIN_TRAIN, MIN_VAL = 34, 21  # tokens: windows of 32 and a target; the plot shows 20
-MAX_VOCAB = 2048  # characters of a dataset: a bigram table has as many rows and columns
+MIN_TOKENS = 22  # of a text to train or to validate on
+MAX_VOCAB = 2048  # the bigram model has as many rows, and as many columns
 
 
-def check(what: str, a: torch.Tensor, b: torch.Tensor) -> None:
+def check_same(what, a, b):
+    """Print that two tensors are equal up to rounding. Raises AssertionError if they are not."""
     difference = ((a - b).abs().max() / b.abs().max()).item()
     print(f"{what}, {tuple(a.shape)}: the same, up to a relative difference of {difference:.0e}")
     assert difference < 1e-5, "more than rounding"
 
 
-def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Scores (..., T, T), any numbers -> weights: rows that add up to 1, and 0 for the future. The
-    mask comes first, as exp(-inf) = 0; after the softmax, it would leave sums below 1."""
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)  # above the diagonal
-    return scores.masked_fill(future, -math.inf).softmax(dim=-1)
+def causal_softmax(scores):
+    """Turn scores (..., T, T), any numbers, into weights: rows that add up to 1, and 0 for the future.
+
+    The mask comes before the softmax, because exp(-inf) = 0. After it, the mask would leave sums below 1."""
+    T = scores.shape[-1]
+    future = torch.ones(T, T, dtype=torch.bool).triu(1)  # True above the diagonal
+    scores = scores.masked_fill(future, -math.inf)
+    return scores.softmax(dim=-1)
 
 
-def show(wei: torch.Tensor, text: str) -> None:
+def print_row(name, cells, width=12):
+    """Print a row of a table: the name flush left, the cells flush right."""
+    print(f"{name:20}" + "".join(f"{cell:>{width}}" for cell in cells), flush=True)
+
+
+def show(wei, text):
     """Print weights (T, T) in percent, rounded; a dot for exactly 0."""
     names = [f"{letter}{t}" for t, letter in enumerate(text)]
-    print("    " + "".join(f"{name:>5}" for name in names))
+    print_row("", names, width=5)
     for name, row in zip(names, wei.tolist(), strict=True):
-        print(f"{name:>4}" + "".join(f"{100 * weight:5.0f}" if weight else "    ." for weight in row))
+        cells = [f"{100 * weight:.0f}" if weight > 0 else "." for weight in row]
+        print_row(name, cells, width=5)
 
 
-def averages() -> None:
+# ----------------------------------------------------------------------------- 1 to 3: one head
+
+
+def averages():
     """1. Averaging the past"""
-    x, out = torch.randn(4, 5, 2), torch.zeros(4, 5, 2)  # (B, T, C)
+    x = torch.randn(4, 5, 2)  # (B, T, C)
+    out = torch.zeros(4, 5, 2)
     for t in range(5):
-        out[:, t] = x[:, : t + 1].mean(dim=1)  # of the tokens 0 to t
+        past = x[:, : t + 1]  # tokens 0 to t
+        out[:, t] = past.mean(dim=1)
     wei = torch.ones(5, 5).tril()  # (T, T): 1 on and below the diagonal
     wei = wei / wei.sum(dim=1, keepdim=True)  # rows that add up to 1
-    check("by a loop, and as wei @ x", wei @ x, out)
+    check_same("by a loop, and as wei @ x", wei @ x, out)
     wei = causal_softmax(torch.zeros(5, 5))  # equal scores make equal weights
-    check("with wei as a softmax of zeros, and of -inf for the future", wei @ x, out)
+    check_same("with wei as a softmax of zeros, and of -inf for the future", wei @ x, out)
     print("wei, in percent, rounded: row t has the weights that token t gives to all tokens")
     show(wei, "abcde")
-    change = (wei @ x[:, [1, 0, 2, 3, 4]] - out)[:, 1:].abs().max()
+    swapped = x[:, [1, 0, 2, 3, 4]]
+    change = (wei @ swapped - out)[:, 1:].abs().max()
     print(f"Swap a and b: outputs 1 to 4 move by {change:.0e}. An average knows no order, and gives")
     print("each token the same weight, whatever it is.")
 
 
-def head(x, Wq, Wk, Wv, causal: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+def head(x, Wq, Wk, Wv, causal=True):
     """One head of self-attention: x (B, T, C), each W (C, d) -> output (B, T, d), wei (B, T, T)."""
     q = x @ Wq  # query: what a token looks for
     k = x @ Wk  # key: what it can be found by
@@ -77,320 +94,617 @@ def head(x, Wq, Wk, Wv, causal: bool = True) -> tuple[torch.Tensor, torch.Tensor
     return wei @ v, wei
 
 
-def one_head() -> None:
+def one_head():
     """2. One head: scores that depend on the tokens"""
-    letters = torch.tensor([[ord(letter) - ord("a") for letter in word] for word in ("banana", "banaza")])
-    x, identity = F.one_hot(letters, 26).float(), torch.eye(26)  # (2, T, 26)
-    Wq = 3 * math.sqrt(26) * identity  # head() divides by sqrt(26): score 3 for the same letter, else 0
+    identity = torch.eye(26)
+    banana = [ord(letter) - ord("a") for letter in "banana"]
+    banaza = [ord(letter) - ord("a") for letter in "banaza"]
+    x = identity[torch.tensor([banana, banaza])]  # (2, T, 26): a 1 at the letter, else 0
+    Wq = 3 * math.sqrt(26) * identity  # head() divides by sqrt(26), so the same letter has a score of 3, others 0
     out, wei = head(x, Wq, identity, identity)
     print(f"banana and banaza: x {tuple(x.shape)} -> output {tuple(out.shape)}, wei {tuple(wei.shape)}")
     print("wei, in percent, if each letter looks for the same letter: it counts exp(3) = 20 times as much")
     show(wei[0], "banana")
     for causal, mask in ((True, "with the mask"), (False, "without it")):
         out, _ = head(x, Wq, identity, identity, causal)
-        moved = " ".join(f"{number:.2f}" for number in (out[1] - out[0]).norm(dim=1))
-        print(f"From banana to banaza, the outputs 0 to 5 move by {moved}, {mask}")
+        moved = (out[1] - out[0]).norm(dim=1)
+        distances = " ".join(f"{distance:.2f}" for distance in moved)
+        print(f"From banana to banaza, the outputs 0 to 5 move by {distances}, {mask}")
     print("With the mask, no output before the changed letter moves.")
 
 
-def scaling() -> None:
+def scaling():
     """3. Why divide by sqrt(d)? With independent numbers of mean 0 and variance 1, q k^T has variance d"""
-    print("         q k^T alone                     q k^T / sqrt(d)")
-    print("   d" + "    variance  largest  gradient" * 2)
+    print("of the scores, their variance; of 2,000 queries with 16 keys each, the largest weight, on average; and what")
+    print("part of a gradient passes the softmax, the median (equal weights: 1/16)")
+    print_row("", ["q k^T alone:", "", "", "/ sqrt(d):", "", ""])
+    print_row("d", ["variance", "largest", "gradient"] * 2)
     for d in (1, 4, 16, 64, 256):
-        q, k, upstream = torch.randn(2000, 1, d), torch.randn(2000, 16, d), torch.randn(2000, 1, 16)
-        line = f"{d:4}"
-        for scores in (q @ k.mT, q @ k.mT / math.sqrt(d)):  # of 2,000 queries, 16 keys each
+        q = torch.randn(2000, 1, d)
+        k = torch.randn(2000, 16, d)
+        upstream = torch.randn(2000, 1, 16)  # the gradient that arrives at the weights
+        alone = q @ k.mT  # (2000, 1, 16)
+        cells = []
+        for scores in (alone, alone / math.sqrt(d)):
             wei = scores.requires_grad_().softmax(dim=-1)
             (grad,) = torch.autograd.grad(wei, scores, upstream)
-            passed = (grad.norm(dim=-1) / upstream.norm(dim=-1)).median()
-            line += f"  {scores.var():10.2f}  {wei.amax(dim=-1).mean():7.2f}  {passed:8.4f}"
-        print(line)
-    print("largest: of the 16 weights of a query, the mean; gradient: what part of it passes the softmax, the")
-    print("median (equal weights: 1/16). Without the division, one key gets most of the weight: no gradient.")
+            passed = grad.norm(dim=-1) / upstream.norm(dim=-1)
+            largest = wei.amax(dim=-1)
+            cells += [f"{scores.var():.2f}", f"{largest.mean():.2f}", f"{passed.median():.4f}"]
+        print_row(f"{d}", cells)
+    print("Without the division, one key gets most of the weight, and hardly any gradient passes.")
 
 
-# As in mlp.py, a layer keeps in self what backward() needs. backward() gets the gradient of the loss
-# w.r.t. the output, sets .grad of the parameters, and returns the gradient w.r.t. the input. PyTorch
-# stores the matrix of a linear layer as (fan_out, fan_in), so x W of mlp.py is x W^T here.
-
-
-class Linear(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.x = x
-        return x @ self.weight.T  # (..., fan_in) -> (..., fan_out)
-
-    def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        # y = x W^T:  dW = dy^T x, summed over all tokens;  dx = dy W
-        self.weight.grad = dout.flatten(0, -2).T @ self.x.flatten(0, -2)
-        return dout @ self.weight
-
-
-class LayerNorm(nn.LayerNorm):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        centered = x - x.mean(dim=-1, keepdim=True)  # mean 0 over the channels of a token
-        self.std = (centered.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()  # (B, T, 1)
-        self.xhat = centered / self.std
-        return self.weight * self.xhat
-
-    def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        # dx = (g - mean(g) - xhat mean(g xhat)) / std,  with g = weight dout
-        self.weight.grad = (dout * self.xhat).sum(dim=(0, 1))
-        g = self.weight * dout
-        common = g.mean(dim=-1, keepdim=True) + self.xhat * (g * self.xhat).mean(dim=-1, keepdim=True)
-        return (g - common) / self.std
+# ----------------------------------------------------------------------------- 4: several heads, and a block
 
 
 class Attention(nn.Module):
-    """nh heads at once, and a matrix that mixes what they find."""
+    """nh heads at once, and a matrix that mixes what they find: x (B, T, C) -> (B, T, C)."""
 
-    def __init__(self, C: int, nh: int):
+    def __init__(self, C, nh):
         super().__init__()
-        self.nh, self.qkv, self.mix = nh, Linear(C, 3 * C, bias=False), Linear(C, C, bias=False)
+        self.nh = nh
+        self.qkv = nn.Linear(C, 3 * C, bias=False)  # queries, keys and values of all heads
+        self.mix = nn.Linear(C, C, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        qkv = self.qkv(x).unflatten(2, (3, self.nh, -1))  # (B, T, 3C) -> (B, T, 3, nh, d)
-        self.q, self.k, self.v = qkv.permute(2, 0, 3, 1, 4)  # (B, nh, T, d) each
-        self.wei = causal_softmax(self.q @ self.k.mT / math.sqrt(self.q.shape[-1]))  # (B, nh, T, T)
-        return self.mix((self.wei @ self.v).transpose(1, 2).flatten(2))  # (B, T, C)
+    def forward(self, x):
+        q, k, v = split_heads(self.qkv(x), self.nh)  # (B, nh, T, d) each
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        self.wei = causal_softmax(scores)  # (B, nh, T, T), kept for the plot
+        out = self.wei @ v  # (B, nh, T, d)
+        return self.mix(join_heads(out))
 
-    def backward(self, dout: torch.Tensor) -> torch.Tensor:
-        dout = self.mix.backward(dout).unflatten(2, (self.nh, -1)).transpose(1, 2)  # (B, nh, T, d)
-        # out = wei v:  dv = wei^T dout,  dwei = dout v^T
-        dv, dwei = self.wei.mT @ dout, dout @ self.v.mT
-        # wei = softmax(scores), row by row:  dscores = wei (dwei - sum of wei dwei)
-        dscores = self.wei * (dwei - (self.wei * dwei).sum(dim=-1, keepdim=True))
-        # scores = q k^T / sqrt(d):  dq = dscores k / sqrt(d),  dk = dscores^T q / sqrt(d)
-        dscores = dscores / math.sqrt(self.q.shape[-1])
-        dq, dk = dscores @ self.k, dscores.mT @ self.q
-        return self.qkv.backward(torch.stack((dq, dk, dv)).permute(1, 3, 0, 2, 4).flatten(2))
+
+def split_heads(qkv, nh):
+    """(B, T, 3C) -> q, k and v, (B, nh, T, d) each."""
+    qkv = qkv.unflatten(2, (3, nh, -1))  # (B, T, 3, nh, d)
+    return qkv.permute(2, 0, 3, 1, 4)  # (3, B, nh, T, d)
+
+
+def join_heads(x):
+    """(B, nh, T, d) -> (B, T, C): the outputs of the heads side by side."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class FeedForward(nn.Module):
+    """What each token computes with what it found: (B, T, C) -> (B, T, C), the same network for each token."""
+
+    def __init__(self, C):
+        super().__init__()
+        self.up = nn.Linear(C, 4 * C, bias=False)
+        self.down = nn.Linear(4 * C, C, bias=False)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+
+class Block(nn.Module):
+    """Heads, then a feed-forward network: (B, T, C) -> (B, T, C).
+
+    With `residual`, each of them adds to x what it finds. norm is "pre" (what it reads is normalized), "post" (what
+    comes out is normalized, as in 2017), or None."""
+
+    def __init__(self, C, nh, feed_forward=True, residual=True, norm="pre"):
+        super().__init__()
+        self.residual = residual
+        self.norm = norm
+        self.attention = Attention(C, nh)
+        self.ln_1 = nn.LayerNorm(C, bias=False) if norm else None
+        self.feed_forward = FeedForward(C) if feed_forward else None
+        self.ln_2 = nn.LayerNorm(C, bias=False) if norm and feed_forward else None
+
+    def forward(self, x):
+        x = self.add(self.attention, self.ln_1, x)
+        if self.feed_forward is not None:
+            x = self.add(self.feed_forward, self.ln_2, x)
+        return x
+
+    def add(self, part, ln, x):
+        found = part(ln(x)) if self.norm == "pre" else part(x)
+        if self.residual:
+            found = x + found
+        return ln(found) if self.norm == "post" else found
 
 
 class Transformer(nn.Module):
-    """Token ids (B, T) -> logits (B, T, V). Without a block: embeddings, heads, output layer."""
+    """Token ids (B, T) -> logits (B, T, V): embeddings of tokens and positions, blocks, an output layer."""
 
-    def __init__(self, V: int, T: int, C: int, nh: int, block: bool = True):
+    def __init__(self, V, T, C, nh, n_layer=1, **parts):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(V, C), nn.Embedding(T, C)  # of tokens, of positions
-        self.attention, self.output, self.block = Attention(C, nh), Linear(C, V, bias=False), block
-        if block:
-            self.up, self.down = Linear(C, 4 * C, bias=False), Linear(4 * C, C, bias=False)
-            self.norms = nn.ModuleList(LayerNorm(C, bias=False) for _ in range(3))
+        self.wte = nn.Embedding(V, C)  # of tokens
+        self.wpe = nn.Embedding(T, C)  # of positions
+        self.blocks = nn.Sequential(*[Block(C, nh, **parts) for _ in range(n_layer)])
+        pre_norm = self.blocks[0].norm == "pre"
+        self.ln_f = nn.LayerNorm(C, bias=False) if pre_norm else nn.Identity()
+        self.output = nn.Linear(C, V, bias=False)
 
-    def forward(self, idx: torch.Tensor) -> torch.Tensor:
-        self.idx = idx
-        x = self.wte(idx) + self.wpe.weight[: idx.shape[1]]  # (B, T, C)
-        if not self.block:
-            return self.output(self.attention(x))
-        x = x + self.attention(self.norms[0](x))  # residual: each part adds to x what it finds
-        self.hidden = self.up(self.norms[1](x)).relu()  # (B, T, 4C)
-        x = x + self.down(self.hidden)
-        return self.output(self.norms[2](x))
-
-    def backward(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Set the gradients of the mean cross-entropy, for a model with a block."""
-        # softmax and cross-entropy of n tokens:  dlogits = (softmax(logits) - one_hot(targets)) / n
-        dlogits = (logits.softmax(dim=-1) - F.one_hot(targets, logits.shape[-1])) / targets.numel()
-        dx = self.norms[2].backward(self.output.backward(dlogits))
-        # relu:  dx = dy where x > 0, else 0
-        dhidden = self.down.backward(dx) * (self.hidden > 0)
-        # residual, y = x + f(x):  dx = dy + what f passes back
-        dx = dx + self.norms[1].backward(self.up.backward(dhidden))
-        dx = dx + self.norms[0].backward(self.attention.backward(dx))
-        # embedding: a row gets the sum of the gradients of all places where it was looked up
-        rows = torch.zeros_like(self.wte.weight)
-        self.wte.weight.grad = rows.index_add_(0, self.idx.flatten(), dx.flatten(0, 1))
-        self.wpe.weight.grad = dx.sum(dim=0)  # if all T positions are used
+    def forward(self, idx):
+        T = idx.shape[1]
+        x = self.wte(idx) + self.wpe.weight[:T]  # (B, T, C)
+        x = self.blocks(x)
+        return self.output(self.ln_f(x))
 
 
-def block() -> None:
+def one_block():
     """4. Several heads, then the block"""
-    x, attention = torch.randn(4, 6, 32), Attention(C=32, nh=4)
-    W = attention.qkv.weight.view(3, 4, 8, 32).transpose(0, 1).mT  # (4, 3, 32, 8): Wq, Wk, Wv of each head
-    by_loop = torch.cat([head(x, *of_head)[0] for of_head in W], dim=2)  # (B, T, C)
-    check("four heads by a loop, and at once", attention(x), attention.mix(by_loop))
-    model, idx = Transformer(V=27, T=6, C=32, nh=4), torch.randint(27, (4, 6))
-    print(f"a Transformer of one block: tokens {tuple(idx.shape)} -> logits {tuple(model(idx).shape)}")
-    check("its norm, and PyTorch's", model.norms[0](x), F.layer_norm(x, (32,)))
-    nn.init.zeros_(model.attention.mix.weight)
-    nn.init.zeros_(model.down.weight)
-    alone = model.output(model.norms[2](model.wte(idx) + model.wpe.weight))
-    check("residual: if attention and MLP add 0, and without them", model(idx), alone)
+    x = torch.randn(4, 6, 32)
+    attention = Attention(C=32, nh=4)
+    W = attention.qkv.weight.view(3, 4, 8, 32)  # q, k, v; head; PyTorch keeps a matrix as (fan_out, fan_in)
+    outputs = []
+    for h in range(4):
+        Wq, Wk, Wv = W[:, h].mT  # (32, 8) each
+        out, _ = head(x, Wq, Wk, Wv)
+        outputs.append(out)
+    by_loop = torch.cat(outputs, dim=2)  # (B, T, C)
+    check_same("four heads by a loop, and at once", attention(x), attention.mix(by_loop))
+    model = Transformer(V=27, T=6, C=32, nh=4)
+    idx = torch.randint(27, (4, 6))
+    logits = model(idx)
+    print(f"a Transformer of one block: tokens {tuple(idx.shape)} -> logits {tuple(logits.shape)}")
+    nn.init.zeros_(model.blocks[0].attention.mix.weight)
+    nn.init.zeros_(model.blocks[0].feed_forward.down.weight)
+    without = model.output(model.ln_f(model.wte(idx) + model.wpe.weight))
+    check_same("residual: if attention and feed-forward network add 0, and without them", model(idx), without)
 
 
-def positions() -> None:
+# ----------------------------------------------------------------------------- 5: positions
+
+
+def rotate(x, at):
+    """RoPE: turn channels i and i + d/2 of x (T, d), seen as a point in the plane, by the angle at / 10000^(2i/d)."""
+    half = x.shape[1] // 2
+    angles = at[:, None] / 10_000 ** (torch.arange(half) / half)  # (T, d/2)
+    x1, x2 = x.chunk(2, dim=1)
+    turned1 = x1 * angles.cos() - x2 * angles.sin()
+    turned2 = x1 * angles.sin() + x2 * angles.cos()
+    return torch.cat((turned1, turned2), dim=1)
+
+
+def scores_with(kind, x, at, weights):
+    """The scores (T, T) of a head, whose tokens x (T, C) are at positions at (T,), with an encoding of positions."""
+    if kind == "learned":
+        x = x + weights["vectors"][at]  # a learned vector for each position
+    q = x @ weights["Wq"]  # (T, d)
+    k = x @ weights["Wk"]
+    if kind == "RoPE":
+        q = rotate(q, at)
+        k = rotate(k, at)
+    scores = q @ k.T / math.sqrt(q.shape[1])
+    distance = at[:, None] - at  # (T, T)
+    if kind == "ALiBi":
+        scores = scores - distance / 2  # far is worse; each head has another factor
+    if kind == "T5":
+        scores = scores + weights["scalars"][distance.clamp(min=0)]  # a learned number for each distance
+    return scores
+
+
+def positions():
     """5. Positions: permute the first five of six tokens, or put all of them ten positions later"""
-    x, W = torch.randn(6, 32), torch.randn(2, 32, 8) / math.sqrt(32)  # Wq, Wk
-    vectors, scalars = torch.randn(20, 32), torch.randn(20)  # a model would learn them
-
-    def scores(kind: str, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """The scores (T, T) of a head, whose tokens x (T, C) are at positions `at` (T,)."""
-        if kind == "learned":
-            x = x + vectors[at]
-        qk = x @ W  # (2, T, d)
-        if kind == "RoPE":  # turn channels i and i + d/2, as a complex number, by at / 10000^(2i/d)
-            angles = at[:, None] / 10_000 ** (torch.arange(4) / 4)  # (T, d/2)
-            turned = torch.complex(*qk.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
-            qk = torch.cat((turned.real, turned.imag), dim=-1)
-        result, distance = qk[0] @ qk[1].T / math.sqrt(8), at[:, None] - at  # (T, T)
-        if kind == "ALiBi":
-            result = result - distance / 2  # far is worse; each head has another factor
-        if kind == "T5":
-            result = result + scalars[distance.clamp(min=0)]  # a learned number for each distance
-        return result
-
-    print("encoding    the last output (32,) moves by    the scores (6, 6) move by")
-    at, permuted = torch.arange(6), x[[3, 0, 4, 1, 2, 5]]
+    x = torch.randn(6, 32)
+    weights = {  # random here; a model would learn them
+        "Wq": torch.randn(32, 8) / math.sqrt(32),
+        "Wk": torch.randn(32, 8) / math.sqrt(32),
+        "vectors": torch.randn(20, 32),
+        "scalars": torch.randn(20),
+    }
+    at = torch.arange(6)
+    permuted = x[[3, 0, 4, 1, 2, 5]]
+    print_row("encoding", ["the last output moves by", "the scores move by"], width=26)
     for kind in ("none", "learned", "RoPE", "ALiBi", "T5"):
-        before, after = (causal_softmax(scores(kind, y, at))[-1] @ y for y in (x, permuted))
-        shift = (scores(kind, x, at + 10) - scores(kind, x, at)).tril().abs().max()
-        print(f"{kind:8}  {(after - before).abs().max():32.6f}  {shift:27.6f}")
+        scores = scores_with(kind, x, at, weights)
+        scores_permuted = scores_with(kind, permuted, at, weights)
+        scores_later = scores_with(kind, x, at + 10, weights)
+        out = causal_softmax(scores) @ x
+        out_permuted = causal_softmax(scores_permuted) @ permuted
+        moved = (out_permuted - out)[-1].abs().max()
+        shift = (scores_later - scores).tril().abs().max()  # of the past: the rest is masked
+        print_row(kind, [f"{moved:.6f}", f"{shift:.6f}"], width=26)
     print("Without an encoding, the order of the past changes nothing. RoPE, ALiBi and T5 know distances only.")
 
 
-def by_hand() -> None:
-    """6. The gradient by hand, and by autograd"""
-    model, idx = Transformer(V=27, T=16, C=32, nh=4), torch.randint(27, (8, 17))
-    for norm in model.norms:
-        nn.init.normal_(norm.weight)
-    logits, targets, parameters = model(idx[:, :-1]), idx[:, 1:], dict(model.named_parameters())
-    by_autograd = torch.autograd.grad(F.cross_entropy(logits.mT, targets), parameters.values())
-    with torch.no_grad():
-        model.backward(logits, targets)
-    for (name, p), grad in zip(parameters.items(), by_autograd, strict=True):
-        check(name, p.grad, grad)
+# ----------------------------------------------------------------------------- 6: why residuals and norms
+
+KINDS = {
+    "no residual": {"residual": False, "norm": None},
+    "residual": {"norm": None},
+    "residual, post-norm": {"norm": "post"},
+    "residual, pre-norm": {"norm": "pre"},
+}
+DEPTHS = (2, 8, 24, 48)  # blocks
 
 
-def by_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: int = 64) -> torch.Tensor:
-    """The output of a causal head (T, d), with only (T, tile) scores at a time (Dao et al. 2022). A
-    softmax divides exp(score - highest) by their sum, but the highest is unknown before the last
-    tile: keep the highest so far, and shrink both sums whenever there is a higher one."""
-    T, d = q.shape
-    out, total, highest = torch.zeros(T, d), torch.zeros(T, 1), torch.full((T, 1), -math.inf)
-    for start in range(0, T, tile):
-        keys, rows = slice(start, start + tile), slice(start, T)  # earlier queries see none of these keys
-        scores = q[rows] @ k[keys].T / math.sqrt(d)  # (T - start, tile)
-        future = torch.ones(scores.shape, dtype=torch.bool).triu(1)  # row 0 and column 0 are token `start`
-        scores = scores.masked_fill(future, -math.inf)
-        new = torch.maximum(highest[rows], scores.amax(dim=1, keepdim=True))
-        weights, shrink = (scores - new).exp(), (highest[rows] - new).exp()
-        out[rows] = out[rows] * shrink + weights @ v[keys]
-        total[rows] = total[rows] * shrink + weights.sum(dim=1, keepdim=True)
-        highest[rows] = new
-    return out / total
+def through_blocks(n_layer, parts):
+    """Send random numbers through a stack of blocks, and a random gradient back. Returns its size at the first block,
+    divided by its size after the last one; and the std of the last output."""
+    blocks = nn.Sequential(*[Block(64, 4, **parts) for _ in range(n_layer)])
+    for p in blocks.parameters():
+        if p.ndim == 2:
+            fan_in = p.shape[1]
+            nn.init.normal_(p, std=1 / math.sqrt(fan_in))  # a matrix keeps the size of independent numbers
+    x = torch.randn(4, 32, 64, requires_grad=True)  # (B, T, C)
+    out = blocks(x)
+    upstream = torch.randn_like(out)
+    out.backward(upstream)
+    return x.grad.norm() / upstream.norm(), out.std()
 
 
-def flash() -> None:
-    """7. FlashAttention: the same output, and never all scores at once"""
-    by_formula = lambda q, k, v: causal_softmax(q @ k.T / math.sqrt(q.shape[1])) @ v
-    print("    T    scores at once: formula    tiles    milliseconds: formula    tiles  PyTorch's fused kernel")
-    for T in (64, 256, 1024, 4096):
-        qkv = torch.randn(3, T, 64)
-        fused = partial(F.scaled_dot_product_attention, *qkv[:, None, None], is_causal=True)
-        functions = partial(by_formula, *qkv), partial(by_tiles, *qkv), fused
-        times = [timeit(function, number=3) * 1000 / 3 for function in functions]
-        print(f"{T:5} {T * T:26,} {T * 64:8,} {times[0]:24.2f} {times[1]:8.2f} {times[2]:10.2f}")
-    check("formula and tiles", by_tiles(*qkv), by_formula(*qkv))
-    check("formula and fused kernel", fused()[0, 0], by_formula(*qkv))
+def depth():
+    """6. Why residuals and norms? The gradient that reaches the first of many blocks"""
+    print("its size there, divided by its size after the last block; and the std of what comes out of the last block")
+    print_row("blocks", [*DEPTHS, "last std"])
+    for name, parts in KINDS.items():
+        cells = []
+        for n_layer in DEPTHS:
+            gradient, std = through_blocks(n_layer, parts)
+            cells.append(f"{gradient:.2g}")
+        print_row(name, [*cells, f"{std:.2g}"])
+    print("Without residuals, the gradient vanishes: averages and ReLUs lose some of it in each block. With residuals")
+    print("alone, it explodes: each block adds to what grows. A norm, after or before, keeps it at about its size.")
 
 
-def train(model: nn.Module, tokens: torch.Tensor, T: int, steps: int, lr: float = 0.01) -> None:
-    optimizer = torch.optim.AdamW(model.parameters())
+# ----------------------------------------------------------------------------- 7 and 8: training
+
+
+def get_batch(tokens, T, batch_size=32):
+    """Return random windows of a text: inputs and targets, (batch_size, T) each."""
+    ix = torch.randint(len(tokens) - T, (batch_size,))
+    windows = torch.stack([tokens[i : i + T + 1] for i in ix])  # (batch_size, T + 1)
+    return windows[:, :-1], windows[:, 1:]  # each token, and the one after it
+
+
+def train(model, tokens, T, steps, lr=0.01, batch_size=32):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = lr * (1 - step / steps)
-        batch = tokens[torch.randint(len(tokens) - T, (32, 1)) + torch.arange(T + 1)]  # (B, T + 1)
-        loss = F.cross_entropy(model(batch[:, :-1]).mT, batch[:, 1:])
+        optimizer.param_groups[0]["lr"] = lr * (1 - step / steps)  # falls to 0
+        xb, yb = get_batch(tokens, T, batch_size)
+        logits = model(xb)  # (B, T, V)
+        loss = F.cross_entropy(logits.flatten(0, 1), yb.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
 
 @torch.no_grad()
-def sample(model: nn.Module, chars: list[str], T: int) -> str:
-    idx = torch.zeros(1, 1, dtype=torch.long)  # a newline, in a list of words
-    for _ in range(60):
-        p = model(idx[:, -T:])[:, -1].softmax(dim=-1)  # (1, V)
-        idx = torch.cat((idx, torch.multinomial(p, 1)), dim=1)
-    return " ".join("".join(chars[i] for i in idx[0]).split()[:5])
+def estimate_loss(model, tokens, T):
+    """Return the loss on the first 50,000 tokens, in nats per token. Windows overlap by half, and only their second
+    halves count, so each token is predicted from T / 2 or more tokens before it: in a list, a whole word."""
+    half = T // 2
+    windows = tokens[:50_000].unfold(0, T + 1, half)  # (n, T + 1), one every T / 2 tokens
+    x = windows[:, :-1]
+    y = windows[:, 1:]
+    logits = model(x)  # (n, T, V)
+    losses = F.cross_entropy(logits.mT, y, reduction="none")  # (n, T)
+    return losses[:, half:].mean().item()
 
 
-def training(folder: Path, chars: list[str], steps: int) -> tuple[Transformer, torch.Tensor]:
-    """8. A word of training: what is each part worth?"""
-    parts = (bytearray((folder / name).read_bytes()) for name in ("train.bin", "val.bin"))
-    tokens, val = (torch.frombuffer(part, dtype=torch.uint16).long() for part in parts)  # (N,)
-    V, T, C = len(chars), min(32, len(val) - 1), 64
-    # windows (n, T + 1) overlap by half, so each token has T / 2 or more before it: a whole word
-    windows = val[:50_000].unfold(0, T + 1, T // 2)
-    mlp = nn.Sequential(nn.Embedding(V, 10), nn.Flatten(2), nn.Linear(30, 200), nn.Tanh(), nn.Linear(200, V))
-    # its input becomes (B, T, 3): each token and the two before it
-    mlp.register_forward_pre_hook(lambda _, args: F.pad(args[0], (2, 0)).unfold(1, 3, 1))
-    one, four = (Transformer(V, T, C, nh, block=False) for nh in (1, 4))
-    models = {"bigram": nn.Embedding(V, V), "MLP, three letters": mlp, "one head": one, "four heads": four}
-    models["block"] = Transformer(V, T, C, nh=4)
-    print(f"{f'{folder.name}, {steps:,} steps each':28} parameters  seconds  val loss   samples")
-    for name, model in models.items():
+@torch.no_grad()
+def sample(model, start, T, max_new_tokens=60):
+    """Return `start`, a list of tokens, and new ones, each drawn given the T tokens before it."""
+    idx = torch.tensor([start])
+    for _ in range(max_new_tokens):
+        logits = model(idx[:, -T:])  # (1, up to T, V)
+        p = logits[:, -1].softmax(dim=-1)  # (1, V)
+        token = torch.multinomial(p, num_samples=1)
+        idx = torch.cat((idx, token), dim=1)
+    return idx[0].tolist()
+
+
+class ThreeTokens(nn.Module):
+    """The MLP of mlp.py at all positions at once: token ids (B, T) -> logits (B, T, V) from three tokens each."""
+
+    def __init__(self, V):
+        super().__init__()
+        self.C = nn.Embedding(V, 10)
+        self.hidden = nn.Linear(30, 200)
+        self.output = nn.Linear(200, V)
+
+    def forward(self, idx):
+        padded = F.pad(idx, (2, 0))  # two tokens in front, so the first ones have three, too
+        windows = padded.unfold(1, 3, 1)  # (B, T, 3): each token and the two before it
+        emb = self.C(windows).flatten(2)  # (B, T, 30)
+        return self.output(self.hidden(emb).tanh())
+
+
+PARTS = {  # of the models to compare, after the bigram model and the MLP
+    "one head": {"nh": 1, "feed_forward": False, "residual": False, "norm": None},
+    "four heads": {"nh": 4, "feed_forward": False, "residual": False, "norm": None},
+    "  and feed-forward": {"nh": 4, "residual": False, "norm": None},
+    "  and residual": {"nh": 4, "norm": None},
+    "  and norm: a block": {"nh": 4},
+}
+
+
+def make_model(name, V, T):
+    if name == "bigram":
+        return nn.Embedding(V, V)  # token ids (B, T) -> logits (B, T, V), the row of each token
+    if name == "MLP, three letters":
+        return ThreeTokens(V)
+    return Transformer(V, T, C=64, **PARTS[name])
+
+
+def training(text, steps, seed):
+    """7. A word of training: what is each part worth?"""
+    trained = {}
+    print_row(f"{text.name}, {steps:,} steps", ["parameters", "seconds", "val loss", "   sample"])
+    for name in ("bigram", "MLP, three letters", *PARTS):
+        torch.manual_seed(seed)
+        model = make_model(name, text.vocab_size, text.T)
         began = default_timer()
-        train(model, tokens, T, steps)
-        seconds, n = default_timer() - began, sum(p.numel() for p in model.parameters())
-        with torch.no_grad():
-            losses = F.cross_entropy(model(windows[:, :-1]).mT, windows[:, 1:], reduction="none")  # (n, T)
-            loss, words = losses[:, T // 2 :].mean(), sample(model, chars, T)
-        print(f"{name:28} {n:10,} {seconds:8.1f} {loss:9.4f}   {words}", flush=True)
-    return one, val[:20]
+        train(model, text.train, text.T, steps)
+        seconds = default_timer() - began
+        loss = estimate_loss(model, text.val, text.T)
+        n_params = sum(p.numel() for p in model.parameters())
+        words = text.decode(sample(model, text.start, text.T)).split()
+        print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", "   " + " ".join(words[:5])])
+        trained[name] = model
+    return trained
 
 
-def plot(model: Transformer, idx: torch.Tensor, chars: list[str], path: Path) -> None:
-    """Draw wei of a trained head, for tokens idx (T,)."""
+def deep_training(text, steps, seed):
+    """8. Twelve blocks without warmup: at which learning rates do they learn?"""
+    rates = (0.001, 0.003, 0.01)
+    print(f"validation loss after {steps} steps; uniform: {math.log(text.vocab_size):.3f}")
+    print_row("learning rate", rates)
+    for name in ("no residual", "residual, post-norm", "residual, pre-norm"):
+        cells = []
+        for lr in rates:
+            torch.manual_seed(seed)
+            model = Transformer(text.vocab_size, text.T, C=32, nh=4, n_layer=12, **KINDS[name])
+            train(model, text.train, text.T, steps, lr, batch_size=16)
+            loss = estimate_loss(model, text.val, text.T)
+            cells.append(f"{loss:.3f}")
+        print_row(name, cells)
+
+
+# ----------------------------------------------------------------------------- stop here the first time
+
+
+# A function gets the gradient of the loss w.r.t. an output, dout. It sets weight.grad, and returns the gradient w.r.t.
+# the input.
+
+
+def linear_backward(layer, x, dout):
+    """out = x W^T, with W (fan_out, fan_in) and x (..., fan_in)."""
+    layer.weight.grad = dout.flatten(0, -2).T @ x.flatten(0, -2)  # summed over all tokens
+    return dout @ layer.weight
+
+
+def normalize(x):
+    """The first half of a layer norm. Returns xhat, with mean 0 and variance 1 over the channels, and the std of x."""
+    centered = x - x.mean(dim=-1, keepdim=True)
+    variance = centered.square().mean(dim=-1, keepdim=True)
+    std = (variance + 1e-5).sqrt()
+    return centered / std, std
+
+
+def norm_backward(ln, xhat, std, dout):
+    """out = weight xhat, and xhat = (x - mean) / std over the channels of a token."""
+    ln.weight.grad = (dout * xhat).sum(dim=(0, 1))
+    dxhat = dout * ln.weight
+    # dx = (dxhat - mean(dxhat) - xhat mean(dxhat xhat)) / std: the two means are what passes through mean and std
+    through_mean = dxhat.mean(dim=-1, keepdim=True)
+    through_std = xhat * (dxhat * xhat).mean(dim=-1, keepdim=True)
+    return (dxhat - through_mean - through_std) / std
+
+
+def attention_backward(q, k, v, wei, dout):
+    """out = wei v, wei = softmax(scores), scores = q k^T / sqrt(d), for each head. Returns dq, dk and dv."""
+    dv = wei.mT @ dout
+    dwei = dout @ v.mT
+    # softmax, row by row: dscores = wei (dwei - sum of wei dwei)
+    dscores = wei * (dwei - (wei * dwei).sum(dim=-1, keepdim=True))
+    dscores = dscores / math.sqrt(q.shape[-1])
+    dq = dscores @ k
+    dk = dscores.mT @ q
+    return dq, dk, dv
+
+
+def backward_by_hand(model, idx, targets):
+    """Set p.grad of all parameters, for the mean cross-entropy of a Transformer with one pre-norm block."""
+    block = model.blocks[0]
+    attention = block.attention
+    feed_forward = block.feed_forward
+    # forward: everything that backward needs has a name
+    x0 = model.wte(idx) + model.wpe.weight[: idx.shape[1]]
+    xhat1, std1 = normalize(x0)
+    normed1 = xhat1 * block.ln_1.weight
+    q, k, v = split_heads(attention.qkv(normed1), attention.nh)
+    wei = causal_softmax(q @ k.mT / math.sqrt(q.shape[-1]))
+    heads = join_heads(wei @ v)
+    x1 = x0 + attention.mix(heads)
+    xhat2, std2 = normalize(x1)
+    normed2 = xhat2 * block.ln_2.weight
+    hidden = feed_forward.up(normed2).relu()
+    x2 = x1 + feed_forward.down(hidden)
+    xhat3, std3 = normalize(x2)
+    normed3 = xhat3 * model.ln_f.weight
+    logits = model.output(normed3)
+    # backward: the same lines, from the last to the first
+    # softmax and cross-entropy of n tokens: dlogits = (softmax(logits) - one_hot(targets)) / n
+    one_hot = F.one_hot(targets, logits.shape[-1])
+    dlogits = (logits.softmax(dim=-1) - one_hot) / targets.numel()
+    dnormed3 = linear_backward(model.output, normed3, dlogits)
+    dx2 = norm_backward(model.ln_f, xhat3, std3, dnormed3)
+    dhidden = linear_backward(feed_forward.down, hidden, dx2)
+    dhidden = dhidden * (hidden > 0)  # relu passes a gradient where its output is above 0
+    dnormed2 = linear_backward(feed_forward.up, normed2, dhidden)
+    dx1 = dx2 + norm_backward(block.ln_2, xhat2, std2, dnormed2)  # x2 = x1 + ...: x1 has two ways to the loss
+    dheads = linear_backward(attention.mix, heads, dx1)
+    dheads = dheads.unflatten(2, (attention.nh, -1)).transpose(1, 2)  # (B, nh, T, d), the reverse of join_heads
+    dqkv = torch.stack(attention_backward(q, k, v, wei, dheads))  # (3, B, nh, T, d)
+    dqkv = dqkv.permute(1, 3, 0, 2, 4).flatten(2)  # (B, T, 3C), the reverse of split_heads
+    dnormed1 = linear_backward(attention.qkv, normed1, dqkv)
+    dx0 = dx1 + norm_backward(block.ln_1, xhat1, std1, dnormed1)
+    # embeddings: a row gets the sum of the gradients of all places where it was looked up
+    model.wpe.weight.grad = dx0.sum(dim=0)  # if all T positions are used
+    model.wte.weight.grad = torch.zeros_like(model.wte.weight)
+    model.wte.weight.grad.index_add_(0, idx.flatten(), dx0.flatten(0, 1))
+
+
+def by_hand():
+    """9. The gradient by hand, and by autograd"""
+    model = Transformer(V=27, T=16, C=32, nh=4)
+    parameters = dict(model.named_parameters())
+    for name, p in parameters.items():
+        if "ln_" in name:
+            nn.init.normal_(p)  # weights of 1 could hide a mistake
+    text = torch.randint(27, (8, 17))
+    x = text[:, :-1]
+    y = text[:, 1:]
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    by_autograd = torch.autograd.grad(loss, parameters.values())
+    with torch.no_grad():
+        backward_by_hand(model, x, y)
+    for (name, p), grad in zip(parameters.items(), by_autograd, strict=True):
+        check_same(name, p.grad, grad)
+
+
+def by_formula(q, k, v):
+    """The output of a causal head, q, k, v and output (T, d)."""
+    scores = q @ k.T / math.sqrt(q.shape[1])
+    return causal_softmax(scores) @ v
+
+
+def by_tiles(q, k, v, tile=64):
+    """The same, with only (T, tile) scores at a time (Dao et al. 2022). A softmax divides exp(score - highest) by the
+    sum of these, but the highest score of a row is unknown before the last tile: keep the highest so far, and shrink
+    what was summed up whenever there is a higher one."""
+    T, d = q.shape
+    out = torch.zeros(T, d)  # sum of exp(score - highest) v, so far
+    total = torch.zeros(T, 1)  # sum of exp(score - highest), so far
+    highest = torch.full((T, 1), -math.inf)
+    for start in range(0, T, tile):
+        keys = slice(start, start + tile)
+        rows = slice(start, T)  # earlier queries see none of these keys
+        scores = q[rows] @ k[keys].T / math.sqrt(d)  # (T - start, tile)
+        future = torch.ones(scores.shape, dtype=torch.bool).triu(1)  # row 0 and column 0 are token `start`
+        scores = scores.masked_fill(future, -math.inf)
+        new_highest = torch.maximum(highest[rows], scores.amax(dim=1, keepdim=True))
+        shrink = (highest[rows] - new_highest).exp()
+        weights = (scores - new_highest).exp()
+        out[rows] = out[rows] * shrink + weights @ v[keys]
+        total[rows] = total[rows] * shrink + weights.sum(dim=1, keepdim=True)
+        highest[rows] = new_highest
+    return out / total
+
+
+def fused(q, k, v):
+    """The same by PyTorch's kernel, which wants (B, nh, T, d)."""
+    q, k, v = (tensor[None, None] for tensor in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)[0, 0]
+
+
+def flash():
+    """10. FlashAttention: the same output, and never all scores at once"""
+    print_row("", ["scores at once:", "", "milliseconds:", "", ""], width=16)
+    print_row("T", ["formula", "tiles", "formula", "tiles", "PyTorch's fused"], width=16)
+    for T in (64, 256, 1024, 4096):
+        q, k, v = torch.randn(3, T, 64)
+        cells = [f"{T * T:,}", f"{T * 64:,}"]
+        for function in (by_formula, by_tiles, fused):
+            seconds = timeit(partial(function, q, k, v), number=3) / 3
+            cells.append(f"{1000 * seconds:.2f}")
+        print_row(f"{T}", cells, width=16)
+    check_same("formula and tiles", by_tiles(q, k, v), by_formula(q, k, v))
+    check_same("formula and fused kernel", fused(q, k, v), by_formula(q, k, v))
+
+
+# ----------------------------------------------------------------------------- the script
+
+
+class Text:
+    """A dataset to train on, as tensors. Raises UserError if there is no such dataset, or if it does not fit."""
+
+    def __init__(self, dataset):
+        # imported here, because the steps without training need PyTorch alone
+        from console import UserError
+        from prepare_data import load
+        from tokenizer import start_ids, token_names
+
+        data = load(dataset)
+        data.need(MIN_TOKENS, "windows to train and to validate on")
+        if data.vocab_size > MAX_VOCAB:
+            advice = "use one with characters, or with fewer tokens"
+            raise UserError(f"{dataset} has {data.vocab_size:,} tokens, and {MAX_VOCAB:,} are the most here; {advice}")
+        self.name = data.name
+        self.vocab_size = data.vocab_size
+        self.train = torch.from_numpy(data.train.astype("int64"))  # (N,)
+        self.val = torch.from_numpy(data.val.astype("int64"))
+        self.T = min(32, len(self.train) - 2, len(self.val) - 2)
+        self.decode = data.tokenizer.decode
+        self.start = start_ids(data.tokenizer)  # a newline, where there is one
+        self.shown = self.val[: min(20, self.T)]  # for the plot
+        self.names = token_names(data.tokenizer, self.shown.tolist(), data.separator)
+
+
+def open_text(dataset):
+    """Open a dataset, or end with one line that says why not."""
+    try:
+        from console import UserError
+    except ModuleNotFoundError:
+        fail("training needs console.py and prepare_data.py beside this file; copy them, or use --max_iters=0")
+    try:
+        return Text(dataset)
+    except UserError as error:
+        fail(str(error))
+
+
+def plot(model, text, path):
+    """Draw wei of a trained head, for the first tokens of the validation split."""
     from matplotlib.figure import Figure
 
-    model(idx[None])
-    names, ticks = [repr(chars[i])[1:-1] for i in idx], range(len(idx))
+    model(text.shown[None])
+    wei = model.blocks[0].attention.wei[0, 0].detach().numpy()
+    ticks = range(len(text.names))
     axes = Figure((6, 6), dpi=80, layout="constrained").subplots()
-    axes.imshow(model.attention.wei[0, 0].detach().numpy(), cmap="Blues", vmin=0, vmax=1)
-    axes.set(xticks=ticks, xticklabels=names, yticks=ticks, yticklabels=names, title="wei")
+    axes.imshow(wei, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(ticks, text.names, parse_math=False)
+    axes.set_yticks(ticks, text.names, parse_math=False)
+    axes.set_title("wei")
     path.parent.mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(path)
     print(f"\n{path}: wei of the one head, for the first tokens of val")
 
 
+def fail(message):
+    print("error:", message, file=sys.stderr)
+    sys.exit(2)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(f"{message}; --help lists the options")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="words", help="a folder in data/, made by prepare_data.py")
     parser.add_argument("--max_iters", type=int, default=1000, help="training steps per model; 0: no training")
     parser.add_argument("--plot", action="store_true", help="draw out/attention_<dataset>/wei.png")
     parser.add_argument("--seed", type=int, default=1337, help="random seed")
-    fail = lambda message: parser.exit(2, f"error: {message}\n")
-    parser.error = lambda message: fail(f"{message}; --help lists the options")
     options = parser.parse_args()
     if options.max_iters < 0:
         fail(f"--max_iters={options.max_iters} is out of range; use 0 or more")
     if options.plot and not importlib.util.find_spec("matplotlib"):
         fail("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
-    folder, chars = Path("data", options.dataset), []
-    if options.max_iters:  # look at the data before the steps that need none
-        try:
-            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-            chars = meta["tokenizer"]["chars"]
-            n_train, n_val = ((folder / name).stat().st_size // 2 for name in ("train.bin", "val.bin"))
-        except (OSError, ValueError, LookupError, TypeError):
-            advice = "prepare one, such as python prepare_data.py words, or skip the training by --max_iters=0"
-            fail(f"no dataset of characters in {folder}; {advice}")
-        if len(chars) > MAX_VOCAB:
-            fail(f"{folder} has {len(chars):,} characters, too many for a bigram table; use up to {MAX_VOCAB:,}")
-        if n_train < MIN_TRAIN or n_val < MIN_VAL:
-            few = f"{folder} has {n_train:,} tokens to train and {n_val:,} to validate on"
-            fail(f"{few}; use a longer text, with {MIN_TRAIN} and {MIN_VAL} or more")
-    torch.manual_seed(options.seed)
+    text = open_text(options.dataset) if options.max_iters > 0 else None  # before the steps that need none
     torch.set_num_threads(1)  # most tensors here are too small to share out
-    for step in (averages, one_head, scaling, block, positions, by_hand, flash):
+
+    for step in (averages, one_head, scaling, one_block, positions, depth):
         print(f"\n{step.__doc__}")
+        torch.manual_seed(options.seed)
         step()
-    if options.max_iters:
+    if text is not None:
         print(f"\n{training.__doc__}")
-        torch.manual_seed(options.seed)  # whatever the steps before have drawn
-        model, idx = training(folder, chars, options.max_iters)
+        models = training(text, options.max_iters, options.seed)
+        print(f"\n{deep_training.__doc__}")
+        deep_training(text, max(1, options.max_iters // 10), options.seed)
         if options.plot:
-            plot(model, idx, chars, Path("out", f"attention_{options.dataset}", "wei.png"))
+            plot(models["one head"], text, Path("out", f"attention_{text.name}", "wei.png"))
+    for step in (by_hand, flash):
+        print(f"\n{step.__doc__}")
+        torch.manual_seed(options.seed)
+        step()
 
 
 if __name__ == "__main__":
