@@ -221,8 +221,8 @@ def test_the_worked_examples_of_the_tour():
     letters = {letter: i for i, letter in enumerate(".qubacd")}
     words = np.array([letters[letter] for letter in ".qu.qu.qu.ba.ca.da."])
     pairs, counts = np.unique(np.stack((words[:-1], words[1:]), axis=1), axis=0, return_counts=True)
-    (_, continuations, total, _), _ = ngram.NGrams(pairs, counts, len(letters), 0).orders
-    assert (continuations[letters["a"]], continuations[letters["u"]], total[0]) == (3, 1, 10)
+    single, _ = ngram.NGrams(pairs, counts, len(letters), 0).orders
+    assert (single.counts[letters["a"]], single.counts[letters["u"]], single.totals[0]) == (3, 1, 10)
     assert "`a` has continuation count 3 and `u` has 1, of 10 distinct pairs" in text
 
     G = torch.tensor([[5.0, 4.0], [4.0, 5.0]])
