@@ -4,9 +4,10 @@
     python bigram.py --dataset=names --neural --plot  # gradient descent finds the same table, and a heat map
     python bigram.py --dataset=names --score=emma,andrej,andrejq
 
-Read micrograd.py before and ngram.py after. The model sees one letter and predicts the next one. All later models
-predict the next letter or token too, with the same loss, from longer contexts. (Karpathy 2022, "Building makemore",
-part 1: the names here are his.)
+Read micrograd.py before and ngram.py after. The model sees one letter and predicts the next one. It is judged by its
+loss: how surprised it is, on average, by the letter that really comes. All later models predict the next letter or
+token too, with the same loss, from longer contexts. (Karpathy 2022, "Building makemore", part 1, from which the names
+of the variables are.)
 """
 
 import math
@@ -30,7 +31,7 @@ STEPS = 300  # of gradient descent
 @dataclass
 class Options:
     dataset: str = "words"  # a list of words or names in data/, made by prepare_data.py
-    smoothing: Literal["add", "mle"] = "add"  # add 1 to each count, or nothing (maximum likelihood)
+    smoothing: Literal["add", "mle"] = "add"  # add 1 to each count, or nothing (mle: maximum likelihood)
     neural: bool = False  # also learn the table by gradient descent, and compare
     score: str = ""  # words to score, separated by commas
     num_samples: NonNegative = 10  # number of words to invent
@@ -39,8 +40,11 @@ class Options:
 
 
 # ----------------------------------------------------------------------------- the idea
-# A dot stands before and after each word, so emma has the pairs .e, em, mm, ma and a. (with the dot).
-# V is the number of letters, the dot included. xs, ys: (number of pairs,). N, P, W: (V, V).
+# A dot stands before and after each word, so emma has the pairs .e, em, mm, ma and a. (the last one with the dot).
+# stoi ("string to integer") is the index of each letter, itos the list of letters by index. The dot has index 0.
+#
+# A tensor is PyTorch's array of numbers. Brackets give its shape: xs, ys (pairs,); counts N, probabilities P, weights W
+# (V, V), where V is the number of letters with the dot. P[xs, ys] is (pairs,): P[xs[0], ys[0]], P[xs[1], ys[1]], ...
 
 
 def make_pairs(words, stoi):
@@ -64,29 +68,31 @@ def count_pairs(xs, ys, V):
 def probabilities(N, add):
     """Return P: P[x, y] is the probability of letter y after letter x.
 
-    With add = 0, no other table gives the counted words a higher probability (maximum likelihood). The more is added
-    to each count, the closer each row is to the uniform distribution, 1 / V for each letter."""
+    With add = 0, P makes the counted words as probable as any such table can (maximum likelihood). The more is added to
+    each count, the closer each row is to the uniform distribution, 1 / V for each letter."""
     P = N + add
-    # keepdim=True keeps the sums of the rows a column, (V, 1), so each row is divided by its own sum. Without it,
-    # they are (V,), and broadcasting divides column y by the sum of row y: no error, but wrong probabilities.
+    # The sums of the rows have the shape (V, 1), a column: PyTorch repeats it, so each row is divided by its own sum.
+    # Without keepdim=True they have the shape (V,), which PyTorch repeats as a row: column y would be divided by the
+    # sum of row y. That is no error, and the probabilities are wrong.
     P = P / P.sum(dim=1, keepdim=True)
-    return P.nan_to_num(0)  # the row of a letter that never occurs is 0 / 0
+    return P.nan_to_num(0)  # a letter that never occurs: 0 / 0 is nan, not a number, in PyTorch
 
 
 def sample(P, itos):
     """Invent a word: start at the dot, and draw each letter from the row of the one before, until a dot comes."""
     word = ""
-    x = 0
+    x = 0  # the dot
     while True:
-        x = torch.multinomial(P[x], num_samples=1).item()
+        x = torch.multinomial(P[x], num_samples=1).item()  # draw an index with these probabilities
         if x == 0:
             return word
         word += itos[x]
 
 
 def mean_nll(P, xs, ys):
-    """Return the loss, the mean negative log-likelihood: the average of -log P over the pairs, in nats per letter."""
-    log_likelihoods = P[xs, ys].log()  # log 0 is -inf: one impossible pair makes the loss infinite
+    """Return the loss, the mean negative log-likelihood: the average of -log P over the pairs. Its unit is the nat, of
+    natural logarithms, per letter. One impossible pair makes it infinite, because log 0 is -inf."""
+    log_likelihoods = P[xs, ys].log()
     return -log_likelihoods.mean().item() + 0.0  # + 0.0, because -0.0 would be printed as such
 
 
@@ -94,46 +100,49 @@ def mean_nll(P, xs, ys):
 
 
 def show_first_step(W, xs, ys):
-    """Predict a few pairs, (n,) each, by random weights W (V, V), in the steps of the lecture."""
-    xenc = F.one_hot(xs, len(W)).float()  # (n, V): a 1 at the letter, else 0
-    logits = xenc @ W  # (n, V): the 1 picks one row of W
+    """Go from a table W (V, V) of random numbers, the weights, to probabilities and the loss of a few pairs, (n,) each,
+    in the steps of the lecture."""
+    xenc = F.one_hot(xs, len(W)).float()  # (n, V), the input of the network: a 1 at the letter, else 0
+    logits = xenc @ W  # (n, V), by matrix multiplication: the 1 picks one row of W
     print("one-hot rows times W are rows of W:", torch.equal(logits, W[xs]))
     print("So from here on we look rows up: the same numbers, less memory, and faster.")
-    counts = logits.exp()  # logits are log-counts: exp makes them positive, as counts are
+    counts = logits.exp()  # we read logits as logarithms of counts: exp makes any number positive
     P = counts / counts.sum(dim=1, keepdim=True)  # the two lines together are a softmax
-    likelihoods = P[torch.arange(len(ys)), ys]  # the probability of each letter that came next
+    rows = torch.arange(len(ys))
+    likelihoods = P[rows, ys]  # in row i, the probability of the letter that came next, ys[i]
     loss = -likelihoods.log().mean()
     print(f"before training, the loss of these {len(ys)} pairs is {loss:.4f}")
 
 
-def learn(xs, ys, W, weight_decay=0.0, log=False):
-    """Learn P from the pairs by gradient descent, starting from weights W (V, V). Returns P."""
-    learning_rate = 50  # as in the lecture: it can be so large because a mean over all pairs has small gradients
+def learn(xs, ys, W, weight_decay=0.0, show=False):
+    """Learn P from the pairs by gradient descent, starting from weights W (V, V). Returns P. With weight_decay, large
+    weights cost something, so they stay nearer to 0."""
+    learning_rate = 50  # as in the lecture: each weight affects few of the pairs, so its gradient of the mean is small
     largest_fraction = xs.bincount().max().item() / len(xs)
     if largest_fraction > 0.15:  # one letter starts so many pairs that its row would jump to and fro
         learning_rate = min(4 / largest_fraction, len(W))
-    W = W.clone().requires_grad_()
+    W = W.clone().requires_grad_()  # a copy, of which PyTorch shall compute gradients
     for step in range(1, STEPS + 1):
-        # forward: row x of W has the logits after letter x, for all pairs that start with x
-        log_P = W.log_softmax(dim=1)
+        # forward: row x of W has the logits of all pairs that start with x, so one softmax for each row is enough
+        log_P = W.log_softmax(dim=1)  # log of the softmax
         loss = -log_P[xs, ys].mean()
         loss = loss + weight_decay * (W**2).mean()
-        # backward
-        W.grad = None
+        # backward: W.grad becomes the change of the loss for a small change of each weight
+        W.grad = None  # otherwise, it would be added to the gradient of the step before
         loss.backward()
-        # update
+        # update: downhill; through .data, so that PyTorch does not record it for the next backward pass
         W.data -= learning_rate * W.grad
-        if log and step in (1, 10, 30, 100, STEPS):
+        if show and step in (1, 10, 30, 100, STEPS):
             print(f"step {step:3}  loss {loss.item():.4f}")
     return W.detach().softmax(dim=1)
 
 
 # ----------------------------------------------------------------------------- what each step prints
-# pairs: for each split (train, val, test), its (xs, ys).
+# pairs: for each split its (xs, ys). We count and learn from train; the words of val and test are kept back, to judge.
 
 
 def read_words(data):
-    """Return the words of each split. Raises UserError if the dataset is no list of words with a token per letter."""
+    """Return the words of each split. Raises UserError if the dataset is not a list of words, or is not in letters."""
     advice = f"use words, names or a list of yours, or python ngram.py --n=2 --dataset={data.name}"
     if not data.has_lines or not isinstance(data.tokenizer, CharTokenizer):
         raise UserError(f"{data.name} is not a list of words with one token per letter; {advice}")
@@ -190,7 +199,7 @@ def print_unseen(P, pairs, itos):
 
 
 def print_score(word, P, stoi, title):
-    """Print the probability of a word, a product, letter by letter; and its mean negative log-likelihood."""
+    """Print the probability of a word as it is multiplied up letter by letter, and the loss of the word."""
     xs, ys = make_pairs([word], stoi)
     loss = mean_nll(P, xs, ys)
     print(f"\n{word}, {title}: mean negative log-likelihood {loss:.4f}")
@@ -225,7 +234,7 @@ def print_scores(words, pairs, stoi):
 
 def print_comparison(counted, learned, itos, options):
     """Compare two tables P: their numbers, and the words that they make of the same random numbers."""
-    occurs = counted.sum(dim=1) > 0
+    occurs = counted.sum(dim=1) > 0  # of a letter that never occurs, counting says nothing
     difference = (counted - learned)[occurs].abs()
     print(f"difference of the probabilities: mean {difference.mean():.4f}, largest {difference.max():.4f}")
     if options.num_samples == 0:
@@ -245,7 +254,7 @@ def closest_smoothing(P, N):
     """Which number, added to each count N, gives a table like P? Returns it, and the mean difference that is left."""
     occurs = N.sum(dim=1) > 0
     differences = {}
-    for add in torch.logspace(-4, 4, 81).tolist():
+    for add in torch.logspace(-4, 4, 81).tolist():  # from 0.0001 to 10,000
         difference = P - probabilities(N, add)
         differences[add] = difference[occurs].abs().mean().item()
     closest = min(differences, key=differences.get)
@@ -275,7 +284,7 @@ def learn_and_compare(pairs, N, itos, options):
     W = torch.randn(V, V)
     n = ys.tolist().index(0) + 1  # the pairs of the first word, up to its dot
     show_first_step(W, xs[:n], ys[:n])
-    learned = learn(xs, ys, W, log=True)
+    learned = learn(xs, ys, W, show=True)
     counted = probabilities(N, add=0)
     loss = mean_nll(learned, xs, ys)
     minimum = mean_nll(counted, xs, ys)
@@ -286,7 +295,7 @@ def learn_and_compare(pairs, N, itos, options):
 
 
 def report_losses(P, pairs, data):
-    """Print the loss on each split beside uniform. Returns split -> loss."""
+    """Print the loss on each split, and that of the uniform distribution. Returns split -> loss."""
     losses = {}
     for split, (xs, ys) in pairs.items():
         losses[split] = mean_nll(P, xs, ys)

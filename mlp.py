@@ -2,16 +2,17 @@
 
     python mlp.py                                        # half a minute: train on words, sample new ones
     python mlp.py --init=naive --max_iters=20000 --plot  # a bad initialization, and what shows it
-    python mlp.py --backward=manual --fold               # backpropagation by hand, batch norm folded away
+    python mlp.py --backward=manual --fold               # backpropagation by hand, batch norm merged into the layers
 
-Read ngram.py before and cells.py after. An n-gram table learns nothing about one context from another. The network of
+Read ngram.py before and cells.py after. What follows "emil" tells an n-gram table nothing about "emel". The network of
 Bengio et al. (2003) looks up a learned vector for each context token, its embedding. All contexts share these vectors
 and the layers after them, so the network also predicts after contexts that it has never seen (Karpathy 2022,
 "Building makemore" parts 2 to 4). The network of the lecture comes first, in 25 lines. It starts confidently wrong, and
-most of its tanh units are saturated: the rest of this file shows how one sees that, and a fix for each.
+most of its tanh units are stuck near -1 or 1 (saturated): the rest of this file shows how one sees that, and a fix for
+each.
 
-Its limitation: the first matrix has separate rows for each position, so nothing is shared between positions, and the
-network sees no further back. Solutions: a state (cells.py), or attention (attention.py).
+Its limitation: the first weight matrix, W1, has separate rows for each position, so nothing is shared between
+positions, and the network sees no further back. Solutions: a state (cells.py), or attention (attention.py).
 """
 
 import math
@@ -53,15 +54,15 @@ SATURATED = 0.97  # |tanh| above it counts as saturated: its derivative is below
 class Options:
     dataset: str = "words"  # a folder in data/, made by prepare_data.py
     block_size: Positive = 3  # context length in tokens
-    n_embd: Positive = 10  # embedding dimension
-    n_hidden: Positive = 200  # units per hidden layer
+    n_embd: Positive = 10  # embedding dimension: numbers in the vector of a token
+    n_hidden: Positive = 200  # units per hidden layer: numbers that it computes
     n_layer: Positive = 1  # number of hidden layers
-    init: Literal["kaiming", "xavier", "scaled_output", "naive", "zeros"] = "kaiming"  # naive: N(0, 1)
+    init: Literal["kaiming", "xavier", "scaled_output", "naive", "zeros"] = "kaiming"  # scale of the initial weights
     batchnorm: bool | None = None  # batch normalization before each tanh (default: true with --init=kaiming)
     max_iters: Positive | None = None  # training steps (default: 60000, or 4000 with --find_lr)
     batch_size: Positive = 32  # examples per step
     learning_rate: NonNegativeFloat | None = None  # learning rate (default: batch_size / 320, at most 0.8)
-    schedule: Literal["linear", "step"] = "linear"  # from half of the steps on: falling to 0, or a tenth
+    schedule: Literal["linear", "step"] = "linear"  # in the second half: the learning rate falls to 0, or is a tenth
     find_lr: bool = False  # instead of training: suggest a learning rate from 0.001 to 1
     backward: Literal["autograd", "manual"] = "autograd"  # manual: by each layer's backward()
     fold: bool = False  # fold batch norm into the linear layers after training
@@ -88,8 +89,8 @@ def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) 
     """Return examples: X (B, T), the T tokens before each of the indices `at` (B,), and Y (B,), the tokens there.
 
     For emma and T = 3, with a dot for the separator: ... -> e, ..e -> m, .em -> m, emm -> a, mma -> the dot. Both are
-    int64. The indices are 1 or higher; before the first token of a text, it is repeated."""
-    positions = at[:, None] + np.arange(-T, 0)  # (B, T)
+    int64. Where a context would begin before the text, the first token of the text stands instead."""
+    positions = at[:, None] + np.arange(-T, 0)  # (B, T): in row i, at[i] - T to at[i] - 1
     positions = np.maximum(positions, 0)
     X = tokens[positions].astype(np.int64)
     if separator is not None:
@@ -106,10 +107,10 @@ def train_lecture_network(data, steps, seed):
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     V = data.vocab_size
-    C = torch.randn(V, 10)  # a row of 10 numbers for each token
-    W1 = torch.randn(30, 200)
+    C = torch.randn(V, 10)  # a vector of 10 numbers for each token
+    W1 = torch.randn(30, 200)  # from 3 vectors of 10 numbers to 200 units
     b1 = torch.randn(200)
-    W2 = torch.randn(200, V)
+    W2 = torch.randn(200, V)  # from 200 units to a logit for each token
     b2 = torch.randn(V)
     parameters = [C, W1, b1, W2, b2]
     for p in parameters:
@@ -120,8 +121,9 @@ def train_lecture_network(data, steps, seed):
         at = rng.integers(1, len(data.train), size=32)
         Xb, Yb = contexts(data.train, at, 3, data.separator)  # (32, 3), (32,)
         # forward
-        emb = C[Xb]  # (32, 3, 10)
-        h = torch.tanh(emb.view(-1, 30) @ W1 + b1)  # (32, 200): three vectors side by side, one hidden layer
+        emb = C[Xb]  # (32, 3, 10): the vector of each token
+        emb = emb.view(-1, 30)  # (32, 30): the three vectors of an example side by side
+        h = torch.tanh(emb @ W1 + b1)  # (32, 200): tanh keeps each unit between -1 and 1
         logits = h @ W2 + b2  # (32, V)
         loss = F.cross_entropy(logits, Yb)  # softmax, then the mean of -log P of the tokens that came
         # backward
@@ -146,8 +148,8 @@ def show_lecture_network(data, seed):
 
 
 def show_activations(seed, width=200):
-    """Print what ten layers do to random numbers and, on the way back, to a gradient. Each layer multiplies by a matrix
-    of standard deviation (std) gain / sqrt(width): alone, it multiplies the std of its input by the gain."""
+    """Print what ten layers do to random numbers and, on the way back, to a random gradient. The weights of a layer
+    have a standard deviation (std) of gain / sqrt(width), so before its activation, the std is multiplied by gain."""
     print("\nTen layers: the std of their outputs, and the gradient at the first divided by the gradient at the last")
     rows = [["activation", "gain", "layer 1", "layer 5", "layer 10", "gradient, first / last"]]
     sigmoid, tanh, relu = torch.sigmoid, torch.tanh, torch.relu
@@ -158,7 +160,7 @@ def show_activations(seed, width=200):
         for _ in range(10):
             W = gain * torch.randn(width, width) / math.sqrt(width)
             x = activation(x @ W)
-            x.retain_grad()
+            x.retain_grad()  # keep the gradient of this result, too
             outputs.append(x)
         x.backward(torch.randn(500, width))
         row = [activation.__name__, f"{gain:.2f}"]
@@ -171,8 +173,8 @@ def show_activations(seed, width=200):
 
 
 # ----------------------------------------------------------------------------- layers that carry their own backward
-# backward(dout) gets the gradient of the loss w.r.t. the layer's output. It sets p.grad of the layer's parameters, and
-# returns the gradient w.r.t. its input, x. A layer keeps what its backward needs in self.
+# backward(dout) gets dout, the gradient of the loss with respect to (w.r.t.) the layer's output. It sets p.grad of the
+# layer's parameters, and returns the gradient w.r.t. its input, x. A layer keeps what its backward needs in self.
 
 
 class Embedding:
@@ -187,7 +189,7 @@ class Embedding:
         return self.C[X].flatten(1)
 
     def backward(self, dout):
-        # A row that was looked up several times gets the sum of the gradients. Token ids have no gradient.
+        # A row that was looked up several times gets the sum of the gradients. Ids have no gradient: nothing to return.
         rows = dout.reshape(-1, self.C.shape[1])  # (B T, C)
         self.C.grad = torch.zeros_like(self.C)
         self.C.grad.index_add_(0, self.X.flatten(), rows)  # C.grad[X[i]] += rows[i], for each i
@@ -216,7 +218,8 @@ class Linear:
 
 
 class BatchNorm:
-    """Compute gain (x - mean) / std + bias: (B, H) -> (B, H), separately for each unit (Ioffe and Szegedy 2015).
+    """Compute gain (x - mean) / std + bias: (B, H) -> (B, H), separately for each unit (Ioffe and Szegedy 2015). So the
+    input of a tanh is neither tiny nor huge, whatever the weights.
 
     In training, mean and std are those of the batch; in evaluation, running averages of what training has seen."""
 
@@ -246,13 +249,15 @@ class BatchNorm:
         self.running_var.lerp_(unbiased, self.momentum)
 
     def backward(self, dout):
-        self.gain.grad = (dout * self.xhat).sum(0)
-        self.bias.grad = dout.sum(0)
+        sum_dout = dout.sum(0)
+        sum_dout_xhat = (dout * self.xhat).sum(0)
+        self.gain.grad = sum_dout_xhat
+        self.bias.grad = sum_dout
         # Each x changes its own output and, through mean and std, the outputs of the whole batch:
         #     dx = gain / std (dout - mean(dout) - xhat mean(dout xhat))
-        # The two means are what goes through mean and std. They cancel the part of dout that would add the same to all
-        # x, or multiply all x by the same: neither changes an output.
-        through_mean_and_std = (self.bias.grad + self.xhat * self.gain.grad) / len(dout)
+        # Adding the same number to all x of the batch changes no output, so the gradients of these x must add up to 0:
+        # this is what the first mean sees to. Multiplying all x does not change an output either: the second mean.
+        through_mean_and_std = (sum_dout + self.xhat * sum_dout_xhat) / len(dout)
         return self.gain * self.inverse_std * (dout - through_mean_and_std)
 
 
@@ -286,10 +291,11 @@ class MLP:
 
     def backward(self, Y):
         """Set p.grad of every parameter, and dout of every layer, for the mean cross-entropy with targets Y (B,)."""
-        # loss = log(sum(exp(logits))) - logits[y], so dlogits = softmax(logits) - one_hot(y): a step raises logits[y]
+        # The loss of an example is log(sum(exp(logits))) - logits[y]. The derivative of the first part w.r.t. logits[j]
+        # is the probability of j, that of the second is 1 for j = y. So dlogits = softmax(logits) - one_hot(y).
         logits = self.layers[-1].out
         one_hot = F.one_hot(Y, logits.shape[1])
-        dout = (logits.softmax(1) - one_hot) / len(Y)  # (B, V)
+        dout = (logits.softmax(1) - one_hot) / len(Y)  # (B, V), divided because the loss is a mean
         for layer in reversed(self.layers):
             layer.dout = dout
             dout = layer.backward(dout)
@@ -303,26 +309,25 @@ class MLP:
 
 
 def scale_weight(weight, init, last):
-    """Scale the weights (fan_in, fan_out) of a linear layer, drawn from N(0, 1). A sum of fan_in inputs with weights of
-    standard deviation (std) s has sqrt(fan_in) s times the std of one input. So init scales to a std of
+    """Scale the weights (fan_in, fan_out) of a linear layer, random numbers with mean 0 and standard deviation (std) 1.
 
-    naive           1: the logits have a std of about sqrt(H)
+    An output is a sum of fan_in inputs, each times a weight: its std is sqrt(fan_in) * std of the weights * std of the
+    inputs. By init, the weights get this std:
+
+    naive           1: the logits have a std of about sqrt(n_hidden)
     scaled_output   0.1 / sqrt(fan_in) in the last layer, so that the first prediction is nearly uniform; else 1
-    kaiming         the same in the last layer; else 5/3 / sqrt(fan_in) (He et al. 2015), which keeps the std of
-                    activations from layer to layer, as tanh divides the std by about 1.6
-    xavier          sqrt(2 / (fan_in + fan_out)) (Glorot, Bengio 2010): a compromise between activations, which want
-                    1 / sqrt(fan_in), and gradients, which want 1 / sqrt(fan_out)
-    zeros           0: all units of a layer stay the same, and here none of them ever gets a gradient"""
+    kaiming         0.1 / sqrt(fan_in) in the last layer; else 5/3 / sqrt(fan_in) (He et al. 2015). It keeps the std
+                    from layer to layer, because tanh makes it smaller by about that factor
+    xavier          sqrt(2 / (fan_in + fan_out)) (Glorot, Bengio 2010): between 1 / sqrt(fan_in), which keeps the std of
+                    activations, and 1 / sqrt(fan_out), which keeps that of gradients
+    zeros           0: every product has a factor of 0, so no gradient reaches the weights"""
     fan_in, fan_out = weight.shape
     if init == "zeros":
         return torch.zeros(fan_in, fan_out)
     if init == "xavier":
         return weight * math.sqrt(2 / (fan_in + fan_out))
-    if last and init in ("kaiming", "scaled_output"):
-        return weight * 0.1 / math.sqrt(fan_in)
-    if init == "kaiming":
-        return weight * (5 / 3) / math.sqrt(fan_in)
-    return weight
+    gain = 0.1 if last else 5 / 3  # kaiming, scaled_output
+    return weight * gain / math.sqrt(fan_in)
 
 
 def make_model(V, options):
@@ -338,12 +343,13 @@ def make_model(V, options):
         normalized = options.batchnorm and not last
         weight = torch.randn(fan_in, fan_out, generator=generator)
         bias = torch.randn(fan_out, generator=generator)
-        scaled = scale_weight(weight, options.init, last)
-        if scaled is not weight:
+        weight_is_scaled = options.init != "naive" and not (options.init == "scaled_output" and not last)
+        if weight_is_scaled:
+            weight = scale_weight(weight, options.init, last)
             bias = torch.zeros(fan_out)
         if normalized:
             bias = None  # batch norm would subtract it again, and has a bias of its own
-        layers.append(Linear(scaled, bias))
+        layers.append(Linear(weight, bias))
         if normalized:
             layers.append(BatchNorm(fan_out))
         if not last:

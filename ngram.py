@@ -6,9 +6,9 @@
 
 Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens before it, its context.
 Its table has V^n cells for a vocabulary of V tokens (27^6 is 387 million), most of them empty, so only the n-grams that
-occur are stored. Kneser-Ney smoothing interpolates with shorter contexts: on names it lowers the loss from the bigram's
-2.45 nats per token to 1.98 (the lecture's MLP: 2.10, a larger one: 1.99). But counts after "emil" say nothing about
-"emel": mlp.py does that.
+occur are stored. Kneser-Ney smoothing mixes in what shorter contexts say: on names it lowers the loss from the bigram's
+2.45 nats per token to 1.98 (the lecture's network: 2.10, a larger one: 1.99). But counts after "emil" say nothing about
+"emel". The network of mlp.py learns that the two are similar.
 """
 
 import time
@@ -38,12 +38,12 @@ from console import (
 )
 from prepare_data import load, start_context
 
-CHUNK = 1 << 21  # tokens to count at a time, so that memory does not grow with the text
+CHUNK = 1 << 21  # tokens to count at a time, two million, so that memory does not grow with the text
 MAX_NUMBERS = 1 << 24  # in a tensor of --neural
-TINY = np.finfo(float).tiny  # instead of 0, to divide by
+TINY = np.finfo(float).tiny  # the smallest positive number: a divisor instead of 0
 
 # V: vocabulary size. U: number of different n-grams. An n-gram is a context and one more token.
-Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> the probabilities of their last tokens (U,)
+Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their last token after the ones before it (U,)
 
 
 @dataclass
@@ -62,15 +62,15 @@ class Options:
 
 # ----------------------------------------------------------------------------- the idea, on dictionaries
 # Most contexts of a new text are rare in training, or never occurred. Shorter ones are more frequent. So Kneser-Ney
-# smoothing subtracts a discount from each count, and gives the freed probability to what the shorter context says.
-# And a short context counts how many *different* tokens another one follows, its continuation count: "Francisco" is
-# frequent, but it follows only "San", so it is unlikely after any other word.
+# smoothing subtracts a discount from each count, and shares the freed probability out as the shorter context predicts.
+# For a shorter context, what counts is not how often a token occurs, but after how many *different* tokens: its
+# continuation count. "Francisco" is frequent, but it follows only "San", so it is unlikely after any other word.
 
 
 def count_plainly(grams):
     """Count n-grams, tuples of n tokens. Returns a dict for each length k = 1 ... n: context -> Counter of next tokens.
 
-    An n-gram counts as often as it occurs. A shorter one counts once for each different token before it."""
+    An n-gram counts as often as it occurs. A shorter one counts once for each different token that stands before it."""
     tables = []
     while grams[0]:
         table = {}
@@ -79,17 +79,18 @@ def count_plainly(grams):
             followers = table.setdefault(context, Counter())
             followers[gram[-1]] += 1
         tables.insert(0, table)
-        grams = [gram[1:] for gram in set(grams)]  # each different one, without its first token
+        different = set(grams)
+        grams = [gram[1:] for gram in different]  # the shorter ones: once for each token before them
     return tables
 
 
 def kneser_ney_plainly(gram, tables, discount, V, separator=None):
     """Return the probability of the last token of `gram` after the other ones."""
-    p = 1 / V  # below the shortest context: the uniform distribution
+    p = 1 / V  # to start with, all tokens are equally likely
     for k in range(1, len(gram) + 1):
         context = gram[-k:-1]  # the k - 1 newest tokens
         followers = tables[k - 1].get(context)
-        skipped = 1 < k < len(tables) and context[0] == separator  # see NGrams.kneser_ney
+        skipped = 1 < k < len(tables) and context[0] == separator  # the start of a document: see NGrams.kneser_ney
         if followers is not None and not skipped:
             kept = max(followers[gram[-1]] - discount, 0)
             freed = discount * len(followers)
@@ -119,10 +120,10 @@ def show_idea(discount=0.75):
 
 
 def count_ngrams(tokens, n, separator):
-    """Return the different n-grams of a text (N,), sorted, (U, n), and how often each occurs, (U,).
+    """Return the different n-grams of a text, tokens (L,), sorted, (U, n), and how often each occurs, (U,).
 
-    Each token except the first is the last of one n-gram. A document starts with n - 1 separators, so no n-gram
-    reaches across two documents; a text without documents starts with n - 1 copies of its first token."""
+    Each token except the first is predicted once, as the last of an n-gram. A document starts with n - 1 separators, so
+    no n-gram reaches across two documents; a text without documents starts with n - 1 copies of its first token."""
     grams = np.empty((0, n), dtype=tokens.dtype)
     counts = np.empty(0, dtype=np.int64)
     show = progress("counting", len(tokens), "tokens")
@@ -131,8 +132,8 @@ def count_ngrams(tokens, n, separator):
         positions = np.arange(begin - n + 1, end)
         positions = np.maximum(positions, 0)
         chunk = tokens[positions]
-        windows = np.lib.stride_tricks.sliding_window_view(chunk, n)  # (up to CHUNK, n)
-        windows = windows.copy()
+        windows = np.lib.stride_tricks.sliding_window_view(chunk, n)  # (up to CHUNK, n): each n tokens in a row
+        windows = windows.copy()  # because they share memory, and some are overwritten below
         if separator is not None:
             forget_other_documents(windows, separator)
         once_each = np.ones(len(windows), dtype=np.int64)
@@ -146,20 +147,21 @@ def count_ngrams(tokens, n, separator):
 def forget_other_documents(windows, separator):
     """In n-grams (U, n), overwrite what stands before a separator: a b . c becomes . . . c. The last token stays."""
     n = windows.shape[1]
-    for column in reversed(range(n - 2)):
+    for column in reversed(range(n - 2)):  # from right to left, so that a separator spreads to the start
         before_separator = windows[:, column + 1] == separator
         windows[before_separator, column] = separator
 
 
 def sum_by_row(rows, weights):
-    """Return the different rows of (N, n), sorted, (U, n), and the sum of the weights of each, (U,)."""
-    order = np.lexsort(rows.T[::-1])  # by the first column, then by the second, ...
+    """Return the different rows of (N, n), sorted, (U, n), and the sum of the weights (N,) of each, (U,). Rows a, a, b
+    with weights 1, 2, 5 become a, b with 3, 5."""
+    order = np.lexsort(rows.T[::-1])  # by the first column, then by the second, ... (lexsort reads from the last)
     rows = rows[order]
     weights = weights[order]
     is_new = np.ones(len(rows), dtype=bool)
     is_new[1:] = (rows[1:] != rows[:-1]).any(axis=1)  # equal rows are neighbors now
     firsts = np.flatnonzero(is_new)
-    sums = np.add.reduceat(weights, firsts)  # from each first up to the next one
+    sums = np.add.reduceat(weights, firsts)  # of the weights from each first up to the next one
     return rows[firsts], sums
 
 
@@ -169,7 +171,7 @@ class Order:
 
     contexts: np.ndarray  # (C,) sorted, one integer for each context
     grams: np.ndarray  # (U,) sorted, one integer for each k-gram
-    counts: np.ndarray  # (U + 1,) of each k-gram; below the highest order, continuation counts
+    counts: np.ndarray  # (U + 1,) how often each k-gram occurs; for k < n, its continuation count
     totals: np.ndarray  # (C + 1,) sum of the counts after each context
     followers: np.ndarray  # (C + 1,) number of different tokens after each context
 
@@ -177,19 +179,19 @@ class Order:
 class NGrams:
     """The k-grams of a text for k = 1 ... n, as sorted arrays: unseen ones take no memory.
 
-    A context is one integer: the index of the context without its oldest token, times V, plus its oldest token. A
-    k-gram is the index of its context, times V, plus its last token. So V^n never appears. For .ab.ac. with n = 3
-    (V = 4; . a b c are 0 1 2 3):
+    A context is one integer. For .ab.ac. with n = 3 (V = 4; . a b c are 0 1 2 3), the context "ab" is the index of "b"
+    among the contexts of one token, 2, times V, plus its oldest token, a: 2 * 4 + 1 = 9. A k-gram is the index of its
+    context, times V, plus its last token. So numbers stay small, and V^n never appears.
 
-        k = 1   contexts  ()                 = [0]
-                grams     . a b c            = [0, 1, 2, 3]              counts 2 1 1 1 (continuations)
-        k = 2   contexts  . a b c            = [0, 1, 2, 3]              0 * 4 + oldest token
-                grams     .a ab ac b. c.     = [1, 6, 7, 8, 12]          index of the context * 4 + last token
-                                                                         counts 1 1 1 1 1 (continuations)
-        k = 3   contexts  .. .a ab ac        = [0, 4, 9, 13]             index of the newest token * 4 + oldest token
-                grams     ..a .ab .ac ab. ac.  (sorted: [1, 6, 7, 8, 12])  counts 2 1 1 1 1
+        k = 1   contexts  ()                     [0]
+                grams     .   a   b   c          [0, 1, 2, 3]        counts 2 1 1 1
+        k = 2   contexts  .   a   b   c          [0, 1, 2, 3]
+                grams     .a  ab  ac  b.  c.     [1, 6, 7, 8, 12]    counts 1 1 1 1 1
+        k = 3   contexts  ..  .a  ab  ac         [0, 4, 9, 13]
+                grams     ..a .ab .ac ab. ac.    [1, 6, 7, 8, 12]    counts 2 1 1 1 1
 
-    The last entry of counts, totals and followers is 0. Index -1 is that entry, and it stands for "unseen"."""
+    For k < n, counts are continuation counts: "." follows b and c, so its count for k = 1 is 2.
+    Counts, totals and followers have one more entry at their end, 0, so that index -1, "unseen", finds a 0."""
 
     def __init__(self, grams, counts, V, separator):
         """Build the arrays from the different n-grams (U, n) and their counts (U,)."""
@@ -200,28 +202,29 @@ class NGrams:
         index = np.zeros(len(grams), dtype=np.int64)
         for k in range(1, grams.shape[1]):
             oldest = grams[:, -1 - k]
-            found, index = np.unique(index * V + oldest, return_inverse=True)
-            contexts.append(found)
+            keys = index * V + oldest
+            different, index = np.unique(keys, return_inverse=True)  # keys = different[index]
+            contexts.append(different)
         # k-grams, from the longest to single tokens
         last = grams[:, -1]
-        grams, order = np.unique(index * V + last, return_index=True)
-        counts = counts[order]
+        keys, first = np.unique(index * V + last, return_index=True)
+        counts = counts[first]
         self.orders = []
-        for context in reversed(contexts):
-            index, last = np.divmod(grams, V)
-            totals = np.bincount(index, counts)
-            followers = np.bincount(index)
-            order = Order(context, grams, with_zero(counts), with_zero(totals), with_zero(followers))
-            self.orders.append(order)
-            shorter = context[index] // V  # the context without its oldest token
-            grams, counts = np.unique(shorter * V + last, return_counts=True)  # continuation counts
+        for contexts_k in reversed(contexts):
+            index, last = np.divmod(keys, V)  # of the context, and the last token
+            totals = np.bincount(index, counts)  # sum of the counts with each index
+            followers = np.bincount(index)  # number of k-grams with each index
+            self.orders.append(Order(contexts_k, keys, with_zero(counts), with_zero(totals), with_zero(followers)))
+            shorter = contexts_k[index] // V  # index of the context without its oldest token
+            keys, counts = np.unique(shorter * V + last, return_counts=True)  # continuation counts
         self.orders.reverse()
 
     def look_up(self, grams):
-        """Yield, for k = 1 ... n, what is known of the last k tokens of n-grams (U, n or more): their counts (below
-        n: continuation counts) and, for their contexts, the sum of the counts and the number of followers. (U,) each,
-        0 if unseen."""
-        index = np.zeros(len(grams), dtype=np.int64)  # the empty context
+        """For k = 1 ... n, look the last k tokens of n-grams (U, n or more) up. Yields, (U,) each, 0 if unseen:
+        - their counts, for k < n continuation counts
+        - the sum of the counts after their contexts
+        - the number of different tokens after their contexts"""
+        index = np.zeros(len(grams), dtype=np.int64)  # of the empty context. From an unseen one, -1, nothing is found
         last = grams[:, -1]
         for k, order in enumerate(self.orders, start=1):
             if k > 1:
@@ -242,15 +245,15 @@ class NGrams:
         """Interpolated Kneser-Ney (Kneser, Ney 1995; Chen, Goodman 1998): return the probabilities (U,) of n-grams
         (U, n). With x' for a context x without its oldest token,
 
-            P(y after x) = max(count(x y) - d, 0) / count(x) + d followers(x) / count(x) P(y after x')
+            P(y after x) = (max(count(x y) - d, 0) + d followers(x) P(y after x')) / count(x)
 
-        A document starts with n - 1 separators, so "...a", "..a" and ".a" are one context. The shorter ones follow
-        only separators, and would have continuation counts of 1. They are skipped: x' is "a" (as with KenLM's <s>)."""
+        A document starts with n - 1 separators. After "...a", the shorter contexts "..a" and ".a" tell nothing new, so
+        the next one is "a"."""
         p = np.full(len(grams), 1 / self.V)
         n = len(self.orders)
         for k, (count, total, followers) in enumerate(self.look_up(grams), start=1):
             if 1 < k < n:
-                total = np.where(grams[:, -k] == self.separator, 0, total)
+                total = np.where(grams[:, -k] == self.separator, 0, total)  # as if unseen
             kept = np.maximum(count - discount, 0)
             freed = discount * followers
             mixed = (kept + freed * p) / np.maximum(total, 1)
@@ -273,7 +276,7 @@ def index_of(table, keys):
 
 
 def nll(p, N):
-    """Return the mean of -log p, in nats per token, of tokens with probabilities p (U,) that occur N (U,) times."""
+    """Return the mean of -log p over tokens with probabilities p (U,), which occur N (U,) times, in nats per token."""
     occurs = N > 0
     with np.errstate(divide="ignore"):  # log 0 = -inf is right: the text is impossible
         log_p = np.log(p[occurs])
@@ -281,11 +284,11 @@ def nll(p, N):
 
 
 def check_with_plain_lines(data, n, discount):
-    """Print how far the arrays are from the dictionaries, where both count and predict a small part of the text."""
+    """Print how far the arrays are from the dictionaries on a small part of the text."""
     V, separator = data.vocab_size, data.separator
     grams, counts = count_ngrams(data.train[:2000], n, separator)
     table = NGrams(grams, counts, V, separator)
-    every_time = np.repeat(grams, counts, axis=0).tolist()
+    every_time = np.repeat(grams, counts, axis=0).tolist()  # each n-gram as often as it occurs
     tables = count_plainly([tuple(gram) for gram in every_time])
     held_out, _ = count_ngrams(data.val[:500], n, separator)
     by_arrays = table.kneser_ney(held_out, discount)
@@ -318,7 +321,7 @@ def train_neural(grams, counts, V, steps=300):
     W = torch.zeros(n_positions, V, V, requires_grad=True)
     optimizer = torch.optim.Adam([W], lr=0.1)  # its steps are as large for the rows of rare tokens (optim.py)
     for step in range(1, steps + 1):
-        rows = W[positions, X]  # (U, n - 1, V)
+        rows = W[positions, X]  # (U, n - 1, V): of context i, W[j, X[i, j]] for each position j
         logits = rows.sum(dim=1)  # (U, V)
         log_p = logits.log_softmax(dim=1)
         log_p = log_p.gather(1, Y).flatten()  # (U,): those of the tokens that came
@@ -350,7 +353,7 @@ def neural_ngrams(grams, W):
     positions = np.arange(len(W))
     rows = W[positions, grams[:, :-1]]  # (U, n - 1, V)
     logits = rows.sum(axis=1)
-    logits -= logits.max(axis=1, keepdims=True)  # the same probabilities, and no overflow
+    logits -= logits.max(axis=1, keepdims=True)  # no overflow, and the same probabilities: exp(-max) cancels
     P = np.exp(logits)
     P /= P.sum(axis=1, keepdims=True)
     each = np.arange(len(grams))
@@ -362,7 +365,7 @@ def neural_ngrams(grams, W):
 
 def next_tokens(model, X, V):
     """Return the probabilities (B, V) of all V tokens after contexts X (B, n - 1)."""
-    repeated = np.repeat(X, V, axis=0)
+    repeated = np.repeat(X, V, axis=0)  # each context V times, with another last token each time
     tokens = np.tile(np.arange(V), len(X))
     grams = np.column_stack([repeated, tokens])  # (B V, n)
     return model(grams).reshape(len(X), V)
@@ -373,7 +376,7 @@ def sample(model, context, data, max_new_tokens, rng):
     Returns the new tokens."""
     tokens = list(context)
     for _ in range(max_new_tokens):
-        newest = tokens[len(tokens) - len(context) :]
+        newest = tokens[len(tokens) - len(context) :]  # n - 1, also if that is 0
         p = next_tokens(model, np.array([newest], dtype=np.int64), data.vocab_size)[0]
         if not p.any():
             break  # without smoothing, nothing follows an unseen context

@@ -6,11 +6,11 @@
     tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
-Read prepare_data.py after, which encodes whole texts with these classes. The plain functions at the top show what BPE
-is (Sennrich et al. 2016; on bytes, as in GPT-2). train_bpe() at the end learns the same merges in a fraction of the
-time. To encode, the package tiktoken applies the merges, in compiled code. meta.json and checkpoints keep a tokenizer
-as its to_dict(). A text cannot contain special tokens: even "<|endoftext|>" is split into pieces like any other text.
-Where documents have several lines, such as stories, one token of that name stands between them.
+Read prepare_data.py next: it encodes whole texts with these classes. The plain functions at the top show what BPE is
+(Sennrich et al. 2016; on bytes, as in GPT-2). train_bpe() at the end learns the same merges in a fraction of the time.
+The package tiktoken, which is compiled, does the encoding. A tokenizer is saved, with a dataset or a model, as the dict
+that to_dict() returns. If a text contains "<|endoftext|>", it is split like any other text. The token of that name is
+put by prepare_data.py between documents of several lines, such as stories.
 """
 
 import base64
@@ -28,8 +28,8 @@ END = "<|endoftext|>"  # the name of the token between documents of several line
 
 
 # ----------------------------------------------------------------------------- the idea
-# A token is a string of bytes. At first there are 256, one for each byte. Each merge makes a new token of the two
-# neighbors that occur most often, and the number of a token, its id, is the order in which it was made.
+# A token is a `bytes` object. At first there are 256, one for each byte. Each merge makes a new token of the two
+# neighbors that occur most often. The id of a token is its place in the order in which they were made.
 
 
 def count_pairs(words):
@@ -41,7 +41,8 @@ def count_pairs(words):
 
 
 def merge(tokens, new):
-    """In a list of tokens, replace each two neighbors that make up the token `new` by it."""
+    """In a list of tokens, join each two neighbors that together give the token `new`. (If merges are made in the order
+    in which they were learned, no other two neighbors give the same bytes.)"""
     merged = []
     for token in tokens:
         if merged and merged[-1] + token == new:
@@ -74,7 +75,7 @@ def train_plainly(texts, n_merges):
 def encode_plainly(text, ids):
     """Split a text into bytes, and make all merges in the order in which they were learned. Returns ids."""
     tokens = split_bytes(text)
-    for token in ids:
+    for token in ids:  # in the order of the merges; the first 256, single bytes, change nothing
         tokens = merge(tokens, token)
     return [ids[token] for token in tokens]
 
@@ -82,7 +83,7 @@ def encode_plainly(text, ids):
 def decode_plainly(text_ids, ids):
     tokens = list(ids)  # in the order of their ids
     joined = b"".join(tokens[i] for i in text_ids)
-    return joined.decode(errors="replace")  # ids may end within a character: this shows a question mark
+    return joined.decode(errors="replace")  # a character that is cut off at the end is shown as \ufffd
 
 
 # ----------------------------------------------------------------------------- tokenizers, as the scripts use them
@@ -138,19 +139,20 @@ class CharTokenizer:
         return {"kind": "char", "chars": self.chars}
 
 
-# GPT-2 splits a text into pieces before it merges bytes (Radford et al. 2019), so that no token spans two words. \p{L}
-# is a letter, \p{N} a number of any script. A piece starts with the blank before it. The alternatives, with examples:
+# GPT-2 splits a text into pieces before it merges bytes (Radford et al. 2019), so that no token spans two words. A
+# blank belongs to the word after it. Of these alternatives, the first that fits is taken. \p{L} is a letter, \p{N} a
+# number of any script.
 GPT2_PATTERN = "|".join(
     (
         r"'(?:[sdmt]|ll|ve|re)",  # the end of don't, we'll, I've
         r" ?[\p{L}]+",  # a word
         r" ?[\p{N}]+",  # a number
         r" ?[^\s\p{L}\p{N}]+",  # other characters, such as !?
-        r"\s+(?!\S)",  # blanks, except the last one before a word
-        r"\s+",
+        r"\s+(?!\S)",  # blanks that no other character follows: all but the last one before a word
+        r"\s+",  # a line end or tab that is left before a word
     )
 )
-# In ours, a letter keeps its marks, \p{M}: otherwise a word of Hindi is cut at each vowel sign.
+# In our pattern, a letter keeps its marks, \p{M}: otherwise a word of Hindi is cut at each vowel sign.
 PATTERN = GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*")
 
 
@@ -277,16 +279,20 @@ def split_words(text: str) -> list[str]:
 
 
 def count_words(text: str | Iterable[str]) -> Counter:
-    """Count the words of a text, or of its pieces, up to MAX_CHARACTERS."""
+    """Count the words in the first MAX_CHARACTERS characters of a text, or of pieces of one."""
+    pieces = [text] if isinstance(text, str) else text
     occurrences = Counter()
     remaining = MAX_CHARACTERS
-    for piece in [text] if isinstance(text, str) else text:
-        occurrences.update(split_words(piece[: max(remaining, 0)]))
+    for piece in pieces:
+        if remaining <= 0:
+            break
+        words = split_words(piece[:remaining])
+        occurrences.update(words)
         remaining -= len(piece)
     return occurrences
 
 
-# The same merges as train_plainly(), without counting all pairs again after each. For "low low low lower":
+# The same merges as train_plainly(), without counting all pairs again after each. For the words low, low, low, lower:
 #
 #     words      times   pairs                         words_with
 #     0  low     3       lo 4, ow 4, we 1, er 1        lo: 0 and 1, ow: 0 and 1, we: 1, er: 1
@@ -297,10 +303,9 @@ def count_words(text: str | Iterable[str]) -> Counter:
 #     0  Lw      3       Lw 4, we 1, er 1              lo goes, ow loses 4, Lw gains 4
 #     1  Lwer    1
 #
-# The most frequent pair comes from a heap. An entry whose count has changed since is not looked for and removed: it is
-# skipped when it comes up, and a new entry has been pushed. Words are strings with one character per token: chr(0) to
-# chr(255) for bytes, then a new character for each merge, of which Unicode has 0x110000. So str.split and str.join,
-# which are fast, do the merging.
+# The most frequent pair comes from a heap. When a count changes, a new entry is pushed, and the old one stays; old ones
+# are skipped when they come up. A word is a string with one character per token: chr(0) to chr(255) for bytes, then a
+# new character for each merge (there are 0x110000 of them). So a merge is "L".join(word.split("lo")), which is fast.
 
 
 def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
@@ -310,7 +315,7 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
         raise UserError(f"vocab_size={vocab_size}, but BPE starts from 256 bytes; use 256 to 1,114,112")
     word_counts = count_words(text)
     times = list(word_counts.values())
-    words = [word.encode().decode("latin-1") for word in word_counts]  # latin-1: byte i becomes chr(i)
+    words = [word.encode().decode("latin-1") for word in word_counts]  # each byte becomes one character
     tokens = {chr(i): bytes([i]) for i in range(256)}
     pairs = Counter()  # pair -> occurrences in the text
     words_with = defaultdict(set)  # pair -> indices of the words that have it (some may have lost it since)

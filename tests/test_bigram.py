@@ -480,7 +480,7 @@ def test_letters_that_the_tokenizer_knows_and_no_word_has_are_counted_as_letters
 def test_the_losses_of_learning_are_printed_and_fall_to_that_of_counting(monkeypatch, capsys):
     xs, ys, N = torch_tables(INVENTED, alphabet({"train": INVENTED}))
     W = torch.randn(N.shape)
-    learned = learn(xs, ys, W, log=True)
+    learned = learn(xs, ys, W, show=True)
     printed = re.findall(r"^step +(\d+)  loss (\S+)$", capsys.readouterr().out, flags=re.M)
     assert [int(step) for step, _ in printed] == [1, 10, 30, 100, 300]
     assert printed[0][1] == f"{F.cross_entropy(W[xs], ys):.4f}"
