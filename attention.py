@@ -79,8 +79,9 @@ def averages():
     print("wei, in percent, rounded: row t has the weights that token t gives to all tokens")
     show(wei, "abcde")
     swapped = x[:, [1, 0, 2, 3, 4]]
-    change = (wei @ swapped - out)[:, 1:].abs().max()
-    print(f"Swap a and b: outputs 1 to 4 move by {change:.0e}. An average knows no order, and gives")
+    change = wei @ swapped - out
+    largest = change[:, 1:].abs().max()
+    print(f"Swap a and b: outputs 1 to 4 move by {largest:.0e}. An average knows no order, and gives")
     print("each token the same weight, whatever it is.")
 
 
@@ -89,27 +90,31 @@ def head(x, Wq, Wk, Wv, causal=True):
     q = x @ Wq  # query: what a token looks for
     k = x @ Wk  # key: what it can be found by
     v = x @ Wv  # value: what it passes on
-    scores = q @ k.mT / math.sqrt(q.shape[-1])  # (B, T, T): how well query t and key s match
+    d = q.shape[-1]
+    scores = q @ k.mT / math.sqrt(d)  # (B, T, T): how well query t and key s match
     wei = causal_softmax(scores) if causal else scores.softmax(dim=-1)
     return wei @ v, wei
+
+
+def one_hot(word):
+    """Return (T, 26): in each row, a 1 at the letter, and zeros."""
+    letters = [ord(letter) - ord("a") for letter in word]
+    return F.one_hot(torch.tensor(letters), 26).float()
 
 
 def one_head():
     """2. One head: scores that depend on the tokens"""
     identity = torch.eye(26)
-    banana = [ord(letter) - ord("a") for letter in "banana"]
-    banaza = [ord(letter) - ord("a") for letter in "banaza"]
-    x = identity[torch.tensor([banana, banaza])]  # (2, T, 26): a 1 at the letter, else 0
+    x = torch.stack([one_hot("banana"), one_hot("banaza")])  # (B, T, C) = (2, 6, 26)
     Wq = 3 * math.sqrt(26) * identity  # head() divides by sqrt(26), so the same letter has a score of 3, others 0
     out, wei = head(x, Wq, identity, identity)
-    print(f"banana and banaza: x {tuple(x.shape)} -> output {tuple(out.shape)}, wei {tuple(wei.shape)}")
-    print("wei, in percent, if each letter looks for the same letter: it counts exp(3) = 20 times as much")
+    print("wei of banana, in percent, if each letter looks for the same letter: it counts exp(3) = 20 times as much")
     show(wei[0], "banana")
     for causal, mask in ((True, "with the mask"), (False, "without it")):
         out, _ = head(x, Wq, identity, identity, causal)
-        moved = (out[1] - out[0]).norm(dim=1)
-        distances = " ".join(f"{distance:.2f}" for distance in moved)
-        print(f"From banana to banaza, the outputs 0 to 5 move by {distances}, {mask}")
+        difference = out[1] - out[0]
+        distances = [f"{distance:.2f}" for distance in difference.norm(dim=1)]
+        print("From banana to banaza, the outputs 0 to 5 move by", *distances, mask)
     print("With the mask, no output before the changed letter moves.")
 
 
@@ -240,10 +245,12 @@ def one_block():
     model = Transformer(V=27, T=6, C=32, nh=4)
     idx = torch.randint(27, (4, 6))
     logits = model(idx)
-    print(f"a Transformer of one block: tokens {tuple(idx.shape)} -> logits {tuple(logits.shape)}")
-    nn.init.zeros_(model.blocks[0].attention.mix.weight)
-    nn.init.zeros_(model.blocks[0].feed_forward.down.weight)
-    without = model.output(model.ln_f(model.wte(idx) + model.wpe.weight))
+    print("a Transformer of one block: tokens", tuple(idx.shape), "-> logits", tuple(logits.shape))
+    the_block = model.blocks[0]
+    nn.init.zeros_(the_block.attention.mix.weight)
+    nn.init.zeros_(the_block.feed_forward.down.weight)
+    embedded = model.wte(idx) + model.wpe.weight
+    without = model.output(model.ln_f(embedded))
     check_same("residual: if attention and feed-forward network add 0, and without them", model(idx), without)
 
 
@@ -253,10 +260,13 @@ def one_block():
 def rotate(x, at):
     """RoPE: turn channels i and i + d/2 of x (T, d), seen as a point in the plane, by the angle at / 10000^(2i/d)."""
     half = x.shape[1] // 2
-    angles = at[:, None] / 10_000 ** (torch.arange(half) / half)  # (T, d/2)
+    slowness = 10_000 ** (torch.arange(half) / half)  # (d/2,): each pair of channels turns more slowly
+    angles = at[:, None] / slowness  # (T, d/2)
+    cos = angles.cos()
+    sin = angles.sin()
     x1, x2 = x.chunk(2, dim=1)
-    turned1 = x1 * angles.cos() - x2 * angles.sin()
-    turned2 = x1 * angles.sin() + x2 * angles.cos()
+    turned1 = x1 * cos - x2 * sin
+    turned2 = x1 * sin + x2 * cos
     return torch.cat((turned1, turned2), dim=1)
 
 
@@ -292,13 +302,14 @@ def positions():
     print_row("encoding", ["the last output moves by", "the scores move by"], width=26)
     for kind in ("none", "learned", "RoPE", "ALiBi", "T5"):
         scores = scores_with(kind, x, at, weights)
-        scores_permuted = scores_with(kind, permuted, at, weights)
-        scores_later = scores_with(kind, x, at + 10, weights)
         out = causal_softmax(scores) @ x
+        scores_permuted = scores_with(kind, permuted, at, weights)
         out_permuted = causal_softmax(scores_permuted) @ permuted
-        moved = (out_permuted - out)[-1].abs().max()
-        shift = (scores_later - scores).tril().abs().max()  # of the past: the rest is masked
-        print_row(kind, [f"{moved:.6f}", f"{shift:.6f}"], width=26)
+        moved = out_permuted[-1] - out[-1]
+        scores_later = scores_with(kind, x, at + 10, weights)
+        shift = (scores_later - scores).tril()  # of the past, as the future is masked
+        cells = [f"{change.abs().max():.6f}" for change in (moved, shift)]
+        print_row(kind, cells, width=26)
     print("Without an encoding, the order of the past changes nothing. RoPE, ALiBi and T5 know distances only.")
 
 
@@ -348,8 +359,11 @@ def depth():
 def get_batch(tokens, T, batch_size=32):
     """Return random windows of a text: inputs and targets, (batch_size, T) each."""
     ix = torch.randint(len(tokens) - T, (batch_size,))
-    windows = torch.stack([tokens[i : i + T + 1] for i in ix])  # (batch_size, T + 1)
-    return windows[:, :-1], windows[:, 1:]  # each token, and the one after it
+    windows = [tokens[i : i + T + 1] for i in ix]
+    windows = torch.stack(windows)  # (batch_size, T + 1)
+    x = windows[:, :-1]
+    y = windows[:, 1:]  # the token after each
+    return x, y
 
 
 def train(model, tokens, T, steps, lr=0.01, batch_size=32):
@@ -434,8 +448,10 @@ def training(text, steps, seed):
         seconds = default_timer() - began
         loss = estimate_loss(model, text.val, text.T)
         n_params = sum(p.numel() for p in model.parameters())
-        words = text.decode(sample(model, text.start, text.T)).split()
-        print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", "   " + " ".join(words[:5])])
+        tokens = sample(model, text.start, text.T)
+        words = text.decode(tokens).split()
+        shown = "   " + " ".join(words[:5])
+        print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", shown])
         trained[name] = model
     return trained
 
@@ -521,8 +537,10 @@ def backward_by_hand(model, idx, targets):
     logits = model.output(normed3)
     # backward: the same lines, from the last to the first
     # softmax and cross-entropy of n tokens: dlogits = (softmax(logits) - one_hot(targets)) / n
-    one_hot = F.one_hot(targets, logits.shape[-1])
-    dlogits = (logits.softmax(dim=-1) - one_hot) / targets.numel()
+    V = logits.shape[-1]
+    observed = F.one_hot(targets, V)
+    predicted = logits.softmax(dim=-1)
+    dlogits = (predicted - observed) / targets.numel()
     dnormed3 = linear_backward(model.output, normed3, dlogits)
     dx2 = norm_backward(model.ln_f, xhat3, std3, dnormed3)
     dhidden = linear_backward(feed_forward.down, hidden, dx2)
@@ -579,11 +597,14 @@ def by_tiles(q, k, v, tile=64):
         scores = q[rows] @ k[keys].T / math.sqrt(d)  # (T - start, tile)
         future = torch.ones(scores.shape, dtype=torch.bool).triu(1)  # row 0 and column 0 are token `start`
         scores = scores.masked_fill(future, -math.inf)
-        new_highest = torch.maximum(highest[rows], scores.amax(dim=1, keepdim=True))
+        highest_here = scores.amax(dim=1, keepdim=True)
+        new_highest = torch.maximum(highest[rows], highest_here)
         shrink = (highest[rows] - new_highest).exp()
         weights = (scores - new_highest).exp()
-        out[rows] = out[rows] * shrink + weights @ v[keys]
-        total[rows] = total[rows] * shrink + weights.sum(dim=1, keepdim=True)
+        out[rows] *= shrink
+        out[rows] += weights @ v[keys]
+        total[rows] *= shrink
+        total[rows] += weights.sum(dim=1, keepdim=True)
         highest[rows] = new_highest
     return out / total
 
@@ -602,9 +623,10 @@ def flash():
         q, k, v = torch.randn(3, T, 64)
         cells = [f"{T * T:,}", f"{T * 64:,}"]
         for function in (by_formula, by_tiles, fused):
-            seconds = timeit(partial(function, q, k, v), number=3) / 3
-            cells.append(f"{1000 * seconds:.2f}")
-        print_row(f"{T}", cells, width=16)
+            call = partial(function, q, k, v)
+            milliseconds = 1000 * timeit(call, number=3) / 3
+            cells.append(f"{milliseconds:.2f}")
+        print_row(str(T), cells, width=16)
     check_same("formula and tiles", by_tiles(q, k, v), by_formula(q, k, v))
     check_same("formula and fused kernel", fused(q, k, v), by_formula(q, k, v))
 

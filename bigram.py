@@ -157,6 +157,14 @@ def read_words(data):
     return words
 
 
+def letters_of(data):
+    """Return itos, the dot (for the newline that ends a word in the dataset) and the other letters; and stoi."""
+    letters = [letter for letter in data.tokenizer.chars if letter != "\n"]
+    itos = [".", *letters]
+    stoi = {letter: i for i, letter in enumerate(itos)}
+    return itos, stoi
+
+
 def pair_names(word):
     """Return the pairs of a word as text: .e, em, mm, ma, a. for emma."""
     return [first + second for first, second in pairwise("." + word + ".")]
@@ -166,16 +174,25 @@ def print_corner(title, table, itos):
     """Print the first 12 rows and columns of a table of whole numbers (V, V)."""
     print(f"\n{title}")
     corner = itos[:12]
-    print("  ", *(f"{letter:>5}" for letter in corner))
+    rows = [["", *corner]]
     for letter, row in zip(corner, table.tolist(), strict=False):
-        print(f"{letter:>2}", *(f"{number:5}" for number in row[:12]))
+        cells = [str(number) for number in row[:12]]
+        rows.append([letter, *cells])
+    print_table(rows)
+
+
+def invent_words(P, itos, options):
+    torch.manual_seed(options.seed)
+    words = [sample(P, itos) for _ in range(options.num_samples)]
+    print_samples(words, lines=True)
 
 
 def print_underflow(P, xs, ys):
     """Multiply the probabilities of the pairs, one after the other."""
     print("\nThe probability of the training words is the product of the probabilities of their pairs:")
     product = 1.0
-    for i, p in enumerate(P[xs, ys].tolist(), start=1):
+    probs = P[xs, ys].tolist()
+    for i, p in enumerate(probs, start=1):
         product *= p
         if product == 0:
             print(f"{i:10,} pairs: 0, as the product is too small for a 64-bit number. So we add logarithms instead.")
@@ -187,12 +204,13 @@ def print_underflow(P, xs, ys):
 def print_unseen(P, pairs, itos):
     """Print the loss on each split without smoothing and, where it is infinite, a pair that makes it so."""
     unseen = (P == 0).sum()
-    print(f"\nWithout smoothing, the {unseen} of {P.numel()} pairs that never occur in train have probability 0:")
+    print(f"\nWithout smoothing, {unseen} of {P.numel()} pairs have probability 0, because they never occur in train:")
     for split, (xs, ys) in pairs.items():
         loss = mean_nll(P, xs, ys)
         print(f"{split:5} loss {loss:.4f}")
         if math.isinf(loss):
-            i = (P[xs, ys] == 0).nonzero()[0].item()  # the first pair with probability 0
+            impossible = P[xs, ys] == 0
+            i = impossible.nonzero()[0].item()  # the first of them
             first = itos[xs[i]]
             second = itos[ys[i]]
             print(f"      because {second!r} never follows {first!r} in train")
@@ -203,8 +221,9 @@ def print_score(word, P, stoi, title):
     xs, ys = make_pairs([word], stoi)
     loss = mean_nll(P, xs, ys)
     print(f"\n{word}, {title}: mean negative log-likelihood {loss:.4f}")
+    probs = P[xs, ys].tolist()
     product = 1.0
-    for name, p in zip(pair_names(word), P[xs, ys].tolist(), strict=True):
+    for name, p in zip(pair_names(word), probs, strict=True):
         product *= p
         print(f"  {name}  {p:.4f}   product {product:.3g}")
 
@@ -318,15 +337,16 @@ def main() -> None:
     began = time.perf_counter()
 
     # words, and their letters
-    itos = [".", *(letter for letter in data.tokenizer.chars if letter != "\n")]
-    stoi = {letter: i for i, letter in enumerate(itos)}
+    itos, stoi = letters_of(data)
     to_score = words_to_score(options.score, itos)
-    print(f"{data.name}: {len(words['train']):,} words in train, of {len(itos)} letters:", *itos)
+    train_words = words["train"]
+    print(f"{data.name}: {len(train_words):,} words in train, of {len(itos)} letters:", *itos)
 
     # pairs of letters
     pairs = {split: make_pairs(words[split], stoi) for split in words}
     xs, ys = pairs["train"]
-    print(f"They have {len(xs):,} pairs; those of the first word are", *pair_names(words["train"][0]))
+    first_word = train_words[0]
+    print(f"They have {len(xs):,} pairs; those of the first word are", *pair_names(first_word))
 
     # counts, and probabilities
     N = count_pairs(xs, ys, len(itos))
@@ -334,13 +354,11 @@ def main() -> None:
     counted = probabilities(N, add=0)
     smoothed = probabilities(N, add=1)
     P = smoothed if options.smoothing == "add" else counted
-    percent = (100 * P).round().int()
-    print_corner("P[x, y]: the probability of y after x, in percent, rounded", percent, itos)
+    percent = 100 * P
+    print_corner("P[x, y]: the probability of y after x, in percent, rounded", percent.round().int(), itos)
 
     # samples
-    torch.manual_seed(options.seed)
-    invented = [sample(P, itos) for _ in range(options.num_samples)]
-    print_samples(invented, lines=True)
+    invent_words(P, itos, options)
 
     # the loss
     print_underflow(counted, xs, ys)

@@ -152,18 +152,20 @@ def show_activations(seed, width=200):
     have a standard deviation (std) of gain / sqrt(width), so before its activation, the std is multiplied by gain."""
     print("\nTen layers: the std of their outputs, and the gradient at the first divided by the gradient at the last")
     rows = [["activation", "gain", "layer 1", "layer 5", "layer 10", "gradient, first / last"]]
-    sigmoid, tanh, relu = torch.sigmoid, torch.tanh, torch.relu
-    for activation, gain in ((sigmoid, 1), (tanh, 1), (tanh, 5 / 3), (relu, 1), (relu, math.sqrt(2))):
+    choices = (("sigmoid", 1), ("tanh", 1), ("tanh", 5 / 3), ("relu", 1), ("relu", math.sqrt(2)))
+    for name, gain in choices:
+        activation = getattr(torch, name)
         torch.manual_seed(seed)
         x = torch.randn(500, width, requires_grad=True)
         outputs = []
         for _ in range(10):
-            W = gain * torch.randn(width, width) / math.sqrt(width)
+            std = gain / math.sqrt(width)
+            W = std * torch.randn(width, width)
             x = activation(x @ W)
             x.retain_grad()  # keep the gradient of this result, too
             outputs.append(x)
         x.backward(torch.randn(500, width))
-        row = [activation.__name__, f"{gain:.2f}"]
+        row = [name, f"{gain:.2f}"]
         for i in (0, 4, 9):
             row.append(f"{outputs[i].std():.2g}")
         ratio = outputs[0].grad.std() / outputs[9].grad.std()
@@ -465,8 +467,8 @@ def train(model, data, options, record=None):
 
 
 def print_progress(step, steps, loss, lr, seconds):
-    width = len(str(steps))
-    line = f"step {step:>{width}}/{steps}  train loss {loss:7.4f}  lr {lr:.2e}"
+    number = str(step).rjust(len(str(steps)))
+    line = f"step {number}/{steps}  train loss {loss:7.4f}  lr {lr:.2e}"
     if seconds > 1:
         left = seconds / step * (steps - step)
         line += f"  eta {left:.0f} s"
@@ -591,8 +593,10 @@ def print_coupling(model, data, T, seed):
         in_batches.append(p.item())
     mean = np.mean(in_batches)
     std = np.std(in_batches)
+    lowest = min(in_batches)
+    highest = max(in_batches)
     print("\nbatch norm: the probability of the first token of val, by running averages, and in 200 random batches:")
-    print(f"{alone:.3f}, and {mean:.3f} +- {std:.3f}, from {min(in_batches):.3f} to {max(in_batches):.3f}")
+    print(f"{alone:.3f}, and {mean:.3f} +- {std:.3f}, from {lowest:.3f} to {highest:.3f}")
 
 
 def nearest(C, token, others):
@@ -611,14 +615,21 @@ def print_neighbors(C, id_of, when):
     for vowel in "aeiou":
         others = [id_of[c] for c in letters if c != vowel]
         near = nearest(C, id_of[vowel], others)
-        names = "".join(c for c in letters if id_of[c] in near)
-        vowels += sum(c in "aeiou" for c in names)
-        print(f"  {vowel}: {names}", end="")
+        names = [c for c in letters if id_of[c] in near]
+        vowels += len(set(names) & set("aeiou"))
+        print(f"  {vowel}:", *names, end="")
     by_chance = 15 * 4 / (len(letters) - 1)
     print(f"  ({vowels} of 15 are vowels; by chance {by_chance:.1f})")
 
 
 # ----------------------------------------------------------------------------- which learning rate?
+
+
+def smooth(losses):
+    """Return the mean of each loss and its two neighbors. At the ends, the loss itself counts twice."""
+    before = np.append(losses[0], losses[:-1])
+    after = np.append(losses[1:], losses[-1])
+    return (before + losses + after) / 3
 
 
 def find_lr(model, data, options):
@@ -639,9 +650,7 @@ def find_lr(model, data, options):
         sgd_step(model, rates[i])
         losses[i] += loss.item() / steps
         show(step + 1)
-    # the mean of each loss and its two neighbors; at the ends, the loss itself counts twice
-    padded = np.concatenate([losses[:1], losses, losses[-1:]])
-    smoothed = (padded[:-2] + padded[1:-1] + padded[2:]) / 3
+    smoothed = smooth(losses)
     best = rates[smoothed.argmin()]
     print("\nToo low: the network learns slowly. Too high: the updates overshoot.")
     rows = [["learning rate", "mean loss", "smoothed"]]

@@ -126,7 +126,7 @@ def test_the_weights_of_banana_depend_on_the_letters(out):
 def test_the_mask_hides_a_later_token(out):
     moved = {
         mask: [float(number) for number in line.split()]
-        for line, mask in re.findall(r"outputs 0 to 5 move by ([\d. ]+), (without|with)", part(out, 2))
+        for line, mask in re.findall(r"outputs 0 to 5 move by ([\d. ]+) (without|with)", part(out, 2))
     }
     assert moved["with"][:4] == [0, 0, 0, 0] and moved["with"][4] > 1
     assert min(moved["without"][:4]) > 0.01 and moved["without"][4] > 1
