@@ -184,10 +184,14 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Heads, then a feed-forward network: (B, T, C) -> (B, T, C).
+    """Heads, then a feed-forward network: (B, T, C) -> (B, T, C). With the defaults,
 
-    With `residual`, each of them adds to x what it finds. norm is "pre" (what it reads is normalized), "post" (what
-    comes out is normalized, as in 2017), or None."""
+        x = x + attention(ln_1(x))
+        x = x + feed_forward(ln_2(x))
+
+    where a layer norm, ln, gives each token a mean of 0 and a variance of 1 over its channels. `x +` is the residual
+    connection: each part adds to x what it finds. norm "post" puts the norm behind the sum, ln(x + part(x)), as in
+    2017; None leaves it out."""
 
     def __init__(self, C, nh, feed_forward=True, residual=True, norm="pre"):
         super().__init__()
@@ -205,6 +209,7 @@ class Block(nn.Module):
         return x
 
     def add(self, part, ln, x):
+        """Return x + part(ln(x)), or what the options make of it."""
         found = part(ln(x)) if self.norm == "pre" else part(x)
         if self.residual:
             found = x + found
