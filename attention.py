@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-MIN_TOKENS = 22  # of a text to train or to validate on
+MIN_TOKENS = 22  # train and val need at least as many
 MAX_VOCAB = 2048  # the bigram model has as many rows, and as many columns
 
 
@@ -120,8 +120,8 @@ def one_head():
 
 def scaling():
     """3. Why divide by sqrt(d)? With independent numbers of mean 0 and variance 1, q k^T has variance d"""
-    print("of the scores, their variance; of 2,000 queries with 16 keys each, the largest weight, on average; and what")
-    print("part of a gradient passes the softmax, the median (equal weights: 1/16)")
+    print("variance: that of the scores; largest: mean of the largest weight, over 2,000 queries with 16 keys each;")
+    print("gradient: median fraction of a gradient that passes the softmax (equal weights: 1/16)")
     print_row("", ["q k^T alone:", "", "", "/ sqrt(d):", "", ""])
     print_row("d", ["variance", "largest", "gradient"] * 2)
     for d in (1, 4, 16, 64, 256):
@@ -221,8 +221,8 @@ class Transformer(nn.Module):
 
     def __init__(self, V, T, C, nh, n_layer=1, **parts):
         super().__init__()
-        self.wte = nn.Embedding(V, C)  # of tokens
-        self.wpe = nn.Embedding(T, C)  # of positions
+        self.wte = nn.Embedding(V, C)  # token embeddings
+        self.wpe = nn.Embedding(T, C)  # position embeddings
         self.blocks = nn.Sequential(*[Block(C, nh, **parts) for _ in range(n_layer)])
         pre_norm = self.blocks[0].norm == "pre"
         self.ln_f = nn.LayerNorm(C, bias=False) if pre_norm else nn.Identity()
@@ -346,7 +346,7 @@ def through_blocks(n_layer, parts):
 
 def depth():
     """6. Why residuals and norms? The gradient that reaches the first of many blocks"""
-    print("its size there, divided by its size after the last block; and the std of what comes out of the last block")
+    print("The columns: the size of the gradient at the first block, divided by its size after the last block.")
     print_row("blocks", [*DEPTHS, "last std"])
     for name, parts in KINDS.items():
         cells = []
@@ -355,7 +355,8 @@ def depth():
             cells.append(f"{gradient:.2g}")
         print_row(name, [*cells, f"{std:.2g}"])
     print("Without residuals, the gradient vanishes: averages and ReLUs lose some of it in each block. With residuals")
-    print("alone, it explodes: each block adds to what grows. A norm, after or before, keeps it at about its size.")
+    print("alone, it explodes: each part adds something about as large as x, so x and the gradient grow by a factor in")
+    print("each. With a norm, after or before, it stays within a factor of ten.")
 
 
 # ----------------------------------------------------------------------------- 7 and 8: training
@@ -389,11 +390,14 @@ def estimate_loss(model, tokens, T):
     halves count, so each token is predicted from T / 2 or more tokens before it: in a list, a whole word."""
     half = T // 2
     windows = tokens[:50_000].unfold(0, T + 1, half)  # (n, T + 1), one every T / 2 tokens
-    x = windows[:, :-1]
-    y = windows[:, 1:]
-    logits = model(x)  # (n, T, V)
-    losses = F.cross_entropy(logits.mT, y, reduction="none")  # (n, T)
-    return losses[:, half:].mean().item()
+    losses = []
+    for some in windows.split(256):  # a part at a time, because logits are large
+        x = some[:, :-1]
+        y = some[:, 1:]
+        logits = model(x)  # (256, T, V)
+        of_each = F.cross_entropy(logits.mT, y, reduction="none")  # (256, T)
+        losses.append(of_each[:, half:])
+    return torch.cat(losses).mean().item()
 
 
 @torch.no_grad()
@@ -424,7 +428,7 @@ class ThreeTokens(nn.Module):
         return self.output(self.hidden(emb).tanh())
 
 
-PARTS = {  # of the models to compare, after the bigram model and the MLP
+PARTS = {  # the models to compare, beside the bigram model and the MLP
     "one head": {"nh": 1, "feed_forward": False, "residual": False, "norm": None},
     "four heads": {"nh": 4, "feed_forward": False, "residual": False, "norm": None},
     "  and feed-forward": {"nh": 4, "residual": False, "norm": None},
@@ -436,16 +440,16 @@ PARTS = {  # of the models to compare, after the bigram model and the MLP
 def make_model(name, V, T):
     if name == "bigram":
         return nn.Embedding(V, V)  # token ids (B, T) -> logits (B, T, V), the row of each token
-    if name == "MLP, three letters":
+    if name == "MLP, three tokens":
         return ThreeTokens(V)
     return Transformer(V, T, C=64, **PARTS[name])
 
 
 def training(text, steps, seed):
-    """7. A word of training: what is each part worth?"""
+    """7. Training: what is each part worth?"""
     trained = {}
     print_row(f"{text.name}, {steps:,} steps", ["parameters", "seconds", "val loss", "   sample"])
-    for name in ("bigram", "MLP, three letters", *PARTS):
+    for name in ("bigram", "MLP, three tokens", *PARTS):
         torch.manual_seed(seed)
         model = make_model(name, text.vocab_size, text.T)
         began = default_timer()
@@ -589,9 +593,9 @@ def by_formula(q, k, v):
 
 
 def by_tiles(q, k, v, tile=64):
-    """The same, with only (T, tile) scores at a time (Dao et al. 2022). A softmax divides exp(score - highest) by the
-    sum of these, but the highest score of a row is unknown before the last tile: keep the highest so far, and shrink
-    what was summed up whenever there is a higher one."""
+    """The same, with only (T, tile) scores at a time (Dao et al. 2022). A softmax divides exp(score - highest) by its
+    sum over the row, but the highest score of a row is unknown before the last tile: keep the highest so far, and
+    shrink what was summed up whenever there is a higher one."""
     T, d = q.shape
     out = torch.zeros(T, d)  # sum of exp(score - highest) v, so far
     total = torch.zeros(T, 1)  # sum of exp(score - highest), so far
@@ -615,7 +619,7 @@ def by_tiles(q, k, v, tile=64):
 
 
 def fused(q, k, v):
-    """The same by PyTorch's kernel, which wants (B, nh, T, d)."""
+    """The same with PyTorch's fused kernel, which takes (B, nh, T, d)."""
     q, k, v = (tensor[None, None] for tensor in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)[0, 0]
 
@@ -644,8 +648,7 @@ class Text:
 
     def __init__(self, dataset):
         # imported here, because the steps without training need PyTorch alone
-        from console import UserError
-        from prepare_data import load
+        from prepare_data import UserError, load
         from tokenizer import start_ids, token_names
 
         data = load(dataset)
@@ -667,9 +670,9 @@ class Text:
 def open_text(dataset):
     """Open a dataset, or end with one line that says why not."""
     try:
-        from console import UserError
-    except ModuleNotFoundError:
-        fail("training needs console.py and prepare_data.py beside this file; copy them, or use --max_iters=0")
+        from prepare_data import UserError
+    except ModuleNotFoundError as error:
+        fail(f"training needs {error.name}.py beside this file; run it in the whole folder, or use --max_iters=0")
     try:
         return Text(dataset)
     except UserError as error:
@@ -712,6 +715,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.max_iters < 0:
         fail(f"--max_iters={options.max_iters} is out of range; use 0 or more")
+    if options.plot and options.max_iters == 0:
+        fail("--plot draws a trained head, and --max_iters=0 trains none; leave one of them out")
     if options.plot and not importlib.util.find_spec("matplotlib"):
         fail("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
     text = open_text(options.dataset) if options.max_iters > 0 else None  # before the steps that need none

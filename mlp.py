@@ -7,12 +7,11 @@
 Read ngram.py before and cells.py after. What follows "emil" tells an n-gram table nothing about "emel". The network of
 Bengio et al. (2003) looks up a learned vector for each context token, its embedding. All contexts share these vectors
 and the layers after them, so the network also predicts after contexts that it has never seen (Karpathy 2022,
-"Building makemore" parts 2 to 4). The network of the lecture comes first, in 25 lines. It starts confidently wrong, and
-most of its tanh units are stuck near -1 or 1 (saturated): the rest of this file shows how one sees that, and a fix for
-each.
+"Building makemore" parts 2 to 4). The network of the lecture comes first. It starts confidently wrong, and most of its
+tanh units are stuck near -1 or 1 (saturated): the rest of this file shows how one sees that, and a fix for each.
 
-Its limitation: the first weight matrix, W1, has separate rows for each position, so nothing is shared between
-positions, and the network sees no further back. Solutions: a state (cells.py), or attention (attention.py).
+Its limitation: of its weights, positions share only the embeddings. The first weight matrix, W1, has separate rows for
+each position, and the network sees no further back. Solutions: a state (cells.py), or attention (attention.py).
 """
 
 import math
@@ -78,6 +77,8 @@ class Options:
             self.max_iters = 4000 if self.find_lr else 60_000
         if self.learning_rate is None:
             self.learning_rate = min(self.batch_size / 320, 0.8)  # the lecture's 0.1 for 32; more for larger batches
+        if self.fold and not self.batchnorm:
+            raise UserError("--fold has no batch norm to fold; add --batchnorm=true")
         if self.batchnorm and self.batch_size == 1:
             raise UserError("a batch of 1 has no variance for batch norm; give --batch_size=2, or --batchnorm=false")
 
@@ -149,7 +150,8 @@ def show_lecture_network(data, seed):
 
 def show_activations(seed, width=200):
     """Print what ten layers do to random numbers and, on the way back, to a random gradient. The weights of a layer
-    have a standard deviation (std) of gain / sqrt(width), so before its activation, the std is multiplied by gain."""
+    have a standard deviation (std) of gain / sqrt(width): before its activation, the root mean square (the std, if the
+    mean is 0) is multiplied by the gain. ReLU halves the mean square, so its gain is sqrt(2)."""
     print("\nTen layers: the std of their outputs, and the gradient at the first divided by the gradient at the last")
     rows = [["activation", "gain", "layer 1", "layer 5", "layer 10", "gradient, first / last"]]
     choices = (("sigmoid", 1), ("tanh", 1), ("tanh", 5 / 3), ("relu", 1), ("relu", math.sqrt(2)))
@@ -223,7 +225,8 @@ class BatchNorm:
     """Compute gain (x - mean) / std + bias: (B, H) -> (B, H), separately for each unit (Ioffe and Szegedy 2015). So the
     input of a tanh is neither tiny nor huge, whatever the weights.
 
-    In training, mean and std are those of the batch; in evaluation, running averages of what training has seen."""
+    Mean and std are those of the batch in training, and running averages in evaluation: these need some hundred steps
+    to catch up."""
 
     def __init__(self, H, eps=1e-5, momentum=0.01):
         self.gain = torch.ones(H)
@@ -246,7 +249,7 @@ class BatchNorm:
         return self.gain * self.xhat + self.bias
 
     def update_averages(self, mean, var, B):
-        unbiased = var * (B / (B - 1))  # the variance that other batches are likely to have, as in PyTorch
+        unbiased = var * (B / (B - 1))  # the variance within a batch is too small by this factor, on average
         self.running_mean.lerp_(mean, self.momentum)  # one step, of this fraction, from the average to the new mean
         self.running_var.lerp_(unbiased, self.momentum)
 
@@ -313,8 +316,8 @@ class MLP:
 def scale_weight(weight, init, last):
     """Scale the weights (fan_in, fan_out) of a linear layer, random numbers with mean 0 and standard deviation (std) 1.
 
-    An output is a sum of fan_in inputs, each times a weight: its std is sqrt(fan_in) * std of the weights * std of the
-    inputs. By init, the weights get this std:
+    An output is a sum of fan_in inputs, each times a weight: for inputs with mean 0, its std is sqrt(fan_in) * std of
+    the weights * std of the inputs. By init, the weights get this std:
 
     naive           1: the logits have a std of about sqrt(n_hidden)
     scaled_output   0.1 / sqrt(fan_in) in the last layer, so that the first prediction is nearly uniform; else 1
@@ -324,6 +327,8 @@ def scale_weight(weight, init, last):
                     activations, and 1 / sqrt(fan_out), which keeps that of gradients
     zeros           0: every product has a factor of 0, so no gradient reaches the weights"""
     fan_in, fan_out = weight.shape
+    if init == "naive" or (init == "scaled_output" and not last):
+        return weight
     if init == "zeros":
         return torch.zeros(fan_in, fan_out)
     if init == "xavier":
@@ -345,13 +350,12 @@ def make_model(V, options):
         normalized = options.batchnorm and not last
         weight = torch.randn(fan_in, fan_out, generator=generator)
         bias = torch.randn(fan_out, generator=generator)
-        weight_is_scaled = options.init != "naive" and not (options.init == "scaled_output" and not last)
-        if weight_is_scaled:
-            weight = scale_weight(weight, options.init, last)
-            bias = torch.zeros(fan_out)
+        scaled = scale_weight(weight, options.init, last)
+        if not torch.equal(scaled, weight):
+            bias = torch.zeros(fan_out)  # a random bias goes with weights that are not scaled
         if normalized:
             bias = None  # batch norm would subtract it again, and has a bias of its own
-        layers.append(Linear(weight, bias))
+        layers.append(Linear(scaled, bias))
         if normalized:
             layers.append(BatchNorm(fan_out))
         if not last:
@@ -394,7 +398,7 @@ def set_gradients(model, loss, Y, manual):
         with torch.no_grad():
             model.backward(Y)
         return
-    grads = torch.autograd.grad(loss, model.parameters, retain_graph=False)
+    grads = torch.autograd.grad(loss, model.parameters)
     for p, grad in zip(model.parameters, grads, strict=True):
         p.grad = grad
 
@@ -407,8 +411,8 @@ def compare_gradients(model, loss, Y):
     difference = 0.0
     for p, grad in zip(model.parameters, by_autograd, strict=True):
         largest = grad.abs().max().item() or 1.0  # if all are 0, the difference itself
-        of_this = (p.grad - grad).abs().max().item() / largest
-        difference = max(difference, of_this)
+        relative = (p.grad - grad).abs().max().item() / largest
+        difference = max(difference, relative)
     return difference
 
 
@@ -523,13 +527,15 @@ def print_start(model, loss, V):
     verdict = "gradients flow through the others"
     if saturated > 0.25:  # healthy: less, as in the last row of the table
         verdict = "hardly any gradient flows back there"
+    if not torch.stack(tanhs).any():
+        verdict = "but all of them are 0, and so are the gradients of all weights"
     print(f"{saturated:.0%} of the tanh activations are saturated; {verdict}\n")
 
 
 @torch.no_grad()
 def gradient_to_data(model):
-    """Return log10 of std(gradient) / std(weights) of each matrix: C, W1, W2, ... NaN if all of either are 0. Times the
-    learning rate, the ratio is the relative size of an update: at a thousandth, -3, a matrix changes steadily."""
+    """Return log10 of std(gradient) / std(weights) of each matrix: C, W1, W2, ... NaN if the gradients are all 0. Times
+    the learning rate, the ratio is the relative size of an update: at a thousandth, -3, a matrix changes steadily."""
     matrices = [layer.parameters[0] for layer in model.layers if isinstance(layer, (Embedding, Linear))]
     ratios = {}
     for i, W in enumerate(matrices):
@@ -587,7 +593,7 @@ def print_coupling(model, data, T, seed):
     model.train(True)
     in_batches = []
     for others, _ in islice(batches(data, 31, T, seed), 200):
-        batch = torch.cat([X, others])
+        batch = torch.cat([X, others])  # (32, T)
         probs = model(batch).softmax(1)
         p = probs[0, Y]
         in_batches.append(p.item())
@@ -595,7 +601,9 @@ def print_coupling(model, data, T, seed):
     std = np.std(in_batches)
     lowest = min(in_batches)
     highest = max(in_batches)
-    print("\nbatch norm: the probability of the first token of val, by running averages, and in 200 random batches:")
+    print(
+        "\nbatch norm: the probability of the first token that val predicts, by running averages, and in 200 batches:"
+    )
     print(f"{alone:.3f}, and {mean:.3f} +- {std:.3f}, from {lowest:.3f} to {highest:.3f}")
 
 
@@ -634,7 +642,8 @@ def smooth(losses):
 
 def find_lr(model, data, options):
     """The learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1, in 25 steps of a
-    constant factor. Print the mean loss at each; return the rate with the lowest smoothed loss."""
+    constant factor. Print the mean loss at each; return the rate with the lowest smoothed loss. (A later rate starts
+    from a network that is already trained a little, so the test leans towards high rates.)"""
     rates = np.geomspace(1e-3, 1, 25)
     losses = np.zeros(25)
     steps = max(1, options.max_iters // len(rates))  # at each rate
@@ -649,6 +658,10 @@ def find_lr(model, data, options):
         set_gradients(model, loss, Y, manual)
         sgd_step(model, rates[i])
         losses[i] += loss.item() / steps
+        if not math.isfinite(losses[i]):
+            raise UserError(
+                f"the loss is {losses[i]} at a rate of {rates[i]:.2g}; use another --init or --batchnorm=true"
+            )
         show(step + 1)
     smoothed = smooth(losses)
     best = rates[smoothed.argmin()]
@@ -674,13 +687,16 @@ class Record:
     """What --plot draws of a training run of `steps` steps. train() calls it before each update."""
 
     steps: int
-    tanhs: list = field(default_factory=list)  # before and after: for each tanh layer, (outputs, gradients), (B, H)
+    before: list = field(default_factory=list)  # in the first step, for each tanh layer: (outputs, gradients), (B, H)
+    after: list = field(default_factory=list)  # the same in the last step
     updates: list = field(default_factory=list)  # (step, {matrix: log10 of update size / weight size})
 
     def __call__(self, step, model, lr):
-        if step in (1, self.steps):
-            layers = [layer for layer in model.layers if isinstance(layer, Tanh)]
-            self.tanhs.append([(layer.out.detach(), layer.dout) for layer in layers])
+        layers = [layer for layer in model.layers if isinstance(layer, Tanh)]
+        if step == 1:
+            self.before = [(layer.out.detach(), layer.dout) for layer in layers]
+        if step == self.steps:
+            self.after = [(layer.out.detach(), layer.dout) for layer in layers]
         if step % max(1, self.steps // 200) == 0:
             ratios = gradient_to_data(model)
             log_lr = math.log10(lr or math.nan)
@@ -703,7 +719,8 @@ def draw_training(losses, record, data, options):
 
     path = Path("out", f"mlp_{data.name}", "training.png")
     title = f"mlp.py on {data.name}, {describe(options)}"
-    plots.mlp_training(losses, record.tanhs, record.updates, SATURATED, data, title, path)
+    tanhs = [record.before, record.after]
+    plots.mlp_training(losses, tanhs, record.updates, SATURATED, data, title, path)
     print(f"\n{path}: activations, gradients, loss and updates")
 
 
@@ -782,7 +799,8 @@ def main() -> None:
     print_generated(model, data, options)
     losses = report_losses(model, data, T)
     seconds = time.perf_counter() - began
-    if isinstance(data.tokenizer, CharTokenizer) and set("aeiou") <= set(data.tokenizer.chars):
+    has_vowels = isinstance(data.tokenizer, CharTokenizer) and set("aeiou") <= set(data.tokenizer.chars)
+    if has_vowels and untrained.any():
         print("\nThe three letters whose vectors are nearest to a vowel's, by cosine:")
         print_neighbors(untrained, data.tokenizer.id_of, "before")
         print_neighbors(model.layers[0].C, data.tokenizer.id_of, "after")

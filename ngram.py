@@ -11,6 +11,7 @@ occur are stored. Kneser-Ney smoothing mixes in what shorter contexts say: on na
 "emel". The network of mlp.py learns that the two are similar.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -40,7 +41,7 @@ from prepare_data import load, start_context
 
 CHUNK = 1 << 21  # tokens to count at a time, two million, so that memory does not grow with the text
 MAX_NUMBERS = 1 << 24  # in a tensor of --neural
-TINY = np.finfo(float).tiny  # the smallest positive number: a divisor instead of 0
+TINY = np.finfo(float).tiny  # a positive number that is nearly 0, as a divisor in its place
 
 # V: vocabulary size. U: number of different n-grams. An n-gram is a context and one more token.
 Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their last token after the ones before it (U,)
@@ -220,7 +221,7 @@ class NGrams:
         self.orders.reverse()
 
     def look_up(self, grams):
-        """For k = 1 ... n, look the last k tokens of n-grams (U, n or more) up. Yields, (U,) each, 0 if unseen:
+        """For k = 1 ... n, look up the last k tokens of n-grams (U, n or more). Yields, (U,) each, 0 if unseen:
         - their counts, for k < n continuation counts
         - the sum of the counts after their contexts
         - the number of different tokens after their contexts"""
@@ -285,6 +286,7 @@ def nll(p, N):
 
 def check_with_plain_lines(data, n, discount):
     """Print how far the arrays are from the dictionaries on a small part of the text."""
+    n = min(n, 8)  # dictionaries of longer contexts take a while
     V, separator = data.vocab_size, data.separator
     grams, counts = count_ngrams(data.train[:2000], n, separator)
     table = NGrams(grams, counts, V, separator)
@@ -309,17 +311,22 @@ def train_neural(grams, counts, V, steps=300):
     the n - 1 tokens add up to the logits. Returns W. Raises UserError if it takes too much memory."""
     import torch
 
+    torch.set_num_threads(1)  # a second one slows tensors this small down
     n_positions = grams.shape[1] - 1
-    largest = max(len(grams), n_positions * V) * V  # numbers in the logits, or in W
+    if n_positions == 0:
+        raise UserError("--neural needs a context; use --n=2 or more")
+    largest = max(len(grams), V) * n_positions * V  # numbers in the rows that are looked up, or in W
     if largest > MAX_NUMBERS:
-        raise UserError(f"--neural: {len(grams):,} n-grams of {V:,} tokens are too many; use a smaller --n")
+        advice = "use a smaller --n, or a smaller vocabulary"
+        raise UserError(f"--neural: {len(grams):,} n-grams of {V:,} tokens are too many; {advice}")
     grams = torch.from_numpy(grams.astype(np.int64))
     X = grams[:, :-1]
     Y = grams[:, -1:]
     frequency = torch.from_numpy(counts / counts.sum()).float()  # (U,)
     positions = torch.arange(n_positions)
     W = torch.zeros(n_positions, V, V, requires_grad=True)
-    optimizer = torch.optim.Adam([W], lr=0.1)  # its steps are as large for the rows of rare tokens (optim.py)
+    # Adam (optim.py) divides each gradient by its usual size, so the rows of rare tokens learn as fast as other rows.
+    optimizer = torch.optim.Adam([W], lr=0.1)
     for step in range(1, steps + 1):
         rows = W[positions, X]  # (U, n - 1, V): of context i, W[j, X[i, j]] for each position j
         logits = rows.sum(dim=1)  # (U, V)
@@ -411,7 +418,7 @@ def report_losses(model, counts, data):
     for split, gram in impossible.items():
         context = data.tokenizer.decode(gram[:-1])
         token = data.tokenizer.decode(gram[-1:])
-        print(f"{split} loss is infinite: {token!r} after {context!r} never occurs in train; use another --smoothing")
+        print(f"{split} loss is infinite: {token!r} after {context!r} has probability 0, as it never occurs in train")
     return losses
 
 
@@ -431,18 +438,19 @@ def compare_orders(counts, data, alpha, discount):
     print("val covered: fraction of validation k-grams that occur in training")
     print(" k   possible (V^k)  seen in train  val covered  add-alpha loss  Kneser-Ney loss")
     for k in range(1, n + 1):
-        grams, N = shortened(counts["train"], k)
-        table = NGrams(grams, N, V, data.separator)
-        held_out, N = shortened(counts["val"], k)
+        grams, N_train = shortened(counts["train"], k)
+        table = NGrams(grams, N_train, V, data.separator)
+        held_out, N_val = shortened(counts["val"], k)
         occurs = table.additive(held_out, alpha=0) > 0
-        covered = N[occurs].sum() / N.sum()
-        added = nll(table.additive(held_out, alpha), N)
-        smoothed = nll(table.kneser_ney(held_out, discount), N)
+        covered = N_val[occurs].sum() / N_val.sum()
+        added = nll(table.additive(held_out, alpha), N_val)
+        smoothed = nll(table.kneser_ney(held_out, discount), N_val)
         additive.append(added)
         kneser_ney.append(smoothed)
         possible = f"{V**k:,}"
         if V**k >= 1e12:
-            possible = f"{V**k:.2g}"
+            exponent = k * math.log10(V)
+            possible = f"{10 ** (exponent % 1):.2g}e+{int(exponent)}"
         seen = f"{len(grams):,}"
         print(f"{k:2} {possible:>16} {seen:>14} {covered:12.1%} {added:15.4f} {smoothed:16.4f}", flush=True)
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
@@ -471,9 +479,9 @@ def compare_neural(counts, data, options):
     table = NGrams(grams, N, V, data.separator)
     p = table.additive(grams, alpha=0)
     print(f"train loss: {nll(p, N):.4f} by counting (maximum likelihood), {learned:.4f} by gradient descent")
-    if options.n > 2:
-        print("The network adds up what each token of the context says. What two of them say only together, it cannot")
-        print("represent, so it ends above counting. But it has few weights: compare its losses on train and val.")
+    print(f"The network has {W.size:,} weights, and the table {len(grams):,} counts.", end=" ")
+    print("It adds up what each token of the context says;")
+    print("what two of them say only together, it cannot represent.")
     return partial(neural_ngrams, W=W), W.size
 
 

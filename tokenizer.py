@@ -1,6 +1,6 @@
 """Text to tokens and back: one token per character, or byte-pair encoding (BPE).
 
-    python tokenizer.py    # BPE in 25 lines: train on a few letters and on a paragraph, encode, decode
+    python tokenizer.py    # BPE in plain lines: train on a few letters and on a paragraph, encode, decode
 
     from tokenizer import BPETokenizer, train_bpe
     tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
@@ -83,7 +83,7 @@ def encode_plainly(text, ids):
 def decode_plainly(text_ids, ids):
     tokens = list(ids)  # in the order of their ids
     joined = b"".join(tokens[i] for i in text_ids)
-    return joined.decode(errors="replace")  # a character that is cut off at the end is shown as \ufffd
+    return joined.decode(errors="replace")  # a part of a character is shown as \ufffd
 
 
 # ----------------------------------------------------------------------------- tokenizers, as the scripts use them
@@ -163,7 +163,8 @@ class BPETokenizer:
     def __init__(self, ranks: dict[bytes, int] | None = None, pattern: str = PATTERN):
         import tiktoken  # here: characters need neither the package nor its download
 
-        self.ranks, self.pattern = ranks, pattern if ranks is not None else GPT2_PATTERN
+        self.ranks = ranks
+        self.pattern = pattern if ranks is not None else GPT2_PATTERN
         if ranks is not None:
             self.encoding = tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
         else:
@@ -312,7 +313,7 @@ def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
     """Train byte-pair encoding on a text, or on pieces of one. Returns the tokens and their ids, of which there are
     fewer than vocab_size if nothing is left to merge. Raises UserError if vocab_size is below 256."""
     if not 256 <= vocab_size <= 0x110000:
-        raise UserError(f"vocab_size={vocab_size}, but BPE starts from 256 bytes; use 256 to 1,114,112")
+        raise UserError(f"vocab_size={vocab_size} is out of range; use 256, the number of bytes, to 1,114,112")
     word_counts = count_words(text)
     times = list(word_counts.values())
     words = [word.encode().decode("latin-1") for word in word_counts]  # each byte becomes one character
@@ -382,14 +383,18 @@ The rain in the hills ran to the river, and the river ran to the sea. The sea se
 Again and again the rain fell, the river rose, and the sea took it all."""
 
 
+def readable(token: bytes) -> str:
+    return token.decode(errors="replace")  # a part of a character
+
+
 def show_merges(text: str, n_merges: int) -> None:
     """Print a word after each merge."""
     ids = train_plainly([text], n_merges)
     tokens = split_bytes(text)
-    print(f"{len(tokens)} tokens:", b" ".join(tokens).decode())
+    print(f"{len(tokens)} tokens:", *map(readable, tokens))
     for new in list(ids)[256:]:
         tokens = merge(tokens, new)
-        print(f"{len(tokens)} tokens:", b" ".join(tokens).decode(), f"(new: {new.decode()}, id {ids[new]})")
+        print(f"{len(tokens)} tokens:", *map(readable, tokens), f"(new: {readable(new)}, id {ids[new]})")
     encoded = encode_plainly(text, ids)
     print("ids", encoded, "are", decode_plainly(encoded, ids))
 
@@ -399,7 +404,7 @@ def main() -> None:
     print("\nA paragraph, cut into words first, so that no token spans two words; 40 merges:")
     words = split_words(PARAGRAPH)
     ids = train_plainly(words, n_merges=40)
-    print("the first merges:", *(repr(token.decode()) for token in list(ids)[256:272]))
+    print("the first merges:", *(repr(readable(token)) for token in list(ids)[256:272]))
     encoded = []
     for word in words:
         encoded += encode_plainly(word, ids)

@@ -417,7 +417,7 @@ def test_training_compares_the_parts(call, data, only_training, trained, monkeyp
     status, out, err = call(attention, f"--dataset={name}", "--max_iters=40")
     assert status == 0, err
     rows = part(out, 7).split("\n\n")[0].splitlines()[2:]
-    names = ["bigram", "MLP, three letters", "one head", "four heads", "  and feed-forward", "  and residual"]
+    names = ["bigram", "MLP, three tokens", "one head", "four heads", "  and feed-forward", "  and residual"]
     names += ["  and norm: a block"]
     assert len(rows) == len(trained) == 7
     blocks = [model.blocks[0] for model in trained[2:]]
@@ -561,7 +561,7 @@ def test_copied_alone_it_cannot_train_and_says_so(tmp_path):
     env = os.environ | {"PYTHONPATH": ""}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", env=env)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: training needs console.py and prepare_data.py") and ";" in done.stderr
+    assert done.stderr.startswith("error: training needs prepare_data.py beside this file; ") and ";" in done.stderr
 
 
 def test_the_same_seed_gives_the_same_numbers(call, data, only_training, monkeypatch):
@@ -585,3 +585,7 @@ def test_the_data_is_looked_at_before_the_steps(fails, monkeypatch):
     assert "--max_iters=-2 is out of range; use 0 or more" in fails(attention, "--max_iters=-2")
     Path("data/ten/train.bin").unlink()
     assert "train.bin does not have" in fails(attention, "--dataset=ten")
+
+
+def test_a_plot_needs_training(fails):
+    assert "--plot draws a trained head, and --max_iters=0 trains none;" in fails(attention, "--max_iters=0", "--plot")

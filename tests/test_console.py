@@ -37,7 +37,7 @@ class Options:
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # kind of normalization
     bias: bool = True  # use biases
     compile: bool = False  # use torch.compile
-    batchnorm: bool = None  # batch normalization (default: true with --norm=layernorm)
+    batchnorm: bool | None = None  # batch normalization (default: true with --norm=layernorm)
     file: str = ""  # a text
     shift: float = -1.0  # a number that can be negative
     offset: int = 0  # a whole number that can be negative
@@ -52,6 +52,26 @@ class Options:
 class Longer(Options):
     steps: Positive = 900  # number of steps, of which there are many
     patience: int = 3  # evaluations without improvement
+
+
+@dataclass
+class Depending:
+    """None, if it is not given: the script finds out what fits the other options."""
+
+    bias: bool | None = None  # use biases (default: as in the checkpoint)
+    steps: Positive | None = None  # number of steps (default: 700, or 70 with --plot)
+    top_k: NonNegative | None = 5  # sample from the k most likely tokens
+    rate: NonNegativeFloat | None = None  # learning rate (default: 0.1 / steps)
+    momentum: Fraction | None = None  # of the gradient (default: 1 - rate)
+    norm: Literal["layernorm", "rmsnorm"] | None = None  # kind of normalization (default: as in the checkpoint)
+    offset: int | None = None  # a whole number that can be negative (default: -steps)
+    file: str | None = None  # a text (default: that of the checkpoint)
+    folder: PathStr | None = None  # a folder (default: that of the checkpoint)
+
+
+@dataclass
+class LongerDepending(Depending):
+    patience: float | None = None  # evaluations without improvement (default: steps / 10)
 
 
 @dataclass
@@ -143,6 +163,77 @@ def test_a_wrong_option_gets_one_line(options, arg, words):
     assert str(caught.value).startswith(words) and "; " in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_an_option_that_depends_on_others_is_none_until_it_is_given(options):
+    assert options(kind=Depending) == Depending(None, None, 5)
+    values = ("--steps", "3", "--top_k=0", "--rate=0", "--momentum=.5", "--norm=rmsnorm", "--offset=-3", "--file=7")
+    found = options("--bias", *values, "--folder=~/a", kind=Depending)
+    expected = Depending(True, 3, 0, 0.0, 0.5, "rmsnorm", -3, "7", os.path.expanduser("~/a"))
+    assert repr(found) == repr(expected)  # 0.0, not 0
+    assert options("--bias=false", kind=Depending).bias is False
+    assert options("--file=None", "--steps=1", kind=LongerDepending) == LongerDepending(file="None", steps=1)
+    assert options("--patience=2", kind=LongerDepending).patience == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("steps", "0", "=0 is out of range; use at least 1, and less than 2147483648"),
+        ("steps", "None", "=None is not of type int; give a number"),
+        ("steps", "", "= is not of type int; give a number"),
+        ("top_k", "-1", "=-1 is out of range; use at least 0"),
+        ("rate", "-0.1", "=-0.1 is out of range; use at least 0.0"),
+        ("rate", "inf", "=inf is out of range; use "),
+        ("momentum", "1", "=1 is out of range; use at least 0.0, and less than 1.0"),
+        ("norm", "rmsnrm", "=rmsnrm is unknown (did you mean rmsnorm?); choose from layernorm, rmsnorm"),
+        ("offset", "1.5", "=1.5 is not of type int; give a number"),
+        ("bias", "none", "=none is unknown; choose from true, false"),
+    ],
+)
+def test_a_wrong_value_of_one_that_depends_on_others_gets_one_line(options, name, value, words):
+    """On the command line, and in a file."""
+    Path("my.toml").write_text(f'{name} = "{value}"\n', encoding="utf-8")
+    sources = {f"--{name}": lambda: options(f"--{name}={value}", kind=Depending)}
+    sources[f"my.toml: {name}"] = lambda: read_toml("my.toml", Depending)
+    for what, read in sources.items():
+        with pytest.raises(UserError) as caught:
+            read()
+        assert str(caught.value).startswith(what + words) and "\n" not in str(caught.value)
+
+
+def test_a_config_file_gives_options_that_depend_on_others_their_types():
+    lines = ["bias = false", "steps = 9", "rate = 1", 'norm = "layernorm"', "offset = -2", 'folder = "~/a"']
+    Path("my.toml").write_text("\n".join(lines), encoding="utf-8")
+    found = read_toml("my.toml", Depending)
+    folder = os.path.expanduser("~/a")
+    expected = {"bias": False, "steps": 9, "rate": 1.0, "norm": "layernorm", "offset": -2, "folder": folder}
+    assert repr(found) == repr(expected)
+
+
+def test_help_leaves_a_default_that_depends_on_others_empty(options, capsys):
+    lines = shown(options, capsys, LongerDepending)
+    assert [tuple(line.split(maxsplit=1)) for line in lines[5:]] == [
+        ("--patience=", "evaluations without improvement (default: steps / 10)"),
+        ("--bias=", "use biases (default: as in the checkpoint)"),
+        ("--steps=", "number of steps (default: 700, or 70 with --plot)"),
+        ("--top_k=5", "sample from the k most likely tokens"),
+        ("--rate=", "learning rate (default: 0.1 / steps)"),
+        ("--momentum=", "of the gradient (default: 1 - rate)"),
+        ("--norm=", "kind of normalization (default: as in the checkpoint) (layernorm, rmsnorm)"),
+        ("--offset=", "a whole number that can be negative (default: -steps)"),
+        ("--file=", "a text (default: that of the checkpoint)"),
+        ("--folder=", "a folder (default: that of the checkpoint)"),
+    ]
+
+
+def test_an_option_has_one_type_beside_none():
+    """A type that is not a union stays as it is; one of two types would be ambiguous."""
+    assert console.without_none(Positive | None) == Positive and console.without_none(int | None) is int
+    kinds = (int, bool, Positive, PathStr, Literal["a", "b"])
+    assert [console.without_none(kind) for kind in kinds] == list(kinds)
+    with pytest.raises(ValueError):
+        console.without_none(int | str | None)
+
+
 def test_one_option_may_be_given_without_its_name(options):
     for args in (["x.txt", "--steps=3"], ["--steps=3", "--compile", "x.txt"], ["--steps", "3", "--file=x.txt"]):
         found = options(*args, argument="file")
@@ -172,7 +263,7 @@ def test_a_field_without_a_comment_is_an_error_of_the_programmer_at_once(line, t
 def test_a_comment_may_have_one_blank_before_it(options):
     @dataclass
     class Narrow:
-        n: int = 1 # a number  # fmt: skip
+        n: int = 1  # a number  # fmt: skip
 
     assert options("--n=2", kind=Narrow).n == 2
 
@@ -355,24 +446,3 @@ def test_a_table_is_flush_left_then_flush_right(capsys):
     assert capsys.readouterr().out == "n     loss\n100    2.5\n7    12.25\n"
     with pytest.raises(ValueError):
         print_table([["a", "b"], ["c"]])
-
-
-@dataclass
-class Depending:
-    max_iters: console.Positive | None = None  # steps (default: as many as words)
-    plot: bool | None = None  # draw (default: if there is something to draw)
-
-
-def test_an_option_can_depend_on_others_by_default(monkeypatch, capsys, tmp_path):
-    """None then, and of its type if it is given: on the command line, or in a file."""
-    monkeypatch.setattr(sys, "argv", ["x.py"])
-    assert console.parse(Depending, "") == Depending(None, None)
-    monkeypatch.setattr(sys, "argv", ["x.py", "--max_iters=7", "--plot=false"])
-    assert console.parse(Depending, "") == Depending(7, False)
-    monkeypatch.setattr(sys, "argv", ["x.py", "--max_iters=0"])
-    with pytest.raises(UserError, match="--max_iters=0 is out of range; use at least 1"):
-        console.parse(Depending, "")
-    (tmp_path / "c.toml").write_text("max_iters = 9\nplot = true\n")
-    assert console.read_toml(str(tmp_path / "c.toml"), Depending) == {"max_iters": 9, "plot": True}
-    lines = list(console.help_lines(Depending))
-    assert lines[0].split()[:2] == ["--max_iters=", "steps"] and lines[1].split()[:2] == ["--plot=", "draw"]

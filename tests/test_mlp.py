@@ -1,6 +1,6 @@
 import math
 import re
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import bigram
 import mlp
 import plots
 import prepare_data
+from console import UserError
 from mlp import MLP, BatchNorm, Embedding, Linear, Options, Tanh, contexts, evaluate, fold_batchnorm, make_model
 
 QUICK = ("--max_iters=40", "--num_samples=2")
@@ -221,6 +222,30 @@ def test_xavier_is_the_mean_of_what_activations_and_what_gradients_want():
     assert not mlp.Options(init="xavier").batchnorm
 
 
+@pytest.mark.parametrize(
+    ("init", "hidden", "last"),  # the std of the weights, in two hidden layers and in the last one
+    [
+        ("naive", (1, 1), 1),
+        ("scaled_output", (1, 1), 0.1 / math.sqrt(50)),
+        ("kaiming", (5 / 3 / math.sqrt(30), 5 / 3 / math.sqrt(50)), 0.1 / math.sqrt(50)),
+        ("xavier", (math.sqrt(2 / 80), math.sqrt(2 / 100)), math.sqrt(2 / 77)),
+        ("zeros", (0, 0), 0),
+    ],
+)
+def test_all_inits_scale_the_same_random_numbers(init, hidden, last):
+    """Biases are drawn, too, where a weight is left as it is; else they start at 0. All zeros: the vectors, too."""
+    sizes = {"n_hidden": 50, "n_layer": 2, "batchnorm": False}
+    model, plain = (make_model(27, Options(init=name, **sizes)) for name in (init, "naive"))
+    for i, std in ((1, hidden[0]), (3, hidden[1]), (5, last)):
+        ours, drawn = model.layers[i], plain.layers[i]
+        assert abs(drawn.weight.std() - 1) < 0.05 and abs(drawn.bias.std() - 1) < 0.3
+        torch.testing.assert_close(ours.weight, std * drawn.weight)
+        assert torch.equal(ours.bias, drawn.bias if std == 1 else torch.zeros_like(drawn.bias))
+    C = plain.layers[0].C
+    assert abs(C.std() - 1) < 0.1
+    assert torch.equal(model.layers[0].C, 0 * C if init == "zeros" else C)
+
+
 SHAPES = list(product((1, 2, 4), (True, False), ("kaiming", "naive")))
 
 
@@ -247,6 +272,28 @@ def test_a_wrong_gradient_would_show(double, monkeypatch):
     assert largest_difference(shake(small_model()), 32) > 0.01
 
 
+def test_one_percent_too_much_in_any_gradient_shows_as_one_percent(double, monkeypatch):
+    """Relative to the largest gradient of its own tensor, however small that is."""
+    model, (X, Y) = shake(small_model(n_layer=2)), examples(32)
+    backward = MLP.backward
+    for i in range(len(model.parameters)):
+
+        def wrong(self, Y, i=i):
+            backward(self, Y)
+            self.parameters[i].grad *= 1.01
+
+        monkeypatch.setattr(MLP, "backward", wrong)
+        difference = mlp.compare_gradients(model, F.cross_entropy(model(X), Y), Y)
+        assert difference == pytest.approx(0.01)
+
+
+def test_gradients_that_are_all_zero_can_be_compared():
+    """Of W1, for example, if all weights are 0: the difference is 0, and not 0 / 0."""
+    model, (X, Y) = small_model(init="zeros"), examples(32)
+    assert mlp.compare_gradients(model, F.cross_entropy(model(X), Y), Y) < 1e-5
+    assert not model.layers[1].weight.grad.any()
+
+
 def test_gradients_are_set_by_autograd_or_by_hand(double):
     X, Y = examples(8)
     found = []
@@ -267,6 +314,8 @@ def test_comparing_changes_neither_the_loss_nor_running_statistics():
     assert mlp.compare_gradients(model, loss, Y) > 0
     assert loss.item() == F.cross_entropy(other(X), Y).item()
     assert torch.equal(model.layers[2].running_mean, other.layers[2].running_mean)
+    assert torch.equal(model.layers[2].running_var, other.layers[2].running_var)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters, other.parameters, strict=True))
     mlp.set_gradients(model, loss, Y, manual=False)  # the graph is still there
 
 
@@ -297,6 +346,30 @@ def test_the_learning_rate_is_constant_for_half_of_the_steps(data, call, monkeyp
     assert rates[:51] == [0.1] * 51
     falling = [0.1 * (100 - i) / 50 for i in range(51, 100)]
     assert rates[51:] == pytest.approx(falling if schedule == "linear" else [0.01] * 49)
+
+
+def test_the_learning_rate_at_a_step_falls_on_a_line_or_to_a_tenth():
+    def rates(steps: int, schedule: str) -> list[float]:
+        options = Options(max_iters=steps, learning_rate=0.4, schedule=schedule)
+        return [mlp.lr_at(step, options) for step in range(1, steps + 1)]
+
+    assert rates(8, "linear") == pytest.approx([0.4, 0.4, 0.4, 0.4, 0.4, 0.3, 0.2, 0.1])
+    assert rates(8, "step") == pytest.approx([0.4, 0.4, 0.4, 0.4, 0.4, 0.04, 0.04, 0.04])
+    assert rates(5, "linear") == pytest.approx([0.4, 0.4, 0.4, 0.32, 0.16])
+    assert rates(5, "step") == pytest.approx([0.4, 0.4, 0.4, 0.04, 0.04])
+    assert rates(1, "linear") == rates(1, "step") == [0.4]
+
+
+def test_a_learning_rate_of_0_changes_nothing(data, call):
+    status, out, err = call(mlp, "--dataset=tiny", *QUICK, "--learning_rate=0", "--plot")
+    assert status == 0, err
+    before, after = (out.split(f"gradients {when} training")[1].split("\nhealthy")[0] for when in ("before", "after"))
+    for table in (before, after):
+        assert all(line.split()[-1] == "-" for line in table.splitlines() if " x " in line)  # of the updates: no log
+    before, after = (line.split("training:")[1] for line in out.splitlines() if "training:  a:" in line)
+    assert before == after
+    assert "nan" not in out and "inf" not in out
+    assert all("lr 0.00e+00" in line for line in out.splitlines() if line.startswith("step "))
 
 
 def test_an_sgd_step_subtracts_the_learning_rate_times_the_gradient():
@@ -391,11 +464,88 @@ def test_a_record_keeps_what_the_plot_draws(data):
     model = make_model(prepare_data.load("list").vocab_size, options)
     mlp.train(model, prepare_data.load("list"), options, record)
     assert [step for step, _ in record.updates] == [*range(1, 21)] and set(record.updates[0][1]) == {"C", "W1", "W2"}
-    ((out, dout),) = record.tanhs[1]
-    assert len(record.tanhs) == 2 and out.shape == dout.shape == (32, 20)
+    ((out, dout),) = record.after
+    assert out.shape == dout.shape == (32, 20)
     assert torch.equal(out, model.layers[3].out) and torch.equal(dout, model.layers[3].dout)
+    first = make_model(prepare_data.load("list").vocab_size, options)
+    first_batch(first, *next(mlp.batches(prepare_data.load("list"), 32, 3, options.seed)))
+    ((out, dout),) = record.before
+    torch.testing.assert_close((out, dout), (first.layers[3].out.detach(), first.layers[3].dout))
+    shift = math.log10(options.learning_rate)
+    expected = {name: ratio + shift for name, ratio in mlp.gradient_to_data(first).items()}
+    assert record.updates[0][1] == pytest.approx(expected, abs=1e-4)
     ratio = mlp.gradient_to_data(model)["W1"]  # of the last gradient, after one more small update
     assert record.updates[-1][1]["W1"] == pytest.approx(ratio + math.log10(mlp.lr_at(20, options)), abs=0.01)
+
+
+@pytest.mark.parametrize("backward", ["autograd", "manual"])
+def test_a_record_sees_each_step_before_its_update(data, backward):
+    """With the rate and the gradients of the update that follows."""
+    seen = []
+
+    def record(step, model, lr):
+        before = [p.detach().clone() for p in model.parameters]
+        seen.append((step, lr, before, [p.grad for p in model.parameters]))
+
+    options = small_options(max_iters=12, learning_rate=0.2, backward=backward)
+    dataset = prepare_data.load("list")
+    model = make_model(dataset.vocab_size, options)
+    losses = mlp.train(model, dataset, options, record)
+    assert len(losses) == 12 and [step for step, *_ in seen] == [*range(1, 13)]
+    assert [lr for _, lr, *_ in seen] == [mlp.lr_at(step, options) for step in range(1, 13)]
+    seen.append((13, 0.0, [p.detach() for p in model.parameters], []))
+    for (_, lr, before, grads), (_, _, after, _) in pairwise(seen):
+        for p, grad, moved in zip(before, grads, after, strict=True):
+            torch.testing.assert_close(moved, p - lr * grad)
+    assert losses == mlp.train(make_model(dataset.vocab_size, options), dataset, options)  # recorded or not
+
+
+def test_the_losses_that_training_returns_are_those_of_its_batches(data):
+    dataset, options = prepare_data.load("list"), small_options(max_iters=30, batch_size=16)
+    losses = mlp.train(make_model(dataset.vocab_size, options), dataset, options)
+    model = make_model(dataset.vocab_size, options)
+    for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 16, 3, options.seed), 30), 1):
+        loss = F.cross_entropy(model(X), Y)
+        assert losses[step - 1] == pytest.approx(loss.item(), rel=1e-4)
+        mlp.set_gradients(model, loss, Y, manual=False)
+        mlp.sgd_step(model, mlp.lr_at(step, options))
+
+
+def test_gradient_to_data_is_the_log_of_a_ratio_and_nan_if_there_is_none():
+    C, W = torch.arange(8.0).view(4, 2), torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+    model = MLP([Embedding(C), Linear(W, torch.zeros(2)), Tanh(), Linear(2 * W)])
+    for p, factor in zip(model.parameters, (0.01, 1000, 1, 0.1), strict=True):
+        p.grad = p.detach() * factor
+    assert mlp.gradient_to_data(model) == pytest.approx({"C": -2, "W1": 3, "W2": -1})
+    C.grad = torch.zeros_like(C)  # no gradient
+    W.data = torch.zeros_like(W)  # no gradient, and no weights
+    W.grad = torch.zeros_like(W)
+    assert mlp.gradient_to_data(model) == pytest.approx({"C": math.nan, "W1": math.nan, "W2": -1}, nan_ok=True)
+
+
+@pytest.mark.parametrize(("loss", "far", "above", "blocked"), [(3.19, 5, False, False), (3.21, 6, True, True)])
+def test_the_start_is_judged_by_one_nat_and_a_quarter(capsys, loss, far, above, blocked):
+    """And over the activations of all tanh layers."""
+    model = MLP([Tanh(), Tanh()])
+    outputs = torch.full((20,), 0.96)
+    outputs[:far] = torch.tensor([0.98, -0.98, 0.98, -0.98, 0.98, -0.98])[:far]
+    model.layers[0].out, model.layers[1].out = outputs.view(2, 2, 5)
+    mlp.print_start(model, loss, 9)  # ln 9 = 2.197
+    out = capsys.readouterr().out
+    assert f"first loss {loss}; uniform: ln 9 = 2.20; " in out and ("confidently wrong" in out) == above
+    assert f"{5 * far}% of the tanh activations" in out and ("hardly any gradient" in out) == blocked
+
+
+def test_a_record_of_a_long_run_keeps_200_updates_or_a_few_more():
+    model = small_model()
+    first_batch(model, *examples(8))
+    for steps, every in ((199, 1), (600, 3), (1000, 5)):
+        record = mlp.Record(steps)
+        for step in range(1, steps + 1):
+            record(step, model, 0.0 if step > 900 else 0.1)
+        assert [step for step, _ in record.updates] == [*range(every, steps + 1, every)]
+        assert len(record.before) == len(record.after) == 1
+    assert [math.isnan(ratios["C"]) for step, ratios in record.updates] == [step > 900 for step, _ in record.updates]
 
 
 # ----------------------------------------------------------------------------- the lecture's network, and experiments
@@ -426,22 +576,73 @@ def test_the_lectures_network_is_the_formula_trained_by_sgd(data):
 
 
 def test_the_lectures_network_starts_far_above_uniform_and_learns(data, capsys, monkeypatch):
-    monkeypatch.setattr(mlp, "LECTURE_STEPS", 3000)
-    dataset = prepare_data.load("tiny")
-    losses = mlp.train_lecture_network(dataset, 3000, seed=0)
-    assert losses[0] > math.log(dataset.vocab_size) + 5 and np.mean(losses[-500:]) < 1.5
-    mlp.show_lecture_network(dataset, seed=0)
-    printed = capsys.readouterr().out
-    assert f"first batch: {losses[0]:.2f}; a uniform prediction has {math.log(dataset.vocab_size):.2f}" in printed
-    for begin, end in ((50, 100), (500, 1000), (1500, 3000)):
-        assert f"steps {begin + 1} to {end}: {np.mean(losses[begin:end]):.4f}" in printed
+    dataset, runs = prepare_data.load("tiny"), []
+    train = mlp.train_lecture_network
+    monkeypatch.setattr(mlp, "LECTURE_STEPS", 900)
+    monkeypatch.setattr(mlp, "train_lecture_network", lambda *rest: (runs.append(train(*rest)), runs[-1])[1])
+    mlp.show_lecture_network(dataset, seed=5)
+    printed, (losses,), uniform = capsys.readouterr().out, runs, math.log(dataset.vocab_size)
+    assert losses == train(dataset, 900, 5) != train(dataset, 900, 6)
+    assert len(losses) == 900 and losses[0] > uniform + 5 and np.mean(losses[-300:]) < uniform
+    assert f"first batch: {losses[0]:.2f}; a uniform prediction has {uniform:.2f}\n" in printed
+    means = [f"steps {begin + 1} to {end}: {np.mean(losses[begin:end]):.4f}" for begin, end in ((15, 30), (150, 300))]
+    means.append(f"steps 451 to 900: {np.mean(losses[450:]):.4f}")
+    assert printed.splitlines()[2:] == [f"mean loss of {mean}" for mean in means]
+
+
+def test_the_lectures_network_and_the_ten_layers_come_first_except_in_a_sweep(data, call):
+    lecture, layers, ours = "The lecture's network: ", "\nTen layers: ", "\nlist: vocabulary of "
+    _, out, _ = call(mlp, "--dataset=list", *QUICK)
+    assert out.startswith(lecture) and 0 < out.index(layers) < out.index(ours)
+    _, out, _ = call(mlp, "--dataset=list", "--find_lr", "--max_iters=25")
+    assert lecture not in out and layers not in out and ours in out
+
+
+def test_the_lectures_network_takes_its_seed_from_the_options(data, call):
+    def starts(seed: int) -> list[str]:
+        out = call(mlp, "--dataset=list", "--max_iters=1", "--num_samples=0", f"--seed={seed}")[1]
+        return [
+            line for line in out.split("\nlist: vocabulary")[0].splitlines() if "first batch" in line or "tanh" in line
+        ]
+
+    assert starts(5) == starts(5) and len(starts(5)) == 3
+    assert all(a != b for a, b in zip(starts(5), starts(6), strict=True))
+
+
+def test_the_table_of_ten_layers_is_that_of_the_chain_rule(double, capsys):
+    """Forward and backward by hand: a gradient passes the derivative of each activation, and the matrix before it."""
+    functions = {"sigmoid": lambda x: 1 / (1 + (-x).exp()), "tanh": torch.tanh, "relu": lambda x: x.clamp(min=0)}
+    slopes = {"sigmoid": lambda y: y * (1 - y), "tanh": lambda y: 1 - y**2, "relu": lambda y: (y > 0).double()}
+    gains = {"1.00": 1.0, "1.41": 2**0.5, "1.67": 5 / 3}
+    mlp.show_activations(seed=3, width=60)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[3:]]
+    assert [line[:2] for line in lines] == [
+        ["sigmoid", "1.00"],
+        ["tanh", "1.00"],
+        ["tanh", "1.67"],
+        ["relu", "1.00"],
+        ["relu", "1.41"],
+    ]
+    for name, gain, *printed in lines:
+        torch.manual_seed(3)
+        y = torch.randn(500, 60)
+        outputs, matrices = [], []
+        for _ in range(10):
+            matrices.append(torch.randn(60, 60) * gains[gain] / 60**0.5)
+            y = functions[name](y @ matrices[-1])
+            outputs.append(y)
+        last = gradient = torch.randn(500, 60)
+        for out, W in zip(outputs[:0:-1], matrices[:0:-1], strict=True):  # from layer 10 to layer 2
+            gradient = (gradient * slopes[name](out)) @ W.T
+        stds = [outputs[i].std().item() for i in (0, 4, 9)]
+        assert [float(number) for number in printed[:3]] == pytest.approx(stds, rel=0.05)  # two digits
+        assert float(printed[3]) == pytest.approx((gradient.std() / last.std()).item(), rel=0.5)  # one digit
 
 
 def test_activations_keep_their_size_with_the_right_gain_only(capsys):
     mlp.show_activations(seed=0)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[3:]]
     table = {(row[0], row[1]): [float(cell) for cell in row[2:]] for row in rows}
-    assert list(table) == [("sigmoid", "1.00"), ("tanh", "1.00"), ("tanh", "1.67"), ("relu", "1.00"), ("relu", "1.41")]
     assert table["sigmoid", "1.00"][3] < 1e-4  # each layer passes at most a quarter of a gradient
     first, fifth, tenth, _ = table["tanh", "1.67"]
     assert 0.6 < tenth <= fifth <= first < 0.8
@@ -451,22 +652,30 @@ def test_activations_keep_their_size_with_the_right_gain_only(capsys):
     assert table["relu", "1.00"][2] == pytest.approx(table["relu", "1.00"][0] / math.sqrt(2) ** 9, rel=0.5)
 
 
+@pytest.mark.parametrize("n_layer", [1, 2])
 @pytest.mark.parametrize("batchnorm", ["true", "false"])
-def test_from_zeros_it_learns_how_frequent_tokens_are_and_nothing_else(data, call, monkeypatch, batchnorm):
+def test_from_zeros_only_the_last_bias_moves_and_it_learns_how_frequent_tokens_are(
+    data, call, monkeypatch, batchnorm, n_layer
+):
     models, train = [], mlp.train
     monkeypatch.setattr(mlp, "train", lambda model, *rest: (models.append(model), train(model, *rest))[1])
-    more = ("--init=zeros", f"--batchnorm={batchnorm}", "--max_iters=1500", "--num_samples=0", "--plot")
-    status, out, err = call(mlp, "--dataset=tiny", *more)
-    assert status == 0, err
-    *others, bias = models[0].parameters
-    assert bias.abs().max() > 0.1
-    for p in others:
-        assert not p.any() or (p == 1).all()  # weights, and the gain of batch norm
-    counts = np.bincount(prepare_data.load("tiny").train[1:])
-    counts = counts[counts > 0]
-    unigram = -(counts * np.log(counts / counts.sum())).sum() / counts.sum()
-    assert float(result(out)["train"]) == pytest.approx(unigram, abs=0.01)
-    assert "nan" not in out and "inf" not in out
+    more = ("--init=zeros", f"--batchnorm={batchnorm}", f"--n_layer={n_layer}", "--n_hidden=20", "--plot")
+    status, out, err = call(mlp, "--dataset=tiny", *more, "--max_iters=1500", "--num_samples=0")
+    assert status == 0 and "nan" not in out and "inf" not in out, err
+    *layers, last = models[0].layers
+    for layer in layers:
+        for p in layer.parameters:
+            is_gain = isinstance(layer, BatchNorm) and p is layer.gain
+            assert (p == 1).all() if is_gain else (p == 0).all()
+    assert (last.weight == 0).all()
+    counts = np.bincount(prepare_data.load("tiny").train[1:], minlength=len(last.bias))
+    seen = counts > 0
+    unigram = counts / counts.sum()
+    assert abs(last.bias.softmax(0).detach().numpy() - unigram).max() < 0.02
+    loss = -(unigram[seen] * np.log(unigram[seen])).sum()
+    assert float(result(out)["train"]) == pytest.approx(loss, abs=0.01)
+    first = re.search(r"first loss (\S+); uniform: ln \d+ = (\S+); about as it should be", out)
+    assert first[1] == first[2]  # every token has the same probability
 
 
 def test_batch_norm_couples_the_examples_of_a_batch(data, capsys):
@@ -489,27 +698,91 @@ def test_batch_norm_couples_the_examples_of_a_batch(data, capsys):
     assert np.std(p) > 0.002
 
 
-def test_the_vectors_of_vowels_are_near_each_other_if_they_are(data, call, capsys):
+def test_the_coupling_is_printed_with_batch_norm_only_and_after_the_losses(data, call, monkeypatch):
+    says = "batch norm: the probability of the first token that val predicts"
+    asked, coupling = [], mlp.print_coupling
+    monkeypatch.setattr(mlp, "print_coupling", lambda *rest: (asked.append(rest), coupling(*rest)))
+    _, out, _ = call(mlp, "--dataset=list", *QUICK, "--seed=9", "--block_size=2", "--fold")
+    ((model, dataset, T, seed),) = asked
+    assert (dataset.name, T, seed) == ("list", 2, 9)
+    assert any(isinstance(layer, BatchNorm) for layer in model.layers)  # the network before folding
+    assert out.count(says) == 1 and out.index("\nuniform") < out.index(says)
+    assert says not in call(mlp, "--dataset=list", *QUICK, "--batchnorm=false")[1]
+    assert says not in call(mlp, "--dataset=list", *QUICK, "--init=naive")[1]
+    assert says in call(mlp, "--dataset=list", *QUICK, "--init=naive", "--batchnorm")[1]
+
+
+def test_the_nearest_vectors_are_those_with_the_largest_cosine():
+    """Whatever their length, and of the tokens asked for alone."""
+    C = torch.randn(26, 5) * torch.logspace(-2, 2, 26)[:, None]
+    unit = C / C.square().sum(1, keepdim=True).sqrt()
+    cosines = unit @ unit.T
+    for token in range(26):
+        others = [other for other in range(0, 26, 2) if other != token]
+        assert mlp.nearest(C, token, others) == sorted(others, key=lambda other: -cosines[token, other])[:3]
+
+
+def test_the_vowels_among_the_nearest_letters_are_counted(capsys):
+    """Three groups of letters point in the same direction: a, e, i and b; o, c, d and f; u, g, h and j."""
+    groups = ["aeib", "ocdf", "ughj"]
+    others = "\nAEIOUklmnpqrs"  # no letter in others is near a vowel, and the capitals and the newline do not count
+    id_of = {c: i for i, c in enumerate(others + "".join(groups))}
+    C = torch.zeros(len(id_of), 3 + len(others))
+    for i, group in enumerate(groups):
+        for c in group:
+            C[id_of[c], i] = 1000.0 if c in "bcdfghj" else 0.01
+    for i, c in enumerate("AEIOU"):  # nearer to the vowels than all others
+        C[id_of[c]] = 5 * C[id_of["aeiou"[i]]]
+    for i, c in enumerate(others):
+        C[id_of[c], 3 + i] += 0 if c in "AEIOU" else 1
+    mlp.print_neighbors(C, id_of, "after")
+    near = "  a: b e i  e: a b i  i: a b e  o: c d f  u: g h j"
+    assert capsys.readouterr().out == f"after training:{near}  (6 of 15 are vowels; by chance 3.2)\n"
+
+
+def test_vowels_that_are_near_each_other_are_15_of_15(capsys):
     id_of = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyz")}
     C = torch.randn(26, 5)
     vowels = torch.tensor([id_of[c] for c in "aeiou"])
     C[vowels] = torch.tensor([1.0, 2, 3, 4, 5]) + 0.01 * torch.randn(5, 5)
-    mlp.print_neighbors(C, id_of, "after")
-    assert "(15 of 15 are vowels; by chance 2.4)" in capsys.readouterr().out
-    C = torch.randn(26, 5)
-    cosines = F.normalize(C, dim=1) @ F.normalize(C, dim=1).T
-    for i in range(26):
-        others = [other for other in range(26) if other != i]
-        assert mlp.nearest(C, i, others) == sorted(others, key=lambda other: -cosines[i, other])[:3]
-    assert "nearest to a vowel's" not in call(mlp, "--dataset=list", *QUICK)[1]  # no u among these names
+    mlp.print_neighbors(C, id_of, "before")
+    out = capsys.readouterr().out
+    assert out.startswith("before training:  a: ") and "(15 of 15 are vowels; by chance 2.4)" in out
+
+
+def test_the_vectors_before_and_after_training_are_compared(data, call, monkeypatch):
+    shown, models, train = [], [], mlp.train
+    monkeypatch.setattr(mlp, "print_neighbors", lambda C, id_of, when: shown.append((C.detach().clone(), id_of, when)))
+    monkeypatch.setattr(mlp, "train", lambda model, *rest: (models.append(model), train(model, *rest))[1])
+    assert call(mlp, "--dataset=tiny", *QUICK, "--seed=4", "--fold")[0] == 0
+    (before, id_of, first), (after, _, second) = shown
+    assert (first, second) == ("before", "after") and id_of == prepare_data.load("tiny").tokenizer.id_of
+    assert torch.equal(before, make_model(len(before), Options(seed=4)).layers[0].C)
+    assert torch.equal(after, models[0].layers[0].C) and not torch.equal(before, after)
+
+
+def test_neighbors_are_printed_for_characters_with_all_vowels_only(data, call):
+    says = "whose vectors are nearest to a vowel's"
+    prepare_data.prepare("tiny.txt", tokenizer="bpe", vocab_size=260)
+    assert call(mlp, "--dataset=tiny", *QUICK)[1].count(says) == 1
+    for name in ("list", "tiny_bpe260"):  # no u among these names; the tokens of the other one are pieces of words
+        status, out, err = call(mlp, f"--dataset={name}", *QUICK)
+        assert status == 0 and says not in out and "after training:  a:" not in out, err
 
 
 def test_what_depends_on_other_options_is_none_until_then():
     batchnorm = [Options().batchnorm, Options(init="naive").batchnorm, Options(init="naive", batchnorm=True).batchnorm]
     assert batchnorm == [True, False, True]
     assert (Options().max_iters, Options(find_lr=True).max_iters, Options(max_iters=7).max_iters) == (60_000, 4000, 7)
+    assert not any(Options(init=init).batchnorm for init in ("xavier", "scaled_output", "naive", "zeros"))
+    assert not Options(batchnorm=False).batchnorm
+    assert Options(find_lr=True, max_iters=7).max_iters == 7
     rates = [Options(batch_size=B).learning_rate for B in (32, 64, 4096)]
     assert rates == [0.1, 0.2, 0.8] and Options(learning_rate=0.0).learning_rate == 0
+    assert Options(batch_size=64, learning_rate=0.3).learning_rate == 0.3
+    assert Options(batch_size=1, batchnorm=False).batch_size == Options(batch_size=1, init="naive").batch_size == 1
+    with pytest.raises(UserError, match="a batch of 1"):
+        Options(batch_size=1)
 
 
 def test_a_new_user_trains_on_words_and_three_letters_of_context_beat_counting_one(call):
@@ -729,3 +1002,24 @@ def test_a_first_loss_and_saturated_units_are_judged_by_their_value(data, call):
     assert wrong in out and blocked in out
     out = call(mlp, "--dataset=tiny", "--max_iters=1", "--num_samples=0")[1]
     assert "about as it should be" in out and wrong not in out and blocked not in out
+
+
+def test_a_run_of_one_step_can_be_drawn(data, call):
+    assert call(mlp, "--dataset=list", "--max_iters=1", "--num_samples=0", "--plot")[0] == 0
+
+
+def test_without_batch_norm_there_is_nothing_to_fold(fails):
+    assert "--fold has no batch norm to fold; add --batchnorm=true" in fails(mlp, "--fold", "--batchnorm=false")
+
+
+@pytest.mark.parametrize("init", ["naive", "scaled_output"])
+def test_weights_that_are_not_scaled_stay_as_they_were_drawn(init):
+    weight = torch.randn(30, 20)
+    assert mlp.scale_weight(weight, init, last=False) is weight
+
+
+def test_the_sweep_stops_where_the_loss_is_no_number(fails, data, monkeypatch):
+    monkeypatch.setattr(F, "cross_entropy", lambda *_: torch.tensor(math.nan))
+    monkeypatch.setattr(mlp, "set_gradients", lambda *_: None)
+    monkeypatch.setattr(mlp, "sgd_step", lambda *_: None)
+    assert "the loss is nan at a rate of 0.001; use" in fails(mlp, "--dataset=list", "--find_lr", "--max_iters=25")

@@ -1,8 +1,10 @@
+import itertools
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -124,15 +126,20 @@ def plain_tables(tokens: np.ndarray, n: int, separator: int | None) -> list[dict
     return count_plainly(literal_ngrams(tokens, n, separator))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("discount", [0.0, 0.4, 0.9])
 def test_arrays_and_dictionaries_give_the_same_probabilities(n, discount):
-    """On random texts with and without documents, for n-grams that occur and for any others."""
+    """On random texts and a part of each dataset, with and without documents, for n-grams that occur and for others."""
     rng = np.random.default_rng(n)
+    texts = []
     for V, separator in ((4, 0), (4, None), (30, 7)):
         tokens = np.append(rng.integers(V, size=150), 0 if separator is None else separator)
         if separator is not None:
             tokens[0] = separator
+        texts.append((V, separator, tokens))
+    for dataset in map(prepare_data.load, ("tiny", "list")):
+        texts.append((dataset.vocab_size, dataset.separator, np.array(dataset.train[:300])))
+    for V, separator, tokens in texts:
         table = NGrams(*count_ngrams(tokens, n, separator), V, separator)
         tables = plain_tables(tokens, n, separator)
         grams = np.concatenate([rng.integers(V, size=(60, n)), literal_ngrams(tokens[:60], n, separator)])
@@ -166,8 +173,8 @@ def test_the_idea_is_printed_on_six_words(capsys):
 
 
 def test_the_check_with_the_plain_lines_is_one_that_can_fail(capsys, monkeypatch):
-    for name in ("tiny", "list"):
-        ngram.check_with_plain_lines(prepare_data.load(name), 4, 0.75)
+    for name, n, discount in itertools.product(("tiny", "list"), (1, 4, 8, 30), (0.0, 0.75)):
+        ngram.check_with_plain_lines(prepare_data.load(name), n, discount)
         assert float(capsys.readouterr().out.split("differ by ")[1].split()[0]) < 1e-14
     real = NGrams.kneser_ney
     monkeypatch.setattr(NGrams, "kneser_ney", lambda self, grams, discount: real(self, grams, discount / 2))
@@ -180,7 +187,7 @@ def test_the_check_with_the_plain_lines_is_one_that_can_fail(capsys, monkeypatch
 
 @pytest.mark.parametrize("name", ["tiny", "list"])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-@pytest.mark.parametrize("discount", [0.4, 1.0])
+@pytest.mark.parametrize("discount", [0.0, 0.4, 1.0])
 def test_kneser_ney_is_the_formula_token_by_token(name, n, discount):
     dataset = prepare_data.load(name)
     V, train = dataset.vocab_size, dataset.train[:120]
@@ -239,6 +246,20 @@ def test_samples_are_as_frequent_as_the_model_says():
     ]
     chi_square = ((np.bincount(np.ravel(drawn), minlength=V) - 4000 * p) ** 2 / (4000 * p)).sum()
     assert chi_square < V - 1 + 4 * (2 * (V - 1)) ** 0.5  # 4 standard deviations
+
+
+def test_the_seed_decides_on_the_samples(call):
+    def samples(*options: str) -> str:
+        out = call(ngram, "--dataset=list", "--smoothing=kneser-ney", *options)[1]
+        return out.split("samples:\n")[1].split("\n\n")[0]
+
+    assert samples() == samples("--seed=1337") != samples("--seed=2") and len(samples().split("\n")) == 10
+    dataset, rng = prepare_data.load("list"), np.random.default_rng(5)
+    table = NGrams(*count_ngrams(dataset.train, 4, dataset.separator), dataset.vocab_size, dataset.separator)
+    model = lambda grams: table.kneser_ney(grams, 0.75)
+    words = [ngram.sample(model, [dataset.separator] * 3, dataset, 4, rng) for _ in range(3)]
+    printed = samples("--seed=5", "--n=4", "--num_samples=3", "--max_new_tokens=4")
+    assert printed.split("\n") == [dataset.tokenizer.decode(word) for word in words]
 
 
 # ----------------------------------------------------------------------------- the neural n-gram model
@@ -343,7 +364,8 @@ def test_without_smoothing_a_loss_may_be_infinite_and_an_unseen_ngram_is_named(c
     dataset = prepare_data.load("pairs")
     unseen = set(literal_ngrams(dataset.val, 3, None)) - set(literal_ngrams(dataset.train, 3, None))
     texts = [(dataset.tokenizer.decode(x), dataset.tokenizer.decode([y])) for *x, y in unseen]
-    assert any(f"val loss is infinite: {y!r} after {x!r} never occurs in train" in out for x, y in texts)
+    (line,) = (line for line in out.splitlines() if line.startswith("val loss is infinite: "))
+    assert any(f"{y!r} after {x!r} " in line for x, y in texts)
     assert result(call(ngram, "--dataset=pairs")[1])["val"] != "inf"
 
 
@@ -353,6 +375,35 @@ def test_the_neural_model_on_the_command_line(call):
     assert out.count("samples:") == 2
     mle = result(call(ngram, "--dataset=tiny", "--smoothing=mle")[1])
     assert f"train loss: {mle['train']} by counting (maximum likelihood), {result(out)['train']} by" in out
+
+
+@pytest.mark.parametrize("name", ["tiny", "list"])
+@pytest.mark.parametrize("n", [1, 8])
+def test_the_shortest_and_long_contexts_work_without_a_discount(call, name, n):
+    """Then Kneser-Ney gives nothing to what does not follow the longest context that occurs."""
+    options = (f"--dataset={name}", f"--n={n}", "--num_samples=3", "--smoothing=kneser-ney", "--discount=0")
+    status, out, err = call(ngram, *options)
+    assert (status, err) == (0, "") and "nan" not in out
+    dataset = prepare_data.load(name)
+    literal = literal_kneser_ney(literal_ngrams(dataset.train, n, dataset.separator), dataset.vocab_size, 0.0, None)
+    if n == 1:
+        p = [literal(gram[:-1], gram[-1]) for gram in literal_ngrams(dataset.val, n, dataset.separator)]
+        assert result(out)["val"] == f"{-np.log(p).mean():.4f}"
+    mle = result(call(ngram, f"--dataset={name}", f"--n={n}", "--smoothing=mle")[1])
+    assert result(out)["train"] == mle["train"]
+
+
+def test_params_is_the_number_of_counts_or_weights(call):
+    grams = set(literal_ngrams(prepare_data.load("tiny").train, 3, None))
+    V = prepare_data.load("tiny").vocab_size
+    shorter = [{gram[-k:] for gram in grams} for k in (1, 2, 3)]
+    for options, expected in (
+        (["--smoothing=add"], len(grams)),
+        (["--smoothing=mle"], len(grams)),
+        (["--smoothing=kneser-ney"], sum(map(len, shorter))),
+        (["--neural"], 2 * V * V),
+    ):
+        assert result(call(ngram, "--dataset=tiny", "--num_samples=0", *options)[1])["params"] == str(expected)
 
 
 @pytest.mark.parametrize("smoothing", ["add", "mle"])
@@ -406,3 +457,19 @@ def test_counting_does_not_import_torch(data):
     )
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_network_without_a_context_is_refused(fails, data):
+    assert "--neural needs a context; use --n=2 or more" in fails(ngram, "--dataset=tiny", "--neural", "--n=1")
+
+
+def test_a_table_with_more_cells_than_a_float_can_say_is_counted(call):
+    """Of a text of 1200 different characters: 1200^101 is past 1e308."""
+    Path("many.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 1200))), encoding="utf-8")
+    prepare_data.prepare("many.txt")
+    V, n = 1200, 101
+    status, out, err = call(ngram, "--dataset=many", f"--n={n}", "--num_samples=0")
+    assert (status, err) == (0, "") and V**n > sys.float_info.max
+    rows = [line.split() for line in out.split("Kneser-Ney loss\n")[1].splitlines()[:n]]
+    for k, (order, cells, *_) in enumerate(rows, start=1):
+        assert int(order) == k and 0.95 < Decimal(cells.replace(",", "")) / Decimal(V) ** k < 1.05, cells
