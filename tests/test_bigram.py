@@ -387,7 +387,7 @@ TRAIN, ADDED, ALL = (
 
 
 def test_each_word_is_scored_by_three_tables_letter_by_letter(call):
-    status, out, err = call(bigram, "--dataset=list", "--score=emma,lime,aaa")
+    status, out, err = call(bigram, "--dataset=list", "--score=emma, lime ,aaa")
     assert (status, err) == (0, "")
     words, letters, of = tables("list")
     everything = Table([word for some in words.values() for word in some], letters, 0)
@@ -434,6 +434,14 @@ def test_one_hot_rows_times_w_are_rows_of_w_and_the_explicit_steps_are_cross_ent
     onehot = torch.eye(len(LETTERS))[xs]
     assert torch.equal(onehot @ W, W[xs]) and "one-hot rows times W are rows of W: True" in out
     assert f"the loss of these 10 pairs is {F.cross_entropy(W[xs], ys):.4f}" in out
+
+
+def test_the_comparison_with_one_hot_rows_is_one_that_can_fail(capsys, monkeypatch):
+    xs, ys, _ = torch_tables(["emma", "liam"], LETTERS)
+    one_hot = F.one_hot
+    monkeypatch.setattr(F, "one_hot", lambda xs, V: one_hot(xs.flip(0), V))
+    bigram.show_first_step(torch.randn(len(LETTERS), len(LETTERS)), xs, ys)
+    assert "one-hot rows times W are rows of W: False" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.5])
@@ -550,8 +558,15 @@ def test_a_list_of_few_letters_is_learned_too_and_the_seed_decides_on_weights_an
             rows.append(sample(table, letters))
     part = out.split("Words from the same random numbers:\n")[1].split("\n\n")[0]
     assert [word for line in part.splitlines()[1:] for word in line.split()] == rows
+    assert sum(word == same for word, same in zip(rows[::2], rows[1::2], strict=True)) >= 6
     decay, train, _, add, _ = decays(out)
     assert (np.diff(train) > 0).all() and (np.diff(add) > 0).all() and decay[-1] == 1
+
+
+def test_without_samples_both_tables_are_compared_without_words(call):
+    status, out, err = call(bigram, "--dataset=list", "--neural", "--num_samples=0")
+    assert (status, err) == (0, "") and "difference of the probabilities: mean " in out
+    assert "Words from the same random numbers" not in out and "samples:\n\nThe probability" in out
 
 
 # ----------------------------------------------------------------------------- weight decay and smoothing
@@ -676,6 +691,8 @@ def test_the_heat_map_has_each_pair_above_its_count(call, figures):
     assert path.name == "counts.png" and path.read_bytes().startswith(b"\x89PNG")
     ((figure, _),) = figures
     _, letters, of = tables("money")
+    N = torch_tables(lines_of("money")["train"], letters)[2]
+    assert figure.axes[0].images[0].get_array().tolist() == N.tolist()
     above, below = {}, {}
     for text in figure.axes[0].texts:
         (above if text.get_verticalalignment() == "bottom" else below)[text.get_position()] = text.get_text()
