@@ -144,8 +144,9 @@ def show_lecture_network(data, seed):
     print("The lecture's network: C (V, 10), W1 (30, 200), b1 (200), W2 (200, V) and b2 (V), all drawn from N(0, 1)")
     print(f"loss of the first batch: {losses[0]:.2f}; a uniform prediction has {uniform:.2f}")
     for end in (LECTURE_STEPS // 30, LECTURE_STEPS // 3, LECTURE_STEPS):
-        second_half = losses[end // 2 : end]
-        print(f"mean loss of steps {end // 2 + 1} to {end}: {np.mean(second_half):.4f}")
+        begin = end // 2
+        mean = np.mean(losses[begin:end])
+        print(f"mean loss of steps {begin + 1} to {end}: {mean:.4f}")
 
 
 def show_activations(seed, width=200):
@@ -474,7 +475,8 @@ def print_progress(step, steps, loss, lr, seconds):
     number = str(step).rjust(len(str(steps)))
     line = f"step {number}/{steps}  train loss {loss:7.4f}  lr {lr:.2e}"
     if seconds > 1:
-        left = seconds / step * (steps - step)
+        per_step = seconds / step
+        left = per_step * (steps - step)
         line += f"  eta {left:.0f} s"
     print(line, flush=True)
 
@@ -545,6 +547,11 @@ def gradient_to_data(model):
     return ratios
 
 
+def one_decimal(number):
+    return f"{number:.1f}" if math.isfinite(number) else "-"
+
+
+@torch.no_grad()
 def print_layers(model, when, difference, learning_rate):
     """Print the activations and gradients of each layer for the last batch. difference: of gradients by hand."""
     rows = [["layer", "mean", "std", "saturated", "dead", "gradient std", "grad:data", "update:data"]]
@@ -570,7 +577,7 @@ def print_layers(model, when, difference, learning_rate):
         row += [f"{layer.dout.std(correction=0):.1e}"]
         if isinstance(layer, (Embedding, Linear)):
             grad = ratios[name]
-            row += [f"{number:.1f}" if math.isfinite(number) else "-" for number in (grad, grad + log_lr)]
+            row += [one_decimal(grad), one_decimal(grad + log_lr)]
         else:
             row += ["", ""]
         rows.append(row)
@@ -694,13 +701,17 @@ class Record:
     def __call__(self, step, model, lr):
         layers = [layer for layer in model.layers if isinstance(layer, Tanh)]
         if step == 1:
-            self.before = [(layer.out.detach(), layer.dout) for layer in layers]
+            self.before = outputs_and_gradients(layers)
         if step == self.steps:
-            self.after = [(layer.out.detach(), layer.dout) for layer in layers]
+            self.after = outputs_and_gradients(layers)
         if step % max(1, self.steps // 200) == 0:
             ratios = gradient_to_data(model)
             log_lr = math.log10(lr or math.nan)
             self.updates.append((step, {name: ratio + log_lr for name, ratio in ratios.items()}))
+
+
+def outputs_and_gradients(layers):
+    return [(layer.out.detach(), layer.dout) for layer in layers]
 
 
 def draw_find_lr(rates, losses, best, path):
