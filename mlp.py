@@ -352,7 +352,8 @@ def make_model(V, options):
         weight = torch.randn(fan_in, fan_out, generator=generator)
         bias = torch.randn(fan_out, generator=generator)
         scaled = scale_weight(weight, options.init, last)
-        if not torch.equal(scaled, weight):
+        as_drawn = options.init == "naive" or (options.init == "scaled_output" and not last)
+        if not as_drawn:
             bias = torch.zeros(fan_out)  # a random bias goes with weights that are not scaled
         if normalized:
             bias = None  # batch norm would subtract it again, and has a bias of its own

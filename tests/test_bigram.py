@@ -354,11 +354,11 @@ def test_without_smoothing_the_loss_is_infinite_and_a_pair_is_named_and_adding_o
     assert [smoothed[split] for split in ("train", "val", "test")] == ["2.4548", "2.4533", "2.4584"]
 
 
-@pytest.mark.parametrize("last", ["ab", "ba", "cab", "b"])
+@pytest.mark.parametrize("last", ["ab", "ba", "cab", "bb"])
 def test_the_pair_that_is_named_never_occurs_in_train(call, monkeypatch, last):
-    """Of words a in train, and others behind them."""
+    """... where train has the words a, aa and b only. Of ab, one pair of three does not occur."""
     monkeypatch.setattr("random.Random.shuffle", lambda *_: None)
-    Path("few.txt").write_text("\n".join(["a", "aa"] * 10 + [last, last]))
+    Path("few.txt").write_text("\n".join(["a", "aa", "b"] * 10 + [last, last]))
     prepare_data.prepare("few.txt", documents="lines")
     status, out, err = call(bigram, "--dataset=few", "--smoothing=mle")
     assert (status, err) == (0, "") and check_unseen(out, "few")["test"] == "inf"

@@ -534,6 +534,7 @@ def test_the_start_is_judged_by_one_nat_and_a_quarter(capsys, loss, far, above, 
     out = capsys.readouterr().out
     assert f"first loss {loss}; uniform: ln 9 = 2.20; " in out and ("confidently wrong" in out) == above
     assert f"{5 * far}% of the tanh activations" in out and ("hardly any gradient" in out) == blocked
+    assert ("gradients flow through the others" in out) != blocked and "all of them are 0" not in out
 
 
 def test_a_record_of_a_long_run_keeps_200_updates_or_a_few_more():
@@ -676,6 +677,8 @@ def test_from_zeros_only_the_last_bias_moves_and_it_learns_how_frequent_tokens_a
     assert float(result(out)["train"]) == pytest.approx(loss, abs=0.01)
     first = re.search(r"first loss (\S+); uniform: ln \d+ = (\S+); about as it should be", out)
     assert first[1] == first[2]  # every token has the same probability
+    assert "0% of the tanh activations are saturated; but all of them are 0, and so are the gradients of all" in out
+    assert "nearest to a vowel's" not in out and "training:  a:" not in out  # vectors of zeros have no direction
 
 
 def test_batch_norm_couples_the_examples_of_a_batch(data, capsys):
@@ -798,13 +801,17 @@ def test_a_new_user_trains_on_words_and_three_letters_of_context_beat_counting_o
 
 
 def test_manual_backward_does_not_call_autograd(data, call, monkeypatch):
-    """Except for the comparison at the first and the last step."""
+    """Except for the comparison at the first and the last step. A sweep compares nothing."""
     calls, grad = [], torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *args, **more: (calls.append(args), grad(*args, **more))[1])
     assert call(mlp, "--dataset=list", *QUICK, "--backward=manual")[0] == 0
     assert len(calls) == 2
     call(mlp, "--dataset=list", *QUICK)
     assert len(calls) == 2 + 2 + 40
+    for backward, more in (("manual", 0), ("autograd", 50)):
+        calls.clear()
+        assert call(mlp, "--dataset=list", "--find_lr", "--max_iters=50", f"--backward={backward}")[0] == 0
+        assert len(calls) == more
 
 
 def test_the_same_seed_gives_the_same_run(data, call):
@@ -843,6 +850,21 @@ def test_the_result_line_is_that_of_the_splits(data, call):
     assert "\nuniform" in out
 
 
+def test_the_setup_is_printed_before_training(data, call):
+    """A split of n tokens has n - 1 examples: each token but the first is a target."""
+    _, out, _ = call(mlp, "--dataset=list", *QUICK, "--block_size=5", "--n_embd=4", "--n_hidden=10", "--init=xavier")
+    dataset = prepare_data.load("list")
+    train, val, test = (len(tokens) - 1 for tokens in (dataset.train, dataset.val, dataset.test))
+    lines = out[out.index("\nlist: vocabulary") + 1 :].splitlines()
+    examples = f"examples (5 tokens and a target): {train:,} in train, {val} in val, {test} in test"
+    assert lines[0] == f"list: vocabulary of 13 tokens; {examples}"
+    params = 13 * 4 + 20 * 10 + 10 + 10 * 13 + 13
+    assert lines[1] == f"network of {params} parameters; xavier initialization, without batch norm"
+    assert result(out)["params"] == str(params)
+    _, out, _ = call(mlp, "--dataset=list", *QUICK, "--init=naive", "--batchnorm")
+    assert "; naive initialization, with batch norm\n" in out
+
+
 def test_a_long_split_is_evaluated_on_its_first_tokens_and_says_so(data, call, monkeypatch):
     _, whole, _ = call(mlp, "--dataset=list", *QUICK)
     monkeypatch.setattr(mlp, "EVAL_TOKENS", 100)
@@ -871,6 +893,18 @@ def test_folding_on_the_command_line(data, call):
     assert float(result(folded)["val"]) == pytest.approx(float(result(plain)["val"]), abs=1e-4)
     samples = [out.split("samples:\n")[1].split("\n\nloss")[0] for out in (plain, folded)]
     assert samples[0] == samples[1]
+
+
+def test_the_difference_that_folding_makes_is_the_largest_of_all_logits_in_val(data, capsys, monkeypatch):
+    model, dataset = make_model(13, small_options()), prepare_data.load("list")
+    monkeypatch.setattr(mlp, "fold_batchnorm", lambda _: shaken)
+    for seed in range(3):
+        shaken = shake(make_model(13, small_options()), seed)
+        shaken.train(False)
+        assert mlp.compare_folded(model, dataset, 3) is shaken
+        printed = float(capsys.readouterr().out.split("batch norm folded: maximum logit difference ")[1])
+        X, _ = contexts(dataset.val, np.arange(1, len(dataset.val)), 3, dataset.separator)
+        assert printed == pytest.approx((shaken(X) - model(X)).abs().max().item(), rel=0.05)  # two digits
 
 
 def test_samples_follow_from_the_seed_and_start_where_texts_start(data, call, monkeypatch):
@@ -936,25 +970,40 @@ def test_the_sweep_trains_at_the_rates_that_it_prints(data, monkeypatch):
     assert best in asked
 
 
-def test_the_plot_of_training(data, call, figures):
+def test_the_plot_of_training(data, call, figures, monkeypatch):
     """Histograms of the tanh activations and their gradients, the loss, and the update:data ratio of each matrix."""
+    drawings, draw = [], mlp.draw_training
+    monkeypatch.setattr(mlp, "draw_training", lambda *rest: (drawings.append(rest[:2]), draw(*rest)))
     status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
     ((figure, path),) = figures
     assert status == 0 and path == Path("out/mlp_list/training.png") and path.as_posix() in out
-    (before, _, start_map, losses), (after, _, end_map, updates) = np.array(figure.axes).reshape(2, 4)
-    for axes, curves in ((start_map, before), (end_map, after)):
+    assert figure.get_suptitle() == "mlp.py on list, kaiming initialization, with batch norm"
+    (before, start_grads, start_map, losses), (after, end_grads, end_map, updates) = np.array(figure.axes).reshape(2, 4)
+    ((train_losses, record),) = drawings
+    starts, ends = (record.before, before, start_grads, start_map), (record.after, after, end_grads, end_map)
+    for layers, outputs, grads, axes in (starts, ends):
         image = axes.images[0].get_array()
         assert image.shape == (32, 200)  # examples, units of the first layer
-        assert f"{image.mean():.0%} saturated" in curves.get_legend().get_texts()[0].get_text()
+        assert np.array_equal(image, abs(layers[0][0]) > 0.97)
+        for i, (out_of_layer, dout) in enumerate(layers):
+            share = (abs(out_of_layer) > 0.97).float().mean()
+            assert f"tanh {i + 1}: {share:.0%} saturated" == outputs.get_legend().get_texts()[i].get_text()
+            assert f"tanh {i + 1}: std {dout.std():.1e}" == grads.get_legend().get_texts()[i].get_text()
+            for drawn_in, values in ((outputs, out_of_layer), (grads, dout / dout.std())):
+                density, _ = np.histogram(values, 40, density=True)
+                assert drawn_in.lines[i].get_ydata() == pytest.approx(density)
+    assert len(start_grads.lines) == len(end_grads.lines) == 2
     for axes in (before, after):
         for line in axes.lines:  # a density of tanh activations
             x, density = line.get_data()
             assert -1 < x[0] < x[-1] <= 1 and density.sum() * (x[1] - x[0]) == pytest.approx(1)
         assert len(axes.lines) == 2
-    assert "% saturated" in before.get_legend().get_texts()[0].get_text()
     assert [line.get_label() for line in updates.lines] == ["C", "W1", "W2", "W3", "a thousandth"]
-    assert len(updates.lines[0].get_xdata()) == 200
+    steps, ratios = updates.lines[2].get_data()
+    assert list(steps) == [*range(2, 401, 2)]
+    assert list(ratios) == [of_step["W2"] for _, of_step in record.updates]
     drawn = losses.lines[0].get_ydata()
+    assert drawn == pytest.approx(np.mean(np.reshape(train_losses, (200, 2)), axis=1))
     assert drawn[0] == pytest.approx(math.log(prepare_data.load("list").vocab_size), abs=0.05)
     assert drawn[-1] < drawn[0] - 0.3
     baselines = plots.baseline_losses(prepare_data.load("list"))

@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import os
 import re
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 import bigram
 import ngram
 import prepare_data
+from console import UserError
 from ngram import NGrams, count_ngrams, count_plainly, kneser_ney_plainly, neural_ngrams, nll, train_neural
 
 pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
@@ -168,8 +170,15 @@ def test_the_picture_shows_the_arrays():
 
 def test_the_idea_is_printed_on_six_words(capsys):
     ngram.show_idea()
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert rows == [["a", "3", "3", "0.075", "0.300"], ["u", "3", "1", "0.775", "0.100"]]
+    title, head, *rows = capsys.readouterr().out.splitlines()
+    assert title == "Kneser-Ney smoothing of the pairs in .qu.qu.qu.ba.ca.da., discount 0.75:"
+    columns = ["letter", "occurs", "follows different letters", "P after q", "P after an unseen letter"]
+    assert re.split(r"\s\s+", head) == columns
+    assert [row.split() for row in rows] == [["a", "3", "3", "0.075", "0.300"], ["u", "3", "1", "0.775", "0.100"]]
+    ngram.show_idea(discount=0)  # then P is a fraction of counts: of 3 after q, and of 10 different pairs
+    title, _, *rows = capsys.readouterr().out.splitlines()
+    assert title.endswith("discount 0:")
+    assert [row.split()[3:] for row in rows] == [["0.000", "0.300"], ["1.000", "0.100"]]
 
 
 def test_the_check_with_the_plain_lines_is_one_that_can_fail(capsys, monkeypatch):
@@ -181,9 +190,25 @@ def test_the_check_with_the_plain_lines_is_one_that_can_fail(capsys, monkeypatch
         assert float(capsys.readouterr().out.split("differ by ")[1].split()[0]) < 1e-14
     assert max(lengths) < 20  # dictionaries of longer contexts would take minutes
     real = NGrams.kneser_ney
-    monkeypatch.setattr(NGrams, "kneser_ney", lambda self, grams, discount: real(self, grams, discount / 2))
-    ngram.check_with_plain_lines(prepare_data.load("list"), 4, 0.75)
-    assert float(capsys.readouterr().out.split("differ by ")[1].split()[0]) > 0.01
+    for broken in (
+        lambda self, grams, discount: real(self, grams, discount / 2),
+        lambda self, grams, discount: real(self, grams, discount) * 1.1,
+        lambda self, grams, discount: real(self, grams, discount) * 0.9,
+    ):
+        monkeypatch.setattr(NGrams, "kneser_ney", broken)
+        ngram.check_with_plain_lines(prepare_data.load("list"), 4, 0.75)
+        assert float(capsys.readouterr().out.split("differ by ")[1].split()[0]) > 0.01
+
+
+def test_the_script_begins_with_the_idea_and_checks_the_discount_that_was_asked_for(call, monkeypatch):
+    discounts = []
+    plain = lambda gram, tables, discount, *more: (
+        discounts.append(discount) or kneser_ney_plainly(gram, tables, discount, *more)
+    )
+    monkeypatch.setattr(ngram, "kneser_ney_plainly", plain)
+    out = call(ngram, "--dataset=list", "--discount=0.3", "--num_samples=0")[1].splitlines()
+    assert out[0].startswith("Kneser-Ney smoothing of the pairs in ") and out[4].startswith("arrays and dictionaries, ")
+    assert discounts[:4] == [0.75] * 4 and len(discounts) > 20 and set(discounts[4:]) == {0.3}
 
 
 # ----------------------------------------------------------------------------- Kneser-Ney by its formula
@@ -199,8 +224,11 @@ def test_kneser_ney_is_the_formula_token_by_token(name, n, discount):
     table = NGrams(*count_ngrams(train, n, dataset.separator), V, dataset.separator)
     held_out = literal_ngrams(dataset.val[:60], n, dataset.separator)
     held_out += map(tuple, np.random.default_rng(n).integers(V, size=(40, n)).tolist())  # mostly never seen
-    p = table.kneser_ney(np.array(held_out), discount)
-    assert np.allclose(p, [literal(gram[:-1], gram[-1]) for gram in held_out], rtol=1e-12, atol=0)
+    expected = [literal(gram[:-1], gram[-1]) for gram in held_out]
+    assert np.allclose(table.kneser_ney(np.array(held_out), discount), expected, rtol=1e-12, atol=0)
+    tables = plain_tables(train, n, dataset.separator)
+    plain = [kneser_ney_plainly(gram, tables, discount, V, dataset.separator) for gram in held_out]
+    assert np.allclose(plain, expected, rtol=1e-12, atol=0)
 
 
 def test_kneser_ney_counts_the_start_of_a_document_once():
@@ -266,6 +294,36 @@ def test_the_seed_decides_on_the_samples(call):
     assert printed.split("\n") == [dataset.tokenizer.decode(word) for word in words]
 
 
+def test_each_sample_of_a_text_goes_on_from_another_place_of_it(call):
+    """... as the text of one seed, drawn token by token, says."""
+    text, rng, samples = prepare_data.load("tiny"), np.random.default_rng(3), []
+    table = NGrams(*count_ngrams(text.train, 6, None), text.vocab_size, None)
+    for _ in range(4):
+        context = prepare_data.start_context(text, 5, rng)
+        for _ in range(30):
+            rows = np.array([[*context[-5:], y] for y in range(text.vocab_size)])
+            p = table.additive(rows, 0)
+            context.append(int(rng.choice(text.vocab_size, p=p / p.sum())))
+        samples.append(text.tokenizer.decode(context[5:]))
+    options = ("--n=6", "--smoothing=mle", "--seed=3", "--num_samples=4", "--max_new_tokens=30")
+    out = call(ngram, "--dataset=tiny", *options)[1]
+    assert out.split("samples:\n")[1].startswith(f"\n{'-' * 20}\n".join(samples) + "\n")
+    assert len(set(samples)) == 4
+
+
+def test_a_sample_asks_for_n_minus_1_tokens_also_if_that_is_none():
+    text, widths = prepare_data.load("tiny"), set()
+
+    def model(grams):
+        widths.add(grams.shape[1])
+        return np.full(len(grams), 1 / text.vocab_size)
+
+    for n in (1, 2, 5):
+        widths.clear()
+        tokens = ngram.sample(model, [0] * (n - 1), text, 9, np.random.default_rng(0))
+        assert len(tokens) == 9 and widths == {n}
+
+
 # ----------------------------------------------------------------------------- the neural n-gram model
 
 
@@ -307,6 +365,17 @@ def test_the_neural_2_gram_is_the_table_of_counts():
     assert minimum < nll(neural_ngrams(grams, W), counts) < minimum + 0.01
 
 
+def test_the_losses_that_are_printed_are_those_before_each_step(capsys):
+    text = prepare_data.load("tiny")
+    grams, counts = count_ngrams(text.train, 3, None)
+    train_neural(grams, counts, text.vocab_size, steps=40)
+    printed = dict(re.findall(r"step +(\d+)  loss (.*)", capsys.readouterr().out))
+    assert list(printed) == ["1", "10", "30", "40"] and printed["1"] == f"{np.log(text.vocab_size):.4f}"
+    for step in (10, 30, 40):
+        W = train_neural(grams, counts, text.vocab_size, steps=step - 1)
+        assert float(printed[str(step)]) == pytest.approx(nll(neural_ngrams(grams, W), counts), abs=1e-4)
+
+
 def test_large_logits_do_not_overflow():
     W = np.array([[[1e4, 0.0], [0.0, -1e4]]])
     assert neural_ngrams(np.array([[0, 0], [0, 1], [1, 1]]), W).tolist() == [1, 0, 0]
@@ -319,6 +388,9 @@ def test_the_comparison_with_one_hot_vectors_is_one_that_can_fail(capsys, monkey
     einsum = torch.einsum
     monkeypatch.setattr(torch, "einsum", lambda formula, onehot, W: einsum(formula, onehot.flip(1), W))
     ngram.compare_with_one_hot(W, X)
+    assert capsys.readouterr().out.endswith(": False\n")
+    dataset = prepare_data.load("list")  # and training prints it, of the trained weights
+    train_neural(*count_ngrams(dataset.train, 4, dataset.separator), dataset.vocab_size, steps=1)
     assert capsys.readouterr().out.endswith(": False\n")
 
 
@@ -333,16 +405,19 @@ def test_a_new_user_counts_words():
     assert float(metrics["train"]) < float(metrics["val"]) < 2.55
 
 
-@pytest.mark.parametrize("options", [["--n=3"], ["--n=5", "--smoothing=kneser-ney", "--discount=0.9"], ["--n=1"]])
+@pytest.mark.parametrize(
+    "n, smoothing, alpha, discount", [(3, "add", 0.1, 0.6), (5, "kneser-ney", 2, 0.9), (1, "add", 1, 0)]
+)
 @pytest.mark.parametrize("name", ["tiny", "list", "tiny_bpe260"])
-def test_every_order_on_every_kind_of_data(call, name, options):
+def test_every_order_on_every_kind_of_data(call, name, n, smoothing, alpha, discount):
     prepare_data.prepare("tiny.txt", "bpe", 260)
+    options = (f"--n={n}", f"--smoothing={smoothing}", f"--alpha={alpha}", f"--discount={discount}")
     status, out, err = call(ngram, f"--dataset={name}", *options, "--num_samples=2", "--max_new_tokens=20")
     assert (status, err) == (0, "")
-    dataset, n = prepare_data.load(name), int(options[0][4:])
+    dataset = prepare_data.load(name)
     table = NGrams(*count_ngrams(dataset.train, n, dataset.separator), dataset.vocab_size, dataset.separator)
     grams = np.array(literal_ngrams(dataset.val, n, dataset.separator))
-    p = table.kneser_ney(grams, 0.9) if len(options) > 1 else table.additive(grams, 1)
+    p = table.kneser_ney(grams, discount) if smoothing == "kneser-ney" else table.additive(grams, alpha)
     assert result(out)["val"] == f"{-np.log(p).mean():.4f}"
     assert result(out)["bpb"] == f"{dataset.bits_per_byte(-np.log(p).mean(), 'val'):.4f}"  # as of val: BPE's differ
     for k in range(1, n + 1):  # and the table of orders has a row for each
@@ -354,8 +429,8 @@ def test_every_order_on_every_kind_of_data(call, name, options):
         assert row[2:] == [
             f"{len(grams):,}",
             f"{np.mean([tuple(gram) in seen for gram in val.tolist()]):.1%}",
-            f"{-np.log(table.additive(val, 1)).mean():.4f}",
-            f"{-np.log(table.kneser_ney(val, 0.9 if len(options) > 1 else 0.75)).mean():.4f}",
+            f"{-np.log(table.additive(val, alpha)).mean():.4f}",
+            f"{-np.log(table.kneser_ney(val, discount)).mean():.4f}",
         ]
 
 
@@ -455,6 +530,11 @@ def test_a_network_that_is_too_large_is_refused(fails, monkeypatch):
     assert train_neural(grams, counts, text.vocab_size, steps=1).shape == (2, text.vocab_size, text.vocab_size)
     monkeypatch.setattr(ngram, "MAX_NUMBERS", numbers - 1)
     assert "are too many; use a smaller --n" in fails(ngram, "--dataset=tiny", "--neural")
+    few, V = np.array([[0, 1, 2], [1, 2, 0]]), 50  # here it is W that is too large, (2, V, V)
+    for most, refused in ((2 * V * V, contextlib.nullcontext()), (2 * V * V - 1, pytest.raises(UserError))):
+        monkeypatch.setattr(ngram, "MAX_NUMBERS", most)
+        with refused:
+            train_neural(few, np.array([1, 1]), V, steps=1)
 
 
 def test_counting_does_not_import_torch(data):

@@ -222,7 +222,27 @@ def test_plain_encoding_gives_the_ids_of_tiktoken_and_decoding_gives_the_text():
     encoded = [i for word in split_words(text) for i in encode_plainly(word, ids)]
     assert encoded == BPETokenizer(ids).encode(text)
     assert decode_plainly(encoded, ids) == text
-    assert decode_plainly(encode_plainly("🎉", ids)[:1], ids) == "\ufffd"  # half of a character
+    single = train_plainly([], 9)  # nothing to learn from: each byte stays a token, and a character is several
+    assert encode_plainly("🎉", single) == list("🎉".encode()) and decode_plainly(HARD.encode(), single) == HARD
+    for part in ("🎉".encode()[:3], "🎉".encode()[2:], b"\xff"):
+        shown = decode_plainly([*b"a", *part, *b"b"], single)
+        assert shown == BPETokenizer(single).decode([*b"a", *part, *b"b"]) and "\ufffd" in shown
+        assert shown[0] + shown[-1] == "ab"
+
+
+def test_plain_encoding_merges_in_the_order_of_learning_also_where_a_long_token_is_older():
+    """Of words that the merges were not learned from, by two other ways: tiktoken's, and the definition."""
+    rng, older = random.Random(2), 0
+    for _ in range(60):
+        letters = rng.choice(["ab", "aab", "abc", "é中a"])
+        ids = train_plainly(split_words("".join(rng.choices(letters + " ", k=150))), rng.randint(0, 30))
+        tiktoken, lengths = BPETokenizer(ids), [len(token) for token in ids]
+        older += lengths != sorted(lengths)
+        for word in ("".join(rng.choices(letters, k=rng.randint(1, 30))) for _ in range(20)):
+            encoded = encode_plainly(word, ids)
+            assert encoded == tiktoken.encode(word) == naive_encode(word, ids), (word, list(ids)[256:])
+            assert decode_plainly(encoded, ids) == word
+    assert older > 20
 
 
 def test_merging_goes_from_left_to_right_and_never_twice():
@@ -237,15 +257,40 @@ def test_the_lectures_example_makes_three_merges_and_five_tokens(capsys):
     assert list(ids)[256:] == [b"aa", b"ab", b"aaab"]
     assert encode_plainly("aaabdaaabac", ids) == [258, 100, 258, 97, 99]
     module.show_merges("aaabdaaabac", 3)
-    printed = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert printed[:4] == ["11 tokens", "9 tokens", "7 tokens", "5 tokens"]
+    assert capsys.readouterr().out.splitlines() == [
+        "11 tokens: a a a b d a a a b a c",
+        "9 tokens: aa a b d aa a b a c (new: aa, id 256)",
+        "7 tokens: aa ab d aa ab a c (new: ab, id 257)",
+        "5 tokens: aaab d aaab a c (new: aaab, id 258)",
+        "ids [258, 100, 258, 97, 99] are aaabdaaabac",
+    ]
 
 
 def test_the_script_shows_that_all_ways_agree(call, monkeypatch):
     status, out, err = call(module)
     assert (status, err, out.count("True")) == (0, "", 3) and "False" not in out
-    monkeypatch.setattr(module, "train_bpe", lambda text, vocab_size: train_bpe(text[10:], vocab_size))
-    assert "the fast trainer learns the same tokens: False" in call(module)[1]
+    for broken, comparison in (
+        (("train_bpe", lambda text, vocab_size: train_bpe(text[10:], vocab_size)), "the fast trainer learns the same"),
+        (("decode_plainly", lambda some, ids: decode_plainly(some, ids).upper()), "decoded, it is the same text"),
+        (("BPETokenizer", lambda ids: CharTokenizer(sorted(set(module.PARAGRAPH)))), "tiktoken encodes the same"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, *broken)
+            (line,) = (line for line in call(module)[1].splitlines() if line.startswith(comparison))
+            assert line.endswith(": False")
+
+
+def test_the_script_shows_the_tokens_of_its_paragraph(call):
+    """... and they are those of the fast trainer and of tiktoken, which other lines compute."""
+    lines = call(module)[1].splitlines()
+    ids = train_bpe(module.PARAGRAPH, 256 + 40)
+    encoded = BPETokenizer(ids).encode(module.PARAGRAPH)
+    assert f"the first merges: {str([t.decode() for t in list(ids)[256:272]])[1:-1].replace(',', '')}" in lines
+    i = lines.index(f"{len(module.PARAGRAPH)} bytes become {len(encoded)} tokens. The first line:")
+    first_line, _, _ = module.PARAGRAPH.partition("\n")
+    tokens = lines[i + 1].split("|")
+    assert [ids[token.encode()] for token in tokens if token] == encoded[: len(BPETokenizer(ids).encode(first_line))]
+    assert "".join(tokens) == first_line
 
 
 def test_plain_training_stops_when_nothing_is_left_to_merge():
