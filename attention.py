@@ -32,7 +32,8 @@ MAX_VOCAB = 2048  # the bigram model has as many rows, and as many columns
 
 def check_same(what, a, b):
     """Print that two tensors are equal up to rounding. Raises AssertionError if they are not."""
-    difference = ((a - b).abs().max() / b.abs().max()).item()
+    largest = b.abs().max()
+    difference = (a - b).abs().max() / largest
     print(f"{what}, {tuple(a.shape)}: the same, up to a relative difference of {difference:.0e}")
     assert difference < 1e-5, "more than rounding"
 
@@ -49,7 +50,10 @@ def causal_softmax(scores):
 
 def print_row(name, cells, width=12):
     """Print a row of a table: the name flush left, the cells flush right."""
-    print(f"{name:20}" + "".join(f"{cell:>{width}}" for cell in cells), flush=True)
+    row = f"{name:20}"
+    for cell in cells:
+        row += f"{cell:>{width}}"
+    print(row, flush=True)
 
 
 def show(wei, text):
@@ -67,7 +71,7 @@ def show(wei, text):
 def averages():
     """1. Averaging the past"""
     x = torch.randn(4, 5, 2)  # (B, T, C)
-    out = torch.zeros(4, 5, 2)
+    out = torch.zeros_like(x)
     for t in range(5):
         past = x[:, : t + 1]  # tokens 0 to t
         out[:, t] = past.mean(dim=1)
@@ -80,8 +84,8 @@ def averages():
     show(wei, "abcde")
     swapped = x[:, [1, 0, 2, 3, 4]]
     change = wei @ swapped - out
-    largest = change[:, 1:].abs().max()
-    print(f"Swap a and b: outputs 1 to 4 move by {largest:.0e}. An average knows no order, and gives")
+    change = change[:, 1:].abs().max()
+    print(f"Swap a and b: outputs 1 to 4 move by {change:.0e}. An average knows no order, and gives")
     print("each token the same weight, whatever it is.")
 
 
@@ -110,12 +114,26 @@ def one_head():
     out, wei = head(x, Wq, identity, identity)
     print("wei of banana, in percent, if each letter looks for the same letter: it counts exp(3) = 20 times as much")
     show(wei[0], "banana")
-    for causal, mask in ((True, "with the mask"), (False, "without it")):
+    for causal in (True, False):
         out, _ = head(x, Wq, identity, identity, causal)
-        difference = out[1] - out[0]
+        difference = out[1] - out[0]  # (T, d)
         distances = [f"{distance:.2f}" for distance in difference.norm(dim=1)]
+        mask = "with the mask" if causal else "without it"
         print("From banana to banaza, the outputs 0 to 5 move by", *distances, mask)
     print("With the mask, no output before the changed letter moves.")
+
+
+def measure_softmax(scores, upstream):
+    """Return the variance of the scores (n, 1, keys), the mean of the largest weight that they make, and the median
+    fraction of a gradient, upstream (n, 1, keys), that passes from the weights to the scores; as cells of a table."""
+    scores = scores.requires_grad_()
+    wei = scores.softmax(dim=-1)
+    wei.backward(upstream)
+    passed = scores.grad.norm(dim=-1) / upstream.norm(dim=-1)
+    variance = scores.var()
+    largest = wei.amax(dim=-1).mean()
+    gradient = passed.median()
+    return [f"{variance:.2f}", f"{largest:.2f}", f"{gradient:.4f}"]
 
 
 def scaling():
@@ -128,14 +146,9 @@ def scaling():
         q = torch.randn(2000, 1, d)
         k = torch.randn(2000, 16, d)
         upstream = torch.randn(2000, 1, 16)  # the gradient that arrives at the weights
-        alone = q @ k.mT  # (2000, 1, 16)
-        cells = []
-        for scores in (alone, alone / math.sqrt(d)):
-            wei = scores.requires_grad_().softmax(dim=-1)
-            (grad,) = torch.autograd.grad(wei, scores, upstream)
-            passed = grad.norm(dim=-1) / upstream.norm(dim=-1)
-            largest = wei.amax(dim=-1)
-            cells += [f"{scores.var():.2f}", f"{largest.mean():.2f}", f"{passed.median():.4f}"]
+        scores = q @ k.mT  # (2000, 1, 16)
+        scaled = scores / math.sqrt(d)
+        cells = measure_softmax(scores, upstream) + measure_softmax(scaled, upstream)
         print_row(f"{d}", cells)
     print("Without the division, one key gets most of the weight, and hardly any gradient passes.")
 
@@ -223,8 +236,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(V, C)  # token embeddings
         self.wpe = nn.Embedding(T, C)  # position embeddings
-        self.blocks = nn.Sequential(*[Block(C, nh, **parts) for _ in range(n_layer)])
-        pre_norm = self.blocks[0].norm == "pre"
+        blocks = [Block(C, nh, **parts) for _ in range(n_layer)]
+        self.blocks = nn.Sequential(*blocks)
+        pre_norm = blocks[0].norm == "pre"
         self.ln_f = nn.LayerNorm(C, bias=False) if pre_norm else nn.Identity()
         self.output = nn.Linear(C, V, bias=False)
 
@@ -245,8 +259,9 @@ def one_block():
         Wq, Wk, Wv = W[:, h].mT  # (32, 8) each
         out, _ = head(x, Wq, Wk, Wv)
         outputs.append(out)
-    by_loop = torch.cat(outputs, dim=2)  # (B, T, C)
-    check_same("four heads by a loop, and at once", attention(x), attention.mix(by_loop))
+    side_by_side = torch.cat(outputs, dim=2)  # (B, T, C)
+    by_loop = attention.mix(side_by_side)
+    check_same("four heads by a loop, and at once", attention(x), by_loop)
     model = Transformer(V=27, T=6, C=32, nh=4)
     idx = torch.randint(27, (4, 6))
     logits = model(idx)
@@ -254,9 +269,10 @@ def one_block():
     the_block = model.blocks[0]
     nn.init.zeros_(the_block.attention.mix.weight)
     nn.init.zeros_(the_block.feed_forward.down.weight)
-    embedded = model.wte(idx) + model.wpe.weight
-    without = model.output(model.ln_f(embedded))
-    check_same("residual: if attention and feed-forward network add 0, and without them", model(idx), without)
+    logits = model(idx)
+    x = model.wte(idx) + model.wpe.weight
+    without = model.output(model.ln_f(x))
+    check_same("residual: if attention and feed-forward network add 0, and without them", logits, without)
 
 
 # ----------------------------------------------------------------------------- 5: positions
@@ -275,46 +291,57 @@ def rotate(x, at):
     return torch.cat((turned1, turned2), dim=1)
 
 
-def scores_with(kind, x, at, weights):
-    """The scores (T, T) of a head, whose tokens x (T, C) are at positions at (T,), with an encoding of positions."""
-    if kind == "learned":
-        x = x + weights["vectors"][at]  # a learned vector for each position
-    q = x @ weights["Wq"]  # (T, d)
-    k = x @ weights["Wk"]
-    if kind == "RoPE":
-        q = rotate(q, at)
-        k = rotate(k, at)
-    scores = q @ k.T / math.sqrt(q.shape[1])
-    distance = at[:, None] - at  # (T, T)
-    if kind == "ALiBi":
-        scores = scores - distance / 2  # far is worse; each head has another factor
-    if kind == "T5":
-        scores = scores + weights["scalars"][distance.clamp(min=0)]  # a learned number for each distance
-    return scores
+class PositionedHead:
+    """A head with random weights, and four ways to tell it where its tokens are. A model would learn Wq, Wk, the
+    vectors and the scalars."""
+
+    def __init__(self):
+        self.Wq = torch.randn(32, 8) / math.sqrt(32)
+        self.Wk = torch.randn(32, 8) / math.sqrt(32)
+        self.vectors = torch.randn(20, 32)  # one for each of 20 positions
+        self.scalars = torch.randn(20)  # one for each distance from 0 to 19
+
+    def scores(self, encoding, x, at):
+        """Return the scores (T, T) of tokens x (T, C) at positions at (T,)."""
+        if encoding == "learned":
+            x = x + self.vectors[at]
+        q = x @ self.Wq  # (T, d)
+        k = x @ self.Wk
+        if encoding == "RoPE":
+            q = rotate(q, at)
+            k = rotate(k, at)
+        scores = q @ k.T / math.sqrt(q.shape[1])
+        distance = at[:, None] - at  # (T, T): from query t back to key s
+        if encoding == "ALiBi":
+            scores = scores - distance / 2  # far is worse; each head has another factor
+        if encoding == "T5":
+            past = distance.clamp(min=0)  # the future is masked later
+            scores = scores + self.scalars[past]
+        return scores
+
+    def last_output(self, encoding, x, at):
+        """Return what the last token gets, (C,). The values are the tokens themselves."""
+        wei = causal_softmax(self.scores(encoding, x, at))
+        out = wei @ x
+        return out[-1]
 
 
 def positions():
     """5. Positions: permute the first five of six tokens, or put all of them ten positions later"""
     x = torch.randn(6, 32)
-    weights = {  # random here; a model would learn them
-        "Wq": torch.randn(32, 8) / math.sqrt(32),
-        "Wk": torch.randn(32, 8) / math.sqrt(32),
-        "vectors": torch.randn(20, 32),
-        "scalars": torch.randn(20),
-    }
+    head = PositionedHead()
     at = torch.arange(6)
     permuted = x[[3, 0, 4, 1, 2, 5]]
     print_row("encoding", ["the last output moves by", "the scores move by"], width=26)
-    for kind in ("none", "learned", "RoPE", "ALiBi", "T5"):
-        scores = scores_with(kind, x, at, weights)
-        out = causal_softmax(scores) @ x
-        scores_permuted = scores_with(kind, permuted, at, weights)
-        out_permuted = causal_softmax(scores_permuted) @ permuted
-        moved = out_permuted[-1] - out[-1]
-        scores_later = scores_with(kind, x, at + 10, weights)
+    for encoding in ("none", "learned", "RoPE", "ALiBi", "T5"):
+        out = head.last_output(encoding, x, at)
+        out_permuted = head.last_output(encoding, permuted, at)
+        moved = (out_permuted - out).abs().max()
+        scores = head.scores(encoding, x, at)
+        scores_later = head.scores(encoding, x, at + 10)
         shift = (scores_later - scores).tril()  # of the past, as the future is masked
-        cells = [f"{change.abs().max():.6f}" for change in (moved, shift)]
-        print_row(kind, cells, width=26)
+        shift = shift.abs().max()
+        print_row(encoding, [f"{moved:.6f}", f"{shift:.6f}"], width=26)
     print("Without an encoding, the order of the past changes nothing. RoPE, ALiBi and T5 know distances only.")
 
 
@@ -332,7 +359,8 @@ DEPTHS = (2, 8, 24, 48)  # blocks
 def through_blocks(n_layer, parts):
     """Send random numbers through a stack of blocks, and a random gradient back. Returns its size at the first block,
     divided by its size after the last one; and the std of the last output."""
-    blocks = nn.Sequential(*[Block(64, 4, **parts) for _ in range(n_layer)])
+    blocks = [Block(C=64, nh=4, **parts) for _ in range(n_layer)]
+    blocks = nn.Sequential(*blocks)
     for p in blocks.parameters():
         if p.ndim == 2:
             fan_in = p.shape[1]
@@ -397,7 +425,8 @@ def estimate_loss(model, tokens, T):
         logits = model(x)  # (256, T, V)
         of_each = F.cross_entropy(logits.mT, y, reduction="none")  # (256, T)
         losses.append(of_each[:, half:])
-    return torch.cat(losses).mean().item()
+    losses = torch.cat(losses)
+    return losses.mean().item()
 
 
 @torch.no_grad()
@@ -445,6 +474,13 @@ def make_model(name, V, T):
     return Transformer(V, T, C=64, **PARTS[name])
 
 
+def first_words(model, text):
+    """Return the first five words that a model writes."""
+    tokens = sample(model, text.start, text.T)
+    words = text.decode(tokens).split()
+    return " ".join(words[:5])
+
+
 def training(text, steps, seed):
     """7. Training: what is each part worth?"""
     trained = {}
@@ -452,15 +488,13 @@ def training(text, steps, seed):
     for name in ("bigram", "MLP, three tokens", *PARTS):
         torch.manual_seed(seed)
         model = make_model(name, text.vocab_size, text.T)
+        n_params = sum(p.numel() for p in model.parameters())
         began = default_timer()
         train(model, text.train, text.T, steps)
         seconds = default_timer() - began
         loss = estimate_loss(model, text.val, text.T)
-        n_params = sum(p.numel() for p in model.parameters())
-        tokens = sample(model, text.start, text.T)
-        words = text.decode(tokens).split()
-        shown = "   " + " ".join(words[:5])
-        print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", shown])
+        words = first_words(model, text)
+        print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", f"   {words}"])
         trained[name] = model
     return trained
 
@@ -484,88 +518,174 @@ def deep_training(text, steps, seed):
 # ----------------------------------------------------------------------------- stop here the first time
 
 
-# A function gets the gradient of the loss w.r.t. an output, dout. It sets weight.grad, and returns the gradient w.r.t.
-# the input.
+# Each layer has a forward and a backward, as in mlp.py. forward keeps what backward needs. backward gets dout, the
+# gradient of the loss w.r.t. the layer's output, sets the gradient of the layer's weight, and returns the gradient
+# w.r.t. the layer's input.
 
 
-def linear_backward(layer, x, dout):
-    """out = x W^T, with W (fan_out, fan_in) and x (..., fan_in)."""
-    layer.weight.grad = dout.flatten(0, -2).T @ x.flatten(0, -2)  # summed over all tokens
-    return dout @ layer.weight
+class Linear:
+    """out = x W^T: x (B, T, fan_in), W (fan_out, fan_in) -> out (B, T, fan_out)."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def forward(self, x):
+        self.x = x
+        return x @ self.weight.T
+
+    def backward(self, dout):
+        x = self.x.flatten(0, 1)  # (B T, fan_in): the tokens of all texts
+        dout_flat = dout.flatten(0, 1)  # (B T, fan_out)
+        self.weight.grad = dout_flat.T @ x  # the sum over all tokens
+        return dout @ self.weight
 
 
-def normalize(x):
-    """The first half of a layer norm. Returns xhat, with mean 0 and variance 1 over the channels, and the std of x."""
-    centered = x - x.mean(dim=-1, keepdim=True)
-    variance = centered.square().mean(dim=-1, keepdim=True)
-    std = (variance + 1e-5).sqrt()
-    return centered / std, std
+class Norm:
+    """out = weight xhat, where xhat = (x - mean) / std over the channels of a token: x, out (B, T, C)."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def forward(self, x):
+        mean = x.mean(dim=-1, keepdim=True)
+        centered = x - mean
+        variance = centered.square().mean(dim=-1, keepdim=True)
+        self.std = (variance + 1e-5).sqrt()
+        self.xhat = centered / self.std
+        return self.weight * self.xhat
+
+    def backward(self, dout):
+        of_weight = dout * self.xhat
+        self.weight.grad = of_weight.sum(dim=(0, 1))
+        dxhat = dout * self.weight
+        # a change of x also moves the mean and the std of its token; what passes through these two is subtracted
+        through_mean = dxhat.mean(dim=-1, keepdim=True)
+        agreement = (dxhat * self.xhat).mean(dim=-1, keepdim=True)
+        through_std = self.xhat * agreement
+        return (dxhat - through_mean - through_std) / self.std
 
 
-def norm_backward(ln, xhat, std, dout):
-    """out = weight xhat, and xhat = (x - mean) / std over the channels of a token."""
-    ln.weight.grad = (dout * xhat).sum(dim=(0, 1))
-    dxhat = dout * ln.weight
-    # dx = (dxhat - mean(dxhat) - xhat mean(dxhat xhat)) / std: the two means are what passes through mean and std
-    through_mean = dxhat.mean(dim=-1, keepdim=True)
-    through_std = xhat * (dxhat * xhat).mean(dim=-1, keepdim=True)
-    return (dxhat - through_mean - through_std) / std
+class Relu:
+    """out = x where x > 0, and 0 elsewhere."""
+
+    def forward(self, x):
+        self.out = x.relu()
+        return self.out
+
+    def backward(self, dout):
+        passes = self.out > 0
+        return dout * passes
+
+
+class Heads:
+    """Queries, keys and values of nh heads (B, T, 3C) -> their outputs (B, T, C). It has no weights."""
+
+    def __init__(self, nh):
+        self.nh = nh
+
+    def forward(self, qkv):
+        self.q, self.k, self.v = split_heads(qkv, self.nh)  # (B, nh, T, d) each
+        scores = self.q @ self.k.mT / math.sqrt(self.q.shape[-1])
+        self.wei = causal_softmax(scores)
+        return join_heads(self.wei @ self.v)
+
+    def backward(self, dout):
+        dout = dout.unflatten(2, (self.nh, -1))  # (B, T, nh, d)
+        dout = dout.transpose(1, 2)  # (B, nh, T, d): the reverse of join_heads
+        dq, dk, dv = attention_backward(self.q, self.k, self.v, self.wei, dout)
+        dqkv = torch.stack((dq, dk, dv))  # (3, B, nh, T, d)
+        dqkv = dqkv.permute(1, 3, 0, 2, 4)  # (B, T, 3, nh, d)
+        return dqkv.flatten(2)  # (B, T, 3C): the reverse of split_heads
 
 
 def attention_backward(q, k, v, wei, dout):
     """out = wei v, wei = softmax(scores), scores = q k^T / sqrt(d), for each head. Returns dq, dk and dv."""
     dv = wei.mT @ dout
     dwei = dout @ v.mT
-    # softmax, row by row: dscores = wei (dwei - sum of wei dwei)
-    dscores = wei * (dwei - (wei * dwei).sum(dim=-1, keepdim=True))
+    # a row of weights adds up to 1: what the weighted mean of its gradients would raise, raises nothing
+    mean = (wei * dwei).sum(dim=-1, keepdim=True)
+    dscores = wei * (dwei - mean)
     dscores = dscores / math.sqrt(q.shape[-1])
     dq = dscores @ k
     dk = dscores.mT @ q
     return dq, dk, dv
 
 
+def forward(layers, x):
+    for layer in layers:
+        x = layer.forward(x)
+    return x
+
+
+def backward(layers, dout):
+    for layer in reversed(layers):
+        dout = layer.backward(dout)
+    return dout
+
+
+class TransformerByHand:
+    """The layers of a Transformer with one pre-norm block, with its weights."""
+
+    def __init__(self, model):
+        block = model.blocks[0]
+        heads = block.attention
+        network = block.feed_forward
+        self.wte = model.wte.weight
+        self.wpe = model.wpe.weight
+        self.attention = [
+            Norm(block.ln_1.weight),
+            Linear(heads.qkv.weight),
+            Heads(heads.nh),
+            Linear(heads.mix.weight),
+        ]
+        self.feed_forward = [
+            Norm(block.ln_2.weight),
+            Linear(network.up.weight),
+            Relu(),
+            Linear(network.down.weight),
+        ]
+        self.output = [
+            Norm(model.ln_f.weight),
+            Linear(model.output.weight),
+        ]
+
+    def forward(self, idx):
+        """Token ids (B, T) -> logits (B, T, V)."""
+        self.idx = idx
+        T = idx.shape[1]
+        x = self.wte[idx] + self.wpe[:T]
+        x = x + forward(self.attention, x)
+        x = x + forward(self.feed_forward, x)
+        return forward(self.output, x)
+
+    def backward(self, dlogits):
+        """The same lines, from the last to the first."""
+        dx = backward(self.output, dlogits)
+        # x + part(x): a change of x reaches the loss in two ways, directly and through the part. The gradients add up
+        dx = dx + backward(self.feed_forward, dx)
+        dx = dx + backward(self.attention, dx)
+        # a row of an embedding gets the sum of the gradients of all places where it was looked up
+        B, T = self.idx.shape
+        self.wpe.grad = torch.zeros_like(self.wpe)
+        self.wte.grad = torch.zeros_like(self.wte)
+        for b in range(B):
+            for t in range(T):
+                token = self.idx[b, t]
+                self.wpe.grad[t] += dx[b, t]
+                self.wte.grad[token] += dx[b, t]
+
+
 def backward_by_hand(model, idx, targets):
     """Set p.grad of all parameters, for the mean cross-entropy of a Transformer with one pre-norm block."""
-    block = model.blocks[0]
-    attention = block.attention
-    feed_forward = block.feed_forward
-    # forward: everything that backward needs has a name
-    x0 = model.wte(idx) + model.wpe.weight[: idx.shape[1]]
-    xhat1, std1 = normalize(x0)
-    normed1 = xhat1 * block.ln_1.weight
-    q, k, v = split_heads(attention.qkv(normed1), attention.nh)
-    wei = causal_softmax(q @ k.mT / math.sqrt(q.shape[-1]))
-    heads = join_heads(wei @ v)
-    x1 = x0 + attention.mix(heads)
-    xhat2, std2 = normalize(x1)
-    normed2 = xhat2 * block.ln_2.weight
-    hidden = feed_forward.up(normed2).relu()
-    x2 = x1 + feed_forward.down(hidden)
-    xhat3, std3 = normalize(x2)
-    normed3 = xhat3 * model.ln_f.weight
-    logits = model.output(normed3)
-    # backward: the same lines, from the last to the first
-    # softmax and cross-entropy of n tokens: dlogits = (softmax(logits) - one_hot(targets)) / n
+    layers = TransformerByHand(model)
+    logits = layers.forward(idx)
+    # softmax and cross-entropy: the predicted probability minus the observed one, which is 1 for the target and 0 for
+    # all other tokens; divided by the number of targets, because the loss is their mean
     V = logits.shape[-1]
-    observed = F.one_hot(targets, V)
     predicted = logits.softmax(dim=-1)
+    observed = F.one_hot(targets, V)
     dlogits = (predicted - observed) / targets.numel()
-    dnormed3 = linear_backward(model.output, normed3, dlogits)
-    dx2 = norm_backward(model.ln_f, xhat3, std3, dnormed3)
-    dhidden = linear_backward(feed_forward.down, hidden, dx2)
-    dhidden = dhidden * (hidden > 0)  # relu passes a gradient where its output is above 0
-    dnormed2 = linear_backward(feed_forward.up, normed2, dhidden)
-    dx1 = dx2 + norm_backward(block.ln_2, xhat2, std2, dnormed2)  # x2 = x1 + ...: x1 has two ways to the loss
-    dheads = linear_backward(attention.mix, heads, dx1)
-    dheads = dheads.unflatten(2, (attention.nh, -1)).transpose(1, 2)  # (B, nh, T, d), the reverse of join_heads
-    dqkv = torch.stack(attention_backward(q, k, v, wei, dheads))  # (3, B, nh, T, d)
-    dqkv = dqkv.permute(1, 3, 0, 2, 4).flatten(2)  # (B, T, 3C), the reverse of split_heads
-    dnormed1 = linear_backward(attention.qkv, normed1, dqkv)
-    dx0 = dx1 + norm_backward(block.ln_1, xhat1, std1, dnormed1)
-    # embeddings: a row gets the sum of the gradients of all places where it was looked up
-    model.wpe.weight.grad = dx0.sum(dim=0)  # if all T positions are used
-    model.wte.weight.grad = torch.zeros_like(model.wte.weight)
-    model.wte.weight.grad.index_add_(0, idx.flatten(), dx0.flatten(0, 1))
+    layers.backward(dlogits)
 
 
 def by_hand():
@@ -578,12 +698,14 @@ def by_hand():
     text = torch.randint(27, (8, 17))
     x = text[:, :-1]
     y = text[:, 1:]
-    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-    by_autograd = torch.autograd.grad(loss, parameters.values())
+    logits = model(x)
+    loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+    loss.backward()
+    by_autograd = {name: p.grad for name, p in parameters.items()}
     with torch.no_grad():
-        backward_by_hand(model, x, y)
-    for (name, p), grad in zip(parameters.items(), by_autograd, strict=True):
-        check_same(name, p.grad, grad)
+        backward_by_hand(model, x, y)  # replaces each p.grad
+    for name, p in parameters.items():
+        check_same(name, p.grad, by_autograd[name])
 
 
 def by_formula(q, k, v):
@@ -620,8 +742,11 @@ def by_tiles(q, k, v, tile=64):
 
 def fused(q, k, v):
     """The same with PyTorch's fused kernel, which takes (B, nh, T, d)."""
-    q, k, v = (tensor[None, None] for tensor in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)[0, 0]
+    q = q[None, None]
+    k = k[None, None]
+    v = v[None, None]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return out[0, 0]
 
 
 def flash():
@@ -633,11 +758,12 @@ def flash():
         cells = [f"{T * T:,}", f"{T * 64:,}"]
         for function in (by_formula, by_tiles, fused):
             call = partial(function, q, k, v)
-            milliseconds = 1000 * timeit(call, number=3) / 3
-            cells.append(f"{milliseconds:.2f}")
-        print_row(str(T), cells, width=16)
-    check_same("formula and tiles", by_tiles(q, k, v), by_formula(q, k, v))
-    check_same("formula and fused kernel", fused(q, k, v), by_formula(q, k, v))
+            seconds = timeit(call, number=3) / 3
+            cells.append(f"{1000 * seconds:.2f}")
+        print_row(f"{T}", cells, width=16)
+    out = by_formula(q, k, v)
+    check_same("formula and tiles", by_tiles(q, k, v), out)
+    check_same("formula and fused kernel", fused(q, k, v), out)
 
 
 # ----------------------------------------------------------------------------- the script
@@ -684,15 +810,17 @@ def plot(model, text, path):
     from matplotlib.figure import Figure
 
     model(text.shown[None])
-    wei = model.blocks[0].attention.wei[0, 0].detach().numpy()
+    wei = model.blocks[0].attention.wei[0, 0]  # of the one text, and the one head
+    wei = wei.detach().numpy()
     ticks = range(len(text.names))
-    axes = Figure((6, 6), dpi=80, layout="constrained").subplots()
+    figure = Figure((6, 6), dpi=80, layout="constrained")
+    axes = figure.subplots()
     axes.imshow(wei, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(ticks, text.names, parse_math=False)
     axes.set_yticks(ticks, text.names, parse_math=False)
     axes.set_title("wei")
     path.parent.mkdir(parents=True, exist_ok=True)
-    axes.figure.savefig(path)
+    figure.savefig(path)
     print(f"\n{path}: wei of the one head, for the first tokens of val")
 
 

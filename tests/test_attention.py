@@ -223,10 +223,9 @@ def test_positions_have_the_properties_that_it_names(out):
 
 def test_positions_are_those_of_the_gpt(double):
     """The same scores by the functions of model.py: RoPE, a slope of 1/2, and T5's scalars."""
-    x, scalars = torch.randn(6, 32), torch.randn(20)
-    weights = {"Wq": torch.randn(32, 8), "Wk": torch.randn(32, 8), "scalars": scalars}
+    x, encoded = torch.randn(6, 32), attention.PositionedHead()
     at = torch.arange(6)
-    q, k, distance = x @ weights["Wq"], x @ weights["Wk"], at[:, None] - at
+    q, k, distance = x @ encoded.Wq, x @ encoded.Wk, at[:, None] - at
     plain = q @ k.T / math.sqrt(8)
     angles = model_file.rope_angles(6, 8)
     turned = [model_file.rotate(part, angles.cos(), angles.sin()) for part in (q, k)]
@@ -234,14 +233,15 @@ def test_positions_are_those_of_the_gpt(double):
         "none": plain,
         "RoPE": turned[0] @ turned[1].T / math.sqrt(8),
         "ALiBi": plain - model_file.alibi_slopes(8)[0].double() * distance,  # the first head's slope is 1/2
-        "T5": plain + scalars[model_file.t5_bucket(distance)],
+        "T5": plain + encoded.scalars[model_file.t5_bucket(distance)],
     }
     for kind, scores in expected.items():
-        found = attention.scores_with(kind, x, at, weights)
+        found = encoded.scores(kind, x, at)
         torch.testing.assert_close(found.tril(), scores.double().tril(), rtol=1e-6, atol=1e-6, msg=kind)
-    weights["vectors"] = torch.randn(20, 32)
-    with_vectors = attention.scores_with("none", x + weights["vectors"][10:16], at, weights)
-    torch.testing.assert_close(attention.scores_with("learned", x, at + 10, weights), with_vectors)
+        last = scores[-1].double().softmax(0) @ x
+        torch.testing.assert_close(encoded.last_output(kind, x, at), last, rtol=1e-6, atol=1e-6, msg=kind)
+    with_vectors = encoded.scores("none", x + encoded.vectors[10:16], at)
+    torch.testing.assert_close(encoded.scores("learned", x, at + 10), with_vectors)
 
 
 # ----------------------------------------------------------------------------- 6. why residuals and norms
@@ -294,13 +294,14 @@ def test_the_gradient_by_hand_is_that_of_autograd(dtype, capsys, request):
         assert max(found.values()) < (1e-5 if dtype == torch.float32 else 1e-10)
 
 
-def test_gradients_with_repeated_tokens_and_tokens_that_do_not_occur(double):
+@pytest.mark.parametrize("length", [6, 4])  # of 6 positions
+def test_gradients_with_repeated_tokens_and_tokens_that_do_not_occur(double, length):
     model = Transformer(V=5, T=6, C=12, nh=2)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "ln_" in name:
                 p.copy_(torch.randn(12))
-    idx = torch.randint(3, (4, 7))  # tokens 3 and 4 never occur
+    idx = torch.randint(3, (4, length + 1))  # tokens 3 and 4 never occur
     x, y = idx[:, :-1], idx[:, 1:]
     F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
     by_autograd = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -308,11 +309,17 @@ def test_gradients_with_repeated_tokens_and_tokens_that_do_not_occur(double):
         attention.backward_by_hand(model, x, y)
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad, by_autograd[name], msg=name)
-    assert (model.wte.weight.grad[3:] == 0).all()
+    assert (model.wte.weight.grad[3:] == 0).all() and (model.wpe.weight.grad[length:] == 0).all()
 
 
 def test_a_wrong_gradient_by_hand_would_show(monkeypatch):
-    monkeypatch.setattr(attention, "norm_backward", lambda ln, xhat, std, dout: dout * ln.weight / std)
+    right = attention.Norm.backward
+
+    def without_means(norm, dout):
+        right(norm, dout)  # sets weight.grad
+        return dout * norm.weight / norm.std
+
+    monkeypatch.setattr(attention.Norm, "backward", without_means)
     with pytest.raises(AssertionError, match="more than rounding"):
         attention.by_hand()
 
@@ -335,12 +342,12 @@ def test_attention_backward_gives_the_worked_example(double):
 @torch.no_grad()
 def test_layer_norm_gives_the_worked_example(double):
     """Vectors of meaning, 9.9.5 and 12.4.4, recomputed."""
-    layer = torch.nn.LayerNorm(4, bias=False)
-    layer.weight.copy_(torch.tensor([2, 1, 0.5, 1]))
-    xhat, std = attention.normalize(torch.tensor([[[1.2, 0.6, -0.2, 0.1]]]))
+    norm = attention.Norm(torch.tensor([2, 1, 0.5, 1]))
+    out = norm.forward(torch.tensor([[[1.2, 0.6, -0.2, 0.1]]]))
     expected = torch.tensor([1.45971, 0.329611, -1.17718, -0.612135])
-    torch.testing.assert_close(xhat[0, 0], expected, atol=1e-5, rtol=0)
-    dx = attention.norm_backward(layer, xhat, std, torch.tensor([[[1.0, 2, 3, 4]]]))
+    torch.testing.assert_close(norm.xhat[0, 0], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(out[0, 0], expected * norm.weight, atol=1e-5, rtol=0)
+    dx = norm.backward(torch.tensor([[[1.0, 2, 3, 4]]]))
     expected = torch.tensor([-0.269384, -0.607649, -2.00042, 2.87745])
     torch.testing.assert_close(dx[0, 0], expected, atol=1e-5, rtol=0)
 
