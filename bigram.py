@@ -24,14 +24,14 @@ from console import NonNegative, UserError, parse, print_losses, print_result, p
 from prepare_data import load
 from tokenizer import CharTokenizer
 
-MAX_LETTERS = 100  # more do not fit into a table that one can look at; ngram.py counts them
+MAX_LETTERS = 100  # a larger table is too large to look at; ngram.py counts any vocabulary
 STEPS = 300  # of gradient descent
 
 
 @dataclass
 class Options:
     dataset: str = "words"  # a list of words or names in data/, made by prepare_data.py
-    smoothing: Literal["add", "mle"] = "add"  # add 1 to each count, or nothing (mle: maximum likelihood)
+    smoothing: Literal["add", "mle"] = "add"  # add 1 to each count, so that none is 0; mle (maximum likelihood): do not
     neural: bool = False  # also learn the table by gradient descent, and compare
     score: str = ""  # words to score, separated by commas
     num_samples: NonNegative = 10  # number of words to invent
@@ -43,8 +43,9 @@ class Options:
 # A dot stands before and after each word, so emma has the pairs .e, em, mm, ma and a. (the last one with the dot).
 # stoi ("string to integer") is the index of each letter, itos the list of letters by index. The dot has index 0.
 #
-# A tensor is PyTorch's array of numbers. Brackets give its shape: xs, ys (pairs,); counts N, probabilities P, weights W
-# (V, V), where V is the number of letters with the dot. P[xs, ys] is (pairs,): P[xs[0], ys[0]], P[xs[1], ys[1]], ...
+# A tensor is PyTorch's array of numbers. Brackets give its shape: xs and ys are (n,), one number for each of n pairs;
+# the counts N, the probabilities P and the weights W are tables (V, V), where V is the number of letters with the dot.
+# P[xs, ys] looks n numbers up: P[xs[0], ys[0]], P[xs[1], ys[1]], ...
 
 
 def make_pairs(words, stoi):
@@ -68,12 +69,14 @@ def count_pairs(xs, ys, V):
 def probabilities(N, add):
     """Return P: P[x, y] is the probability of letter y after letter x.
 
-    With add = 0, P makes the counted words as probable as any such table can (maximum likelihood). The more is added to
+    With add = 0, no other table gives the counted words a higher probability (maximum likelihood). The more is added to
     each count, the closer each row is to the uniform distribution, 1 / V for each letter."""
     P = N + add
-    # The sums of the rows have the shape (V, 1), a column: PyTorch repeats it, so each row is divided by its own sum.
-    # Without keepdim=True they have the shape (V,), which PyTorch repeats as a row: column y would be divided by the
-    # sum of row y. That is no error, and the probabilities are wrong.
+    # dim=1 adds up along each row. With keepdim=True, the sums are a column (V, 1), which PyTorch repeats to the right:
+    #     [[1, 3],     divided by  [[ 4],    is  [[1/4,  3/4],
+    #      [2, 8]]                  [10]]         [2/10, 8/10]]
+    # Without it, they are a row (V,), [4, 10], which PyTorch repeats downwards. Each column would be divided by the sum
+    # of another row, [[1/4, 3/10], [2/4, 8/10]]: no error message, and wrong probabilities.
     P = P / P.sum(dim=1, keepdim=True)
     return P.nan_to_num(0)  # a letter that never occurs: 0 / 0 is nan, not a number, in PyTorch
 
@@ -83,27 +86,29 @@ def sample(P, itos):
     word = ""
     x = 0  # the dot
     while True:
-        x = torch.multinomial(P[x], num_samples=1).item()  # draw an index with these probabilities
+        x = torch.multinomial(P[x], num_samples=1).item()  # draw an index with these probabilities: a Python number
         if x == 0:
             return word
         word += itos[x]
 
 
 def mean_nll(P, xs, ys):
-    """Return the loss, the mean negative log-likelihood: the average of -log P over the pairs. Its unit is the nat, of
-    natural logarithms, per letter. One impossible pair makes it infinite, because log 0 is -inf."""
+    """Return the loss, the mean negative log-likelihood: the average of -log P over the pairs, in nats (natural
+    logarithms) per letter. -log P is 0 for a pair that was certain, and large for an improbable one. One impossible
+    pair makes the loss infinite, because log 0 is -inf."""
     log_likelihoods = P[xs, ys].log()
-    return -log_likelihoods.mean().item() + 0.0  # + 0.0, because -0.0 would be printed as such
+    loss = -log_likelihoods.mean().item()
+    return loss + 0.0  # if every pair was certain, the loss is -0.0, and -0.0 + 0.0 is 0.0
 
 
 # ----------------------------------------------------------------------------- the same table, learned
+# Gradient descent: begin with random weights W, and change each a little, again and again, so that the loss falls.
 
 
 def show_first_step(W, xs, ys):
-    """Go from a table W (V, V) of random numbers, the weights, to probabilities and the loss of a few pairs, (n,) each,
-    in the steps of the lecture."""
-    xenc = F.one_hot(xs, len(W)).float()  # (n, V), the input of the network: a 1 at the letter, else 0
-    logits = xenc @ W  # (n, V), by matrix multiplication: the 1 picks one row of W
+    """Go from random weights W (V, V) to the loss of a few pairs. W is a neural network of one layer."""
+    xenc = F.one_hot(xs, len(W)).float()  # (n, V), its input: in each row, a 1 at the letter, else 0
+    logits = xenc @ W  # (n, V), its output, by matrix multiplication: the 1 picks one row of W
     print("one-hot rows times W are rows of W:", torch.equal(logits, W[xs]))
     print("So from here on we look rows up: the same numbers, less memory, and faster.")
     counts = logits.exp()  # we read logits as logarithms of counts: exp makes any number positive
@@ -116,31 +121,35 @@ def show_first_step(W, xs, ys):
 
 def learn(xs, ys, W, weight_decay=0.0, show=False):
     """Learn P from the pairs by gradient descent, starting from weights W (V, V). Returns P. With weight_decay, large
-    weights cost something, so they stay nearer to 0."""
-    learning_rate = 50  # as in the lecture: each weight affects few of the pairs, so its gradient of the mean is small
-    largest_fraction = xs.bincount().max().item() / len(xs)
+    weights cost something, so they stay nearer to 0: a kind of smoothing (see print_weight_decay)."""
+    learning_rate = 50  # step size, as in the lecture: large, as the gradients of a mean over so many pairs are small
+    letter_counts = xs.bincount()  # how often each letter comes first
+    largest_fraction = letter_counts.max().item() / len(xs)
     if largest_fraction > 0.15:
-        # One letter starts so many pairs (14.9 % of the names') that its row would jump to and fro. Below 4 / fraction,
-        # it cannot, as its curvature is fraction / 2 at most; and below V, weight decay does not make it jump.
+        # One letter starts more of the pairs than in names (14.9 %). Steps of 50 would be too long for its row: they
+        # would jump to and fro over the lowest point. They cannot below 2 / curvature, and the curvature of a softmax
+        # is at most 1/2, so fraction / 2 for this row. Weight decay adds at most 2 / V**2: for few letters, V is safe.
         learning_rate = min(4 / largest_fraction, len(W))
     W = W.clone().requires_grad_()  # a copy, for which PyTorch computes gradients
     for step in range(1, STEPS + 1):
-        # forward: row x of W has the logits of all pairs that start with x, so one softmax for each row is enough
+        # forward: row x of W has the logits of all pairs that start with x, so V softmaxes are enough, not one per pair
         log_P = W.log_softmax(dim=1)  # log of the softmax
         loss = -log_P[xs, ys].mean()
         loss = loss + weight_decay * (W**2).mean()
         # backward: W.grad becomes the change of the loss for a small change of each weight
         W.grad = None  # otherwise, it would be added to the gradient of the step before
         loss.backward()
-        # update: downhill; through .data, so that PyTorch does not record it for the next backward pass
+        # update: downhill. PyTorch records what is done with W, to go backward through it; .data is not recorded
         W.data -= learning_rate * W.grad
         if show and step in (1, 10, 30, 100, STEPS):
             print(f"step {step:3}  loss {loss.item():.4f}")
-    return W.detach().softmax(dim=1)
+    W = W.detach()  # without the record
+    return W.softmax(dim=1)
 
 
 # ----------------------------------------------------------------------------- what each step prints
-# pairs: for each split its (xs, ys). We count and learn from train; the words of val and test are kept back, to judge.
+# pairs: for each split its (xs, ys). We count and learn from train; the words of val and test are kept back, to choose
+# between models and to judge the choice. data is what prepare_data.py made of a list of words.
 
 
 def read_words(data):
@@ -152,7 +161,7 @@ def read_words(data):
         raise UserError(f"{data.name} has {data.vocab_size:,} letters, {MAX_LETTERS} at most; {advice}")
     if "." in data.tokenizer.chars:
         raise UserError(f"{data.name} has a dot among its letters, and here a dot ends a word; {advice}")
-    data.need(2, "one word")
+    data.need(2, "one word")  # tokens in each split: a letter, and the end of the word
     words = {}
     for split in data.splits:
         words[split] = [data.tokenizer.decode(ids) for ids in data.documents(split)]
@@ -160,7 +169,8 @@ def read_words(data):
 
 
 def letters_of(data):
-    """Return itos, the dot (for the newline that ends a word in the dataset) and the other letters; and stoi."""
+    """Return itos, the letters with the dot in front, and stoi. The dot replaces the newline, which ends a word in the
+    dataset."""
     letters = [letter for letter in data.tokenizer.chars if letter != "\n"]
     itos = [".", *letters]
     stoi = {letter: i for i, letter in enumerate(itos)}
@@ -212,7 +222,7 @@ def print_unseen(P, pairs, itos):
         print(f"{split:5} loss {loss:.4f}")
         if math.isinf(loss):
             impossible = P[xs, ys] == 0
-            i = impossible.nonzero()[0].item()  # the first of them
+            i = impossible.nonzero()[0].item()  # the index of the first impossible pair
             first = itos[xs[i]]
             second = itos[ys[i]]
             print(f"      because {second!r} never follows {first!r} in train")
@@ -256,7 +266,7 @@ def print_scores(words, pairs, stoi):
 def print_comparison(counted, learned, itos, options):
     """Compare two tables P: their numbers, and the words that they make of the same random numbers."""
     occurs = counted.sum(dim=1) > 0  # of a letter that never occurs, counting says nothing
-    difference = (counted - learned)[occurs].abs()
+    difference = (counted - learned)[occurs].abs()  # of the rows where occurs is True
     print(f"difference of the probabilities: mean {difference.mean():.4f}, largest {difference.max():.4f}")
     if options.num_samples == 0:
         return
@@ -275,7 +285,7 @@ def closest_smoothing(P, N):
     """Which number, added to each count N, gives a table like P? Returns it, and the mean difference that is left."""
     occurs = N.sum(dim=1) > 0
     differences = {}
-    for add in torch.logspace(-4, 4, 81).tolist():  # from 0.0001 to 10,000
+    for add in torch.logspace(-4, 4, 81).tolist():  # 81 numbers from 0.0001 to 10,000, each 1.26 times the last
         difference = P - probabilities(N, add)
         differences[add] = difference[occurs].abs().mean().item()
     closest = min(differences, key=differences.get)
@@ -284,8 +294,9 @@ def closest_smoothing(P, N):
 
 def print_weight_decay(pairs, N, W):
     """Compare weight decay with smoothing."""
-    print("\nWeight decay pulls W towards 0, and so P towards uniform. So does adding a number to each count. (Without")
-    print("weight decay, what is left is what the steps have not learned yet.)")
+    print("\nWeight decay pulls the weights towards 0. Equal weights are equal probabilities, so it pulls P towards")
+    print("uniform, as adding a number to each count does. The last column says how far the two tables still differ;")
+    print(f"in the first row, without weight decay, it is what {STEPS} steps have not learned yet.")
     xs, ys = pairs["train"]
     print("weight decay  train loss  val loss  like adding  mean difference in P")
     for weight_decay in (0.0, 0.001, 0.01, 0.1, 1.0):
@@ -316,7 +327,7 @@ def learn_and_compare(pairs, N, itos, options):
 
 
 def report_losses(P, pairs, data):
-    """Print the loss on each split, and that of the uniform distribution. Returns split -> loss."""
+    """Print the loss on each split; print_losses adds that of the uniform distribution. Returns split -> loss."""
     losses = {}
     for split, (xs, ys) in pairs.items():
         losses[split] = mean_nll(P, xs, ys)
@@ -377,7 +388,9 @@ def main() -> None:
 
     if options.plot:
         draw_counts(N, itos, Path("out", f"bigram_{data.name}", "counts.png"))
-    print_result(model, data, N.numel(), losses, seconds=time.perf_counter() - began)
+    num_params = N.numel()
+    seconds = time.perf_counter() - began
+    print_result(model, data, num_params, losses, seconds=seconds)
 
 
 if __name__ == "__main__":

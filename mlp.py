@@ -4,14 +4,15 @@
     python mlp.py --init=naive --max_iters=20000 --plot  # a bad initialization, and what shows it
     python mlp.py --backward=manual --fold               # backpropagation by hand, batch norm merged into the layers
 
-Read ngram.py before and cells.py after. What follows "emil" tells an n-gram table nothing about "emel". The network of
-Bengio et al. (2003) looks up a learned vector for each context token, its embedding. All contexts share these vectors
-and the layers after them, so the network also predicts after contexts that it has never seen (Karpathy 2022,
-"Building makemore" parts 2 to 4). The network of the lecture comes first. It starts confidently wrong, and most of its
-tanh units are stuck near -1 or 1 (saturated): the rest of this file shows how one sees that, and a fix for each.
+Read ngram.py before and cells.py after. To an n-gram table, "emil" and "emel" are as different as any two contexts. The
+network of Bengio et al. (2003) looks up a learned vector for each context token, its embedding. All contexts share
+these vectors and the layers after them, so the network also predicts after contexts that it has never seen (Karpathy
+2022, "Building makemore" parts 2 to 4). The network of the lecture comes first. It starts confidently wrong, and most
+of its tanh units (numbers between -1 and 1 that it computes) are stuck near -1 or 1, saturated: the rest of this file
+shows how one sees that, and a fix for each.
 
-Its limitation: of its weights, positions share only the embeddings. The first weight matrix, W1, has separate rows for
-each position, and the network sees no further back. Solutions: a state (cells.py), or attention (attention.py).
+Its limitation: all positions use the same embeddings, but the first weight matrix, W1, has separate rows for each, and
+the network sees no further back. Solutions: a state (cells.py), or attention (attention.py).
 """
 
 import math
@@ -46,7 +47,7 @@ LECTURE_STEPS = 3000  # training steps of the lecture's network
 EVAL_TOKENS = 2_000_000  # the final losses are those of the first tokens of each split, at most this many
 MAX_ACTIVATIONS = 1 << 22  # numbers in the largest tensor during evaluation
 SATURATED = 0.97  # |tanh| above it counts as saturated: its derivative is below 0.06
-# B: examples in a batch, T: tokens of context, V: vocabulary size, C = n_embd, H = n_hidden.
+# B: examples in a batch, T: tokens of context, V: vocabulary size, E = n_embd, H = n_hidden.
 
 
 @dataclass
@@ -76,7 +77,8 @@ class Options:
         if self.max_iters is None:
             self.max_iters = 4000 if self.find_lr else 60_000
         if self.learning_rate is None:
-            self.learning_rate = min(self.batch_size / 320, 0.8)  # the lecture's 0.1 for 32; more for larger batches
+            # 0.1 for 32, as in the lecture. The gradients of larger batches are less noisy, and allow longer steps
+            self.learning_rate = min(self.batch_size / 320, 0.8)
         if self.fold and not self.batchnorm:
             raise UserError("--fold has no batch norm to fold; add --batchnorm=true")
         if self.batchnorm and self.batch_size == 1:
@@ -91,11 +93,13 @@ def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) 
 
     For emma and T = 3, with a dot for the separator: ... -> e, ..e -> m, .em -> m, emm -> a, mma -> the dot. Both are
     int64. Where a context would begin before the text, the first token of the text stands instead."""
-    positions = at[:, None] + np.arange(-T, 0)  # (B, T): in row i, at[i] - T to at[i] - 1
+    # at[:, None] is at as a column, (B, 1); adding a row makes a table (B, T): in row i, at[i] - T to at[i] - 1
+    positions = at[:, None] + np.arange(-T, 0)
     positions = np.maximum(positions, 0)
     X = tokens[positions].astype(np.int64)
     if separator is not None:
-        # Nothing before a separator counts, as it belongs to another document: a b . becomes . . .
+        # Nothing before a separator counts, as it belongs to another document: a b . becomes . . . (each column takes
+        # over the separators of the column to its right, from right to left)
         for column in reversed(range(T - 1)):
             before_separator = X[:, column + 1] == separator
             X[before_separator, column] = separator
@@ -123,8 +127,8 @@ def train_lecture_network(data, steps, seed):
         Xb, Yb = contexts(data.train, at, 3, data.separator)  # (32, 3), (32,)
         # forward
         emb = C[Xb]  # (32, 3, 10): the vector of each token
-        emb = emb.view(-1, 30)  # (32, 30): the three vectors of an example side by side
-        h = torch.tanh(emb @ W1 + b1)  # (32, 200): tanh keeps each unit between -1 and 1
+        emb = emb.view(-1, 30)  # (32, 30), as many rows as needed (-1): the three vectors of an example side by side
+        h = torch.tanh(emb @ W1 + b1)  # (32, 200), between -1 and 1. Without tanh, W1 and W2 could be one matrix
         logits = h @ W2 + b2  # (32, V)
         loss = F.cross_entropy(logits, Yb)  # softmax, then the mean of -log P of the tokens that came
         # backward
@@ -141,18 +145,21 @@ def train_lecture_network(data, steps, seed):
 def show_lecture_network(data, seed):
     losses = train_lecture_network(data, LECTURE_STEPS, seed)
     uniform = math.log(data.vocab_size)
-    print("The lecture's network: C (V, 10), W1 (30, 200), b1 (200), W2 (200, V) and b2 (V), all drawn from N(0, 1)")
+    print("The lecture's network: C (V, 10), W1 (30, 200), b1 (200), W2 (200, V) and b2 (V): random, mean 0, std 1")
     print(f"loss of the first batch: {losses[0]:.2f}; a uniform prediction has {uniform:.2f}")
-    for end in (LECTURE_STEPS // 30, LECTURE_STEPS // 3, LECTURE_STEPS):
+    for end in (LECTURE_STEPS // 30, LECTURE_STEPS // 3, LECTURE_STEPS):  # 100, 1000 and 3000, the later half each
         begin = end // 2
         mean = np.mean(losses[begin:end])
         print(f"mean loss of steps {begin + 1} to {end}: {mean:.4f}")
 
 
 def show_activations(seed, width=200):
-    """Print what ten layers do to random numbers and, on the way back, to a random gradient. The weights of a layer
-    have a standard deviation (std) of gain / sqrt(width): before its activation, the root mean square (the std, if the
-    mean is 0) is multiplied by the gain. ReLU halves the mean square, so its gain is sqrt(2)."""
+    """Print what ten layers do to random numbers and, on the way back, to a random gradient.
+
+    A layer is activation(x @ W): sigmoid squashes each number into (0, 1), tanh into (-1, 1), and ReLU sets negative
+    ones to 0. The weights have a standard deviation (std) of gain / sqrt(width): then the root mean square of x @ W is
+    gain times that of x. (It is the std, if the mean is 0.) ReLU halves the mean square, and a gain of sqrt(2) doubles
+    it again. Tanh also makes numbers smaller, and a gain of 5/3 makes up for about that."""
     print("\nTen layers: the std of their outputs, and the gradient at the first divided by the gradient at the last")
     rows = [["activation", "gain", "layer 1", "layer 5", "layer 10", "gradient, first / last"]]
     choices = (("sigmoid", 1), ("tanh", 1), ("tanh", 5 / 3), ("relu", 1), ("relu", math.sqrt(2)))
@@ -167,7 +174,7 @@ def show_activations(seed, width=200):
             x = activation(x @ W)
             x.retain_grad()  # keep the gradient of this result, too
             outputs.append(x)
-        x.backward(torch.randn(500, width))
+        x.backward(torch.randn(500, width))  # as if these were the gradients of a loss w.r.t. the last x
         row = [name, f"{gain:.2f}"]
         for i in (0, 4, 9):
             row.append(f"{outputs[i].std():.2g}")
@@ -178,15 +185,16 @@ def show_activations(seed, width=200):
 
 
 # ----------------------------------------------------------------------------- layers that carry their own backward
-# backward(dout) gets dout, the gradient of the loss with respect to (w.r.t.) the layer's output. It sets p.grad of the
-# layer's parameters, and returns the gradient w.r.t. its input, x. A layer keeps what its backward needs in self.
+# backward(dout) gets dout, the gradient of the loss with respect to (w.r.t.) the layer's output. By the chain rule, it
+# sets p.grad of the layer's parameters, and returns the gradient w.r.t. its input, x: the dout of the layer before. A
+# layer keeps what its backward needs in self.
 
 
 class Embedding:
-    """Look up a row of C for each token, and put these rows side by side: X (B, T) -> (B, T C)."""
+    """Look up a row of C for each token, and put these rows side by side: X (B, T) -> (B, T * E)."""
 
     def __init__(self, C):
-        self.C = C  # (V, C)
+        self.C = C  # (V, E)
         self.parameters = [C]
 
     def __call__(self, X):
@@ -195,7 +203,7 @@ class Embedding:
 
     def backward(self, dout):
         # A row that was looked up several times gets the sum of the gradients. Ids have no gradient: nothing to return.
-        rows = dout.reshape(-1, self.C.shape[1])  # (B T, C)
+        rows = dout.reshape(-1, self.C.shape[1])  # (B * T, E)
         self.C.grad = torch.zeros_like(self.C)
         self.C.grad.index_add_(0, self.X.flatten(), rows)  # C.grad[X[i]] += rows[i], for each i
 
@@ -219,15 +227,17 @@ class Linear:
         self.weight.grad = self.x.T @ dout  # (fan_in, B) @ (B, fan_out)
         if self.bias is not None:
             self.bias.grad = dout.sum(0)  # the bias is added to every row
+        # x[b, i] reaches each out[b, j] through W[i, j]: its gradient is the sum over j of dout[b, j] W[i, j].
         return dout @ self.weight.T  # (B, fan_out) @ (fan_out, fan_in)
 
 
 class BatchNorm:
-    """Compute gain (x - mean) / std + bias: (B, H) -> (B, H), separately for each unit (Ioffe and Szegedy 2015). So the
-    input of a tanh is neither tiny nor huge, whatever the weights.
+    """Compute gain * (x - mean) / std + bias: (B, H) -> (B, H), separately for each unit (Ioffe and Szegedy 2015). So
+    the input of a tanh is neither tiny nor huge, whatever the weights. Gain and bias are learned: training can choose
+    another mean and std.
 
-    Mean and std are those of the batch in training, and running averages in evaluation: these need some hundred steps
-    to catch up."""
+    Mean and std are those of the batch in training. In evaluation, they are running averages, so that a prediction does
+    not depend on other examples; these averages need some hundred steps to catch up."""
 
     def __init__(self, H, eps=1e-5, momentum=0.01):
         self.gain = torch.ones(H)
@@ -250,8 +260,9 @@ class BatchNorm:
         return self.gain * self.xhat + self.bias
 
     def update_averages(self, mean, var, B):
-        unbiased = var * (B / (B - 1))  # the variance within a batch is too small by this factor, on average
-        self.running_mean.lerp_(mean, self.momentum)  # one step, of this fraction, from the average to the new mean
+        # the variance around the batch's own mean is too small by this factor, on average
+        unbiased = var * (B / (B - 1))
+        self.running_mean.lerp_(mean, self.momentum)  # average += momentum * (mean - average)
         self.running_var.lerp_(unbiased, self.momentum)
 
     def backward(self, dout):
@@ -259,10 +270,11 @@ class BatchNorm:
         sum_dout_xhat = (dout * self.xhat).sum(0)
         self.gain.grad = sum_dout_xhat
         self.bias.grad = sum_dout
-        # Each x changes its own output and, through mean and std, the outputs of the whole batch:
-        #     dx = gain / std (dout - mean(dout) - xhat mean(dout xhat))
-        # Adding the same number to all x of the batch changes no output, so the gradients of these x must add up to 0:
-        # this is what the first mean sees to. Multiplying all x does not change an output either: the second mean.
+        # x[j] moves its own xhat[j] and, through mean and std, the xhat[i] of the whole batch. It moves the mean by 1/B
+        # of its change, and the std by xhat[j] / B. Therefore
+        #     dxhat[i] / dx[j] = ((1 if i == j else 0) - 1/B - xhat[i] * xhat[j] / B) / std
+        # dx[j] is the sum over i of gain * dout[i] times this:
+        #     dx = gain / std * (dout - mean(dout) - xhat * mean(dout * xhat))
         through_mean_and_std = (sum_dout + self.xhat * sum_dout_xhat) / len(dout)
         return self.gain * self.inverse_std * (dout - through_mean_and_std)
 
@@ -292,13 +304,15 @@ class MLP:
     def __call__(self, x):
         for layer in self.layers:
             x = layer(x)
-            layer.out = x
+            layer.out = x  # for print_layers
         return x
 
     def backward(self, Y):
         """Set p.grad of every parameter, and dout of every layer, for the mean cross-entropy with targets Y (B,)."""
-        # The loss of an example is log(sum(exp(logits))) - logits[y]. The derivative of the first part w.r.t. logits[j]
-        # is the probability of j, that of the second is 1 for j = y. So dlogits = softmax(logits) - one_hot(y).
+        # The loss of an example is -log P[y], with P[y] = exp(logits[y]) / sum(exp(logits)):
+        #     loss = log(sum(exp(logits))) - logits[y]
+        # The derivative of the logarithm w.r.t. logits[j] is exp(logits[j]) / sum(exp(logits)), the probability of j;
+        # that of logits[y] is 1 for j = y, else 0. So dlogits = softmax(logits) - one_hot(y).
         logits = self.layers[-1].out
         one_hot = F.one_hot(Y, logits.shape[1])
         dout = (logits.softmax(1) - one_hot) / len(Y)  # (B, V), divided because the loss is a mean
@@ -310,6 +324,7 @@ class MLP:
         return sum(p.numel() for p in self.parameters)
 
     def train(self, mode):
+        """Switch to training (True) or to evaluation (False), as in PyTorch."""
         for layer in self.layers:
             layer.training = mode  # matters to BatchNorm only
 
@@ -317,16 +332,16 @@ class MLP:
 def scale_weight(weight, init, last):
     """Scale the weights (fan_in, fan_out) of a linear layer, random numbers with mean 0 and standard deviation (std) 1.
 
-    An output is a sum of fan_in inputs, each times a weight: for inputs with mean 0, its std is sqrt(fan_in) * std of
-    the weights * std of the inputs. By init, the weights get this std:
+    An output is a sum of fan_in inputs, each times a weight. The variances of independent numbers add up, so its std is
+    sqrt(fan_in) * std of the weights * std of the inputs, if these have mean 0. By init, the weights get this std:
 
     naive           1: the logits have a std of about sqrt(n_hidden)
     scaled_output   0.1 / sqrt(fan_in) in the last layer, so that the first prediction is nearly uniform; else 1
     kaiming         0.1 / sqrt(fan_in) in the last layer; else 5/3 / sqrt(fan_in) (He et al. 2015). It keeps the std
                     from layer to layer, because tanh makes it smaller by about that factor
     xavier          sqrt(2 / (fan_in + fan_out)) (Glorot, Bengio 2010): between 1 / sqrt(fan_in), which keeps the std of
-                    activations, and 1 / sqrt(fan_out), which keeps that of gradients
-    zeros           0: every product has a factor of 0, so no gradient reaches the weights"""
+                    activations, and 1 / sqrt(fan_out), which keeps that of gradients: each is a sum of fan_out
+    zeros           0: embeddings, activations and weights are all 0, so only the last bias has a gradient"""
     fan_in, fan_out = weight.shape
     if init == "naive" or (init == "scaled_output" and not last):
         return weight
@@ -345,16 +360,17 @@ def make_model(V, options):
     if options.init == "zeros":
         C = torch.zeros(V, options.n_embd)
     layers = [Embedding(C)]
-    widths = [options.block_size * options.n_embd] + [options.n_hidden] * options.n_layer + [V]
+    inputs = options.block_size * options.n_embd
+    widths = [inputs] + [options.n_hidden] * options.n_layer + [V]  # 30, 200, V
     for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
         last = i == options.n_layer
         normalized = options.batchnorm and not last
         weight = torch.randn(fan_in, fan_out, generator=generator)
-        bias = torch.randn(fan_out, generator=generator)
+        bias = torch.randn(fan_out, generator=generator)  # in any case: the weights then are the same for each init
         scaled = scale_weight(weight, options.init, last)
         as_drawn = options.init == "naive" or (options.init == "scaled_output" and not last)
         if not as_drawn:
-            bias = torch.zeros(fan_out)  # a random bias goes with weights that are not scaled
+            bias = torch.zeros(fan_out)  # random only in layers that are left as in the lecture
         if normalized:
             bias = None  # batch norm would subtract it again, and has a bias of its own
         layers.append(Linear(scaled, bias))
@@ -367,8 +383,10 @@ def make_model(V, options):
 
 @torch.no_grad()
 def fold_batchnorm(model):
-    """Return the same function without batch norm. In evaluation, batch norm is linear, as is the layer before it:
-    gain (x W - mean) / std + bias = x (W gain / std) + (bias - mean gain / std)"""
+    """Return the same function without batch norm. In evaluation, batch norm is linear, as is the layer before it, so
+    one linear layer can do both: with scale = gain / std, it is
+
+    gain * (x W - mean) / std + bias = x (W * scale) + (bias - mean * scale)"""
     layers = []
     for layer in model.layers:
         if isinstance(layer, BatchNorm):
@@ -387,7 +405,7 @@ def fold_batchnorm(model):
 def batches(data, B, T, seed):
     """Yield random training examples X (B, T) and Y (B,), forever."""
     rng = np.random.default_rng(seed)
-    n = max(1, 2**18 // (B * T))  # batches to look up at once, which is faster
+    n = max(1, 2**18 // (B * T))  # batches to look up at once, some 262,144 tokens: faster than one by one
     while True:
         at = rng.integers(1, len(data.train), size=B * n)
         X, Y = contexts(data.train, at, T, data.separator)
@@ -400,15 +418,15 @@ def set_gradients(model, loss, Y, manual):
         with torch.no_grad():
             model.backward(Y)
         return
-    grads = torch.autograd.grad(loss, model.parameters)
+    grads = torch.autograd.grad(loss, model.parameters)  # returned; loss.backward() would add them to p.grad
     for p, grad in zip(model.parameters, grads, strict=True):
         p.grad = grad
 
 
 def compare_gradients(model, loss, Y):
     """Return the maximum difference between the gradients by hand and by autograd, relative to the largest gradient in
-    each tensor."""
-    by_autograd = torch.autograd.grad(loss, model.parameters, retain_graph=True)
+    each tensor. The pass by hand also sets dout of every layer, which print_layers and Record show."""
+    by_autograd = torch.autograd.grad(loss, model.parameters, retain_graph=True)  # train() goes backward once more
     set_gradients(model, loss, Y, manual=True)
     difference = 0.0
     for p, grad in zip(model.parameters, by_autograd, strict=True):
@@ -426,8 +444,8 @@ def sgd_step(model, lr):
 
 
 def lr_at(step, options):
-    """Return the learning rate of a step, 1, 2, ... It is constant for half of the steps. Then it falls on a line to 0
-    (schedule linear) or is a tenth (step, as in the lecture)."""
+    """Return the learning rate of a step, 1, 2, ... It is constant for half of the steps: long steps get far. Then it
+    falls on a line to 0 (schedule linear) or is a tenth (step, as in the lecture): short steps come to rest."""
     left = options.max_iters - step + 1
     fraction = min(1.0, 2 * left / options.max_iters)  # 1 for the first half
     if options.schedule == "step" and fraction < 1:
@@ -448,7 +466,7 @@ def train(model, data, options, record=None):
     for step, (X, Y) in enumerate(islice(stream, steps), start=1):
         lr = lr_at(step, options)
         compare = step in (1, steps)
-        with torch.set_grad_enabled(compare or not manual):  # by hand, no graph is needed
+        with torch.set_grad_enabled(compare or not manual):  # by hand, autograd need not record
             loss = F.cross_entropy(model(X), Y)
         losses.append(loss.item())
         if not math.isfinite(losses[-1]):
@@ -462,7 +480,7 @@ def train(model, data, options, record=None):
         set_gradients(model, loss, Y, manual)
         if record is not None:
             record(step, model, lr)
-        every_tenth = (steps - step) % max(1, steps // 10) == 0
+        every_tenth = (steps - step) % max(1, steps // 10) == 0  # counted from the end, so the last step is one
         if every_tenth or step in (1, 10, 100, 1000):
             seconds = time.perf_counter() - began
             print_progress(step, steps, np.mean(losses[logged:]), lr, seconds)
@@ -486,7 +504,7 @@ def print_progress(step, steps, loss, lr, seconds):
 def evaluate(model, tokens, T, separator):
     """Return the loss over all tokens except the first, in nats per token, with batch norm's running averages."""
     model.train(False)
-    widest = max(max(p.shape) for p in model.parameters)
+    widest = max(max(p.shape) for p in model.parameters)  # no layer's output has more numbers for an example
     rows = max(1, MAX_ACTIVATIONS // widest)  # examples at a time
     show = progress("evaluating", len(tokens), "tokens")
     total = 0.0
@@ -520,30 +538,31 @@ def sample(model, context, separator, generator):
 def print_start(model, loss, V):
     """Judge the first loss, and how many tanh activations of the first batch are saturated."""
     uniform = math.log(V)
-    verdict = "about as it should be"
-    if loss > uniform + 1:  # nat
-        verdict = "far above it: the network is confidently wrong"
+    far_above = loss > uniform + 1  # nat
+    verdict = "far above it: the network is confidently wrong" if far_above else "about as it should be"
     print(f"first loss {loss:.2f}; uniform: ln {V} = {uniform:.2f}; {verdict}")
     tanhs = [layer.out for layer in model.layers if isinstance(layer, Tanh)]
-    far = torch.stack(tanhs).abs() > SATURATED
+    tanhs = torch.stack(tanhs)  # (n_layer, B, H)
+    far = tanhs.abs() > SATURATED
     saturated = far.float().mean()
-    verdict = "gradients flow through the others"
-    if saturated > 0.25:  # healthy: less, as in the last row of the table
-        verdict = "hardly any gradient flows back there"
-    if not torch.stack(tanhs).any():
+    if not tanhs.any():
         verdict = "but all of them are 0, and so are the gradients of all weights"
+    elif saturated > 0.25:
+        verdict = "hardly any gradient flows back there"
+    else:
+        verdict = "gradients flow through the others"
     print(f"{saturated:.0%} of the tanh activations are saturated; {verdict}\n")
 
 
 @torch.no_grad()
 def gradient_to_data(model):
-    """Return log10 of std(gradient) / std(weights) of each matrix: C, W1, W2, ... NaN if the gradients are all 0. Times
-    the learning rate, the ratio is the relative size of an update: at a thousandth, -3, a matrix changes steadily."""
+    """Return log10 of std(gradient) / std(weights) of each matrix: C, W1, W2, ...; NaN if the gradients are all 0. The
+    ratio times the learning rate is the relative size of an update: 1/1000, a log10 of -3, is a healthy one."""
     matrices = [layer.parameters[0] for layer in model.layers if isinstance(layer, (Embedding, Linear))]
     ratios = {}
     for i, W in enumerate(matrices):
         name = f"W{i}" if i > 0 else "C"
-        ratio = W.grad.std(correction=0) / W.std(correction=0)
+        ratio = W.grad.std(correction=0) / W.std(correction=0)  # correction=0: divided by how many there are
         ratios[name] = math.log10(ratio) if ratio > 0 else math.nan
     return ratios
 
@@ -554,11 +573,12 @@ def one_decimal(number):
 
 @torch.no_grad()
 def print_layers(model, when, difference, learning_rate):
-    """Print the activations and gradients of each layer for the last batch. difference: of gradients by hand."""
+    """Print the activations and gradients of each layer for the last batch, and the difference that compare_gradients
+    found; explanations of the columns follow below them."""
     rows = [["layer", "mean", "std", "saturated", "dead", "gradient std", "grad:data", "update:data"]]
     ratios = gradient_to_data(model)
     names = list(ratios)  # C, W1, W2, ...
-    log_lr = math.log10(learning_rate or math.nan)
+    log_lr = math.log10(learning_rate or math.nan)  # a rate of 0 makes no updates: nan, printed as -
     for layer in model.layers:
         row = [type(layer).__name__]
         if isinstance(layer, (Embedding, Linear)):
@@ -566,12 +586,12 @@ def print_layers(model, when, difference, learning_rate):
             height, width = layer.parameters[0].shape
             row = [f"{row[0]} {name} {height} x {width}"]
         mean = layer.out.mean()
-        std = layer.out.std(correction=0)  # correction=0: divided by the number of activations
+        std = layer.out.std(correction=0)
         row += [f"{mean:+.2f}", f"{std:.2f}"]
         if isinstance(layer, Tanh):
             far = layer.out.abs() > SATURATED
             saturated = far.float().mean()
-            dead = far.all(0).sum()
+            dead = far.all(0).sum()  # units (columns) that are far in all rows
             row += [f"{saturated:.1%}", f"{dead}"]
         else:
             row += ["", ""]
@@ -583,7 +603,7 @@ def print_layers(model, when, difference, learning_rate):
             row += ["", ""]
         rows.append(row)
     rows.append(["healthy", "", "0.4 to 0.8", "below 25%", "0", "similar", "", "-3.5 to -1.5"])
-    print(f"\nactivations and gradients {when} (one batch; last row: tanh layers and updates of healthy training):")
+    print(f"\nactivations and gradients {when} (one batch; last row: a rule of thumb for tanh layers and updates):")
     print_table(rows)
     print(f"  saturated: fraction of |tanh| > {SATURATED}; dead: units saturated for every example in the batch")
     print("  grad:data, update:data: log10 of gradient or update size / weight size; update at the full learning rate")
@@ -609,10 +629,9 @@ def print_coupling(model, data, T, seed):
     std = np.std(in_batches)
     lowest = min(in_batches)
     highest = max(in_batches)
-    print(
-        "\nbatch norm: the probability of the first token that val predicts, by running averages, and in 200 batches:"
-    )
-    print(f"{alone:.3f}, and {mean:.3f} +- {std:.3f}, from {lowest:.3f} to {highest:.3f}")
+    print("\nbatch norm: the probability of the first token that val predicts")
+    print(f"  by running averages: {alone:.3f}")
+    print(f"  in 200 batches with other examples: {mean:.3f} +- {std:.3f}, from {lowest:.3f} to {highest:.3f}")
 
 
 def nearest(C, token, others):
@@ -634,7 +653,7 @@ def print_neighbors(C, id_of, when):
         names = [c for c in letters if id_of[c] in near]
         vowels += len(set(names) & set("aeiou"))
         print(f"  {vowel}:", *names, end="")
-    by_chance = 15 * 4 / (len(letters) - 1)
+    by_chance = 15 * 4 / (len(letters) - 1)  # 5 vowels, 3 neighbors each; 4 of the other letters are vowels
     print(f"  ({vowels} of 15 are vowels; by chance {by_chance:.1f})")
 
 
@@ -649,23 +668,23 @@ def smooth(losses):
 
 
 def find_lr(model, data, options):
-    """The learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1, in 25 steps of a
-    constant factor. Print the mean loss at each; return the rate with the lowest smoothed loss. (A later rate starts
-    from a network that is already trained a little, so the test leans towards high rates.)"""
+    """The learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1, each of 25 rates
+    1.33 times the one before. Print the mean loss at each; return the rate with the lowest smoothed loss. (A later rate
+    starts from a network that is already trained a little, so the test leans towards high rates.)"""
     rates = np.geomspace(1e-3, 1, 25)
     losses = np.zeros(25)
-    steps = max(1, options.max_iters // len(rates))  # at each rate
+    per_rate = max(1, options.max_iters // len(rates))  # steps
     manual = options.backward == "manual"
     stream = batches(data, options.batch_size, options.block_size, options.seed)
-    total = steps * len(rates)
+    total = per_rate * len(rates)
     show = progress("sweep", total, "steps")
     for step, (X, Y) in enumerate(islice(stream, total)):
-        i = step // steps
+        i = step // per_rate
         with torch.set_grad_enabled(not manual):
             loss = F.cross_entropy(model(X), Y)
         set_gradients(model, loss, Y, manual)
         sgd_step(model, rates[i])
-        losses[i] += loss.item() / steps
+        losses[i] += loss.item() / per_rate
         if not math.isfinite(losses[i]):
             raise UserError(
                 f"the loss is {losses[i]} at a rate of {rates[i]:.2g}; use another --init or --batchnorm=true"
@@ -680,7 +699,7 @@ def find_lr(model, data, options):
     print_table(rows)
     more = " (the largest one tried: a larger one may be even better)" if best == rates[-1] else ""
     steepest = rates[np.gradient(smoothed).argmin()]
-    print(f"steepest fall of the smoothed loss: {steepest:.2g}")
+    print(f"steepest fall of the smoothed loss: {steepest:.2g} (a more careful choice)")
     print(f"lowest smoothed loss (mean of three neighboring rates): --learning_rate={best:.2g}{more}")
     if options.plot:
         draw_find_lr(rates, losses, best, Path("out", f"mlp_{data.name}", "find_lr.png"))
@@ -695,7 +714,7 @@ class Record:
     """What --plot draws of a training run of `steps` steps. train() calls it before each update."""
 
     steps: int
-    before: list = field(default_factory=list)  # in the first step, for each tanh layer: (outputs, gradients), (B, H)
+    before: list = field(default_factory=list)  # in the first step, for each tanh layer: outputs and gradients (B, H)
     after: list = field(default_factory=list)  # the same in the last step
     updates: list = field(default_factory=list)  # (step, {matrix: log10 of update size / weight size})
 
@@ -718,8 +737,8 @@ def outputs_and_gradients(layers):
 def draw_find_lr(rates, losses, best, path):
     import plots  # here, because matplotlib is optional
 
-    curves = {"mean loss": (rates, losses, "o-")}
-    curves[f"suggested: {best:.2g}"] = [best, best], [losses.min(), losses.max()], ":k"
+    curves = {"mean loss": (rates, losses, "o-")}  # the style: circles on a line
+    curves[f"suggested: {best:.2g}"] = ([best, best], [losses.min(), losses.max()], ":k")  # a dotted line upwards
     panel = {"curves": curves, "xscale": "log", "ylabel": "training loss, nats per token"}
     panel["xlabel"] = "learning rate (increasing during training)"
     plots.lines(path, panel)
@@ -741,7 +760,7 @@ def print_generated(model, data, options):
     rng = np.random.default_rng(options.seed)
     texts = []
     for _ in range(options.num_samples):
-        start = start_context(data, options.block_size, rng)
+        start = start_context(data, options.block_size, rng)  # separators, or a random piece of the text
         tokens = sample(model, start, data.separator, generator)
         texts.append(data.tokenizer.decode(tokens))
     print_samples(texts, lines=data.has_lines)
@@ -771,7 +790,7 @@ def compare_folded(model, data, T):
 def print_setup(model, data, options):
     sizes = []
     for split, entry in data.splits.items():
-        examples = entry["tokens"] - 1
+        examples = entry["tokens"] - 1  # each token but the first is a target
         sizes.append(f"{examples:,} in {split}")
     print(f"\n{data.name}: vocabulary of {data.vocab_size:,} tokens;", end=" ")
     print(f"examples ({options.block_size} tokens and a target):", ", ".join(sizes))
@@ -812,7 +831,7 @@ def main() -> None:
     losses = report_losses(model, data, T)
     seconds = time.perf_counter() - began
     has_vowels = isinstance(data.tokenizer, CharTokenizer) and set("aeiou") <= set(data.tokenizer.chars)
-    if has_vowels and untrained.any():
+    if has_vowels and untrained.any():  # vectors of zeros (--init=zeros) have no direction
         print("\nThe three letters whose vectors are nearest to a vowel's, by cosine:")
         print_neighbors(untrained, data.tokenizer.id_of, "before")
         print_neighbors(model.layers[0].C, data.tokenizer.id_of, "after")

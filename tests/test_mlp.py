@@ -942,7 +942,7 @@ def test_the_sweep_prints_its_table_and_its_rule(data, call, figures, monkeypatc
     assert losses[0] > losses[best] + 0.3
     assert f"--learning_rate={rates[best]:.2g}" in out
     slopes = [smooth[1] - smooth[0], *((smooth[2:] - smooth[:-2]) / 2), smooth[-1] - smooth[-2]]
-    assert f"steepest fall of the smoothed loss: {rates[np.argmin(slopes)]:.2g}\n" in out
+    assert f"steepest fall of the smoothed loss: {rates[np.argmin(slopes)]:.2g} (" in out
     ((figure, path),) = figures
     assert path == Path("out/mlp_list/find_lr.png") and path.read_bytes().startswith(b"\x89PNG")
     curve, chosen = figure.axes[0].lines
