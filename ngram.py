@@ -81,21 +81,24 @@ def count_plainly(grams):
             followers[gram[-1]] += 1
         tables.insert(0, table)
         different = set(grams)
-        grams = [gram[1:] for gram in different]  # the shorter ones: once for each token before them
+        grams = [gram[1:] for gram in different]  # without their oldest token: each once per token that was there
     return tables
 
 
 def kneser_ney_plainly(gram, tables, discount, V, separator=None):
     """Return the probability of the last token of `gram` after the other ones."""
+    token = gram[-1]
     p = 1 / V  # to start with, all tokens are equally likely
-    for k in range(1, len(gram) + 1):
+    for k, table in enumerate(tables, start=1):
         context = gram[-k:-1]  # the k - 1 newest tokens
-        followers = tables[k - 1].get(context)
-        skipped = 1 < k < len(tables) and context[0] == separator  # the start of a document: see NGrams.kneser_ney
-        if followers is not None and not skipped:
-            kept = max(followers[gram[-1]] - discount, 0)
-            freed = discount * len(followers)
-            p = (kept + freed * p) / followers.total()
+        if context not in table:
+            continue  # an unseen context adds nothing
+        if 1 < k < len(tables) and context[0] == separator:
+            continue  # the start of a document: see NGrams.kneser_ney
+        followers = table[context]
+        kept = max(followers[token] - discount, 0)
+        freed = discount * len(followers)
+        p = (kept + freed * p) / followers.total()
     return p
 
 
@@ -111,9 +114,8 @@ def show_idea(discount=0.75):
         occurs = text.count(letter)
         after_q = kneser_ney_plainly(("q", letter), tables, discount, V)
         after_unseen = kneser_ney_plainly(("?", letter), tables, discount, V)
-        row = [letter, str(occurs), str(continuations[letter])]
-        row += [f"{after_q:.3f}", f"{after_unseen:.3f}"]
-        rows.append(row)
+        different = continuations[letter]
+        rows.append([letter, f"{occurs}", f"{different}", f"{after_q:.3f}", f"{after_unseen:.3f}"])
     print_table(rows)
 
 
@@ -143,6 +145,15 @@ def count_ngrams(tokens, n, separator):
         grams, counts = sum_by_row(grams, counts)
         show(end)
     return grams, counts
+
+
+def count_splits(data, n):
+    """Return split -> (n-grams, counts)."""
+    counts = {}
+    for split in data.splits:
+        tokens = getattr(data, split)
+        counts[split] = count_ngrams(tokens, n, data.separator)
+    return counts
 
 
 def forget_other_documents(windows, separator):
@@ -204,20 +215,23 @@ class NGrams:
         for k in range(1, grams.shape[1]):
             oldest = grams[:, -1 - k]
             keys = index * V + oldest
-            different, index = np.unique(keys, return_inverse=True)  # keys = different[index]
+            different, index = np.unique(keys, return_inverse=True)  # so that keys are different[index]
             contexts.append(different)
         # k-grams, from the longest to single tokens
         last = grams[:, -1]
-        keys, first = np.unique(index * V + last, return_index=True)
+        keys = index * V + last
+        keys, first = np.unique(keys, return_index=True)
         counts = counts[first]
         self.orders = []
         for contexts_k in reversed(contexts):
             index, last = np.divmod(keys, V)  # of the context, and the last token
             totals = np.bincount(index, counts)  # sum of the counts with each index
             followers = np.bincount(index)  # number of k-grams with each index
-            self.orders.append(Order(contexts_k, keys, with_zero(counts), with_zero(totals), with_zero(followers)))
+            order = Order(contexts_k, keys, with_zero(counts), with_zero(totals), with_zero(followers))
+            self.orders.append(order)
             shorter = contexts_k[index] // V  # index of the context without its oldest token
-            keys, counts = np.unique(shorter * V + last, return_counts=True)  # continuation counts
+            keys = shorter * V + last
+            keys, counts = np.unique(keys, return_counts=True)  # continuation counts
         self.orders.reverse()
 
     def look_up(self, grams):
@@ -230,8 +244,10 @@ class NGrams:
         for k, order in enumerate(self.orders, start=1):
             if k > 1:
                 oldest = grams[:, -k]
-                index = index_of(order.contexts, index * self.V + oldest)
-            found = index_of(order.grams, index * self.V + last)
+                context = index * self.V + oldest
+                index = index_of(order.contexts, context)
+            gram = index * self.V + last
+            found = index_of(order.grams, gram)
             yield order.counts[found], order.totals[index], order.followers[index]
 
     def additive(self, grams, alpha):
@@ -281,17 +297,20 @@ def nll(p, N):
     occurs = N > 0
     with np.errstate(divide="ignore"):  # log 0 = -inf is right: the text is impossible
         log_p = np.log(p[occurs])
-    return float(-(N[occurs] * log_p).sum() / N.sum())
+    total = -(N[occurs] * log_p).sum()
+    return float(total / N.sum())
 
 
 def check_with_plain_lines(data, n, discount):
     """Print how far the arrays are from the dictionaries on a small part of the text."""
     n = min(n, 8)  # dictionaries of longer contexts take a while
-    V, separator = data.vocab_size, data.separator
+    V = data.vocab_size
+    separator = data.separator
     grams, counts = count_ngrams(data.train[:2000], n, separator)
     table = NGrams(grams, counts, V, separator)
-    every_time = np.repeat(grams, counts, axis=0).tolist()  # each n-gram as often as it occurs
-    tables = count_plainly([tuple(gram) for gram in every_time])
+    every_time = np.repeat(grams, counts, axis=0)  # each n-gram as often as it occurs
+    tuples = [tuple(gram) for gram in every_time.tolist()]
+    tables = count_plainly(tuples)
     held_out, _ = count_ngrams(data.val[:500], n, separator)
     by_arrays = table.kneser_ney(held_out, discount)
     by_dictionaries = []
@@ -322,7 +341,8 @@ def train_neural(grams, counts, V, steps=300):
     grams = torch.from_numpy(grams.astype(np.int64))
     X = grams[:, :-1]
     Y = grams[:, -1:]
-    frequency = torch.from_numpy(counts / counts.sum()).float()  # (U,)
+    frequency = counts / counts.sum()
+    frequency = torch.from_numpy(frequency).float()  # (U,)
     positions = torch.arange(n_positions)
     W = torch.zeros(n_positions, V, V, requires_grad=True)
     # Adam (optim.py) divides each gradient by its usual size, so the rows of rare tokens learn as fast as other rows.
@@ -332,7 +352,7 @@ def train_neural(grams, counts, V, steps=300):
         logits = rows.sum(dim=1)  # (U, V)
         log_p = logits.log_softmax(dim=1)
         log_p = log_p.gather(1, Y).flatten()  # (U,): those of the tokens that came
-        loss = -(frequency * log_p).sum()
+        loss = -(frequency * log_p).sum()  # the mean over the text: each n-gram as often as it occurs
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -352,19 +372,22 @@ def compare_with_one_hot(W, X):
     logits = torch.einsum("ukv,kvw->uw", onehot, W)  # summed over positions k and tokens v
     positions = torch.arange(len(W))
     looked_up = W[positions, X].sum(dim=1)
-    print("one-hot vectors times W are the rows that are looked up:", torch.allclose(logits, looked_up, atol=1e-5))
+    same = torch.allclose(logits, looked_up, atol=1e-5)
+    print("one-hot vectors times W are the rows that are looked up:", same)
 
 
 def neural_ngrams(grams, W):
     """Return the network's probabilities (U,) of n-grams (U, n)."""
     positions = np.arange(len(W))
-    rows = W[positions, grams[:, :-1]]  # (U, n - 1, V)
+    contexts = grams[:, :-1]
+    rows = W[positions, contexts]  # (U, n - 1, V)
     logits = rows.sum(axis=1)
     logits -= logits.max(axis=1, keepdims=True)  # no overflow, and the same probabilities: exp(-max) cancels
     P = np.exp(logits)
     P /= P.sum(axis=1, keepdims=True)
     each = np.arange(len(grams))
-    return P[each, grams[:, -1]]
+    last = grams[:, -1]
+    return P[each, last]
 
 
 # ----------------------------------------------------------------------------- samples, losses, the script
@@ -384,7 +407,8 @@ def sample(model, context, data, max_new_tokens, rng):
     tokens = list(context)
     for _ in range(max_new_tokens):
         newest = tokens[len(tokens) - len(context) :]  # n - 1, also if that is 0
-        p = next_tokens(model, np.array([newest], dtype=np.int64), data.vocab_size)[0]
+        X = np.array([newest], dtype=np.int64)  # (1, n - 1)
+        p = next_tokens(model, X, data.vocab_size)[0]
         if not p.any():
             break  # without smoothing, nothing follows an unseen context
         token = int(rng.choice(len(p), p=p / p.sum()))
@@ -413,7 +437,8 @@ def report_losses(model, counts, data):
         p = model(grams)
         losses[split] = nll(p, N)
         if not p.all():
-            impossible[split] = grams[p == 0][0].tolist()
+            never_seen = grams[p == 0]
+            impossible[split] = never_seen[0].tolist()
     print_losses(data, losses)
     for split, gram in impossible.items():
         context = data.tokenizer.decode(gram[:-1])
@@ -428,6 +453,15 @@ def shortened(counts, k):
     return sum_by_row(grams[:, -k:], N)
 
 
+def power(V, k):
+    """Return V^k as text, a large one as a power of ten: Python would print all of its digits."""
+    if V**k < 1e12:
+        return f"{V**k:,}"
+    exponent = k * math.log10(V)
+    mantissa = 10 ** (exponent % 1)
+    return f"{mantissa:.2g}e+{int(exponent)}"
+
+
 def compare_orders(counts, data, alpha, discount):
     """Print a row for each order k = 1 ... n. Returns the validation losses by title: by adding, and by Kneser-Ney."""
     V = data.vocab_size
@@ -439,20 +473,19 @@ def compare_orders(counts, data, alpha, discount):
     print(" k   possible (V^k)  seen in train  val covered  add-alpha loss  Kneser-Ney loss")
     for k in range(1, n + 1):
         grams, N_train = shortened(counts["train"], k)
-        table = NGrams(grams, N_train, V, data.separator)
         held_out, N_val = shortened(counts["val"], k)
+        table = NGrams(grams, N_train, V, data.separator)
         occurs = table.additive(held_out, alpha=0) > 0
         covered = N_val[occurs].sum() / N_val.sum()
-        added = nll(table.additive(held_out, alpha), N_val)
-        smoothed = nll(table.kneser_ney(held_out, discount), N_val)
+        p = table.additive(held_out, alpha)
+        added = nll(p, N_val)
         additive.append(added)
+        p = table.kneser_ney(held_out, discount)
+        smoothed = nll(p, N_val)
         kneser_ney.append(smoothed)
-        possible = f"{V**k:,}"
-        if V**k >= 1e12:
-            exponent = k * math.log10(V)
-            possible = f"{10 ** (exponent % 1):.2g}e+{int(exponent)}"
-        seen = f"{len(grams):,}"
-        print(f"{k:2} {possible:>16} {seen:>14} {covered:12.1%} {added:15.4f} {smoothed:16.4f}", flush=True)
+        seen = len(grams)
+        row = f"{k:2} {power(V, k):>16} {seen:>14,} {covered:12.1%}"
+        print(f"{row} {added:15.4f} {smoothed:16.4f}", flush=True)
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
 
 
@@ -461,8 +494,9 @@ def draw_orders(losses, data, path):
 
     curves = {}
     for title, values in losses.items():
-        orders = range(1, len(values) + 1)
-        curves[title] = (orders, values, "o-")
+        n = len(values)
+        orders = range(1, n + 1)
+        curves[title] = (orders, values, "o-")  # the style: circles on a line
     panel = {"curves": curves, "data": data, "xticks": orders, "xlabel": "n-gram order"}
     panel["ylabel"] = "validation loss, nats per token"
     plots.lines(path, panel, title=f"validation loss for longer contexts ({data.name})")
@@ -475,14 +509,16 @@ def compare_neural(counts, data, options):
     V = data.vocab_size
     print(f"\nneural {options.n}-gram model, {options.n - 1} x {V} x {V} weights")
     W = train_neural(grams, N, V)
-    learned = nll(neural_ngrams(grams, W), N)
+    model = partial(neural_ngrams, W=W)
+    learned = nll(model(grams), N)
     table = NGrams(grams, N, V, data.separator)
     p = table.additive(grams, alpha=0)
-    print(f"train loss: {nll(p, N):.4f} by counting (maximum likelihood), {learned:.4f} by gradient descent")
+    counted = nll(p, N)
+    print(f"train loss: {counted:.4f} by counting (maximum likelihood), {learned:.4f} by gradient descent")
     print(f"The network has {W.size:,} weights, and the table {len(grams):,} counts.", end=" ")
     print("It adds up what each token of the context says;")
     print("what two of them say only together, it cannot represent.")
-    return partial(neural_ngrams, W=W), W.size
+    return model, W.size
 
 
 def choose_model(table, options):
@@ -503,13 +539,11 @@ def main() -> None:
     show_idea()
     check_with_plain_lines(data, n, options.discount)
 
-    counts = {}  # split -> (n-grams, counts)
-    for split in data.splits:
-        tokens = getattr(data, split)
-        counts[split] = count_ngrams(tokens, n, data.separator)
+    counts = count_splits(data, n)
     grams, N = counts["train"]
     print(f"\n{data.name}: vocabulary of {data.vocab_size:,} tokens")
-    print(f"train: {N.sum():,} {n}-grams, {len(grams):,} of them distinct")
+    total = N.sum()
+    print(f"train: {total:,} {n}-grams, {len(grams):,} of them distinct")
     losses_by_order = compare_orders(counts, data, options.alpha, options.discount)
 
     name = f"{n}-gram"
@@ -524,8 +558,10 @@ def main() -> None:
         print_generated(model, data, options)
         losses = report_losses(model, counts, data)
     if options.plot:
-        draw_orders(losses_by_order, data, Path("out", f"ngram_{data.name}", "orders.png"))
-    print_result(name, data, params, losses, seconds=time.perf_counter() - began)
+        path = Path("out", f"ngram_{data.name}", "orders.png")
+        draw_orders(losses_by_order, data, path)
+    seconds = time.perf_counter() - began
+    print_result(name, data, params, losses, seconds=seconds)
 
 
 if __name__ == "__main__":
