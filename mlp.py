@@ -143,9 +143,10 @@ def train_lecture_network(data, steps, seed):
 
 
 def show_lecture_network(data, seed):
+    print("The lecture's network: C (V, 10), W1 (30, 200), b1 (200), W2 (200, V) and b2 (V): random, mean 0, std 1")
+    print(f"training it for {LECTURE_STEPS} steps ...", flush=True)
     losses = train_lecture_network(data, LECTURE_STEPS, seed)
     uniform = math.log(data.vocab_size)
-    print("The lecture's network: C (V, 10), W1 (30, 200), b1 (200), W2 (200, V) and b2 (V): random, mean 0, std 1")
     print(f"loss of the first batch: {losses[0]:.2f}; a uniform prediction has {uniform:.2f}")
     for end in (LECTURE_STEPS // 30, LECTURE_STEPS // 3, LECTURE_STEPS):  # 100, 1000 and 3000, the later half each
         begin = end // 2
