@@ -9,14 +9,16 @@ past into one state. Here each token looks at itself and all earlier ones, and t
 counts (Vaswani et al. 2017; Karpathy 2023, "Let's build GPT"). Stop after step 8 the first time: step 9 is the gradient
 by hand, step 10 how a GPU computes attention. The steps need PyTorch alone; training also opens a dataset.
 
-Shapes: B texts of T tokens, C channels per token, nh heads of d = C / nh channels, V tokens in the vocabulary. In
-wei (T, T), row t says how much of each token goes into output t: weights that are computed from the text, not learned.
-The weights of later tokens are 0, because token t + 1 is what the model has to predict.
+Shapes: B texts of T tokens, C channels (numbers) per token, V tokens in the vocabulary. In wei (T, T), row t says how
+much of each token goes into output t: weights that are computed from the text, not learned. The weights of later tokens
+are 0, because token t + 1 is what the model has to predict. A head computes one such wei; nh heads have d = C / nh
+channels each.
 """
 
 import argparse
 import importlib.util
 import math
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,8 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-MIN_TOKENS = 22  # train and val need at least as many
-MAX_VOCAB = 2048  # the bigram model has as many rows, and as many columns
+MIN_TOKENS = 22  # tokens that train and val need: 20 for the plot, and 2 more for the windows
+MAX_VOCAB = 2048  # tokens in the vocabulary, because the bigram model has V rows and V columns
+TILE = 64  # keys at a time in step 10
 
 
 def check_same(what, a, b):
@@ -84,7 +87,7 @@ def averages():
     show(wei, "abcde")
     swapped = x[:, [1, 0, 2, 3, 4]]
     change = wei @ swapped - out
-    change = change[:, 1:].abs().max()
+    change = change[:, 1:].abs().max()  # output 0 is a or b alone, and does change
     print(f"Swap a and b: outputs 1 to 4 move by {change:.0e}. An average knows no order, and gives")
     print("each token the same weight, whatever it is.")
 
@@ -95,7 +98,8 @@ def head(x, Wq, Wk, Wv, causal=True):
     k = x @ Wk  # key: what it can be found by
     v = x @ Wv  # value: what it passes on
     d = q.shape[-1]
-    scores = q @ k.mT / math.sqrt(d)  # (B, T, T): how well query t and key s match
+    scores = q @ k.mT  # (B, T, T): how well query t and key s match; mT swaps the last two dimensions
+    scores = scores / math.sqrt(d)  # see step 3
     wei = causal_softmax(scores) if causal else scores.softmax(dim=-1)
     return wei @ v, wei
 
@@ -124,11 +128,11 @@ def one_head():
 
 
 def measure_softmax(scores, upstream):
-    """Return the variance of the scores (n, 1, keys), the mean of the largest weight that they make, and the median
-    fraction of a gradient, upstream (n, 1, keys), that passes from the weights to the scores; as cells of a table."""
+    """Return three cells of a table, for scores (n, 1, keys) and a gradient (n, 1, keys) that arrives at the weights:
+    the variance of the scores, the mean of the largest weight, the fraction of the gradient that passes the softmax."""
     scores = scores.requires_grad_()
     wei = scores.softmax(dim=-1)
-    wei.backward(upstream)
+    wei.backward(upstream)  # as if upstream were the gradient of a loss
     passed = scores.grad.norm(dim=-1) / upstream.norm(dim=-1)
     variance = scores.var()
     largest = wei.amax(dim=-1).mean()
@@ -145,8 +149,8 @@ def scaling():
     for d in (1, 4, 16, 64, 256):
         q = torch.randn(2000, 1, d)
         k = torch.randn(2000, 16, d)
-        upstream = torch.randn(2000, 1, 16)  # the gradient that arrives at the weights
-        scores = q @ k.mT  # (2000, 1, 16)
+        upstream = torch.randn(2000, 1, 16)
+        scores = q @ k.mT  # (2000, 1, 16), each a sum of d products of variance 1
         scaled = scores / math.sqrt(d)
         cells = measure_softmax(scores, upstream) + measure_softmax(scaled, upstream)
         print_row(f"{d}", cells)
@@ -157,7 +161,8 @@ def scaling():
 
 
 class Attention(nn.Module):
-    """nh heads at once, and a matrix that mixes what they find: x (B, T, C) -> (B, T, C)."""
+    """nh heads at once, and a matrix that mixes what they find: x (B, T, C) -> (B, T, C). One head makes one average;
+    several can look for different things."""
 
     def __init__(self, C, nh):
         super().__init__()
@@ -174,7 +179,7 @@ class Attention(nn.Module):
 
 
 def split_heads(qkv, nh):
-    """(B, T, 3C) -> q, k and v, (B, nh, T, d) each."""
+    """(B, T, 3C) -> q, k and v, (B, nh, T, d) each: with T and d last, @ multiplies for each head separately."""
     qkv = qkv.unflatten(2, (3, nh, -1))  # (B, T, 3, nh, d)
     return qkv.permute(2, 0, 3, 1, 4)  # (3, B, nh, T, d)
 
@@ -189,7 +194,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, C):
         super().__init__()
-        self.up = nn.Linear(C, 4 * C, bias=False)
+        self.up = nn.Linear(C, 4 * C, bias=False)  # 4 times as wide, as in 2017
         self.down = nn.Linear(4 * C, C, bias=False)
 
     def forward(self, x):
@@ -204,7 +209,7 @@ class Block(nn.Module):
 
     where a layer norm, ln, gives each token a mean of 0 and a variance of 1 over its channels. `x +` is the residual
     connection: each part adds to x what it finds. norm "post" puts the norm behind the sum, ln(x + part(x)), as in
-    2017; None leaves it out."""
+    2017; None leaves it out. Step 6 shows what the two are good for."""
 
     def __init__(self, C, nh, feed_forward=True, residual=True, norm="pre"):
         super().__init__()
@@ -216,13 +221,14 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(C, bias=False) if norm and feed_forward else None
 
     def forward(self, x):
-        x = self.add(self.attention, self.ln_1, x)
+        x = self.apply_part(self.attention, self.ln_1, x)
         if self.feed_forward is not None:
-            x = self.add(self.feed_forward, self.ln_2, x)
+            x = self.apply_part(self.feed_forward, self.ln_2, x)
         return x
 
-    def add(self, part, ln, x):
-        """Return x + part(ln(x)), or what the options make of it."""
+    def apply_part(self, part, ln, x):
+        """pre-norm: x + part(ln(x)); post-norm: ln(x + part(x)); without a norm: x + part(x). Without the residual
+        connection, the same without `x +`."""
         found = part(ln(x)) if self.norm == "pre" else part(x)
         if self.residual:
             found = x + found
@@ -232,14 +238,14 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token ids (B, T) -> logits (B, T, V): embeddings of tokens and positions, blocks, an output layer."""
 
-    def __init__(self, V, T, C, nh, n_layer=1, **parts):
+    def __init__(self, V, T, C, nh, n_layer=1, **block_options):
         super().__init__()
         self.wte = nn.Embedding(V, C)  # token embeddings
         self.wpe = nn.Embedding(T, C)  # position embeddings
-        blocks = [Block(C, nh, **parts) for _ in range(n_layer)]
+        blocks = [Block(C, nh, **block_options) for _ in range(n_layer)]
         self.blocks = nn.Sequential(*blocks)
         pre_norm = blocks[0].norm == "pre"
-        self.ln_f = nn.LayerNorm(C, bias=False) if pre_norm else nn.Identity()
+        self.ln_f = nn.LayerNorm(C, bias=False) if pre_norm else nn.Identity()  # pre-norm leaves the last sum as it is
         self.output = nn.Linear(C, V, bias=False)
 
     def forward(self, idx):
@@ -253,10 +259,10 @@ def one_block():
     """4. Several heads, then the block"""
     x = torch.randn(4, 6, 32)
     attention = Attention(C=32, nh=4)
-    W = attention.qkv.weight.view(3, 4, 8, 32)  # q, k, v; head; PyTorch keeps a matrix as (fan_out, fan_in)
+    W = attention.qkv.weight.view(3, 4, 8, 32)  # (q k v, nh, d, C), because PyTorch keeps a matrix as (fan_out, fan_in)
     outputs = []
     for h in range(4):
-        Wq, Wk, Wv = W[:, h].mT  # (32, 8) each
+        Wq, Wk, Wv = W[:, h].mT  # (C, d) each
         out, _ = head(x, Wq, Wk, Wv)
         outputs.append(out)
     side_by_side = torch.cat(outputs, dim=2)  # (B, T, C)
@@ -268,7 +274,7 @@ def one_block():
     print("a Transformer of one block: tokens", tuple(idx.shape), "-> logits", tuple(logits.shape))
     the_block = model.blocks[0]
     nn.init.zeros_(the_block.attention.mix.weight)
-    nn.init.zeros_(the_block.feed_forward.down.weight)
+    nn.init.zeros_(the_block.feed_forward.down.weight)  # now both parts add 0 to x
     logits = model(idx)
     x = model.wte(idx) + model.wpe.weight
     without = model.output(model.ln_f(x))
@@ -278,11 +284,13 @@ def one_block():
 # ----------------------------------------------------------------------------- 5: positions
 
 
-def rotate(x, at):
-    """RoPE: turn channels i and i + d/2 of x (T, d), seen as a point in the plane, by the angle at / 10000^(2i/d)."""
+def rotate(x, position):
+    """RoPE (rotary position embedding, Su et al. 2021): turn the channels i and i + d/2 of x (T, d), seen as a point in
+    the plane, by the angle position / 10000^(2i/d). The product of two points depends on the difference of their
+    angles, and so on the distance of the tokens. Fast channels tell near tokens apart, slow ones far ones."""
     half = x.shape[1] // 2
     slowness = 10_000 ** (torch.arange(half) / half)  # (d/2,): each pair of channels turns more slowly
-    angles = at[:, None] / slowness  # (T, d/2)
+    angles = position[:, None] / slowness  # (T, d/2)
     cos = angles.cos()
     sin = angles.sin()
     x1, x2 = x.chunk(2, dim=1)
@@ -293,7 +301,12 @@ def rotate(x, at):
 
 class PositionedHead:
     """A head with random weights, and four ways to tell it where its tokens are. A model would learn Wq, Wk, the
-    vectors and the scalars."""
+    vectors and the scalars.
+
+    learned  add a vector to each token, one for each position, as in GPT-2
+    RoPE     turn queries and keys by an angle that grows with the position
+    ALiBi    subtract from a score in proportion to the distance (Press et al. 2021); each head has another factor
+    T5       add to a score a number for each distance (Raffel et al. 2019)"""
 
     def __init__(self):
         self.Wq = torch.randn(32, 8) / math.sqrt(32)
@@ -301,27 +314,28 @@ class PositionedHead:
         self.vectors = torch.randn(20, 32)  # one for each of 20 positions
         self.scalars = torch.randn(20)  # one for each distance from 0 to 19
 
-    def scores(self, encoding, x, at):
-        """Return the scores (T, T) of tokens x (T, C) at positions at (T,)."""
+    def scores(self, encoding, x, position):
+        """Return the scores (T, T) of tokens x (T, C) at positions (T,)."""
         if encoding == "learned":
-            x = x + self.vectors[at]
+            x = x + self.vectors[position]
         q = x @ self.Wq  # (T, d)
         k = x @ self.Wk
         if encoding == "RoPE":
-            q = rotate(q, at)
-            k = rotate(k, at)
+            q = rotate(q, position)
+            k = rotate(k, position)
         scores = q @ k.T / math.sqrt(q.shape[1])
-        distance = at[:, None] - at  # (T, T): from query t back to key s
+        distance = position[:, None] - position  # (T, T): from query t back to key s
         if encoding == "ALiBi":
-            scores = scores - distance / 2  # far is worse; each head has another factor
+            scores = scores - distance / 2
         if encoding == "T5":
             past = distance.clamp(min=0)  # the future is masked later
             scores = scores + self.scalars[past]
         return scores
 
-    def last_output(self, encoding, x, at):
+    def last_output(self, encoding, x, position):
         """Return what the last token gets, (C,). The values are the tokens themselves."""
-        wei = causal_softmax(self.scores(encoding, x, at))
+        scores = self.scores(encoding, x, position)
+        wei = causal_softmax(scores)
         out = wei @ x
         return out[-1]
 
@@ -330,19 +344,20 @@ def positions():
     """5. Positions: permute the first five of six tokens, or put all of them ten positions later"""
     x = torch.randn(6, 32)
     head = PositionedHead()
-    at = torch.arange(6)
+    position = torch.arange(6)
     permuted = x[[3, 0, 4, 1, 2, 5]]
     print_row("encoding", ["the last output moves by", "the scores move by"], width=26)
     for encoding in ("none", "learned", "RoPE", "ALiBi", "T5"):
-        out = head.last_output(encoding, x, at)
-        out_permuted = head.last_output(encoding, permuted, at)
+        out = head.last_output(encoding, x, position)
+        out_permuted = head.last_output(encoding, permuted, position)
         moved = (out_permuted - out).abs().max()
-        scores = head.scores(encoding, x, at)
-        scores_later = head.scores(encoding, x, at + 10)
+        scores = head.scores(encoding, x, position)
+        scores_later = head.scores(encoding, x, position + 10)
         shift = (scores_later - scores).tril()  # of the past, as the future is masked
         shift = shift.abs().max()
         print_row(encoding, [f"{moved:.6f}", f"{shift:.6f}"], width=26)
-    print("Without an encoding, the order of the past changes nothing. RoPE, ALiBi and T5 know distances only.")
+    print("Without an encoding, the order of the past changes nothing in one layer. RoPE, ALiBi and T5 see distances")
+    print("only.")
 
 
 # ----------------------------------------------------------------------------- 6: why residuals and norms
@@ -356,15 +371,15 @@ KINDS = {
 DEPTHS = (2, 8, 24, 48)  # blocks
 
 
-def through_blocks(n_layer, parts):
+def through_blocks(n_layer, block_options):
     """Send random numbers through a stack of blocks, and a random gradient back. Returns its size at the first block,
     divided by its size after the last one; and the std of the last output."""
-    blocks = [Block(C=64, nh=4, **parts) for _ in range(n_layer)]
+    blocks = [Block(C=64, nh=4, **block_options) for _ in range(n_layer)]
     blocks = nn.Sequential(*blocks)
     for p in blocks.parameters():
         if p.ndim == 2:
             fan_in = p.shape[1]
-            nn.init.normal_(p, std=1 / math.sqrt(fan_in))  # a matrix keeps the size of independent numbers
+            nn.init.normal_(p, std=1 / math.sqrt(fan_in))  # x W^T has about the std of x
     x = torch.randn(4, 32, 64, requires_grad=True)  # (B, T, C)
     out = blocks(x)
     upstream = torch.randn_like(out)
@@ -375,16 +390,18 @@ def through_blocks(n_layer, parts):
 def depth():
     """6. Why residuals and norms? The gradient that reaches the first of many blocks"""
     print("The columns: the size of the gradient at the first block, divided by its size after the last block.")
+    print(f"last std: that of what comes out of {DEPTHS[-1]} blocks.")
     print_row("blocks", [*DEPTHS, "last std"])
-    for name, parts in KINDS.items():
+    for name, block_options in KINDS.items():
         cells = []
         for n_layer in DEPTHS:
-            gradient, std = through_blocks(n_layer, parts)
+            gradient, std = through_blocks(n_layer, block_options)
             cells.append(f"{gradient:.2g}")
-        print_row(name, [*cells, f"{std:.2g}"])
-    print("Without residuals, the gradient vanishes: averages and ReLUs lose some of it in each block. With residuals")
-    print("alone, it explodes: each part adds something about as large as x, so x and the gradient grow by a factor in")
-    print("each. With a norm, after or before, it stays within a factor of ten.")
+        cells.append(f"{std:.2g}")  # of the deepest, which came last
+        print_row(name, cells)
+    print("Without residuals, the gradient vanishes: its random numbers partly cancel in averages, and ReLU drops half")
+    print("of them. With residuals alone, it explodes: each part adds something about as large as x, so x and the")
+    print("gradient grow by a factor in each. With a norm, after or before, it stays within a factor of ten.")
 
 
 # ----------------------------------------------------------------------------- 7 and 8: training
@@ -415,7 +432,8 @@ def train(model, tokens, T, steps, lr=0.01, batch_size=32):
 @torch.no_grad()
 def estimate_loss(model, tokens, T):
     """Return the loss on the first 50,000 tokens, in nats per token. Windows overlap by half, and only their second
-    halves count, so each token is predicted from T / 2 or more tokens before it: in a list, a whole word."""
+    halves count, so each token is predicted from T / 2 or more tokens before it: in a list of words, that is all of the
+    word so far."""
     half = T // 2
     windows = tokens[:50_000].unfold(0, T + 1, half)  # (n, T + 1), one every T / 2 tokens
     losses = []
@@ -423,7 +441,7 @@ def estimate_loss(model, tokens, T):
         x = some[:, :-1]
         y = some[:, 1:]
         logits = model(x)  # (256, T, V)
-        of_each = F.cross_entropy(logits.mT, y, reduction="none")  # (256, T)
+        of_each = F.cross_entropy(logits.mT, y, reduction="none")  # (256, T); it wants the V logits in dimension 1
         losses.append(of_each[:, half:])
     losses = torch.cat(losses)
     return losses.mean().item()
@@ -446,18 +464,18 @@ class ThreeTokens(nn.Module):
 
     def __init__(self, V):
         super().__init__()
-        self.C = nn.Embedding(V, 10)
+        self.C = nn.Embedding(V, 10)  # a vector for each token, called C as in mlp.py
         self.hidden = nn.Linear(30, 200)
         self.output = nn.Linear(200, V)
 
     def forward(self, idx):
-        padded = F.pad(idx, (2, 0))  # two tokens in front, so the first ones have three, too
+        padded = F.pad(idx, (2, 0))  # two more tokens 0 in front, so the first ones have three, too
         windows = padded.unfold(1, 3, 1)  # (B, T, 3): each token and the two before it
         emb = self.C(windows).flatten(2)  # (B, T, 30)
         return self.output(self.hidden(emb).tanh())
 
 
-PARTS = {  # the models to compare, beside the bigram model and the MLP
+PARTS = {  # the models to compare, beside the bigram model and the MLP: each has a part more than the one above
     "one head": {"nh": 1, "feed_forward": False, "residual": False, "norm": None},
     "four heads": {"nh": 4, "feed_forward": False, "residual": False, "norm": None},
     "  and feed-forward": {"nh": 4, "residual": False, "norm": None},
@@ -501,6 +519,7 @@ def training(text, steps, seed):
 
 def deep_training(text, steps, seed):
     """8. Twelve blocks without warmup: at which learning rates do they learn?"""
+    print("(Warmup: small learning rates in the first steps, often needed by post-norm.)")
     rates = (0.001, 0.003, 0.01)
     print(f"validation loss after {steps} steps; uniform: {math.log(text.vocab_size):.3f}")
     print_row("learning rate", rates)
@@ -518,9 +537,9 @@ def deep_training(text, steps, seed):
 # ----------------------------------------------------------------------------- stop here the first time
 
 
-# Each layer has a forward and a backward, as in mlp.py. forward keeps what backward needs. backward gets dout, the
-# gradient of the loss w.r.t. the layer's output, sets the gradient of the layer's weight, and returns the gradient
-# w.r.t. the layer's input.
+# Each layer has a forward and a backward, as in mlp.py, which derives most of them. forward keeps what backward needs.
+# backward gets dout, the gradient of the loss w.r.t. the layer's output, sets the gradient of the layer's weight, and
+# returns the gradient w.r.t. the layer's input.
 
 
 class Linear:
@@ -558,7 +577,8 @@ class Norm:
         of_weight = dout * self.xhat
         self.weight.grad = of_weight.sum(dim=(0, 1))
         dxhat = dout * self.weight
-        # a change of x also moves the mean and the std of its token; what passes through these two is subtracted
+        # as for batch norm in mlp.py, but over the channels of a token instead of a batch: a change of x also moves the
+        # mean and the std, and what passes through these two is subtracted
         through_mean = dxhat.mean(dim=-1, keepdim=True)
         agreement = (dxhat * self.xhat).mean(dim=-1, keepdim=True)
         through_std = self.xhat * agreement
@@ -602,7 +622,7 @@ def attention_backward(q, k, v, wei, dout):
     """out = wei v, wei = softmax(scores), scores = q k^T / sqrt(d), for each head. Returns dq, dk and dv."""
     dv = wei.mT @ dout
     dwei = dout @ v.mT
-    # a row of weights adds up to 1: what the weighted mean of its gradients would raise, raises nothing
+    # softmax: a higher score raises its own weight, and lowers the others of its row so that they still add up to 1
     mean = (wei * dwei).sum(dim=-1, keepdim=True)
     dscores = wei * (dwei - mean)
     dscores = dscores / math.sqrt(q.shape[-1])
@@ -611,13 +631,13 @@ def attention_backward(q, k, v, wei, dout):
     return dq, dk, dv
 
 
-def forward(layers, x):
+def run_forward(layers, x):
     for layer in layers:
         x = layer.forward(x)
     return x
 
 
-def backward(layers, dout):
+def run_backward(layers, dout):
     for layer in reversed(layers):
         dout = layer.backward(dout)
     return dout
@@ -654,16 +674,16 @@ class TransformerByHand:
         self.idx = idx
         T = idx.shape[1]
         x = self.wte[idx] + self.wpe[:T]
-        x = x + forward(self.attention, x)
-        x = x + forward(self.feed_forward, x)
-        return forward(self.output, x)
+        x = x + run_forward(self.attention, x)
+        x = x + run_forward(self.feed_forward, x)
+        return run_forward(self.output, x)
 
     def backward(self, dlogits):
         """The same lines, from the last to the first."""
-        dx = backward(self.output, dlogits)
+        dx = run_backward(self.output, dlogits)
         # x + part(x): a change of x reaches the loss in two ways, directly and through the part. The gradients add up
-        dx = dx + backward(self.feed_forward, dx)
-        dx = dx + backward(self.attention, dx)
+        dx = dx + run_backward(self.feed_forward, dx)
+        dx = dx + run_backward(self.attention, dx)
         # a row of an embedding gets the sum of the gradients of all places where it was looked up
         B, T = self.idx.shape
         self.wpe.grad = torch.zeros_like(self.wpe)
@@ -714,10 +734,13 @@ def by_formula(q, k, v):
     return causal_softmax(scores) @ v
 
 
-def by_tiles(q, k, v, tile=64):
-    """The same, with only (T, tile) scores at a time (Dao et al. 2022). A softmax divides exp(score - highest) by its
-    sum over the row, but the highest score of a row is unknown before the last tile: keep the highest so far, and
-    shrink what was summed up whenever there is a higher one."""
+def by_tiles(q, k, v, tile=TILE):
+    """The same, with only (T, tile) scores at a time (Dao et al. 2022): T x T of them are too many for the fast memory
+    of a GPU, and fetching them takes longer than computing.
+
+    A softmax divides exp(score) by its sum over the row; exp(score - highest) is the same, without overflow. But the
+    highest score of a row is unknown before the last tile: keep the highest so far, and shrink what was summed up
+    whenever there is a higher one, because exp(score - old) * exp(old - new) = exp(score - new)."""
     T, d = q.shape
     out = torch.zeros(T, d)  # sum of exp(score - highest) v, so far
     total = torch.zeros(T, 1)  # sum of exp(score - highest), so far
@@ -730,7 +753,7 @@ def by_tiles(q, k, v, tile=64):
         scores = scores.masked_fill(future, -math.inf)
         highest_here = scores.amax(dim=1, keepdim=True)
         new_highest = torch.maximum(highest[rows], highest_here)
-        shrink = (highest[rows] - new_highest).exp()
+        shrink = (highest[rows] - new_highest).exp()  # 0 at first: exp(-inf)
         weights = (scores - new_highest).exp()
         out[rows] *= shrink
         out[rows] += weights @ v[keys]
@@ -741,7 +764,7 @@ def by_tiles(q, k, v, tile=64):
 
 
 def fused(q, k, v):
-    """The same with PyTorch's fused kernel, which takes (B, nh, T, d)."""
+    """The same by PyTorch's fused kernel: one program for all of these operations. It takes (B, nh, T, d)."""
     q = q[None, None]
     k = k[None, None]
     v = v[None, None]
@@ -754,8 +777,8 @@ def flash():
     print_row("", ["scores at once:", "", "milliseconds:", "", ""], width=16)
     print_row("T", ["formula", "tiles", "formula", "tiles", "PyTorch's fused"], width=16)
     for T in (64, 256, 1024, 4096):
-        q, k, v = torch.randn(3, T, 64)
-        cells = [f"{T * T:,}", f"{T * 64:,}"]
+        q, k, v = torch.randn(3, T, 64)  # (T, d) each
+        cells = [f"{T * T:,}", f"{T * TILE:,}"]
         for function in (by_formula, by_tiles, fused):
             call = partial(function, q, k, v)
             seconds = timeit(call, number=3) / 3
@@ -786,7 +809,7 @@ class Text:
         self.vocab_size = data.vocab_size
         self.train = torch.from_numpy(data.train.astype("int64"))  # (N,)
         self.val = torch.from_numpy(data.val.astype("int64"))
-        self.T = min(32, len(self.train) - 2, len(self.val) - 2)
+        self.T = min(32, len(self.train) - 2, len(self.val) - 2)  # a window has T + 1 tokens, and two places at least
         self.decode = data.tokenizer.decode
         self.start = start_ids(data.tokenizer)  # a newline, where there is one
         self.shown = self.val[: min(20, self.T)]  # for the plot
@@ -798,7 +821,8 @@ def open_text(dataset):
     try:
         from prepare_data import UserError
     except ModuleNotFoundError as error:
-        fail(f"training needs {error.name}.py beside this file; run it in the whole folder, or use --max_iters=0")
+        advice = "run this in the whole folder, with the packages of requirements.txt, or use --max_iters=0"
+        fail(f"training needs {error.name}, which is not here; {advice}")
     try:
         return Text(dataset)
     except UserError as error:
@@ -816,7 +840,7 @@ def plot(model, text, path):
     figure = Figure((6, 6), dpi=80, layout="constrained")
     axes = figure.subplots()
     axes.imshow(wei, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(ticks, text.names, parse_math=False)
+    axes.set_xticks(ticks, text.names, parse_math=False)  # a $ is a token, not a formula
     axes.set_yticks(ticks, text.names, parse_math=False)
     axes.set_title("wei")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -843,11 +867,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.max_iters < 0:
         fail(f"--max_iters={options.max_iters} is out of range; use 0 or more")
+    if not 0 <= options.seed < 2**63:
+        fail(f"--seed={options.seed} is out of range; use 0 to 2**63 - 1")
     if options.plot and options.max_iters == 0:
         fail("--plot draws a trained head, and --max_iters=0 trains none; leave one of them out")
     if options.plot and not importlib.util.find_spec("matplotlib"):
         fail("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
-    text = open_text(options.dataset) if options.max_iters > 0 else None  # before the steps that need none
+    text = open_text(options.dataset) if options.max_iters > 0 else None  # first, so that a wrong name fails at once
     torch.set_num_threads(1)  # most tensors here are too small to share out
 
     for step in (averages, one_head, scaling, one_block, positions, depth):
@@ -860,7 +886,11 @@ def main() -> None:
         print(f"\n{deep_training.__doc__}")
         deep_training(text, max(1, options.max_iters // 10), options.seed)
         if options.plot:
-            plot(models["one head"], text, Path("out", f"attention_{text.name}", "wei.png"))
+            path = Path("out", f"attention_{text.name}", "wei.png")
+            try:
+                plot(models["one head"], text, path)
+            except OSError as error:
+                fail(f"{error.filename}: {error.strerror}; check path, permissions and free space")
     for step in (by_hand, flash):
         print(f"\n{step.__doc__}")
         torch.manual_seed(options.seed)
@@ -868,4 +898,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or `| head`
+        os._exit(130)

@@ -154,7 +154,8 @@ def learn(xs, ys, W, weight_decay=0.0, show=False):
 
 def read_words(data):
     """Return the words of each split. Raises UserError if the dataset is not a list of words, or is not in letters."""
-    advice = f"use words, names or a list of yours, or python ngram.py --n=2 --dataset={data.name}"
+    own = "python prepare_data.py YOUR_LIST.txt --documents=lines"
+    advice = f"use words, names or your own ({own}), or python ngram.py --n=2 --dataset={data.name}"
     if not data.has_lines or not isinstance(data.tokenizer, CharTokenizer):
         raise UserError(f"{data.name} is not a list of words with one token per letter; {advice}")
     if data.vocab_size > MAX_LETTERS:

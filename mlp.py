@@ -338,8 +338,8 @@ def scale_weight(weight, init, last):
 
     naive           1: the logits have a std of about sqrt(n_hidden)
     scaled_output   0.1 / sqrt(fan_in) in the last layer, so that the first prediction is nearly uniform; else 1
-    kaiming         0.1 / sqrt(fan_in) in the last layer; else 5/3 / sqrt(fan_in) (He et al. 2015). It keeps the std
-                    from layer to layer, because tanh makes it smaller by about that factor
+    kaiming         0.1 / sqrt(fan_in) in the last layer; else 5/3 / sqrt(fan_in). It keeps the std from layer to layer,
+                    because tanh makes it smaller by about that factor (He et al. 2015: sqrt(2) for ReLU)
     xavier          sqrt(2 / (fan_in + fan_out)) (Glorot, Bengio 2010): between 1 / sqrt(fan_in), which keeps the std of
                     activations, and 1 / sqrt(fan_out), which keeps that of gradients: each is a sum of fan_out
     zeros           0: embeddings, activations and weights are all 0, so only the last bias has a gradient"""
@@ -604,7 +604,7 @@ def print_layers(model, when, difference, learning_rate):
             row += ["", ""]
         rows.append(row)
     rows.append(["healthy", "", "0.4 to 0.8", "below 25%", "0", "similar", "", "-3.5 to -1.5"])
-    print(f"\nactivations and gradients {when} (one batch; last row: a rule of thumb for tanh layers and updates):")
+    print(f"\nactivations and gradients {when} (one batch; last row: a rule of thumb for later steps):")
     print_table(rows)
     print(f"  saturated: fraction of |tanh| > {SATURATED}; dead: units saturated for every example in the batch")
     print("  grad:data, update:data: log10 of gradient or update size / weight size; update at the full learning rate")

@@ -568,7 +568,7 @@ def test_copied_alone_it_cannot_train_and_says_so(tmp_path):
     env = os.environ | {"PYTHONPATH": ""}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", env=env)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: training needs prepare_data.py beside this file; ") and ";" in done.stderr
+    assert done.stderr.startswith("error: training needs prepare_data, which is not here; ") and ";" in done.stderr
 
 
 def test_the_same_seed_gives_the_same_numbers(call, data, only_training, monkeypatch):
