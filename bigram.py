@@ -389,9 +389,7 @@ def main() -> None:
 
     if options.plot:
         draw_counts(N, itos, Path("out", f"bigram_{data.name}", "counts.png"))
-    num_params = N.numel()
-    seconds = time.perf_counter() - began
-    print_result(model, data, num_params, losses, seconds=seconds)
+    print_result(model, data, N.numel(), losses, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -594,5 +594,29 @@ def test_the_data_is_looked_at_before_the_steps(fails, monkeypatch):
     assert "train.bin does not have" in fails(attention, "--dataset=ten")
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_pytorch_does_not_take_is_one_line(fails, seed):
+    assert f"--seed={seed} is out of range; use 0 to 2**63 - 1" in fails(attention, "--max_iters=0", f"--seed={seed}")
+
+
+def test_a_plot_that_cannot_be_written_is_one_line(monkeypatch, capsys):
+    Path("out").write_text("a file, where a folder should be")
+    text = "\n".join(["abba"] * 100)
+    Path("list.txt").write_text(text)
+    prepare_data.prepare("list.txt", documents="lines")
+    monkeypatch.setattr(sys, "argv", ["attention.py", "--dataset=list", "--max_iters=1", "--plot"])
+    with pytest.raises(SystemExit):
+        attention.main()  # not by console.run, which the script does without
+    assert "check path, permissions and free space" in capsys.readouterr().err
+
+
+def test_a_reader_of_the_output_may_leave(tmp_path):
+    command = [sys.executable, attention.__file__, "--max_iters=0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
 def test_a_plot_needs_training(fails):
     assert "--plot draws a trained head, and --max_iters=0 trains none;" in fails(attention, "--max_iters=0", "--plot")
