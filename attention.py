@@ -115,7 +115,7 @@ def one_head():
     identity = torch.eye(26)
     x = torch.stack([one_hot("banana"), one_hot("banaza")])  # (B, T, C) = (2, 6, 26)
     Wq = 3 * math.sqrt(26) * identity  # head() divides by sqrt(26), so the same letter has a score of 3, others 0
-    out, wei = head(x, Wq, identity, identity)
+    _, wei = head(x, Wq, identity, identity)
     print("wei of banana, in percent, if each letter looks for the same letter: it counts exp(3) = 20 times as much")
     show(wei[0], "banana")
     for causal in (True, False):
@@ -154,28 +154,28 @@ def scaling():
         scaled = scores / math.sqrt(d)
         cells = measure_softmax(scores, upstream) + measure_softmax(scaled, upstream)
         print_row(f"{d}", cells)
-    print("Without the division, one key gets most of the weight, and hardly any gradient passes.")
+    print("Without the division, if d is large, one key gets most of the weight, and hardly any gradient passes.")
 
 
 # ----------------------------------------------------------------------------- 4: several heads, and a block
 
 
 class Attention(nn.Module):
-    """nh heads at once, and a matrix that mixes what they find: x (B, T, C) -> (B, T, C). One head makes one average;
-    several can look for different things."""
+    """nh heads at once, and a matrix, the output projection, that mixes what they find: x (B, T, C) -> (B, T, C).
+    One head makes one average; several can look for different things."""
 
     def __init__(self, C, nh):
         super().__init__()
         self.nh = nh
         self.qkv = nn.Linear(C, 3 * C, bias=False)  # queries, keys and values of all heads
-        self.mix = nn.Linear(C, C, bias=False)
+        self.proj = nn.Linear(C, C, bias=False)
 
     def forward(self, x):
         q, k, v = split_heads(self.qkv(x), self.nh)  # (B, nh, T, d) each
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         self.wei = causal_softmax(scores)  # (B, nh, T, T), kept for the plot
         out = self.wei @ v  # (B, nh, T, d)
-        return self.mix(join_heads(out))
+        return self.proj(join_heads(out))
 
 
 def split_heads(qkv, nh):
@@ -207,9 +207,9 @@ class Block(nn.Module):
         x = x + attention(ln_1(x))
         x = x + feed_forward(ln_2(x))
 
-    where a layer norm, ln, gives each token a mean of 0 and a variance of 1 over its channels. `x +` is the residual
-    connection: each part adds to x what it finds. norm "post" puts the norm behind the sum, ln(x + part(x)), as in
-    2017; None leaves it out. Step 6 shows what the two are good for."""
+    where a layer norm, ln, gives each token a mean of 0 and a variance of 1 over its channels, and then multiplies each
+    channel by a learned weight. `x +` is the residual connection: each part adds to x what it finds. norm "post" puts
+    the norm after the sum, ln(x + part(x)), as in 2017; None leaves it out. Step 6 shows what the two are good for."""
 
     def __init__(self, C, nh, feed_forward=True, residual=True, norm="pre"):
         super().__init__()
@@ -266,19 +266,19 @@ def one_block():
         out, _ = head(x, Wq, Wk, Wv)
         outputs.append(out)
     side_by_side = torch.cat(outputs, dim=2)  # (B, T, C)
-    by_loop = attention.mix(side_by_side)
+    by_loop = attention.proj(side_by_side)
     check_same("four heads by a loop, and at once", attention(x), by_loop)
     model = Transformer(V=27, T=6, C=32, nh=4)
     idx = torch.randint(27, (4, 6))
     logits = model(idx)
     print("a Transformer of one block: tokens", tuple(idx.shape), "-> logits", tuple(logits.shape))
     the_block = model.blocks[0]
-    nn.init.zeros_(the_block.attention.mix.weight)
+    nn.init.zeros_(the_block.attention.proj.weight)
     nn.init.zeros_(the_block.feed_forward.down.weight)  # now both parts add 0 to x
     logits = model(idx)
     x = model.wte(idx) + model.wpe.weight
     without = model.output(model.ln_f(x))
-    check_same("residual: if attention and feed-forward network add 0, and without them", logits, without)
+    check_same("residual: a model whose block adds 0, and one without a block", logits, without)
 
 
 # ----------------------------------------------------------------------------- 5: positions
@@ -306,7 +306,7 @@ class PositionedHead:
     learned  add a vector to each token, one for each position, as in GPT-2
     RoPE     turn queries and keys by an angle that grows with the position
     ALiBi    subtract from a score in proportion to the distance (Press et al. 2021); each head has another factor
-    T5       add to a score a number for each distance (Raffel et al. 2019)"""
+    T5       add to a score a number for each distance (Raffel et al. 2019; there, far ones share a number)"""
 
     def __init__(self):
         self.Wq = torch.randn(32, 8) / math.sqrt(32)
@@ -400,8 +400,9 @@ def depth():
         cells.append(f"{std:.2g}")  # of the deepest, which came last
         print_row(name, cells)
     print("Without residuals, the gradient vanishes: its random numbers partly cancel in averages, and ReLU drops half")
-    print("of them. With residuals alone, it explodes: each part adds something about as large as x, so x and the")
-    print("gradient grow by a factor in each. With a norm, after or before, it stays within a factor of ten.")
+    print("of them. With residuals alone, x grows by a factor of about 1.7 in each block, and the gradient faster,")
+    print("through the scores, which grow with the square of x (inf or nan: too large for a 32-bit number). With a")
+    print("norm, after or before, it stays within a factor of ten.")
 
 
 # ----------------------------------------------------------------------------- 7 and 8: training
@@ -514,12 +515,12 @@ def training(text, steps, seed):
         words = first_words(model, text)
         print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", f"   {words}"])
         trained[name] = model
+    print("The norm is not there for a single block: step 8 trains twelve.")
     return trained
 
 
 def deep_training(text, steps, seed):
     """8. Twelve blocks without warmup: at which learning rates do they learn?"""
-    print("(Warmup: small learning rates in the first steps, often needed by post-norm.)")
     rates = (0.001, 0.003, 0.01)
     print(f"validation loss after {steps} steps; uniform: {math.log(text.vocab_size):.3f}")
     print_row("learning rate", rates)
@@ -532,6 +533,8 @@ def deep_training(text, steps, seed):
             loss = estimate_loss(model, text.val, text.T)
             cells.append(f"{loss:.3f}")
         print_row(name, cells)
+    print("Without residual connections, hardly any gradient arrives (step 6). Post-norm cannot stand a high rate at")
+    print("the start: it is usually trained with warmup, a rate that begins near 0.")
 
 
 # ----------------------------------------------------------------------------- stop here the first time
@@ -622,7 +625,8 @@ def attention_backward(q, k, v, wei, dout):
     """out = wei v, wei = softmax(scores), scores = q k^T / sqrt(d), for each head. Returns dq, dk and dv."""
     dv = wei.mT @ dout
     dwei = dout @ v.mT
-    # softmax: a higher score raises its own weight, and lowers the others of its row so that they still add up to 1
+    # softmax: the weights of a row always add up to 1, so the same number added to all of its dwei changes nothing;
+    # what counts is only the difference from their weighted mean
     mean = (wei * dwei).sum(dim=-1, keepdim=True)
     dscores = wei * (dwei - mean)
     dscores = dscores / math.sqrt(q.shape[-1])
@@ -656,7 +660,7 @@ class TransformerByHand:
             Norm(block.ln_1.weight),
             Linear(heads.qkv.weight),
             Heads(heads.nh),
-            Linear(heads.mix.weight),
+            Linear(heads.proj.weight),
         ]
         self.feed_forward = [
             Norm(block.ln_2.weight),
@@ -735,12 +739,14 @@ def by_formula(q, k, v):
 
 
 def by_tiles(q, k, v, tile=TILE):
-    """The same, with only (T, tile) scores at a time (Dao et al. 2022): T x T of them are too many for the fast memory
-    of a GPU, and fetching them takes longer than computing.
+    """The same, with only (T, tile) scores at a time, as in FlashAttention (Dao et al. 2022), which also cuts the
+    queries into tiles: T x T of them are too many for the fast memory of a GPU, and fetching them takes longer than
+    computing.
 
     A softmax divides exp(score) by its sum over the row; exp(score - highest) is the same, without overflow. But the
     highest score of a row is unknown before the last tile: keep the highest so far, and shrink what was summed up
-    whenever there is a higher one, because exp(score - old) * exp(old - new) = exp(score - new)."""
+    whenever there is a higher one, because exp(score - old) * exp(old - new) = exp(score - new) (Milakov, Gimelshein
+    2018)."""
     T, d = q.shape
     out = torch.zeros(T, d)  # sum of exp(score - highest) v, so far
     total = torch.zeros(T, 1)  # sum of exp(score - highest), so far
@@ -867,8 +873,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.max_iters < 0:
         fail(f"--max_iters={options.max_iters} is out of range; use 0 or more")
-    if not 0 <= options.seed < 2**63:
-        fail(f"--seed={options.seed} is out of range; use 0 to 2**63 - 1")
+    if not 0 <= options.seed < 2**31:
+        fail(f"--seed={options.seed} is out of range; use 0 to 2**31 - 1")
     if options.plot and options.max_iters == 0:
         fail("--plot draws a trained head, and --max_iters=0 trains none; leave one of them out")
     if options.plot and not importlib.util.find_spec("matplotlib"):
@@ -887,10 +893,9 @@ def main() -> None:
         deep_training(text, max(1, options.max_iters // 10), options.seed)
         if options.plot:
             path = Path("out", f"attention_{text.name}", "wei.png")
-            try:
-                plot(models["one head"], text, path)
-            except OSError as error:
-                fail(f"{error.filename}: {error.strerror}; check path, permissions and free space")
+            plot(models["one head"], text, path)
+    else:
+        print("\n7 and 8 train models, and are left out with --max_iters=0")
     for step in (by_hand, flash):
         print(f"\n{step.__doc__}")
         torch.manual_seed(options.seed)
@@ -900,5 +905,8 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+        sys.stdout.flush()
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or `| head`
         os._exit(130)
+    except OSError as error:
+        fail(f"{error.filename or 'output'}: {error.strerror}; check path, permissions and free space")

@@ -1,13 +1,13 @@
-"""Part 1: a table of letter pairs is a language model, whether we count the pairs or learn them.
+"""Part 1: a table of letter pairs (bigrams) is a language model, whether we count the pairs or learn them.
 
     python bigram.py                                  # words, pairs, counts, samples, loss
-    python bigram.py --dataset=names --neural --plot  # gradient descent finds the same table, and a heat map
+    python bigram.py --dataset=names --neural --plot  # the same table by gradient descent, and a heat map
     python bigram.py --dataset=names --score=emma,andrej,andrejq
 
 Read micrograd.py before and ngram.py after. The model sees one letter and predicts the next one. It is judged by its
 loss: how surprised it is, on average, by the letter that really comes. All later models predict the next letter or
-token too, with the same loss, from longer contexts. (Karpathy 2022, "Building makemore", part 1, from which the names
-of the variables are.)
+token too, with the same loss, from longer contexts. (Karpathy 2022, "Building makemore", part 1, whose
+variable names are used here.)
 """
 
 import math
@@ -31,7 +31,7 @@ STEPS = 300  # of gradient descent
 @dataclass
 class Options:
     dataset: str = "words"  # a list of words or names in data/, made by prepare_data.py
-    smoothing: Literal["add", "mle"] = "add"  # add 1 to each count, so that none is 0; mle (maximum likelihood): do not
+    smoothing: Literal["add", "mle"] = "add"  # add 1 to each count (Laplace); mle (maximum likelihood): do not
     neural: bool = False  # also learn the table by gradient descent, and compare
     score: str = ""  # words to score, separated by commas
     num_samples: NonNegative = 10  # number of words to invent
@@ -72,7 +72,8 @@ def probabilities(N, add):
     With add = 0, no other table gives the counted words a higher probability (maximum likelihood). The more is added to
     each count, the closer each row is to the uniform distribution, 1 / V for each letter."""
     P = N + add
-    # dim=1 adds up along each row. With keepdim=True, the sums are a column (V, 1), which PyTorch repeats to the right:
+    # dim=1 adds up along each row. With keepdim=True, the sums are a column (V, 1), which PyTorch repeats to
+    # the right (broadcasting):
     #     [[1, 3],     divided by  [[ 4],    is  [[1/4,  3/4],
     #      [2, 8]]                  [10]]         [2/10, 8/10]]
     # Without it, they are a row (V,), [4, 10], which PyTorch repeats downwards. Each column would be divided by the sum
@@ -126,17 +127,18 @@ def learn(xs, ys, W, weight_decay=0.0, show=False):
     letter_counts = xs.bincount()  # how often each letter comes first
     largest_fraction = letter_counts.max().item() / len(xs)
     if largest_fraction > 0.15:
-        # One letter starts more of the pairs than in names (14.9 %). Steps of 50 would be too long for its row: they
-        # would jump to and fro over the lowest point. They cannot below 2 / curvature, and the curvature of a softmax
-        # is at most 1/2, so fraction / 2 for this row. Weight decay adds at most 2 / V**2: for few letters, V is safe.
-        learning_rate = min(4 / largest_fraction, len(W))
+        # Only for lists in which one letter starts more of the pairs than in names (14.9 %): steps of 50 would be too
+        # long for its row, and jump to and fro over the lowest point. Steps below 2 / curvature do not. The curvature
+        # of a softmax is at most 1/2, so fraction / 2 for this row; the second term is that of weight decay.
+        curvature = largest_fraction / 2 + 2 * weight_decay / len(W) ** 2
+        learning_rate = 1.5 / curvature
     W = W.clone().requires_grad_()  # a copy, for which PyTorch computes gradients
     for step in range(1, STEPS + 1):
         # forward: row x of W has the logits of all pairs that start with x, so V softmaxes are enough, not one per pair
         log_P = W.log_softmax(dim=1)  # log of the softmax
         loss = -log_P[xs, ys].mean()
         loss = loss + weight_decay * (W**2).mean()
-        # backward: W.grad becomes the change of the loss for a small change of each weight
+        # backward: W.grad becomes the change of the loss per small change of each weight
         W.grad = None  # otherwise, it would be added to the gradient of the step before
         loss.backward()
         # update: downhill. PyTorch records what is done with W, to go backward through it; .data is not recorded
@@ -244,9 +246,9 @@ def print_score(word, P, stoi, title):
 def words_to_score(text, itos):
     """Return the words of --score=, a list. Raises UserError if one has unknown letters."""
     letters = "".join(itos[1:])  # without the dot
-    words = [word.strip() for word in text.split(",")] if text else []
+    words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
-        if word == "" or not set(word) <= set(letters):
+        if not set(word) <= set(letters):
             raise UserError(f"--score={word} is not a word of the letters in this dataset; use {letters}")
     return words
 
@@ -296,8 +298,8 @@ def closest_smoothing(P, N):
 def print_weight_decay(pairs, N, W):
     """Compare weight decay with smoothing."""
     print("\nWeight decay pulls the weights towards 0. Equal weights are equal probabilities, so it pulls P towards")
-    print("uniform, as adding a number to each count does. The last column says how far the two tables still differ;")
-    print(f"in the first row, without weight decay, it is what {STEPS} steps have not learned yet.")
+    print("uniform, as adding a number to each count does. The last column says how far the two tables still differ.")
+    print(f"(In the first row, without weight decay, it is the {STEPS} steps that smooth: they stop early.)")
     xs, ys = pairs["train"]
     print("weight decay  train loss  val loss  like adding  mean difference in P")
     for weight_decay in (0.0, 0.001, 0.01, 0.1, 1.0):
@@ -305,7 +307,7 @@ def print_weight_decay(pairs, N, W):
         train = mean_nll(P, xs, ys)
         val = mean_nll(P, *pairs["val"])
         add, difference = closest_smoothing(P, N)
-        print(f"{weight_decay:<12g}  {train:10.4f}  {val:8.4f}  {add:11.2g}  {difference:20.4f}")
+        print(f"{weight_decay:<12g}  {train:10.4f}  {val:8.4f}  {add:11.3g}  {difference:20.4f}")
 
 
 def learn_and_compare(pairs, N, itos, options):

@@ -200,8 +200,9 @@ def print_table(rows: list[list[str]]) -> None:
 
 def print_samples(texts: Iterable[str], lines: bool) -> None:
     """Print generated texts: one per line, or each of several lines with a rule between them."""
-    print("\nsamples:")
     for i, text in enumerate(texts):
+        if i == 0:
+            print("\nsamples:")
         print(text if lines or i == 0 else f"{'-' * 20}\n{text}")
 
 

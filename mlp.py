@@ -1,6 +1,6 @@
 """Part 2: a neural network that learns a vector for each token, and what it takes to train it.
 
-    python mlp.py                                        # half a minute: train on words, sample new ones
+    python mlp.py                                        # under a minute: train on words, sample new ones
     python mlp.py --init=naive --max_iters=20000 --plot  # a bad initialization, and what shows it
     python mlp.py --backward=manual --fold               # backpropagation by hand, batch norm merged into the layers
 
@@ -11,8 +11,8 @@ these vectors and the layers after them, so the network also predicts after cont
 of its tanh units (numbers between -1 and 1 that it computes) are stuck near -1 or 1, saturated: the rest of this file
 shows how one sees that, and a fix for each.
 
-Its limitation: all positions use the same embeddings, but the first weight matrix, W1, has separate rows for each, and
-the network sees no further back. Solutions: a state (cells.py), or attention (attention.py).
+Its limits: all positions use the same embeddings, but the first weight matrix, W1, has separate rows for each, and
+the network sees no further back. Remedies: a state (cells.py), or attention (attention.py).
 """
 
 import math
@@ -160,7 +160,8 @@ def show_activations(seed, width=200):
     A layer is activation(x @ W): sigmoid squashes each number into (0, 1), tanh into (-1, 1), and ReLU sets negative
     ones to 0. The weights have a standard deviation (std) of gain / sqrt(width): then the root mean square of x @ W is
     gain times that of x. (It is the std, if the mean is 0.) ReLU halves the mean square, and a gain of sqrt(2) doubles
-    it again. Tanh also makes numbers smaller, and a gain of 5/3 makes up for about that."""
+    it again. Tanh also makes numbers smaller, and a gain of 5/3 makes up for about that. (The outputs of ReLU have a
+    mean above 0, and so a smaller std than root mean square.)"""
     print("\nTen layers: the std of their outputs, and the gradient at the first divided by the gradient at the last")
     rows = [["activation", "gain", "layer 1", "layer 5", "layer 10", "gradient, first / last"]]
     choices = (("sigmoid", 1), ("tanh", 1), ("tanh", 5 / 3), ("relu", 1), ("relu", math.sqrt(2)))
@@ -369,8 +370,7 @@ def make_model(V, options):
         weight = torch.randn(fan_in, fan_out, generator=generator)
         bias = torch.randn(fan_out, generator=generator)  # in any case: the weights then are the same for each init
         scaled = scale_weight(weight, options.init, last)
-        as_drawn = options.init == "naive" or (options.init == "scaled_output" and not last)
-        if not as_drawn:
+        if scaled is not weight:
             bias = torch.zeros(fan_out)  # random only in layers that are left as in the lecture
         if normalized:
             bias = None  # batch norm would subtract it again, and has a bias of its own
@@ -549,7 +549,7 @@ def print_start(model, loss, V):
     if not tanhs.any():
         verdict = "but all of them are 0, and so are the gradients of all weights"
     elif saturated > 0.25:
-        verdict = "hardly any gradient flows back there"
+        verdict = "hardly any gradient flows back through them"
     else:
         verdict = "gradients flow through the others"
     print(f"{saturated:.0%} of the tanh activations are saturated; {verdict}\n")
@@ -630,7 +630,7 @@ def print_coupling(model, data, T, seed):
     std = np.std(in_batches)
     lowest = min(in_batches)
     highest = max(in_batches)
-    print("\nbatch norm: the probability of the first token that val predicts")
+    print("\nbatch norm: the probability of the second token of val, given the first")
     print(f"  by running averages: {alone:.3f}")
     print(f"  in 200 batches with other examples: {mean:.3f} +- {std:.3f}, from {lowest:.3f} to {highest:.3f}")
 
@@ -699,8 +699,6 @@ def find_lr(model, data, options):
         rows.append([f"{number:.4f}" for number in row])
     print_table(rows)
     more = " (the largest one tried: a larger one may be even better)" if best == rates[-1] else ""
-    steepest = rates[np.gradient(smoothed).argmin()]
-    print(f"steepest fall of the smoothed loss: {steepest:.2g} (a more careful choice)")
     print(f"lowest smoothed loss (mean of three neighboring rates): --learning_rate={best:.2g}{more}")
     if options.plot:
         draw_find_lr(rates, losses, best, Path("out", f"mlp_{data.name}", "find_lr.png"))

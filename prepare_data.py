@@ -484,7 +484,8 @@ class Dataset:
         for split, ids in (("train", self.train), ("val", self.val)):
             if len(ids) < tokens:
                 few = f"the {split} split of {self.name} has {len(ids)} tokens, too few for {what}"
-                raise UserError(f"{few} ({tokens} needed); use a smaller value, or a longer text")
+                smaller = "a smaller value, or " if what.startswith("--") else ""
+                raise UserError(f"{few} ({tokens} needed); use {smaller}a longer text")
 
     def documents(self, split: str) -> list[list[int]]:
         """The documents of a split, without separators. Raises UserError for one long text."""
