@@ -515,6 +515,13 @@ def test_the_mlp_reads_three_letters():
         assert torch.equal(mlp(changed)[0, 6], before[0, 6]) == (back > 2)
 
 
+def test_a_model_shows_its_first_five_words(data, monkeypatch):
+    text = attention.Text("tiny")
+    written = text.train[:200].tolist()
+    monkeypatch.setattr(attention, "sample", lambda model, start, T: written if start == text.start else [])
+    assert attention.first_words(None, text) == " ".join(text.decode(written).split()[:5])
+
+
 def test_a_sample_follows_the_model():
     """Of a model that continues a, b, c ... it is the alphabet; and no more than T tokens are read."""
     seen = []
@@ -590,7 +597,9 @@ def test_the_data_is_looked_at_before_the_steps(fails, monkeypatch):
     assert "wide has 2,100 tokens, and 2,048 are the most here; use" in fails(attention, "--dataset=wide")
     Path("ten.txt").write_text("\n".join("abcdefghij"))
     prepare_data.prepare("ten.txt", documents="lines")
-    assert "the train split of ten has 17 tokens, too few for windows" in fails(attention, "--dataset=ten")
+    error = fails(attention, "--dataset=ten")
+    assert "the train split of ten has 17 tokens, too few for windows" in error
+    assert error.endswith(" (22 needed); use a longer text")
     assert "--max_iters=-2 is out of range; use 0 or more" in fails(attention, "--max_iters=-2")
     Path("data/ten/train.bin").unlink()
     assert "train.bin does not have" in fails(attention, "--dataset=ten")

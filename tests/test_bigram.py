@@ -423,6 +423,12 @@ def test_a_word_of_unknown_letters_gets_one_line_before_anything_is_computed(cal
     assert call(bigram, "--dataset=list", f"--score={score}")[1] == ""
 
 
+def test_pairs_that_are_all_certain_have_a_loss_of_0_without_a_sign():
+    xs, ys = bigram.make_pairs(["a"], {".": 0, "a": 1})
+    P = bigram.probabilities(bigram.count_pairs(xs, ys, 2), add=0)
+    assert str(bigram.mean_nll(P, xs, ys)) == "0.0"
+
+
 def test_commas_without_a_word_are_skipped():
     assert bigram.words_to_score(" emma,, ava ,", [".", "a", "e", "m", "v"]) == ["emma", "ava"]
     assert bigram.words_to_score("", [".", "a"]) == []
