@@ -194,7 +194,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, C):
         super().__init__()
-        self.up = nn.Linear(C, 4 * C, bias=False)  # 4 times as wide, as in 2017
+        self.up = nn.Linear(C, 4 * C, bias=False)  # 4 times as wide, as in Vaswani et al. 2017
         self.down = nn.Linear(4 * C, C, bias=False)
 
     def forward(self, x):
@@ -287,7 +287,8 @@ def one_block():
 def rotate(x, position):
     """RoPE (rotary position embedding, Su et al. 2021): turn the channels i and i + d/2 of x (T, d), seen as a point in
     the plane, by the angle position / 10000^(2i/d). The product of two points depends on the difference of their
-    angles, and so on the distance of the tokens. Fast channels tell near tokens apart, slow ones far ones."""
+    angles, and so on the distance of the tokens. Channels that turn fast tell near tokens apart, slow channels
+    distant tokens."""
     half = x.shape[1] // 2
     slowness = 10_000 ** (torch.arange(half) / half)  # (d/2,): each pair of channels turns more slowly
     angles = position[:, None] / slowness  # (T, d/2)
@@ -390,14 +391,14 @@ def through_blocks(n_layer, block_options):
 def depth():
     """6. Why residuals and norms? The gradient that reaches the first of many blocks"""
     print("The columns: the size of the gradient at the first block, divided by its size after the last block.")
-    print(f"last std: that of what comes out of {DEPTHS[-1]} blocks.")
+    print(f"last std: the standard deviation of the output of {DEPTHS[-1]} blocks.")
     print_row("blocks", [*DEPTHS, "last std"])
     for name, block_options in KINDS.items():
         cells = []
         for n_layer in DEPTHS:
             gradient, std = through_blocks(n_layer, block_options)
             cells.append(f"{gradient:.2g}")
-        cells.append(f"{std:.2g}")  # of the deepest, which came last
+        cells.append(f"{std:.2g}")  # from the deepest stack, which came last
         print_row(name, cells)
     print("Without residuals, the gradient vanishes: its random numbers partly cancel in averages, and ReLU drops half")
     print("of them. With residuals alone, x grows by a factor of about 1.7 in each block, and the gradient faster,")
@@ -476,7 +477,7 @@ class ThreeTokens(nn.Module):
         return self.output(self.hidden(emb).tanh())
 
 
-PARTS = {  # the models to compare, beside the bigram model and the MLP: each has a part more than the one above
+PARTS = {  # the models to compare, beside the bigram model and the MLP: each adds a part to the one above
     "one head": {"nh": 1, "feed_forward": False, "residual": False, "norm": None},
     "four heads": {"nh": 4, "feed_forward": False, "residual": False, "norm": None},
     "  and feed-forward": {"nh": 4, "residual": False, "norm": None},
@@ -515,7 +516,7 @@ def training(text, steps, seed):
         words = first_words(model, text)
         print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", f"   {words}"])
         trained[name] = model
-    print("The norm is not there for a single block: step 8 trains twelve.")
+    print("A single block does not need the norm: step 8 trains twelve.")
     return trained
 
 
@@ -556,8 +557,8 @@ class Linear:
         return x @ self.weight.T
 
     def backward(self, dout):
-        x = self.x.flatten(0, 1)  # (B T, fan_in): the tokens of all texts
-        dout_flat = dout.flatten(0, 1)  # (B T, fan_out)
+        x = self.x.flatten(0, 1)  # (B * T, fan_in): the tokens of all texts
+        dout_flat = dout.flatten(0, 1)  # (B * T, fan_out)
         self.weight.grad = dout_flat.T @ x  # the sum over all tokens
         return dout @ self.weight
 
@@ -577,8 +578,8 @@ class Norm:
         return self.weight * self.xhat
 
     def backward(self, dout):
-        of_weight = dout * self.xhat
-        self.weight.grad = of_weight.sum(dim=(0, 1))
+        dweight = dout * self.xhat
+        self.weight.grad = dweight.sum(dim=(0, 1))  # the sum over all tokens
         dxhat = dout * self.weight
         # as for batch norm in mlp.py, but over the channels of a token instead of a batch: a change of x also moves the
         # mean and the std, and what passes through these two is subtracted
@@ -840,7 +841,7 @@ def plot(model, text, path):
     from matplotlib.figure import Figure
 
     model(text.shown[None])
-    wei = model.blocks[0].attention.wei[0, 0]  # of the one text, and the one head
+    wei = model.blocks[0].attention.wei[0, 0]  # the only text, and the only head
     wei = wei.detach().numpy()
     ticks = range(len(text.names))
     figure = Figure((6, 6), dpi=80, layout="constrained")

@@ -24,7 +24,7 @@ from console import NonNegative, UserError, parse, print_losses, print_result, p
 from prepare_data import load
 from tokenizer import CharTokenizer
 
-MAX_LETTERS = 100  # a larger table is too large to look at; ngram.py counts any vocabulary
+MAX_LETTERS = 100  # larger tables are hard to look at; ngram.py takes any vocabulary
 STEPS = 300  # of gradient descent
 
 
@@ -87,7 +87,7 @@ def sample(P, itos):
     word = ""
     x = 0  # the dot
     while True:
-        x = torch.multinomial(P[x], num_samples=1).item()  # draw an index with these probabilities: a Python number
+        x = torch.multinomial(P[x], num_samples=1).item()  # draw an index; item(): as a Python number
         if x == 0:
             return word
         word += itos[x]
@@ -127,9 +127,9 @@ def learn(xs, ys, W, weight_decay=0.0, show=False):
     letter_counts = xs.bincount()  # how often each letter comes first
     largest_fraction = letter_counts.max().item() / len(xs)
     if largest_fraction > 0.15:
-        # Only for lists in which one letter starts more of the pairs than in names (14.9 %): steps of 50 would be too
-        # long for its row, and jump to and fro over the lowest point. Steps below 2 / curvature do not. The curvature
-        # of a softmax is at most 1/2, so fraction / 2 for this row; the second term is that of weight decay.
+        # Only for lists in which one letter starts more of the pairs than in names (14.9 %): 50 would be too high, and
+        # the weights in its row would jump to and fro over the lowest point. They cannot if the learning rate is below
+        # 2 / curvature. The curvature of a softmax is at most 1/2, so this row has fraction / 2; weight decay adds.
         curvature = largest_fraction / 2 + 2 * weight_decay / len(W) ** 2
         learning_rate = 1.5 / curvature
     W = W.clone().requires_grad_()  # a copy, for which PyTorch computes gradients
@@ -269,7 +269,7 @@ def print_scores(words, pairs, stoi):
 def print_comparison(counted, learned, itos, options):
     """Compare two tables P: their numbers, and the words that they make of the same random numbers."""
     occurs = counted.sum(dim=1) > 0  # of a letter that never occurs, counting says nothing
-    difference = (counted - learned)[occurs].abs()  # of the rows where occurs is True
+    difference = (counted - learned)[occurs].abs()  # only rows where occurs is True
     print(f"difference of the probabilities: mean {difference.mean():.4f}, largest {difference.max():.4f}")
     if options.num_samples == 0:
         return

@@ -272,8 +272,8 @@ class BatchNorm:
         sum_dout_xhat = (dout * self.xhat).sum(0)
         self.gain.grad = sum_dout_xhat
         self.bias.grad = sum_dout
-        # x[j] moves its own xhat[j] and, through mean and std, the xhat[i] of the whole batch. It moves the mean by 1/B
-        # of its change, and the std by xhat[j] / B. Therefore
+        # x[j] moves its own xhat[j] and, through mean and std, the xhat[i] of the whole batch. A small change of x[j]
+        # moves the mean by 1/B of that change, and the std by xhat[j] / B of it. Therefore
         #     dxhat[i] / dx[j] = ((1 if i == j else 0) - 1/B - xhat[i] * xhat[j] / B) / std
         # dx[j] is the sum over i of gain * dout[i] times this:
         #     dx = gain / std * (dout - mean(dout) - xhat * mean(dout * xhat))
@@ -342,7 +342,7 @@ def scale_weight(weight, init, last):
     kaiming         0.1 / sqrt(fan_in) in the last layer; else 5/3 / sqrt(fan_in). It keeps the std from layer to layer,
                     because tanh makes it smaller by about that factor (He et al. 2015: sqrt(2) for ReLU)
     xavier          sqrt(2 / (fan_in + fan_out)) (Glorot, Bengio 2010): between 1 / sqrt(fan_in), which keeps the std of
-                    activations, and 1 / sqrt(fan_out), which keeps that of gradients: each is a sum of fan_out
+                    activations, and 1 / sqrt(fan_out), which keeps the std of gradients (sums of fan_out terms)
     zeros           0: embeddings, activations and weights are all 0, so only the last bias has a gradient"""
     fan_in, fan_out = weight.shape
     if init == "naive" or (init == "scaled_output" and not last):
@@ -368,10 +368,10 @@ def make_model(V, options):
         last = i == options.n_layer
         normalized = options.batchnorm and not last
         weight = torch.randn(fan_in, fan_out, generator=generator)
-        bias = torch.randn(fan_out, generator=generator)  # in any case: the weights then are the same for each init
+        bias = torch.randn(fan_out, generator=generator)  # drawn even if not used: all inits have equal weights
         scaled = scale_weight(weight, options.init, last)
         if scaled is not weight:
-            bias = torch.zeros(fan_out)  # random only in layers that are left as in the lecture
+            bias = torch.zeros(fan_out)  # the lecture's layers, which are not scaled, keep random biases
         if normalized:
             bias = None  # batch norm would subtract it again, and has a bias of its own
         layers.append(Linear(scaled, bias))
@@ -736,7 +736,7 @@ def outputs_and_gradients(layers):
 def draw_find_lr(rates, losses, best, path):
     import plots  # here, because matplotlib is optional
 
-    curves = {"mean loss": (rates, losses, "o-")}  # the style: circles on a line
+    curves = {"mean loss": (rates, losses, "o-")}  # circles on a line
     curves[f"suggested: {best:.2g}"] = ([best, best], [losses.min(), losses.max()], ":k")  # a dotted line upwards
     panel = {"curves": curves, "xscale": "log", "ylabel": "training loss, nats per token"}
     panel["xlabel"] = "learning rate (increasing during training)"

@@ -215,7 +215,7 @@ class NGrams:
         for k in range(1, grams.shape[1]):
             oldest = grams[:, -1 - k]
             keys = index * V + oldest
-            different, index = np.unique(keys, return_inverse=True)  # so that keys are different[index]
+            different, index = np.unique(keys, return_inverse=True)  # now keys equals different[index]
             contexts.append(different)
         # k-grams, from the longest to single tokens
         last = grams[:, -1]
@@ -453,7 +453,7 @@ def shortened(counts, k):
     return sum_by_row(grams[:, -k:], N)
 
 
-def power(V, k):
+def power_as_text(V, k):
     """Return V^k as text, a large one as a power of ten: Python would print all of its digits."""
     if V**k < 1e12:
         return f"{V**k:,}"
@@ -484,7 +484,7 @@ def compare_orders(counts, data, alpha, discount):
         smoothed = nll(p, N_val)
         kneser_ney.append(smoothed)
         seen = len(grams)
-        row = f"{k:2} {power(V, k):>16} {seen:>14,} {covered:12.1%}"
+        row = f"{k:2} {power_as_text(V, k):>16} {seen:>14,} {covered:12.1%}"
         print(f"{row} {added:15.4f} {smoothed:16.4f}", flush=True)
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
 
@@ -496,7 +496,7 @@ def draw_orders(losses, data, path):
     for title, values in losses.items():
         n = len(values)
         orders = range(1, n + 1)
-        curves[title] = (orders, values, "o-")  # the style: circles on a line
+        curves[title] = (orders, values, "o-")  # circles on a line
     panel = {"curves": curves, "data": data, "xticks": orders, "xlabel": "n-gram order"}
     panel["ylabel"] = "validation loss, nats per token"
     plots.lines(path, panel, title=f"validation loss for longer contexts ({data.name})")

@@ -480,7 +480,8 @@ class Dataset:
     delimiter: int | None = None  # the id that starts each document: the separator, or <|endoftext|>
 
     def need(self, tokens: int, what: str) -> None:
-        """Raise UserError if the training or validation split has fewer tokens than that."""
+        """Raise UserError if the training or validation split has fewer tokens than that. what: what needs them; if it
+        is an option, such as --block_size=64, the advice is to use a smaller value."""
         for split, ids in (("train", self.train), ("val", self.val)):
             if len(ids) < tokens:
                 few = f"the {split} split of {self.name} has {len(ids)} tokens, too few for {what}"
