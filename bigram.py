@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from console import NonNegative, UserError, parse, print_losses, print_result, print_samples, print_table, run
+from console import NonNegative, UserError, option, parse, print_losses, print_result, print_samples, print_table, run
 from prepare_data import load
 from tokenizer import CharTokenizer
 
@@ -30,13 +30,13 @@ STEPS = 300  # of gradient descent
 
 @dataclass
 class Options:
-    dataset: str = "words"  # a list of words or names in data/, made by prepare_data.py
-    smoothing: Literal["add", "mle"] = "add"  # add 1 to each count (Laplace); mle (maximum likelihood): do not
-    neural: bool = False  # also learn the table by gradient descent, and compare
-    score: str = ""  # words to score, separated by commas
-    num_samples: NonNegative = 10  # number of words to invent
-    seed: NonNegative = 1337  # random seed
-    plot: bool = False  # draw a heat map of the counts: out/bigram_<dataset>/counts.png
+    dataset: str = option("words", "a list of words or names in data/, made by prepare_data.py")
+    smoothing: Literal["add", "mle"] = option("add", "add 1 to each count (Laplace); mle (maximum likelihood): do not")
+    neural: bool = option(False, "also learn the table by gradient descent, and compare")
+    score: str = option("", "words to score, separated by commas")
+    num_samples: NonNegative = option(10, "number of words to invent")
+    seed: NonNegative = option(1337, "random seed")
+    plot: bool = option(False, "draw a heat map of the counts: out/bigram_<dataset>/counts.png")
 
 
 # ----------------------------------------------------------------------------- the idea

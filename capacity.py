@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from console import NonNegative, Positive, parse, print_result, print_table, run
+from console import NonNegative, Positive, option, parse, print_result, print_table, run
 from optim import Recipe, fit
 
 WIDTHS = (4, 16, 64, 256)  # of one hidden layer
@@ -32,9 +32,9 @@ DRAWS = 20  # data sets, of which the median error counts
 
 @dataclass
 class Options:
-    max_iters: Positive = 2000  # training steps of each network
-    plot: bool = False  # draw out/capacity/capacity.png
-    seed: NonNegative = 1337  # random seed
+    max_iters: Positive = option(2000, "training steps of each network")
+    plot: bool = option(False, "draw out/capacity/capacity.png")
+    seed: NonNegative = option(1337, "random seed")
 
 
 def network(inner: type, sizes: list[int], seed: int) -> nn.Sequential:

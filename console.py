@@ -1,12 +1,13 @@
 """What all command lines share: options, one-line errors, progress, tables, a result line."""
 
+import argparse
 import dataclasses
 import difflib
+import functools
 import importlib.util
 import inspect
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -27,7 +28,7 @@ Fraction = Annotated[float, 0.0, 1.0]  # at least 0, and below 1
 PathStr = NewType("PathStr", str)  # a file or folder: a ~ at the start is the home folder
 
 
-class UserError(ValueError):
+class UserError(Exception):
     """A mistake that the user can fix, in one line: "<what is wrong>; <what to do>"."""
 
 
@@ -58,10 +59,29 @@ def fail(message: str) -> None:
 # ----------------------------------------------------------------------------- options
 
 
+def option(default, meaning: str, hidden: bool = False):
+    """A field of a dataclass of options. The meaning is what --help prints beside the default. hidden: the field is
+    set by the script itself, and cannot be given on a command line or in a file."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "hidden": hidden})
+
+
+@dataclasses.dataclass
+class Option:
+    """One option as --help lists it."""
+
+    name: str
+    kind: type  # int, float, bool, str, one of the types above, or a Literal
+    default: object  # None: it depends on other options
+    meaning: str
+
+
 def parse(options: type, doc: str, argument: str = ""):
-    """The options of a script, as an instance of the dataclass `options`: a field such as
-    `n: int = 2  # the order` is the option --n=3 and a line of --help; a bool can be --plot alone.
-    `argument` is the field that is given without its name. Raises UserError."""
+    """The options of a script, as an instance of the dataclass `options`, whose fields are such as
+
+        n: int = option(2, "order of the model")
+
+    which is --n=3 on the command line and a line of --help. --plot alone means --plot=true. `argument` is the name of
+    the option that is given without its name. Raises UserError."""
     parsed = options(**read_options(options, doc, argument))
     if getattr(parsed, "plot", False) and not importlib.util.find_spec("matplotlib"):
         raise UserError("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
@@ -70,26 +90,50 @@ def parse(options: type, doc: str, argument: str = ""):
 
 def read_options(options: type, doc: str, argument: str = "") -> dict:
     """{name: value} of the options that the command line gives."""
-    known, given, words = known_options(options), {}, iter(sys.argv[1:])
-    for word in words:
-        if word == "#":  # a comment, which the shells of macOS and Windows pass on
-            break
-        name, equals, text = word.lstrip("-").partition("=")
-        if word in ("-h", "--help"):
-            print(doc, "options:", *help_lines(options), sep="\n")
-            sys.exit()
-        if not word.startswith("-"):  # the argument, once
-            if argument in given:
-                advice = "put several files into a folder" if argument == "source" else "give one"
-                raise UserError(f"{given[argument]} and {word} are two values for {argument}; {advice}")
-            name, equals, text = argument, "=", word
-        if name not in known:
+    known = known_options(options)
+    words = sys.argv[1:]
+    if "#" in words:  # a comment, which the shells of macOS and Windows pass on
+        words = words[: words.index("#")]
+    switches = {f"--{name}" for name, option in known.items() if option.kind is bool}
+    words = [f"{word}=true" if word in switches else word for word in words]
+    try:
+        namespace, others = make_parser(known, doc, argument).parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error.argument_name} has no value; write {error.argument_name}=VALUE") from None
+    given = vars(namespace)
+    for word in others:
+        if not argument or word.startswith("-"):
+            name = word.lstrip("-").partition("=")[0]
             raise UserError(f"unknown option {word}{did_you_mean(name, known)}; --help lists the options")
-        kind, _ = known[name]
-        if not equals:  # --plot, or --n 3
-            text = "true" if kind is bool else next(words, "")
-        given[name] = convert(f"--{name}", kind, text)
+        if argument in given:
+            advice = "put several files into a folder" if argument == "source" else "give one"
+            raise UserError(f"{given[argument]} and {word} are two values for {argument}; {advice}")
+        given[argument] = convert(f"--{argument}", known[argument].kind, word)
     return given
+
+
+def make_parser(known: dict[str, Option], doc: str, argument: str) -> argparse.ArgumentParser:
+    """The parser of the standard library. It leaves out what is not given, and raises what it cannot read."""
+    first = f"[{argument}] " if argument else ""
+    parser = argparse.ArgumentParser(
+        usage=f"%(prog)s {first}[--name=value ...]",
+        description=doc,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40),
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    for name, option in known.items():
+        meaning = option.meaning
+        if get_origin(option.kind) is Literal:
+            meaning += f" ({', '.join(get_args(option.kind))})"
+        parser.add_argument(
+            f"--{name}",
+            type=functools.partial(convert, f"--{name}", option.kind),
+            metavar=as_text(option.default),
+            help=meaning.replace("%", "%%"),
+        )
+    return parser
 
 
 def read_toml(path: str, options: type) -> dict:
@@ -97,36 +141,39 @@ def read_toml(path: str, options: type) -> dict:
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        found = sorted(map(str, Path("config").glob("*.toml")))
-        raise UserError(f"no config file {path}; there are {found}") from None
+        there = sorted(map(str, Path("config").glob("*.toml")))
+        raise UserError(f"no config file {path}; there are {there}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
         raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
     known = known_options(options)
     for name, value in values.items():
         if name not in known:
             raise UserError(f"unknown option {name} in {path}{did_you_mean(name, known)}; fix that line")
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        values[name] = convert(f"{path}: {name}", known[name][0], text)
+        values[name] = convert(f"{path}: {name}", known[name].kind, as_text(value))
     return values
 
 
-def known_options(options: type) -> dict[str, tuple]:
-    """{name: (type, comment)} of the fields of a dataclass, those of parent classes last. Raises
-    TypeError if a field has no comment: --help could not explain it. A comment that starts with
-    "not an option" hides a field from the command line."""
-    types, found = get_type_hints(options, include_extras=True), {}
-    names = {field.name for field in dataclasses.fields(options)}
-    for parent in options.__mro__[:-1]:
-        source = inspect.getsource(parent)
-        for name in inspect.get_annotations(parent):
-            if name not in names or name in found:
-                continue
-            comment = re.search(rf"^[ \t]+{name}[ \t]*:.*?[ \t]#[ \t]*(\S.*)", source, re.M)
-            if not comment:
-                advice = "its meaning (or: not an option, and why)"
-                raise TypeError(f"{parent.__name__}.{name} has no comment; write on its line: # {advice}")
-            found[name] = (without_none(types[name]), comment[1])
-    return {name: (kind, comment) for name, (kind, comment) in found.items() if not comment.startswith("not an option")}
+def as_text(value) -> str:
+    """A value as a command line has it: true instead of True, and nothing for None."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def known_options(options: type) -> dict[str, Option]:
+    """{name: Option} of the fields of a dataclass that can be given, those of parent classes last. Raises TypeError if
+    a field has no meaning: --help could not explain it."""
+    own = inspect.get_annotations(options)
+    types = get_type_hints(options, include_extras=True)
+    known = {}
+    for field in sorted(dataclasses.fields(options), key=lambda field: field.name not in own):
+        if "meaning" not in field.metadata:
+            advice = f'write it as {field.name}: int = option(1, "what it means")'
+            raise TypeError(f"{options.__name__}.{field.name} has no meaning; {advice}")
+        if not field.metadata["hidden"]:
+            kind = without_none(types[field.name])
+            known[field.name] = Option(field.name, kind, field.default, field.metadata["meaning"])
+    return known
 
 
 def without_none(kind):
@@ -138,27 +185,34 @@ def without_none(kind):
     return kind
 
 
-def help_lines(options: type) -> Iterable[str]:
-    for name, (kind, comment) in known_options(options).items():
-        default = getattr(options, name)
-        shown = "" if default is None else str(default).lower() if kind is bool else default
-        choices = f" ({', '.join(get_args(kind))})" if get_origin(kind) is Literal else ""
-        yield f"  {f'--{name}={shown}':<32} {comment}{choices}"
-
-
 def convert(what: str, kind, text: str):
-    """The value of an option of type bool, str, PathStr, int, float, one of the types at the top of
-    this file, or a Literal."""
-    words = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
-    if words and text not in words:
-        near = did_you_mean(text, words)
-        raise UserError(f"{what}={text} is unknown{near}; choose from {', '.join(words)}")
-    if words or kind is str:
-        return text == "true" if kind is bool else text
+    """The value of an option, from its text: a bool, str, PathStr, int, float, one of the types at the top of this
+    file, or a Literal. what: the option's name in an error. Raises UserError."""
+    if kind is bool:
+        return choose(what, text, ("true", "false")) == "true"
+    if get_origin(kind) is Literal:
+        return choose(what, text, get_args(kind))
     if kind is PathStr:
         return os.path.expanduser(text)
-    largest = 2**31 if kind is int else math.inf
-    number, least, limit = get_args(kind) or (kind, -largest, largest)
+    if kind is str:
+        return text
+    return read_number(what, kind, text)
+
+
+def choose(what: str, text: str, choices: tuple[str, ...]) -> str:
+    if text not in choices:
+        near = did_you_mean(text, choices)
+        raise UserError(f"{what}={text} is unknown{near}; choose from {', '.join(choices)}")
+    return text
+
+
+def read_number(what: str, kind, text: str) -> int | float:
+    """A number of the type int or float, or of one that also says the least value, and the limit below which it is."""
+    if kind is int:
+        kind = Annotated[int, -(2**31), 2**31]
+    elif kind is float:
+        kind = Annotated[float, -math.inf, math.inf]
+    number, least, limit = get_args(kind)
     try:
         value = number(text)
     except ValueError:

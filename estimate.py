@@ -14,21 +14,21 @@ from console import run
 from model import GPT, ConfigError
 from optim import make_optimizer
 from prepare_data import load
-from runtime import PEAK_FLOPS, Machine, published_peak
+from runtime import PEAK_FLOPS, Worker, published_peak
 from train import TrainConfig, read_config
 
 MFU = 0.4  # the fraction of the peak FLOP/s that training achieves; train.py prints its own on a GPU
 
 
-def estimate(config: TrainConfig, machine: Machine) -> None:
+def estimate(config: TrainConfig, worker: Worker) -> None:
     """Print what a run needs. Tensors have shapes and no content, so nothing is computed."""
     row = lambda name, value, meaning: print(f"{name:16}{value:>20}  {meaning}")
     with FakeTensorMode():
         model = GPT(config.model_config())
         optimizer_bytes = sum(t.nbytes for t in make_optimizer(model, config).state.values())
-        activations = activation_bytes(model, config.batch_size, machine.dtype)
+        activations = activation_bytes(model, config.batch_size, worker.dtype)
     params, in_matrices = model.num_params(), model.num_params(non_embedding=True)
-    dtype = str(machine.dtype).removeprefix("torch.")
+    dtype = str(worker.dtype).removeprefix("torch.")
     memory = {"weights": 4 * params, "gradients": 4 * params}
     memory[f"optimizer state ({config.optimizer})"] = optimizer_bytes
     memory[f"activations of {config.batch_size} x {config.block_size:,} tokens, {dtype}"] = activations
@@ -43,10 +43,10 @@ def estimate(config: TrainConfig, machine: Machine) -> None:
     row("compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)")
     row("this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP")
     peaks = {}
-    if peak := published_peak(machine.device, machine.dtype):
-        peaks[str(machine)] = peak
+    if peak := published_peak(worker.device, worker.dtype):
+        peaks[str(worker)] = peak
     else:
-        peaks[f"{machine}, as measured now"] = measured_flops(machine)
+        peaks[f"{worker}, as measured now"] = measured_flops(worker)
     for name, peak in (peaks | {card: PEAK_FLOPS[card] for card in ("A100", "H100")}).items():
         hours = tokens * flops / (peak * MFU) / 3600
         row("time", f"{hours:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s")
@@ -71,12 +71,12 @@ def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
     return sum(storage.nbytes() for storage in saved.values())
 
 
-def measured_flops(machine: Machine) -> float:
+def measured_flops(worker: Worker) -> float:
     """Measure the FLOP/s of a matrix multiplication: the best of up to 20, in 0.2 s (GPU: 1 s). It
     is lower if another program runs just then."""
-    n, seconds = (512, 0.2) if machine.device.type == "cpu" else (8192, 1.0)
+    n, seconds = (512, 0.2) if worker.device.type == "cpu" else (8192, 1.0)
     # random numbers: with ones, a GPU draws less power, and is faster
-    a = torch.randn(n, n, device=machine.device, dtype=machine.dtype)
+    a = torch.randn(n, n, device=worker.device, dtype=worker.dtype)
     times = []
     while len(times) < 20 and sum(times) < seconds:
         began = time.perf_counter()
@@ -91,7 +91,7 @@ def main() -> None:
         config.vocab_size = checkpoint["model_config"]["vocab_size"]
     else:  # FineWeb's is known without the download
         config.vocab_size = 50_257 if config.dataset == "fineweb" else load(config.dataset).vocab_size
-    estimate(config, Machine.pick(config.device, config.dtype))
+    estimate(config, Worker.pick(config.device, config.dtype))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from console import (
     PathStr,
     Positive,
     UserError,
+    option,
     parse,
     print_losses,
     print_result,
@@ -39,7 +40,7 @@ from mlp import contexts
 from model import GPT, ConfigError
 from ngram import Model, NGrams, count_ngrams, next_tokens, sum_by_row
 from prepare_data import Dataset, load
-from runtime import Machine, explain_errors
+from runtime import Worker, explain_errors
 from sample import rows_at_once, stream
 from tokenizer import start_ids
 from windows import document_edges, evaluation_windows, read_windows, split_documents
@@ -65,19 +66,19 @@ CHUNK = 4096  # contexts at a time
 
 @dataclass
 class Options:
-    init_from: PathStr = ""  # a run's folder, a checkpoint, or gpt2 ... gpt2-xl (default: the newest run)
-    dataset: str = ""  # a dataset with the same tokenizer (default: the one of the run)
-    split: Literal["train", "val", "test"] = "val"  # the part of the dataset
-    eval_tokens: NonNegative = 0  # about how many to evaluate on; 0: all (40,000 for prompts, calibration)
-    block_size: NonNegative = 0  # context length (0: as trained; learned positions allow no longer one)
-    rope_base: NonNegativeFloat = 0.0  # larger, for a longer context (0: as trained)
-    rope_scale: NonNegativeFloat = 0.0  # divides rope's positions, for the same (0: as trained)
-    num_samples: NonNegative = 1000  # samples to search for in the training text; 0: none
-    plot: bool = False  # draw evaluation.png beside the checkpoint
-    seed: NonNegative = 1337  # of samples, prompts and intervals
-    batch_size: Positive = 8  # windows at a time
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: a fast one
+    init_from: PathStr = option("", "a run's folder, a checkpoint, or gpt2 ... gpt2-xl (default: the newest run)")
+    dataset: str = option("", "a dataset with the same tokenizer (default: the one of the run)")
+    split: Literal["train", "val", "test"] = option("val", "the part of the dataset")
+    eval_tokens: NonNegative = option(0, "about how many to evaluate on; 0: all (40,000 for prompts, calibration)")
+    block_size: NonNegative = option(0, "context length (0: as trained; learned positions allow no longer one)")
+    rope_base: NonNegativeFloat = option(0.0, "larger, for a longer context (0: as trained)")
+    rope_scale: NonNegativeFloat = option(0.0, "divides rope's positions, for the same (0: as trained)")
+    num_samples: NonNegative = option(1000, "samples to search for in the training text; 0: none")
+    plot: bool = option(False, "draw evaluation.png beside the checkpoint")
+    seed: NonNegative = option(1337, "of samples, prompts and intervals")
+    batch_size: Positive = option(8, "windows at a time")
+    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "of matmuls; auto: a fast one")
 
 
 # ----------------------------------------------------------------------------- the loss
@@ -100,25 +101,25 @@ def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[n
 
 
 @torch.inference_mode()
-def predict(model: GPT, tokens: np.ndarray, windows: tuple, options, machine: Machine) -> Iterator:
+def predict(model: GPT, tokens: np.ndarray, windows: tuple, options, worker: Worker) -> Iterator:
     """log_p (N, V) in float32, and targets (N,), of windows (starts, stops), batch after batch."""
     starts, stops = windows
     show = progress("evaluating", len(starts), "windows")
     for first in range(0, len(starts), options.batch_size):
         batch = slice(first, first + options.batch_size)
         x, y = read_windows(tokens, starts[batch], stops[batch], model.config.block_size)  # (B, T)
-        with torch.autocast(machine.device.type, machine.dtype, machine.dtype != torch.float32):
-            logits = model(x.to(machine.device))[0]  # (B, T, V)
-        yield logits[y >= 0].float().log_softmax(dim=1), y[y >= 0].to(machine.device)
+        with torch.autocast(worker.device.type, worker.dtype, worker.dtype != torch.float32):
+            logits = model(x.to(worker.device))[0]  # (B, T, V)
+        yield logits[y >= 0].float().log_softmax(dim=1), y[y >= 0].to(worker.device)
         show(min(batch.stop, len(starts)))
 
 
-def token_losses(model: GPT, tokens: np.ndarray, windows: tuple, options, machine: Machine) -> np.ndarray:
+def token_losses(model: GPT, tokens: np.ndarray, windows: tuple, options, worker: Worker) -> np.ndarray:
     """The losses of the tokens that windows (starts, stops) predict, (N,), in nats."""
-    batches = predict(model, tokens, windows, options, machine)
+    batches = predict(model, tokens, windows, options, worker)
     losses = torch.cat([F.nll_loss(log_p, y, reduction="none").cpu() for log_p, y in batches])
     if not losses.isfinite().all():
-        raise UserError(f"the loss is NaN or infinite in {machine.dtype}; use --dtype=float32")
+        raise UserError(f"the loss is NaN or infinite in {worker.dtype}; use --dtype=float32")
     return losses.double().numpy()
 
 
@@ -132,12 +133,12 @@ def bootstrap(losses: np.ndarray, groups: np.ndarray, seed: int, n: int = 1000) 
     return tuple(np.quantile(means, (0.025, 0.975)))
 
 
-def show_losses(model: GPT, data: Dataset, options, machine: Machine) -> tuple[np.ndarray, ...]:
+def show_losses(model: GPT, data: Dataset, options, worker: Worker) -> tuple[np.ndarray, ...]:
     """Print the loss of the split, its uncertainty, and the loss by position. Returns the losses of
     the tokens, and what locate() says of them, with stretches in place of windows: (N,) each."""
     tokens, T = getattr(data, options.split), model.config.block_size
     windows = evaluation_windows(tokens, data.separator, T, options.eval_tokens)
-    losses = token_losses(model, tokens, windows, options, machine)
+    losses = token_losses(model, tokens, windows, options, worker)
     at, group, position = locate(tokens, windows, data.separator)
     if data.separator is None:  # the window of each token becomes its stretch
         group = group * min(STRETCHES, len(windows[0])) // len(windows[0])
@@ -162,7 +163,7 @@ def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> lis
     return rows
 
 
-def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Machine) -> None:
+def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, worker: Worker) -> None:
     """Print the loss of the second half of documents (without documents: of windows), if the first
     half is as it is, shuffled, or from another one: a model that ignores it would not notice."""
     tokens, rng = np.array(getattr(data, options.split)), np.random.default_rng(options.seed)
@@ -179,7 +180,7 @@ def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, machine: Mac
     second = np.concatenate([np.arange(n) >= n // 2 for n in windows[1] - windows[0]])  # (N,)
     rows = [[f"{len(windows[0]):,} prompts", "loss of the second half"]]
     for kind, text in texts.items():
-        losses = token_losses(model, text, windows, options, machine)
+        losses = token_losses(model, text, windows, options, worker)
         rows.append([f"first half {kind}", f"{losses[second].mean():.3f}"])
     print()
     print_table(rows)
@@ -298,7 +299,7 @@ def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tenso
     return numbers, reliability(p, hits)
 
 
-def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, options, machine) -> dict:
+def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, options, worker) -> dict:
     """Print how all models are calibrated on the same tokens: {name: what calibrate() returns}."""
     tokens, V = getattr(data, options.split), data.vocab_size
     n_tokens = min(n_tokens, MAX_PROBABILITIES // V)
@@ -308,7 +309,7 @@ def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, opt
         print("\nno calibration: the tokens for it are of one document or window, and it needs two")
         return {}
     X, targets = contexts(tokens, at, CONTEXT, data.separator)
-    of_gpt = torch.cat([part.cpu() for part, _ in predict(model, tokens, windows, options, machine)])
+    of_gpt = torch.cat([part.cpu() for part, _ in predict(model, tokens, windows, options, worker)])
     all_p = cache(lambda ngram: np.concatenate([next_tokens(ngram, x.numpy(), V) for x in X.split(CHUNK)]))
     fitted_on, results = torch.from_numpy(document % 2 == 0), {}
     for name, (counting, weight) in models.items():
@@ -370,9 +371,9 @@ def draw(model: GPT, counting: Model | None, weight: float, idx: torch.Tensor, l
     return X[:, CONTEXT:]
 
 
-def draw_samples(model: GPT, models: dict, data: Dataset, length: int, options, machine) -> dict:
+def draw_samples(model: GPT, models: dict, data: Dataset, length: int, options, worker) -> dict:
     """{name: samples}, tuples of at most `length` tokens: real ones as a control, and the models'."""
-    tokens, n, end = getattr(data, options.split), options.num_samples, data.delimiter
+    tokens, n, end = getattr(data, options.split), options.num_samples, data.start_token
     start = start_ids(data.tokenizer)[-1] if end is None else end  # FineWeb has an end, but no separator
     if data.separator is None:
         at = np.linspace(0, len(tokens) - length, n).astype(int)
@@ -380,9 +381,9 @@ def draw_samples(model: GPT, models: dict, data: Dataset, length: int, options, 
     else:
         real = [ids[:length] for ids in data.documents(options.split)[:n]]
     rows = {f"{options.split} split (real)": real}
-    parts = torch.full((n, 1), start, device=machine.device).split(rows_at_once(model.config))
+    parts = torch.full((n, 1), start, device=worker.device).split(rows_at_once(model.config))
     for name, mix in models.items():
-        generator = torch.Generator(machine.device).manual_seed(options.seed)
+        generator = torch.Generator(worker.device).manual_seed(options.seed)
         chance = torch.Generator().manual_seed(options.seed + 1)  # not the same numbers again
         rows[name] = torch.cat([draw(model, *mix, idx, length, generator, chance) for idx in parts]).tolist()
     return {name: [tuple(ids[: [*ids, end].index(end)]) for ids in drawn] for name, drawn in rows.items()}
@@ -438,21 +439,21 @@ def open_data(checkpoint: dict, options) -> Dataset:
 
 def main() -> None:
     options = parse(Options, __doc__)
-    machine = Machine.pick(options.device, options.dtype)
+    worker = Worker.pick(options.device, options.dtype)
     checkpoint = load_checkpoint(options.init_from or newest_run())
     data = open_data(checkpoint, options)
     of_context = "block_size", "rope_base", "rope_scale"
     changes = {name: getattr(options, name) for name in of_context if getattr(options, name)}
-    model = load_model(checkpoint, **changes)[0].to(machine.device)
-    print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {machine}")
+    model = load_model(checkpoint, **changes)[0].to(worker.device)
+    print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {worker}")
     models, more = {"GPT": (None, 1.0)}, {}
     subset = min(options.eval_tokens or SUBSET, SUBSET)
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
-        measured = show_losses(model, data, options, machine)
+        measured = show_losses(model, data, options, worker)
         _, _, group, _ = measured
         several = group.max() > 0  # several documents, or stretches of the text
         if several:
-            show_prompts(model, data, subset, options, machine)
+            show_prompts(model, data, subset, options, worker)
         else:
             print("\none document or window: prompts, calibration, and what counting still knows need two or more")
         if several and data.vocab_size <= MAX_VOCAB:
@@ -464,10 +465,10 @@ def main() -> None:
             add_one = partial(bigram.additive, alpha=1)
             models = {"bigram, add 1": (add_one, 0.0), "Kneser-Ney 4-gram": (kn4, 0.0), NGRAM: (kn8, 0.0)} | models
             models[f"GPT + {NGRAM}"] = kn8, more["lambda"]
-        calibration = show_calibration(model, models, data, subset, options, machine) if several else {}
+        calibration = show_calibration(model, models, data, subset, options, worker) if several else {}
         if options.num_samples:
             length = min(model.config.block_size, LENGTH, len(getattr(data, options.split)))
-            samples = draw_samples(model, models, data, length, options, machine)
+            samples = draw_samples(model, models, data, length, options, worker)
             more["copied"] = show_copies(samples, data, length)["GPT"]
     if options.plot and calibration:
         draw_plot(Path(checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)

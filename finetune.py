@@ -49,6 +49,7 @@ from console import (
     PathStr,
     Positive,
     UserError,
+    option,
     parse,
     print_result,
     print_table,
@@ -59,7 +60,7 @@ from model import GPT, ConfigError, GPTConfig
 from optim import Recipe, fit
 from peft import attach, trained_state
 from prepare_data import Dataset, load
-from runtime import Machine, keep_freed_memory
+from runtime import Worker, keep_freed_memory
 from sample import generate
 from tokenizer import CharTokenizer, Tokenizer
 
@@ -116,20 +117,20 @@ COLUMNS |= {"new_task": ".1%", "old_tasks": ".1%", "base_val": ".3f", "kB": ",.0
 
 @dataclass
 class Options:
-    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep", "emerge"] = "lora"  # of stage 3
-    init_from: PathStr = ""  # a run of train.py to start from (default: base.pt, trained on first use)
-    new_task: Literal[*TASKS] = "swap"  # task of stage 3; all others are learned in stage 2
-    num_examples: Positive = 1000  # training examples of the new task
-    rank: Positive = 8  # LoRA: rank of the update; adapter: bottleneck; prefix: virtual tokens
-    alpha: NonNegativeFloat = 16.0  # LoRA: the update is scaled by alpha / rank
-    targets: Literal["qv", "all"] = "qv"  # LoRA: update queries and values, or all matrices
-    mask: bool = True  # stages 2, 3: only answers count in the loss; false: prompts as well
-    replay: Fraction = 0.0  # stage 3: fraction of old documents in a batch, half of them texts
-    l2: NonNegativeFloat = 0.0  # stage 3, full: L2-SP, a penalty on the squared distance from the start
-    learning_rate: NonNegativeFloat = 0.0  # of stage 3, peak; 0: the method's own
-    plot: bool = False  # draw out/finetune/finetune.png
-    seed: NonNegative = 1337  # random seed of all stages
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep", "emerge"] = option("lora", "of stage 3")
+    init_from: PathStr = option("", "a run of train.py to start from (default: base.pt, trained on first use)")
+    new_task: Literal[*TASKS] = option("swap", "task of stage 3; all others are learned in stage 2")
+    num_examples: Positive = option(1000, "training examples of the new task")
+    rank: Positive = option(8, "LoRA: rank of the update; adapter: bottleneck; prefix: virtual tokens")
+    alpha: NonNegativeFloat = option(16.0, "LoRA: the update is scaled by alpha / rank")
+    targets: Literal["qv", "all"] = option("qv", "LoRA: update queries and values, or all matrices")
+    mask: bool = option(True, "stages 2, 3: only answers count in the loss; false: prompts as well")
+    replay: Fraction = option(0.0, "stage 3: fraction of old documents in a batch, half of them texts")
+    l2: NonNegativeFloat = option(0.0, "stage 3, full: L2-SP, a penalty on the squared distance from the start")
+    learning_rate: NonNegativeFloat = option(0.0, "of stage 3, peak; 0: the method's own")
+    plot: bool = option(False, "draw out/finetune/finetune.png")
+    seed: NonNegative = option(1337, "random seed of all stages")
+    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
 
 
 # ----------------------------------------------------------------------------- instructions
@@ -251,10 +252,10 @@ def few_shot(model: GPT, task: str, texts: Texts) -> str:
 
 
 @torch.no_grad()
-def measure(model: GPT, path: Path, texts: Texts, new_task: str, machine: Machine) -> dict:
+def measure(model: GPT, path: Path, texts: Texts, new_task: str, worker: Worker) -> dict:
     """The columns of the last table that every model has."""
     batch = make_batch(texts.plain("val", 1000, np.random.default_rng(0)))
-    numbers = {"base_val": machine.loss_function(model)(*batch).item(), "kB": path.stat().st_size / 1e3}
+    numbers = {"base_val": worker.loss_function(model)(*batch).item(), "kB": path.stat().st_size / 1e3}
     for key, tasks in (("new_task", [new_task]), ("old_tasks", texts.tasks)):
         numbers[key] = accuracy(model, tasks, texts.words["test"], texts.tokenizer)
     return numbers
@@ -285,7 +286,7 @@ def curves(results: dict[str, dict]) -> dict[str, tuple]:
 def save(path: Path, model: GPT, texts: Texts, weights: dict | None = None, **more) -> None:
     """Write a checkpoint that sample.py can open."""
     more["config"] = {"dataset": texts.data.name if texts.data else None}
-    more["delimiter"] = texts.tokenizer.encode("\n")[-1]
+    more["start_token"] = texts.tokenizer.encode("\n")[-1]
     save_model(path, model, texts.tokenizer, weights, **more)
 
 
@@ -305,10 +306,10 @@ def kept(path: Path, made_from: dict) -> dict | None:
     return checkpoint if same else None
 
 
-def train_on(model: GPT, draw, recipe, machine, note=lambda: "", lines=5, l2=0.0) -> float:
+def train_on(model: GPT, draw, recipe, worker, note=lambda: "", lines=5, l2=0.0) -> float:
     """Train on the rows that draw() returns for each step. l2: the loss also has l2 |p - start|^2,
     which keeps parameters near their start (L2-SP, Li et al. 2018). Returns the seconds."""
-    forward = machine.loss_function(model.to(machine.device))
+    forward = worker.loss_function(model.to(worker.device))
     start = [p.detach().clone() for p in model.parameters()]
 
     def batch_loss() -> torch.Tensor:
@@ -321,7 +322,7 @@ def train_on(model: GPT, draw, recipe, machine, note=lambda: "", lines=5, l2=0.0
     return fit(model, batch_loss, recipe, note, lines)
 
 
-def pretrain(texts: Texts, machine: Machine, made_from: dict) -> Path:
+def pretrain(texts: Texts, worker: Worker, made_from: dict) -> Path:
     """Stage 1: train a base model from scratch, unless it is there. made_from: seed and words."""
     config = GPTConfig(vocab_size=texts.tokenizer.vocab_size, block_size=64)
     made_from = made_from | {"recipe": asdict(PRETRAINING), "config": asdict(config)}
@@ -330,7 +331,7 @@ def pretrain(texts: Texts, machine: Machine, made_from: dict) -> Path:
         print("\nstage 1, pre-training: words, and pairs such as 'stack kcats'")
         torch.manual_seed(made_from["seed"])
         model, rng = GPT(config), np.random.default_rng(made_from["seed"])
-        train_on(model, lambda: texts.plain("train", BATCH_SIZE, rng), PRETRAINING, machine)
+        train_on(model, lambda: texts.plain("train", BATCH_SIZE, rng), PRETRAINING, worker)
         save(BASE, model, texts, made_from=made_from)
     return BASE
 
@@ -348,14 +349,14 @@ def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
     return model, tokenizer, load(name) if name else None
 
 
-def instruct(model: GPT, texts: Texts, machine: Machine, made_from: dict) -> tuple[GPT, list[dict]]:
+def instruct(model: GPT, texts: Texts, worker: Worker, made_from: dict) -> tuple[GPT, list[dict]]:
     """Stage 2: train the base on instructions, drawn again for every step, unless that is done.
     Returns the model, and {task: accuracy on validation words} after each fifth of the steps."""
     recipe, history = INSTRUCTION_TUNING, []
     made_from = made_from | {"recipe": asdict(recipe), "mask": texts.mask}
     made_from["tasks"] = [instruction(task, "lecture", "import") for task in texts.tasks]
     if checkpoint := kept(INSTRUCTED, made_from):
-        return load_model(checkpoint)[0].to(machine.device), checkpoint["history"]
+        return load_model(checkpoint)[0].to(worker.device), checkpoint["history"]
     rng, some_words = np.random.default_rng(made_from["seed"]), texts.words["val"][:200]
     rows = texts.instructions(1000, np.random.default_rng(0))
     counted = np.mean([target >= 0 for _, targets in rows for target in targets])
@@ -366,13 +367,13 @@ def instruct(model: GPT, texts: Texts, machine: Machine, made_from: dict) -> tup
         history.append(found)
         return f"exact match {np.mean([*found.values()]):.1%}"
 
-    train_on(model, lambda: texts.instructions(BATCH_SIZE, rng), recipe, machine, note)
+    train_on(model, lambda: texts.instructions(BATCH_SIZE, rng), recipe, worker, note)
     save(INSTRUCTED, model, texts, made_from=made_from, history=history)
     show_answers(model, texts.tasks, texts)
     return model, history
 
 
-def learn(instructed: GPT, texts: Texts, machine, options: Options, name: str, lines: int) -> tuple:
+def learn(instructed: GPT, texts: Texts, worker, options: Options, name: str, lines: int) -> tuple:
     """Stage 3: learn a task by one method. Returns the model, and its row of the last table."""
     torch.manual_seed(options.seed)
     rng, model, more = np.random.default_rng(options.seed), copy.deepcopy(instructed), {}
@@ -396,12 +397,12 @@ def learn(instructed: GPT, texts: Texts, machine, options: Options, name: str, l
         return f"new task {new:.1%}  old tasks {old:.1%}"
 
     recipe = Recipe(NEW_TASK_STEPS, options.learning_rate or LEARNING_RATES[options.method])
-    seconds = train_on(model, draw, recipe, machine, note, lines, options.l2)
+    seconds = train_on(model, draw, recipe, worker, note, lines, options.l2)
     path, state = FOLDER / (re.sub(r"\W+", "_", name) + ".pt"), trained_state(model)
     save(path, model, texts, state, **more)
     n = sum(p.numel() for p in state.values())
     numbers = {"trained": n, "of_all": n / instructed.num_params(), "lr": recipe.learning_rate}
-    numbers |= {"seconds": seconds} | measure(model, path, texts, task, machine)
+    numbers |= {"seconds": seconds} | measure(model, path, texts, task, worker)
     print(f"{name}: {numbers['new_task']:.1%} of the new task, saved {path}", flush=True)
     return model, numbers
 
@@ -427,7 +428,7 @@ def token_scores(model: GPT, examples: list[tuple[str, str]], tokenizer: Tokeniz
     return {name: score.item() for name, score in scores.items()}
 
 
-def emerge(texts: Texts, options: Options, machine: Machine) -> dict[int, list[dict]]:
+def emerge(texts: Texts, options: Options, worker: Worker) -> dict[int, list[dict]]:
     """Train three widths on one task, from scratch, and measure as they learn. Does an ability
     appear suddenly, or does the measure jump (Schaeffer et al. 2023, of models of many sizes; here
     also in the course of training)? Returns the scores by width."""
@@ -445,7 +446,7 @@ def emerge(texts: Texts, options: Options, machine: Machine) -> dict[int, list[d
             return "  ".join(f"{name} {score:.3f}" for name, score in scores[-1].items())
 
         draw = lambda rng=rng: texts.instructions(BATCH_SIZE, rng)
-        train_on(model, draw, EMERGENCE, machine, note, lines=EMERGENCE_LINES)
+        train_on(model, draw, EMERGENCE, worker, note, lines=EMERGENCE_LINES)
     return history
 
 
@@ -481,9 +482,9 @@ def draw_plot(history: list[dict], results: dict[str, dict]) -> None:
 def main() -> None:
     options = parse(Options, __doc__)
     keep_freed_memory()
-    machine = Machine.pick(options.device, "auto")
-    if machine.dtype == torch.float16:
-        machine.dtype = torch.float32  # fit() has no gradient scaler
+    worker = Worker.pick(options.device, "auto")
+    if worker.dtype == torch.float16:
+        worker.dtype = torch.float32  # fit() has no gradient scaler
     data, words = load("words"), {}
     for split in ("train", "val", "test"):
         decoded = map(data.tokenizer.decode, data.documents(split))
@@ -492,19 +493,19 @@ def main() -> None:
         raise UserError(f"too few words for --num_examples={options.num_examples}; use at most {most}")
     old_tasks = [task for task in TASKS if task != options.new_task]
     texts = Texts(words, CharTokenizer(sorted(CHARACTERS)), old_tasks, options.mask)
-    print(f"device  {machine}")
+    print(f"device  {worker}")
     if options.method == "emerge":
-        history = emerge(texts, options, machine)
+        history = emerge(texts, options, worker)
         if options.plot:
             draw_emergence(history, options.new_task)
         return print_result("gpt", dataset=data.name, task=options.new_task, **history[EMERGENCE_WIDTHS[-1]][-1])
     made_from = {"seed": options.seed, "words": data.splits["train"]["sha256"], "batch_size": BATCH_SIZE}
-    path = find_checkpoint(options.init_from) if options.init_from else pretrain(texts, machine, made_from)
+    path = find_checkpoint(options.init_from) if options.init_from else pretrain(texts, worker, made_from)
     base, texts.tokenizer, texts.data = open_base(path)
-    base.to(machine.device)
-    results = {"base": measure(base, path, texts, options.new_task, machine)}
-    model, history = instruct(base, texts, machine, made_from | {"base": sha256_of(path)})
-    results["instructed"] = measure(model, INSTRUCTED, texts, options.new_task, machine)
+    base.to(worker.device)
+    results = {"base": measure(base, path, texts, options.new_task, worker)}
+    model, history = instruct(base, texts, worker, made_from | {"base": sha256_of(path)})
+    results["instructed"] = measure(model, INSTRUCTED, texts, options.new_task, worker)
     for task in (options.new_task, texts.tasks[0]):
         print(f"{task}, words of four letters, after 0, 1 ... examples in the prompt: {few_shot(model, task, texts)}")
 
@@ -513,7 +514,7 @@ def main() -> None:
     alone, numbers = len(ways) == 1, {}
     for name, changes in ways.items():
         changed = replace(options, **changes)
-        learned, results[name] = learn(model, texts, machine, changed, name, lines=5 if alone else 0)
+        learned, results[name] = learn(model, texts, worker, changed, name, lines=5 if alone else 0)
     if alone:
         numbers = results[options.method]
         show_answers(learned, [options.new_task, *texts.tasks], texts)

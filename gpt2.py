@@ -82,7 +82,7 @@ def load_gpt2(path: Path) -> dict:
         "model_config": asdict(GPTConfig(**GPT2_OPTIONS | shape)),
         "model": weights,
         "tokenizer": {"kind": "gpt2"},
-        "delimiter": VOCAB_SIZE - 1,  # <|endoftext|>, which started each document in training
+        "start_token": VOCAB_SIZE - 1,  # <|endoftext|>, which started each document in training
         "config": {"dataset": "gpt2"},  # the tokenizer's name, as in --tokenizer=gpt2
     }
 

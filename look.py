@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from checkpoint import load_checkpoint, load_model, newest_run
-from console import PathStr, Positive, UserError, parse, print_result, run
+from console import PathStr, Positive, UserError, option, parse, print_result, run
 from files import replace_file
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
 from prepare_data import DATA, Dataset, load, read_prompt
-from runtime import Machine, explain_errors
+from runtime import Worker, explain_errors
 from sample import attention_weights
 from tokenizer import Tokenizer
 
@@ -48,11 +48,13 @@ UNKNOWN = "leave them out of the prompt"  # what to do about characters that the
 
 @dataclass
 class Options:
-    init_from: PathStr = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
-    prompt: str = ""  # the text to look at (default: the beginning of the validation split)
-    prompt_file: PathStr = ""  # a UTF-8 file with this text
-    tokens: Positive = 300  # how many tokens to look at, at most
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    init_from: PathStr = option(
+        "", "a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)"
+    )
+    prompt: str = option("", "the text to look at (default: the beginning of the validation split)")
+    prompt_file: PathStr = option("", "a UTF-8 file with this text")
+    tokens: Positive = option(300, "how many tokens to look at, at most")
+    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
 
 
 def context_starts(ids: list[int], config: GPTConfig) -> list[int]:
@@ -60,7 +62,7 @@ def context_starts(ids: list[int], config: GPTConfig) -> list[int]:
     document, or else, as in sample.py, with its most recent half."""
     starts, start, document = [], 0, 0
     for i, token in enumerate(ids):
-        document = i if token == config.delimiter else document
+        document = i if token == config.start_token else document
         if i - start == config.block_size:
             start = document if document > start else i + 1 - max(config.block_size // 2, 1)
         starts.append(start)
@@ -168,8 +170,8 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
     """The prompt, or else whole documents or a stretch of the validation split: one token to start
     from, then at most n. Raises UserError."""
     if prompt:
-        delimiter = checkpoint["delimiter"]
-        ids = [*([] if delimiter is None else [delimiter]), *tokenizer.encode(prompt, UNKNOWN)][: n + 1]
+        start_token = checkpoint["start_token"]
+        ids = [*([] if start_token is None else [start_token]), *tokenizer.encode(prompt, UNKNOWN)][: n + 1]
     else:
         ids = data.val[: n + 1].tolist()
         if data.separator in ids[1:]:
@@ -194,7 +196,7 @@ def main() -> None:
     began = time.perf_counter()
     options = parse(Options, __doc__)
     prompt = read_prompt(options.prompt, options.prompt_file)
-    device = Machine.pick(options.device, "float32").device
+    device = Worker.pick(options.device, "float32").device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
     data = open_data(checkpoint, prompt != "")

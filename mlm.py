@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from console import NonNegative, Positive, UserError, parse, print_result, print_table, run
+from console import NonNegative, Positive, UserError, option, parse, print_result, print_table, run
 from model import GPT, ConfigError, GPTConfig
 from ngram import NGrams, sum_by_row
 from optim import Recipe, fit
@@ -57,14 +57,14 @@ DISCOUNT = 0.8  # of Kneser-Ney smoothing; it and SIDES were chosen on the valid
 
 @dataclass
 class Options:
-    dataset: str = "words"  # dataset of short documents, such as words and names
-    other: str = ""  # another such dataset: tell its documents from those of --dataset
-    fill: str = ""  # replace each _ in this text by a letter
-    n_layer: Positive = 2  # number of blocks
-    n_embd: Positive = 64  # embedding dimension
-    n_head: Positive = 4  # attention heads, a divisor of n_embd
-    max_iters: Positive = 1000  # training steps of a GPT; the encoder gets four times as many
-    seed: NonNegative = 1337  # random seed for initialization, batches and hidden letters
+    dataset: str = option("words", "dataset of short documents, such as words and names")
+    other: str = option("", "another such dataset: tell its documents from those of --dataset")
+    fill: str = option("", "replace each _ in this text by a letter")
+    n_layer: Positive = option(2, "number of blocks")
+    n_embd: Positive = option(64, "embedding dimension")
+    n_head: Positive = option(4, "attention heads, a divisor of n_embd")
+    max_iters: Positive = option(1000, "training steps of a GPT; the encoder gets four times as many")
+    seed: NonNegative = option(1337, "random seed for initialization, batches and hidden letters")
 
 
 class Encoder(GPT):

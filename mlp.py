@@ -32,6 +32,7 @@ from console import (
     NonNegativeFloat,
     Positive,
     UserError,
+    option,
     parse,
     print_losses,
     print_result,
@@ -52,23 +53,27 @@ SATURATED = 0.97  # |tanh| above it counts as saturated: its derivative is below
 
 @dataclass
 class Options:
-    dataset: str = "words"  # a folder in data/, made by prepare_data.py
-    block_size: Positive = 3  # context length in tokens
-    n_embd: Positive = 10  # embedding dimension: numbers in the vector of a token
-    n_hidden: Positive = 200  # units per hidden layer: numbers that it computes
-    n_layer: Positive = 1  # number of hidden layers
-    init: Literal["kaiming", "xavier", "scaled_output", "naive", "zeros"] = "kaiming"  # scale of the initial weights
-    batchnorm: bool | None = None  # batch normalization before each tanh (default: true with --init=kaiming)
-    max_iters: Positive | None = None  # training steps (default: 60000, or 4000 with --find_lr)
-    batch_size: Positive = 32  # examples per step
-    learning_rate: NonNegativeFloat | None = None  # learning rate (default: batch_size / 320, at most 0.8)
-    schedule: Literal["linear", "step"] = "linear"  # in the second half: the learning rate falls to 0, or is a tenth
-    find_lr: bool = False  # instead of training: suggest a learning rate from 0.001 to 1
-    backward: Literal["autograd", "manual"] = "autograd"  # manual: by each layer's backward()
-    fold: bool = False  # fold batch norm into the linear layers after training
-    plot: bool = False  # draw training.png, or find_lr.png, into out/mlp_<dataset>/
-    num_samples: NonNegative = 20  # number of samples to generate
-    seed: NonNegative = 1337  # random seed: the same seed gives the same run
+    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
+    block_size: Positive = option(3, "context length in tokens")
+    n_embd: Positive = option(10, "embedding dimension: numbers in the vector of a token")
+    n_hidden: Positive = option(200, "units per hidden layer: numbers that it computes")
+    n_layer: Positive = option(1, "number of hidden layers")
+    init: Literal["kaiming", "xavier", "scaled_output", "naive", "zeros"] = option(
+        "kaiming", "scale of the initial weights"
+    )
+    batchnorm: bool | None = option(None, "batch normalization before each tanh (default: true with --init=kaiming)")
+    max_iters: Positive | None = option(None, "training steps (default: 60000, or 4000 with --find_lr)")
+    batch_size: Positive = option(32, "examples per step")
+    learning_rate: NonNegativeFloat | None = option(None, "learning rate (default: batch_size / 320, at most 0.8)")
+    schedule: Literal["linear", "step"] = option(
+        "linear", "in the second half: the learning rate falls to 0, or is a tenth"
+    )
+    find_lr: bool = option(False, "instead of training: suggest a learning rate from 0.001 to 1")
+    backward: Literal["autograd", "manual"] = option("autograd", "manual: by each layer's backward()")
+    fold: bool = option(False, "fold batch norm into the linear layers after training")
+    plot: bool = option(False, "draw training.png, or find_lr.png, into out/mlp_<dataset>/")
+    num_samples: NonNegative = option(20, "number of samples to generate")
+    seed: NonNegative = option(1337, "random seed: the same seed gives the same run")
 
     def __post_init__(self):
         """Replace None by what it depends on."""

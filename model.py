@@ -7,12 +7,12 @@
 Read attention.py before, train.py and sample.py after. This file needs PyTorch alone: copy it
 and train. The defaults are a modern decoder; gpt2.py has the options that make it GPT-2.
 
-Shapes at the line ends: B batch size, T tokens (at most block_size), S keys that they attend to (T
+Shapes in parentheses: B batch size, T tokens (at most block_size), S keys that they attend to (T
 and cached ones), C channels (n_embd), nh heads, hd channels per head (C / nh), V vocabulary.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args, get_origin
 
 import torch
@@ -24,64 +24,176 @@ class ConfigError(ValueError):
     """Invalid options, in one line: "<what is wrong>; <what to do>"."""
 
 
+def option(default, meaning: str, hidden: bool = False):
+    """A field with what it means, which --help prints. hidden: set by a script, not by an option
+    (as in console.py)."""
+    return field(default=default, metadata={"meaning": meaning, "hidden": hidden})
+
+
 @dataclass
 class GPTConfig:
     """The architecture of a GPT, and its loss in training. Raises ConfigError."""
 
-    vocab_size: int = 65  # not an option: the number of distinct tokens, from the dataset
-    delimiter: int = -1  # not an option: the token that starts each document, where attention stops (-1: nowhere)
-    vocab_multiple: int = 1  # pad the output layer to a multiple of this; 128 is fast on GPUs
-    block_size: int = 128  # context length in tokens
-    n_layer: int = 4  # number of transformer blocks
-    n_head: int = 4  # attention heads per block, a divisor of n_embd
-    n_kv_head: int = 0  # key/value heads; 0: n_head; fewer: grouped-query attention
-    n_embd: int = 128  # embedding dimension: size of the vector that represents each token
-    dropout: float = 0.0  # fraction of activations zeroed in training (regularization)
-    bias: bool = False  # biases in the linear layers and layer norms, as in GPT-2
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalization layer
-    position: Literal["learned", "rope", "alibi", "t5", "none"] = "rope"  # position encoding
-    rope_base: float = 10_000.0  # rope's slowest pair turns by about 1 / base per token
-    rope_scale: float = 1.0  # divides rope's positions: 4 fits a context 4 times as long
-    lookback: int = 0  # previous-token embeddings: how many preceding tokens are added; 0: off
-    activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"] = "relu2"  # of the MLP
-    qk_norm: bool = True  # normalize queries and keys, so that attention scores stay bounded
-    tie_weights: bool = False  # one matrix for the token embedding and the output layer
-    zero_init: bool = True  # each sublayer's output projection, and the logits, start as zero
-    flash: bool = True  # fused attention kernel, where it is faster; false: softmax(q k^T) v
-    label_smoothing: float = 0.0  # part of the target probability spread over all tokens
-    train_temperature: float = 1.0  # divides the logits in training; below 1: less confident
+    vocab_size: int = option(65, "number of distinct tokens, set by the dataset", hidden=True)
+    start_token: int | None = option(
+        None, "the token that starts each document, where attention stops; None: attention stops nowhere", hidden=True
+    )
+    vocab_multiple: int = option(1, "pad the output layer to a multiple of this; 128 is fast on GPUs")
+    block_size: int = option(128, "context length in tokens")
+    n_layer: int = option(4, "number of transformer blocks")
+    n_head: int = option(4, "attention heads per block, a divisor of n_embd")
+    n_kv_head: int = option(0, "key/value heads; 0: n_head; fewer: grouped-query attention")
+    n_embd: int = option(128, "embedding dimension: size of the vector that represents each token")
+    dropout: float = option(0.0, "fraction of activations zeroed in training (regularization)")
+    bias: bool = option(False, "biases in the linear layers and layer norms, as in GPT-2")
+    norm: Literal["layernorm", "rmsnorm"] = option("layernorm", "normalization layer")
+    position: Literal["learned", "rope", "alibi", "t5", "none"] = option("rope", "position encoding")
+    rope_base: float = option(10_000.0, "rope's slowest pair of channels turns by about 1 / base per token")
+    rope_scale: float = option(1.0, "divides rope's positions: 4 fits a context 4 times as long")
+    lookback: int = option(0, "previous-token embeddings: how many preceding tokens are added; 0: off")
+    activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"] = option("relu2", "activation of the MLP")
+    qk_norm: bool = option(True, "normalize queries and keys, so that attention scores stay bounded")
+    tie_weights: bool = option(False, "one matrix for the token embedding and the output layer")
+    zero_init: bool = option(True, "each sublayer's output projection, and the logits, start as zero")
+    flash: bool = option(True, "fused attention kernel, where it is faster; false: softmax(q k^T) v")
+    label_smoothing: float = option(0.0, "part of the target probability spread over all tokens")
+    train_temperature: float = option(1.0, "divides the logits in training; below 1: less confident")
 
     def __post_init__(self):
-        for f in fields(self):
-            value, choices = getattr(self, f.name), get_args(f.type)
-            if get_origin(f.type) is Literal and value not in choices:
-                raise ConfigError(f"{f.name}={value} is unknown; choose from {', '.join(choices)}")
-        for name in ("vocab_size", "vocab_multiple", "block_size", "n_layer", "n_head", "n_embd"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 1 or more")
-        for name in ("n_kv_head", "lookback"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 0 or more")
-        for name in ("dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is out of range; use 0 to below 1")
-        for name in ("train_temperature", "rope_base", "rope_scale"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} cannot divide; use more than 0")
         self.n_kv_head = self.n_kv_head or self.n_head
-        for multiple, of in (("n_embd", "n_head"), ("n_head", "n_kv_head")):
-            n, d = getattr(self, multiple), getattr(self, of)
-            if n % d:
-                raise ConfigError(f"{multiple}={n} is not a multiple of {of}={d}; choose one that is")
-        if self.position == "rope" and self.head_dim % 2:
-            raise ConfigError(f"rope needs pairs of channels, not {self.head_dim} per head; choose others")
+        check(self)
 
     @property
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
 
 
-# ----------------------------------------------------------------------------- layers
+# ----------------------------------------------------------------------------- the layers of a block
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head causal self-attention (Vaswani et al. 2017). In each head, a token has a query q
+    (what it looks for), a key k (what it offers) and a value v (what it says), and takes the
+    weighted average
+
+        softmax(q k^T / sqrt(hd) + mask) v
+
+    of the values of itself and all earlier tokens. Several query heads can share one key/value
+    head: grouped-query attention (Shazeer 2019; Ainslie et al. 2023)."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.config = config
+        C = config.n_embd
+        heads = config.n_head + 2 * config.n_kv_head  # queries, keys and values come from one matrix
+        self.c_attn = nn.Linear(C, heads * config.head_dim, bias=config.bias)
+        self.c_proj = nn.Linear(C, C, bias=config.bias)
+        self.attn_dropout = Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor, rope=None, mask=None, flash: bool = True, store_kv=None) -> torch.Tensor:
+        """x (B, T, C) -> (B, T, C).
+
+        rope: None, or the cosines and sines that rotate queries and keys, (2, T, hd / 2). mask
+        (..., T, S) is added to the scores; None, with flash: no token attends to later ones.
+        store_kv(k, v), if given, puts new keys and values into a cache, and returns all of them,
+        (B, n_kv_head, S, hd)."""
+        config = self.config
+        T = x.shape[1]
+        nh = config.n_head
+        n_kv = config.n_kv_head
+        hd = config.head_dim
+        qkv = self.c_attn(x)  # (B, T, heads * hd)
+        qkv = qkv.unflatten(2, (-1, hd))  # (B, T, heads, hd)
+        qkv = qkv.transpose(1, 2)  # (B, heads, T, hd)
+
+        # What is done to queries and keys alike is done to both at once
+        qk, v = qkv.split((nh + n_kv, n_kv), dim=1)
+        if config.qk_norm:
+            # Henry et al. 2020 divide by the l2 norm, and learn a scale: here the config's norm,
+            # and none
+            norm = F.layer_norm if config.norm == "layernorm" else F.rms_norm
+            qk = norm(qk, (hd,))
+        if rope is not None:
+            cos, sin = rope
+            qk = rotate(qk, cos, sin)
+        q, k = qk.split((nh, n_kv), dim=1)
+        if store_kv is not None:
+            k, v = store_kv(k, v)
+
+        # Each key/value head serves nh / n_kv query heads: copy it for each. (The CPU's fused
+        # kernel needs no copies; on GPUs, few kernels do without.)
+        fused_on_cpu = flash and q.is_cpu
+        if n_kv < nh and not fused_on_cpu:
+            k = k.repeat_interleave(nh // n_kv, dim=1)
+            v = v.repeat_interleave(nh // n_kv, dim=1)
+
+        if flash:
+            dropout = config.dropout if self.training else 0.0
+            causal = mask is None and T > 1  # one new token attends to all cached ones
+            shared = k.shape[1] < nh
+            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, enable_gqa=shared)
+        else:
+            q = q / math.sqrt(hd)  # else the scores of long vectors are so large that softmax takes one
+            wei = q @ k.transpose(-2, -1)  # (B, nh, T, S): scores
+            wei = wei + mask.to(wei.dtype)
+            wei = wei.softmax(dim=-1)  # row t: how much token t attends to each
+            y = self.attn_dropout(wei) @ v
+        y = y.transpose(1, 2)  # (B, T, nh, hd)
+        y = y.flatten(2)  # concatenate the heads, (B, T, C)
+        return self.dropout(self.c_proj(y))
+
+
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0)^2 (So et al. 2021). Not by .square(), which a GPU's autocast computes in
+    float32."""
+    x = F.relu(x)
+    return x * x
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """x (B, T, 2 width) -> (B, T, width): one half, times silu(the other half) as its gate (Shazeer
+    2020)."""
+    gate, x = x.chunk(2, dim=-1)
+    return F.silu(gate) * x  # silu(x) = x sigmoid(x)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GPT-2's approximation of gelu: within 0.0005 of it, and slower on a CPU."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS = {
+    "relu": F.relu,  # max(x, 0)
+    "gelu": F.gelu,  # x Phi(x), where Phi is the normal distribution function (Hendrycks, Gimpel 2016)
+    "gelu_tanh": gelu_tanh,
+    "relu2": relu2,
+    "swiglu": swiglu,
+}
+
+
+class MLP(nn.Module):
+    """Position-wise feed-forward network: two linear layers around an activation, for each token
+    alone."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        C = config.n_embd
+        width = 4 * C
+        outputs = width
+        if config.activation == "swiglu":
+            # The gate is a third matrix. With a width of 8/3 C in place of 4 C, three have as many
+            # weights as two.
+            width = 8 * max(round(C / 3), 1)
+            outputs = 2 * width  # one half is the gate
+        self.c_fc = nn.Linear(C, outputs, bias=config.bias)
+        self.c_proj = nn.Linear(width, C, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
+        x = self.activation(self.c_fc(x))  # (B, T, width)
+        return self.dropout(self.c_proj(x))
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
@@ -92,129 +204,8 @@ def make_norm(config: GPTConfig) -> nn.Module:
     return nn.RMSNorm(config.n_embd, eps=1e-6)
 
 
-def rope_angles(T: int, channels: int, base: float = 10_000.0, scale: float = 1.0) -> torch.Tensor:
-    """t / scale * base^(-2i / channels) for position t and channel pair i, (T, channels / 2),
-    float64: from 1 radian per token down to nearly 1 / base, like clock hands of decreasing speed.
-    For a context longer than in training, a larger base slows mostly the slow hands, and a scale
-    above 1 all of them: it interpolates the positions (Chen et al. 2023)."""
-    frequency = base ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
-    return torch.outer(torch.arange(T, dtype=torch.float64) / scale, frequency)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE (Su et al. 2021): rotate each pair of channels i, i + hd/2 of x (B, nh, T, hd) by its
-    angle, so the dot product of a query and a key depends only on their distance."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
-
-
-def alibi_slopes(n_head: int) -> torch.Tensor:
-    """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts
-    slope * distance from the scores: heads with a gentle slope also attend to distant tokens."""
-    return 2.0 ** (-8 * torch.arange(1, n_head + 1, dtype=torch.float64) / n_head).view(-1, 1, 1)
-
-
-def t5_bucket(distance: torch.Tensor) -> torch.Tensor:
-    """The bucket 0 to 31 of each distance, int64. T5 (Raffel et al. 2020) adds a learned scalar for
-    each head and bucket to the scores. Distances 0 to 15 have a bucket each, longer ones share
-    wider ones, the last of them 113 and more. (Negative ones are masked anyway.)"""
-    wide = 16 + 16 * (distance.clamp(min=16) / 16).log2() / 3  # 16 at 16, 32 at 128
-    return distance.clamp(min=0).where(distance < 16, wide.long().clamp(max=31))
-
-
-class Dropout(nn.Dropout):
-    """In training, zeroes a fraction p of x, and divides the rest by 1 - p (Srivastava et al.
-    2014). On a CPU, PyTorch draws a number for each element; here one random byte decides, so p is
-    rounded to a multiple of 1/256: config/names.toml takes 0.76 of the time."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.is_cpu or not self.training or self.p == 0:
-            return super().forward(x)
-        dropped = min(max(round(256 * self.p), 1), 255)  # values of a byte, out of 256
-        random = torch.randint(-(2**63), 2**63 - 1, (x.numel() // 8 + 1,))  # 8 bytes each
-        keep = random.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
-        return x * (keep * (256 / (256 - dropped))).to(x.dtype)
-
-
-# ----------------------------------------------------------------------------- the block
-
-
-class CausalSelfAttention(nn.Module):
-    """Multi-head causal self-attention: each token takes a weighted average of the values of itself
-    and all earlier tokens, softmax(q k^T / sqrt(hd) + mask) v in each head (Vaswani et al. 2017).
-    Several query heads can share one key/value head (Shazeer 2019; Ainslie et al. 2023)."""
-
-    def __init__(self, config: GPTConfig):
-        super().__init__()
-        self.config = config
-        heads = config.n_head + 2 * config.n_kv_head  # of q, k and v, in one matrix multiplication
-        self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.attn_dropout = Dropout(config.dropout)
-        self.dropout = Dropout(config.dropout)
-
-    def forward(self, x: torch.Tensor, rope=None, mask=None, flash: bool = True, cache=None) -> torch.Tensor:
-        """x (B, T, C) -> (B, T, C). rope: cos and sin, (T, hd/2) each, which rotate queries and
-        keys. mask (..., T, S) is added to the scores; None (if flash): no token attends to later
-        ones. cache(k, v), if given, stores new keys and values, and returns all (B, n_kv_head, S, hd)."""
-        config, T = self.config, x.shape[1]
-        qkv = self.c_attn(x).unflatten(2, (-1, config.head_dim)).transpose(1, 2)  # (B, heads, T, hd)
-        qk, v = qkv.split((config.n_head + config.n_kv_head, config.n_kv_head), dim=1)
-        if config.qk_norm:  # Henry et al. 2020, but with this norm, and without a learned scale
-            norm = F.layer_norm if config.norm == "layernorm" else F.rms_norm
-            qk = norm(qk, qk.shape[-1:])
-        if rope is not None:
-            qk = rotate(qk, *rope)
-        q, k = qk.split((config.n_head, config.n_kv_head), dim=1)
-        if cache is not None:
-            k, v = cache(k, v)
-        groups = config.n_head // config.n_kv_head
-        if groups > 1 and not (flash and q.is_cpu):  # of a GPU's fused kernels, few know groups
-            k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
-        if flash:
-            dropout = config.dropout if self.training else 0.0
-            options = {"is_causal": mask is None and T > 1, "enable_gqa": k.shape[1] < config.n_head}
-            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, **options)
-        else:
-            wei = (q / math.sqrt(config.head_dim)) @ k.transpose(-2, -1)  # (B, nh, T, S)
-            wei = (wei + mask.to(wei.dtype)).softmax(dim=-1)
-            y = self.attn_dropout(wei) @ v  # (B, nh, T, hd)
-        y = y.transpose(1, 2).flatten(2)  # concatenate the heads, (B, T, C)
-        return self.dropout(self.c_proj(y))
-
-
-def swiglu(x: torch.Tensor) -> torch.Tensor:
-    gate, x = x.chunk(2, dim=-1)  # (B, T, 8/3 C) each
-    return F.silu(gate) * x
-
-
-ACTIVATIONS = {
-    "relu": F.relu,  # max(x, 0)
-    "gelu": F.gelu,  # x Phi(x), Phi of the normal distribution (Hendrycks, Gimpel 2016)
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's: within 0.0005, slower on a CPU
-    "relu2": lambda x: (x := F.relu(x)) * x,  # So et al. 2021; a GPU's autocast would take .square() to float32
-    "swiglu": swiglu,  # a gate, silu(x) = x sigmoid(x), times x (Shazeer 2020)
-}
-
-
-class MLP(nn.Module):
-    """Position-wise feed-forward network: two linear layers around a non-linearity, per token."""
-
-    def __init__(self, config: GPTConfig):
-        super().__init__()
-        gated = config.activation == "swiglu"  # three matrices of 8/3 C are as many weights as two of 4C
-        width = 8 * max(round(config.n_embd / 3), 1) if gated else 4 * config.n_embd
-        self.c_fc = nn.Linear(config.n_embd, 2 * width if gated else width, bias=config.bias)
-        self.c_proj = nn.Linear(width, config.n_embd, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]
-        self.dropout = Dropout(config.dropout)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.c_proj(self.activation(self.c_fc(x))))  # (B, T, C)
-
-
 class Block(nn.Module):
-    """Attention lets tokens communicate, the MLP computes on each; both read the residual stream x
+    """Attention lets tokens communicate, the MLP computes on each. Both read the residual stream x
     through a norm, and add what they find (pre-norm, as in GPT-2)."""
 
     def __init__(self, config: GPTConfig):
@@ -224,84 +215,111 @@ class Block(nn.Module):
         self.ln_2 = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, rope=None, mask=None, flash=True, cache=None) -> torch.Tensor:
-        x = x + self.attn(self.ln_1(x), rope, mask, flash, cache)
-        return x + self.mlp(self.ln_2(x))
+    def forward(self, x: torch.Tensor, rope=None, mask=None, flash=True, store_kv=None) -> torch.Tensor:
+        normed = self.ln_1(x)
+        x = x + self.attn(normed, rope, mask, flash, store_kv)
+        normed = self.ln_2(x)
+        x = x + self.mlp(normed)
+        return x
 
 
 # ----------------------------------------------------------------------------- the model
 
 
 class GPT(nn.Module):
-    """Token ids in, a distribution over each next token out (Radford et al. 2019)."""
+    """Token ids in, a distribution over each next token out (Radford et al. 2019). The layers have
+    GPT-2's names: wte and wpe embed tokens and positions, h are the blocks, ln_f is the last norm,
+    lm_head the output layer."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        V, C = config.vocab_size, config.n_embd
-        rows = math.ceil(V / config.vocab_multiple) * config.vocab_multiple
-        parts = {"wte": nn.Embedding(rows if config.tie_weights else V, C)}
-        # a table per distance, the farthest first; their last row stands for "no token"
-        parts["w_prev"] = nn.ModuleList(nn.Embedding(V + 1, C) for _ in range(config.lookback))
+        V = config.vocab_size
+        C = config.n_embd
+        padded = V + -V % config.vocab_multiple  # rows of the output layer: V, rounded up to a multiple
+
+        layers = nn.ModuleDict()
+        layers["wte"] = nn.Embedding(padded if config.tie_weights else V, C)
+        layers["w_prev"] = nn.ModuleList()
+        for _ in range(config.lookback):  # a table for each earlier token, the farthest first
+            layers["w_prev"].append(nn.Embedding(V + 1, C))  # the last row, V, is for "no token"
         if config.position == "learned":
-            parts["wpe"] = nn.Embedding(config.block_size, C)
+            layers["wpe"] = nn.Embedding(config.block_size, C)
         elif config.position == "t5":
-            parts["wpe_t5"] = nn.Embedding(32, config.n_head)  # of buckets
-        parts["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        parts["ln_f"] = make_norm(config)
-        self.transformer = nn.ModuleDict(parts)
+            layers["wpe_t5"] = nn.Embedding(T5_BUCKETS, config.n_head)
+        layers["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        layers["ln_f"] = make_norm(config)
+        self.transformer = layers
         self.dropout = Dropout(config.dropout)
-        self.lm_head = nn.Linear(C, rows, bias=False)
+        self.lm_head = nn.Linear(C, padded, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight  # one tensor (Press, Wolf 2017)
-        constants = torch.empty(0)  # of the position encoding
+
+        # Constants that move to the GPU with the model, but are not saved: they follow from the
+        # config
         if config.position == "rope":
-            angles = rope_angles(config.block_size, config.head_dim, config.rope_base, config.rope_scale)
-            constants = torch.stack((angles.cos(), angles.sin()))  # (2, T, hd/2)
+            self.register_buffer("rope_table", make_rope_table(config), persistent=False)
         elif config.position == "alibi":
-            constants = alibi_slopes(config.n_head)  # (nh, 1, 1)
-        self.register_buffer("constants", constants.to(torch.get_default_dtype()), persistent=False)
+            self.register_buffer("alibi_slopes", alibi_slopes(config.n_head), persistent=False)
         self.init_weights()
 
     @torch.no_grad()
     def init_weights(self) -> None:
         """Initialize so that the first loss is about ln V (uniform), and the scale of the residual
-        stream hardly depends on width and depth. Output layer: std 0.02 (GPT-2). Blocks: 0.4 /
-        sqrt(fan_in); projections into the residual stream: that / sqrt(2 n_layer). With zero_init,
-        these and the output layer are 0: each block starts as the identity. (If that is tied, each
-        token predicts itself at first, and the loss of a wide model starts far above ln V.)"""
-        config = self.config
+        stream hardly depends on width and depth. Biases start as zero, the weights of norms as one,
+        matrices as normal random numbers."""
         for name, p in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(p)
-            elif "c_proj" in name:
-                std = 0.4 / math.sqrt(p.shape[1] * 2 * config.n_layer)
-                nn.init.normal_(p, std=0.0 if config.zero_init else std)
-            elif "wte" in name or "w_prev" in name:  # 1 + lookback embeddings are added up
-                std = 0.02 if config.tie_weights else 1.0
-                nn.init.normal_(p, std=std / math.sqrt(1 + config.lookback))
-            elif "lm_head" in name:
-                nn.init.normal_(p, std=0.0 if config.zero_init else 0.02)
             elif p.dim() == 2:
-                nn.init.normal_(p, std=0.02 if "wpe" in name else 0.4 / math.sqrt(p.shape[1]))
+                nn.init.normal_(p, std=self.initial_std(name, p))
+
+    def initial_std(self, name: str, p: torch.Tensor) -> float:
+        """The standard deviation of the initial weights of a matrix:
+
+        projections into the residual stream   0.4 / sqrt(2 n_layer fan_in): 2 n_layer of them are
+        added up embeddings of tokens                   1 / sqrt(1 + lookback): 1 + lookback of them
+        are added up output layer, positions                0.02, as in GPT-2 all others
+        0.4 / sqrt(fan_in): outputs 0.4 times as large as normalized inputs
+
+        With zero_init, projections and output layer start as zero, so each block starts as the
+        identity. A tied output layer has the token embeddings, of 0.02. (With zero_init, each token
+        then predicts itself at first, and the loss of a wide model starts far above ln V.)"""
+        config = self.config
+        fan_in = p.shape[1]
+        if config.zero_init and ("c_proj" in name or "lm_head" in name):
+            return 0.0
+        if "c_proj" in name:
+            return 0.4 / math.sqrt(fan_in * 2 * config.n_layer)
+        if "wte" in name or "w_prev" in name:
+            std = 0.02 if config.tie_weights else 1.0
+            return std / math.sqrt(1 + config.lookback)
+        if "lm_head" in name or "wpe" in name:
+            return 0.02
+        return 0.4 / math.sqrt(fan_in)
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple:
         """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy
-        in nats (the logits are then detached). The logits at position t predict the token after
-        idx[:, t]. A target of -1 is ignored.
+        in nats. The logits at position t predict the token after idx[:, t]. A target of -1 is
+        ignored. Beside a loss, the logits are only to look at: they have no gradient.
 
         In training only, label_smoothing eps replaces each target by (1 - eps) on it + eps / V on
         every token (Szegedy et al. 2016), and train_temperature divides the logits: below 1,
         smaller logits are enough, so the model is less confident (Agarwala et al. 2020)."""
+        config = self.config
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
         flat = logits.flatten(0, 1).float()  # (B T, V)
-        smoothing = self.config.label_smoothing if self.training else 0.0
-        if self.training and self.config.train_temperature != 1:
-            flat = flat / self.config.train_temperature
+        smoothing = 0.0
+        if self.training:
+            smoothing = config.label_smoothing
+            if config.train_temperature != 1:
+                flat = flat / config.train_temperature
         loss = F.cross_entropy(flat, targets.flatten(), ignore_index=-1, label_smoothing=smoothing)
-        return logits.detach(), loss  # else torch.compile makes zeros as their gradient, 3 GB for GPT-2
+        # Returned with a gradient, torch.compile would keep a tensor of zeros for it: 3 GB for
+        # GPT-2
+        return logits.detach(), loss
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., C) -> unnormalized log-probabilities (..., V)."""
@@ -310,42 +328,84 @@ class GPT(nn.Module):
     def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
         """Token ids (B, T) -> the input of the output layer (B, T, C). cache: sample.py's KVCache
         with earlier tokens, or None in training. Raises ValueError if T exceeds block_size."""
-        config, T = self.config, idx.shape[1]
+        config = self.config
+        T = idx.shape[1]
         if config.block_size < T:
             raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give the last ones only")
+        # history (B, lookback + S): all S tokens up to the last of idx, after `lookback` times "no
+        # token"
         if cache is None:
             positions = torch.arange(T, device=idx.device)  # (T,)
-            history = F.pad(idx, (config.lookback, 0), value=config.vocab_size)  # (B, lookback + S)
+            history = F.pad(idx, (config.lookback, 0), value=config.vocab_size)
         else:
             positions, history = cache.extend(idx)
-        x = self.transformer.wte(idx) + self.previous_embeddings(history, positions)  # (B, T, C)
+
+        x = self.transformer.wte(idx)  # (B, T, C)
+        if config.lookback > 0:
+            x = x + self.previous_embeddings(history, positions)
+        rope = None
         if config.position == "learned":
             x = x + self.transformer.wpe(positions)
-        rope = self.constants[:, positions] if config.position == "rope" else None  # (2, T, hd/2)
-        # In training on a CPU, the fused kernel cannot do dropout, and under autocast its backward
-        # pass is so slow that the formula is faster for up to 512 tokens.
-        fused_is_slow = config.dropout > 0 or (torch.is_autocast_enabled("cpu") and T <= 512)
-        flash = config.flash and not (self.training and idx.is_cpu and fused_is_slow)
-        needs_mask = not flash or config.position in ("alibi", "t5") or config.delimiter >= 0
-        needs_mask = needs_mask or (cache is not None and cache.needs_mask)
-        mask = self.mask(positions, history[:, config.lookback :]) if needs_mask else None
+        elif config.position == "rope":
+            rope = self.rope_table[:, positions]  # (2, T, hd / 2)
+
+        flash = self.use_flash(idx)
+        mask = None
+        if self.use_mask(flash, cache):
+            mask = self.mask(positions, history[:, config.lookback :])
         x = self.dropout(x)
         for i, block in enumerate(self.transformer.h):
-            x = block(x, rope, mask, flash, cache and cache.layer(i))  # (B, T, C)
+            store_kv = None if cache is None else cache.layer(i)
+            x = block(x, rope, mask, flash, store_kv)  # (B, T, C)
         return self.transformer.ln_f(x)
 
-    def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | int:
-        """What the `lookback` tokens before each position (T,) add to its embedding, (B, T, C): a
-        causal convolution over one-hot tokens, like the first layer of mlp.py. history (B, lookback
-        + S) starts with "no token", which also replaces tokens of another document."""
-        total, current = 0, positions + self.config.lookback  # indices of history
-        document = (history == self.config.delimiter).cumsum(dim=1)  # 0, 1, 1, 1, 2 ...
+    def use_flash(self, idx: torch.Tensor) -> bool:
+        """Is the fused kernel, which never writes the whole (T, S) matrix of scores, to be used for
+        idx (B, T)?"""
+        if not self.config.flash:
+            return False
+        if self.training and idx.is_cpu:
+            # The CPU's kernel has no dropout, and under autocast, its backward pass is slower than
+            # the formula for up to 512 tokens
+            autocast = torch.is_autocast_enabled("cpu")
+            T = idx.shape[1]
+            if self.config.dropout > 0 or (autocast and T <= 512):
+                return False
+        return True
+
+    def use_mask(self, flash: bool, cache) -> bool:
+        """Must attention be told which tokens attend to which? The fused kernel knows one rule: not
+        to later ones."""
+        config = self.config
+        if not flash or config.start_token is not None:
+            return True
+        if config.position in ("alibi", "t5"):  # their bias is part of the mask
+            return True
+        return cache is not None and cache.needs_mask
+
+    def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What the `lookback` tokens before each position (T,) add to its embedding, (B, T, C).
+        With lookback = 2 and the tokens e m m a, history (B, lookback + S) is _ _ e m m a, where _
+        is "no token":
+
+            position                0  1  2  3      token  e  m  m  a
+            two tokens before, w_prev[0]                   _  _  e  m
+            one token before, w_prev[1]                    _  e  m  m
+
+        So table i looks at index position + i of history. Tokens of another document count as "no
+        token". (This is a causal convolution over one-hot tokens, like the first layer of
+        mlp.py.)"""
+        config = self.config
+        if config.start_token is not None:
+            document = document_numbers(history, config.start_token)
+            current = document[:, positions + config.lookback]  # (B, T)
+        total = 0
         for i, table in enumerate(self.transformer.w_prev):
-            earlier = positions + i
+            earlier = positions + i  # (T,)
             ids = history[:, earlier]  # (B, T)
-            if self.config.delimiter >= 0:
-                same = document[:, earlier] == document[:, current]
-                ids = ids.where(same, self.config.vocab_size)
+            if config.start_token is not None:
+                same = document[:, earlier] == current
+                ids = ids.where(same, config.vocab_size)
             total = total + table(ids)
         return total
 
@@ -353,30 +413,46 @@ class GPT(nn.Module):
         """The additive mask (..., T, S) for queries at positions (T,) and keys of the tokens
         key_ids (B, S): -inf if a key is later or in another document, else 0, or the bias of ALiBi
         or T5."""
-        distance = positions[:, None] - torch.arange(key_ids.shape[1], device=key_ids.device)  # (T, S)
-        hidden = distance < 0
-        if self.config.delimiter >= 0:
-            document = (key_ids == self.config.delimiter).cumsum(dim=1)  # (B, S)
-            hidden = hidden | (document[:, positions, None] != document[:, None]).unsqueeze(1)
-        bias = self.transformer.wte.weight.new_zeros(())
-        if self.config.position == "alibi":
-            bias = -self.constants * distance  # (nh, T, S)
-        elif self.config.position == "t5":
-            bias = self.transformer.wpe_t5(t5_bucket(distance)).permute(2, 0, 1)  # (nh, T, S)
+        config = self.config
+        S = key_ids.shape[1]
+        keys = torch.arange(S, device=key_ids.device)  # their positions
+        distance = positions[:, None] - keys  # (T, S)
+        hidden = distance < 0  # later keys
+        if config.start_token is not None:
+            of_keys = document_numbers(key_ids, config.start_token)  # (B, S)
+            of_queries = of_keys[:, positions]  # (B, T)
+            of_queries = of_queries.unsqueeze(2)  # (B, T, 1), against each key
+            other = of_queries != of_keys.unsqueeze(1)  # (B, T, S)
+            hidden = hidden | other.unsqueeze(1)  # (B, 1, T, S): the same in all heads
+        if config.position == "alibi":
+            bias = -self.alibi_slopes * distance  # (nh, T, S)
+        elif config.position == "t5":
+            bias = self.transformer.wpe_t5(t5_bucket(distance))  # (T, S, nh)
+            bias = bias.permute(2, 0, 1)  # (nh, T, S)
+        else:
+            bias = self.transformer.wte.weight.new_zeros(())  # 0, in the dtype of floating-point weights
         return bias.masked_fill(hidden, -math.inf)
 
     def num_params(self, non_embedding: bool = False) -> int:
         """The number of parameters; a tied matrix counts once. non_embedding: without the tables
         that are only looked up: those of positions, previous tokens and, unless tied, tokens."""
-        looked_up = {"wpe", "wpe_t5", "w_prev"} | (set() if self.config.tie_weights else {"wte"})
-        tables = [part for name, part in self.transformer.items() if name in looked_up]
-        count = sum(p.numel() for p in self.parameters())
-        return count - non_embedding * sum(p.numel() for table in tables for p in table.parameters())
+        count = size_of(self)
+        if not non_embedding:
+            return count
+        looked_up = ["w_prev", "wpe", "wpe_t5"]
+        if not self.config.tie_weights:
+            looked_up.append("wte")
+        for name in looked_up:
+            if name in self.transformer:
+                count -= size_of(self.transformer[name])
+        return count
 
     def flops_per_token(self) -> int:
-        """Floating-point operations per token of a training step, forward and backward: a weight of
-        a matrix costs 6, a table lookup nothing; q k^T and wei v cost 12 block_size C per layer,
-        the masked half included (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B)."""
+        """Floating-point operations per token of a training step (Kaplan et al. 2020; Chowdhery et
+        al. 2022, appendix B). A weight of a matrix costs a multiplication and an addition in the
+        forward pass, and twice that in the backward pass: 6. A table lookup costs nothing. In
+        attention, q k^T and wei v are two such products with block_size keys of C channels, so 12
+        block_size C per layer; the masked half counts, too."""
         config = self.config
         attention = 12 * config.n_layer * config.block_size * config.n_embd
         return 6 * self.num_params(non_embedding=True) + attention
@@ -384,42 +460,196 @@ class GPT(nn.Module):
     @torch.no_grad()
     def generate(self, idx: torch.Tensor, max_new_tokens: int, **sampling) -> torch.Tensor:
         """Continue idx (B, T), T >= 1, to (B, T + max_new_tokens); options as in sample_token().
-        Call eval() before. When the context is full, its most recent half is kept. Everything is
-        computed again for each token: sample.py has a fast version with the same tokens."""
+        Call eval() before.
+
+        Everything is computed again for each token: sample.py has a fast version with the same
+        tokens. When the context is full, its most recent half is kept: with a cache, that is
+        seldom, where dropping one token would be each time."""
         block_size = self.config.block_size
-        window = idx[:, -block_size:]
+        half = max(block_size // 2, 1)
+        context = idx[:, -block_size:]
         for _ in range(max_new_tokens):
-            if window.shape[1] > block_size:
-                window = window[:, -max(block_size // 2, 1) :]
-            logits = self.logits(self.hidden_states(window)[:, -1])  # (B, V)
+            if context.shape[1] > block_size:
+                context = context[:, -half:]
+            x = self.hidden_states(context)  # (B, T, C)
+            logits = self.logits(x[:, -1])  # (B, V), after the last token
             token = sample_token(logits, **sampling)  # (B, 1)
-            window = torch.cat((window, token), dim=1)
+            context = torch.cat((context, token), dim=1)
             idx = torch.cat((idx, token), dim=1)
         return idx
 
 
+def size_of(layer: nn.Module) -> int:
+    """The number of parameters of a layer."""
+    return sum(p.numel() for p in layer.parameters())
+
+
+def document_numbers(ids: torch.Tensor, start_token: int) -> torch.Tensor:
+    """How many documents have started up to each token, (B, S): for \\n a b \\n c, with start token
+    \\n, 1 1 1 2 2."""
+    return (ids == start_token).cumsum(dim=1)
+
+
+# ----------------------------------------------------------------------------- sampling
+
+
 def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None) -> torch.Tensor:
-    """Draw a token from each row of logits (B, V), (B, 1), by softmax(logits / temperature); 0:
-    greedy. top_k keeps the k most likely tokens, and ties with the last of them; then top_p the
-    smallest set with total probability p (Holtzman et al. 2020). Raises ConfigError."""
-    if not temperature >= 0 or (top_p is not None and not 0 < top_p <= 1):
+    """Draw a token from each row of logits (B, V): token ids (B, 1), from softmax(logits /
+    temperature).
+
+    temperature: 0 takes the most likely token (greedy decoding). top_k keeps the k most likely
+    tokens, and ties with the last of them; then top_p keeps the smallest set of tokens with total
+    probability p (Holtzman et al. 2020). Raises ConfigError."""
+    if top_p is None:
+        top_p = 1.0
+    if not temperature >= 0 or not 0 < top_p <= 1:
         found = f"temperature={temperature} or top_p={top_p} is out of range"
         raise ConfigError(f"{found}; use temperature >= 0, and 0 < top_p <= 1")
     if temperature < 1e-8:  # dividing by it could overflow
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float() / temperature
     if top_k:
-        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]  # (B, 1)
-        logits = logits.masked_fill(logits < kth, -math.inf)
+        logits = keep_top_k(logits, top_k)
     probs = logits.softmax(dim=-1)  # (B, V)
-    if top_p is not None and top_p < 1:
-        ordered, order = probs.sort(descending=True)
-        mass_before = ordered.cumsum(dim=-1) - ordered  # of all more likely tokens
-        probs = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(mass_before >= top_p, 0))
-    # The first token whose cumulative probability exceeds a uniform random number. (With 50,257
-    # tokens, torch.multinomial takes 3.8 ms instead of 0.2, a third of a step on a CPU.)
+    if top_p < 1:
+        probs = keep_top_p(probs, top_p)
+    return draw(probs, generator)
+
+
+def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """logits (B, V), with -inf for all that are less than the k largest ones."""
+    V = logits.shape[-1]
+    largest, _ = logits.topk(min(k, V))  # (B, k), in descending order
+    kth = largest[:, -1:]  # (B, 1)
+    return logits.masked_fill(logits < kth, -math.inf)
+
+
+def keep_top_p(probs: torch.Tensor, p: float) -> torch.Tensor:
+    """probs (B, V), where tokens beyond the total probability p are 0, and the rest does not sum to
+    1."""
+    ordered, order = probs.sort(descending=True)
+    mass_before = ordered.cumsum(dim=-1) - ordered  # the total probability of all more likely tokens
+    ordered = ordered.masked_fill(mass_before >= p, 0)
+    return torch.zeros_like(probs).scatter(1, order, ordered)  # back to the order of the vocabulary
+
+
+def draw(probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """A token (B, 1) for each row of probs (B, V), which need not sum to 1: the first one whose
+    cumulative probability exceeds a uniform random number. (With 50,257 tokens, torch.multinomial
+    takes 3.8 ms instead of 0.2, which is a third of a step on a CPU.)"""
     cumulative = probs.cumsum(dim=-1)  # (B, V)
+    total = cumulative[:, -1:]
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device)  # [0, 1)
-    token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
-    # On a GPU, rounding in cumsum can lead to a token of probability 0: take the likeliest.
-    return torch.where(probs.gather(1, token) > 0, token, probs.argmax(dim=-1, keepdim=True))
+    token = torch.searchsorted(cumulative, u * total, right=True)
+    # On a GPU, rounding in cumsum can lead to a token of probability 0: take the likeliest
+    possible = probs.gather(1, token) > 0
+    likeliest = probs.argmax(dim=-1, keepdim=True)
+    return torch.where(possible, token, likeliest)
+
+
+# ----------------------------------------------------------------------------- position encodings
+
+
+def rope_angles(T: int, channels: int, base: float = 10_000.0, scale: float = 1.0) -> torch.Tensor:
+    """The angles of RoPE, (T, channels / 2), float64: at position t, channel pair i has turned by
+
+        t / scale * base^(-2i / channels)
+
+    like clock hands of decreasing speed, from 1 radian per token down to nearly 1 / base. For a
+    context longer than in training, a larger base slows mostly the slow hands, and a scale above 1
+    all of them: it interpolates the positions (Chen et al. 2023)."""
+    exponent = -torch.arange(0, channels, 2, dtype=torch.float64) / channels  # -2i / channels
+    positions = torch.arange(T, dtype=torch.float64) / scale
+    return torch.outer(positions, base**exponent)
+
+
+def make_rope_table(config: GPTConfig) -> torch.Tensor:
+    """Cosine and sine of each angle, (2, block_size, hd / 2)."""
+    angles = rope_angles(config.block_size, config.head_dim, config.rope_base, config.rope_scale)
+    table = torch.stack((angles.cos(), angles.sin()))
+    return table.to(torch.get_default_dtype())
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE (Su et al. 2021): rotate each pair of channels i, i + hd/2 of x (B, nh, T, hd) by its
+    angle, so the dot product of a query and a key depends only on their distance."""
+    a, b = x.chunk(2, dim=-1)
+    rotated_a = a * cos - b * sin
+    rotated_b = b * cos + a * sin
+    return torch.cat((rotated_a, rotated_b), dim=-1).type_as(x)
+
+
+def alibi_slopes(n_head: int) -> torch.Tensor:
+    """2^(-8h / nh) for the heads h = 1 ... nh, (nh, 1, 1). ALiBi (Press et al. 2022) subtracts
+    slope * distance from the scores: heads with a gentle slope also attend to distant tokens."""
+    h = torch.arange(1, n_head + 1, dtype=torch.float64)
+    slopes = 2.0 ** (-8 * h / n_head)
+    return slopes.view(-1, 1, 1).to(torch.get_default_dtype())
+
+
+T5_BUCKETS = 32
+
+
+def t5_bucket(distance: torch.Tensor) -> torch.Tensor:
+    """The bucket 0 to 31 of each distance, int64. T5 (Raffel et al. 2020) adds a learned scalar for
+    each head and bucket to the scores. Distances 0 to 15 have a bucket each, longer ones share
+    wider ones, the last of them 113 and more. (Negative ones are masked anyway.)"""
+    near = distance.clamp(min=0)
+    octaves = (distance.clamp(min=16) / 16).log2()  # 0 at distance 16, 3 at 128
+    far = 16 + 16 * octaves / 3  # 16 at distance 16, 32 at 128
+    far = far.long().clamp(max=T5_BUCKETS - 1)
+    return near.where(distance < 16, far)
+
+
+# ----------------------------------------------------------------------------- dropout, faster on a CPU
+
+
+class Dropout(nn.Dropout):
+    """In training, zeroes a fraction p of x, and divides the rest by 1 - p (Srivastava et al.
+    2014). On a CPU, PyTorch draws a number for each element. Here one random byte decides, so p is
+    rounded to a multiple of 1/256: training config/names.toml takes 0.76 of the time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_cpu or not self.training or self.p == 0:
+            return super().forward(x)
+        dropped = min(max(round(256 * self.p), 1), 255)  # how many of the 256 values of a byte
+        eight_bytes = torch.randint(-(2**63), 2**63 - 1, (x.numel() // 8 + 1,))  # int64
+        random_bytes = eight_bytes.view(torch.uint8)[: x.numel()].view(x.shape)
+        keep = random_bytes >= dropped
+        scale = 256 / (256 - dropped)
+        return x * (keep * scale).to(x.dtype)
+
+
+# ----------------------------------------------------------------------------- checks of the options
+
+
+def check(config: GPTConfig) -> None:
+    """Raise ConfigError for an option with which no model can be made."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        choices = get_args(f.type)
+        if get_origin(f.type) is Literal and value not in choices:
+            raise ConfigError(f"{f.name}={value} is unknown; choose from {', '.join(choices)}")
+    for name in ("vocab_size", "vocab_multiple", "block_size", "n_layer", "n_head", "n_embd"):
+        value = getattr(config, name)
+        if value < 1:
+            raise ConfigError(f"{name}={value} is out of range; use 1 or more")
+    for name in ("n_kv_head", "lookback"):
+        value = getattr(config, name)
+        if value < 0:
+            raise ConfigError(f"{name}={value} is out of range; use 0 or more")
+    for name in ("dropout", "label_smoothing"):
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name}={value} is out of range; use 0 to below 1")
+    for name in ("train_temperature", "rope_base", "rope_scale"):
+        value = getattr(config, name)
+        if value <= 0:
+            raise ConfigError(f"{name}={value} cannot divide; use more than 0")
+    for name, divisor in (("n_embd", "n_head"), ("n_head", "n_kv_head")):
+        n = getattr(config, name)
+        d = getattr(config, divisor)
+        if n % d:
+            raise ConfigError(f"{name}={n} is not a multiple of {divisor}={d}; choose one that is")
+    if config.position == "rope" and config.head_dim % 2:
+        raise ConfigError(f"rope needs pairs of channels, not {config.head_dim} per head; choose others")

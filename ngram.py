@@ -29,6 +29,7 @@ from console import (
     NonNegativeFloat,
     Positive,
     UserError,
+    option,
     parse,
     print_losses,
     print_result,
@@ -49,16 +50,16 @@ Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their last 
 
 @dataclass
 class Options:
-    dataset: str = "words"  # a folder in data/, made by prepare_data.py
-    n: Positive = 3  # order: tokens in an n-gram, the predicted one included
-    smoothing: Literal["add", "mle", "kneser-ney"] = "add"  # mle: none (maximum likelihood)
-    alpha: NonNegativeFloat = 1.0  # number added to each count by --smoothing=add
-    discount: Fraction = 0.75  # number subtracted from each count by --smoothing=kneser-ney
-    neural: bool = False  # also train a neural network with the same context, and compare
-    num_samples: NonNegative = 10  # number of samples
-    max_new_tokens: Positive = 100  # maximum length of a sample, in tokens
-    seed: NonNegative = 1337  # random seed of the samples
-    plot: bool = False  # draw the loss over the order: out/ngram_<dataset>/orders.png
+    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
+    n: Positive = option(3, "order: tokens in an n-gram, the predicted one included")
+    smoothing: Literal["add", "mle", "kneser-ney"] = option("add", "mle: none (maximum likelihood)")
+    alpha: NonNegativeFloat = option(1.0, "number added to each count by --smoothing=add")
+    discount: Fraction = option(0.75, "number subtracted from each count by --smoothing=kneser-ney")
+    neural: bool = option(False, "also train a neural network with the same context, and compare")
+    num_samples: NonNegative = option(10, "number of samples")
+    max_new_tokens: Positive = option(100, "maximum length of a sample, in tokens")
+    seed: NonNegative = option(1337, "random seed of the samples")
+    plot: bool = option(False, "draw the loss over the order: out/ngram_<dataset>/orders.png")
 
 
 # ----------------------------------------------------------------------------- the idea, on dictionaries

@@ -71,11 +71,11 @@ class PrefixAttention(CausalSelfAttention):
         self.prefix_k = nn.Parameter(torch.randn(shape).to(weight))  # std 1, as keys have after qk_norm
         self.prefix_v = nn.Parameter(torch.zeros(shape).to(weight))
 
-    def forward(self, x: torch.Tensor, rope=None, mask=None, flash=True, cache=None) -> torch.Tensor:
-        # The base class calls cache(k, v) for the keys and values of all tokens. This one adds the
+    def forward(self, x: torch.Tensor, rope=None, mask=None, flash=True, store_kv=None) -> torch.Tensor:
+        # The base class calls store_kv(k, v) for the keys and values of all tokens. This one adds the
         # prefix to them.
         def prepend(k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-            k, v = cache(k, v) if cache else (k, v)  # (B, n_kv_head, S, hd)
+            k, v = store_kv(k, v) if store_kv else (k, v)  # (B, n_kv_head, S, hd)
             prefixes = (p.expand(len(k), -1, -1, -1).to(k) for p in (self.prefix_k, self.prefix_v))
             return [torch.cat(both, dim=2) for both in zip(prefixes, (k, v), strict=True)]
 

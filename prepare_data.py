@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from console import NonNegative, PathStr, Positive, UserError, did_you_mean, parse, progress, run
+from console import NonNegative, PathStr, Positive, UserError, did_you_mean, option, parse, progress, run
 from files import DOWNLOADS, download, load_tensors, move, sha256_of
 from tokenizer import (
     END,
@@ -58,13 +58,19 @@ checksum = lambda meta: hashlib.sha256(json.dumps(meta).encode()).hexdigest()
 
 @dataclass
 class Options:
-    source: PathStr = ""  # words, python, names, shakespeare, fineweb, or your own file or folder
-    tokenizer: PathStr = "char"  # char, bpe (trained here), gpt2, or a dataset or run (out/my) whose tokenizer to use
-    vocab_size: NonNegative = 0  # number of tokens of --tokenizer=bpe (0: 1024), or of your own train.bin and val.bin
-    file: PathStr = ""  # local copy to use instead of the download; for fineweb a folder of shards
-    name: str = ""  # name of the dataset, a folder in data/; by default, of source and tokenizer
-    documents: str = "none"  # of your own text: none, lines, files, blank (lines between them), or such a line: ***
-    shards: Positive = 1  # number of fineweb files, 100M training tokens each
+    source: PathStr = option("", "words, python, names, shakespeare, fineweb, or your own file or folder")
+    tokenizer: PathStr = option(
+        "char", "char, bpe (trained here), gpt2, or a dataset or run (out/my) whose tokenizer to use"
+    )
+    vocab_size: NonNegative = option(
+        0, "number of tokens of --tokenizer=bpe (0: 1024), or of your own train.bin and val.bin"
+    )
+    file: PathStr = option("", "local copy to use instead of the download; for fineweb a folder of shards")
+    name: str = option("", "name of the dataset, a folder in data/; by default, of source and tokenizer")
+    documents: str = option(
+        "none", "of your own text: none, lines, files, blank (lines between them), or such a line: ***"
+    )
+    shards: Positive = option(1, "number of fineweb files, 100M training tokens each")
 
 
 def open_source(source: str, file: str, documents: str) -> dict[str, Callable]:
@@ -275,8 +281,8 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
                 splits[split]["documents"] = len(text[split]())
         meta = {"format": FORMAT, "source": source, "tokenizer": made.to_dict()}
         meta |= {"vocab_size": made.vocab_size, "dtype": dtype, "separator": separator, "splits": splits}
-        # separator: where documents are split; delimiter: where samples start, also if only tokens are known
-        meta["delimiter"] = find_delimiter(new / "train.bin", dtype, made) if text is None else separator
+        # separator: where documents are split; start_token: where samples start, also if only tokens are known
+        meta["start_token"] = find_delimiter(new / "train.bin", dtype, made) if text is None else separator
         meta["sha256"] = checksum(meta)
         (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
         old = Path(temporary, "old")
@@ -477,7 +483,7 @@ class Dataset:
     vocab_size: int
     separator: int | None  # the id that starts and ends each document; None for one long text
     splits: dict[str, dict]  # per split: tokens, bytes, sha256, and documents if there are any
-    delimiter: int | None = None  # the id that starts each document: the separator, or <|endoftext|>
+    start_token: int | None = None  # the id that starts each document: the separator, or <|endoftext|>
 
     def need(self, tokens: int, what: str) -> None:
         """Raise UserError if the training or validation split has fewer tokens than that. what: what needs them; if it
@@ -564,9 +570,9 @@ def load(name: str) -> Dataset:
         if not file.exists() or file.stat().st_size != n_bytes:
             raise UserError(f"{file} does not have {n_bytes} bytes; {advice}")
         fields[split] = np.memmap(file, dtype=dtype, mode="r")
-    # in files of before, which have no delimiter
+    # in files of before, which have no start_token
     default = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
-    fields["delimiter"] = meta.get("delimiter", default)
+    fields["start_token"] = meta.get("start_token", default)
     return Dataset(name, tokenizer=make_tokenizer(meta["tokenizer"]), **fields)
 
 

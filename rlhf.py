@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from checkpoint import save_model
-from console import NonNegative, NonNegativeFloat, Positive, UserError, parse, print_result, print_table, run
+from console import NonNegative, NonNegativeFloat, Positive, UserError, option, parse, print_result, print_table, run
 from model import GPT, GPTConfig
 from optim import Recipe, fit, lr_scale, make_optimizer
 from prepare_data import Dataset, load
@@ -93,13 +93,13 @@ PREFERENCES = {"melodic": (melodic, "repetitions", repetitions), "short": (short
 
 @dataclass
 class Options:
-    stage: Literal["all", "reward", "ppo", "dpo"] = "all"  # a reward model, then which policies
-    dataset: str = "words"  # a list of words: words, names, or your own
-    preference: Literal[*PREFERENCES] = "melodic"  # the hidden rule; melodic: vowels, no repetitions
-    pairs: Positive = 4000  # comparisons to train on
-    beta: NonNegativeFloat = 0.1  # weight of the KL from the base; 0: off, PPO only
-    plot: bool = False  # draw out/rlhf/rlhf.png
-    seed: NonNegative = 1337  # random seed
+    stage: Literal["all", "reward", "ppo", "dpo"] = option("all", "a reward model, then which policies")
+    dataset: str = option("words", "a list of words: words, names, or your own")
+    preference: Literal[*PREFERENCES] = option("melodic", "the hidden rule; melodic: vowels, no repetitions")
+    pairs: Positive = option(4000, "comparisons to train on")
+    beta: NonNegativeFloat = option(0.1, "weight of the KL from the base; 0: off, PPO only")
+    plot: bool = option(False, "draw out/rlhf/rlhf.png")
+    seed: NonNegative = option(1337, "random seed")
 
 
 # ----------------------------------------------------------------------------- words as tensors
@@ -461,10 +461,10 @@ def panels(curves: dict[str, list[dict]]) -> list[dict]:
 
 def save(name: str, model: GPT, data: Dataset) -> None:
     """Write a checkpoint. evaluate.py packs words into one row, so there attention has to stop at a
-    newline (delimiter). Here rewards() reads the output at that newline, which must see the word."""
+    newline (start_token). Here rewards() reads the output at that newline, which must see the word."""
     path = FOLDER / (re.sub(r"\W+", "_", name.lower()) + ".pt")
-    more = {"model_config": asdict(replace(model.config, delimiter=data.separator))}
-    more |= {"delimiter": data.separator, "config": {"dataset": data.name}}
+    more = {"model_config": asdict(replace(model.config, start_token=data.separator))}
+    more |= {"start_token": data.separator, "config": {"dataset": data.name}}
     save_model(path, model, data.tokenizer, **more)
 
 

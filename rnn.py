@@ -27,7 +27,7 @@ from torch import nn
 
 import console
 from cells import CELLS, HEADS, Elman, LinearCell, Model
-from console import Fraction, NonNegative, NonNegativeFloat, Positive, UserError, print_table
+from console import Fraction, NonNegative, NonNegativeFloat, Positive, UserError, option, print_table
 from model import GPT, GPTConfig
 from optim import Recipe, fit
 from prepare_data import Dataset, load, start_context
@@ -47,22 +47,22 @@ DEFAULTS = {  # about 100,000 parameters each, if tokens are letters
 
 @dataclass
 class Options:
-    dataset: str = "words"  # a folder in data/, made by prepare_data.py
-    cell: Literal[*CELLS, "all"] = "lstm"  # the recurrent cell; all: each in turn
-    n_embd: NonNegative = 0  # embedding dimension (0: the cell's own, 32 to 144)
-    n_hidden: NonNegative = 0  # hidden units per cell (0: the cell's own, 120 to 288)
-    n_layer: NonNegative = 0  # number of stacked cells (0: the cell's own, 1 or 2)
-    dropout: Fraction = 0.1  # fraction of each cell's outputs to drop
-    max_iters: Positive = 2000  # training steps
-    batch_size: Positive = 64  # documents, or parts of the text, per step
-    optimizer: Literal["adamw", "sgd"] = "adamw"  # update rule; sgd needs a higher learning rate
-    learning_rate: NonNegativeFloat = 0.0  # peak learning rate (0: the cell's own, 0.005 to 0.02)
-    grad_clip: NonNegativeFloat = 1.0  # gradient clipping threshold (norm); 0: off
-    bptt: Positive = 64  # gradients reach back this many tokens (BPTT)
-    recall: bool = False  # instead: memory tests of all cells and a GPT (only --seed applies)
-    plot: bool = False  # draw gradients.png into out/rnn_<dataset>/
-    num_samples: NonNegative = 20  # number of samples to generate
-    seed: NonNegative = 1337  # random seed: the same seed gives the same run
+    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
+    cell: Literal[*CELLS, "all"] = option("lstm", "the recurrent cell; all: each in turn")
+    n_embd: NonNegative = option(0, "embedding dimension (0: the cell's own, 32 to 144)")
+    n_hidden: NonNegative = option(0, "hidden units per cell (0: the cell's own, 120 to 288)")
+    n_layer: NonNegative = option(0, "number of stacked cells (0: the cell's own, 1 or 2)")
+    dropout: Fraction = option(0.1, "fraction of each cell's outputs to drop")
+    max_iters: Positive = option(2000, "training steps")
+    batch_size: Positive = option(64, "documents, or parts of the text, per step")
+    optimizer: Literal["adamw", "sgd"] = option("adamw", "update rule; sgd needs a higher learning rate")
+    learning_rate: NonNegativeFloat = option(0.0, "peak learning rate (0: the cell's own, 0.005 to 0.02)")
+    grad_clip: NonNegativeFloat = option(1.0, "gradient clipping threshold (norm); 0: off")
+    bptt: Positive = option(64, "gradients reach back this many tokens (BPTT)")
+    recall: bool = option(False, "instead: memory tests of all cells and a GPT (only --seed applies)")
+    plot: bool = option(False, "draw gradients.png into out/rnn_<dataset>/")
+    num_samples: NonNegative = option(20, "number of samples to generate")
+    seed: NonNegative = option(1337, "random seed: the same seed gives the same run")
 
 
 # ----------------------------------------------------------------------------- batches and training

@@ -21,7 +21,7 @@ LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if DISTRIBUTED else 0  # the r
 
 
 @dataclass
-class Machine:
+class Worker:
     """A device, the dtype of its matrix multiplications, and this process among others."""
 
     device: torch.device
@@ -31,7 +31,7 @@ class Machine:
     fsdp: bool = False
 
     @classmethod
-    def pick(cls, device: str, dtype: str, fsdp: bool = False) -> "Machine":
+    def pick(cls, device: str, dtype: str, fsdp: bool = False) -> "Worker":
         """Find the device and the dtype, or the best ones (auto). Raises UserError."""
         # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
         torch.set_float32_matmul_precision("high")

@@ -25,10 +25,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from checkpoint import load_checkpoint, load_model, newest_run
-from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, parse, run
+from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, run
 from model import GPT, ConfigError, GPTConfig, sample_token
 from prepare_data import clean, read_prompt
-from runtime import Machine, check_compiler, explain_errors
+from runtime import Worker, check_compiler, explain_errors
 from tokenizer import Tokenizer, end_id, start_ids, token_names
 
 MAX_MEMORY = 2**30  # bytes of keys, values and logits, which limit how many samples are generated at once
@@ -38,21 +38,23 @@ PLOTTED = 24  # tokens in the plot of the attention weights
 
 @dataclass
 class Options:
-    init_from: PathStr = ""  # a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)
-    prompt: str = ""  # the text to continue (default: the start of a document, or of a line)
-    prompt_file: PathStr = ""  # a UTF-8 file with this text, without the newline at its end
-    interactive: bool = False  # read a prompt per line, and continue each, until Ctrl-D
-    num_samples: Positive = 1  # number of samples
-    max_new_tokens: Positive = 500  # maximum length of a sample, in tokens
-    temperature: NonNegativeFloat = 0.8  # 0: greedy decoding; 1: the model's distribution
-    top_k: NonNegative = 0  # sample from the k most likely tokens; 0: from all
-    top_p: float = 1.0  # sample from the most likely tokens with total probability p; 1: from all
-    seed: NonNegative = 1337  # random seed
-    stop: bool = False  # stop at the end of the line, or of a document of several lines
-    int8: bool = False  # round weights to 8-bit integers: a large model is faster on a CPU
-    compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
-    plot: bool = False  # draw the attention weights of the first 24 tokens: attention.png
+    init_from: PathStr = option(
+        "", "a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)"
+    )
+    prompt: str = option("", "the text to continue (default: the start of a document, or of a line)")
+    prompt_file: PathStr = option("", "a UTF-8 file with this text, without the newline at its end")
+    interactive: bool = option(False, "read a prompt per line, and continue each, until Ctrl-D")
+    num_samples: Positive = option(1, "number of samples")
+    max_new_tokens: Positive = option(500, "maximum length of a sample, in tokens")
+    temperature: NonNegativeFloat = option(0.8, "0: greedy decoding; 1: the model's distribution")
+    top_k: NonNegative = option(0, "sample from the k most likely tokens; 0: from all")
+    top_p: float = option(1.0, "sample from the most likely tokens with total probability p; 1: from all")
+    seed: NonNegative = option(1337, "random seed")
+    stop: bool = option(False, "stop at the end of the line, or of a document of several lines")
+    int8: bool = option(False, "round weights to 8-bit integers: a large model is faster on a CPU")
+    compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
+    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
+    plot: bool = option(False, "draw the attention weights of the first 24 tokens: attention.png")
 
 
 # ----------------------------------------------------------------------------- the KV cache
@@ -279,11 +281,11 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 
 def answer(checkpoint: dict, model: GPT, tokenizer: Tokenizer, prompt: str, options, generator) -> None:
     """Continue a prompt, and print the result line."""
-    ids, delimiter = tokenizer.encode(prompt, "leave them out of the prompt"), checkpoint["delimiter"]
+    ids, start_token = tokenizer.encode(prompt, "leave them out of the prompt"), checkpoint["start_token"]
     prompt = tokenizer.decode(ids)  # as the model reads it
     block_size = model.config.block_size
-    if delimiter is not None:
-        ids = [delimiter, *ids]
+    if start_token is not None:
+        ids = [start_token, *ids]
     ids = ids or start_ids(tokenizer)
     if len(ids) > block_size:
         print(f"the prompt has {len(ids)} tokens; the model sees only the last {block_size}", file=sys.stderr)
@@ -296,7 +298,7 @@ def answer(checkpoint: dict, model: GPT, tokenizer: Tokenizer, prompt: str, opti
         shown = (ids + samples[0].ids)[: min(PLOTTED, block_size)]
         weights = attention_weights(model, torch.tensor([shown], device=generator.device))[:, 0]
         path = Path(checkpoint["folder"], "attention.png")
-        plots.attention(weights.cpu().numpy(), token_names(tokenizer, shown, delimiter), path)
+        plots.attention(weights.cpu().numpy(), token_names(tokenizer, shown, start_token), path)
         print(f"{path}: attention weights of each head", file=sys.stderr)
     n = sum(len(sample.ids) for sample in samples)
     print(f"result: tokens={n} seconds={seconds:.2f} tokens_per_second={n / seconds:.1f}", file=sys.stderr)
@@ -309,7 +311,7 @@ def main() -> None:
         prompt = prompt.removesuffix("\n")
     if options.interactive and prompt:
         raise UserError("--interactive reads prompts from the keyboard; leave out --prompt and --prompt_file")
-    device = Machine.pick(options.device, "float32").device
+    device = Worker.pick(options.device, "float32").device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {device}", file=sys.stderr)

@@ -34,12 +34,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from console import NonNegative, Positive, UserError, parse, print_result, print_table, progress, run
+from console import NonNegative, Positive, UserError, option, parse, print_result, print_table, progress, run
 from files import replace_file
 from model import GPT, GPTConfig
 from optim import Recipe, fit
 from prepare_data import Dataset, load
-from runtime import Machine, keep_freed_memory
+from runtime import Worker, keep_freed_memory
 from windows import evaluate, evaluation_windows, read_windows
 
 WIDTHS = (32, 48, 64, 96, 128)  # n_embd: each model has about twice the parameters of the one before
@@ -52,12 +52,12 @@ EVAL_TOKENS = 100_000
 
 @dataclass
 class Options:
-    dataset: str = "python"  # a folder in data/, made by prepare_data.py
-    minutes: Positive = 8  # approximate minutes on two CPU cores: scales the tokens of all runs
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
-    more: bool = False  # also train for 2, 4, 8 epochs of fewer tokens, and in two other shapes: 4 minutes
-    plot: bool = False  # draw scaling.png into out/scaling_<dataset>/
-    seed: NonNegative = 1337  # random seed of all runs
+    dataset: str = option("python", "a folder in data/, made by prepare_data.py")
+    minutes: Positive = option(8, "approximate minutes on two CPU cores: scales the tokens of all runs")
+    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
+    more: bool = option(False, "also train for 2, 4, 8 epochs of fewer tokens, and in two other shapes: 4 minutes")
+    plot: bool = option(False, "draw scaling.png into out/scaling_<dataset>/")
+    seed: NonNegative = option(1337, "random seed of all runs")
 
 
 # ----------------------------------------------------------------------------- the runs
@@ -70,14 +70,14 @@ def make_recipe(width: int, max_iters: int) -> Recipe:
     return Recipe(max_iters, lr, 3 * lr, optimizer="muon", warmup_iters=max_iters // 20)
 
 
-def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, machine: Machine, epochs=1, **shape) -> dict:
+def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, worker: Worker, epochs=1, **shape) -> dict:
     """Train a model on windows that do not overlap, so it sees each token once, or `epochs` times in
     the same order. Returns N (parameters without embeddings, but with the output layer), D, val,
     seconds."""
     began, T = time.perf_counter(), SHAPE["block_size"]
     torch.manual_seed(seed)
-    model = GPT(GPTConfig(data.vocab_size, n_embd=width, **SHAPE | shape)).to(machine.device)
-    forward = machine.loss_function(model)
+    model = GPT(GPTConfig(data.vocab_size, n_embd=width, **SHAPE | shape)).to(worker.device)
+    forward = worker.loss_function(model)
     starts = T * np.random.default_rng(seed).permutation((len(data.train) - 1) // T)
     needed = recipe.max_iters * BATCH_SIZE
     batches = iter(np.resize(starts[: needed // epochs], needed).reshape(-1, BATCH_SIZE))
@@ -88,7 +88,7 @@ def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, machine: Ma
 
     fit(model, batch_loss, recipe, lines=0)
     windows = evaluation_windows(data.val, data.separator, T, EVAL_TOKENS)
-    val = evaluate(model, forward, data.val, windows, 4 * BATCH_SIZE, machine)
+    val = evaluate(model, forward, data.val, windows, 4 * BATCH_SIZE, worker)
     N, D = model.num_params(non_embedding=True), recipe.max_iters * BATCH_SIZE * T
     return {"N": N, "D": D, "val": val, "seconds": time.perf_counter() - began}
 
@@ -322,7 +322,7 @@ def train_more(results: list[dict], steps: int, result_of: Callable) -> None:
 def main() -> None:
     options = parse(Options, __doc__)
     keep_freed_memory()
-    machine, data = Machine.pick(options.device, "float32"), load(options.dataset)
+    worker, data = Worker.pick(options.device, "float32"), load(options.dataset)
     runs = [(width, make_recipe(width, options.minutes * steps)) for steps, width in product(STEPS, WIDTHS)]
     steps = [recipe.max_iters for _, recipe in runs]
     needed = steps[-1] * BATCH_SIZE * SHAPE["block_size"]
@@ -334,10 +334,10 @@ def main() -> None:
 
     def result_of(width: int, recipe: Recipe, **more) -> dict:
         settings = [width, asdict(recipe), SHAPE | more, BATCH_SIZE, EVAL_TOKENS, options.seed, texts]
-        settings.append(machine.device.type)
-        return finished(path, settings, lambda: train_once(width, recipe, options.seed, data, machine, **more))
+        settings.append(worker.device.type)
+        return finished(path, settings, lambda: train_once(width, recipe, options.seed, data, worker, **more))
 
-    print(f"{data.name}: {len(runs)} runs on {machine}, unless they are in {path} already")
+    print(f"{data.name}: {len(runs)} runs on {worker}, unless they are in {path} already")
     print("N: parameters without embeddings; D: training tokens")
     for i, (width, recipe) in enumerate(runs, 1):
         if i == len(runs):

@@ -32,7 +32,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from console import NonNegative, Positive, UserError, parse, print_result, run
+from console import NonNegative, Positive, UserError, option, parse, print_result, run
 from model import Block, ConfigError, GPTConfig, make_norm, rope_angles
 from optim import Recipe, fit
 
@@ -46,15 +46,15 @@ ORIGINAL = {"position": "none", "activation": "relu", "bias": True, "qk_norm": F
 
 @dataclass
 class Options:
-    task: Literal["dates", "reverse"] = "dates"  # what to do with the source
-    attention: bool = True  # cross-attention; false: the decoder cannot see the source
-    rnn: bool = False  # two GRUs of one layer instead: the decoder gets one vector of the encoder
-    n_layer: Positive = 2  # number of blocks of the encoder, and of the decoder
-    n_embd: Positive = 64  # embedding dimension
-    n_head: Positive = 4  # attention heads, a divisor of n_embd
-    max_iters: Positive = 1500  # training steps
-    seed: NonNegative = 1337  # random seed for initialization and examples
-    plot: bool = False  # draw the cross-attention: out/seq2seq_<task>/alignment.png
+    task: Literal["dates", "reverse"] = option("dates", "what to do with the source")
+    attention: bool = option(True, "cross-attention; false: the decoder cannot see the source")
+    rnn: bool = option(False, "two GRUs of one layer instead: the decoder gets one vector of the encoder")
+    n_layer: Positive = option(2, "number of blocks of the encoder, and of the decoder")
+    n_embd: Positive = option(64, "embedding dimension")
+    n_head: Positive = option(4, "attention heads, a divisor of n_embd")
+    max_iters: Positive = option(1500, "training steps")
+    seed: NonNegative = option(1337, "random seed for initialization and examples")
+    plot: bool = option(False, "draw the cross-attention: out/seq2seq_<task>/alignment.png")
 
 
 # ----------------------------------------------------------------------------- tasks

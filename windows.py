@@ -58,21 +58,21 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
 
 
 @torch.no_grad()
-def evaluate(model, forward: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, machine) -> float:
+def evaluate(model, forward: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, worker) -> float:
     """The mean loss over the windows (starts, stops) of a split, in nats per token. forward(x, y)
     is the mean loss of a batch. Several processes split the batches. The model's mode stays."""
     # Empty windows at the end make all batches equally large: a compiled model needs no other
     # shape, and all processes have equally many.
-    padding = -len(windows[0]) % (machine.world_size * batch_size)
+    padding = -len(windows[0]) % (worker.world_size * batch_size)
     starts, stops = (np.pad(part, (0, padding)) for part in windows)
     total, count, was_training = 0.0, 0, model.training
     model.eval()
-    for first in range(machine.rank * batch_size, len(starts), machine.world_size * batch_size):
+    for first in range(worker.rank * batch_size, len(starts), worker.world_size * batch_size):
         batch = slice(first, first + batch_size)
         x, y = read_windows(tokens, starts[batch], stops[batch], model.config.block_size)
         loss, counted = forward(x, y).item(), (y != -1).sum().item()
         if counted:  # the mean over no targets is NaN
             total, count = total + loss * counted, count + counted
     model.train(was_training)
-    total, count = machine.sum(total, count)
+    total, count = worker.sum(total, count)
     return total / count

@@ -44,6 +44,7 @@ from console import (
     Positive,
     UserError,
     did_you_mean,
+    option,
     parse,
     print_result,
     print_table,
@@ -73,15 +74,15 @@ ANALOGIES = (  # a is to b as c is to d
 
 @dataclass
 class Options:
-    dataset: str = "python"  # a folder in data/, made by prepare_data.py
-    window: Annotated[int, 1, 50] = 5  # largest distance of a context, in kept words
-    negatives: Positive = 5  # negative samples (random words) per pair
-    n_embd: Positive = 64  # embedding dimension
-    min_count: Positive = 5  # leave out words that occur less often
-    epochs: Positive = 3  # passes over the text
-    seed: NonNegative = 1337  # random seed for pairs and initialization
-    near: str = ""  # a word whose nearest neighbors to show
-    gpt: PathStr = ""  # a run of train.py on Python code, whose vectors to compare
+    dataset: str = option("python", "a folder in data/, made by prepare_data.py")
+    window: Annotated[int, 1, 50] = option(5, "largest distance of a context, in kept words")
+    negatives: Positive = option(5, "negative samples (random words) per pair")
+    n_embd: Positive = option(64, "embedding dimension")
+    min_count: Positive = option(5, "leave out words that occur less often")
+    epochs: Positive = option(3, "passes over the text")
+    seed: NonNegative = option(1337, "random seed for pairs and initialization")
+    near: str = option("", "a word whose nearest neighbors to show")
+    gpt: PathStr = option("", "a run of train.py on Python code, whose vectors to compare")
 
 
 # ----------------------------------------------------------------------------- words and pairs

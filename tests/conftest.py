@@ -226,7 +226,7 @@ def result(out: str) -> dict[str, str]:
 
 def loss_of(model_, dataset, split: str, n_tokens: int = 0, batch_size: int = 8) -> float:
     """The mean loss over a split, in this process alone."""
-    alone = runtime.Machine(torch.device("cpu"), torch.float32)
+    alone = runtime.Worker(torch.device("cpu"), torch.float32)
     tokens = getattr(dataset, split)
     spans = windows.evaluation_windows(tokens, dataset.separator, model_.config.block_size, n_tokens)
     return windows.evaluate(model_, lambda x, y: model_(x, y)[1], tokens, spans, batch_size, alone)

@@ -30,7 +30,7 @@ from tokenizer import CharTokenizer
 )
 def test_untrusted_checkpoint_is_rejected_and_not_executed(content):
     content(Path("foreign.pt"))
-    with pytest.raises(ValueError, match=r"foreign.pt .*; use a best.pt"):
+    with pytest.raises(UserError, match=r"foreign.pt .*; use a best.pt"):
         load_checkpoint("foreign.pt")
     assert not Path("harmed").exists()
 

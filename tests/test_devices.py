@@ -33,7 +33,7 @@ PRETENDED = {
     "torch.autocast": lambda _, *more, autocast=torch.autocast, **keys: autocast("cpu", *more, **keys),
     "torch.Tensor.pin_memory": torch.Tensor.clone,
     "torch.__future__._swap_module_params_on_conversion": True,  # Module.to() gives OnCard
-    "runtime.Machine.pick": runtime.Machine.__dict__["pick"],  # the real one
+    "runtime.Worker.pick": runtime.Worker.__dict__["pick"],  # the real one
     "scaling.minimize": lambda log_loss, y, starts: y.new_tensor(starts[0]),  # slow, and not on the card
 }
 

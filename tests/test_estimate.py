@@ -44,7 +44,7 @@ def test_a_slow_machine_is_measured_fewer_times(monkeypatch):
     """Where bfloat16 is emulated, a multiplication can take a second: two of them are not started."""
     clock = itertools.count(step=0.5)
     monkeypatch.setattr("time.perf_counter", clock.__next__)
-    cpu = runtime.Machine(torch.device("cpu"), torch.float32)
+    cpu = runtime.Worker(torch.device("cpu"), torch.float32)
     assert estimate.measured_flops(cpu) == 2 * 512**3 / 0.5
     assert next(clock) == 1.0  # it was read twice
 

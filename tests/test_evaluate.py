@@ -38,11 +38,11 @@ from evaluate import (
 from mlp import contexts
 from model import GPT, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
-from runtime import Machine
+from runtime import Worker
 from sample import generate
 from windows import document_edges, evaluation_windows, split_documents
 
-ALONE = Machine(torch.device("cpu"), torch.float32)
+ALONE = Worker(torch.device("cpu"), torch.float32)
 SMALL = {"block_size": 8, "n_layer": 1, "n_head": 2, "n_embd": 16, "zero_init": False}
 
 
@@ -111,7 +111,7 @@ def test_a_bootstrap_gives_the_interval_of_independent_groups():
 def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays(name, monkeypatch, capsys):
     dataset, seen = prepare_data.load(name), []
 
-    def token_losses(model, tokens, windows, options, machine):
+    def token_losses(model, tokens, windows, options, worker):
         seen.append((tokens, windows))
         return np.arange((windows[1] - windows[0]).sum(), dtype=float)
 

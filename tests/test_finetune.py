@@ -20,13 +20,13 @@ from finetune import BASE, INSTRUCTED, TASKS, Texts, encode, exact_match, instru
 from model import GPT, GPTConfig
 from optim import Recipe
 from peft import attach
-from runtime import Machine
+from runtime import Worker
 from tokenizer import BPETokenizer, CharTokenizer, train_bpe
 
 WORDS = ["stack", "heap", "queue", "lecture", "abs", "noon", "print", "import"]
 CHAR = CharTokenizer(sorted(finetune.CHARACTERS))
 BPE = BPETokenizer(train_bpe("reverse stack > kcats\nfirst heap > h\n" * 20, 280))
-CPU = Machine(torch.device("cpu"), torch.float32)
+CPU = Worker(torch.device("cpu"), torch.float32)
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16}
 FEW = ["--num_examples=50"]
 LORA = Path("out/finetune/lora.pt")
@@ -47,7 +47,7 @@ def small(monkeypatch):
         monkeypatch.setattr(finetune, name, Recipe(6, 0.01, 0.03, optimizer="muon"))
     for name, n in {"NEW_TASK_STEPS": 4, "BATCH_SIZE": 16, "NEW_BATCH_SIZE": 8}.items():
         monkeypatch.setattr(finetune, name, n)
-    monkeypatch.setattr(Machine, "pick", lambda *_: CPU)
+    monkeypatch.setattr(Worker, "pick", lambda *_: CPU)
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_a_stage_is_used_again_until_recipe_data_or_seed_changes(call, small, mo
         monkeypatch.setattr(finetune, name, lambda *_, found=stand_in: found)
     assert trained() == [1, 2]
     assert trained() == []
-    monkeypatch.setattr(Machine, "pick", lambda *_: Machine(torch.device("cpu"), torch.bfloat16))
+    monkeypatch.setattr(Worker, "pick", lambda *_: Worker(torch.device("cpu"), torch.bfloat16))
     assert trained("--num_examples=60", "--rank=2") == []  # other precision, and only stage 3 differs
     assert trained("--mask=false") == [2]
     assert trained("--new_task=first") == [2]
@@ -523,7 +523,7 @@ def test_the_l2_penalty_pulls_towards_the_start():
 
 def test_finetuning_in_float16_is_done_in_float32(call, small, monkeypatch):
     """fit() has no gradient scaler."""
-    monkeypatch.setattr(Machine, "pick", lambda *_: Machine(torch.device("cpu"), torch.float16))
+    monkeypatch.setattr(Worker, "pick", lambda *_: Worker(torch.device("cpu"), torch.float16))
     assert done(call).startswith("device  cpu, float32")
 
 

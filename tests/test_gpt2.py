@@ -8,6 +8,7 @@ from conftest import gpt2_tensors, safetensors
 
 import gpt2
 from checkpoint import load_model
+from console import UserError
 from model import GPT, GPTConfig
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
@@ -117,7 +118,7 @@ def test_a_folder_says_how_many_heads_and_may_be_opened_with_a_smaller_context()
 def test_a_config_json_that_is_not_gpt2s_is_refused(settings):
     Path("model.safetensors").write_bytes(safetensors(gpt2_tensors(C=4)))
     Path("config.json").write_text(settings)
-    with pytest.raises(ValueError, match=r"model.safetensors is damaged, or not GPT-2.*; use the weights"):
+    with pytest.raises(UserError, match=r"model.safetensors is damaged, or not GPT-2.*; use the weights"):
         open_gpt2("model.safetensors")
 
 
@@ -136,7 +137,7 @@ def test_tensors_that_are_not_gpt2_are_named(change, words):
     tensors = small_tensors()
     change(tensors)
     Path("weights.safetensors").write_bytes(safetensors(tensors))
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         open_gpt2("weights.safetensors")
     assert ";" in str(caught.value)
 
@@ -162,13 +163,13 @@ def move(entries: dict, name: str, begin: int, end: int) -> None:
 )
 def test_a_damaged_safetensors_file_is_refused(content):
     Path("model.safetensors").write_bytes(content(gpt2_tensors(T=8, C=4)))
-    with pytest.raises(ValueError, match=r"model.safetensors is damaged.*; use the weights"):
+    with pytest.raises(UserError, match=r"model.safetensors is damaged.*; use the weights"):
         open_gpt2("model.safetensors")
 
 
 def test_weights_that_are_not_there_are_asked_for_by_name(tmp_path):
     for name in ("gpt3", "nothing.safetensors", tmp_path):
-        with pytest.raises(ValueError, match=r"no checkpoint .*; use a run of train.py, a file, or gpt2"):
+        with pytest.raises(UserError, match=r"no checkpoint .*; use a run of train.py, a file, or gpt2"):
             open_gpt2(name)
 
 
@@ -196,16 +197,16 @@ def test_a_download_is_resumed_checked_and_kept(hub):
     hub.headers.clear()
     hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", "0" * 64)
     hub.files["/elsewhere"] = content
-    with pytest.raises(ValueError, match=r"does not have the SHA-256 000"):
+    with pytest.raises(UserError, match=r"does not have the SHA-256 000"):
         open_gpt2("gpt2")
     assert not kept.exists()
 
 
 def test_a_hub_that_fails_names_the_ways_out(hub):
-    with pytest.raises(ValueError, match=r"cannot download .*model.safetensors .404.*; put .*, or use a local"):
+    with pytest.raises(UserError, match=r"cannot download .*model.safetensors .404.*; put .*, or use a local"):
         open_gpt2("gpt2")
     hub.status = 503
-    with pytest.raises(ValueError, match=r"cannot download .*model.safetensors .503"):
+    with pytest.raises(UserError, match=r"cannot download .*model.safetensors .503"):
         open_gpt2("gpt2")
 
 

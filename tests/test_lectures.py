@@ -46,7 +46,7 @@ from gpt2 import GPT2_OPTIONS
 from micrograd import Value
 from model import GPT, GPTConfig
 from prepare_data import Dataset
-from runtime import PEAK_FLOPS, Machine
+from runtime import PEAK_FLOPS, Worker
 from scaling import Law
 from tokenizer import CharTokenizer, train_bpe
 
@@ -1369,8 +1369,8 @@ def test_the_estimate_of_gpt3(capsys):
     shape = {"block_size": 2048, "n_layer": 96, "n_head": 96, "n_embd": 12288, "vocab_size": 50257, "lookback": 0}
     steps = {"optimizer": "adamw", "batch_size": 1, "max_iters": 300_000_000_000 // 2048}
     config = train.TrainConfig(**GPT2_OPTIONS | shape | steps)
-    machine = Machine(torch.device("cpu"), torch.float32)
-    estimate.estimate(config, machine)
+    worker = Worker(torch.device("cpu"), torch.float32)
+    estimate.estimate(config, worker)
     rows = {line[:16].strip(): line[16:].replace(",", "").split() for line in capsys.readouterr().out.splitlines()}
     per_token, in_weights = float(rows["compute"][0]), float(rows["compute"][4])  # GFLOP
     assert 1e9 * in_weights * float(rows["this run"][0]) == pytest.approx(3.15e23, rel=0.003)
@@ -1392,7 +1392,7 @@ def test_the_tokens_per_parameter_of_other_models(n_layer, n_embd, tokens, expec
     shape = {"n_layer": n_layer, "n_head": 64, "n_embd": n_embd, "vocab_size": 32_000, "block_size": 2048}
     shape |= GPT2_OPTIONS | {"lookback": 0}
     config = train.TrainConfig(**shape, optimizer="adamw", batch_size=1, max_iters=int(tokens / 2048))
-    estimate.estimate(config, Machine(torch.device("cpu"), torch.float32))
+    estimate.estimate(config, Worker(torch.device("cpu"), torch.float32))
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("this run"))
     assert float(row[16:].replace(",", "").split()[2]) == pytest.approx(expected, rel=0.005, abs=0.11)
 

@@ -29,12 +29,11 @@ SHAPE = {"block_size": 16, "n_layer": 3, "n_head": 2, "n_embd": 16, "zero_init":
 def make_run(dataset: str, **options) -> GPT:
     """out/<dataset>/best.pt, as train.py writes it, with random weights."""
     data = prepare_data.load(dataset)
-    delimiter = -1 if data.delimiter is None else data.delimiter
-    config = GPTConfig(**SHAPE | {"vocab_size": data.vocab_size, "delimiter": delimiter} | options)
+    config = GPTConfig(**SHAPE | {"vocab_size": data.vocab_size, "start_token": data.start_token} | options)
     model = GPT(config)
     for p in model.parameters():
         p.data *= 3  # so that they predict something
-    more = {"config": {"dataset": dataset}, "delimiter": data.delimiter}
+    more = {"config": {"dataset": dataset}, "start_token": data.start_token}
     save_model(Path("out", dataset, "best.pt"), model, data.tokenizer, **more)
     return model.eval()
 
@@ -97,7 +96,7 @@ def test_predictions_are_those_of_the_model_in_that_context(call, data, dataset,
 
 
 def test_a_context_is_the_document_or_at_least_half_a_block():
-    config = GPTConfig(**SHAPE | {"delimiter": 0})
+    config = GPTConfig(**SHAPE | {"start_token": 0})
     assert look.context_starts([1] * 40, GPTConfig(**SHAPE)) == [0] * 16 + [9] * 9 + [18] * 9 + [27] * 6
     ids = [0, *[1] * 11] * 5
     for i, start in enumerate(look.context_starts(ids, config)):
@@ -134,7 +133,7 @@ def test_attention_is_that_of_the_model(call, data, dataset):
         assert np.abs(row - expected.numpy()).max() < 0.005
         assert np.abs(row.sum(axis=2) - 1).max() < 0.02
         if dataset == "list":
-            document = max(j for j in range(i + 1) if ids[j] == model.config.delimiter)
+            document = max(j for j in range(i + 1) if ids[j] == model.config.start_token)
             assert (row[:, :, : document - starts[i]] == 0).all()
     assert len(weights) == 0
 
@@ -189,7 +188,7 @@ def test_a_prompt_needs_no_dataset_and_starts_a_document(call, data):
     Path("two.txt").write_text("emma\nava\n")
     page, numbers = written(call, "--prompt_file=two.txt", run="list")
     assert Reader(page).texts == ["↵\n", *"emma", "↵\n", *"ava", "↵\n"]
-    assert numbers["ids"][0] == model.config.delimiter and "8-gram" in numbers["more"]
+    assert numbers["ids"][0] == model.config.start_token and "8-gram" in numbers["more"]
     assert "9 tokens of your text" in page.split("</title>")[0]
     assert len(written(call, "--prompt_file=two.txt", "--tokens=3", run="list")[1]["ids"]) == 4
 
@@ -297,7 +296,7 @@ def test_predictions_that_are_not_numbers_are_an_error(call, fails, data):
     model = make_run("tiny")
     model.lm_head.weight.data.fill_(math.nan)
     dataset = prepare_data.load("tiny")
-    save_model(Path("out/tiny/best.pt"), model, dataset.tokenizer, config={"dataset": "tiny"}, delimiter=None)
+    save_model(Path("out/tiny/best.pt"), model, dataset.tokenizer, config={"dataset": "tiny"}, start_token=None)
     assert "NaN" in fails(look, "--init_from=out/tiny")
 
 

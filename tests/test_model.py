@@ -28,7 +28,7 @@ CHOICES = {
     "norm": ("layernorm", "rmsnorm"), "activation": ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"),
     "bias": (True, False),
     "tie_weights": (True, False), "zero_init": (True, False), "lookback": (0, 1, 3),
-    "delimiter": (-1, 7),
+    "start_token": (None, 7),
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def all_combinations(*names: str) -> list[dict]:
 def mixed_combinations() -> list[dict]:
     """Each combination of the keys that change how attention is computed, with the others drawn at random."""
     rng = random.Random(0)
-    drawn = ("qk_norm", "norm", "activation", "bias", "tie_weights", "zero_init", "lookback", "delimiter")
+    drawn = ("qk_norm", "norm", "activation", "bias", "tie_weights", "zero_init", "lookback", "start_token")
     combinations = all_combinations("n_kv_head", "position", "flash")
     return [keys | {name: rng.choice(CHOICES[name]) for name in drawn} for keys in combinations]
 
@@ -53,7 +53,7 @@ EACH_CHOICE = [  # once
     {"position": "learned", "n_kv_head": 4, "activation": "relu", "flash": False},
     {"position": "rope", "n_kv_head": 2, "activation": "gelu", "bias": True, "tie_weights": True},
     {"position": "alibi", "n_kv_head": 1, "activation": "gelu_tanh", "qk_norm": False, "flash": False, "dropout": 0.1},
-    {"position": "none", "activation": "swiglu", "norm": "layernorm", "lookback": 2, "delimiter": 7},
+    {"position": "none", "activation": "swiglu", "norm": "layernorm", "lookback": 2, "start_token": 7},
     {"position": "t5", "n_kv_head": 2},
 ]
 
@@ -98,7 +98,7 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
     c, net, T = model.config, model.transformer, len(ids)
     hd = c.n_embd // c.n_head
     x = torch.stack([net.wte.weight[i] for i in ids])
-    start = [max((s for s in range(t + 1) if ids[s] == c.delimiter), default=0) for t in range(T)]  # of the document
+    start = [max((s for s in range(t + 1) if ids[s] == c.start_token), default=0) for t in range(T)]  # of the document
     for t, back in itertools.product(range(T), range(1, c.lookback + 1)):
         token = ids[t - back] if t - back >= start[t] else c.vocab_size  # the last row of a table: nothing there
         x[t] += net.w_prev[c.lookback - back].weight[token]
@@ -158,7 +158,7 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
 def test_the_logits_are_those_of_the_formulas(keys, double):
     model = shaken(GPTConfig(**SMALL | {"n_layer": 1 if keys["bias"] else 2} | keys)).eval()
     idx = torch.randint(65, (1, 7))
-    idx[0, 2:4] = 7  # the delimiter, if there is one
+    idx[0, 2:4] = 7  # the start token, if there is one
     assert torch.allclose(model(idx)[0][0], by_the_formulas(model, idx[0].tolist()), atol=1e-9)
 
 
@@ -346,10 +346,10 @@ def test_dropout_keeps_the_expected_value(dtype):
 
 
 def test_a_document_is_computed_as_if_it_were_alone(config, double):
-    """With a delimiter, a window of several documents gives the logits of each alone. Positions continue from document
-    to document, so this holds for relative encodings only."""
+    """With a start token, a window of several documents gives the logits of each alone. Positions go on from document to
+    document, so this holds for relative encodings only."""
     for position in ("rope", "alibi", "t5", "none"):
-        config = GPTConfig(**vars(config) | {"delimiter": 7, "position": position, "block_size": 40})
+        config = GPTConfig(**vars(config) | {"start_token": 7, "position": position, "block_size": 40})
         for flash in (True, False):
             config.flash = flash
             model = shaken(config).double()
@@ -361,14 +361,14 @@ def test_a_document_is_computed_as_if_it_were_alone(config, double):
             alone = [model(torch.tensor([ids]))[0][0] for ids in documents]
             assert torch.allclose(logits[0], torch.cat(alone), atol=1e-10)
             assert torch.allclose(logits[1, 0:4], alone[-1], atol=1e-10)
-            plain = GPT(GPTConfig(**vars(config) | {"delimiter": -1})).double()
+            plain = GPT(GPTConfig(**vars(config) | {"start_token": None})).double()
             plain.load_state_dict(model.state_dict())
             assert not torch.allclose(plain(torch.tensor(order))[0], logits, atol=1e-2)
 
 
 def test_generation_applies_the_document_mask(config):
     """In rows whose documents end at different tokens, and with a cache that hides its unused part."""
-    config = GPTConfig(**vars(config) | {"delimiter": 7, "vocab_size": 9, "block_size": 32})
+    config = GPTConfig(**vars(config) | {"start_token": 7, "vocab_size": 9, "block_size": 32})
     model, idx = shaken(config), torch.randint(9, (3, 5))
     plain = model.generate(idx, 70, generator=torch.Generator().manual_seed(0))
     assert plain.eq(7).sum(dim=1).min() > 1

@@ -16,7 +16,7 @@ KINDS = {
     "gpt2": SIZES | GPT2_OPTIONS,
     "grouped": SIZES | {"n_kv_head": 2, "activation": "swiglu", "norm": "rmsnorm"},
     "alibi": SIZES | {"position": "alibi", "n_kv_head": 1},
-    "documents": SIZES | {"delimiter": 0, "lookback": 2},
+    "documents": SIZES | {"start_token": 0, "lookback": 2},
     "formula": SIZES | {"flash": False, "norm": "rmsnorm"},
 }
 METHODS = ("lora", "adapter", "prefix")

@@ -570,7 +570,7 @@ def test_documents_may_have_several_lines(call, request, documents, tokenizer):
     random.Random(42).shuffle(expected)
     found = [data.tokenizer.decode(ids) for split in data.splits for ids in data.documents(split)]
     assert found == expected
-    assert data.separator == data.delimiter == end_id(data.tokenizer) and not data.has_lines
+    assert data.separator == data.start_token == end_id(data.tokenizer) and not data.has_lines
     assert data.tokenizer.decode([data.separator]) == "<|endoftext|>"
     for split, entry in data.splits.items():
         ids = getattr(data, split)
@@ -647,7 +647,7 @@ def test_plain_bins_become_a_dataset_of_numbers(call):
     assert status == 0 and not Path("harmed").exists(), err
     data = load("bins")
     assert data.train.tolist() == ids[:3600] and data.val.tolist() == ids[3600:] and data.test is None
-    assert (data.vocab_size, data.separator, data.delimiter) == (65, None, None)
+    assert (data.vocab_size, data.separator, data.start_token) == (65, None, None)
     assert data.tokenizer.decode([3, 17]) == "3 17 " and math.isnan(data.bits_per_byte(1.0, "val"))
 
 
@@ -657,10 +657,10 @@ def test_plain_bins_of_gpt2s_tokens_have_their_text(call, gpt2_vocabulary):
     assert call(prepare_data, plain_bins(train=ids, val=ids[:30], test=ids[:7]), "--tokenizer=gpt2")[0] == 0
     data = load("bins_gpt2")
     assert data.train.tolist() == ids and data.test.tolist() == ids[:7]
-    assert data.delimiter == 50256 and data.separator is None  # as in FineWeb
+    assert data.start_token == 50256 and data.separator is None  # as in FineWeb
     assert data.splits["train"]["bytes"] == 20 * len("Hello naïve world".encode())
     plain_bins(train=encode("no end") * 9, val=encode("no end"))
-    assert call(prepare_data, "bins", "--tokenizer=gpt2")[0] == 0 and load("bins_gpt2").delimiter is None
+    assert call(prepare_data, "bins", "--tokenizer=gpt2")[0] == 0 and load("bins_gpt2").start_token is None
 
 
 def test_plain_bins_of_a_large_vocabulary_are_uint32(call):
@@ -758,11 +758,11 @@ def test_an_empty_file_separates_nothing(fails):
 
 @pytest.mark.parametrize("documents", ["none", "lines"])
 def test_a_dataset_of_older_code_is_opened(call, documents):
-    """Its meta.json has no delimiter: it was the separator."""
+    """Its meta.json has no start token: it was the separator."""
     call(prepare_data, text_file("my.txt", "abc\n" * 40 + "b"), f"--documents={documents}")
     path = Path("data/my/meta.json")
     meta = json.loads(path.read_text())
-    del meta["delimiter"], meta["sha256"]
+    del meta["start_token"], meta["sha256"]
     path.write_text(json.dumps(meta | {"sha256": prepare_data.checksum(meta)}))
     data = load("my")
-    assert data.delimiter == data.separator == (0 if documents == "lines" else None)
+    assert data.start_token == data.separator == (0 if documents == "lines" else None)

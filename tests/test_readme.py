@@ -79,10 +79,10 @@ FIRST_TABLE = tables(README[: README.index("\n## ")])
 class AttentionOptions:
     """What `attention.py --help` lists, as a test checks."""
 
-    dataset: str = "words"  # a
-    max_iters: int = 1000  # b
-    plot: bool = False  # c
-    seed: int = 1337  # d
+    dataset: str = console.option("words", "a")
+    max_iters: int = console.option(1000, "b")
+    plot: bool = console.option(False, "c")
+    seed: int = console.option(1337, "d")
 
 
 TORCHRUN = {"--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}

@@ -10,7 +10,7 @@ from conftest import best_device
 import runtime
 from console import UserError
 from model import GPT, GPTConfig
-from runtime import Machine
+from runtime import Worker
 
 
 @pytest.mark.skipif("TEST_AUTO_DTYPE" in os.environ, reason="conftest.py decides instead of the processor")
@@ -20,15 +20,15 @@ from runtime import Machine
 )
 def test_a_cpu_computes_in_bfloat16_if_it_has_units_for_it(found, chosen, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
-    assert str(Machine.pick("cpu", "auto")) == f"cpu, {chosen}"
-    assert str(Machine.pick("cpu", "float32")) == "cpu, float32"
+    assert str(Worker.pick("cpu", "auto")) == f"cpu, {chosen}"
+    assert str(Worker.pick("cpu", "float32")) == "cpu, float32"
 
 
 def test_several_processes_compute_in_float32_on_cpus(monkeypatch):
     """Their machines may differ, and then each would choose another dtype."""
     monkeypatch.setattr(runtime, "has_bfloat16_units", lambda: True)
     monkeypatch.setattr(runtime, "DISTRIBUTED", True)
-    assert Machine.pick("cpu", "auto").dtype == torch.float32
+    assert Worker.pick("cpu", "auto").dtype == torch.float32
 
 
 def test_the_published_peak_of_a_card_is_found_by_its_name(monkeypatch):
@@ -84,27 +84,27 @@ def card(monkeypatch):
 
 def test_a_gpu_is_chosen_by_its_number(card):
     """torch.cuda.set_device refuses a device without one."""
-    machine = Machine.pick("auto", "auto")
-    assert (machine.device, machine.dtype) == (torch.device("cuda:0"), torch.bfloat16) and card == [machine.device]
-    assert Machine.pick("cuda:3", "auto").device == torch.device("cuda:3")
+    worker = Worker.pick("auto", "auto")
+    assert (worker.device, worker.dtype) == (torch.device("cuda:0"), torch.bfloat16) and card == [worker.device]
+    assert Worker.pick("cuda:3", "auto").device == torch.device("cuda:3")
 
 
 def test_each_process_of_a_machine_has_a_gpu_of_its_own(card, monkeypatch):
     monkeypatch.setattr(runtime, "DISTRIBUTED", True)
     monkeypatch.setattr(runtime, "LOCAL_RANK", 2)
     for device in ("auto", "cuda", "cuda:1"):
-        assert Machine.pick(device, "auto").device == torch.device("cuda:2")
-    assert Machine.pick("cpu", "auto").device == torch.device("cpu")
+        assert Worker.pick(device, "auto").device == torch.device("cuda:2")
+    assert Worker.pick("cpu", "auto").device == torch.device("cpu")
 
 
 def test_a_card_without_kernels_is_left_for_the_cpu(card, monkeypatch, capsys):
     """PyTorch sees a card that is too old for it, and fails at the first operation. Who names it is told so."""
     why = "CUDA error: no kernel image is available for execution on the device"
     monkeypatch.setattr(runtime, "cannot_compute", lambda device: why if "cuda" in device else "")
-    assert Machine.pick("auto", "float32").device == torch.device("cpu")
+    assert Worker.pick("auto", "float32").device == torch.device("cpu")
     assert capsys.readouterr().err == f"cuda:0 cannot compute here ({why}): using the CPU\n"
     with pytest.raises(UserError, match="there is no device cuda:0 here"):
-        Machine.pick("cuda", "float32")
+        Worker.pick("cuda", "float32")
     assert card == []
 
 
@@ -168,7 +168,7 @@ def test_fsdp_gathers_layer_by_layer_in_the_dtype_that_they_compute_in(monkeypat
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", shard)
     model = GPT(GPTConfig(n_layer=2, n_embd=16))
     layers = [layer for block in model.transformer.h for layer in (block.attn, block.mlp)]
-    assert Machine(torch.device("cpu"), torch.bfloat16, fsdp=True).wrap(model, compile=True) is model
+    assert Worker(torch.device("cpu"), torch.bfloat16, fsdp=True).wrap(model, compile=True) is model
     parts, policies = zip(*sharded, strict=True)
     assert [*map(id, parts)] == [*map(id, (*layers, model))] and policies[-1] is None  # norms stay in float32
     assert all(p.param_dtype == torch.bfloat16 and p.reduce_dtype == torch.float32 for p in policies[:-1])

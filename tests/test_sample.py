@@ -109,7 +109,7 @@ def test_a_model_of_fineweb_starts_where_its_documents_do(call, tmp_path, monkey
         shard(Path(f"copies/{name}.bin"), [50256, 5, 6, 7] * 20)
     assert call(prepare_data, "fineweb", "--file=copies")[0] == 0
     data = prepare_data.load("fineweb")
-    assert (data.separator, data.delimiter) == (None, 50256)
+    assert (data.separator, data.start_token) == (None, 50256)
     prompts = [noted(monkeypatch, GPT, "generate"), noted(monkeypatch, sample, "stream")]
     out = call(train, *SHORT, "--dataset=fineweb", "--out_dir=out/web", "--max_iters=1")[1]
     assert "<|endoftext|>" not in out.split("result:")[0].split("\n\n")[1][:13]

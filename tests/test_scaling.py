@@ -15,7 +15,7 @@ import plots
 import prepare_data
 import scaling
 from model import GPT, GPTConfig
-from runtime import Machine
+from runtime import Worker
 from scaling import PUBLISHED, Law, fit_law, make_recipe
 
 
@@ -158,7 +158,7 @@ def small(monkeypatch):
 
 
 def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch):
-    dataset, machine, seen, rates = prepare_data.load("long"), Machine.pick("cpu", "float32"), [], []
+    dataset, worker, seen, rates = prepare_data.load("long"), Worker.pick("cpu", "float32"), [], []
     read, step = scaling.read_windows, optim.Optimizer.step
 
     def remember(tokens, starts, stops, T):
@@ -167,14 +167,14 @@ def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch
 
     monkeypatch.setattr(scaling, "read_windows", remember)
     monkeypatch.setattr(optim.Optimizer, "step", lambda self: rates.append(self.param_groups[0]["lr"]) or step(self))
-    run = 16, make_recipe(16, 32), 0, dataset, machine
+    run = 16, make_recipe(16, 32), 0, dataset, worker
     found = scaling.train_once(*run)
     assert len(seen) == len(set(seen)) == found["D"] == 32 * 64
     assert len(rates) == 32 and rates[0] == max(rates) and rates[-1] < 0.05 * max(rates)
     assert found["N"] == 12 * 16 * 16 + 16 * dataset.vocab_size + 3 * 16  # matrices, output layer, norms
     assert found["val"] < math.log(dataset.vocab_size) and scaling.train_once(*run)["val"] == found["val"]
     shuffled = replace(dataset, val=dataset.val[np.random.default_rng(0).permutation(len(dataset.val))])
-    assert scaling.train_once(*run[:3], shuffled, machine)["val"] > found["val"] + 0.2  # on the validation split
+    assert scaling.train_once(*run[:3], shuffled, worker)["val"] > found["val"] + 0.2  # on the validation split
 
 
 def test_tokens_are_seen_again_and_other_shapes_have_about_as_many_parameters(small, call, monkeypatch):

@@ -30,7 +30,7 @@ from checkpoint import load_checkpoint, load_model
 from console import UserError, known_options
 from gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
-from runtime import Machine
+from runtime import Worker
 from train import TrainConfig, training_batches
 
 TINY = ["--dataset=tiny", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--eval_tokens=0"]
@@ -59,13 +59,13 @@ def data():
 
 def pretend(monkeypatch, rank: int, world_size: int) -> None:
     """Let this process believe that it is one of several, the others of which have nothing to say."""
-    machine = Machine(torch.device("cpu"), torch.float32, rank, world_size)
-    monkeypatch.setattr(Machine, "pick", lambda *_: machine)
-    monkeypatch.setattr(Machine, "sum", lambda _, *values: list(values))
+    worker = Worker(torch.device("cpu"), torch.float32, rank, world_size)
+    monkeypatch.setattr(Worker, "pick", lambda *_: worker)
+    monkeypatch.setattr(Worker, "sum", lambda _, *values: list(values))
     monkeypatch.setattr("torch.distributed.all_reduce", lambda *_: None)
 
 
-ALONE = Machine(torch.device("cpu"), torch.float32)
+ALONE = Worker(torch.device("cpu"), torch.float32)
 
 
 def log_of(folder: str, key: str) -> dict[int, float]:
@@ -616,16 +616,16 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
 
 def test_a_document_mask_needs_documents(call, fails):
     assert fails(train, *SHORT, "--document_mask") == "error: tiny is one long text; use --document_mask=false"
-    for mask, separator in (("false", -1), ("true", prepare_data.load("list").separator)):
+    for mask, separator in (("false", None), ("true", prepare_data.load("list").separator)):
         call(train, *SHORT, "--dataset=list", f"--document_mask={mask}", f"--out_dir=out/{mask}")
-        assert load_model(f"out/{mask}/best.pt")[0].config.delimiter == separator
+        assert load_model(f"out/{mask}/best.pt")[0].config.start_token == separator
     assert log_of("out/true", "train") != log_of("out/false", "train")
     call(train, *SHORT, "--dataset=list", "--init_from=out/true", "--out_dir=out/tuned")  # the model keeps its mask
-    assert load_model("out/tuned/best.pt")[0].config.delimiter == separator
+    assert load_model("out/tuned/best.pt")[0].config.start_token == separator
     call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=13")
-    assert load_model("out/tuned/last.pt")[0].config.delimiter == separator
+    assert load_model("out/tuned/last.pt")[0].config.start_token == separator
     call(train, *SHORT, "--dataset=list", "--init_from=out/true", "--out_dir=out/without", "--document_mask=false")
-    assert load_model("out/without/best.pt")[0].config.delimiter == -1
+    assert load_model("out/without/best.pt")[0].config.start_token is None
 
 
 # ----------------------------------------------------------------------------- several processes
@@ -783,7 +783,7 @@ def test_only_the_first_process_needs_best_pt(call, monkeypatch, rank):
     pretend(monkeypatch, rank, 2)
     checkpoint = load_checkpoint("out/tiny/last.pt")
     config, ignore = TrainConfig(out_dir="out/tiny", eval_tokens=0), types.SimpleNamespace(load_state_dict=print)
-    best = train.restore(config, dict(checkpoint), prepare_data.load("tiny"), Machine.pick("", ""), ignore, ignore)[-2]
+    best = train.restore(config, dict(checkpoint), prepare_data.load("tiny"), Worker.pick("", ""), ignore, ignore)[-2]
     assert best == (math.inf if rank == 0 else checkpoint["state"][-2])
 
 
@@ -793,15 +793,15 @@ def test_whatever_changes_a_run_is_compared(monkeypatch):
     config, checkpoint = TrainConfig(dataset="tiny"), {"step": 3, "model": {"wte": torch.arange(20.0)}}
     facts = train.facts(config, checkpoint, text, ALONE)
 
-    def changed(config=config, checkpoint=checkpoint, text=text, machine=ALONE) -> set[str]:
-        found = train.facts(config, checkpoint, text, machine)
+    def changed(config=config, checkpoint=checkpoint, text=text, worker=ALONE) -> set[str]:
+        found = train.facts(config, checkpoint, text, worker)
         return {name for name in facts | found if facts.get(name) != found.get(name)}
 
     assert changed(dataclasses.replace(config, out_dir="out/mine", config="my.toml", device="cuda:1")) == set()
     for name, value in {"seed": 2, "batch_size": 4, "optimizer": "sgd", "n_layer": 2, "dtype": "bfloat16"}.items():
         assert changed(dataclasses.replace(config, **{name: value})) == {f"--{name}"}
     assert changed(text=names) == {"the tokenizer", "the train split", "the val split", "the test split"}
-    assert changed(machine=Machine(torch.device("cuda"), torch.float32)) == {"the device"}
+    assert changed(worker=Worker(torch.device("cuda"), torch.float32)) == {"the device"}
     assert changed(checkpoint={}) == {"the checkpoint", "the step of the checkpoint"}
     assert changed(checkpoint=checkpoint | {"model": {"wte": torch.arange(1.0, 21.0)}}) == {"the checkpoint"}
     for path in ROOT.glob("*.py"):
@@ -815,8 +815,8 @@ def test_processes_share_the_windows_of_a_step():
     tokens, config = np.arange(500), TrainConfig(block_size=16, batch_size=4, gradient_accumulation_steps=3)
 
     def starts(rank: int, world_size: int) -> list:
-        machine = Machine(torch.device("cpu"), torch.float32, rank, world_size)
-        batches = [x[:, 0].tolist() for x, _ in training_batches(tokens, None, config, 3, machine)]
+        worker = Worker(torch.device("cpu"), torch.float32, rank, world_size)
+        batches = [x[:, 0].tolist() for x, _ in training_batches(tokens, None, config, 3, worker)]
         assert all(len(batch) <= 4 for batch in batches)
         return list(itertools.chain(*batches))
 
@@ -834,7 +834,7 @@ def test_what_several_processes_cannot_do_gets_one_line(monkeypatch):
         ("mps", torch.float32, 3, "several processes cannot share mps; use --device=cpu"),
     ):
         with pytest.raises(UserError, match=words):
-            train.check(config, {}, prepare_data.load("tiny"), Machine(torch.device(device), dtype, 0, n, fsdp=True))
+            train.check(config, {}, prepare_data.load("tiny"), Worker(torch.device(device), dtype, 0, n, fsdp=True))
 
 
 # ----------------------------------------------------------------------------- the machine
@@ -956,12 +956,13 @@ def test_a_checkpoint_wins_over_the_defaults_only(call, read_config):
         assert (config.n_embd, config.dropout, config.max_iters) == (16, 0.2, 9)
 
 
-def test_help_lists_every_key_with_its_default(call):
+def test_help_lists_every_key_with_its_default(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     status, out, _ = call(train, "--help")
-    lines = dict(re.findall(r"^  --(\w+)=\S* +(\S.*)", out, re.M))
+    lines = dict(re.findall(r"^  --(\w+) \S* {2,}(\S.*)", out, re.M))
     assert not status and lines.keys() == known_options(TrainConfig).keys()
-    for name, (_, comment) in known_options(TrainConfig).items():
-        assert len(comment) > 9 and lines[name].startswith(comment)
+    for name, option in known_options(TrainConfig).items():
+        assert len(option.meaning) > 9 and lines[name].startswith(option.meaning)
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)

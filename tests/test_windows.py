@@ -8,10 +8,10 @@ import prepare_data
 import train
 from checkpoint import load_model
 from model import GPT, GPTConfig
-from runtime import Machine
+from runtime import Worker
 from windows import evaluate, evaluation_windows, read_windows
 
-ALONE = Machine(torch.device("cpu"), torch.float32)
+ALONE = Worker(torch.device("cpu"), torch.float32)
 
 
 def test_windows_are_the_text_and_the_text_one_later():
