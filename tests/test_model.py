@@ -346,8 +346,8 @@ def test_dropout_keeps_the_expected_value(dtype):
 
 
 def test_a_document_is_computed_as_if_it_were_alone(config, double):
-    """With a start token, a window of several documents gives the logits of each alone. Positions go on from document to
-    document, so this holds for relative encodings only."""
+    """With a start token, a window of several documents gives the logits of each alone. Positions do not start again
+    with a document, so this holds for relative encodings only."""
     for position in ("rope", "alibi", "t5", "none"):
         config = GPTConfig(**vars(config) | {"start_token": 7, "position": position, "block_size": 40})
         for flash in (True, False):
