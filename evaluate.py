@@ -43,7 +43,7 @@ from prepare_data import Dataset, load
 from runtime import Worker, explain_errors
 from sample import rows_at_once, stream
 from tokenizer import start_ids
-from windows import document_edges, evaluation_windows, read_windows, split_documents
+from windows import cut_into_windows, document_edges, evaluation_windows, read_windows
 
 SUBSET = 40_000  # tokens for prompts and calibration
 STRETCHES = 100  # of a text without documents, for the uncertainty of its loss
@@ -167,7 +167,7 @@ def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, worker: Work
     """Print the loss of the second half of documents (without documents: of windows), if the first
     half is as it is, shuffled, or from another one: a model that ignores it would not notice."""
     tokens, rng = np.array(getattr(data, options.split)), np.random.default_rng(options.seed)
-    starts, stops = split_documents(document_edges(tokens, data.separator), model.config.block_size)
+    starts, stops = cut_into_windows(document_edges(tokens, data.separator), model.config.block_size)
     order = rng.permutation(len(starts))[: max(2, n_tokens // model.config.block_size)]
     order = order[np.argsort((stops - starts)[order], kind="stable")]  # the next one is long enough
     windows = starts[order[:-1]], stops[order[:-1]]  # the last one has no next one

@@ -1,10 +1,11 @@
 """Part 4, continued: update rules (SGD, Adam, AdamW, Muon) and learning-rate schedules.
 
-    from optim import lr_scale, make_optimizer
+    from optim import lr_fraction, make_optimizer, set_lr
     optimizer = make_optimizer(model, config)   # config: learning_rate, weight_decay ... as in train.TrainConfig
     loss.backward()
-    optimizer.set_lr(lr_scale(step, config))
-    optimizer.step(); model.zero_grad()
+    set_lr(optimizer, lr_fraction(step, config))
+    optimizer.step()
+    model.zero_grad()
 
 Read train.py before, windows.py after. model.py and this file train with PyTorch alone. (The first
 optimizer of torch.optim, which has the same rules, imports torch's compiler: that takes a second.)
@@ -17,74 +18,97 @@ from dataclasses import dataclass
 
 import torch
 
+# ----------------------------------------------------------------------------- update rules
+# group: the options of some parameters, such as group["lr"]. members: for each of these parameters
+# (p, g, state ...), its values, its gradient, and the tensors that the rule keeps from update to
+# update, all of one shape. t: the number of the update, from 1. All change p and the state in place.
+
 
 def sgd(group: dict, members: list[tuple], t: int) -> None:
-    """m = momentum m + g + weight_decay p;  p -= lr m,  for parameters p, gradients g, state m"""
+    """m = momentum m + g + weight_decay p;  p -= lr m"""
     for p, g, m in members:
-        m.mul_(group["momentum"]).add_(g).add_(p, alpha=group["weight_decay"])
+        m.mul_(group["momentum"])
+        m.add_(g)
+        m.add_(p, alpha=group["weight_decay"])
         p.sub_(m, alpha=group["lr"])
 
 
 def adam(group: dict, members: list[tuple], t: int) -> None:
-    """Adam (Kingma, Ba 2015), in update t = 1, 2, ...; with g' = g + weight_decay p:
+    """Adam (Kingma, Ba 2015); with g' = g + weight_decay p:
+
         m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
         p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)
+
+    m is an average of recent gradients, v of their squares, so each step is about lr, whatever the
+    scale of the gradient. Both start at 0: dividing by 1 - beta^t makes up for that.
     AdamW: g' = g, and before that p -= lr weight_decay p (Loshchilov, Hutter 2019)."""
-    lr, beta1, beta2 = group["lr"], group["beta1"], group["beta2"]
+    lr = group["lr"]
+    beta1 = group["beta1"]
+    beta2 = group["beta2"]
+    correction1 = 1 - beta1**t
+    correction2 = 1 - beta2**t
     for p, g, m, v in members:
         if group["rule"] == "adamw":
             p.mul_(1 - lr * group["weight_decay"])
         else:
             g = g.add(p, alpha=group["weight_decay"])
-        m.lerp_(g, 1 - beta1)
+        m.lerp_(g, 1 - beta1)  # m + (1 - beta1) (g - m)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        denominator = v.sqrt().div_(math.sqrt(1 - beta2**t)).add_(1e-8)
-        p.addcdiv_(m, denominator, value=-lr / (1 - beta1**t))
+        root = v.sqrt().div_(math.sqrt(correction2))
+        root.add_(1e-8)
+        p.addcdiv_(m, root, value=-lr / correction1)  # p - lr / correction1 m / root
 
 
 def muon(group: dict, members: list[tuple], t: int) -> None:
     """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g
+
         m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
         p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) newton_schulz(u)
+
     Every direction of a matrix gets about the same update, however small its part of the
     gradient. A p can be a stack of matrices (q, k and v) with rows[0], rows[1] ... rows; the
-    members of a group have the same shape."""
-    momentum, rows = group["momentum"], group["rows"]
+    members of a group have the same shape, so that all are orthogonalized together."""
+    momentum = group["momentum"]
+    rows = group["rows"]
+    directions = []
     for _, g, m in members:
         m.lerp_(g, 1 - momentum)
-    u = torch.stack([full_tensor(g.lerp(m, momentum)) for _, g, m in members])  # (n, rows, columns)
-    if len(set(rows)) == 1:  # all in one batch: faster
-        u = newton_schulz(u.reshape(-1, rows[0], u.shape[2]), group["dtype"]).view_as(u)
+        directions.append(full_tensor(g.lerp(m, momentum)))
+    u = torch.stack(directions)  # (n, rows, columns)
+    columns = u.shape[2]
+    if len(set(rows)) == 1:  # matrices of one shape, in one batch: faster
+        matrices = u.reshape(-1, rows[0], columns)
+        u = newton_schulz(matrices, group["dtype"]).view_as(u)
     else:  # k and v have fewer heads than q
-        u = torch.cat([newton_schulz(part, group["dtype"]) for part in u.split(rows, dim=1)], dim=1)
-    for (p, *_), update in zip(members, u, strict=True):
+        parts = [newton_schulz(part, group["dtype"]) for part in u.split(rows, dim=1)]
+        u = torch.cat(parts, dim=1)
+    tallness = max(1, rows[0] / columns)
+    size = group["lr"] * math.sqrt(tallness)
+    for (p, _, _), update in zip(members, u, strict=True):
         p.mul_(1 - group["lr"] * group["weight_decay"])
-        p.add_(shard_like(update, p), alpha=-group["lr"] * math.sqrt(max(1, rows[0] / u.shape[2])))
+        p.add_(shard_like(update, p), alpha=-size)
+
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """About U V^T for each u = U S V^T of a batch (n, rows, columns): five iterations of a x + b
-    x^3 + c x^5, which are matrix multiplications (in dtype), bring each singular value to
-    about 0.7 to 1.2, but tiny ones (coefficients by Jordan et al. 2024)."""
+    """About U V^T for each u = U S V^T (its singular value decomposition) of a batch (n, rows,
+    columns). Five iterations of a x + b x^3 + c x^5, by matrix multiplications alone (in dtype),
+    bring each singular value to about 0.7 to 1.2, except tiny ones (coefficients by Jordan et al.
+    2024)."""
+    a, b, c = NEWTON_SCHULZ
     tall = u.shape[1] > u.shape[2]
     x = u.mT if tall else u  # x x^T is then the smaller square
-    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype=dtype)
+    norm = x.norm(dim=(1, 2), keepdim=True)  # at least the largest singular value
+    x = x / (norm + 1e-7)
+    x = x.to(dtype=dtype)
     for _ in range(5):
         square = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-    return (x.mT if tall else x).to(u.dtype)
-
-
-def full_tensor(t: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor that FSDP has sharded; any other tensor as it is."""
-    return t.full_tensor() if hasattr(t, "full_tensor") else t
-
-
-def shard_like(t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """This process's shard of a full tensor t, if p is sharded; else t."""
-    if hasattr(p, "full_tensor"):
-        t = torch.distributed.tensor.distribute_tensor(t.to(p.device), p.device_mesh, p.placements)
-    return t
+        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)  # b x x^T + c (x x^T)^2
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    x = x.mT if tall else x
+    return x.to(u.dtype)
 
 
 RULES = {  # the function, and the tensors that it keeps for each parameter: its optimizer state
@@ -96,32 +120,36 @@ RULES = {  # the function, and the tensors that it keeps for each parameter: its
 
 
 class Optimizer:
-    """Updates the parameters of each group by the group's rule, options and learning rate lr =
-    scale * peak_lr. The state starts as zeros; its names are such as "momentum.lm_head.weight"."""
+    """Updates the parameters of each group by the group's rule and options. The state starts as
+    zeros; its names are such as "momentum.lm_head.weight"."""
 
     def __init__(self, groups: list[dict]):
-        self.param_groups, self.state, self.updates = groups, {}, 0
+        self.param_groups = groups
+        self.state = {}  # {name: tensor}
+        self.updates = 0
         for group in groups:
-            group["peak_lr"], group["members"] = group["lr"], []
+            _, kinds = RULES[group["rule"]]
+            group["members"] = []
             for name, p in zip(group["names"], group["params"], strict=True):
-                state = {f"{kind}.{name}": torch.zeros_like(p) for kind in RULES[group["rule"]][1]}
-                group["members"].append((p, *state.values()))
-                self.state |= state
-
-    def set_lr(self, scale: float) -> None:
-        for group in self.param_groups:
-            group["lr"] = scale * group["peak_lr"]
+                state = [torch.zeros_like(p) for _ in kinds]
+                group["members"].append((p, state))
+                for kind, tensor in zip(kinds, state, strict=True):
+                    self.state[f"{kind}.{name}"] = tensor
 
     @torch.no_grad()
     def step(self) -> None:
         self.updates += 1
         for group in self.param_groups:
-            members = [(p, p.grad, *state) for p, *state in group["members"] if p.grad is not None]
-            if members:  # the loss may not depend on a parameter
-                RULES[group["rule"]][0](group, members, self.updates)
+            members = []
+            for p, state in group["members"]:
+                if p.grad is not None:  # the loss may not depend on a parameter
+                    members.append((p, p.grad, *state))
+            if members:
+                update, _ = RULES[group["rule"]]
+                update(group, members, self.updates)
 
     def state_dict(self) -> dict:
-        return self.state | {"updates": self.updates}
+        return {**self.state, "updates": self.updates}
 
     def load_state_dict(self, state: dict) -> None:
         self.updates = state["updates"]
@@ -129,48 +157,122 @@ class Optimizer:
             tensor.copy_(shard_like(state[name], tensor))
 
 
+# ----------------------------------------------------------------------------- which rule for which parameter
+
+
 def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = None) -> Optimizer:
     """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for
-    embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: of Muon."""
-    with_muon = config.optimizer == "muon"
-    in_blocks = set(model.transformer.h.parameters()) if with_muon else set()
-    options = {name: getattr(config, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
-    options |= {"rule": "adamw" if with_muon else config.optimizer, "lr": config.learning_rate}
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]  # a tied matrix is there once
-    groups = {}  # those of Muon by shape: matrices of the same shape are orthogonalized together
-    for name, p in named:
-        key, changes = ("matrices", {}) if p.dim() >= 2 else ("vectors", {"weight_decay": 0.0})
+    embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: the one
+    that Muon multiplies matrices in. (In place of all that, train.py can use an optimizer of
+    torch.optim: set_lr() takes any.)"""
+    in_blocks = set()
+    if config.optimizer == "muon":
+        in_blocks = set(model.transformer.h.parameters())
+    groups = {}
+    for name, p in model.named_parameters():  # a tied matrix is there once
+        if not p.requires_grad:
+            continue
         if p in in_blocks and p.dim() == 2:
-            kv = model.config.head_dim * model.config.n_kv_head
-            rows = (model.config.n_embd, kv, kv) if name.endswith("attn.c_attn.weight") else (len(p),)
-            key = (p.shape, rows)
-            changes = {"rule": "muon", "lr": config.muon_learning_rate, "rows": rows, "dtype": dtype}
-        group = groups.setdefault(key, {**options, **changes, "names": [], "params": []})
+            rows = rows_of_matrices(name, p, model.config)
+            key = (p.shape, rows)  # matrices of one shape are orthogonalized together
+            group = groups.setdefault(key, muon_group(config, rows, dtype))
+        elif p.dim() >= 2:
+            group = groups.setdefault("matrices", plain_group(config, config.weight_decay))
+        else:
+            group = groups.setdefault("vectors", plain_group(config, 0.0))
         group["names"].append(name)
         group["params"].append(p)
     return Optimizer(list(groups.values()))
 
 
-def lr_scale(step: int, config) -> float:
-    """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then
-    constant; inverse_sqrt, sqrt(warmup_iters / step) (Vaswani et al. 2017); linear or cosine decay
-    (Loshchilov, Hutter 2017) to min_lr one step after the last; step: constant, then a tenth in the
-    last fifth of the steps; or wsd: constant, then linear in the last fifth (Hu et al. 2024)."""
-    floor = config.min_lr / config.learning_rate if config.learning_rate else 0.0
-    start, end = config.warmup_iters, config.max_iters + 1
+def rows_of_matrices(name: str, p: torch.Tensor, model_config) -> tuple[int, ...]:
+    """The rows of each matrix in a weight: c_attn has those of q, k and v on top of each other."""
+    if not name.endswith("attn.c_attn.weight"):
+        return (len(p),)
+    kv = model_config.head_dim * model_config.n_kv_head
+    return (model_config.n_embd, kv, kv)
+
+
+def muon_group(config, rows: tuple[int, ...], dtype: torch.dtype | None) -> dict:
+    group = new_group("muon", config.muon_learning_rate, config.weight_decay)
+    group["momentum"] = config.momentum
+    group["rows"] = rows
+    group["dtype"] = dtype
+    return group
+
+
+def plain_group(config, weight_decay: float) -> dict:
+    rule = "adamw" if config.optimizer == "muon" else config.optimizer
+    group = new_group(rule, config.learning_rate, weight_decay)
+    group["momentum"] = config.momentum
+    group["beta1"] = config.beta1
+    group["beta2"] = config.beta2
+    return group
+
+
+def new_group(rule: str, lr: float, weight_decay: float) -> dict:
+    return {"rule": rule, "lr": lr, "weight_decay": weight_decay, "names": [], "params": []}
+
+
+# ----------------------------------------------------------------------------- learning rate
+
+
+def set_lr(optimizer, fraction: float) -> None:
+    """Set the learning rate of each group to a fraction of its peak, which is what it was at first.
+    For any optimizer with param_groups, such as torch.optim.AdamW."""
+    for group in optimizer.param_groups:
+        peak = group.setdefault("peak_lr", group["lr"])
+        group["lr"] = fraction * peak
+
+
+def lr_fraction(step: int, config) -> float:
+    """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then by
+    schedule
+
+        constant       1
+        linear         straight down to min_lr, one step after the last
+        cosine         to the same along half a wave (Loshchilov, Hutter 2017)
+        inverse_sqrt   sqrt(warmup_iters / step) (Vaswani et al. 2017)
+        step           1, then a tenth in the last fifth of the steps
+        wsd            1, then linear in the last fifth: warmup, stable, decay (Hu et al. 2024)"""
+    floor = config.min_lr / config.learning_rate if config.learning_rate > 0 else 0.0
+    start = config.warmup_iters
+    end = config.max_iters + 1
+    last_fifth = 0.8 * end
     if step < start:
         return step / start
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "step":
-        return 1.0 if step < 0.8 * end else max(floor, 0.1)
+        return 1.0 if step < last_fifth else max(floor, 0.1)
     if config.schedule == "inverse_sqrt":
         return max(floor, math.sqrt(max(start, 1) / step))
     if config.schedule == "wsd":
-        start = max(start, 0.8 * end)
-    done = min(max(step - start, 0) / max(end - start, 1), 1.0)
-    remaining = (1 + math.cos(math.pi * done)) / 2 if config.schedule == "cosine" else 1 - done
+        start = max(start, last_fifth)
+    length = max(end - start, 1)
+    done = max(step - start, 0) / length  # from 0 at the start to 1 at the end
+    done = min(done, 1.0)
+    remaining = 1 - done
+    if config.schedule == "cosine":
+        remaining = (1 + math.cos(math.pi * done)) / 2
     return floor + (1 - floor) * remaining
+
+
+# ----------------------------------------------------------------------------- tensors that FSDP has sharded
+
+
+def full_tensor(t: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor that FSDP has sharded: every process has a part of it. Any other tensor
+    as it is."""
+    return t.full_tensor() if hasattr(t, "full_tensor") else t
+
+
+def shard_like(t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """This process's shard of a full tensor t, if p is sharded; else t."""
+    if hasattr(p, "full_tensor"):
+        t = t.to(p.device)
+        t = torch.distributed.tensor.distribute_tensor(t, p.device_mesh, p.placements)
+    return t
 
 
 # ----------------------------------------------------------------------------- the loop of the lessons
@@ -201,33 +303,43 @@ def fit(
     loss of a batch that it draws. Parameters that are frozen stay as they are.
 
     Prints about `lines` lines: the mean loss and the largest gradient norm since the line before,
-    the time left, and what note() says of the model in evaluation mode. Returns the seconds of the
-    steps alone. Raises FloatingPointError if the loss is NaN or infinite."""
-    optimizer, steps = make_optimizer(model, recipe), recipe.max_iters
+    what note() says about the model in evaluation mode, and the time left. Returns the seconds of
+    the steps alone. Raises FloatingPointError if the loss is NaN or infinite."""
+    steps = recipe.max_iters
+    optimizer = make_optimizer(model, recipe)
     trained = [p for p in model.parameters() if p.requires_grad]
-    losses, norms, seconds = [], [], 0.0
-    every = math.ceil(steps / lines) if lines else steps
+    interval = math.ceil(steps / lines) if lines else steps
+    losses = []  # since the last line, as are the norms; both stay on the device
+    norms = []
+    seconds = 0.0
     model.train()
     for step in range(1, steps + 1):
         began = time.perf_counter()
-        optimizer.set_lr(lr_scale(step, recipe))
+        set_lr(optimizer, lr_fraction(step, recipe))
         loss = batch_loss()
         loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(trained, recipe.grad_clip or math.inf))
+        norm = torch.nn.utils.clip_grad_norm_(trained, recipe.grad_clip or math.inf)
         optimizer.step()
         model.zero_grad(set_to_none=True)
         losses.append(loss.detach())
-        if reporting := step % every == 0 or step == steps:
-            mean, norm = torch.stack(losses).mean().item(), torch.stack(norms).max().item()  # waits for the device
-            losses, norms = [], []
-            if not math.isfinite(mean):
-                raise FloatingPointError(f"training diverged: loss {mean} by step {step}; use a lower learning rate")
+        norms.append(norm)
+        report_now = step % interval == 0 or step == steps
+        if report_now:
+            mean_loss = torch.stack(losses).mean().item()  # waits for the device
+            largest_norm = torch.stack(norms).max().item()
+            losses.clear()
+            norms.clear()
+            if not math.isfinite(mean_loss):
+                raise FloatingPointError(
+                    f"training diverged: loss {mean_loss} by step {step}; use a lower learning rate"
+                )
         seconds += time.perf_counter() - began
-        if reporting and lines:
+        if report_now and lines:
             model.eval()
-            figures = f"train loss {mean:.4f}  grad norm up to {norm:.2f}"
-            eta = f"eta {seconds / step * (steps - step):.0f} s"
-            print(f"step {step:>{len(str(steps))}}/{steps}  {figures}  {note()}  {eta}", flush=True)
+            width = len(str(steps))
+            figures = f"train loss {mean_loss:.4f}  grad norm up to {largest_norm:.2f}"
+            seconds_left = seconds / step * (steps - step)
+            print(f"step {step:>{width}}/{steps}  {figures}  {note()}  eta {seconds_left:.0f} s", flush=True)
             model.train()
     model.eval()
     return seconds

@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from checkpoint import save_model
 from console import NonNegative, NonNegativeFloat, Positive, UserError, option, parse, print_result, print_table, run
 from model import GPT, GPTConfig
-from optim import Recipe, fit, lr_scale, make_optimizer
+from optim import Recipe, fit, lr_fraction, make_optimizer, set_lr
 from prepare_data import Dataset, load
 from runtime import keep_freed_memory
 from sample import generate
@@ -379,7 +379,7 @@ def ppo(toy: Toy, reward_model: GPT, beta: float, group: int) -> tuple[GPT, list
             loss.backward()
             for network, optimizer in zip(networks, optimizers, strict=True):
                 nn.utils.clip_grad_norm_(network.parameters(), PPO.grad_clip)
-                optimizer.set_lr(lr_scale(step, PPO))
+                set_lr(optimizer, lr_fraction(step, PPO))
                 optimizer.step()
                 network.zero_grad()
             clipped.append(((ratio - 1).abs() > CLIP)[mask[rows]].float().mean())

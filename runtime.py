@@ -1,4 +1,14 @@
-"""Devices, dtypes, the processes of torchrun (DDP or FSDP2), signals, and errors of the machine."""
+"""Devices, dtypes, several processes (DDP or FSDP2), signals, and errors of the computer.
+
+A run can be shared by several processes, each with a GPU of its own, on one computer or more:
+torchrun starts them and numbers them from 0 (their rank; world_size is how many there are). Each
+runs the whole of train.py on its own part of every batch. By default each has a copy of the model,
+and DDP (DistributedDataParallel) averages the gradients of all in the backward pass, so all copies
+take the same step. With --fsdp (fully sharded data parallel), each process keeps a part of every
+parameter, its shard, and a layer is put together only while it computes.
+
+What waits for other processes has to be called by all of them, or it waits forever.
+"""
 
 import contextlib
 import ctypes
@@ -17,25 +27,25 @@ from console import UserError
 DISTRIBUTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 RANK = int(os.environ["RANK"]) if DISTRIBUTED else 0
 WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if DISTRIBUTED else 1
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if DISTRIBUTED else 0  # the rank among the processes of this machine
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if DISTRIBUTED else 0  # the rank among those on this computer
 
 
 @dataclass
 class Worker:
-    """A device, the dtype of its matrix multiplications, and this process among others."""
+    """This process and its device."""
 
     device: torch.device
-    dtype: torch.dtype
-    rank: int = RANK
-    world_size: int = WORLD_SIZE
-    fsdp: bool = False
+    dtype: torch.dtype  # of matrix multiplications
+    rank: int = RANK  # the number of this process; 0, the first one, prints and writes files
+    world_size: int = WORLD_SIZE  # how many processes there are
+    fsdp: bool = False  # is the model sharded?
 
     @classmethod
     def pick(cls, device: str, dtype: str, fsdp: bool = False) -> "Worker":
         """Find the device and the dtype, or the best ones (auto). Raises UserError."""
         # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
         torch.set_float32_matmul_precision("high")
-        card = f"cuda:{LOCAL_RANK}"  # each process of a machine has its own
+        card = f"cuda:{LOCAL_RANK}"  # each process on a computer has its own
         if device == "auto":
             device = best_device()
             if why := cannot_compute(device):
@@ -102,6 +112,10 @@ class Worker:
         dist.all_reduce(tensor)
         return tensor.tolist()
 
+    def any(self, value: bool | int) -> bool:
+        """Is the value true in any process?"""
+        return any(self.sum(value))
+
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean of a tensor over all processes, on its device."""
         if self.world_size > 1:
@@ -163,6 +177,13 @@ def join_processes() -> None:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
+def leave_processes() -> None:
+    """Undo join_processes(), once all have come here: gloo may abort a process whose peers are gone."""
+    if DISTRIBUTED:
+        wait_for_all()
+        dist.destroy_process_group()
+
+
 def wait_for_all() -> None:
     """Return once every process has come here."""
     if DISTRIBUTED:
@@ -172,9 +193,14 @@ def wait_for_all() -> None:
 
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
-    """Let the first process prepare the data, then the first one of each other machine, which may
+    """Let the first process prepare the data, then the first one on each other computer, which may
     see the same folder, then the rest. Only the one that fails says why."""
-    turn = 0 if RANK == 0 else 1 if LOCAL_RANK == 0 else 2
+    if RANK == 0:
+        turn = 0
+    elif LOCAL_RANK == 0:
+        turn = 1
+    else:
+        turn = 2
     for _ in range(turn):
         wait_for_all()
     yield
@@ -184,7 +210,7 @@ def first_process_first() -> Iterator[None]:
 
 def check_alike(facts: dict) -> None:
     """Stop if a fact, such as an option, differs between a process and the first one: together they
-    would train something that nobody asked for. Each machine says so once."""
+    would train something that nobody asked for. Each computer says so once."""
     everyone = [facts] * WORLD_SIZE
     if DISTRIBUTED:
         with explain_errors():
@@ -254,7 +280,7 @@ def explain_errors(out_of_memory: str = "") -> Iterator[None]:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compile an addition. If that fails, it is due to this machine. Raises UserError."""
+    """Compile an addition. If that fails, it is due to this computer. Raises UserError."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
     except Exception as error:  # compilers lack many things

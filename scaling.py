@@ -40,7 +40,7 @@ from model import GPT, GPTConfig
 from optim import Recipe, fit
 from prepare_data import Dataset, load
 from runtime import Worker, keep_freed_memory
-from windows import evaluate, evaluation_windows, read_windows
+from windows import evaluation_windows, mean_loss, read_windows
 
 WIDTHS = (32, 48, 64, 96, 128)  # n_embd: each model has about twice the parameters of the one before
 STEPS = (24, 48, 96, 192)  # for each of the --minutes: every budget is twice the one before
@@ -88,7 +88,7 @@ def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, worker: Wor
 
     fit(model, batch_loss, recipe, lines=0)
     windows = evaluation_windows(data.val, data.separator, T, EVAL_TOKENS)
-    val = evaluate(model, forward, data.val, windows, 4 * BATCH_SIZE, worker)
+    val = mean_loss(model, forward, data.val, windows, 4 * BATCH_SIZE, worker)
     N, D = model.num_params(non_embedding=True), recipe.max_iters * BATCH_SIZE * T
     return {"N": N, "D": D, "val": val, "seconds": time.perf_counter() - began}
 

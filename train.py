@@ -10,6 +10,8 @@ Read model.py first (same shape letters), then optim.py for the updates, and win
 Precedence of options: command line > TOML file > checkpoint (--init_from) > defaults below. A run
 lives in out/<run>/: config.toml (every option), log.jsonl (one object per line), last.pt (to
 resume), best.pt (to sample), and loss.png if matplotlib is installed.
+
+The loop is train(), below the options. The first time, read only that, and training_batches().
 """
 
 import contextlib
@@ -18,10 +20,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import numpy as np
 import torch
@@ -42,14 +44,11 @@ from console import (
 )
 from files import sha256_of
 from model import GPT, ConfigError, GPTConfig
-from optim import full_tensor, lr_scale, make_optimizer
+from optim import full_tensor, lr_fraction, make_optimizer, set_lr
 from prepare_data import Dataset, checksum, load
 from runtime import StopSignal, Worker
 from tokenizer import start_ids
-from windows import document_edges, evaluate, evaluation_windows, read_windows, split_documents
-
-LOG_LINE = "train loss {train:.4f}  lr {lr:.2e}  grad norm {grad_norm:.2f}"
-LOG_LINE += "  {tokens_per_second:,} tokens/s  {rate}"
+from windows import cut_into_windows, document_edges, evaluation_windows, mean_loss, read_windows
 
 
 @dataclass
@@ -59,27 +58,39 @@ class TrainConfig(GPTConfig):
     config: PathStr = option("", "a file of options, such as config/names.toml")
     dataset: str = option("python", "python, words, names, shakespeare, or a folder in data/")
     out_dir: PathStr = option("", "folder of the run (default: out/ and the name of the config, or dataset)")
-    init_from: PathStr = option("scratch", "scratch, resume, auto (one of these two), a run, gpt2 ... gpt2-xl")
+    init_from: PathStr = option(
+        "scratch", "scratch; resume; auto: resume if there is a last.pt; or whose weights: a run, gpt2 ... gpt2-xl"
+    )
     seed: NonNegative = option(1337, "random seed for initialization, batches and dropout")
 
-    lookback: NonNegative = option(3, "previous-token embeddings: how many preceding tokens are added; 0: off")
+    lookback: NonNegative = option(
+        3, "previous-token embeddings: how many preceding tokens are added to each embedding; 0: off"
+    )
     document_mask: bool = option(False, "attention stops where a document starts, such as a name in a list")
-    batch_size: Positive = option(8, "sequences of block_size tokens per micro-batch")
-    gradient_accumulation_steps: Positive = option(1, "micro-batches per step: larger batches, no more memory")
+    batch_size: Positive = option(8, "sequences of block_size tokens in a micro-batch, which is computed at once")
+    gradient_accumulation_steps: Positive = option(1, "micro-batches per step: a larger batch in the same memory")
     max_iters: Positive = option(700, "number of steps")
-    early_stop: NonNegative = option(0, "stop after this many evaluations without improvement (patience); 0: off")
+    early_stop: NonNegative = option(0, "patience: stop after this many evaluations without improvement; 0: off")
 
-    optimizer: Literal["sgd", "adam", "adamw", "muon"] = option("muon", "muon: adamw outside of blocks")
-    learning_rate: NonNegativeFloat = option(1e-2, "peak learning rate (muon's matrices have their own, below)")
-    muon_learning_rate: NonNegativeFloat = option(0.03, "peak learning rate of muon: its updates have a fixed size")
-    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "step", "wsd"] = option("linear", "after warmup")
-    warmup_iters: NonNegative = option(20, "steps of linear warmup")
+    optimizer: Literal["sgd", "adam", "adamw", "muon"] = option(
+        "muon", "update rule; muon: for the matrices in the blocks, and adamw for all other parameters"
+    )
+    learning_rate: NonNegativeFloat = option(1e-2, "peak learning rate, except for muon's matrices")
+    muon_learning_rate: NonNegativeFloat = option(
+        0.03, "peak learning rate of muon, whose updates have the same size for any gradient"
+    )
+    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "step", "wsd"] = option(
+        "linear", "the learning rate after the warmup; formulas in optim.py"
+    )
+    warmup_iters: NonNegative = option(20, "steps in which the learning rate rises to its peak")
     min_lr: NonNegativeFloat = option(0.0, "final learning_rate (muon's in proportion)")
-    weight_decay: NonNegativeFloat = option(0.0, "of matrices: p -= lr * weight_decay * p (sgd, adam: L2 penalty)")
+    weight_decay: NonNegativeFloat = option(
+        0.0, "for matrices p, in each step p -= lr * weight_decay * p (sgd, adam: an L2 penalty)"
+    )
     beta1: Fraction = option(0.9, "adam, adamw: decay rate of the moving average of the gradient")
     beta2: Fraction = option(0.95, "adam, adamw: decay rate of the moving average of its square")
     momentum: Fraction = option(0.95, "momentum of muon and sgd")
-    grad_clip: NonNegativeFloat = option(1.0, "clip the gradient to this norm; 0: off")
+    grad_clip: NonNegativeFloat = option(1.0, "scale the gradient down to this norm, if it is larger; 0: off")
 
     log_interval: Positive = option(20, "log every so many steps")
     eval_interval: Positive = option(100, "evaluate on the validation split every so many steps")
@@ -88,22 +99,110 @@ class TrainConfig(GPTConfig):
     sample_tokens: NonNegative = option(400, "length of the sample at the end, in tokens")
 
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "of matmuls; auto: a fast one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "number format of matrix multiplications; auto: a fast one"
+    )
     compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
-    fsdp: bool = option(False, "with torchrun: shard the model, if it does not fit on one GPU")
+    fsdp: bool = option(False, "with torchrun: each GPU keeps a part of a model that does not fit on one (FSDP)")
 
     def model_config(self) -> GPTConfig:
+        """The options of the model alone, as they are saved with its weights."""
         return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
 
     def options(self) -> dict:
-        set_by_data = ("vocab_size", "start_token")
-        return {name: value for name, value in vars(self).items() if name not in set_by_data}
+        """What a user can set."""
+        options = dict(vars(self))
+        del options["vocab_size"], options["start_token"]  # the dataset sets them
+        return options
 
     def tokens_per_step(self) -> int:
         return self.gradient_accumulation_steps * self.batch_size * self.block_size
 
 
-# ----------------------------------------------------------------------------- batches
+# ----------------------------------------------------------------------------- the loop
+
+
+def train(run: "Run") -> None:
+    """Train until the last step, early stopping, or a signal such as Ctrl-C. If torchrun starts
+    several processes, each runs this loop on its part of every batch, and all take the same step."""
+    config = run.config
+    worker = run.worker
+    model = run.model
+    optimizer = run.optimizer
+    scaler = run.scaler
+    progress = run.progress
+    with StopSignal() as stop:
+        while not run.is_over():
+            began = time.perf_counter()
+            progress.step += 1
+            step = progress.step
+
+            # ---- batch: x (B, T) token ids, y (B, T) the next token of each, for each micro-batch
+            # Both batch and dropout follow from the seed and the step: a resumed run has the same
+            torch.manual_seed((config.seed << 32) + step * worker.world_size + worker.rank)
+            batches = list(training_batches(run.data.train, run.starts, config, step, worker))
+            rows = sum(len(x) for x, _ in batches)
+
+            # ---- forward and backward: the gradients of the micro-batches add up in each p.grad
+            loss = torch.zeros((), device=worker.device)
+            for i, (x, y) in enumerate(batches):
+                # Several processes average their gradients: once, during the last backward pass
+                is_last = i == len(batches) - 1
+                worker.sync_gradients(run.network, is_last)
+                share = len(x) / rows  # the gradient of the mean loss over all rows
+                part = run.loss_function(x, y) * share
+                # In float16, small gradients would become 0: the scaler makes the loss and so all
+                # gradients larger. In other dtypes it does nothing.
+                scaler.scale(part).backward()
+                loss += part.detach()
+
+            # ---- clip: scale the gradient down if its norm is above grad_clip
+            scaler.unscale_(optimizer)  # back to its own size
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+
+            # ---- update: the learning rate of this step, then all parameters
+            fraction = lr_fraction(step, config)  # of its peak
+            set_lr(optimizer, fraction)
+            scaler.step(optimizer)  # skips the update if a gradient in float16 overflowed
+            scaler.update()
+            model.zero_grad(set_to_none=True)
+
+            # ---- everything below is for people: log, evaluate, save
+            progress.losses.append(worker.mean(loss))  # on the device: the CPU does not wait for it
+            run.stopped = worker.any(stop.number)  # a signal to one process stops all
+            last = step == config.max_iters
+            log_now = last or step % config.log_interval == 0
+            evaluate_now = last or step % config.eval_interval == 0
+            save_now = last or run.stopped or step % config.checkpoint_interval == 0
+            if log_now or evaluate_now or save_now:
+                read_losses(run)  # here the CPU waits for a GPU
+            progress.train_seconds += time.perf_counter() - began
+            if log_now:
+                log_training(run, fraction, grad_norm)
+            if evaluate_now:
+                validate(run)
+            if save_now or run.is_over():
+                save_progress(run)
+    if run.stopped:
+        print(f"stopped after step {progress.step}; resume with --init_from=resume --out_dir={config.out_dir}")
+
+
+def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
+    """Inputs and targets (B, T) of each micro-batch of a step, at random places of the text. The
+    places follow from (seed, step) alone, so a resumed run sees what an uninterrupted one would.
+    starts: where windows may start; None: anywhere."""
+    rng = np.random.default_rng((config.seed, step))
+    T = config.block_size
+    n = config.gradient_accumulation_steps * config.batch_size
+    choices = len(tokens) - T if starts is None else len(starts)  # the last target must be in the text
+    places = rng.integers(choices, size=n)
+    if starts is not None:
+        places = starts[places]
+    # Several processes draw the same places, and each takes its own part of them
+    places = np.split(places, worker.world_size)[worker.rank]
+    for first in range(0, len(places), config.batch_size):
+        batch = places[first : first + config.batch_size]
+        yield read_windows(tokens, batch, batch + T, T)
 
 
 def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
@@ -111,62 +210,158 @@ def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
     a longer one, if a whole window follows. None for a text without separators: anywhere."""
     if data.separator is None:
         return None
-    starts, _ = split_documents(document_edges(data.train, data.separator), block_size)
+    edges = document_edges(data.train, data.separator)
+    starts, _ = cut_into_windows(edges, block_size)
     return starts[starts < len(data.train) - block_size]
 
 
-def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
-    """Inputs and targets (B, T) of each micro-batch of a step. They follow from (seed, step) alone,
-    so a resumed run sees what an uninterrupted one would. Several processes split them."""
-    rng = np.random.default_rng((config.seed, step))
-    n = config.gradient_accumulation_steps * config.batch_size
-    if starts is None:
-        drawn = rng.integers(len(tokens) - config.block_size, size=n)  # the last possible target is the last token
+# ----------------------------------------------------------------------------- what the loop works with
+
+
+@dataclass
+class Progress:
+    """Where a run stands. last.pt has it, by these names, so a resumed run goes on from here."""
+
+    step: int = 0  # steps that are done
+    seconds: float = 0.0  # since the start, without the time in which the run was stopped
+    train_seconds: float = 0.0  # in the steps alone, without evaluating and saving
+    logged_at: float = 0.0  # train_seconds at the last line of the log
+    losses: list = field(default_factory=list)  # the training loss of each step since that line
+    best: float = math.inf  # the lowest validation loss
+    evaluations_since_best: int = 0
+
+
+@dataclass
+class Run:
+    """All that a process needs for its steps."""
+
+    config: TrainConfig
+    data: Dataset
+    worker: Worker  # this process among others, its device and dtype
+    model: GPT
+    network: torch.nn.Module  # the model as the processes share it; the model itself if there is one
+    loss_function: Callable  # loss_function(x, y): the network's mean loss on a batch, a tensor
+    optimizer: object  # of optim.py, or any of torch.optim
+    scaler: torch.amp.GradScaler  # of the loss in float16
+    starts: np.ndarray | None  # where training windows may start; None: anywhere
+    windows: tuple  # (starts, stops) of the windows to evaluate on
+    progress: Progress
+    log: TextIO | None = None  # log.jsonl, in the first process only; its lock keeps other runs out
+    began: float = 0.0  # the clock at step 0, if the run had never been stopped, in seconds
+    stopped: bool = False  # by a signal
+
+    def is_over(self) -> bool:
+        patience = self.config.early_stop
+        early = 0 < patience <= self.progress.evaluations_since_best
+        return self.stopped or early or self.progress.step >= self.config.max_iters
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+
+# ----------------------------------------------------------------------------- log, evaluate, save
+# All processes call these functions, as some parts of them wait for all. The first one writes.
+
+
+def read_losses(run: Run) -> None:
+    """Turn the losses since the last line of the log into numbers, and stop if one is NaN."""
+    losses = [float(loss) for loss in run.progress.losses]
+    run.progress.losses = losses
+    check_finite("training loss", sum(losses), run)
+
+
+def log_training(run: Run, fraction: float, grad_norm: torch.Tensor) -> None:
+    """Print and log the mean loss since the last line, and how fast the steps are. fraction: of the
+    learning rate."""
+    config = run.config
+    progress = run.progress
+    loss = sum(progress.losses) / len(progress.losses)
+    lr = fraction * config.learning_rate
+    norm = float(full_tensor(grad_norm))
+    seconds = progress.train_seconds - progress.logged_at
+    tokens_per_second = len(progress.losses) * config.tokens_per_step() / seconds
+    compute = compute_rate(tokens_per_second, run.model, run.worker)
+    rate = f"mfu {compute['mfu']:.0%}" if "mfu" in compute else f"{compute['gflops']:,.1f} GFLOP/s"
+    seconds_left = run.seconds() / progress.step * (config.max_iters - progress.step)
+    minutes, rest = divmod(seconds_left, 60)
+    figures = {"train": loss, "lr": lr, "grad_norm": norm, "tokens_per_second": round(tokens_per_second), **compute}
+    write_line(
+        run,
+        f"train loss {loss:.4f}  lr {lr:.2e}  grad norm {norm:.2f}  {tokens_per_second:,.0f} tokens/s  {rate}"
+        f"  eta {minutes:.0f}:{int(rest):02}",
+        figures,
+    )
+    progress.losses = []
+    progress.logged_at = progress.train_seconds
+
+
+def compute_rate(tokens_per_second: float, model: GPT, worker: Worker) -> dict[str, float]:
+    """{"mfu": model FLOPs utilization, the fraction of the published peak that training achieves};
+    where none is published, as for CPUs, {"gflops": GFLOP/s of all processes}."""
+    flops = tokens_per_second * model.flops_per_token()
+    peak = runtime.published_peak(worker.device, worker.dtype)
+    if peak is None:
+        return {"gflops": round(flops / 1e9, 2)}
+    return {"mfu": round(flops / (peak * worker.world_size), 4)}
+
+
+def validate(run: Run) -> None:
+    """Compute the validation loss, and save the model if it is the best so far."""
+    config = run.config
+    data = run.data
+    progress = run.progress
+    val = mean_loss(run.model, run.loss_function, data.val, run.windows, config.batch_size, run.worker)
+    check_finite("validation loss", val, run)
+    if val < progress.best:
+        progress.best = val
+        progress.evaluations_since_best = 0
+        save(run, "best.pt", val=val)
+        news = "new best, saved best.pt"
     else:
-        drawn = starts[rng.integers(len(starts), size=n)]
-    mine = np.split(drawn, worker.world_size)[worker.rank]
-    for first in range(0, len(mine), config.batch_size):
-        batch = mine[first : first + config.batch_size]
-        yield read_windows(tokens, batch, batch + config.block_size, config.block_size)
+        progress.evaluations_since_best += 1
+        news = f"lowest so far {progress.best:.4f}"
+    bits = data.bits_per_byte(val, "val")
+    write_line(run, f"val loss {val:.4f}  ({bits:.4f} bits/byte)  {news}", {"val": val})
 
 
-# ----------------------------------------------------------------------------- the run
+def write_line(run: Run, text: str, figures: dict[str, float]) -> None:
+    """Print the text, and write the figures into log.jsonl."""
+    step = run.progress.step
+    last = run.config.max_iters
+    with contextlib.suppress(OSError):  # the terminal was closed: its signal stops the run, which saves
+        print(f"step {step:>{len(str(last))}}/{last}  {text}", flush=True)
+    if run.log:
+        line = {"step": step, "seconds": round(run.seconds(), 3), **figures}
+        run.log.write(json.dumps(line) + "\n")
+        run.log.flush()
 
 
-def build(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> tuple:
-    """The model, the network (the model as the processes share it), its loss forward(x, y), the
-    optimizer, the scaler of float16's gradients, and where training windows start."""
-    torch.manual_seed(config.seed)
-    config.vocab_size = data.vocab_size
-    config.start_token = data.start_token if config.document_mask else None
-    model = GPT(config.model_config())
-    if checkpoint:
-        load_weights(model, checkpoint["model"])
-    network = worker.wrap(model, config.compile)
-    whole = config.compile and not worker.fsdp  # FSDP's layers are compiled one by one
-    forward = worker.loss_function(torch.compile(network) if whole else network)
-    optimizer = make_optimizer(model, config, worker.dtype)
-    scaler = torch.amp.GradScaler(worker.device.type, enabled=worker.dtype == torch.float16)
-    # A trial shows compile and out-of-memory errors before anything is written. It also fixes the
-    # order in which DDP reduces gradients, so a resumed run stays exact.
-    starts = training_starts(data, config.block_size)
-    forward(*next(training_batches(data.train, starts, config, 1, worker))).backward()
-    model.zero_grad(set_to_none=True)
-    return model, network, forward, optimizer, scaler, starts
+def save_progress(run: Run) -> None:
+    """Write last.pt, from which the run can be resumed."""
+    check_finite("sum of the weights", sum_of_weights(run.model), run)
+    run.progress.seconds = run.seconds()
+    optimizer = run.worker.gather(run.optimizer.state_dict())
+    save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())
 
 
-def print_summary(config: TrainConfig, model: GPT, data: Dataset, worker: Worker, windows: tuple) -> None:
-    starts, stops = windows
-    evaluated = f"evaluating on {(stops - starts).sum():,} of {len(data.val) - 1:,} validation tokens"
-    uniform, n_step = math.log(data.vocab_size), config.tokens_per_step()
-    epochs = config.max_iters * n_step / len(data.train)
-    print(f"data    {data.name}: {len(data.train):,} training tokens; {evaluated}")
-    print(f"model   {model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
-    if peak := runtime.published_peak(worker.device, worker.dtype):
-        print(f"device  {worker}; mfu = fraction of the published peak, {peak / 1e12:,.0f} TFLOP/s")
-    else:
-        print(f"device  {worker}")
-    print(f"run     {config.out_dir}: {config.max_iters:,} steps x {n_step:,} tokens = {epochs:.2g} epochs")
+def save(run: Run, name: str, **entries) -> None:
+    """Write a checkpoint with the model and these entries."""
+    weights = run.worker.gather(run.model.state_dict())
+    if not run.log:
+        return
+    os.fsync(run.log.fileno())  # the log must not lack a line that comes before the checkpoint
+    save_model(
+        Path(run.config.out_dir, name),
+        run.model,
+        run.data.tokenizer,
+        weights,
+        step=run.progress.step,
+        config=run.config.options(),
+        start_token=run.data.start_token,
+        evaluated_on=evaluated_on(run.config, run.data),
+        text=hashes_of(run.data),
+        **entries,
+    )
 
 
 def hashes_of(data: Dataset) -> dict[str, str]:
@@ -179,230 +374,273 @@ def evaluated_on(config: TrainConfig, data: Dataset) -> list:
     return [data.splits["val"]["sha256"], config.eval_tokens]
 
 
-def restore(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker, optimizer, scaler) -> tuple:
-    """Where the run stands: step, seconds, seconds in the steps alone, and of these until the last
-    line of the log; the losses since then, the lowest validation loss, and the evaluations since
-    that. Clears the checkpoint, to free its memory."""
-    state = checkpoint.get("state", (0, 0.0, 0.0, 0.0, [], math.inf, 0))
-    if "optimizer" in checkpoint:
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        if checkpoint["scaler"]:  # of float16
-            scaler.load_state_dict(checkpoint["scaler"])
-        # older runs saved the hash of the validation split alone
-        before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})
-        now, news = hashes_of(data), ""
-        if checkpoint["config"]["dataset"] != data.name:
-            news = f" on another dataset: {data.name}"
-        elif any(now.get(split) != sha256 for split, sha256 in before.items()):
-            news = f" on another text: {data.name} has changed"
-        print(f"resumed after step {checkpoint['step']}{news}")
-        other_text = checkpoint["evaluated_on"] != evaluated_on(config, data)
-        lost = worker.rank == 0 and not Path(config.out_dir, "best.pt").exists()
-        if any(worker.sum(lost)) or other_text:  # other machines need none
-            state = (*state[:-2], math.inf, 0)  # the next evaluation writes best.pt
-    checkpoint.clear()
-    return state
-
-
-def check_finite(what: str, value: float, step: int, worker: Worker) -> None:
-    """Stop before NaN gets into a checkpoint. All processes call it; the first one prints."""
+def check_finite(what: str, value: float, run: Run) -> None:
+    """Stop before NaN gets into a checkpoint. All processes find the same; the first one says so."""
     if math.isfinite(value):
         return
-    if worker.rank:
+    if run.worker.rank > 0:
         sys.exit(2)
     advice = "resume, or start again, with a lower --learning_rate and --muon_learning_rate, or more --warmup_iters"
-    raise UserError(f"training diverged: the {what} is {value} at step {step}; {advice}")
+    raise UserError(f"training diverged: the {what} is {value} at step {run.progress.step}; {advice}")
 
 
 def sum_of_weights(model: GPT) -> float:
-    """NaN if an update made one NaN: the loss of its step, computed before, does not show that."""
-    return float(sum(full_tensor(p.detach().sum()) for p in model.parameters()))
+    """NaN or infinite if the last update made a weight so. (The loss of that step is from before.)"""
+    sums = [full_tensor(p.detach().sum()) for p in model.parameters()]
+    return float(sum(sums))
 
 
-def train(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> tuple:
-    """Train until the last step, early stopping, or a signal. Returns the step, the seconds, those
-    of the steps alone, whether a signal came, and the log: its lock keeps other runs out."""
-    model, network, forward, optimizer, scaler, starts = build(config, checkpoint, data, worker)
-    windows = evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens)
-    print_summary(config, model, data, worker, windows)
-    state = restore(config, checkpoint, data, worker, optimizer, scaler)
-    step, seconds, train_seconds, logged, losses, best, stale = state
-    began, folder, stopping = time.perf_counter() - seconds, Path(config.out_dir), False
-    log = open_run(folder, step, config.options()) if worker.rank == 0 else None
-
-    def note(text: str, **figures: float) -> None:
-        with contextlib.suppress(OSError):  # no reader; a closed terminal also sends a signal
-            print(f"step {step:>{len(str(config.max_iters))}}/{config.max_iters}  {text}", flush=True)
-        if log:
-            log.write(json.dumps({"step": step, "seconds": round(time.perf_counter() - began, 3)} | figures) + "\n")
-            log.flush()
-
-    def save(name: str, **more) -> None:
-        weights = worker.gather(model.state_dict())  # from all processes
-        more |= {"step": step, "config": config.options(), "start_token": data.start_token}
-        if log:
-            os.fsync(log.fileno())  # the lines that belong to it
-            more["evaluated_on"] = evaluated_on(config, data)
-            more["text"] = hashes_of(data)
-            save_model(folder / name, model, data.tokenizer, weights, **more)
-
-    with StopSignal() as stop:
-        while step < config.max_iters and not stopping and not 0 < config.early_stop <= stale:
-            step_began = time.perf_counter()
-            step += 1
-            torch.manual_seed((config.seed << 32) + step * worker.world_size + worker.rank)  # for dropout
-            batches = list(training_batches(data.train, starts, config, step, worker))
-            rows = sum(len(x) for x, _ in batches)
-            loss = torch.zeros((), device=worker.device)
-            for i, (x, y) in enumerate(batches):
-                worker.sync_gradients(network, i == len(batches) - 1)  # by the last one only
-                part = forward(x, y) * (len(x) / rows)
-                scaler.scale(part).backward()
-                loss += part.detach()
-            losses.append(worker.mean(loss))  # still on the device: nothing waits
-            scaler.unscale_(optimizer)
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-            optimizer.set_lr(scale := lr_scale(step, config))
-            scaler.step(optimizer)  # does nothing if float16 overflowed
-            scaler.update()
-            model.zero_grad(set_to_none=True)
-
-            last = step == config.max_iters
-            logging = last or step % config.log_interval == 0
-            evaluating = last or step % config.eval_interval == 0
-            stopping = any(worker.sum(stop.number))  # a signal to one process stops all
-            saving = last or stopping or step % config.checkpoint_interval == 0
-            if logging or evaluating or saving:  # wait for the device
-                losses = [float(loss) for loss in losses]
-                norm = float(full_tensor(grad_norm))
-                check_finite("training loss", sum(losses), step, worker)
-            train_seconds += time.perf_counter() - step_began
-            if logging:
-                speed = len(losses) * config.tokens_per_step() / (train_seconds - logged)
-                figures = {"train": sum(losses) / len(losses), "lr": scale * config.learning_rate, "grad_norm": norm}
-                figures |= {"tokens_per_second": round(speed)} | compute_rate(speed, model, worker)
-                rate = f"mfu {figures['mfu']:.0%}" if "mfu" in figures else f"{figures['gflops']:,.1f} GFLOP/s"
-                minutes, rest = divmod((time.perf_counter() - began) / step * (config.max_iters - step), 60)
-                note(f"{LOG_LINE.format(**figures, rate=rate)}  eta {minutes:.0f}:{int(rest):02}", **figures)
-                losses, logged = [], train_seconds
-            if evaluating:
-                val = evaluate(model, forward, data.val, windows, config.batch_size, worker)
-                check_finite("validation loss", val, step, worker)
-                best, stale = (val, 0) if val < best else (best, stale + 1)
-                if stale == 0:
-                    save("best.pt", val=val)
-                news = f"lowest so far {best:.4f}" if stale else "new best, saved best.pt"
-                note(f"val loss {val:.4f}  ({data.bits_per_byte(val, 'val'):.4f} bits/byte)  {news}", val=val)
-            if saving or 0 < config.early_stop <= stale:
-                check_finite("sum of the weights", sum_of_weights(model), step, worker)
-                state = (step, time.perf_counter() - began, train_seconds, logged, losses, best, stale)
-                moments = worker.gather(optimizer.state_dict())
-                save("last.pt", state=state, optimizer=moments, scaler=scaler.state_dict())
-            if stopping:
-                print(f"stopped after step {step}; resume with --init_from=resume --out_dir={folder}")
-    return step, time.perf_counter() - began, train_seconds, stopping, log
+# ----------------------------------------------------------------------------- before the first step
 
 
-def compute_rate(tokens_per_second: float, model: GPT, worker: Worker) -> dict[str, float]:
-    """{"mfu": model FLOPs utilization, the fraction of the published peak that training achieves};
-    where none is published, as for CPUs, {"gflops": GFLOP/s of all processes}."""
-    flops = tokens_per_second * model.flops_per_token()
-    if peak := runtime.published_peak(worker.device, worker.dtype):
-        return {"mfu": round(flops / (peak * worker.world_size), 4)}
-    return {"gflops": round(flops / 1e9, 2)}
+def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> Run:
+    """Make the model and all that trains it. With a checkpoint, the weights are its weights, and a
+    run that is resumed goes on where it stood; the checkpoint is emptied, to free its memory."""
+    torch.manual_seed(config.seed)
+    config.vocab_size = data.vocab_size
+    config.start_token = data.start_token if config.document_mask else None
+    model = GPT(config.model_config())
+    if checkpoint:
+        load_weights(model, checkpoint["model"])
+    network = worker.wrap(model, config.compile)
+    compiled = network
+    if config.compile and not worker.fsdp:  # with FSDP, wrap() has compiled layer by layer
+        compiled = torch.compile(network)
+    is_float16 = worker.dtype == torch.float16
+    run = Run(
+        config=config,
+        data=data,
+        worker=worker,
+        model=model,
+        network=network,
+        loss_function=worker.loss_function(compiled),
+        optimizer=make_optimizer(model, config, worker.dtype),
+        scaler=torch.amp.GradScaler(worker.device.type, enabled=is_float16),
+        starts=training_starts(data, config.block_size),
+        windows=evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens),
+        progress=Progress(),
+    )
+    try_a_pass(run)
+    print_summary(run)
+    if "optimizer" in checkpoint:
+        restore(run, checkpoint)
+    checkpoint.clear()
+    run.began = time.perf_counter() - run.progress.seconds
+    if worker.rank == 0:
+        run.log = open_run(Path(config.out_dir), run.progress.step, config.options())
+    return run
 
 
-def report(config: TrainConfig, data: Dataset, worker: Worker, step: int, seconds: float, speed: float) -> None:
-    """Print a sample of the best model, its losses, and the result line."""
-    folder, alone = Path(config.out_dir), replace(worker, world_size=1)
+def try_a_pass(run: Run) -> None:
+    """Compute a gradient, and forget it: an error of torch.compile or a lack of memory shows here,
+    before a file is written. It also lets DDP settle the order in which it averages gradients, on
+    which the last digit depends, so a resumed run is exactly the same."""
+    batches = training_batches(run.data.train, run.starts, run.config, 1, run.worker)
+    x, y = next(batches)
+    run.loss_function(x, y).backward()
+    run.model.zero_grad(set_to_none=True)
+
+
+def print_summary(run: Run) -> None:
+    config = run.config
+    data = run.data
+    worker = run.worker
+    starts, stops = run.windows
+    evaluated = f"evaluating on {(stops - starts).sum():,} of {len(data.val) - 1:,} validation tokens"
+    uniform = math.log(data.vocab_size)
+    tokens_per_step = config.tokens_per_step()
+    epochs = config.max_iters * tokens_per_step / len(data.train)
+    print(f"data    {data.name}: {len(data.train):,} training tokens; {evaluated}")
+    print(f"model   {run.model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
+    peak = runtime.published_peak(worker.device, worker.dtype)
+    if peak is None:
+        print(f"device  {worker}")
+    else:
+        print(f"device  {worker}; mfu = fraction of the published peak, {peak / 1e12:,.0f} TFLOP/s")
+    print(f"run     {config.out_dir}: {config.max_iters:,} steps x {tokens_per_step:,} tokens = {epochs:.2g} epochs")
+
+
+def restore(run: Run, checkpoint: dict) -> None:
+    """Let a run go on where the last.pt of an earlier one stands."""
+    run.progress = Progress(**checkpoint["progress"])
+    run.optimizer.load_state_dict(checkpoint["optimizer"])
+    if checkpoint["scaler"]:  # empty unless in float16
+        run.scaler.load_state_dict(checkpoint["scaler"])
+    print(f"resumed after step {run.progress.step}{changed_text(run.data, checkpoint)}")
+    # best.pt counts if it is there, and was evaluated on the same tokens; else the next evaluation
+    # writes a new one. Only the first process needs it: other computers may lack the folder.
+    missing = run.worker.rank == 0 and not Path(run.config.out_dir, "best.pt").exists()
+    missing = run.worker.any(missing)
+    if missing or checkpoint["evaluated_on"] != evaluated_on(run.config, run.data):
+        run.progress.best = math.inf
+        run.progress.evaluations_since_best = 0
+
+
+def changed_text(data: Dataset, checkpoint: dict) -> str:
+    """What to say if a run goes on with other data; nothing if it does not."""
+    if checkpoint["config"]["dataset"] != data.name:
+        return f" on another dataset: {data.name}"
+    # older runs saved the hash of the validation split alone
+    before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})
+    now = hashes_of(data)
+    if any(now.get(split) != sha256 for split, sha256 in before.items()):
+        return f" on another text: {data.name} has changed"
+    return ""
+
+
+# ----------------------------------------------------------------------------- after the last step
+
+
+def report(config: TrainConfig, data: Dataset, worker: Worker, progress: Progress) -> None:
+    """Print a sample of the best model, its losses, and the result line. The first process does
+    this alone."""
+    folder = Path(config.out_dir)
     checkpoint = load_checkpoint(folder / "best.pt")
-    if step < config.max_iters:
+    if progress.step < config.max_iters:
         advice = f"to continue: python train.py --init_from=resume --out_dir={config.out_dir} --early_stop=0"
         print(f"early stopping: no improvement in {config.early_stop} evaluations; {advice}")
-    if checkpoint["step"] < step:
+    if checkpoint["step"] < progress.step:
         print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
-    model, tokenizer = load_model(checkpoint)
-    forward, losses = worker.loss_function(model.to(worker.device)), {}
-    for split in data.splits:
-        tokens = getattr(data, split)
-        n = config.eval_tokens or (len(data.val) if split == "train" else 0)
-        windows = evaluation_windows(tokens, data.separator, config.block_size, n)
-        if split == "val" and checkpoint["evaluated_on"] == evaluated_on(config, data):
-            losses[split] = checkpoint["val"]
-        else:
-            losses[split] = evaluate(model, forward, tokens, windows, config.batch_size, alone)
-    ids = start_ids(tokenizer) if data.start_token is None else [data.start_token]
-    generator = torch.Generator(worker.device).manual_seed(config.seed)
-    idx = torch.tensor([ids], device=worker.device)  # (1, 1)
-    ids = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)[0].tolist()
-    print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{tokenizer.decode(ids[1:]).strip()}")
+    model, _ = load_model(checkpoint)
+    model.to(worker.device)
+    losses = final_losses(config, data, worker, model, checkpoint)
+    print_sample(config, data, worker, model)
     console.print_losses(data, losses)
-    more = {"step": step, "seconds": seconds, "tokens_per_second": f"{speed:.0f}"}
-    more |= compute_rate(speed, model, worker) | {"out_dir": config.out_dir}
+    draw_losses(folder, data)
+    tokens_per_second = progress.step * config.tokens_per_step() / progress.train_seconds
+    console.print_result(
+        "gpt",
+        data,
+        model.num_params(),
+        losses,
+        step=progress.step,
+        seconds=progress.seconds,
+        tokens_per_second=f"{tokens_per_second:.0f}",
+        **compute_rate(tokens_per_second, model, worker),
+        out_dir=config.out_dir,
+    )
+
+
+def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT, checkpoint: dict) -> dict[str, float]:
+    """The loss of the best model on each split."""
+    alone = replace(worker, world_size=1)  # the other processes have ended
+    loss_function = worker.loss_function(model)
+    losses = {}
+    for split in data.splits:
+        if split == "val" and checkpoint["evaluated_on"] == evaluated_on(config, data):
+            losses[split] = checkpoint["val"]  # known already
+            continue
+        n_tokens = config.eval_tokens
+        if split == "train" and n_tokens == 0:
+            n_tokens = len(data.val)  # as many as of val: the whole split would take long
+        tokens = getattr(data, split)
+        windows = evaluation_windows(tokens, data.separator, config.block_size, n_tokens)
+        losses[split] = mean_loss(model, loss_function, tokens, windows, config.batch_size, alone)
+    return losses
+
+
+def print_sample(config: TrainConfig, data: Dataset, worker: Worker, model: GPT) -> None:
+    """Generate a text from the start of a document, or of a line."""
+    ids = start_ids(data.tokenizer) if data.start_token is None else [data.start_token]
+    idx = torch.tensor([ids], device=worker.device)  # (1, 1)
+    generator = torch.Generator(worker.device).manual_seed(config.seed)
+    idx = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)
+    text = data.tokenizer.decode(idx[0, 1:].tolist())
+    print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{text.strip()}")
+
+
+def draw_losses(folder: Path, data: Dataset) -> None:
+    """Draw loss.png from the log. If that fails, say why: the run is worth more than its plot."""
+    path = folder / "loss.png"
     try:
         import plots
 
-        log = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-        plots.training_losses([*map(json.loads, log)], data, str(folder), folder / "loss.png")
-    except (OSError, UserError) as error:  # the run is worth more than its plot
-        print(f"\nno {folder / 'loss.png'}: {error}")
-    console.print_result("gpt", data, model.num_params(), losses, **more)
+        lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        log = [json.loads(line) for line in lines]
+        plots.training_losses(log, data, str(folder), path)
+    except (OSError, UserError) as error:
+        print(f"\nno {path}: {error}")
 
 
-# ----------------------------------------------------------------------------- the script
+# ----------------------------------------------------------------------------- how a run starts
 
 
 def read_config(doc: str) -> tuple[TrainConfig, dict]:
     """The config of the command line, and the checkpoint that the run starts from, or {}."""
     given = read_options(TrainConfig, doc, "config")
     if "config" in given:
-        given = read_toml(given["config"], TrainConfig) | given
-    name = Path(given.get("config", "")).stem or given.get("dataset", TrainConfig.dataset)
-    given = {"out_dir": f"out/{name}"} | given
+        given = {**read_toml(given["config"], TrainConfig), **given}
+    if "out_dir" not in given:
+        name = Path(given.get("config", "")).stem or given.get("dataset", TrainConfig.dataset)
+        given["out_dir"] = f"out/{name}"
     init_from = given.get("init_from", "scratch")
     if init_from == "auto":
-        init_from = "resume" if Path(given["out_dir"], "last.pt").exists() else "scratch"
+        last = Path(given["out_dir"], "last.pt")
+        init_from = "resume" if last.exists() else "scratch"
     if init_from == "scratch":
-        return TrainConfig(**given | {"init_from": init_from}), {}
+        return TrainConfig(**{**given, "init_from": "scratch"}), {}
     if init_from == "resume":
-        checkpoint = load_checkpoint(Path(given["out_dir"], "last.pt"))
-        if "optimizer" not in checkpoint:
-            raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
-        refuse_unknown(checkpoint["name"], checkpoint["config"], TrainConfig)
-        # an option that an older run lacks has the default of GPTConfig, where the two differ
-        inherited = checkpoint["model_config"] | checkpoint["config"]
-        given["init_from"] = inherited["init_from"]  # where the run came from at first
-    else:
-        checkpoint = load_checkpoint(init_from)
-        if "peft" in checkpoint or not checkpoint["config"]["dataset"]:  # of finetune.py
-            raise UserError(f"{init_from} was not trained on a dataset; use a run of train.py")
-        for name in ("optimizer", "state"):  # of a last.pt: this is a new run
-            checkpoint.pop(name, None)
-        inherited = checkpoint["model_config"]
-        given = {"document_mask": inherited["start_token"] is not None} | given
-    config = TrainConfig(**inherited | given)
-    free = {"vocab_size", "start_token", "dropout", "flash", "label_smoothing", "train_temperature"}
-    fixed = {f.name for f in fields(GPTConfig)} - free
-    if init_from == "resume":
-        fixed.add("optimizer")
-    elif config.position != "learned" or config.block_size < inherited["block_size"]:
-        fixed -= {"block_size", "rope_base", "rope_scale"}
-    for name in sorted(fixed):
-        if getattr(config, name) != inherited[name]:
-            what = f"{name} is fixed to {inherited[name]} by the checkpoint {checkpoint['name']}"
-            raise UserError(f"{what}; drop --{name}, or start a new run with another --out_dir")
+        return resume(given)
+    return start_from_weights(given)
+
+
+def resume(given: dict) -> tuple[TrainConfig, dict]:
+    """Go on with the run in out_dir: its options, except for those that are given now."""
+    checkpoint = load_checkpoint(Path(given["out_dir"], "last.pt"))
+    if "optimizer" not in checkpoint:
+        raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
+    refuse_unknown(checkpoint["name"], checkpoint["config"], TrainConfig)
+    # An option that an older run lacks has the default of GPTConfig, where TrainConfig has another
+    before = {**checkpoint["model_config"], **checkpoint["config"]}
+    given["init_from"] = before["init_from"]  # where the run came from at first
+    config = TrainConfig(**{**before, **given})
+    refuse_changes(config, before, {*architecture(), "optimizer"}, checkpoint["name"])
     return config, checkpoint
 
 
+def start_from_weights(given: dict) -> tuple[TrainConfig, dict]:
+    """A new run from the weights of another one, or of GPT-2, and so with the same architecture."""
+    init_from = given["init_from"]
+    checkpoint = load_checkpoint(init_from)
+    if "peft" in checkpoint or not checkpoint["config"]["dataset"]:  # of finetune.py
+        raise UserError(f"{init_from} was not trained on a dataset; use a run of train.py")
+    for name in ("optimizer", "progress"):  # where that run stood is of no use to a new one
+        checkpoint.pop(name, None)
+    before = checkpoint["model_config"]
+    has_mask = before["start_token"] is not None
+    config = TrainConfig(**{**before, "document_mask": has_mask, **given})
+    fixed = architecture()
+    # Learned positions have no row for a longer context; other encodings can be stretched
+    if config.position != "learned" or config.block_size < before["block_size"]:
+        fixed -= {"block_size", "rope_base", "rope_scale"}
+    refuse_changes(config, before, fixed, checkpoint["name"])
+    return config, checkpoint
+
+
+def architecture() -> set[str]:
+    """The options that say what the weights are. The others of GPTConfig may change."""
+    may_change = {"vocab_size", "start_token", "dropout", "flash", "label_smoothing", "train_temperature"}
+    return {f.name for f in fields(GPTConfig)} - may_change
+
+
+def refuse_changes(config: TrainConfig, before: dict, fixed: set[str], name: str) -> None:
+    """Raise UserError if one of the fixed options differs from what the checkpoint has."""
+    for fixed_option in sorted(fixed):
+        if getattr(config, fixed_option) != before[fixed_option]:
+            what = f"{fixed_option} is fixed to {before[fixed_option]} by the checkpoint {name}"
+            raise UserError(f"{what}; drop --{fixed_option}, or start a new run with another --out_dir")
+
+
 def check(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> None:
-    """Raise UserError if the run is not possible with this dataset or on this machine."""
+    """Raise UserError if the run is not possible with this dataset or on this computer."""
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
         raise UserError(f"{data.name} has another vocabulary than {checkpoint['name']}; {tokenizer_advice(checkpoint)}")
-    n, processes = config.batch_size * config.gradient_accumulation_steps, worker.world_size
-    if n % processes:
-        fits = ", ".join(str(i) for i in range(1, n + 1) if n % i == 0)
-        raise UserError(f"{processes} processes cannot split {n} sequences; use one of {fits}")
+    sequences = config.batch_size * config.gradient_accumulation_steps
+    processes = worker.world_size
+    if sequences % processes:
+        divisors = [str(n) for n in range(1, sequences + 1) if sequences % n == 0]
+        raise UserError(f"{processes} processes cannot split {sequences} sequences; use one of {', '.join(divisors)}")
     if processes > 1 and worker.device.type == "mps":
         raise UserError("several processes cannot share mps; use --device=cpu")
     if worker.fsdp and worker.dtype == torch.float16:
@@ -414,43 +652,55 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) 
 
 
 def facts(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> dict:
-    """What must be the same in all processes: options, device, checkpoint, data, code."""
+    """What must be the same in all processes, which may be on several computers: options, device,
+    checkpoint, data and code, as short hashes where it is long."""
     may_differ = ("config", "out_dir", "device")
-    found = {f"--{name}": value for name, value in config.options().items() if name not in may_differ}
-    found["the device"] = worker.device.type
-    found["the step of the checkpoint"] = checkpoint.get("step", 0)
+    same = {}
+    for name, value in config.options().items():
+        if name not in may_differ:
+            same[f"--{name}"] = value
+    same["the device"] = worker.device.type
+    same["the step of the checkpoint"] = checkpoint.get("step", 0)
     weights = checkpoint.get("model", {}).values()
-    hashes = {"the checkpoint": checksum([p.flatten()[:9].tolist() for p in weights])}
-    hashes["the tokenizer"] = checksum(data.tokenizer.to_dict())
-    hashes |= {f"the {split} split": sha256 for split, sha256 in hashes_of(data).items()}
-    hashes |= {path.name: sha256_of(path) for path in Path(__file__).parent.glob("*.py")}
-    return found | {name: sha256[:8] for name, sha256 in hashes.items()}
+    beginnings = [p.flatten()[:9].tolist() for p in weights]  # an update changes every matrix
+    hashes = {"the checkpoint": checksum(beginnings), "the tokenizer": checksum(data.tokenizer.to_dict())}
+    for split, sha256 in hashes_of(data).items():
+        hashes[f"the {split} split"] = sha256
+    for path in Path(__file__).parent.glob("*.py"):
+        hashes[path.name] = sha256_of(path)
+    for name, sha256 in hashes.items():
+        same[name] = sha256[:8]
+    return same
 
 
 def main() -> None:
     runtime.join_processes()
     runtime.keep_freed_memory()
-    with runtime.first_process_first():
+    with runtime.first_process_first():  # it prepares the data, if need be, and the others find them
         config, checkpoint = read_config(__doc__)
         worker = Worker.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
-        if runtime.LOCAL_RANK == 0:  # once on each machine
+        if runtime.LOCAL_RANK == 0:  # once on each computer
             data.verify()
         check(config, checkpoint, data, worker)
-    config.dtype = str(worker.dtype).removeprefix("torch.")  # in checkpoints: a resumed run keeps it
+    config.dtype = str(worker.dtype).removeprefix("torch.")  # saved: a resumed run keeps it
     runtime.check_alike(facts(config, checkpoint, data, worker))
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
     with runtime.explain_errors(f"out of memory; use {advice}"):
-        step, seconds, train_seconds, stopped, log = train(config, checkpoint, data, worker)
-        if runtime.DISTRIBUTED:  # DDP is freed by now: after its process group, gloo may wait forever
-            runtime.wait_for_all()
-            torch.distributed.destroy_process_group()
+        run = start_run(config, checkpoint, data, worker)
+        train(run)
+        progress = run.progress
+        progress.seconds = run.seconds()
+        stopped = run.stopped
+        log = run.log
+        del run  # frees memory, and DDP: if it were freed after leave_processes(), it could wait forever
+        runtime.leave_processes()
         if worker.rank == 0 and not stopped:
-            report(config, data, worker, step, seconds, step * config.tokens_per_step() / train_seconds)
+            report(config, data, worker, progress)
     if log:
         log.close()
     if stopped:
-        sys.exit(130)
+        sys.exit(130)  # what a shell expects after Ctrl-C
 
 
 if __name__ == "__main__":

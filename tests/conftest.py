@@ -229,7 +229,7 @@ def loss_of(model_, dataset, split: str, n_tokens: int = 0, batch_size: int = 8)
     alone = runtime.Worker(torch.device("cpu"), torch.float32)
     tokens = getattr(dataset, split)
     spans = windows.evaluation_windows(tokens, dataset.separator, model_.config.block_size, n_tokens)
-    return windows.evaluate(model_, lambda x, y: model_(x, y)[1], tokens, spans, batch_size, alone)
+    return windows.mean_loss(model_, lambda x, y: model_(x, y)[1], tokens, spans, batch_size, alone)
 
 
 class Malicious:

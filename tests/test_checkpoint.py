@@ -22,9 +22,9 @@ from tokenizer import CharTokenizer
         lambda path: torch.save({"format": Malicious()}, path),
         lambda path: torch.save([1], path),
         lambda path: torch.save({"format": "another 7"}, path),
-        lambda path: torch.save({"format": "count2gpt 8"}, path),
-        lambda path: torch.save({"format": "count2gpt 8", "model_config": [1]}, path),
-        lambda path: torch.save({"format": "count2gpt 8", "model_config": {"n_head": 3}}, path),
+        lambda path: torch.save({"format": "count2gpt 9"}, path),
+        lambda path: torch.save({"format": "count2gpt 9", "model_config": [1]}, path),
+        lambda path: torch.save({"format": "count2gpt 9", "model_config": {"n_head": 3}}, path),
         lambda path: (torch.save({"format": torch.zeros(10_000)}, path), os.truncate(path, 20_000)),
     ],
 )
@@ -43,7 +43,7 @@ def test_a_missing_checkpoint_says_how_to_get_one():
 def test_a_checkpoint_of_another_version_says_which():
     for found in ("count2gpt 4", None, 7):
         torch.save({"format": found, "model_config": {}}, "old.pt")
-        with pytest.raises(UserError, match=f"has the format {found!r} instead of 'count2gpt 8'; "):
+        with pytest.raises(UserError, match=f"has the format {found!r} instead of 'count2gpt 9'; "):
             load_checkpoint("old.pt")
 
 

@@ -40,7 +40,7 @@ from model import GPT, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
 from runtime import Worker
 from sample import generate
-from windows import document_edges, evaluation_windows, split_documents
+from windows import cut_into_windows, document_edges, evaluation_windows
 
 ALONE = Worker(torch.device("cpu"), torch.float32)
 SMALL = {"block_size": 8, "n_layer": 1, "n_head": 2, "n_embd": 16, "zero_init": False}
@@ -121,7 +121,7 @@ def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays(name, monkeypatch,
     (same, windows), (shuffled, _), (other, _) = seen
     assert np.array_equal(same, dataset.val) and (shuffled != same).any()
     prompt, second, count = np.zeros(len(same), dtype=bool), [], 0
-    starts, _ = split_documents(document_edges(same, dataset.separator), 8)
+    starts, _ = cut_into_windows(document_edges(same, dataset.separator), 8)
     halves = {tuple(same[start + 1 : start + 1 + n]) for start in starts for n in range(5)}
     for start, stop in zip(*windows, strict=True):
         n = (stop - start) // 2

@@ -1352,14 +1352,14 @@ def _():
 @example("warm-cos", [0.5, 1, 0.853553, 0.5, 0])
 def _():
     config = train.TrainConfig(schedule="cosine", warmup_iters=10, max_iters=109)
-    return [optim.lr_scale(step, config) for step in (5, 10, 35, 60, 110)]
+    return [optim.lr_fraction(step, config) for step in (5, 10, 35, 60, 110)]
 
 
 @example("lr-noam", [1.74693e-7, 1.74693e-5, 1.74693e-4, 6.98771e-4, 3.49386e-4, 1.39754e-4])
 def _():
     config = train.TrainConfig(schedule="inverse_sqrt", warmup_iters=4000, max_iters=100_000)
     peak = 1 / math.sqrt(512 * 4000)
-    return [peak * optim.lr_scale(step, config) for step in (1, 100, 1000, 4000, 16_000, 100_000)]
+    return [peak * optim.lr_fraction(step, config) for step in (1, 100, 1000, 4000, 16_000, 100_000)]
 
 
 def test_the_estimate_of_gpt3(capsys):

@@ -6,7 +6,7 @@ import torch
 
 import optim
 from model import GPT
-from optim import Recipe, fit, lr_scale, make_optimizer
+from optim import Recipe, fit, lr_fraction, make_optimizer, set_lr
 from train import TrainConfig
 
 KNOWN = ("sgd", "adam", "adamw", "muon")  # the rules that are written out here
@@ -14,7 +14,7 @@ KNOWN = ("sgd", "adam", "adamw", "muon")  # the rules that are written out here
 
 def scales(steps: tuple, schedule: str, warmup_iters: int = 10, max_iters: int = 109, **keys) -> list[float]:
     config = TrainConfig(schedule=schedule, warmup_iters=warmup_iters, max_iters=max_iters, **keys)
-    return [lr_scale(step, config) for step in steps]
+    return [lr_fraction(step, config) for step in steps]
 
 
 def test_schedules_are_the_formulas():
@@ -50,7 +50,7 @@ def stepped(optimizer: str, steps: int = 3, **keys) -> Iterator[tuple]:
     first, second = ({name: 0.0 for name in expected} for _ in range(2))
     for t in range(1, steps + 1):
         lr = config.learning_rate / t
-        ours.set_lr(1 / t)
+        set_lr(ours, 1 / t)
         for name, parameter in model.named_parameters():
             parameter.grad = torch.randn_like(parameter)
             p, g = expected[name], parameter.grad.numpy()

@@ -430,7 +430,7 @@ def test_each_step_uses_every_word_in_every_epoch_and_groups_share_a_prompt(toy,
     monkeypatch.setattr(rlhf, "PPO_WORDS", 32)
     batches, used, given, rates, objective = [], [], [], [], rlhf.clipped_objective
     monkeypatch.setattr(rlhf, "clipped_objective", lambda ratio, A: given.append(A) or objective(ratio, A))
-    monkeypatch.setattr(optim.Optimizer, "set_lr", lambda _, scale: rates.append(scale))
+    monkeypatch.setattr(rlhf, "set_lr", lambda _, fraction: rates.append(fraction))
     monkeypatch.setattr(rlhf, "complete", lambda *given: batches.append(complete(*given)) or batches[-1])
     monkeypatch.setattr(rlhf, "log_probs", lambda model, ids: used.append(ids) or log_probs(model, ids))
     rlhf.ppo(toy, stirred(with_scalar_head(toy.base)), 0.1, group)
@@ -447,7 +447,7 @@ def test_each_step_uses_every_word_in_every_epoch_and_groups_share_a_prompt(toy,
     if group == 1:
         of_tokens = torch.cat([A[drawn(ids)] for A, ids in zip(given[:4], updates[:4], strict=True)])
         assert [of_tokens.mean().item(), of_tokens.std().item()] == pytest.approx([0, 1], abs=1e-3)
-    assert rates == [optim.lr_scale(step, rlhf.PPO) for step in (1, 2) for _ in range(8 if group > 1 else 16)]
+    assert rates == [optim.lr_fraction(step, rlhf.PPO) for step in (1, 2) for _ in range(8 if group > 1 else 16)]
 
 
 def test_words_that_never_end_show_in_the_log(toy, monkeypatch):

@@ -253,8 +253,8 @@ def test_resuming_with_other_eval_tokens_starts_the_best_loss_again(call):
         assert float(figures["val"]) == pytest.approx(expected, abs=1e-4)
         assert load_checkpoint("out/tiny/best.pt")["step"] == best
         assert tokens == 0 or abs(expected - log_of("out/tiny", "val")[12]) > 1e-3
-        state = load_checkpoint("out/tiny/last.pt")["state"]
-        change("out/tiny/last.pt", state=(*state[:-2], 0.0, 0))  # no loss is lower
+        progress = load_checkpoint("out/tiny/last.pt")["progress"]
+        change("out/tiny/last.pt", progress=progress | {"best": 0.0})  # no loss is lower
 
 
 def test_the_result_is_that_of_best_pt_whatever_last_pt_says_of_it(call):
@@ -364,7 +364,7 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
 
 def test_a_checkpoint_cannot_execute_anything(call, fails):
     call(train, *SHORT, "--max_iters=1")
-    for path, entry in (("out/tiny/last.pt", "state"), ("out/tiny/best.pt", "tokenizer")):
+    for path, entry in (("out/tiny/last.pt", "progress"), ("out/tiny/best.pt", "tokenizer")):
         change(path, **{entry: Malicious()})
     again = ["--init_from=resume", "--out_dir=out/tiny"]
     for module, options in ((train, again), (train, ["--init_from=out/tiny", TINY[0]]), (sample, [])):
@@ -389,7 +389,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
         assert "; resume, or start again, with a lower --learning_rate" in error
         assert [Path("out/tiny", name).read_bytes() for name in ("last.pt", "best.pt")] == before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "lr_scale", lambda step, _: 1e30 if step > 4 else 1.0)
+        patch.setattr(train, "lr_fraction", lambda step, _: 1e30 if step > 4 else 1.0)
         fails(train, *SHORT, "--checkpoint_interval=2", "--grad_clip=0", "--out_dir=out/later")
     assert load_checkpoint("out/later/last.pt")["step"] == 4
     assert "training diverged" in fails(train, *SHORT, "--learning_rate=1e30", "--grad_clip=0", "--out_dir=out/new")
@@ -782,9 +782,11 @@ def test_only_the_first_process_needs_best_pt(call, monkeypatch, rank):
     Path("out/tiny/best.pt").unlink()
     pretend(monkeypatch, rank, 2)
     checkpoint = load_checkpoint("out/tiny/last.pt")
-    config, ignore = TrainConfig(out_dir="out/tiny", eval_tokens=0), types.SimpleNamespace(load_state_dict=print)
-    best = train.restore(config, dict(checkpoint), prepare_data.load("tiny"), Worker.pick("", ""), ignore, ignore)[-2]
-    assert best == (math.inf if rank == 0 else checkpoint["state"][-2])
+    ignore = types.SimpleNamespace(load_state_dict=print)
+    parts = {"data": prepare_data.load("tiny"), "worker": Worker.pick("", ""), "optimizer": ignore, "scaler": ignore}
+    run = types.SimpleNamespace(config=TrainConfig(out_dir="out/tiny", eval_tokens=0), **parts)
+    train.restore(run, checkpoint)
+    assert run.progress.best == (math.inf if rank == 0 else checkpoint["progress"]["best"])
 
 
 def test_whatever_changes_a_run_is_compared(monkeypatch):
@@ -1031,7 +1033,7 @@ def test_a_bug_of_a_changed_copy_shows_its_traceback(call, monkeypatch):
                 patch.setattr(place, buggy)
                 patch.setattr("torch.compile", lambda f, **_: f)
                 call(module, *more)
-    monkeypatch.setattr(train, "lr_scale", lambda *_: Path("a file that is not there").read_text())
+    monkeypatch.setattr(train, "lr_fraction", lambda *_: Path("a file that is not there").read_text())
     with pytest.raises(FileNotFoundError):
         call(train, *SHORT, "--out_dir=out/new")
     with pytest.raises(MemoryError), runtime.explain_errors():

@@ -9,7 +9,7 @@ import train
 from checkpoint import load_model
 from model import GPT, GPTConfig
 from runtime import Worker
-from windows import evaluate, evaluation_windows, read_windows
+from windows import evaluation_windows, mean_loss, read_windows
 
 ALONE = Worker(torch.device("cpu"), torch.float32)
 
@@ -81,7 +81,7 @@ def test_all_batches_of_an_evaluation_have_one_shape():
         return model(x, y)[1]
 
     windows = evaluation_windows(dataset.val, dataset.separator, 16)
-    losses = [evaluate(model, forward, dataset.val, windows, n, ALONE) for n in (1, 7, 64)]
+    losses = [mean_loss(model, forward, dataset.val, windows, n, ALONE) for n in (1, 7, 64)]
     assert shapes == {(1, 16), (7, 16), (64, 16)} and losses == pytest.approx([losses[0]] * 3, abs=1e-6)
 
 
