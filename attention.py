@@ -229,10 +229,10 @@ class Block(nn.Module):
     def apply_part(self, part, ln, x):
         """pre-norm: x + part(ln(x)); post-norm: ln(x + part(x)); without a norm: x + part(x). Without the residual
         connection, the same without `x +`."""
-        found = part(ln(x)) if self.norm == "pre" else part(x)
+        out = part(ln(x)) if self.norm == "pre" else part(x)
         if self.residual:
-            found = x + found
-        return ln(found) if self.norm == "post" else found
+            out = x + out
+        return ln(out) if self.norm == "post" else out
 
 
 class Transformer(nn.Module):

@@ -1,6 +1,6 @@
 """Part 2: six ways to carry a state along, from Elman's network to a state space model.
 
-    from cells import CELLS, Model                          # rnn.py trains them, and tests their memory
+    from cells import CELLS, RecurrentModel                 # rnn.py trains them, and tests their memory
 
 Read mlp.py before, rnn.py after. The MLP sees a fixed window, and learns separate weights for each
 position in it. A recurrent network reads one token at a time, with the same weights at every step,
@@ -246,7 +246,7 @@ class LTI(nn.Module):
 CELLS = {"rnn": Elman, "gru": GRU, "lstm": LSTM, "linear": LinearAttention, "lti": LTI, "ssm": SSM}
 
 
-class Model(nn.Module):
+class RecurrentModel(nn.Module):
     """Embedding, stacked cells, output layer: idx (B, T) and the state of each cell -> logits
     (B, T, V) and the new states. If a cell has as many inputs as outputs, they are added (a
     residual connection)."""

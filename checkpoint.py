@@ -169,10 +169,13 @@ def find_base(checkpoint: dict) -> Path:
 
 def rename_entries(checkpoint: dict) -> None:
     """Give the entries of a checkpoint of the format before their names of today."""
-    config = dict(checkpoint["model_config"])
-    start_token = config.pop("delimiter", -1)
-    config["start_token"] = None if start_token == -1 else start_token
-    checkpoint["model_config"] = config
+    configs = [checkpoint["model_config"]]
+    if "made_from" in checkpoint:  # of finetune.py
+        configs.append(checkpoint["made_from"].get("config", {}))
+    for config in configs:
+        if "delimiter" in config:
+            start_token = config.pop("delimiter")
+            config["start_token"] = None if start_token == -1 else start_token
     if "delimiter" in checkpoint:
         checkpoint["start_token"] = checkpoint.pop("delimiter")
     if "state" in checkpoint:  # train.Progress

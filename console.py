@@ -94,7 +94,7 @@ def read_options(options: type, doc: str, argument: str = "") -> dict:
     words = sys.argv[1:]
     if "#" in words:  # a comment, which the shells of macOS and Windows pass on
         words = words[: words.index("#")]
-    switches = {f"--{name}" for name, option in known.items() if option.kind is bool}
+    switches = [f"--{option.name}" for option in known.values() if option.kind is bool]
     words = [f"{word}=true" if word in switches else word for word in words]
     try:
         namespace, others = make_parser(known, doc, argument).parse_known_args(words)
@@ -123,16 +123,14 @@ def make_parser(known: dict[str, Option], doc: str, argument: str) -> argparse.A
         allow_abbrev=False,
         exit_on_error=False,
     )
-    for name, option in known.items():
-        meaning = option.meaning
+    for option in known.values():
+        flag = f"--{option.name}"
+        meaning = option.meaning.replace("%", "%%")
         if get_origin(option.kind) is Literal:
-            meaning += f" ({', '.join(get_args(option.kind))})"
-        parser.add_argument(
-            f"--{name}",
-            type=functools.partial(convert, f"--{name}", option.kind),
-            metavar=as_text(option.default),
-            help=meaning.replace("%", "%%"),
-        )
+            choices = ", ".join(get_args(option.kind))
+            meaning = f"{meaning} ({choices})"
+        read = functools.partial(convert, flag, option.kind)
+        parser.add_argument(flag, type=read, metavar=as_text(option.default), help=meaning)
     return parser
 
 
@@ -229,27 +227,41 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+# ----------------------------------------------------------------------------- output
+
+
 def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
-    """Return a function to call with the amount done (bytes for MB). Terminals show it."""
-    began = shown = time.monotonic()
-    scale = 1e6 if unit == "MB" else 1
+    """Return a function to call with the amount done (bytes for MB). On a terminal, it shows how far
+    something is that takes longer than two seconds."""
+    began = time.monotonic()
+    shown = began  # when a line was last printed
+    size = 1e6 if unit == "MB" else 1
 
     def show(done: int) -> None:
         nonlocal shown
+        if not sys.stderr.isatty():
+            return
         now = time.monotonic()
-        if sys.stderr.isatty() and now - began > 2 and (now - shown > 0.5 or done == total):
-            shown, left = now, (now - began) * max(total - done, 0) / max(done, 1)
-            line = f"\r{what}: {done / scale:,.0f} of {total / scale:,.0f} {unit}, {left:.0f} s left  "
-            print(line, end="\n" if done == total else "", file=sys.stderr, flush=True)
+        due = now - shown > 0.5 or done == total
+        if now - began > 2 and due:
+            shown = now
+            seconds_left = (now - began) / max(done, 1) * max(total - done, 0)
+            line = f"{what}: {done / size:,.0f} of {total / size:,.0f} {unit}, {seconds_left:.0f} s left  "
+            end = "\n" if done == total else ""
+            print(f"\r{line}", end=end, file=sys.stderr, flush=True)
 
     return show
 
 
 def print_table(rows: list[list[str]]) -> None:
     """Print rows of cells: the first column flush left, the others flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
     for first, *rest in rows:
-        print(first.ljust(widths[0]), *map(str.rjust, rest, widths[1:]), sep="  ")
+        cells = [first.ljust(widths[0])]
+        for cell, width in zip(rest, widths[1:], strict=True):
+            cells.append(cell.rjust(width))
+        print("  ".join(cells))
 
 
 def print_samples(texts: Iterable[str], lines: bool) -> None:
@@ -257,16 +269,19 @@ def print_samples(texts: Iterable[str], lines: bool) -> None:
     for i, text in enumerate(texts):
         if i == 0:
             print("\nsamples:")
-        print(text if lines or i == 0 else f"{'-' * 20}\n{text}")
+        elif not lines:
+            print("-" * 20)
+        print(text)
 
 
 def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> None:
-    """Print the loss on each split of a Dataset, and which are of the first `limit` tokens."""
+    """Print the loss on each split of a Dataset, in nats per token, and which are of the first
+    `limit` tokens."""
     rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
-    for split, loss in {"uniform": math.log(data.vocab_size), **losses}.items():
-        bits = data.bits_per_byte(loss, "val" if split == "uniform" else split)
-        perplexity = math.exp(loss) if loss < 700 else math.inf
-        rows.append([split, f"{loss:.4f}", f"{perplexity:.2f}", f"{bits:.4f}"])
+    uniform = math.log(data.vocab_size)
+    rows.append(loss_row(data, "uniform", uniform, "val"))
+    for split, loss in losses.items():
+        rows.append(loss_row(data, split, loss, split))
     print()
     print_table(rows)
     for split in losses:
@@ -274,17 +289,27 @@ def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> Non
             print(f"({split}: the first {limit:,} tokens)")
 
 
-def print_result(model: str, data=None, params: int = 0, losses: dict | None = None, **more) -> None:
-    """Print `result:` and key=value pairs: losses in nats per token; bpb is bits per byte."""
+def loss_row(data, name: str, loss: float, split: str) -> list[str]:
+    bits = data.bits_per_byte(loss, split)
+    perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
+    return [name, f"{loss:.4f}", f"{perplexity:.2f}", f"{bits:.4f}"]
+
+
+def print_result(model: str, data=None, params: int = 0, losses: dict | None = None, **figures) -> None:
+    """Print `result:` and key=value pairs: the model, the dataset, losses in nats per token, bpb
+    (bits per byte), and other figures."""
     result = {"model": model}
     if data:
-        result |= {"dataset": data.name, "params": params, **(losses or {})}
+        result["dataset"] = data.name
+        result["params"] = params
     if losses:
+        result.update(losses)
         split = "val" if "val" in losses else next(iter(losses))
         result["bpb"] = data.bits_per_byte(losses[split], split)
-    for key, value in (result | more).items():
+    result.update(figures)
+    pairs = []
+    for key, value in result.items():
         if isinstance(value, float):
-            result[key] = f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
-        else:
-            result[key] = value
-    print("\nresult:", *(f"{key}={value}" for key, value in result.items()))
+            value = f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
+        pairs.append(f"{key}={value}")
+    print("\nresult:", *pairs)

@@ -38,7 +38,7 @@ from console import (
 )
 from mlp import contexts
 from model import GPT, ConfigError
-from ngram import Model, NGrams, count_ngrams, next_tokens, sum_by_row
+from ngram import NGrams, Predictor, count_ngrams, next_tokens, sum_by_row
 from prepare_data import Dataset, load
 from runtime import Worker, explain_errors
 from sample import rows_at_once, stream
@@ -59,8 +59,8 @@ EXAMPLES = 10  # tokens at which one model is most ahead
 CHUNK = 4096  # contexts at a time
 
 # N predicted tokens, B windows of T tokens, V tokens in the vocabulary. log_p (N, V): log-
-# probabilities. targets (N,): the true tokens. A Model of ngram.py is a function from n-grams (U,
-# CONTEXT + 1) to the probabilities of their last tokens (U,). models: {name: (a Model or None,
+# probabilities. targets (N,): the true tokens. A Predictor of ngram.py is a function from n-grams (U,
+# CONTEXT + 1) to the probabilities of their last tokens (U,). models: {name: (a Predictor or None,
 # lambda)}, where lambda is the weight of the GPT.
 
 
@@ -129,7 +129,7 @@ def bootstrap(losses: np.ndarray, groups: np.ndarray, seed: int, n: int = 1000) 
     rng = np.random.default_rng(seed)
     sums, counts = np.bincount(groups, losses), np.bincount(groups)
     draws = (rng.integers(len(sums), size=len(sums)) for _ in range(n))
-    means = [sums[draw].sum() / counts[draw].sum() for draw in draws]
+    means = [sums[chosen].sum() / counts[chosen].sum() for chosen in draws]
     return tuple(np.quantile(means, (0.025, 0.975)))
 
 
@@ -267,8 +267,8 @@ def reliability(p: np.ndarray, hits: np.ndarray) -> tuple:
 def calibration_error(p: np.ndarray, hits: np.ndarray) -> float:
     """The expected calibration error (ECE) of n probabilities: the sum over bins b with n_b of them
     of n_b / n |accuracy_b - confidence_b|  =  |hits_b - sum_b| / n"""
-    _, sums, found = reliability(p, hits)
-    return float(np.abs(found - sums).sum() / len(p))
+    _, sums, hits_in_bin = reliability(p, hits)
+    return float(np.abs(hits_in_bin - sums).sum() / len(p))
 
 
 def error_by_chance(p: np.ndarray, draws: int = 20) -> float:
@@ -348,14 +348,14 @@ def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
         common = np.intersect1d(*longer)
         if len(common) == 0:
             return longest
-        found = [np.isin(run, common) for run in longer]
-        runs = [np.searchsorted(common, run[here]) for run, here in zip(longer, found, strict=True)]
-        starts = [start[here] for start, here in zip(starts, found, strict=True)]
+        is_common = [np.isin(run, common) for run in longer]
+        runs = [np.searchsorted(common, run[here]) for run, here in zip(longer, is_common, strict=True)]
+        starts = [start[here] for start, here in zip(starts, is_common, strict=True)]
         longest[owner[starts[1] - len(train) - 1]] = k
 
 
 @torch.inference_mode()
-def draw(model: GPT, counting: Model | None, weight: float, idx: torch.Tensor, length: int, generator, chance):
+def draw_rows(model: GPT, counting: Predictor | None, weight: float, idx: torch.Tensor, length: int, generator, chance):
     """Rows of tokens (B, length) after idx (B, 1), drawn from an interpolation: with probability
     `weight`, a token is the GPT's, else the n-gram model's, which starts from CONTEXT copies of idx."""
     show = progress("sampling", length, "tokens each")
@@ -385,7 +385,7 @@ def draw_samples(model: GPT, models: dict, data: Dataset, length: int, options, 
     for name, mix in models.items():
         generator = torch.Generator(worker.device).manual_seed(options.seed)
         chance = torch.Generator().manual_seed(options.seed + 1)  # not the same numbers again
-        rows[name] = torch.cat([draw(model, *mix, idx, length, generator, chance) for idx in parts]).tolist()
+        rows[name] = torch.cat([draw_rows(model, *mix, idx, length, generator, chance) for idx in parts]).tolist()
     return {name: [tuple(ids[: [*ids, end].index(end)]) for ids in drawn] for name, drawn in rows.items()}
 
 
@@ -446,7 +446,7 @@ def main() -> None:
     changes = {name: getattr(options, name) for name in of_context if getattr(options, name)}
     model = load_model(checkpoint, **changes)[0].to(worker.device)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {worker}")
-    models, more = {"GPT": (None, 1.0)}, {}
+    models, figures = {"GPT": (None, 1.0)}, {}
     subset = min(options.eval_tokens or SUBSET, SUBSET)
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
         measured = show_losses(model, data, options, worker)
@@ -460,24 +460,24 @@ def main() -> None:
             grams, counts = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
             counted = (sum_by_row(grams[:, -n:], counts) for n in (2, 4, CONTEXT + 1))
             bigram, short, long = (NGrams(*of_n, data.vocab_size, data.separator) for of_n in counted)
-            more["mixed"], more["lambda"] = show_interpolation(measured, long, data, options)
+            figures["mixed"], figures["lambda"] = show_interpolation(measured, long, data, options)
             kn4, kn8 = (partial(table.kneser_ney, discount=DISCOUNT) for table in (short, long))
             add_one = partial(bigram.additive, alpha=1)
             models = {"bigram, add 1": (add_one, 0.0), "Kneser-Ney 4-gram": (kn4, 0.0), NGRAM: (kn8, 0.0)} | models
-            models[f"GPT + {NGRAM}"] = kn8, more["lambda"]
+            models[f"GPT + {NGRAM}"] = kn8, figures["lambda"]
         calibration = show_calibration(model, models, data, subset, options, worker) if several else {}
         if options.num_samples:
             length = min(model.config.block_size, LENGTH, len(getattr(data, options.split)))
             samples = draw_samples(model, models, data, length, options, worker)
-            more["copied"] = show_copies(samples, data, length)["GPT"]
+            figures["copied"] = show_copies(samples, data, length)["GPT"]
     if options.plot and calibration:
         draw_plot(Path(checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)
     elif options.plot:
         print("\nno plot: it shows the calibration")
     if calibration:
         numbers, _ = calibration["GPT"]
-        more = {"ece": numbers["ECE"], "temperature": numbers["tau"], **more}
-    print_result("gpt", data, model.num_params(), {options.split: measured[0].mean()}, **more)
+        figures = {"ece": numbers["ECE"], "temperature": numbers["tau"], **figures}
+    print_result("gpt", data, model.num_params(), {options.split: measured[0].mean()}, **figures)
 
 
 if __name__ == "__main__":

@@ -240,15 +240,15 @@ def few_shot(model: GPT, task: str, texts: Texts) -> str:
     """Exact match with words of four letters, after 0, 1 and 2 examples in the prompt, if they fit.
     (No document of stages 1 and 2 has two instructions, so the model cannot know what they are for.)"""
     examples = one_per_word(task, [word for word in texts.words["test"] if len(word) == 4])
-    found, lines = [], [f"{prompt}{solved}\n" for prompt, solved in examples]
+    scores, lines = [], [f"{prompt}{solved}\n" for prompt, solved in examples]
     for shots in range(3):
         asked = []
         for i, (prompt, solved) in enumerate(examples):
             before = "".join(lines[(i + shot) % len(lines)] for shot in range(1, shots + 1))
             asked.append((before + prompt, solved))
         if max(len(prompt + solved) for prompt, solved in asked) < model.config.block_size:
-            found.append(f"{exact_match(model, asked, texts.tokenizer).double().mean():.1%}")
-    return ", ".join(found)
+            scores.append(f"{exact_match(model, asked, texts.tokenizer).double().mean():.1%}")
+    return ", ".join(scores)
 
 
 @torch.no_grad()
@@ -273,21 +273,21 @@ def print_comparison(results: dict[str, dict]) -> None:
 def curves(results: dict[str, dict]) -> dict[str, tuple]:
     """For each method its accuracies in the new task, ascending, and in the old ones: one of each,
     or one for each learning rate of a sweep."""
-    found = {}
+    points_of = {}
     for name, row in results.items():
         if "trained" in row:
-            found.setdefault(name.split(" at ")[0], []).append((row["new_task"], row["old_tasks"]))
-    return {name: tuple(zip(*sorted(points), strict=True)) for name, points in found.items()}
+            points_of.setdefault(name.split(" at ")[0], []).append((row["new_task"], row["old_tasks"]))
+    return {name: tuple(zip(*sorted(points), strict=True)) for name, points in points_of.items()}
 
 
 # ----------------------------------------------------------------------------- the three stages
 
 
-def save(path: Path, model: GPT, texts: Texts, weights: dict | None = None, **more) -> None:
+def save(path: Path, model: GPT, texts: Texts, weights: dict | None = None, **entries) -> None:
     """Write a checkpoint that sample.py can open."""
-    more["config"] = {"dataset": texts.data.name if texts.data else None}
-    more["start_token"] = texts.tokenizer.encode("\n")[-1]
-    save_model(path, model, texts.tokenizer, weights, **more)
+    entries["config"] = {"dataset": texts.data.name if texts.data else None}
+    entries["start_token"] = texts.tokenizer.encode("\n")[-1]
+    save_model(path, model, texts.tokenizer, weights, **entries)
 
 
 def kept(path: Path, made_from: dict) -> dict | None:
@@ -296,24 +296,24 @@ def kept(path: Path, made_from: dict) -> dict | None:
         checkpoint = load_checkpoint(path)
     except UserError:  # there is none, or it is damaged, or of another version
         return None
-    found = checkpoint.get("made_from", {})
+    made_before = checkpoint.get("made_from", {})
     for name, defaults in (("config", GPTConfig()), ("recipe", Recipe(0, 0.0))):
-        if name in found:  # an option that an older one lacks has its default
-            found[name] = asdict(defaults) | found[name]
-    same = found == made_from
+        if name in made_before:  # an option that an older one lacks has its default
+            made_before[name] = asdict(defaults) | made_before[name]
+    same = made_before == made_from
     if same:
         print(f"using {path} of an earlier run")
     return checkpoint if same else None
 
 
-def train_on(model: GPT, draw, recipe, worker, note=lambda: "", lines=5, l2=0.0) -> float:
+def train_on(model: GPT, draw_batch, recipe, worker, note=lambda: "", lines=5, l2=0.0) -> float:
     """Train on the rows that draw() returns for each step. l2: the loss also has l2 |p - start|^2,
     which keeps parameters near their start (L2-SP, Li et al. 2018). Returns the seconds."""
     forward = worker.loss_function(model.to(worker.device))
     start = [p.detach().clone() for p in model.parameters()]
 
     def batch_loss() -> torch.Tensor:
-        loss = forward(*make_batch(draw()))
+        loss = forward(*make_batch(draw_batch()))
         if l2:
             moved = zip(model.parameters(), start, strict=True)
             loss = loss + l2 * sum((p - p0).square().sum() for p, p0 in moved)
@@ -363,9 +363,9 @@ def instruct(model: GPT, texts: Texts, worker: Worker, made_from: dict) -> tuple
     print(f"\nstage 2, instruction tuning: {counted:.0%} of the targets count in the loss")
 
     def note() -> str:
-        found = {task: accuracy(model, [task], some_words, texts.tokenizer) for task in texts.tasks}
-        history.append(found)
-        return f"exact match {np.mean([*found.values()]):.1%}"
+        exact = {task: accuracy(model, [task], some_words, texts.tokenizer) for task in texts.tasks}
+        history.append(exact)
+        return f"exact match {np.mean([*exact.values()]):.1%}"
 
     train_on(model, lambda: texts.instructions(BATCH_SIZE, rng), recipe, worker, note)
     save(INSTRUCTED, model, texts, made_from=made_from, history=history)
@@ -376,30 +376,30 @@ def instruct(model: GPT, texts: Texts, worker: Worker, made_from: dict) -> tuple
 def learn(instructed: GPT, texts: Texts, worker, options: Options, name: str, lines: int) -> tuple:
     """Stage 3: learn a task by one method. Returns the model, and its row of the last table."""
     torch.manual_seed(options.seed)
-    rng, model, more = np.random.default_rng(options.seed), copy.deepcopy(instructed), {}
+    rng, model, entries = np.random.default_rng(options.seed), copy.deepcopy(instructed), {}
     if options.method != "full":
-        more["peft"] = {key: getattr(options, key) for key in ("method", "rank", "alpha", "targets")}
-        more["base"] = {"path": INSTRUCTED.as_posix(), "sha256": sha256_of(INSTRUCTED)}
-        attach(model, **more["peft"])
+        entries["peft"] = {key: getattr(options, key) for key in ("method", "rank", "alpha", "targets")}
+        entries["base"] = {"path": INSTRUCTED.as_posix(), "sha256": sha256_of(INSTRUCTED)}
+        attach(model, **entries["peft"])
     task, words = options.new_task, texts.words["train"]
     pairs = rng.choice(words, (2, options.num_examples), replace=False).T.tolist()  # all different
     rows = [encode(instruction(task, *pair), texts.tokenizer, texts.mask) for pair in pairs]
     n_old = math.ceil(options.replay * NEW_BATCH_SIZE)
 
-    def draw() -> list[tuple]:
+    def draw_batch() -> list[tuple]:
         new = [rows[i] for i in rng.integers(len(rows), size=NEW_BATCH_SIZE - n_old)]
         old = texts.instructions(n_old - n_old // 2, rng)  # replay, or rehearsal (Robins 1995)
         return new + old + texts.plain("train", n_old // 2, rng)
 
-    def note() -> str:
+    def describe_learning() -> str:
         some_words = texts.words["val"][:200]
         new, old = (accuracy(model, tasks, some_words, texts.tokenizer) for tasks in ([task], texts.tasks))
         return f"new task {new:.1%}  old tasks {old:.1%}"
 
     recipe = Recipe(NEW_TASK_STEPS, options.learning_rate or LEARNING_RATES[options.method])
-    seconds = train_on(model, draw, recipe, worker, note, lines, options.l2)
+    seconds = train_on(model, draw_batch, recipe, worker, describe_learning, lines, options.l2)
     path, state = FOLDER / (re.sub(r"\W+", "_", name) + ".pt"), trained_state(model)
-    save(path, model, texts, state, **more)
+    save(path, model, texts, state, **entries)
     n = sum(p.numel() for p in state.values())
     numbers = {"trained": n, "of_all": n / instructed.num_params(), "lr": recipe.learning_rate}
     numbers |= {"seconds": seconds} | measure(model, path, texts, task, worker)
@@ -445,8 +445,8 @@ def emerge(texts: Texts, options: Options, worker: Worker) -> dict[int, list[dic
             scores.append(token_scores(model, examples, texts.tokenizer))
             return "  ".join(f"{name} {score:.3f}" for name, score in scores[-1].items())
 
-        draw = lambda rng=rng: texts.instructions(BATCH_SIZE, rng)
-        train_on(model, draw, EMERGENCE, worker, note, lines=EMERGENCE_LINES)
+        draw_batch = lambda rng=rng: texts.instructions(BATCH_SIZE, rng)
+        train_on(model, draw_batch, EMERGENCE, worker, note, lines=EMERGENCE_LINES)
     return history
 
 

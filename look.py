@@ -129,15 +129,15 @@ def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -
     """What the page shows of predictions (N, V): for each model, the surprise of the true tokens,
     -log2 p in bits, and the likely tokens; for each temperature, the log of the sum over all others
     of exp(log p / temperature)."""
-    more = {} if counted is None else {f"{ORDER}-gram": counted, "both": (log_p.exp() + counted) / 2}
-    log2 = {"GPT": log_p / math.log(2)} | {name: p.log2() for name, p in more.items()}
+    compared = {} if counted is None else {f"{ORDER}-gram": counted, "both": (log_p.exp() + counted) / 2}
+    log2 = {"GPT": log_p / math.log(2)} | {name: p.log2() for name, p in compared.items()}
     others = log_p.scatter(1, log_p.topk(min(MOST_LIKELY, log_p.shape[1])).indices, -math.inf)
     sums = torch.stack([(others / temperature).logsumexp(dim=1) for temperature in TEMPERATURES], dim=1)
     return {
         "bits": {name: rounded(-of_all[range(len(of_all)), ids[1:]]) for name, of_all in log2.items()},
         "top": most_likely(log_p, MOST_LIKELY),
         "others": rounded(sums.clamp(min=-1000)),  # JSON has no infinity
-        "more": {name: most_likely(p, BARS) for name, p in more.items()},
+        "more": {name: most_likely(p, BARS) for name, p in compared.items()},
     }
 
 
@@ -158,11 +158,11 @@ def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
         raise UserError(f"{checkpoint['name']} was not trained on a dataset; give a text with --prompt=")
     data = load(name)
     if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
-        found = f"{DATA / name} has other tokens than {checkpoint['name']}"
+        problem = f"{DATA / name} has other tokens than {checkpoint['name']}"
         if prompted:
-            print(f"note: {found}, so no n-gram model is shown")
+            print(f"note: {problem}, so no n-gram model is shown")
             return None
-        raise UserError(f"{found}; prepare it again from the text of the training, or give a text with --prompt=")
+        raise UserError(f"{problem}; prepare it again from the text of the training, or give a text with --prompt=")
     return data
 
 
@@ -181,14 +181,14 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
     return ids
 
 
-def make_page(title: str, texts: list[str], found: dict) -> str:
+def make_page(title: str, texts: list[str], figures: dict) -> str:
     """The page with its numbers, and texts, one for each token. Nothing in them can become HTML."""
-    bits, uniform = found["bits"]["GPT"], math.log2(len(found["names"]))
+    bits, uniform = figures["bits"]["GPT"], math.log2(len(figures["names"]))
     shades = [min(surprise / max(uniform, 1), 1) for surprise in [0, *bits]]  # uniform is 0 for one character
     spans = [f'<span style="--s:{s:.2f}">{html.escape(text)}</span>' for s, text in zip(shades, texts, strict=True)]
     parts = {"title": html.escape(title), "text": "".join(spans)}
     parts |= {"mean": f"{np.mean(bits):.2f}", "uniform": f"{uniform:.1f}"}
-    parts["numbers"] = json.dumps(found, separators=(",", ":")).replace("<", "\\u003c")  # </script> would end it
+    parts["numbers"] = json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")  # </script> would end it
     return re.sub(r"<!-- (\w+) -->", lambda match: parts[match[1]], PAGE.read_text(encoding="utf-8"))
 
 
@@ -203,18 +203,18 @@ def main() -> None:
     ids, config = choose_text(checkpoint, data, tokenizer, prompt, options.tokens), model.config
     with explain_errors("out of memory; use fewer --tokens, or --device=cpu"):
         log_p, layers, attention = observe(model.to(device), ids, device)
-    found = numbers(log_p, count(data, ids) if data else None, ids)
-    if not np.isfinite(bits := np.mean(found["bits"]["GPT"])):
+    figures = numbers(log_p, count(data, ids) if data else None, ids)
+    if not np.isfinite(bits := np.mean(figures["bits"]["GPT"])):
         raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
     names = [visible(tokenizer, i) for i in range(tokenizer.vocab_size)]
-    found |= {"ids": ids, "names": names, "starts": context_starts(ids, config), "layers": layers}
-    found |= {"n_head": config.n_head, "attention": base64.b64encode(attention).decode()}
+    figures |= {"ids": ids, "names": names, "starts": context_starts(ids, config), "layers": layers}
+    figures |= {"n_head": config.n_head, "attention": base64.b64encode(attention).decode()}
     size = f"{config.n_layer} layers of {config.n_head} heads, {model.num_params():,} parameters"
     text = "your text" if prompt else f"the validation split of {data.name}"
     title = f"{checkpoint['name']} ({size}) predicts {len(ids) - 1} tokens of {text}"
     path = Path(checkpoint["folder"], "look.html")
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda file: file.write(make_page(title, [names[i] for i in ids], found).encode()))
+    replace_file(path, lambda file: file.write(make_page(title, [names[i] for i in ids], figures).encode()))
     print(f"{title}\n{path}: open it in a browser")
     print_result("gpt", tokens=len(log_p), bits=bits.item(), seconds=time.perf_counter() - began)
 

@@ -206,7 +206,7 @@ def mixed(words: list[str], rng: random.Random) -> list[str]:
     return texts
 
 
-def draw(kinds: list, n: int, rng: random.Random) -> tuple[list[str], torch.Tensor]:
+def draw_examples(kinds: list, n: int, rng: random.Random) -> tuple[list[str], torch.Tensor]:
     """n texts of two kinds, both as often, and their kind, 0 or 1, (n,)."""
     labels = rng.choices((0, 1), k=n)
     return [rng.choice(kinds[label]) for label in labels], torch.tensor(labels)
@@ -216,23 +216,23 @@ def tell_apart(kinds: list, test_kinds: list, encoder: Encoder, alphabet: str, s
     """The accuracy in telling two kinds of texts apart, by counting (the n-grams of which kind give
     the text a higher probability?), by a classifier with new weights, and by one that starts from
     the encoder and is trained for as many steps."""
-    test_texts, test_labels = draw(test_kinds, TEST_EXAMPLES, random.Random(seed))
+    test_texts, test_labels = draw_examples(test_kinds, TEST_EXAMPLES, random.Random(seed))
     starts = np.cumsum([0, *(len(text) + 1 for text in test_texts[:-1])])
     losses = [ngram_losses(kind, test_texts, alphabet, "left", end=True) for kind in kinds]
-    found = {"n-grams": (np.add.reduceat(losses[0] - losses[1], starts) > 0) == test_labels.numpy()}
+    is_right = {"n-grams": (np.add.reduceat(losses[0] - losses[1], starts) > 0) == test_labels.numpy()}
     for name in ("new", "pre-trained"):
         torch.manual_seed(seed)
         model = Classifier(Encoder(encoder.config) if name == "new" else encoder)
         rng = random.Random(seed)
 
         def batch_loss(model=model, rng=rng) -> torch.Tensor:
-            texts, labels = draw(kinds, BATCH_SIZE, rng)
+            texts, labels = draw_examples(kinds, BATCH_SIZE, rng)
             return F.cross_entropy(model(encode(texts, alphabet)), labels)
 
         fit(model, batch_loss, CLASSIFIER, note=lambda name=name: name, lines=1)
         with torch.no_grad():
-            found[name] = (model(encode(test_texts, alphabet)).argmax(dim=1) == test_labels).numpy()
-    return {name: right.mean().item() for name, right in found.items()}
+            is_right[name] = (model(encode(test_texts, alphabet)).argmax(dim=1) == test_labels).numpy()
+    return {name: right.mean().item() for name, right in is_right.items()}
 
 
 @torch.no_grad()
@@ -277,9 +277,9 @@ def main() -> None:
     print_table(table)
     table = [["accuracy", "n-grams", "new encoder", "pre-trained"]]
     for name, (kinds, test_kinds) in tasks.items():
-        found = tell_apart(kinds, test_kinds, model, alphabet, options.seed)
-        table.append([name, *(f"{value:.1%}" for value in found.values())])
-        losses |= {f"{name}_{key}": value for key, value in found.items()}
+        accuracies = tell_apart(kinds, test_kinds, model, alphabet, options.seed)
+        table.append([name, *(f"{value:.1%}" for value in accuracies.values())])
+        losses |= {f"{name}_{key}": value for key, value in accuracies.items()}
     print("\na class from the first token. half: does the second half of a word belong to the first?")
     print_table(table)
     print("\ngaps filled by the encoder, the most certain letter first")

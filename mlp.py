@@ -507,7 +507,7 @@ def print_progress(step, steps, loss, lr, seconds):
 
 
 @torch.no_grad()
-def evaluate(model, tokens, T, separator):
+def split_loss(model, tokens, T, separator):
     """Return the loss over all tokens except the first, in nats per token, with batch norm's running averages."""
     model.train(False)
     widest = max(max(p.shape) for p in model.parameters)  # no layer's output has more numbers for an example
@@ -775,7 +775,7 @@ def report_losses(model, data, T):
     losses = {}
     for split in data.splits:
         tokens = getattr(data, split)
-        losses[split] = evaluate(model, tokens[:EVAL_TOKENS], T, data.separator)
+        losses[split] = split_loss(model, tokens[:EVAL_TOKENS], T, data.separator)
     print_losses(data, losses, EVAL_TOKENS)
     return losses
 

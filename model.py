@@ -4,8 +4,8 @@
     model = GPT(GPTConfig(vocab_size=65, n_layer=4, n_head=4, n_embd=128, block_size=64))
     logits, loss = model(idx, targets)      # idx, targets (B, T): token ids
 
-Read attention.py before, train.py and sample.py after. This file needs PyTorch alone: copy it
-and train. The defaults are a modern decoder; gpt2.py has the options that make it GPT-2.
+Read attention.py before, train.py and sample.py after. This file needs PyTorch alone: copy it, and
+train it with any loop. The defaults are a modern decoder; gpt2.py has the options that make it GPT-2.
 
 Shapes in parentheses: B batch size, T tokens (at most block_size), S keys that they attend to (T
 and cached ones), C channels (n_embd), nh heads, hd channels per head (C / nh), V vocabulary.
@@ -36,7 +36,7 @@ class GPTConfig:
 
     vocab_size: int = option(65, "number of distinct tokens, set by the dataset", hidden=True)
     start_token: int | None = option(
-        None, "the token that starts each document, where attention stops; None: attention stops nowhere", hidden=True
+        None, "token that starts each document: nothing before it is attended to; None: all tokens are", hidden=True
     )
     vocab_multiple: int = option(1, "pad the output layer to a multiple of this; 128 is fast on GPUs")
     block_size: int = option(128, "context length in tokens")
@@ -48,20 +48,22 @@ class GPTConfig:
     bias: bool = option(False, "biases in the linear layers and layer norms, as in GPT-2")
     norm: Literal["layernorm", "rmsnorm"] = option("layernorm", "normalization layer")
     position: Literal["learned", "rope", "alibi", "t5", "none"] = option("rope", "position encoding")
-    rope_base: float = option(10_000.0, "rope's slowest pair of channels turns by about 1 / base per token")
+    rope_base: float = option(10_000.0, "base of rope's frequencies: the slowest turns by about 1 / base per token")
     rope_scale: float = option(1.0, "divides rope's positions: 4 fits a context 4 times as long")
-    lookback: int = option(0, "previous-token embeddings: how many preceding tokens are added; 0: off")
+    lookback: int = option(
+        0, "previous-token embeddings: add those of so many preceding tokens to each token's own; 0: off"
+    )
     activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"] = option("relu2", "activation of the MLP")
     qk_norm: bool = option(True, "normalize queries and keys, so that attention scores stay bounded")
     tie_weights: bool = option(False, "one matrix for the token embedding and the output layer")
     zero_init: bool = option(True, "each sublayer's output projection, and the logits, start as zero")
     flash: bool = option(True, "fused attention kernel, where it is faster; false: softmax(q k^T) v")
     label_smoothing: float = option(0.0, "part of the target probability spread over all tokens")
-    train_temperature: float = option(1.0, "divides the logits in training; below 1: less confident")
+    train_temperature: float = option(1.0, "divides the logits in training; below 1, smaller logits are enough")
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
-        check(self)
+        check_config(self)
 
     @property
     def head_dim(self) -> int:
@@ -88,16 +90,18 @@ class CausalSelfAttention(nn.Module):
         heads = config.n_head + 2 * config.n_kv_head  # queries, keys and values come from one matrix
         self.c_attn = nn.Linear(C, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
-        self.attn_dropout = Dropout(config.dropout)
+        self.attn_dropout = Dropout(config.dropout)  # torch's, but faster on a CPU: at the end of the file
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, rope=None, mask=None, flash: bool = True, store_kv=None) -> torch.Tensor:
-        """x (B, T, C) -> (B, T, C).
+        """x (B, T, C) -> (B, T, C). The rest comes from GPT.hidden_states(), the same for all blocks:
 
-        rope: None, or the cosines and sines that rotate queries and keys, (2, T, hd / 2). mask
-        (..., T, S) is added to the scores; None, with flash: no token attends to later ones.
-        store_kv(k, v), if given, puts new keys and values into a cache, and returns all of them,
-        (B, n_kv_head, S, hd)."""
+        rope (2, T, hd / 2): cosines and sines by which queries and keys are rotated, or None.
+        mask (..., T, S): what is added to the scores, -inf where a token must not attend. It can be
+        None if flash is on, and the rule is only that no token attends to later ones.
+        flash: compute attention by PyTorch's fused kernel, or by the formula.
+        store_kv: None in training. In generation, store_kv(k, v) adds new keys and values to a
+        cache, and returns those of all S tokens so far, (B, n_kv_head, S, hd)."""
         config = self.config
         T = x.shape[1]
         nh = config.n_head
@@ -110,8 +114,7 @@ class CausalSelfAttention(nn.Module):
         # What is done to queries and keys alike is done to both at once
         qk, v = qkv.split((nh + n_kv, n_kv), dim=1)
         if config.qk_norm:
-            # Henry et al. 2020 divide by the l2 norm, and learn a scale: here the config's norm,
-            # and none
+            # After Henry et al. 2020, who normalize to length 1, and learn a scale for the scores
             norm = F.layer_norm if config.norm == "layernorm" else F.rms_norm
             qk = norm(qk, (hd,))
         if rope is not None:
@@ -121,24 +124,26 @@ class CausalSelfAttention(nn.Module):
         if store_kv is not None:
             k, v = store_kv(k, v)
 
-        # Each key/value head serves nh / n_kv query heads: copy it for each. (The CPU's fused
-        # kernel needs no copies; on GPUs, few kernels do without.)
+        # Each key/value head serves nh / n_kv query heads, and is copied for each of them. (The CPU's
+        # fused kernel reads the one head for all of them; of a GPU's kernels, few can.)
         fused_on_cpu = flash and q.is_cpu
         if n_kv < nh and not fused_on_cpu:
             k = k.repeat_interleave(nh // n_kv, dim=1)
             v = v.repeat_interleave(nh // n_kv, dim=1)
 
-        if flash:
-            dropout = config.dropout if self.training else 0.0
-            causal = mask is None and T > 1  # one new token attends to all cached ones
-            shared = k.shape[1] < nh
-            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, enable_gqa=shared)
-        else:
-            q = q / math.sqrt(hd)  # else the scores of long vectors are so large that softmax takes one
+        if not flash:
+            # q k^T grows with the length of the vectors; divided by sqrt(hd), scores stay near 1 in
+            # size, and softmax does not put all weight on one token
+            q = q / math.sqrt(hd)
             wei = q @ k.transpose(-2, -1)  # (B, nh, T, S): scores
             wei = wei + mask.to(wei.dtype)
             wei = wei.softmax(dim=-1)  # row t: how much token t attends to each
-            y = self.attn_dropout(wei) @ v
+            y = self.attn_dropout(wei) @ v  # (B, nh, T, hd)
+        else:
+            dropout = config.dropout if self.training else 0.0
+            causal = mask is None and T > 1  # one new token (T = 1) attends to all S tokens
+            shared = k.shape[1] < nh
+            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, enable_gqa=shared)
         y = y.transpose(1, 2)  # (B, T, nh, hd)
         y = y.flatten(2)  # concatenate the heads, (B, T, C)
         return self.dropout(self.c_proj(y))
@@ -182,8 +187,8 @@ class MLP(nn.Module):
         width = 4 * C
         outputs = width
         if config.activation == "swiglu":
-            # The gate is a third matrix. With a width of 8/3 C in place of 4 C, three have as many
-            # weights as two.
+            # The gate is a third matrix: with a width of 8/3 C, three have as many weights as two
+            # with 4 C. Rounded to a multiple of 8, which is faster.
             width = 8 * max(round(C / 3), 1)
             outputs = 2 * width  # one half is the gate
         self.c_fc = nn.Linear(C, outputs, bias=config.bias)
@@ -236,7 +241,8 @@ class GPT(nn.Module):
         self.config = config
         V = config.vocab_size
         C = config.n_embd
-        padded = V + -V % config.vocab_multiple  # rows of the output layer: V, rounded up to a multiple
+        padding = -V % config.vocab_multiple  # up to the next multiple
+        padded = V + padding  # rows of the output layer
 
         layers = nn.ModuleDict()
         layers["wte"] = nn.Embedding(padded if config.tie_weights else V, C)
@@ -277,14 +283,16 @@ class GPT(nn.Module):
     def initial_std(self, name: str, p: torch.Tensor) -> float:
         """The standard deviation of the initial weights of a matrix:
 
-        projections into the residual stream   0.4 / sqrt(2 n_layer fan_in): 2 n_layer of them are
-        added up embeddings of tokens                   1 / sqrt(1 + lookback): 1 + lookback of them
-        are added up output layer, positions                0.02, as in GPT-2 all others
-        0.4 / sqrt(fan_in): outputs 0.4 times as large as normalized inputs
+            c_attn, c_fc            0.4 / sqrt(fan_in), so outputs are 0.4 times as large as inputs
+            c_proj                  that / sqrt(2 n_layer), as the residual stream adds up 2 n_layer
+            wte, w_prev             1 / sqrt(1 + lookback), as 1 + lookback embeddings are added up
+            lm_head, wpe, wpe_t5    0.02, as in GPT-2
+            wte if it is tied       0.02 / sqrt(1 + lookback)
 
-        With zero_init, projections and output layer start as zero, so each block starts as the
-        identity. A tied output layer has the token embeddings, of 0.02. (With zero_init, each token
-        then predicts itself at first, and the loss of a wide model starts far above ln V.)"""
+        With zero_init, c_proj and lm_head start as zero: each block starts as the identity, and all
+        tokens as equally likely. (A tied output layer is the embedding, and so not zero. As the
+        blocks then add nothing at first, each token predicts itself, and the loss of a wide model
+        starts far above ln V.)"""
         config = self.config
         fan_in = p.shape[1]
         if config.zero_init and ("c_proj" in name or "lm_head" in name):
@@ -301,7 +309,7 @@ class GPT(nn.Module):
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> tuple:
         """idx (B, T) int64 -> logits (B, T, V) and, with targets (B, T), their mean cross-entropy
         in nats. The logits at position t predict the token after idx[:, t]. A target of -1 is
-        ignored. Beside a loss, the logits are only to look at: they have no gradient.
+        ignored. Logits that are returned with a loss have no gradient.
 
         In training only, label_smoothing eps replaces each target by (1 - eps) on it + eps / V on
         every token (Szegedy et al. 2016), and train_temperature divides the logits: below 1,
@@ -317,8 +325,7 @@ class GPT(nn.Module):
             if config.train_temperature != 1:
                 flat = flat / config.train_temperature
         loss = F.cross_entropy(flat, targets.flatten(), ignore_index=-1, label_smoothing=smoothing)
-        # Returned with a gradient, torch.compile would keep a tensor of zeros for it: 3 GB for
-        # GPT-2
+        # Without detach(), torch.compile would make a gradient of zeros for the logits: 3 GB for GPT-2
         return logits.detach(), loss
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -326,14 +333,18 @@ class GPT(nn.Module):
         return self.lm_head(x)[..., : self.config.vocab_size]  # without the padding of vocab_multiple
 
     def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
-        """Token ids (B, T) -> the input of the output layer (B, T, C). cache: sample.py's KVCache
-        with earlier tokens, or None in training. Raises ValueError if T exceeds block_size."""
+        """Token ids (B, T) -> the input of the output layer (B, T, C). Raises ValueError if T exceeds
+        block_size.
+
+        cache: None in training. In generation, sample.py's KVCache, which has the earlier tokens:
+        extend(idx) appends new ones, layer(i) is the function store_kv of a block, and needs_mask
+        says whether the new tokens are several, and not the first ones."""
         config = self.config
         T = idx.shape[1]
         if config.block_size < T:
             raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give the last ones only")
-        # history (B, lookback + S): all S tokens up to the last of idx, after `lookback` times "no
-        # token"
+        # history (B, lookback + S): the S tokens so far, those of idx last. Before them stands
+        # `lookback` times the number V, which means "no token".
         if cache is None:
             positions = torch.arange(T, device=idx.device)  # (T,)
             history = F.pad(idx, (config.lookback, 0), value=config.vocab_size)
@@ -374,8 +385,8 @@ class GPT(nn.Module):
         return True
 
     def use_mask(self, flash: bool, cache) -> bool:
-        """Must attention be told which tokens attend to which? The fused kernel knows one rule: not
-        to later ones."""
+        """Does attention need a mask? The fused kernel knows by itself that tokens do not attend to
+        later ones, if the queries are the first tokens or a single one; for all else it is told."""
         config = self.config
         if not flash or config.start_token is not None:
             return True
@@ -388,13 +399,13 @@ class GPT(nn.Module):
         With lookback = 2 and the tokens e m m a, history (B, lookback + S) is _ _ e m m a, where _
         is "no token":
 
-            position                0  1  2  3      token  e  m  m  a
-            two tokens before, w_prev[0]                   _  _  e  m
-            one token before, w_prev[1]                    _  e  m  m
+            position                                0  1  2  3
+            its token                               e  m  m  a
+            w_prev[0] embeds the one two before     _  _  e  m    history[position + 0]
+            w_prev[1] embeds the one before         _  e  m  m    history[position + 1]
 
-        So table i looks at index position + i of history. Tokens of another document count as "no
-        token". (This is a causal convolution over one-hot tokens, like the first layer of
-        mlp.py.)"""
+        Tokens of another document count as "no token". (This is a causal convolution over one-hot
+        tokens, like the first layer of mlp.py.)"""
         config = self.config
         if config.start_token is not None:
             document = document_numbers(history, config.start_token)
@@ -430,8 +441,8 @@ class GPT(nn.Module):
             bias = self.transformer.wpe_t5(t5_bucket(distance))  # (T, S, nh)
             bias = bias.permute(2, 0, 1)  # (nh, T, S)
         else:
-            bias = self.transformer.wte.weight.new_zeros(())  # 0, in the dtype of floating-point weights
-        return bias.masked_fill(hidden, -math.inf)
+            bias = self.transformer.wte.weight.new_zeros(())  # 0, in the dtype of the weights
+        return bias.masked_fill(hidden, -math.inf)  # of the shape that both can be broadcast to
 
     def num_params(self, non_embedding: bool = False) -> int:
         """The number of parameters; a tied matrix counts once. non_embedding: without the tables
@@ -463,8 +474,9 @@ class GPT(nn.Module):
         Call eval() before.
 
         Everything is computed again for each token: sample.py has a fast version with the same
-        tokens. When the context is full, its most recent half is kept: with a cache, that is
-        seldom, where dropping one token would be each time."""
+        tokens. When the context is full, its most recent half is kept. (Without its first token, all
+        others have new positions. sample.py must then compute them again, which is so rare this way
+        that it hardly matters.)"""
         block_size = self.config.block_size
         half = max(block_size // 2, 1)
         context = idx[:, -block_size:]
@@ -513,7 +525,7 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
     probs = logits.softmax(dim=-1)  # (B, V)
     if top_p < 1:
         probs = keep_top_p(probs, top_p)
-    return draw(probs, generator)
+    return draw_token(probs, generator)
 
 
 def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
@@ -533,7 +545,7 @@ def keep_top_p(probs: torch.Tensor, p: float) -> torch.Tensor:
     return torch.zeros_like(probs).scatter(1, order, ordered)  # back to the order of the vocabulary
 
 
-def draw(probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+def draw_token(probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
     """A token (B, 1) for each row of probs (B, V), which need not sum to 1: the first one whose
     cumulative probability exceeds a uniform random number. (With 50,257 tokens, torch.multinomial
     takes 3.8 ms instead of 0.2, which is a third of a step on a CPU.)"""
@@ -541,7 +553,8 @@ def draw(probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor
     total = cumulative[:, -1:]
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device)  # [0, 1)
     token = torch.searchsorted(cumulative, u * total, right=True)
-    # On a GPU, rounding in cumsum can lead to a token of probability 0: take the likeliest
+    # There is always one, as u is less than 1. But on a GPU, rounding in cumsum can lead to a token
+    # of probability 0: then take the likeliest.
     possible = probs.gather(1, token) > 0
     likeliest = probs.argmax(dim=-1, keepdim=True)
     return torch.where(possible, token, likeliest)
@@ -606,8 +619,8 @@ def t5_bucket(distance: torch.Tensor) -> torch.Tensor:
 
 class Dropout(nn.Dropout):
     """In training, zeroes a fraction p of x, and divides the rest by 1 - p (Srivastava et al.
-    2014). On a CPU, PyTorch draws a number for each element. Here one random byte decides, so p is
-    rounded to a multiple of 1/256: training config/names.toml takes 0.76 of the time."""
+    2014). On a CPU, PyTorch draws a number of four bytes for each element. Here one byte decides,
+    so p is rounded to a multiple of 1/256; they are drawn eight at a time, as an int64."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_cpu or not self.training or self.p == 0:
@@ -623,7 +636,7 @@ class Dropout(nn.Dropout):
 # ----------------------------------------------------------------------------- checks of the options
 
 
-def check(config: GPTConfig) -> None:
+def check_config(config: GPTConfig) -> None:
     """Raise ConfigError for an option with which no model can be made."""
     for f in fields(config):
         value = getattr(config, f.name)

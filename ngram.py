@@ -45,7 +45,7 @@ MAX_NUMBERS = 1 << 24  # in a tensor of --neural
 TINY = np.finfo(float).tiny  # a positive number that is nearly 0, as a divisor in its place
 
 # V: vocabulary size. U: number of different n-grams. An n-gram is a context and one more token.
-Model = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their last token after the ones before it (U,)
+Predictor = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their last token after the ones before it (U,)
 
 
 @dataclass

@@ -7,8 +7,9 @@
     optimizer.step()
     model.zero_grad()
 
-Read train.py before, windows.py after. model.py and this file train with PyTorch alone. (The first
-optimizer of torch.optim, which has the same rules, imports torch's compiler: that takes a second.)
+Read train.py before, windows.py after. model.py and this file train with PyTorch alone. torch.optim
+has the same rules, and set_lr() takes its optimizers, too. They are written out here to be read, and
+because making the first one of torch.optim takes a second: it imports torch's compiler.
 """
 
 import math
@@ -19,9 +20,10 @@ from dataclasses import dataclass
 import torch
 
 # ----------------------------------------------------------------------------- update rules
-# group: the options of some parameters, such as group["lr"]. members: for each of these parameters
-# (p, g, state ...), its values, its gradient, and the tensors that the rule keeps from update to
-# update, all of one shape. t: the number of the update, from 1. All change p and the state in place.
+# A rule updates some parameters that have the same options: group, such as group["lr"]. members has
+# for each of them a tuple: p, its values; g, its gradient; and the tensors of the same shape that the
+# rule keeps from one update to the next. t is the number of the update, from 1. p and the tensors
+# that are kept are changed in place.
 
 
 def sgd(group: dict, members: list[tuple], t: int) -> None:
@@ -65,15 +67,18 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
         m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
         p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) newton_schulz(u)
 
-    Every direction of a matrix gets about the same update, however small its part of the
-    gradient. A p can be a stack of matrices (q, k and v) with rows[0], rows[1] ... rows; the
-    members of a group have the same shape, so that all are orthogonalized together."""
+    u is the momentum after one more step of g (Nesterov). newton_schulz(u) has the directions of u,
+    each with a size of about 1, however small its part in the gradient was. The square root makes a
+    tall matrix change its outputs as much as a square one does.
+
+    group["rows"]: p can be several matrices on top of each other, q, k and v, of so many rows each.
+    All members of a group have the same shape, so that they are orthogonalized together."""
     momentum = group["momentum"]
     rows = group["rows"]
     directions = []
     for _, g, m in members:
         m.lerp_(g, 1 - momentum)
-        directions.append(full_tensor(g.lerp(m, momentum)))
+        directions.append(full_tensor(g.lerp(m, momentum)))  # whole, as parts cannot be orthogonalized
     u = torch.stack(directions)  # (n, rows, columns)
     columns = u.shape[2]
     if len(set(rows)) == 1:  # matrices of one shape, in one batch: faster
@@ -94,9 +99,10 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """About U V^T for each u = U S V^T (its singular value decomposition) of a batch (n, rows,
-    columns). Five iterations of a x + b x^3 + c x^5, by matrix multiplications alone (in dtype),
-    bring each singular value to about 0.7 to 1.2, except tiny ones (coefficients by Jordan et al.
-    2024)."""
+    columns). Each of five iterations computes a x + b (x x^T) x + c (x x^T)^2 x, which leaves U and V
+    as they are, and makes each singular value s into a s + b s^3 + c s^5: in the end about 0.7 to
+    1.2, unless it was tiny (coefficients by Jordan et al. 2024). These are matrix multiplications
+    alone, in dtype (None: that of u)."""
     a, b, c = NEWTON_SCHULZ
     tall = u.shape[1] > u.shape[2]
     x = u.mT if tall else u  # x x^T is then the smaller square
@@ -163,8 +169,8 @@ class Optimizer:
 def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = None) -> Optimizer:
     """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for
     embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: the one
-    that Muon multiplies matrices in. (In place of all that, train.py can use an optimizer of
-    torch.optim: set_lr() takes any.)"""
+    that Muon multiplies matrices in. (To train with an optimizer of torch.optim, make it in
+    train.start_run(), in place of a call of this function.)"""
     in_blocks = set()
     if config.optimizer == "muon":
         in_blocks = set(model.transformer.h.parameters())
@@ -218,8 +224,8 @@ def new_group(rule: str, lr: float, weight_decay: float) -> dict:
 
 
 def set_lr(optimizer, fraction: float) -> None:
-    """Set the learning rate of each group to a fraction of its peak, which is what it was at first.
-    For any optimizer with param_groups, such as torch.optim.AdamW."""
+    """Set the learning rate of each group to a fraction of its peak: the one that the group was made
+    with. For any optimizer with param_groups, such as torch.optim.AdamW."""
     for group in optimizer.param_groups:
         peak = group.setdefault("peak_lr", group["lr"])
         group["lr"] = fraction * peak
@@ -230,8 +236,8 @@ def lr_fraction(step: int, config) -> float:
     schedule
 
         constant       1
-        linear         straight down to min_lr, one step after the last
-        cosine         to the same along half a wave (Loshchilov, Hutter 2017)
+        linear         from 1 in a straight line; it would reach min_lr one step after the last
+        cosine         from 1 to the same point on half a wave of a cosine (Loshchilov, Hutter 2017)
         inverse_sqrt   sqrt(warmup_iters / step) (Vaswani et al. 2017)
         step           1, then a tenth in the last fifth of the steps
         wsd            1, then linear in the last fifth: warmup, stable, decay (Hu et al. 2024)"""
@@ -259,16 +265,16 @@ def lr_fraction(step: int, config) -> float:
 
 
 # ----------------------------------------------------------------------------- tensors that FSDP has sharded
+# Then each process has a shard of a tensor, a part of its rows: see runtime.py.
 
 
 def full_tensor(t: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor that FSDP has sharded: every process has a part of it. Any other tensor
-    as it is."""
+    """The whole of a tensor that is sharded; any other tensor as it is."""
     return t.full_tensor() if hasattr(t, "full_tensor") else t
 
 
 def shard_like(t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """This process's shard of a full tensor t, if p is sharded; else t."""
+    """The part of t that belongs to this process's shard of p; all of t if p is not sharded."""
     if hasattr(p, "full_tensor"):
         t = t.to(p.device)
         t = torch.distributed.tensor.distribute_tensor(t, p.device_mesh, p.placements)
@@ -299,7 +305,7 @@ class Recipe:
 def fit(
     model: torch.nn.Module, batch_loss: Callable, recipe: Recipe, note: Callable = lambda: "", lines: int = 10
 ) -> float:
-    """The loop of every lesson whose loop is not the lesson: each step lowers batch_loss(), the
+    """The training loop of the scripts that teach something else. Each step lowers batch_loss(), the
     loss of a batch that it draws. Parameters that are frozen stay as they are.
 
     Prints about `lines` lines: the mean loss and the largest gradient norm since the line before,

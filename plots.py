@@ -36,11 +36,11 @@ def lines(path: Path, *panels: dict, title: str = "", rows: int = 1, size: tuple
     figure = Figure(size or (6 + 2 * columns, 1.9 + 2.3 * rows), dpi=80, layout="constrained")
     figure.suptitle(title, parse_math=False)  # a $ in a name is no formula
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
-        draw(axes, **panel)
+        draw_panel(axes, **panel)
     save(figure, path)
 
 
-def draw(axes, curves: dict[str, tuple], data=None, image=None, legend="best", **labels) -> None:
+def draw_panel(axes, curves: dict[str, tuple], data=None, image=None, legend="best", **labels) -> None:
     """Draw curves, {label: (x, y, style)}, or (x, y, style, texts) with a text beside each, and the
     baseline losses of `data`, a Dataset; or an image (m, n), where True is white. labels: of Axes.set()"""
     if image is not None:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import console
-from cells import CELLS, HEADS, Elman, LinearCell, Model
+from cells import CELLS, HEADS, Elman, LinearCell, RecurrentModel
 from console import Fraction, NonNegative, NonNegativeFloat, Positive, UserError, option, print_table
 from model import GPT, GPTConfig
 from optim import Recipe, fit
@@ -75,7 +75,7 @@ def edges(tokens: np.ndarray, separator: int | None, parts: int, offset: int = 0
     return np.linspace(offset, len(tokens) - 1, parts + 1).astype(int)
 
 
-def windows(tokens: np.ndarray, at: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
+def parallel_windows(tokens: np.ndarray, at: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
     """Yield inputs and targets (R, T), and which rows of the window before they continue: None if
     they are the first of their rows. Row i is the tokens from edge at[i] to at[i + 1]. B rows are
     read together, T tokens at a time, and padded with targets of -1. With a dot for the separator,
@@ -99,14 +99,14 @@ def batches(data: Dataset, B: int, bptt: int, seed: int) -> Iterator:
     rng = np.random.default_rng(seed)
     while True:
         at = edges(data.train, data.separator, B, offset=rng.integers(min(bptt, len(data.train) // 2)))
-        yield from windows(data.train, at, rng.permutation(len(at) - 1), B, bptt)
+        yield from parallel_windows(data.train, at, rng.permutation(len(at) - 1), B, bptt)
 
 
 def cross_entropy(logits: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction=reduction)
 
 
-def train(model: Model, data: Dataset, options: Options) -> None:
+def train(model: RecurrentModel, data: Dataset, options: Options) -> None:
     """Train by truncated BPTT: the state is carried from window to window, but the gradient stops
     where a window starts. For a document of at most bptt tokens, it is the whole gradient."""
     stream, states = batches(data, options.batch_size, options.bptt, options.seed), []
@@ -132,20 +132,20 @@ def train(model: Model, data: Dataset, options: Options) -> None:
 
 
 @torch.no_grad()
-def evaluate(model: Model, tokens: np.ndarray, separator: int | None) -> float:
+def split_loss(model: RecurrentModel, tokens: np.ndarray, separator: int | None) -> float:
     """The mean loss over all tokens but the first, in nats per token. Each document starts from an
     empty state, as does each part of a text: at most 64, of 1,000 tokens or more."""
     at = edges(tokens, separator, min(64, max(1, len(tokens) // 1000)))
     order = np.argsort(np.diff(at), kind="stable")  # of similar length together: little padding
     total, states = 0.0, None
-    for x, y, kept in windows(tokens, at, order, 64, 128):
+    for x, y, kept in parallel_windows(tokens, at, order, 64, 128):
         logits, states = model(x, None if kept is None else model.select_rows(states, kept))
         total += cross_entropy(logits, y, "sum").item()
     return total / (len(tokens) - 1)
 
 
 @torch.no_grad()
-def sample(model: Model, first: list[int], separator: int | None) -> list[list[int]]:
+def sample(model: RecurrentModel, first: list[int], separator: int | None) -> list[list[int]]:
     """Generate after each token, in the recurrent form: to the end of its document, or 100 tokens."""
     idx, states, columns = torch.tensor(first), None, []
     for _ in range(100):
@@ -181,7 +181,7 @@ def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: tor
     return [dW, dU, db, db]
 
 
-def check_backward(model: Model, x: torch.Tensor, y: torch.Tensor) -> float:
+def check_backward(model: RecurrentModel, x: torch.Tensor, y: torch.Tensor) -> float:
     """The gradients of the first Elman cell, if the output layer reads it, by hand and by autograd:
     the largest difference, relative to the largest gradient of each tensor. x, y: (B, T)"""
     cell, inputs = model.cells[0], model.wte(x)
@@ -193,7 +193,7 @@ def check_backward(model: Model, x: torch.Tensor, y: torch.Tensor) -> float:
     return max(((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in both)
 
 
-def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> np.ndarray:
+def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | None) -> np.ndarray:
     """The norms of d loss_T / d state_(T-k) for k = 1, 2, ..., at most 100: how much the loss at
     the last token depends on the state k tokens before. They are root mean squares over 32 places
     of a text, T = 128, or over 128 long documents: 5 % have more than T tokens."""
@@ -201,7 +201,7 @@ def gradient_norms(model: Model, tokens: np.ndarray, separator: int | None) -> n
     at = edges(tokens, separator, max(1, min(32, len(tokens) // 129)))
     lengths = np.diff(at)
     T = min(128, int(np.quantile(lengths, 0.95)))
-    x, y, _ = next(windows(tokens, at, np.flatnonzero(lengths >= T), 128, T))
+    x, y, _ = next(parallel_windows(tokens, at, np.flatnonzero(lengths >= T), 128, T))
     states, history = model.start(len(x)), []
     for t in range(T):
         # of copies: so the gradient is that of what is carried on, not of what this step returned
@@ -292,7 +292,7 @@ def make_small(name: str) -> nn.Module:
     if name == "gpt":
         return GPT(GPTConfig(vocab_size=NO_TOKEN, block_size=256, n_layer=2, n_head=2, n_embd=32, lookback=1))
     n_embd, H, n_layer = SMALL[name]
-    model = Model(NO_TOKEN, name, n_embd, H, n_layer, dropout=0.0)
+    model = RecurrentModel(NO_TOKEN, name, n_embd, H, n_layer, dropout=0.0)
     model.wte = TwoTokens(2 * NO_TOKEN + 1, n_embd)
     if name == "gru":  # at first it keeps 0.73 of the state, as the LSTM's forget gate does
         nn.init.ones_(model.cells[0].bias_ih_l0[H : 2 * H])
@@ -321,7 +321,7 @@ def memorize(model: nn.Module, task: Callable, difficulties: tuple) -> list[floa
 
 def bytes_kept(model: nn.Module) -> int:
     """What generating needs of a text: a state, or the keys and values of TEXT tokens."""
-    if isinstance(model, Model):
+    if isinstance(model, RecurrentModel):
         return sum(state.nbytes for state in model.start(1))
     return 2 * TEXT * model.config.n_layer * model.config.n_embd * 4  # float32
 
@@ -355,7 +355,7 @@ def run_cell(cell: str, data: Dataset, options: Options) -> tuple[dict, dict]:
     if issubclass(CELLS[cell], LinearCell) and options.n_hidden % HEADS:
         raise UserError(f"n_hidden={options.n_hidden} has to be split into {HEADS} heads; use a multiple of {HEADS}")
     torch.manual_seed(options.seed)
-    model = Model(data.vocab_size, cell, options.n_embd, options.n_hidden, options.n_layer, options.dropout)
+    model = RecurrentModel(data.vocab_size, cell, options.n_embd, options.n_hidden, options.n_layer, options.dropout)
     print(f"\n{cell}: {model.num_params():,} parameters", flush=True)
     norms = {f"{cell} before": gradient_norms(model, data.val, data.separator)}
     train(model, data, options)
@@ -369,7 +369,7 @@ def run_cell(cell: str, data: Dataset, options: Options) -> tuple[dict, dict]:
         texts = map(data.tokenizer.decode, sample(model, first, data.separator))
         console.print_samples(texts, lines=data.has_lines)
     parts = {split: getattr(data, split)[:EVAL_TOKENS] for split in data.splits}
-    losses = {split: evaluate(model, tokens, data.separator) for split, tokens in parts.items()}
+    losses = {split: split_loss(model, tokens, data.separator) for split, tokens in parts.items()}
     console.print_losses(data, losses, EVAL_TOKENS)
     result = {"model": cell, "params": model.num_params(), "losses": losses, "step": options.max_iters}
     return result | {"seconds": time.perf_counter() - began}, norms

@@ -238,7 +238,7 @@ class StopSignal:
     """Lets Ctrl-C, SIGTERM and a closed terminal act between two steps; a second Ctrl-C at once."""
 
     def __enter__(self) -> "StopSignal":
-        self.number = 0  # of the signal that came
+        self.requested = False  # has a signal come?
         names = ("SIGINT", "SIGTERM", "SIGBREAK")  # the last one is Ctrl-Break on Windows
         self.second = {getattr(signal, name): signal.SIG_DFL for name in names if hasattr(signal, name)}
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
@@ -248,7 +248,7 @@ class StopSignal:
         return self
 
     def handle(self, number: int, _) -> None:
-        self.number = number
+        self.requested = True
         if signal.Signals(number).name == "SIGHUP":  # the terminal is gone: printing would fail
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         if not DISTRIBUTED:  # torchrun passes on a Ctrl-C that the processes got already

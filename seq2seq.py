@@ -279,7 +279,7 @@ def exact_match(model: Transformer, examples: list, width: int = 1) -> float:
     for first in range(0, len(examples), 500):
         batch = examples[first : first + 500]
         texts, _ = search(model, make_batch(batch)[0], width)
-        right += sum(found[0] == target for found, (_, target) in zip(texts, batch, strict=True))
+        right += sum(outputs[0] == target for outputs, (_, target) in zip(texts, batch, strict=True))
     return right / len(examples)
 
 
@@ -303,8 +303,8 @@ def main() -> None:
     print(f"loss: {loss:.4f} nats per target; a guess without the source: {guessing_loss(task):.4f}")
     texts, log_p = search(model, make_batch(examples[:5])[0], width=4)
     print("\nsome answers")
-    for (source, target), (found, *_) in zip(examples[:5], texts, strict=True):
-        print(f"    {source} -> {found}" + ("" if found == target else f"  (correct: {target})"))
+    for (source, target), (output, *_) in zip(examples[:5], texts, strict=True):
+        print(f"    {source} -> {output}" + ("" if output == target else f"  (correct: {target})"))
     print("the four beams of the last one, and their log-probabilities in nats")
     for text, value in zip(texts[-1], log_p[-1], strict=True):
         print(f"    {value:8.2f}  {text}")

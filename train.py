@@ -11,7 +11,7 @@ Precedence of options: command line > TOML file > checkpoint (--init_from) > def
 lives in out/<run>/: config.toml (every option), log.jsonl (one object per line), last.pt (to
 resume), best.pt (to sample), and loss.png if matplotlib is installed.
 
-The loop is train(), below the options. The first time, read only that, and training_batches().
+The loop is train(), below the options. The first time, skip the options, and read only the loop.
 """
 
 import contextlib
@@ -59,16 +59,19 @@ class TrainConfig(GPTConfig):
     dataset: str = option("python", "python, words, names, shakespeare, or a folder in data/")
     out_dir: PathStr = option("", "folder of the run (default: out/ and the name of the config, or dataset)")
     init_from: PathStr = option(
-        "scratch", "scratch; resume; auto: resume if there is a last.pt; or whose weights: a run, gpt2 ... gpt2-xl"
+        "scratch",
+        "scratch, resume, auto (resume if there is a last.pt), or start from a run's weights or gpt2 ... gpt2-xl",
     )
     seed: NonNegative = option(1337, "random seed for initialization, batches and dropout")
 
     lookback: NonNegative = option(
-        3, "previous-token embeddings: how many preceding tokens are added to each embedding; 0: off"
+        3, "previous-token embeddings: add those of so many preceding tokens to each token's own; 0: off"
     )
-    document_mask: bool = option(False, "attention stops where a document starts, such as a name in a list")
-    batch_size: Positive = option(8, "sequences of block_size tokens in a micro-batch, which is computed at once")
-    gradient_accumulation_steps: Positive = option(1, "micro-batches per step: a larger batch in the same memory")
+    document_mask: bool = option(False, "no token attends to an earlier document, such as the name before in a list")
+    batch_size: Positive = option(8, "sequences of block_size tokens in a micro-batch: in memory at a time")
+    gradient_accumulation_steps: Positive = option(
+        1, "micro-batches per step, of all processes together: a larger batch in the same memory"
+    )
     max_iters: Positive = option(700, "number of steps")
     early_stop: NonNegative = option(0, "patience: stop after this many evaluations without improvement; 0: off")
 
@@ -76,19 +79,17 @@ class TrainConfig(GPTConfig):
         "muon", "update rule; muon: for the matrices in the blocks, and adamw for all other parameters"
     )
     learning_rate: NonNegativeFloat = option(1e-2, "peak learning rate, except for muon's matrices")
-    muon_learning_rate: NonNegativeFloat = option(
-        0.03, "peak learning rate of muon, whose updates have the same size for any gradient"
-    )
+    muon_learning_rate: NonNegativeFloat = option(0.03, "peak learning rate of muon's matrices")
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "step", "wsd"] = option(
-        "linear", "the learning rate after the warmup; formulas in optim.py"
+        "linear", "how the learning rate changes after the warmup: formulas in optim.py"
     )
     warmup_iters: NonNegative = option(20, "steps in which the learning rate rises to its peak")
-    min_lr: NonNegativeFloat = option(0.0, "final learning_rate (muon's in proportion)")
+    min_lr: NonNegativeFloat = option(0.0, "final learning_rate; muon's falls to the same fraction")
     weight_decay: NonNegativeFloat = option(
-        0.0, "for matrices p, in each step p -= lr * weight_decay * p (sgd, adam: an L2 penalty)"
+        0.0, "matrices shrink by lr * weight_decay in each step (sgd, adam: weight_decay * p is added to the gradient)"
     )
     beta1: Fraction = option(0.9, "adam, adamw: decay rate of the moving average of the gradient")
-    beta2: Fraction = option(0.95, "adam, adamw: decay rate of the moving average of its square")
+    beta2: Fraction = option(0.95, "adam, adamw: decay rate of the moving average of the squared gradient")
     momentum: Fraction = option(0.95, "momentum of muon and sgd")
     grad_clip: NonNegativeFloat = option(1.0, "scale the gradient down to this norm, if it is larger; 0: off")
 
@@ -120,14 +121,16 @@ class TrainConfig(GPTConfig):
 
 
 # ----------------------------------------------------------------------------- the loop
+# A run has one process, or several that torchrun starts, each with a GPU of its own. Each runs this
+# loop with its part of every batch, and a copy of the model (DDP) or, with --fsdp, a part of it.
+# The gradients of all are averaged, so all make the same update. The first process, of rank 0,
+# prints and writes files. Many a method of worker waits until all processes have called it.
 
 
 def train(run: "Run") -> None:
-    """Train until the last step, early stopping, or a signal such as Ctrl-C. If torchrun starts
-    several processes, each runs this loop on its part of every batch, and all take the same step."""
+    """Train until the last step, early stopping, or a signal such as Ctrl-C."""
     config = run.config
     worker = run.worker
-    model = run.model
     optimizer = run.optimizer
     scaler = run.scaler
     progress = run.progress
@@ -137,8 +140,8 @@ def train(run: "Run") -> None:
             progress.step += 1
             step = progress.step
 
-            # ---- batch: x (B, T) token ids, y (B, T) the next token of each, for each micro-batch
-            # Both batch and dropout follow from the seed and the step: a resumed run has the same
+            # ---- batch: in each micro-batch, x (B, T) are token ids, and y (B, T) the one after each
+            # (Dropout has a seed of its own in each step and process, the same in a resumed run.)
             torch.manual_seed((config.seed << 32) + step * worker.world_size + worker.rank)
             batches = list(training_batches(run.data.train, run.starts, config, step, worker))
             rows = sum(len(x) for x, _ in batches)
@@ -146,68 +149,72 @@ def train(run: "Run") -> None:
             # ---- forward and backward: the gradients of the micro-batches add up in each p.grad
             loss = torch.zeros((), device=worker.device)
             for i, (x, y) in enumerate(batches):
-                # Several processes average their gradients: once, during the last backward pass
-                is_last = i == len(batches) - 1
-                worker.sync_gradients(run.network, is_last)
-                share = len(x) / rows  # the gradient of the mean loss over all rows
+                # run.network is the model; if there are several processes, its backward pass also
+                # averages the gradients of all, for which once is enough: after the last micro-batch
+                worker.sync_gradients(run.network, i == len(batches) - 1)
+                share = len(x) / rows  # the last micro-batch of a process can be smaller
                 part = run.loss_function(x, y) * share
-                # In float16, small gradients would become 0: the scaler makes the loss and so all
-                # gradients larger. In other dtypes it does nothing.
+                # float16 has no numbers as small as many gradients, so the scaler makes loss and
+                # gradients larger; in other dtypes, it changes nothing
                 scaler.scale(part).backward()
                 loss += part.detach()
 
             # ---- clip: scale the gradient down if its norm is above grad_clip
-            scaler.unscale_(optimizer)  # back to its own size
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+            scaler.unscale_(optimizer)  # makes them as small as they were
+            limit = config.grad_clip or math.inf  # 0: only measure the norm
+            grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
 
-            # ---- update: the learning rate of this step, then all parameters
-            fraction = lr_fraction(step, config)  # of its peak
+            # ---- update: the learning rate, as a fraction of its peak, then all parameters
+            fraction = lr_fraction(step, config)
             set_lr(optimizer, fraction)
-            scaler.step(optimizer)  # skips the update if a gradient in float16 overflowed
-            scaler.update()
-            model.zero_grad(set_to_none=True)
+            scaler.step(optimizer)  # optimizer.step(), unless a gradient overflowed in float16
+            scaler.update()  # which makes the scaler's factor smaller
+            run.model.zero_grad(set_to_none=True)
 
             # ---- everything below is for people: log, evaluate, save
-            progress.losses.append(worker.mean(loss))  # on the device: the CPU does not wait for it
-            run.stopped = worker.any(stop.number)  # a signal to one process stops all
+            progress.losses.append(worker.mean(loss))  # a tensor: the CPU does not wait for a GPU here
+            run.stopped = worker.any(stop.requested)  # a signal to one process stops all
             last = step == config.max_iters
             log_now = last or step % config.log_interval == 0
             evaluate_now = last or step % config.eval_interval == 0
             save_now = last or run.stopped or step % config.checkpoint_interval == 0
             if log_now or evaluate_now or save_now:
-                read_losses(run)  # here the CPU waits for a GPU
+                read_losses(run)  # it does here: they become numbers
             progress.train_seconds += time.perf_counter() - began
             if log_now:
                 log_training(run, fraction, grad_norm)
             if evaluate_now:
-                validate(run)
-            if save_now or run.is_over():
-                save_progress(run)
-    if run.stopped:
-        print(f"stopped after step {progress.step}; resume with --init_from=resume --out_dir={config.out_dir}")
+                validate(run)  # saves best.pt, the model alone, if its loss is the lowest so far
+            if save_now or run.is_over():  # it is over also if validate() decides on an early stop
+                save_progress(run)  # saves last.pt: model, optimizer, scaler and progress
 
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
-    """Inputs and targets (B, T) of each micro-batch of a step, at random places of the text. The
-    places follow from (seed, step) alone, so a resumed run sees what an uninterrupted one would.
-    starts: where windows may start; None: anywhere."""
+    """Inputs and targets (B, T) of each micro-batch of a step: T tokens in a row and the one after
+    each, from random places of the text. The places follow from (seed, step) alone, so a resumed
+    run sees what an uninterrupted one would. starts: at which ones to choose from; None: all."""
     rng = np.random.default_rng((config.seed, step))
     T = config.block_size
     n = config.gradient_accumulation_steps * config.batch_size
-    choices = len(tokens) - T if starts is None else len(starts)  # the last target must be in the text
-    places = rng.integers(choices, size=n)
+    n_places = len(tokens) - T  # the last target, T tokens later, must be in the text
+    if starts is not None:
+        n_places = len(starts)
+    places = rng.integers(n_places, size=n)
     if starts is not None:
         places = starts[places]
-    # Several processes draw the same places, and each takes its own part of them
-    places = np.split(places, worker.world_size)[worker.rank]
-    for first in range(0, len(places), config.batch_size):
-        batch = places[first : first + config.batch_size]
-        yield read_windows(tokens, batch, batch + T, T)
+    # Each process draws the same places, and takes its own part of them (check_run() has seen that
+    # they can be split into equal parts)
+    mine = np.split(places, worker.world_size)[worker.rank]
+    for i in range(0, len(mine), config.batch_size):
+        first = mine[i : i + config.batch_size]  # (B,)
+        last = first + T
+        yield read_windows(tokens, first, last, T)
 
 
 def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
-    """Where training windows may start: at the start of a document, and every block_size tokens in
-    a longer one, if a whole window follows. None for a text without separators: anywhere."""
+    """The places that training_batches() chooses from: where documents start, and every block_size
+    tokens in a longer one, if block_size more tokens follow in the text. None for a text without
+    documents: all."""
     if data.separator is None:
         return None
     edges = document_edges(data.train, data.separator)
@@ -226,7 +233,8 @@ class Progress:
     seconds: float = 0.0  # since the start, without the time in which the run was stopped
     train_seconds: float = 0.0  # in the steps alone, without evaluating and saving
     logged_at: float = 0.0  # train_seconds at the last line of the log
-    losses: list = field(default_factory=list)  # the training loss of each step since that line
+    losses: list = field(default_factory=list)  # the training loss of each step since that line, as a
+    # tensor until read_losses() makes it a number
     best: float = math.inf  # the lowest validation loss
     evaluations_since_best: int = 0
 
@@ -239,16 +247,16 @@ class Run:
     data: Dataset
     worker: Worker  # this process among others, its device and dtype
     model: GPT
-    network: torch.nn.Module  # the model as the processes share it; the model itself if there is one
-    loss_function: Callable  # loss_function(x, y): the network's mean loss on a batch, a tensor
+    network: torch.nn.Module  # the model, wrapped by DDP if there are several processes
+    loss_function: Callable  # loss_function(x, y): the mean loss on a batch on the CPU, as a tensor
     optimizer: object  # of optim.py, or any of torch.optim
-    scaler: torch.amp.GradScaler  # of the loss in float16
-    starts: np.ndarray | None  # where training windows may start; None: anywhere
-    windows: tuple  # (starts, stops) of the windows to evaluate on
+    scaler: torch.amp.GradScaler  # for float16
+    starts: np.ndarray | None  # the places that training_batches() chooses from; None: all
+    windows: tuple  # (starts, stops) of the pieces of the validation split to evaluate on
     progress: Progress
-    log: TextIO | None = None  # log.jsonl, in the first process only; its lock keeps other runs out
-    began: float = 0.0  # the clock at step 0, if the run had never been stopped, in seconds
-    stopped: bool = False  # by a signal
+    log: TextIO | None = None  # log.jsonl, locked against other runs; None except in the first process
+    began: float = 0.0  # time.perf_counter() at step 0; a resumed run behaves as if it had never stopped
+    stopped: bool = False  # has a signal come?
 
     def is_over(self) -> bool:
         patience = self.config.early_stop
@@ -260,7 +268,7 @@ class Run:
 
 
 # ----------------------------------------------------------------------------- log, evaluate, save
-# All processes call these functions, as some parts of them wait for all. The first one writes.
+# All processes call these functions, in which they wait for each other. Only the first one writes.
 
 
 def read_losses(run: Run) -> None:
@@ -275,22 +283,21 @@ def log_training(run: Run, fraction: float, grad_norm: torch.Tensor) -> None:
     learning rate."""
     config = run.config
     progress = run.progress
-    loss = sum(progress.losses) / len(progress.losses)
+    n_steps = len(progress.losses)
+    loss = sum(progress.losses) / n_steps
     lr = fraction * config.learning_rate
-    norm = float(full_tensor(grad_norm))
+    norm = float(full_tensor(grad_norm))  # with FSDP, a process has only a part of a tensor
     seconds = progress.train_seconds - progress.logged_at
-    tokens_per_second = len(progress.losses) * config.tokens_per_step() / seconds
+    tokens_per_second = n_steps * config.tokens_per_step() / seconds
     compute = compute_rate(tokens_per_second, run.model, run.worker)
-    rate = f"mfu {compute['mfu']:.0%}" if "mfu" in compute else f"{compute['gflops']:,.1f} GFLOP/s"
-    seconds_left = run.seconds() / progress.step * (config.max_iters - progress.step)
+    rate = f"{compute['gflops']:,.1f} GFLOP/s" if "gflops" in compute else f"mfu {compute['mfu']:.0%}"
+    steps_left = config.max_iters - progress.step
+    seconds_left = run.seconds() / progress.step * steps_left
     minutes, rest = divmod(seconds_left, 60)
+    text = f"train loss {loss:.4f}  lr {lr:.2e}  grad norm {norm:.2f}"
+    text = f"{text}  {tokens_per_second:,.0f} tokens/s  {rate}  eta {minutes:.0f}:{int(rest):02}"
     figures = {"train": loss, "lr": lr, "grad_norm": norm, "tokens_per_second": round(tokens_per_second), **compute}
-    write_line(
-        run,
-        f"train loss {loss:.4f}  lr {lr:.2e}  grad norm {norm:.2f}  {tokens_per_second:,.0f} tokens/s  {rate}"
-        f"  eta {minutes:.0f}:{int(rest):02}",
-        figures,
-    )
+    write_line(run, text, figures)
     progress.losses = []
     progress.logged_at = progress.train_seconds
 
@@ -328,8 +335,9 @@ def write_line(run: Run, text: str, figures: dict[str, float]) -> None:
     """Print the text, and write the figures into log.jsonl."""
     step = run.progress.step
     last = run.config.max_iters
-    with contextlib.suppress(OSError):  # the terminal was closed: its signal stops the run, which saves
-        print(f"step {step:>{len(str(last))}}/{last}  {text}", flush=True)
+    width = len(str(last))
+    with contextlib.suppress(OSError):  # if the terminal was closed, a signal will end the loop
+        print(f"step {step:>{width}}/{last}  {text}", flush=True)
     if run.log:
         line = {"step": step, "seconds": round(run.seconds(), 3), **figures}
         run.log.write(json.dumps(line) + "\n")
@@ -346,26 +354,22 @@ def save_progress(run: Run) -> None:
 
 def save(run: Run, name: str, **entries) -> None:
     """Write a checkpoint with the model and these entries."""
-    weights = run.worker.gather(run.model.state_dict())
-    if not run.log:
+    config = run.config
+    data = run.data
+    weights = run.worker.gather(run.model.state_dict())  # with FSDP, from all processes
+    if run.worker.rank > 0:
         return
-    os.fsync(run.log.fileno())  # the log must not lack a line that comes before the checkpoint
-    save_model(
-        Path(run.config.out_dir, name),
-        run.model,
-        run.data.tokenizer,
-        weights,
-        step=run.progress.step,
-        config=run.config.options(),
-        start_token=run.data.start_token,
-        evaluated_on=evaluated_on(run.config, run.data),
-        text=hashes_of(run.data),
-        **entries,
-    )
+    os.fsync(run.log.fileno())  # first the lines of the log on disk, then the checkpoint of their step
+    entries["step"] = run.progress.step
+    entries["config"] = config.options()
+    entries["start_token"] = data.start_token
+    entries["evaluated_on"] = evaluated_on(config, data)
+    entries["text"] = hashes_of(data)
+    save_model(Path(config.out_dir, name), run.model, data.tokenizer, weights, **entries)
 
 
 def hashes_of(data: Dataset) -> dict[str, str]:
-    """{split: SHA-256}: which text it is."""
+    """{split: SHA-256}, by which a resumed run can tell whether the text is still the same."""
     return {split: entry["sha256"] for split, entry in data.splits.items()}
 
 
@@ -375,7 +379,8 @@ def evaluated_on(config: TrainConfig, data: Dataset) -> list:
 
 
 def check_finite(what: str, value: float, run: Run) -> None:
-    """Stop before NaN gets into a checkpoint. All processes find the same; the first one says so."""
+    """Stop before NaN gets into a checkpoint. The value is the same in all processes, so all end
+    here, and the first one says why."""
     if math.isfinite(value):
         return
     if run.worker.rank > 0:
@@ -385,7 +390,7 @@ def check_finite(what: str, value: float, run: Run) -> None:
 
 
 def sum_of_weights(model: GPT) -> float:
-    """NaN or infinite if the last update made a weight so. (The loss of that step is from before.)"""
+    """NaN or infinite if a weight is. (The loss of the last step does not show what its update did.)"""
     sums = [full_tensor(p.detach().sum()) for p in model.parameters()]
     return float(sum(sums))
 
@@ -403,9 +408,9 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
     if checkpoint:
         load_weights(model, checkpoint["model"])
     network = worker.wrap(model, config.compile)
-    compiled = network
-    if config.compile and not worker.fsdp:  # with FSDP, wrap() has compiled layer by layer
-        compiled = torch.compile(network)
+    compute = network
+    if config.compile and not worker.fsdp:  # with FSDP, wrap() has compiled each layer
+        compute = torch.compile(network)
     is_float16 = worker.dtype == torch.float16
     run = Run(
         config=config,
@@ -413,7 +418,7 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
         worker=worker,
         model=model,
         network=network,
-        loss_function=worker.loss_function(compiled),
+        loss_function=worker.loss_function(compute),
         optimizer=make_optimizer(model, config, worker.dtype),
         scaler=torch.amp.GradScaler(worker.device.type, enabled=is_float16),
         starts=training_starts(data, config.block_size),
@@ -422,7 +427,7 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
     )
     try_a_pass(run)
     print_summary(run)
-    if "optimizer" in checkpoint:
+    if "optimizer" in checkpoint:  # of a run that is resumed
         restore(run, checkpoint)
     checkpoint.clear()
     run.began = time.perf_counter() - run.progress.seconds
@@ -432,9 +437,9 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
 
 
 def try_a_pass(run: Run) -> None:
-    """Compute a gradient, and forget it: an error of torch.compile or a lack of memory shows here,
-    before a file is written. It also lets DDP settle the order in which it averages gradients, on
-    which the last digit depends, so a resumed run is exactly the same."""
+    """Compute a gradient, and forget it. An error of torch.compile or a lack of memory shows here,
+    before a file is written. And in its first pass, DDP finds out in which order to average the
+    gradients later: if that pass were step 1, a resumed run would differ in the last digit."""
     batches = training_batches(run.data.train, run.starts, run.config, 1, run.worker)
     x, y = next(batches)
     run.loss_function(x, y).backward()
@@ -445,19 +450,24 @@ def print_summary(run: Run) -> None:
     config = run.config
     data = run.data
     worker = run.worker
+    n_train = len(data.train)
+    n_val = len(data.val) - 1
     starts, stops = run.windows
-    evaluated = f"evaluating on {(stops - starts).sum():,} of {len(data.val) - 1:,} validation tokens"
+    n_evaluated = (stops - starts).sum()
+    evaluated = f"evaluating on {n_evaluated:,} of {n_val:,} validation tokens"
+    print(f"data    {data.name}: {n_train:,} training tokens; {evaluated}")
+    n_params = run.model.num_params()
     uniform = math.log(data.vocab_size)
-    tokens_per_step = config.tokens_per_step()
-    epochs = config.max_iters * tokens_per_step / len(data.train)
-    print(f"data    {data.name}: {len(data.train):,} training tokens; {evaluated}")
-    print(f"model   {run.model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
+    print(f"model   {n_params:,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
     peak = runtime.published_peak(worker.device, worker.dtype)
     if peak is None:
         print(f"device  {worker}")
     else:
         print(f"device  {worker}; mfu = fraction of the published peak, {peak / 1e12:,.0f} TFLOP/s")
-    print(f"run     {config.out_dir}: {config.max_iters:,} steps x {tokens_per_step:,} tokens = {epochs:.2g} epochs")
+    steps = config.max_iters
+    per_step = config.tokens_per_step()
+    epochs = steps * per_step / n_train
+    print(f"run     {config.out_dir}: {steps:,} steps x {per_step:,} tokens = {epochs:.2g} epochs")
 
 
 def restore(run: Run, checkpoint: dict) -> None:
@@ -467,20 +477,21 @@ def restore(run: Run, checkpoint: dict) -> None:
     if checkpoint["scaler"]:  # empty unless in float16
         run.scaler.load_state_dict(checkpoint["scaler"])
     print(f"resumed after step {run.progress.step}{changed_text(run.data, checkpoint)}")
-    # best.pt counts if it is there, and was evaluated on the same tokens; else the next evaluation
-    # writes a new one. Only the first process needs it: other computers may lack the folder.
+    # The next evaluation is to write a new best.pt if there is none, or if its loss is that of other
+    # tokens. The first process alone looks for it: other computers need no copy.
     missing = run.worker.rank == 0 and not Path(run.config.out_dir, "best.pt").exists()
     missing = run.worker.any(missing)
-    if missing or checkpoint["evaluated_on"] != evaluated_on(run.config, run.data):
+    other_tokens = checkpoint["evaluated_on"] != evaluated_on(run.config, run.data)
+    if missing or other_tokens:
         run.progress.best = math.inf
         run.progress.evaluations_since_best = 0
 
 
 def changed_text(data: Dataset, checkpoint: dict) -> str:
-    """What to say if a run goes on with other data; nothing if it does not."""
+    """What to say if a run goes on with other data than before, or nothing."""
     if checkpoint["config"]["dataset"] != data.name:
         return f" on another dataset: {data.name}"
-    # older runs saved the hash of the validation split alone
+    # Runs of some time ago saved only evaluated_on, which has the hash of the validation split
     before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})
     now = hashes_of(data)
     if any(now.get(split) != sha256 for split, sha256 in before.items()):
@@ -499,8 +510,9 @@ def report(config: TrainConfig, data: Dataset, worker: Worker, progress: Progres
     if progress.step < config.max_iters:
         advice = f"to continue: python train.py --init_from=resume --out_dir={config.out_dir} --early_stop=0"
         print(f"early stopping: no improvement in {config.early_stop} evaluations; {advice}")
-    if checkpoint["step"] < progress.step:
-        print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
+    best_step = checkpoint["step"]
+    if best_step < progress.step:
+        print(f"validation loss was lowest at step {best_step}: the sample and results below use best.pt")
     model, _ = load_model(checkpoint)
     model.to(worker.device)
     losses = final_losses(config, data, worker, model, checkpoint)
@@ -508,22 +520,15 @@ def report(config: TrainConfig, data: Dataset, worker: Worker, progress: Progres
     console.print_losses(data, losses)
     draw_losses(folder, data)
     tokens_per_second = progress.step * config.tokens_per_step() / progress.train_seconds
-    console.print_result(
-        "gpt",
-        data,
-        model.num_params(),
-        losses,
-        step=progress.step,
-        seconds=progress.seconds,
-        tokens_per_second=f"{tokens_per_second:.0f}",
-        **compute_rate(tokens_per_second, model, worker),
-        out_dir=config.out_dir,
-    )
+    figures = {"step": progress.step, "seconds": progress.seconds, "tokens_per_second": f"{tokens_per_second:.0f}"}
+    figures.update(compute_rate(tokens_per_second, model, worker))
+    figures["out_dir"] = config.out_dir
+    console.print_result("gpt", data, model.num_params(), losses, **figures)
 
 
 def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT, checkpoint: dict) -> dict[str, float]:
     """The loss of the best model on each split."""
-    alone = replace(worker, world_size=1)  # the other processes have ended
+    alone = replace(worker, world_size=1)  # the other processes have left
     loss_function = worker.loss_function(model)
     losses = {}
     for split in data.splits:
@@ -532,7 +537,7 @@ def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT,
             continue
         n_tokens = config.eval_tokens
         if split == "train" and n_tokens == 0:
-            n_tokens = len(data.val)  # as many as of val: the whole split would take long
+            n_tokens = len(data.val)  # 0 means all, but all of train would take long
         tokens = getattr(data, split)
         windows = evaluation_windows(tokens, data.separator, config.block_size, n_tokens)
         losses[split] = mean_loss(model, loss_function, tokens, windows, config.batch_size, alone)
@@ -590,9 +595,10 @@ def resume(given: dict) -> tuple[TrainConfig, dict]:
     if "optimizer" not in checkpoint:
         raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
     refuse_unknown(checkpoint["name"], checkpoint["config"], TrainConfig)
-    # An option that an older run lacks has the default of GPTConfig, where TrainConfig has another
+    # A run from before an option was added was as if it had GPTConfig's default of that option, which
+    # is in model_config, and not TrainConfig's, if the two differ
     before = {**checkpoint["model_config"], **checkpoint["config"]}
-    given["init_from"] = before["init_from"]  # where the run came from at first
+    given["init_from"] = before["init_from"]  # config.toml goes on saying what the run began with
     config = TrainConfig(**{**before, **given})
     refuse_changes(config, before, {*architecture(), "optimizer"}, checkpoint["name"])
     return config, checkpoint
@@ -604,13 +610,13 @@ def start_from_weights(given: dict) -> tuple[TrainConfig, dict]:
     checkpoint = load_checkpoint(init_from)
     if "peft" in checkpoint or not checkpoint["config"]["dataset"]:  # of finetune.py
         raise UserError(f"{init_from} was not trained on a dataset; use a run of train.py")
-    for name in ("optimizer", "progress"):  # where that run stood is of no use to a new one
+    for name in ("optimizer", "progress"):  # a new run begins at step 0
         checkpoint.pop(name, None)
     before = checkpoint["model_config"]
     has_mask = before["start_token"] is not None
     config = TrainConfig(**{**before, "document_mask": has_mask, **given})
     fixed = architecture()
-    # Learned positions have no row for a longer context; other encodings can be stretched
+    # A shorter context is always possible; a longer one unless each position has learned weights
     if config.position != "learned" or config.block_size < before["block_size"]:
         fixed -= {"block_size", "rope_base", "rope_scale"}
     refuse_changes(config, before, fixed, checkpoint["name"])
@@ -631,7 +637,7 @@ def refuse_changes(config: TrainConfig, before: dict, fixed: set[str], name: str
             raise UserError(f"{what}; drop --{fixed_option}, or start a new run with another --out_dir")
 
 
-def check(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> None:
+def check_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> None:
     """Raise UserError if the run is not possible with this dataset or on this computer."""
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
@@ -653,7 +659,7 @@ def check(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) 
 
 def facts(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> dict:
     """What must be the same in all processes, which may be on several computers: options, device,
-    checkpoint, data and code, as short hashes where it is long."""
+    and short hashes of the checkpoint, the data and the code."""
     may_differ = ("config", "out_dir", "device")
     same = {}
     for name, value in config.options().items():
@@ -662,7 +668,7 @@ def facts(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) 
     same["the device"] = worker.device.type
     same["the step of the checkpoint"] = checkpoint.get("step", 0)
     weights = checkpoint.get("model", {}).values()
-    beginnings = [p.flatten()[:9].tolist() for p in weights]  # an update changes every matrix
+    beginnings = [p.flatten()[:9].tolist() for p in weights]  # enough: an update changes all numbers
     hashes = {"the checkpoint": checksum(beginnings), "the tokenizer": checksum(data.tokenizer.to_dict())}
     for split, sha256 in hashes_of(data).items():
         hashes[f"the {split} split"] = sha256
@@ -676,13 +682,13 @@ def facts(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) 
 def main() -> None:
     runtime.join_processes()
     runtime.keep_freed_memory()
-    with runtime.first_process_first():  # it prepares the data, if need be, and the others find them
+    with runtime.first_process_first():  # so that one process prepares the data, and the others find it
         config, checkpoint = read_config(__doc__)
         worker = Worker.pick(config.device, config.dtype, config.fsdp)
         data = load(config.dataset)
         if runtime.LOCAL_RANK == 0:  # once on each computer
             data.verify()
-        check(config, checkpoint, data, worker)
+        check_run(config, checkpoint, data, worker)
     config.dtype = str(worker.dtype).removeprefix("torch.")  # saved: a resumed run keeps it
     runtime.check_alike(facts(config, checkpoint, data, worker))
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
@@ -693,13 +699,15 @@ def main() -> None:
         progress.seconds = run.seconds()
         stopped = run.stopped
         log = run.log
-        del run  # frees memory, and DDP: if it were freed after leave_processes(), it could wait forever
+        # Frees memory for the report. And DDP has to go before its processes part: it waits for them.
+        del run
         runtime.leave_processes()
         if worker.rank == 0 and not stopped:
             report(config, data, worker, progress)
     if log:
         log.close()
     if stopped:
+        print(f"stopped after step {progress.step}; resume with --init_from=resume --out_dir={config.out_dir}")
         sys.exit(130)  # what a shell expects after Ctrl-C
 
 

@@ -2,16 +2,19 @@
 
     from windows import evaluation_windows, mean_loss, read_windows    # train.py uses these
 
-Read train.py before. A window is what the model reads at once. It goes from a start to a stop: its
-inputs are the tokens from start to stop - 1, at most block_size of them, and its targets the tokens
-from start + 1 to stop. So where one window stops, the next can start. Two names, emma and ava, that
-a dot starts and ends, in windows of at most 8 tokens, and of at most 4:
+Read train.py before. A window is a piece of the text that the model reads at once. Here is a text of
+two names, emma and ava, with a dot before and after each:
 
-    index     0 1 2 3 4 5 6 7 8 9       block_size 8: windows 0 to 5 and 5 to 9
-    token     . e m m a . a v a .       block_size 4: windows 0 to 4, 4 to 5 and 5 to 9
+    index     0 1 2 3 4 5 6 7 8 9
+    token     . e m m a . a v a .
 
-Evaluation is over fixed windows in a fixed order, which predict each token but the first exactly
-once. So a model always has the same loss in the same dtype, up to rounding, whatever the batch size.
+The window that starts at 0 and stops at 5 has the inputs . e m m a and the targets e m m a . which
+are the tokens one later: it reads the tokens 0 to 4, and is to predict 1 to 5. The next window can
+start where this one stops. It has at most block_size inputs: with a block_size of 8, the text above
+is the windows 0 to 5 and 5 to 9, and with a block_size of 4, 0 to 4, 4 to 5 and 5 to 9.
+
+A model is evaluated on fixed windows in a fixed order, and each token except the first is a target
+in one of them. So its loss is always the same in the same dtype, up to rounding, for any batch size.
 """
 
 from collections.abc import Callable
@@ -27,9 +30,9 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
     filled up with the tokens that follow, and with targets of -1, which a loss ignores."""
     starts = starts[:, None]  # (B, 1)
     stops = stops[:, None]
-    positions = starts + np.arange(block_size + 1)  # (B, T + 1): each window has one more than T
+    positions = starts + np.arange(block_size + 1)  # (B, T + 1): inputs, and the last target
     end = len(tokens) - 1
-    ids = tokens[np.minimum(positions, end)]  # what fills up a window may reach beyond the text
+    ids = tokens[np.minimum(positions, end)]  # a window that is filled up can reach beyond the text
     ids = ids.astype(np.int64)
     inputs = ids[:, :-1]  # (B, T)
     targets = ids[:, 1:]  # (B, T)
@@ -42,38 +45,43 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
 
 
 def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
-    """Where each document starts, and last, where the text ends: 0 5 9 in the example above. A text
-    without a separator counts as one document."""
+    """Where each document starts, and the index of the last token: 0 5 9 in the text above, where
+    the separator is the dot. A prepared text starts and ends with it. One without separators is one
+    document."""
     end = len(tokens) - 1
     if separator is None:
         return np.array([0, end])
     starts = np.flatnonzero(tokens == separator)
-    return np.union1d(starts, end)  # the last separator is the end, if the text ends with one
+    return np.union1d(starts, end)  # sorted, and the end only once
 
 
 def cut_into_windows(edges: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, stops) of the windows between each edge and the next: as many of block_size tokens as
-    there are, then the rest. In the comments, edges are 0 5 9, and block_size is 4."""
+    """(starts, stops) of the windows between each edge and the next: block_size tokens each, and the
+    last one the rest. The comments show edges 0 5 9 with a block_size of 4."""
     lengths = np.diff(edges)  # 5 4
     counts = (lengths + block_size - 1) // block_size  # 2 1: windows per document, rounded up
-    # For each window: where its document starts and stops, and how many windows there are before it
+    # For each window: where its document starts and stops, and how many windows other documents had
+    # before it
     document_start = np.repeat(edges[:-1], counts)  # 0 0 5
     document_stop = np.repeat(edges[1:], counts)  # 5 5 9
     windows_before = np.repeat(counts.cumsum() - counts, counts)  # 0 0 2
     index = np.arange(len(document_start))
-    index = index - windows_before  # 0 1 0: counts the windows of each document
+    index = index - windows_before  # 0 1 0: the number of the window in its document
     starts = document_start + index * block_size  # 0 4 5
     stops = np.minimum(starts + block_size, document_stop)  # 4 5 9
     return starts, stops
 
 
 def pack_documents(edges: np.ndarray, block_size: int) -> np.ndarray:
-    """The edges that are left if neighboring documents are joined as long as all of them fit into
-    one window. So a token is predicted with its whole document before it, unless that document is
-    longer than a window. For edges 0 5 9 14: all of them if block_size is 8, 0 9 14 if it is 9."""
+    """Leave out edges, so that the documents between two that stay fit into one window together. Of
+    the edges 0 5 9 14, all stay if block_size is 8, and 0 9 14 if it is 9.
+
+    So fewer windows are needed to evaluate, and no document is cut that fits into a window: each
+    token is predicted with its whole document before it. (Training needs no such packing: its windows
+    start at the documents that are drawn, and always have block_size tokens.)"""
     last = len(edges) - 1
-    # For each edge, the index of the last one that is at most block_size tokens later, but of the
-    # next one at least: a document that does not fit is left alone
+    # From each edge, a window can go to the last edge that is at most block_size tokens later. It
+    # goes to the following edge if even that is farther: that document is cut into windows later.
     fitting = np.searchsorted(edges, edges + block_size, side="right") - 1
     following = np.arange(len(edges)) + 1
     next_index = np.maximum(fitting, following).tolist()
@@ -84,8 +92,8 @@ def pack_documents(edges: np.ndarray, block_size: int) -> np.ndarray:
 
 
 def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int, n_tokens: int = 0) -> tuple:
-    """(starts, stops) of windows that predict each token but the first exactly once. If n_tokens is
-    given, and smaller than the text: of some of these windows, with about n_tokens tokens. They are
+    """(starts, stops) of windows in which each token except the first is a target once. If n_tokens
+    is given, and smaller than the text, only some of them, with about n_tokens targets. They are
     evenly spaced, as the beginning of a text may differ from the rest."""
     edges = document_edges(tokens, separator)
     edges = pack_documents(edges, block_size)
@@ -109,22 +117,22 @@ def mean_loss(
     model: torch.nn.Module, loss_function: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, worker
 ) -> float:
     """The mean loss over windows (starts, stops), in nats per token. loss_function(x, y) is the mean
-    loss of a batch. If there are several processes, all call this, and each computes every so many
-    batches (worker.rank is its number among worker.world_size). The model's mode stays as it was."""
+    loss of a batch, in which the model computes. If there are several processes, all call this, and
+    take turns: the first batch is for the first process (worker.rank 0), the second for the next.
+    The model stays in training mode if it was."""
     starts, stops = windows
-    # Empty windows at the end make all batches equally large, and as many in each process: a
-    # compiled model would be compiled again for another shape
-    at_once = worker.world_size * batch_size  # by all processes together
-    missing = -len(starts) % at_once  # to the next multiple
-    starts = np.pad(starts, (0, missing))  # with windows from 0 to 0
+    # Add empty windows, from 0 to 0, until all processes have equally many batches, which they need
+    # as they compute together, of one shape, for which a compiled model is compiled
+    in_a_round = worker.world_size * batch_size  # windows, with a batch for each process
+    missing = -len(starts) % in_a_round  # up to the next multiple
+    starts = np.pad(starts, (0, missing))
     stops = np.pad(stops, (0, missing))
     total = 0.0
     count = 0
     was_training = model.training
     model.eval()
     block_size = model.config.block_size
-    mine = worker.rank * batch_size
-    for first in range(mine, len(starts), at_once):
+    for first in range(worker.rank * batch_size, len(starts), in_a_round):
         batch = slice(first, first + batch_size)
         x, y = read_windows(tokens, starts[batch], stops[batch], block_size)
         loss = loss_function(x, y).item()
@@ -133,5 +141,5 @@ def mean_loss(
             total += loss * n_targets
             count += n_targets
     model.train(was_training)
-    total, count = worker.sum(total, count)  # over all processes
+    total, count = worker.sum(total, count)  # those of all processes
     return total / count

@@ -91,11 +91,11 @@ class Options:
 def number_words(documents: list[str], min_count: int) -> tuple[list[str], np.ndarray, np.ndarray]:
     """The vocabulary: the words that occur at least min_count times, the most frequent first. And
     for each word of the text that is in it, its id and the index of its document, (n,) each."""
-    found = [WORD.findall(document) for document in documents]
-    counts = Counter(word for words in found for word in words)
+    words_of = [WORD.findall(document) for document in documents]
+    counts = Counter(word for words in words_of for word in words)
     vocab = [word for word, count in counts.most_common() if count >= min_count]
     id_of = {word: i for i, word in enumerate(vocab)}
-    numbered = [(id_of[word], at) for at, words in enumerate(found) for word in words if word in id_of]
+    numbered = [(id_of[word], at) for at, words in enumerate(words_of) for word in words if word in id_of]
     ids, document = np.array(numbered, dtype=np.int64).reshape(-1, 2).T
     return vocab, ids, document
 
@@ -340,8 +340,8 @@ def main() -> None:
     compared = {"letters": letter_counts(list(class_of))}
     if options.gpt:
         gpt_rng = np.random.default_rng(options.seed)
-        found = gpt_vectors(*load_model(options.gpt), text, list(class_of), gpt_rng)
-        compared["gpt_embeddings"], compared["gpt_hidden_states"] = found
+        vectors = gpt_vectors(*load_model(options.gpt), text, list(class_of), gpt_rng)
+        compared["gpt_embeddings"], compared["gpt_hidden_states"] = vectors
 
     print(f"counting {len(centers):,} pairs; for training, they are drawn again in each pass")
     C, K = options.n_embd, options.negatives

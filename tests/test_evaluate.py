@@ -22,7 +22,7 @@ from evaluate import (
     bootstrap,
     calibrate,
     calibration_error,
-    draw,
+    draw_rows,
     draw_samples,
     error_by_chance,
     fit_lambda,
@@ -260,7 +260,7 @@ def test_samples_of_a_second_part_are_other_ones(monkeypatch):
 def test_without_counting_samples_are_those_of_generate():
     gpt = GPT(GPTConfig(vocab_size=11, **SMALL)).eval()
     idx = torch.full((3, 1), 5)
-    drawn = draw(gpt, None, 1.0, idx, 12, torch.Generator().manual_seed(7), torch.Generator())
+    drawn = draw_rows(gpt, None, 1.0, idx, 12, torch.Generator().manual_seed(7), torch.Generator())
     generated = generate(gpt, idx, 12, generator=torch.Generator().manual_seed(7))
     assert drawn.tolist() == generated[:, 1:].tolist()
 
@@ -274,7 +274,7 @@ def test_a_higher_order_copies_more():
     for n in (2, 4, 8):
         model = partial(count_table(dataset, n).kneser_ney, discount=0.85)
         generators = None, torch.Generator().manual_seed(0)
-        rows = draw(gpt, model, 0.0, torch.zeros(50, 1, dtype=torch.long), 60, *generators)
+        rows = draw_rows(gpt, model, 0.0, torch.zeros(50, 1, dtype=torch.long), 60, *generators)
         means.append(longest_copies(dataset.train, rows.tolist(), dataset.vocab_size).mean())
     assert means[0] < means[1] < means[2]
 

@@ -118,7 +118,7 @@ def test_halves_belong_together_or_not():
     lengths = [Counter(len(text) for text in texts) for texts in (mixed, whole)]
     assert len(mixed) > 20 and all(0.5 * n < lengths[0][size] <= n for size, n in lengths[1].items())
     assert all(-1 <= len(a) - len(b) <= 0 for a, b in (text.split("\n") for text in mixed))  # no length tells
-    texts, labels = mlm.draw([["no"], ["yes"]], 2000, random.Random(0))
+    texts, labels = mlm.draw_examples([["no"], ["yes"]], 2000, random.Random(0))
     assert [["no", "yes"][label] for label in labels] == texts
     assert labels.double().mean() == pytest.approx(0.5, abs=0.04)
 

@@ -14,7 +14,7 @@ import mlp
 import plots
 import prepare_data
 from console import UserError
-from mlp import MLP, BatchNorm, Embedding, Linear, Options, Tanh, contexts, evaluate, fold_batchnorm, make_model
+from mlp import MLP, BatchNorm, Embedding, Linear, Options, Tanh, contexts, fold_batchnorm, make_model, split_loss
 
 QUICK = ("--max_iters=40", "--num_samples=2")
 
@@ -388,11 +388,11 @@ def test_running_statistics_converge_to_those_of_the_training_text(data):
     for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 32, 3, seed=0), 1000), 1):
         first_batch(model, X, Y)
         mlp.sgd_step(model, 0.1 * min(1, (1001 - step) / 500))
-    running = evaluate(model, dataset.val, 3, None)
+    running = split_loss(model, dataset.val, 3, None)
     model.train(True)
     model.layers[2].momentum = 1.0
     model(contexts(dataset.train, np.arange(1, len(dataset.train)), 3, None)[0])
-    assert running == pytest.approx(evaluate(model, dataset.val, 3, None), abs=0.02)
+    assert running == pytest.approx(split_loss(model, dataset.val, 3, None), abs=0.02)
 
 
 @pytest.mark.parametrize("name", ["list", "tiny"])
@@ -403,11 +403,11 @@ def test_evaluation_counts_each_token_once_and_uses_the_running_statistics(data,
     for _ in range(20):
         model(X[:50])
     mean, var = (b.clone() for b in (model.layers[2].running_mean, model.layers[2].running_var))
-    whole = evaluate(model, dataset.train, 3, dataset.separator)
+    whole = split_loss(model, dataset.train, 3, dataset.separator)
     model.train(False)
     assert whole == pytest.approx(F.cross_entropy(model(X), Y).item(), rel=1e-5)
     monkeypatch.setattr(mlp, "MAX_ACTIVATIONS", 7 * 20)  # a few examples at a time: nothing depends on it
-    assert evaluate(model, dataset.train, 3, dataset.separator) == pytest.approx(whole, rel=1e-5)
+    assert split_loss(model, dataset.train, 3, dataset.separator) == pytest.approx(whole, rel=1e-5)
     assert torch.equal(mean, model.layers[2].running_mean) and torch.equal(var, model.layers[2].running_var)
     model.train(True)
     with_batch_statistics = F.cross_entropy(model(X), Y).item()

@@ -15,7 +15,7 @@ import cells
 import optim
 import prepare_data
 import rnn
-from cells import CELLS, Model
+from cells import CELLS, RecurrentModel
 from sample import KVCache
 
 QUICK = ("--max_iters=20", "--num_samples=2")
@@ -30,8 +30,8 @@ def make(name: str, C: int = 5, H: int = 16) -> nn.Module:
     return cell
 
 
-def small_model(name: str, n_layer: int = 1, V: int = 11) -> Model:
-    return Model(V, name, 6, 8, n_layer, dropout=0.0)
+def small_model(name: str, n_layer: int = 1, V: int = 11) -> RecurrentModel:
+    return RecurrentModel(V, name, 6, 8, n_layer, dropout=0.0)
 
 
 # ----------------------------------------------------------------------------- cells
@@ -119,7 +119,7 @@ def test_inputs_are_added_to_as_many_outputs(double):
     """Of the second of two cells, here, and also of the first one if n_embd is n_hidden."""
     idx = torch.randint(11, (2, 9))
     for n_embd in (6, 8):
-        model = Model(11, "gru", n_embd, 8, 2, dropout=0.0)
+        model = RecurrentModel(11, "gru", n_embd, 8, 2, dropout=0.0)
         x = model.wte(idx)
         y, _ = nn.GRU.forward(model.cells[0], x)
         y = y + x if n_embd == 8 else y
@@ -133,7 +133,7 @@ def test_models_to_compare_have_about_as_many_parameters(name):
     assert rnn.make_small(name).num_params() == pytest.approx(30_000, rel=0.07)
     if name in CELLS:
         sizes = {key: value for key, value in rnn.DEFAULTS[name].items() if key != "learning_rate"}
-        assert Model(27, name, **sizes, dropout=0.0).num_params() == pytest.approx(100_000, rel=0.07)
+        assert RecurrentModel(27, name, **sizes, dropout=0.0).num_params() == pytest.approx(100_000, rel=0.07)
 
 
 # ----------------------------------------------------------------------------- data
@@ -145,14 +145,14 @@ def test_windows_predict_each_token_once_after_those_before_it(data, name, bptt)
     dataset = prepare_data.load(name)
     tokens, at = dataset.val, rnn.edges(dataset.val, dataset.separator, 7)
     pairs = []
-    for x, y, _ in rnn.windows(tokens, at, np.arange(len(at) - 1), 1, bptt):
+    for x, y, _ in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 1, bptt):
         assert x.shape[1] <= bptt and x.dtype == y.dtype == torch.int64
         pairs += zip(x[0].tolist(), y[0].tolist(), strict=True)
     assert pairs == [*pairwise(tokens.tolist())]
 
 
 def test_shorter_rows_are_padded_with_ignored_targets():
-    (x, y, kept), (x2, y2, kept2) = rnn.windows(np.arange(20), np.array([0, 3, 8]), np.array([0, 1]), 2, 4)
+    (x, y, kept), (x2, y2, kept2) = rnn.parallel_windows(np.arange(20), np.array([0, 3, 8]), np.array([0, 1]), 2, 4)
     assert x[:, :3].tolist() == [[0, 1, 2], [3, 4, 5]] and y.tolist() == [[1, 2, 3, -1], [4, 5, 6, 7]]
     assert kept is None and kept2.tolist() == [1]  # the first row has ended
     assert x2.tolist() == [[7]] and y2.tolist() == [[8]]
@@ -164,19 +164,19 @@ def test_one_long_line_costs_no_more_than_its_tokens(cell):
     lines = ["a" * 700, *["ab", "b" * 200, "ba" * 65, "aab"] * 5]
     tokens = np.array([2, *chain.from_iterable([*("ab".index(c) for c in line), 2] for line in lines)])
     at = rnn.edges(tokens, 2, 1)
-    shapes = [x.shape for x, _, _ in rnn.windows(tokens, at, np.arange(len(at) - 1), 64, 16)]
+    shapes = [x.shape for x, _, _ in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 64, 16)]
     assert sum(B * T for B, T in shapes) < 1.5 * len(tokens)
-    model = Model(3, cell, n_embd=8, n_hidden=8, n_layer=2, dropout=0.0).eval()
-    alone = [rnn.evaluate(model, tokens[start : stop + 1], 2) * (stop - start) for start, stop in pairwise(at)]
-    assert rnn.evaluate(model, tokens, 2) == pytest.approx(sum(alone) / (len(tokens) - 1), abs=1e-5)
+    model = RecurrentModel(3, cell, n_embd=8, n_hidden=8, n_layer=2, dropout=0.0).eval()
+    alone = [rnn.split_loss(model, tokens[start : stop + 1], 2) * (stop - start) for start, stop in pairwise(at)]
+    assert rnn.split_loss(model, tokens, 2) == pytest.approx(sum(alone) / (len(tokens) - 1), abs=1e-5)
 
 
 def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
     dataset = prepare_data.load("list")
     stream, epochs = rnn.batches(dataset, 4, 64, seed=1), []
     for _ in range(2):
-        windows = islice(stream, math.ceil(dataset.splits["train"]["documents"] / 4))
-        epochs.append([row for x, y, _ in windows for row in torch.cat((x[:, :1], y), dim=1).tolist()])
+        parallel_windows = islice(stream, math.ceil(dataset.splits["train"]["documents"] / 4))
+        epochs.append([row for x, y, _ in parallel_windows for row in torch.cat((x[:, :1], y), dim=1).tolist()])
     texts = [[dataset.tokenizer.decode([i for i in row if i >= 0]) for row in epoch] for epoch in epochs]
     documents = dataset.tokenizer.decode(dataset.train.tolist()).split("\n")[1:-1]
     assert sorted(texts[0]) == sorted(texts[1]) == sorted(f"\n{document}\n" for document in documents)
@@ -205,13 +205,13 @@ def test_evaluation_counts_each_token_once_after_those_before_it(double, name):
         for first, last in pairwise(at):
             idx = torch.from_numpy(tokens[first : last + 1])
             expected += F.cross_entropy(model(idx[None, :-1])[0][0], idx[1:], reduction="sum").item()
-        assert rnn.evaluate(model, tokens[:n], split_at) == pytest.approx(expected / (n - 1), abs=1e-12)
+        assert rnn.split_loss(model, tokens[:n], split_at) == pytest.approx(expected / (n - 1), abs=1e-12)
 
 
 # ----------------------------------------------------------------------------- backpropagation through time
 
 
-def trained_gradients(model: Model, dataset, bptt: int, monkeypatch) -> list:
+def trained_gradients(model: RecurrentModel, dataset, bptt: int, monkeypatch) -> list:
     """The gradients of every step of a short training run whose steps change nothing."""
     seen = []
     record = lambda _: seen.append([p.grad.clone() for p in model.parameters()])
@@ -268,7 +268,7 @@ def test_a_wrong_manual_gradient_would_show(monkeypatch):
 def test_gradient_norms_are_those_of_the_definition(double, name, n_layer, monkeypatch):
     """d loss_T / d state_(T-k): the states of all cells at T - k are inputs of the rest."""
     monkeypatch.setattr(rnn, "LAGS", (1, 3))
-    model, tokens = Model(11, name, 6, 8, n_layer, dropout=0.5), np.random.default_rng(0).integers(11, size=10)
+    model, tokens = RecurrentModel(11, name, 6, 8, n_layer, dropout=0.5), np.random.default_rng(0).integers(11, size=10)
     norms = rnn.gradient_norms(model, tokens, None)
     assert norms.shape == (3,) and model.training
     model.eval()  # the norms are those without dropout

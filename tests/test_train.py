@@ -836,7 +836,7 @@ def test_what_several_processes_cannot_do_gets_one_line(monkeypatch):
         ("mps", torch.float32, 3, "several processes cannot share mps; use --device=cpu"),
     ):
         with pytest.raises(UserError, match=words):
-            train.check(config, {}, prepare_data.load("tiny"), Worker(torch.device(device), dtype, 0, n, fsdp=True))
+            train.check_run(config, {}, prepare_data.load("tiny"), Worker(torch.device(device), dtype, 0, n, fsdp=True))
 
 
 # ----------------------------------------------------------------------------- the machine
