@@ -91,6 +91,21 @@ def test_optimizers_are_the_formulas(optimizer, decay, n_kv_head):
         np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
+def test_the_learning_rate_is_set_for_any_optimizer():
+    """Each group has a peak of its own, which later fractions are of, too."""
+    p, q = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+    groups = [{"params": [p], "lr": 0.5}, {"params": [q]}]
+    for optimizer in (torch.optim.AdamW(groups, lr=0.25), torch.optim.SGD(groups, lr=0.25)):
+        for fraction in (0.1, 1.0, 0.5):
+            set_lr(optimizer, fraction)
+            assert [group["lr"] for group in optimizer.param_groups] == [0.5 * fraction, 0.25 * fraction]
+    model = GPT(TrainConfig(vocab_size=5, n_layer=1).model_config())
+    ours = make_optimizer(model, TrainConfig(learning_rate=0.5, muon_learning_rate=0.25))
+    set_lr(ours, 0.1)
+    set_lr(ours, 0.5)
+    assert {group["rule"]: group["lr"] for group in ours.param_groups} == {"adamw": 0.25, "muon": 0.125}
+
+
 def test_muon_multiplies_in_the_dtype_that_is_given(monkeypatch):
     """bfloat16 changes an update by no more than its rounding; weights and momentum stay as they were."""
     steps, dtypes, exact = {}, [], optim.newton_schulz
