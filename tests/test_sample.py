@@ -79,6 +79,15 @@ def test_the_same_seed_writes_the_same_text(call):
     assert written(call, "--top_k=1") == written(call, "--top_p=0.00001") == written(call, "--temperature=0")
 
 
+def test_without_a_prompt_a_sample_starts_from_a_newline(call):
+    """This model knows no documents, so it has no token that starts each of them."""
+    model, tokenizer = load_model("out/tiny")
+    newline = torch.tensor([tokenizer.encode("\n")])
+    generator = torch.Generator().manual_seed(1337)
+    rows = sample.generate(model, newline, 60, temperature=0.8, generator=generator)
+    assert written(call) == tokenizer.decode(rows[0, 1:].tolist()) + "\n"
+
+
 def noted(monkeypatch, place, name: str) -> list[torch.Tensor]:
     """A list of the prompts with which this function is called."""
     prompts, function = [], getattr(place, name)
@@ -138,10 +147,32 @@ def test_samples_are_written_as_many_at_once_as_memory_allows(call, monkeypatch)
     assert written(call, *options, "--temperature=0") == 3 * written(call, *options[1:], "--temperature=0")
 
 
+def test_samples_stop_when_all_have_ended(call, monkeypatch):
+    """As many tokens are computed as the longest one has, with the newline at its end."""
+    columns, stream = [], sample.stream
+
+    def counted(*arguments, **options):
+        for column in stream(*arguments, **options):
+            columns.append(column)
+            yield column
+
+    monkeypatch.setattr(sample, "stream", counted)
+    texts = written(call, "--num_samples=3", "--stop", run="list").splitlines()
+    assert len(columns) == max(len(text) for text in texts) + 1 < 60
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a compiler")
 def test_compiled_samples_are_the_same(call):
     options = ["--num_samples=2", "--prompt=the mat"]
     assert written(call, *options, "--compile") == written(call, *options)
+
+
+def test_the_script_compiles_only_when_it_is_asked_to(call, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(sample, "check_compiler", lambda device: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    text = written(call)
+    assert not compiled and written(call, "--compile") == text and compiled
 
 
 def test_a_machine_that_cannot_compile_is_told_how_to_go_on(fails, monkeypatch):
@@ -309,6 +340,27 @@ def test_the_shapes_of_a_compiled_pass_stay_the_same(monkeypatch):
     assert {call[:-1] for call in calls} == {((2, 1), (1, 1))}
 
 
+def test_a_pass_is_not_compiled_again_for_each_token(monkeypatch):
+    compile, graphs = torch.compile, []
+
+    def backend(graph, inputs):  # runs the traced code as it is, and needs no C++ compiler
+        graphs.append(graph)
+        return graph.forward
+
+    def traced(function, dynamic, **_):
+        return compile(function, backend=backend, dynamic=dynamic)
+
+    monkeypatch.setattr(torch, "compile", traced)
+    model = shaken(GPTConfig(**SMALL | {"lookback": 2})).eval()
+    counts = []
+    for new_tokens in (4, 30):
+        torch.compiler.reset()
+        graphs.clear()
+        sample.generate(model, torch.zeros(2, 3, dtype=torch.long), new_tokens, compile=True)
+        counts.append(len(graphs))
+    assert counts[0] == counts[1] > 0
+
+
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("length", [1, 40])
 def test_a_prompt_is_computed_once_for_all_rows(config, length, compile, monkeypatch):  # noqa: F811
@@ -340,6 +392,19 @@ def test_attention_weights_are_rows_that_sum_to_one(config):  # noqa: F811
 
 
 # ----------------------------------------------------------------------------- faster layers
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("n_out", [5, 16, 30])
+@torch.no_grad()
+def test_a_layer_for_few_rows_computes_the_same(n_out, bias, double):
+    """Also if its outputs are no multiple of 8, or fewer."""
+    layer = torch.nn.Linear(12, n_out, bias=bias)
+    fast = copy.deepcopy(layer)
+    fast.__class__ = FewRowsLinear
+    for shape in ((1, 1), (2, 1), (1, 8), (3, 16), (49, 1)):
+        x = torch.randn(*shape, 12)
+        assert torch.allclose(fast(x), layer(x), atol=1e-12)
 
 
 def test_only_large_layers_are_replaced():
