@@ -1,8 +1,8 @@
 """Turn a text into data/<dataset>/, the tokens that the training scripts read with load(dataset).
 
-    python prepare_data.py words                            # no download: words from the Python library
-    python prepare_data.py shakespeare                      # tiny Shakespeare, one token per character
-    python prepare_data.py my.txt --tokenizer=bpe           # your own text, with BPE trained on it
+    python prepare_data.py words                      # no download: words from the Python library
+    python prepare_data.py shakespeare                # tiny Shakespeare, one token per character
+    python prepare_data.py my.txt --tokenizer=bpe     # your own text, with BPE trained on it
 
 Read micrograd.py or bigram.py next. The splits are raw little-endian token ids (train.bin ...);
 meta.json has the tokenizer. In a list, a newline token starts and ends each document, \\n emma \\n;
@@ -18,7 +18,7 @@ import sysconfig
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +38,13 @@ from tokenizer import (
 )
 
 DATA = Path("data")  # data/.* is left over from a script that was killed, and safe to delete
-FORMAT = 1  # of meta.json and the .bin files
+FORMAT = 1  # version of meta.json and the .bin files
 CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a million blanks
 BEGINNING = 1 << 13  # bytes of a file: a NUL among them means that it is no text
+BPE_SIZE = 1024  # default vocabulary of --tokenizer=bpe
 TOKENIZERS = ("char", "bpe", "gpt2")  # a dataset may not have these names
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
+LISTS = ("words", "names")  # sources with one document per line
 URLS = {
     "names": "https://raw.githubusercontent.com/karpathy/makemore/master/names.txt",
     "shakespeare": "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
@@ -53,7 +55,6 @@ SHA256 = {
     "shakespeare": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }
 NO_NETWORK = "give a copy with --file=, or use words or python, which need no download"
-checksum = lambda meta: hashlib.sha256(json.dumps(meta).encode()).hexdigest()
 
 
 @dataclass
@@ -73,40 +74,109 @@ class Options:
     shards: Positive = option(1, "number of fineweb files, 100M training tokens each")
 
 
-def open_source(source: str, file: str, documents: str) -> dict[str, Callable]:
-    """Per split, a function that returns its documents, or the pieces of its text."""
-    if source in ("words", "python"):  # no tests, no packages, printable ASCII only
-        root = Path(sysconfig.get_path("stdlib"))
-        skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-        paths = [path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts)]
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths)]
-        texts = [text for text in texts if re.fullmatch(r"[\n -~]+", text)]
-        if source == "words":
-            words = re.findall(r"\b[a-z]{2,15}\b", "\n".join(texts))
-            return split_documents(sorted(set(words)), source)
-        train = "".join(text for i, text in enumerate(texts) if i % 10 != 9)
-        return {"train": lambda: [train], "val": lambda: ["".join(texts[9::10])]}
-    path = Path(source)
-    if source in URLS:
-        path = existing(file) if file else DOWNLOADS / f"{source}.txt"
-        if not path.exists():
-            download(URLS[source], path, NO_NETWORK, SHA256[source])
-        if sha256_of(path) != SHA256[source]:
-            raise UserError(f"{path} does not have the SHA-256 of {source}; delete it, or leave out --file")
-    paths = [path]
-    if path.is_dir():
-        paths = files_of(path)
-    if documents != "none":
-        return split_documents(find_documents(paths, documents, source), source)
-    n = sum(map(len, read_text(paths)))
-    cut = int(0.9 * n)  # the first 90 % of the characters train, the rest is validation
-    if cut == 0:
-        skipped = "hidden files, binary ones and those in data/ are skipped"
-        raise UserError(f"{source} has too little text to split; give more ({skipped})")
-    return {"train": lambda: read_text(paths, 0, cut), "val": lambda: read_text(paths, cut, n)}
+# ----------------------------------------------------------------------------- prepare a dataset
+
+# A text, as a source gives it: for each split ("train", "val", and "test" if there is one) a
+# function that returns its documents, or the pieces of one long text. A function, because a text is
+# read several times, and may be larger than the memory.
+Text = dict[str, Callable[[], Iterable[str]]]
+
+# The tokens of a split, in pieces: some token ids, and the number of bytes of text they stand for.
+Pieces = Iterator[tuple[Iterable[int], int]]
+
+
+@dataclass
+class Encoded:
+    """A text in tokens, which are not written yet."""
+
+    tokenizer: Tokenizer
+    # The id between documents. None: there are none, or where they end is unknown
+    separator: int | None = None
+    # The tokens of "train", "val" and perhaps "test". A piece is encoded when it is asked for
+    splits: dict[str, Pieces] = field(default_factory=dict)
+    # Number of documents in each split; empty without a separator
+    n_documents: dict[str, int] = field(default_factory=dict)
+
+
+def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents="none", shards=1) -> None:
+    """Make data/<dataset>, whole or not at all. Parameters as in Options. Raises UserError."""
+    bpe_size = vocab_size or BPE_SIZE
+    name = choose_name(name, source, tokenizer, bpe_size)
+    is_text = source != "fineweb" and not has_tokens(source)
+    DATA.mkdir(exist_ok=True)
+    # The dataset is made in a hidden folder, and then moved: nobody reads one that is half done
+    with tempfile.TemporaryDirectory(dir=DATA, prefix=f".{name}.", ignore_cleanup_errors=True) as temporary:
+        if is_text:
+            if source in LISTS:
+                documents = "lines"
+            text = open_source(source, file, documents)
+            made = tokenizer_for(text, documents, tokenizer, bpe_size)
+            separator = find_separator(made, documents, tokenizer)
+            encoded = encode_text(text, made, separator, tokenizer)
+        elif source == "fineweb":
+            encoded = open_fineweb(Path(file or DOWNLOADS), shards)
+        else:
+            encoded = open_tokens(Path(source), tokenizer, vocab_size)
+        new = Path(temporary, "new")
+        write_dataset(new, source, encoded)
+        move_into_place(new, DATA / name, aside=Path(temporary, "old"))
+    print_dataset(load(name))
+    if is_text and isinstance(made, BPETokenizer):
+        print_decomposed(text)
+
+
+def choose_name(name: str, source: str, tokenizer: str, bpe_size: int) -> str:
+    """Return the name of a dataset: the given one, or else one that says its source and tokenizer:
+    words, words_bpe1024, words_gpt2, words_my. Raises UserError if the name cannot be used, or if
+    there is no such source."""
+    stem = source
+    if source not in SOURCES:
+        stem = existing(source).resolve().stem
+    name = name or stem + name_suffix(tokenizer, bpe_size)
+    # In lower case, as data/Words and data/words are one folder on Windows and macOS
+    built_in = parse_name(name.lower())
+    means_another = built_in is not None and built_in != (source, tokenizer, bpe_size)
+    is_tokenizer = name.lower() in TOKENIZERS
+    # A folder that is no dataset is the user's own, and not replaced
+    folder = DATA / name
+    is_foreign = folder.exists() and not (folder / "meta.json").exists()
+    is_name = re.fullmatch(r"\w[\w.-]*", name)
+    if means_another or is_tokenizer or is_foreign or not is_name:
+        raise UserError(f"{name!r} cannot be the name of this dataset; choose one, such as --name=my_text")
+    return name
+
+
+def name_suffix(tokenizer: str, bpe_size: int) -> str:
+    """Return what a --tokenizer adds to the name of a dataset."""
+    if tokenizer == "char":
+        return ""
+    if tokenizer == "bpe":
+        return f"_bpe{bpe_size}"
+    # gpt2, the name of a dataset, or a run: out/my and out/my/best.pt both add _my
+    path = Path(tokenizer).resolve()
+    if path.suffix == ".pt":
+        path = path.parent
+    return f"_{path.name}"
+
+
+def parse_name(name: str) -> tuple[str, str, int] | None:
+    """Return source, tokenizer and vocab_size of a built-in dataset such as words_bpe1024; None for
+    any other name."""
+    source, underscore, suffix = name.partition("_")
+    if source not in SOURCES:
+        return None
+    if not underscore:
+        return source, "char", BPE_SIZE
+    if source == "fineweb":  # its tokens are GPT-2's, and no others
+        return None
+    if suffix == "gpt2":
+        return source, "gpt2", BPE_SIZE
+    match = re.fullmatch(r"bpe([1-9]\d*)", suffix)
+    return (source, "bpe", int(match[1])) if match else None
 
 
 def existing(name: str) -> Path:
+    """Return the path of a file or folder. Raises UserError if there is none."""
     path = Path(name)
     if not name or not path.exists():
         raise UserError(f"no file or folder {name!r}{did_you_mean(name, SOURCES)}; see --help for the sources")
@@ -115,121 +185,260 @@ def existing(name: str) -> Path:
     return path
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files in a folder and its folders, by name, without hidden ones and those in data/, and
-    without binary files. Prints how many of the latter there are."""
-    paths, binary = [], []
-    for path in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if hidden or not path.is_file() or DATA.resolve() in path.resolve().parents:
+# ----------------------------------------------------------------------------- sources of text
+
+
+def open_source(source: str, file: str, documents: str) -> Text:
+    """Open a source. To add one, write a function like open_words(), call it here, and put its name
+    into SOURCES."""
+    if source == "words":
+        return open_words()
+    if source == "python":
+        return open_python()
+    if source in URLS:
+        path = fetch_source(source, file)
+        return open_files([path], documents, source)
+    return open_files(files_of(Path(source)), documents, source)
+
+
+def open_words() -> Text:
+    """Open a list of the lower-case words in Python's library, each once. Needs no download."""
+    text = "\n".join(read_library())
+    words = re.findall(r"\b[a-z]{2,15}\b", text)
+    return split_documents(sorted(set(words)), "words")
+
+
+def open_python() -> Text:
+    """Open the source code of Python's library, about 10 MB. Every tenth file is validation. Needs
+    no download."""
+    texts = read_library()
+    train = "".join(text for i, text in enumerate(texts) if i % 10 != 9)
+    val = "".join(texts[9::10])
+    return {"train": lambda: [train], "val": lambda: [val]}
+
+
+def read_library() -> list[str]:
+    """Read the .py files of Python's library that have printable ASCII only, without tests and
+    packages, in the order of their paths."""
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    root = Path(sysconfig.get_path("stdlib"))
+    texts = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if skipped.intersection(parts):
             continue
-        with open(path, "rb") as file:
-            is_binary = b"\0" in file.read(BEGINNING)
-        if is_binary:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if re.fullmatch(r"[\n -~]+", text):
+            texts.append(text)
+    return texts
+
+
+def fetch_source(source: str, file: str) -> Path:
+    """Return the file of names or shakespeare: the user's copy, or else a download, which is kept.
+    Raises UserError if its SHA-256 is not the one in SHA256."""
+    path = existing(file) if file else DOWNLOADS / f"{source}.txt"
+    if not path.exists():
+        download(URLS[source], path, NO_NETWORK, SHA256[source])
+    if sha256_of(path) != SHA256[source]:
+        raise UserError(f"{path} does not have the SHA-256 of {source}; delete it, or leave out --file")
+    return path
+
+
+def files_of(source: Path) -> list[Path]:
+    """Return a file as a list; of a folder, the files in it and in its folders, sorted, without
+    hidden ones, those in data/, and binary ones. Prints how many binary ones there are."""
+    if not source.is_dir():
+        return [source]
+    paths = []
+    binary = []
+    for path in sorted(source.rglob("*")):
+        parts = path.relative_to(source).parts
+        hidden = any(part.startswith(".") for part in parts)
+        if hidden or not path.is_file():
+            continue
+        if DATA.resolve() in path.resolve().parents:
+            continue
+        if is_binary(path):
             binary.append(path)
         else:
             paths.append(path)
     if binary:
-        some = ", ".join(map(str, binary[:3])) + (" ..." if len(binary) > 3 else "")
+        some = ", ".join(map(str, binary[:3]))
+        if len(binary) > 3:
+            some += " ..."
         print(f"note: left out as binary or UTF-16: {len(binary):,} ({some}); files read: {len(paths):,}")
     return paths
 
 
-def find_documents(paths: list[Path], documents: str, source: str) -> Iterator[str]:
-    """The documents of files: their lines, the files, or what stands between lines of one kind."""
+def is_binary(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return b"\0" in file.read(BEGINNING)
+
+
+def open_files(paths: list[Path], documents: str, source: str) -> Text:
+    """Open the text of files: as documents, or as one long text, of which the first 90 % of the
+    characters are the training split."""
+    if documents != "none":
+        found = find_documents(paths, documents, source)
+        return split_documents(found, source)
+    n = sum(map(len, read_text(paths)))
+    cut = int(0.9 * n)
+    if cut == 0:
+        skipped = "hidden files, binary ones and those in data/ are skipped"
+        raise UserError(f"{source} has too little text to split; give more ({skipped})")
+    return {"train": lambda: read_text(paths, 0, cut), "val": lambda: read_text(paths, cut, n)}
+
+
+# ----------------------------------------------------------------------------- documents
+
+
+def find_documents(paths: list[Path], documents: str, source: str) -> list[str]:
+    """Return the documents of files: their lines, the files, or the text between certain lines.
+    documents: as the option."""
     if documents == "files" and len(paths) < 2:
         raise UserError(f"{source} has one text file or none; give a folder of them, or --documents=lines")
     if not documents.strip():
         raise UserError("--documents is empty; use lines, files, blank, or the line that separates them")
-    texts = ("".join(read_text([path])) for path in paths)
+    texts = ("".join(read_text([path])) for path in paths)  # one at a time in memory
     if documents == "lines":
-        return (line for text in texts for line in text.split("\n"))
+        lines = []
+        for text in texts:
+            lines += text.split("\n")
+        return lines
     if documents == "files":
-        return (text.strip("\n") for text in texts)
+        return [text.strip("\n") for text in texts]
     line = "" if documents == "blank" else documents.strip()
-    # The whole line is the separator, perhaps with blanks around it.
-    alone = rf"^[ \t]*{re.escape(line)}[ \t]*$" if line else r"^[ \t]*$"
-    found, inside, n_texts = [], 0, 0
+    return split_at_lines(texts, line, source)
+
+
+def split_at_lines(texts: Iterable[str], line: str, source: str) -> list[str]:
+    """Split texts at each line that is `line`, perhaps with blanks around it; "": at blank lines.
+    Prints how often `line` is inside of longer lines. Raises UserError if nothing is split."""
+    blanks = r"[ \t]*"
+    # Around "", blanks + blanks would be slow: a long run of blanks can be divided in many ways
+    separator = blanks + re.escape(line) + blanks if line else blanks
+    documents = []
+    n_separators = 0
+    n_inside = 0  # in longer lines
     for text in filter(None, texts):
-        n_texts += 1
-        parts = re.split(alone, text.strip("\n"), flags=re.M)
-        found += [part.strip("\n") for part in parts]
-        if line:
-            inside += sum(part.count(line) for part in parts)
-    if len(found) == n_texts:  # one part of each: nothing was split
-        similar = did_you_mean(line, ("lines", "files", "blank", "none"))
-        hint = f" (but it is inside of lines, {inside:,} times)" if inside else similar
+        parts = re.split(f"^{separator}$", text.strip("\n"), flags=re.MULTILINE)
+        n_separators += len(parts) - 1
+        for part in parts:
+            documents.append(part.strip("\n"))
+            if line:
+                n_inside += part.count(line)
+    if n_separators == 0:
         missing = f"line {line!r}" if line else "blank line"
+        hint = did_you_mean(line, ("lines", "files", "blank", "none"))
+        if n_inside:
+            hint = f" (but it is inside of lines, {n_inside:,} times)"
         raise UserError(f"{source} has no {missing}{hint}; give the line that separates its documents")
-    if inside:
-        print(f"note: {inside:,} more {line!r} are inside of longer lines; documents are not split there")
-    return iter(found)
+    if n_inside:
+        print(f"note: {n_inside:,} more {line!r} are inside of longer lines; documents are not split there")
+    return documents
 
 
-def split_documents(documents: Iterable[str], source: str) -> dict[str, Callable]:
+def split_documents(documents: list[str], source: str) -> Text:
     """Shuffle the documents that have text, and split them 80/10/10 as the makemore lectures do.
-    Prints how many of them are there twice."""
+    Prints how many documents repeat another one."""
     documents = [text for text in documents if text.strip(" \t\v\f\n")]
     n = len(documents)
     if n < 10:
         raise UserError(f"{source} has {n} documents with text, too few to split; give 10 or more")
     random.Random(42).shuffle(documents)
-    ends = {"train": (0, int(0.8 * n)), "val": (int(0.8 * n), int(0.9 * n)), "test": (int(0.9 * n), n)}
-    splits = {split: documents[start:stop] for split, (start, stop) in ends.items()}
+    n1 = int(0.8 * n)
+    n2 = int(0.9 * n)
+    train = documents[:n1]
+    val = documents[n1:n2]
+    test = documents[n2:]
+    print_repeated(documents, train, val)
+    return {"train": lambda: train, "val": lambda: val, "test": lambda: test}
+
+
+def print_repeated(documents: list[str], train: list[str], val: list[str]) -> None:
+    """Print how many documents repeat another one. A model can memorize those of val that are also
+    in train, so the loss on val says less about new documents."""
+    n = len(documents)
     repeated = n - len(set(documents))
-    if repeated:
-        known = set(splits["train"])
-        again = sum(text in known for text in splits["val"])
-        note = f"note: {repeated:,} of {n:,} documents repeat another one"
-        if again:
-            note += f"; {again:,} of {len(splits['val']):,} in val are in train, too, which makes the val loss lower"
-        print(note)
-    return {split: texts.copy for split, texts in splits.items()}  # functions, to be called
+    if repeated == 0:
+        return
+    note = f"note: {repeated:,} of {n:,} documents repeat another one"
+    known = set(train)
+    again = sum(text in known for text in val)
+    if again:
+        note += f"; {again:,} of {len(val):,} in val are in train, too, which makes the val loss lower"
+    print(note)
+
+
+# ----------------------------------------------------------------------------- text files
 
 
 def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterator[str]:
-    """Yield characters start to stop of the text of files, in pieces. A file that does not end with
-    a newline gets one if another file follows. GPT-2's pattern ends a word before a blank or a
-    newline, so a cut there changes no token. A byte order mark is removed."""
-    at, rest, last = 0, "", "\n"  # characters read, those to yield, the last one
-    for path in paths:
-        show = progress(f"reading {path}", path.stat().st_size)
-        missing_newline = "" if last == "\n" else "\n"  # at the end of the file before
-        with open(path, encoding="utf-8-sig") as file:
-            try:
-                while piece := file.read(CHUNK):
-                    show(file.buffer.tell())
-                    refuse_nul(piece, path)
-                    piece = missing_newline + piece
-                    missing_newline = ""
-                    last = piece[-1]
-                    rest += piece[max(start - at, 0) : max(stop - at, 0)]
-                    at += len(piece)
-                    if words := re.match(rf".*\S(?=[ \n])|.{{{CHUNK},}}", rest, re.DOTALL):
-                        yield words[0]
-                        rest = rest[words.end() :]
-            except UnicodeDecodeError as error:  # error.object ends where the file has been read to
-                byte = file.buffer.tell() - len(error.object) + error.start
-                advice = "save it as UTF-8" + (", or move it out of the folder" if len(paths) > 1 else "")
-                raise UserError(f"{path} is not UTF-8 at byte {byte}; {advice}") from error
+    """Yield characters start to stop of the text of files, in pieces that end where a word ends."""
+    at = 0  # characters read so far
+    rest = ""  # characters to yield, whose last word may not be complete
+    for text in read_files(paths):
+        rest += text[max(start - at, 0) : max(stop - at, 0)]
+        at += len(text)
+        end = last_word_end(rest)
+        if end:
+            yield rest[:end]
+            rest = rest[end:]
     yield rest
 
 
-def refuse_nul(text: str, path: Path) -> None:
-    """Raise UserError if there are NUL characters. English letters in UTF-16 are one NUL byte and one
-    byte as in UTF-8, so a program that expects UTF-8 finds no error."""
-    if n := text.count("\0"):
+def last_word_end(text: str) -> int:
+    """Return where the last word ends that a blank or a newline follows, or 0 if there is none.
+    GPT-2's pattern also ends a word there, so a cut changes no token."""
+    match = re.match(r".*\S(?=[ \n])", text, re.DOTALL)
+    if match:
+        return match.end()
+    # Without such a word, a long text is cut nevertheless, at its end
+    return len(text) if len(text) >= CHUNK else 0
+
+
+def read_files(paths: list[Path]) -> Iterator[str]:
+    """Yield the text of files, one after the other. A newline is added to a file that does not end
+    with one, if more text follows."""
+    advice = "save it as UTF-8"
+    if len(paths) > 1:
+        advice += ", or move it out of the folder"
+    last = "\n"  # the last character so far
+    for path in paths:
+        newline = "" if last == "\n" else "\n"
+        for text in read_file(path, advice):
+            yield newline + text
+            newline = ""
+            last = text[-1]
+
+
+def read_file(path: Path, advice: str) -> Iterator[str]:
+    """Yield the text of a file, at most CHUNK characters at a time, without a byte order mark, and
+    with \\n at the end of each line. Raises UserError if it is not UTF-8."""
+    show = progress(f"reading {path}", path.stat().st_size)
+    with open(path, encoding="utf-8-sig") as file:
+        try:
+            while text := file.read(CHUNK):
+                show(file.buffer.tell())
+                refuse_nul(text, path)
+                yield text
+        except UnicodeDecodeError as error:
+            # error.start counts from the beginning of error.object, the last bytes that were read
+            byte = file.buffer.tell() - len(error.object) + error.start
+            raise UserError(f"{path} is not UTF-8 at byte {byte}; {advice}") from error
+
+
+def refuse_nul(text: str, path: Path | str) -> None:
+    """Raise UserError if there are NUL characters. English letters in UTF-16 are one NUL byte and
+    one byte as in UTF-8, so a program that expects UTF-8 finds no error."""
+    n = text.count("\0")
+    if n:
         found = f"{path} has {n:,} NUL characters or more, so it is no UTF-8 text"
         raise UserError(f"{found}; if it is UTF-16, save it as UTF-8")
 
 
-def clean(text: str) -> str:
-    """A text as read_text() gives it: without a byte order mark, and with \\n at the end of a line."""
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-
-
 def read_prompt(prompt: str, file: PathStr) -> str:
-    """The text of --prompt or --prompt_file, read like one to train on. Raises UserError."""
+    """Return the text of --prompt or --prompt_file, read like training text. Raises UserError."""
     if not file:
         return clean(prompt)
     if prompt:
@@ -241,234 +450,354 @@ def read_prompt(prompt: str, file: PathStr) -> str:
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
     refuse_nul(text, file)
-    if not clean(text).strip("\n"):
+    text = clean(text)
+    if not text.strip("\n"):
         raise UserError(f"{file} is empty; write a text into it")
-    return clean(text)
+    return text
 
 
-def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents="none", shards=1) -> None:
-    """Make data/<dataset>, whole or not at all. Parameters as in Options. Raises UserError."""
-    stem = source if source in SOURCES else existing(source).resolve().stem
-    bpe_size = vocab_size or 1024
-    if not name:  # words, words_bpe1024, words_gpt2, words_my
-        suffix = {"char": "", "bpe": f"_bpe{bpe_size}"}.get(tokenizer, f"_{stem_of(tokenizer)}")
-        name = stem + suffix
-    folder = DATA / name
-    built_in = parse_name(name.lower())
-    another = built_in is not None and built_in != (source, tokenizer, bpe_size)
-    taken = another or name.lower() in TOKENIZERS
-    foreign = folder.exists() and not (folder / "meta.json").exists()
-    if taken or foreign or not re.fullmatch(r"\w[\w.-]*", name):
-        raise UserError(f"{name!r} cannot be the name of this dataset; choose one, such as --name=my_text")
-    DATA.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=DATA, prefix=f".{name}.", ignore_cleanup_errors=True) as temporary:
-        new = Path(temporary, "new")
-        new.mkdir()
-        text = None
-        if source == "fineweb":
-            made, separator, encoded = open_fineweb(Path(file or DOWNLOADS), shards)
-        elif has_tokens(source):
-            made, separator, encoded = open_tokens(Path(source), tokenizer, vocab_size)
+def clean(text: str) -> str:
+    """Return a text as read_file() yields it: no byte order mark, and each line ends with \\n."""
+    text = text.removeprefix("\ufeff")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+# ----------------------------------------------------------------------------- the tokenizer
+
+
+def tokenizer_for(text: Text, documents: str, kind: str, vocab_size: int) -> Tokenizer:
+    """Make a tokenizer for a text (char, bpe), or open one (gpt2, a dataset or a run). kind: as the
+    option --tokenizer. vocab_size: of bpe. Raises UserError."""
+    if kind == "char":
+        return char_tokenizer(text, documents)
+    if kind == "bpe":
+        return bpe_tokenizer(text, documents, vocab_size)
+    tokenizer = open_tokenizer(kind)
+    if isinstance(tokenizer, NumberTokenizer):
+        raise UserError(f"the tokenizer of {kind} is unknown, so it encodes no text; use another --tokenizer")
+    return tokenizer
+
+
+def has_several_lines(documents: str) -> bool:
+    """Can a document have several lines? Then the separator is END instead of a newline."""
+    return documents not in ("none", "lines")
+
+
+def char_tokenizer(text: Text, documents: str) -> CharTokenizer:
+    """Make a tokenizer with one token per character of the text, and one for the separator."""
+    chars = set()
+    for read in text.values():
+        for piece in read():
+            chars.update(piece)
+    if documents == "lines":
+        chars.add("\n")
+    vocabulary = sorted(chars)
+    if has_several_lines(documents):
+        vocabulary.append(END)
+    return CharTokenizer(vocabulary)
+
+
+def bpe_tokenizer(text: Text, documents: str, vocab_size: int) -> BPETokenizer:
+    """Train BPE on the training split. The separator is one of the vocab_size tokens."""
+    train = text["train"]()
+    if documents != "none":
+        # A newline ends each document, so that no token spans two of them
+        train = "".join(f"{document}\n" for document in train)
+    if not has_several_lines(documents):
+        return BPETokenizer(train_bpe(train, vocab_size))
+    if vocab_size < 257:
+        raise UserError(f"vocab_size={vocab_size} has no room for 256 bytes and {END}; use 257 or more")
+    ranks = train_bpe(train, vocab_size - 1)
+    # No text becomes this token: tokenizer.PATTERN cuts <|endoftext|> into <|, endoftext and |>
+    ranks[END.encode()] = len(ranks)
+    return BPETokenizer(ranks)
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """Open GPT-2's tokenizer, or that of a dataset, a run or a checkpoint. Raises UserError."""
+    if name == "gpt2":
+        return BPETokenizer()
+    if (DATA / name / "meta.json").exists() or parse_name(name):
+        return load(name).tokenizer
+    path = Path(name)
+    is_path = path.is_dir() or "/" in path.as_posix()
+    if path.is_dir():
+        path = path / "best.pt"
+    advice = "use a run of train.py, such as --tokenizer=out/my"
+    if path.is_file():
+        return tokenizer_of_run(path, advice)
+    if is_path:
+        raise UserError(f"no checkpoint {path}, and no dataset {name}; {advice}, or the name of a dataset")
+    prepared = prepared_names()
+    similar = did_you_mean(name, [*TOKENIZERS, *prepared])
+    raise UserError(f"no dataset {DATA / name}{similar}; use char, bpe, gpt2, a dataset, or a run such as out/my")
+
+
+def tokenizer_of_run(path: Path, advice: str) -> Tokenizer:
+    """Open the tokenizer in a checkpoint. Raises UserError, whose message ends with the advice."""
+    checkpoint = load_tensors(path, advice)
+    if not isinstance(checkpoint, dict) or "tokenizer" not in checkpoint:
+        raise UserError(f"{path} has no tokenizer; {advice}")
+    return make_tokenizer(checkpoint["tokenizer"])
+
+
+def find_separator(tokenizer: Tokenizer, documents: str, kind: str) -> int | None:
+    """Return the id that starts and ends each document, or None without documents. kind: the
+    tokenizer's name for the error. Raises UserError if the tokenizer has no such token."""
+    if documents == "none":
+        return None
+    if not has_several_lines(documents):
+        return tokenizer.encode("\n", "use another --tokenizer")[0]
+    separator = end_id(tokenizer)
+    if separator is None:
+        raise UserError(f"{kind} has no token for the end of documents of several lines; use another --tokenizer")
+    return separator
+
+
+# ----------------------------------------------------------------------------- from text to tokens
+
+
+def encode_text(text: Text, tokenizer: Tokenizer, separator: int | None, kind: str) -> Encoded:
+    """Encode the splits of a text. kind: as the option --tokenizer. Characters that are not in the
+    vocabulary raise UserError, when their piece is asked for."""
+    advice = "leave them out of the text"
+    # A model in a run needs the tokens of that run: BPE trained on this text does not fit it
+    if not Path(kind).exists():
+        advice += ", or use --tokenizer=bpe"
+    encoded = Encoded(tokenizer, separator)
+    for split, read in text.items():
+        pieces = read()
+        if separator is None:
+            encoded.splits[split] = encode_pieces(pieces, tokenizer, advice)
         else:
-            documents = "lines" if source in ("words", "names") else documents
-            text = open_source(source, file, documents)
-            made, separator, encoded = encode_text(text, documents, tokenizer, bpe_size)
-        dtype = "uint16" if made.vocab_size <= 65_536 else "uint32"
-        splits = {}
-        for split, pieces in encoded.items():
-            splits[split] = write_tokens(new / f"{split}.bin", pieces, dtype)
-            if separator is not None:
-                splits[split]["documents"] = len(text[split]())
-        meta = {"format": FORMAT, "source": source, "tokenizer": made.to_dict()}
-        meta |= {"vocab_size": made.vocab_size, "dtype": dtype, "separator": separator, "splits": splits}
-        # separator: where documents are split; start_token: where samples start, also if only tokens are known
-        meta["start_token"] = find_delimiter(new / "train.bin", dtype, made) if text is None else separator
-        meta["sha256"] = checksum(meta)
-        (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-        old = Path(temporary, "old")
-        if folder.exists():
-            move(folder, old)
-        try:
-            move(new, folder)
-        finally:
-            if old.exists() and not folder.exists():
-                move(old, folder)
-    data = load(name)
-    print(f"{folder}: a vocabulary of {data.vocab_size:,} tokens, stored as {dtype}")
-    for split, entry in data.splits.items():
-        print(f"  {split:5}", *(f"{n:>14,} {unit}" for unit, n in entry.items() if unit != "sha256"))
-    beginning = data.tokenizer.decode(data.train[:100].tolist()).replace(END, "\n")
-    print("  first line:", beginning.strip("\n").split("\n")[0])
-    if text and isinstance(data.tokenizer, BPETokenizer):
-        print_decomposed(text)
+            encoded.splits[split] = encode_documents(pieces, tokenizer, separator, advice)
+            encoded.n_documents[split] = len(pieces)
+    return encoded
 
 
-def stem_of(tokenizer: str) -> str:
-    """What a --tokenizer= adds to the name of a dataset: gpt2, or the name of a dataset or run."""
-    path = Path(tokenizer).resolve()
-    return path.parent.name if path.suffix == ".pt" else path.name
+def encode_pieces(pieces: Iterable[str], tokenizer: Tokenizer, advice: str) -> Pieces:
+    for piece in pieces:
+        ids = tokenizer.encode(piece, advice)
+        # The bytes of the tokens, not of the piece: there, é may be in another form
+        yield ids, len(tokenizer.decode_bytes(ids))
 
 
-def print_decomposed(text: dict[str, Callable]) -> None:
-    """Print how many accents are characters of their own, as in e and U+0301 in place of é: for BPE,
-    that is another text, though it looks the same."""
-    words = (word for read in text.values() for piece in read() if not piece.isascii() for word in piece.split())
-    n = sum(max(0, len(word) - len(unicodedata.normalize("NFC", word))) for word in words)
+def encode_documents(documents: Iterable[str], tokenizer: Tokenizer, separator: int, advice: str) -> Pieces:
+    """Yield a separator, and then each document with a separator after it."""
+    # As text, a newline is one byte, and END is nothing
+    separator_bytes = 0 if separator == end_id(tokenizer) else 1
+    yield [separator], separator_bytes
+    for ids, n_bytes in encode_pieces(documents, tokenizer, advice):
+        yield [*ids, separator], n_bytes + separator_bytes
+
+
+def print_decomposed(text: Text) -> None:
+    """Print how many accents are characters of their own, as in e and U+0301 instead of é: for
+    BPE, that is another text, though it looks the same."""
+    n = 0
+    for read in text.values():
+        for piece in read():
+            if not piece.isascii():
+                n += count_decomposed(piece)
     if n > 0:
         advice = "prompts must be so, too; unicodedata.normalize('NFC', text) joins them"
         print(f"note: {n:,} accents are characters of their own (e and U+0301 in place of é); {advice}")
 
 
-def encode_text(text: dict[str, Callable], documents: str, kind: str, vocab_size: int) -> tuple:
-    """The tokenizer, the separator, and per split an iterator of (ids, bytes of text). documents: as
-    the option. The pieces of a text are whole documents if there are any."""
-    has_documents = documents != "none"
-    several_lines = documents not in ("none", "lines")  # then END is the separator, else a newline
-    if kind == "char":
-        chars = {char for read in text.values() for piece in read() for char in set(piece)}
-        if documents == "lines":
-            chars.add("\n")
-        chars = sorted(chars)
-        if several_lines:
-            chars.append(END)
-        tokenizer = CharTokenizer(chars)
-    elif kind == "bpe":
-        train = text["train"]()
-        if has_documents:
-            train = "".join(f"{document}\n" for document in train)
-        if several_lines and vocab_size < 257:
-            raise UserError(f"vocab_size={vocab_size} has no room for 256 bytes and {END}; use 257 or more")
-        ranks = train_bpe(train, vocab_size - 1 if several_lines else vocab_size)
-        if several_lines:  # PATTERN cuts that text into <|, endoftext and |>, so none becomes this token
-            ranks[END.encode()] = len(ranks)
-        tokenizer = BPETokenizer(ranks)
-    else:
-        tokenizer = open_tokenizer(kind)
-        if isinstance(tokenizer, NumberTokenizer):
-            raise UserError(f"the tokenizer of {kind} is unknown, so it encodes no text; use another --tokenizer")
-    separator = None
-    if several_lines:
-        separator = end_id(tokenizer)
-    elif has_documents:
-        separator = tokenizer.encode("\n", "use another --tokenizer")[0]
-    if several_lines and separator is None:
-        raise UserError(f"{kind} has no token for the end of documents of several lines; use another --tokenizer")
-    advice = "leave them out of the text"
-    advice += "" if Path(kind).exists() else ", or use --tokenizer=bpe"  # which does not fit a run
-
-    def encode(pieces: Iterable[str]) -> Iterator[tuple[list[int], int]]:
-        if not has_documents:
-            for piece in pieces:
-                ids = tokenizer.encode(piece, advice)
-                yield ids, len(tokenizer.decode_bytes(ids))  # not of the piece: é may be in another form
-            return
-        separator_bytes = 0 if several_lines else 1  # END is no text
-        yield [separator], separator_bytes
-        for piece in pieces:
-            ids = tokenizer.encode(piece, advice)
-            yield [*ids, separator], len(tokenizer.decode_bytes(ids)) + separator_bytes
-
-    return tokenizer, separator, {split: encode(read()) for split, read in text.items()}
+def count_decomposed(text: str) -> int:
+    """Count the characters that joining each letter with its accents would save."""
+    n = 0
+    for word in text.split():
+        joined = unicodedata.normalize("NFC", word)
+        # NFC makes some words longer, in Hindi for example: these are not subtracted
+        n += max(0, len(word) - len(joined))
+    return n
 
 
-def open_tokenizer(name: str) -> Tokenizer:
-    """GPT-2's tokenizer, that of a dataset, or that of a run or checkpoint. Raises UserError."""
-    if name == "gpt2":
-        return BPETokenizer()
-    if (DATA / name / "meta.json").exists() or parse_name(name):
-        return load(name).tokenizer
-    path = Path(name, "best.pt") if Path(name).is_dir() else Path(name)
-    advice = "use a run of train.py, such as --tokenizer=out/my"
-    if path.is_file():
-        checkpoint = load_tensors(path, advice)
-        if not isinstance(checkpoint, dict) or "tokenizer" not in checkpoint:
-            raise UserError(f"{path} has no tokenizer; {advice}")
-        return make_tokenizer(checkpoint["tokenizer"])
-    if "/" in Path(name).as_posix() or Path(name).is_dir():  # a path, not the name of a dataset
-        raise UserError(f"no checkpoint {path}, and no dataset {name}; {advice}, or the name of a dataset")
-    similar = did_you_mean(name, {*TOKENIZERS, *(meta.parent.name for meta in DATA.glob("*/meta.json"))})
-    raise UserError(f"no dataset {DATA / name}{similar}; use char, bpe, gpt2, a dataset, or a run such as out/my")
+# ----------------------------------------------------------------------------- sources of tokens
 
 
-def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
-    """How many bytes of text each token stands for, (V,): 0 for END, or if the text is unknown."""
-    if isinstance(tokenizer, NumberTokenizer):
-        return np.zeros(tokenizer.vocab_size, dtype=np.int64)
-    end = end_id(tokenizer)
-    return np.array([0 if i == end else len(tokenizer.decode_bytes([i])) for i in range(tokenizer.vocab_size)])
+def open_fineweb(folder: Path, shards: int) -> Encoded:
+    """Open FineWeb (Penedo et al. 2024) in GPT-2's tokens, 100M per shard. folder: of the user's
+    shards, or DOWNLOADS, where missing ones are downloaded."""
+    tokenizer = BPETokenizer()
+    token_bytes = bytes_of_tokens(tokenizer)
+    train = [f"fineweb_train_{i:06d}.bin" for i in range(1, shards + 1)]
+    val = ["fineweb_val_000000.bin"]
+    splits = {
+        "train": read_shards(folder, train, token_bytes),
+        "val": read_shards(folder, val, token_bytes),
+    }
+    return Encoded(tokenizer, splits=splits)
 
 
-def find_delimiter(path: Path, dtype: str, tokenizer: Tokenizer) -> int | None:
-    """END, if it occurs among the first tokens of a file: it stands between documents, so a sample
-    that starts with it starts a document."""
-    end = end_id(tokenizer)
-    beginning = np.fromfile(path, dtype=np.dtype(dtype).newbyteorder("<"), count=1 << 24)
-    return end if end is not None and (beginning == end).any() else None
+def read_shards(folder: Path, names: list[str], token_bytes: np.ndarray) -> Pieces:
+    """Yield the tokens of shards, one after the other. token_bytes (V,): see bytes_of_tokens()."""
+    for name in names:
+        path = folder / name
+        if folder == DOWNLOADS and not path.exists():
+            download(URLS["fineweb"] + name, path, NO_NETWORK)
+        shard = open_shard(path)
+        for ids in cut_ids(shard):
+            yield ids, int(token_bytes[ids].sum())
+
+
+def open_shard(path: Path) -> np.ndarray:
+    """Open the token ids of a shard, (n,). Raises UserError if it is missing or damaged."""
+    header = np.fromfile(existing(str(path)), dtype="<i4", count=3).tolist()
+    # The header, 1,024 bytes, starts with a magic number, a version and the number of tokens
+    n_tokens = (path.stat().st_size - 1024) / 2
+    if header != [20240520, 1, n_tokens]:
+        raise UserError(f"{path} is no whole shard; delete it, and try again")
+    return np.memmap(path, dtype="<u2", mode="r", offset=1024)
 
 
 def has_tokens(source: str) -> bool:
     """Is the source a folder with token ids in train.bin and val.bin?"""
-    return source not in SOURCES and all(Path(source, f"{split}.bin").is_file() for split in ("train", "val"))
+    if source in SOURCES:
+        return False
+    return Path(source, "train.bin").is_file() and Path(source, "val.bin").is_file()
 
 
-def open_tokens(folder: Path, kind: str, vocab_size: int) -> tuple:
-    """A folder with train.bin and val.bin, raw token ids as nanoGPT writes them (uint16; uint32 if
-    the vocabulary is larger than 65,536): as from encode_text."""
+def open_tokens(folder: Path, kind: str, vocab_size: int) -> Encoded:
+    """Open a folder with train.bin, val.bin, and perhaps test.bin: raw token ids as nanoGPT writes
+    them (uint16; uint32 if the vocabulary is larger than 65,536). kind: the tokenizer that made
+    them; char, the default, if none is named: then the tokens are the numbers below vocab_size."""
     if (folder / "meta.json").exists():
         raise UserError(f"{folder} is a dataset already; use its name, --dataset={folder.resolve().name}")
-    if kind == "bpe" or (kind == "char" and not vocab_size):  # char: no tokenizer is named
+    is_unnamed = kind == "char"
+    if kind == "bpe" or (is_unnamed and vocab_size == 0):
         advice = "add --tokenizer=gpt2 if that made them, or --vocab_size= to take them as numbers, or prepare the text"
         raise UserError(f"{folder} has train.bin and val.bin, which are token ids; {advice}")
-    tokenizer = NumberTokenizer(vocab_size) if kind == "char" else open_tokenizer(kind)
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 65_536 else "<u4")
-    n_bytes = bytes_of_tokens(tokenizer)
-
-    def pieces(path: Path) -> Iterator[tuple[np.ndarray, int]]:
-        size = path.stat().st_size
-        if size == 0 or size % dtype.itemsize:
-            what = f"{path} has {size:,} bytes, not a multiple of the {dtype.itemsize} of an id ({dtype.name})"
-            raise UserError(f"{what}; copy it again")
-        tokens = np.memmap(path, dtype=dtype, mode="r")
-        for ids in np.array_split(tokens, len(tokens) // CHUNK + 1):
-            if ids.max() >= tokenizer.vocab_size:
-                what = f"{path} has the token {ids.max():,}, and the vocabulary ends at {tokenizer.vocab_size - 1:,}"
-                raise UserError(f"{what}; give a larger --vocab_size, or the right --tokenizer")
-            yield ids, int(n_bytes[ids].sum())
-
-    splits = [split for split in ("train", "val", "test") if (folder / f"{split}.bin").is_file()]
-    return tokenizer, None, {split: pieces(folder / f"{split}.bin") for split in splits}
+    tokenizer = NumberTokenizer(vocab_size) if is_unnamed else open_tokenizer(kind)
+    token_bytes = bytes_of_tokens(tokenizer)
+    encoded = Encoded(tokenizer)
+    for split in ("train", "val", "test"):
+        path = folder / f"{split}.bin"
+        if path.is_file():
+            encoded.splits[split] = read_ids(path, token_bytes)
+    return encoded
 
 
-def open_fineweb(folder: Path, shards: int) -> tuple:
-    """FineWeb (Penedo et al. 2024), GPT-2 tokens in shards of 100M: as from encode_text."""
-    tokenizer = BPETokenizer()
-    n_bytes = bytes_of_tokens(tokenizer)
-
-    def pieces(names: list[str]) -> Iterator[tuple[np.ndarray, int]]:
-        for name in names:
-            path = folder / name
-            if folder == DOWNLOADS and not path.exists():
-                download(URLS["fineweb"] + name, path, NO_NETWORK)
-            header = np.fromfile(existing(str(path)), dtype="<i4", count=3).tolist()
-            if header != [20240520, 1, (path.stat().st_size - 1024) / 2]:  # magic, version, tokens
-                raise UserError(f"{path} is no whole shard; delete it, and try again")
-            shard = np.memmap(path, dtype="<u2", mode="r", offset=1024)
-            for ids in np.array_split(shard, len(shard) // CHUNK + 1):
-                yield ids, int(n_bytes[ids].sum())
-
-    train = [f"fineweb_train_{i:06d}.bin" for i in range(1, shards + 1)]
-    return tokenizer, None, {"train": pieces(train), "val": pieces(["fineweb_val_000000.bin"])}
+def read_ids(path: Path, token_bytes: np.ndarray) -> Pieces:
+    """Yield the tokens in a file of raw ids. token_bytes (V,): see bytes_of_tokens(). Raises
+    UserError if an id is V or larger."""
+    vocab_size = len(token_bytes)
+    dtype = dtype_of_ids(vocab_size)
+    size = path.stat().st_size
+    if size == 0 or size % dtype.itemsize:
+        what = f"{path} has {size:,} bytes, not a multiple of the {dtype.itemsize} of an id ({dtype.name})"
+        raise UserError(f"{what}; copy it again")
+    tokens = np.memmap(path, dtype=dtype, mode="r")
+    for ids in cut_ids(tokens):
+        largest = ids.max()
+        if largest >= vocab_size:
+            what = f"{path} has the token {largest:,}, and the vocabulary ends at {vocab_size - 1:,}"
+            raise UserError(f"{what}; give a larger --vocab_size, or the right --tokenizer")
+        yield ids, int(token_bytes[ids].sum())
 
 
-def write_tokens(path: Path, pieces: Iterable[tuple], dtype: str) -> dict:
-    """Write pieces (ids, bytes of text). Returns an entry of meta.json's splits."""
-    tokens, n_bytes = 0, 0
+def cut_ids(ids: np.ndarray) -> list[np.ndarray]:
+    """Cut ids (n,) into pieces of at most CHUNK ids."""
+    return np.array_split(ids, len(ids) // CHUNK + 1)
+
+
+def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
+    """Return how many bytes of text each token stands for, (V,): 0 for END, or if unknown."""
+    n_bytes = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    if isinstance(tokenizer, NumberTokenizer):
+        return n_bytes
+    end = end_id(tokenizer)
+    for i in range(tokenizer.vocab_size):
+        if i != end:
+            n_bytes[i] = len(tokenizer.decode_bytes([i]))
+    return n_bytes
+
+
+# ----------------------------------------------------------------------------- write a dataset
+
+
+def write_dataset(folder: Path, source: str, encoded: Encoded) -> None:
+    """Make a folder with the splits, such as train.bin, and meta.json, which describes them."""
+    folder.mkdir()
+    vocab_size = encoded.tokenizer.vocab_size
+    dtype = dtype_of_ids(vocab_size)
+    splits = {}
+    for split, pieces in encoded.splits.items():
+        splits[split] = write_tokens(folder / f"{split}.bin", pieces, dtype)
+        if split in encoded.n_documents:
+            splits[split]["documents"] = encoded.n_documents[split]
+    start_token = encoded.separator
+    if start_token is None:
+        start_token = find_start_token(folder / "train.bin", dtype, encoded.tokenizer)
+    meta = {
+        "format": FORMAT,
+        "source": source,
+        "tokenizer": encoded.tokenizer.to_dict(),
+        "vocab_size": vocab_size,
+        "dtype": dtype.name,
+        "separator": encoded.separator,  # documents are split at it
+        "splits": splits,
+        "start_token": start_token,  # samples start with it
+    }
+    meta["sha256"] = checksum(meta)
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+
+
+def dtype_of_ids(vocab_size: int) -> np.dtype:
+    """Return the type of the ids in .bin files: little-endian, two bytes if these suffice."""
+    return np.dtype("<u2" if vocab_size <= 65_536 else "<u4")
+
+
+def write_tokens(path: Path, pieces: Pieces, dtype: np.dtype) -> dict:
+    """Write the tokens of a split. Returns the split's entry in meta.json."""
+    tokens = 0
+    n_bytes = 0
     with open(path, "wb") as file:
         for ids, size in pieces:
-            file.write(np.asarray(ids, dtype=np.dtype(dtype).newbyteorder("<")).tobytes())
+            file.write(np.asarray(ids, dtype=dtype).tobytes())
             tokens += len(ids)
             n_bytes += size
     return {"tokens": tokens, "bytes": n_bytes, "sha256": sha256_of(path)}
+
+
+def find_start_token(path: Path, dtype: np.dtype, tokenizer: Tokenizer) -> int | None:
+    """Return END if it occurs among the first tokens of a file, or else None. A document starts
+    after each END, so a sample that starts with it is a new document."""
+    end = end_id(tokenizer)
+    if end is None:
+        return None
+    beginning = np.fromfile(path, dtype=dtype, count=1 << 24)
+    return end if end in beginning else None
+
+
+def checksum(meta: dict) -> str:
+    """Return the SHA-256 of a dict of plain values: for meta.json, of all its other entries."""
+    return hashlib.sha256(json.dumps(meta).encode()).hexdigest()
+
+
+def move_into_place(new: Path, folder: Path, aside: Path) -> None:
+    """Move a new folder to its place. The old one is moved aside, and back again if that fails."""
+    if folder.exists():
+        move(folder, aside)
+    try:
+        move(new, folder)
+    finally:
+        if aside.exists() and not folder.exists():
+            move(aside, folder)
+
+
+def print_dataset(data: "Dataset") -> None:
+    print(f"{DATA / data.name}: a vocabulary of {data.vocab_size:,} tokens, stored as {data.train.dtype.name}")
+    for split, entry in data.splits.items():
+        counts = [f"{n:>14,} {unit}" for unit, n in entry.items() if unit != "sha256"]
+        print(f"  {split:5}", *counts)
+    beginning = data.tokenizer.decode(data.train[:100].tolist())
+    lines = beginning.replace(END, "\n").strip("\n").split("\n")
+    print("  first line:", lines[0])
+
+
+# ----------------------------------------------------------------------------- open a dataset
 
 
 @dataclass(eq=False)  # compared by identity, so that functions of it can be cached
@@ -483,11 +812,12 @@ class Dataset:
     vocab_size: int
     separator: int | None  # the id that starts and ends each document; None for one long text
     splits: dict[str, dict]  # per split: tokens, bytes, sha256, and documents if there are any
-    start_token: int | None = None  # the id that starts each document: the separator, or <|endoftext|>
+    # The id that starts each document: the separator, or <|endoftext|>. None: none does
+    start_token: int | None = None
 
     def need(self, tokens: int, what: str) -> None:
-        """Raise UserError if the training or validation split has fewer tokens than that. what: what needs them; if it
-        is an option, such as --block_size=64, the advice is to use a smaller value."""
+        """Raise UserError if the training or validation split has fewer tokens. what: what needs
+        them; if it is an option, such as --block_size=64, the advice is to use a smaller value."""
         for split, ids in (("train", self.train), ("val", self.val)):
             if len(ids) < tokens:
                 few = f"the {split} split of {self.name} has {len(ids)} tokens, too few for {what}"
@@ -495,13 +825,15 @@ class Dataset:
                 raise UserError(f"{few} ({tokens} needed); use {smaller}a longer text")
 
     def documents(self, split: str) -> list[list[int]]:
-        """The documents of a split, without separators. Raises UserError for one long text."""
+        """Return the documents of a split, without separators. Raises UserError if it has none."""
         if self.separator is None:
             advice = "use words, names, or your own text with --documents"
             raise UserError(f"{self.name} has no documents; {advice}")
         ids = getattr(self, split)
-        parts = np.split(ids, np.flatnonzero(ids == self.separator))
-        return [part[1:].tolist() for part in parts[1:-1]]  # each starts with the separator
+        separators = np.flatnonzero(ids == self.separator)
+        # Cut before each separator: the first part is empty, the last one is a separator alone
+        parts = np.split(ids, separators)
+        return [part[1:].tolist() for part in parts[1:-1]]
 
     @property
     def has_lines(self) -> bool:
@@ -517,84 +849,139 @@ class Dataset:
                 raise UserError(f"{path} is not as it was prepared (its SHA-256 differs); {advice}")
 
     def bits_per_byte(self, loss: float, split: str) -> float:
-        """A loss in nats per token, in bits per byte of UTF-8 text, for any tokenizer; NaN if the
-        text is unknown."""
-        if self.splits[split]["bytes"] == 0:
+        """Convert a loss in nats per token to bits per byte of UTF-8 text, which can be compared
+        across tokenizers; NaN if the text is unknown."""
+        tokens = self.splits[split]["tokens"]
+        n_bytes = self.splits[split]["bytes"]
+        if n_bytes == 0:
             return math.nan
-        return loss * self.splits[split]["tokens"] / (self.splits[split]["bytes"] * math.log(2))
-
-
-def parse_name(name: str) -> tuple[str, str, int] | None:
-    """Source, tokenizer and vocab_size of a built-in dataset, or None."""
-    match = re.fullmatch(rf"(?!fineweb_)({'|'.join(SOURCES)})(_gpt2|_bpe([1-9]\d*))?", name)
-    kind = {None: "char", "_gpt2": "gpt2"}
-    return match and (match[1], kind.get(match[2], "bpe"), int(match[3] or 1024))
-
-
-def no_dataset(name: str) -> str:
-    """What to do if there is no dataset of that name, in one line."""
-    path = Path(name)
-    if (path / "meta.json").exists():
-        return f"{name} is not the name of a dataset; use --dataset={path.name}"
-    if name and path.exists():
-        kind, stem = "folder" if path.is_dir() else "file", path.resolve().stem
-        return f"{name} is a {kind}, not a dataset; run: python prepare_data.py {name}, then use --dataset={stem}"
-    known = {"bpe", "gpt2", *SOURCES, *(p.parent.name for p in DATA.glob("*/meta.json"))}
-    similar = did_you_mean(path.name, known - {name})
-    command = name if name == "fineweb" else f"YOUR_TEXT.txt --name={path.name}"
-    return f"no dataset {DATA / name}{similar}; run: python prepare_data.py {command}"
+        return loss * tokens / (n_bytes * math.log(2))
 
 
 def load(name: str) -> Dataset:
     """Open data/<name>; prepare it first if it is built in (and not fineweb). Raises UserError."""
-    path = DATA / name / "meta.json"
+    folder = DATA / name
+    if not (folder / "meta.json").exists():
+        prepare_built_in(name)
+    meta = read_meta(folder / "meta.json")
+    ids = {}
+    for split, entry in meta["splits"].items():
+        ids[split] = open_split(folder / f"{split}.bin", entry["tokens"], meta["dtype"])
+    return Dataset(
+        name=name,
+        train=ids["train"],
+        val=ids["val"],
+        test=ids.get("test"),
+        tokenizer=make_tokenizer(meta["tokenizer"]),
+        vocab_size=meta["vocab_size"],
+        separator=meta["separator"],
+        splits=meta["splits"],
+        start_token=read_start_token(meta),
+    )
+
+
+def prepare_built_in(name: str) -> None:
+    """Prepare a built-in dataset on its first use, except fineweb, whose download is large. Raises
+    UserError."""
     built_in = parse_name(name)
-    if not path.exists() and (not built_in or name == "fineweb"):
+    if built_in is None or name == "fineweb":
         raise UserError(no_dataset(name))
-    if not path.exists():
-        print(f"preparing {name}, on first use")
-        prepare(*built_in)
+    print(f"preparing {name}, on first use")
+    source, tokenizer, vocab_size = built_in
+    prepare(source, tokenizer, vocab_size)
+
+
+def no_dataset(name: str) -> str:
+    """Return an error: there is no dataset of that name, and what to do."""
+    path = Path(name)
+    if (path / "meta.json").exists():
+        return f"{name} is not the name of a dataset; use --dataset={path.name}"
+    if name and path.exists():
+        kind = "folder" if path.is_dir() else "file"
+        stem = path.resolve().stem
+        return f"{name} is a {kind}, not a dataset; run: python prepare_data.py {name}, then use --dataset={stem}"
+    prepared = prepared_names()
+    known = ["bpe", "gpt2", *SOURCES, *prepared]
+    others = [other for other in known if other != name]
+    similar = did_you_mean(path.name, others)
+    command = name if name == "fineweb" else f"YOUR_TEXT.txt --name={path.name}"
+    return f"no dataset {DATA / name}{similar}; run: python prepare_data.py {command}"
+
+
+def prepared_names() -> list[str]:
+    """Return the names of all datasets in data/."""
+    return [path.parent.name for path in DATA.glob("*/meta.json")]
+
+
+def read_meta(path: Path) -> dict:
+    """Read meta.json. Raises UserError if it is not as this version of the code wrote it."""
     advice = f"delete {path.parent}, and run prepare_data.py again"
+    damaged = UserError(f"{path} is damaged, or of another version; {advice}")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         sha256 = meta.pop("sha256")
-    except (ValueError, LookupError, TypeError, AttributeError):
-        sha256 = meta = None
+    except (ValueError, LookupError, TypeError, AttributeError):  # no JSON, or no dict
+        raise damaged from None
     if sha256 != checksum(meta) or meta["format"] != FORMAT:
-        raise UserError(f"{path} is damaged, or of another version; {advice}")
-    dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-    fields = {"test": None} | {key: meta[key] for key in ("vocab_size", "separator", "splits")}
-    for split, entry in meta["splits"].items():
-        file = path.with_name(f"{split}.bin")
-        n_bytes = entry["tokens"] * dtype.itemsize
-        if not file.exists() or file.stat().st_size != n_bytes:
-            raise UserError(f"{file} does not have {n_bytes} bytes; {advice}")
-        fields[split] = np.memmap(file, dtype=dtype, mode="r")
-    # in files of before, which have no start_token
-    default = meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
-    fields["start_token"] = meta.get("start_token", default)
-    return Dataset(name, tokenizer=make_tokenizer(meta["tokenizer"]), **fields)
+        raise damaged
+    return meta
+
+
+def open_split(path: Path, tokens: int, dtype: str) -> np.ndarray:
+    """Map the ids in a file into memory, (tokens,). Raises UserError if they are more or fewer."""
+    little_endian = np.dtype(dtype).newbyteorder("<")
+    n_bytes = tokens * little_endian.itemsize
+    if not path.exists() or path.stat().st_size != n_bytes:
+        advice = f"delete {path.parent}, and run prepare_data.py again"
+        raise UserError(f"{path} does not have {n_bytes} bytes; {advice}")
+    return np.memmap(path, dtype=little_endian, mode="r")
+
+
+def read_start_token(meta: dict) -> int | None:
+    """Return the token that starts each document, also from a meta.json of older code."""
+    if "start_token" in meta:
+        return meta["start_token"]
+    # Older code called it delimiter
+    if "delimiter" in meta:
+        return meta["delimiter"]
+    # The oldest did not write it: it was GPT-2's <|endoftext|> in fineweb, or else the separator
+    return meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
 
 
 def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[int]:
-    """`length` tokens to start a sample from: separators, or some that end with a newline."""
+    """Return `length` tokens to start a sample from: separators, or a part of the training split
+    that ends with a newline, if it has one."""
     if length == 0 or data.separator is not None:
         return [data.separator] * length
     tokens = data.train[: 1 << 24]  # enough to choose from
-    line_ends = np.flatnonzero(tokens[length - 1 : -1] == start_ids(data.tokenizer)[-1])
-    at = rng.choice(line_ends) if len(line_ends) else rng.integers(len(tokens) - length)
+    newline = start_ids(data.tokenizer)[-1]
+    # Where such parts start. A token follows each, so that there is something to predict
+    starts = np.flatnonzero(tokens[length - 1 : -1] == newline)
+    at = rng.choice(starts) if len(starts) > 0 else rng.integers(len(tokens) - length)
     return tokens[at : at + length].tolist()
+
+
+# ----------------------------------------------------------------------------- the script
+
+
+def refuse_unused(options: Options) -> None:
+    """Raise UserError if an option was given that has no effect on this source and tokenizer."""
+    tokens = has_tokens(options.source)
+    useful = {
+        "documents": options.source not in SOURCES and not tokens,
+        "file": options.source in URLS,
+        "tokenizer": options.source != "fineweb",
+        "vocab_size": options.tokenizer == "bpe" or (tokens and options.tokenizer == "char"),
+    }
+    for name, is_useful in useful.items():
+        is_given = getattr(options, name) != getattr(Options, name)
+        if is_given and not is_useful:
+            raise UserError(f"--{name} has no effect here; leave it out, or see --help")
 
 
 def main() -> None:
     options = parse(Options, __doc__, argument="source")
-    tokens = has_tokens(options.source)
-    useful = {"documents": options.source not in SOURCES and not tokens, "file": options.source in URLS}
-    useful["tokenizer"] = options.source != "fineweb"
-    useful["vocab_size"] = options.tokenizer == "bpe" or (tokens and options.tokenizer == "char")
-    for name in useful:
-        if not useful[name] and getattr(options, name) != getattr(Options, name):
-            raise UserError(f"--{name} has no effect here; leave it out, or see --help")
+    refuse_unused(options)
     prepare(**vars(options))
 
 

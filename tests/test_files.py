@@ -57,7 +57,7 @@ def test_an_interrupted_download_resumes_in_the_next_run(server):
     assert Path("file").read_bytes() == server.body
 
 
-@pytest.mark.parametrize(("status", "tries"), [(404, 1), (503, 4)])
+@pytest.mark.parametrize(("status", "tries"), [(400, 1), (401, 1), (403, 1), (404, 1), (410, 1), (503, 4)])
 def test_a_download_that_fails_is_tried_four_times_if_that_can_help(server, pauses, status, tries):
     server.status = status
     with pytest.raises(UserError, match=f"{status}.*words or python, which need no download"):
@@ -93,6 +93,23 @@ def test_the_checksum_that_the_server_names_is_checked(server):
     server.redirects = {"/file": ("/elsewhere", sha256(server.body))}
     download(server.url, Path("file"), ADVICE)
     assert Path("file").read_bytes() == server.body
+
+
+def test_a_given_checksum_counts_more_than_the_one_that_the_server_names(server):
+    server.headers["X-Linked-Etag"] = f'"{sha256(b"other")}"'
+    download(server.url, Path("file"), ADVICE, sha256(server.body))
+    assert Path("file").read_bytes() == server.body
+    with pytest.raises(UserError, match="does not have the SHA-256 0000"):
+        download(server.url, Path("other"), ADVICE, "0" * 64)
+
+
+def test_a_server_is_asked_for_bytes_that_are_not_compressed(server, monkeypatch):
+    """A download that breaks off resumes at a number of bytes."""
+    asked, handler = [], server.RequestHandlerClass
+    answer = handler.do_GET
+    monkeypatch.setattr(handler, "do_GET", lambda self: (asked.append(self.headers["Accept-Encoding"]), answer(self)))
+    download(server.url, Path("file"), ADVICE, sha256(server.body))
+    assert asked == ["identity"]
 
 
 def fail_half_way(file, error: Exception) -> None:
@@ -137,11 +154,19 @@ def test_windows_waits_for_who_has_the_file_open(monkeypatch, system, refusals, 
 
 
 def test_a_full_disk_leaves_the_previous_file_and_gets_one_line():
-    """test_train.py has one that torch.save() hides in an error of its own."""
+    """Also if the writer raises an error of its own because of it, as torch.save() does."""
     Path("file").write_bytes(b"old")
     full = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(UserError, match="cannot write file: No space left on device; free some disk space"):
-        replace_file(Path("file"), lambda file: fail_half_way(file, full))
+
+    def hide(file):
+        try:
+            fail_half_way(file, full)
+        except OSError:
+            raise RuntimeError("unexpected position")  # noqa: B904
+
+    for write in (lambda file: fail_half_way(file, full), hide):
+        with pytest.raises(UserError, match="cannot write file: No space left on device; free some disk space"):
+            replace_file(Path("file"), write)
     assert Path("file").read_bytes() == b"old" and [path.name for path in Path().iterdir()] == ["file"]
 
 

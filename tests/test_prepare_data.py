@@ -105,6 +105,21 @@ def test_the_library_makes_words_and_python_without_a_network(monkeypatch, capsy
     assert capsys.readouterr().out.count("on first use") == 2
 
 
+def test_every_tenth_file_of_the_library_is_validation_and_its_tests_and_packages_are_left_out(monkeypatch):
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "library")
+    skipped = ("site-packages/a.py", "json/tests/a.py", "test/a.py", "a.txt")
+    for name in (*(f"m{i:02}.py" for i in range(25)), *skipped):
+        path = Path("library", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name}\n")
+    text_file("library/m99.py", "caf\u00e9\n")  # printable ASCII only
+    python = load("python")
+    val = ["m09.py", "m19.py"]
+    train = [f"m{i:02}.py" for i in range(25) if f"m{i:02}.py" not in val]
+    assert python.tokenizer.decode(python.train) == "".join(f"{name}\n" for name in train)
+    assert python.tokenizer.decode(python.val) == "".join(f"{name}\n" for name in val)
+
+
 def test_bits_per_byte_are_of_the_split_itself():
     splits = {"train": {"tokens": 10, "bytes": 10}, "val": {"tokens": 5, "bytes": 20}}
     data = prepare_data.Dataset("any", *[None] * 4, 10, None, splits)
@@ -225,6 +240,17 @@ def test_a_text_without_blanks_is_cut_nevertheless(monkeypatch):
     assert "".join(pieces) == "x" * 6000 and max(map(len, pieces)) <= 200
 
 
+def test_a_text_is_cut_only_where_a_word_ends(monkeypatch):
+    """Blanks between words can be one token, or a part of the next one."""
+    monkeypatch.setattr(prepare_data, "CHUNK", 20)
+    texts = ["ab", "\n\n", "c d\n\n", "\n  ef", "g" * 15 + "   hi\n" * 9, "\n", "j"]
+    paths = [Path(text_file(f"{i}.txt", text)) for i, text in enumerate(texts)]
+    pieces = list(prepare_data.read_text(paths, 1))
+    assert len(pieces) > 4
+    assert not any(piece[-1].isspace() for piece in pieces[:-1])
+    assert all(piece[0] in " \n" for piece in pieces[1:])
+
+
 @pytest.mark.parametrize(("start", "stop"), [(0, 5), (3, 4), (2, 20), (7, 7), (0, 0)])
 def test_characters_of_a_text_in_pieces(monkeypatch, start, stop):
     monkeypatch.setattr(prepare_data, "CHUNK", 3)
@@ -295,6 +321,15 @@ def test_fineweb_shards_are_downloaded(server, monkeypatch, call, gpt2_vocabular
     assert call(prepare_data, "fineweb")[0] == 0
     assert [path for path, _ in server.log] == ["/file/fineweb_train_000001.bin", "/file/fineweb_val_000000.bin"]
     assert load("fineweb").train.tolist() == [50256, 1, 2, 3]
+
+
+def test_into_a_folder_of_the_user_nothing_is_downloaded(server, monkeypatch, fails, gpt2_vocabulary):
+    monkeypatch.setitem(prepare_data.URLS, "fineweb", server.url + "/")
+    Path("copies").mkdir()
+    shard(Path("copies/fineweb_train_000001.bin"), [1, 2])
+    error = slashes(fails(prepare_data, "fineweb", "--file=copies"))
+    assert "no file or folder 'copies/fineweb_val_000000.bin'" in error
+    assert server.log == []
 
 
 @pytest.mark.parametrize(
@@ -411,6 +446,8 @@ def test_a_dataset_that_does_not_exist_says_what_to_run(prepared):
         "wordss",
     )
     broken("no dataset data/fineweb; run: python prepare_data.py fineweb", "fineweb")
+    for name in ("fineweb_gpt2", "fineweb_bpe300"):  # it has GPT-2's tokens, and no other name
+        broken(f"no dataset data/{name}.*; run: python prepare_data.py YOUR_TEXT.txt --name={name}", name)
 
 
 def test_a_truncated_or_missing_file_is_named(prepared):
@@ -512,7 +549,8 @@ def test_a_text_in_the_tokens_of_a_run(call, fails, request, kind):
     shutil.rmtree("data")
     text = babble(200, seed=1)
     for name, made in (("out/run", "second_run"), ("out/run/best.pt", "second_run"), ("out/run/", "second_run")):
-        assert call(prepare_data, text_file("second.txt", text), f"--tokenizer={name}")[0] == 0
+        status, out, _ = call(prepare_data, text_file("second.txt", text), f"--tokenizer={name}")
+        assert status == 0 and f"data/{made}: " in out
         data = load(made)
         assert data.tokenizer.to_dict() == tokenizer.to_dict()
         assert tokenizer.decode([*data.train.tolist(), *data.val.tolist()]) == text
@@ -622,7 +660,7 @@ def test_accents_that_are_characters_of_their_own_are_said_for_bpe(call):
     assert "note" not in call(prepare_data, "nfd.txt")[1]
     out = call(prepare_data, "nfd.txt", "--tokenizer=bpe")[1]
     assert f"note: {9 * 50} accents are characters of their own (e and U+0301 in place of é); prompts" in out
-    text_file("mixed.txt", text + "क़ " * 9 * 50)  # which gets longer in NFC
+    text_file("mixed.txt", text + "\u0958 " * 9 * 50)  # which gets longer in NFC
     assert f"note: {9 * 50} accents" in call(prepare_data, "mixed.txt", "--tokenizer=bpe")[1]
     text_file("nfc.txt", unicodedata.normalize("NFC", text) + "हिन्दी ज़\n")
     assert "note" not in call(prepare_data, "nfc.txt", "--tokenizer=bpe")[1]
@@ -756,13 +794,38 @@ def test_an_empty_file_separates_nothing(fails):
     assert "many has no blank line" in fails(prepare_data, "many", "--documents=blank")
 
 
+def rewrite_meta(name: str, change) -> None:
+    """Write the meta.json of a dataset again, after change(meta), with the checksum that it then has."""
+    path = Path("data", name, "meta.json")
+    meta = json.loads(path.read_text())
+    del meta["sha256"]
+    change(meta)
+    path.write_text(json.dumps(meta | {"sha256": prepare_data.checksum(meta)}))
+
+
 @pytest.mark.parametrize("documents", ["none", "lines"])
 def test_a_dataset_of_older_code_is_opened(call, documents):
     """Its meta.json has no start token: it was the separator."""
     call(prepare_data, text_file("my.txt", "abc\n" * 40 + "b"), f"--documents={documents}")
-    path = Path("data/my/meta.json")
-    meta = json.loads(path.read_text())
-    del meta["start_token"], meta["sha256"]
-    path.write_text(json.dumps(meta | {"sha256": prepare_data.checksum(meta)}))
+    rewrite_meta("my", lambda meta: meta.pop("start_token"))
     data = load("my")
     assert data.start_token == data.separator == (0 if documents == "lines" else None)
+
+
+def test_fineweb_of_older_code_starts_documents_as_now(call):
+    """... with the last token, though nothing separates its documents here."""
+    call(prepare_data, text_file("my.txt", "abc\n" * 40))
+    rewrite_meta("my", lambda meta: (meta.pop("start_token"), meta.update(source="fineweb")))
+    assert load("my").start_token == load("my").vocab_size - 1 and load("my").separator is None
+
+
+def test_a_start_token_was_called_delimiter_before(call):
+    """Here it is not the separator: the tokens are known alone, and <|endoftext|> is among them."""
+    call(prepare_data, text_file("first.txt", "\n***\n".join("abcdefghijkl")), "--documents=***")
+    end = end_id(load("first").tokenizer)
+    call(prepare_data, plain_bins(train=[end, 1, 2, end, 3], val=[end, 4]), "--tokenizer=first", "--name=my")
+    meta = json.loads(Path("data/my/meta.json").read_text())
+    assert meta["start_token"] == end and "delimiter" not in meta
+    rewrite_meta("my", lambda meta: meta.update(delimiter=meta.pop("start_token")))
+    data = load("my")
+    assert data.start_token == end == 12 and data.separator is None
