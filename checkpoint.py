@@ -1,9 +1,23 @@
-"""Save and open a model with its tokenizer, whatever names it: a run, a file, or GPT-2.
+"""Save and open a model with its tokenizer: that of a run, of a file, or GPT-2.
 
     from checkpoint import load_model
     model, tokenizer = load_model("out/python")     # or the path of a checkpoint, or "gpt2"
 
-A checkpoint is a dict of tensors and plain values, so opening one runs no code in it.
+A checkpoint is a dict of tensors and plain values, so opening one runs no code in it. Its entries:
+
+    format          FORMAT, below
+    model_config    the fields of GPTConfig
+    model           {name: tensor}, the weights; from finetune.py perhaps only those that were trained
+    tokenizer       what tokenizer.make_tokenizer() makes a tokenizer of
+    config          the options of train.py; of other scripts the dataset alone
+    start_token     the token that samples start with, or None; model_config has it, too, if the model
+                    was trained with --document_mask
+    step            of train.py, as are val in best.pt; optimizer, scaler, progress in last.pt;
+    ...             evaluated_on and text, which say what data it was
+    peft, base      of finetune.py, as is made_from
+
+To add an entry, pass it to save_model(), and read it with checkpoint.get("name", what an older file
+means). An option of GPTConfig needs nothing: in an older file it has its default.
 """
 
 import inspect
@@ -20,8 +34,8 @@ from gpt2 import find_gpt2, load_gpt2
 from model import GPT, ConfigError, GPTConfig
 from tokenizer import Tokenizer, make_tokenizer
 
-FORMAT = "count2gpt 9"
-BEFORE = "count2gpt 8"  # is read as well
+FORMAT = "count2gpt 9"  # the number grows if an entry is renamed, so that old code refuses new files
+BEFORE = "count2gpt 8"  # old files that rename_entries() can read
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
 IS_PICKLED = "has weights in PyTorch's own format; save them as model.safetensors, as transformers does now"
 
@@ -30,8 +44,8 @@ IS_PICKLED = "has weights in PyTorch's own format; save them as model.safetensor
 
 
 def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | None = None, **entries) -> None:
-    """Write a checkpoint, whole or not at all. weights: None for all, or those that were trained.
-    entries: what else it is to contain, tensors and plain values."""
+    """Write a checkpoint, whole or not at all. weights: those of the model if None; or others, such
+    as the trained ones alone. entries: what else it is to contain, tensors and plain values."""
     checkpoint = {
         "format": FORMAT,
         "model_config": asdict(model.config),
@@ -45,9 +59,10 @@ def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | Non
 
 
 def load_checkpoint(init_from: str | Path) -> dict:
-    """Load a checkpoint onto the CPU: that of a run's folder, of a file, or of GPT-2's weights by
-    name (gpt2 ... gpt2-xl) or folder. Its entries are those of save_model(), "name" and "folder".
-    Raises UserError if it is missing, damaged or old."""
+    """Load a checkpoint onto the CPU: the best.pt of a run's folder, a file, or GPT-2's weights, by
+    name (gpt2 ... gpt2-xl) or from a folder that transformers saved. "name" and "folder" are added:
+    what messages call it, and where a plot is saved. Raises UserError if it is missing, damaged or
+    old."""
     gpt2_weights = find_gpt2(init_from)
     if gpt2_weights:
         checkpoint = load_gpt2(gpt2_weights)
@@ -63,8 +78,8 @@ def load_checkpoint(init_from: str | Path) -> dict:
         if found == BEFORE:
             rename_entries(checkpoint)
         refuse_unknown(path, checkpoint["model_config"], GPTConfig)
-        config = GPTConfig(**checkpoint["model_config"])  # an option that it lacks has its default
-    except (AttributeError, KeyError, TypeError, ConfigError) as error:
+        config = GPTConfig(**checkpoint["model_config"])  # an option that is missing has its default
+    except (AttributeError, LookupError, TypeError, ConfigError) as error:
         raise UserError(f"{path} does not fit this model.py ({error}); {ADVICE}") from error
     checkpoint["model_config"] = asdict(config)
     checkpoint["name"] = str(path)
@@ -73,8 +88,9 @@ def load_checkpoint(init_from: str | Path) -> dict:
 
 
 def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
-    """The model, on the CPU and in evaluation mode, and its tokenizer, from what load_checkpoint()
-    opens or returned. changes: such as dropout=0.1. Raises UserError."""
+    """The model, on the CPU and in evaluation mode, and its tokenizer. source: a name or path for
+    load_checkpoint(), or its result. changes: options of the model, such as dropout=0.1. Raises
+    UserError."""
     checkpoint = source if isinstance(source, dict) else load_checkpoint(source)
     config = {**checkpoint["model_config"], **changes}
     model = GPT(GPTConfig(**config))
@@ -88,7 +104,7 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
 def load_adapted(model: GPT, checkpoint: dict) -> None:
     """Load the base of a checkpoint of finetune.py, attach the layers of peft.py, and load what was
     trained, which is all that such a checkpoint has. Raises UserError."""
-    from peft import attach, trained_state
+    from peft import attach, trained_state  # here: most checkpoints need none of it
 
     base = load_checkpoint(find_base(checkpoint))
     load_weights(model, base["model"])
@@ -140,7 +156,7 @@ def find_checkpoint(init_from: str) -> Path:
     path = Path(init_from)
     if path.is_dir():
         path = path / "best.pt"
-    pickled = Path(init_from, "pytorch_model.bin")
+    pickled = Path(init_from, "pytorch_model.bin")  # as transformers saved weights once
     if not path.is_file() and pickled.is_file():
         raise UserError(f"{pickled} {IS_PICKLED}")
     if not path.is_file():
@@ -152,25 +168,25 @@ def find_base(checkpoint: dict) -> Path:
     """The model that finetune.py started from: where it was, or beside the checkpoint, if its folder
     was moved. Raises UserError."""
     base = checkpoint["base"]
-    was = Path(base["path"])
-    beside = Path(checkpoint["folder"], was.name)
-    there = [path for path in (was, beside) if path.is_file()]
-    if not there:
-        advice = f"copy it to {beside}, or run finetune.py again"
-        raise UserError(f"there is no {was}, the base of this checkpoint; {advice}")
-    for path in there:
+    first_place = Path(base["path"])
+    second_place = Path(checkpoint["folder"], first_place.name)
+    files = [path for path in (first_place, second_place) if path.is_file()]
+    if not files:
+        advice = f"copy it to {second_place}, or run finetune.py again"
+        raise UserError(f"there is no {first_place}, the base of this checkpoint; {advice}")
+    for path in files:
         if sha256_of(path) == base["sha256"]:
             return path
-    raise UserError(f"{there[0]} has changed (its SHA-256 differs); run finetune.py again")
+    raise UserError(f"{files[0]} has changed (its SHA-256 differs); run finetune.py again")
 
 
 # ----------------------------------------------------------------------------- files of other versions
 
 
 def rename_entries(checkpoint: dict) -> None:
-    """Give the entries of a checkpoint of the format before their names of today."""
+    """Give the entries of a checkpoint of the older format the names that they have now."""
     configs = [checkpoint["model_config"]]
-    if "made_from" in checkpoint:  # of finetune.py
+    if "made_from" in checkpoint:  # how finetune.py made it
         configs.append(checkpoint["made_from"].get("config", {}))
     for config in configs:
         if "delimiter" in config:
@@ -178,9 +194,10 @@ def rename_entries(checkpoint: dict) -> None:
             config["start_token"] = None if start_token == -1 else start_token
     if "delimiter" in checkpoint:
         checkpoint["start_token"] = checkpoint.pop("delimiter")
-    if "state" in checkpoint:  # train.Progress
+    if "state" in checkpoint:  # the fields of train.Progress, without their names
         names = ("step", "seconds", "train_seconds", "logged_at", "losses", "best", "evaluations_since_best")
-        checkpoint["progress"] = dict(zip(names, checkpoint.pop("state"), strict=True))
+        state = checkpoint.pop("state")
+        checkpoint["progress"] = {name: state[i] for i, name in enumerate(names)}
 
 
 def refuse_unknown(path: Path | str, options: dict, known: type) -> None:
@@ -193,7 +210,8 @@ def refuse_unknown(path: Path | str, options: dict, known: type) -> None:
 
 
 def foreign_format(checkpoint) -> str:
-    """What a file is, if it is not one of our checkpoints, and what to do."""
+    """The end of a sentence that starts with the path of a file: what it is, if it is no checkpoint
+    of this version, and what to do."""
     if not isinstance(checkpoint, dict):
         checkpoint = {}
     if "model_args" in checkpoint:
@@ -225,13 +243,16 @@ def open_run(folder: Path, step: int, options: dict):
         with open(path, "a") as log:
             lock(log, busy)  # released at once: Windows moves no folder in which a file is open
         move_aside(folder)
-    elif step == 0 and any(folder.glob("*.p[ty]")):
+    elif step == 0 and any(folder.glob("*.p[ty]")):  # models or scripts, but no log
         raise UserError(f"{folder} is not the folder of a run; use another --out_dir=")
     folder.mkdir(parents=True, exist_ok=True)
     log = open(path, "a+", encoding="utf-8", newline="\n")  # noqa: SIM115
     lock(log, busy)
     cut_log(log, path, step)
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in options.items()]
+    lines = []
+    for name, value in options.items():
+        if value is not None:  # TOML has no None: an option that is left out has its default
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}\n")
     toml = "".join(lines).encode()
     replace_file(folder / "config.toml", lambda file: file.write(toml))
     return log
@@ -248,8 +269,8 @@ def move_aside(folder: Path) -> None:
 
 
 def cut_log(log, path: Path, step: int) -> None:
-    """Remove what an open log.jsonl says of later steps, which a killed run did not save, and a line
-    that it did not finish."""
+    """Cut off the end of an open log.jsonl: lines of steps after `step`, which a killed run had not
+    saved, and a line that it had not finished."""
     log.seek(0)
     size = 0  # bytes of the lines that stay
     try:
@@ -257,5 +278,5 @@ def cut_log(log, path: Path, step: int) -> None:
             if line.endswith("\n") and json.loads(line)["step"] <= step:
                 size += len(line.encode())
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} has a line that train.py did not write; delete it") from error
+        raise UserError(f"{path} has a line that train.py did not write; delete that line") from error
     log.truncate(size)

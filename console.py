@@ -20,7 +20,8 @@ if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit(2)
 import tomllib
 
-# Types for options. A plain int or float can be any number, also a negative one.
+# Types for options, beside bool, str, int, float and Literal. Annotated[int, 1, 2**31] is an int that is at
+# least 1, and below 2^31. A plain int or float can be negative, too.
 Positive = Annotated[int, 1, 2**31]  # at least 1
 NonNegative = Annotated[int, 0, 2**31]  # at least 0
 NonNegativeFloat = Annotated[float, 0.0, math.inf]  # at least 0
@@ -33,7 +34,8 @@ class UserError(Exception):
 
 
 def run(main: Callable[[], None], *expected: type[Exception]) -> None:
-    """Run main(). UserError, FloatingPointError (it diverged) and expected exceptions print a line."""
+    """Run main(). If it raises UserError, FloatingPointError (a loss that is NaN or infinite) or one of the
+    expected exceptions, print its message in one line, and exit with status 2."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
     try:
@@ -44,7 +46,7 @@ def run(main: Callable[[], None], *expected: type[Exception]) -> None:
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (FileNotFoundError, ConnectionError, TimeoutError):
-        raise  # these are OSErrors too, but more likely a bug
+        raise  # OSErrors, too; but scripts catch those that a user can cause, so this one is a bug
     except OSError as error:  # no permission, no space, a folder instead of a file ...
         fail(f"{error.filename or 'output'}: {error.strerror or error}; check path, permissions and free space")
     except KeyboardInterrupt:
@@ -66,22 +68,22 @@ def option(default, meaning: str, hidden: bool = False):
 
 
 @dataclasses.dataclass
-class Option:
-    """One option as --help lists it."""
+class KnownOption:
+    """What is known of an option."""
 
     name: str
-    kind: type  # int, float, bool, str, one of the types above, or a Literal
+    kind: type  # int, float, bool, str, a Literal, or one of the types at the top of this file
     default: object  # None: it depends on other options
     meaning: str
 
 
 def parse(options: type, doc: str, argument: str = ""):
-    """The options of a script, as an instance of the dataclass `options`, whose fields are such as
+    """The options of a script, as an instance of the dataclass `options`. Each of its fields is an option: the field
 
         n: int = option(2, "order of the model")
 
-    which is --n=3 on the command line and a line of --help. --plot alone means --plot=true. `argument` is the name of
-    the option that is given without its name. Raises UserError."""
+    can be given as --n=3, and is a line of --help. An option of type bool needs no value: --plot. `argument` is an
+    option that can be given without its name, as in `prepare_data.py words`. Raises UserError."""
     parsed = options(**read_options(options, doc, argument))
     if getattr(parsed, "plot", False) and not importlib.util.find_spec("matplotlib"):
         raise UserError("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
@@ -92,13 +94,13 @@ def read_options(options: type, doc: str, argument: str = "") -> dict:
     """{name: value} of the options that the command line gives."""
     known = known_options(options)
     words = sys.argv[1:]
-    if "#" in words:  # a comment, which the shells of macOS and Windows pass on
+    if "#" in words:  # a comment after the command, which the shells of macOS and Windows pass on
         words = words[: words.index("#")]
-    switches = [f"--{option.name}" for option in known.values() if option.kind is bool]
+    switches = [f"--{entry.name}" for entry in known.values() if entry.kind is bool]
     words = [f"{word}=true" if word in switches else word for word in words]
     try:
         namespace, others = make_parser(known, doc, argument).parse_known_args(words)
-    except argparse.ArgumentError as error:
+    except argparse.ArgumentError as error:  # for wrong values, convert() raises UserError
         raise UserError(f"{error.argument_name} has no value; write {error.argument_name}=VALUE") from None
     given = vars(namespace)
     for word in others:
@@ -112,8 +114,9 @@ def read_options(options: type, doc: str, argument: str = "") -> dict:
     return given
 
 
-def make_parser(known: dict[str, Option], doc: str, argument: str) -> argparse.ArgumentParser:
-    """The parser of the standard library. It leaves out what is not given, and raises what it cannot read."""
+def make_parser(known: dict[str, KnownOption], doc: str, argument: str) -> argparse.ArgumentParser:
+    """The standard library's parser. Its result lacks the options that are not given. It raises ArgumentError for an
+    option without a value."""
     first = f"[{argument}] " if argument else ""
     parser = argparse.ArgumentParser(
         usage=f"%(prog)s {first}[--name=value ...]",
@@ -123,14 +126,15 @@ def make_parser(known: dict[str, Option], doc: str, argument: str) -> argparse.A
         allow_abbrev=False,
         exit_on_error=False,
     )
-    for option in known.values():
-        flag = f"--{option.name}"
-        meaning = option.meaning.replace("%", "%%")
-        if get_origin(option.kind) is Literal:
-            choices = ", ".join(get_args(option.kind))
+    for entry in known.values():
+        flag = f"--{entry.name}"
+        meaning = entry.meaning.replace("%", "%%")  # argparse formats it with %
+        if get_origin(entry.kind) is Literal:
+            choices = ", ".join(get_args(entry.kind))
             meaning = f"{meaning} ({choices})"
-        read = functools.partial(convert, flag, option.kind)
-        parser.add_argument(flag, type=read, metavar=as_text(option.default), help=meaning)
+        read = functools.partial(convert, flag, entry.kind)
+        # metavar is what --help shows behind the name: here the default
+        parser.add_argument(flag, type=read, metavar=as_text(entry.default), help=meaning)
     return parser
 
 
@@ -158,9 +162,10 @@ def as_text(value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def known_options(options: type) -> dict[str, Option]:
-    """{name: Option} of the fields of a dataclass that can be given, those of parent classes last. Raises TypeError if
-    a field has no meaning: --help could not explain it."""
+def known_options(options: type) -> dict[str, KnownOption]:
+    """{name: KnownOption} of the fields of a dataclass that can be given. Raises TypeError if a field has no meaning:
+    --help could not explain it."""
+    # The fields of the class itself come first, then those of its parents, such as GPTConfig
     own = inspect.get_annotations(options)
     types = get_type_hints(options, include_extras=True)
     known = {}
@@ -170,7 +175,7 @@ def known_options(options: type) -> dict[str, Option]:
             raise TypeError(f"{options.__name__}.{field.name} has no meaning; {advice}")
         if not field.metadata["hidden"]:
             kind = without_none(types[field.name])
-            known[field.name] = Option(field.name, kind, field.default, field.metadata["meaning"])
+            known[field.name] = KnownOption(field.name, kind, field.default, field.metadata["meaning"])
     return known
 
 
@@ -205,7 +210,7 @@ def choose(what: str, text: str, choices: tuple[str, ...]) -> str:
 
 
 def read_number(what: str, kind, text: str) -> int | float:
-    """A number of the type int or float, or of one that also says the least value, and the limit below which it is."""
+    """A number of the kind int, float, or Annotated[int or float, least, limit]."""
     if kind is int:
         kind = Annotated[int, -(2**31), 2**31]
     elif kind is float:
@@ -231,8 +236,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
-    """Return a function to call with the amount done (bytes for MB). On a terminal, it shows how far
-    something is that takes longer than two seconds."""
+    """Return a function to call with the amount done (bytes for MB). If standard error is a terminal,
+    it shows how much is done of a job that takes longer than two seconds, every half second."""
     began = time.monotonic()
     shown = began  # when a line was last printed
     size = 1e6 if unit == "MB" else 1
@@ -275,10 +280,10 @@ def print_samples(texts: Iterable[str], lines: bool) -> None:
 
 
 def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> None:
-    """Print the loss on each split of a Dataset, in nats per token, and which are of the first
-    `limit` tokens."""
+    """Print the loss on each split of a Dataset, in nats per token, and which ones were computed on
+    the first `limit` tokens only."""
     rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
-    uniform = math.log(data.vocab_size)
+    uniform = math.log(data.vocab_size)  # of a model for which all tokens are equally likely
     rows.append(loss_row(data, "uniform", uniform, "val"))
     for split, loss in losses.items():
         rows.append(loss_row(data, split, loss, split))
@@ -296,8 +301,8 @@ def loss_row(data, name: str, loss: float, split: str) -> list[str]:
 
 
 def print_result(model: str, data=None, params: int = 0, losses: dict | None = None, **figures) -> None:
-    """Print `result:` and key=value pairs: the model, the dataset, losses in nats per token, bpb
-    (bits per byte), and other figures."""
+    """Print the last line of each script, `result:` and key=value pairs, for people and programs: the
+    model, the dataset, losses in nats per token, bpb (bits per byte), and other figures."""
     result = {"model": model}
     if data:
         result["dataset"] = data.name

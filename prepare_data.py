@@ -77,8 +77,8 @@ class Options:
 # ----------------------------------------------------------------------------- prepare a dataset
 
 # A text, as a source gives it: for each split ("train", "val", and "test" if there is one) a
-# function that returns its documents, or the pieces of one long text. A function, because a text is
-# read several times, and may be larger than the memory.
+# function that returns a list of its documents, or the pieces of one long text. A function, because
+# a text is read several times, and one long text may be larger than the memory.
 Text = dict[str, Callable[[], Iterable[str]]]
 
 # The tokens of a split, in pieces: some token ids, and the number of bytes of text they stand for.
@@ -189,8 +189,9 @@ def existing(name: str) -> Path:
 
 
 def open_source(source: str, file: str, documents: str) -> Text:
-    """Open a source. To add one, write a function like open_words(), call it here, and put its name
-    into SOURCES."""
+    """Open a source. To add one, write a function like open_words() for documents, or open_python()
+    for one long text, call it here, and put its name into SOURCES, and into LISTS if each document
+    is a line. If it is a file to download, URLS and SHA256 are all it needs beside SOURCES."""
     if source == "words":
         return open_words()
     if source == "python":
@@ -375,7 +376,7 @@ def print_repeated(documents: list[str], train: list[str], val: list[str]) -> No
 
 def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterator[str]:
     """Yield characters start to stop of the text of files, in pieces that end where a word ends."""
-    at = 0  # characters read so far
+    at = 0  # characters read so far: text, below, is the characters at to at + len(text)
     rest = ""  # characters to yield, whose last word may not be complete
     for text in read_files(paths):
         rest += text[max(start - at, 0) : max(stop - at, 0)]
@@ -389,7 +390,7 @@ def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterato
 
 def last_word_end(text: str) -> int:
     """Return where the last word ends that a blank or a newline follows, or 0 if there is none.
-    GPT-2's pattern also ends a word there, so a cut changes no token."""
+    Tokenizers never join what is before and after that place, so a cut there changes no token."""
     match = re.match(r".*\S(?=[ \n])", text, re.DOTALL)
     if match:
         return match.end()
@@ -548,7 +549,7 @@ def find_separator(tokenizer: Tokenizer, documents: str, kind: str) -> int | Non
         return None
     if not has_several_lines(documents):
         return tokenizer.encode("\n", "use another --tokenizer")[0]
-    separator = end_id(tokenizer)
+    separator = end_id(tokenizer)  # of END
     if separator is None:
         raise UserError(f"{kind} has no token for the end of documents of several lines; use another --tokenizer")
     return separator
@@ -578,7 +579,7 @@ def encode_text(text: Text, tokenizer: Tokenizer, separator: int | None, kind: s
 def encode_pieces(pieces: Iterable[str], tokenizer: Tokenizer, advice: str) -> Pieces:
     for piece in pieces:
         ids = tokenizer.encode(piece, advice)
-        # The bytes of the tokens, not of the piece: there, é may be in another form
+        # Counted in the tokens, as a tokenizer may write é in another form than the piece has it
         yield ids, len(tokenizer.decode_bytes(ids))
 
 
@@ -972,6 +973,7 @@ def refuse_unused(options: Options) -> None:
         "file": options.source in URLS,
         "tokenizer": options.source != "fineweb",
         "vocab_size": options.tokenizer == "bpe" or (tokens and options.tokenizer == "char"),
+        "shards": options.source == "fineweb",
     }
     for name, is_useful in useful.items():
         is_given = getattr(options, name) != getattr(Options, name)

@@ -45,7 +45,7 @@ class Worker:
         """Find the device and the dtype, or the best ones (auto). Raises UserError."""
         # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
         torch.set_float32_matmul_precision("high")
-        card = f"cuda:{LOCAL_RANK}"  # each process on a computer has its own
+        card = f"cuda:{LOCAL_RANK}"  # under torchrun, each process takes the card of its own number
         if device == "auto":
             device = best_device()
             if why := cannot_compute(device):
@@ -67,18 +67,11 @@ class Worker:
         return f"{self.device}{processes}, {str(self.dtype).removeprefix('torch.')}"
 
     def wrap(self, model: torch.nn.Module, compile: bool = False) -> torch.nn.Module:
-        """Move the model to the device, replicated or sharded across the processes: what to call."""
-        if self.fsdp:  # each process keeps a shard of every parameter; a layer is whole only while it computes
-            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-            mesh = dist.init_device_mesh(self.device.type, (self.world_size,))
-            dtypes = {"param_dtype": self.dtype, "reduce_dtype": torch.float32}
-            policy = MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False)
-            for layer in (layer for block in model.transformer.h for layer in (block.attn, block.mlp)):
-                if compile:
-                    layer.compile()
-                fully_shard(layer, mesh=mesh, mp_policy=policy)
-            fully_shard(model, mesh=mesh)
+        """Move the model to the device, and share it with the other processes. Returns what is to be
+        called: DDP's wrapper of the model; the model itself with FSDP, or in a single process. compile:
+        the layers, with FSDP; the rest is for the caller to compile."""
+        if self.fsdp:
+            self.shard(model, compile)
         model.to(self.device)
         if self.fsdp or not DISTRIBUTED:
             return model
@@ -86,23 +79,45 @@ class Worker:
         network.broadcast_buffers = False  # position tables never change
         return network
 
-    def sync_gradients(self, network: torch.nn.Module, on: bool) -> None:
-        """Say whether the next forward and backward pass ends with averaging the gradients."""
+    def shard(self, model: torch.nn.Module, compile: bool) -> None:
+        """FSDP: let this process keep its shard of every parameter. Attention and MLP of a block are put
+        together while they compute, one after the other, in the dtype of matrix multiplications."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = dist.init_device_mesh(self.device.type, (self.world_size,))
+        # Gradients are averaged in float32. Inputs are left to autocast, as without FSDP.
+        policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for block in model.transformer.h:
+            for layer in (block.attn, block.mlp):
+                if compile:
+                    layer.compile()
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh)  # the rest: embeddings, norms, output layer
+
+    def set_averaging(self, network: torch.nn.Module, on: bool) -> None:
+        """Say whether the next backward pass averages the gradients over all processes."""
         if self.fsdp:
             network.set_requires_gradient_sync(on)
         elif DISTRIBUTED:
             network.require_backward_grad_sync = on
 
     def loss_function(self, network: Callable) -> Callable:
-        """forward(x, y): the mean loss of the network for inputs and targets (B, T) on the CPU."""
+        """Return a function loss(x, y): the mean loss of the network, a tensor on the device, for inputs
+        and targets (B, T) on the CPU."""
+        on_cuda = self.device.type == "cuda"
+        use_autocast = self.dtype != torch.float32
 
-        def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            cuda = self.device.type == "cuda"  # a copy from pinned memory does not wait
-            x, y = ((t.pin_memory() if cuda else t).to(self.device, non_blocking=cuda) for t in (x, y))
-            with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-                return network(x, y)[1]
+        def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if on_cuda:  # the CPU need not wait for a copy from pinned memory
+                x = x.pin_memory()
+                y = y.pin_memory()
+            x = x.to(self.device, non_blocking=on_cuda)
+            y = y.to(self.device, non_blocking=on_cuda)
+            with torch.autocast(self.device.type, dtype=self.dtype, enabled=use_autocast):
+                _, mean_loss = network(x, y)
+            return mean_loss
 
-        return forward
+        return loss
 
     def sum(self, *values: float) -> list[float]:
         """The sum of each value over all processes, which wait for each other here (on the CPU)."""
@@ -117,7 +132,7 @@ class Worker:
         return any(self.sum(value))
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
-        """The mean of a tensor over all processes, on its device."""
+        """The mean of a tensor over all processes, on its device. (The tensor itself is changed.)"""
         if self.world_size > 1:
             dist.all_reduce(loss)
         return loss / self.world_size
@@ -145,8 +160,14 @@ def cannot_compute(device: str) -> str:
         x = torch.ones(8, 8, device=device)
         (x @ x).sum().item()  # an old card has no kernels, a "meta" device no numbers
     except (RuntimeError, AssertionError, ImportError) as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     return ""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type if there is none."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def fast_dtype(device: torch.device) -> str:
@@ -235,7 +256,9 @@ def exit_now(status: int) -> None:
 
 
 class StopSignal:
-    """Lets Ctrl-C, SIGTERM and a closed terminal act between two steps; a second Ctrl-C at once."""
+    """In its `with` block, Ctrl-C, SIGTERM or a closed terminal only set `requested`, so that the loop
+    can end after a step. A second Ctrl-C ends the process at once (but not under torchrun, which sends
+    each Ctrl-C a second time)."""
 
     def __enter__(self) -> "StopSignal":
         self.requested = False  # has a signal come?
@@ -251,7 +274,7 @@ class StopSignal:
         self.requested = True
         if signal.Signals(number).name == "SIGHUP":  # the terminal is gone: printing would fail
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        if not DISTRIBUTED:  # torchrun passes on a Ctrl-C that the processes got already
+        if not DISTRIBUTED:
             signal.signal(number, self.second[number])
 
     def __exit__(self, *_) -> None:
@@ -273,7 +296,7 @@ def explain_errors(out_of_memory: str = "") -> Iterator[None]:
             raise UserError(out_of_memory) from error
         if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in str(error)):
             if LOCAL_RANK == 0:
-                what = f"another process failed, here or on another machine ({str(error).splitlines()[0]})"
+                what = f"another process failed, here or on another machine ({first_line(error)})"
                 print(f"error: {what}; see its own error, then start again or resume", file=sys.stderr, flush=True)
             exit_now(2)  # an orderly exit may wait for the other process forever
         raise

@@ -73,8 +73,9 @@ def stream(
     model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling
 ) -> Iterator[torch.Tensor]:
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, the tokens of
-    model.generate(). Overwrite a token, and the text continues from yours. compile: use
-    torch.compile for single tokens. sampling: as in sample_token(). Raises ValueError if T is 0."""
+    model.generate(). The caller may overwrite such a tensor, in torch.inference_mode(): the text then
+    continues from what is written there. compile: use torch.compile for single tokens. sampling:
+    temperature, top_k, top_p and generator of sample_token(). Raises ValueError if T is 0."""
     block_size = model.config.block_size
     half = max(block_size // 2, 1)
     B, T = idx.shape
@@ -161,8 +162,9 @@ class KVCache:
         on                         3         3:4         4    the cat sat on  .  .
         on, if static              3         [3]         6    the cat sat on  .  .
 
-    The model gives its new tokens to extend(), and in layer i their keys and values to the function
-    layer(i), which returns the first n_keys of all.
+    For each pass, the model calls extend() with the new tokens. Then layer i calls the function that
+    layer(i) returns, with the keys and values of the new tokens, and gets those of all tokens so far:
+    the first n_keys.
 
     static: a pass for a single token always has the same shapes, as torch.compile needs them. Its
     position is a tensor; it attends to all block_size keys, and a mask hides the unused ones.
@@ -225,8 +227,8 @@ class KVCache:
             positions = torch.arange(start, end, device=idx.device)
             self.write_at = slice(start, end)
             self.n_keys = end
-            # Without a mask, a single token attends to all keys, and T tokens to T keys causally.
-            # Several tokens after cached ones are neither.
+            # Without a mask, a single token attends to all keys, and the first T tokens to those before
+            # them. For several tokens after cached ones, there is no such rule.
             self.needs_mask = T > 1 and start > 0
             self.length = end
         self.history[:, positions + lookback] = idx

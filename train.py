@@ -6,7 +6,7 @@
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs split each batch
     python estimate.py config/gpt2.toml                     # what a run needs
 
-Read model.py first (same shape letters), then optim.py for the updates, and windows.py after.
+Read model.py before, whose shape letters are used here, too, and optim.py and windows.py after.
 Precedence of options: command line > TOML file > checkpoint (--init_from) > defaults below. A run
 lives in out/<run>/: config.toml (every option), log.jsonl (one object per line), last.pt (to
 resume), best.pt (to sample), and loss.png if matplotlib is installed.
@@ -60,12 +60,12 @@ class TrainConfig(GPTConfig):
     out_dir: PathStr = option("", "folder of the run (default: out/ and the name of the config, or dataset)")
     init_from: PathStr = option(
         "scratch",
-        "scratch, resume, auto (resume if there is a last.pt), or start from a run's weights or gpt2 ... gpt2-xl",
+        "scratch; resume; auto: resume if there is a last.pt; or whose weights to start from: out/names, or gpt2",
     )
     seed: NonNegative = option(1337, "random seed for initialization, batches and dropout")
 
     lookback: NonNegative = option(
-        3, "previous-token embeddings: add those of so many preceding tokens to each token's own; 0: off"
+        3, "previous-token embeddings: that of a token is added up with those of so many before it; 0: off"
     )
     document_mask: bool = option(False, "no token attends to an earlier document, such as the name before in a list")
     batch_size: Positive = option(8, "sequences of block_size tokens in a micro-batch: in memory at a time")
@@ -121,10 +121,15 @@ class TrainConfig(GPTConfig):
 
 
 # ----------------------------------------------------------------------------- the loop
-# A run has one process, or several that torchrun starts, each with a GPU of its own. Each runs this
-# loop with its part of every batch, and a copy of the model (DDP) or, with --fsdp, a part of it.
-# The gradients of all are averaged, so all make the same update. The first process, of rank 0,
-# prints and writes files. Many a method of worker waits until all processes have called it.
+# A batch is computed in micro-batches, as many sequences as fit into memory at a time.
+#
+# A run has one process; or torchrun starts several, each with a GPU of its own, and numbers them:
+# 0, 1 ... are their ranks, world_size is how many there are. Each runs this loop with its part of
+# every batch and its own copy of the model, and DDP (DistributedDataParallel) averages the gradients
+# of all in the backward pass: so all copies make the same update. (With --fsdp, each keeps a part
+# of every parameter, and a layer borrows the other parts while it computes.) All must make the same
+# calls in the same order, as they wait for each other in many of them. Only rank 0 prints, and
+# writes files.
 
 
 def train(run: "Run") -> None:
@@ -140,8 +145,8 @@ def train(run: "Run") -> None:
             progress.step += 1
             step = progress.step
 
-            # ---- batch: in each micro-batch, x (B, T) are token ids, and y (B, T) the one after each
-            # (Dropout has a seed of its own in each step and process, the same in a resumed run.)
+            # ---- batch: micro-batches (x, y): x (B, T) are token ids, y (B, T) the next token of each
+            # (Dropout has another seed in each step and process, which is the same in a resumed run.)
             torch.manual_seed((config.seed << 32) + step * worker.world_size + worker.rank)
             batches = list(training_batches(run.data.train, run.starts, config, step, worker))
             rows = sum(len(x) for x, _ in batches)
@@ -149,72 +154,72 @@ def train(run: "Run") -> None:
             # ---- forward and backward: the gradients of the micro-batches add up in each p.grad
             loss = torch.zeros((), device=worker.device)
             for i, (x, y) in enumerate(batches):
-                # run.network is the model; if there are several processes, its backward pass also
-                # averages the gradients of all, for which once is enough: after the last micro-batch
-                worker.sync_gradients(run.network, i == len(batches) - 1)
-                share = len(x) / rows  # the last micro-batch of a process can be smaller
+                # Several processes average the sums: in the backward pass of the last micro-batch
+                worker.set_averaging(run.network, on=i == len(batches) - 1)
+                share = len(x) / rows  # of the batch: the last micro-batch can have fewer rows
+                # loss_function copies x and y to the device, and calls the model for their mean loss
                 part = run.loss_function(x, y) * share
-                # float16 has no numbers as small as many gradients, so the scaler makes loss and
-                # gradients larger; in other dtypes, it changes nothing
+                # In float16, small gradients would become 0, so the scaler multiplies the loss, and
+                # with it all gradients, by a large factor. In other dtypes it does nothing.
                 scaler.scale(part).backward()
                 loss += part.detach()
 
-            # ---- clip: scale the gradient down if its norm is above grad_clip
-            scaler.unscale_(optimizer)  # makes them as small as they were
+            # ---- clip: a single bad batch must not throw the model far off
+            scaler.unscale_(optimizer)  # divides the gradients by the scaler's factor
             limit = config.grad_clip or math.inf  # 0: only measure the norm
             grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
 
             # ---- update: the learning rate, as a fraction of its peak, then all parameters
             fraction = lr_fraction(step, config)
             set_lr(optimizer, fraction)
-            scaler.step(optimizer)  # optimizer.step(), unless a gradient overflowed in float16
-            scaler.update()  # which makes the scaler's factor smaller
+            scaler.step(optimizer)  # optimizer.step(); in float16, not if a gradient is infinite
+            scaler.update()  # in float16: a smaller factor if one was, a larger one if none was for long
             run.model.zero_grad(set_to_none=True)
 
             # ---- everything below is for people: log, evaluate, save
-            progress.losses.append(worker.mean(loss))  # a tensor: the CPU does not wait for a GPU here
+            progress.losses.append(worker.mean(loss))  # a tensor, which a GPU may still have to compute
             run.stopped = worker.any(stop.requested)  # a signal to one process stops all
             last = step == config.max_iters
             log_now = last or step % config.log_interval == 0
             evaluate_now = last or step % config.eval_interval == 0
-            save_now = last or run.stopped or step % config.checkpoint_interval == 0
+            save_now = run.is_over() or step % config.checkpoint_interval == 0
             if log_now or evaluate_now or save_now:
-                read_losses(run)  # it does here: they become numbers
+                read_losses(run)  # makes them numbers, for which the CPU waits
             progress.train_seconds += time.perf_counter() - began
             if log_now:
                 log_training(run, fraction, grad_norm)
             if evaluate_now:
                 validate(run)  # saves best.pt, the model alone, if its loss is the lowest so far
-            if save_now or run.is_over():  # it is over also if validate() decides on an early stop
+            if save_now or run.is_over():  # validate() may have found that it is time for an early stop
                 save_progress(run)  # saves last.pt: model, optimizer, scaler and progress
 
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
-    """Inputs and targets (B, T) of each micro-batch of a step: T tokens in a row and the one after
-    each, from random places of the text. The places follow from (seed, step) alone, so a resumed
-    run sees what an uninterrupted one would. starts: at which ones to choose from; None: all."""
+    """The micro-batches of a step: inputs and targets (B, T) of windows at random places of the text.
+    The places follow from (seed, step) alone, so a resumed run sees what an uninterrupted one would.
+    starts: the places to choose from; None: all."""
     rng = np.random.default_rng((config.seed, step))
     T = config.block_size
     n = config.gradient_accumulation_steps * config.batch_size
-    n_places = len(tokens) - T  # the last target, T tokens later, must be in the text
-    if starts is not None:
-        n_places = len(starts)
-    places = rng.integers(n_places, size=n)
-    if starts is not None:
-        places = starts[places]
-    # Each process draws the same places, and takes its own part of them (check_run() has seen that
-    # they can be split into equal parts)
-    mine = np.split(places, worker.world_size)[worker.rank]
+    if starts is None:
+        n_places = len(tokens) - T  # the last target, T tokens later, must be in the text
+        drawn = rng.integers(n_places, size=n)
+    else:
+        index = rng.integers(len(starts), size=n)
+        drawn = starts[index]
+    # Each process draws the same places, and takes its own part of them. The parts are equally large:
+    # check_run() refuses other numbers of processes.
+    mine = np.split(drawn, worker.world_size)[worker.rank]
     for i in range(0, len(mine), config.batch_size):
-        first = mine[i : i + config.batch_size]  # (B,)
-        last = first + T
-        yield read_windows(tokens, first, last, T)
+        window_starts = mine[i : i + config.batch_size]  # (B,)
+        window_stops = window_starts + T
+        yield read_windows(tokens, window_starts, window_stops, T)
 
 
 def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
-    """The places that training_batches() chooses from: where documents start, and every block_size
-    tokens in a longer one, if block_size more tokens follow in the text. None for a text without
-    documents: all."""
+    """The places that training_batches() chooses from. In a text with documents, windows start where
+    a document starts, as a sample does, and in a long document also every block_size tokens later.
+    block_size tokens must follow in the text. None for a text without documents: all places."""
     if data.separator is None:
         return None
     edges = document_edges(data.train, data.separator)
@@ -247,15 +252,15 @@ class Run:
     data: Dataset
     worker: Worker  # this process among others, its device and dtype
     model: GPT
-    network: torch.nn.Module  # the model, wrapped by DDP if there are several processes
-    loss_function: Callable  # loss_function(x, y): the mean loss on a batch on the CPU, as a tensor
+    network: torch.nn.Module  # the model, or DDP's wrapper of it if there are several processes
+    loss_function: Callable  # loss_function(x, y): calls network; x and y (B, T) lie on the CPU
     optimizer: object  # of optim.py, or any of torch.optim
     scaler: torch.amp.GradScaler  # for float16
     starts: np.ndarray | None  # the places that training_batches() chooses from; None: all
     windows: tuple  # (starts, stops) of the pieces of the validation split to evaluate on
     progress: Progress
     log: TextIO | None = None  # log.jsonl, locked against other runs; None except in the first process
-    began: float = 0.0  # time.perf_counter() at step 0; a resumed run behaves as if it had never stopped
+    began: float = 0.0  # time.perf_counter() at step 0, later by as long as the run was stopped
     stopped: bool = False  # has a signal come?
 
     def is_over(self) -> bool:
@@ -279,8 +284,8 @@ def read_losses(run: Run) -> None:
 
 
 def log_training(run: Run, fraction: float, grad_norm: torch.Tensor) -> None:
-    """Print and log the mean loss since the last line, and how fast the steps are. fraction: of the
-    learning rate."""
+    """Print and log the mean loss since the last line, and how fast the steps are. fraction: the
+    learning rate as a fraction of its peak."""
     config = run.config
     progress = run.progress
     n_steps = len(progress.losses)
@@ -336,7 +341,7 @@ def write_line(run: Run, text: str, figures: dict[str, float]) -> None:
     step = run.progress.step
     last = run.config.max_iters
     width = len(str(last))
-    with contextlib.suppress(OSError):  # if the terminal was closed, a signal will end the loop
+    with contextlib.suppress(OSError):  # the terminal is closed; a signal says so, and ends the loop
         print(f"step {step:>{width}}/{last}  {text}", flush=True)
     if run.log:
         line = {"step": step, "seconds": round(run.seconds(), 3), **figures}
@@ -359,7 +364,8 @@ def save(run: Run, name: str, **entries) -> None:
     weights = run.worker.gather(run.model.state_dict())  # with FSDP, from all processes
     if run.worker.rank > 0:
         return
-    os.fsync(run.log.fileno())  # first the lines of the log on disk, then the checkpoint of their step
+    # The lines of the log must be on disk first: a run that is resumed after a power cut adds to them
+    os.fsync(run.log.fileno())
     entries["step"] = run.progress.step
     entries["config"] = config.options()
     entries["start_token"] = data.start_token
@@ -438,8 +444,8 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
 
 def try_a_pass(run: Run) -> None:
     """Compute a gradient, and forget it. An error of torch.compile or a lack of memory shows here,
-    before a file is written. And in its first pass, DDP finds out in which order to average the
-    gradients later: if that pass were step 1, a resumed run would differ in the last digit."""
+    before a file is written. And in its first pass, DDP averages gradients in another order than
+    later, which changes the last digit: if that pass were a step, a resumed run would not be exact."""
     batches = training_batches(run.data.train, run.starts, run.config, 1, run.worker)
     x, y = next(batches)
     run.loss_function(x, y).backward()
@@ -477,8 +483,8 @@ def restore(run: Run, checkpoint: dict) -> None:
     if checkpoint["scaler"]:  # empty unless in float16
         run.scaler.load_state_dict(checkpoint["scaler"])
     print(f"resumed after step {run.progress.step}{changed_text(run.data, checkpoint)}")
-    # The next evaluation is to write a new best.pt if there is none, or if its loss is that of other
-    # tokens. The first process alone looks for it: other computers need no copy.
+    # With best = infinity, the next evaluation writes a new best.pt. That is needed if there is none,
+    # or if its loss was computed on other tokens. Only rank 0 looks for the file, and tells the others.
     missing = run.worker.rank == 0 and not Path(run.config.out_dir, "best.pt").exists()
     missing = run.worker.any(missing)
     other_tokens = checkpoint["evaluated_on"] != evaluated_on(run.config, run.data)
@@ -491,7 +497,7 @@ def changed_text(data: Dataset, checkpoint: dict) -> str:
     """What to say if a run goes on with other data than before, or nothing."""
     if checkpoint["config"]["dataset"] != data.name:
         return f" on another dataset: {data.name}"
-    # Runs of some time ago saved only evaluated_on, which has the hash of the validation split
+    # Old checkpoints have no hashes of all splits, but one of val in evaluated_on
     before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})
     now = hashes_of(data)
     if any(now.get(split) != sha256 for split, sha256 in before.items()):
@@ -595,8 +601,8 @@ def resume(given: dict) -> tuple[TrainConfig, dict]:
     if "optimizer" not in checkpoint:
         raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
     refuse_unknown(checkpoint["name"], checkpoint["config"], TrainConfig)
-    # A run from before an option was added was as if it had GPTConfig's default of that option, which
-    # is in model_config, and not TrainConfig's, if the two differ
+    # An older run may lack an option of the model that was added since. It ran like one with the default
+    # of GPTConfig, which load_checkpoint() has put into model_config; TrainConfig's can be another.
     before = {**checkpoint["model_config"], **checkpoint["config"]}
     given["init_from"] = before["init_from"]  # config.toml goes on saying what the run began with
     config = TrainConfig(**{**before, **given})
@@ -608,7 +614,7 @@ def start_from_weights(given: dict) -> tuple[TrainConfig, dict]:
     """A new run from the weights of another one, or of GPT-2, and so with the same architecture."""
     init_from = given["init_from"]
     checkpoint = load_checkpoint(init_from)
-    if "peft" in checkpoint or not checkpoint["config"]["dataset"]:  # of finetune.py
+    if "peft" in checkpoint or not checkpoint["config"]["dataset"]:  # made by finetune.py
         raise UserError(f"{init_from} was not trained on a dataset; use a run of train.py")
     for name in ("optimizer", "progress"):  # a new run begins at step 0
         checkpoint.pop(name, None)
@@ -616,7 +622,8 @@ def start_from_weights(given: dict) -> tuple[TrainConfig, dict]:
     has_mask = before["start_token"] is not None
     config = TrainConfig(**{**before, "document_mask": has_mask, **given})
     fixed = architecture()
-    # A shorter context is always possible; a longer one unless each position has learned weights
+    # Any context is possible, except a longer one if each position has learned weights. For a longer
+    # one, rope can be stretched.
     if config.position != "learned" or config.block_size < before["block_size"]:
         fixed -= {"block_size", "rope_base", "rope_scale"}
     refuse_changes(config, before, fixed, checkpoint["name"])
@@ -668,7 +675,7 @@ def facts(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) 
     same["the device"] = worker.device.type
     same["the step of the checkpoint"] = checkpoint.get("step", 0)
     weights = checkpoint.get("model", {}).values()
-    beginnings = [p.flatten()[:9].tolist() for p in weights]  # enough: an update changes all numbers
+    beginnings = [p.flatten()[:9].tolist() for p in weights]  # enough to tell two checkpoints apart
     hashes = {"the checkpoint": checksum(beginnings), "the tokenizer": checksum(data.tokenizer.to_dict())}
     for split, sha256 in hashes_of(data).items():
         hashes[f"the {split} split"] = sha256
@@ -689,7 +696,7 @@ def main() -> None:
         if runtime.LOCAL_RANK == 0:  # once on each computer
             data.verify()
         check_run(config, checkpoint, data, worker)
-    config.dtype = str(worker.dtype).removeprefix("torch.")  # saved: a resumed run keeps it
+    config.dtype = str(worker.dtype).removeprefix("torch.")  # no longer auto: a resumed run has the same
     runtime.check_alike(facts(config, checkpoint, data, worker))
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
     with runtime.explain_errors(f"out of memory; use {advice}"):
@@ -699,7 +706,7 @@ def main() -> None:
         progress.seconds = run.seconds()
         stopped = run.stopped
         log = run.log
-        # Frees memory for the report. And DDP has to go before its processes part: it waits for them.
+        # Free memory for the report, and DDP, while the other processes are still there: it needs them
         del run
         runtime.leave_processes()
         if worker.rank == 0 and not stopped:
@@ -716,4 +723,4 @@ if __name__ == "__main__":
         console.run(main, ConfigError)
     except SystemExit as error:
         runtime.exit_now(error.code or 0)
-    runtime.exit_now(0)
+    runtime.exit_now(0)  # several processes cannot just end, as a script does

@@ -8,13 +8,13 @@ two names, emma and ava, with a dot before and after each:
     index     0 1 2 3 4 5 6 7 8 9
     token     . e m m a . a v a .
 
-The window that starts at 0 and stops at 5 has the inputs . e m m a and the targets e m m a . which
-are the tokens one later: it reads the tokens 0 to 4, and is to predict 1 to 5. The next window can
-start where this one stops. It has at most block_size inputs: with a block_size of 8, the text above
-is the windows 0 to 5 and 5 to 9, and with a block_size of 4, 0 to 4, 4 to 5 and 5 to 9.
+The window that starts at 0 and stops at 5 has the tokens 0 to 4 as inputs, . e m m a, and the tokens
+1 to 5 as targets, e m m a . So stop is the index of the last target, and the next window starts
+there. A window has at most block_size inputs. With a block_size of 8, this text is evaluated in the
+windows 0 to 5 and 5 to 9, which do not cut a name; with one of 4, in 0 to 4, 4 to 5 and 5 to 9.
 
-A model is evaluated on fixed windows in a fixed order, and each token except the first is a target
-in one of them. So its loss is always the same in the same dtype, up to rounding, for any batch size.
+Each token except the first is a target in exactly one window, and the windows and their order are
+fixed. So a model always has the same loss in the same dtype, up to rounding, for any batch size.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,8 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
     targets = ids[:, 1:]  # (B, T)
     is_target = positions[:, 1:] <= stops
     targets = np.where(is_target, targets, -1)
-    return torch.from_numpy(inputs.copy()), torch.from_numpy(targets)
+    inputs = inputs.copy()  # contiguous, as targets are already
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 # ----------------------------------------------------------------------------- cutting a text
@@ -46,8 +47,8 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
 
 def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
     """Where each document starts, and the index of the last token: 0 5 9 in the text above, where
-    the separator is the dot. A prepared text starts and ends with it. One without separators is one
-    document."""
+    the separator is the dot. (A text with documents starts and ends with a separator.) A text
+    without separators counts as one document."""
     end = len(tokens) - 1
     if separator is None:
         return np.array([0, end])
@@ -73,15 +74,15 @@ def cut_into_windows(edges: np.ndarray, block_size: int) -> tuple[np.ndarray, np
 
 
 def pack_documents(edges: np.ndarray, block_size: int) -> np.ndarray:
-    """Leave out edges, so that the documents between two that stay fit into one window together. Of
-    the edges 0 5 9 14, all stay if block_size is 8, and 0 9 14 if it is 9.
+    """Choose edges so that each window takes as many whole documents as fit. Of the edges 0 5 9 14,
+    the result is 0 9 14 if block_size is 9: the first two documents share a window. If it is 8, they
+    do not fit, and all edges stay.
 
-    So fewer windows are needed to evaluate, and no document is cut that fits into a window: each
-    token is predicted with its whole document before it. (Training needs no such packing: its windows
-    start at the documents that are drawn, and always have block_size tokens.)"""
+    So there are fewer windows to compute, and a document is cut only if it is longer than a window:
+    each token of any other is predicted with its whole document before it."""
     last = len(edges) - 1
-    # From each edge, a window can go to the last edge that is at most block_size tokens later. It
-    # goes to the following edge if even that is farther: that document is cut into windows later.
+    # For each edge, the index of the farthest one that is at most block_size tokens later. If not even
+    # the next edge is, take the next edge: cut_into_windows() cuts that long document.
     fitting = np.searchsorted(edges, edges + block_size, side="right") - 1
     following = np.arange(len(edges)) + 1
     next_index = np.maximum(fitting, following).tolist()
@@ -116,13 +117,14 @@ def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: in
 def mean_loss(
     model: torch.nn.Module, loss_function: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, worker
 ) -> float:
-    """The mean loss over windows (starts, stops), in nats per token. loss_function(x, y) is the mean
-    loss of a batch, in which the model computes. If there are several processes, all call this, and
-    take turns: the first batch is for the first process (worker.rank 0), the second for the next.
-    The model stays in training mode if it was."""
+    """The mean loss over windows (starts, stops), in nats per token. loss_function(x, y) calls the
+    model, and returns the mean loss of a batch. The model itself is needed to switch dropout off, and
+    on again if it was. If there are several processes, all call this, and take turns: the first batch
+    is for the process of rank 0, the second for rank 1."""
     starts, stops = windows
-    # Add empty windows, from 0 to 0, until all processes have equally many batches, which they need
-    # as they compute together, of one shape, for which a compiled model is compiled
+    # Add empty windows, from 0 to 0, at the end. Then all batches are equally large: for another shape,
+    # a compiled model would be compiled again. And all processes have equally many batches: with FSDP,
+    # each of them needs the others to compute.
     in_a_round = worker.world_size * batch_size  # windows, with a batch for each process
     missing = -len(starts) % in_a_round  # up to the next multiple
     starts = np.pad(starts, (0, missing))

@@ -371,6 +371,7 @@ def test_an_unrecognized_shard_is_refused(fails, gpt2_vocabulary, wrong):
         (["names.txt"], "'names' cannot be the name of this dataset"),
         (["few.txt", "--documents=lines"], "few.txt has 3 documents with text"),
         (["words", "--documents=lines"], "--documents has no effect here"),
+        (["words", "--shards=2"], "--shards has no effect here"),
         (["words", "--file=good.txt"], "--file has no effect here"),
         (["names", "--file=good.txt"], "SHA-256"),
         (["names", "--file=nothing.txt"], "no file or folder 'nothing.txt'; see"),

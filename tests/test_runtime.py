@@ -111,6 +111,8 @@ def test_a_card_without_kernels_is_left_for_the_cpu(card, monkeypatch, capsys):
 def test_what_cannot_compute_says_why():
     assert runtime.cannot_compute("cpu") == ""
     assert all(runtime.cannot_compute(device) for device in ("meta", "cuda:7", "nonsense"))
+    assert runtime.first_line(RuntimeError("one\ntwo")) == "one"
+    assert runtime.first_line(AssertionError()) == "AssertionError"  # which has no message
 
 
 @pytest.mark.parametrize(
