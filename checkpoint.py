@@ -35,7 +35,7 @@ from model import GPT, ConfigError, GPTConfig
 from tokenizer import Tokenizer, make_tokenizer
 
 FORMAT = "count2gpt 9"  # the number grows if an entry is renamed, so that old code refuses new files
-BEFORE = "count2gpt 8"  # old files that rename_entries() can read
+PREVIOUS_FORMAT = "count2gpt 8"  # old files that rename_entries() can read
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
 IS_PICKLED = "has weights in PyTorch's own format; save them as model.safetensors, as transformers does now"
 
@@ -72,10 +72,10 @@ def load_checkpoint(init_from: str | Path) -> dict:
     path = find_checkpoint(str(init_from))
     checkpoint = load_tensors(path, ADVICE)
     found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
-    if found not in (FORMAT, BEFORE):
+    if found not in (FORMAT, PREVIOUS_FORMAT):
         raise UserError(f"{path} {foreign_format(checkpoint)}")
     try:
-        if found == BEFORE:
+        if found == PREVIOUS_FORMAT:
             rename_entries(checkpoint)
         refuse_unknown(path, checkpoint["model_config"], GPTConfig)
         config = GPTConfig(**checkpoint["model_config"])  # an option that is missing has its default

@@ -93,16 +93,15 @@ def parse(options: type, doc: str, argument: str = ""):
 def read_options(options: type, doc: str, argument: str = "") -> dict:
     """{name: value} of the options that the command line gives."""
     known = known_options(options)
-    words = sys.argv[1:]
-    if "#" in words:  # a comment after the command, which the shells of macOS and Windows pass on
-        words = words[: words.index("#")]
-    switches = [f"--{entry.name}" for entry in known.values() if entry.kind is bool]
-    words = [f"{word}=true" if word in switches else word for word in words]
     try:
-        namespace, others = make_parser(known, doc, argument).parse_known_args(words)
+        namespace, others = make_parser(known, doc, argument).parse_known_args(prepare_words(known))
     except argparse.ArgumentError as error:  # for wrong values, convert() raises UserError
-        raise UserError(f"{error.argument_name} has no value; write {error.argument_name}=VALUE") from None
+        name = error.argument_name
+        raise UserError(f"{name} has no value, or one that starts with -; write {name}=VALUE") from None
     given = vars(namespace)
+    for name, value in given.items():
+        if value == []:  # Python 3.11's argparse loses the value --
+            given[name] = convert(f"--{name}", known[name].kind, "--")
     for word in others:
         if not argument or word.startswith("-"):
             name = word.lstrip("-").partition("=")[0]
@@ -114,6 +113,23 @@ def read_options(options: type, doc: str, argument: str = "") -> dict:
     return given
 
 
+def prepare_words(known: dict[str, KnownOption]) -> list[str]:
+    """The words of the command line, with --plot=true for --plot, and without what follows a lone #: the shells of
+    macOS and Windows pass on comments."""
+    words = []
+    wants_value = False
+    for word in sys.argv[1:]:
+        name = word.removeprefix("--")
+        if word == "#" and not wants_value:
+            break
+        is_flag = word.startswith("--") and name in known
+        if is_flag and known[name].kind is bool:
+            word = f"{word}=true"
+        wants_value = is_flag and not wants_value and known[name].kind is not bool
+        words.append("--help" if word == "-h" else word)
+    return words
+
+
 def make_parser(known: dict[str, KnownOption], doc: str, argument: str) -> argparse.ArgumentParser:
     """The standard library's parser. Its result lacks the options that are not given. It raises ArgumentError for an
     option without a value."""
@@ -123,9 +139,12 @@ def make_parser(known: dict[str, KnownOption], doc: str, argument: str) -> argpa
         description=doc,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40),
         argument_default=argparse.SUPPRESS,
+        add_help=False,  # below: its own -h would read -half as -h
         allow_abbrev=False,
         exit_on_error=False,
     )
+    group = parser.add_argument_group("options, with their defaults")
+    group.add_argument("--help", action="help", help="show this text, and do nothing else")
     for entry in known.values():
         flag = f"--{entry.name}"
         meaning = entry.meaning.replace("%", "%%")  # argparse formats it with %
@@ -134,7 +153,7 @@ def make_parser(known: dict[str, KnownOption], doc: str, argument: str) -> argpa
             meaning = f"{meaning} ({choices})"
         read = functools.partial(convert, flag, entry.kind)
         # metavar is what --help shows behind the name: here the default
-        parser.add_argument(flag, type=read, metavar=as_text(entry.default), help=meaning)
+        group.add_argument(flag, type=read, metavar=as_text(entry.default), help=meaning)
     return parser
 
 
@@ -165,11 +184,14 @@ def as_text(value) -> str:
 def known_options(options: type) -> dict[str, KnownOption]:
     """{name: KnownOption} of the fields of a dataclass that can be given. Raises TypeError if a field has no meaning:
     --help could not explain it."""
-    # The fields of the class itself come first, then those of its parents, such as GPTConfig
-    own = inspect.get_annotations(options)
     types = get_type_hints(options, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    # The fields of the class itself come first, in their order, then those of its parents, such as GPTConfig
+    own = [name for name in inspect.get_annotations(options) if name in fields]
+    inherited = [name for name in fields if name not in own]
     known = {}
-    for field in sorted(dataclasses.fields(options), key=lambda field: field.name not in own):
+    for name in own + inherited:
+        field = fields[name]
         if "meaning" not in field.metadata:
             advice = f'write it as {field.name}: int = option(1, "what it means")'
             raise TypeError(f"{options.__name__}.{field.name} has no meaning; {advice}")

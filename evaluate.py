@@ -75,10 +75,12 @@ class Options:
     rope_scale: NonNegativeFloat = option(0.0, "divides rope's positions, for the same (0: as trained)")
     num_samples: NonNegative = option(1000, "samples to search for in the training text; 0: none")
     plot: bool = option(False, "draw evaluation.png beside the checkpoint")
-    seed: NonNegative = option(1337, "of samples, prompts and intervals")
+    seed: NonNegative = option(1337, "random seed of samples, prompts and intervals")
     batch_size: Positive = option(8, "windows at a time")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "of matmuls; auto: a fast one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "number format of matrix multiplications; auto: a fast one"
+    )
 
 
 # ----------------------------------------------------------------------------- the loss

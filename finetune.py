@@ -117,7 +117,7 @@ COLUMNS |= {"new_task": ".1%", "old_tasks": ".1%", "base_val": ".3f", "kB": ",.0
 
 @dataclass
 class Options:
-    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep", "emerge"] = option("lora", "of stage 3")
+    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep", "emerge"] = option("lora", "method of stage 3")
     init_from: PathStr = option("", "a run of train.py to start from (default: base.pt, trained on first use)")
     new_task: Literal[*TASKS] = option("swap", "task of stage 3; all others are learned in stage 2")
     num_examples: Positive = option(1000, "training examples of the new task")
@@ -127,7 +127,7 @@ class Options:
     mask: bool = option(True, "stages 2, 3: only answers count in the loss; false: prompts as well")
     replay: Fraction = option(0.0, "stage 3: fraction of old documents in a batch, half of them texts")
     l2: NonNegativeFloat = option(0.0, "stage 3, full: L2-SP, a penalty on the squared distance from the start")
-    learning_rate: NonNegativeFloat = option(0.0, "of stage 3, peak; 0: the method's own")
+    learning_rate: NonNegativeFloat = option(0.0, "peak learning rate of stage 3; 0: the method's own")
     plot: bool = option(False, "draw out/finetune/finetune.png")
     seed: NonNegative = option(1337, "random seed of all stages")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
@@ -307,7 +307,7 @@ def kept(path: Path, made_from: dict) -> dict | None:
 
 
 def train_on(model: GPT, draw_batch, recipe, worker, note=lambda: "", lines=5, l2=0.0) -> float:
-    """Train on the rows that draw() returns for each step. l2: the loss also has l2 |p - start|^2,
+    """Train on the rows that draw_batch() returns for each step. l2: the loss also has l2 |p - start|^2,
     which keeps parameters near their start (L2-SP, Li et al. 2018). Returns the seconds."""
     forward = worker.loss_function(model.to(worker.device))
     start = [p.detach().clone() for p in model.parameters()]

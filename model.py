@@ -338,7 +338,7 @@ class GPT(nn.Module):
 
         cache: None in training. In generation, sample.py's KVCache, which has the earlier tokens:
         extend(idx) appends new ones, layer(i) is the function store_kv of a block, and needs_mask
-        says whether the new tokens are several, and not the first ones."""
+        says whether some of its keys must be hidden."""
         config = self.config
         T = idx.shape[1]
         if config.block_size < T:
@@ -385,8 +385,8 @@ class GPT(nn.Module):
         return True
 
     def use_mask(self, flash: bool, cache) -> bool:
-        """Does attention need a mask? The fused kernel knows by itself that tokens do not attend to
-        later ones, if the queries are the first tokens or a single one; for all else it is told."""
+        """Does attention need a mask? The fused kernel needs none if the only rule is that the first T
+        tokens do not attend to later ones, or if a single token attends to all keys."""
         config = self.config
         if not flash or config.start_token is not None:
             return True

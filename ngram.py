@@ -52,7 +52,9 @@ Predictor = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their l
 class Options:
     dataset: str = option("words", "a folder in data/, made by prepare_data.py")
     n: Positive = option(3, "order: tokens in an n-gram, the predicted one included")
-    smoothing: Literal["add", "mle", "kneser-ney"] = option("add", "mle: none (maximum likelihood)")
+    smoothing: Literal["add", "mle", "kneser-ney"] = option(
+        "add", "smoothing of the counts; mle (maximum likelihood): none"
+    )
     alpha: NonNegativeFloat = option(1.0, "number added to each count by --smoothing=add")
     discount: Fraction = option(0.75, "number subtracted from each count by --smoothing=kneser-ney")
     neural: bool = option(False, "also train a neural network with the same context, and compare")

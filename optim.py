@@ -74,24 +74,29 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
     group["rows"]: p can be several matrices on top of each other, q, k and v, of so many rows each.
     All members of a group have the same shape, so that they are orthogonalized together."""
     momentum = group["momentum"]
-    rows = group["rows"]
     directions = []
     for _, g, m in members:
         m.lerp_(g, 1 - momentum)
         directions.append(full_tensor(g.lerp(m, momentum)))  # whole, as parts cannot be orthogonalized
     u = torch.stack(directions)  # (n, rows, columns)
-    columns = u.shape[2]
-    if len(set(rows)) == 1:  # matrices of one shape, in one batch: faster
-        matrices = u.reshape(-1, rows[0], columns)
-        u = newton_schulz(matrices, group["dtype"]).view_as(u)
-    else:  # k and v have fewer heads than q
-        parts = [newton_schulz(part, group["dtype"]) for part in u.split(rows, dim=1)]
-        u = torch.cat(parts, dim=1)
-    tallness = max(1, rows[0] / columns)
+    del directions  # as large as all these matrices
+    u = orthogonalize(u, group["rows"], group["dtype"])
+    tallness = max(1, group["rows"][0] / u.shape[2])
     size = group["lr"] * math.sqrt(tallness)
     for (p, _, _), update in zip(members, u, strict=True):
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(shard_like(update, p), alpha=-size)
+
+
+def orthogonalize(u: torch.Tensor, rows: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
+    """newton_schulz() for each matrix in u (n, rows, columns), where several can be on top of each
+    other, of rows[0], rows[1] ... rows."""
+    if len(set(rows)) == 1:  # all of one shape: in one batch, which is faster
+        matrices = u.reshape(-1, rows[0], u.shape[2])
+        return newton_schulz(matrices, dtype).view_as(u)
+    # k and v have fewer heads than q
+    parts = [newton_schulz(part, dtype) for part in u.split(rows, dim=1)]
+    return torch.cat(parts, dim=1)
 
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -111,8 +116,8 @@ def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
     x = x.to(dtype=dtype)
     for _ in range(5):
         square = x @ x.mT
-        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)  # b x x^T + c (x x^T)^2
-        x = torch.baddbmm(x, polynomial, x, beta=a)
+        square = torch.baddbmm(square, square, square, beta=b, alpha=c)  # b x x^T + c (x x^T)^2
+        x = torch.baddbmm(x, square, x, beta=a)
     x = x.mT if tall else x
     return x.to(u.dtype)
 
@@ -224,11 +229,28 @@ def new_group(rule: str, lr: float, weight_decay: float) -> dict:
 
 
 def set_lr(optimizer, fraction: float) -> None:
-    """Set the learning rate of each group to a fraction of its peak: the one that the group was made
-    with. For any optimizer with param_groups, such as torch.optim.AdamW."""
+    """Set the learning rate of each group to a fraction of its peak, which is what it was at the first
+    call. For any optimizer with param_groups, such as torch.optim.AdamW."""
     for group in optimizer.param_groups:
         peak = group.setdefault("peak_lr", group["lr"])
         group["lr"] = fraction * peak
+
+
+def load_state(optimizer, state: dict) -> None:
+    """optimizer.load_state_dict(state) for any optimizer, before its first step. As with ours, options
+    such as the learning rate are those that it was made with, not those in the state; and tensors are
+    sharded as their parameters are."""
+    made_with = [{**group} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    if isinstance(optimizer, Optimizer):
+        return
+    for group, options in zip(optimizer.param_groups, made_with, strict=True):
+        group.pop("peak_lr", None)
+        group.update(options)
+    for p, tensors in optimizer.state.items():
+        for name, t in tensors.items():
+            if isinstance(t, torch.Tensor) and t.shape == p.shape:
+                tensors[name] = shard_like(t, p)
 
 
 def lr_fraction(step: int, config) -> float:

@@ -445,15 +445,15 @@ KL: from the base, in nats per word (best of n: at most); val loss: on real word
 
 def panels(curves: dict[str, list[dict]]) -> list[dict]:
     """Reward and true score over the KL from the base (Gao et al. 2022), for plots.lines()."""
-    labels, panels = {"xlabel": "KL from the base, nats per word (square-root axis)"}, []
+    labels, result = {"xlabel": "KL from the base, nats per word (square-root axis)"}, []
     labels |= {"xticks": [0, 1, 2, 3, 4, 5], "xticklabels": [0, 1, 4, 9, 16, 25]}
     for key, title in (("reward", "reward, by the reward model"), ("true_score", "true score, by the hidden rule")):
         lines = {}
         for i, (name, curve) in enumerate(curves.items()):
             x, y = [max(point["kl"], 0) ** 0.5 for point in curve], [point[key] for point in curve]
             lines[name], lines[f"_end of {name}"] = (x, y, f".-C{i}"), (x[-1:], y[-1:], f"sC{i}")
-        panels.append({"title": title, "curves": lines, **labels})
-    return panels
+        result.append({"title": title, "curves": lines, **labels})
+    return result
 
 
 # ----------------------------------------------------------------------------- the script

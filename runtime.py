@@ -138,10 +138,13 @@ class Worker:
         return loss / self.world_size
 
     def gather(self, tensors: dict) -> dict:
-        """Gather sharded tensors on the CPU of rank 0, one at a time: all may not fit on a GPU."""
+        """Gather the sharded tensors of a dict, and of dicts in it, on the CPU of rank 0, one at a time:
+        all may not fit on a GPU."""
         gathered = dict(tensors)
         for name, t in tensors.items():
-            if hasattr(t, "full_tensor"):
+            if isinstance(t, dict):
+                gathered[name] = self.gather(t)
+            elif hasattr(t, "full_tensor"):
                 whole = t.full_tensor()
                 gathered[name] = whole.cpu() if self.rank == 0 else None
         return gathered
@@ -199,7 +202,8 @@ def join_processes() -> None:
 
 
 def leave_processes() -> None:
-    """Undo join_processes(), once all have come here: gloo may abort a process whose peers are gone."""
+    """Wait for all, then end what join_processes() began: gloo may abort a process whose peers are gone.
+    DDP must be gone by then, as it would wait for them."""
     if DISTRIBUTED:
         wait_for_all()
         dist.destroy_process_group()

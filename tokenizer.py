@@ -359,23 +359,23 @@ def changes(parts: list[str], pair: tuple[str, str], new: str) -> Counter:
     In the word x a b y, the pairs x a, a b and b y go (-1), and x new and new y come (+1). In a b a b, whose parts are
     empty, b a goes, and new new comes. A long word costs no more than its occurrences of a b."""
     a, b = pair
-    changes = Counter()
-    changes[pair] -= len(parts) - 1
+    count_change = Counter()
+    count_change[pair] -= len(parts) - 1
     for i in range(1, len(parts)):  # an a b stands between parts[i - 1] and parts[i]
         before = parts[i - 1]
         after = parts[i]
         if before:
             x = before[-1]
-            changes[x, a] -= 1
-            changes[x, new] += 1
+            count_change[x, a] -= 1
+            count_change[x, new] += 1
         elif i > 1:  # another a b stands directly before this one
-            changes[b, a] -= 1
-            changes[new, new] += 1
+            count_change[b, a] -= 1
+            count_change[new, new] += 1
         if after:
             y = after[0]
-            changes[b, y] -= 1
-            changes[new, y] += 1
-    return changes
+            count_change[b, y] -= 1
+            count_change[new, y] += 1
+    return count_change
 
 
 PARAGRAPH = """\

@@ -44,7 +44,7 @@ from console import (
 )
 from files import sha256_of
 from model import GPT, ConfigError, GPTConfig
-from optim import full_tensor, lr_fraction, make_optimizer, set_lr
+from optim import full_tensor, load_state, lr_fraction, make_optimizer, set_lr
 from prepare_data import Dataset, checksum, load
 from runtime import StopSignal, Worker
 from tokenizer import start_ids
@@ -156,9 +156,9 @@ def train(run: "Run") -> None:
             for i, (x, y) in enumerate(batches):
                 # Several processes average the sums: in the backward pass of the last micro-batch
                 worker.set_averaging(run.network, on=i == len(batches) - 1)
-                share = len(x) / rows  # of the batch: the last micro-batch can have fewer rows
-                # loss_function copies x and y to the device, and calls the model for their mean loss
-                part = run.loss_function(x, y) * share
+                # loss_function copies x and y to the device, and calls the model for their mean loss.
+                weight = len(x) / rows  # the last micro-batch can have fewer rows
+                part = run.loss_function(x, y) * weight
                 # In float16, small gradients would become 0, so the scaler multiplies the loss, and
                 # with it all gradients, by a large factor. In other dtypes it does nothing.
                 scaler.scale(part).backward()
@@ -235,7 +235,7 @@ class Progress:
     """Where a run stands. last.pt has it, by these names, so a resumed run goes on from here."""
 
     step: int = 0  # steps that are done
-    seconds: float = 0.0  # since the start, without the time in which the run was stopped
+    seconds: float = 0.0  # since the start, until the last save (Run.seconds(): until now)
     train_seconds: float = 0.0  # in the steps alone, without evaluating and saving
     logged_at: float = 0.0  # train_seconds at the last line of the log
     losses: list = field(default_factory=list)  # the training loss of each step since that line, as a
@@ -254,7 +254,7 @@ class Run:
     model: GPT
     network: torch.nn.Module  # the model, or DDP's wrapper of it if there are several processes
     loss_function: Callable  # loss_function(x, y): calls network; x and y (B, T) lie on the CPU
-    optimizer: object  # of optim.py, or any of torch.optim
+    optimizer: object  # of optim.py, or one of torch.optim whose step() needs no arguments
     scaler: torch.amp.GradScaler  # for float16
     starts: np.ndarray | None  # the places that training_batches() chooses from; None: all
     windows: tuple  # (starts, stops) of the pieces of the validation split to evaluate on
@@ -273,7 +273,7 @@ class Run:
 
 
 # ----------------------------------------------------------------------------- log, evaluate, save
-# All processes call these functions, in which they wait for each other. Only the first one writes.
+# All processes call these functions, as they wait for each other in some of them. Rank 0 writes.
 
 
 def read_losses(run: Run) -> None:
@@ -355,6 +355,9 @@ def save_progress(run: Run) -> None:
     run.progress.seconds = run.seconds()
     optimizer = run.worker.gather(run.optimizer.state_dict())
     save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())
+    if run.stopped:
+        step = run.progress.step
+        print(f"stopped after step {step}; resume with --init_from=resume --out_dir={run.config.out_dir}")
 
 
 def save(run: Run, name: str, **entries) -> None:
@@ -479,7 +482,7 @@ def print_summary(run: Run) -> None:
 def restore(run: Run, checkpoint: dict) -> None:
     """Let a run go on where the last.pt of an earlier one stands."""
     run.progress = Progress(**checkpoint["progress"])
-    run.optimizer.load_state_dict(checkpoint["optimizer"])
+    load_state(run.optimizer, checkpoint["optimizer"])
     if checkpoint["scaler"]:  # empty unless in float16
         run.scaler.load_state_dict(checkpoint["scaler"])
     print(f"resumed after step {run.progress.step}{changed_text(run.data, checkpoint)}")
@@ -714,7 +717,6 @@ def main() -> None:
     if log:
         log.close()
     if stopped:
-        print(f"stopped after step {progress.step}; resume with --init_from=resume --out_dir={config.out_dir}")
         sys.exit(130)  # what a shell expects after Ctrl-C
 
 

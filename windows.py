@@ -13,8 +13,9 @@ The window that starts at 0 and stops at 5 has the tokens 0 to 4 as inputs, . e 
 there. A window has at most block_size inputs. With a block_size of 8, this text is evaluated in the
 windows 0 to 5 and 5 to 9, which do not cut a name; with one of 4, in 0 to 4, 4 to 5 and 5 to 9.
 
-Each token except the first is a target in exactly one window, and the windows and their order are
-fixed. So a model always has the same loss in the same dtype, up to rounding, for any batch size.
+If all of a text is evaluated, each token except the first is a target in exactly one window. The
+windows and their order are fixed. So a model always has the same loss in the same dtype, up to
+rounding, for any batch size.
 """
 
 from collections.abc import Callable

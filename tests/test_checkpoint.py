@@ -1,13 +1,14 @@
 import os
 import pickle
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Malicious
 
-from checkpoint import load_checkpoint, load_model, newest_run, save_model
+from checkpoint import load_checkpoint, load_model, newest_run, open_run, save_model
 from console import UserError
 from model import GPT, GPTConfig
 from tokenizer import CharTokenizer
@@ -70,6 +71,19 @@ def test_an_option_that_is_gone_is_named(saved):
     torch.save(saved, "run/best.pt")
     with pytest.raises(UserError, match=r"best.pt has an option that is unknown here, an_old_option = 30.0; use"):
         load_checkpoint("run")
+
+
+@pytest.mark.parametrize("state", [(3, 1.0), 5, None])
+def test_a_damaged_checkpoint_of_the_format_before_is_one_line(saved, state):
+    torch.save(saved | {"format": "count2gpt 8", "state": state}, "run/best.pt")
+    with pytest.raises(UserError, match=r"best.pt does not fit this model.py"):
+        load_checkpoint("run")
+
+
+def test_an_option_without_a_value_is_left_out_of_config_toml():
+    """TOML has no None."""
+    open_run(Path("out/a"), 0, {"n": 3, "ratio": None, "name": "x"}).close()
+    assert tomllib.loads(Path("out/a/config.toml").read_text()) == {"n": 3, "name": "x"}
 
 
 def test_the_newest_run_is_found_at_any_depth(saved):

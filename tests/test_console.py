@@ -117,7 +117,8 @@ def test_a_value_follows_an_equals_sign_or_a_space(options):
 def test_a_comment_ends_the_options(options):
     """zsh and the shells of Windows pass it on."""
     assert options("--steps=3", "#", "in", "a", "minute") == Options(steps=3)
-    assert options("--file=#") == Options(file="#")
+    assert options("--file", "#") == options("--file=#") == Options(file="#")
+    assert options("--bias", "#", "--steps=3") == Options() and options("--file", "a", "#", "b") == Options(file="a")
 
 
 @pytest.mark.parametrize("script", ["micrograd.py", "console.py"])
@@ -131,6 +132,8 @@ def test_an_old_python_is_told_so_in_one_line(script):
 
 def test_a_value_may_contain_an_equals_sign_and_dashes_or_be_empty(options):
     assert options("--file=a=b").file == "a=b"
+    for value in ("--", "-", "-x", "--steps", "% 5 %(prog)s", "-1e-3"):
+        assert options(f"--file={value}").file == value
     assert options("--file=", "--steps=3") == Options(steps=3)
 
 
@@ -150,14 +153,16 @@ def test_values_have_the_types_of_their_fields(options):
         ("--offset=-3000000000", "--offset=-3000000000 is out of range; use at least -2147483648"),
         ("--steps=0", "--steps=0 is out of range; use at least 1, and less than 2147483648"),
         ("--steps=many", "--steps=many is not of type int; give a number"),
-        ("--steps", "--steps has no value; write --steps=VALUE"),
-        ("--file --steps=3", "--file has no value; write --file=VALUE"),
+        ("--steps", "--steps has no value, or one that starts with -; write --steps=VALUE"),
+        ("--file --steps=3", "--file has no value, or one that starts with -; write --file=VALUE"),
+        ("-half", "unknown option -half; --help lists the options"),
+        ("-help", "unknown option -help"),
         ("--top_k=-1", "--top_k=-1 is out of range; use at least 0"),
         ("--rate=-1", "--rate=-1 is out of range; use at least 0"),
         ("--rate=nan", "--rate=nan is out of range"),
         ("--momentum=1", "--momentum=1 is out of range; use at least 0.0, and less than 1.0"),
         ("--norm=rmsnrm", "--norm=rmsnrm is unknown (did you mean rmsnorm?); choose from layernorm, rmsnorm"),
-        ("--norm", "--norm has no value; write --norm=VALUE"),
+        ("--norm", "--norm has no value, or one that starts with -; write --norm=VALUE"),
         ("--norm=", "--norm= is unknown; choose from layernorm, rmsnorm"),
         ("-steps=3", "unknown option -steps=3 (did you mean steps?)"),
         ("--ste=3", "unknown option --ste=3 (did you mean steps?)"),  # no abbreviations
@@ -251,6 +256,7 @@ def test_one_option_may_be_given_without_its_name(options):
 def test_a_plain_number_can_be_negative(options):
     found = options("--shift=-0.5", "--offset", "-3")
     assert (found.shift, found.offset) == (-0.5, -3)
+    assert options("--shift=-1e-3").shift == -0.001
 
 
 @pytest.mark.parametrize("wrong", ["rate: float = 0.1", "rate: float = dataclasses.field(default=0.1)"])
@@ -286,9 +292,10 @@ def shown(options, capsys, kind: type) -> list[tuple[str, str, str]]:
         options("--steps=3", "--help", kind=kind)
     assert not leaving.value.code
     text = capsys.readouterr().out
-    assert text.startswith("usage: script.py [--name=value ...]\n\nTrain a model.\n\n    python script.py\n\noptions:")
-    lines = text[text.index("options:") :].splitlines()[2:]  # without the line of --help itself
-    return [re.fullmatch(r"  --(\w+) (\S*) {2,}(.+)", line).groups() for line in lines]
+    assert "Train a model." in text and "python script.py" in text
+    found = re.findall(r"^  --(\w+) (\S*)  +(\S.+)", text, re.M)
+    assert found[0][0] == "help" and len(found) == text.count("\n  --")
+    return found[1:]
 
 
 def test_help_shows_defaults_comments_and_choices(options, capsys):
@@ -314,6 +321,14 @@ def test_help_of_an_inherited_option_is_that_of_the_subclass(options, capsys):
         ("steps", "900", "number of steps, of which there are many"),
         ("patience", "3", "evaluations without improvement"),
     ]
+    assert [name for name, _, _ in lines[2:]] == [name for name, _, _ in shown(options, capsys, Options)][1:]
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_ends_the_script_whatever_else_is_given(options, capsys, word):
+    with pytest.raises(SystemExit) as leaving:
+        options("--steps=3", word)
+    assert not leaving.value.code and "--steps 700" in capsys.readouterr().out
 
 
 def test_plots_need_matplotlib(options, monkeypatch):

@@ -175,8 +175,8 @@ def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
     dataset = prepare_data.load("list")
     stream, epochs = rnn.batches(dataset, 4, 64, seed=1), []
     for _ in range(2):
-        parallel_windows = islice(stream, math.ceil(dataset.splits["train"]["documents"] / 4))
-        epochs.append([row for x, y, _ in parallel_windows for row in torch.cat((x[:, :1], y), dim=1).tolist()])
+        epoch_windows = islice(stream, math.ceil(dataset.splits["train"]["documents"] / 4))
+        epochs.append([row for x, y, _ in epoch_windows for row in torch.cat((x[:, :1], y), dim=1).tolist()])
     texts = [[dataset.tokenizer.decode([i for i in row if i >= 0]) for row in epoch] for epoch in epochs]
     documents = dataset.tokenizer.decode(dataset.train.tolist()).split("\n")[1:-1]
     assert sorted(texts[0]) == sorted(texts[1]) == sorted(f"\n{document}\n" for document in documents)

@@ -243,6 +243,27 @@ def test_a_finished_run_can_be_extended(call):
     assert log_of("out/tiny", "train") == log_of("out/long", "train")
 
 
+def test_the_seconds_of_a_resumed_run_go_on(call):
+    call(train, *SHORT)
+    progress = load_checkpoint("out/tiny/last.pt")["progress"]
+    assert 0 < progress["train_seconds"] < progress["seconds"] < 60
+    change("out/tiny/last.pt", progress=progress | {"seconds": 1000.0})
+    out = call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=14")[1]
+    last = json.loads(Path("out/tiny/log.jsonl").read_text().splitlines()[-1])
+    assert 1000 < last["seconds"] < 1060 and 1000 <= float(result(out)["seconds"]) < 1060
+    assert 1000 < load_checkpoint("out/tiny/last.pt")["progress"]["seconds"] < 1060
+
+
+@posix
+def test_the_log_is_on_the_disk_before_a_checkpoint_of_its_last_step(call, monkeypatch):
+    """Else a run that is resumed after a power cut would lack lines."""
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), fsync(fd)))
+    call(train, *SHORT, "--eval_interval=12")
+    log, best, last = (Path("out/tiny", name).stat().st_ino for name in ("log.jsonl", "best.pt", "last.pt"))
+    assert synced[-4:] == [log, best, log, last]
+
+
 def test_resuming_with_other_eval_tokens_starts_the_best_loss_again(call):
     """With no step left, the best model is evaluated on them; with some, the next evaluation replaces it."""
     call(train, *SHORT)
@@ -567,9 +588,17 @@ def test_an_optimizer_of_pytorch_takes_the_place_of_ours(call, monkeypatch, dtyp
     assert len(set(log_of("out/theirs", "lr").values())) > 5
     call(train, *keys, "--out_dir=out/part", "--max_iters=6", "--schedule=constant")
     call(train, *keys, "--out_dir=out/all", "--schedule=constant")
-    status, _, err = call(train, "--init_from=resume", "--out_dir=out/part", "--max_iters=12")
+    shutil.copytree("out/part", "out/slower")
+    shutil.copytree("out/part", "out/at6")
+    again = ["--init_from=resume", "--max_iters=12"]
+    status, _, err = call(train, *again, "--out_dir=out/part")
     assert status == 0, err
     assert log_of("out/part", "train") == log_of("out/all", "train")
+    call(train, *again, "--out_dir=out/slower", "--learning_rate=1e-9")  # counts, though the checkpoint has another
+    folders = ("at6", "slower", "part")
+    before, slower, after = (load_checkpoint(f"out/{folder}/last.pt")["model"] for folder in folders)
+    for name, p in before.items():
+        assert torch.allclose(slower[name], p, atol=1e-7) and not torch.allclose(after[name], p, atol=1e-4), name
 
 
 def test_a_device_without_foreach_kernels_trains(call, monkeypatch):
@@ -698,7 +727,7 @@ def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, proces
     """The same losses and gradients; one process prints and writes; a checkpoint is the same as that of one. To the
     digit they are the same for the same number of processes only: in sums over three, the order shows."""
     options = [*SHORT, "--schedule=constant", "--eval_interval=3", "--zero_init=false", *keys]
-    options += ["--batch_size=6", "--gradient_accumulation_steps=2"]
+    options += ["--batch_size=3", "--gradient_accumulation_steps=4"]  # in several micro-batches per process, too
     many = forked(processes, *options, "--out_dir=out/many")
     part = forked(processes, *options, "--out_dir=out/part", "--max_iters=6")
     call(train, *options, "--fsdp=false", "--out_dir=out/one")
@@ -723,6 +752,35 @@ def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, proces
     for name, ours in one["optimizer"].items():
         state = theirs["optimizer"][name]
         assert ours == state if name == "updates" else ours.shape == state.shape
+
+
+PYTORCHS = """import runpy, sys, torch, optim
+optim.make_optimizer = lambda model, config, dtype: torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")"""
+
+
+@posix
+def test_shards_of_pytorchs_optimizer_are_saved_whole_and_resumed_exactly():
+    """The same losses as without shards, and after a stop."""
+    Path("pytorchs.py").write_text(PYTORCHS)
+    options = [*SHORT, "--schedule=constant", "--zero_init=false", "--optimizer=adamw", "--eval_interval=3"]
+
+    def run(processes: int, *more: str) -> None:
+        command = ["-c", FORKED, str(processes), "pytorchs.py", str(ROOT / "train.py"), *options, *more]
+        done = finish(python(*command, start_new_session=True))
+        assert done.returncode == 0, done.stderr
+
+    run(2, "--fsdp", "--out_dir=out/whole")
+    run(2, "--fsdp", "--out_dir=out/part", "--max_iters=6")
+    run(2, "--fsdp", "--out_dir=out/part", "--init_from=resume")
+    run(2, "--out_dir=out/ddp")
+    for key in ("train", "val", "grad_norm"):
+        assert log_of("out/part", key) == log_of("out/whole", key)
+        assert log_of("out/ddp", key) == pytest.approx(log_of("out/whole", key), abs=1e-5)
+    state = load_checkpoint("out/part/last.pt")["optimizer"]["state"]
+    sizes = [p.shape for p in load_checkpoint("out/part/last.pt")["model"].values()]
+    assert sorted(entry["exp_avg"].shape for entry in state.values()) == sorted(sizes)
 
 
 def children(process: subprocess.Popen) -> list[int]:
