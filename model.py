@@ -25,8 +25,9 @@ class ConfigError(ValueError):
 
 
 def option(default, meaning: str, hidden: bool = False):
-    """A field with what it means, which --help prints. hidden: set by a script, not by an option
-    (as in console.py)."""
+    """A field of a dataclass: its default, and its meaning, which train.py --help prints. hidden: the
+    field cannot be given on the command line. (console.py has this function, too, for the scripts;
+    this file imports none of ours.)"""
     return field(default=default, metadata={"meaning": meaning, "hidden": hidden})
 
 
@@ -36,30 +37,32 @@ class GPTConfig:
 
     vocab_size: int = option(65, "number of distinct tokens, set by the dataset", hidden=True)
     start_token: int | None = option(
-        None, "token that starts each document: nothing before it is attended to; None: all tokens are", hidden=True
+        None, "token that starts each document, if attention is to stop there, or None", hidden=True
     )
-    vocab_multiple: int = option(1, "pad the output layer to a multiple of this; 128 is fast on GPUs")
+    vocab_multiple: int = option(1, "pad the output layer to a multiple of this; multiples of 128 are fast on GPUs")
     block_size: int = option(128, "context length in tokens")
     n_layer: int = option(4, "number of transformer blocks")
     n_head: int = option(4, "attention heads per block, a divisor of n_embd")
-    n_kv_head: int = option(0, "key/value heads; 0: n_head; fewer: grouped-query attention")
+    n_kv_head: int = option(0, "key/value heads; fewer than n_head: several query heads share one; 0: n_head")
     n_embd: int = option(128, "embedding dimension: size of the vector that represents each token")
     dropout: float = option(0.0, "fraction of activations zeroed in training (regularization)")
     bias: bool = option(False, "biases in the linear layers and layer norms, as in GPT-2")
     norm: Literal["layernorm", "rmsnorm"] = option("layernorm", "normalization layer")
-    position: Literal["learned", "rope", "alibi", "t5", "none"] = option("rope", "position encoding")
-    rope_base: float = option(10_000.0, "base of rope's frequencies: the slowest turns by about 1 / base per token")
-    rope_scale: float = option(1.0, "divides rope's positions: 4 fits a context 4 times as long")
+    position: Literal["learned", "rope", "alibi", "t5", "none"] = option(
+        "rope", "position encoding (below: rope_angles, alibi_slopes, t5_bucket)"
+    )
+    rope_base: float = option(10_000.0, "rope: the slowest pair of channels turns by about 1 / base radians per token")
+    rope_scale: float = option(1.0, "rope: positions are divided by this: 4 fits a context 4 times as long")
     lookback: int = option(
-        0, "previous-token embeddings: add those of so many preceding tokens to each token's own; 0: off"
+        0, "previous-token embeddings: that of a token is added up with those of so many before it; 0: off"
     )
     activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"] = option("relu2", "activation of the MLP")
     qk_norm: bool = option(True, "normalize queries and keys, so that attention scores stay bounded")
     tie_weights: bool = option(False, "one matrix for the token embedding and the output layer")
     zero_init: bool = option(True, "each sublayer's output projection, and the logits, start as zero")
-    flash: bool = option(True, "fused attention kernel, where it is faster; false: softmax(q k^T) v")
+    flash: bool = option(True, "attention by PyTorch's fused kernel, where it is faster; false: by the formula")
     label_smoothing: float = option(0.0, "part of the target probability spread over all tokens")
-    train_temperature: float = option(1.0, "divides the logits in training; below 1, smaller logits are enough")
+    train_temperature: float = option(1.0, "divides the logits in training; below 1, the model learns smaller ones")
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
@@ -80,8 +83,9 @@ class CausalSelfAttention(nn.Module):
 
         softmax(q k^T / sqrt(hd) + mask) v
 
-    of the values of itself and all earlier tokens. Several query heads can share one key/value
-    head: grouped-query attention (Shazeer 2019; Ainslie et al. 2023)."""
+    of the values of itself and all earlier tokens. To make the cache of generation smaller, several
+    query heads can share one key/value head: grouped-query attention (Shazeer 2019; Ainslie et al.
+    2023). The layers have GPT-2's names: c_attn makes q, k and v, c_proj is the output projection."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -96,9 +100,9 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, rope=None, mask=None, flash: bool = True, store_kv=None) -> torch.Tensor:
         """x (B, T, C) -> (B, T, C). The rest comes from GPT.hidden_states(), the same for all blocks:
 
-        rope (2, T, hd / 2): cosines and sines by which queries and keys are rotated, or None.
-        mask (..., T, S): what is added to the scores, -inf where a token must not attend. It can be
-        None if flash is on, and the rule is only that no token attends to later ones.
+        rope (2, T, hd / 2): cosines and sines that rotate queries and keys by their position, or None.
+        mask (..., T, S): added to the scores; -inf where a token must not attend to a key. None: the
+        fused kernel hides later tokens by itself. Without flash, a mask is always given.
         flash: compute attention by PyTorch's fused kernel, or by the formula.
         store_kv: None in training. In generation, store_kv(k, v) adds new keys and values to a
         cache, and returns those of all S tokens so far, (B, n_kv_head, S, hd)."""
@@ -111,10 +115,11 @@ class CausalSelfAttention(nn.Module):
         qkv = qkv.unflatten(2, (-1, hd))  # (B, T, heads, hd)
         qkv = qkv.transpose(1, 2)  # (B, heads, T, hd)
 
-        # What is done to queries and keys alike is done to both at once
+        # Queries and keys are normalized and rotated alike, so both at once
         qk, v = qkv.split((nh + n_kv, n_kv), dim=1)
         if config.qk_norm:
-            # After Henry et al. 2020, who normalize to length 1, and learn a scale for the scores
+            # Layer norm or RMS norm of each vector, without weights. (Henry et al. 2020 normalize to
+            # length 1, and learn a factor for the scores.)
             norm = F.layer_norm if config.norm == "layernorm" else F.rms_norm
             qk = norm(qk, (hd,))
         if rope is not None:
@@ -141,8 +146,8 @@ class CausalSelfAttention(nn.Module):
             y = self.attn_dropout(wei) @ v  # (B, nh, T, hd)
         else:
             dropout = config.dropout if self.training else 0.0
-            causal = mask is None and T > 1  # one new token (T = 1) attends to all S tokens
-            shared = k.shape[1] < nh
+            causal = mask is None and T > 1  # a single token attends to all S keys
+            shared = k.shape[1] < nh  # then the kernel itself lets query heads share a key/value head
             y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, enable_gqa=shared)
         y = y.transpose(1, 2)  # (B, T, nh, hd)
         y = y.flatten(2)  # concatenate the heads, (B, T, C)
@@ -150,8 +155,8 @@ class CausalSelfAttention(nn.Module):
 
 
 def relu2(x: torch.Tensor) -> torch.Tensor:
-    """max(x, 0)^2 (So et al. 2021). Not by .square(), which a GPU's autocast computes in
-    float32."""
+    """max(x, 0)^2 (So et al. 2021). As a product, because in mixed precision (autocast) a GPU would
+    compute .square() in float32."""
     x = F.relu(x)
     return x * x
 
@@ -188,7 +193,7 @@ class MLP(nn.Module):
         outputs = width
         if config.activation == "swiglu":
             # The gate is a third matrix: with a width of 8/3 C, three have as many weights as two
-            # with 4 C. Rounded to a multiple of 8, which is faster.
+            # with 4 C. It is rounded to 8 times a whole number, as multiples of 8 are faster.
             width = 8 * max(round(C / 3), 1)
             outputs = 2 * width  # one half is the gate
         self.c_fc = nn.Linear(C, outputs, bias=config.bias)
@@ -210,8 +215,8 @@ def make_norm(config: GPTConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention lets tokens communicate, the MLP computes on each. Both read the residual stream x
-    through a norm, and add what they find (pre-norm, as in GPT-2)."""
+    """Attention lets tokens communicate, the MLP computes on each. x is the residual stream: both read
+    it through a norm, and add their output to it (pre-norm, as in GPT-2)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -241,7 +246,7 @@ class GPT(nn.Module):
         self.config = config
         V = config.vocab_size
         C = config.n_embd
-        padding = -V % config.vocab_multiple  # up to the next multiple
+        padding = -V % config.vocab_multiple  # how many are missing to the next multiple
         padded = V + padding  # rows of the output layer
 
         layers = nn.ModuleDict()
@@ -259,7 +264,8 @@ class GPT(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.lm_head = nn.Linear(C, padded, bias=False)
         if config.tie_weights:
-            self.lm_head.weight = self.transformer.wte.weight  # one tensor (Press, Wolf 2017)
+            # One tensor for both: fewer parameters (Press, Wolf 2017)
+            self.lm_head.weight = self.transformer.wte.weight
 
         # Constants that move to the GPU with the model, but are not saved: they follow from the
         # config
@@ -284,15 +290,15 @@ class GPT(nn.Module):
         """The standard deviation of the initial weights of a matrix:
 
             c_attn, c_fc            0.4 / sqrt(fan_in), so outputs are 0.4 times as large as inputs
-            c_proj                  that / sqrt(2 n_layer), as the residual stream adds up 2 n_layer
+            c_proj                  that / sqrt(2 n_layer), as 2 n_layer outputs are added up in x
             wte, w_prev             1 / sqrt(1 + lookback), as 1 + lookback embeddings are added up
             lm_head, wpe, wpe_t5    0.02, as in GPT-2
             wte if it is tied       0.02 / sqrt(1 + lookback)
 
-        With zero_init, c_proj and lm_head start as zero: each block starts as the identity, and all
-        tokens as equally likely. (A tied output layer is the embedding, and so not zero. As the
-        blocks then add nothing at first, each token predicts itself, and the loss of a wide model
-        starts far above ln V.)"""
+        With zero_init, c_proj and lm_head start as zero, so blocks add nothing at first, and all tokens
+        are equally likely. (Their gradients are not zero, as their inputs are not.) A tied output layer
+        is the embedding, and not zero: then the logits of a token are largest for itself at first, and
+        the loss of a wide model starts far above ln V."""
         config = self.config
         fan_in = p.shape[1]
         if config.zero_init and ("c_proj" in name or "lm_head" in name):
@@ -312,13 +318,13 @@ class GPT(nn.Module):
         ignored. Logits that are returned with a loss have no gradient.
 
         In training only, label_smoothing eps replaces each target by (1 - eps) on it + eps / V on
-        every token (Szegedy et al. 2016), and train_temperature divides the logits: below 1,
-        smaller logits are enough, so the model is less confident (Agarwala et al. 2020)."""
+        every token (Szegedy et al. 2016), and train_temperature divides the logits: below 1, the
+        model learns smaller ones, and is less confident elsewhere (Agarwala et al. 2020)."""
         config = self.config
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
             return logits, None
-        flat = logits.flatten(0, 1).float()  # (B T, V)
+        flat = logits.flatten(0, 1).float()  # (B T, V), in float32: small probabilities matter
         smoothing = 0.0
         if self.training:
             smoothing = config.label_smoothing
@@ -343,8 +349,8 @@ class GPT(nn.Module):
         T = idx.shape[1]
         if config.block_size < T:
             raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give the last ones only")
-        # history (B, lookback + S): the S tokens so far, those of idx last. Before them stands
-        # `lookback` times the number V, which means "no token".
+        # history (B, lookback + S): the ids of all S tokens so far, those of idx at the end; before
+        # the first one, there are `lookback` ids of V, which mean "no token"
         if cache is None:
             positions = torch.arange(T, device=idx.device)  # (T,)
             history = F.pad(idx, (config.lookback, 0), value=config.vocab_size)
@@ -363,7 +369,8 @@ class GPT(nn.Module):
         flash = self.use_flash(idx)
         mask = None
         if self.use_mask(flash, cache):
-            mask = self.mask(positions, history[:, config.lookback :])
+            key_ids = history[:, config.lookback :]  # (B, S): attention knows no "no token"
+            mask = self.mask(positions, key_ids)
         x = self.dropout(x)
         for i, block in enumerate(self.transformer.h):
             store_kv = None if cache is None else cache.layer(i)
@@ -441,8 +448,8 @@ class GPT(nn.Module):
             bias = self.transformer.wpe_t5(t5_bucket(distance))  # (T, S, nh)
             bias = bias.permute(2, 0, 1)  # (nh, T, S)
         else:
-            bias = self.transformer.wte.weight.new_zeros(())  # 0, in the dtype of the weights
-        return bias.masked_fill(hidden, -math.inf)  # of the shape that both can be broadcast to
+            bias = self.transformer.wte.weight.new_zeros(())  # a 0 on the device of the model
+        return bias.masked_fill(hidden, -math.inf)  # which has the dimensions of both, by broadcasting
 
     def num_params(self, non_embedding: bool = False) -> int:
         """The number of parameters; a tied matrix counts once. non_embedding: without the tables
@@ -461,9 +468,9 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Floating-point operations per token of a training step (Kaplan et al. 2020; Chowdhery et
         al. 2022, appendix B). A weight of a matrix costs a multiplication and an addition in the
-        forward pass, and twice that in the backward pass: 6. A table lookup costs nothing. In
-        attention, q k^T and wei v are two such products with block_size keys of C channels, so 12
-        block_size C per layer; the masked half counts, too."""
+        forward pass, and twice that in the backward pass: 6. A table lookup costs nothing. For each
+        token, q k^T and wei v have block_size C multiplications each, so both cost 12 block_size C
+        per layer, with the half that is masked."""
         config = self.config
         attention = 12 * config.n_layer * config.block_size * config.n_embd
         return 6 * self.num_params(non_embedding=True) + attention
@@ -474,9 +481,9 @@ class GPT(nn.Module):
         Call eval() before.
 
         Everything is computed again for each token: sample.py has a fast version with the same
-        tokens. When the context is full, its most recent half is kept. (Without its first token, all
-        others have new positions. sample.py must then compute them again, which is so rare this way
-        that it hardly matters.)"""
+        tokens. When the context is full, its most recent half is kept, not all but its first token:
+        tokens that are left get new positions, so sample.py has to compute them again, and this way
+        that is seldom."""
         block_size = self.config.block_size
         half = max(block_size // 2, 1)
         context = idx[:, -block_size:]

@@ -862,7 +862,7 @@ def test_only_the_first_process_needs_best_pt(call, monkeypatch, rank):
     Path("out/tiny/best.pt").unlink()
     pretend(monkeypatch, rank, 2)
     checkpoint = load_checkpoint("out/tiny/last.pt")
-    ignore = types.SimpleNamespace(load_state_dict=print)
+    ignore = types.SimpleNamespace(load_state_dict=print, param_groups=[], state={})
     parts = {"data": prepare_data.load("tiny"), "worker": Worker.pick("", ""), "optimizer": ignore, "scaler": ignore}
     run = types.SimpleNamespace(config=TrainConfig(out_dir="out/tiny", eval_tokens=0), **parts)
     train.restore(run, checkpoint)
