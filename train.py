@@ -6,7 +6,7 @@
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs split each batch
     python estimate.py config/gpt2.toml                     # what a run needs
 
-Read model.py before, whose shape letters are used here, too, and optim.py and windows.py after.
+Read model.py before this file, and optim.py and windows.py after it. Shapes: B batch size, T tokens.
 Precedence of options: command line > TOML file > checkpoint (--init_from) > defaults below. A run
 lives in out/<run>/: config.toml (every option), log.jsonl (one object per line), last.pt (to
 resume), best.pt (to sample), and loss.png if matplotlib is installed.
@@ -126,10 +126,13 @@ class TrainConfig(GPTConfig):
 # A run has one process; or torchrun starts several, each with a GPU of its own, and numbers them:
 # 0, 1 ... are their ranks, world_size is how many there are. Each runs this loop with its part of
 # every batch and its own copy of the model, and DDP (DistributedDataParallel) averages the gradients
-# of all in the backward pass: so all copies make the same update. (With --fsdp, each keeps a part
+# of all in the backward pass: so all copies, which start alike, make the same update. (With --fsdp, each keeps a part
 # of every parameter, and a layer borrows the other parts while it computes.) All must make the same
-# calls in the same order, as they wait for each other in many of them. Only rank 0 prints, and
-# writes files.
+# calls in the same order, as they wait for each other in many of them. Only rank 0 writes files, and
+# only its output is printed.
+#
+# A Run, below, holds what the loop needs: model is the GPT, and network is what calls it, the same
+# object in a single process, and DDP's wrapper of it in several.
 
 
 def train(run: "Run") -> None:
@@ -146,7 +149,7 @@ def train(run: "Run") -> None:
             step = progress.step
 
             # ---- batch: micro-batches (x, y): x (B, T) are token ids, y (B, T) the next token of each
-            # (Dropout has another seed in each step and process, which is the same in a resumed run.)
+            # (Dropout's seed follows from seed, step and rank, so a resumed run repeats it exactly.)
             torch.manual_seed((config.seed << 32) + step * worker.world_size + worker.rank)
             batches = list(training_batches(run.data.train, run.starts, config, step, worker))
             rows = sum(len(x) for x, _ in batches)
@@ -154,10 +157,10 @@ def train(run: "Run") -> None:
             # ---- forward and backward: the gradients of the micro-batches add up in each p.grad
             loss = torch.zeros((), device=worker.device)
             for i, (x, y) in enumerate(batches):
-                # Several processes average the sums: in the backward pass of the last micro-batch
+                # Averaging over processes takes time. Once is enough: when all micro-batches are added up
                 worker.set_averaging(run.network, on=i == len(batches) - 1)
                 # loss_function copies x and y to the device, and calls the model for their mean loss.
-                weight = len(x) / rows  # the last micro-batch can have fewer rows
+                weight = len(x) / rows  # with several processes, the last one can have fewer rows
                 part = run.loss_function(x, y) * weight
                 # In float16, small gradients would become 0, so the scaler multiplies the loss, and
                 # with it all gradients, by a large factor. In other dtypes it does nothing.
@@ -169,11 +172,11 @@ def train(run: "Run") -> None:
             limit = config.grad_clip or math.inf  # 0: only measure the norm
             grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
 
-            # ---- update: the learning rate, as a fraction of its peak, then all parameters
+            # ---- update: set the learning rate (a fraction of each group's peak), change the parameters
             fraction = lr_fraction(step, config)
             set_lr(optimizer, fraction)
             scaler.step(optimizer)  # optimizer.step(); in float16, not if a gradient is infinite
-            scaler.update()  # in float16: a smaller factor if one was, a larger one if none was for long
+            scaler.update()  # in float16: a smaller factor after an infinite gradient, else a larger one
             run.model.zero_grad(set_to_none=True)
 
             # ---- everything below is for people: log, evaluate, save
@@ -184,12 +187,12 @@ def train(run: "Run") -> None:
             evaluate_now = last or step % config.eval_interval == 0
             save_now = run.is_over() or step % config.checkpoint_interval == 0
             if log_now or evaluate_now or save_now:
-                read_losses(run)  # makes them numbers, for which the CPU waits
+                read_losses(run)  # waits until a GPU has computed them, so the time below is true
             progress.train_seconds += time.perf_counter() - began
             if log_now:
                 log_training(run, fraction, grad_norm)
             if evaluate_now:
-                validate(run)  # saves best.pt, the model alone, if its loss is the lowest so far
+                validate(run)  # saves best.pt, without the optimizer, if the loss is the lowest so far
             if save_now or run.is_over():  # validate() may have found that it is time for an early stop
                 save_progress(run)  # saves last.pt: model, optimizer, scaler and progress
 
@@ -200,7 +203,7 @@ def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Wor
     starts: the places to choose from; None: all."""
     rng = np.random.default_rng((config.seed, step))
     T = config.block_size
-    n = config.gradient_accumulation_steps * config.batch_size
+    n = config.gradient_accumulation_steps * config.batch_size  # in all processes together
     if starts is None:
         n_places = len(tokens) - T  # the last target, T tokens later, must be in the text
         drawn = rng.integers(n_places, size=n)
@@ -235,7 +238,7 @@ class Progress:
     """Where a run stands. last.pt has it, by these names, so a resumed run goes on from here."""
 
     step: int = 0  # steps that are done
-    seconds: float = 0.0  # since the start, until the last save (Run.seconds(): until now)
+    seconds: float = 0.0  # from the start to the last save; Run.seconds() is from the start to now
     train_seconds: float = 0.0  # in the steps alone, without evaluating and saving
     logged_at: float = 0.0  # train_seconds at the last line of the log
     losses: list = field(default_factory=list)  # the training loss of each step since that line, as a
@@ -254,13 +257,13 @@ class Run:
     model: GPT
     network: torch.nn.Module  # the model, or DDP's wrapper of it if there are several processes
     loss_function: Callable  # loss_function(x, y): calls network; x and y (B, T) lie on the CPU
-    optimizer: object  # of optim.py, or one of torch.optim whose step() needs no arguments
+    optimizer: object  # optim.Optimizer, or torch.optim's, if its step() needs no arguments
     scaler: torch.amp.GradScaler  # for float16
     starts: np.ndarray | None  # the places that training_batches() chooses from; None: all
     windows: tuple  # (starts, stops) of the pieces of the validation split to evaluate on
     progress: Progress
     log: TextIO | None = None  # log.jsonl, locked against other runs; None except in the first process
-    began: float = 0.0  # time.perf_counter() at step 0, later by as long as the run was stopped
+    began: float = 0.0  # what time.perf_counter() is now, minus the seconds of the run so far
     stopped: bool = False  # has a signal come?
 
     def is_over(self) -> bool:
@@ -341,7 +344,7 @@ def write_line(run: Run, text: str, figures: dict[str, float]) -> None:
     step = run.progress.step
     last = run.config.max_iters
     width = len(str(last))
-    with contextlib.suppress(OSError):  # the terminal is closed; a signal says so, and ends the loop
+    with contextlib.suppress(OSError):  # if the terminal is gone: a signal will end the loop
         print(f"step {step:>{width}}/{last}  {text}", flush=True)
     if run.log:
         line = {"step": step, "seconds": round(run.seconds(), 3), **figures}
@@ -410,7 +413,7 @@ def sum_of_weights(model: GPT) -> float:
 def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> Run:
     """Make the model and all that trains it. With a checkpoint, the weights are its weights, and a
     run that is resumed goes on where it stood; the checkpoint is emptied, to free its memory."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed)  # the same initial weights in all processes
     config.vocab_size = data.vocab_size
     config.start_token = data.start_token if config.document_mask else None
     model = GPT(config.model_config())
@@ -604,8 +607,8 @@ def resume(given: dict) -> tuple[TrainConfig, dict]:
     if "optimizer" not in checkpoint:
         raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
     refuse_unknown(checkpoint["name"], checkpoint["config"], TrainConfig)
-    # An older run may lack an option of the model that was added since. It ran like one with the default
-    # of GPTConfig, which load_checkpoint() has put into model_config; TrainConfig's can be another.
+    # If an option of the model was added after the run, config lacks it, and model_config has GPTConfig's
+    # default, which means: as before. (TrainConfig's default can mean something new.)
     before = {**checkpoint["model_config"], **checkpoint["config"]}
     given["init_from"] = before["init_from"]  # config.toml goes on saying what the run began with
     config = TrainConfig(**{**before, **given})
@@ -625,8 +628,7 @@ def start_from_weights(given: dict) -> tuple[TrainConfig, dict]:
     has_mask = before["start_token"] is not None
     config = TrainConfig(**{**before, "document_mask": has_mask, **given})
     fixed = architecture()
-    # Any context is possible, except a longer one if each position has learned weights. For a longer
-    # one, rope can be stretched.
+    # Learned positions end at the old block_size. Otherwise block_size may change, and rope be stretched
     if config.position != "learned" or config.block_size < before["block_size"]:
         fixed -= {"block_size", "rope_base", "rope_scale"}
     refuse_changes(config, before, fixed, checkpoint["name"])
@@ -709,8 +711,7 @@ def main() -> None:
         progress.seconds = run.seconds()
         stopped = run.stopped
         log = run.log
-        # Free memory for the report, and DDP, while the other processes are still there: it needs them
-        del run
+        del run  # frees memory for the report; and DDP, which must go before the processes part
         runtime.leave_processes()
         if worker.rank == 0 and not stopped:
             report(config, data, worker, progress)
@@ -725,4 +726,4 @@ if __name__ == "__main__":
         console.run(main, ConfigError)
     except SystemExit as error:
         runtime.exit_now(error.code or 0)
-    runtime.exit_now(0)  # several processes cannot just end, as a script does
+    runtime.exit_now(0)  # for several processes, the usual end of a script could abort

@@ -39,7 +39,7 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
     targets = ids[:, 1:]  # (B, T)
     is_target = positions[:, 1:] <= stops
     targets = np.where(is_target, targets, -1)
-    inputs = inputs.copy()  # contiguous, as targets are already
+    inputs = inputs.copy()  # in one piece of memory, which is faster to copy; targets are already
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
@@ -120,8 +120,8 @@ def mean_loss(
 ) -> float:
     """The mean loss over windows (starts, stops), in nats per token. loss_function(x, y) calls the
     model, and returns the mean loss of a batch. The model itself is needed to switch dropout off, and
-    on again if it was. If there are several processes, all call this, and take turns: the first batch
-    is for the process of rank 0, the second for rank 1."""
+    on again if it was. Several processes divide the batches: rank 0 computes the first one, rank 1 the
+    second, and so on, and then again from rank 0."""
     starts, stops = windows
     # Add empty windows, from 0 to 0, at the end. Then all batches are equally large: for another shape,
     # a compiled model would be compiled again. And all processes have equally many batches: with FSDP,
