@@ -126,10 +126,10 @@ class TrainConfig(GPTConfig):
 # A run has one process; or torchrun starts several, each with a GPU of its own, and numbers them:
 # 0, 1 ... are their ranks, world_size is how many there are. Each runs this loop with its part of
 # every batch and its own copy of the model, and DDP (DistributedDataParallel) averages the gradients
-# of all in the backward pass: so all copies, which start alike, make the same update. (With --fsdp, each keeps a part
-# of every parameter, and a layer borrows the other parts while it computes.) All must make the same
-# calls in the same order, as they wait for each other in many of them. Only rank 0 writes files, and
-# only its output is printed.
+# of all in the backward pass: so all copies, which start alike, make the same update. (With --fsdp,
+# each keeps a part of every parameter, and a layer borrows the other parts while it computes.) All
+# must make the same calls in the same order, as they wait for each other in many of them. Only rank
+# 0 writes files, and only its output is printed.
 #
 # A Run, below, holds what the loop needs: model is the GPT, and network is what calls it, the same
 # object in a single process, and DDP's wrapper of it in several.

@@ -85,6 +85,14 @@ def test_all_batches_of_an_evaluation_have_one_shape():
     assert shapes == {(1, 16), (7, 16), (64, 16)} and losses == pytest.approx([losses[0]] * 3, abs=1e-6)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_an_evaluation_is_without_dropout_and_leaves_the_mode_as_it_was(training):
+    dataset = prepare_data.load("list")
+    config = GPTConfig(vocab_size=dataset.vocab_size, block_size=16, n_embd=16, dropout=0.5, zero_init=False)
+    model = GPT(config).train(training)
+    assert loss_of(model, dataset, "val") == loss_of(model, dataset, "val") and model.training == training
+
+
 def test_a_run_evaluates_on_so_many_tokens_of_each_split(call):
     _, out, _ = call(train, *SHORT, "--eval_tokens=64")
     dataset, figures = prepare_data.load("tiny"), result(out)
