@@ -216,6 +216,17 @@ def test_the_mask_hides_the_future(keys, double):
         assert t == 15 or moved[t + 1 :].max() > 1e-5  # later tokens do see it
 
 
+def test_the_fused_kernel_is_used_where_it_is_faster():
+    """On a CPU, it has no dropout, and a slow backward pass under autocast, unless the text is long."""
+    cases = ((0.0, 16, False, True), (0.1, 16, False, False), (0.0, 512, True, False), (0.0, 513, True, True))
+    for dropout, T, autocast, expected in cases:
+        gpt = GPT(GPTConfig(**SMALL | {"dropout": dropout, "block_size": 600}))
+        with torch.autocast("cpu", enabled=autocast):
+            idx = torch.zeros(1, T, dtype=torch.long)
+            assert (gpt.train().use_flash(idx), gpt.eval().use_flash(idx)) == (expected, True)
+    assert not GPT(GPTConfig(**SMALL | {"flash": False})).eval().use_flash(idx)
+
+
 @every_combination
 def test_flash_and_the_formula_give_the_same_numbers(keys, double):
     model = shaken(GPTConfig(**SMALL | keys))
