@@ -42,7 +42,7 @@ class Options:
     compile: bool = option(False, "use torch.compile")
     batchnorm: bool | None = option(None, "batch normalization (default: true with --norm=layernorm)")
     file: str = option("", "a text")
-    shift: float = option(-1.0, "a number that can be negative")
+    shift: float = option(-1.0, "a number that can be negative, 90 % of which is below 0")
     offset: int = option(0, "a whole number that can be negative")
     folder: PathStr = option("out", "a folder")
     found: str = option("nothing", "what a search has found", hidden=True)
@@ -309,7 +309,7 @@ def test_help_shows_defaults_comments_and_choices(options, capsys):
         ("compile", "false", "use torch.compile"),
         ("batchnorm", "", "batch normalization (default: true with --norm=layernorm)"),
         ("file", "", "a text"),
-        ("shift", "-1.0", "a number that can be negative"),
+        ("shift", "-1.0", "a number that can be negative, 90 % of which is below 0"),
         ("offset", "0", "a whole number that can be negative"),
         ("folder", "out", "a folder"),
     ]
