@@ -241,8 +241,8 @@ class Progress:
     seconds: float = 0.0  # from the start to the last save; Run.seconds() is from the start to now
     train_seconds: float = 0.0  # in the steps alone, without evaluating and saving
     logged_at: float = 0.0  # train_seconds at the last line of the log
-    losses: list = field(default_factory=list)  # the training loss of each step since that line, as a
-    # tensor until read_losses() makes it a number
+    # The training loss of each step since that line, a tensor until read_losses() makes it a number
+    losses: list = field(default_factory=list)
     best: float = math.inf  # the lowest validation loss
     evaluations_since_best: int = 0
 
