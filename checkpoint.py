@@ -71,11 +71,11 @@ def load_checkpoint(init_from: str | Path) -> dict:
         return checkpoint
     path = find_checkpoint(str(init_from))
     checkpoint = load_tensors(path, ADVICE)
-    found = checkpoint.get("format") if isinstance(checkpoint, dict) else None
-    if found not in (FORMAT, PREVIOUS_FORMAT):
+    file_format = checkpoint.get("format") if isinstance(checkpoint, dict) else None
+    if file_format not in (FORMAT, PREVIOUS_FORMAT):
         raise UserError(f"{path} {foreign_format(checkpoint)}")
     try:
-        if found == PREVIOUS_FORMAT:
+        if file_format == PREVIOUS_FORMAT:
             rename_entries(checkpoint)
         refuse_unknown(path, checkpoint["model_config"], GPTConfig)
         config = GPTConfig(**checkpoint["model_config"])  # an option that is missing has its default
@@ -243,7 +243,7 @@ def open_run(folder: Path, step: int, options: dict):
         with open(path, "a") as log:
             lock(log, busy)  # released at once: Windows moves no folder in which a file is open
         move_aside(folder)
-    elif step == 0 and any(folder.glob("*.p[ty]")):  # models or scripts, but no log
+    elif step == 0 and any(folder.glob("*.p[ty]")):  # it has models or scripts, and no log
         raise UserError(f"{folder} is not the folder of a run; use another --out_dir=")
     folder.mkdir(parents=True, exist_ok=True)
     log = open(path, "a+", encoding="utf-8", newline="\n")  # noqa: SIM115

@@ -69,7 +69,7 @@ def option(default, meaning: str, hidden: bool = False):
 
 @dataclasses.dataclass
 class KnownOption:
-    """What is known of an option."""
+    """An option that a command line or a config file can give."""
 
     name: str
     kind: type  # int, float, bool, str, a Literal, or one of the types at the top of this file
@@ -305,7 +305,7 @@ def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> Non
     """Print the loss on each split of a Dataset, in nats per token, and which ones were computed on
     the first `limit` tokens only."""
     rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
-    uniform = math.log(data.vocab_size)  # of a model for which all tokens are equally likely
+    uniform = math.log(data.vocab_size)  # the loss if all tokens are equally likely
     rows.append(loss_row(data, "uniform", uniform, "val"))
     for split, loss in losses.items():
         rows.append(loss_row(data, split, loss, split))

@@ -176,5 +176,5 @@ def load_tensors(path: Path, advice: str):
         with warnings.catch_warnings(action="ignore"):  # about the pickle protocol of an unrecognized file
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an untrusted file can raise anything
-        found = f"is damaged, or contains more than tensors and plain values ({type(error).__name__})"
-        raise UserError(f"{path} {found}; {advice}") from error
+        what = f"{path} is damaged, or contains more than tensors and plain values ({type(error).__name__})"
+        raise UserError(f"{what}; {advice}") from error

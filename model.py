@@ -94,7 +94,7 @@ class CausalSelfAttention(nn.Module):
         heads = config.n_head + 2 * config.n_kv_head  # queries, keys and values come from one matrix
         self.c_attn = nn.Linear(C, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
-        self.attn_dropout = Dropout(config.dropout)  # torch's, but faster on a CPU: at the end of the file
+        self.attn_dropout = Dropout(config.dropout)  # like nn.Dropout, faster on a CPU: at the end of the file
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, rope=None, mask=None, flash: bool = True, store_kv=None) -> torch.Tensor:
@@ -267,8 +267,7 @@ class GPT(nn.Module):
             # One tensor for both: fewer parameters (Press, Wolf 2017)
             self.lm_head.weight = self.transformer.wte.weight
 
-        # Constants that move to the GPU with the model, but are not saved: they follow from the
-        # config
+        # Constants that move to the GPU with the model. They follow from the config, and are not saved
         if config.position == "rope":
             self.register_buffer("rope_table", make_rope_table(config), persistent=False)
         elif config.position == "alibi":
@@ -522,8 +521,8 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
     if top_p is None:
         top_p = 1.0
     if not temperature >= 0 or not 0 < top_p <= 1:
-        found = f"temperature={temperature} or top_p={top_p} is out of range"
-        raise ConfigError(f"{found}; use temperature >= 0, and 0 < top_p <= 1")
+        what = f"temperature={temperature} or top_p={top_p} is out of range"
+        raise ConfigError(f"{what}; use temperature >= 0, and 0 < top_p <= 1")
     if temperature < 1e-8:  # dividing by it could overflow
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits.float() / temperature

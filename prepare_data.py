@@ -280,8 +280,8 @@ def open_files(paths: list[Path], documents: str, source: str) -> Text:
     """Open the text of files: as documents, or as one long text, of which the first 90 % of the
     characters are the training split."""
     if documents != "none":
-        found = find_documents(paths, documents, source)
-        return split_documents(found, source)
+        texts = find_documents(paths, documents, source)
+        return split_documents(texts, source)
     n = sum(map(len, read_text(paths)))
     cut = int(0.9 * n)
     if cut == 0:
@@ -434,8 +434,8 @@ def refuse_nul(text: str, path: Path | str) -> None:
     one byte as in UTF-8, so a program that expects UTF-8 finds no error."""
     n = text.count("\0")
     if n:
-        found = f"{path} has {n:,} NUL characters or more, so it is no UTF-8 text"
-        raise UserError(f"{found}; if it is UTF-16, save it as UTF-8")
+        what = f"{path} has {n:,} NUL characters or more, so it is no UTF-8 text"
+        raise UserError(f"{what}; if it is UTF-16, save it as UTF-8")
 
 
 def read_prompt(prompt: str, file: PathStr) -> str:
@@ -549,7 +549,7 @@ def find_separator(tokenizer: Tokenizer, documents: str, kind: str) -> int | Non
         return None
     if not has_several_lines(documents):
         return tokenizer.encode("\n", "use another --tokenizer")[0]
-    separator = end_id(tokenizer)  # of END
+    separator = end_id(tokenizer)  # END's id
     if separator is None:
         raise UserError(f"{kind} has no token for the end of documents of several lines; use another --tokenizer")
     return separator

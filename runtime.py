@@ -55,12 +55,12 @@ class Worker:
             device = card
         if why := cannot_compute(device):
             raise UserError(f"there is no device {device} here ({why}); use --device=auto or --device=cpu")
-        found = torch.device(device)
-        if found.type == "cuda":
-            torch.cuda.set_device(found)
+        chosen = torch.device(device)
+        if chosen.type == "cuda":
+            torch.cuda.set_device(chosen)
         if dtype == "auto":
-            dtype = fast_dtype(found)
-        return cls(found, getattr(torch, dtype), fsdp=fsdp and DISTRIBUTED)
+            dtype = fast_dtype(chosen)
+        return cls(chosen, getattr(torch, dtype), fsdp=fsdp and DISTRIBUTED)
 
     def __str__(self) -> str:
         processes = f" x {self.world_size}" if self.world_size > 1 else ""
@@ -240,10 +240,10 @@ def check_alike(facts: dict) -> None:
     if DISTRIBUTED:
         with explain_errors():
             dist.all_gather_object(everyone, facts)
-    for rank, found in enumerate(everyone):
+    for rank, theirs in enumerate(everyone):
         for name, first in everyone[0].items():
-            if found.get(name) != first:
-                what = f"{name} is {found.get(name)} in process {rank}, but {first} in the first one"
+            if theirs.get(name) != first:
+                what = f"{name} is {theirs.get(name)} in process {rank}, but {first} in the first one"
                 if LOCAL_RANK == 0:
                     print(f"error: {what}; give all machines the same", file=sys.stderr, flush=True)
                 wait_for_all()  # until it is printed
@@ -286,7 +286,8 @@ class StopSignal:
             signal.signal(number, signal.SIG_DFL)
 
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # of GPUs; the CPU; on Windows
+# What errors say if memory runs out: on a GPU, on a CPU, on Windows
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 @contextlib.contextmanager

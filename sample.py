@@ -254,10 +254,10 @@ class KVCache:
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors of the cache."""
-        found = [self.history, self.next_position]
+        tensors = [self.history, self.next_position]
         for keys, values in self.kv:
-            found += [keys, values]
-        return found
+            tensors += [keys, values]
+        return tensors
 
 
 # ----------------------------------------------------------------------------- text
@@ -470,7 +470,7 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     T = idx.shape[1]
     weights = []
 
-    def note(dropout: nn.Module, inputs: tuple) -> None:
+    def keep(dropout: nn.Module, inputs: tuple) -> None:
         """Keep the input of a dropout layer: attention weights (B, nh, T, S). The last T keys are
         those of idx; prefix tuning has virtual tokens before them."""
         weights.append(inputs[0][..., -T:])
@@ -478,7 +478,7 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     model = copy.deepcopy(model)  # the caller's model keeps its config, and gets no hooks
     model.config.flash = False  # the fused kernel never writes the weights
     for block in model.transformer.h:
-        block.attn.attn_dropout.register_forward_pre_hook(note)
+        block.attn.attn_dropout.register_forward_pre_hook(keep)
     model(idx)
     return torch.stack(weights)
 

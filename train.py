@@ -439,7 +439,7 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
     )
     try_a_pass(run)
     print_summary(run)
-    if "optimizer" in checkpoint:  # of a run that is resumed
+    if "optimizer" in checkpoint:  # the run is resumed
         restore(run, checkpoint)
     checkpoint.clear()
     run.began = time.perf_counter() - run.progress.seconds
@@ -503,7 +503,7 @@ def changed_text(data: Dataset, checkpoint: dict) -> str:
     """What to say if a run goes on with other data than before, or nothing."""
     if checkpoint["config"]["dataset"] != data.name:
         return f" on another dataset: {data.name}"
-    # Old checkpoints have no hashes of all splits, but one of val in evaluated_on
+    # Old checkpoints lack these hashes; evaluated_on has that of val
     before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})
     now = hashes_of(data)
     if any(now.get(split) != sha256 for split, sha256 in before.items()):
@@ -549,7 +549,7 @@ def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT,
             continue
         n_tokens = config.eval_tokens
         if split == "train" and n_tokens == 0:
-            n_tokens = len(data.val)  # 0 means all, but all of train would take long
+            n_tokens = len(data.val)  # 0 means all tokens, which would take long here
         tokens = getattr(data, split)
         windows = evaluation_windows(tokens, data.separator, config.block_size, n_tokens)
         losses[split] = mean_loss(model, loss_function, tokens, windows, config.batch_size, alone)
