@@ -298,7 +298,7 @@ def log_training(run: Run, fraction: float, grad_norm: torch.Tensor) -> None:
     seconds = progress.train_seconds - progress.logged_at
     tokens_per_second = n_steps * config.tokens_per_step() / seconds
     compute = compute_rate(tokens_per_second, run.model, run.worker)
-    rate = f"{compute['gflops']:,.1f} GFLOP/s" if "gflops" in compute else f"mfu {compute['mfu']:.0%}"
+    rate = f"{compute['gflops']:,.1f} GFLOP/s" if "gflops" in compute else f"mfu {compute['mfu']:.1%}"
     steps_left = config.max_iters - progress.step
     seconds_left = run.seconds() / progress.step * steps_left
     minutes, rest = divmod(seconds_left, 60)
