@@ -20,14 +20,22 @@ from torch import nn
 from console import NonNegative, Positive, option, parse, print_result, print_table, run
 from optim import Recipe, fit
 
-WIDTHS = (4, 16, 64, 256)  # of one hidden layer
-DEPTHS = (1, 2, 3, 4, 5)  # of the sawtooth
-BITS = 8  # of parity, a power of 2
-N_TRAIN, N_INPUTS = 100, 20  # of double descent
+# 1. How many units the one hidden layer has
+WIDTHS = (4, 16, 64, 256)
+# 2. How many layers make the sawtooth
+DEPTHS = (1, 2, 3, 4, 5)
+# 3. Double descent: how many examples to learn from, how many numbers each has, and how many features
+N_TRAIN = 100
+N_INPUTS = 20
 FEATURES = (10, 25, 50, 75, 90, 100, 110, 150, 200, 400, 1600)
-NOISE = 0.5  # standard deviation in the targets, whose own is 1
-PENALTY = 0.1  # on the squared weights: of 0.003, 0.01 ... 0.3, the best in the last table
-DRAWS = 20  # data sets, of which the median error counts
+# The standard deviation of the noise in the targets; their own is 1
+NOISE = 0.5
+# The weight of the penalty on the squared weights: of 0.003, 0.01 ... 0.3, the best in the last table
+PENALTY = 0.1
+# How many data sets are drawn. Their median error is printed
+DRAWS = 20
+# 4. How many bits the parity has, a power of 2
+BITS = 8
 
 
 @dataclass
@@ -37,16 +45,21 @@ class Options:
     seed: NonNegative = option(1337, "random seed")
 
 
-def network(inner: type, sizes: list[int], seed: int) -> nn.Sequential:
-    """(n, sizes[0]) -> linear layers with `inner` between them -> (n, sizes[-1])."""
-    torch.manual_seed(seed)
-    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), inner())]
-    return nn.Sequential(*layers[:-1])
+@dataclass
+class Table:
+    """What an experiment found."""
+
+    claim: str  # what the experiment is about
+    title: str  # what the numbers are
+    columns: list[str]  # a name for each column
+    rows: list[list]  # a size of the network, an int, then what was measured with it
+
+    def column(self, name: str) -> list:
+        i = self.columns.index(name)
+        return [row[i] for row in self.rows]
 
 
-def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> None:
-    """Fit net to the curve (x, y), (n, 1) each, by Adam."""
-    fit(net, lambda: F.mse_loss(net(x), y), Recipe(steps, learning_rate=0.01), lines=0)
+# ----------------------------------------------------------------------------- 1. width: a wave
 
 
 def wave(x: torch.Tensor) -> torch.Tensor:
@@ -54,27 +67,53 @@ def wave(x: torch.Tensor) -> torch.Tensor:
 
 
 def staircase(x: torch.Tensor, width: int) -> torch.Tensor:
-    """The wave by one hidden layer of sigmoids so steep that each is a step: x (n, 1) -> (n, 1). A
-    step is as high as the wave rises from the middle of one tread to that of the next."""
-    edges = torch.linspace(-1, 1, width + 2)[:-1]
-    treads = wave(edges + 1 / (width + 1))
-    return treads[0] + torch.sigmoid(1000 * width * (x - edges[1:])) @ treads.diff()[:, None]
+    """The wave by one hidden layer of `width` sigmoids so steep that each is a step: x (n, 1) -> (n, 1).
+    With width=3, [-1, 1] has four treads, each as high as the wave in its middle:
+
+        edges                 -1     -0.5      0      0.5       1
+        middles of treads        -0.75   -0.25   0.25    0.75
+        a unit steps up at             -0.5      0      0.5        by the difference between two treads
+    """
+    edges = torch.linspace(-1, 1, width + 2)[:-1]  # where each tread starts, (width + 1,)
+    middles = edges + 1 / (width + 1)
+    treads = wave(middles)  # their heights, (width + 1,)
+    steps = torch.sigmoid(1000 * width * (x - edges[1:]))  # 0 left of an edge, 1 right of it, (n, width)
+    heights = treads.diff()  # (width,)
+    return treads[0] + steps @ heights[:, None]
 
 
-def widen(options: Options) -> list[list]:
-    """One hidden layer gets as close to any continuous curve as you like (theorem, Cybenko 1989)."""
-    x, rows = torch.linspace(-1, 1, 512)[:, None], []
-    between = torch.linspace(-1, 1, 5000)[:, None]  # where the errors are measured
+def widen(options: Options) -> Table:
+    between = torch.linspace(-1, 1, 5000)[:, None]  # points between those of the training, (5000, 1)
+    target = wave(between)
+    rows = []
     for width in WIDTHS:
-        rows.append([width, (staircase(between, width) - wave(between)).abs().max().item()])
-        for steeper in (1, 10):
-            net = network(nn.Tanh, [1, width, 1], options.seed)
-            with torch.no_grad():
-                net[0].weight *= steeper
-                net[0].bias *= steeper
-            train(net, x, wave(x), options.max_iters)
-            rows[-1].append((net(between) - wave(between)).abs().max().item())
-    return rows
+        plain = train_on_wave(width, 1, options)
+        steep = train_on_wave(width, 10, options)
+        by_hand_error = largest_error(staircase(between, width), target)
+        plain_error = largest_error(plain(between), target)
+        steep_error = largest_error(steep(between), target)
+        rows.append([width, by_hand_error, plain_error, steep_error])
+    return Table(
+        claim="One hidden layer gets as close to any continuous curve as you like (theorem, Cybenko 1989).",
+        title="one layer on a wave: largest error",
+        columns=["units", "by hand", "trained", "trained, steep start"],
+        rows=rows,
+    )
+
+
+def train_on_wave(width: int, steepness: int, options: Options) -> nn.Module:
+    """Train one hidden layer of tanh units, whose initial weights and biases are multiplied by steepness."""
+    net = network(nn.Tanh, [1, width, 1], options.seed)
+    hidden = net[0]
+    with torch.no_grad():
+        hidden.weight *= steepness
+        hidden.bias *= steepness
+    x = torch.linspace(-1, 1, 512)[:, None]  # (512, 1)
+    train(net, x, wave(x), options.max_iters)
+    return net
+
+
+# ----------------------------------------------------------------------------- 2. depth: a sawtooth
 
 
 def sawtooth(x: torch.Tensor, depth: int) -> torch.Tensor:
@@ -85,91 +124,198 @@ def sawtooth(x: torch.Tensor, depth: int) -> torch.Tensor:
     return x
 
 
-def deepen(options: Options) -> list[list]:
-    """Two units per layer make 2^layers pieces; one layer needs a unit for each kink (Telgarsky 2016)."""
-    x, rows = torch.linspace(0, 1, 2**9 + 1)[:, None], []
+def deepen(options: Options) -> Table:
+    x = torch.linspace(0, 1, 2**9 + 1)[:, None]  # (513, 1)
     standardized = (x - x.mean()) / x.std()  # with x itself, training learns next to nothing
+    rows = []
     for depth in DEPTHS:
         y = sawtooth(x, depth)
-        rows.append([depth, 1 + (y[:, 0].diff().diff().abs() > 1e-5).sum().item()])
-        deep = network(nn.ReLU, [1, *[32] * depth, 1], options.seed)
-        as_large = sum(p.numel() for p in deep.parameters()) // 3  # a unit of one layer has 3 parameters
-        for net in (deep, network(nn.ReLU, [1, as_large, 1], options.seed)):
+        hidden = [32] * depth
+        deep = network(nn.ReLU, [1, *hidden, 1], options.seed)
+        n_parameters = sum(p.numel() for p in deep.parameters())
+        # A unit of a single layer has three parameters: a weight in, a bias, and a weight out
+        wide = network(nn.ReLU, [1, n_parameters // 3, 1], options.seed)
+        row = [depth, count_pieces(y)]
+        for net in (deep, wide):
             train(net, standardized, y, options.max_iters)
-            rows[-1].append(F.mse_loss(net(standardized), y).sqrt().item())
-    return rows
+            squared_error = F.mse_loss(net(standardized), y)
+            row.append(squared_error.sqrt().item())
+        rows.append(row)
+    return Table(
+        claim="Two units per layer make 2^layers pieces; one layer needs a unit for each kink (Telgarsky 2016).",
+        title="sawtooth of 2^layers pieces: RMS error",
+        columns=["layers", "pieces", "32 units per layer", "one layer, as large"],
+        rows=rows,
+    )
 
 
-def parity_errors(bits: int) -> list[float]:
-    """The largest error of the parity of the 2^bits inputs, by a tree of XORs, by one layer of `bits`
-    thresholds, and by the best linear function."""
-    X = torch.tensor(list(product((0.0, 1.0), repeat=bits)))  # (2^bits, bits)
-    odd, tree = X.sum(1) % 2, X
-    while tree.shape[1] > 1:  # a xor b = relu(a + b) - 2 relu(a + b - 1)
-        sums = tree[:, ::2] + tree[:, 1::2]
-        tree = F.relu(sums) - 2 * F.relu(sums - 1)
-    thresholds = (X.sum(1, keepdim=True) > torch.arange(bits) + 0.5).float()  # at least 1, 2 ... bits are on
-    inputs = F.pad(X, (0, 1), value=1.0)
-    linear = inputs @ torch.linalg.lstsq(inputs, odd).solution
-    answers = (tree[:, 0], thresholds @ (-1.0) ** torch.arange(bits), linear)
-    return [round((y - odd).abs().max().item(), 4) for y in answers]
+def count_pieces(y: torch.Tensor) -> int:
+    """How many straight pieces a curve y (n, 1) has, at equally spaced points: kinks + 1."""
+    rises = y[:, 0].diff()
+    kinks = rises.diff().abs() > 1e-5
+    return 1 + kinks.sum().item()
+
+
+# ----------------------------------------------------------------------------- 3. size: double descent
 
 
 def error_of(n_features: int, noise: float, penalty: float, seed: int) -> float:
     """Learn a linear function from N_TRAIN noisy examples, by random ReLU features and an output
     layer w with the lowest squared error + penalty |w|^2; without penalty, the smallest such w.
-    Returns the mean squared error on other examples, without noise. (That of 0 is about 1.)"""
+    Returns the mean squared error on other examples, without noise. (If w is 0, it is about 1.)"""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(N_TRAIN + 1000, N_INPUTS))
-    y = X @ rng.normal(size=N_INPUTS) / math.sqrt(N_INPUTS)
-    hidden = np.maximum(X @ rng.normal(size=(N_INPUTS, n_features)), 0) / math.sqrt(n_features * N_INPUTS)
-    seen, target = hidden[:N_TRAIN], y[:N_TRAIN] + noise * rng.normal(size=N_TRAIN)
+    weights = rng.normal(size=N_INPUTS)  # of the function to learn
+    y = X @ weights / math.sqrt(N_INPUTS)  # (N_TRAIN + 1000,)
+    # The hidden layer stays as it was drawn: only the output layer learns
+    random_weights = rng.normal(size=(N_INPUTS, n_features))
+    features = np.maximum(X @ random_weights, 0) / math.sqrt(n_features * N_INPUTS)
+    seen = features[:N_TRAIN]  # (N_TRAIN, n_features)
+    target = y[:N_TRAIN] + noise * rng.normal(size=N_TRAIN)
     if penalty:
-        w = np.linalg.solve(seen.T @ seen + penalty * np.eye(n_features), seen.T @ target)
+        # Where the gradient of error and penalty is 0: (A^T A + penalty I) w = A^T target, with A = seen
+        matrix = seen.T @ seen + penalty * np.eye(n_features)
+        w = np.linalg.solve(matrix, seen.T @ target)
     else:
+        # The pseudoinverse gives the smallest w of those with the lowest error
         w = np.linalg.pinv(seen) @ target
-    return np.square(hidden[N_TRAIN:] @ w - y[N_TRAIN:]).mean()
+    errors = features[N_TRAIN:] @ w - y[N_TRAIN:]  # (1000,)
+    return np.square(errors).mean()
 
 
-def grow(options: Options) -> list[list]:
-    """Double descent: worst with as many features as examples, 100 (Belkin et al. 2019)."""
+def grow(options: Options) -> Table:
     rows = []
-    for n in FEATURES:
-        rows.append([n])
-        for noise, penalty in ((0.0, 0.0), (NOISE, 0.0), (NOISE, PENALTY)):
-            errors = [error_of(n, noise, penalty, options.seed * DRAWS + i) for i in range(DRAWS)]
-            rows[-1].append(float(np.median(errors)))
-    return rows
+    for n_features in FEATURES:
+        clean = median_error(n_features, noise=0.0, penalty=0.0, options=options)
+        noisy = median_error(n_features, noise=NOISE, penalty=0.0, options=options)
+        penalized = median_error(n_features, noise=NOISE, penalty=PENALTY, options=options)
+        rows.append([n_features, clean, noisy, penalized])
+    return Table(
+        claim="Double descent: worst with as many features as examples, 100 (Belkin et al. 2019).",
+        title="random features: test error",
+        columns=["features", "no noise", "noise", "noise, penalty"],
+        rows=rows,
+    )
 
 
-EXPERIMENTS = {  # what the table shows, and its columns
-    widen: ("one layer on a wave: largest error", "units", "by hand", "trained", "trained, steep start"),
-    deepen: ("sawtooth of 2^layers pieces: RMS error", "layers", "pieces", "32 units per layer", "one layer, as large"),
-    grow: ("random features: test error", "features", "no noise", "noise", "noise, penalty"),
-}
+def median_error(n_features: int, noise: float, penalty: float, options: Options) -> float:
+    """The median of error_of() over DRAWS data sets."""
+    first_seed = options.seed * DRAWS
+    errors = [error_of(n_features, noise, penalty, first_seed + i) for i in range(DRAWS)]
+    return float(np.median(errors))
+
+
+# ----------------------------------------------------------------------------- 4. parity
+
+
+def parity_errors(bits: int) -> dict[str, float]:
+    """Is the number of ones among `bits` bits odd? Returns the largest error over all 2^bits inputs,
+    for two networks with weights by hand, and for the best linear function."""
+    X = torch.tensor(list(product((0.0, 1.0), repeat=bits)))  # (2^bits, bits)
+    odd = X.sum(dim=1) % 2  # (2^bits,)
+    answers = {"tree of XORs": tree_of_xors(X), "thresholds": thresholds(X), "linear": best_linear(X, odd)}
+    return {name: round(largest_error(answer, odd), 4) for name, answer in answers.items()}
+
+
+def tree_of_xors(X: torch.Tensor) -> torch.Tensor:
+    """Parity by depth: each layer takes XOR of pairs, 8 numbers -> 4 -> 2 -> 1. (n, bits) -> (n,)"""
+    while X.shape[1] > 1:
+        sums = X[:, ::2] + X[:, 1::2]  # a + b for each pair: 0, 1 or 2
+        X = F.relu(sums) - 2 * F.relu(sums - 1)  # a XOR b: 0, 1 or 0
+    return X[:, 0]
+
+
+def thresholds(X: torch.Tensor) -> torch.Tensor:
+    """Parity by width: unit k is 1 if more than k bits are. Add the first, subtract the second, add
+    the third ...: with three ones, 1 - 1 + 1 = 1. (n, bits) -> (n,)"""
+    k = torch.arange(X.shape[1])  # 0, 1 ... bits - 1
+    ones = X.sum(dim=1, keepdim=True)  # (n, 1)
+    units = (ones > k + 0.5).float()  # (n, bits)
+    return units @ (-1.0) ** k
+
+
+def best_linear(X: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The linear function of X (n, bits), with a constant, that has the lowest squared error from y (n,)."""
+    inputs = F.pad(X, (0, 1), value=1.0)  # (n, bits + 1)
+    return inputs @ torch.linalg.lstsq(inputs, y).solution
+
+
+# ----------------------------------------------------------------------------- networks, tables, plot
+
+
+def network(activation: type, sizes: list[int], seed: int) -> nn.Sequential:
+    """(n, sizes[0]) -> linear layers with activations between them -> (n, sizes[-1])."""
+    torch.manual_seed(seed)
+    layers = []
+    for n_in, n_out in pairwise(sizes):
+        layers += [nn.Linear(n_in, n_out), activation()]
+    layers.pop()  # no activation after the last layer
+    return nn.Sequential(*layers)
+
+
+def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    """Fit net to the curve (x, y), (n, 1) each, by Adam."""
+
+    def batch_loss():
+        return F.mse_loss(net(x), y)
+
+    fit(net, batch_loss, Recipe(steps, learning_rate=0.01), lines=0)
+
+
+def largest_error(answer: torch.Tensor, target: torch.Tensor) -> float:
+    return (answer - target).abs().max().item()
+
+
+def print_experiment(table: Table) -> None:
+    print(f"\n{table.claim}\n{table.title}:")
+    rows = [table.columns]
+    for row in table.rows:
+        rows.append([as_text(number) for number in row])
+    print_table(rows)
+
+
+def as_text(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:.4f}"
+
+
+def draw(tables: list[Table]) -> None:
+    import plots  # here, because matplotlib is optional
+
+    panels = []
+    for table in tables:
+        size = table.columns[0]
+        sizes = table.column(size)
+        curves = {}
+        for name in table.columns[1:]:
+            if name != "pieces":  # a count, no error
+                curves[name] = (sizes, table.column(name), "o-")  # circles on a line
+        panel = {"curves": curves, "title": table.title, "xlabel": size}
+        panel["xscale"] = "log" if sizes[-1] > 10 else "linear"
+        panel["yscale"] = "log"
+        panels.append(panel)
+    path = Path("out", "capacity", "capacity.png")
+    plots.lines(path, *panels)
+    print(f"\nplot: {path}")
+
+
+# ----------------------------------------------------------------------------- the script
 
 
 def main() -> None:
-    options, began = parse(Options, __doc__), time.perf_counter()
+    options = parse(Options, __doc__)
+    began = time.perf_counter()
     torch.set_num_threads(1)  # for tensors this small, two threads take longer than one
-    panels = []
-    for experiment, (title, *header) in EXPERIMENTS.items():
-        rows = experiment(options)
-        print(f"\n{experiment.__doc__}\n{title}:")
-        print_table([header, *([f"{x:.4f}" if isinstance(x, float) else str(x) for x in row] for row in rows)])
-        x, *columns = zip(*rows, strict=True)
-        curves = {name: (x, y, "o-") for name, y in zip(header[1:], columns, strict=True) if name != "pieces"}
-        xscale = "log" if x[-1] > 10 else "linear"
-        panels.append({"curves": curves, "title": title, "xlabel": header[0], "xscale": xscale, "yscale": "log"})
-    errors = dict(zip(("tree of XORs", "thresholds", "linear"), parity_errors(BITS), strict=True))
-    print(f"\nparity of {BITS} bits, largest error: {errors}")
+    tables = []
+    for experiment in (widen, deepen, grow):
+        table = experiment(options)
+        print_experiment(table)
+        tables.append(table)
+    print(f"\nparity of {BITS} bits, largest error: {parity_errors(BITS)}")
     if options.plot:
-        import plots
-
-        path = Path("out", "capacity", "capacity.png")
-        plots.lines(path, *panels)
-        print(f"\nplot: {path}")
-    print_result("capacity", peak=max(columns[1]), seconds=time.perf_counter() - began)
+        draw(tables)
+    double_descent = tables[-1]
+    peak = max(double_descent.column("noise"))
+    print_result("capacity", peak=peak, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ numbers. This file needs Python alone. (The lecture: Karpathy 2022, "building mi
 """
 
 import argparse
+import itertools
 import math
 import os
 import random
@@ -19,13 +20,18 @@ from numbers import Real
 if sys.version_info < (3, 11):  # noqa: UP036
     print("error: this needs Python 3.11 or newer; run it with one, such as python3.12", file=sys.stderr)
     sys.exit(2)
-from itertools import pairwise
 
 
 class Value:
     """A number (`data`) that remembers which Values it was computed from (`parents`), by which
     operation (`op`), and its derivative with respect to each of them (`local_grads`). The chain
-    rule needs no more to compute `grad`.
+    rule needs no more to compute `grad`. After x = Value(3), y = x * 2 and y.backward():
+
+            data    op    parents          local_grads    grad
+        y      6    *     (x, Value(2))    (2, 3)            1    dy/dy
+        x      3                                             2    dy/dx = dy/dy * 2
+
+    (The lecture stores a function per Value, _backward. Here, numbers are enough.)
 
     Plain numbers may stand on either side of an operator; anything else raises TypeError. As with
     Python's numbers, log(0) raises ValueError, and x / 0 ZeroDivisionError."""
@@ -33,77 +39,32 @@ class Value:
     __slots__ = ("data", "grad", "local_grads", "op", "parents")  # no dict: faster
 
     def __init__(self, data: float, op: str = "", parents: tuple = (), local_grads: tuple = ()):
-        if not isinstance(data, (float, int, Real)):  # Real includes the numbers of numpy
+        # Real includes the numbers of numpy. float and int come first because their check is faster
+        if not isinstance(data, (float, int, Real)):
             raise TypeError(f"a Value needs a number, but {data!r} is of type {type(data).__name__}")
-        self.data, self.grad = float(data), 0.0
-        self.op, self.parents, self.local_grads = op, parents, local_grads
+        self.data = float(data)
+        self.grad = 0.0
+        self.op = op
+        self.parents = parents
+        self.local_grads = local_grads
 
     def __repr__(self) -> str:
         return f"Value(data={self.data:.6g}, grad={self.grad:.6g})"
 
-    # Each operation gives its result, name and operands, and the derivative w.r.t. each operand.
+    # Each operation gives its result y, its name, its operands, and dy/d operand for each operand.
     def __add__(self, other):
         other = other if isinstance(other, Value) else Value(other)
-        return Value(self.data + other.data, "+", (self, other), (1.0, 1.0))
-
-    def __sub__(self, other):
-        other = other if isinstance(other, Value) else Value(other)
-        return Value(self.data - other.data, "-", (self, other), (1.0, -1.0))
+        y = self.data + other.data
+        return Value(y, "+", (self, other), (1.0, 1.0))
 
     def __mul__(self, other):
         other = other if isinstance(other, Value) else Value(other)
-        return Value(self.data * other.data, "*", (self, other), (other.data, self.data))
-
-    def __truediv__(self, other):
-        other = other if isinstance(other, Value) else Value(other)
-        y = self.data / other.data
-        return Value(y, "/", (self, other), (1 / other.data, -y / other.data))
-
-    def __pow__(self, k: float):
-        if not isinstance(k, (float, int, Real)):
-            raise TypeError(f"the exponent must be a plain number, not {k!r}; write x ** y as (y * x.log()).exp()")
-        return Value(math.pow(self.data, k), f"** {k:g}", (self,), (k * math.pow(self.data, k - 1) if k else 0.0,))
-
-    def exp(self):
-        y = math.exp(self.data)
-        return Value(y, "exp", (self,), (y,))  # the one function that is its own derivative
-
-    def log(self):
-        return Value(math.log(self.data), "log", (self,), (1 / self.data,))
+        y = self.data * other.data
+        return Value(y, "*", (self, other), (other.data, self.data))
 
     def tanh(self):
         y = math.tanh(self.data)
         return Value(y, "tanh", (self,), (1 - y * y,))
-
-    def relu(self):
-        return Value(max(self.data, 0.0), "relu", (self,), (1.0 if self.data > 0 else 0.0,))
-
-    def sigmoid(self):
-        e = math.exp(-abs(self.data))  # at most 1: it cannot overflow
-        return Value((1 if self.data > 0 else e) / (1 + e), "sigmoid", (self,), (e / (1 + e) ** 2,))
-
-    # The other operators reuse these. Those with an r are for a plain number on the left.
-    __neg__ = lambda self: self * -1
-    __radd__, __rmul__ = __add__, __mul__
-    __rsub__ = lambda self, other: Value(other) - self
-    __rtruediv__ = lambda self, other: Value(other) / self
-    __rpow__ = lambda self, base: (self * Value(base).log()).exp()
-
-    def graph(self) -> list["Value"]:
-        """Return every Value that this one depends on in topological order: each after its parents,
-        this one last. A loop instead of recursion, because a graph may be deeper than Python's
-        limit of about 1,000 nested calls."""
-        order, seen, stack = [], set(), [(self, False)]
-        while stack:
-            v, expanded = stack.pop()
-            if expanded:  # its parents are all in the list
-                order.append(v)
-            elif v not in seen:
-                seen.add(v)
-                stack.append((v, True))
-                for parent in v.parents:
-                    stack.append((parent, False))
-        return order
 
     def backward(self) -> None:
         """Compute v.grad, the derivative of this Value with respect to v, for each Value v in the
@@ -113,46 +74,187 @@ class Value:
         until zero_grad; the others start from zero in each call."""
         order = self.graph()
         for v in order:
-            if v.parents:
+            is_leaf = not v.parents  # such as a weight: not computed from other Values
+            if not is_leaf:
                 v.grad = 0.0
         self.grad += 1.0  # dL/dL
         for v in reversed(order):
             for i, parent in enumerate(v.parents):
-                parent.grad += v.grad * v.local_grads[i]  # +=: a Value may be used twice
+                # +=: a Value may be used twice
+                parent.grad += v.grad * v.local_grads[i]
+
+    def graph(self) -> list["Value"]:
+        """Return every Value that this one depends on in topological order: each after its parents,
+        this one last. A loop instead of recursion, because a graph may be deeper than Python's
+        limit of about 1,000 nested calls."""
+        order = []
+        seen = set()
+        # The Values to visit, the next one last, each with the answer to: are its parents in order?
+        stack = [(self, False)]
+        while stack:
+            v, parents_are_in_order = stack.pop()
+            if parents_are_in_order:
+                order.append(v)
+            elif v not in seen:
+                seen.add(v)
+                # v comes again when its parents, which are visited before it, are in order
+                stack.append((v, True))
+                for parent in v.parents:
+                    stack.append((parent, False))
+        return order
+
+    # More operations, in the same form.
+    def __sub__(self, other):
+        other = other if isinstance(other, Value) else Value(other)
+        y = self.data - other.data
+        return Value(y, "-", (self, other), (1.0, -1.0))
+
+    def __truediv__(self, other):
+        other = other if isinstance(other, Value) else Value(other)
+        y = self.data / other.data
+        return Value(y, "/", (self, other), (1 / other.data, -y / other.data))
+
+    def __pow__(self, k: float):
+        if not isinstance(k, (float, int, Real)):
+            raise TypeError(f"the exponent must be a plain number, not {k!r}; write x ** y as (y * x.log()).exp()")
+        y = math.pow(self.data, k)
+        # x ** 0 is 1 everywhere. The formula would fail at x = 0
+        dy = k * math.pow(self.data, k - 1) if k != 0 else 0.0
+        return Value(y, f"** {k:g}", (self,), (dy,))
+
+    def exp(self):
+        y = math.exp(self.data)
+        # exp is its own derivative
+        return Value(y, "exp", (self,), (y,))
+
+    def log(self):
+        y = math.log(self.data)
+        return Value(y, "log", (self,), (1 / self.data,))
+
+    def relu(self):
+        y = max(self.data, 0.0)
+        dy = 1.0 if self.data > 0 else 0.0
+        return Value(y, "relu", (self,), (dy,))
+
+    def sigmoid(self):
+        # 1 / (1 + exp(-x)), or exp(x) / (exp(x) + 1): the one whose exp() cannot overflow
+        e = math.exp(-abs(self.data))
+        y = (1 if self.data > 0 else e) / (1 + e)
+        dy = e / (1 + e) ** 2  # y (1 - y)
+        return Value(y, "sigmoid", (self,), (dy,))
+
+    def __neg__(self):
+        return self * -1
+
+    # For a plain number on the left, as in 3 * x, Python calls the operator with an r.
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other):
+        return Value(other) - self
+
+    def __rtruediv__(self, other):
+        return Value(other) / self
+
+    def __rpow__(self, base):
+        return (self * Value(base).log()).exp()
 
 
-def zero_grad(parameters: list[Value]) -> None:
-    """Forget the gradients of the previous step: backward() adds to them."""
-    for p in parameters:
-        p.grad = 0.0
+# ----------------------------------------------------------------------------- 1. a derivative
 
 
-def sgd_step(loss: Value, parameters: list[Value], learning_rate: float) -> None:
-    """Take one step of gradient descent: move each parameter against its gradient."""
-    zero_grad(parameters)
-    loss.backward()
-    for p in parameters:
-        p.data -= learning_rate * p.grad
+def parabola(x):
+    return 3 * x**2 - 4 * x + 5
+
+
+def derivative_is_a_slope() -> None:
+    print("1. A derivative is a slope. Increase x = 3 by h: how much does f = 3x^2 - 4x + 5 change, relative to h?\n")
+    for h in (1, 0.1, 0.01, 0.001, 1e-15):
+        change = parabola(3 + h) - parabola(3)
+        print(f"    h = {h:<7g} (f(3 + h) - f(3)) / h = {change / h:.6g}")
+    print("\nAs h shrinks, this approaches the derivative, 6x - 4 = 14, until rounding errors dominate.")
+
+
+# ----------------------------------------------------------------------------- 2. the chain rule
+
+
+def chain_rule() -> None:
+    print("\n2. The chain rule multiplies the local derivatives along each path and sums over paths. One backward pass")
+    print("gives all gradients exactly; finite differences need two evaluations per input and are approximate.\n")
+    print("    expression and inputs    finite diff.      backprop")
+    compare("f = 3x^2 - 4x + 5", parabola, x=3)
+    compare("L = w6 (w3 + w1 w2)", sum_and_products, w1=2, w2=-3, w3=10, w6=-2)
+    compare("o = tanh(x1 w1 + x2 w2 + b)", small_neuron, x1=2, x2=0, w1=-3, w2=1, b=6.8814)
+    print("\nAddition passes the gradient through unchanged; multiplication scales it by the other")
+    print("factor. The last expression is a neuron.")
+
+
+def sum_and_products(w1, w2, w3, w6):
+    return w6 * (w3 + w1 * w2)
+
+
+def small_neuron(x1, x2, w1, w2, b):
+    return (x1 * w1 + x2 * w2 + b).tanh()
+
+
+def compare(text: str, f: Callable, **inputs: float) -> None:
+    """Print the derivatives of f w.r.t. each input: by finite differences, and by backward()."""
+    values = [Value(x) for x in inputs.values()]
+    y = f(*values)
+    y.backward()
+    estimates = numeric_grad(f, list(inputs.values()))
+    print(f"    {text} = {y.data:.4f}")
+    for name, value, estimate in zip(inputs, values, estimates, strict=True):
+        print(f"        {name:2} = {value.data:7.4f} {estimate:20.6f} {value.grad:13.6f}")
 
 
 def numeric_grad(f: Callable, x: list[float], h: float = 1e-5) -> list[float]:
     """Estimate the derivatives of f(*x): (f(x + h) - f(x - h)) / 2h, which errs by order h^2."""
-    shifted = lambda i, h: f(*map(Value, [*x[:i], x[i] + h, *x[i + 1 :]])).data
-    return [(shifted(i, h) - shifted(i, -h)) / (2 * h) for i in range(len(x))]
+    estimates = []
+    for i in range(len(x)):
+        right = [Value(xj) for xj in x]
+        left = [Value(xj) for xj in x]
+        right[i] += h
+        left[i] -= h
+        change = f(*right).data - f(*left).data
+        estimates.append(change / (2 * h))
+    return estimates
+
+
+# ----------------------------------------------------------------------------- 3. gradients accumulate
+
+
+def gradients_accumulate() -> None:
+    x = Value(3)
+    y = x * x + x
+    y.backward()
+    print(f"\n3. Gradients accumulate. y = x * x + x uses x three times: dy/dx = 3 + 3 + 1 = {x.grad:g}.")
+    print("Its graph has an arrow for each use, here in the language of Graphviz (dot -Tsvg draws it):\n")
+    print(draw(y, x=x, y=y))
+    y.backward()
+    print(f"A second backward() adds to the first: x.grad is {x.grad:g}. So each training step begins with zero_grad.")
 
 
 def draw(value: Value, /, **names: Value) -> str:
     """Return the graph of a Value in Graphviz's DOT language, with names for some boxes: draw(L,
-    w1=w1). An arrow shows a local derivative: the grad in a box is the sum, over its outgoing
-    arrows, of that times the grad at the end."""
+    w1=w1). The number at an arrow is a local derivative. The grad in a box is a sum over its outgoing
+    arrows: the number at the arrow times the grad in the box where it ends."""
     name_of = {v: name for name, v in names.items()}
-    ids = {v: i for i, v in enumerate(reversed(value.graph()))}
+    box_of = {}  # {Value: number of its box}
+    for v in reversed(value.graph()):
+        box_of[v] = len(box_of)
     lines = ["digraph {", "  rankdir=LR; node [shape=record];"]
-    for v, i in ids.items():
+    for v, box in box_of.items():
         fields = [name_of.get(v, ""), v.op, f"data {v.data:.4g}", f"grad {v.grad:.4g}"]
-        lines.append(f'  {i} [label="{" | ".join(filter(None, fields))}"];')
-        lines += [f'  {ids[p]} -> {i} [label="{d:.4g}"];' for p, d in zip(v.parents, v.local_grads, strict=True)]
-    return "\n".join([*lines, "}\n"])
+        label = " | ".join(field for field in fields if field)
+        lines.append(f'  {box} [label="{label}"];')
+        for parent, local_grad in zip(v.parents, v.local_grads, strict=True):
+            lines.append(f'  {box_of[parent]} -> {box} [label="{local_grad:.4g}"];')
+    lines.append("}\n")
+    return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------- 4. a network learns
 
 
 class Neuron:
@@ -160,10 +262,12 @@ class Neuron:
 
     def __init__(self, n_in: int, activation: Callable | None):
         self.w = [Value(random.uniform(-1, 1)) for _ in range(n_in)]
-        self.b, self.activation = Value(0), activation
+        self.b = Value(0)
+        self.activation = activation
 
     def __call__(self, x: list) -> Value:
-        y = sum((wi * xi for wi, xi in zip(self.w, x, strict=True)), self.b)
+        products = [wi * xi for wi, xi in zip(self.w, x, strict=True)]
+        y = sum(products, self.b)
         return self.activation(y) if self.activation else y
 
     def parameters(self) -> list[Value]:
@@ -184,11 +288,16 @@ class Layer:
 
 
 class MLP:
-    """A multi-layer perceptron: layers with an activation after each but the last."""
+    """A multi-layer perceptron: layers with an activation after each but the last. MLP(2, [8, 8, 1])
+    has layers from 2 numbers to 8, from 8 to 8, and from 8 to 1."""
 
     def __init__(self, n_in: int, n_outs: list[int], activation: Callable = Value.tanh):
-        activations = [activation] * (len(n_outs) - 1) + [None]
-        self.layers = [Layer(*shape) for shape in zip([n_in, *n_outs[:-1]], n_outs, activations, strict=True)]
+        self.layers = []
+        for i, n_out in enumerate(n_outs):
+            is_last = i == len(n_outs) - 1
+            layer = Layer(n_in, n_out, None if is_last else activation)
+            self.layers.append(layer)
+            n_in = n_out
 
     def __call__(self, x: list) -> list[Value]:
         for layer in self.layers:
@@ -199,105 +308,132 @@ class MLP:
         return [p for layer in self.layers for p in layer.parameters()]
 
 
-def derivatives() -> None:
-    f = lambda x: 3 * x**2 - 4 * x + 5
-    print("1. A derivative is a slope. Increase x = 3 by h: how much does f = 3x^2 - 4x + 5 change, relative to h?\n")
-    for h in (1, 0.1, 0.01, 0.001, 1e-15):
-        print(f"    h = {h:<7g} (f(3 + h) - f(3)) / h = {(f(3 + h) - f(3)) / h:.6g}")
-    print("\nAs h shrinks, this approaches the derivative, 6x - 4 = 14, until rounding errors dominate.")
-
-    print("\n2. The chain rule multiplies the local derivatives along each path and sums over paths. One backward pass")
-    print("gives all gradients exactly; finite differences need two evaluations per input and are approximate.\n")
-    print("    expression and inputs    finite diff.      backprop")
-    neuron = {"x1": 2, "x2": 0, "w1": -3, "w2": 1, "b": 6.8814}
-    for text, g, inputs in (
-        ("f = 3x^2 - 4x + 5", f, {"x": 3}),
-        ("L = w6 (w3 + w1 w2)", lambda w1, w2, w3, w6: w6 * (w3 + w1 * w2), {"w1": 2, "w2": -3, "w3": 10, "w6": -2}),
-        ("o = tanh(x1 w1 + x2 w2 + b)", lambda x1, x2, w1, w2, b: (x1 * w1 + x2 * w2 + b).tanh(), neuron),
-    ):
-        values = {name: Value(x) for name, x in inputs.items()}
-        y = g(*values.values())
-        y.backward()
-        print(f"    {text} = {y.data:.4f}")
-        for (name, x), estimate in zip(values.items(), numeric_grad(g, [*inputs.values()]), strict=True):
-            print(f"        {name:2} = {x.data:7.4f} {estimate:20.6f} {x.grad:13.6f}")
-    print("\nAddition passes the gradient through unchanged; multiplication scales it by the other")
-    print("factor. The last expression is a neuron.")
-
-    x = Value(3)
-    y = x * x + x
-    y.backward()
-    print(f"\n3. Gradients accumulate. y = x * x + x uses x three times: dy/dx = 3 + 3 + 1 = {x.grad:g}.")
-    print("Its graph has an arrow for each use, here in the language of Graphviz (dot -Tsvg draws it):\n")
-    print(draw(y, x=x, y=y))
-    y.backward()
-    print(f"A second backward() adds to the first: x.grad is {x.grad:g}. So each training step begins with zero_grad.")
+def zero_grad(parameters: list[Value]) -> None:
+    """Forget the gradients of the previous step: backward() adds to them."""
+    for p in parameters:
+        p.grad = 0.0
 
 
-def two_moons(n: int, noise: float = 0.1) -> list[tuple[list[float], int]]:
-    """n points (x, y) around two interleaving half circles, and the moon of each: 1 or -1."""
-    points = []
-    for i in range(n):
-        moon, angle = (-1 if i % 2 else 1), random.uniform(0, math.pi)
-        x = random.gauss(0.5 + moon * (math.cos(angle) - 0.5), noise)
-        y = random.gauss(0.25 + moon * (math.sin(angle) - 0.25), noise)
-        points.append(([x, y], moon))
-    return points
+def sgd_step(loss: Value, parameters: list[Value], learning_rate: float) -> None:
+    """Take one step of gradient descent: move each parameter against its gradient."""
+    zero_grad(parameters)
+    loss.backward()
+    for p in parameters:
+        p.data -= learning_rate * p.grad
 
 
 def network() -> None:
-    points, mlp = two_moons(60), MLP(2, [8, 8, 1], Value.tanh)
+    points = two_moons(60)
+    mlp = MLP(2, [8, 8, 1], Value.tanh)
     print(f"\n4. A network with {len(mlp.parameters())} parameters (weights and biases) classifies points as x or o.")
     print("Sigmoid maps its score (logit) to P(x). The loss is the mean of -log(probability of the correct class).\n")
     for step in range(201):
-        scores = [mlp(point)[0] * moon for point, moon in points]  # the logits of the correct classes
-        loss = -sum(score.sigmoid().log() for score in scores) / len(points)
+        # The logits of the correct classes: the logit of x is the score, and that of o is -score
+        logits = []
+        for point, moon in points:
+            (score,) = mlp(point)
+            logits.append(score * moon)
+        log_probs = [logit.sigmoid().log() for logit in logits]
+        loss = -sum(log_probs) / len(points)
         if step % 20 == 0:
-            accuracy = sum(score.data > 0 for score in scores) / len(points)
+            correct = sum(logit.data > 0 for logit in logits)
+            accuracy = correct / len(points)
             print(f"    step {step:3}    loss {loss.data:.4f} nats    accuracy {accuracy:6.1%}")
         if step < 200:
             sgd_step(loss, mlp.parameters(), learning_rate=0.5)
-    print(f"\n`:` predicts x, blank predicts o, `.` is unsure (probability 1/3 to 2/3):\n\n{text_plot(mlp, points)}")
+    print("\n`:` predicts x, blank predicts o, `.` is unsure (probability 1/3 to 2/3):\n")
+    print(text_plot(mlp, points))
+
+
+def two_moons(n: int, noise: float = 0.1) -> list[tuple[list[float], int]]:
+    """n points [x, y] around two interleaving half circles, and the moon of each: 1 or -1."""
+    points = []
+    for i in range(n):
+        moon = -1 if i % 2 else 1
+        angle = random.uniform(0, math.pi)
+        # Moon 1 is the upper half of a circle around (0, 0), moon -1 the lower half around (1, 0.5)
+        x = 0.5 + moon * (math.cos(angle) - 0.5)
+        y = 0.25 + moon * (math.sin(angle) - 0.25)
+        point = [random.gauss(x, noise), random.gauss(y, noise)]
+        points.append((point, moon))
+    return points
 
 
 def text_plot(mlp: MLP, points: list) -> str:
     """The decision boundary: a character for P(x) at each point of a grid, and the points."""
+    # 72 columns from -1.5 to 2.5, 20 rows from -1 to 1.5
     xs = [-1.5 + 4 * (i + 0.5) / 72 for i in range(72)]
     ys = [-1 + 2.5 * (i + 0.5) / 20 for i in range(20)]
-    P = [[mlp([x, y])[0].sigmoid().data for x in xs] for y in ys]
-    rows = [[" .:"[min(int(3 * p), 2)] for p in row] for row in P]  # one for each third of 0 to 1
+    rows = []
+    for y in ys:
+        row = []
+        for x in xs:
+            (score,) = mlp([x, y])
+            p = score.sigmoid().data
+            third = min(int(3 * p), 2)  # 0, 1 or 2
+            row.append(" .:"[third])
+        rows.append(row)
     for (x, y), moon in points:
-        row = min(range(len(ys)), key=lambda i: abs(ys[i] - y))
-        column = min(range(len(xs)), key=lambda i: abs(xs[i] - x))
-        rows[row][column] = "x" if moon == 1 else "o"
-    return "\n".join("    " + "".join(row) for row in reversed(rows))  # the largest y on top
+        row = rows[nearest(ys, y)]
+        row[nearest(xs, x)] = "x" if moon == 1 else "o"
+    rows.reverse()  # the largest y on top
+    return "\n".join("    " + "".join(row) for row in rows)
+
+
+def nearest(numbers: list[float], x: float) -> int:
+    """The index of the number that is closest to x."""
+    distances = [abs(number - x) for number in numbers]
+    return distances.index(min(distances))
+
+
+# ----------------------------------------------------------------------------- 5. a network learns to count
 
 
 def neural_bigram() -> None:
     text = ".emma.ava.mae.eva.amma."  # a dot starts and ends each word
-    pairs, chars = list(pairwise(text)), sorted(set(text))
+    pairs = list(itertools.pairwise(text))  # (".", "e"), ("e", "m") ...
+    chars = sorted(set(text))
     print(f"\n5. A network learns to count: which letter follows which in {text}\n")
     W = {(a, b): Value(0) for a in chars for b in chars}  # the logit of b after a
     for step in range(501):
-        E = {pair: w.exp() for pair, w in W.items()}
-        total = {a: sum(E[a, b] for b in chars) for a in chars}
-        P = {(a, b): E[a, b] / total[a] for a, b in W}  # softmax: the probability of b after a
-        loss = -sum(P[pair].log() for pair in pairs) / len(pairs)
+        P = probabilities(W, chars)
+        log_probs = [P[pair].log() for pair in pairs]
+        loss = -sum(log_probs) / len(pairs)
         if step % 100 == 0:
             print(f"    step {step:3}    loss {loss.data:.4f} nats")
-        sgd_step(loss, [*W.values()], learning_rate=10)
-    counted = {(a, b): pairs.count((a, b)) / text[:-1].count(a) for a, b in W}
-    minimum = -sum(math.log(counted[pair]) for pair in pairs) / len(pairs)
+        sgd_step(loss, list(W.values()), learning_rate=10)
+
+    counted = {}  # the probability of b after a: how many a's have a b after them
+    for a, b in W:
+        counted[a, b] = pairs.count((a, b)) / text[:-1].count(a)
+    counted_log_probs = [math.log(counted[pair]) for pair in pairs]
+    minimum = -sum(counted_log_probs) / len(pairs)
     gap = max(abs(counted[pair] - P[pair].data) for pair in W)
     print(f"\nLearned and counted probabilities differ by at most {gap:.3f}. The loss is close to {minimum:.4f} nats,")
     print("the minimum: counting is the maximum-likelihood solution. Read on in bigram.py, which counts.")
+
+
+def probabilities(W: dict, chars: list[str]) -> dict:
+    """Softmax: turn W, {(a, b): logit of b after a}, into {(a, b): probability of b after a}."""
+    E = {pair: logit.exp() for pair, logit in W.items()}
+    P = {}
+    for a in chars:
+        total = sum(E[a, b] for b in chars)
+        for b in chars:
+            P[a, b] = E[a, b] / total
+    return P
+
+
+# ----------------------------------------------------------------------------- the script
 
 
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()  # --help
     random.seed(2)  # for the points and the initial weights
-    derivatives()
+    derivative_is_a_slope()
+    chain_rule()
+    gradients_accumulate()
     network()
     neural_bigram()
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from conftest import result
 
 import capacity
-from capacity import error_of, parity_errors, sawtooth, staircase, wave
+from capacity import count_pieces, error_of, parity_errors, sawtooth, staircase, tree_of_xors, wave
 
 
 def largest_error(width: int) -> float:
@@ -37,6 +37,11 @@ def test_a_sawtooth_doubles_its_pieces_with_each_layer(depth):
     assert (slopes.abs() == 2**depth).all() and (slopes.diff() != 0).sum() == 2**depth - 1
 
 
+def test_pieces_are_counted_by_their_kinks():
+    x = torch.linspace(0, 1, 513)[:, None]
+    assert [count_pieces(sawtooth(x, depth)) for depth in (0, 1, 3, 5)] == [1, 2, 8, 32]
+
+
 def test_one_layer_makes_the_same_sawtooth_with_a_unit_for_each_kink():
     x, depth = torch.linspace(0, 1, 513)[:, None].double(), 4
     kinks = torch.arange(2**depth) / 2**depth  # the first one is where it starts
@@ -50,11 +55,18 @@ def test_one_layer_makes_the_same_sawtooth_with_a_unit_for_each_kink():
 
 
 def test_depth_and_width_compute_a_parity_that_no_linear_function_does():
-    assert parity_errors(8) == [0, 0, 0.5] == parity_errors(2)  # of 2 bits: XOR
+    exact = {"tree of XORs": 0, "thresholds": 0, "linear": 0.5}
+    assert parity_errors(8) == exact == parity_errors(2)  # of 2 bits: XOR
     inputs = np.array([[a, b, 1.0] for a, b in product((0, 1), repeat=2)])
     weights = np.random.default_rng(0).normal(size=(20_000, 3))
     right = ((inputs @ weights.T > 0) == np.array([0, 1, 1, 0])[:, None]).sum(axis=0)
     assert right.max() == 3  # no line has both odd inputs on one side
+
+
+def test_a_tree_of_xors_and_thresholds_count_modulo_2():
+    X = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], [0, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).float()
+    expected = [0, 1, 0, 0, 1, 0]
+    assert tree_of_xors(X).tolist() == capacity.thresholds(X).tolist() == expected
 
 
 def median_error(n_features: int, noise: float, penalty: float = 0.0) -> float:
@@ -70,6 +82,22 @@ def test_the_test_error_peaks_where_there_are_as_many_features_as_examples(monke
     assert median_error(40, 0.0) > 2 * median_error(10, 0.0)
 
 
+def test_the_columns_of_double_descent_are_medians_over_data_sets(monkeypatch):
+    """Each data set has its own seed, which no other seed of the script shares."""
+    asked = []
+
+    def error(n_features, noise, penalty, seed):
+        asked.append(seed)
+        return n_features + 10 * noise + 100 * penalty + (seed % 20) ** 3 / 1e5
+
+    monkeypatch.setattr(capacity, "error_of", error)
+    monkeypatch.setattr(capacity, "FEATURES", (7,))
+    table = capacity.grow(capacity.Options(seed=3))
+    middle = (9**3 + 10**3) / 2e5
+    assert table.rows == [pytest.approx([7, 7 + middle, 12 + middle, 22 + middle])]
+    assert asked == [*range(60, 80)] * 3
+
+
 def test_the_smallest_weights_fit_the_examples(monkeypatch):
     """With more features than examples and no noise, training examples have no error: they are learned exactly."""
     monkeypatch.setattr(capacity, "N_TRAIN", 1000)
@@ -78,7 +106,13 @@ def test_the_smallest_weights_fit_the_examples(monkeypatch):
     assert error_of(400, 0.0, 1e9, seed=0) > 0.5  # a penalty that allows no weights: near 1, that of a constant
 
 
-def test_the_script_prints_and_draws_its_tables(call, monkeypatch):
+def rows_of(out: str, size: str) -> list[list[str]]:
+    """The printed rows of a size, as words."""
+    rows = [line.split() for line in out.splitlines()]
+    return [row for row in rows if row[:1] == [size]]
+
+
+def test_the_script_prints_and_draws_its_tables(call, figures, monkeypatch):
     monkeypatch.setattr(capacity, "DRAWS", 1)
     monkeypatch.setattr(capacity, "FEATURES", (50, 100, 150))
     monkeypatch.setattr(capacity, "DEPTHS", (1, 3))
@@ -92,10 +126,39 @@ def test_the_script_prints_and_draws_its_tables(call, monkeypatch):
     peak = max(float(row[2]) for row in rows if row[:1] in (["50"], ["100"], ["150"]))
     assert result(out)["peak"] == f"{peak:.4f}"
     assert Path("out/capacity/capacity.png").read_bytes().startswith(b"\x89PNG")
+    ((figure, _),) = figures
+    width, depth, size = figure.axes
+    assert [line.get_label() for line in depth.lines] == ["32 units per layer", "one layer, as large"]
+    assert [axes.get_xscale() for axes in figure.axes] == ["log", "linear", "log"]
+    drawn = [line.get_xydata().tolist() for line in width.lines]
+    assert [f"{y:.4f}" for _, y in (curve[-1] for curve in drawn)] == [by_hand, trained, rows_of(out, "256")[0][3]]
+    noise = size.lines[1].get_xydata().tolist()
+    assert [x for x, _ in noise] == [50, 100, 150] and f"{max(y for _, y in noise):.4f}" == f"{peak:.4f}"
     assert result(call(capacity, "--max_iters=3")[1])["peak"] == result(out)["peak"]
+
+
+def test_a_steeper_start_multiplies_weights_and_biases_of_the_hidden_layer_alone():
+    options = capacity.Options(max_iters=1)
+    plain, steep = (capacity.train_on_wave(8, steepness, options) for steepness in (1, 100))
+    for name in ("weight", "bias"):  # one step of Adam moves a number by 0.01
+        assert torch.allclose(getattr(steep[0], name), 100 * getattr(plain[0], name), atol=1.2)
+        assert torch.allclose(getattr(steep[2], name), getattr(plain[2], name), atol=0.03)
+
+
+def test_a_network_as_large_has_about_as_many_parameters(monkeypatch):
+    monkeypatch.setattr(capacity, "DEPTHS", (3,))
+    sizes, make = [], capacity.network
+    monkeypatch.setattr(capacity, "network", lambda *made: sizes.append(net := make(*made)) or net)
+    inputs, train = [], capacity.train
+    monkeypatch.setattr(capacity, "train", lambda net, x, *rest: (inputs.append(x), train(net, x, *rest)))
+    ((depth, pieces, *_),) = capacity.deepen(capacity.Options(max_iters=1)).rows
+    for x in inputs:  # standardized
+        assert x.mean().item() == pytest.approx(0, abs=1e-5) and x.std().item() == pytest.approx(1, abs=1e-5)
+    deep, wide = (sum(p.numel() for p in net.parameters()) for net in sizes)
+    assert (depth, pieces) == (3, 8) and deep - 3 < wide <= deep and len(sizes[0]) == 7 and len(sizes[1]) == 3
 
 
 def test_a_steeper_start_of_the_same_network_learns_the_wave_better(monkeypatch):
     monkeypatch.setattr(capacity, "WIDTHS", (64,))
-    ((_, _, trained, steep),) = capacity.widen(capacity.Options(max_iters=500))
+    ((_, _, trained, steep),) = capacity.widen(capacity.Options(max_iters=500)).rows
     assert steep < 0.5 * trained < 0.5

@@ -21,10 +21,12 @@ import console
 import model
 import ngram
 import optim
-import plots
 import prepare_data
 import tokenizer
 import train
+
+sys.path.append(str(ROOT / "docs"))
+import draw_tables
 
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README = PAGES[ROOT / "README.md"]
@@ -346,7 +348,7 @@ def test_counting_invents_the_names_that_the_first_table_shows(row, call, names)
 
 
 def test_the_plot_of_the_ladder_shows_the_first_table(call, figures):
-    call(plots)
+    call(draw_tables)
     figure, path = figures[0]
     assert path == Path("out/ladder.png") and path.read_bytes().startswith(b"\x89PNG")
     (axes,) = figure.axes
@@ -364,8 +366,17 @@ def test_the_plot_of_the_ladder_shows_the_first_table(call, figures):
         assert losses == pytest.approx([float(row[key] or "nan") for row in LADDER[15::-1]], nan_ok=True)
 
 
+def test_the_command_that_draws_tables_is_that_of_its_docstring(tmp_path):
+    """It runs as `python docs/draw_tables.py`, in any folder."""
+    assert "    python docs/draw_tables.py  " in draw_tables.__doc__
+    command = [sys.executable, ROOT / "docs" / "draw_tables.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["counting.png", "ladder.png"]
+
+
 def test_the_plot_of_counting_shows_its_tables(call, figures):
-    call(plots)
+    call(draw_tables)
     figure, path = figures[1]
     assert path == Path("out/counting.png") and path.read_bytes().startswith(b"\x89PNG")
     assert [axes.get_xlabel() for axes in figure.axes] == ["steps of training", "characters of training text"]
@@ -406,7 +417,8 @@ def test_a_mixture_is_lower_than_its_parts():
 
 
 def test_plots_without_matplotlib_give_one_line():
-    hidden = "import runpy, sys; sys.modules['matplotlib'] = None; runpy.run_path('plots.py', run_name='__main__')"
+    hidden = "import runpy, sys; sys.modules['matplotlib'] = None; "
+    hidden += "runpy.run_path('docs/draw_tables.py', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: plots need matplotlib") and "; python -m pip install" in done.stderr

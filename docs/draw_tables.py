@@ -1,0 +1,125 @@
+"""Draw two plots of README.md and docs/results.md, with the numbers in the tables of docs/results.md.
+
+    python docs/draw_tables.py      # out/ladder.png and out/counting.png; the pages show copies, in assets/
+
+ladder.png has the losses of many models. counting.png has the losses of a GPT, of counting, and of both.
+"""
+
+import math
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of console.py and plots.py
+from console import run
+
+# The kinds of models that ladder.png shows in different colors, and what the name of such a model matches
+KINDS = {
+    "counting": "^(un|bi|Kn)",
+    "network with a fixed window": "MLP|neural",
+    "network with a state": "RNN|GRU|LSTM|linear|state",
+    "attention": "GPT$",
+    "both": r"GPT \+",
+}
+
+
+@dataclass
+class Model:
+    """A row of the table of models."""
+
+    name: str
+    train: str  # its training loss as printed, or nothing
+    val: str  # its validation loss as printed
+
+
+def ladder(page: str, path: Path) -> None:
+    """Draw the losses of the models in the first table of the page, the lowest at the bottom."""
+    import plots  # here, because matplotlib is optional
+
+    models = read_models(page)
+    curves = {"its training loss": gaps(models)}
+    for i, kind in enumerate(KINDS):
+        chosen = models_of_kind(models, kind)
+        losses = [float(model.val) for model in chosen]
+        names = [model.name for model in chosen]
+        curves[kind] = (losses, names, f"oC{i}")  # circles in the color number i
+
+    figure = plots.Figure((7.5, 5.5), dpi=80, layout="constrained")
+    figure.suptitle("How low each model gets: names")
+    axes = figure.subplots()
+    plots.draw_panel(axes, curves, xlabel="loss, nats per letter", xlim=(1.58, 3.75), yticks=[])
+    axes.legend(fontsize="small", loc="lower right")
+    beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
+    for i, kind in enumerate(KINDS):
+        for model in models_of_kind(models, kind):
+            text = f"{model.name}  {model.val}"
+            axes.annotate(text, (float(model.val), model.name), color=f"C{i}", **beside)
+    plots.save(figure, path)
+
+
+def read_models(page: str) -> list[Model]:
+    """The models in the first table of a page, the last row first."""
+    table = re.search(r"(?:^\|.*\n)+", page, re.M)[0]  # the first lines that start with |
+    # | name | parameters | training loss, or nothing | validation loss ...
+    rows = re.findall(r"^\| (.+?) \| [\d,]+ \| (\S*) ?\| (\S+) ", table, re.M)
+    models = [Model(name, train, val) for name, train, val in rows]
+    models.reverse()
+    return models
+
+
+def models_of_kind(models: list[Model], kind: str) -> list[Model]:
+    return [model for model in models if re.search(KINDS[kind], model.name)]
+
+
+def gaps(models: list[Model]) -> tuple[list, list, str]:
+    """A curve: for each model, a gray line from its training loss to its validation loss."""
+    losses = []
+    names = []
+    for model in models:
+        # At NaN, a line is interrupted
+        losses += [float(model.train or "nan"), float(model.val), math.nan]
+        names += [model.name, model.name, model.name]
+    return losses, names, "o-C7"
+
+
+def counting(page: str, path: Path) -> None:
+    """Draw the losses of a GPT, of an n-gram model, and of both, in two tables of the page."""
+    import plots
+
+    panels = []
+    for heading in ("steps of training", "characters of training text"):
+        x, gpt, kneser_ney, both = read_columns(page, heading)
+        curves = {"GPT": (x, gpt, "o-"), "Kneser-Ney 8-gram": (x, kneser_ney, "o-"), "both": (x, both, "o-")}
+        panel = {"curves": curves, "xlabel": heading, "ylabel": "validation loss, nats per character"}
+        panel["xscale"] = "log"
+        panel["xticks"] = x
+        panel["xticklabels"] = [f"{number:,.0f}" for number in x]
+        panels.append(panel)
+    plots.lines(path, *panels, title="What counting still knows: tiny Shakespeare")
+
+
+def read_columns(page: str, heading: str) -> np.ndarray:
+    """The first four columns of the table that starts with this heading, (4, rows): the first number of
+    each cell, 1.5 for "1.5 (1.4 to 1.6)"."""
+    table = re.search(rf"^\| {heading} .*\n.*\n((?:\|.*\n)+)", page, re.M)[1]
+    rows = []
+    for line in table.splitlines():
+        cells = line.split("|")[1:5]
+        first_words = [cell.split()[0] for cell in cells]
+        rows.append([float(word.replace(",", "")) for word in first_words])
+    return np.array(rows).T
+
+
+def main() -> None:
+    page = Path(__file__).with_name("results.md").read_text(encoding="utf-8")
+    for draw in (ladder, counting):
+        path = Path("out", f"{draw.__name__}.png")
+        draw(page, path)
+        print(f"saved {path}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,125 @@
+"""plots.py: panels, their curves, labels and baselines. Which plot a script draws is in the test of that script."""
+
+import math
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import plots
+
+
+def xy(axes) -> list[list[list[float]]]:
+    """The points of each line."""
+    return [line.get_xydata().tolist() for line in axes.lines]
+
+
+def test_the_example_of_lines_draws_its_curves(figures, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    example = textwrap.dedent(plots.lines.__doc__.split("For example:\n")[1])
+    exec(example, {"lines": plots.lines, "Path": Path})
+    ((figure, path),) = figures
+    (axes,) = figure.axes
+    assert path.read_bytes().startswith(b"\x89PNG") and figure.get_suptitle() == "a loss that falls"
+    assert xy(axes) == [[[1, 3.3], [2, 2.6], [3, 2.4], [4, 2.3]], [[2, 2.7], [4, 2.4]]]
+    assert [line.get_marker() for line in axes.lines] == ["None", "o"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["train", "val"]
+
+
+def test_panels_are_in_rows_and_the_figure_grows_with_them(figures, tmp_path):
+    panels = [{"curves": {"a": ([0, 1], [i, i], "-")}, "title": str(i)} for i in range(6)]
+    plots.lines(tmp_path / "a.png", *panels, rows=2)
+    plots.lines(tmp_path / "b.png", panels[0], size=(8, 5))
+    (grid, _), (single, _) = figures
+    places = [axes.get_subplotspec() for axes in grid.axes]
+    rows_and_columns = [(place.rowspan.start, place.colspan.start) for place in places]
+    assert rows_and_columns == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert [axes.get_title() for axes in grid.axes] == list("012345")
+    assert tuple(grid.get_size_inches()) == pytest.approx((12, 6.5)) and tuple(single.get_size_inches()) == (8, 5)
+    with pytest.raises(ValueError):
+        plots.lines(tmp_path / "c.png", *panels[:5], rows=2)
+
+
+def test_a_label_with_an_underscore_is_not_in_the_legend(figures, tmp_path):
+    plots.lines(tmp_path / "a.png", {"curves": {"a": ([0], [1], "o"), "_b": ([0], [2], "o")}})
+    (axes,) = figures[0][0].axes
+    assert len(axes.lines) == 2 and [text.get_text() for text in axes.get_legend().get_texts()] == ["a"]
+
+
+class Tokens(SimpleNamespace):
+    __hash__ = object.__hash__  # the baselines of a dataset are computed once
+
+
+def test_baselines_are_add_one_counts(figures, tmp_path):
+    data = Tokens(vocab_size=3, train=np.array([0, 1, 1, 2], np.uint16), val=np.array([1, 1, 0], np.uint16))
+    losses = plots.baseline_losses(data)
+    # counted are 1, 1, 2 (the first token has no pair): unigrams (0 + 1) / 6, 3 / 6, 2 / 6; after 1: 1, 2, 2 of 5
+    unigram = -(math.log(3 / 6) + math.log(1 / 6)) / 2
+    bigram = -(math.log(2 / 5) + math.log(1 / 5)) / 2
+    assert losses == pytest.approx({"uniform": math.log(3), "unigram": unigram, "bigram": bigram})
+    plots.lines(tmp_path / "a.png", {"curves": {"a": ([0, 1], [1, 1], "-")}, "data": data})
+    (axes,) = figures[0][0].axes
+    assert [line.get_ydata()[0] for line in axes.lines[1:]] == list(losses.values())
+    assert [text.get_text().strip() for text in axes.texts] == [f"{name} {loss:.2f}" for name, loss in losses.items()]
+
+
+def test_ids_of_16_bits_do_not_overflow_in_a_table_of_pairs():
+    ids = np.arange(1000, dtype=np.uint16)
+    data = Tokens(vocab_size=1000, train=ids, val=ids)
+    assert plots.baseline_losses(data)["bigram"] == pytest.approx(-math.log(2 / 1001))
+
+
+def test_a_long_training_is_drawn_as_about_200_means_and_a_short_one_as_it_is(figures, tmp_path):
+    data = Tokens(vocab_size=4, train=np.zeros(9, np.uint16), val=np.zeros(9, np.uint16))
+    layer = (torch.linspace(-0.9, 0.9, 20).view(4, 5), torch.linspace(-1, 1, 20).view(4, 5))
+    updates = [(1, {"W": -2.0}), (2, {"W": -4.0})]
+    long = [float(i) for i in range(1001)]
+    for losses in (long, long[:5]):
+        plots.mlp_training(losses, [[layer], [layer]], updates, 0.8, data, "title", tmp_path / "a.png")
+    means, few = (figure.axes[3].lines[0].get_xydata().tolist() for figure, _ in figures)
+    assert means == [[5 * i, 5 * i + 2] for i in range(200)] + [[1000, 1000]]
+    assert few == [[i, i] for i in range(5)]
+    outputs, grads, image, _, *after, ratios = figures[0][0].axes
+    ends = outputs.lines[0].get_xdata()  # of 40 bins
+    assert (len(ends), ends[0], ends[-1]) == pytest.approx((40, -0.9 + 1.8 / 40, 0.9))
+    assert image.images[0].get_array().sum() == 2 * 2 and len(after) == 3  # beyond 0.8 are two at each end
+    assert grads.get_title() == "before training: their gradients / std"
+    assert after[0].get_title() == "after training: tanh activations"
+    assert xy(ratios) == [[[1, -2], [2, -4]], [[0, -3], [2, -3]]]
+
+
+def test_the_panels_of_a_scaling_law_show_runs_and_law():
+    """Three widths, whose sizes double, and three numbers of tokens, which double, too: so each dot of an isoFLOP
+    curve is a run."""
+    sizes, tokens = np.array([1, 2, 4]), np.array([8, 16, 32])
+    N, D = np.meshgrid(sizes, tokens, indexing="ij")
+    L = 1 / N + 1 / D
+    law = SimpleNamespace(loss=lambda N, D: 2 / N + 2 / D, optimum=lambda C: ((C / 6) ** 0.5, (C / 6) ** 0.5))
+    compute = plots.compute_panel(N, D, L, law)["curves"]
+    assert list(compute) == ["N = 1", "N = 2", "N = 4", "law, best N and D"]
+    assert [list(numbers) for numbers in compute["N = 2"][:2]] == [[96, 192, 384], list(L[1])]
+    budgets, lowest, _ = compute["law, best N and D"]
+    assert (budgets[0], budgets[-1]) == pytest.approx((48, 5 * 768))
+    assert lowest == pytest.approx(4 / (budgets / 6) ** 0.5)
+
+    panel = plots.isoflop_panel(N, D, L, law)
+    curves = panel["curves"]
+    assert list(panel["xticks"]) == [1, 2, 4] and panel["xscale"] == "log"
+    x, losses, style = curves["C = 1.9e+02 FLOP"]  # 6 N D with N = 2 and D = 16
+    assert (x[0], x[-1]) == pytest.approx((0.5, 8)) and style == "-C1"
+    assert losses == pytest.approx(2 / x + 2 * 6 * x / 192)
+    dots = {label: curve for label, curve in curves.items() if label.startswith("_")}
+    assert dots.keys() == {"_1 0", "_1 1", "_2 0", "_2 1", "_2 2", "_4 1", "_4 2"}
+    for (n,), (loss,), style in dots.values():
+        budget = 96 * 2 ** int(style[-1])
+        assert style[:-1] == "oC" and loss == pytest.approx(1 / n + 6 * n / budget)
+
+    prediction = SimpleNamespace(loss=0.3, low=0.2, high=0.5)
+    runs, diagonal, interval = plots.agreement_panel(N, D, L, law, prediction)["curves"].values()
+    assert list(runs[0]) == list(2 * L.ravel()) and list(runs[1]) == list(L.ravel())
+    assert diagonal[0] == diagonal[1] == [L.min(), L.max()]
+    assert sorted(interval[0]) == [0.2, 0.3, 0.5] and interval[1] == [L[2, 2]] * 3
