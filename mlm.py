@@ -24,7 +24,7 @@ layer turns its last hidden state into the logits of two classes, and everything
 import copy
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,20 +39,35 @@ from ngram import NGrams, sum_by_row
 from optim import Recipe, fit
 from prepare_data import Dataset, load
 
-# B words of T tokens: END, letters, END, PAD ... A token is an index of the alphabet "\0_\nabc...",
-# of V characters: padding, a hidden letter, the end of a word, and from FIRST on the letters.
-PAD, MASK, END, FIRST = range(4)
-MAX_LETTERS = 30  # longer documents are left out
-BATCH_SIZE = 128  # words per step
-CHOSEN, MASKED, RANDOM = 0.15, 0.8, 0.1  # of all letters: to predict; of these: masked, random
-SIDES = {  # what an n-gram sees: distances from the gap; smoothing drops the first ones first
-    "left": (-5, -4, -3, -2, -1),
-    "right": (-5, -4, -3, -2, -1),  # of reversed words
-    "both": (-3, 3, -2, 2, -1, 1),
-}
-TEST_EXAMPLES = 4000  # of a classifier
+# A token is an index of the alphabet "\0_\nabc...", which has V characters: padding, a hidden letter,
+# the end of a word, and the letters, from FIRST on
+PAD = 0
+MASK = 1
+END = 2
+FIRST = 3
+# Longer documents are left out
+MAX_LETTERS = 30
+# Words per step
+BATCH_SIZE = 128
+
+# The fraction of letters that an encoder has to predict in training
+CHOSEN = 0.15
+# Of the chosen letters, the fraction that is masked, and the fraction that is replaced by a random letter
+MASKED = 0.8
+RANDOM = 0.1
+
+# What an n-gram sees: letters at these distances from the gap. Smoothing drops the first ones first.
+# The n-grams of "right" read reversed words. The distances, and the discount of Kneser-Ney smoothing,
+# were chosen on the validation splits
+BEFORE = (-5, -4, -3, -2, -1)
+AROUND = (-3, 3, -2, 2, -1, 1)
+SIDES = {"left": BEFORE, "right": BEFORE, "both": AROUND}
+REACH = 5  # the largest distance
+DISCOUNT = 0.8
+
+# How a classifier is trained, and on how many examples it is tested
 CLASSIFIER = Recipe(1000, learning_rate=0.006)
-DISCOUNT = 0.8  # of Kneser-Ney smoothing; it and SIDES were chosen on the validation splits
+TEST_EXAMPLES = 4000
 
 
 @dataclass
@@ -67,6 +82,32 @@ class Options:
     seed: NonNegative = option(1337, "random seed for initialization, batches and hidden letters")
 
 
+# ----------------------------------------------------------------------------- hidden letters, and their loss
+
+
+def hide_letters(idx: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose 15 % of the letters in idx (B, T) as targets. Of the chosen ones, 80 % are masked, 10 %
+    are replaced by a random letter, and 10 % stay. So the encoder also learns about letters that are
+    not masked: when it is fine-tuned for another task, none is masked. Returns the changed idx and the
+    targets, (B, T) each; positions that were not chosen have the target -1. For example (| is END):
+
+        idx        |  a  l  e  x  a  n  d  e  r  |
+        chosen           *              *     *
+        changed    |  a  _  e  x  a  n  d  k  r  |     the first is masked; d stays; k is random
+        targets    .  .  l  .  .  .  .  d  e  .  .     . is -1
+    """
+    u = torch.rand(2, *idx.shape)  # two random numbers for each token
+    chosen = (u[0] < CHOSEN) & (idx >= FIRST)
+    is_masked = u[1] < MASKED
+    is_changed = u[1] < MASKED + RANDOM
+    random_letters = torch.randint(FIRST, V, idx.shape)
+    changed = torch.where(is_changed, random_letters, idx)
+    changed = torch.where(is_masked, MASK, changed)
+    changed = torch.where(chosen, changed, idx)
+    targets = torch.where(chosen, idx, -1)
+    return changed, targets
+
+
 class Encoder(GPT):
     """A GPT whose mask hides padding instead of the future, as in BERT. (The original also has
     other norms, positions and tokens, and predicts whether two sentences follow each other.)"""
@@ -75,104 +116,282 @@ class Encoder(GPT):
         super().__init__(replace(config, flash=False))  # the fused kernel would be causal
 
     def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(key_ids.shape).masked_fill(key_ids == PAD, -torch.inf)[:, None, None]
+        """Return what is added to the scores of the keys key_ids (B, S): -inf hides padding."""
+        mask = torch.zeros(key_ids.shape)
+        mask = mask.masked_fill(key_ids == PAD, -torch.inf)
+        return mask[:, None, None]  # (B, 1, 1, S): equal for all heads and queries
 
 
-def read_words(data: Dataset, split: str) -> list[str]:
-    """The documents of 1 to MAX_LETTERS letters. (None of them is a _, which stands for a gap.)"""
-    words = [data.tokenizer.decode(ids) for ids in data.documents(split)]
-    words = [word for word in words if 1 <= len(word) <= MAX_LETTERS and "_" not in word]
+def masked_loss(encoder: Encoder, idx: torch.Tensor) -> torch.Tensor:
+    """Hide letters of idx (B, T). Returns the mean loss of the chosen letters, in nats."""
+    hidden, targets = hide_letters(idx, encoder.config.vocab_size)
+    _, loss = encoder(hidden, targets)  # a target of -1 is ignored
+    return loss
+
+
+def next_letter_loss(gpt: GPT, idx: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of each letter and END of idx (B, T) after the tokens before it, in nats."""
+    targets = idx[:, 1:]
+    targets = targets.masked_fill(targets == PAD, -1)
+    _, loss = gpt(idx[:, :-1], targets)
+    return loss
+
+
+# ----------------------------------------------------------------------------- words
+
+
+@dataclass
+class Words:
+    """The documents of a dataset that have 1 to MAX_LETTERS letters."""
+
+    name: str  # name of the dataset
+    train: list[str]
+    test: list[str]
+
+
+def read_words(data: Dataset) -> Words:
+    """Read the short documents of a dataset. Raises UserError if a split has none."""
+    return Words(data.name, read_split(data, "train"), read_split(data, "test"))
+
+
+def read_split(data: Dataset, split: str) -> list[str]:
+    """Return the documents of a split that have 1 to MAX_LETTERS letters."""
+    words = []
+    for ids in data.documents(split):
+        word = data.tokenizer.decode(ids)
+        is_short = 1 <= len(word) <= MAX_LETTERS
+        if is_short and "_" not in word:  # a _ stands for a gap
+            words.append(word)
     if not words:
         raise UserError(f"{data.name} has no documents of 1 to {MAX_LETTERS} letters; use names")
     return words
 
 
+def make_alphabet(words: list[str]) -> str:
+    """Return the characters of all tokens, in their order."""
+    letters = set("".join(words))
+    return "\0_\n" + "".join(sorted(letters))
+
+
 def encode(words: list[str], alphabet: str) -> torch.Tensor:
-    """Words -> tokens (B, T), with END before and after each, and PAD after the shorter ones."""
-    rows = [torch.tensor([alphabet.index(letter) for letter in f"\n{word}\n"]) for word in words]
+    """Words -> tokens (B, T), with END before and after each word, and PAD after shorter words. "a" and
+    "bob" become
+
+        END a END PAD PAD
+        END b  o   b  END
+    """
+    rows = []
+    for word in words:
+        tokens = [alphabet.index(letter) for letter in f"\n{word}\n"]
+        rows.append(torch.tensor(tokens))
     return pad_sequence(rows, batch_first=True, padding_value=PAD)
 
 
-def hide_letters(idx: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose 15 % of the letters in idx (B, T) as targets; all other targets are -1. Of the chosen
-    ones, 80 % are masked, 10 % replaced by a random letter, and 10 % stay. So it also learns about
-    letters that are not masked: when it is fine-tuned for another task, none is. Returns the changed
-    idx, and the targets."""
-    u = torch.rand(2, *idx.shape)
-    chosen = (u[0] < CHOSEN) & (idx >= FIRST)
-    changed = torch.where(u[1] < MASKED + RANDOM, torch.randint(FIRST, V, idx.shape), idx)
-    changed = changed.masked_fill(u[1] < MASKED, MASK)
-    return torch.where(chosen, changed, idx), torch.where(chosen, idx, -1)
+# ----------------------------------------------------------------------------- one hidden letter, by networks
 
 
 def train(model: GPT, words: list[str], alphabet: str, steps: int, seed: int, side: str) -> None:
-    """Train an encoder on hidden letters, or a GPT on each next one."""
+    """Train an encoder on hidden letters, or a GPT on each next letter. side: what the model sees, to print."""
     rng = random.Random(seed)
+    loss_of = masked_loss if isinstance(model, Encoder) else next_letter_loss
 
     def batch_loss() -> torch.Tensor:
-        idx = encode(rng.choices(words, k=BATCH_SIZE), alphabet)
-        if isinstance(model, Encoder):
-            return model(*hide_letters(idx, len(alphabet)))[1]
-        return model(idx[:, :-1], idx[:, 1:].masked_fill(idx[:, 1:] == PAD, -1))[1]
+        batch = rng.choices(words, k=BATCH_SIZE)
+        return loss_of(model, encode(batch, alphabet))
 
-    rates = {"learning_rate": 0.015, "muon_learning_rate": 0.04, "warmup_iters": min(100, steps // 5)}
-    fit(model, batch_loss, Recipe(steps, optimizer="muon", beta2=0.98, **rates), lambda: side)
-
-
-# ----------------------------------------------------------------------------- one hidden letter
+    recipe = Recipe(
+        steps,
+        learning_rate=0.015,
+        muon_learning_rate=0.04,
+        optimizer="muon",
+        warmup_iters=min(100, steps // 5),
+        beta2=0.98,
+    )
+    fit(model, batch_loss, recipe, note=lambda: side)
 
 
 @torch.no_grad()
 def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
-    """The mean loss over all letters of words, each hidden in turn, in nats per letter. A GPT does
-    not see that letter anyway, and also gives a probability to the end of the word. Here it is
+    """Return the mean loss over all letters of words, each hidden in turn, in nats per letter. A GPT
+    does not see that letter anyway, and also gives a probability to the end of the word. Here it is
     known that there is a letter, so the probabilities of letters are scaled to add up to 1."""
     losses = []
-    shift = 0 if isinstance(model, Encoder) else 1  # a GPT's logits at t - 1 predict the letter at t
+    # An encoder's logits at t predict the letter at t, as do a GPT's logits at t - 1
+    shift = 0 if isinstance(model, Encoder) else 1
     for rows in encode(words, alphabet).split(500):
-        for t in range(1, rows.shape[1] - 1):
-            rows_here = rows[rows[:, t] >= FIRST]  # (B, T): the words that have a letter here
-            hidden = rows_here.index_fill(1, torch.tensor(t), MASK)
-            logits = model(hidden)[0][:, t - shift, FIRST:]  # (B, letters)
-            losses.append(F.cross_entropy(logits, rows_here[:, t] - FIRST, reduction="none"))
+        T = rows.shape[1]
+        for t in range(1, T - 1):
+            has_letter = rows[:, t] >= FIRST
+            idx = rows[has_letter]  # (B, T)
+            letters = idx[:, t].clone()  # (B,)
+            idx[:, t] = MASK
+            logits, _ = model(idx)  # (B, T, V)
+            letter_logits = logits[:, t - shift, FIRST:]  # (B, letters)
+            loss = F.cross_entropy(letter_logits, letters - FIRST, reduction="none")  # (B,)
+            losses.append(loss)
     return torch.cat(losses).mean().item()
 
 
+# ----------------------------------------------------------------------------- one hidden letter, by counting
+
+
 def letter_grams(words: list[str], alphabet: str, side: str, end: bool = False) -> np.ndarray:
-    """What an n-gram sees of each letter, and the letter itself: (letters, n). END counts as 0. With
-    end=True, each END but the first is a letter, too."""
-    idx = encode(words, alphabet)
-    padded = F.pad(idx.masked_fill(idx == PAD, END), (5, 5), value=END)  # SIDES reach 5 letters
-    grams = [padded[:, 5 + i : 5 + i + idx.shape[1]] for i in (*SIDES[side], 0)]  # (B, T) each
-    predicted = F.pad(idx[:, 1:] >= (END if end else FIRST), (1, 0))
-    return (torch.stack(grams, dim=2)[predicted] - END).numpy()
+    """Return an n-gram for each letter, (letters, n): the letters that an n-gram sees, then the letter
+    itself. A number is a token - END, so END is 0. With end=True, END is also predicted, except at the
+    start of a word. For the word "zab" (| is END):
+
+        left     |||||z   ||||za   |||zab     the five letters before it, then the letter
+        both     |||b|az  ||||zba  ||z|a|b    at the distances -3 3 -2 2 -1 1, then the letter
+    """
+    idx = encode(words, alphabet)  # (B, T)
+    T = idx.shape[1]
+    padded = idx.masked_fill(idx == PAD, END)
+    padded = F.pad(padded, (REACH, REACH), value=END)  # (B, T + 2 REACH)
+    offsets = list(SIDES[side])
+    offsets.append(0)  # the letter itself
+    columns = []
+    for offset in offsets:
+        start = REACH + offset
+        neighbors = padded[:, start : start + T]  # (B, T): for each letter, the letter at this distance
+        columns.append(neighbors)
+    grams = torch.stack(columns, dim=2)  # (B, T, n)
+    first_predicted = END if end else FIRST
+    is_predicted = idx >= first_predicted
+    is_predicted[:, 0] = False
+    grams = grams[is_predicted] - END
+    return grams.numpy()
 
 
 def ngram_losses(train_words: list[str], words: list[str], alphabet: str, side: str, end: bool = False) -> np.ndarray:
-    """The losses of letters by n-grams with Kneser-Ney smoothing (ngram.py), in nats, (letters,)."""
+    """Count n-grams of train_words, with Kneser-Ney smoothing (ngram.py). Returns the losses of the
+    letters of words, one word after the other, in nats, (letters,)."""
     grams = letter_grams(train_words, alphabet, side, end)
-    separator = None if side == "both" or end else 0  # else an END says as much as a letter
-    table = NGrams(*sum_by_row(grams, np.ones(len(grams), int)), len(alphabet) - END, separator)
-    return -np.log(table.kneser_ney(letter_grams(words, alphabet, side, end), DISCOUNT))
+    once_each = np.ones(len(grams), dtype=int)
+    distinct, counts = sum_by_row(grams, once_each)
+    # If one END stands before the seen letters, so do more, which tell nothing new: kneser_ney() skips
+    # them. An END on the right, or between two halves, says as much as a letter.
+    separator = None if side == "both" or end else 0
+    V = len(alphabet) - END
+    table = NGrams(distinct, counts, V, separator)
+    to_predict = letter_grams(words, alphabet, side, end)
+    p = table.kneser_ney(to_predict, DISCOUNT)  # (letters,)
+    return -np.log(p)
 
 
-def compare_sides(seen: list[str], unseen: list[str], alphabet: str, options: Options) -> tuple:
-    """Train a model and count n-grams for each of SIDES. Returns the encoder, and all losses."""
-    sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
-    config = GPTConfig(len(alphabet), block_size=MAX_LETTERS + 3, activation="swiglu", **sizes)
+def ngram_loss(words: Words, alphabet: str, side: str) -> float:
+    """Count n-grams on the train split. Returns the mean loss of the letters of the test split, in nats."""
+    losses = ngram_losses(words.train, words.test, alphabet, side)
+    return losses.mean().item()
+
+
+# ----------------------------------------------------------------------------- do the letters after a gap help?
+
+
+def compare_sides(words: Words, alphabet: str, options: Options) -> tuple[Encoder, dict[str, float]]:
+    """Train a network and count n-grams for each side, and print their mean losses of a hidden letter on
+    the test split. Returns the encoder, and the losses by name, in nats."""
+    config = GPTConfig(
+        vocab_size=len(alphabet),
+        block_size=MAX_LETTERS + 3,  # END, the halves of a word, END between them, END
+        n_layer=options.n_layer,
+        n_head=options.n_head,
+        n_embd=options.n_embd,
+        activation="swiglu",
+    )
+    gpt_config = replace(config, dropout=0.1)
+    reversed_words = Words(words.name, backwards(words.train), backwards(words.test))
+    steps = options.max_iters
+    seed = options.seed
+
+    torch.manual_seed(seed)
+    left = GPT(gpt_config)
+    train(left, words.train, alphabet, steps, seed, "left")
+
+    torch.manual_seed(seed)
+    right = GPT(gpt_config)
+    train(right, reversed_words.train, alphabet, steps, seed, "right")
+
+    # Few letters are targets, so an encoder learns slowly, and memorizes little: more steps, no dropout
+    torch.manual_seed(seed)
+    both = Encoder(config)
+    train(both, words.train, alphabet, 4 * steps, seed, "both")
+
     losses = {}
-    for side in SIDES:
-        order = -1 if side == "right" else 1
-        words, test_words = ([word[::order] for word in part] for part in (seen, unseen))
-        torch.manual_seed(options.seed)
-        if side == "both":  # few letters are targets, so it learns slowly, and memorizes little
-            model, steps = Encoder(config), 4 * options.max_iters
-        else:
-            model, steps = GPT(replace(config, dropout=0.1)), options.max_iters
-        train(model, words, alphabet, steps, options.seed, side)
-        losses[side] = letter_loss(model, test_words, alphabet)
-        losses[f"ngram_{side}"] = ngram_losses(words, test_words, alphabet, side).mean().item()
-    return model, losses
+    losses["left"] = letter_loss(left, words.test, alphabet)
+    losses["ngram_left"] = ngram_loss(words, alphabet, "left")
+    losses["right"] = letter_loss(right, reversed_words.test, alphabet)
+    losses["ngram_right"] = ngram_loss(reversed_words, alphabet, "right")
+    losses["both"] = letter_loss(both, words.test, alphabet)
+    losses["ngram_both"] = ngram_loss(words, alphabet, "both")
+
+    print(f"\nthe loss of one hidden letter, by the letters that are seen ({words.name}, test split)")
+    rows = [["nats per letter", "left", "right", "both", "left - both"]]
+    rows.append(loss_row("n-gram", losses["ngram_left"], losses["ngram_right"], losses["ngram_both"]))
+    rows.append(loss_row("network", losses["left"], losses["right"], losses["both"]))
+    print_table(rows)
+    return both, losses
+
+
+def backwards(words: list[str]) -> list[str]:
+    """Reverse each word: emma becomes amme."""
+    return [word[::-1] for word in words]
+
+
+def loss_row(name: str, left: float, right: float, both: float) -> list[str]:
+    """Return a row of the table: the three losses, and what the right side adds to the left one."""
+    row = [name]
+    for loss in (left, right, both, left - both):
+        row.append(f"{loss:.4f}")
+    return row
+
+
+# ----------------------------------------------------------------------------- two halves: one word?
+# The second lesson: the trained encoder as a start for another task.
+
+
+@dataclass
+class Task:
+    """Texts of two kinds, 0 and 1, to tell apart."""
+
+    name: str
+    train: tuple[list[str], list[str]]  # texts of kind 0, and texts of kind 1
+    test: tuple[list[str], list[str]]
+
+
+def half_task(words: Words, seed: int) -> Task:
+    """Make the task: does the second half belong to the first one? Kind 0: no; kind 1: yes."""
+    rng = random.Random(seed)
+    train = (mixed(words.train, rng), whole(words.train))
+    test = (mixed(words.test, rng), whole(words.test))
+    return Task("half", train, test)
+
+
+def join_halves(a: str, b: str) -> str:
+    """Join the first half of a and the second half of b by a newline, BERT's [SEP]: emma and olivia
+    become em|via."""
+    first = a[: len(a) // 2]
+    second = b[len(b) // 2 :]
+    return f"{first}\n{second}"
+
+
+def whole(words: list[str]) -> list[str]:
+    """Join both halves of each word."""
+    return [join_halves(word, word) for word in words]
+
+
+def mixed(words: list[str], rng: random.Random) -> list[str]:
+    """Join halves of different words. Both words are of equal length: otherwise the lengths of the
+    halves would give the answer, without a look at the letters."""
+    shuffled = rng.sample(words, len(words))
+    texts = []
+    firsts = sorted(words, key=len)
+    seconds = sorted(shuffled, key=len)
+    for a, b in zip(firsts, seconds, strict=True):
+        if a != b:
+            texts.append(join_halves(a, b))
+    if not texts:
+        raise UserError("no two documents of one split are of equal length; use more of them, or names")
+    return texts
 
 
 # ----------------------------------------------------------------------------- a class from [CLS]
@@ -187,107 +406,168 @@ class Classifier(nn.Module):
         self.head = nn.Linear(encoder.config.n_embd, 2)
 
     def forward(self, idx: torch.Tensor) -> torch.Tensor:
-        return self.head(self.encoder.hidden_states(idx)[:, 0])
+        x = self.encoder.hidden_states(idx)  # (B, T, C)
+        return self.head(x[:, 0])
 
 
-def halves(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """The first half of the first word and the second half of the second one, and a newline as
-    BERT's [SEP] between them."""
-    return [f"{a[: len(a) // 2]}\n{b[len(b) // 2 :]}" for a, b in pairs]
-
-
-def mixed(words: list[str], rng: random.Random) -> list[str]:
-    """Halves of different words. Both are of equal length: otherwise the lengths of the halves would
-    give the answer, without a look at the letters."""
-    firsts, seconds = (sorted(some, key=len) for some in (words, rng.sample(words, len(words))))
-    texts = halves((a, b) for a, b in zip(firsts, seconds, strict=True) if a != b)
-    if not texts:
-        raise UserError("no two documents of one split are of equal length; use more of them, or names")
-    return texts
-
-
-def draw_examples(kinds: list, n: int, rng: random.Random) -> tuple[list[str], torch.Tensor]:
-    """n texts of two kinds, both as often, and their kind, 0 or 1, (n,)."""
+def draw_examples(kinds: tuple, n: int, rng: random.Random) -> tuple[list[str], torch.Tensor]:
+    """Draw n texts of two kinds, which are equally likely. Returns the texts and their kinds, 0 or 1, (n,)."""
     labels = rng.choices((0, 1), k=n)
-    return [rng.choice(kinds[label]) for label in labels], torch.tensor(labels)
+    texts = [rng.choice(kinds[label]) for label in labels]
+    return texts, torch.tensor(labels)
 
 
-def tell_apart(kinds: list, test_kinds: list, encoder: Encoder, alphabet: str, seed: int) -> dict[str, float]:
-    """The accuracy in telling two kinds of texts apart, by counting (the n-grams of which kind give
-    the text a higher probability?), by a classifier with new weights, and by one that starts from
-    the encoder and is trained for as many steps."""
-    test_texts, test_labels = draw_examples(test_kinds, TEST_EXAMPLES, random.Random(seed))
-    starts = np.cumsum([0, *(len(text) + 1 for text in test_texts[:-1])])
-    losses = [ngram_losses(kind, test_texts, alphabet, "left", end=True) for kind in kinds]
-    is_right = {"n-grams": (np.add.reduceat(losses[0] - losses[1], starts) > 0) == test_labels.numpy()}
-    for name in ("new", "pre-trained"):
-        torch.manual_seed(seed)
-        model = Classifier(Encoder(encoder.config) if name == "new" else encoder)
-        rng = random.Random(seed)
+def train_classifier(model: Classifier, kinds: tuple, alphabet: str, seed: int, name: str) -> None:
+    """Train all weights to tell texts of two kinds apart. name: what to print on the line of progress."""
+    rng = random.Random(seed)
 
-        def batch_loss(model=model, rng=rng) -> torch.Tensor:
-            texts, labels = draw_examples(kinds, BATCH_SIZE, rng)
-            return F.cross_entropy(model(encode(texts, alphabet)), labels)
+    def batch_loss() -> torch.Tensor:
+        texts, labels = draw_examples(kinds, BATCH_SIZE, rng)
+        logits = model(encode(texts, alphabet))  # (B, 2)
+        return F.cross_entropy(logits, labels)
 
-        fit(model, batch_loss, CLASSIFIER, note=lambda name=name: name, lines=1)
-        with torch.no_grad():
-            is_right[name] = (model(encode(test_texts, alphabet)).argmax(dim=1) == test_labels).numpy()
-    return {name: right.mean().item() for name, right in is_right.items()}
+    fit(model, batch_loss, CLASSIFIER, note=lambda: name, lines=1)
+
+
+@torch.no_grad()
+def classify(model: Classifier, texts: list[str], alphabet: str) -> torch.Tensor:
+    """Return the more likely kind of each of n texts, 0 or 1, (n,)."""
+    logits = model(encode(texts, alphabet))  # (n, 2)
+    return logits.argmax(dim=1)
+
+
+def classify_by_counting(kinds: tuple, texts: list[str], alphabet: str) -> torch.Tensor:
+    """Return the kind whose n-grams give a text the higher probability, for each of n texts, 0 or 1, (n,)."""
+    # The losses of all letters and ENDs, one text after the other, (letters,)
+    losses_0 = ngram_losses(kinds[0], texts, alphabet, "left", end=True)
+    losses_1 = ngram_losses(kinds[1], texts, alphabet, "left", end=True)
+    # Their sums by text: "ab" and "c" have the losses of a, b, END and c, END, so they start at 0 and 3
+    lengths = [len(text) + 1 for text in texts]
+    ends = np.cumsum(lengths)  # (n,)
+    starts = ends - lengths  # (n,)
+    difference = np.add.reduceat(losses_0 - losses_1, starts)  # (n,)
+    return torch.from_numpy(difference > 0).long()
+
+
+def accuracy(predicted: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the fraction of n predicted kinds (n,) that are right."""
+    is_right = predicted == labels  # (n,)
+    return is_right.double().mean().item()
+
+
+def tell_apart(task: Task, encoder: Encoder, alphabet: str, seed: int) -> dict[str, float]:
+    """Tell texts of two kinds apart by counting, by a classifier with new weights, and by a classifier
+    that starts from the encoder and is trained for as many steps. Returns the accuracy of each."""
+    torch.manual_seed(seed)
+    new = Classifier(Encoder(encoder.config))
+    train_classifier(new, task.train, alphabet, seed, "new")
+
+    torch.manual_seed(seed)
+    pre_trained = Classifier(encoder)
+    train_classifier(pre_trained, task.train, alphabet, seed, "pre-trained")
+
+    rng = random.Random(seed)
+    texts, labels = draw_examples(task.test, TEST_EXAMPLES, rng)
+    by_counting = classify_by_counting(task.train, texts, alphabet)  # (n,)
+    by_new = classify(new, texts, alphabet)
+    by_pre_trained = classify(pre_trained, texts, alphabet)
+    return {
+        "n-grams": accuracy(by_counting, labels),
+        "new": accuracy(by_new, labels),
+        "pre-trained": accuracy(by_pre_trained, labels),
+    }
+
+
+def compare_classifiers(tasks: list[Task], encoder: Encoder, alphabet: str, seed: int) -> dict[str, float]:
+    """Print how well the texts of each task are told apart. Returns all accuracies."""
+    rows = [["accuracy", "n-grams", "new encoder", "pre-trained"]]
+    accuracies = {}
+    for task in tasks:
+        row = [task.name]
+        for name, value in tell_apart(task, encoder, alphabet, seed).items():
+            row.append(f"{value:.1%}")
+            accuracies[f"{task.name}_{name}"] = value
+        rows.append(row)
+    print("\na class from the first token. half: does the second half of a word belong to the first?")
+    print_table(rows)
+    return accuracies
+
+
+# ----------------------------------------------------------------------------- which letters are missing?
 
 
 @torch.no_grad()
 def fill(model: Encoder, text: str, alphabet: str) -> Iterator[tuple[str, float]]:
     """Fill the gaps one by one, the one with the most certain letter first, as each letter helps to
-    find the others. Yields the text after each, and the probability of the letter."""
+    find the others. Yields the text after each letter, and the probability of the letter."""
     while "_" in text:
         gaps = [i for i, letter in enumerate(text) if letter == "_"]
-        logits = model(encode([text], alphabet))[0][0, 1:-1, FIRST:]  # without the newlines
-        p, letters = logits[gaps].softmax(dim=-1).max(dim=-1)
-        best = p.argmax()
-        i = gaps[best]
-        text = text[:i] + alphabet[FIRST + letters[best]] + text[i + 1 :]
-        yield text, p[best].item()
+        logits, _ = model(encode([text], alphabet))  # (1, T, V)
+        letter_logits = logits[0, 1:-1, FIRST:]  # (len(text), letters): without the ENDs
+        p = letter_logits[gaps].softmax(dim=-1)  # (gaps, letters)
+        best_p, best_letter = p.max(dim=-1)  # (gaps,) each
+        surest = best_p.argmax().item()
+        i = gaps[surest]
+        letter = alphabet[FIRST + best_letter[surest]]
+        text = text[:i] + letter + text[i + 1 :]
+        yield text, best_p[surest].item()
+
+
+def check_fill(text: str, words: Words, alphabet: str) -> None:
+    """Raise UserError if the text of --fill cannot be filled."""
+    has_gap = "_" in text
+    is_known = set(text) <= set(alphabet)
+    if len(text) > MAX_LETTERS or not has_gap or not is_known:
+        advice = f"write up to {MAX_LETTERS} letters of {words.name}, with _ for each gap"
+        raise UserError(f"--fill={text} has no gap, unknown letters, or too many; {advice}")
+
+
+def show_filled(model: Encoder, text: str, words: Words, alphabet: str) -> None:
+    """Print how the gaps of a text are filled; without a text, those of five test words. The middle
+    letter of a test word is the gap."""
+    print("\ngaps filled by the encoder, the most certain letter first")
+    if text:
+        print(filled_line(model, text, alphabet))
+        return
+    for word in words.test[:5]:
+        middle = len(word) // 2
+        text = word[:middle] + "_" + word[middle + 1 :]
+        line = filled_line(model, text, alphabet)
+        print(f"{line}  correct: {word}")
+
+
+def filled_line(model: Encoder, text: str, alphabet: str) -> str:
+    """Return a line such as "    e_ma -> emma (90%)"."""
+    line = f"    {text}"
+    for filled, p in fill(model, text, alphabet):
+        line += f" -> {filled} ({p:.0%})"
+    return line
+
+
+# ----------------------------------------------------------------------------- the command line
 
 
 def main() -> None:
-    options, began = parse(Options, __doc__), time.perf_counter()
+    options = parse(Options, __doc__)
+    began = time.perf_counter()
     data = load(options.dataset)
-    words, test_words = read_words(data, "train"), read_words(data, "test")
-    rng, splits = random.Random(options.seed), (words, test_words)
-    tasks = {"half": [(mixed(some, rng), halves(zip(some, some, strict=True))) for some in splits]}
-    letters = set().union(*words, *test_words)
+    words = read_words(data)
+    documents = words.train + words.test
+    tasks = [half_task(words, options.seed)]
     if options.other:
-        others = [read_words(load(options.other), split) for split in ("train", "test")]
-        tasks[options.other] = list(zip(splits, others, strict=True))
-        letters |= set().union(*others[0], *others[1])
-    alphabet = "\0_\n" + "".join(sorted(letters))
-    texts = [options.fill]
-    if not options.fill:
-        texts = [f"{word[: len(word) // 2]}_{word[len(word) // 2 + 1 :]}" for word in test_words[:5]]
-    elif len(options.fill) > MAX_LETTERS or not {"_"} <= set(options.fill) <= set(alphabet):
-        advice = f"write up to {MAX_LETTERS} letters of {data.name}, with _ for each gap"
-        raise UserError(f"--fill={options.fill} has no gap, unknown letters, or too many; {advice}")
+        other = read_words(load(options.other))
+        documents += other.train + other.test
+        task = Task(options.other, train=(words.train, other.train), test=(words.test, other.test))
+        tasks.append(task)
+    alphabet = make_alphabet(documents)
+    if options.fill:
+        check_fill(options.fill, words, alphabet)
 
-    model, losses = compare_sides(words, test_words, alphabet, options)
-    print(f"\nthe loss of one hidden letter, by the letters that are seen ({data.name}, test split)")
-    table = [["nats per letter", *SIDES, "left - both"]]
-    for name, prefix in (("n-gram", "ngram_"), ("network", "")):
-        left, right, both = (losses[prefix + side] for side in SIDES)
-        table.append([name, *(f"{loss:.4f}" for loss in (left, right, both, left - both))])
-    print_table(table)
-    table = [["accuracy", "n-grams", "new encoder", "pre-trained"]]
-    for name, (kinds, test_kinds) in tasks.items():
-        accuracies = tell_apart(kinds, test_kinds, model, alphabet, options.seed)
-        table.append([name, *(f"{value:.1%}" for value in accuracies.values())])
-        losses |= {f"{name}_{key}": value for key, value in accuracies.items()}
-    print("\na class from the first token. half: does the second half of a word belong to the first?")
-    print_table(table)
-    print("\ngaps filled by the encoder, the most certain letter first")
-    for i, text in enumerate(texts):
-        steps = [f" -> {filled} ({p:.0%})" for filled, p in fill(model, text, alphabet)]
-        correct = "" if options.fill else f"  correct: {test_words[i]}"
-        print(f"    {text}{''.join(steps)}{correct}")
-    print_result("mlm", data, model.num_params(), **losses, seconds=time.perf_counter() - began)
+    encoder, losses = compare_sides(words, alphabet, options)
+    accuracies = compare_classifiers(tasks, encoder, alphabet, options.seed)
+    show_filled(encoder, options.fill, words, alphabet)
+    seconds = time.perf_counter() - began
+    print_result("mlm", data, encoder.num_params(), **losses, **accuracies, seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -52,24 +52,39 @@ from console import (
     run,
 )
 from model import GPT
-from prepare_data import load
+from prepare_data import Dataset, load
 from tokenizer import CharTokenizer, Tokenizer
 
-WORD = re.compile(r"[^\W\d]\w*")  # a letter or _, then letters, digits and _
-MAX_TOKENS = 10_000_000  # of the training split that are read
-SUBSAMPLING = 1e-3  # t in draw_pairs(): words that are more frequent than 2.6 t are thinned out
-NOISE_TABLE = 1 << 20  # words, drawn once, from which negatives are then chosen at random
+# A word is a letter or _, then letters, digits and _
+WORD = re.compile(r"[^\W\d]\w*")
+# How many tokens of the training split are read
+MAX_TOKENS = 10_000_000
+# t in subsample(): words that are more frequent than 2.6 t are thinned out
+SUBSAMPLING = 1e-3
+# How many words are drawn once, from which negatives are then chosen at random
+NOISE_TABLE = 1 << 20
 BATCH_SIZE = 32
 LEARNING_RATE = 0.1
-FREQUENT = 5000  # neighbors are among so many words: vectors of rare words are mostly noise
-OCCURRENCES = 10  # of a word, over which the hidden states of a GPT are averaged
+# Neighbors are among so many words: vectors of rare words are mostly noise
+FREQUENT = 5000
+# The hidden states of a GPT are averaged over so many occurrences of a word
+OCCURRENCES = 10
+# Words of Python whose neighbors are shown
 NEAR = ("self", "KeyError", "append", "min", "while", "True")
-ANALOGIES = (  # a is to b as c is to d
-    "min max lower upper", "True False max min", "encode decode dumps loads", "try except if else",
-    "open close __enter__ __exit__", "read write load dump", "list append set add",
-    "getattr setattr __getattr__ __setattr__", "dict KeyError list IndexError",
-    "start stop begin end", "first last left right",
-)  # fmt: skip
+# a b c d: a is to b as c is to d
+ANALOGIES = (
+    "min max lower upper",
+    "True False max min",
+    "encode decode dumps loads",
+    "try except if else",
+    "open close __enter__ __exit__",
+    "read write load dump",
+    "list append set add",
+    "getattr setattr __getattr__ __setattr__",
+    "dict KeyError list IndexError",
+    "start stop begin end",
+    "first last left right",
+)
 
 
 @dataclass
@@ -85,46 +100,29 @@ class Options:
     gpt: PathStr = option("", "a run of train.py on Python code, whose vectors to compare")
 
 
-# ----------------------------------------------------------------------------- words and pairs
-
-
-def number_words(documents: list[str], min_count: int) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The vocabulary: the words that occur at least min_count times, the most frequent first. And
-    for each word of the text that is in it, its id and the index of its document, (n,) each."""
-    words_of = [WORD.findall(document) for document in documents]
-    counts = Counter(word for words in words_of for word in words)
-    vocab = [word for word, count in counts.most_common() if count >= min_count]
-    id_of = {word: i for i, word in enumerate(vocab)}
-    numbered = [(id_of[word], at) for at, words in enumerate(words_of) for word in words if word in id_of]
-    ids, document = np.array(numbered, dtype=np.int64).reshape(-1, 2).T
-    return vocab, ids, document
-
-
-def draw_pairs(ids: np.ndarray, document: np.ndarray, window: int, rng: np.random.Generator) -> tuple:
-    """Draw centers and contexts, (N,) each, in the order of the text: pairs of words of one
-    document. Two things are random, as in the code of Mikolov et al. (2013).
-
-    A word of frequency f is kept with probability sqrt(t / f) + t / f, with t = SUBSAMPLING: "the"
-    and "self" are near every word, so they say little about it. The contexts of a center are the
-    words up to 1, 2 ... or `window` kept words away, a distance that is drawn for each center: so
-    near words count more than far ones."""
-    t_over_f = SUBSAMPLING * len(ids) / np.bincount(ids)[ids]
-    kept = rng.random(len(ids)) < np.sqrt(t_over_f) + t_over_f
-    ids, document = ids[kept], document[kept]
-    offsets = np.concatenate((np.arange(-window, 0), np.arange(1, window + 1)))
-    near = np.abs(offsets) <= rng.integers(1, window + 1, size=(len(ids), 1))  # (kept words, 2 window)
-    positions = np.arange(len(ids))[:, None] + offsets
-    padded = np.pad(document, window, constant_values=-1)  # no document before the text or after it
-    chosen = near & (padded[positions + window] == document[:, None])
-    centers, _ = np.nonzero(chosen)  # row by row: in the order of the text
-    return ids[centers], ids[positions[chosen]]
-
-
 # ----------------------------------------------------------------------------- skip-gram with negative sampling
+# With a window of 1, the text "for line in file" has six pairs:
+#
+#     center     for   line  line  in    in    file
+#     context    line  for   in    line  file  in
+#
+# The score of a pair is the dot product of two vectors, of the center in W and of the context in W'.
+# The score tells pairs of the text (y = 1) from pairs with a random word (y = 0), the negatives. With
+# K = 2 negatives per pair, a step on B = 2 pairs learns from six scores, (B, 1 + K):
+#
+#     center    others: the context, then the negatives    y
+#     line      for   raise  dict                          1  0  0
+#     line      in    self   lower                         1  0  0
 
 
-def loss_and_gradients(w: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss of each of B pairs, (B,) in nats, and its gradients w.r.t. the vector w of the
+def draw_negatives(noise: torch.Tensor, B: int, K: int) -> torch.Tensor:
+    """Choose K random words for each of B pairs, (B, K), from the words in noise (NOISE_TABLE,)."""
+    chosen = torch.randint(len(noise), (B, K))
+    return noise[chosen]
+
+
+def loss_and_gradients(w: torch.Tensor, others: torch.Tensor) -> tuple:
+    """Compute the loss of each of B pairs, (B,) in nats, and its gradients w.r.t. the vector w of the
     center (B, C), and w.r.t. the vectors w' of the others (B, 1 + K, C): the context, which comes
     first, and the negatives.
 
@@ -132,68 +130,232 @@ def loss_and_gradients(w: torch.Tensor, others: torch.Tensor) -> tuple[torch.Ten
     -log sigmoid(s) or -log sigmoid(-s): the cross-entropy of two classes. Its derivative w.r.t. s
     is sigmoid(s) - y in both cases, so
         dw = sum of (sigmoid(s) - y) w',  dw' = (sigmoid(s) - y) w
-    Autograd would fill a gradient for all of W and W', which is zero but for a few rows."""
-    scores = (others * w[:, None]).sum(dim=2)  # (B, 1 + K)
+    Autograd would fill a gradient for all of W and W', which is zero except for a few rows."""
+    w = w[:, None]  # (B, 1, C)
+    scores = (others * w).sum(dim=2)  # (B, 1 + K)
     y = torch.zeros_like(scores)
     y[:, 0] = 1
-    loss = F.binary_cross_entropy_with_logits(scores, y, reduction="none").sum(dim=1)
-    dscores = (scores.sigmoid() - y)[:, :, None]  # (B, 1 + K, 1)
-    return loss, (dscores * others).sum(dim=1), dscores * w[:, None]
+    terms = F.binary_cross_entropy_with_logits(scores, y, reduction="none")  # (B, 1 + K)
+    loss = terms.sum(dim=1)  # (B,)
+
+    dscores = scores.sigmoid() - y  # (B, 1 + K)
+    dscores = dscores[:, :, None]  # (B, 1 + K, 1)
+    dw = (dscores * others).sum(dim=1)  # (B, C)
+    dothers = dscores * w  # (B, 1 + K, C)
+    return loss, dw, dothers
+
+
+def gradient_step(
+    W: torch.Tensor,
+    W_context: torch.Tensor,
+    center: torch.Tensor,
+    context: torch.Tensor,
+    negatives: torch.Tensor,
+    lr: float,
+) -> torch.Tensor:
+    """Update W and W' (V, C) in place by a step of gradient descent on B pairs: center and context
+    (B,), negatives (B, K). Returns the losses of the pairs before the step, (B,)."""
+    others = torch.cat((context[:, None], negatives), dim=1)  # (B, 1 + K)
+    loss, dw, dothers = loss_and_gradients(W[center], W_context[others])
+    # A word that comes twice, such as "line", takes both steps. W[center] -= lr * dw would lose one.
+    W.index_add_(0, center, dw, alpha=-lr)
+    others = others.flatten()  # (B (1 + K),)
+    dothers = dothers.flatten(0, 1)  # (B (1 + K), C)
+    W_context.index_add_(0, others, dothers, alpha=-lr)
+    return loss
 
 
 @torch.inference_mode()
 def train(epochs: Iterable[tuple], n_epochs: int, counts: np.ndarray, C: int, K: int, seed: int) -> tuple:
-    """Train W and W' by stochastic gradient descent, on pairs (centers, contexts) for each of
-    n_epochs passes over the text; the learning rate falls to 0. counts (V,): of the words; rare
-    ones are negatives more often than they occur. The pairs come in the order of the text, few at a
-    time: random batches of 2,048 make clearly worse vectors (docs/results.md). Returns W before
-    training and after it, (V, C) each, and the mean loss in the last tenth of the last pass."""
+    """Train W and W' on pairs (centers, contexts), (N,) each, for each of n_epochs passes over the
+    text; the learning rate falls to 0. counts (V,): how often each word occurs. Returns W before
+    training and after it, (V, C) each, and the mean loss in the last tenth of the last pass, in nats
+    per pair.
+
+    The pairs come in the order of the text, few at a time: random batches of 2,048 make clearly worse
+    vectors (docs/results.md)."""
     torch.manual_seed(seed)
-    V, began = len(counts), time.perf_counter()
-    W, W_context = (torch.rand(V, C) - 0.5) / C, torch.zeros(V, C)
+    V = len(counts)
+    W = (torch.rand(V, C) - 0.5) / C
+    W_context = torch.zeros(V, C)
     before = W.clone()
-    table = torch.multinomial(torch.from_numpy(counts**0.75), NOISE_TABLE, replacement=True)
-    for epoch, pairs in enumerate(epochs):
-        centers, contexts = (torch.from_numpy(ids).split(BATCH_SIZE) for ids in pairs)
-        losses, tenth = [], math.ceil(len(centers) / 10)
-        for i, (center, context) in enumerate(zip(centers, contexts, strict=True), 1):  # (B,) each
-            done = (epoch + i / len(centers)) / n_epochs
-            negatives = table[torch.randint(NOISE_TABLE, (len(center), K))]
-            others = torch.cat((context[:, None], negatives), dim=1)  # (B, 1 + K)
-            loss, dw, dw_context = loss_and_gradients(W[center], W_context[others])
+    noise = draw_noise(counts)
+    began = time.perf_counter()
+    for epoch, (centers, contexts) in enumerate(epochs):
+        batches = split_pairs(centers, contexts)
+        tenth = math.ceil(len(batches) / 10)
+        losses = []  # since the last line
+        for step, (center, context) in enumerate(batches, start=1):
+            done = (epoch + step / len(batches)) / n_epochs  # the fraction of all steps
             lr = LEARNING_RATE * (1 - done)
-            W.index_add_(0, center, dw, alpha=-lr)  # a sum: a word that comes twice takes both steps
-            W_context.index_add_(0, others.flatten(), dw_context.flatten(0, 1), alpha=-lr)
+            negatives = draw_negatives(noise, len(center), K)
+            loss = gradient_step(W, W_context, center, context, negatives, lr)
             losses.append(loss.mean())
-            if i % tenth == 0 or i == len(centers):
-                mean, losses = torch.stack(losses).mean().item(), []
-                eta = (time.perf_counter() - began) * (1 / done - 1)
-                print(f"pass {done * n_epochs:.1f} of {n_epochs}", end="  ")
-                print(f"loss {mean:.4f} nats per pair  eta {eta:.0f} s", flush=True)
-    return before, W, mean
+            if step % tenth == 0 or step == len(batches):
+                mean_loss = torch.stack(losses).mean().item()
+                losses.clear()
+                print_progress(done, n_epochs, mean_loss, began)
+    return before, W, mean_loss
+
+
+def draw_noise(counts: np.ndarray) -> torch.Tensor:
+    """Draw NOISE_TABLE words by their counts (V,) to the power of 0.75: rare words are negatives more
+    often than they occur."""
+    weights = torch.from_numpy(counts**0.75)
+    return torch.multinomial(weights, NOISE_TABLE, replacement=True)
+
+
+def split_pairs(centers: np.ndarray, contexts: np.ndarray) -> list[tuple]:
+    """Split N pairs, in their order, into batches of centers and contexts, (B,) each."""
+    center_batches = torch.from_numpy(centers).split(BATCH_SIZE)
+    context_batches = torch.from_numpy(contexts).split(BATCH_SIZE)
+    return list(zip(center_batches, context_batches, strict=True))
+
+
+def print_progress(done: float, n_epochs: int, loss: float, began: float) -> None:
+    """Print the passes so far, the loss and the time left. done: the fraction of all steps. began: when
+    training began, by time.perf_counter()."""
+    passes = done * n_epochs
+    seconds = time.perf_counter() - began
+    eta = seconds * (1 / done - 1)
+    print(f"pass {passes:.1f} of {n_epochs}  loss {loss:.4f} nats per pair  eta {eta:.0f} s", flush=True)
+
+
+# ----------------------------------------------------------------------------- words and pairs
+
+
+def number_words(documents: list[str], min_count: int) -> tuple:
+    """Return the vocabulary: the words that occur at least min_count times, the most frequent first.
+    And for each word of the text that is in the vocabulary, its id and the index of its document, (n,)
+    each. The documents "b a c" and "a b a", with min_count=2, become
+
+        vocab       a  b
+        ids         1  0  0  1  0
+        document    0  0  1  1  1
+    """
+    words_of = [WORD.findall(document) for document in documents]
+    counts = Counter()
+    for words in words_of:
+        counts.update(words)
+    vocab = [word for word, count in counts.most_common() if count >= min_count]
+    id_of = {word: i for i, word in enumerate(vocab)}
+
+    ids = []
+    document = []
+    for index, words in enumerate(words_of):
+        for word in words:
+            if word in id_of:
+                ids.append(id_of[word])
+                document.append(index)
+    ids = np.array(ids, dtype=np.int64)
+    document = np.array(document, dtype=np.int64)
+    return vocab, ids, document
+
+
+def draw_pairs(ids: np.ndarray, document: np.ndarray, window: int, rng: np.random.Generator) -> tuple:
+    """Draw centers and contexts, (N,) each, in the order of the text: pairs of words of one document.
+
+    The contexts of a center are the words up to 1, 2 ... or `window` kept words away, a distance that
+    is drawn for each center (Mikolov et al. 2013). So near words count more than far ones. With
+    window=2, and the distances 1 2 1 1 for "for line in file" (one document, all words kept):
+
+        neighbors of line at the offsets    -2  -1   1   2
+        their positions                     -1   0   2   3
+        their documents                     -1   0   0   0    -1: outside of the text
+        is it a pair?                       no yes yes yes    for, in, file
+    """
+    kept = subsample(ids, rng)
+    ids = ids[kept]
+    document = document[kept]
+    n = len(ids)  # from here on, kept words
+
+    offsets = np.arange(-window, window + 1)
+    offsets = offsets[offsets != 0]  # (2 window,)
+    distances = rng.integers(1, window + 1, size=(n, 1))
+    is_near = np.abs(offsets) <= distances  # (n, 2 window)
+
+    positions = np.arange(n)[:, None] + offsets  # (n, 2 window)
+    padded = np.pad(document, window, constant_values=-1)
+    documents = padded[positions + window]  # (n, 2 window)
+    same_document = documents == document[:, None]
+    is_pair = is_near & same_document
+
+    rows, _ = np.nonzero(is_pair)  # row by row, so in the order of the text
+    centers = ids[rows]
+    contexts = ids[positions[is_pair]]
+    return centers, contexts
+
+
+def subsample(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw which of n words to keep, (n,) bool. A word of frequency f is kept with probability
+    sqrt(t / f) + t / f, with t = SUBSAMPLING: "the" and "self" are near every word, so they say little
+    about it. (The paper has another formula; this one is from its code.)"""
+    counts = np.bincount(ids)  # (V,)
+    t_over_f = SUBSAMPLING * len(ids) / counts[ids]  # (n,)
+    p = np.sqrt(t_over_f) + t_over_f
+    return rng.random(len(ids)) < p
+
+
+@dataclass
+class Words:
+    """The text of a dataset, and its n words that are in the vocabulary."""
+
+    text: str  # in lower case, except for Python code
+    is_python: bool
+    vocab: list[str]  # V words, the most frequent first
+    ids: np.ndarray  # (n,) index of each word in vocab
+    document: np.ndarray  # (n,) index of the document that the word is in
+
+
+def read_words(data: Dataset, min_count: int) -> Words:
+    """Read the words of the training split, and print how many there are."""
+    tokens = data.train[:MAX_TOKENS]
+    text = data.tokenizer.decode(tokens.tolist())
+    is_python = "def __init__" in text
+    if not is_python:
+        text = text.lower()
+    documents = [text]
+    if data.separator is not None:
+        between = data.tokenizer.decode([data.separator])
+        documents = text.split(between)
+    vocab, ids, document = number_words(documents, min_count)
+    print(f"{data.name}: {len(ids):,} words, {len(vocab):,} of them distinct,", end=" ")
+    print(f"in {len(tokens):,} of {len(data.train):,} tokens")
+    return Words(text, is_python, vocab, ids, document)
 
 
 # ----------------------------------------------------------------------------- counting
 
 
 def ppmi_vectors(centers: np.ndarray, contexts: np.ndarray, V: int, C: int, seed: int) -> torch.Tensor:
-    """Vectors by counting pairs, (V, C). The matrix of positive PMI, max(PMI, 0), is mostly 0. Its
-    singular value decomposition, cut off after C singular values, is about L S R^T. The rows of
+    """Return vectors by counting N pairs, (V, C). The matrix of positive PMI, max(PMI, 0), is mostly 0.
+    Its singular value decomposition, cut off after C singular values, is about L S R^T. The rows of
     L sqrt(S) are the vectors of words. (Two words are about as often center and context as the
     other way round, so R is nearly L, up to signs.)"""
-    codes, counts = np.unique(centers * V + contexts, return_counts=True)
-    centers, contexts = pair = np.stack(np.divmod(codes, V))  # (2, U)
-    chance = np.bincount(centers, counts)[centers] * np.bincount(contexts, counts)[contexts] / counts.sum()
-    pmi = np.log(counts / chance)  # (U,)
-    values, pair = torch.from_numpy(pmi[pmi > 0]).float(), torch.from_numpy(pair[:, pmi > 0])
+    # A pair is one integer, so that equal pairs are equal numbers
+    pairs = centers * V + contexts  # (N,)
+    distinct, counts = np.unique(pairs, return_counts=True)  # (U,) each
+    row, column = np.divmod(distinct, V)  # (U,) each: its center and its context
+
+    # PMI = log(P(center, context) / (P(center) P(context)))
+    center_counts = np.bincount(row, counts)  # (V,), or fewer if the last words have no pair
+    context_counts = np.bincount(column, counts)
+    by_chance = center_counts[row] * context_counts[column] / counts.sum()
+    pmi = np.log(counts / by_chance)  # (U,)
+
+    is_positive = pmi > 0
+    values = torch.from_numpy(pmi[is_positive]).float()
+    indices = np.stack((row[is_positive], column[is_positive]))  # (2, positive pairs)
     torch.manual_seed(seed)
     with torch.sparse.check_sparse_tensor_invariants():  # without this choice, PyTorch warns
-        matrix = torch.sparse_coo_tensor(pair, values, (V, V))
-        L, S, _ = torch.svd_lowrank(matrix, q=min(C + 10, V), niter=4)  # more of both: closer to exact
-    return (L * S.sqrt())[:, :C]
+        matrix = torch.sparse_coo_tensor(torch.from_numpy(indices), values, (V, V))
+        # A random algorithm. With more columns and iterations, it comes closer to the exact result
+        L, S, _ = torch.svd_lowrank(matrix, q=min(C + 10, V), niter=4)
+    vectors = L * S.sqrt()
+    return vectors[:, :C]
 
 
-# ----------------------------------------------------------------------------- neighbors, analogies, classes
+# ----------------------------------------------------------------------------- neighbors
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -202,163 +364,306 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def nearest(vectors: torch.Tensor, query: torch.Tensor, k: int, without: list[int]) -> list[int]:
-    """The ids of the k words that are most similar to a query (C,), the nearest first, among the
-    FREQUENT first words of vectors (V, C), except some."""
-    order = cosine(query[None], vectors[:FREQUENT])[0].argsort(descending=True)
-    return [i for i in order.tolist() if i not in without][:k]
+    """Return the ids of the k words that are most similar to a query (C,), the nearest first, among the
+    FREQUENT first words of vectors (V, C). The ids in `without` are left out."""
+    similarity = cosine(query[None], vectors[:FREQUENT])  # (1, FREQUENT)
+    order = similarity[0].argsort(descending=True)
+    allowed = [i for i in order.tolist() if i not in without]
+    return allowed[:k]
 
 
 def show_neighbors(vectors: dict[str, torch.Tensor], vocab: list[str], words: list[str]) -> None:
-    print(f"\nnearest of the {min(FREQUENT, len(vocab)):,} most frequent words, by cosine similarity")
+    """Print the six nearest neighbors of each word, by each kind of vectors (V, C)."""
+    n = min(FREQUENT, len(vocab))
+    print(f"\nnearest of the {n:,} most frequent words, by cosine similarity")
     for word in words:
         i = vocab.index(word)
         for name, table in vectors.items():
-            print(f"{word:10} {name:10}", *(vocab[j] for j in nearest(table, table[i], 6, [i])))
+            neighbors = nearest(table, table[i], 6, [i])
+            listed = " ".join(vocab[j] for j in neighbors)
+            print(f"{word:10} {name:10} {listed}")
+
+
+# ----------------------------------------------------------------------------- analogies
+
+
+def answer_analogy(vectors: torch.Tensor, a: int, b: int, c: int) -> tuple[int, int]:
+    """Answer "a is to b as c is to ?" by the word nearest to b - a + c (unit vectors), except a, b
+    and c (Mikolov et al. 2013). If the step from a to b means something, such as "the opposite", it
+    should also lead from c to the answer. As a control, the second answer is the word nearest to c,
+    without the step: this is sometimes as good (Linzen 2016)."""
+    given = [a, b, c]
+    unit_a, unit_b, unit_c = F.normalize(vectors[given])  # (C,) each
+    step = unit_b - unit_a
+    (by_step,) = nearest(vectors, step + unit_c, 1, given)
+    (near_c,) = nearest(vectors, unit_c, 1, given)
+    return by_step, near_c
+
+
+def known_analogies(id_of: dict[str, int]) -> list[list[str]]:
+    """Return the four words of each of ANALOGIES, if all four are keys of id_of."""
+    known = []
+    for analogy in ANALOGIES:
+        words = analogy.split()
+        if all(word in id_of for word in words):
+            known.append(words)
+    return known
 
 
 def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
-    """Answer "a is to b as c is to ?" by the word nearest to b - a + c (unit vectors), except a, b
-    and c (Mikolov et al. 2013). If the step from a to b means something, such as "the opposite", it
-    should also lead from c to the answer. As a control, answer by the word nearest to c, without
-    the step: this is sometimes as good (Linzen 2016)."""
+    """Print the answers to all ANALOGIES of frequent words, by each kind of vectors (V, C)."""
     id_of = {word: i for i, word in enumerate(vocab[:FREQUENT])}
-    known = [words for words in map(str.split, ANALOGIES) if set(words) <= id_of.keys()]
-    rows = [["a : b = c : d", *(name + step for name in vectors for step in ("", ", near c"))]]
-    right = np.zeros(2 * len(vectors), dtype=int)
+    known = known_analogies(id_of)
+    header = ["a : b = c : d"]
+    for name in vectors:
+        header += [name, f"{name}, near c"]
+    rows = [header]
+    n_right = [0] * (len(header) - 1)  # for each column of answers
     for words in known:
-        a, b, c, d = (id_of[word] for word in words)
+        a, b, c, d = [id_of[word] for word in words]
         answers = []
         for table in vectors.values():
-            ua, ub, uc = F.normalize(table[[a, b, c]])
-            answers += [nearest(table, query, 1, [a, b, c])[0] for query in (ub - ua + uc, uc)]
-        rows.append(["{} : {} = {} : {}".format(*words), *(vocab[i] for i in answers)])
-        right += np.array(answers) == d
-    rows.append(["right", *(f"{n} of {len(known)}" for n in right)])
+            answers += answer_analogy(table, a, b, c)
+        row = ["{} : {} = {} : {}".format(*words)]
+        for column, answer in enumerate(answers):
+            row.append(vocab[answer])
+            if answer == d:
+                n_right[column] += 1
+        rows.append(row)
+    last_row = ["right"]
+    for n in n_right:
+        last_row.append(f"{n} of {len(known)}")
+    rows.append(last_row)
     print("\nanalogies: the word nearest to b - a + c should be d; beside it, the word nearest to c alone")
     print_table(rows)
 
 
+# ----------------------------------------------------------------------------- classes of words
+
+
 def python_classes(vocab: list[str]) -> dict[str, str]:
-    """The class of each word that has one, as this Python knows them; of two, the later one."""
-    names = {name: value for name, value in vars(builtins).items() if name[0] != "_" and callable(value)}
-    is_exception = lambda value: isinstance(value, type) and issubclass(value, BaseException)
+    """Return the class of each word that has one, as this Python knows them. If a word is of two
+    classes, the later one of `members` counts."""
+    functions = []  # and classes
+    exceptions = []
+    for name, value in vars(builtins).items():
+        if name[0] != "_" and callable(value):
+            functions.append(name)
+            if isinstance(value, type) and issubclass(value, BaseException):
+                exceptions.append(name)
+    methods = []
+    for kind in (str, list, dict):
+        methods += [name for name in dir(kind) if name[0] != "_"]
+    dunders = [word for word in vocab if re.fullmatch(r"__\w+__", word)]
     members = {
-        "built-ins": names,
-        "methods": [name for kind in (str, list, dict) for name in dir(kind) if name[0] != "_"],
-        "exceptions": [name for name, value in names.items() if is_exception(value)],
+        "built-ins": functions,
+        "methods": methods,
+        "exceptions": exceptions,
         "keywords": keyword.kwlist,
-        "dunders": [word for word in vocab if re.fullmatch(r"__\w+__", word)],
+        "dunders": dunders,
     }
-    class_of = {word: kind for kind, words in members.items() for word in words}
+    class_of = {}
+    for kind, words in members.items():
+        for word in words:
+            class_of[word] = kind
     return {word: class_of[word] for word in vocab if word in class_of}
 
 
 def precision_at_10(vectors: torch.Tensor, labels: np.ndarray) -> np.ndarray:
-    """The fraction of the 10 nearest that have its label, for each of m vectors (m, C), (m,)."""
-    similarity = cosine(vectors, vectors).fill_diagonal_(-torch.inf)
-    near = similarity.topk(min(10, len(labels) - 1)).indices.numpy()  # (m, 10)
-    return (labels[near] == labels[:, None]).mean(axis=1)
+    """For each of m vectors (m, C) with labels (m,), return the fraction of its 10 nearest neighbors
+    that have its label, (m,)."""
+    similarity = cosine(vectors, vectors)  # (m, m)
+    similarity.fill_diagonal_(-torch.inf)  # a word is not its own neighbor
+    k = min(10, len(labels) - 1)
+    near = similarity.topk(k).indices.numpy()  # (m, k)
+    has_label = labels[near] == labels[:, None]
+    return has_label.mean(axis=1)
 
 
-def letter_counts(words: list[str]) -> torch.Tensor:
-    """How often each character is in a word, (m, characters): a vector of the spelling alone."""
-    characters = sorted(set("".join(words)))
-    return torch.tensor([[word.count(character) for character in characters] for word in words]).float()
-
-
-@torch.inference_mode()
-def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], rng) -> tuple:
-    """Vectors of m words by a GPT, (m, C) each. Static: the mean of the embeddings of a word's
-    tokens, in a GPT of characters of its letters. Contextual: the last hidden state at a word's
-    last token, which depends on the text before it, averaged over OCCURRENCES of the word."""
-    T, show = model.config.block_size, progress("hidden states", len(words), "words")
-    space = "" if isinstance(tokenizer, CharTokenizer) else " "  # in BPE, most words begin with it
-    ends = {word: [] for word in words}  # where each occurrence ends
-    for match in WORD.finditer(text):
-        ends.get(match[0], []).append(match.end())
-    static, contextual = [], []
-    for word in words:
-        static.append(model.transformer.wte(torch.tensor(tokenizer.encode(space + word))).mean(dim=0))
-        far = [end for end in ends[word] if end >= 8 * T] or ends[word]  # 8 T characters hold T tokens
-        chosen = rng.choice(far, min(OCCURRENCES, len(far)), replace=False)
-        windows = [tokenizer.encode(text[max(0, end - 8 * T) : end])[-T:] for end in chosen]
-        shortest = min(map(len, windows))
-        idx = torch.tensor([window[-shortest:] for window in windows])
-        contextual.append(model.hidden_states(idx)[:, -1].mean(dim=0))
-        show(len(contextual))
-    return torch.stack(static), torch.stack(contextual)
+def mean_cosine(vectors: torch.Tensor) -> float:
+    """Return the mean cosine of two different vectors of (m, C): 0 if they point everywhere, 1 if all
+    point in one direction."""
+    m = len(vectors)
+    total = cosine(vectors, vectors).sum()
+    total = total - m  # the cosine of each vector with itself is 1
+    mean = total / (m * (m - 1))
+    return mean.item()
 
 
 def compare(vectors: dict[str, torch.Tensor], labels: np.ndarray) -> dict[str, float]:
-    """Print the precision at 10 of several kinds of vectors (m, C), and the mean cosine of any two:
-    0 if they point everywhere, 1 if all in one direction. Returns the mean precision of the classes."""
-    classes, means = list(dict.fromkeys(labels.tolist())), {}
-    rows = [
-        ["", *classes, "mean", "mean cosine"],
-        ["words", *(str((labels == kind).sum()) for kind in classes), "", ""],
-    ]
-    for name, table in vectors.items():
-        precision = precision_at_10(table, labels)
-        of_class = [precision[labels == kind].mean() for kind in classes]
-        means[name] = float(np.mean(of_class))
-        mean_cosine = (cosine(table, table).sum() - len(table)) / (len(table) * (len(table) - 1))
-        rows.append([name, *(f"{value:.2f}" for value in of_class), f"{means[name]:.3f}", f"{mean_cosine:.2f}"])
+    """Print the precision at 10 of several kinds of vectors (m, C) of words with labels (m,), and their
+    mean cosine. Returns the mean precision of the classes, for each kind of vectors."""
+    classes = list(dict.fromkeys(labels.tolist()))  # in the order of the words
+    sizes = [str((labels == name).sum()) for name in classes]
+    header = ["", *classes, "mean", "mean cosine"]
+    rows = [header, ["words", *sizes, "", ""]]
+    means = {}
+    for kind, table in vectors.items():
+        precision = precision_at_10(table, labels)  # (m,)
+        of_classes = [precision[labels == name].mean() for name in classes]
+        mean = float(np.mean(of_classes))
+        means[kind] = mean
+        row = [kind]
+        row += [f"{value:.2f}" for value in of_classes]
+        row.append(f"{mean:.3f}")
+        row.append(f"{mean_cosine(table):.2f}")
+        rows.append(row)
     print(f"\nprecision at 10: the fraction of a word's 10 nearest, among {len(labels)}, that are of its class")
     print_table(rows)
     return means
 
 
+# ----------------------------------------------------------------------------- vectors to compare with
+
+
+def letter_counts(words: list[str]) -> torch.Tensor:
+    """Count how often each character is in a word, (m, characters): a vector of the spelling alone."""
+    characters = sorted(set("".join(words)))
+    rows = []
+    for word in words:
+        rows.append([word.count(character) for character in characters])
+    return torch.tensor(rows).float()
+
+
+@torch.inference_mode()
+def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], rng: np.random.Generator) -> tuple:
+    """Return two kinds of vectors of m words by a GPT, (m, C) each. Static: the mean of the embeddings
+    of a word's tokens, in a GPT of characters of its letters. Contextual: the last hidden state at a
+    word's last token, which depends on the text before it, averaged over OCCURRENCES of the word."""
+    show = progress("hidden states", len(words), "words")
+    ends = find_ends(text, words)
+    # In BPE, most words begin with their space
+    space = "" if isinstance(tokenizer, CharTokenizer) else " "
+    static = []
+    contextual = []
+    for word in words:
+        tokens = torch.tensor(tokenizer.encode(space + word))
+        embeddings = model.transformer.wte(tokens)  # (tokens, C)
+        static.append(embeddings.mean(dim=0))
+        contextual.append(mean_hidden_state(model, tokenizer, text, ends[word], rng))
+        show(len(contextual))
+    return torch.stack(static), torch.stack(contextual)
+
+
+def find_ends(text: str, words: list[str]) -> dict[str, list[int]]:
+    """Return where the occurrences of each word end in a text: after how many characters."""
+    ends = {word: [] for word in words}
+    for match in WORD.finditer(text):
+        word = match[0]
+        if word in ends:
+            ends[word].append(match.end())
+    return ends
+
+
+def mean_hidden_state(
+    model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], rng: np.random.Generator
+) -> torch.Tensor:
+    """Return the mean of the last hidden states (C,) at the end of a word. Its occurrences end at `ends`
+    in the text; OCCURRENCES random ones are used."""
+    T = model.config.block_size
+    reach = 8 * T  # so many characters have at least T tokens
+    # Rather not at the start of the text, where the context is short
+    late = [end for end in ends if end >= reach] or ends
+    chosen = rng.choice(late, min(OCCURRENCES, len(late)), replace=False)
+    contexts = []
+    for end in chosen:
+        start = max(0, end - reach)
+        tokens = tokenizer.encode(text[start:end])
+        contexts.append(tokens[-T:])
+    # All contexts get the length of the shortest one, so that they are one batch
+    T = min(len(tokens) for tokens in contexts)
+    idx = torch.tensor([tokens[-T:] for tokens in contexts])  # (occurrences, T)
+    hidden = model.hidden_states(idx)  # (occurrences, T, C)
+    return hidden[:, -1].mean(dim=0)
+
+
 # ----------------------------------------------------------------------------- the command line
 
 
-def main() -> None:
-    options, began = parse(Options, __doc__), time.perf_counter()
-    data, near = load(options.dataset), options.near
-    tokens = data.train[:MAX_TOKENS]
-    text = data.tokenizer.decode(tokens.tolist())
-    is_python = "def __init__" in text
-    if not is_python:
-        text, near = text.lower(), near.lower()
-    documents = [text]
-    if data.separator is not None:
-        documents = text.split(data.tokenizer.decode([data.separator]))
-    vocab, ids, document = number_words(documents, options.min_count)
-    print(f"{data.name}: {len(ids):,} words, {len(vocab):,} of them distinct,", end=" ")
-    print(f"in {len(tokens):,} of {len(data.train):,} tokens")
-    rng = np.random.default_rng(options.seed)
-    epochs = (draw_pairs(ids, document, options.window, rng) for _ in range(1 + options.epochs))
-    centers, contexts = next(epochs)
-    if len(vocab) < 2 or len(centers) == 0:
-        few = f"{data.name} has no two words near each other that occur {options.min_count} times"
-        raise UserError(f"{few}; use a lower --min_count, or a text such as python or shakespeare")
-    if near and near not in vocab:
-        few = f"{near} occurs fewer than {options.min_count} times in {data.name}"
-        raise UserError(f"{few}{did_you_mean(near, vocab)}; use another word, or a lower --min_count")
-    if options.gpt and not is_python:
+def check(options: Options, data: Dataset, words: Words, n_pairs: int) -> None:
+    """Raise UserError if there is nothing to learn or to show, before training."""
+    near = options.near
+    min_count = options.min_count
+    if len(words.vocab) < 2 or n_pairs == 0:
+        wrong = f"{data.name} has no two words near each other that occur {min_count} times"
+        raise UserError(f"{wrong}; use a lower --min_count, or a text such as python or shakespeare")
+    if near and near not in words.vocab:
+        wrong = f"{near} occurs fewer than {min_count} times in {data.name}"
+        similar = did_you_mean(near, words.vocab)
+        raise UserError(f"{wrong}{similar}; use another word, or a lower --min_count")
+    if options.gpt and not words.is_python:
         raise UserError(f"--gpt compares words of Python, and {data.name} has none; leave it out")
-    class_of = python_classes(vocab) if is_python else {}
-    compared = {"letters": letter_counts(list(class_of))}
+
+
+def words_to_show(words: Words, near: str) -> list[str]:
+    """Choose the words whose neighbors are shown: near, if it is given."""
+    if near:
+        return [near]
+    if words.is_python:
+        return [word for word in NEAR if word in words.vocab]
+    return words.vocab[:300:50]
+
+
+def vectors_for_comparison(options: Options, text: str, words: list[str]) -> dict[str, torch.Tensor]:
+    """Return other vectors of m words, (m, C): by their letters and, with --gpt, by a GPT."""
+    vectors = {"letters": letter_counts(words)}
     if options.gpt:
-        gpt_rng = np.random.default_rng(options.seed)
-        vectors = gpt_vectors(*load_model(options.gpt), text, list(class_of), gpt_rng)
-        compared["gpt_embeddings"], compared["gpt_hidden_states"] = vectors
+        model, tokenizer = load_model(options.gpt)
+        rng = np.random.default_rng(options.seed)
+        static, contextual = gpt_vectors(model, tokenizer, text, words, rng)
+        vectors["gpt_embeddings"] = static
+        vectors["gpt_hidden_states"] = contextual
+    return vectors
+
+
+def draw_epochs(options: Options, words: Words, rng: np.random.Generator) -> Iterator[tuple]:
+    """Yield the centers and contexts of each pass over the text, (N,) each, drawn when they are needed."""
+    for _ in range(options.epochs):
+        yield draw_pairs(words.ids, words.document, options.window, rng)
+
+
+def compare_by_class(vectors: dict, others: dict, vocab: list[str], class_of: dict[str, str]) -> dict[str, float]:
+    """Call compare() for the m words that have a class. vectors: tables of all words (V, C), by name;
+    others: tables of these words only, (m, C)."""
+    rows = [vocab.index(word) for word in class_of]
+    compared = {name: table[rows] for name, table in vectors.items()}  # (m, C) each
+    compared.update(others)
+    labels = list(class_of.values())
+    return compare(compared, np.array(labels))
+
+
+def main() -> None:
+    options = parse(Options, __doc__)
+    began = time.perf_counter()
+    data = load(options.dataset)
+    words = read_words(data, options.min_count)
+    if not words.is_python:
+        options.near = options.near.lower()
+    rng = np.random.default_rng(options.seed)
+    centers, contexts = draw_pairs(words.ids, words.document, options.window, rng)
+    check(options, data, words, len(centers))
+    # The class of each word that has one, and other vectors of these words
+    class_of = python_classes(words.vocab) if words.is_python else {}
+    others = vectors_for_comparison(options, words.text, list(class_of))
 
     print(f"counting {len(centers):,} pairs; for training, they are drawn again in each pass")
-    C, K = options.n_embd, options.negatives
-    ppmi = ppmi_vectors(centers, contexts, len(vocab), C, options.seed)
-    print(f"the loss starts at {1 + K} ln 2 = {(1 + K) * math.log(2):.4f}: all scores are 0")
-    before, W, loss = train(epochs, options.epochs, np.bincount(ids), C, K, options.seed)
+    by_counting = ppmi_vectors(centers, contexts, len(words.vocab), C=options.n_embd, seed=options.seed)
 
-    vectors, means = {"random": before, "counting": ppmi, "skip_gram": W}, {}
-    near = [near] if near else NEAR if is_python else vocab[:300:50]
-    show_neighbors(vectors, vocab, [word for word in near if word in vocab])
+    K = options.negatives
+    first_loss = (1 + K) * math.log(2)
+    print(f"the loss starts at {1 + K} ln 2 = {first_loss:.4f}: all scores are 0")
+    counts = np.bincount(words.ids)  # (V,)
+    epochs = draw_epochs(options, words, rng)
+    before, W, loss = train(epochs, options.epochs, counts, C=options.n_embd, K=K, seed=options.seed)
+
+    vectors = {"random": before, "counting": by_counting, "skip_gram": W}  # (V, C) each
+    show_neighbors(vectors, words.vocab, words_to_show(words, options.near))
+    means = {}
     if class_of:
-        rows = [vocab.index(word) for word in class_of]
-        compared = {name: table[rows] for name, table in vectors.items()} | compared
-        means = compare(compared, np.array(list(class_of.values())))
-        try_analogies({"counting": ppmi, "skip_gram": W}, vocab)
-    seconds = time.perf_counter() - began
-    print_result("skip-gram", data, 2 * W.numel(), train=loss, **means, seconds=seconds)
+        means = compare_by_class(vectors, others, words.vocab, class_of)
+        try_analogies({"counting": by_counting, "skip_gram": W}, words.vocab)
+    params = 2 * W.numel()  # W and W'
+    print_result("skip-gram", data, params, train=loss, **means, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

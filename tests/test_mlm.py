@@ -1,5 +1,6 @@
 import math
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from conftest import NAMES, result
 
 import mlm
+import ngram
 import optim
 import prepare_data
 from mlm import END, FIRST, MASK, PAD, Encoder, encode, fill, hide_letters, letter_loss, ngram_losses
@@ -40,7 +42,7 @@ def test_an_encoder_has_the_parameters_of_a_gpt_and_sees_both_sides():
 
 def test_a_gpt_is_trained_on_letters_and_ends_but_not_on_padding(monkeypatch):
     targets = []
-    monkeypatch.setattr(mlm, "fit", lambda _, batch_loss, *rest: batch_loss())
+    monkeypatch.setattr(mlm, "fit", lambda _, batch_loss, *rest, **more: batch_loss())
     mlm.train(lambda *batch: (None, targets.extend(batch[1].tolist())), ["ab", "a"], ALPHABET, 1, 0, "left")
     assert {*map(tuple, targets)} == {(FIRST, FIRST + 1, END), (FIRST, END, -1)}
 
@@ -57,6 +59,17 @@ def test_15_percent_are_chosen_and_treated_as_80_10_10():
     right_by_chance = 0.1 / (V - FIRST)  # a random letter can be the right one
     assert same.double().mean().item() == pytest.approx(0.1 + right_by_chance, abs=0.01)
     assert set(hidden[chosen][~masked & ~same].tolist()) == set(range(FIRST, V))  # letters only
+
+
+def test_the_masked_loss_is_the_mean_over_the_chosen_letters_of_the_changed_words():
+    model, idx = make(), encode(NAMES * 5, ALPHABET)
+    torch.manual_seed(1)
+    loss = mlm.masked_loss(model, idx)
+    torch.manual_seed(1)
+    hidden, targets = hide_letters(idx, V)
+    chosen = targets >= 0
+    log_p = model(hidden)[0].log_softmax(dim=-1)[chosen]
+    assert loss.item() == pytest.approx(-log_p[torch.arange(len(log_p)), targets[chosen]].mean().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Encoder, GPT])
@@ -97,10 +110,29 @@ def test_the_nearest_letters_come_last_in_an_ngram():
     assert text["both"] == ["||" + "|b" + "|a" + "z", "||" + "||" + "zb" + "a", "||" + "z|" + "a|" + "b"]
 
 
+@pytest.mark.parametrize(
+    ("side", "end", "separator"), [("left", False, 0), ("both", False, None), ("left", True, None)]
+)
+def test_more_ends_before_a_word_tell_nothing_new_if_ends_stand_there_only(side, end, separator):
+    seen, tested = ([tuple(row) for row in mlm.letter_grams(words, ALPHABET, side, end)] for words in (NAMES, ["elmo"]))
+    tables = ngram.count_plainly(seen)
+    expected = [ngram.kneser_ney_plainly(gram, tables, mlm.DISCOUNT, V - END, separator) for gram in tested]
+    assert ngram_losses(NAMES, ["elmo"], ALPHABET, side, end) == pytest.approx(-np.log(expected))
+
+
+def test_the_network_of_the_right_side_reads_reversed_words_and_the_encoder_gets_more_steps(monkeypatch):
+    trained, tested, words, turned = [], [], ["ab", "emil"], ["ba", "lime"]
+    monkeypatch.setattr(mlm, "train", lambda model, words, _, steps, *rest: trained.append((type(model), words, steps)))
+    monkeypatch.setattr(mlm, "letter_loss", lambda model, words, _: tested.append((type(model), words)) or 0.0)
+    mlm.compare_sides(mlm.Words("names", words, words[::-1]), ALPHABET, mlm.Options(max_iters=7))
+    assert trained == [(GPT, words, 7), (GPT, turned, 7), (Encoder, words, 28)]
+    assert tested == [(GPT, words[::-1]), (GPT, turned[::-1]), (Encoder, words[::-1])]
+
+
 def test_the_letters_after_a_gap_help_and_the_most_certain_gap_is_filled_first(monkeypatch):
     monkeypatch.setattr(mlm, "BATCH_SIZE", 32)
     options = mlm.Options(n_layer=1, n_head=2, n_embd=32, max_iters=60, seed=0)
-    model, losses = mlm.compare_sides(NAMES * 5, NAMES, ALPHABET, options)
+    model, losses = mlm.compare_sides(mlm.Words("names", NAMES * 5, NAMES), ALPHABET, options)
     for kind in ("", "ngram_"):
         assert losses[f"{kind}both"] < min(losses[f"{kind}left"], losses[f"{kind}right"]) - 0.1
     turned = [name[::-1] for name in NAMES]  # "right" reads words from the end
@@ -111,9 +143,9 @@ def test_the_letters_after_a_gap_help_and_the_most_certain_gap_is_filled_first(m
 
 
 def test_halves_belong_together_or_not():
-    assert mlm.halves([("emma", "emma"), ("ava", "emma")]) == ["em\nma", "a\nma"]
+    assert [mlm.join_halves(*pair) for pair in (("emma", "emma"), ("ava", "emma"))] == ["em\nma", "a\nma"]
     words = [n * a + n * a.upper() for a in "abcdefgh" for n in (2, 3, 4)]  # a word from its first half alone
-    mixed, whole = mlm.mixed(words, random.Random(0)), mlm.halves(zip(words, words, strict=True))
+    mixed, whole = mlm.mixed(words, random.Random(0)), mlm.whole(words)
     assert not set(mixed) & set(whole) and {text.split("\n")[0] for text in mixed} <= {w[: len(w) // 2] for w in words}
     lengths = [Counter(len(text) for text in texts) for texts in (mixed, whole)]
     assert len(mixed) > 20 and all(0.5 * n < lengths[0][size] <= n for size, n in lengths[1].items())
@@ -143,12 +175,22 @@ def test_texts_of_two_kinds_are_told_apart_by_letters_but_not_two_of_one_kind(mo
     rng = random.Random(0)
     word = lambda letters: "".join(rng.choices(letters, k=rng.randint(3, 9)))
     kinds = [[word(letters) for _ in range(400)] for letters in ("aeil", "aeio", "aeio")]
-    different = mlm.tell_apart(kinds[:2], kinds[:2], make(), ALPHABET, 0)
-    same = mlm.tell_apart(kinds[1:], [kinds[2][:9]] * 2, make(), ALPHABET, 0)
+    different = mlm.tell_apart(mlm.Task("", train=kinds[:2], test=kinds[:2]), make(), ALPHABET, 0)
+    same = mlm.tell_apart(mlm.Task("", train=kinds[1:], test=[kinds[2][:9]] * 2), make(), ALPHABET, 0)
     assert list(different) == ["n-grams", "new", "pre-trained"] and min(different.values()) > 0.85
     assert all(0.3 < value < 0.7 for value in same.values())
-    exchanged = mlm.tell_apart(kinds[:2], kinds[1::-1], make(), ALPHABET, 0)  # learned from the first
+    exchanged = mlm.tell_apart(mlm.Task("", train=kinds[:2], test=kinds[1::-1]), make(), ALPHABET, 0)
     assert all(value == pytest.approx(1 - different[name], abs=0.05) for name, value in exchanged.items())
+
+
+def test_one_classifier_starts_from_the_encoder_and_one_from_new_weights(monkeypatch):
+    trained, tested, encoder = {}, [], make()
+    monkeypatch.setattr(mlm, "train_classifier", lambda model, *rest: trained.update({rest[-1]: model}))
+    monkeypatch.setattr(mlm, "classify", lambda model, texts, _: tested.append(model) or torch.zeros(len(texts)))
+    mlm.tell_apart(mlm.Task("", train=(NAMES, NAMES), test=(NAMES, NAMES)), encoder, ALPHABET, 1)
+    assert tested == [trained["new"], trained["pre-trained"]]
+    same = [torch.equal(model.encoder.transformer.wte.weight, encoder.transformer.wte.weight) for model in tested]
+    assert same == [False, True]
 
 
 OPTIONS = ("--dataset=list", "--max_iters=2", "--n_layer=1", "--n_embd=16", "--n_head=2")
@@ -168,6 +210,9 @@ def test_the_script_compares_three_sides_of_the_words_that_are_short_enough(call
     assert {"half_n-grams", "half_new", "half_pre-trained"} <= found.keys() and "\nhalf " in out
     assert {*mlm.SIDES, "ngram_left", "ngram_both", "params"} <= found.keys() and found["model"] == "mlm"
     assert float(found["ngram_both"]) < float(found["ngram_left"])
+    cells = [float(cell) for cell in re.search(r"^n-gram +(.*)", out, re.M)[1].split()]
+    assert cells[:3] == [float(found[f"ngram_{side}"]) for side in mlm.SIDES]
+    assert cells[3] == pytest.approx(cells[0] - cells[2], abs=2e-4)
     assert "e__a -> e" in out and "step 8/8" in out  # the encoder gets four times as many steps
     again = call(mlm, *OPTIONS)[1]
     assert again.count("  correct: ") == 5

@@ -107,6 +107,21 @@ def test_a_step_is_that_of_gradient_descent_and_the_learning_rate_falls_to_0(mon
     assert len(given) == 2 and dw.abs().sum() == 0 and given[1][1].abs().sum() > 0  # at first, all w' are 0
 
 
+def test_a_step_moves_both_tables_against_their_gradients(double):
+    """Of words that come several times, too: as autograd finds for whole tables."""
+    W, W_context = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    center, context = torch.tensor([0, 1, 0]), torch.tensor([1, 2, 2])
+    negatives = torch.tensor([[3, 2], [2, 2], [4, 0]])
+    positive = (W[center] * W_context[context]).sum(dim=1)
+    negative = (W[center][:, None] * W_context[negatives]).sum(dim=2)
+    expected = -F.logsigmoid(positive) - F.logsigmoid(-negative).sum(dim=1)
+    dW, dW_context = torch.autograd.grad(expected.sum(), (W, W_context))
+    moved = W.detach().clone(), W_context.detach().clone()
+    loss = word2vec.gradient_step(*moved, center, context, negatives, 0.1)
+    assert torch.allclose(loss, expected)
+    assert torch.allclose(moved[0], W - 0.1 * dW) and torch.allclose(moved[1], W_context - 0.1 * dW_context)
+
+
 def test_negatives_are_drawn_by_frequency_to_the_three_quarters(monkeypatch):
     """The vectors w' that change are those of contexts, and of words that are drawn."""
     counts, seen = np.array([70, 0, 20, 10, 0]), []
@@ -233,6 +248,14 @@ def test_the_script_on_python_code_and_a_gpt_of_it(data, call):
     without = result(call(word2vec, "--dataset=code", *QUICK)[1])
     assert without.items() - found.items() <= {("seconds", without["seconds"])}  # the seed decides, --gpt changes none
     assert result(call(word2vec, "--dataset=code", "--seed=4", *QUICK)[1])["train"] != found["train"]
+
+
+def test_the_pairs_are_drawn_again_in_each_pass(data, call, monkeypatch):
+    train, passes = word2vec.train, []
+    kept = lambda epochs, *rest, **more: train(passes.extend(epochs) or passes, *rest, **more)
+    monkeypatch.setattr(word2vec, "train", kept)
+    call(word2vec, "--dataset=code", "--epochs=2", "--n_embd=8", "--min_count=1")
+    assert len(passes) == 2 and not np.array_equal(passes[0][0], passes[1][0])
 
 
 def test_the_script_on_another_text_reads_lower_case(data, call, monkeypatch):
