@@ -2,7 +2,9 @@
 
     python estimate.py config/gpt2.toml --batch_size=16     # the options are those of train.py
 
-Read train.py before. Memory is that of one process without --fsdp.
+Read train.py before. Memory is that of one process without --fsdp and without --compile: compiled
+code keeps less for the backward pass. On an H100 (torch 2.11, 2026-11-26), config/gpt2.toml needed
+30.4 GiB without torch.compile, beside an estimate of 30.8 GiB (33,049 MB), and 18.1 GiB with it.
 """
 
 import time
@@ -17,70 +19,119 @@ from prepare_data import load
 from runtime import PEAK_FLOPS, Worker, published_peak
 from train import TrainConfig, read_config
 
-MFU = 0.4  # the fraction of the peak FLOP/s that training achieves; train.py prints its own on a GPU
+# The fraction of the peak FLOP/s that training achieves (model FLOPs utilization). train.py prints it
+# on a GPU: it measured 0.40 for config/gpt2.toml on an H100 (torch 2.11, 2026-11-26)
+MFU = 0.4
 
 
 def estimate(config: TrainConfig, worker: Worker) -> None:
-    """Print what a run needs. Tensors have shapes and no content, so nothing is computed."""
-    row = lambda name, value, meaning: print(f"{name:16}{value:>20}  {meaning}")
+    """Print what a run needs."""
+    # Fake tensors have shapes and no content, so nothing is computed, and a model of any size fits
     with FakeTensorMode():
         model = GPT(config.model_config())
-        optimizer_bytes = sum(t.nbytes for t in make_optimizer(model, config).state.values())
-        activations = activation_bytes(model, config.batch_size, worker.dtype)
-    params, in_matrices = model.num_params(), model.num_params(non_embedding=True)
-    dtype = str(worker.dtype).removeprefix("torch.")
-    memory = {"weights": 4 * params, "gradients": 4 * params}
-    memory[f"optimizer state ({config.optimizer})"] = optimizer_bytes
-    memory[f"activations of {config.batch_size} x {config.block_size:,} tokens, {dtype}"] = activations
-    tokens = config.batch_size * config.block_size
-    memory["two copies of the logits, while the loss is differentiated"] = 8 * tokens * config.vocab_size
-    memory["total memory"] = sum(memory.values())
-    flops, tokens = model.flops_per_token(), config.max_iters * config.tokens_per_step()
-    row("parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications")
+        memory = training_memory(model, config, worker.dtype)
+
+    params = model.num_params()
+    in_matrices = model.num_params(non_embedding=True)
+    print_row("parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications")
     for what, size in memory.items():
-        row("memory", f"{size / 1e6:,.1f} MB", what)
-    row("compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {6 * in_matrices / 1e9:.4f} of it in weight matrices")
-    row("compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)")
-    row("this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {tokens * flops:.3g} FLOP")
-    peaks = {}
-    if peak := published_peak(worker.device, worker.dtype):
-        peaks[str(worker)] = peak
-    else:
-        peaks[f"{worker}, as measured now"] = measured_flops(worker)
-    for name, peak in (peaks | {card: PEAK_FLOPS[card] for card in ("A100", "H100")}).items():
-        hours = tokens * flops / (peak * MFU) / 3600
-        row("time", f"{hours:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s")
+        print_row("memory", f"{size / 1e6:,.1f} MB", what)
+    total = sum(memory.values())
+    print_row("memory", f"{total / 1e6:,.1f} MB", "total memory")
+
+    flops = model.flops_per_token()
+    # 2 for the forward pass, a multiplication and an addition per weight, and 4 for the backward pass
+    flops_of_matrices = 6 * in_matrices
+    in_weights = f"{flops_of_matrices / 1e9:.4f} of it in weight matrices"
+    print_row("compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {in_weights}")
+    print_row("compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)")
+
+    tokens = config.max_iters * config.tokens_per_step()
+    total_flops = tokens * flops
+    print_row("this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {total_flops:.3g} FLOP")
+    for name, peak in peaks(worker).items():
+        seconds = total_flops / (peak * MFU)
+        print_row("time", f"{seconds / 3600:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s")
+
+
+def print_row(name: str, value: str, meaning: str) -> None:
+    print(f"{name:16}{value:>20}  {meaning}")
+
+
+def training_memory(model: GPT, config: TrainConfig, dtype: torch.dtype) -> dict[str, int]:
+    """The bytes that training needs at its peak, by what they are for. Weights, gradients and the
+    optimizer's state are float32, 4 bytes each."""
+    params = model.num_params()
+    optimizer = make_optimizer(model, config)
+    optimizer_bytes = sum(t.nbytes for t in optimizer.state.values())
+    batch = f"{config.batch_size} x {config.block_size:,} tokens, {str(dtype).removeprefix('torch.')}"
+    logits = config.batch_size * config.block_size * config.vocab_size
+    return {
+        "weights": 4 * params,
+        "gradients": 4 * params,
+        f"optimizer state ({config.optimizer})": optimizer_bytes,
+        f"activations of {batch}": activation_bytes(model, config.batch_size, dtype),
+        "two copies of the logits, while the loss is differentiated": 2 * 4 * logits,
+    }
 
 
 def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
-    """Bytes that a forward pass keeps for the backward pass: what autograd saves, once if several
-    operations save it, with weights cast to another dtype. (A GPU keeps less for attention.)"""
-    idx = torch.zeros(batch_size, model.config.block_size, dtype=torch.long)
-    known = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-    saved = {}
+    """The bytes that a forward pass keeps for the backward pass: what autograd saves, including weights
+    that are cast to another dtype. (A GPU keeps less for attention.)"""
+    known = set()  # the memory of parameters and buffers, which is there anyway
+    for t in [*model.parameters(), *model.buffers()]:
+        known.add(address(t))
+    saved = {}  # {address: memory}, as several operations can save the same tensor
 
     def keep(t: torch.Tensor) -> torch.Tensor:
-        storage = t.untyped_storage()
-        if storage._cdata not in known:
-            saved[storage._cdata] = storage  # keeps it alive, so no other storage gets its address
+        if address(t) not in known:
+            # This reference keeps the memory alive, so that no other tensor gets the same address
+            saved[address(t)] = t.untyped_storage()
         return t
 
+    def use(t: torch.Tensor) -> torch.Tensor:
+        return t
+
+    idx = torch.zeros(batch_size, model.config.block_size, dtype=torch.long)  # (B, T)
     autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
-    with autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with autocast, torch.autograd.graph.saved_tensors_hooks(keep, use):
         model(idx, idx)
     return sum(storage.nbytes() for storage in saved.values())
+
+
+def address(t: torch.Tensor) -> int:
+    """A number for the memory of a tensor. Views of one tensor, such as t and t.mT, have the same."""
+    return t.untyped_storage()._cdata  # a fake tensor has no data_ptr()
+
+
+def peaks(worker: Worker) -> dict[str, float]:
+    """The peak FLOP/s of this device, as published or else as measured now, and of two known GPUs."""
+    found = {}
+    published = published_peak(worker.device, worker.dtype)
+    if published:
+        found[str(worker)] = published
+    else:
+        found[f"{worker}, as measured now"] = measured_flops(worker)
+    for card in ("A100", "H100"):
+        found[card] = PEAK_FLOPS[card]
+    return found
 
 
 def measured_flops(worker: Worker) -> float:
     """Measure the FLOP/s of a matrix multiplication: the best of up to 20, in 0.2 s (GPU: 1 s). It
     is lower if another program runs just then."""
-    n, seconds = (512, 0.2) if worker.device.type == "cpu" else (8192, 1.0)
-    # random numbers: with ones, a GPU draws less power, and is faster
+    n = 8192
+    limit = 1.0  # seconds
+    if worker.device.type == "cpu":
+        n = 512
+        limit = 0.2
+    # Random numbers: with ones, a GPU draws less power, and is faster
     a = torch.randn(n, n, device=worker.device, dtype=worker.dtype)
     times = []
-    while len(times) < 20 and sum(times) < seconds:
+    while len(times) < 20 and sum(times) < limit:
         began = time.perf_counter()
-        (a @ a)[0, 0].item()  # waits for the device; the first one also starts threads and libraries
+        product = a @ a
+        product[0, 0].item()  # waits for the device. The first time, it also starts threads and libraries
         times.append(time.perf_counter() - began)
     return 2 * n**3 / min(times)
 
@@ -89,8 +140,10 @@ def main() -> None:
     config, checkpoint = read_config(__doc__)
     if checkpoint:
         config.vocab_size = checkpoint["model_config"]["vocab_size"]
-    else:  # FineWeb's is known without the download
-        config.vocab_size = 50_257 if config.dataset == "fineweb" else load(config.dataset).vocab_size
+    elif config.dataset == "fineweb":
+        config.vocab_size = 50_257  # known without the download
+    else:
+        config.vocab_size = load(config.dataset).vocab_size
     estimate(config, Worker.pick(config.device, config.dtype))
 
 

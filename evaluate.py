@@ -4,16 +4,16 @@
     python evaluate.py --init_from=out/names --plot  # and draw evaluation.png
     python evaluate.py --init_from=out/python --block_size=256   # a longer context than in training
 
-Read train.py and windows.py before, and scaling.py after. Six questions: how low is the loss, and
-how uncertain? How does it depend on the position? Does the model use its context? What does
-counting know that it does not? Are its probabilities right? Are its samples new? In the last three,
-n-gram models stand beside the GPT, if its tokens are letters.
+Read train.py and windows.py before, and scaling.py after. Six questions, one after the other: how low
+is the loss, and how uncertain? How does it depend on the position? Does the model use its context?
+What do counts of n-grams know that the model does not? Are its probabilities right? Are its samples new? In
+the last three, n-gram models stand beside the GPT, if its tokens are letters.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -38,30 +38,41 @@ from console import (
 )
 from mlp import contexts
 from model import GPT, ConfigError
-from ngram import NGrams, Predictor, count_ngrams, next_tokens, sum_by_row
+from ngram import NGrams, Predictor, count_ngrams, next_tokens, shortened
 from prepare_data import Dataset, load
 from runtime import Worker, explain_errors
 from sample import rows_at_once, stream
-from tokenizer import start_ids
+from tokenizer import Tokenizer, start_ids
 from windows import cut_into_windows, document_edges, evaluation_windows, read_windows
 
-SUBSET = 40_000  # tokens for prompts and calibration
-STRETCHES = 100  # of a text without documents, for the uncertainty of its loss
-BINS = 15  # of equal width, from probability 0 to 1
-MAX_PROBABILITIES = 2**28  # N V, a GB in float32
-MAX_VOCAB = 256  # for n-grams, which try all tokens after each context
-MAX_TRAIN = 1 << 24  # tokens of train to count, and to search for copies
-LENGTH = 100  # tokens of a sample at most
-CONTEXT = 7  # tokens that n-gram models get; they use the last n - 1
-DISCOUNT = 0.85  # of Kneser-Ney smoothing
-NGRAM = f"Kneser-Ney {CONTEXT + 1}-gram"  # joins the GPT
-EXAMPLES = 10  # tokens at which one model is most ahead
-CHUNK = 4096  # contexts at a time
+# How many tokens prompts and calibration are measured on, at most
+SUBSET = 40_000
+# How many parts a text without documents is cut into, for the uncertainty of its loss
+STRETCHES = 100
+# How many bins of confidence, of equal width, from probability 0 to 1
+BINS = 15
+# How many probabilities the calibration keeps: a gigabyte in float32
+MAX_PROBABILITIES = 2**28
+# The largest vocabulary for n-gram models, which compute the probability of every token
+MAX_VOCAB = 256
+# How many tokens of the training split are counted, and searched for copies
+MAX_TRAIN = 2**24
+# How many tokens a sample has, at most
+LENGTH = 100
+# How many tokens n-gram models get. A model of order n uses the last n - 1
+CONTEXT = 7
+# The discount of Kneser-Ney smoothing
+DISCOUNT = 0.85
+# The n-gram model that is mixed with the GPT
+NGRAM = f"Kneser-Ney {CONTEXT + 1}-gram"
+# How many tokens are shown at which one model is far better than the other
+EXAMPLES = 10
+# For how many contexts n-gram models compute probabilities at a time
+CHUNK = 4096
 
-# N predicted tokens, B windows of T tokens, V tokens in the vocabulary. log_p (N, V): log-
-# probabilities. targets (N,): the true tokens. A Predictor of ngram.py is a function from n-grams (U,
-# CONTEXT + 1) to the probabilities of their last tokens (U,). models: {name: (a Predictor or None,
-# lambda)}, where lambda is the weight of the GPT.
+# In comments on shapes: N predicted tokens, V tokens in the vocabulary, B windows or samples of T
+# tokens, G documents or stretches of text. log_p (N, V) has log-probabilities, and targets (N,) the
+# true tokens.
 
 
 @dataclass
@@ -70,9 +81,9 @@ class Options:
     dataset: str = option("", "a dataset with the same tokenizer (default: the one of the run)")
     split: Literal["train", "val", "test"] = option("val", "the part of the dataset")
     eval_tokens: NonNegative = option(0, "about how many to evaluate on; 0: all (40,000 for prompts, calibration)")
-    block_size: NonNegative = option(0, "context length (0: as trained; learned positions allow no longer one)")
-    rope_base: NonNegativeFloat = option(0.0, "larger, for a longer context (0: as trained)")
-    rope_scale: NonNegativeFloat = option(0.0, "divides rope's positions, for the same (0: as trained)")
+    block_size: NonNegative = option(0, "context length (0: as trained; with learned positions, at most that)")
+    rope_base: NonNegativeFloat = option(0.0, "the model's rope_base, larger for a longer context (0: as trained)")
+    rope_scale: NonNegativeFloat = option(0.0, "the model's rope_scale, larger for a longer context (0: as trained)")
     num_samples: NonNegative = option(1000, "samples to search for in the training text; 0: none")
     plot: bool = option(False, "draw evaluation.png beside the checkpoint")
     seed: NonNegative = option(1337, "random seed of samples, prompts and intervals")
@@ -83,251 +94,599 @@ class Options:
     )
 
 
-# ----------------------------------------------------------------------------- the loss
-# In other documents of the same kind, the loss would be a little higher or lower. How much? The
-# bootstrap (Efron 1979) draws as many documents of the split at random, with replacement, and
-# computes their mean loss, a thousand times: 95 % of these means are in the interval. (It says
-# nothing of another seed.) A text is cut into STRETCHES, as neighboring windows are similar.
+@dataclass
+class Session:
+    """What all evaluations share."""
+
+    model: GPT
+    data: Dataset
+    tokens: np.ndarray  # the split to evaluate on
+    options: Options
+    worker: Worker  # the device and the dtype
+
+    def windows(self, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """(starts, stops) of windows with about n_tokens targets; 0: all of the split. The inputs of a
+        window are tokens[start:stop], and its targets are one token later."""
+        block_size = self.model.config.block_size
+        return evaluation_windows(self.tokens, self.data.separator, block_size, n_tokens)
 
 
-def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, ...]:
-    """For each of the N tokens that windows (starts, stops) predict, (N,) each: its index, the
-    number of its document (without documents: its window), from 0 on, and its position: how many
-    tokens of that document are before it in the window."""
-    starts, stops = windows
-    at = 1 + np.concatenate([np.arange(*window) for window in zip(starts, stops, strict=True)])
-    edges = starts if separator is None else document_edges(tokens, separator)
-    owner = np.searchsorted(edges, at) - 1  # the document or window of each token, among all
-    _, document = np.unique(owner, return_inverse=True)
-    return at, document, at - np.maximum(edges[owner], np.repeat(starts, stops - starts))
+# ----------------------------------------------------------------------------- the loss, and its interval
+# The loss of a token is -log p, where p is the probability that the model gave to it. The loss of a
+# text is the mean over its tokens.
+#
+# In other documents of the same kind, the loss would be a little higher or lower. By how much? The
+# bootstrap (Efron 1979) pretends that there are no other documents than ours. It draws as many of them
+# at random, with replacement: of emma, ava and zoe perhaps ava, emma, ava. It computes the mean loss
+# of what it drew. It does so a thousand times: 95 % of these means are in the interval. (The interval
+# says nothing about another seed of the training.)
 
 
-@torch.inference_mode()
-def predict(model: GPT, tokens: np.ndarray, windows: tuple, options, worker: Worker) -> Iterator:
-    """log_p (N, V) in float32, and targets (N,), of windows (starts, stops), batch after batch."""
-    starts, stops = windows
-    show = progress("evaluating", len(starts), "windows")
-    for first in range(0, len(starts), options.batch_size):
-        batch = slice(first, first + options.batch_size)
-        x, y = read_windows(tokens, starts[batch], stops[batch], model.config.block_size)  # (B, T)
-        with torch.autocast(worker.device.type, worker.dtype, worker.dtype != torch.float32):
-            logits = model(x.to(worker.device))[0]  # (B, T, V)
-        yield logits[y >= 0].float().log_softmax(dim=1), y[y >= 0].to(worker.device)
-        show(min(batch.stop, len(starts)))
-
-
-def token_losses(model: GPT, tokens: np.ndarray, windows: tuple, options, worker: Worker) -> np.ndarray:
-    """The losses of the tokens that windows (starts, stops) predict, (N,), in nats."""
-    batches = predict(model, tokens, windows, options, worker)
-    losses = torch.cat([F.nll_loss(log_p, y, reduction="none").cpu() for log_p, y in batches])
+def token_losses(session: Session, tokens: np.ndarray, windows: tuple) -> np.ndarray:
+    """Compute the losses of the tokens that windows (starts, stops) predict: (N,), in nats. Raises
+    UserError if one is NaN or infinite."""
+    batches = []
+    for log_p, targets in predict(session, tokens, windows):
+        losses = F.nll_loss(log_p, targets, reduction="none")  # -log_p[i, targets[i]] for each i
+        batches.append(losses.cpu())
+    losses = torch.cat(batches)
     if not losses.isfinite().all():
-        raise UserError(f"the loss is NaN or infinite in {worker.dtype}; use --dtype=float32")
+        dtype = session.worker.dtype
+        raise UserError(f"the loss is NaN or infinite in {dtype}; use --dtype=float32")
     return losses.double().numpy()
 
 
-def bootstrap(losses: np.ndarray, groups: np.ndarray, seed: int, n: int = 1000) -> tuple:
-    """A 95 % confidence interval of the mean of losses (N,). groups (N,): 0, 1, 2 ... Losses of a
-    group are not independent, so whole groups are drawn, n times."""
+def bootstrap(losses: np.ndarray, group: np.ndarray, seed: int, n: int = 1000) -> tuple[float, float]:
+    """Estimate a 95 % confidence interval of the mean of losses (N,). group (N,): the number of the
+    document that each token is from, 0 to G - 1. Tokens of one document are not independent, so whole
+    documents are drawn, n times."""
     rng = np.random.default_rng(seed)
-    sums, counts = np.bincount(groups, losses), np.bincount(groups)
-    draws = (rng.integers(len(sums), size=len(sums)) for _ in range(n))
-    means = [sums[chosen].sum() / counts[chosen].sum() for chosen in draws]
-    return tuple(np.quantile(means, (0.025, 0.975)))
+    sums = np.bincount(group, losses)  # (G,) the sum of the losses in each document
+    counts = np.bincount(group)  # (G,) its number of tokens
+    G = len(sums)
+    means = []
+    for _ in range(n):
+        drawn = rng.integers(G, size=G)  # as many documents, with replacement
+        mean = sums[drawn].sum() / counts[drawn].sum()  # over tokens: a long document weighs more
+        means.append(mean)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return low, high
 
 
-def show_losses(model: GPT, data: Dataset, options, worker: Worker) -> tuple[np.ndarray, ...]:
-    """Print the loss of the split, its uncertainty, and the loss by position. Returns the losses of
-    the tokens, and what locate() says of them, with stretches in place of windows: (N,) each."""
-    tokens, T = getattr(data, options.split), model.config.block_size
-    windows = evaluation_windows(tokens, data.separator, T, options.eval_tokens)
-    losses = token_losses(model, tokens, windows, options, worker)
-    at, group, position = locate(tokens, windows, data.separator)
-    if data.separator is None:  # the window of each token becomes its stretch
-        group = group * min(STRETCHES, len(windows[0])) // len(windows[0])
-    print_losses(data, {options.split: losses.mean()})
-    if (n := group.max() + 1) >= 10:  # fewer say little
-        low, high = bootstrap(losses, group, options.seed)
-        parts = "documents" if data.separator is not None else "stretches of the text"
-        print(f"95 % confidence interval: {low:.4f} to {high:.4f} (bootstrap over {n:,} {parts})\n")
+@torch.inference_mode()
+def predict(session: Session, tokens: np.ndarray, windows: tuple) -> Iterator[tuple]:
+    """Yield log_p (n, V) in float32, and targets (n,), of windows (starts, stops), batch after batch."""
+    starts, stops = windows
+    device = session.worker.device
+    dtype = session.worker.dtype
+    batch_size = session.options.batch_size
+    block_size = session.model.config.block_size
+    lower_precision = dtype != torch.float32
+    show = progress("evaluating", len(starts), "windows")  # show(n) prints that n are done
+    for first in range(0, len(starts), batch_size):
+        end = min(first + batch_size, len(starts))
+        x, y = read_windows(tokens, starts[first:end], stops[first:end], block_size)  # (B, T) each
+        x = x.to(device)
+        with torch.autocast(device.type, dtype, enabled=lower_precision):
+            logits, _ = session.model(x)  # (B, T, V)
+        is_target = y >= 0  # y is -1 where a short window is filled up
+        logits = logits[is_target]  # (n, V)
+        log_p = logits.float().log_softmax(dim=1)
+        targets = y[is_target].to(device)  # (n,)
+        yield log_p, targets
+        show(end)
+
+
+def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where are the N tokens that windows (starts, stops) predict? Returns, (N,) each:
+
+        index       in the text
+        document    the number of their document, from 0; without documents, of their window
+        position    how many tokens of this document the model has read before them, in their window
+
+    In two names, with the windows (0, 4), (4, 5) and (5, 9):
+
+        index       0 1 2 3 4 5 6 7 8 9
+        token       . e m m a . a v a .
+        document      0 0 0 0 0 1 1 1 1      the dot after emma ends document 0
+        position      1 2 3 4 1 1 2 3 4      window 4 to 5 has read one token, the a
+
+    With the single window (0, 9), the dot after emma has position 5, and the first a of ava has 1."""
+    starts, stops = windows
+    spans = [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
+    inputs = np.concatenate(spans)  # (N,) the index of the token before each predicted one
+    index = inputs + 1
+    window_start = np.repeat(starts, stops - starts)  # (N,)
+    edges = starts if separator is None else document_edges(tokens, separator)
+    owner = np.searchsorted(edges, index) - 1  # (N,) the last edge before each token
+    _, document = np.unique(owner, return_inverse=True)  # numbered without gaps
+    first = np.maximum(edges[owner], window_start)  # (N,) the first token of its document in its window
+    return index, document, index - first
+
+
+@dataclass
+class Measured:
+    """The losses of the N tokens that were predicted, and where these tokens are. (N,) each."""
+
+    losses: np.ndarray  # in nats
+    index: np.ndarray  # their index in the split
+    group: np.ndarray  # the number of their document, or of their stretch of a text without documents
+    position: np.ndarray  # how many tokens of the document are before them in the window
+
+
+def measure(session: Session) -> Measured:
+    """Compute the loss of each token of the split, or of about eval_tokens of them."""
+    separator = session.data.separator
+    windows = session.windows(session.options.eval_tokens)
+    losses = token_losses(session, session.tokens, windows)
+    index, group, position = locate(session.tokens, windows, separator)
+    if separator is None:
+        # Each window is a group so far. Neighboring windows are similar, so they become one group: of
+        # 1,000 windows, 10 are a stretch
+        starts, _ = windows
+        n_windows = len(starts)
+        n_stretches = min(STRETCHES, n_windows)
+        group = group * n_stretches // n_windows
+    return Measured(losses, index, group, position)
+
+
+def show_losses(session: Session, measured: Measured) -> None:
+    """Print the loss of the split, its interval, and the loss by position."""
+    losses = {session.options.split: measured.losses.mean()}
+    print_losses(session.data, losses)
+    n_groups = measured.group.max() + 1
+    if n_groups >= 10:  # from fewer, the interval would not be reliable
+        low, high = bootstrap(measured.losses, measured.group, session.options.seed)
+        parts = "stretches of the text" if session.data.separator is None else "documents"
+        drawn = f"bootstrap over {n_groups:,} {parts}"
+        print(f"95 % confidence interval: {low:.4f} to {high:.4f} ({drawn})\n")
+    # The positions 1, 2, 3 to 4, 5 to 8, 9 to 16 ... are a row each
+    exponent = np.ceil(np.log2(measured.position))
+    last_position = 2 ** exponent.astype(np.int64)  # (N,)
     rows = [["position in document or window, up to", "tokens", "loss"]]
-    power = np.ceil(np.log2(position)).astype(np.int64)  # positions 1, 2, 3 to 4, 5 to 8 ...
-    print_table(rows + mean_rows("", 2**power, [losses]))
-    return losses, at, group, position
+    rows += mean_rows("", last_position, [measured.losses])
+    print_table(rows)
 
 
 def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> list[list[str]]:
-    """Rows of a table: for each value of key (N,), its tokens, and their means of columns (N,)."""
+    """Rows of a table: for each value of key (N,), the number of tokens that have it, and their mean
+    of each column (N,)."""
     rows = []
     for value in np.unique(key):
         chosen = key == value
-        means = (f"{column[chosen].mean():.4f}" for column in columns)
-        rows.append([f"{label}{value}", f"{chosen.sum():,}", *means])
+        row = [f"{label}{value}", f"{chosen.sum():,}"]
+        for column in columns:
+            row.append(f"{column[chosen].mean():.4f}")
+        rows.append(row)
     return rows
 
 
-def show_prompts(model: GPT, data: Dataset, n_tokens: int, options, worker: Worker) -> None:
-    """Print the loss of the second half of documents (without documents: of windows), if the first
-    half is as it is, shuffled, or from another one: a model that ignores it would not notice."""
-    tokens, rng = np.array(getattr(data, options.split)), np.random.default_rng(options.seed)
-    starts, stops = cut_into_windows(document_edges(tokens, data.separator), model.config.block_size)
-    order = rng.permutation(len(starts))[: max(2, n_tokens // model.config.block_size)]
-    order = order[np.argsort((stops - starts)[order], kind="stable")]  # the next one is long enough
-    windows = starts[order[:-1]], stops[order[:-1]]  # the last one has no next one
-    texts = {"as it is": tokens, "shuffled": tokens.copy(), "of another one": tokens.copy()}
-    for start, stop, other in zip(*windows, starts[order[1:]], strict=True):
+# ----------------------------------------------------------------------------- prompts
+# Does a model use what it has read? Spoil the first half of a document, and see how much the loss of
+# the second half rises. For a model that ignores the first half, it would stay the same:
+#
+#     as it is             . e m | m a .
+#     shuffled             . m e | m a .
+#     of another one       . l i | m a .        the other document is liam
+
+
+@dataclass
+class Prompts:
+    """Windows whose first halves are prompts. (n,) each."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+    others: np.ndarray  # the start of another window, which is at least as long
+
+
+def choose_prompts(session: Session, n_tokens: int, rng: np.random.Generator) -> Prompts:
+    """Choose windows at random, with at most about n_tokens tokens in all."""
+    block_size = session.model.config.block_size
+    edges = document_edges(session.tokens, session.data.separator)
+    starts, stops = cut_into_windows(edges, block_size)
+    n_chosen = max(2, n_tokens // block_size)
+    chosen = rng.permutation(len(starts))[:n_chosen]
+    # Sort them by length: then the next window is at least as long as this one
+    lengths = stops - starts
+    order = np.argsort(lengths[chosen], kind="stable")
+    chosen = chosen[order]
+    following = chosen[1:]
+    chosen = chosen[:-1]  # without the longest window, which has no next one
+    return Prompts(starts=starts[chosen], stops=stops[chosen], others=starts[following])
+
+
+def show_prompts(session: Session, n_tokens: int) -> None:
+    """Print the loss of the second half of documents (without documents: of windows), where the first
+    half is as it is, shuffled, or from another document. On about n_tokens tokens."""
+    rng = np.random.default_rng(session.options.seed)
+    prompts = choose_prompts(session, n_tokens, rng)
+    tokens = np.array(session.tokens)
+    shuffled = tokens.copy()
+    exchanged = tokens.copy()
+    is_second = []
+    for start, stop, other in zip(prompts.starts, prompts.stops, prompts.others, strict=True):
         half = (stop - start) // 2
-        first = slice(start + 1, start + 1 + half)
-        texts["shuffled"][first] = rng.permutation(tokens[first])
-        texts["of another one"][first] = tokens[other + 1 : other + 1 + half]
-    second = np.concatenate([np.arange(n) >= n // 2 for n in windows[1] - windows[0]])  # (N,)
-    rows = [[f"{len(windows[0]):,} prompts", "loss of the second half"]]
+        first_half = slice(start + 1, start + 1 + half)  # without the first token, often a separator
+        shuffled[first_half] = rng.permutation(tokens[first_half])
+        exchanged[first_half] = tokens[other + 1 : other + 1 + half]
+        is_second.append(np.arange(stop - start) >= half)
+    is_second = np.concatenate(is_second)  # (N,)
+
+    windows = (prompts.starts, prompts.stops)
+    rows = [[f"{len(prompts.starts):,} prompts", "loss of the second half"]]
+    texts = {"as it is": tokens, "shuffled": shuffled, "of another one": exchanged}
     for kind, text in texts.items():
-        losses = token_losses(model, text, windows, options, worker)
-        rows.append([f"first half {kind}", f"{losses[second].mean():.3f}"])
+        losses = token_losses(session, text, windows)
+        loss = losses[is_second].mean()
+        rows.append([f"first half {kind}", f"{loss:.3f}"])
     print()
     print_table(rows)
 
 
-# ----------------------------------------------------------------------------- counting
+# ----------------------------------------------------------------------------- a mixture with counting
 # Two models that make different mistakes can have a lower loss together, interpolated with one
 # lambda for all tokens (Jelinek and Mercer 1980):
+#
 #     p = lambda p_GPT + (1 - lambda) p_counting
-
-
-def maximize(rises: Callable[[float], bool], low: float, high: float) -> float:
-    """Where a concave function is highest, by bisection. rises(x): is its derivative positive?"""
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rises(middle) else (low, middle)
-    return middle
+#
+# Lambda is fitted on one half of the documents, and judged on the other half, which it has not seen.
 
 
 def fit_lambda(p: np.ndarray, q: np.ndarray) -> float:
-    """The lambda with the lowest loss of lambda p + (1 - lambda) q, for probabilities p, q (N,) of
-    the true tokens. The derivative of minus the loss is the mean of (p - q) / (lambda p + ...)."""
-    return maximize(lambda x: ((p - q) / (x * p + (1 - x) * q)).mean() > 0, 0.0, 1.0)
+    """Find the lambda for which lambda p + (1 - lambda) q has the lowest loss. p, q (N,): the
+    probabilities that two models give to the true tokens."""
+
+    def slope(weight: float) -> float:
+        """The derivative of the mean of log(weight p + (1 - weight) q) w.r.t. the weight."""
+        mixed = weight * p + (1 - weight) * q
+        return ((p - q) / mixed).mean()
+
+    return maximize(slope, 0.0, 1.0)
 
 
 def interpolate(p: np.ndarray, q: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, list[float]]:
-    """The interpolated probabilities (N,), each with the lambda that is fitted on the other half of
-    the groups (N,); and both lambdas: fitted on groups 0, 2, 4 ..., and on the others."""
+    """Mix p and q (N,). Tokens of the groups 0, 2, 4 ... get the lambda that is fitted on the groups
+    1, 3, 5 ..., and the other way round. Returns the mixture (N,), and two lambdas: the one that is
+    fitted on even groups, and the one that is fitted on odd groups."""
     odd = group % 2 == 1
-    lambdas = [fit_lambda(p[half], q[half]) for half in (~odd, odd)]
-    weight = np.where(odd, *lambdas)
-    return weight * p + (1 - weight) * q, lambdas
+    fitted_on_even = fit_lambda(p[~odd], q[~odd])
+    fitted_on_odd = fit_lambda(p[odd], q[odd])
+    weight = np.where(odd, fitted_on_even, fitted_on_odd)  # each half gets the lambda of the other
+    return weight * p + (1 - weight) * q, [fitted_on_even, fitted_on_odd]
 
 
-def show_interpolation(measured: tuple, table: NGrams, data: Dataset, options) -> tuple[float, float]:
-    """Print the losses of the GPT, of an n-gram model, and of both, by what is before a token; then
-    where one is most ahead. Returns the loss of both, and the mean lambda."""
-    losses, at, group, position = measured  # of the GPT
-    tokens = getattr(data, options.split)
-    X, y = (ids.numpy() for ids in contexts(tokens, at, CONTEXT, data.separator))
-    grams = np.column_stack([X, y])
-    p, q = np.exp(-losses), table.kneser_ney(grams, DISCOUNT)  # of the true tokens
-    both, lambdas = interpolate(p, q, group)
-    columns = losses, -np.log(q), -np.log(both), losses + np.log(both)
-    # an n-gram can begin before the window, where the GPT is blind
-    inside = (position >= CONTEXT) | (tokens[at - position] == data.separator)
-    seen = sum(total > 0 for _, total, _ in table.look_up(grams)) - 1  # without the empty one
-    seen = np.minimum(seen, CONTEXT - (X[:, 1:] == data.separator).sum(axis=1))  # one separator is real
-    is_letter = np.array([data.tokenizer.decode([i]).isalpha() for i in range(data.vocab_size)])
-    letters = np.logical_and.accumulate(is_letter[X[:, ::-1]], axis=1).sum(axis=1)
+def maximize(slope: Callable[[float], float], low: float, high: float) -> float:
+    """Find where a function is highest between low and high, by bisection: where its derivative,
+    slope(x), is positive, go right, else left. The function is concave, so its slope only falls."""
+    for _ in range(50):
+        middle = (low + high) / 2
+        if slope(middle) > 0:
+            low = middle
+        else:
+            high = middle
+    return middle
+
+
+@dataclass
+class Mixture:
+    """A row of the printed tables: the GPT with a weight, and an n-gram model with 1 - weight."""
+
+    # Probabilities of the last tokens of U n-grams: (U, CONTEXT + 1) -> (U,). None: the GPT alone
+    counting: Predictor | None
+    # Lambda, the weight of the GPT. 0: counting alone
+    weight: float
+
+
+@dataclass
+class Interpolated:
+    """What interpolating with counting gives."""
+
+    loss: float  # in nats per token
+    weight: float  # the mean of both lambdas
+
+
+def count_tables(data: Dataset) -> dict[int, NGrams]:
+    """Count n-grams of the training split (of its beginning, if it is long): {n: table}."""
+    counts = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
+    tables = {}
+    for n in (2, 4, CONTEXT + 1):
+        grams, occurrences = shortened(counts, n)  # (U, n) and (U,)
+        tables[n] = NGrams(grams, occurrences, data.vocab_size, data.separator)
+    return tables
+
+
+def all_mixtures(tables: dict[int, NGrams], weight: float) -> dict[str, Mixture]:
+    """The rows of the printed tables. weight: lambda of the last one."""
+    # Functions of n-grams (U, CONTEXT + 1), with the options of their smoothing
+    add_one = partial(tables[2].additive, alpha=1)
+    short = partial(tables[4].kneser_ney, discount=DISCOUNT)
+    long = partial(tables[CONTEXT + 1].kneser_ney, discount=DISCOUNT)
+    models = {}
+    models["bigram, add 1"] = Mixture(counting=add_one, weight=0.0)
+    models["Kneser-Ney 4-gram"] = Mixture(counting=short, weight=0.0)
+    models[NGRAM] = Mixture(counting=long, weight=0.0)
+    models["GPT"] = Mixture(counting=None, weight=1.0)
+    models[f"GPT + {NGRAM}"] = Mixture(counting=long, weight=weight)
+    return models
+
+
+def show_interpolation(session: Session, measured: Measured, table: NGrams) -> Interpolated:
+    """Print the losses of the GPT, of an n-gram model, and of both: of all tokens, and of
+    tokens grouped by their context. Then print tokens at which one is far better than the other."""
+    tokens = session.tokens
+    separator = session.data.separator
+    X, y = contexts(tokens, measured.index, CONTEXT, separator)  # (N, CONTEXT) and (N,)
+    X = X.numpy()
+    grams = np.column_stack([X, y.numpy()])  # (N, CONTEXT + 1)
+    p = np.exp(-measured.losses)  # (N,) the GPT's probabilities of the true tokens
+    q = table.kneser_ney(grams, DISCOUNT)  # (N,) the n-gram model's
+    both, lambdas = interpolate(p, q, measured.group)
+
+    # The table: the same columns for all tokens, and for groups of them
+    # How much lower the loss of both is than the GPT's
+    gain = measured.losses + np.log(both)
+    columns = [measured.losses, -np.log(q), -np.log(both), gain]  # (N,) each
+    everything = np.full(len(p), "all")
+    in_window = has_whole_context(session, measured)
+    seen = longest_seen(table, grams, separator)
+    letters = letters_before(X, session.data)
     rows = [["what counting still knows", "tokens", "GPT", NGRAM, "both", "gain"]]
-    rows += mean_rows("", np.full(len(at), "all"), columns)
-    rows += mean_rows("n-gram in the window: ", np.where(inside, "yes", "no"), columns)
+    rows += mean_rows("", everything, columns)
+    rows += mean_rows("n-gram in the window: ", np.where(in_window, "yes", "no"), columns)
     rows += mean_rows("longest context seen in train: ", seen, columns)
     rows += mean_rows("letters before it, up to 7: ", letters, columns)
     print()
     print_table(rows)
-    print("lambda: {:.3f} and {:.3f}, each fitted on one half for the other".format(*lambdas))
+    even, odd = lambdas
+    print(f"lambda: {even:.3f} and {odd:.3f}, each fitted on one half for the other")
     print(f"{NGRAM}: {table.num_params():,} counts")
-    order = np.argsort(np.where(inside, p - q, 0))
-    for name, chosen in ((NGRAM, order[:EXAMPLES]), ("GPT", order[: -EXAMPLES - 1 : -1])):
-        print(f"\n{f'where the {name} is most ahead':41} next    p GPT  p n-gram")
-        for i in chosen:
-            ids = tokens[max(at[i] - 40, 0) : at[i]], [y[i]]
-            before, token = (repr(data.tokenizer.decode([*map(int, part)])) for part in ids)
-            print(f"{before[-41:]:41} {token:6}  {p[i]:.3f}  {q[i]:8.3f}")
-    return -np.log(both).mean(), sum(lambdas) / 2
+    show_examples(session, measured, p, q, in_window)
+    return Interpolated(loss=-np.log(both).mean(), weight=(even + odd) / 2)
+
+
+def has_whole_context(session: Session, measured: Measured) -> np.ndarray:
+    """Does the GPT see all the tokens that the n-gram model sees? (N,) An n-gram can begin before the
+    GPT's window, except where the document begins in the window."""
+    first = session.tokens[measured.index - measured.position]  # (N,) the first token that the GPT sees
+    starts_document = first == session.data.separator  # without documents: nowhere
+    return (measured.position >= CONTEXT) | starts_document
+
+
+def longest_seen(table: NGrams, grams: np.ndarray, separator: int | None) -> np.ndarray:
+    """For each n-gram (N, CONTEXT + 1): how long is its longest context that occurs in the training
+    text, in tokens? (N,) At the start of a document, in . . . . . e m, the separators that fill up the
+    context count as one, so there it is at most 3."""
+    n_seen = np.zeros(len(grams), dtype=np.int64)
+    for _, total, _ in table.look_up(grams):  # contexts of 0, 1, 2 ... tokens
+        n_seen += total > 0  # if a context occurs, all shorter ones do
+    longest = n_seen - 1  # without the empty context
+    repeated = (grams[:, 1:-1] == separator).sum(axis=1)  # separators after the first token
+    return np.minimum(longest, CONTEXT - repeated)
+
+
+def letters_before(X: np.ndarray, data: Dataset) -> np.ndarray:
+    """How many letters in a row are at the end of each context in X (N, CONTEXT)? (N,) In "x = 4if", 2."""
+    is_letter = np.zeros(data.vocab_size, dtype=bool)  # (V,)
+    for i in range(data.vocab_size):
+        text = data.tokenizer.decode([i])
+        is_letter[i] = text.isalpha()
+    newest_first = X[:, ::-1]
+    letters = is_letter[newest_first]  # (N, CONTEXT)
+    unbroken = np.logical_and.accumulate(letters, axis=1)  # True up to the first token that is not a letter
+    return unbroken.sum(axis=1)
+
+
+def show_examples(session: Session, measured: Measured, p: np.ndarray, q: np.ndarray, in_window: np.ndarray) -> None:
+    """Print the tokens at which one of two models is most ahead. p, q (N,): the probabilities that the
+    GPT and the n-gram model give to the true tokens. in_window (N,): is the comparison fair?"""
+    difference = np.where(in_window, p - q, 0)
+    order = np.argsort(difference)
+    print_examples(session, NGRAM, measured.index, p, q, order[:EXAMPLES])
+    order = order[::-1]
+    print_examples(session, "GPT", measured.index, p, q, order[:EXAMPLES])
+
+
+def print_examples(
+    session: Session, name: str, index: np.ndarray, p: np.ndarray, q: np.ndarray, chosen: np.ndarray
+) -> None:
+    """Print some of N predictions, with up to 40 tokens before each. index (N,): of the true tokens."""
+    heading = f"where the {name} is most ahead"
+    print(f"\n{heading:41} next    p GPT  p n-gram")
+    tokenizer = session.data.tokenizer
+    for i in chosen:
+        end = index[i]
+        start = max(end - 40, 0)
+        ids = session.tokens[start : end + 1].tolist()
+        before = repr(tokenizer.decode(ids[:-1]))
+        before = before[-41:]
+        token = repr(tokenizer.decode(ids[-1:]))
+        print(f"{before:41} {token:6}  {p[i]:.3f}  {q[i]:8.3f}")
 
 
 # ----------------------------------------------------------------------------- calibration
-# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. Tested is the most likely
-# token of each prediction; its probability is the confidence. In bins of confidence, compare the
-# mean with the accuracy, the fraction of these tokens that are right (Guo et al. 2017). If the mean
-# is higher, the model is overconfident, and dividing its logits by a temperature tau > 1 helps.
+# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. To test it, take the most
+# likely token of each prediction. Its probability is the confidence. The accuracy is the fraction of
+# these tokens that are right. Sort the predictions into bins by confidence, and compare the two in
+# each bin (Guo et al. 2017). For example, with five predictions in two bins:
+#
+#                        bin 0      |    bin 1
+#     confidence     0.2  0.3  0.4  |  0.8  1.0      means       0.3  0.9
+#     right            0    1    0  |    1    1      accuracy   0.33  1.0
+#
+#     ECE = 3/5 |0.33 - 0.3| + 2/5 |1.0 - 0.9| = 0.06
+#
+# If confidence is above accuracy, the model is overconfident. Dividing its logits by a temperature
+# tau > 1 makes it less confident.
 
 
-def reliability(p: np.ndarray, hits: np.ndarray) -> tuple:
-    """For each bin of probabilities p (n,): how many, their sum, and how many of their tokens
-    occurred, as hits (n,) says. (BINS,) each."""
-    bins = np.minimum((p * BINS).astype(np.int64), BINS - 1)
-    return tuple(np.bincount(bins, weights, BINS) for weights in (None, p, hits))
+@dataclass
+class Bins:
+    """Predictions, counted in bins of confidence. (BINS,) each."""
+
+    n: np.ndarray  # how many predictions
+    confidence: np.ndarray  # the sum of their confidences
+    right: np.ndarray  # how many of them are right
 
 
-def calibration_error(p: np.ndarray, hits: np.ndarray) -> float:
-    """The expected calibration error (ECE) of n probabilities: the sum over bins b with n_b of them
-    of n_b / n |accuracy_b - confidence_b|  =  |hits_b - sum_b| / n"""
-    _, sums, hits_in_bin = reliability(p, hits)
-    return float(np.abs(hits_in_bin - sums).sum() / len(p))
+def fill_bins(confidence: np.ndarray, right: np.ndarray) -> Bins:
+    """Sort N predictions into bins. right (N,): is the prediction with this confidence (N,) right?"""
+    number = (confidence * BINS).astype(np.int64)  # (N,) the number of its bin, from 0
+    number = np.minimum(number, BINS - 1)  # a confidence of 1 is in the last bin
+    return Bins(
+        n=np.bincount(number, minlength=BINS),
+        confidence=np.bincount(number, confidence, minlength=BINS),
+        right=np.bincount(number, right, minlength=BINS),
+    )
 
 
-def error_by_chance(p: np.ndarray, draws: int = 20) -> float:
-    """The mean ECE of a calibrated model with confidences p (n,), whose accuracy varies by chance."""
-    rng = np.random.default_rng(0)
-    return float(np.mean([calibration_error(p, rng.random(len(p)) < p) for _ in range(draws)]))
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Compute the expected calibration error (ECE) of N predictions: the sum over all bins b of
+
+        n_b / N |accuracy_b - confidence_b|,    where n_b predictions are in bin b
+
+    Accuracy and confidence of a bin are sums divided by n_b, so this is the sum over all bins of
+    |sum of right - sum of confidences| / N."""
+    bins = fill_bins(confidence, right)
+    gaps = np.abs(bins.right - bins.confidence)  # (BINS,)
+    return float(gaps.sum() / len(confidence))
 
 
 def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
-    """The temperature tau, from 0.01 to 100, with the lowest loss of softmax(log_p / tau). The
-    derivative of minus the loss by beta = 1 / tau is the mean of log_p[target] - E[log_p], where E
-    is the expected value under softmax(beta log_p)."""
-    of_targets = -F.nll_loss(log_p, targets).item()
-    expected = lambda beta: ((beta * log_p).softmax(dim=1) * log_p).sum(dim=1).double().mean().item()
-    return 1 / maximize(lambda beta: expected(beta) < of_targets, 0.01, 100.0)
+    """Find the temperature tau, from 0.01 to 100, for which softmax(log_p / tau) has the lowest loss."""
+    target_mean = -F.nll_loss(log_p, targets).item()  # the mean of log_p[target]
+
+    def slope(beta: float) -> float:
+        """The derivative of minus the loss w.r.t. beta = 1 / tau: the mean of log_p[target], minus the
+        mean that is expected if tokens are drawn from softmax(beta log_p)."""
+        p = (beta * log_p).softmax(dim=1)  # (N, V)
+        expected = (p * log_p).sum(dim=1)  # (N,)
+        return target_mean - expected.double().mean().item()
+
+    return 1 / maximize(slope, 0.01, 100.0)
 
 
-def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tensor) -> tuple:
-    """{column: number} and reliability() of predictions: tau is fitted on some, judged on the rest."""
-    highest, token = log_p.max(dim=1)
-    p, hits = highest.exp().double().numpy(), (token == targets).numpy()
-    numbers = {"loss": F.nll_loss(log_p, targets).item()}
-    numbers |= {"ECE": calibration_error(p, hits), "by chance": error_by_chance(p)}
-    numbers["tau"] = fit_temperature(log_p[fitted_on], targets[fitted_on])
-    for column, tau in (("held-out loss", 1.0), ("at tau", numbers["tau"])):
-        scaled = (log_p[~fitted_on] / tau).log_softmax(dim=1)
-        numbers[column] = F.nll_loss(scaled, targets[~fitted_on]).item()
-    return numbers, reliability(p, hits)
+def error_by_chance(confidence: np.ndarray, draws: int = 20) -> float:
+    """Estimate the mean ECE of a calibrated model with these confidences (N,). It is not 0, because the
+    accuracy in a bin varies by chance."""
+    rng = np.random.default_rng(0)
+    errors = []
+    for _ in range(draws):
+        right = rng.random(len(confidence)) < confidence  # True with this probability
+        errors.append(calibration_error(confidence, right))
+    return float(np.mean(errors))
 
 
-def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, options, worker) -> dict:
-    """Print how all models are calibrated on the same tokens: {name: what calibrate() returns}."""
-    tokens, V = getattr(data, options.split), data.vocab_size
+@dataclass
+class Calibration:
+    """How well a model is calibrated. Losses are in nats per token."""
+
+    loss: float
+    ece: float
+    by_chance: float  # the ECE that a calibrated model would have
+    tau: float  # the temperature, fitted on one half of the tokens
+    held_out_loss: float  # on the other half
+    at_tau: float  # the same with logits divided by tau
+    bins: Bins
+
+
+def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tensor) -> Calibration:
+    """Measure how well predictions log_p (N, V) are calibrated. fitted_on (N,): True for the tokens
+    that tau is fitted on. The others judge it."""
+    highest, token = log_p.max(dim=1)  # (N,) each
+    confidence = highest.exp().double().numpy()
+    right = (token == targets).numpy()
+    tau = fit_temperature(log_p[fitted_on], targets[fitted_on])
+    held_out = log_p[~fitted_on]
+    held_out_targets = targets[~fitted_on]
+    return Calibration(
+        loss=F.nll_loss(log_p, targets).item(),
+        ece=calibration_error(confidence, right),
+        by_chance=error_by_chance(confidence),
+        tau=tau,
+        held_out_loss=loss_at(held_out, held_out_targets, 1.0),
+        at_tau=loss_at(held_out, held_out_targets, tau),
+        bins=fill_bins(confidence, right),
+    )
+
+
+def loss_at(log_p: torch.Tensor, targets: torch.Tensor, tau: float) -> float:
+    """The loss of softmax(log_p / tau), in nats per token."""
+    scaled = log_p / tau
+    scaled = scaled.log_softmax(dim=1)
+    return F.nll_loss(scaled, targets).item()
+
+
+def show_calibration(session: Session, models: dict[str, Mixture], n_tokens: int) -> dict[str, Calibration]:
+    """Print how well all models are calibrated, on the same tokens, about n_tokens of them. Returns
+    {} if all these tokens are of one document, as two halves of the documents are needed."""
+    V = session.data.vocab_size
     n_tokens = min(n_tokens, MAX_PROBABILITIES // V)
-    windows = evaluation_windows(tokens, data.separator, model.config.block_size, n_tokens)
-    at, document, _ = locate(tokens, windows, data.separator)
+    windows = session.windows(n_tokens)
+    index, document, _ = locate(session.tokens, windows, session.data.separator)
     if document.max() == 0:
         print("\nno calibration: the tokens for it are of one document or window, and it needs two")
         return {}
-    X, targets = contexts(tokens, at, CONTEXT, data.separator)
-    of_gpt = torch.cat([part.cpu() for part, _ in predict(model, tokens, windows, options, worker)])
-    all_p = cache(lambda ngram: np.concatenate([next_tokens(ngram, x.numpy(), V) for x in X.split(CHUNK)]))
-    fitted_on, results = torch.from_numpy(document % 2 == 0), {}
-    for name, (counting, weight) in models.items():
-        log_p = of_gpt
-        if counting:
-            p = weight * of_gpt.exp() + (1 - weight) * torch.from_numpy(all_p(counting))
+    X, targets = contexts(session.tokens, index, CONTEXT, session.data.separator)  # (N, CONTEXT) and (N,)
+    fitted_on = torch.from_numpy(document % 2 == 0)  # (N,)
+    batches = []
+    for log_p, _ in predict(session, session.tokens, windows):
+        batches.append(log_p.cpu())
+    gpt_log_p = torch.cat(batches)  # (N, V)
+
+    results = {}
+    counted = {}  # {n-gram model: its probabilities (N, V)}, as two mixtures have the same model
+    for name, mixture in models.items():
+        counting = mixture.counting
+        if counting is None:
+            log_p = gpt_log_p
+        else:
+            if counting not in counted:
+                counted[counting] = counted_probabilities(counting, X, V)
+            q = counted[counting]
+            p = mixture.weight * gpt_log_p.exp() + (1 - mixture.weight) * q
             log_p = p.log().float()
         results[name] = calibrate(log_p, targets, fitted_on)
-    rows = [["calibration", *results["GPT"][0]]]
-    for name, (numbers, _) in results.items():
-        rows.append([name, *(f"{number:.4f}" for number in numbers.values())])
-    print()
-    print_table(rows)
+    print_calibration(results)
     print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: of a calibrated model;")
     print("tau: temperature, fitted on half of them (lambda: on all); held-out: on the other half")
     return results
+
+
+def counted_probabilities(counting: Predictor, X: torch.Tensor, V: int) -> torch.Tensor:
+    """The probabilities of all tokens after contexts X (N, CONTEXT) by an n-gram model: (N, V)."""
+    parts = [next_tokens(counting, x.numpy(), V) for x in X.split(CHUNK)]  # (CHUNK, V) each, to save memory
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def print_calibration(results: dict[str, Calibration]) -> None:
+    rows = [["calibration", "loss", "ECE", "by chance", "tau", "held-out loss", "at tau"]]
+    for name, found in results.items():
+        numbers = [found.loss, found.ece, found.by_chance, found.tau, found.held_out_loss, found.at_tau]
+        cells = [f"{number:.4f}" for number in numbers]
+        rows.append([name, *cells])
+    print()
+    print_table(rows)
+
+
+def draw_plot(path: Path, title: str, calibration: dict[str, Calibration]) -> None:
+    """Draw how far the accuracy of each model is above its confidence."""
+    import plots
+
+    curves = {"calibrated": ([0, 1], [0, 0], ":k")}
+    for name, result in calibration.items():
+        enough = result.bins.n >= 20  # the accuracy of fewer is mostly chance
+        n = result.bins.n[enough]
+        confidence = result.bins.confidence[enough] / n
+        accuracy = result.bins.right[enough] / n
+        style = "o-k" if name == "GPT" else "o-"
+        curves[name] = (confidence, accuracy - confidence, style)
+    panel = {
+        "curves": curves,
+        "xlabel": "confidence: probability of the most likely token",
+        "ylabel": "accuracy - confidence",
+    }
+    plots.lines(path, panel, title=f"reliability ({title})")
+    print(f"\n{path}: reliability")
 
 
 # ----------------------------------------------------------------------------- copies
@@ -336,76 +695,169 @@ def show_calibration(model: GPT, models: dict, data: Dataset, n_tokens: int, opt
 # text has copies, too: compare with the validation split.
 
 
-def longest_copies(train: np.ndarray, samples: list, V: int) -> np.ndarray:
-    """The length of the longest run of tokens of each of n samples that occurs in a text: (n,). All
-    runs that are in both the text and the samples grow by one token at a time, while any is left."""
-    # V and V + 1: never in both
-    text = np.concatenate([train, [V], *([*sample, V + 1] for sample in samples)]).astype(np.int64)
-    owner = np.repeat(np.arange(len(samples)), [len(sample) + 1 for sample in samples])
+def longest_copies(train: np.ndarray, samples: Sequence[Sequence[int]], V: int) -> np.ndarray:
+    """How long is the longest run of tokens of each sample that occurs in a text? (n,) for n samples.
+
+    Runs that are in both the text and a sample grow by one token at a time, while any is left. In the
+    text emma.ava, for the sample mav, whose longest run has 2 tokens:
+
+        k      runs of k tokens of the sample       of these, in the text
+        1      m  a  v                              m  a  v
+        2      ma  av                               ma  av
+        3      mav                                  none
+
+    A run is one number, so that NumPy can compare all of them at once: equal runs have equal numbers."""
+    # V ends the text, and V + 1 ends each sample: two different numbers, so no common run reaches
+    # past an end
+    text = np.append(train, V).astype(np.int64)
+    joined = []  # the tokens of all samples
+    owner = []  # for each, the number of its sample
+    for i, sample in enumerate(samples):
+        joined += [*sample, V + 1]
+        owner += [i] * (len(sample) + 1)
+    joined = np.array(joined, dtype=np.int64)
+    owner = np.array(owner, dtype=np.int64)
+
     longest = np.zeros(len(samples), dtype=np.int64)
-    starts = [np.arange(len(train)), np.arange(len(train) + 1, len(text))]  # of runs in text and samples
-    runs = [np.zeros_like(of_one) for of_one in starts]  # equal numbers for equal runs
+    # Where each run starts, and its number. At first, all runs have no token, and the number 0
+    text_starts = np.arange(len(train))
+    text_runs = np.zeros_like(text_starts)
+    sample_starts = np.arange(len(joined))
+    sample_runs = np.zeros_like(sample_starts)
     for k in itertools.count(1):
-        longer = [run * (V + 2) + text[start + k - 1] for run, start in zip(runs, starts, strict=True)]
-        common = np.intersect1d(*longer)
+        # The number of a run with one more token: all V + 2 tokens can follow run 7, and token 3 makes
+        # it 7 (V + 2) + 3
+        text_runs = text_runs * (V + 2) + text[text_starts + k - 1]
+        sample_runs = sample_runs * (V + 2) + joined[sample_starts + k - 1]
+        common = np.intersect1d(text_runs, sample_runs)  # sorted
         if len(common) == 0:
             return longest
-        is_common = [np.isin(run, common) for run in longer]
-        runs = [np.searchsorted(common, run[here]) for run, here in zip(longer, is_common, strict=True)]
-        starts = [start[here] for start, here in zip(starts, is_common, strict=True)]
-        longest[owner[starts[1] - len(train) - 1]] = k
+        # The other runs cannot become common when they grow
+        text_starts, text_runs = keep_common(text_starts, text_runs, common)
+        sample_starts, sample_runs = keep_common(sample_starts, sample_runs, common)
+        longest[owner[sample_starts]] = k
+
+
+def keep_common(starts: np.ndarray, runs: np.ndarray, common: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keep the runs whose numbers are in common, which is sorted. So that numbers stay small, the
+    new number of a run is its index in common: if that is 17 40, run 40 becomes run 1."""
+    is_common = np.isin(runs, common)
+    return starts[is_common], np.searchsorted(common, runs[is_common])
 
 
 @torch.inference_mode()
-def draw_rows(model: GPT, counting: Predictor | None, weight: float, idx: torch.Tensor, length: int, generator, chance):
-    """Rows of tokens (B, length) after idx (B, 1), drawn from an interpolation: with probability
-    `weight`, a token is the GPT's, else the n-gram model's, which starts from CONTEXT copies of idx."""
+def draw_rows(
+    model: GPT,
+    mixture: Mixture,
+    idx: torch.Tensor,
+    length: int,
+    generator: torch.Generator | None,
+    counting_generator: torch.Generator,
+) -> torch.Tensor:
+    """Draw tokens (B, length) after idx (B, 1) from a mixture: each token is the GPT's with probability
+    mixture.weight, else the n-gram model's, which starts from CONTEXT copies of idx.
+
+    generator, on the GPT's device: draws the tokens of the GPT.
+    counting_generator, on the CPU: draws the tokens of the n-gram model, and which model is next."""
+    V = model.config.vocab_size
+    if mixture.weight > 0:
+        proposed = stream(model, idx, length, generator=generator)
+    else:
+        proposed = itertools.repeat(idx.clone(), length)  # any tokens: all are overwritten below
     show = progress("sampling", length, "tokens each")
-    proposed = stream(model, idx, length, generator=generator) if weight else itertools.repeat(idx.clone(), length)
-    X = idx.cpu().repeat(1, CONTEXT)  # (B, CONTEXT), and a column for each step
-    for t, column in enumerate(proposed, 1):  # (B, 1)
-        counted = torch.rand(len(idx), generator=chance) >= weight
-        if counted.any():
-            p = next_tokens(counting, X[counted, -CONTEXT:].numpy(), model.config.vocab_size)
-            column[counted] = torch.multinomial(torch.from_numpy(p), 1, generator=chance).to(column.device)
+    X = idx.cpu().repeat(1, CONTEXT)  # (B, CONTEXT), and a column more at each step
+    for t, column in enumerate(proposed, start=1):  # (B, 1)
+        by_counting = torch.rand(len(idx), generator=counting_generator) >= mixture.weight  # (B,)
+        if by_counting.any():
+            newest = X[by_counting, -CONTEXT:].numpy()
+            p = torch.from_numpy(next_tokens(mixture.counting, newest, V))  # (rows by counting, V)
+            drawn = torch.multinomial(p, 1, generator=counting_generator)
+            # column is the input of stream()'s next step, so it goes on from what is written here
+            column[by_counting] = drawn.to(column.device)
         X = torch.cat([X, column.cpu()], dim=1)
         show(t)
     return X[:, CONTEXT:]
 
 
-def draw_samples(model: GPT, models: dict, data: Dataset, length: int, options, worker) -> dict:
-    """{name: samples}, tuples of at most `length` tokens: real ones as a control, and the models'."""
-    tokens, n, end = getattr(data, options.split), options.num_samples, data.start_token
-    start = start_ids(data.tokenizer)[-1] if end is None else end  # FineWeb has an end, but no separator
-    if data.separator is None:
-        at = np.linspace(0, len(tokens) - length, n).astype(int)
-        real = tokens[at[:, None] + np.arange(length)].tolist()
+def draw_samples(session: Session, models: dict[str, Mixture], length: int) -> dict[str, list[tuple]]:
+    """{name: samples}, tuples of at most `length` tokens: real text as a control, and what the models
+    generate."""
+    real = f"{session.options.split} split (real)"
+    samples = {real: real_samples(session, length)}
+    for name, mixture in models.items():
+        samples[name] = draw_from(session, mixture, length)
+    return samples
+
+
+def real_samples(session: Session, length: int) -> list[tuple]:
+    """The first documents of the split, or else evenly spaced pieces of it: up to `length` tokens each."""
+    n = session.options.num_samples
+    if session.data.separator is not None:
+        documents = session.data.documents(session.options.split)
+        rows = [ids[:length] for ids in documents[:n]]
     else:
-        real = [ids[:length] for ids in data.documents(options.split)[:n]]
-    rows = {f"{options.split} split (real)": real}
-    parts = torch.full((n, 1), start, device=worker.device).split(rows_at_once(model.config))
-    for name, mix in models.items():
-        generator = torch.Generator(worker.device).manual_seed(options.seed)
-        chance = torch.Generator().manual_seed(options.seed + 1)  # not the same numbers again
-        rows[name] = torch.cat([draw_rows(model, *mix, idx, length, generator, chance) for idx in parts]).tolist()
-    return {name: [tuple(ids[: [*ids, end].index(end)]) for ids in drawn] for name, drawn in rows.items()}
+        starts = np.linspace(0, len(session.tokens) - length, n)
+        starts = starts.astype(int)[:, None]  # (n, 1)
+        positions = starts + np.arange(length)  # (n, length)
+        rows = session.tokens[positions].tolist()
+    return [cut_at(ids, session.data.start_token) for ids in rows]
+
+
+def draw_from(session: Session, mixture: Mixture, length: int) -> list[tuple]:
+    """Draw num_samples samples of at most `length` tokens from a mixture."""
+    options = session.options
+    device = session.worker.device
+    generator = torch.Generator(device).manual_seed(options.seed)
+    # Another seed, so that the n-gram model does not draw the same random numbers
+    counting_generator = torch.Generator().manual_seed(options.seed + 1)
+    # A document ends with the token that starts one. (FineWeb has such a token, but no separator.)
+    end = session.data.start_token
+    start = start_ids(session.data.tokenizer)[-1] if end is None else end
+    idx = torch.full((options.num_samples, 1), start, device=device)
+    samples = []
+    for part in idx.split(rows_at_once(session.model.config)):  # as many as fit into memory
+        rows = draw_rows(session.model, mixture, part, length, generator, counting_generator)
+        samples += [cut_at(ids, end) for ids in rows.tolist()]
+    return samples
+
+
+def cut_at(ids: list[int], end: int | None) -> tuple:
+    """The tokens before the first `end`; all, if there is none."""
+    if end in ids:
+        ids = ids[: ids.index(end)]
+    return tuple(ids)
 
 
 def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> dict[str, float]:
-    """Print what {name: samples} of at most `length` tokens copy. Returns {name: fraction}."""
-    train, has_documents = data.train[:MAX_TRAIN], data.separator is not None
-    every = [sample for drawn in samples.values() for sample in drawn]
-    lengths = longest_copies(train, every, data.vocab_size)
-    known = {tuple(ids[:length]) for ids in data.documents("train")} if has_documents else {}
-    rows, copied = [["copies", "samples", "longest run: mean", "maximum", "copied", "the first ones"]], {}
-    ends = np.cumsum([len(drawn) for drawn in samples.values()])
-    for (name, drawn), longest in zip(samples.items(), np.split(lengths, ends[:-1]), strict=True):
+    """Print what {name: samples}, of at most `length` tokens, copy from the training text. Returns
+    {name: fraction that is copied}."""
+    train = data.train[:MAX_TRAIN]
+    has_documents = data.separator is not None
+    known = set()
+    if has_documents:
+        known = {tuple(ids[:length]) for ids in data.documents("train")}
+    # One search for the samples of all models: most of its time goes into the training text
+    all_samples = []
+    for drawn in samples.values():
+        all_samples += drawn
+    all_longest = longest_copies(train, all_samples, data.vocab_size)
+
+    copied = {}
+    rows = [["copies", "samples", "longest run: mean", "maximum", "copied", "the first ones"]]
+    first = 0
+    for name, drawn in samples.items():
+        longest = all_longest[first : first + len(drawn)]
+        first += len(drawn)
         if has_documents:
-            copied[name] = np.mean([sample in known for sample in drawn])
+            is_known = [sample in known for sample in drawn]
+            fraction = np.mean(is_known)
         else:
-            copied[name] = np.mean(longest / [max(1, len(sample)) for sample in drawn])
-        figures = f"{len(drawn):,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{copied[name]:.1%}"
-        rows.append([name, *figures, repr("\n".join(map(data.tokenizer.decode, drawn[:4])))[:40]])
+            lengths = [max(1, len(sample)) for sample in drawn]  # an empty sample copies nothing
+            fraction = np.mean(longest / lengths)
+        copied[name] = fraction
+        row = [name, f"{len(drawn):,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{fraction:.1%}"]
+        row.append(beginning(drawn, data.tokenizer))
+        rows.append(row)
     print()
     print_table(rows)
     print(f"longest run: tokens in a row that are in the first {len(train):,} tokens of train; copied:")
@@ -413,23 +865,22 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
     return copied
 
 
-def draw_plot(path: Path, title: str, calibration: dict) -> None:
-    """How far the accuracy of each model is above its confidence."""
-    import plots
-
-    curves = {"calibrated": ([0, 1], [0, 0], ":k")}
-    for name, (_, bins) in calibration.items():
-        tokens, confidence, correct = np.array(bins)[:, bins[0] >= 20]  # a smaller bin is mostly chance
-        curves[name] = confidence / tokens, (correct - confidence) / tokens, "o-k" if name == "GPT" else "o-"
-    labels = {"xlabel": "confidence: probability of the most likely token", "ylabel": "accuracy - confidence"}
-    plots.lines(path, {"curves": curves, **labels}, title=f"reliability ({title})")
-    print(f"\n{path}: reliability")
+def beginning(samples: list[tuple], tokenizer: Tokenizer) -> str:
+    """The first samples, in 40 characters."""
+    texts = [tokenizer.decode(sample) for sample in samples[:4]]
+    shown = repr("\n".join(texts))
+    return shown[:40]
 
 
-def open_data(checkpoint: dict, options) -> Dataset:
-    """The dataset of the options, or else of the checkpoint. Raises UserError."""
-    name, trained_on = checkpoint["name"], checkpoint["config"]["dataset"]
-    if not options.dataset and trained_on in (None, "gpt2"):
+# ----------------------------------------------------------------------------- the script
+
+
+def open_data(checkpoint: dict, options: Options) -> Dataset:
+    """Open the dataset of the options, or else of the checkpoint. Raises UserError."""
+    name = checkpoint["name"]
+    trained_on = checkpoint["config"]["dataset"]
+    has_none = trained_on in (None, "gpt2")  # such as OpenAI's weights
+    if not options.dataset and has_none:
         raise UserError(f"{name} was not trained on a dataset; name one with --dataset=")
     data = load(options.dataset or trained_on)
     if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
@@ -439,47 +890,73 @@ def open_data(checkpoint: dict, options) -> Dataset:
     return data
 
 
+def open_model(checkpoint: dict, options: Options) -> GPT:
+    """Open the model of a checkpoint, with the context that the options ask for. Raises UserError."""
+    changes = {}
+    for name in ("block_size", "rope_base", "rope_scale"):
+        value = getattr(options, name)
+        if value > 0:
+            changes[name] = value
+    model, _ = load_model(checkpoint, **changes)
+    return model
+
+
+def result_figures(
+    calibration: dict[str, Calibration], mixed: Interpolated | None, copied: dict[str, float]
+) -> dict[str, float]:
+    """The GPT's numbers for the line `result:`, as far as they were measured."""
+    figures = {}
+    if calibration:
+        figures["ece"] = calibration["GPT"].ece
+        figures["temperature"] = calibration["GPT"].tau
+    if mixed:
+        figures["mixed"] = mixed.loss
+        figures["lambda"] = mixed.weight
+    if copied:
+        figures["copied"] = copied["GPT"]
+    return figures
+
+
 def main() -> None:
     options = parse(Options, __doc__)
     worker = Worker.pick(options.device, options.dtype)
     checkpoint = load_checkpoint(options.init_from or newest_run())
     data = open_data(checkpoint, options)
-    of_context = "block_size", "rope_base", "rope_scale"
-    changes = {name: getattr(options, name) for name in of_context if getattr(options, name)}
-    model = load_model(checkpoint, **changes)[0].to(worker.device)
+    model = open_model(checkpoint, options).to(worker.device)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {worker}")
-    models, figures = {"GPT": (None, 1.0)}, {}
+    tokens = getattr(data, options.split)
+    session = Session(model=model, data=data, tokens=tokens, options=options, worker=worker)
+
+    models = {"GPT": Mixture(counting=None, weight=1.0)}
     subset = min(options.eval_tokens or SUBSET, SUBSET)
+    calibration = {}
+    mixed = None
+    copied = {}
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
-        measured = show_losses(model, data, options, worker)
-        _, _, group, _ = measured
-        several = group.max() > 0  # several documents, or stretches of the text
-        if several:
-            show_prompts(model, data, subset, options, worker)
+        measured = measure(session)
+        show_losses(session, measured)
+        several_groups = measured.group.max() > 0
+        if several_groups:
+            show_prompts(session, subset)
+            if data.vocab_size <= MAX_VOCAB:
+                tables = count_tables(data)
+                mixed = show_interpolation(session, measured, tables[CONTEXT + 1])
+                models = all_mixtures(tables, mixed.weight)
+            calibration = show_calibration(session, models, subset)
         else:
             print("\none document or window: prompts, calibration, and what counting still knows need two or more")
-        if several and data.vocab_size <= MAX_VOCAB:
-            grams, counts = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
-            counted = (sum_by_row(grams[:, -n:], counts) for n in (2, 4, CONTEXT + 1))
-            bigram, short, long = (NGrams(*of_n, data.vocab_size, data.separator) for of_n in counted)
-            figures["mixed"], figures["lambda"] = show_interpolation(measured, long, data, options)
-            kn4, kn8 = (partial(table.kneser_ney, discount=DISCOUNT) for table in (short, long))
-            add_one = partial(bigram.additive, alpha=1)
-            models = {"bigram, add 1": (add_one, 0.0), "Kneser-Ney 4-gram": (kn4, 0.0), NGRAM: (kn8, 0.0)} | models
-            models[f"GPT + {NGRAM}"] = kn8, figures["lambda"]
-        calibration = show_calibration(model, models, data, subset, options, worker) if several else {}
-        if options.num_samples:
-            length = min(model.config.block_size, LENGTH, len(getattr(data, options.split)))
-            samples = draw_samples(model, models, data, length, options, worker)
-            figures["copied"] = show_copies(samples, data, length)["GPT"]
+        if options.num_samples > 0:
+            length = min(model.config.block_size, LENGTH, len(tokens))
+            samples = draw_samples(session, models, length)
+            copied = show_copies(samples, data, length)
+
     if options.plot and calibration:
         draw_plot(Path(checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)
     elif options.plot:
         print("\nno plot: it shows the calibration")
-    if calibration:
-        numbers, _ = calibration["GPT"]
-        figures = {"ece": numbers["ECE"], "temperature": numbers["tau"], **figures}
-    print_result("gpt", data, model.num_params(), {options.split: measured[0].mean()}, **figures)
+    losses = {options.split: measured.losses.mean()}
+    figures = result_figures(calibration, mixed, copied)
+    print_result("gpt", data, model.num_params(), losses, **figures)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ model, if the dataset is there? Where did each head look? assets/look.html is th
 
 import base64
 import html
-import itertools
 import json
 import math
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -34,16 +33,24 @@ from runtime import Worker, explain_errors
 from sample import attention_weights
 from tokenizer import Tokenizer
 
+# The page without its numbers
 PAGE = Path(__file__).parent / "assets" / "look.html"
-MOST_LIKELY, BARS, LENS = 50, 10, 3  # tokens of the GPT, of n-grams, of a layer; look.html has the first two, too
-TEMPERATURES = [i / 10 for i in range(1, 21)]  # the values of the page's slider, without 0
-ORDER = 8  # of the n-grams
-DISCOUNT = 0.85  # of Kneser-Ney smoothing
-MAX_TRAIN = 1 << 24  # tokens of train to count
-UNKNOWN = "leave them out of the prompt"  # what to do about characters that the model has never seen
-
-# The first token of a text is given, the N others are predicted: ids[i + 1] at position i, whose
-# attention is shown beside it. V: size of the vocabulary. L: layers. nh: heads.
+# How many likely tokens the page gets from the GPT. look.html has this number, too
+MOST_LIKELY = 50
+# How many likely tokens it gets from n-gram models. look.html shows as many bars
+BARS = 10
+# How many likely tokens it gets from each layer
+LENS = 3
+# The values of the page's slider, without 0
+TEMPERATURES = [i / 10 for i in range(1, 21)]
+# The order of the n-gram model
+ORDER = 8
+# The discount of Kneser-Ney smoothing
+DISCOUNT = 0.85
+# How many tokens of the training split are counted
+MAX_TRAIN = 2**24
+# What to do about characters that the model has never seen
+UNKNOWN = "leave them out of the prompt"
 
 
 @dataclass
@@ -57,102 +64,260 @@ class Options:
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
 
 
+# ----------------------------------------------------------------------------- what the model predicts
+# A text is a list ids of N + 1 tokens. The first one is given, the N others are predicted: position i
+# has read the tokens up to ids[i], and predicts ids[i + 1].
+#
+#     position      0    1    2    3
+#     ids           .    e    m    m    a        N = 4
+#     predicts      e    m    m    a
+#
+# The surprise of a token is -log2 p, in bits, where p is the probability that it had: 1 bit for 1/2,
+# 2 bits for 1/4, 3 bits for 1/8.
+#
+# In comments on shapes: V tokens in the vocabulary, L layers, nh heads, C channels.
+
+
+@dataclass
+class Observed:
+    """How a model predicts the N tokens of a text."""
+
+    # (N, V)
+    log_p: torch.Tensor
+    # The logit lens (nostalgebraist 2020): what would the output layer predict after each layer? For
+    # each of the N positions, L + 1 pairs: the likely tokens with their probabilities, and the
+    # probability of the true token
+    lens: list
+    # The attention weights of each position, (L, nh, tokens in its context), one byte each
+    attention: bytes
+
+
+@torch.inference_mode()
+def observe(model: GPT, ids: list[int], device: torch.device) -> Observed:
+    """Run the model over a text, and keep what the page shows."""
+    starts = context_starts(ids, model.config)[:-1]  # (N,)
+    log_p = []
+    lens = []
+    attention = bytearray()
+    first = 0
+    while first < len(starts):
+        # In one forward pass: the n positions from first to end - 1, whose contexts start together
+        start = starts[first]
+        end = first + starts.count(start)
+        idx = torch.tensor([ids[start:end]], device=device)  # (1, T)
+        targets = ids[first + 1 : end + 1]  # n tokens
+        layers = []
+        for x in residual_stream(model, idx):  # L + 1 times (T, C)
+            prediction = predict(model, x[-len(targets) :])  # (n, V)
+            layers.append(look_through_lens(prediction, targets))
+        lens += zip(*layers, strict=True)  # L + 1 times n pairs -> n times L + 1 pairs
+        log_p.append(prediction)  # the last layer's is the model's
+        attention += attention_bytes(model, idx, len(targets))
+        first = end
+    return Observed(torch.cat(log_p), lens, bytes(attention))
+
+
 def context_starts(ids: list[int], config: GPTConfig) -> list[int]:
-    """Where the context of each position starts. When it is full, it goes on with the current
-    document, or else, as in sample.py, with its most recent half."""
-    starts, start, document = [], 0, 0
+    """Where does the context of each position start? A context grows until it has block_size tokens.
+    Then the next position starts a new one: with the current document, if that began within the old
+    context; else with its most recent half, as in sample.py. With a block_size of 4, and no documents:
+
+        position      0 1 2 3 4 5 6 7 8 9
+        start         0 0 0 0 3 3 3 6 6 6"""
+    half = max(config.block_size // 2, 1)
+    starts = []
+    start = 0
+    document = 0
     for i, token in enumerate(ids):
-        document = i if token == config.start_token else document
-        if i - start == config.block_size:
-            start = document if document > start else i + 1 - max(config.block_size // 2, 1)
+        if token == config.start_token:
+            document = i
+        is_full = i - start == config.block_size
+        if is_full and document > start:
+            start = document
+        elif is_full:
+            start = i + 1 - half
         starts.append(start)
     return starts
 
 
 def residual_stream(model: GPT, idx: torch.Tensor) -> list[torch.Tensor]:
-    """idx (1, T) -> the input of each block, and of the norm after the last: L + 1 times (T, C)."""
-    streams, readers = [], [*model.transformer.h, model.transformer.ln_f]
-    hooks = [reader.register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0][0])) for reader in readers]
+    """idx (1, T) -> the input of each block, and of the norm after the last block: L + 1 times (T, C)."""
+    streams = []
+
+    def keep(reader: torch.nn.Module, inputs: tuple) -> None:
+        x = inputs[0]  # (1, T, C)
+        streams.append(x[0])
+
+    hooks = []
+    for reader in [*model.transformer.h, model.transformer.ln_f]:
+        hooks.append(reader.register_forward_pre_hook(keep))
     model.hidden_states(idx)
     for hook in hooks:
         hook.remove()
     return streams
 
 
-@torch.inference_mode()
-def observe(model: GPT, ids: list[int], device: torch.device) -> tuple[torch.Tensor, list, bytes]:
-    """How the model predicts a text: log-probabilities (N, V). For each of the N tokens and L + 1
-    layers, the logit lens (nostalgebraist 2020): what the output layer would predict there. And the
-    attention weights of each position, (L, nh, tokens in its context), a byte each."""
-    starts = context_starts(ids, model.config)
-    log_p, lens, attention = [], [], bytearray()
-    for start, group in itertools.groupby(range(len(ids) - 1), lambda i: starts[i]):
-        positions = list(group)
-        idx = torch.tensor([ids[start : positions[-1] + 1]], device=device)  # (1, T)
-        targets = [ids[i + 1] for i in positions]  # of the last n tokens of idx
-        of_layers = []
-        for stream in residual_stream(model, idx):
-            logits = model.logits(model.transformer.ln_f(stream[-len(positions) :]))
-            of_layer = logits.cpu().float().log_softmax(dim=1)  # (n, V)
-            p = of_layer.exp()
-            of_layers.append(zip(most_likely(p, LENS), rounded(p[range(len(p)), targets]), strict=True))
-        lens += zip(*of_layers, strict=True)
-        log_p.append(of_layer)  # of the last layer
-        weights = attention_weights(model, idx)[:, 0].cpu()  # (L, nh, T, T)
-        weights = (255 * weights.sqrt()).round().byte().numpy()  # square roots, as small weights matter
-        for t in range(idx.shape[1] - len(positions), idx.shape[1]):
-            attention += weights[:, :, t, : t + 1].tobytes()
-    return torch.cat(log_p), lens, bytes(attention)
+def predict(model: GPT, x: torch.Tensor) -> torch.Tensor:
+    """What does the output layer predict from the residual stream (n, C)? log_p (n, V), on the CPU."""
+    logits = model.logits(model.transformer.ln_f(x))  # (n, V)
+    return logits.cpu().float().log_softmax(dim=1)
+
+
+def look_through_lens(log_p: torch.Tensor, targets: list[int]) -> list[tuple]:
+    """For each prediction in log_p (n, V): the likely tokens, and the probability of the target."""
+    p = log_p.exp()
+    each = range(len(targets))
+    of_targets = rounded(p[each, targets])  # (n,)
+    return list(zip(most_likely(p, LENS), of_targets, strict=True))
+
+
+def attention_bytes(model: GPT, idx: torch.Tensor, n: int) -> bytes:
+    """The attention weights of the last n positions of idx (1, T), from 0 to 255. They are square
+    roots, because small weights matter, too."""
+    weights = attention_weights(model, idx)[:, 0]  # (L, nh, T, T)
+    roots = weights.cpu().sqrt()
+    levels = (255 * roots).round().byte().numpy()
+    T = idx.shape[1]
+    result = bytearray()
+    for t in range(T - n, T):
+        row = levels[:, :, t, : t + 1]  # (L, nh, t + 1): without later tokens, whose weights are 0
+        result += row.tobytes()
+    return bytes(result)
+
+
+def most_likely(p: torch.Tensor, k: int) -> list[tuple]:
+    """For each row of p (N, V), the k highest: their tokens, and their numbers."""
+    k = min(k, p.shape[1])
+    top = p.topk(k)
+    return list(zip(top.indices.tolist(), rounded(top.values), strict=True))
 
 
 def rounded(x: torch.Tensor) -> list:
     return x.double().round(decimals=4).tolist()
 
 
-def most_likely(p: torch.Tensor, k: int) -> list[tuple]:
-    """For each row of p (N, V), the k highest: their tokens, and their numbers."""
-    top = p.topk(min(k, p.shape[1]))
-    return list(zip(top.indices.tolist(), rounded(top.values), strict=True))
+# ----------------------------------------------------------------------------- counting beside it
 
 
 def count(data: Dataset, ids: list[int]) -> torch.Tensor:
-    """The probabilities (N, V) by an n-gram model of the training split, or its beginning."""
-    counts = count_ngrams(data.train[:MAX_TRAIN], ORDER, data.separator)
-    table = NGrams(*counts, data.vocab_size, data.separator)
+    """The probabilities (N, V) by an n-gram model of the training split, or of its beginning."""
+    grams, counts = count_ngrams(data.train[:MAX_TRAIN], ORDER, data.separator)
+    table = NGrams(grams, counts, data.vocab_size, data.separator)
     model = partial(table.kneser_ney, discount=DISCOUNT)
-    X, _ = contexts(np.array(ids), np.arange(1, len(ids)), ORDER - 1, data.separator)
-    rows = (next_tokens(model, x, data.vocab_size) for x in X.numpy()[:, None])  # one by one: V may be large
-    return torch.from_numpy(np.concatenate([*rows]))
+    predicted = np.arange(1, len(ids))
+    X, _ = contexts(np.array(ids), predicted, ORDER - 1, data.separator)  # (N, ORDER - 1)
+    X = X.numpy()
+    rows = []
+    for x in X:  # one by one, to save memory, as V may be large
+        rows.append(next_tokens(model, x[None], data.vocab_size))  # (1, V)
+    return torch.from_numpy(np.concatenate(rows))
 
 
-def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -> dict:
-    """What the page shows of predictions (N, V): for each model, the surprise of the true tokens,
-    -log2 p in bits, and the likely tokens; for each temperature, the log of the sum over all others
-    of exp(log p / temperature)."""
-    compared = {} if counted is None else {f"{ORDER}-gram": counted, "both": (log_p.exp() + counted) / 2}
-    log2 = {"GPT": log_p / math.log(2)} | {name: p.log2() for name, p in compared.items()}
-    others = log_p.scatter(1, log_p.topk(min(MOST_LIKELY, log_p.shape[1])).indices, -math.inf)
-    sums = torch.stack([(others / temperature).logsumexp(dim=1) for temperature in TEMPERATURES], dim=1)
-    return {
-        "bits": {name: rounded(-of_all[range(len(of_all)), ids[1:]]) for name, of_all in log2.items()},
-        "top": most_likely(log_p, MOST_LIKELY),
-        "others": rounded(sums.clamp(min=-1000)),  # JSON has no infinity
-        "more": {name: most_likely(p, BARS) for name, p in compared.items()},
-    }
+# ----------------------------------------------------------------------------- the numbers of the page
+
+
+@dataclass
+class Numbers:
+    """What the page shows of N predictions. Its script reads them by these names."""
+
+    # For each model, the surprise of each true token, (N,), in bits
+    bits: dict[str, list[float]]
+    # The GPT's likely tokens at each position: (ids, log-probabilities)
+    top: list[tuple]
+    # For each position and temperature: the log of the sum over all other tokens of
+    # exp(log p / temperature), from which the page computes the probability of the others
+    others: list[list[float]]
+    # For each other model, its likely tokens at each position: (ids, probabilities)
+    more: dict[str, list[tuple]]
+
+
+def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -> Numbers:
+    """Compute the numbers of the page from log-probabilities (N, V), and from the probabilities (N, V)
+    of the n-gram model, if there is one."""
+    compared = {}
+    if counted is not None:
+        compared[f"{ORDER}-gram"] = counted
+        compared["both"] = (log_p.exp() + counted) / 2
+    bits = {"GPT": surprise(log_p / math.log(2), ids)}
+    more = {}
+    for name, p in compared.items():
+        bits[name] = surprise(p.log2(), ids)
+        more[name] = most_likely(p, BARS)
+    return Numbers(bits=bits, top=most_likely(log_p, MOST_LIKELY), others=sums_of_others(log_p), more=more)
+
+
+def surprise(log2_p: torch.Tensor, ids: list[int]) -> list[float]:
+    """-log2 p of the true tokens, in bits: (N,) from log2_p (N, V)."""
+    each = range(len(log2_p))
+    targets = ids[1:]
+    return rounded(-log2_p[each, targets])
+
+
+def sums_of_others(log_p: torch.Tensor) -> list[list[float]]:
+    """See Numbers.others. log_p (N, V)."""
+    k = min(MOST_LIKELY, log_p.shape[1])
+    likely = log_p.topk(k).indices  # (N, k)
+    others = log_p.scatter(1, likely, -math.inf)  # (N, V): exp() makes it 0
+    columns = []
+    for temperature in TEMPERATURES:
+        scaled = others / temperature
+        columns.append(scaled.logsumexp(dim=1))  # (N,)
+    sums = torch.stack(columns, dim=1)  # (N, temperatures)
+    return rounded(sums.clamp(min=-1000))  # JSON has no infinity
 
 
 def visible(tokenizer: Tokenizer, token: int) -> str:
-    """A token in a text: its characters, an arrow at the end of a line; or bytes, such as \\xe4."""
+    """A token as it is shown: its characters, an arrow at the end of a line; or bytes, such as \\xe4."""
     text = tokenizer.decode([token])
     if "\ufffd" in text:  # a part of a character
-        return repr(tokenizer.decode_bytes([token]))[2:-1]
-    return "".join(c if c.isprintable() else "↵\n" if c == "\n" else repr(c)[1:-1] for c in text)
+        as_bytes = repr(tokenizer.decode_bytes([token]))
+        return as_bytes[2:-1]  # without b' and '
+    shown = ""
+    for character in text:
+        if character == "\n":
+            shown += "↵\n"
+        elif character.isprintable():
+            shown += character
+        else:
+            shown += repr(character)[1:-1]  # such as \t, without its quotes
+    return shown
+
+
+def make_page(title: str, texts: list[str], figures: dict) -> str:
+    """Fill the page: its title, the texts of all tokens, and figures, the numbers that its script reads.
+    Nothing in them can become HTML."""
+    bits = figures["bits"]["GPT"]
+    uniform = math.log2(len(figures["names"]))  # the surprise if all tokens were equally likely
+    strongest = max(uniform, 1)  # with a vocabulary of one token, uniform is 0
+    spans = []
+    for surprise_of_token, text in zip([0, *bits], texts, strict=True):  # the first token is given
+        shade = min(surprise_of_token / strongest, 1)
+        spans.append(f'<span style="--s:{shade:.2f}">{html.escape(text)}</span>')
+    as_json = json.dumps(figures, separators=(",", ":"))
+    parts = {
+        "title": html.escape(title),
+        "text": "".join(spans),
+        "mean": f"{np.mean(bits):.2f}",
+        "uniform": f"{uniform:.1f}",
+        "numbers": as_json.replace("<", "\\u003c"),  # else a token such as </script> would end the script
+    }
+
+    def part(match: re.Match) -> str:
+        name = match[1]
+        return parts[name]
+
+    page = PAGE.read_text(encoding="utf-8")
+    return re.sub(r"<!-- (\w+) -->", part, page)
+
+
+# ----------------------------------------------------------------------------- the script
 
 
 def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
-    """The dataset of a checkpoint. None: there is a prompt, and no such dataset. Raises UserError."""
+    """Open the dataset of a checkpoint. None: there is a prompt, and no such dataset. Raises UserError."""
     name = checkpoint["config"]["dataset"]
-    if prompted and not (name and (DATA / name / "meta.json").exists()):
+    is_prepared = bool(name) and (DATA / name / "meta.json").exists()
+    if prompted and not is_prepared:
         return None
     if name in (None, "gpt2"):
         raise UserError(f"{checkpoint['name']} was not trained on a dataset; give a text with --prompt=")
@@ -167,29 +332,35 @@ def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
 
 
 def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, prompt: str, n: int) -> list[int]:
-    """The prompt, or else whole documents or a stretch of the validation split: one token to start
-    from, then at most n. Raises UserError."""
+    """Choose the prompt, or else the beginning of the validation split: one token to start from, then at
+    most n. If the split has documents, they are whole. Raises UserError."""
     if prompt:
+        ids = tokenizer.encode(prompt, UNKNOWN)
         start_token = checkpoint["start_token"]
-        ids = [*([] if start_token is None else [start_token]), *tokenizer.encode(prompt, UNKNOWN)][: n + 1]
+        if start_token is not None:
+            ids = [start_token, *ids]
+        ids = ids[: n + 1]
     else:
         ids = data.val[: n + 1].tolist()
         if data.separator in ids[1:]:
-            ids = ids[: len(ids) - ids[::-1].index(data.separator)]
+            # End with the last separator
+            while ids[-1] != data.separator:
+                ids.pop()
     if len(ids) < 2:
         raise UserError("the first token is never predicted, and there is no other; give a longer text")
     return ids
 
 
-def make_page(title: str, texts: list[str], figures: dict) -> str:
-    """The page with its numbers, and texts, one for each token. Nothing in them can become HTML."""
-    bits, uniform = figures["bits"]["GPT"], math.log2(len(figures["names"]))
-    shades = [min(surprise / max(uniform, 1), 1) for surprise in [0, *bits]]  # uniform is 0 for one character
-    spans = [f'<span style="--s:{s:.2f}">{html.escape(text)}</span>' for s, text in zip(shades, texts, strict=True)]
-    parts = {"title": html.escape(title), "text": "".join(spans)}
-    parts |= {"mean": f"{np.mean(bits):.2f}", "uniform": f"{uniform:.1f}"}
-    parts["numbers"] = json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")  # </script> would end it
-    return re.sub(r"<!-- (\w+) -->", lambda match: parts[match[1]], PAGE.read_text(encoding="utf-8"))
+def make_title(checkpoint: dict, model: GPT, n: int, data: Dataset | None, prompt: str) -> str:
+    config = model.config
+    size = f"{config.n_layer} layers of {config.n_head} heads, {model.num_params():,} parameters"
+    text = "your text" if prompt else f"the validation split of {data.name}"
+    return f"{checkpoint['name']} ({size}) predicts {n} tokens of {text}"
+
+
+def write_page(path: Path, page: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, lambda file: file.write(page.encode()))
 
 
 def main() -> None:
@@ -200,23 +371,31 @@ def main() -> None:
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
     data = open_data(checkpoint, prompt != "")
-    ids, config = choose_text(checkpoint, data, tokenizer, prompt, options.tokens), model.config
+    ids = choose_text(checkpoint, data, tokenizer, prompt, options.tokens)
+
     with explain_errors("out of memory; use fewer --tokens, or --device=cpu"):
-        log_p, layers, attention = observe(model.to(device), ids, device)
-    figures = numbers(log_p, count(data, ids) if data else None, ids)
-    if not np.isfinite(bits := np.mean(figures["bits"]["GPT"])):
+        observed = observe(model.to(device), ids, device)
+    counted = count(data, ids) if data else None
+    found = numbers(observed.log_p, counted, ids)
+    mean_bits = np.mean(found.bits["GPT"])
+    if not np.isfinite(mean_bits):
         raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
+
     names = [visible(tokenizer, i) for i in range(tokenizer.vocab_size)]
-    figures |= {"ids": ids, "names": names, "starts": context_starts(ids, config), "layers": layers}
-    figures |= {"n_head": config.n_head, "attention": base64.b64encode(attention).decode()}
-    size = f"{config.n_layer} layers of {config.n_head} heads, {model.num_params():,} parameters"
-    text = "your text" if prompt else f"the validation split of {data.name}"
-    title = f"{checkpoint['name']} ({size}) predicts {len(ids) - 1} tokens of {text}"
+    figures = asdict(found)
+    figures["ids"] = ids
+    figures["names"] = names
+    figures["starts"] = context_starts(ids, model.config)
+    figures["layers"] = observed.lens
+    figures["n_head"] = model.config.n_head
+    figures["attention"] = base64.b64encode(observed.attention).decode()
+    title = make_title(checkpoint, model, len(ids) - 1, data, prompt)
+    texts = [names[i] for i in ids]
     path = Path(checkpoint["folder"], "look.html")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda file: file.write(make_page(title, [names[i] for i in ids], figures).encode()))
+    write_page(path, make_page(title, texts, figures))
     print(f"{title}\n{path}: open it in a browser")
-    print_result("gpt", tokens=len(log_p), bits=bits.item(), seconds=time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    print_result("gpt", tokens=len(ids) - 1, bits=mean_bits.item(), seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -19,18 +19,23 @@ from checkpoint import load_checkpoint, load_model
 from console import UserError
 from evaluate import (
     CONTEXT,
+    Bins,
+    Calibration,
+    Mixture,
+    Session,
     bootstrap,
     calibrate,
     calibration_error,
     draw_rows,
     draw_samples,
     error_by_chance,
+    fill_bins,
     fit_lambda,
     fit_temperature,
     interpolate,
     locate,
     longest_copies,
-    reliability,
+    real_samples,
     show_copies,
     show_prompts,
     token_losses,
@@ -44,6 +49,12 @@ from windows import cut_into_windows, document_edges, evaluation_windows
 
 ALONE = Worker(torch.device("cpu"), torch.float32)
 SMALL = {"block_size": 8, "n_layer": 1, "n_head": 2, "n_embd": 16, "zero_init": False}
+
+
+def session(model, dataset=None, **options) -> Session:
+    """Evaluations on the validation split, without the script's command line."""
+    tokens = dataset.val if dataset else None
+    return Session(model, dataset, tokens, SimpleNamespace(**{"split": "val", "batch_size": 8, **options}), ALONE)
 
 
 # ----------------------------------------------------------------------------- the loss
@@ -77,11 +88,24 @@ def test_the_position_of_a_token_starts_with_its_document_or_window():
     assert window.tolist() == [0] * 5 + [1] * 5 and position.tolist() == [1, 2, 3, 4, 5] * 2
 
 
+def test_two_names_in_three_windows_or_in_one():
+    """The example of locate()."""
+    ids = {".": 0, "e": 1, "m": 2, "a": 3, "v": 4}
+    tokens = np.array([ids[letter] for letter in ".emma.ava."])
+    for windows, expected in (
+        (([0, 4, 5], [4, 5, 9]), [1, 2, 3, 4, 1, 1, 2, 3, 4]),
+        (([0], [9]), [1, 2, 3, 4, 5, 1, 2, 3, 4]),
+    ):
+        index, document, position = locate(tokens, tuple(map(np.array, windows)), 0)
+        assert index.tolist() == list(range(1, 10)) and document.tolist() == [0] * 5 + [1] * 4
+        assert position.tolist() == expected
+
+
 def test_token_losses_are_those_of_the_model_in_the_order_of_locate():
     model = GPT(GPTConfig(vocab_size=11, **SMALL)).eval()
     tokens = np.array([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 9, 3, 1, 2, 0, 4, 4, 0])
     windows = evaluation_windows(tokens, 0, 8)
-    losses = token_losses(model, tokens, windows, SimpleNamespace(batch_size=2), ALONE)
+    losses = token_losses(session(model, batch_size=2), tokens, windows)
     at, _, _ = locate(tokens, windows, 0)
     assert len(losses) == len(at) == len(tokens) - 1
     for i, loss in zip(at, losses, strict=True):
@@ -90,7 +114,7 @@ def test_token_losses_are_those_of_the_model_in_the_order_of_locate():
         assert loss == pytest.approx(-logits[0, -1].log_softmax(0)[tokens[i]].item(), abs=1e-5)
     torch.nn.init.constant_(model.transformer.wte.weight[3:4].data, torch.nan)
     with pytest.raises(UserError, match=r"the loss is NaN or infinite in torch\.float32; use --dtype=float32"):
-        token_losses(model, tokens, windows, SimpleNamespace(batch_size=2), ALONE)
+        token_losses(session(model, batch_size=2), tokens, windows)
 
 
 def test_a_bootstrap_gives_the_interval_of_independent_groups():
@@ -105,19 +129,20 @@ def test_a_bootstrap_gives_the_interval_of_independent_groups():
     losses, groups = np.repeat([5.0, 1.0] * 50, [1, 9] * 50), np.repeat(np.arange(100), [1, 9] * 50)
     low, high = bootstrap(losses, groups, seed=0)  # a mean over tokens, not over documents
     assert low < losses.mean() < high < 2
+    assert bootstrap(np.full(500, 3.0), groups, seed=0) == pytest.approx((3, 3))  # whichever documents are drawn
 
 
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays(name, monkeypatch, capsys):
     dataset, seen = prepare_data.load(name), []
 
-    def token_losses(model, tokens, windows, options, worker):
+    def token_losses(session, tokens, windows):
         seen.append((tokens, windows))
         return np.arange((windows[1] - windows[0]).sum(), dtype=float)
 
     monkeypatch.setattr(evaluate, "token_losses", token_losses)
-    model, options = SimpleNamespace(config=GPTConfig(block_size=8)), SimpleNamespace(split="val", seed=0)
-    show_prompts(model, dataset, 800, options, ALONE)
+    model = SimpleNamespace(config=GPTConfig(block_size=8))
+    show_prompts(session(model, dataset, seed=0), 800)
     (same, windows), (shuffled, _), (other, _) = seen
     assert np.array_equal(same, dataset.val) and (shuffled != same).any()
     prompt, second, count = np.zeros(len(same), dtype=bool), [], 0
@@ -233,8 +258,8 @@ def test_samples_have_the_frequencies_of_the_interpolation():
     counting = partial(count_table(dataset, 2).additive, alpha=0.1)
     torch.nn.init.normal_(gpt.lm_head.weight, std=1)  # unlike the uniform distribution
     for weight in (0.0, 0.4, 1.0):
-        options = SimpleNamespace(split="val", num_samples=n, seed=0)
-        samples = draw_samples(gpt, {"it": (counting, weight)}, dataset, 2, options, ALONE)["it"]
+        mixtures = {"it": Mixture(counting, weight)}
+        samples = draw_samples(session(gpt, dataset, num_samples=n, seed=0), mixtures, 2)["it"]
         drawn = np.array([[*ids, start, start][:2] for ids in samples])  # without the separator at the end
         frequent = np.bincount(drawn[drawn[:, 0] != start, 0]).argmax()
         for before in ([], [int(frequent)]):
@@ -251,16 +276,24 @@ def test_samples_of_a_second_part_are_other_ones(monkeypatch):
     dataset = prepare_data.load("list")
     gpt = GPT(GPTConfig(vocab_size=dataset.vocab_size, **SMALL)).eval()
     counting = partial(count_table(dataset, 2).additive, alpha=1)
-    models = {"counting": (counting, 0.0), "GPT": (None, 1.0), "both": (counting, 0.5)}
-    drawn = draw_samples(gpt, models, dataset, 8, SimpleNamespace(split="val", num_samples=20, seed=0), ALONE)
+    models = {"counting": Mixture(counting, 0.0), "GPT": Mixture(None, 1.0), "both": Mixture(counting, 0.5)}
+    drawn = draw_samples(session(gpt, dataset, num_samples=20, seed=0), models, 8)
     for name in models:
         assert len(drawn[name]) == 20 and drawn[name][:10] != drawn[name][10:], name
+
+
+def test_real_samples_end_with_their_document_in_a_text_without_separators():
+    """As in FineWeb, whose documents start with a token, 0 here."""
+    text = SimpleNamespace(val=np.array([0, 5, 6, 7, 8, 0, 9, 9]), separator=None, start_token=0)
+    assert real_samples(session(None, text, num_samples=2), 4) == [(), (8,)]
+    text.start_token = None
+    assert real_samples(session(None, text, num_samples=2), 4) == [(0, 5, 6, 7), (8, 0, 9, 9)]
 
 
 def test_without_counting_samples_are_those_of_generate():
     gpt = GPT(GPTConfig(vocab_size=11, **SMALL)).eval()
     idx = torch.full((3, 1), 5)
-    drawn = draw_rows(gpt, None, 1.0, idx, 12, torch.Generator().manual_seed(7), torch.Generator())
+    drawn = draw_rows(gpt, Mixture(None, 1.0), idx, 12, torch.Generator().manual_seed(7), torch.Generator())
     generated = generate(gpt, idx, 12, generator=torch.Generator().manual_seed(7))
     assert drawn.tolist() == generated[:, 1:].tolist()
 
@@ -274,7 +307,7 @@ def test_a_higher_order_copies_more():
     for n in (2, 4, 8):
         model = partial(count_table(dataset, n).kneser_ney, discount=0.85)
         generators = None, torch.Generator().manual_seed(0)
-        rows = draw_rows(gpt, model, 0.0, torch.zeros(50, 1, dtype=torch.long), 60, *generators)
+        rows = draw_rows(gpt, Mixture(model, 0.0), torch.zeros(50, 1, dtype=torch.long), 60, *generators)
         means.append(longest_copies(dataset.train, rows.tolist(), dataset.vocab_size).mean())
     assert means[0] < means[1] < means[2]
 
@@ -291,10 +324,11 @@ def predictions(N: int, V: int, tau: float = 1.0, seed: int = 0) -> tuple[torch.
 
 def test_a_probability_is_in_one_of_15_bins_of_equal_width():
     p = np.array([0.0, 0.05, 1 / 15 + 1e-9, 0.5, 0.94, 1.0])
-    n, sums, hits = reliability(p, np.array([0, 1, 1, 0, 1, 1]))
-    assert [i for i in range(15) for _ in range(n[i])] == [0, 0, 1, 7, 14, 14]
-    assert sums[[0, 1, 7, 14]] == pytest.approx([0.05, 1 / 15, 0.5, 1.94]) and sums.sum() == pytest.approx(p.sum())
-    assert hits[[0, 1, 7, 14]].tolist() == [1, 1, 0, 2]
+    bins = fill_bins(p, np.array([0, 1, 1, 0, 1, 1]))
+    assert [i for i in range(15) for _ in range(bins.n[i])] == [0, 0, 1, 7, 14, 14]
+    assert bins.confidence[[0, 1, 7, 14]] == pytest.approx([0.05, 1 / 15, 0.5, 1.94])
+    assert bins.confidence.sum() == pytest.approx(p.sum())
+    assert bins.right[[0, 1, 7, 14]].tolist() == [1, 1, 0, 2]
 
 
 def test_the_error_is_that_of_the_literal_sum():
@@ -307,6 +341,13 @@ def test_the_error_is_that_of_the_literal_sum():
         accuracy, confidence = np.mean([hits[i] for i in inside]), np.mean([p[i] for i in inside])
         expected += len(inside) / 500 * abs(accuracy - confidence)
     assert calibration_error(p, hits) == pytest.approx(expected) and expected > 0.1
+
+
+def test_the_error_of_five_predictions_in_two_bins(monkeypatch):
+    """The example of the calibration."""
+    monkeypatch.setattr(evaluate, "BINS", 2)
+    p, right = np.array([0.2, 0.3, 0.4, 0.8, 1.0]), np.array([0, 1, 0, 1, 1])
+    assert calibration_error(p, right) == pytest.approx(3 / 5 * (1 / 3 - 0.3) + 2 / 5 * (1 - 0.9)) == 0.06
 
 
 def test_the_error_by_chance_is_that_of_a_binomial_distribution():
@@ -328,17 +369,20 @@ def test_calibration_is_measured_on_all_tokens_and_tau_judged_on_others_than_it_
     log_p, targets = predictions(4000, 8)
     judged, judged_targets = predictions(4000, 8, tau=2.0, seed=1)
     both, both_targets = torch.cat([log_p, judged]), torch.cat([targets, judged_targets])
-    numbers, bins = calibrate(both, both_targets, torch.arange(8000) < 4000)
+    found = vars(calibrate(both, both_targets, torch.arange(8000) < 4000))
+    bins = found.pop("bins")
     p, hits = both.max(dim=1).values.exp().double().numpy(), (both.argmax(1) == both_targets).numpy()
-    assert numbers == pytest.approx({
+    assert found == pytest.approx({
         "loss": F.cross_entropy(both, both_targets).item(),
-        "ECE": calibration_error(p, hits),
-        "by chance": error_by_chance(p),
+        "ece": calibration_error(p, hits),
+        "by_chance": error_by_chance(p),
         "tau": fit_temperature(log_p, targets),
-        "held-out loss": F.cross_entropy(judged, judged_targets).item(),
-        "at tau": F.cross_entropy(judged / numbers["tau"], judged_targets).item(),
+        "held_out_loss": F.cross_entropy(judged, judged_targets).item(),
+        "at_tau": F.cross_entropy(judged / found["tau"], judged_targets).item(),
     })  # fmt: skip
-    assert np.array_equal(bins, reliability(p, hits)) and numbers["tau"] == pytest.approx(1, abs=0.05)
+    expected = fill_bins(p, hits)
+    assert all(np.array_equal(getattr(bins, name), getattr(expected, name)) for name in ("n", "confidence", "right"))
+    assert found["tau"] == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.parametrize(("tau", "overconfident"), [(1.0, False), (2.0, True)])
@@ -370,6 +414,7 @@ def test_no_copy_reaches_past_the_end_of_the_text_or_of_a_sample():
     text = np.array([1, 2, 3, 1, 2])
     samples = [np.array(sample, dtype=int) for sample in ([1, 2, 1, 2], [1, 2, 3], [3, 1, 2, 3], [7], [])]
     assert longest_copies(text, samples, 8).tolist() == [2, 3, 3, 0, 0]
+    assert longest_copies(np.array([*b"emma.ava"]), [[*b"mav"]], 256).tolist() == [2]  # ma and av
 
 
 def test_long_documents_are_compared_as_far_as_samples_go():
@@ -467,7 +512,7 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     mean = sum(k * float(row[2]) for k, row in zip(n, rows, strict=True)) / sum(n)
     assert mean == pytest.approx(float(figures["val"]), abs=2e-4)
     windows = evaluation_windows(dataset.val, dataset.separator, 16, 300)
-    losses = token_losses(model, dataset.val, windows, SimpleNamespace(batch_size=8), ALONE)
+    losses = token_losses(session(model), dataset.val, windows)
     _, document, position = locate(dataset.val, windows, dataset.separator)
     for (end, tokens, loss), (low, high) in zip(rows, ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16)), strict=False):
         inside = (low < position) & (position <= high)
@@ -598,8 +643,8 @@ def test_a_large_vocabulary_is_calibrated_on_fewer_tokens(call, monkeypatch):
 
 
 def test_the_plot_shows_how_far_accuracy_is_above_confidence(figures):
-    bins = np.array([[10, 40], [6.0, 30.0], [8, 20]])  # tokens, their confidence, how many are right
-    evaluate.draw_plot(Path("evaluation.png"), "run", {"GPT": ({}, bins)})
+    bins = Bins(n=np.array([10, 40]), confidence=np.array([6.0, 30.0]), right=np.array([8, 20]))
+    evaluate.draw_plot(Path("evaluation.png"), "run", {"GPT": Calibration(*[0.0] * 6, bins)})
     calibrated, gpt = figures[0][0].axes[0].lines
     assert calibrated.get_ydata() == pytest.approx([0, 0])
     assert gpt.get_xydata().tolist() == [[0.75, -0.25]]  # and not the bin of 10

@@ -9,7 +9,7 @@ from conftest import gpt2_tensors, safetensors
 import gpt2
 from checkpoint import load_model
 from console import UserError
-from model import GPT, GPTConfig
+from model import GPT, ConfigError, GPTConfig
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
 
@@ -112,6 +112,13 @@ def test_a_folder_says_how_many_heads_and_may_be_opened_with_a_smaller_context()
     with torch.no_grad():
         logits = model(torch.tensor([[*range(10)]]))[0][0].double()
     assert torch.allclose(logits, gpt2_logits(tensors, [*range(10)], 3), atol=1e-3)
+
+
+def test_a_number_of_heads_that_does_not_fit_is_named():
+    Path("model.safetensors").write_bytes(safetensors(gpt2_tensors(C=96)))
+    Path("config.json").write_text('{"n_head": 5}')
+    with pytest.raises(ConfigError, match="n_embd=96 is not a multiple of n_head=5; "):
+        open_gpt2("model.safetensors")
 
 
 @pytest.mark.parametrize("settings", ["{", "[]", '{"n_head": null}', '{"n_head": [2]}'])

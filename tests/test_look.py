@@ -98,6 +98,8 @@ def test_predictions_are_those_of_the_model_in_that_context(call, data, dataset,
 def test_a_context_is_the_document_or_at_least_half_a_block():
     config = GPTConfig(**SHAPE | {"start_token": 0})
     assert look.context_starts([1] * 40, GPTConfig(**SHAPE)) == [0] * 16 + [9] * 9 + [18] * 9 + [27] * 6
+    small = GPTConfig(**SHAPE | {"block_size": 4})
+    assert look.context_starts([1] * 10, small) == [0, 0, 0, 0, 3, 3, 3, 6, 6, 6]  # the docstring's example
     ids = [0, *[1] * 11] * 5
     for i, start in enumerate(look.context_starts(ids, config)):
         assert i + 1 - start <= 16 and start <= i - i % 12  # the whole document
