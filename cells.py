@@ -1,243 +1,415 @@
 """Part 2: six ways to carry a state along, from Elman's network to a state space model.
 
-    from cells import CELLS, RecurrentModel                 # rnn.py trains them, and tests their memory
+    from cells import CELLS, RecurrentModel                 # rnn.py trains them, recall.py tests their memory
 
 Read mlp.py before, rnn.py after. The MLP sees a fixed window, and learns separate weights for each
 position in it. A recurrent network reads one token at a time, with the same weights at every step,
 and keeps what it needs of the past in a state:
 
-    state_t, output_t = f(state_(t-1), input_t)
+    output_t, state_t = step(input_t, state_(t-1))
 
-The cells differ in f. The first three are not linear in the state, so they run one step after the
-other. The others are linear in it, so many steps of a training text can be computed at once, and
-still a generated token costs only one step. Their common limitation: a state of fixed size has to
-hold everything. Attention, in model.py, keeps all tokens instead.
+The cells differ in step(). The first three are not linear in the state, so their steps have to run
+one after the other. The others are linear in it. So they have a second, parallel form, which
+computes many steps of a training text at once; a generated token still costs only one step. All
+share a limitation: a state of fixed size has to hold everything. Attention, in model.py, keeps all
+tokens instead.
+
+Shapes: B rows, T tokens, V tokens in the vocabulary, C inputs and H outputs of a cell.
 """
 
-import itertools
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-HEADS = 8  # of the linear cells: each has its own state, and computes its part of the H outputs
-CHUNK = 32  # tokens that LinearCell.forward() computes at once
-# Shapes: B rows, T tokens, V tokens in the vocabulary, C inputs and H outputs of a cell.
-# Linear cells: nh heads, each with a state (N, P), for keys of size N and values of size P.
+# Each linear cell has 8 heads. A head has its own state, and computes H / 8 of the outputs
+HEADS = 8
+# How many tokens LinearCell.forward() computes at once
+CHUNK = 32
 
 
 # ----------------------------------------------------------------------------- cells that run step by step
 
 
 class StepByStep:
-    """Base of Elman, GRU and LSTM, which also inherit from PyTorch's layer: its forward() is the
-    fast loop over the tokens, from inputs x (B, T, C) and a state (n_states, B, H) to outputs
-    (B, T, H) and the last state. step() is the formula for one token, x (B, C). PyTorch's names:
-    ih is input to hidden, W and b; hh is hidden to hidden, U and b'."""
+    """Base of Elman, GRU and LSTM. They also inherit from PyTorch's nn.RNN, nn.GRU or nn.LSTM.
+
+        step       one token, by the formula: x (B, C), state (n_states, B, H) -> output (B, H), new state
+        forward    all tokens, by PyTorch's fast loop: x (B, T, C), state -> outputs (B, T, H), last state
+
+    PyTorch's names: W and b are weight_ih_l0 and bias_ih_l0, "input to hidden"; U and b' are
+    weight_hh_l0 and bias_hh_l0, "hidden to hidden". If a cell has gates, their matrices are stacked,
+    so that one matmul computes all gates."""
 
     n_states = 1
 
     def __init__(self, C: int, H: int):
-        super().__init__(C, H, batch_first=True)  # of nn.RNN, nn.GRU or nn.LSTM
+        super().__init__(C, H, batch_first=True)  # calls the __init__ of PyTorch's layer
 
     def start(self, B: int) -> torch.Tensor:
+        """The state before the first token: zeros."""
         return self.weight_hh_l0.new_zeros(self.n_states, B, self.hidden_size)
 
-    def parts(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """W x + b and U h + b', for all gates at once."""
-        from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0)
-        return from_input, F.linear(h, self.weight_hh_l0, self.bias_hh_l0)
+    def from_input(self, x: torch.Tensor) -> torch.Tensor:
+        """W x + b, for all gates."""
+        return F.linear(x, self.weight_ih_l0, self.bias_ih_l0)
+
+    def from_state(self, h: torch.Tensor) -> torch.Tensor:
+        """U h + b', for all gates."""
+        return F.linear(h, self.weight_hh_l0, self.bias_hh_l0)
 
 
 class Elman(StepByStep, nn.RNN):
-    """h_t = tanh(W x_t + b + U h_(t-1) + b')  (Elman 1990)"""
+    """The simple recurrent network (Elman 1990):
 
-    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = torch.add(*self.parts(x, state[0])).tanh()
+        h_t = tanh(W x_t + b + U h_(t-1) + b')
+
+    The state is also the output."""
+
+    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
+        h = state[0]
+        Wx = self.from_input(x)
+        Uh = self.from_state(h)
+        h = torch.tanh(Wx + Uh)
         return h, h[None]
 
 
 class GRU(StepByStep, nn.GRU):
-    """r = sigmoid(W_r x_t + b_r + U_r h_(t-1) + b'_r)      reset gate: how much of the past the candidate sees
-    z = sigmoid(W_z x_t + b_z + U_z h_(t-1) + b'_z)         update gate: how much of the past is kept
-    n = tanh(W_n x_t + b_n + r * (U_n h_(t-1) + b'_n))      candidate for the new state
-    h_t = (1 - z) * n + z * h_(t-1)
-    (Cho et al. 2014, where r multiplies h_(t-1) before U_n. Here, as in PyTorch, it comes after U_n:
-    one matmul for all three.)"""
+    """A gated recurrent unit (Cho et al. 2014):
 
-    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        from_input, from_state = self.parts(x, state[0])
-        r_x, z_x, n_x = from_input.chunk(3, dim=1)
-        r_h, z_h, n_h = from_state.chunk(3, dim=1)
-        r = (r_x + r_h).sigmoid()
-        z = (z_x + z_h).sigmoid()
-        n = (n_x + r * n_h).tanh()
-        h = (1 - z) * n + z * state[0]
+        r_t = sigmoid(W_r x_t + b_r + U_r h_(t-1) + b'_r)           reset gate
+        z_t = sigmoid(W_z x_t + b_z + U_z h_(t-1) + b'_z)           update gate
+        n_t = tanh(W_n x_t + b_n + r_t * (U_n h_(t-1) + b'_n))      candidate for the new state
+        h_t = (1 - z_t) * n_t + z_t * h_(t-1)
+
+    r_t says how much of the past the candidate sees, z_t how much of the past is kept. In the paper,
+    r_t multiplies h_(t-1) before U_n does. Here, as in PyTorch, it multiplies after U_n, so that one
+    matmul computes all three."""
+
+    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
+        h = state[0]
+        Wx = self.from_input(x)  # (B, 3 H)
+        Uh = self.from_state(h)
+        Wx_r, Wx_z, Wx_n = Wx.chunk(3, dim=1)  # (B, H) each
+        Uh_r, Uh_z, Uh_n = Uh.chunk(3, dim=1)
+        r = torch.sigmoid(Wx_r + Uh_r)
+        z = torch.sigmoid(Wx_z + Uh_z)
+        n = torch.tanh(Wx_n + r * Uh_n)
+        h = (1 - z) * n + z * h
         return h, h[None]
 
 
 class LSTM(StepByStep, nn.LSTM):
-    """i, f, o = sigmoid(W x_t + b + U h_(t-1) + b')  input, forget, output gate: W, b, U, b' each
-    g = tanh(W_g x_t + b_g + U_g h_(t-1) + b'_g)      candidate
-    c_t = f * c_(t-1) + i * g                         cell state: its gradient goes back times f
-    h_t = o * tanh(c_t)                               (Hochreiter, Schmidhuber 1997; Gers et al. 2000)
+    """Long short-term memory (Hochreiter, Schmidhuber 1997; the forget gate: Gers et al. 2000):
 
-    The state is h and c, (2, B, H). The forget bias starts at 1: with f = sigmoid(0) = 0.5, half of
-    the cell state and half of its gradient would be lost at every step; sigmoid(1) is 0.73
-    (Jozefowicz et al. 2015)."""
+        i_t = sigmoid(W_i x_t + b_i + U_i h_(t-1) + b'_i)      input gate
+        f_t = sigmoid(W_f x_t + b_f + U_f h_(t-1) + b'_f)      forget gate
+        g_t = tanh(W_g x_t + b_g + U_g h_(t-1) + b'_g)         candidate
+        o_t = sigmoid(W_o x_t + b_o + U_o h_(t-1) + b'_o)      output gate
+        c_t = f_t * c_(t-1) + i_t * g_t                        cell state
+        h_t = o_t * tanh(c_t)
+
+    The state is h and c, (2, B, H). The gradient goes back from c_t to c_(t-1) times f_t, so the forget
+    bias starts at 1: sigmoid(1) is 0.73. With f = sigmoid(0) = 0.5, half of the cell state and half of
+    its gradient would be lost at every step (Jozefowicz et al. 2015)."""
 
     n_states = 2
+
+    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
+        h, c = state
+        Wx = self.from_input(x)  # (B, 4 H)
+        Uh = self.from_state(h)
+        gates = Wx + Uh
+        i, f, g, o = gates.chunk(4, dim=1)  # (B, H) each, in PyTorch's order
+        i = torch.sigmoid(i)
+        f = torch.sigmoid(f)
+        g = torch.tanh(g)
+        o = torch.sigmoid(o)
+        c = f * c + i * g
+        h = o * torch.tanh(c)
+        return h, torch.stack((h, c))
 
     def __init__(self, C: int, H: int):
         super().__init__(C, H)
         with torch.no_grad():
             self.bias_ih_l0[H : 2 * H] = 1.0
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, (h, c) = super().forward(x, (state[:1], state[1:]))
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
+        # PyTorch's LSTM keeps h and c, (1, B, H) each, in a pair
+        pair = (state[:1], state[1:])
+        out, (h, c) = super().forward(x, pair)
         return out, torch.cat((h, c))
-
-    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h, c = state
-        i, f, g, o = torch.add(*self.parts(x, h)).chunk(4, dim=1)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
-        return h, torch.stack((h, c))
 
 
 # ----------------------------------------------------------------------------- cells that are linear in the state
 
 
+@dataclass
+class Parts:
+    """What a linear cell computes from its inputs, for T tokens in nh heads. If all heads share a part,
+    it has 1 in place of nh."""
+
+    q: torch.Tensor  # queries (B, nh, T, N)
+    k: torch.Tensor  # keys (B, nh, T, N)
+    v: torch.Tensor  # values (B, nh, T, P)
+    log_a: torch.Tensor  # logarithms of the decays, at most 0 (B, nh, T)
+
+
+def normalize(x: torch.Tensor) -> torch.Tensor:
+    """Mean 0 and variance 1 in each vector (layer norm): (..., C) -> (..., C)."""
+    return F.layer_norm(x, x.shape[-1:])
+
+
 class LinearCell(nn.Module):
-    """S_t = a_t S_(t-1) + k_t v_t^T,  y_t = S_t^T q_t, in each head: the state stores value v_t
-    under key k_t, and a query q_t reads the values under similar keys. In a subclass, project()
-    computes q, k, v and log a_t, at most 0, from W times the normalized input, never from the
-    state; output() makes the output (B, T, H) of all y."""
+    """A memory of values that are found by their keys. In each head, with the state S (N, P):
+
+        S_t = a_t S_(t-1) + k_t v_t^T     keep the fraction a_t; store the value v_t under the key k_t
+        y_t = S_t^T q_t                   read the values under keys that are similar to the query q_t
+
+    If only one pair is stored, S = k v^T, then S^T q = (k . q) v: the value, times how similar the
+    query is to the key. A subclass defines, with W times the normalized input but never with the
+    state: parts(), which computes q, k, v and log a; and output(), which makes the output (B, T, H)
+    of all y."""
 
     def start(self, B: int) -> torch.Tensor:
-        return self.W.weight.new_zeros(B, *self.state_shape)  # (B, nh, N, P)
+        """The state before the first token: zeros (B, nh, N, P)."""
+        return self.W.weight.new_zeros(B, *self.state_shape)
 
-    def step(self, x: torch.Tensor, S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The recurrent form, to generate: x (B, C) -> (B, H)."""
-        projected = self.W(F.layer_norm(x, x.shape[-1:]))[:, None]
-        q, k, v, log_a = (part[:, :, 0] for part in self.project(projected))  # (B, nh or 1, N or P); log_a: (B, nh)
-        S = log_a.exp()[..., None, None] * S + k[..., :, None] * v[..., None, :]
-        y = q[..., None, :] @ S  # (B, nh, 1, P)
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """W times the normalized input: (B, T, C) -> (B, T, rows of W)."""
+        return self.W(normalize(x))
+
+    def step(self, x: torch.Tensor, S: torch.Tensor) -> tuple:
+        """The recurrent form, to generate: x (B, C) -> the output (B, H) and the new state."""
+        projected = self.project(x[:, None])  # T = 1
+        parts = self.parts(projected)
+        q = parts.q  # k, q and v are rows: (B, nh, 1, N or P)
+        k = parts.k
+        v = parts.v
+        a = parts.log_a.exp()[..., None]  # (B, nh, 1, 1)
+        S = a * S + k.mT * v  # a column times a row
+        y = q @ S  # (B, nh, 1, P)
         return self.output(y, projected)[:, 0], S
 
-    def forward(self, x: torch.Tensor, S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The parallel form, to train: x (B, T, C) -> (B, T, H). From the state S before a chunk of
-        tokens 1, 2 ...:
-            y_t = (a_t ... a_1) S^T q_t + sum over s <= t of (a_t ... a_(s+1)) (q_t . k_s) v_s
-        The sum is attention without a softmax: a matrix of scores times v. Only the chunks have to
-        run in order."""
-        ys = []
-        for projected in self.W(F.layer_norm(x, x.shape[-1:])).split(CHUNK, dim=1):
-            q, k, v, log_a = self.project(projected)  # (B, nh or 1, T, N or P); log_a: (B, nh, T)
-            total = log_a.cumsum(2)  # log of a_t ... a_1
-            future = torch.ones(total.shape[2], total.shape[2], dtype=torch.bool, device=x.device).triu(1)
-            decay = (total[..., :, None] - total[..., None, :]).masked_fill(future, -torch.inf).exp()  # (B, nh, T, T)
-            y = (q @ k.mT * decay) @ v + total.exp()[..., None] * (q @ S)  # (B, nh, T, P)
-            to_end = (total[..., -1:] - total).exp()[..., None]  # the decay from each token to the end of the chunk
-            S = total[..., -1:, None].exp() * S + k.mT @ (to_end * v)
-            ys.append(self.output(y, projected))
-        return torch.cat(ys, dim=1), S
+    def forward(self, x: torch.Tensor, S: torch.Tensor) -> tuple:
+        """The parallel form, to train: x (B, T, C) -> the outputs (B, T, H) and the last state. Only the
+        chunks have to run one after the other."""
+        outputs = []
+        for projected in self.project(x).split(CHUNK, dim=1):
+            y, S = parallel_form(self.parts(projected), S)
+            outputs.append(self.output(y, projected))
+        return torch.cat(outputs, dim=1), S
 
 
 class LinearAttention(LinearCell):
-    """output_t = sum over s <= t of w_s v_s / sum of w_s,  w_s = phi(q_t) . phi(k_s),
-    phi(x) = elu(x) + 1 > 0 (Katharopoulos et al. 2020): a weighted average of all values so far, as
-    in attention, where w_s = exp(q_t . k_s). As w_s is a dot product, only the sum of phi(k_s) v_s^T
-    has to be kept: the state. One more value, 1 for all s, adds up the w_s. Nothing decays."""
+    """Attention without the exponential (Katharopoulos et al. 2020): a weighted average of all values
+    so far,
+
+        output_t = sum over s <= t of w_s v_s / sum over s <= t of w_s
+        w_s = phi(q_t) . phi(k_s),  phi(x) = elu(x) + 1 > 0        attention: w_s = exp(q_t . k_s)
+
+    As w_s is a dot product, the sum of all phi(k_s) v_s^T is all that has to be kept: the state. One
+    more value, which is 1 for all s, adds up the w_s. Nothing decays: a_t = 1."""
 
     def __init__(self, C: int, H: int):
         super().__init__()
         self.W = nn.Linear(C, 3 * H)
-        self.state_shape = (HEADS, H // HEADS, H // HEADS + 1)
+        P = H // HEADS
+        self.state_shape = (HEADS, P, P + 1)
 
-    def project(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        q, k, v = projected.unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)  # (B, nh, T, H / nh) each
-        v = torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)
-        return F.elu(q) + 1, F.elu(k) + 1, v, torch.zeros_like(v[..., 0])
+    def parts(self, projected: torch.Tensor) -> Parts:
+        qkv = projected.unflatten(2, (3, HEADS, -1))  # (B, T, 3, nh, H / nh)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, nh, T, H / nh) each
+        q = F.elu(q) + 1  # phi(q_t)
+        k = F.elu(k) + 1
+        one = torch.ones_like(v[..., :1])
+        v = torch.cat((v, one), dim=-1)  # (B, nh, T, H / nh + 1)
+        log_a = torch.zeros_like(v[..., 0])  # (B, nh, T)
+        return Parts(q, k, v, log_a)
 
     def output(self, y: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-        return (y[..., :-1] / y[..., -1:].clamp(min=1e-6)).transpose(1, 2).flatten(2)  # (B, T, H)
+        weighted_sum = y[..., :-1]
+        sum_of_weights = y[..., -1:]
+        average = weighted_sum / sum_of_weights.clamp(min=1e-6)  # (B, nh, T, H / nh)
+        return average.transpose(1, 2).flatten(2)
 
 
 class SSM(LinearCell):
-    """A selective state space model, the recurrence of Mamba (Gu, Dao 2024) with one decay per head
-    (Mamba-2):
-        S_t = exp(-d_t A) S_(t-1) + b_t (d_t u_t)^T,  y_t = S_t^T c_t + D u_t,  d_t > 0,  A > 0
-    So the key is b_t, the value d_t u_t, the query c_t. d_t, b_t and c_t depend on the input: the
-    model selects what to store and what to forget. D u_t skips the state. The output passes through
-    a gate, y * silu(z). Left out: Mamba's convolution over the last four tokens, and the norm and
-    projection of the output."""
+    """A selective state space model: the recurrence of Mamba (Gu, Dao 2024) with one decay per head, as
+    in Mamba-2:
+
+        S_t = exp(-d_t A) S_(t-1) + b_t (d_t u_t)^T        d_t > 0, A > 0
+        y_t = S_t^T c_t + D u_t                            D u_t skips the state
+        output_t = y_t * silu(z_t)                         a gate
+
+    So the key is b_t, the value d_t u_t, the query c_t, and the decay exp(-d_t A). The step size d_t
+    (Delta in the papers), b_t and c_t depend on the input: the model selects what to store and what to
+    forget. Left out: Mamba's convolution over the last four tokens, and the norm and projection of the
+    output."""
 
     N = 32  # size of b and c, which all heads share
 
     def __init__(self, C: int, H: int):
         super().__init__()
-        self.sizes = (H, H, self.N, self.N, HEADS)
-        self.W = nn.Linear(C, sum(self.sizes))  # z, u, b, c and d
-        self.log_A = nn.Parameter(torch.linspace(math.log(0.1), math.log(4), HEADS))  # short and long memories
+        self.sizes = (H, H, self.N, self.N, HEADS)  # z, u, b, c and d
+        self.W = nn.Linear(C, sum(self.sizes))
+        # From heads with a long memory, where A is small, to heads with a short one
+        log_A = torch.linspace(math.log(0.1), math.log(4), HEADS)
+        self.log_A = nn.Parameter(log_A)
         self.D = nn.Parameter(torch.ones(HEADS))
         self.state_shape = (HEADS, self.N, H // HEADS)
 
-    def project(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def parts(self, projected: torch.Tensor) -> Parts:
         _, u, b, c, d = projected.split(self.sizes, dim=2)
         u = u.unflatten(2, (HEADS, -1)).transpose(1, 2)  # (B, nh, T, P)
         d = F.softplus(d).transpose(1, 2)  # (B, nh, T)
-        return c[:, None], b[:, None], d[..., None] * u, -d * self.log_A.exp()[:, None]
+        A = self.log_A.exp()[:, None]  # (nh, 1)
+        q = c[:, None]  # (B, 1, T, N)
+        k = b[:, None]
+        v = d[..., None] * u
+        log_a = -d * A
+        return Parts(q, k, v, log_a)
 
     def output(self, y: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
         z, u, *_ = projected.split(self.sizes, dim=2)
-        y = y.transpose(1, 2) + self.D[:, None] * u.unflatten(2, (HEADS, -1))  # (B, T, nh, P)
+        u = u.unflatten(2, (HEADS, -1))  # (B, T, nh, P)
+        skipped = self.D[:, None] * u
+        y = y.transpose(1, 2) + skipped
         return y.flatten(2) * F.silu(z)
 
 
 class LTI(nn.Module):
-    """A linear time-invariant state space model (S4 with real, diagonal A; Gu et al. 2022): each of H
-    channels u has N states, h' = -A h + u, y = c . h + D u. If u is constant during each time step d
-    (zero-order hold), this is exactly
-        h_t = a h_(t-1) + b u_t,  a = exp(-d A),  b = (1 - a) / A,  about d if d A is small
-    As a and b are the same for all tokens, y is the convolution of u with the kernel c . (a^t b), and
-    all tokens are stored alike. In SSM, where d depends on the token, it is no convolution."""
+    """A linear time-invariant state space model (S4 with real, diagonal A; Gu et al. 2022). In each of
+    H channels, an input u and N states h that decay at the rates A follow a differential equation:
+
+        h' = -A h + u
+        y = c . h + D u
+
+    If u is constant during each time step d (zero-order hold), its exact solution is
+
+        h_t = a h_(t-1) + b u_t        a = exp(-d A),  b = (1 - a) / A, about d if d A is small
+        y_t = c . h_t + D u_t
+        output_t = y_t * silu(z_t)     a gate
+
+    As a and b are the same for all tokens, all are stored alike. In SSM, d depends on the token."""
 
     N = 16
 
     def __init__(self, C: int, H: int):
         super().__init__()
-        self.W = nn.Linear(C, 2 * H)  # u, and the gate z
-        self.log_A = nn.Parameter(torch.arange(1.0, self.N + 1).log())
-        self.log_d = nn.Parameter(torch.linspace(math.log(0.01), math.log(1), H))
-        self.c, self.D = nn.Parameter(torch.randn(H, self.N)), nn.Parameter(torch.ones(H))
+        self.W = nn.Linear(C, 2 * H)  # u and z
+        log_A = torch.arange(1.0, self.N + 1).log()  # A = 1, 2 ... N
+        self.log_A = nn.Parameter(log_A)
+        # From channels with a long memory, where d is small, to channels with a short one
+        log_d = torch.linspace(math.log(0.01), math.log(1), H)
+        self.log_d = nn.Parameter(log_d)
+        self.c = nn.Parameter(torch.randn(H, self.N))
+        self.D = nn.Parameter(torch.ones(H))
 
     def start(self, B: int) -> torch.Tensor:
-        return self.c.new_zeros(B, *self.c.shape)  # (B, H, N)
+        """The state before the first token: zeros (B, H, N)."""
+        return self.c.new_zeros(B, *self.c.shape)
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        u, z = self.W(F.layer_norm(x, x.shape[-1:])).chunk(2, dim=-1)  # (..., H)
-        A = self.log_A.exp()
-        a = (-self.log_d.exp()[:, None] * A).exp()  # (H, N)
-        return u, z, a, (1 - a) / A
+    def project(self, x: torch.Tensor) -> tuple:
+        """u and z: (..., C) -> (..., H) each."""
+        projected = self.W(normalize(x))
+        return projected.chunk(2, dim=-1)
 
-    def step(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        u, z, a, b = self.project(x)
+    def discretize(self) -> tuple:
+        """a and b, (H, N) each."""
+        A = self.log_A.exp()  # (N,)
+        d = self.log_d.exp()[:, None]  # (H, 1)
+        a = torch.exp(-d * A)
+        b = (1 - a) / A
+        return a, b
+
+    def step(self, x: torch.Tensor, h: torch.Tensor) -> tuple:
+        """The recurrent form, to generate: x (B, C) -> the output (B, H) and the new state."""
+        u, z = self.project(x)
+        a, b = self.discretize()
         h = a * h + b * u[..., None]
-        return ((self.c * h).sum(-1) + self.D * u) * F.silu(z), h
+        y = (self.c * h).sum(-1)  # (B, H)
+        y = y + self.D * u
+        return y * F.silu(z), h
 
-    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All tokens at once: x (B, T, C) -> (B, T, H), the convolution by FFT."""
-        u, z, a, b = self.project(x)
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple:
+        """The parallel form, to train: x (B, T, C) -> the outputs (B, T, H) and the last state. From the
+        state h before the tokens 1, 2 ... T:
+
+            y_t = sum over s <= t of c . (a^(t-s) b) u_s + c . (a^t h) + D u_t
+
+        The sum is a convolution of u with the kernel c . (b, a b, a^2 b ...)."""
+        u, z = self.project(x)
+        a, b = self.discretize()
         T = x.shape[1]
-        powers = a ** torch.arange(T + 1, device=x.device)[:, None, None]  # (T + 1, H, N)
-        kernel = (self.c * b * powers[:-1]).sum(-1)  # (T, H)
-        spectrum = torch.fft.rfft(u, 2 * T, dim=1) * torch.fft.rfft(kernel, 2 * T, dim=0)
-        y = torch.fft.irfft(spectrum, 2 * T, dim=1)[:, :T]  # 2 T: so that the end does not wrap around
-        y = y + torch.einsum("thn,bhn->bth", self.c * powers[1:], h)  # what is left of the state before
-        h = powers[-1] * h + b * torch.einsum("thn,bth->bhn", powers[:-1].flip(0), u)
-        return (y + self.D * u) * F.silu(z), h
+        exponents = torch.arange(T + 1, device=x.device)
+        powers = a ** exponents[:, None, None]  # a^0, a^1 ... a^T: (T + 1, H, N)
+        kernel = self.c * b * powers[:-1]  # (T, H, N)
+        kernel = kernel.sum(-1)  # (T, H)
+        from_inputs = convolve(u, kernel)  # (B, T, H)
+        from_state = torch.einsum("thn,bhn->bth", self.c * powers[1:], h)
+        y = from_inputs + from_state
+        decayed = powers[-1] * h  # (B, H, N)
+        to_end = powers[:-1].flip(0)  # decay from each token to the last one (T, H, N)
+        new = torch.einsum("thn,bth->bhn", to_end, u)
+        h = decayed + b * new
+        y = y + self.D * u
+        return y * F.silu(z), h
+
+
+# ----------------------------------------------------------------------------- many steps at once
+
+
+def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
+    """All y of a chunk, (B, nh, T, P), and the state after it, from the state S before it. The two
+    equations of LinearCell, one put into the other, say for the tokens 1, 2 ... T of the chunk:
+
+        y_t = (a_t ... a_1) S^T q_t + sum over s <= t of (a_t ... a_(s+1)) (q_t . k_s) v_s
+        S_T = (a_T ... a_1) S       + sum over s of (a_T ... a_(s+1)) k_s v_s^T
+
+    The sum in y_t is attention without a softmax: a matrix of scores times v. The products of decays
+    in it, for three tokens:
+
+                 s = 1      s = 2    s = 3
+        t = 1    1          0        0
+        t = 2    a_2        1        0
+        t = 3    a_3 a_2    a_3      1
+
+    They are computed as exp of a difference: log a_3 a_2 = log a_3 a_2 a_1 - log a_1."""
+    q = parts.q
+    k = parts.k
+    v = parts.v
+    total = parts.log_a.cumsum(2)  # log of a_t ... a_1 (B, nh, T)
+    T = total.shape[2]
+    ones = torch.ones(T, T, dtype=torch.bool, device=total.device)
+    future = ones.triu(1)  # s > t
+    up_to_t = total[..., :, None]
+    up_to_s = total[..., None, :]
+    log_decay = up_to_t - up_to_s  # (B, nh, T, T)
+    decay = log_decay.masked_fill(future, -torch.inf).exp()
+    scores = q @ k.mT * decay  # (B, nh, T, T)
+    from_chunk = scores @ v
+    from_start = total.exp()[..., None]  # decay since the start of the chunk (B, nh, T, 1)
+    from_before = from_start * (q @ S)
+    y = from_chunk + from_before
+
+    to_end = (total[..., -1:] - total).exp()  # decay from each token to the last one (B, nh, T)
+    to_end = to_end[..., None]
+    of_chunk = total[..., -1:, None].exp()  # decay in the whole chunk (B, nh, 1, 1)
+    S = of_chunk * S + k.mT @ (to_end * v)
+    return y, S
+
+
+def convolve(u: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    """y_t = sum over s <= t of kernel_(t-s) u_s, by FFT: u (B, T, H) and kernel (T, H) -> (B, T, H). The
+    length 2 T leaves room for the end, which would wrap around to the beginning."""
+    T = len(kernel)
+    u_spectrum = torch.fft.rfft(u, 2 * T, dim=1)
+    kernel_spectrum = torch.fft.rfft(kernel, 2 * T, dim=0)
+    y = torch.fft.irfft(u_spectrum * kernel_spectrum, 2 * T, dim=1)
+    return y[:, :T]
 
 
 # ----------------------------------------------------------------------------- the model around them
@@ -247,15 +419,17 @@ CELLS = {"rnn": Elman, "gru": GRU, "lstm": LSTM, "linear": LinearAttention, "lti
 
 
 class RecurrentModel(nn.Module):
-    """Embedding, stacked cells, output layer: idx (B, T) and the state of each cell -> logits
-    (B, T, V) and the new states. If a cell has as many inputs as outputs, they are added (a
-    residual connection)."""
+    """Embedding, stacked cells, output layer. If a cell has as many inputs as outputs, they are added
+    (a residual connection)."""
 
     def __init__(self, V: int, cell: str, n_embd: int, n_hidden: int, n_layer: int, dropout: float):
         super().__init__()
         self.wte = nn.Embedding(V, n_embd)
-        sizes = [n_embd, *[n_hidden] * n_layer]
-        self.cells = nn.ModuleList(CELLS[cell](C, H) for C, H in itertools.pairwise(sizes))
+        self.cells = nn.ModuleList()
+        C = n_embd
+        for _ in range(n_layer):
+            self.cells.append(CELLS[cell](C, n_hidden))
+            C = n_hidden  # the next cell reads the outputs of this one
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(n_hidden, V)
 
@@ -264,20 +438,31 @@ class RecurrentModel(nn.Module):
         return [cell.start(B) for cell in self.cells]
 
     def forward(self, idx: torch.Tensor, states: list | None = None, step: bool = False) -> tuple:
-        """states: None before the first token. step: idx (B,) is one token per row -> logits
-        (B, V), by the step() of each cell."""
-        x, new = self.wte(idx), []
-        for cell, state in zip(self.cells, states or self.start(len(idx)), strict=True):
-            y, state = (cell.step if step else cell)(x, state)
+        """idx (B, T), and the state of each cell or None before the first token -> the logits (B, T, V)
+        and the new states. step: idx (B,) is one token per row -> (B, V), by step() of each cell."""
+        if states is None:
+            states = self.start(len(idx))
+        x = self.wte(idx)  # (B, T, C), or (B, C)
+        new_states = []
+        for cell, state in zip(self.cells, states, strict=True):
+            if step:
+                y, new_state = cell.step(x, state)
+            else:
+                y, new_state = cell(x, state)
+            new_states.append(new_state)
             y = self.dropout(y)
             x = x + y if x.shape == y.shape else y
-            new.append(state)
-        return self.head(x), new
+        return self.head(x), new_states
 
     def select_rows(self, states: list, rows: torch.Tensor) -> list[torch.Tensor]:
         """The states of some rows of a batch, whose indices are rows (R,)."""
-        pairs = zip(self.cells, states, strict=True)  # PyTorch's cells: (n_states, B, H); others: (B, ...)
-        return [state[:, rows] if isinstance(cell, StepByStep) else state[rows] for cell, state in pairs]
+        selected = []
+        for cell, state in zip(self.cells, states, strict=True):
+            if isinstance(cell, StepByStep):
+                selected.append(state[:, rows])  # (n_states, R, H)
+            else:
+                selected.append(state[rows])  # (R, ...)
+        return selected
 
     def num_params(self) -> int:
         return sum(p.numel() for p in self.parameters())

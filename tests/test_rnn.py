@@ -1,8 +1,6 @@
 import math
-from dataclasses import replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ import optim
 import prepare_data
 import rnn
 from cells import CELLS, RecurrentModel
-from sample import KVCache
 
 QUICK = ("--max_iters=20", "--num_samples=2")
 
@@ -88,7 +85,7 @@ def test_a_linear_system_is_solved_exactly_if_its_input_is_constant_in_each_step
     """h' = A h + u by many small steps; and the same as one convolution, by FFT, of a long text in float32."""
     cell = make("lti", 5, 6)
     x = torch.randn(1, 3, 5)
-    u, _, _, _ = cell.project(x)
+    u, _ = cell.project(x)
     A, d, h = -cell.log_A.exp(), cell.log_d.exp()[:, None], torch.zeros(6, cell.N)
     for t in range(3):
         for _ in range(4000):
@@ -127,13 +124,11 @@ def test_inputs_are_added_to_as_many_outputs(double):
         torch.testing.assert_close(model(idx, model.start(2))[0], model.head(y + z))
 
 
-@pytest.mark.parametrize("name", [*CELLS, "gpt"])
+@pytest.mark.parametrize("name", CELLS)
 def test_models_to_compare_have_about_as_many_parameters(name):
-    """100,000 by default, and 30,000 in the tests of memory."""
-    assert rnn.make_small(name).num_params() == pytest.approx(30_000, rel=0.07)
-    if name in CELLS:
-        sizes = {key: value for key, value in rnn.DEFAULTS[name].items() if key != "learning_rate"}
-        assert RecurrentModel(27, name, **sizes, dropout=0.0).num_params() == pytest.approx(100_000, rel=0.07)
+    size = rnn.DEFAULTS[name]
+    model = RecurrentModel(27, name, size.n_embd, size.n_hidden, size.n_layer, dropout=0.0)
+    assert model.num_params() == pytest.approx(100_000, rel=0.07)
 
 
 # ----------------------------------------------------------------------------- data
@@ -143,19 +138,46 @@ def test_models_to_compare_have_about_as_many_parameters(name):
 @pytest.mark.parametrize("name", ["list", "tiny"])
 def test_windows_predict_each_token_once_after_those_before_it(data, name, bptt):
     dataset = prepare_data.load(name)
-    tokens, at = dataset.val, rnn.edges(dataset.val, dataset.separator, 7)
+    tokens, at = dataset.val, rnn.row_edges(dataset.val, dataset.separator, 7)
     pairs = []
-    for x, y, _ in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 1, bptt):
-        assert x.shape[1] <= bptt and x.dtype == y.dtype == torch.int64
-        pairs += zip(x[0].tolist(), y[0].tolist(), strict=True)
+    for window in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 1, bptt):
+        assert window.x.shape[1] <= bptt and window.x.dtype == window.y.dtype == torch.int64
+        pairs += zip(window.x[0].tolist(), window.y[0].tolist(), strict=True)
     assert pairs == [*pairwise(tokens.tolist())]
 
 
 def test_shorter_rows_are_padded_with_ignored_targets():
-    (x, y, kept), (x2, y2, kept2) = rnn.parallel_windows(np.arange(20), np.array([0, 3, 8]), np.array([0, 1]), 2, 4)
-    assert x[:, :3].tolist() == [[0, 1, 2], [3, 4, 5]] and y.tolist() == [[1, 2, 3, -1], [4, 5, 6, 7]]
-    assert kept is None and kept2.tolist() == [1]  # the first row has ended
-    assert x2.tolist() == [[7]] and y2.tolist() == [[8]]
+    first, second = rnn.parallel_windows(np.arange(20), np.array([0, 3, 8]), np.array([0, 1]), 2, 4)
+    assert first.x[:, :3].tolist() == [[0, 1, 2], [3, 4, 5]] and first.y.tolist() == [[1, 2, 3, -1], [4, 5, 6, 7]]
+    assert first.continues is None and second.continues.tolist() == [1]  # the first row has ended
+    assert second.x.tolist() == [[7]] and second.y.tolist() == [[8]]
+
+
+def test_the_windows_of_the_docstring():
+    text = ".emma.ava.al."
+    tokens, at = np.array([".aelmv".index(c) for c in text]), np.array([0, 5, 9, 12])
+    assert rnn.row_edges(tokens, 0, 1).tolist() == at.tolist()
+    shown = rnn.parallel_windows.__doc__
+    for window in rnn.parallel_windows(tokens, at, np.arange(3), 3, 3):
+        for x, y in zip(window.x.tolist(), window.y.tolist(), strict=True):
+            inputs, targets = (" ".join("-1" if i < 0 else ".aelmv"[i] for i in row) for row in (x, y))
+            line = next(line for line in shown.splitlines() if inputs in line and "->" in line)
+            assert line.split("->")[1].split("continues")[0].strip() == targets
+            shown = shown.replace(line, "", 1)
+        assert window.continues is None or window.continues.tolist() == [0, 1]
+    assert "->" not in shown  # and there are no others
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm", "ssm"])
+def test_the_states_before_a_window(name):
+    """Empty where rows start; otherwise those of the rows that continue, in their order."""
+    model, states = small_model(name), small_model(name).start(3)
+    states = [state + torch.arange(3.0).view(1, 3, 1) if name != "ssm" else state + 1 for state in states]
+    window = rnn.Window(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([2, 1]))
+    (state,) = rnn.states_before(model, window, states)
+    assert torch.equal(state, states[0][:, [2, 1]] if name != "ssm" else states[0][[2, 1]])
+    (state,) = rnn.states_before(model, rnn.Window(window.x, window.y, None), states)
+    assert torch.equal(state, model.start(2)[0])
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -163,8 +185,8 @@ def test_one_long_line_costs_no_more_than_its_tokens(cell):
     """... and each row keeps its own state when others end."""
     lines = ["a" * 700, *["ab", "b" * 200, "ba" * 65, "aab"] * 5]
     tokens = np.array([2, *chain.from_iterable([*("ab".index(c) for c in line), 2] for line in lines)])
-    at = rnn.edges(tokens, 2, 1)
-    shapes = [x.shape for x, _, _ in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 64, 16)]
+    at = rnn.row_edges(tokens, 2, 1)
+    shapes = [window.x.shape for window in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 64, 16)]
     assert sum(B * T for B, T in shapes) < 1.5 * len(tokens)
     model = RecurrentModel(3, cell, n_embd=8, n_hidden=8, n_layer=2, dropout=0.0).eval()
     alone = [rnn.split_loss(model, tokens[start : stop + 1], 2) * (stop - start) for start, stop in pairwise(at)]
@@ -173,10 +195,10 @@ def test_one_long_line_costs_no_more_than_its_tokens(cell):
 
 def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
     dataset = prepare_data.load("list")
-    stream, epochs = rnn.batches(dataset, 4, 64, seed=1), []
+    stream, epochs = rnn.training_windows(dataset, 4, 64, seed=1), []
     for _ in range(2):
         epoch_windows = islice(stream, math.ceil(dataset.splits["train"]["documents"] / 4))
-        epochs.append([row for x, y, _ in epoch_windows for row in torch.cat((x[:, :1], y), dim=1).tolist()])
+        epochs.append([row for w in epoch_windows for row in torch.cat((w.x[:, :1], w.y), dim=1).tolist()])
     texts = [[dataset.tokenizer.decode([i for i in row if i >= 0]) for row in epoch] for epoch in epochs]
     documents = dataset.tokenizer.decode(dataset.train.tolist()).split("\n")[1:-1]
     assert sorted(texts[0]) == sorted(texts[1]) == sorted(f"\n{document}\n" for document in documents)
@@ -185,12 +207,12 @@ def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
 
 def test_windows_of_a_text_go_on_where_the_last_ones_ended(data):
     starts, previous = [], None
-    for x, y, kept in islice(rnn.batches(prepare_data.load("tiny"), 4, 50, seed=1), 100):
-        new = kept is None
+    for window in islice(rnn.training_windows(prepare_data.load("tiny"), 4, 50, seed=1), 100):
+        new = window.continues is None
         if new:
-            starts.append(x[0, :8].tolist())
-        assert new or torch.equal(x[:, 0], previous[kept])
-        previous = y[:, -1]
+            starts.append(window.x[0, :8].tolist())
+        assert new or torch.equal(window.x[:, 0], previous[window.continues])
+        previous = window.y[:, -1]
     assert len(starts) > 2 and starts[0] != starts[1]  # each epoch has another offset
 
 
@@ -234,11 +256,11 @@ def test_the_state_is_carried_over_windows_and_the_gradient_is_not(data, double,
     dataset = prepare_data.load("tiny")
     model = small_model("rnn", V=dataset.vocab_size)
     second = trained_gradients(model, dataset, 10, monkeypatch)[1]
-    (x1, _, none), (x2, y2, kept) = islice(rnn.batches(dataset, 64, 10, seed=1), 2)
-    assert none is None and kept.tolist() == list(range(64))
-    _, states = model(x1)
-    logits, _ = model(x2, [state.detach() for state in states])
-    loss = F.cross_entropy(logits.mT, y2, ignore_index=-1)
+    window1, window2 = islice(rnn.training_windows(dataset, 64, 10, seed=1), 2)
+    assert window1.continues is None and window2.continues.tolist() == list(range(64))
+    _, states = model(window1.x)
+    logits, _ = model(window2.x, [state.detach() for state in states])
+    loss = F.cross_entropy(logits.mT, window2.y, ignore_index=-1)
     torch.testing.assert_close(second, [*torch.autograd.grad(loss, [*model.parameters()])])
 
 
@@ -302,9 +324,42 @@ def test_gradients_of_documents_stay_within_them():
     np.testing.assert_allclose(rnn.gradient_norms(model, tokens, separator), expected)
 
 
+class Halving(nn.Module):
+    """The example of gradient_norms(): h_t = 0.5 h_(t-1) + x_t, with the logits h and 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(0.5))
+
+    def start(self, B: int) -> list[torch.Tensor]:
+        return [self.w.new_zeros(B, 1)]
+
+    def forward(self, idx: torch.Tensor, states: list, step: bool) -> tuple:
+        h = self.w * states[0] + idx[:, None]
+        return torch.cat((h, torch.zeros_like(h)), dim=1), [h]
+
+
+def test_the_gradient_norms_of_the_docstring():
+    norms = rnn.gradient_norms(Halving(), np.array([0, 1, 1, 0]), None)
+    np.testing.assert_allclose(norms / norms[0] / 2, [0.5, 0.25, 0.125], rtol=1e-12)
+    missing = 1 - torch.tensor(1.5).sigmoid().item()  # x = 0 1 1, so h = 0, 1, 1.5; the target is 0
+    assert norms[0] == pytest.approx(0.5 * missing, rel=1e-6)
+
+
+def test_gradients_are_reported_of_the_model_before_and_after_training(data):
+    dataset, size = prepare_data.load("list"), rnn.DEFAULTS["gru"]
+    trained = rnn.run_cell("gru", dataset, rnn.with_defaults(rnn.Options(max_iters=5, num_samples=0, seed=3), "gru"))
+    torch.manual_seed(3)
+    model = RecurrentModel(dataset.vocab_size, "gru", size.n_embd, size.n_hidden, size.n_layer, dropout=0.1)
+    norms = rnn.gradient_norms(model, dataset.val, dataset.separator)
+    np.testing.assert_allclose(trained.norms_before, norms)
+    assert not np.allclose(trained.norms_after, norms, rtol=0.01)
+
+
 def test_the_table_of_gradients_is_relative_to_the_token_before(capsys):
-    norms = {"rnn before": 5 * 0.5 ** np.arange(1, 13), "rnn after": 7 * 0.9 ** np.arange(1, 13)}
-    rnn.show_gradients(norms, None, plot=False)
+    before, after = 5 * 0.5 ** np.arange(1, 13), 7 * 0.9 ** np.arange(1, 13)
+    trained = rnn.Trained("rnn", params=1, losses={}, seconds=0.0, norms_before=before, norms_after=after)
+    rnn.print_gradients(rnn.relative_norms([trained]))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert {"k = 5 0.062 0.66", "tokens with 1 % left 7 of 12 12 of 12"} < {*lines}
     assert not any(line.startswith("k = 20") for line in lines)
@@ -357,6 +412,7 @@ def test_samples_end_with_their_document_or_after_100_tokens():
 def test_samples_are_drawn_with_the_probabilities_of_the_model():
     model = small_model("lstm")
     with torch.no_grad():
+        model.head.weight *= 10  # some tokens are much more likely than others
         probs = model(torch.tensor([3]), step=True)[0].softmax(1)[0]
     rows = torch.tensor(rnn.sample(model, [3] * 5000, None))
     assert rows.shape == (5000, 100)
@@ -370,6 +426,7 @@ def test_the_plot_of_gradients(data, call, figures):
     assert path == Path("out/rnn_tiny/gradients.png") and path.as_posix() in out
     labels = [line.get_label() for line in figure.axes[0].lines]
     assert labels == ["rnn before", "rnn after"] and figure.axes[0].get_yscale() == "log"
+    assert [line.get_linestyle() for line in figure.axes[0].lines] == ["--", "-"]
     assert figure.axes[0].lines[0].get_ydata()[0] == 1
 
 
@@ -393,78 +450,7 @@ def test_a_text_of_few_tokens(call, length, works):
     assert status == 0 if works else status == 2 and "too few" in error
 
 
-# ----------------------------------------------------------------------------- recall
-
-
-def test_the_first_letter_is_asked_for_after_k_others():
-    idx, targets = rnn.first_letter(7, 50)
-    assert idx.shape == targets.shape == (50, 9)
-    assert (idx[:, :8] < rnn.KEYS).all() and (idx[:, 8] == rnn.QUESTION).all()
-    assert (targets[:, 8] == idx[:, 0]).all() and (targets[:, :8] == -1).all()
-
-
-@pytest.mark.parametrize("n", [1, 4, 52])
-def test_each_letter_asks_for_its_digit(n):
-    idx, targets = rnn.pairs(n, 20)
-    assert idx.shape == targets.shape == (20, 3 * n) and (targets[:, : 2 * n] == -1).all()
-    for row, target in zip(idx.tolist(), targets.tolist(), strict=True):
-        table = dict(zip(row[: 2 * n : 2], row[1 : 2 * n : 2], strict=True))
-        assert len(table) == n and max(table) < rnn.KEYS <= min(table.values()) <= max(table.values()) < rnn.QUESTION
-        assert sorted(row[2 * n :]) == sorted(table) and (n < 52 or row[2 * n :] != row[: 2 * n : 2])
-        assert target[2 * n :] == [table[key] for key in row[2 * n :]]
-
-
-@pytest.mark.parametrize("n", [2, 8])
-def test_guessing_the_most_frequent_digit_is_as_good_as_the_table_says(n):
-    idx, targets = rnn.pairs(n, 5000)
-    guesses = torch.tensor([np.bincount(row).argmax() for row in idx[:, 1 : 2 * n : 2].numpy()])
-    right = targets[:, 2 * n :] == guesses[:, None]
-    assert right.float().mean().item() == pytest.approx(rnn.most_frequent_digit(n), abs=0.01)
-
-
-def test_embeddings_of_two_tokens():
-    embedding = rnn.make_small("rnn").wte
-    x = embedding(torch.tensor([[5, 7, 5]]))[0]
-    this, previous = embedding.weight[:63], embedding.weight[63:]  # 52 letters, 10 digits, "?"; and no token
-    assert len(previous) == 64
-    assert torch.equal(x, torch.stack((this[5] + previous[-1], this[7] + previous[5], this[5] + previous[7])))
-
-
-@pytest.mark.parametrize("name", ["gru", "lstm"])
-def test_the_gates_that_keep_a_state_start_open_alike(name):
-    """In both, it is the second gate: sigmoid(1) without inputs."""
-    cell = rnn.make_small(name).cells[0]
-    H = cell.hidden_size
-    assert (cell.bias_ih_l0[H : 2 * H] == 1).all() and (cell.bias_ih_l0 == 1).sum() == H
-
-
-def test_the_bytes_of_a_state_and_of_a_cache(monkeypatch):
-    monkeypatch.setattr(rnn, "TEXT", 24)
-    idx = torch.zeros(1, 24, dtype=torch.long)
-    for model in map(rnn.make_small, CELLS):
-        assert rnn.bytes_kept(model) == sum(state.nbytes for state in model(idx)[1]) > 0
-    gpt = rnn.make_small("gpt")
-    cache = KVCache(gpt, 1)
-    gpt.hidden_states(idx, cache)
-    assert rnn.bytes_kept(gpt) == sum(part[:, :, :24].nbytes for kv in cache.kv for part in kv) > 0
-
-
-@pytest.mark.parametrize(("task", "hardest", "guess"), [(rnn.first_letter, 10, 1 / 52), (rnn.pairs, 4, 0.384)])
-def test_a_gpt_begins_to_pass_the_tests_of_memory(monkeypatch, task, hardest, guess):
-    """Trained on difficulties from the easiest one to a limit that grows, up to the hardest one."""
-    monkeypatch.setattr(rnn, "MEMORY", replace(rnn.MEMORY, max_iters=300))
-    task = Mock(wraps=task)
-    assert rnn.memorize(rnn.make_small("gpt"), task, (2, hardest))[1] > guess + 0.2
-    seen = [difficulty for (difficulty, _), _ in task.call_args_list]
-    assert set(seen[240:300]) == set(range(2, hardest + 1)) and max(seen[:120]) <= (2 + hardest) / 2
-
-
-def test_recall_on_the_command_line(call, monkeypatch):
-    tasks = {task: (unit, (2, 4), guess) for task, (unit, _, guess) in rnn.TASKS.items()}
-    monkeypatch.setattr(rnn, "TASKS", tasks)
-    monkeypatch.setattr(rnn, "MEMORY", replace(rnn.MEMORY, max_iters=2))
-    status, out, _ = call(rnn, "--recall")
-    numbers = result(out)
-    assert status == 0 and "k = 2  k = 4" in out and "n = 2  n = 4" in out and "8,388,608" in out
-    for label in (*CELLS, "gpt"):
-        assert 0 <= float(numbers[f"first_letter_{label}"]) < 0.3 and 0 <= float(numbers[f"pairs_{label}"]) < 0.7
+def test_hidden_units_that_no_head_divides_are_an_error_before_any_training(call, data):
+    status, out, error = call(rnn, "--dataset=list", "--cell=all", "--n_hidden=130", *QUICK)
+    assert status == 2 and "parameters" not in out
+    assert error == "error: n_hidden=130 has to be split into 8 heads; use a multiple of 8\n"

@@ -1,0 +1,243 @@
+"""Part 2, continued: what can a state remember? Two tests, with a GPT beside the recurrent cells.
+
+    python recall.py            # five minutes: seven models of about 30,000 parameters, two tests each
+    python recall.py --seed=2   # with other initial weights and other sequences
+
+Read rnn.py before, attention.py after. The sequences are random, so only memory helps:
+
+    first_letter    q B x a ?           ->  q          which letter was the first, k others ago?
+    pairs           a 7 c 3 F 9  c F a  ->  3 9 7      which digit came with this letter?
+
+A recurrent cell reads a token, changes its state, and never sees the token again. The state has the
+same size after two pairs and after 52. One letter fits into any state, if training finds out that it
+has to be kept. Pairs compete for the space. A linear cell, for example, keeps the sum of all k v^T;
+if there are more pairs than dimensions of a key, the keys cannot all be orthogonal, and a query reads
+its value mixed with others. Attention keeps the keys and values of all tokens, and looks up each of
+them on its own. It forgets nothing, and pays with a memory that grows with the text.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from cells import RecurrentModel
+from console import NonNegative, option, parse, print_result, print_table, run
+from model import GPT, GPTConfig
+from optim import Recipe, fit
+
+
+@dataclass
+class Options:
+    seed: NonNegative = option(1337, "random seed: the same seed gives the same run")
+
+
+# ----------------------------------------------------------------------------- the two tests
+
+# Token ids: 52 letters, 10 digits, and "?". The last id stands for no token
+LETTERS = 52
+DIGITS = 10
+QUESTION = 62
+NO_TOKEN = 63
+
+
+def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of k + 1 random letters was the first? It has to survive k others. Inputs and targets,
+    (B, k + 2) each; for k = 3:
+
+        inputs     q  B  x  a  ?
+        targets   -1 -1 -1 -1  q      -1: no prediction is asked for"""
+    letters = torch.randint(LETTERS, (B, k + 1))
+    first = letters[:, :1]
+    inputs = F.pad(letters, (0, 1), value=QUESTION)
+    targets = F.pad(first, (k + 1, 0), value=-1)
+    return inputs, targets
+
+
+def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """After n pairs of a letter and a random digit: which digit came with which letter (associative
+    recall)? No letter has two digits. Inputs and targets, (B, 3 n) each; for n = 3:
+
+        inputs     a  7  c  3  F  9  c  F  a
+        targets   -1 -1 -1 -1 -1 -1  3  9  7      the letters in another order ask for their digits"""
+    letters = torch.rand(B, LETTERS).argsort(1)[:, :n]  # n different ones
+    digits = torch.randint(LETTERS, LETTERS + DIGITS, (B, n))
+    order = torch.rand(B, n).argsort(1)
+    told = torch.stack((letters, digits), dim=2)  # (B, n, 2)
+    asked = letters.gather(1, order)  # (B, n)
+    answers = digits.gather(1, order)  # (B, n)
+    inputs = torch.cat((told.flatten(1), asked), dim=1)
+    targets = F.pad(answers, (2 * n, 0), value=-1)
+    return inputs, targets
+
+
+def guess_a_letter(k: int) -> float:
+    """The accuracy of a model that has forgotten the first letter."""
+    return 1 / LETTERS
+
+
+def guess_most_frequent_digit(n: int) -> float:
+    """The accuracy of a model that knows the n digits, but not their letters, and always answers with
+    the most frequent one: the mean over 10,000 sequences."""
+    digits = torch.randint(DIGITS, (10_000, n))
+    counts = F.one_hot(digits, DIGITS).sum(1)  # (10_000, 10): how often each digit came
+    most_frequent = counts.amax(1).float()
+    return most_frequent.mean().item() / n
+
+
+@dataclass
+class Task:
+    name: str
+    unit: str  # the name of its difficulty, k or n
+    difficulties: tuple[int, ...]  # the columns of the table, from the easiest to the hardest
+    draw: Callable  # (difficulty, B) -> inputs and targets (B, T)
+    guess: Callable  # difficulty -> accuracy without a memory
+
+
+TASKS = (
+    Task("first_letter", "k", (5, 10, 20, 50, 100, 200), first_letter, guess_a_letter),
+    Task("pairs", "n", (2, 4, 8, 16, 32, 52), pairs, guess_most_frequent_digit),
+)
+
+
+# ----------------------------------------------------------------------------- training and measuring
+
+RECIPE = Recipe(max_iters=1000, learning_rate=0.003, optimizer="adam", warmup_iters=0, beta2=0.999)
+
+
+def memorize(model: nn.Module, task: Task) -> list[float]:
+    """Train on random sequences. Returns the accuracy at each difficulty."""
+    batches = training_batches(task)
+
+    def batch_loss() -> torch.Tensor:
+        inputs, targets = next(batches)
+        logits, _ = model(inputs)  # (B, T, V)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    fit(model, batch_loss, RECIPE, lines=2)
+    return [accuracy(model, task, difficulty) for difficulty in task.difficulties]
+
+
+def training_batches(task: Task) -> Iterator:
+    """Yield inputs and targets of a random difficulty. The hardest one grows during the first 80 % of
+    the steps (a curriculum)."""
+    easiest = task.difficulties[0]
+    hardest = task.difficulties[-1]
+    for step in itertools.count():
+        progress = min(1, step / (0.8 * RECIPE.max_iters))
+        limit = easiest + int((hardest - easiest) * progress)
+        difficulty = torch.randint(easiest, limit + 1, ()).item()
+        yield task.draw(difficulty, 32)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, task: Task, difficulty: int) -> float:
+    """The fraction of right answers in 500 new sequences."""
+    inputs, targets = task.draw(difficulty, 500)
+    logits, _ = model(inputs)
+    right = logits.argmax(2) == targets  # (B, T)
+    asked = targets != -1
+    return right[asked].float().mean().item()
+
+
+# Length of the text in the last column of the table
+TEXT = 16_384
+
+
+def bytes_kept(model: nn.Module) -> int:
+    """What a model has to keep of TEXT tokens to generate the next: a state, or all keys and values."""
+    if isinstance(model, RecurrentModel):
+        return sum(state.nbytes for state in model.start(1))
+    config = model.config
+    numbers_per_token = 2 * config.n_layer * config.n_embd
+    return TEXT * numbers_per_token * 4  # a float32 has 4 bytes
+
+
+# ----------------------------------------------------------------------------- small models
+
+
+@dataclass
+class Size:
+    n_embd: int
+    n_hidden: int
+    n_layer: int
+
+
+# About 30,000 parameters each
+SMALL = {
+    "rnn": Size(n_embd=32, n_hidden=118, n_layer=1),
+    "gru": Size(n_embd=32, n_hidden=70, n_layer=1),
+    "lstm": Size(n_embd=32, n_hidden=60, n_layer=1),
+    "linear": Size(n_embd=56, n_hidden=56, n_layer=2),
+    "lti": Size(n_embd=60, n_hidden=60, n_layer=2),
+    "ssm": Size(n_embd=56, n_hidden=56, n_layer=2),
+}
+
+
+class TwoTokens(nn.Embedding):
+    """Adds an embedding of the token before: idx (B, T) -> (B, T, C). A linear cell computes a key and its
+    value from one input, but a pair is two tokens. The first NO_TOKEN rows of the table are for the
+    token itself. The others are for the token before, which can be "no token"."""
+
+    def forward(self, idx: torch.Tensor) -> torch.Tensor:
+        before = F.pad(idx, (1, -1), value=NO_TOKEN)  # "a 7 c" becomes "no token, a, 7"
+        return super().forward(idx) + super().forward(NO_TOKEN + before)
+
+
+def make_small(name: str) -> nn.Module:
+    """A model of about 30,000 parameters with this cell, or a GPT. Both embed the previous token, too."""
+    if name == "gpt":
+        return GPT(GPTConfig(vocab_size=NO_TOKEN, block_size=256, n_layer=2, n_head=2, n_embd=32, lookback=1))
+    size = SMALL[name]
+    H = size.n_hidden
+    model = RecurrentModel(NO_TOKEN, name, size.n_embd, H, size.n_layer, dropout=0.0)
+    model.wte = TwoTokens(2 * NO_TOKEN + 1, size.n_embd)
+    if name == "gru":  # at first it keeps 0.73 of the state, as the LSTM's forget gate does
+        update_gate = model.cells[0].bias_ih_l0[H : 2 * H]
+        nn.init.ones_(update_gate)
+    return model
+
+
+# ----------------------------------------------------------------------------- the script
+
+
+def run_task(task: Task, seed: int) -> dict[str, float]:
+    """Train each small model on a task, and print a table of accuracies. Returns the mean accuracy of
+    each, by the name of task and model."""
+    header = [f"{task.unit} = {difficulty}" for difficulty in task.difficulties]
+    guesses = [f"{task.guess(difficulty):.1%}" for difficulty in task.difficulties]
+    rows = [
+        ["accuracy", *header, f"bytes after {TEXT:,}"],
+        ["guessing", *guesses, ""],
+    ]
+    means = {}
+    for name in (*SMALL, "gpt"):
+        torch.manual_seed(seed)
+        model = make_small(name)
+        print(f"\n{task.name}, {name}: {model.num_params():,} parameters", flush=True)
+        accuracies = memorize(model, task)
+        cells = [f"{value:.1%}" for value in accuracies]
+        rows.append([name, *cells, f"{bytes_kept(model):,}"])
+        means[f"{task.name}_{name}"] = float(np.mean(accuracies))
+    print()
+    print_table(rows)
+    return means
+
+
+def main() -> None:
+    options = parse(Options, __doc__)
+    torch.set_num_threads(1)  # for tensors this small, more threads hardly help
+    began = time.perf_counter()
+    means = {}
+    for task in TASKS:
+        means.update(run_task(task, options.seed))
+    print_result("recall", **means, seconds=time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    run(main)
