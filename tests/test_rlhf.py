@@ -12,14 +12,13 @@ from conftest import result
 
 import evaluate
 import optim
-import plots
 import prepare_data
 import rlhf
 import sample
 from model import GPT, GPTConfig
 from optim import Recipe, fit
 from prepare_data import Dataset
-from rlhf import BEST_OF, FOLDER, MAX_TOKENS, Toy, complete, drawn, log_probs, rewards, with_scalar_head
+from rlhf import BEST_OF, FOLDER, MAX_TOKENS, Pairs, Task, complete, drawn, log_probs, rewards, with_scalar_head
 from tokenizer import CharTokenizer
 
 TOKENIZER = CharTokenizer(sorted("\nabdeiorstu"))
@@ -52,14 +51,14 @@ def trained_weights() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def toy() -> Toy:
+def task() -> Task:
     base = GPT(GPTConfig(**SMALL)).eval().requires_grad_(False)
     base.load_state_dict(trained_weights())
     ids = [np.array(TOKENIZER.encode("\n" + "\n".join(part) + "\n"), np.uint16) for part in (WORDS[:500], WORDS[500:])]
     data = Dataset("list", *ids, None, TOKENIZER, TOKENIZER.vocab_size, NEWLINE, {})
     known = {triple for word in WORDS for triple in rlhf.n_grams(word, 3)}
     torch.manual_seed(0)
-    return Toy(data, rlhf.read_words(data, "train"), rlhf.read_words(data, "val"), base, "melodic", known)
+    return Task(data, rlhf.read_words(data, "train"), rlhf.read_words(data, "val"), base, "melodic", known)
 
 
 def stirred(model: GPT, seed: int = 0, std: float = 0.3) -> GPT:
@@ -91,6 +90,9 @@ def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
     names = ["base", f"best of {BEST_OF[-1]}", "PPO", "PPO, group", "PPO, beta 0", "PPO, beta 1", "DPO"]
     table = out.split("distinct words  val loss  seconds\n")[1].splitlines()
     assert [row.split("  ")[0] for row in table[: len(names)]] == names
+    assert [line.split("baseline: ")[1][:5] for line in out.splitlines() if "baseline: " in line] == [
+        "value", "group", "value", "value"
+    ]  # fmt: skip
     found = result(out)
     keys = ["reward_accuracy", "win_rate_ppo", "kl_ppo", "win_rate_dpo", "kl_dpo", "seconds"]
     assert list(found) == ["model", "dataset", "params", "preference", *keys] and found["preference"] == "melodic"
@@ -124,7 +126,7 @@ def test_wrong_options(fails):
 # ----------------------------------------------------------------------------- the rule
 
 
-def test_the_melodic_rule_counts_vowels_repetitions_and_unknown_triples(toy):
+def test_the_melodic_rule_counts_vowels_repetitions_and_unknown_triples(task):
     assert rlhf.n_grams("stack", 3) == ["sta", "tac", "ack"] and rlhf.n_grams("st", 3) == []
     assert [rlhf.repetitions(word) for word in ("stack", "banana", "anana", "aaaa", "a", "")] == [0, 2, 2, 2, 0, 0]
     assert rlhf.melodic("sta", {"sta"}) == 1 + 2
@@ -134,28 +136,28 @@ def test_the_melodic_rule_counts_vowels_repetitions_and_unknown_triples(toy):
     word = "aeiouaie"
     assert [rlhf.melodic(word[:n], set(rlhf.n_grams(word, 3))) for n in range(9)] == [0, 3, 4, 5, 6, 7, 8, 5, 2]
     assert rlhf.short("stack", set()) == -5
-    assert toy.scores(rows("toda", "brt")).tolist() == [2 + 2, -1]
+    assert task.scores(rows("toda", "brt")).tolist() == [2 + 2, -1]
 
 
 # ----------------------------------------------------------------------------- words as tensors
 
 
-def test_prompts_are_a_newline_and_a_first_letter_as_often_as_in_the_words(toy):
-    prompts = toy.prompts(20_000)
+def test_prompts_are_a_newline_and_a_first_letter_as_often_as_in_the_words(task):
+    prompts = task.prompts(20_000)
     assert prompts.shape == (20_000, 2) and (prompts[:, 0] == NEWLINE).all()
     expected = np.bincount([TOKENIZER.encode(word[0])[0] for word in WORDS[:500]], minlength=SMALL["vocab_size"]) / 500
     found = np.bincount(prompts[:, 1], minlength=SMALL["vocab_size"]) / 20_000
     assert np.abs(found - expected).max() < 0.015
 
 
-def test_completed_words_are_those_of_sample_py_up_to_the_first_newline(toy):
-    prompts = toy.prompts(50)
+def test_completed_words_are_those_of_sample_py_up_to_the_first_newline(task):
+    prompts = task.prompts(50)
     torch.manual_seed(5)
-    ids = complete(toy.base, prompts)
+    ids = complete(task.base, prompts)
     torch.manual_seed(5)
-    reference = sample.generate(toy.base, prompts, MAX_TOKENS - 2)
+    reference = sample.generate(task.base, prompts, MAX_TOKENS - 2)
     expected = [TOKENIZER.decode(row[1:]).split("\n")[0] for row in reference.tolist()]
-    assert torch.equal(ids, rows(*expected)) and toy.texts(ids) == expected
+    assert torch.equal(ids, rows(*expected)) and task.texts(ids) == expected
     assert len({len(word) for word in expected}) > 3
 
 
@@ -167,39 +169,39 @@ def test_what_counts_in_a_row_is_what_the_model_drew():
     assert rlhf.last(ids).tolist() == [[5], [2], [MAX_TOKENS - 1]]
 
 
-def test_log_probabilities_equal_a_literal_loop(toy):
+def test_log_probabilities_equal_a_literal_loop(task):
     words = ["stab", "a", "bedis", "s" * (MAX_TOKENS - 1)]
-    found = log_probs(toy.base, rows(*words))
+    found = log_probs(task.base, rows(*words))
     for row, word in zip(found, words, strict=True):
         expected, ids = [0.0], [NEWLINE, *TOKENIZER.encode(word), NEWLINE]
         for t in range(2, min(len(ids), MAX_TOKENS)):
-            logits = toy.base(torch.tensor([ids[:t]]))[0][0, -1]
+            logits = task.base(torch.tensor([ids[:t]]))[0][0, -1]
             expected.append((logits[ids[t]] - logits.exp().sum().log()).item())
         expected += [0.0] * (MAX_TOKENS - 1 - len(expected))
         assert row.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_loss_on_words_counts_the_first_letter_and_the_end_and_no_padding(toy):
+def test_the_loss_on_words_counts_the_first_letter_and_the_end_and_no_padding(task):
     words = [TOKENIZER.encode(f"\n{word}\n") for word in WORDS[500:]]
-    losses = [toy.base(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]))[1].item() * (len(ids) - 1) for ids in words]
+    losses = [task.base(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]))[1].item() * (len(ids) - 1) for ids in words]
     mean = sum(losses) / sum(len(ids) - 1 for ids in words)
-    assert rlhf.word_loss(toy.base, toy.val).item() == pytest.approx(mean, rel=1e-5)
+    assert rlhf.word_loss(task.base, task.val).item() == pytest.approx(mean, rel=1e-5)
 
 
 # ----------------------------------------------------------------------------- learning from pairs
 
 
-def test_winners_are_drawn_by_bradley_terry(toy):
-    winners, losers, best_accuracy = rlhf.draw_pairs(toy, 4000)
-    assert torch.equal(winners[:, :2], losers[:, :2])  # the same prompt
-    difference = (toy.scores(winners) - toy.scores(losers)).numpy()
+def test_winners_are_drawn_by_bradley_terry(task):
+    pairs = rlhf.draw_pairs(task, 4000)
+    assert torch.equal(pairs.better[:, :2], pairs.worse[:, :2])  # the same prompt
+    difference = (task.scores(pairs.better) - task.scores(pairs.worse)).numpy()
     for size in (1, 2, 3):  # a word that is better by this much wins with probability sigmoid(size)
         n = (np.abs(difference) == size).sum()
         p = 1 / (1 + math.exp(-size))
         assert n > 100
         assert abs((difference == size).sum() / n - p) < 4 * math.sqrt(p * (1 - p) / n)
     best = 1 / (1 + np.exp(-np.abs(difference)))
-    assert best_accuracy == pytest.approx(best.mean(), rel=1e-5)
+    assert rlhf.rule_accuracy(task, pairs) == pytest.approx(best.mean(), rel=1e-5)
 
 
 def test_only_differences_of_rewards_count():
@@ -214,18 +216,18 @@ def test_a_tie_is_half_a_win():
     assert rlhf.win_rate(torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([0.0, 2.0, 4.0, -1.0])) == 2.5 / 4
 
 
-def test_the_reward_is_the_number_at_the_last_token_of_a_copy_of_the_base(toy):
-    model, ids = with_scalar_head(toy.base), rows("stab", "bedisa")
+def test_the_reward_is_the_number_at_the_last_token_of_a_copy_of_the_base(task):
+    model, ids = with_scalar_head(task.base), rows("stab", "bedisa")
     assert rewards(model, ids).abs().max() == 0  # the new head
     torch.nn.init.normal_(model.lm_head.weight)
-    hidden = toy.base.hidden_states(ids)
+    hidden = task.base.hidden_states(ids)
     expected = [hidden[0, 5] @ model.lm_head.weight[0], hidden[1, 7] @ model.lm_head.weight[0]]
     assert rewards(model, ids).tolist() == pytest.approx([x.item() for x in expected], abs=1e-5)
-    assert toy.base.lm_head.out_features == SMALL["vocab_size"]
+    assert task.base.lm_head.out_features == SMALL["vocab_size"]
 
 
-def test_padding_has_no_effect_on_a_reward_and_every_letter_has(toy):
-    model = stirred(with_scalar_head(toy.base))
+def test_padding_has_no_effect_on_a_reward_and_every_letter_has(task):
+    model = stirred(with_scalar_head(task.base))
     whole = rows("bedisa")
     given = rewards(model, whole)
     assert torch.allclose(rewards(model, whole[:, :8]), given, atol=1e-5)
@@ -234,24 +236,27 @@ def test_padding_has_no_effect_on_a_reward_and_every_letter_has(toy):
         assert (rewards(model, rows(word)) - given).abs() > 1e-3
 
 
-def test_a_reward_model_learns_that_judges_prefer_short_words(toy, monkeypatch):
-    toy.preference = "short"
+def test_a_reward_model_learns_that_judges_prefer_short_words(task, monkeypatch):
+    task.preference = "short"
     monkeypatch.setattr(rlhf, "PAIRWISE", Recipe(40, 0.003))
-    pairs, held_out = rlhf.draw_pairs(toy, 1000), rlhf.draw_pairs(toy, 300)
-    before, model = copy.deepcopy(toy.base.state_dict()), with_scalar_head(toy.base)
-    accuracy, _ = rlhf.learn_from_pairs(model, functools.partial(rewards, model), pairs, held_out)
-    assert held_out[2] - 0.08 < accuracy < held_out[2] + 0.05
+    pairs, held_out = rlhf.draw_pairs(task, 1000), rlhf.draw_pairs(task, 300)
+    before, model = copy.deepcopy(task.base.state_dict()), with_scalar_head(task.base)
+    rlhf.learn_from_pairs(model, functools.partial(rewards, model), pairs, held_out)
+    accuracy = rlhf.win_rate(rewards(model, held_out.better), rewards(model, held_out.worse))
+    limit = rlhf.rule_accuracy(task, held_out)
+    assert limit - 0.08 < accuracy < limit + 0.05
     assert not any(p.requires_grad for p in model.parameters())
-    assert all(torch.equal(before[name], tensor) for name, tensor in toy.base.state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in task.base.state_dict().items())
     by_length = [rewards(model, rows(*(word for word in WORDS if len(word) == n))).mean() for n in (4, 7, 10)]
     assert by_length[0] > by_length[1] > by_length[2]
 
 
-def test_the_table_of_rewards_has_the_means_of_each_group(toy, capsys):
-    model, ids = stirred(with_scalar_head(toy.base)).requires_grad_(False), rows("rst", "bad", "rara", "bebe", "dididi")
-    rlhf.show_rewards(toy, model, ids)
+def test_the_table_of_rewards_has_the_means_of_each_group(task, capsys):
+    model = stirred(with_scalar_head(task.base)).requires_grad_(False)
+    ids = rows("rst", "bad", "rara", "bebe", "dididi")
+    rlhf.show_rewards(task, model, ids)
     title, _, head, *lines = capsys.readouterr().out.strip().splitlines()
-    scores, given = toy.scores(ids), rewards(model, ids)
+    scores, given = task.scores(ids), rewards(model, ids)
     assert float(title.split()[-1]) == pytest.approx(np.corrcoef(scores, given)[0, 1], abs=0.0051)
     assert head.split("  ")[0] == "repetitions"
     for line, (repetitions, members) in zip(lines, {0: [0, 1], 1: [2, 3], 3: [4]}.items(), strict=True):
@@ -266,17 +271,17 @@ def test_the_table_of_rewards_has_the_means_of_each_group(toy, capsys):
 WINNERS, LOSERS = ("bad", "bedi", "rat", "sora"), ("rst", "sodis", "bt", "artust")
 
 
-def test_at_the_start_dpos_loss_is_ln_2(toy, monkeypatch, capsys):
+def test_at_the_start_dpos_loss_is_ln_2(task, monkeypatch, capsys):
     monkeypatch.setattr(rlhf, "PAIRWISE", Recipe(1, 0.001))
-    pairs = rows(*WINNERS), rows(*LOSERS), 1.0
-    rlhf.dpo(toy, stirred(with_scalar_head(toy.base)), 0.1, pairs, pairs)
+    pairs = Pairs(better=rows(*WINNERS), worse=rows(*LOSERS))
+    rlhf.dpo(task, stirred(with_scalar_head(task.base)), 0.1, pairs, pairs)
     assert f"train loss {math.log(2):.4f}" in capsys.readouterr().out
 
 
-def test_dpos_gradient_equals_its_formula(toy):
+def test_dpos_gradient_equals_its_formula(task):
     """-beta mean[sigmoid(-margin) (grad log P(winner) - grad log P(loser))] (Rafailov et al. 2023, section 4)."""
-    beta, policy = 0.7, stirred(toy.base, std=0.15).requires_grad_(True)
-    better, worse = (rlhf.implicit_rewards(policy, toy.base, rows(*words), beta) for words in (WINNERS, LOSERS))
+    beta, policy = 0.7, stirred(task.base, std=0.15).requires_grad_(True)
+    better, worse = (rlhf.implicit_rewards(policy, task.base, rows(*words), beta) for words in (WINNERS, LOSERS))
     rlhf.preference_loss(better, worse).backward()
     found = [p.grad.clone() for p in policy.parameters()]
     policy.zero_grad()
@@ -315,17 +320,18 @@ def test_dpos_minimum_is_the_best_policy_of_ppos_objective():
         assert objective(other) < objective(best)
 
 
-def test_dpo_learns_which_words_win_and_stays_near_the_base(toy, monkeypatch):
+def test_dpo_learns_which_words_win_and_stays_near_the_base(task, monkeypatch):
     monkeypatch.setattr(rlhf, "PAIRWISE", Recipe(40, 0.003))
     monkeypatch.setattr(rlhf, "N_EVALUATED", 400)
-    toy.preference = "short"
-    pairs, held_out, kl = rlhf.draw_pairs(toy, 1000), rlhf.draw_pairs(toy, 400), {}
+    task.preference = "short"
+    pairs, held_out, kl = rlhf.draw_pairs(task, 1000), rlhf.draw_pairs(task, 400), {}
     for beta in (0.1, 3.0):
-        policy, history, _ = rlhf.dpo(toy, with_scalar_head(toy.base).requires_grad_(False), beta, pairs, held_out)
-        better, worse = (rlhf.implicit_rewards(policy, toy.base, ids, beta) for ids in held_out[:2])
-        assert 0.62 < rlhf.win_rate(better, worse) < held_out[2] + 0.05
-        assert len(history) == 5 and history[-1]["win_rate"] > 0.55
-        kl[beta] = history[-1]["kl"]
+        trained = rlhf.dpo(task, with_scalar_head(task.base).requires_grad_(False), beta, pairs, held_out)
+        better = rlhf.implicit_rewards(trained.policy, task.base, held_out.better, beta)
+        worse = rlhf.implicit_rewards(trained.policy, task.base, held_out.worse, beta)
+        assert 0.62 < rlhf.win_rate(better, worse) < rlhf.rule_accuracy(task, held_out) + 0.05
+        assert len(trained.history) == 5 and trained.history[-1].win_rate > 0.55
+        kl[beta] = trained.history[-1].kl
     assert kl[0.1] > 2 * kl[3.0]
 
 
@@ -358,6 +364,18 @@ def test_generalized_advantages_equal_their_definition():
             assert float(found[row, t]) == pytest.approx(float(expected), abs=1e-6)
 
 
+def test_rewards_and_advantages_of_the_example_in_the_docstrings():
+    ids = rows("sta")
+    log_ratio = torch.zeros(1, MAX_TOKENS - 1)
+    log_ratio[0, 1:4] = torch.tensor([1.0, -0.5, 0.2])
+    expected = torch.zeros(1, MAX_TOKENS - 1)
+    expected[0, 1:4] = torch.tensor([1.5, 1.7, 1.9])
+    earned = rlhf.token_rewards(torch.tensor([2.0]), log_ratio, ids, beta=0.1)
+    assert earned[0, :6].tolist() == pytest.approx([0, -0.1, 0.05, 1.98, 0, 0], abs=1e-6)
+    advantages = rlhf.generalized_advantages(earned, expected)
+    assert advantages[0, 1:5].tolist() == pytest.approx([0.41, 0.33, 0.08, 0], abs=0.005)
+
+
 def test_advantages_of_a_group_are_its_own_standard_scores():
     returns = torch.tensor([1.0, 3.0, 5.0, 7.0, 2.0, 2.0, 2.0, 2.0, -10.0, 0.0, 10.0, 0.0])
     found = rlhf.group_advantages(returns, 4).view(3, 4)
@@ -375,9 +393,9 @@ def test_each_token_pays_its_penalty_and_the_last_one_earns_the_reward():
     assert found[1].tolist() == pytest.approx([0] * (MAX_TOKENS - 2) + [7.0], abs=1e-6)
 
 
-def test_at_ratio_1_ppos_gradient_is_the_policy_gradient(toy):
-    ids = complete(stirred(toy.base, seed=1, std=0.15), toy.prompts(8))
-    policy, mask = stirred(toy.base, seed=1, std=0.15).requires_grad_(True), drawn(ids)
+def test_at_ratio_1_ppos_gradient_is_the_policy_gradient(task):
+    ids = complete(stirred(task.base, seed=1, std=0.15), task.prompts(8))
+    policy, mask = stirred(task.base, seed=1, std=0.15).requires_grad_(True), drawn(ids)
     advantages, old = torch.randn(mask.shape) * mask, log_probs(policy, ids).detach()
     rlhf.clipped_objective((log_probs(policy, ids) - old).exp(), advantages)[mask].mean().backward()
     found = [p.grad.clone() for p in policy.parameters()]
@@ -387,45 +405,64 @@ def test_at_ratio_1_ppos_gradient_is_the_policy_gradient(toy):
         assert torch.allclose(a, p.grad, atol=1e-6, rtol=1e-4)
 
 
-def likes_final_vowels(toy: Toy) -> GPT:
+def test_updates_are_steps_of_adam_each_with_the_clipped_gradient_of_its_own_loss(task):
+    learner, model = rlhf.Learner(task.base), copy.deepcopy(task.base).requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, rlhf.PPO.beta2), weight_decay=0)
+    for step, scale in ((1, 50.0), (7, 0.1)):  # only the first gradient is longer than grad_clip
+        learner.update(scale * rlhf.word_loss(learner.model, task.val), step)
+        loss = scale * rlhf.word_loss(model, task.val)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt().item()
+        assert (norm > rlhf.PPO.grad_clip) == (step == 1)
+        for p, g in zip(model.parameters(), gradients, strict=True):
+            p.grad = g * min(1, rlhf.PPO.grad_clip / norm)
+        optimizer.param_groups[0]["lr"] = rlhf.PPO.learning_rate * optim.lr_fraction(step, rlhf.PPO)
+        optimizer.step()
+    for p, expected in zip(learner.model.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(p, expected, atol=1e-6, rtol=1e-4)
+
+
+def likes_final_vowels(task: Task) -> GPT:
     """A reward model: trained to, as there is no other way to make one."""
-    model, ids = with_scalar_head(toy.base), complete(toy.base, toy.prompts(512))
-    wanted = torch.tensor([2.0 * word.endswith(tuple("aeiou")) for word in toy.texts(ids)])
+    model, ids = with_scalar_head(task.base), complete(task.base, task.prompts(512))
+    wanted = torch.tensor([2.0 * word.endswith(tuple("aeiou")) for word in task.texts(ids)])
     fit(model, lambda: (rewards(model, ids) - wanted).square().mean(), Recipe(40, 0.01), lines=0)
     return model.requires_grad_(False)
 
 
-@pytest.mark.parametrize("group", [1, 8], ids=["value", "group"])
-def test_ppo_raises_the_reward_and_beta_holds_the_policy_near_the_base(toy, monkeypatch, capsys, group):
+@pytest.mark.parametrize("baseline", ["value", "group"])
+def test_ppo_raises_the_reward_and_beta_holds_the_policy_near_the_base(task, monkeypatch, capsys, baseline):
     monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=8, learning_rate=0.003))
     monkeypatch.setattr(rlhf, "PPO_WORDS", 128)
-    reward_model, kl, before = likes_final_vowels(toy), {}, copy.deepcopy(toy.base.state_dict())
+    reward_model, kl, before = likes_final_vowels(task), {}, copy.deepcopy(task.base.state_dict())
     for beta in (0.0, 3.0):
-        policy, history, _ = rlhf.ppo(toy, reward_model, beta, group)
-        assert len(history) == 8 and history[0]["kl"] == history[0]["clipped"] * 0
-        kl[beta] = history[-1]["kl"]
+        trained = rlhf.ppo(task, reward_model, beta, baseline)
+        history = trained.history
+        assert len(history) == 8 and history[0].kl == 0 and math.isfinite(history[0].clipped)
+        kl[beta] = history[-1].kl
         if beta == 0:
-            assert history[-1]["reward"] > history[0]["reward"] + 0.5
-            words = [toy.texts(complete(model, toy.prompts(500))) for model in (policy, toy.base)]
+            assert history[-1].reward > history[0].reward + 0.5
+            words = [task.texts(complete(model, task.prompts(500))) for model in (trained.policy, task.base)]
             ends, usual = (np.mean([word[-1] in "aeiou" for word in part]) for part in words)
             assert ends > usual + 0.15
     assert kl[0.0] > 2 * kl[3.0] > 0
-    assert all(torch.equal(before[name], tensor) for name, tensor in toy.base.state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in task.base.state_dict().items())
 
 
-def test_the_value_network_learns_what_words_earn(toy, monkeypatch):
+def test_the_value_network_learns_what_words_earn(task, monkeypatch):
     monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=10, learning_rate=0.003))
     monkeypatch.setattr(rlhf, "PPO_WORDS", 64)
     monkeypatch.setattr(rlhf, "rewards", lambda _, ids: torch.full((len(ids),), 3.0))
     networks, make = [], rlhf.make_optimizer
     monkeypatch.setattr(rlhf, "make_optimizer", lambda network, *rest: networks.append(network) or make(network, *rest))
-    policy, _, _ = rlhf.ppo(toy, with_scalar_head(toy.base), 0.0, 1)
-    values = rlhf.scalars(networks[1], toy.val[:, :-1])[drawn(toy.val)]
+    policy = rlhf.ppo(task, with_scalar_head(task.base), 0.0).policy
+    values = rlhf.scalars(networks[1], task.val[:, :-1])[drawn(task.val)]
     assert networks[0] is policy and values.mean().item() == pytest.approx(3, abs=0.3)
 
 
-@pytest.mark.parametrize("group", [1, 4], ids=["value", "group"])
-def test_each_step_uses_every_word_in_every_epoch_and_groups_share_a_prompt(toy, monkeypatch, group):
+@pytest.mark.parametrize(("baseline", "group"), [("value", 1), ("group", 4)], ids=["value", "group"])
+def test_each_step_uses_every_word_in_every_epoch_and_groups_share_a_prompt(task, monkeypatch, baseline, group):
+    monkeypatch.setattr(rlhf, "GROUP", 4)
     monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=2))
     monkeypatch.setattr(rlhf, "PPO_WORDS", 32)
     batches, used, given, rates, objective = [], [], [], [], rlhf.clipped_objective
@@ -433,7 +470,7 @@ def test_each_step_uses_every_word_in_every_epoch_and_groups_share_a_prompt(toy,
     monkeypatch.setattr(rlhf, "set_lr", lambda _, fraction: rates.append(fraction))
     monkeypatch.setattr(rlhf, "complete", lambda *given: batches.append(complete(*given)) or batches[-1])
     monkeypatch.setattr(rlhf, "log_probs", lambda model, ids: used.append(ids) or log_probs(model, ids))
-    rlhf.ppo(toy, stirred(with_scalar_head(toy.base)), 0.1, group)
+    rlhf.ppo(task, stirred(with_scalar_head(task.base)), 0.1, baseline)
     updates = [ids for ids in used if len(ids) < 32]
     assert [len(ids) for ids in updates] == [8] * 2 * 2 * 4
     for i, ids in enumerate(batches):
@@ -450,33 +487,75 @@ def test_each_step_uses_every_word_in_every_epoch_and_groups_share_a_prompt(toy,
     assert rates == [optim.lr_fraction(step, rlhf.PPO) for step in (1, 2) for _ in range(8 if group > 1 else 16)]
 
 
-def test_words_that_never_end_show_in_the_log(toy, monkeypatch):
+@pytest.mark.parametrize("baseline", ["value", "group"])
+def test_the_losses_of_a_step_are_means_over_the_tokens_that_were_drawn(task, monkeypatch, baseline):
+    """Before the first update, the ratio is 1 and the policy's loss the mean of -A."""
+    monkeypatch.setattr(rlhf, "PPO_WORDS", 16)
+    monkeypatch.setattr(rlhf, "minibatches", lambda _: (torch.arange(10),))
+    losses = []
+    monkeypatch.setattr(rlhf.Learner, "update", lambda self, loss, step: losses.append(loss.item()))
+    reward_model = stirred(with_scalar_head(task.base)).requires_grad_(False)
+    policy, value_network = rlhf.Learner(stirred(task.base, std=0.15)), rlhf.Learner(stirred(reward_model, seed=1))
+    if baseline == "value":
+        rollout = rlhf.ppo_step(policy, value_network, task, reward_model, beta=0.3, step=1)
+    else:
+        rollout = rlhf.group_step(policy, task, reward_model, beta=0.3, step=1)
+    ids, mask = rollout.ids, drawn(rollout.ids)
+    assert torch.allclose(rollout.reward, rewards(reward_model, ids))
+    assert torch.allclose(rollout.old, log_probs(policy.model, ids))
+    assert torch.allclose(rollout.log_ratio, log_probs(policy.model, ids) - log_probs(task.base, ids))
+    earned = rlhf.token_rewards(rollout.reward, rollout.log_ratio, ids, 0.3)
+    if baseline == "value":
+        values = rlhf.scalars(value_network.model, ids[:, :-1]).detach() * mask
+        unscaled = rlhf.generalized_advantages(earned, values)
+        A = (unscaled - unscaled[mask].mean()) / (unscaled[mask].std() + 1e-4)
+        assert losses[1] == pytest.approx(np.mean([x**2 for x in unscaled[:10][mask[:10]].tolist()]), rel=1e-4)
+    else:
+        A = rlhf.group_advantages(earned.sum(dim=1), rlhf.GROUP)[:, None].expand_as(earned)
+        assert len(losses) == 1
+    assert losses[0] == pytest.approx(-np.mean(A[:10][mask[:10]].tolist()), rel=1e-4)
+    assert abs(losses[0]) > 1e-3
+
+
+def test_a_line_of_the_log_has_means_over_words(task):
+    old, log_ratio = torch.full((2, MAX_TOKENS - 1), -0.5), torch.zeros(2, MAX_TOKENS - 1)
+    log_ratio[0, :3] = 2.0
+    clipped = [rlhf.fraction_clipped(torch.tensor(ratios)) for ratios in ([0.7, 1.3, 1.1, 0.9], [1.0, 1.0, 1.0, 1.5])]
+    ids = rows("toda", "s" * (MAX_TOKENS - 1))  # the second one has no end
+    found = rlhf.summarize(task, rlhf.Rollout(ids, torch.tensor([1.0, 2.0]), old, log_ratio, clipped))
+    assert found.reward == 1.5 and found.true_score == task.scores(ids).mean().item()
+    assert found.kl == 3.0 and found.entropy == 0.5 * (MAX_TOKENS - 1)
+    assert found.ended == 0.5 and found.clipped == pytest.approx((2 / 4 + 1 / 4) / 2)
+
+
+def test_words_that_never_end_show_in_the_log(task, monkeypatch):
     monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=1))
+    monkeypatch.setattr(rlhf, "GROUP", 4)
     monkeypatch.setattr(rlhf, "complete", lambda *_: rows("bad", "bed", "bid", "b" * (MAX_TOKENS - 1)))
-    history = rlhf.ppo(toy, with_scalar_head(toy.base), 0.1, 4)[1]
-    assert history[0]["ended"] == 0.75 and history[0]["entropy"] > 0
+    metrics = rlhf.ppo(task, with_scalar_head(task.base), 0.1, "group").history[0]
+    assert metrics.ended == 0.75 and metrics.entropy > 0
 
 
 # ----------------------------------------------------------------------------- numbers of the table
 
 
-def test_best_of_n_wins_as_often_as_theory_says(toy, monkeypatch):
+def test_best_of_n_wins_as_often_as_theory_says(task, monkeypatch):
     """If the rule is the reward model, the best of n beats another word with probability n / (n + 1)."""
     monkeypatch.setattr(rlhf, "N_EVALUATED", 1500)
-    model = stirred(with_scalar_head(toy.base)).requires_grad_(False)
-    monkeypatch.setattr(Toy, "scores", lambda self, ids: rewards(model, ids))
-    table = list(rlhf.best_of_n(toy, model))
+    model = stirred(with_scalar_head(task.base)).requires_grad_(False)
+    monkeypatch.setattr(Task, "scores", lambda self, ids: rewards(model, ids))
+    table = rlhf.best_of_n(task, model)
     assert len(table) == len(BEST_OF)
     for n, row in zip(BEST_OF, table, strict=True):
         p = n / (n + 1)
-        assert abs(row["win_rate"] - p) < 4 * math.sqrt(p * (1 - p) / 1500)
-    assert table[0]["kl"] == 0 and [row["reward"] for row in table] == sorted(row["reward"] for row in table)
+        assert abs(row.win_rate - p) < 4 * math.sqrt(p * (1 - p) / 1500)
+    assert table[0].kl == 0 and [row.reward for row in table] == sorted(row.reward for row in table)
 
 
-def test_the_kl_of_best_of_n_by_enumeration(toy):
+def test_the_kl_of_best_of_n_by_enumeration(task):
     """Of n words with different rewards, the best is the i-th worst of all with probability F_i^n - F_i-1^n."""
-    toy.rivals = complete(toy.base, toy.prompts(2))
-    given = [row["kl"] for row in rlhf.best_of_n(toy, with_scalar_head(toy.base).requires_grad_(False))]
+    task.rivals = complete(task.base, task.prompts(2))
+    given = [row.kl for row in rlhf.best_of_n(task, with_scalar_head(task.base).requires_grad_(False))]
     rng = np.random.default_rng(0)
     for n, bound in zip(BEST_OF, given, strict=True):
         for size in (5000, 10):  # with few words, equal rewards are likely
@@ -487,17 +566,17 @@ def test_the_kl_of_best_of_n_by_enumeration(toy):
             assert kl <= bound + 1e-9 and (size == 10 or kl == pytest.approx(bound, rel=0.01, abs=1e-9))
 
 
-def test_the_base_compared_with_itself_wins_half(toy, monkeypatch):
+def test_the_base_compared_with_itself_wins_half(task, monkeypatch):
     monkeypatch.setattr(rlhf, "N_EVALUATED", 1500)
-    prompts, rivals = [], toy.rivals
+    prompts, rivals = [], task.rivals
     monkeypatch.setattr(rlhf, "complete", lambda model, given: prompts.append(given) or complete(model, given))
-    metrics = rlhf.measure(toy, with_scalar_head(toy.base), toy.base, 1500)
+    measured = rlhf.measure(task, with_scalar_head(task.base), task.base, 1500)
     assert len(prompts) == 1 and torch.equal(prompts[0], rivals[:, :2])
-    assert abs(metrics["win_rate"] - 0.5) < 0.05 and metrics["kl"] == 0
-    assert metrics["val_loss"] == pytest.approx(rlhf.word_loss(toy.base, toy.val).item())
+    assert abs(measured.win_rate - 0.5) < 0.05 and measured.kl == 0
+    assert measured.val_loss == pytest.approx(rlhf.word_loss(task.base, task.val).item())
 
 
-def test_the_kl_is_that_of_the_distribution_over_words(toy):
+def test_the_kl_is_that_of_the_distribution_over_words(task):
     """By the exact one of a vocabulary of a newline (0) and a letter (1): a word is a number of letters."""
     torch.manual_seed(1)
     config = GPTConfig(vocab_size=2, block_size=24, n_layer=1, n_head=2, n_embd=8)
@@ -506,14 +585,15 @@ def test_the_kl_is_that_of_the_distribution_over_words(toy):
     p, q = (log_probs(model, all_words).sum(dim=1).double() for model in (policy, base))
     assert p.exp().sum().item() == pytest.approx(1, abs=1e-5)
     kl, ids = (p.exp() * (p - q)).sum().item(), complete(policy, torch.tensor([[0, 1]] * 20_000))
-    estimates = rlhf.implicit_rewards(policy, base, ids, 1.0)
+    estimates = rlhf.log_ratios(policy, base, ids)
     assert kl > 0.1
     assert abs(estimates.mean().item() - kl) < 4 * estimates.std().item() / math.sqrt(20_000)
 
 
 def test_the_plot_shows_the_curves_over_the_square_root_of_the_kl(figures):
-    points = [{"kl": 0.0, "true_score": 1.0, "reward": -1.0}, {"kl": 4.0, "true_score": 3.0, "reward": 2.0}]
-    plots.lines(Path("x.png"), *rlhf.panels({"one": points, "two": points[::-1]}))
+    words = {"win_rate": 0.5, "distinct": 2, "words": []}
+    points = [rlhf.Measured(-1.0, 1.0, kl=0.0, **words), rlhf.Measured(2.0, 3.0, kl=4.0, **words)]
+    rlhf.plot_rewards({"one": points, "two": points[::-1]}, "title", Path("x.png"))
     shown = [[line.get_xydata().tolist() for line in axes.lines] for axes in figures[0][0].axes]
     reward, true_score = [[0, -1], [2, 2]], [[0, 1], [2, 3]]  # a curve, and a mark at its end
     for lines, curve in zip(shown, (reward, true_score), strict=True):
