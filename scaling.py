@@ -11,14 +11,20 @@ seen once, follows a law
 
 E is the irreducible loss, which no size and no training of this architecture would lower. A /
 N^alpha is added because the model is finite, B / D^beta because its training is. Five widths and
-four budgets of tokens make 20 runs. The law is fitted to the 12 that have neither the largest width
-nor the largest budget, and predicts the run that has both before it is trained. All runs together
-then tell how to divide compute between N and D: C = 6 N D FLOP. (That leaves out attention: 29 %
-more at width 32, 8 % more at width 128.)
+four budgets of tokens make 20 runs:
+
+    budget of tokens    width 32   48   64   96   128
+             196,608           x    x    x    x     .
+             393,216           x    x    x    x     .        x    the law is fitted to these 12 runs
+             786,432           x    x    x    x     .        ?    it predicts this run, before it
+           1,572,864           .    .    .    .     ?             is trained
+
+All runs together then tell how to divide compute between N and D: C = 6 N D FLOP. (That leaves out
+attention: 29 % more at width 32, 8 % more at width 128.)
 
 The law does not cover tokens that are seen twice, another text, context length or architecture, or
 sizes far from its runs. The learning rate of each run decays to 0 at its end: the loss in the
-middle of a long run is higher than that of a short one. Warmup is 5 % of every run: if it were
+middle of a long run is higher than at the end of a short one. Warmup is 5 % of every run: if it were
 equally long in all, the short ones would look too bad.
 """
 
@@ -26,7 +32,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -42,12 +49,24 @@ from prepare_data import Dataset, load
 from runtime import Worker, keep_freed_memory
 from windows import evaluation_windows, mean_loss, read_windows
 
-WIDTHS = (32, 48, 64, 96, 128)  # n_embd: each model has about twice the parameters of the one before
-STEPS = (24, 48, 96, 192)  # for each of the --minutes: every budget is twice the one before
-SHAPE = {"n_layer": 2, "n_head": 2, "block_size": 64}
-OTHER_SHAPES = ((1, 92), (8, 32))  # of --more: layers and width; N is 3 to 6 % off that of width 64
+# n_embd: each model has about twice as many parameters as the one before
+WIDTHS = (32, 48, 64, 96, 128)
+# Training steps for each of the --minutes: every budget of tokens is twice the one before
+STEPS = (24, 48, 96, 192)
+# What all models have in common
+N_LAYER = 2
+N_HEAD = 2
+BLOCK_SIZE = 64
 BATCH_SIZE = 16
 EVAL_TOKENS = 100_000
+# Where fits start: E as a fraction of the lowest loss, alpha, beta
+STARTS = tuple(product((0.5, 0.9), (0.5, 0.25), (0.5, 0.25)))
+# 95 % of values are between these quantiles
+TAILS = (0.025, 0.975)
+# For --more: how often tokens are seen, and layers and width of models with 3 to 6 % more or fewer
+# parameters than two layers of width 64
+EPOCHS = (1, 2, 4, 8)
+OTHER_SHAPES = ((1, 92), (8, 32))
 
 
 @dataclass
@@ -60,308 +79,592 @@ class Options:
     seed: NonNegative = option(1337, "random seed of all runs")
 
 
-# ----------------------------------------------------------------------------- the runs
+# ----------------------------------------------------------------------------- the law and its fit
 
 
-def make_recipe(width: int, max_iters: int) -> Recipe:
-    """How to train a model. Learning rates are proportional to 1 / sqrt(width): in a sweep over
-    factors of 2, the best one at width 128 was half of the best one at width 32."""
-    lr = 0.015 * math.sqrt(64 / width)
-    return Recipe(max_iters, lr, 3 * lr, optimizer="muon", warmup_iters=max_iters // 20)
+@dataclass
+class Result:
+    """What a run has reached."""
 
-
-def train_once(width: int, recipe: Recipe, seed: int, data: Dataset, worker: Worker, epochs=1, **shape) -> dict:
-    """Train a model on windows that do not overlap, so it sees each token once, or `epochs` times in
-    the same order. Returns N (parameters without embeddings, but with the output layer), D, val,
-    seconds."""
-    began, T = time.perf_counter(), SHAPE["block_size"]
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(data.vocab_size, n_embd=width, **SHAPE | shape)).to(worker.device)
-    forward = worker.loss_function(model)
-    starts = T * np.random.default_rng(seed).permutation((len(data.train) - 1) // T)
-    needed = recipe.max_iters * BATCH_SIZE
-    batches = iter(np.resize(starts[: needed // epochs], needed).reshape(-1, BATCH_SIZE))
-
-    def batch_loss() -> torch.Tensor:
-        batch = next(batches)
-        return forward(*read_windows(data.train, batch, batch + T, T))
-
-    fit(model, batch_loss, recipe, lines=0)
-    windows = evaluation_windows(data.val, data.separator, T, EVAL_TOKENS)
-    val = mean_loss(model, forward, data.val, windows, 4 * BATCH_SIZE, worker)
-    N, D = model.num_params(non_embedding=True), recipe.max_iters * BATCH_SIZE * T
-    return {"N": N, "D": D, "val": val, "seconds": time.perf_counter() - began}
-
-
-def finished(path: Path, settings: list, train: Callable) -> dict:
-    """The result of a run with these settings: from a file or, if it is not there, by training."""
-    read = lambda: json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    key = json.dumps(settings)
-    if key not in read():
-        result = train()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda file: file.write(json.dumps(read() | {key: result}, indent=1).encode()))
-    return read()[key]
-
-
-def columns(results: list[dict]) -> tuple[np.ndarray, ...]:
-    """N, D and L of runs, (n,) each."""
-    return tuple(np.array([r[key] for r in results], dtype=np.float64) for key in ("N", "D", "val"))
-
-
-# ----------------------------------------------------------------------------- the law
+    N: int  # parameters without embeddings, with the output layer
+    D: int  # training tokens
+    loss: float  # validation loss, in nats per token
+    seconds: float = 0.0  # duration of training and evaluation
 
 
 @dataclass
 class Law:
     """L(N, D) = E + A / N^alpha + B / D^beta, in nats per token."""
 
-    E: float
+    E: float  # the irreducible loss
     A: float
+    alpha: float  # twice the parameters divide the second term by 2^alpha
     B: float
-    alpha: float
-    beta: float
+    beta: float  # twice the tokens divide the third term by 2^beta
 
     def loss(self, N, D):
+        """The loss for numbers, or arrays, N and D."""
         return self.E + self.A / N**self.alpha + self.B / D**self.beta
 
     def optimum(self, C):
         """The N and D with the lowest loss among those with 6 N D = C FLOP (Hoffmann et al. 2022,
         equation 4). N grows as C^N_power, D as C^(1 - N_power)."""
-        G = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
+        ratio = self.alpha * self.A / (self.beta * self.B)
+        G = ratio ** (1 / (self.alpha + self.beta))
         N = G * (C / 6) ** self.N_power
-        return N, C / (6 * N)
+        D = C / (6 * N)
+        return N, D
 
     @property
     def N_power(self) -> float:
         return self.beta / (self.alpha + self.beta)
 
 
-# Fitted by Besiroglu et al. (2024) to Chinchilla's runs: 57M to 16B parameters, BPE tokens
-PUBLISHED = Law(E=1.817, A=482, B=2085, alpha=0.348, beta=0.366)
-STARTS = tuple(product((0.5, 0.9), (0.5, 0.25), (0.5, 0.25)))  # E / the lowest loss, alpha, beta
-TAILS = (0.025, 0.975)  # 95 % of values are between these quantiles
+def log_law(theta: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """log L, (runs,), for n = log N and d = log D, (runs,) each. theta is log E, log A, log B,
+    log alpha and log beta, so that each constant stays positive, whatever a step of the fit does."""
+    e, a, b, alpha, beta = theta
+    log_E = e.expand_as(n)
+    log_A_term = a - alpha.exp() * n  # log(A / N^alpha)
+    log_B_term = b - beta.exp() * d  # log(B / D^beta)
+    # The logarithm of the sum of the three terms
+    return torch.stack((log_E, log_A_term, log_B_term)).logsumexp(dim=0)
 
 
-def fit_law(N: np.ndarray, D: np.ndarray, L: np.ndarray, starts: Iterable[tuple] = ()) -> Law:
-    """The law with the lowest error. There can be several minima: the best of several starts counts."""
-    n, d, y = logs(N, D, L)
-    n0, d0 = n.mean(), d.mean()  # centered: a new exponent then hardly changes the best A and B
-
-    def log_loss(theta: torch.Tensor) -> torch.Tensor:
-        e, a, b, alpha, beta = theta  # logarithms, so the constants stay positive
-        terms = [e.expand_as(n), a - alpha.exp() * (n - n0), b - beta.exp() * (d - d0)]
-        return torch.stack(terms).logsumexp(dim=0)
-
-    thetas = []
-    for fraction, alpha, beta in starts or STARTS:
-        rest = math.log((1 - fraction) * L.min() / 2)
-        thetas.append([math.log(fraction * L.min()), rest, rest, math.log(alpha), math.log(beta)])
-    e, a, b, alpha, beta = minimize(log_loss, y, thetas)
-    alpha, beta = alpha.exp(), beta.exp()
-    return Law(*(t.item() for t in (e.exp(), (a + alpha * n0).exp(), (b + beta * d0).exp(), alpha, beta)))
+def huber(predicted: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
+    """The square of a small error, and the absolute value of an error above 0.001, so that a bad run
+    counts little: Huber's loss (as in Hoffmann et al. 2022). It is of logarithms, (runs,) each: an
+    error of 0.001 is 0.1 % of the loss."""
+    return 1000 * F.huber_loss(predicted, measured, delta=0.001)
 
 
-def fit_kaplan(N: np.ndarray, D: np.ndarray, L: np.ndarray) -> dict[str, Callable]:
-    """Two laws without an irreducible loss, as functions of N and D: a power law in both, which is a
-    plane in logarithms, by least squares; and equation 1.5 of Kaplan et al. (2020), which is
-    (N_c / N)^a if there are enough tokens, and (D_c / D)^b if there are enough parameters."""
-    n, d, y = logs(N, D, L)
-    k, a, b = torch.linalg.lstsq(torch.stack((torch.ones_like(n), -n, -d), dim=1), y).solution
-
-    def log_loss(theta: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-        n_c, d_c, a, b = theta
-        return b * torch.logaddexp(n_c - a / b * n, d_c - d)
-
-    each_alone = [(y / 0.1 + x).mean().item() for x in (n, d)]  # (N_c / N)^0.1 or (D_c / D)^0.1 is the loss
-    theta = minimize(lambda theta: log_loss(theta, n, d), y, [[*each_alone, 0.1, 0.1]])
-    return {
-        "k / (N^a D^b)": lambda N, D: np.exp(k.item()) / (N ** a.item() * D ** b.item()),
-        "((N_c / N)^(a/b) + D_c / D)^b": lambda N, D: log_loss(theta, *logs(N, D)).exp().numpy(),
-    }
-
-
-def logs(*values: np.ndarray) -> list[torch.Tensor]:
-    return [torch.tensor(value, dtype=torch.float64).log() for value in values]
+def fit_law(results: list[Result], starts: Iterable[tuple] = ()) -> Law:
+    """The law with the lowest error. There can be several minima, so the best of several starts counts."""
+    n = log_column(results, "N")
+    d = log_column(results, "D")
+    # The fit sees n and d with a mean of 0: then a new exponent hardly changes the best a and b
+    n_mean = n.mean()
+    d_mean = d.mean()
+    log_loss = partial(log_law, n=n - n_mean, d=d - d_mean)
+    lowest = min(result.loss for result in results)
+    thetas = [start_theta(lowest, fraction, alpha, beta) for fraction, alpha, beta in starts or STARTS]
+    e, a, b, alpha, beta = minimize(log_loss, log_column(results, "loss"), thetas)
+    # From logarithms to the constants; a and b belong to the centered n and d
+    E = e.exp()
+    alpha = alpha.exp()
+    beta = beta.exp()
+    A = (a + alpha * n_mean).exp()
+    B = (b + beta * d_mean).exp()
+    return Law(E=E.item(), A=A.item(), alpha=alpha.item(), B=B.item(), beta=beta.item())
 
 
-def minimize(log_loss: Callable, y: torch.Tensor, starts: list) -> torch.Tensor:
-    """The constants theta of a law, log_loss(theta) = y, with the lowest Huber loss, as in Hoffmann
-    et al. (2022): the square of a small error, the absolute value of one above 0.001, so that a bad
-    run counts little. By L-BFGS, which estimates the curvature from past gradients; the best of
-    several starts."""
-    error = lambda theta: 1000 * F.huber_loss(log_loss(theta), y, delta=0.001)
-    stop = {"max_iter": 200, "tolerance_grad": 0, "tolerance_change": 1e-11}
-    ends = []
-    for start in starts:
-        theta = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([theta], **stop, line_search_fn="strong_wolfe")
-
-        def closure(theta=theta, optimizer=optimizer) -> torch.Tensor:
-            optimizer.zero_grad()
-            value = error(theta)
-            value.backward()
-            return value
-
-        optimizer.step(closure)
-        ends.append(theta.detach())
-    return min(ends, key=error)
+def start_theta(lowest: float, fraction: float, alpha: float, beta: float) -> list[float]:
+    """Where a fit starts: E is a fraction of the lowest loss, and the other two terms of the law, for
+    runs of mean size, divide the rest equally."""
+    e = math.log(fraction * lowest)
+    other_term = math.log((1 - fraction) * lowest / 2)
+    return [e, other_term, other_term, math.log(alpha), math.log(beta)]
 
 
-def residuals(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray) -> np.ndarray:
-    """How far the runs are from their law, as factors of the loss. Fitting 5 constants to n runs
-    makes their logarithms too small by sqrt((n - 5) / n) on average, so they are scaled up."""
-    return (L / law.loss(N, D)) ** math.sqrt(len(L) / max(1, len(L) - 5))
+def minimize(log_loss: Callable, y: torch.Tensor, starts: list[list[float]]) -> torch.Tensor:
+    """The theta with the lowest error of log_loss(theta) (runs,), where y (runs,) was measured: the
+    best of several starts."""
+    ends = [descend(log_loss, y, start) for start in starts]
+    errors = [huber(log_loss(theta), y).item() for theta in ends]
+    return ends[errors.index(min(errors))]
 
 
-def bootstrap(law: Law, N: np.ndarray, D: np.ndarray, L: np.ndarray, seed: int, n: int = 100) -> list[Law]:
-    """n laws, whose variation is the uncertainty of a law fitted to runs: each is fitted to runs of
-    the same sizes, on this law but for a residual that is drawn from those of the real ones. To
-    save time, from one start only."""
-    rng, show = np.random.default_rng(seed), progress("bootstrap", n, "fits")
+def descend(log_loss: Callable, y: torch.Tensor, start: list[float]) -> torch.Tensor:
+    """Lower the error from one start. L-BFGS is gradient descent that also estimates the curvature,
+    from past gradients."""
+    theta = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [theta], max_iter=200, tolerance_grad=0, tolerance_change=1e-11, line_search_fn="strong_wolfe"
+    )
+
+    def error_and_gradient() -> torch.Tensor:
+        optimizer.zero_grad()
+        error = huber(log_loss(theta), y)
+        error.backward()
+        return error
+
+    optimizer.step(error_and_gradient)  # calls it many times
+    return theta.detach()
+
+
+def column(results: list[Result], name: str) -> np.ndarray:
+    """N, D or loss of all results, (runs,)."""
+    values = [getattr(result, name) for result in results]
+    return np.array(values, dtype=np.float64)
+
+
+def log_column(results: list[Result], name: str) -> torch.Tensor:
+    return torch.from_numpy(column(results, name)).log()
+
+
+# ----------------------------------------------------------------------------- the runs
+
+
+@dataclass
+class Plan:
+    """A run that is to be done."""
+
+    width: int  # n_embd
+    n_layer: int
+    max_iters: int  # training steps
+    epochs: int = 1  # how often each token is seen
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it is trained on: D."""
+        return self.max_iters * BATCH_SIZE * BLOCK_SIZE
+
+
+@dataclass
+class Setup:
+    """What all runs share."""
+
+    data: Dataset
+    worker: Worker  # the device
+    seed: int
+    path: Path  # the file that keeps their results
+
+
+def plan_grid(minutes: int) -> list[Plan]:
+    """All widths on the smallest budget of tokens, then all on the next one, and so on. The last run
+    has both the largest width and the largest budget."""
+    plans = []
+    for steps in STEPS:
+        for width in WIDTHS:
+            plans.append(Plan(width, N_LAYER, max_iters=minutes * steps))
+    return plans
+
+
+def make_recipe(width: int, max_iters: int) -> Recipe:
+    """How to train a model. Learning rates are proportional to 1 / sqrt(width): in a sweep over
+    factors of 2, the best one at width 128 was half of the best one at width 32."""
+    lr = 0.015 * math.sqrt(64 / width)
+    return Recipe(
+        max_iters,
+        learning_rate=lr,
+        muon_learning_rate=3 * lr,
+        optimizer="muon",
+        warmup_iters=max_iters // 20,
+    )
+
+
+def train_once(plan: Plan, setup: Setup) -> Result:
+    """Train a model, and measure its loss on the validation split."""
+    began = time.perf_counter()
+    data = setup.data
+    worker = setup.worker
+    torch.manual_seed(setup.seed)
+    config = GPTConfig(data.vocab_size, n_embd=plan.width, n_layer=plan.n_layer, n_head=N_HEAD, block_size=BLOCK_SIZE)
+    model = GPT(config).to(worker.device)
+    loss_function = worker.loss_function(model)
+    batches = iter(choose_windows(plan, len(data.train), setup.seed))
+
+    def batch_loss() -> torch.Tensor:
+        starts = next(batches)  # (B,)
+        x, y = read_windows(data.train, starts, starts + BLOCK_SIZE, BLOCK_SIZE)
+        return loss_function(x, y)
+
+    recipe = make_recipe(plan.width, plan.max_iters)
+    fit(model, batch_loss, recipe, lines=0)
+    windows = evaluation_windows(data.val, data.separator, BLOCK_SIZE, EVAL_TOKENS)
+    loss = mean_loss(model, loss_function, data.val, windows, 4 * BATCH_SIZE, worker)
+    N = model.num_params(non_embedding=True)
+    return Result(N=N, D=plan.tokens, loss=loss, seconds=time.perf_counter() - began)
+
+
+def choose_windows(plan: Plan, n_tokens: int, seed: int) -> np.ndarray:
+    """Where the windows of each batch start in a text, (max_iters, B). Windows do not overlap, and are
+    in random order, so that each token is seen once, or once per epoch."""
+    n_windows = (n_tokens - 1) // BLOCK_SIZE
+    rng = np.random.default_rng(seed)
+    starts = BLOCK_SIZE * rng.permutation(n_windows)
+    needed = plan.max_iters * BATCH_SIZE
+    unique = starts[: needed // plan.epochs]
+    repeated = np.resize(unique, needed)  # starts again with the first one until there are enough
+    return repeated.reshape(plan.max_iters, BATCH_SIZE)
+
+
+def result_of(plan: Plan, setup: Setup) -> Result:
+    """The result of a run: from the file, if it is there, or else by training."""
+    key = json.dumps(settings_of(plan, setup))
+    kept = read_results(setup.path)
+    if key in kept:
+        return kept[key]
+    result = train_once(plan, setup)
+    kept = read_results(setup.path)  # again: another process may have added some meanwhile
+    kept[key] = result
+    write_results(setup.path, kept)
+    return result
+
+
+def settings_of(plan: Plan, setup: Setup) -> list:
+    """All that a result depends on. In the file, a result is found by this list."""
+    recipe = make_recipe(plan.width, plan.max_iters)
+    shape = {"n_layer": plan.n_layer, "n_head": N_HEAD, "block_size": BLOCK_SIZE}
+    if plan.epochs > 1:  # a run of one epoch is in the file without this entry
+        shape["epochs"] = plan.epochs
+    texts = [setup.data.splits[split]["sha256"] for split in ("train", "val")]
+    device = setup.worker.device.type
+    return [plan.width, asdict(recipe), shape, BATCH_SIZE, EVAL_TOKENS, setup.seed, texts, device]
+
+
+def read_results(path: Path) -> dict[str, Result]:
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    results = {}
+    for key, row in rows.items():
+        results[key] = Result(row["N"], row["D"], row["val"], row["seconds"])
+    return results
+
+
+def write_results(path: Path, results: dict[str, Result]) -> None:
+    rows = {}
+    for key, result in results.items():
+        rows[key] = {"N": result.N, "D": result.D, "val": result.loss, "seconds": result.seconds}
+    text = json.dumps(rows, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def train_next(plans: list[Plan], results: list[Result], setup: Setup) -> None:
+    """Train the first plan that has no result yet, append its result, and print a line."""
+    plan = plans[len(results)]
+    result = result_of(plan, setup)
+    results.append(result)
+    i = len(results)
+    # Each step takes as long as the steps before, on average
+    steps_done = sum(plan.max_iters for plan in plans[:i])
+    steps_left = sum(plan.max_iters for plan in plans[i:])
+    seconds_done = sum(result.seconds for result in results)
+    seconds_left = steps_left / steps_done * seconds_done
+    print(f"run {i:>2}/{len(plans)}  width {plan.width:>3}: N = {result.N:>7,}, D = {result.D:>9,}", end="  ")
+    print(f"val loss {result.loss:.4f}  {result.seconds:5.1f} s  eta {seconds_left / 60:.1f} min", flush=True)
+
+
+# ----------------------------------------------------------------------------- the prediction
+
+
+@dataclass
+class Prediction:
+    """The loss of a run that has not been trained, in nats per token."""
+
+    loss: float
+    low: float  # the lower end of the 95 % interval
+    high: float  # its upper end
+
+
+def predict(results: list[Result], N: int, D: int, seed: int) -> Prediction:
+    """Predict the loss of another run by the law of these. For the interval, each bootstrapped law
+    predicts it, and each prediction is multiplied by the residual of each run, as the new run will
+    not be on the curve either. (In simulated families, extrapolated as here, the interval contains
+    90 % of the runs: five constants are many for twelve runs. docs/results.md)"""
+    law = fit_law(results)
+    factors = residuals(law, results)  # (runs,)
+    losses = [other.loss(N, D) * factors for other in bootstrap(law, results, seed)]
+    low, high = np.quantile(losses, TAILS)
+    return Prediction(law.loss(N, D), low, high)
+
+
+def residuals(law: Law, results: list[Result]) -> np.ndarray:
+    """How far the runs are from their law, as factors of the loss, (runs,). Fitting 5 constants to n
+    runs makes their logarithms too small by sqrt((n - 5) / n) on average, so they are scaled up."""
+    n = len(results)
+    losses_by_law = law.loss(column(results, "N"), column(results, "D"))
+    factors = column(results, "loss") / losses_by_law
+    return factors ** math.sqrt(n / max(1, n - 5))
+
+
+def bootstrap(law: Law, results: list[Result], seed: int, n: int = 100) -> list[Law]:
+    """n laws that differ as much as laws fitted to other runs of the same sizes would: this is the
+    uncertainty of a law. Each is fitted to simulated runs. Their losses are on the given law, times
+    residuals drawn from the residuals of the real runs. To save time, each fit has one start only."""
+    rng = np.random.default_rng(seed)
+    factors = residuals(law, results)  # (runs,)
+    losses = law.loss(column(results, "N"), column(results, "D"))  # (runs,)
+    show = progress("bootstrap", n, "fits")
     laws = []
     for _ in range(n):
-        drawn = rng.choice(residuals(law, N, D, L), len(L))
-        laws.append(fit_law(N, D, law.loss(N, D) * drawn, STARTS[:1]))
+        drawn = rng.choice(factors, len(results))
+        simulated = []
+        for result, loss in zip(results, losses * drawn, strict=True):
+            simulated.append(replace(result, loss=loss))
+        laws.append(fit_law(simulated, STARTS[:1]))
         show(len(laws))
     return laws
 
 
-def predict(results: list[dict], N: int, D: int, seed: int) -> tuple[float, float, float]:
-    """Predict the loss of another run by the law of these, with a 95 % interval: by each
-    bootstrapped law, with the residual of each run, as the new one will be off the curve, too. (In
-    simulated families, extrapolated as here, it contains 90 % of the runs: five constants are many
-    for twelve runs. docs/results.md)"""
-    runs = columns(results)
-    law = fit_law(*runs)
-    losses = [other.loss(N, D) * residuals(law, *runs) for other in bootstrap(law, *runs, seed)]
-    return law.loss(N, D), *np.quantile(losses, TAILS)
+def smaller_runs(results: list[Result]) -> list[Result]:
+    """The runs with neither the largest N nor the largest D. The last run of the grid may be missing."""
+    most_parameters = max(result.N for result in results)
+    most_tokens = max(result.D for result in results)
+    return [result for result in results if most_parameters > result.N and most_tokens > result.D]
 
 
-def smaller_runs(results: list[dict]) -> list[dict]:
-    """Those with neither the largest N nor the largest D. The last run of the grid may be missing."""
-    N, D, _ = columns(results)
-    return [r for r in results if r["N"] < N.max() and r["D"] < D.max()]
+def predict_largest(results: list[Result], seed: int) -> Prediction:
+    """Predict the last run of the grid from the smaller runs, and print the prediction. results are
+    all other runs, in the order of plan_grid().
 
+    As a control, without a law, from three neighbors, which the law has not seen:
 
-def predict_largest(results: list[dict], seed: int) -> tuple[float, float, float]:
-    """Predict the last run of the grid before it is trained, by those with smaller N and D.
+                          width 96             width 128
+        half of the       half_and_narrower    half
+        largest budget    narrower             predicted
 
-    As a control, without a law, from three neighbors: it differs from the run before it as the runs
-    of these two widths differ at half of the budget. Any law that adds a function of N and one of D
-    says the same, so only a law that has not seen these three is tested."""
-    narrower, half, half_narrower = (results[-i] for i in (1, len(WIDTHS), len(WIDTHS) + 1))
+    The two at the right differ as the two at the left do. Any law that adds a function of N and a
+    function of D says the same, so only a law that has not seen these three is tested."""
+    narrower = results[-1]
+    half = results[-len(WIDTHS)]
+    half_and_narrower = results[-len(WIDTHS) - 1]
+    without_law = half.loss + narrower.loss - half_and_narrower.loss
+
     smaller = smaller_runs(results)
-    predicted, low, high = predict(smaller, half["N"], narrower["D"], seed)
-    lowest = min(r["val"] for r in smaller)
-    without_law = half["val"] + narrower["val"] - half_narrower["val"]
-    print(f"predicted for the largest run: {predicted:.4f} (95 % interval {low:.4f} to {high:.4f})")
+    lowest = min(result.loss for result in smaller)
+    prediction = predict(smaller, half.N, narrower.D, seed)
+    interval = f"95 % interval {prediction.low:.4f} to {prediction.high:.4f}"
+    print(f"predicted for the largest run: {prediction.loss:.4f} ({interval})")
     print(f"  by the law of {len(smaller)} runs with smaller N and D, whose lowest loss is {lowest:.4f};")
     print(f"  without a law, by three neighbors that it has not seen: {without_law:.4f}", flush=True)
-    return predicted, low, high
+    return prediction
 
 
-def report(results: list[dict], seed: int) -> Law:
-    """Print the law of all runs, and the best N and D by it. Returns the law."""
-    law = fit_law(*columns(results))
-    resampled = bootstrap(law, *columns(results), seed)
+def print_measured(measured: float, prediction: Prediction) -> None:
+    """Print how good the prediction was."""
+    inside = prediction.low <= measured <= prediction.high
+    place = "inside" if inside else "outside"
+    error = measured / prediction.loss - 1
+    print(f"measured: {measured:.4f}, {error:+.2%} from the prediction, {place} the interval")
+
+
+# ----------------------------------------------------------------------------- how to divide compute
+
+# Fitted by Besiroglu et al. (2024) to Chinchilla's runs: 57M to 16B parameters, BPE tokens
+PUBLISHED = Law(E=1.817, A=482, alpha=0.348, B=2085, beta=0.366)
+
+
+def print_constants(law: Law, results: list[Result], seed: int) -> None:
+    """Print the constants of the law that was fitted to all runs, with their uncertainty."""
+    resampled = bootstrap(law, results, seed)
     rows = [["constant", "value", "95 % interval", "Chinchilla"]]
     for name in ("E", "A", "B", "alpha", "beta", "N_power"):
-        low, high = np.quantile([getattr(other, name) for other in resampled], TAILS)
-        value, published = getattr(law, name), getattr(PUBLISHED, name)
-        rows.append([name, f"{value:.4g}", f"{low:,.4g} to {high:,.4g}", f"{published:.4g}"])
+        values = [getattr(other, name) for other in resampled]
+        low, high = np.quantile(values, TAILS)
+        value = getattr(law, name)
+        published = getattr(PUBLISHED, name)
+        interval = f"{low:,.4g} to {high:,.4g}"
+        rows.append([name, f"{value:.4g}", interval, f"{published:.4g}"])
     print("\nL(N, D) = E + A / N^alpha + B / D^beta. The best N grows as C^N_power. Chinchilla's E, A")
     print("and B are in nats per BPE token, so only its exponents compare:")
     print_table(rows)
+
+
+def print_best_sizes(law: Law, largest: Result) -> None:
+    """Print the best N and D by the law, for the compute of the largest run, for less and for more. In
+    the last two columns, the model has four times too few and too many parameters."""
+    C_largest = 6 * largest.N * largest.D
     rows = [["compute C", "best N", "best D", "tokens per parameter", "loss", "at N/4", "at 4 N"]]
-    largest = 6 * results[-1]["N"] * results[-1]["D"]
-    for C in (largest / 32, largest / 8, largest / 2, 2 * largest):
+    for C in (C_largest / 32, C_largest / 8, C_largest / 2, 2 * C_largest):
         N, D = law.optimum(C)
-        losses = [f"{law.loss(factor * N, D / factor):.3f}" for factor in (1, 1 / 4, 4)]
-        rows.append([f"{C:.1e}", f"{N:,.0f}", f"{D:,.0f}", f"{D / N:.1f}", *losses])
+        row = [f"{C:.1e}", f"{N:,.0f}", f"{D:,.0f}"]
+        row.append(f"{D / N:.1f}")
+        for size in (N, N / 4, 4 * N):
+            tokens = C / (6 * size)
+            row.append(f"{law.loss(size, tokens):.3f}")
+        rows.append(row)
     print("\nThe best use of C = 6 N D FLOP (in the last row, twice that of the largest run):")
     print_table(rows)
-    return law
 
 
-def compare_laws(results: list[dict]) -> None:
+# ----------------------------------------------------------------------------- second part: other laws
+
+
+@dataclass
+class PowerLaw:
+    """k / (N^a D^b), a power law in both N and D, without an irreducible loss."""
+
+    k: float
+    a: float
+    b: float
+
+    def loss(self, N, D):
+        return self.k / (N**self.a * D**self.b)
+
+
+@dataclass
+class KaplanLaw:
+    """((N_c / N)^(a/b) + D_c / D)^b, equation 1.5 of Kaplan et al. (2020). It has no irreducible loss
+    either. It is (N_c / N)^a if there are enough tokens, and (D_c / D)^b if there are enough
+    parameters."""
+
+    theta: torch.Tensor  # as in log_kaplan()
+
+    def loss(self, N: np.ndarray, D: np.ndarray) -> np.ndarray:
+        n = torch.from_numpy(N).log()
+        d = torch.from_numpy(D).log()
+        return log_kaplan(self.theta, n, d).exp().numpy()
+
+
+def log_kaplan(theta: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """log L, (runs,), for n = log N and d = log D, (runs,) each. theta is log N_c^(a/b), log D_c, a
+    and b."""
+    n_c, d_c, a, b = theta
+    return b * torch.logaddexp(n_c - a / b * n, d_c - d)
+
+
+def fit_power_law(results: list[Result]) -> PowerLaw:
+    """In logarithms, log L = log k - a n - b d, this law is a plane: linear least squares."""
+    n = log_column(results, "N")
+    d = log_column(results, "D")
+    ones = torch.ones_like(n)
+    inputs = torch.stack((ones, -n, -d), dim=1)  # (runs, 3)
+    log_k, a, b = torch.linalg.lstsq(inputs, log_column(results, "loss")).solution
+    return PowerLaw(log_k.exp().item(), a.item(), b.item())
+
+
+def fit_kaplan(results: list[Result]) -> KaplanLaw:
+    """The law with the lowest error, from one start."""
+    n = log_column(results, "N")
+    d = log_column(results, "D")
+    y = log_column(results, "loss")
+    # Where the fit starts: with exponents of 0.1, each part alone has the right loss on average
+    n_c = (y / 0.1 + n).mean().item()
+    d_c = (y / 0.1 + d).mean().item()
+    start = [n_c, d_c, 0.1, 0.1]
+    theta = minimize(partial(log_kaplan, n=n, d=d), y, [start])
+    return KaplanLaw(theta)
+
+
+def compare_laws(results: list[Result]) -> None:
     """Print how well laws of the smaller runs predict the others: with E, and without."""
     smaller = smaller_runs(results)
-    larger = [r for r in results if r not in smaller]
-    laws = fit_kaplan(*columns(smaller)) | {"E + A / N^alpha + B / D^beta": fit_law(*columns(smaller)).loss}
-    rows = [["law", f"these {len(smaller)} runs", f"the other {len(larger)}", "the largest"]]
-    for name, loss in laws.items():
-        errors = []
+    larger = [result for result in results if result not in smaller]
+    laws = {
+        "k / (N^a D^b)": fit_power_law(smaller),
+        "((N_c / N)^(a/b) + D_c / D)^b": fit_kaplan(smaller),
+        "E + A / N^alpha + B / D^beta": fit_law(smaller),
+    }
+    these = f"these {len(smaller)} runs"
+    others = f"the other {len(larger)}"
+    rows = [["law", these, others, "the largest"]]
+    for name, law in laws.items():
+        row = [name]
         for runs in (smaller, larger, results[-1:]):
-            N, D, L = columns(runs)
-            errors.append(f"{np.abs(loss(N, D) / L - 1).mean():.2%}")
-        rows.append([name, *errors])
+            row.append(f"{mean_error(law, runs):.2%}")
+        rows.append(row)
     print("\nThe mean error of laws fitted to the runs with smaller N and D:")
     print_table(rows)
 
 
-def train_more(results: list[dict], steps: int, result_of: Callable) -> None:
-    """Print what it costs to repeat tokens, and what other shapes of about as many parameters reach."""
+def mean_error(law: Law | PowerLaw | KaplanLaw, results: list[Result]) -> float:
+    """By how much the law is wrong, as a fraction of the loss, on average."""
+    losses_by_law = law.loss(column(results, "N"), column(results, "D"))  # (runs,)
+    errors = losses_by_law / column(results, "loss") - 1
+    return np.abs(errors).mean()
+
+
+# ----------------------------------------------------------------------------- second part: epochs and shapes
+
+
+def compare_epochs(results: list[Result], max_iters: int, setup: Setup) -> None:
+    """Print what it costs to see fewer tokens, but several times. All runs have the middle width and
+    the largest budget: twice as many epochs have half as many unique tokens, as the next smaller
+    budget. Beside each, the run that saw these unique tokens once."""
     middle = len(WIDTHS) // 2
-    same_width = results[middle :: len(WIDTHS)][::-1]  # from the largest budget to the smallest
-    recipe, width = make_recipe(WIDTHS[middle], steps), WIDTHS[middle]
+    width = WIDTHS[middle]
+    same_width = results[middle :: len(WIDTHS)]
+    same_width.reverse()  # from the largest budget to the smallest
     rows = [["epochs", "unique tokens", "loss", "in one epoch"]]
-    for epochs, once in zip((1, 2, 4, 8), same_width, strict=False):
-        again = result_of(width, recipe, epochs=epochs) if epochs > 1 else once
-        rows.append([str(epochs), f"{once['D']:,}", f"{again['val']:.4f}", f"{once['val']:.4f}"])
-    print(f"\nwidth {width}, {same_width[0]['D']:,} tokens, fewer unique ones in several epochs, or in one:")
+    for epochs, once in zip(EPOCHS, same_width, strict=False):
+        plan = Plan(width, N_LAYER, max_iters, epochs)
+        again = result_of(plan, setup)
+        row = [str(epochs), f"{once.D:,}"]
+        row += [f"{again.loss:.4f}", f"{once.loss:.4f}"]
+        rows.append(row)
+    total = same_width[0].D
+    print(f"\nwidth {width}, {total:,} tokens, fewer unique ones in several epochs, or in one:")
     print_table(rows)
-    shapes = {(SHAPE["n_layer"], width): same_width[0]}
-    for n_layer, other in OTHER_SHAPES:
-        shapes[n_layer, other] = result_of(other, make_recipe(other, steps), n_layer=n_layer)
+
+
+def compare_shapes(max_iters: int, setup: Setup) -> None:
+    """Print what models with about as many parameters as the middle width reach, in other shapes."""
+    middle = len(WIDTHS) // 2
+    shapes = [(N_LAYER, WIDTHS[middle])]
+    shapes += OTHER_SHAPES
+    rows = [["layers x width", "N", "loss", "seconds"]]
+    for n_layer, width in shapes:
+        plan = Plan(width, n_layer, max_iters)
+        result = result_of(plan, setup)
+        shape = f"{n_layer} x {width}"
+        seconds = f"{result.seconds:.0f}"
+        rows.append([shape, f"{result.N:,}", f"{result.loss:.4f}", seconds])
     print("\nabout as many parameters in other shapes:")
-    rows = [[f"{a} x {b}", f"{r['N']:,}", f"{r['val']:.4f}", f"{r['seconds']:.0f}"] for (a, b), r in shapes.items()]
-    print_table([["layers x width", "N", "loss", "seconds"], *rows])
+    print_table(rows)
+
+
+# ----------------------------------------------------------------------------- the script
+
+
+def make_setup(options: Options) -> Setup:
+    worker = Worker.pick(options.device, "float32")
+    data = load(options.dataset)
+    path = Path("out", f"scaling_{data.name}", "runs.json")
+    return Setup(data, worker, options.seed, path)
+
+
+def check_length(data: Dataset, needed: int) -> None:
+    available = len(data.train)
+    if available <= needed:
+        few = f"the largest run needs {needed:,} tokens, and {data.name} has {available:,}"
+        raise UserError(f"{few} to train on; use a longer text, or fewer --minutes")
 
 
 def main() -> None:
     options = parse(Options, __doc__)
     keep_freed_memory()
-    worker, data = Worker.pick(options.device, "float32"), load(options.dataset)
-    runs = [(width, make_recipe(width, options.minutes * steps)) for steps, width in product(STEPS, WIDTHS)]
-    steps = [recipe.max_iters for _, recipe in runs]
-    needed = steps[-1] * BATCH_SIZE * SHAPE["block_size"]
-    if len(data.train) <= needed:
-        few = f"the largest run needs {needed:,} tokens, and {data.name} has {len(data.train):,}"
-        raise UserError(f"{few} to train on; use a longer text, or fewer --minutes")
-    path = Path("out", f"scaling_{data.name}", "runs.json")
-    texts, results = [data.splits[split]["sha256"] for split in ("train", "val")], []
-
-    def result_of(width: int, recipe: Recipe, **more) -> dict:
-        settings = [width, asdict(recipe), SHAPE | more, BATCH_SIZE, EVAL_TOKENS, options.seed, texts]
-        settings.append(worker.device.type)
-        return finished(path, settings, lambda: train_once(width, recipe, options.seed, data, worker, **more))
-
-    print(f"{data.name}: {len(runs)} runs on {worker}, unless they are in {path} already")
+    setup = make_setup(options)
+    plans = plan_grid(options.minutes)
+    check_length(setup.data, plans[-1].tokens)
+    where = f"on {setup.worker}, unless they are in {setup.path} already"
+    print(f"{setup.data.name}: {len(plans)} runs {where}")
     print("N: parameters without embeddings; D: training tokens")
-    for i, (width, recipe) in enumerate(runs, 1):
-        if i == len(runs):
-            predicted, low, high = predict_largest(results, options.seed)
-        results.append(result_of(width, recipe))
-        N, D, val, seconds = results[-1].values()
-        left = sum(steps[i:]) / sum(steps[:i]) * sum(r["seconds"] for r in results)
-        print(f"run {i:>2}/{len(runs)}  width {width:>3}: N = {N:>7,}, D = {D:>9,}", end="  ")
-        print(f"val loss {val:.4f}  {seconds:5.1f} s  eta {left / 60:.1f} min", flush=True)
-    place = "inside" if low <= val <= high else "outside"
-    print(f"measured: {val:.4f}, {val / predicted - 1:+.2%} from the prediction, {place} the interval")
+
+    results = []
+    while len(results) < len(plans) - 1:
+        train_next(plans, results, setup)
+    prediction = predict_largest(results, options.seed)
+    train_next(plans, results, setup)
+    largest = results[-1]
+    print_measured(largest.loss, prediction)
+
     compare_laws(results)
-    law = report(results, options.seed)
+    law = fit_law(results)
+    print_constants(law, results, options.seed)
+    print_best_sizes(law, largest)
     if options.more:
-        train_more(results, steps[-1], result_of)
+        compare_epochs(results, plans[-1].max_iters, setup)
+        compare_shapes(plans[-1].max_iters, setup)
     if options.plot:
         import plots
 
-        plot = path.with_name("scaling.png")
-        plots.scaling(results, law, (predicted, low, high), len(WIDTHS), plot)
-        print(f"\n{plot}: loss by compute, isoFLOP curves, law beside measurement")
-    seconds = sum(r["seconds"] for r in results)
-    numbers = {"predicted": predicted, "measured": val, "alpha": law.alpha, "beta": law.beta, "seconds": seconds}
-    print_result("gpt", dataset=data.name, runs=len(runs), **numbers)
+        path = setup.path.with_name("scaling.png")
+        plots.scaling(results, law, prediction, len(WIDTHS), path)
+        print(f"\n{path}: loss by compute, isoFLOP curves, law beside measurement")
+    seconds = sum(result.seconds for result in results)
+    print_result(
+        "gpt",
+        dataset=setup.data.name,
+        runs=len(plans),
+        predicted=prediction.loss,
+        measured=largest.loss,
+        alpha=law.alpha,
+        beta=law.beta,
+        seconds=seconds,
+    )
 
 
 if __name__ == "__main__":

@@ -36,12 +36,17 @@ from console import NonNegative, Positive, UserError, option, parse, print_resul
 from model import Block, ConfigError, GPTConfig, make_norm, rope_angles
 from optim import Recipe, fit
 
-PAD, END = 0, 1  # END ends a target, and starts what the decoder reads
-CHARACTERS = "\0\n" + string.digits + string.ascii_letters + " ,./-"  # a token is an index of this
-BLOCK_SIZE = 64  # the longest source or target
+# Two tokens that are no character of a text. END ends a target, and it is what the decoder reads first
+PAD = 0
+END = 1
+# A token is an index of this string
+CHARACTERS = "\0\n" + string.digits + string.ascii_letters + " ,./-"
+# The longest source or target
+BLOCK_SIZE = 64
 BATCH_SIZE = 128
 TEST_EXAMPLES = 4000
-ORIGINAL = {"position": "none", "activation": "relu", "bias": True, "qk_norm": False}  # for GPTConfig
+# What a GPTConfig needs to describe the Transformer of 2017. Its positions are added in embed()
+ORIGINAL = {"position": "none", "activation": "relu", "bias": True, "qk_norm": False}
 
 
 @dataclass
@@ -57,85 +62,53 @@ class Options:
     plot: bool = option(False, "draw the cross-attention: out/seq2seq_<task>/alignment.png")
 
 
-# ----------------------------------------------------------------------------- tasks
-
-FORMATS = (  # ten ways to write a date
-    "{0:%d.%m.%Y}", "{0:%m/%d/%Y}", "{0:%Y%m%d}", "{0:%d-%b-%y}", "{0.day}.{0.month}.{0:%y}",
-    "{0:%d %B %Y}", "{0:%B} {0.day}, {0.year}", "{0:%b} {0.day} {0:%y}", "{0.year}, {0:%B} {0.day}",
-    "{0:%A}, {0.day} {0:%B %Y}",
-)  # fmt: skip
-DAYS = [date(1969, 1, 1) + timedelta(i) for i in range(36_525)]  # 100 years: 69 is 1969, 68 is 2068
-random.Random(0).shuffle(DAYS)
-SPLITS = {"test": DAYS[:4000], "val": DAYS[4000:5000], "train": DAYS[5000:]}
-MAX_LETTERS = 16  # in training
-LENGTHS = (4, 8, 16, 17, 18, 20, 24, 32)  # of the sources that --task=reverse tests
-
-
-def draw_examples(task: str, split: str, n: int, rng: random.Random, length: int = 0) -> list:
-    """Draw n pairs (source, target). A day is in one split only, in all formats. Strings have
-    `length` random letters (0: 1 to MAX_LETTERS); short ones also appear in training."""
-    if task == "dates":
-        days = rng.choices(SPLITS[split], k=n)
-        return [(rng.choice(FORMATS).format(day), day.isoformat()) for day in days]
-    lengths = [length or rng.randint(1, MAX_LETTERS) for _ in range(n)]
-    sources = ["".join(rng.choices(string.ascii_lowercase, k=size)) for size in lengths]
-    return [(source, source[::-1]) for source in sources]
-
-
-def guessing_loss(task: str) -> float:
-    """The entropy of the targets: the lowest loss without the source, in nats per target."""
-    if task == "dates":
-        return math.log(len(DAYS))
-    return math.log(MAX_LETTERS) + (MAX_LETTERS + 1) / 2 * math.log(26)  # length; letters, on average
-
-
-def encode(texts: list[str]) -> torch.Tensor:
-    """Texts -> token ids (B, longest text), with PAD after the shorter ones."""
-    rows = [torch.tensor([CHARACTERS.index(character) for character in text]) for text in texts]
-    return pad_sequence(rows, batch_first=True, padding_value=PAD)
-
-
-def make_batch(examples: list) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Examples -> source (B, S); what the decoder reads, and its targets, (B, T); -1 is ignored."""
-    source = encode([source for source, _ in examples])
-    target = encode([f"\n{target}\n" for _, target in examples])  # (B, T + 1)
-    return source, target[:, :-1], target[:, 1:].masked_fill(target[:, 1:] == PAD, -1)
-
-
-# ----------------------------------------------------------------------------- the model
+# ----------------------------------------------------------------------------- cross-attention
 
 
 class CrossAttention(nn.Module):
-    """Attention as in model.py, but with queries of the decoder, keys and values of the encoder."""
+    """Attention with queries from the target, and with keys and values from the source. Here, the
+    decoder has read the first tokens of a target:
+
+        x          \\n 2 0 3 1 - 0              (B, T, C)        T = 7 queries
+        memory     M a r c h   5 ,   2 0 3 1   (B, S, C)        S = 13 keys and 13 values
+        weights    7 rows, 13 columns          (B, nh, T, S)    each row sums to 1
+
+    The last row belongs to the 0, after which the decoder predicts a 3: this row can attend to M, a
+    and r. Unlike self-attention in a GPT, it is not causal, because all of the source is known. The mask
+    hides only the padding of the source."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.c_q = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.c_kv = nn.Linear(config.n_embd, 2 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        C = config.n_embd
+        self.c_q = nn.Linear(C, C, bias=config.bias)
+        self.c_kv = nn.Linear(C, 2 * C, bias=config.bias)
+        self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """x (B, T, C), the encoder's output (B, S, C), its mask (B, 1, 1, S) -> (B, T, C)."""
-        nh, hd = self.config.n_head, self.config.head_dim
-        q = self.c_q(x).unflatten(2, (nh, hd)).transpose(1, 2)  # (B, nh, T, hd)
-        kv = self.c_kv(memory).unflatten(2, (2 * nh, hd)).transpose(1, 2)  # (B, 2 nh, S, hd)
-        k, v = kv.chunk(2, dim=1)  # (B, nh, S, hd) each
-        wei = (q @ k.transpose(-2, -1) / math.sqrt(hd) + mask).softmax(dim=-1)  # (B, nh, T, S)
-        self.attention_weights = wei.detach()  # for the plot
-        return self.c_proj((wei @ v).transpose(1, 2).flatten(2))
+        q = self.c_q(x)  # (B, T, C)
+        k, v = self.c_kv(memory).chunk(2, dim=2)  # (B, S, C) each
+        q = self.split_into_heads(q)  # (B, nh, T, hd)
+        k = self.split_into_heads(k)  # (B, nh, S, hd)
+        v = self.split_into_heads(v)  # (B, nh, S, hd)
+        scores = q @ k.transpose(-2, -1)  # (B, nh, T, S)
+        scores = scores / math.sqrt(self.config.head_dim)
+        weights = (scores + mask).softmax(dim=-1)  # (B, nh, T, S)
+        self.attention_weights = weights.detach()  # for the plot
+        heads = weights @ v  # (B, nh, T, hd)
+        x = heads.transpose(1, 2).flatten(2)  # (B, T, C)
+        return self.c_proj(x)
 
-
-def sinusoid_table(block_size: int, n_embd: int) -> torch.Tensor:
-    """sin and cos of each angle, interleaved, (T, C); row t is added to the embedding at position t.
-    Row t + k is row t with each pair rotated, so a linear layer can find "k tokens back"."""
-    angles = rope_angles(block_size, n_embd)  # (T, C/2)
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :n_embd]  # (T, C)
+    def split_into_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, C) -> (B, nh, T, hd)."""
+        x = x.unflatten(2, (self.config.n_head, self.config.head_dim))  # (B, T, nh, hd)
+        return x.transpose(1, 2)
 
 
 class PostNormBlock(Block):
-    """The block of a GPT, but each sublayer's output is added to its input, then normalized. With
-    cross-attention, between self-attention and MLP, it is a decoder's."""
+    """The block of a GPT, except that each sublayer's output is added to its input, and then
+    normalized. A block of the decoder also has cross-attention, between self-attention and MLP."""
 
     def __init__(self, config: GPTConfig, cross: bool):
         super().__init__(config)
@@ -149,182 +122,437 @@ class PostNormBlock(Block):
         return self.ln_2(x + self.mlp(x))
 
 
+# ----------------------------------------------------------------------------- encoder and decoder
+
+
 class Transformer(nn.Module):
     """Encoder and decoder of Vaswani et al. 2017: norms after the addition (post-norm), sinusoidal
-    positions, ReLU, biases, one embedding table. Simpler here: no dropout and no label smoothing,
-    as each example is seen about once; an output layer of its own. attention=False: no encoder and
-    no cross-attention. It is a GPT."""
+    positions, ReLU, biases, one embedding table. Three things are simpler here. There is no dropout
+    and no label smoothing, as each example is seen about once. The output layer has weights of its own.
+    With attention=False, there is no encoder and no cross-attention: it is a GPT."""
 
     def __init__(self, config: GPTConfig, attention: bool = True):
         super().__init__()
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.register_buffer("positions", sinusoid_table(config.block_size, config.n_embd).float())
-        layers = range(config.n_layer)
-        self.encoder = nn.ModuleList(PostNormBlock(config, cross=False) for _ in layers if attention)
-        self.decoder = nn.ModuleList(PostNormBlock(config, cross=attention) for _ in layers)
+        positions = sinusoid_table(config.block_size, config.n_embd)
+        self.register_buffer("positions", positions.float())
+        self.encoder = nn.ModuleList()
+        if attention:
+            for _ in range(config.n_layer):
+                self.encoder.append(PostNormBlock(config, cross=False))
+        self.decoder = nn.ModuleList()
+        for _ in range(config.n_layer):
+            self.decoder.append(PostNormBlock(config, cross=attention))
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
-    def embed(self, idx: torch.Tensor) -> torch.Tensor:
-        return self.wte(idx) + self.positions[: idx.shape[1]]  # (B, T, C)
-
-    def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """source (B, S) -> the encoder's output (B, S, C), and the mask (B, 1, 1, S) that hides its
-        padding. model.py's attention is causal only if it gets no mask."""
+    def encode(self, source: torch.Tensor) -> torch.Tensor:
+        """source (B, S) -> what the decoder attends to, the memory (B, S, C)."""
+        # With this mask, attention is not causal: model.py's is only if it gets no mask
+        mask = hide_padding(source)
         x = self.embed(source)
-        mask = torch.zeros(source.shape).masked_fill(source == PAD, -math.inf)[:, None, None]
         for block in self.encoder:
             x = block(x, mask)
-        return x, mask
+        return x
 
-    def decode(self, idx: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Target tokens so far (B, T), and what encode() returned -> logits (B, T, V)."""
+    def decode(self, idx: torch.Tensor, memory: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """Target tokens so far (B, T), the memory of a source, and the source -> logits (B, T, V)."""
         T = idx.shape[1]
-        causal = torch.full((T, T), -math.inf).triu(diagonal=1)
+        causal = torch.full((T, T), -math.inf).triu(diagonal=1)  # row t hides the tokens after t
+        source_mask = hide_padding(source)
         x = self.embed(idx)
         for block in self.decoder:
-            x = block(x, causal, memory, mask)
+            x = block(x, causal, memory, source_mask)
         return self.lm_head(x)
 
     def forward(self, source: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
-        return self.decode(idx, *self.encode(source))
+        memory = self.encode(source)
+        return self.decode(idx, memory, source)
+
+    def embed(self, idx: torch.Tensor) -> torch.Tensor:
+        """Token ids (B, T) -> embeddings with their positions (B, T, C)."""
+        T = idx.shape[1]
+        return self.wte(idx) + self.positions[:T]
+
+
+def hide_padding(source: torch.Tensor) -> torch.Tensor:
+    """source (B, S) -> a mask (B, 1, 1, S) for all heads and queries: minus infinity at PAD, else 0."""
+    mask = torch.zeros(source.shape)
+    mask = mask.masked_fill(source == PAD, -math.inf)
+    return mask[:, None, None]
+
+
+def sinusoid_table(block_size: int, n_embd: int) -> torch.Tensor:
+    """sin and cos of each angle, interleaved, (T, C); row t is added to the embedding at position t.
+    Row t + k is row t with each pair rotated, so a linear layer can find "k tokens back"."""
+    angles = rope_angles(block_size, n_embd)  # (T, C/2)
+    pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # (T, C/2, 2)
+    return pairs.flatten(1)[:, :n_embd]  # (T, C)
+
+
+# ----------------------------------------------------------------------------- teacher forcing
+
+
+@dataclass
+class Example:
+    source: str  # such as "March 5, 2031"
+    target: str  # such as "2031-03-05"
+
+
+@dataclass
+class Batch:
+    """B examples as token ids."""
+
+    source: torch.Tensor  # (B, S)
+    idx: torch.Tensor  # what the decoder reads: END, then the target, (B, T)
+    targets: torch.Tensor  # what it should predict: the target, then END, (B, T); -1 is ignored
+
+
+def make_batch(examples: list[Example]) -> Batch:
+    """The decoder's targets are what it reads, one token later. For the targets 12 and 345, where \\n
+    is END and . is PAD:
+
+        rows       \\n 1 2 \\n .       idx        \\n 1 2 \\n       targets    1 2 \\n -1
+                   \\n 3 4 5 \\n                  \\n 3 4 5                  3 4 5 \\n"""
+    source = tokenize([example.source for example in examples])
+    rows = tokenize([f"\n{example.target}\n" for example in examples])  # (B, T + 1)
+    targets = rows[:, 1:]
+    targets = targets.masked_fill(targets == PAD, -1)
+    return Batch(source, idx=rows[:, :-1], targets=targets)
+
+
+def teacher_forcing_loss(model: nn.Module, examples: list[Example], reduction: str = "mean") -> torch.Tensor:
+    """The cross-entropy in nats, of each token given the correct tokens before it: the mean per token,
+    or the sum."""
+    batch = make_batch(examples)
+    logits = model(batch.source, batch.idx)  # (B, T, V)
+    return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-1, reduction=reduction)
+
+
+def tokenize(texts: list[str]) -> torch.Tensor:
+    """Texts -> token ids (B, longest text), with PAD after the shorter ones."""
+    rows = []
+    for text in texts:
+        ids = [CHARACTERS.index(character) for character in text]
+        rows.append(torch.tensor(ids))
+    return pad_sequence(rows, batch_first=True, padding_value=PAD)
+
+
+def text_of(row: list[int]) -> str:
+    """Token ids -> their text, without PAD and END."""
+    return "".join(CHARACTERS[token] for token in row if token not in (PAD, END))
+
+
+# ----------------------------------------------------------------------------- beam search
+# Without a correct target, the decoder reads what it has generated itself, token by token. Greedy
+# decoding takes the most likely token in each step. It can miss the most likely target, if the first
+# tokens of that target are less likely than others. Beam search keeps several targets so far, the beams.
+
+
+@dataclass
+class Beams:
+    """W targets so far for each of B sources."""
+
+    idx: torch.Tensor  # their tokens, END first, (B, W, T)
+    log_p: torch.Tensor  # their log-probabilities in nats, (B, W)
+    n_tokens: torch.Tensor  # their lengths without the first END, (B, W)
+    done: torch.Tensor  # whether they have ended, (B, W)
+
+
+@torch.no_grad()
+def search(model: nn.Module, source: torch.Tensor, width: int = 1) -> tuple[list, torch.Tensor]:
+    """Beam search: the `width` best targets found for each source (B, S), the best first, and their
+    log-probabilities in nats, (B, width). Width 1 is greedy decoding."""
+    B = len(source)
+    # The source does not change, so it is encoded once. Then each beam gets a row of its own
+    memory = model.encode(source).repeat_interleave(width, dim=0)  # (B W, S, C), or (B W, H) of OneVector
+    source = source.repeat_interleave(width, dim=0)  # (B W, S)
+    beams = first_beams(B, width)
+    while not beams.done.all() and beams.idx.shape[2] < model.config.block_size:
+        logits = model.decode(beams.idx.flatten(0, 1), memory, source)  # (B W, T, V)
+        next_log_p = logits[:, -1].log_softmax(dim=-1)  # (B W, V)
+        beams = continue_beams(beams, next_log_p.unflatten(0, (B, width)))
+    return rank_beams(beams)
+
+
+def first_beams(B: int, width: int) -> Beams:
+    """Beams that contain END alone, with which the decoder starts."""
+    idx = torch.full((B, width, 1), END)
+    log_p = torch.full((B, width), -math.inf)
+    log_p[:, 0] = 0.0  # all beams of a source are equal, so only one of them counts
+    n_tokens = torch.zeros(B, width)
+    done = torch.zeros(B, width, dtype=torch.bool)
+    return Beams(idx, log_p, n_tokens, done)
+
+
+def continue_beams(beams: Beams, next_log_p: torch.Tensor) -> Beams:
+    """Continue each beam by each token, whose log-probabilities are next_log_p (B, W, V). The W most
+    likely of the W V results are the new beams. For a source with two beams, and two tokens:
+
+        beam    log_p    continued by    log_p, together
+        2 0     -0.1     3, -0.2         -0.3               the new first beam: 2 0 3
+                         4, -1.7         -1.8               dropped
+        2 1     -1.2     0, -0.3         -1.5               the new second beam: 2 1 0
+                         3, -1.5         -2.7               dropped
+    """
+    B, W, V = next_log_p.shape
+    # A beam that is done is continued by padding at no cost, and by nothing else. Other beams never are
+    is_padding = torch.arange(V) == PAD  # (V,)
+    only_padding = torch.zeros(V).masked_fill(~is_padding, -math.inf)
+    no_padding = next_log_p.masked_fill(is_padding, -math.inf)  # (B, W, V)
+    next_log_p = torch.where(beams.done[..., None], only_padding, no_padding)
+
+    candidates = beams.log_p[..., None] + next_log_p  # (B, W, V)
+    log_p, best = candidates.flatten(1).topk(W)  # (B, W) each; best is a beam times V, plus a token
+    beam = best // V
+    token = best % V
+
+    # Tensor[each_source, beam] selects beams (B, W) of each source, and orders them
+    each_source = torch.arange(B)[:, None]  # (B, 1)
+    done = beams.done[each_source, beam]
+    n_tokens = beams.n_tokens[each_source, beam] + ~done
+    idx = beams.idx[each_source, beam]  # (B, W, T)
+    idx = torch.cat((idx, token[..., None]), dim=2)
+    return Beams(idx, log_p, n_tokens, done=done | (token == END))
+
+
+def rank_beams(beams: Beams) -> tuple[list, torch.Tensor]:
+    """The texts of all beams, the best first, and their log-probabilities, (B, W).
+
+    Each further token makes a target less likely, so that long targets would lose. Therefore, the best
+    one has the highest log-probability / length penalty: ((5 + n) / 6)^0.6 for n tokens (Wu et al. 2016)."""
+    penalty = ((5 + beams.n_tokens) / 6) ** 0.6
+    order = (beams.log_p / penalty).argsort(dim=1, descending=True)  # (B, W)
+    texts = []
+    for idx, ranks in zip(beams.idx, order, strict=True):
+        rows = idx[ranks].tolist()  # W rows of T tokens
+        texts.append([text_of(row) for row in rows])
+    return texts, beams.log_p.gather(1, order)
+
+
+def exact_match(model: nn.Module, examples: list[Example], width: int = 1) -> float:
+    """The fraction of examples whose target is found, to the last character."""
+    right = 0
+    for first in range(0, len(examples), 500):
+        batch = examples[first : first + 500]
+        source = tokenize([example.source for example in batch])
+        texts, _ = search(model, source, width)
+        for example, outputs in zip(batch, texts, strict=True):
+            if outputs[0] == example.target:
+                right += 1
+    return right / len(examples)
+
+
+# ----------------------------------------------------------------------------- before attention
 
 
 class OneVector(nn.Module):
     """What came before attention (Cho et al. 2014; Sutskever et al. 2014): a recurrent network, a GRU
-    (cells.py), reads the source, and its last state is the first one of another GRU, which writes the
+    (cells.py), reads the source. Its last state is the initial state of another GRU, which writes the
     target. A source of any length has to fit into this one vector of H numbers."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.config, H = config, 5 * config.n_embd // 2  # as many parameters as a Transformer of 2 layers
+        self.config = config
+        H = 5 * config.n_embd // 2  # about as many parameters as a Transformer of 2 layers
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.encoder = nn.GRU(config.n_embd, H, batch_first=True)
         self.decoder = nn.GRU(config.n_embd, H, batch_first=True)
         self.lm_head = nn.Linear(H, config.vocab_size)
 
-    def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """source (B, S) -> the state after its last token (B, H), and its length (B,): the two that
-        search() and decode() expect, of which decode() needs the first one."""
-        lengths = (source != PAD).sum(dim=1)
+    def encode(self, source: torch.Tensor) -> torch.Tensor:
+        """source (B, S) -> the state after its last token, (B, H)."""
         states, _ = self.encoder(self.wte(source))  # (B, S, H)
-        return states[torch.arange(len(source)), lengths - 1], lengths
+        lengths = (source != PAD).sum(dim=1)  # (B,)
+        each_source = torch.arange(len(source))
+        return states[each_source, lengths - 1]
 
-    def decode(self, idx: torch.Tensor, vector: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        states, _ = self.decoder(self.wte(idx), vector[None])
-        return self.lm_head(states)  # (B, T, V)
+    def decode(self, idx: torch.Tensor, vector: torch.Tensor, source=None) -> torch.Tensor:
+        """Target tokens so far (B, T), and the vector (B, H) of a source -> logits (B, T, V). Unlike the
+        Transformer, it does not need the source, which search() gives to both."""
+        states, _ = self.decoder(self.wte(idx), vector[None])  # (B, T, H)
+        return self.lm_head(states)
 
     def forward(self, source: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
-        return self.decode(idx, *self.encode(source))
+        vector = self.encode(source)
+        return self.decode(idx, vector)
 
 
-# ----------------------------------------------------------------------------- training, beam search
+# ----------------------------------------------------------------------------- two tasks
+
+FORMATS = (  # ten ways to write a date
+    "{0:%d.%m.%Y}", "{0:%m/%d/%Y}", "{0:%Y%m%d}", "{0:%d-%b-%y}", "{0.day}.{0.month}.{0:%y}",
+    "{0:%d %B %Y}", "{0:%B} {0.day}, {0.year}", "{0:%b} {0.day} {0:%y}", "{0.year}, {0:%B} {0.day}",
+    "{0:%A}, {0.day} {0:%B %Y}",
+)  # fmt: skip
+# All days of 100 years, in random order: the year 69 is 1969, and 68 is 2068
+DAYS = [date(1969, 1, 1) + timedelta(i) for i in range(36_525)]
+random.Random(0).shuffle(DAYS)
+SPLITS = {"test": DAYS[:4000], "val": DAYS[4000:5000], "train": DAYS[5000:]}
+# The longest string to reverse, in training
+MAX_LETTERS = 16
+# The lengths of strings that are tested one by one
+LENGTHS = (4, 8, 16, 17, 18, 20, 24, 32)
 
 
-def loss_of(model: Transformer, examples: list, reduction: str = "mean") -> torch.Tensor:
-    """The cross-entropy in nats: the mean per token, or the sum."""
-    source, idx, targets = make_batch(examples)
-    logits = model(source, idx).flatten(0, 1)  # (B T, V)
-    return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction=reduction)
+def draw_examples(task: str, split: str, n: int, rng: random.Random, length: int = 0) -> list[Example]:
+    """Draw n examples of a task. A day is in one split only, in all formats. Strings have `length`
+    random letters (0: 1 to MAX_LETTERS); short ones also appear in training."""
+    if task == "dates":
+        return draw_dates(split, n, rng)
+    lengths = [length or rng.randint(1, MAX_LETTERS) for _ in range(n)]
+    examples = []
+    for size in lengths:
+        letters = rng.choices(string.ascii_lowercase, k=size)
+        source = "".join(letters)
+        examples.append(Example(source, target=source[::-1]))
+    return examples
 
 
-def train(model: Transformer, task: str, steps: int, seed: int) -> None:
+def draw_dates(split: str, n: int, rng: random.Random) -> list[Example]:
+    examples = []
+    for day in rng.choices(SPLITS[split], k=n):
+        form = rng.choice(FORMATS)
+        examples.append(Example(source=form.format(day), target=day.isoformat()))
+    return examples
+
+
+def guessing_loss(task: str) -> float:
+    """The entropy of the targets: the lowest loss without the source, in nats per target."""
+    if task == "dates":
+        return math.log(len(DAYS))
+    mean_length = (MAX_LETTERS + 1) / 2
+    return math.log(MAX_LETTERS) + mean_length * math.log(26)  # to guess the length, and each letter
+
+
+# ----------------------------------------------------------------------------- the script
+
+
+@dataclass
+class Measured:
+    """How good a model is on test examples."""
+
+    exact_match: float  # fraction of targets that greedy decoding finds
+    beam: float  # fraction of targets that beam search finds, with four beams
+    loss: float  # nats per target
+
+
+def make_model(options: Options) -> nn.Module:
+    config = GPTConfig(
+        vocab_size=len(CHARACTERS),
+        block_size=BLOCK_SIZE,
+        n_layer=options.n_layer,
+        n_head=options.n_head,
+        n_embd=options.n_embd,
+        **ORIGINAL,
+    )
+    if options.rnn:
+        return OneVector(config)
+    return Transformer(config, options.attention)
+
+
+def train(model: nn.Module, task: str, steps: int, seed: int) -> None:
     """Train on random examples, drawn in each step."""
     rng = random.Random(seed)
-    some = draw_examples(task, "val", 200, random.Random("val"))
-    rate = 0.008 if isinstance(model, OneVector) else 0.002  # each the best of factors of 2, on reverse
-    recipe = Recipe(steps, learning_rate=rate, warmup_iters=min(100, steps // 5), beta2=0.98)
-    batch_loss = lambda: loss_of(model, draw_examples(task, "train", BATCH_SIZE, rng))
-    fit(model, batch_loss, recipe, note=lambda: f"exact match {exact_match(model, some):.1%}")
+    val_examples = draw_examples(task, "val", 200, random.Random("val"))
+    # For each model the best of learning rates that differ by factors of 2, on the task reverse
+    learning_rate = 0.008 if isinstance(model, OneVector) else 0.002
+    recipe = Recipe(steps, learning_rate, warmup_iters=min(100, steps // 5), beta2=0.98)
+
+    def batch_loss() -> torch.Tensor:
+        examples = draw_examples(task, "train", BATCH_SIZE, rng)
+        return teacher_forcing_loss(model, examples)
+
+    def note() -> str:
+        return f"exact match {exact_match(model, val_examples):.1%}"
+
+    fit(model, batch_loss, recipe, note)
 
 
 @torch.no_grad()
-def search(model: Transformer, source: torch.Tensor, width: int = 1) -> tuple[list, torch.Tensor]:
-    """Beam search: the `width` best targets found for each source (B, S), the best first, and their
-    log-probabilities in nats, (B, width). Width 1 is greedy decoding.
-
-    A beam is a target so far. In each step, all beams of a source are continued by all tokens, and
-    the `width` most likely of these remain. Each further token makes a target less likely, so long
-    ones would lose: finally, targets are ordered by log-probability / length penalty,
-    ((5 + n) / 6)^0.6 for n tokens (Wu et al. 2016)."""
-    B, V = len(source), model.config.vocab_size
-    encoded = model.encode(source)  # once: the source does not change
-    memory, mask = (part.repeat_interleave(width, dim=0) for part in encoded)
-    idx = torch.full((B * width, 1), END)  # row b * width + i is beam i of source b
-    log_p, n_tokens = torch.full((B, width), -math.inf), torch.zeros(B, width)
-    log_p[:, 0] = 0.0  # all beams are equal at first, so only one of them counts
-    done = torch.zeros(B, width, dtype=torch.bool)
-    only_padding = torch.full((V,), -math.inf)
-    only_padding[PAD] = 0.0  # a finished target is continued by padding, at no cost
-    while not done.all() and idx.shape[1] < model.config.block_size:
-        next_log_p = model.decode(idx, memory, mask)[:, -1].log_softmax(dim=-1).view(B, width, V)
-        next_log_p[..., PAD] = -math.inf
-        next_log_p = torch.where(done[..., None], only_padding, next_log_p)
-        log_p, best = (log_p[..., None] + next_log_p).flatten(1).topk(width)  # out of width * V
-        beam, token = best // V, best % V  # the beam that is continued, and by which token
-        row = torch.arange(B)[:, None] * width + beam
-        idx = torch.cat((idx[row.flatten()], token.view(-1, 1)), dim=1)
-        done = done.gather(1, beam)
-        n_tokens = n_tokens.gather(1, beam) + (~done).float()
-        done = done | (token == END)
-    order = (log_p / ((5 + n_tokens) / 6) ** 0.6).argsort(dim=1, descending=True)
-    texts = ["".join(CHARACTERS[i] for i in row if i not in (PAD, END)) for row in idx.tolist()]
-    ranked = [[texts[b * width + i] for i in beams] for b, beams in enumerate(order.tolist())]
-    return ranked, log_p.gather(1, order)
+def measure(model: nn.Module, examples: list[Example]) -> Measured:
+    greedy = exact_match(model, examples)
+    beam = exact_match(model, examples, width=4)
+    total_loss = teacher_forcing_loss(model, examples, "sum").item()
+    return Measured(exact_match=greedy, beam=beam, loss=total_loss / len(examples))
 
 
-def exact_match(model: Transformer, examples: list, width: int = 1) -> float:
-    """The fraction of examples whose target is found, to the last character."""
-    right = 0
-    for first in range(0, len(examples), 500):
-        batch = examples[first : first + 500]
-        texts, _ = search(model, make_batch(batch)[0], width)
-        right += sum(outputs[0] == target for outputs, (_, target) in zip(texts, batch, strict=True))
-    return right / len(examples)
+def print_measured(measured: Measured, n: int, guess: float) -> None:
+    """Print what was measured on n test examples. guess: the loss without the source."""
+    print(f"\nexact match on {n:,} test examples: {measured.exact_match:.2%}; beam search: {measured.beam:.2%}")
+    print(f"loss: {measured.loss:.4f} nats per target; a guess without the source: {guess:.4f}")
 
 
-def main() -> None:
-    options, began = parse(Options, __doc__), time.perf_counter()
-    if options.plot and (options.rnn or not options.attention):
-        raise UserError("--plot draws the cross-attention; leave out --rnn and --attention=false")
-    torch.manual_seed(options.seed)
-    sizes = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": options.n_embd}
-    config = GPTConfig(len(CHARACTERS), block_size=BLOCK_SIZE, **sizes, **ORIGINAL)
-    model = OneVector(config) if options.rnn else Transformer(config, options.attention)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
-    train(model, options.task, options.max_iters, options.seed)
-
-    task, rng = options.task, random.Random("test")
-    examples = draw_examples(task, "test", TEST_EXAMPLES, rng)
-    greedy, beam = exact_match(model, examples), exact_match(model, examples, width=4)
-    with torch.no_grad():
-        loss = loss_of(model, examples, "sum").item() / len(examples)
-    print(f"\nexact match on {len(examples):,} test examples: {greedy:.2%}; beam search: {beam:.2%}")
-    print(f"loss: {loss:.4f} nats per target; a guess without the source: {guessing_loss(task):.4f}")
-    texts, log_p = search(model, make_batch(examples[:5])[0], width=4)
+def print_answers(model: nn.Module, examples: list[Example]) -> None:
+    """Print the target that is found for each example, and all four beams of the last one."""
+    source = tokenize([example.source for example in examples])
+    texts, log_p = search(model, source, width=4)
     print("\nsome answers")
-    for (source, target), (output, *_) in zip(examples[:5], texts, strict=True):
-        print(f"    {source} -> {output}" + ("" if output == target else f"  (correct: {target})"))
+    for example, outputs in zip(examples, texts, strict=True):
+        output = outputs[0]
+        line = f"    {example.source} -> {output}"
+        if output != example.target:
+            line += f"  (correct: {example.target})"
+        print(line)
     print("the four beams of the last one, and their log-probabilities in nats")
     for text, value in zip(texts[-1], log_p[-1], strict=True):
         print(f"    {value:8.2f}  {text}")
-    if task != "dates":
-        print(f"\nsources of other lengths (up to {MAX_LETTERS} letters in training)")
-        for length in LENGTHS:
-            of_length = draw_examples(task, "test", 500, rng, length)
-            print(f"    {length:2} letters  {exact_match(model, of_length):6.1%}")
-    if options.plot:
-        import plots
 
+
+def print_lengths(model: nn.Module, rng: random.Random) -> None:
+    """Print how many strings of each length are reversed without a mistake."""
+    print(f"\nsources of other lengths (up to {MAX_LETTERS} letters in training)")
+    for length in LENGTHS:
+        examples = draw_examples("reverse", "test", 500, rng, length)
+        right = exact_match(model, examples)
+        print(f"    {length:2} letters  {right:6.1%}")
+
+
+def plot_alignment(model: Transformer, example: Example, path: Path) -> None:
+    """Draw what each token of the target attends to in the source, per block and head."""
+    import plots
+
+    batch = make_batch([example])
+    model(batch.source, batch.idx)
+    weights = torch.cat([block.cross.attention_weights for block in model.decoder])  # (n_layer, nh, T, S)
+    rows = list(example.target)
+    rows.append("end")
+    plots.attention(weights.numpy(), rows, path, list(example.source))
+
+
+def main() -> None:
+    options = parse(Options, __doc__)
+    began = time.perf_counter()
+    if options.plot and (options.rnn or not options.attention):
+        raise UserError("--plot draws the cross-attention; leave out --rnn and --attention=false")
+    torch.manual_seed(options.seed)
+    model = make_model(options)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    print(f"{n_parameters:,} parameters")
+    task = options.task
+    train(model, task, options.max_iters, options.seed)
+
+    rng = random.Random("test")
+    examples = draw_examples(task, "test", TEST_EXAMPLES, rng)
+    measured = measure(model, examples)
+    print_measured(measured, len(examples), guessing_loss(task))
+    print_answers(model, examples[:5])
+    if task == "reverse":
+        print_lengths(model, rng)
+    if options.plot:
+        longest = max(examples[:5], key=lambda example: len(example.source))
         path = Path("out", f"seq2seq_{task}", "alignment.png")
-        source, target = max(examples[:5], key=lambda pair: len(pair[0]))
-        model(*make_batch([(source, target)])[:2])
-        weights = torch.cat([block.cross.attention_weights for block in model.decoder])
-        plots.attention(weights.numpy(), [*target, "end"], path, [*source])  # (n_layer, nh, T, S)
+        plot_alignment(model, longest, path)
         print(f"\nplot: {path}")
-    about = {"task": task, "attention": str(options.attention and not options.rnn).lower()}
-    figures = {"exact_match": greedy, "beam": beam, "loss": loss}
-    print_result("rnn" if options.rnn else "transformer", **about, **figures, seconds=time.perf_counter() - began)
+    print_result(
+        "rnn" if options.rnn else "transformer",
+        task=task,
+        attention=str(options.attention and not options.rnn).lower(),
+        exact_match=measured.exact_match,
+        beam=measured.beam,
+        loss=measured.loss,
+        seconds=time.perf_counter() - began,
+    )
 
 
 if __name__ == "__main__":

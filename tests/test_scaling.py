@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import babble, result
 
 import optim
@@ -16,34 +17,46 @@ import prepare_data
 import scaling
 from model import GPT, GPTConfig
 from runtime import Worker
-from scaling import PUBLISHED, Law, fit_law, make_recipe
+from scaling import PUBLISHED, Law, Plan, Prediction, Result, Setup, fit_law, make_recipe
 
 
-def runs_of(law: Law, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """N, D and L of 60 runs that follow a law, in the range of Hoffmann et al. (2022)."""
+def as_results(N: np.ndarray, D: np.ndarray, L: np.ndarray) -> list[Result]:
+    return [Result(N=n, D=d, loss=loss) for n, d, loss in zip(N, D, L, strict=True)]
+
+
+def runs_of(law: Law, noise: float = 0.0) -> list[Result]:
+    """60 runs that follow a law, in the range of Hoffmann et al. (2022)."""
     rng = np.random.default_rng(0)
     N, D = np.exp(rng.uniform(np.log([5e7, 5e9]), np.log([1.6e10, 5e11]), (60, 2))).T
-    return N, D, law.loss(N, D) * np.exp(noise * rng.normal(size=60))
+    return as_results(N, D, law.loss(N, D) * np.exp(noise * rng.normal(size=60)))
 
 
-def family_runs(noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """N, D and L of 20 runs of the sizes of the family, by a law like the one that was found for them."""
+def family_runs(noise: float, seed: int = 0) -> list[Result]:
+    """20 runs of the sizes of the family, by a law like the one that was found for them."""
     law, rng = Law(E=0.87, A=170, B=131, alpha=0.585, beta=0.413), np.random.default_rng(seed)
     sizes = (27_808, 60_144, 104_768, 230_880, 406_144)
     N, D = np.array([(N, D) for D in (196_608, 393_216, 786_432, 1_572_864) for N in sizes], dtype=float).T
-    return N, D, law.loss(N, D) * np.exp(noise * rng.normal(size=20))
+    return as_results(N, D, law.loss(N, D) * np.exp(noise * rng.normal(size=20)))
 
 
 def test_the_fit_gives_back_published_constants():
-    law = fit_law(*runs_of(PUBLISHED))
+    law = fit_law(runs_of(PUBLISHED))
     for name, value in vars(PUBLISHED).items():
         assert getattr(law, name) == pytest.approx(value, rel=1e-4)
 
 
 @pytest.mark.parametrize("runs", [runs_of(PUBLISHED, 0.003), family_runs(0.005)], ids=["published", "family"])
 def test_every_start_of_a_fit_ends_in_the_same_law(runs):
-    alphas = [fit_law(*runs, starts=[start]).alpha for start in scaling.STARTS]
+    alphas = [fit_law(runs, starts=[start]).alpha for start in scaling.STARTS]
     assert alphas == pytest.approx(alphas[:1] * 8, rel=1e-2)
+
+
+@pytest.mark.parametrize("starts", [[[1.2], [-1.2]], [[-1.2], [1.2]]])
+def test_a_fit_ends_in_the_lowest_of_several_minima(starts):
+    """Here, one minimum near 1, and a lower one near -1."""
+    curve, below = lambda x: (x**2 - 1) ** 2 + 0.3 * x, torch.tensor([-1.0], dtype=torch.float64)
+    assert scaling.minimize(curve, below, starts[:1]).item() == pytest.approx(starts[0][0], abs=0.3)
+    assert scaling.minimize(curve, below, starts).item() == pytest.approx(-1.036, abs=1e-3)
 
 
 KAPLAN = {"N_c": 8.8e13, "D_c": 5.4e13, "a": 0.076, "b": 0.095}
@@ -51,44 +64,45 @@ KAPLAN = {"N_c": 8.8e13, "D_c": 5.4e13, "a": 0.076, "b": 0.095}
 
 def test_laws_without_an_irreducible_loss_give_back_their_own_runs():
     """Those of Kaplan et al. (2020), and a plane in logarithms: each is exact on its own runs only."""
-    N, D, _ = runs_of(PUBLISHED)
+    runs = runs_of(PUBLISHED)
+    N, D = scaling.column(runs, "N"), scaling.column(runs, "D")
     joint = ((KAPLAN["N_c"] / N) ** (KAPLAN["a"] / KAPLAN["b"]) + KAPLAN["D_c"] / D) ** KAPLAN["b"]
     plane = 20 * N**-0.05 * D**-0.08
-    for name, L, other in (("((N_c / N)^(a/b) + D_c / D)^b", joint, plane), ("k / (N^a D^b)", plane, joint)):
-        assert scaling.fit_kaplan(N, D, L)[name](N, D) == pytest.approx(L, rel=1e-4)
-        assert np.abs(scaling.fit_kaplan(N, D, other)[name](N, D) / other - 1).max() > 1e-3
+    for fit, L, other in ((scaling.fit_kaplan, joint, plane), (scaling.fit_power_law, plane, joint)):
+        assert fit(as_results(N, D, L)).loss(N, D) == pytest.approx(L, rel=1e-4)
+        assert np.abs(fit(as_results(N, D, other)).loss(N, D) / other - 1).max() > 1e-3
 
 
 def test_laws_are_compared_on_the_runs_that_they_have_not_seen(capsys):
     """Where a loss cannot be lowered, a law without it predicts too much of an improvement."""
-    N, D, L = family_runs(0.0)
-    results = [{"N": n, "D": d, "val": loss} for n, d, loss in zip(N, D, L, strict=True)]
+    results = family_runs(0.0)
     scaling.compare_laws(results)
     _, header, *rows = capsys.readouterr().out.strip().splitlines()
     assert "these 12 runs  the other 8  the largest" in header
     plane, joint, chinchilla = ([float(cell[:-1]) for cell in row.split()[-3:]] for row in rows)
     assert chinchilla == [0, 0, 0] and min(plane[1], joint[1]) > 0.5
     smaller = scaling.smaller_runs(results)
-    law = scaling.fit_kaplan(*scaling.columns(smaller))["k / (N^a D^b)"]
-    others = [r for r in results if r["N"] == 406_144 or r["D"] == 1_572_864]
+    law = scaling.fit_power_law(smaller)
+    others = [r for r in results if r.N == 406_144 or r.D == 1_572_864]
     assert len(smaller) == 12 and len(others) == 8
-    errors = [abs(law(r["N"], r["D"]) / r["val"] - 1) for r in others]
+    errors = [abs(law.loss(r.N, r.D) / r.loss - 1) for r in others]
     assert plane[1] == pytest.approx(100 * np.mean(errors), abs=0.01)
 
 
 def test_one_bad_run_counts_little():
     """Huber's loss: squares would move the law further from the one that all other runs follow."""
-    N, D, L = runs_of(PUBLISHED)
-    L[0] *= 1.5
-    assert fit_law(N, D, L).loss(N, D)[1:] == pytest.approx(L[1:], rel=2e-3)
+    bad, *others = runs_of(PUBLISHED)
+    bad.loss *= 1.5
+    law = fit_law([bad, *others])
+    assert [law.loss(r.N, r.D) for r in others] == pytest.approx([r.loss for r in others], rel=2e-3)
 
 
 def test_residuals_are_as_large_as_the_noise():
     """On average: those of a fit of five constants would be too small, here by a fifth, if they were not scaled."""
     squares = []
     for seed in range(10):
-        runs = [values[:12] for values in family_runs(0.005, seed)]
-        squares += [*np.log(scaling.residuals(fit_law(*runs, scaling.STARTS[:1]), *runs)) ** 2]
+        runs = family_runs(0.005, seed)[:12]
+        squares += [*np.log(scaling.residuals(fit_law(runs, scaling.STARTS[:1]), runs)) ** 2]
     assert math.sqrt(np.mean(squares)) == pytest.approx(0.005, rel=0.15)
 
 
@@ -96,11 +110,23 @@ def test_intervals_contain_the_truth_and_are_wider_with_noise():
     widths = []
     for noise in (0.001, 0.01):
         runs = runs_of(PUBLISHED, noise)
-        laws = scaling.bootstrap(fit_law(*runs), *runs, seed=0, n=20)
+        laws = scaling.bootstrap(fit_law(runs), runs, seed=0, n=20)
         low, high = np.quantile([law.alpha for law in laws], scaling.TAILS)
         assert low - 0.02 < PUBLISHED.alpha < high + 0.02
         widths.append(high - low)
     assert widths[1] > 2 * widths[0]
+
+
+def test_simulated_runs_are_on_the_law_times_residuals_of_the_real_runs(monkeypatch):
+    law, runs, fitted = PUBLISHED, family_runs(0.005), []
+    monkeypatch.setattr(scaling, "fit_law", lambda results, starts: fitted.append(results))
+    scaling.bootstrap(law, runs, seed=0, n=3)
+    known = sorted(scaling.residuals(law, runs))
+    for simulated in fitted:
+        assert [(r.N, r.D) for r in simulated] == [(r.N, r.D) for r in runs]
+        for factor in [r.loss / law.loss(r.N, r.D) for r in simulated]:
+            assert min(abs(factor - other) for other in known) < 1e-9
+    assert len(fitted) == 3 and len({simulated[0].loss for simulated in fitted}) > 1
 
 
 def test_the_prediction_interval_contains_most_runs(monkeypatch):
@@ -108,14 +134,21 @@ def test_the_prediction_interval_contains_most_runs(monkeypatch):
     bootstrap = scaling.bootstrap
     monkeypatch.setattr(scaling, "STARTS", scaling.STARTS[:1])
     monkeypatch.setattr(scaling, "bootstrap", lambda *options: bootstrap(*options, n=4))
-    N, D, L = family_runs(0.005)
-    runs = [{"N": n, "D": d, "val": loss} for n, d, loss in zip(N, D, L, strict=True)]
+    runs = family_runs(0.005)
     inside = 0
     for i in range(15, 20):
-        predicted, low, high = scaling.predict(runs[:i] + runs[i + 1 :], N[i], D[i], seed=0)
-        assert low < predicted < high and predicted == pytest.approx(L[i], rel=0.03)
-        inside += low < L[i] < high
+        loss, found = runs[i].loss, scaling.predict(runs[:i] + runs[i + 1 :], runs[i].N, runs[i].D, seed=0)
+        assert found.low < found.loss < found.high and found.loss == pytest.approx(loss, rel=0.03)
+        inside += found.low < loss < found.high
     assert inside >= 4
+
+
+def test_a_measured_loss_is_inside_of_the_interval_or_outside(capsys):
+    for loss, expected in ((1.9, "-5.00%"), (1.95, "-2.50%"), (2.05, "+2.50%"), (2.1, "+5.00%")):
+        scaling.print_measured(loss, Prediction(loss=2.0, low=1.94, high=2.06))
+        place = "inside" if 1.94 < loss < 2.06 else "outside"
+        line = f"measured: {loss:.4f}, {expected} from the prediction, {place} the interval"
+        assert capsys.readouterr().out.strip() == line
 
 
 def test_the_optimum_is_that_of_a_search():
@@ -127,13 +160,16 @@ def test_the_optimum_is_that_of_a_search():
     assert PUBLISHED.optimum(1e22)[0] / PUBLISHED.optimum(1e21)[0] == pytest.approx(10**PUBLISHED.N_power)
 
 
+def n_params(vocab_size: int, width: int, n_layer: int) -> int:
+    shape = {"n_layer": n_layer, "n_head": scaling.N_HEAD, "block_size": scaling.BLOCK_SIZE}
+    return GPT(GPTConfig(vocab_size, n_embd=width, **shape)).num_params(non_embedding=True)
+
+
 def test_the_family_has_sizes_and_budgets_that_double():
-    models = [GPT(GPTConfig(96, n_embd=width, **scaling.SHAPE)) for width in scaling.WIDTHS]
-    sizes = [model.num_params(non_embedding=True) for model in models]
+    sizes = [n_params(96, width, scaling.N_LAYER) for width in scaling.WIDTHS]
     assert all(1.6 < larger / size < 2.4 for size, larger in pairwise(sizes))
     for n_layer, width in scaling.OTHER_SHAPES:
-        other = GPT(GPTConfig(96, n_embd=width, **scaling.SHAPE | {"n_layer": n_layer}))
-        assert other.num_params(non_embedding=True) == pytest.approx(sizes[2], rel=0.06)
+        assert n_params(96, width, n_layer) == pytest.approx(sizes[2], rel=0.06)
     assert all(larger == 2 * budget for budget, larger in pairwise(scaling.STEPS))
     for width, max_iters in ((32, 192), (128, 1536)):
         recipe = make_recipe(width, max_iters)
@@ -147,7 +183,8 @@ def small(monkeypatch):
     """Three tiny sizes and three short budgets, and a text that is long enough."""
     monkeypatch.setattr(scaling, "WIDTHS", (8, 12, 16))
     monkeypatch.setattr(scaling, "STEPS", (4, 8, 16))
-    monkeypatch.setattr(scaling, "SHAPE", {"n_layer": 1, "n_head": 2, "block_size": 16})
+    monkeypatch.setattr(scaling, "N_LAYER", 1)
+    monkeypatch.setattr(scaling, "BLOCK_SIZE", 16)
     monkeypatch.setattr(scaling, "BATCH_SIZE", 4)
     monkeypatch.setattr(scaling, "EVAL_TOKENS", 500)
     monkeypatch.setattr(scaling, "STARTS", scaling.STARTS[:1])
@@ -167,14 +204,15 @@ def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch
 
     monkeypatch.setattr(scaling, "read_windows", remember)
     monkeypatch.setattr(optim.Optimizer, "step", lambda self: rates.append(self.param_groups[0]["lr"]) or step(self))
-    run = 16, make_recipe(16, 32), 0, dataset, worker
-    found = scaling.train_once(*run)
-    assert len(seen) == len(set(seen)) == found["D"] == 32 * 64
+    plan, setup = Plan(width=16, n_layer=1, max_iters=32), Setup(dataset, worker, seed=0, path=Path("runs.json"))
+    found = scaling.train_once(plan, setup)
+    assert len(seen) == len(set(seen)) == found.D == 32 * 64
     assert len(rates) == 32 and rates[0] == max(rates) and rates[-1] < 0.05 * max(rates)
-    assert found["N"] == 12 * 16 * 16 + 16 * dataset.vocab_size + 3 * 16  # matrices, output layer, norms
-    assert found["val"] < math.log(dataset.vocab_size) and scaling.train_once(*run)["val"] == found["val"]
+    parameters = 12 * 16 * 16 + 16 * dataset.vocab_size + 3 * 16  # matrices, output layer, norms
+    assert parameters == found.N
+    assert found.loss < math.log(dataset.vocab_size) and scaling.train_once(plan, setup).loss == found.loss
     shuffled = replace(dataset, val=dataset.val[np.random.default_rng(0).permutation(len(dataset.val))])
-    assert scaling.train_once(*run[:3], shuffled, worker)["val"] > found["val"] + 0.2  # on the validation split
+    assert scaling.train_once(plan, replace(setup, data=shuffled)).loss > found.loss + 0.2  # on the validation split
 
 
 def test_tokens_are_seen_again_and_other_shapes_have_about_as_many_parameters(small, call, monkeypatch):
@@ -192,8 +230,7 @@ def test_tokens_are_seen_again_and_other_shapes_have_about_as_many_parameters(sm
     assert rows[1][2] == f"{again[0]['val']:.4f}" and rows[0][2] == rows[0][3] != rows[1][3]
     shapes = [line.split() for line in out.split("layers x width")[1].splitlines()[1:3]]
     assert [row[:3] for row in shapes] == [["1", "x", "12"], ["2", "x", "8"]]
-    model = GPT(GPTConfig(prepare_data.load("long").vocab_size, n_embd=8, **scaling.SHAPE | {"n_layer": 2}))
-    assert shapes[1][3] == f"{model.num_params(non_embedding=True):,}"
+    assert shapes[1][3] == f"{n_params(prepare_data.load('long').vocab_size, 8, 2):,}"
     once, twice, four_times = (np.concatenate(seen[i : i + 32]) for i in (-128, -96, -64))
     counts = [np.unique(starts, return_counts=True)[1] for starts in (twice, four_times)]
     assert [set(n) for n in counts] == [{2}, {4}] and set(np.unique(once, return_counts=True)[1]) == {1}
@@ -210,8 +247,9 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
     assert figures["measured"] == f"{results[-1]['val']:.4f}" and f"val loss {figures['measured']}" in rows[-1]
     first = next(i for i, line in enumerate(lines) if line.startswith("predicted for the largest run: "))
     assert lines[first + 3] == rows[-1] and lines[first].split()[5] == figures["predicted"]
-    smaller = [results[i] for i in (0, 1, 3, 4)]  # without the largest of three sizes and of three budgets
-    predicted = fit_law(*scaling.columns(smaller)).loss(results[-1]["N"], results[-1]["D"])
+    fitted = [Result(r["N"], r["D"], r["val"]) for r in results]
+    smaller = [fitted[i] for i in (0, 1, 3, 4)]  # without the largest of three sizes and of three budgets
+    predicted = fit_law(smaller).loss(results[-1]["N"], results[-1]["D"])
     assert figures["predicted"] == f"{predicted:.4f}"
     assert lines[first + 1].endswith(f"4 runs with smaller N and D, whose lowest loss is {results[4]['val']:.4f};")
     without_law = results[5]["val"] + results[7]["val"] - results[4]["val"]
@@ -219,7 +257,7 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
     low, high = map(float, re.search(r"interval ([\d.]+) to ([\d.]+)", lines[first]).groups())
     error, place = results[-1]["val"] / predicted - 1, "in" if low <= results[-1]["val"] <= high else "out"
     assert f"measured: {figures['measured']}, {error:+.2%} from the prediction, {place}side the interval" in out
-    law = fit_law(*scaling.columns(results))
+    law = fit_law(fitted)
     row = next(line for line in lines if line.startswith("alpha ")).split()
     assert [row[1], row[-1]] == [f"{law.alpha:.4g}", "0.348"] and figures["beta"] == f"{law.beta:.4f}"
     N, D = law.optimum(2 * 6 * results[-1]["N"] * results[-1]["D"])  # of the table's last row: best, N / 4, 4 N
@@ -245,8 +283,8 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
 
 def test_the_plot_is_drawn():
     sizes = [(N, D) for D in (2e5, 4e5, 8e5) for N in (3e4, 6e4, 1e5)]
-    results = [{"N": int(N), "D": int(D), "val": PUBLISHED.loss(N, D)} for N, D in sizes]
-    plots.scaling(results, PUBLISHED, (9.0, 8.9, 9.2), 3, Path("scaling.png"))
+    results = [Result(N=int(N), D=int(D), loss=PUBLISHED.loss(N, D)) for N, D in sizes]
+    plots.scaling(results, PUBLISHED, Prediction(loss=9.0, low=8.9, high=9.2), 3, Path("scaling.png"))
     assert Path("scaling.png").read_bytes().startswith(b"\x89PNG")
 
 

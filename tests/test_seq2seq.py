@@ -9,7 +9,7 @@ from conftest import result
 
 import seq2seq
 from model import GPTConfig
-from seq2seq import CHARACTERS, END, FORMATS, ORIGINAL, PAD, Transformer, encode, make_batch, search
+from seq2seq import CHARACTERS, END, FORMATS, ORIGINAL, PAD, Example, Transformer, make_batch, search, tokenize
 
 
 def make(attention: bool = True, V: int = len(CHARACTERS), **sizes) -> Transformer:
@@ -39,23 +39,24 @@ def test_ten_formats_say_the_same_day():
 def test_days_of_the_test_split_are_never_trained():
     assert len(seq2seq.DAYS) == 36_525 == len(set().union(*seq2seq.SPLITS.values()))
     for split, days in seq2seq.SPLITS.items():
-        drawn = {target for _, target in seq2seq.draw_examples("dates", split, 3000, random.Random(0))}
+        drawn = {example.target for example in seq2seq.draw_examples("dates", split, 3000, random.Random(0))}
         assert drawn <= {day.isoformat() for day in days} and len(drawn) > 900
 
 
 def test_strings_are_reversed():
     examples = seq2seq.draw_examples("reverse", "train", 400, random.Random(0))
-    assert all(target == source[::-1] for source, target in examples)
-    assert {len(source) for source, _ in examples} == set(range(1, 17))
-    assert {len(source) for source, _ in seq2seq.draw_examples("reverse", "test", 50, random.Random(0), 20)} == {20}
+    assert all(example.target == example.source[::-1] for example in examples)
+    assert {len(example.source) for example in examples} == set(range(1, 17))
+    long = seq2seq.draw_examples("reverse", "test", 50, random.Random(0), 20)
+    assert {len(example.source) for example in long} == {20}
 
 
 def test_a_batch_is_shifted_and_padded():
-    source, inputs, targets = make_batch([("abc", "12"), ("d", "345")])
+    batch = make_batch([Example("abc", "12"), Example("d", "345")])
     a, one = CHARACTERS.index("a"), CHARACTERS.index("1")
-    assert source.tolist() == [[a, a + 1, a + 2], [a + 3, PAD, PAD]]
-    assert inputs.tolist() == [[END, one, one + 1, END], [END, one + 2, one + 3, one + 4]]  # the last END: no target
-    assert targets.tolist() == [[one, one + 1, END, -1], [one + 2, one + 3, one + 4, END]]
+    assert batch.source.tolist() == [[a, a + 1, a + 2], [a + 3, PAD, PAD]]
+    assert batch.idx.tolist() == [[END, one, one + 1, END], [END, one + 2, one + 3, one + 4]]  # the last END: no target
+    assert batch.targets.tolist() == [[one, one + 1, END, -1], [one + 2, one + 3, one + 4, END]]
 
 
 def test_guessing_loss_is_the_entropy_of_the_targets(monkeypatch):
@@ -102,13 +103,13 @@ def test_padding_changes_nothing():
 
 def test_the_decoder_is_causal_and_the_encoder_sees_both_sides_in_order():
     model, source, idx = make(), tokens(2, 6), tokens(2, 5)
-    memory, mask = model.encode(source)
+    memory = model.encode(source)
     changed, last = idx.clone(), source.clone()
     changed[:, 2], last[:, -1] = PAD, END
-    before, after = model.decode(idx, memory, mask), model.decode(changed, memory, mask)
+    before, after = model.decode(idx, memory, source), model.decode(changed, memory, source)
     same = [torch.allclose(before[:, t], after[:, t], atol=1e-4) for t in range(5)]
     assert same == [True, True, False, False, False]
-    assert not torch.allclose(model.encode(last)[0][:, 0], memory[:, 0], atol=1e-3)
+    assert not torch.allclose(model.encode(last)[:, 0], memory[:, 0], atol=1e-3)
     assert not torch.allclose(model(source.flip(1), idx), before, atol=1e-3)  # positions count
 
 
@@ -175,18 +176,47 @@ def test_the_rows_of_a_batch_are_searched_independently():
     assert [search(model, source[b : b + 1], width=3)[0][0] for b in range(4)] == together
 
 
+def test_the_first_of_four_beams_is_the_answer(monkeypatch, capsys):
+    """Here, greedy decoding finds neither target, and beam search has the first as its first beam, the second not."""
+
+    def search(model, source, width=1):
+        beams = [["12", "x", "y", "z"], ["x", "34", "y", "z"]]
+        return [found[:width] if width == 4 else ["greedy"] for found in beams], torch.zeros(2, width)
+
+    monkeypatch.setattr(seq2seq, "search", search)
+    model, examples = make(), [Example("a", "12"), Example("b", "34")]
+    measured = seq2seq.measure(model, examples)
+    assert (measured.exact_match, measured.beam) == (0, 0.5)
+    assert measured.loss == pytest.approx(seq2seq.teacher_forcing_loss(model, examples, "sum").item() / 2)
+    seq2seq.print_answers(model, examples)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:4] == ["    a -> 12", "    b -> x  (correct: 34)"]
+    assert [line.split()[1] for line in lines[5:]] == ["x", "34", "y", "z"]
+
+
+def test_training_draws_no_example_of_the_test_split(monkeypatch):
+    draw, splits = seq2seq.draw_examples, []
+    note = lambda task, split, *more: splits.append(split) or draw(task, split, *more)
+    monkeypatch.setattr(seq2seq, "draw_examples", note)
+    monkeypatch.setattr(seq2seq, "BATCH_SIZE", 8)
+    monkeypatch.setattr(seq2seq, "exact_match", lambda model, examples: 0.0)
+    seq2seq.train(make(), "dates", 3, seed=0)
+    assert splits == ["val", "train", "train", "train"]
+
+
 def test_it_learns_to_reverse_and_to_measure_it(monkeypatch):
     monkeypatch.setattr(seq2seq, "MAX_LETTERS", 3)
     monkeypatch.setattr(seq2seq, "BATCH_SIZE", 64)
     model = Transformer(GPTConfig(len(CHARACTERS), block_size=64, n_layer=1, n_head=2, n_embd=32, **ORIGINAL))
     examples = seq2seq.draw_examples("reverse", "test", 300, random.Random(1))
-    before = seq2seq.loss_of(model, examples).item()
+    before = seq2seq.teacher_forcing_loss(model, examples).item()
     seq2seq.train(model, "reverse", 300, seed=0)
-    found = [search(model, encode([source]))[0][0][0] == target for source, target in examples[:50]]
+    found = [search(model, tokenize([each.source]))[0][0][0] == each.target for each in examples[:50]]
     assert seq2seq.exact_match(model, examples[:50]) == sum(found) / 50
     assert seq2seq.exact_match(model, examples) > 0.9
-    total, n_tokens = seq2seq.loss_of(model, examples, "sum").item(), sum(len(target) + 1 for _, target in examples)
-    after = seq2seq.loss_of(model, examples).item()
+    total = seq2seq.teacher_forcing_loss(model, examples, "sum").item()
+    n_tokens = sum(len(example.target) + 1 for example in examples)
+    after = seq2seq.teacher_forcing_loss(model, examples).item()
     assert after == pytest.approx(total / n_tokens, rel=1e-4) and after < before / 4
 
 
@@ -199,9 +229,9 @@ def test_one_vector_is_all_that_the_decoder_knows_of_a_source():
     logits = model(source, idx)
     assert torch.allclose(model(more, idx), logits, atol=1e-6)
     assert torch.allclose(model(source[1:2, :4], idx[1:2]), logits[1:2], atol=1e-6)
-    vector, _ = model.encode(source)
-    assert vector.shape == (3, 40) and torch.allclose(model.decode(idx[:, :2], vector, None), logits[:, :2], atol=1e-6)
-    assert not torch.allclose(model.decode(idx, vector.flip(0), None), logits, atol=1e-3)
+    vector = model.encode(source)
+    assert vector.shape == (3, 40) and torch.allclose(model.decode(idx[:, :2], vector), logits[:, :2], atol=1e-6)
+    assert not torch.allclose(model.decode(idx, vector.flip(0)), logits, atol=1e-3)
     sizes = [sum(p.numel() for p in m.parameters()) for m in (model, make())]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.1)
 
