@@ -9,12 +9,14 @@ and keeps what it needs of the past in a state:
     output_t, state_t = step(input_t, state_(t-1))
 
 The cells differ in step(). The first three are not linear in the state, so their steps have to run
-one after the other. The others are linear in it. So they have a second, parallel form, which
+one after the other. The others are linear in it: a step multiplies the state and adds to it, so that
+many steps can be multiplied out to one sum over their inputs. This is a second, parallel form, which
 computes many steps of a training text at once; a generated token still costs only one step. All
-share a limitation: a state of fixed size has to hold everything. Attention, in model.py, keeps all
-tokens instead.
+share a limitation: a state of fixed size has to hold everything. Attention, in attention.py, keeps
+all tokens instead.
 
-Shapes: B rows, T tokens, V tokens in the vocabulary, C inputs and H outputs of a cell.
+Shapes: B rows, T tokens, V tokens in the vocabulary, C inputs and H outputs of a cell. Linear cells
+have nh heads, with keys of N numbers and values of P numbers. LTI has N states per output instead.
 """
 
 import math
@@ -23,12 +25,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-# Each linear cell has 8 heads. A head has its own state, and computes H / 8 of the outputs
-HEADS = 8
-# How many tokens LinearCell.forward() computes at once
-CHUNK = 32
-
 
 # ----------------------------------------------------------------------------- cells that run step by step
 
@@ -39,17 +35,18 @@ class StepByStep:
         step       one token, by the formula: x (B, C), state (n_states, B, H) -> output (B, H), new state
         forward    all tokens, by PyTorch's fast loop: x (B, T, C), state -> outputs (B, T, H), last state
 
-    PyTorch's names: W and b are weight_ih_l0 and bias_ih_l0, "input to hidden"; U and b' are
-    weight_hh_l0 and bias_hh_l0, "hidden to hidden". If a cell has gates, their matrices are stacked,
-    so that one matmul computes all gates."""
+    Each formula contains W x + b, from the input, and U h + b', from the state. PyTorch calls W and b
+    weight_ih_l0 and bias_ih_l0, "input to hidden", and U and b' weight_hh_l0 and bias_hh_l0, "hidden to
+    hidden". If a cell has gates, their matrices are stacked, so that one matmul computes all gates."""
 
     n_states = 1
 
     def __init__(self, C: int, H: int):
-        super().__init__(C, H, batch_first=True)  # calls the __init__ of PyTorch's layer
+        super().__init__(C, H, batch_first=True)  # the __init__ of the next base class, such as nn.RNN
 
     def start(self, B: int) -> torch.Tensor:
-        """The state before the first token: zeros."""
+        """The state before the first token: zeros (n_states, B, H)."""
+        # new_zeros: with the dtype, and on the device, of the weights
         return self.weight_hh_l0.new_zeros(self.n_states, B, self.hidden_size)
 
     def from_input(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +70,7 @@ class Elman(StepByStep, nn.RNN):
         Wx = self.from_input(x)
         Uh = self.from_state(h)
         h = torch.tanh(Wx + Uh)
-        return h, h[None]
+        return h, h[None]  # the state: (1, B, H)
 
 
 class GRU(StepByStep, nn.GRU):
@@ -98,7 +95,7 @@ class GRU(StepByStep, nn.GRU):
         z = torch.sigmoid(Wx_z + Uh_z)
         n = torch.tanh(Wx_n + r * Uh_n)
         h = (1 - z) * n + z * h
-        return h, h[None]
+        return h, h[None]  # the state: (1, B, H)
 
 
 class LSTM(StepByStep, nn.LSTM):
@@ -111,9 +108,9 @@ class LSTM(StepByStep, nn.LSTM):
         c_t = f_t * c_(t-1) + i_t * g_t                        cell state
         h_t = o_t * tanh(c_t)
 
-    The state is h and c, (2, B, H). The gradient goes back from c_t to c_(t-1) times f_t, so the forget
-    bias starts at 1: sigmoid(1) is 0.73. With f = sigmoid(0) = 0.5, half of the cell state and half of
-    its gradient would be lost at every step (Jozefowicz et al. 2015)."""
+    The state is h and c, (2, B, H). The gradient is multiplied by f_t on its way from c_t to c_(t-1), so
+    the forget bias starts at 1: sigmoid(1) is 0.73. With f = sigmoid(0) = 0.5, half of the cell state and
+    half of its gradient would be lost at every step (Jozefowicz et al. 2015)."""
 
     n_states = 2
 
@@ -133,8 +130,8 @@ class LSTM(StepByStep, nn.LSTM):
 
     def __init__(self, C: int, H: int):
         super().__init__(C, H)
-        with torch.no_grad():
-            self.bias_ih_l0[H : 2 * H] = 1.0
+        forget_bias = self.bias_ih_l0[H : 2 * H]  # the biases of i, f, g and o are stacked
+        nn.init.ones_(forget_bias)
 
     def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
         # PyTorch's LSTM keeps h and c, (1, B, H) each, in a pair
@@ -144,6 +141,11 @@ class LSTM(StepByStep, nn.LSTM):
 
 
 # ----------------------------------------------------------------------------- cells that are linear in the state
+
+# Each LinearCell has 8 heads. A head has its own state, and computes H / 8 of the outputs
+HEADS = 8
+# How many tokens LinearCell.forward() computes at once. LTI.forward() computes all of them at once
+CHUNK = 32
 
 
 @dataclass
@@ -168,10 +170,12 @@ class LinearCell(nn.Module):
         S_t = a_t S_(t-1) + k_t v_t^T     keep the fraction a_t; store the value v_t under the key k_t
         y_t = S_t^T q_t                   read the values under keys that are similar to the query q_t
 
-    If only one pair is stored, S = k v^T, then S^T q = (k . q) v: the value, times how similar the
-    query is to the key. A subclass defines, with W times the normalized input but never with the
-    state: parts(), which computes q, k, v and log a; and output(), which makes the output (B, T, H)
-    of all y."""
+    If only one pair is stored, S = k v^T. Then S^T q = (k . q) v: the value, times how similar the query
+    is to the key.
+
+    A subclass sets the layer W, and state_shape (nh, N, P). Its parts() computes q, k, v and log a from
+    W times the normalized input, never from the state. Its output() makes the output (B, T, H) from
+    all y, and may use W times the normalized input once more."""
 
     def start(self, B: int) -> torch.Tensor:
         """The state before the first token: zeros (B, nh, N, P)."""
@@ -185,7 +189,7 @@ class LinearCell(nn.Module):
         """The recurrent form, to generate: x (B, C) -> the output (B, H) and the new state."""
         projected = self.project(x[:, None])  # T = 1
         parts = self.parts(projected)
-        q = parts.q  # k, q and v are rows: (B, nh, 1, N or P)
+        q = parts.q  # q, k and v are rows, (B, nh, 1, N or P), so S^T q becomes q S
         k = parts.k
         v = parts.v
         a = parts.log_a.exp()[..., None]  # (B, nh, 1, 1)
@@ -207,23 +211,27 @@ class LinearAttention(LinearCell):
     """Attention without the exponential (Katharopoulos et al. 2020): a weighted average of all values
     so far,
 
-        output_t = sum over s <= t of w_s v_s / sum over s <= t of w_s
-        w_s = phi(q_t) . phi(k_s),  phi(x) = elu(x) + 1 > 0        attention: w_s = exp(q_t . k_s)
+        output_t = (sum over s <= t of w_s v_s) / (sum over s <= t of w_s)
+        w_s = exp(q_t . k_s)             in attention
+        w_s = phi(q_t) . phi(k_s)        here
+        phi(x) = elu(x) + 1 > 0
 
-    As w_s is a dot product, the sum of all phi(k_s) v_s^T is all that has to be kept: the state. One
-    more value, which is 1 for all s, adds up the w_s. Nothing decays: a_t = 1."""
+    As w_s is a dot product, the sum of w_s v_s is S^T phi(q_t), where the state S is the sum of all
+    phi(k_s) v_s^T. Each v_s gets a last entry, 1. So the last entry of y_t is the sum of w_s, the
+    denominator. Nothing decays: a_t = 1."""
 
     def __init__(self, C: int, H: int):
         super().__init__()
         self.W = nn.Linear(C, 3 * H)
-        P = H // HEADS
-        self.state_shape = (HEADS, P, P + 1)
+        head_size = H // HEADS
+        self.state_shape = (HEADS, head_size, head_size + 1)  # N and P
 
     def parts(self, projected: torch.Tensor) -> Parts:
         qkv = projected.unflatten(2, (3, HEADS, -1))  # (B, T, 3, nh, H / nh)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, nh, T, H / nh) each
+        qkv = qkv.transpose(1, 3)  # (B, nh, 3, T, H / nh)
+        q, k, v = qkv.unbind(2)  # (B, nh, T, H / nh) each
         q = F.elu(q) + 1  # phi(q_t)
-        k = F.elu(k) + 1
+        k = F.elu(k) + 1  # phi(k_s)
         one = torch.ones_like(v[..., :1])
         v = torch.cat((v, one), dim=-1)  # (B, nh, T, H / nh + 1)
         log_a = torch.zeros_like(v[..., 0])  # (B, nh, T)
@@ -233,7 +241,7 @@ class LinearAttention(LinearCell):
         weighted_sum = y[..., :-1]
         sum_of_weights = y[..., -1:]
         average = weighted_sum / sum_of_weights.clamp(min=1e-6)  # (B, nh, T, H / nh)
-        return average.transpose(1, 2).flatten(2)
+        return average.transpose(1, 2).flatten(2)  # the heads side by side (B, T, H)
 
 
 class SSM(LinearCell):
@@ -244,10 +252,11 @@ class SSM(LinearCell):
         y_t = S_t^T c_t + D u_t                            D u_t skips the state
         output_t = y_t * silu(z_t)                         a gate
 
-    So the key is b_t, the value d_t u_t, the query c_t, and the decay exp(-d_t A). The step size d_t
-    (Delta in the papers), b_t and c_t depend on the input: the model selects what to store and what to
-    forget. Left out: Mamba's convolution over the last four tokens, and the norm and projection of the
-    output."""
+    u_t is the input of the state space model, z_t opens or closes the gate of its output. Both are parts
+    of W times the normalized input, as are b_t, c_t and d_t. The key is b_t, the value d_t u_t, the query
+    c_t, and the decay exp(-d_t A). As the step size d_t (Delta in the papers), b_t and c_t depend on the
+    token, the model selects what to store and what to forget. Left out: Mamba's convolution over the
+    last four tokens, and the norm and projection of the output."""
 
     N = 32  # size of b and c, which all heads share
 
@@ -255,15 +264,22 @@ class SSM(LinearCell):
         super().__init__()
         self.sizes = (H, H, self.N, self.N, HEADS)  # z, u, b, c and d
         self.W = nn.Linear(C, sum(self.sizes))
-        # From heads with a long memory, where A is small, to heads with a short one
+        # From a long memory to a short one. At first, d is about softplus(0) = 0.7: so the first head
+        # keeps exp(-0.7 * 0.1) = 93 % of its state per step, the last one exp(-0.7 * 4) = 6 %
         log_A = torch.linspace(math.log(0.1), math.log(4), HEADS)
         self.log_A = nn.Parameter(log_A)
         self.D = nn.Parameter(torch.ones(HEADS))
         self.state_shape = (HEADS, self.N, H // HEADS)
 
+    def split(self, projected: torch.Tensor) -> tuple:
+        """z (B, T, H), u (B, T, nh, P), b and c (B, T, N), d before softplus (B, T, nh)."""
+        z, u, b, c, d = projected.split(self.sizes, dim=2)
+        u = u.unflatten(2, (HEADS, -1))
+        return z, u, b, c, d
+
     def parts(self, projected: torch.Tensor) -> Parts:
-        _, u, b, c, d = projected.split(self.sizes, dim=2)
-        u = u.unflatten(2, (HEADS, -1)).transpose(1, 2)  # (B, nh, T, P)
+        _, u, b, c, d = self.split(projected)
+        u = u.transpose(1, 2)  # (B, nh, T, P)
         d = F.softplus(d).transpose(1, 2)  # (B, nh, T)
         A = self.log_A.exp()[:, None]  # (nh, 1)
         q = c[:, None]  # (B, 1, T, N)
@@ -273,36 +289,38 @@ class SSM(LinearCell):
         return Parts(q, k, v, log_a)
 
     def output(self, y: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-        z, u, *_ = projected.split(self.sizes, dim=2)
-        u = u.unflatten(2, (HEADS, -1))  # (B, T, nh, P)
-        skipped = self.D[:, None] * u
+        z, u, *_ = self.split(projected)
+        skipped = self.D[:, None] * u  # (B, T, nh, P)
         y = y.transpose(1, 2) + skipped
         return y.flatten(2) * F.silu(z)
 
 
 class LTI(nn.Module):
-    """A linear time-invariant state space model (S4 with real, diagonal A; Gu et al. 2022). In each of
-    H channels, an input u and N states h that decay at the rates A follow a differential equation:
+    """A linear time-invariant state space model: the weights of its recurrence are the same for all
+    tokens, so all are stored alike (in SSM, d depends on the token). It is S4 (Gu et al. 2022) with a
+    real, diagonal matrix A: each number of the state decays on its own. In each of H channels, the input
+    u drives N states h, whose rates of decay are the N numbers A:
 
         h' = -A h + u
         y = c . h + D u
 
-    If u is constant during each time step d (zero-order hold), its exact solution is
+    If u is constant during each time step d (zero-order hold), h approaches u / A, and the distance
+    between them shrinks by exp(-d A): h_t - u_t / A = exp(-d A) (h_(t-1) - u_t / A). So
 
         h_t = a h_(t-1) + b u_t        a = exp(-d A),  b = (1 - a) / A, about d if d A is small
         y_t = c . h_t + D u_t
         output_t = y_t * silu(z_t)     a gate
+    """
 
-    As a and b are the same for all tokens, all are stored alike. In SSM, d depends on the token."""
-
-    N = 16
+    N = 16  # states per channel
 
     def __init__(self, C: int, H: int):
         super().__init__()
         self.W = nn.Linear(C, 2 * H)  # u and z
-        log_A = torch.arange(1.0, self.N + 1).log()  # A = 1, 2 ... N
+        # A state remembers about 1 / (d A) steps: 100 to 6 steps in the first channel, where d = 0.01,
+        # and one step or less in the last one, where d = 1
+        log_A = torch.arange(1.0, self.N + 1).log()  # A = 1, 2 ... N in each channel
         self.log_A = nn.Parameter(log_A)
-        # From channels with a long memory, where d is small, to channels with a short one
         log_d = torch.linspace(math.log(0.01), math.log(1), H)
         self.log_d = nn.Parameter(log_d)
         self.c = nn.Parameter(torch.randn(H, self.N))
@@ -347,14 +365,16 @@ class LTI(nn.Module):
         exponents = torch.arange(T + 1, device=x.device)
         powers = a ** exponents[:, None, None]  # a^0, a^1 ... a^T: (T + 1, H, N)
         kernel = self.c * b * powers[:-1]  # (T, H, N)
-        kernel = kernel.sum(-1)  # (T, H)
+        kernel = kernel.sum(-1)  # (T, H): c . b, c . (a b), c . (a^2 b) ...
         from_inputs = convolve(u, kernel)  # (B, T, H)
-        from_state = torch.einsum("thn,bhn->bth", self.c * powers[1:], h)
+        c_powers = self.c * powers[1:]  # (T, H, N)
+        from_state = torch.einsum("thn,bhn->bth", c_powers, h)  # c . (a^t h), a sum over the N states
         y = from_inputs + from_state
+        # The last state: a^T h + b times the sum over s of a^(T-s) u_s
         decayed = powers[-1] * h  # (B, H, N)
-        to_end = powers[:-1].flip(0)  # decay from each token to the last one (T, H, N)
-        new = torch.einsum("thn,bth->bhn", to_end, u)
-        h = decayed + b * new
+        to_end = powers[:-1].flip(0)  # a^(T-1) ... a^0: decay from each token to the last one (T, H, N)
+        sum_of_inputs = torch.einsum("thn,bth->bhn", to_end, u)
+        h = decayed + b * sum_of_inputs
         y = y + self.D * u
         return y * F.silu(z), h
 
@@ -363,48 +383,53 @@ class LTI(nn.Module):
 
 
 def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
-    """All y of a chunk, (B, nh, T, P), and the state after it, from the state S before it. The two
-    equations of LinearCell, one put into the other, say for the tokens 1, 2 ... T of the chunk:
+    """All y of a chunk, (B, nh, T, P), and the state after it, from the state S before it. Put S_(t-1),
+    S_(t-2) ... into the equation of S_t in LinearCell. For the tokens 1, 2 ... T of the chunk:
 
+        S_t = (a_t ... a_1) S       + sum over s <= t of (a_t ... a_(s+1)) k_s v_s^T
         y_t = (a_t ... a_1) S^T q_t + sum over s <= t of (a_t ... a_(s+1)) (q_t . k_s) v_s
-        S_T = (a_T ... a_1) S       + sum over s of (a_T ... a_(s+1)) k_s v_s^T
 
-    The sum in y_t is attention without a softmax: a matrix of scores times v. The products of decays
-    in it, for three tokens:
+    The sum in y_t is attention without a softmax: a matrix of scores times v. Each score is q_t . k_s
+    times a product of decays, a_t ... a_(s+1). These products, for three tokens:
 
                  s = 1      s = 2    s = 3
         t = 1    1          0        0
         t = 2    a_2        1        0
         t = 3    a_3 a_2    a_3      1
 
-    They are computed as exp of a difference: log a_3 a_2 = log a_3 a_2 a_1 - log a_1."""
+    Each one is exp of a difference of logarithms: log(a_3 a_2) = log(a_3 a_2 a_1) - log(a_1)."""
     q = parts.q
     k = parts.k
     v = parts.v
-    total = parts.log_a.cumsum(2)  # log of a_t ... a_1 (B, nh, T)
+    total = parts.log_a.cumsum(2)  # log(a_t ... a_1): (B, nh, T)
     T = total.shape[2]
     ones = torch.ones(T, T, dtype=torch.bool, device=total.device)
     future = ones.triu(1)  # s > t
-    up_to_t = total[..., :, None]
-    up_to_s = total[..., None, :]
-    log_decay = up_to_t - up_to_s  # (B, nh, T, T)
-    decay = log_decay.masked_fill(future, -torch.inf).exp()
-    scores = q @ k.mT * decay  # (B, nh, T, T)
-    from_chunk = scores @ v
-    from_start = total.exp()[..., None]  # decay since the start of the chunk (B, nh, T, 1)
-    from_before = from_start * (q @ S)
+    up_to_t = total[..., :, None]  # (B, nh, T, 1)
+    up_to_s = total[..., None, :]  # (B, nh, 1, T)
+    log_decay = up_to_t - up_to_s  # log(a_t ... a_(s+1)) in row t and column s: (B, nh, T, T)
+    decay = log_decay.masked_fill(future, -torch.inf).exp()  # the table above
+    scores = (q @ k.mT) * decay  # (B, nh, T, T)
+    from_chunk = scores @ v  # (B, nh, T, P)
+    decay_from_start = total.exp()[..., None]  # a_t ... a_1: (B, nh, T, 1)
+    from_before = decay_from_start * (q @ S)  # (B, nh, T, P)
     y = from_chunk + from_before
 
-    to_end = (total[..., -1:] - total).exp()  # decay from each token to the last one (B, nh, T)
-    to_end = to_end[..., None]
-    of_chunk = total[..., -1:, None].exp()  # decay in the whole chunk (B, nh, 1, 1)
-    S = of_chunk * S + k.mT @ (to_end * v)
+    log_decay_of_chunk = total[..., -1:]  # log(a_T ... a_1): (B, nh, 1)
+    decay_to_end = (log_decay_of_chunk - total).exp()  # a_T ... a_(s+1) for each s: (B, nh, T)
+    decay_of_chunk = log_decay_of_chunk[..., None].exp()  # (B, nh, 1, 1)
+    stored = k.mT @ (decay_to_end[..., None] * v)  # the sum over s of column k_s times row v_s: (B, nh, N, P)
+    S = decay_of_chunk * S + stored
     return y, S
 
 
 def convolve(u: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-    """y_t = sum over s <= t of kernel_(t-s) u_s, by FFT: u (B, T, H) and kernel (T, H) -> (B, T, H). The
-    length 2 T leaves room for the end, which would wrap around to the beginning."""
+    """y_t = sum over s <= t of kernel_(t-s) u_s: u (B, T, H) and kernel (T, H) -> (B, T, H).
+
+    The Fourier transform turns a convolution into a product: transform both, multiply, transform back.
+    With the fast Fourier transform (FFT), that takes about T log T operations instead of T^2. It treats
+    the sequences as periodic, so that y_T, y_(T+1) ... would be added to the first outputs. That is why
+    both sequences are padded with zeros to the length 2 T."""
     T = len(kernel)
     u_spectrum = torch.fft.rfft(u, 2 * T, dim=1)
     kernel_spectrum = torch.fft.rfft(kernel, 2 * T, dim=0)
@@ -419,8 +444,8 @@ CELLS = {"rnn": Elman, "gru": GRU, "lstm": LSTM, "linear": LinearAttention, "lti
 
 
 class RecurrentModel(nn.Module):
-    """Embedding, stacked cells, output layer. If a cell has as many inputs as outputs, they are added
-    (a residual connection)."""
+    """Embedding, stacked cells, output layer. If a cell has as many inputs as outputs, its inputs are
+    added to its outputs (a residual connection)."""
 
     def __init__(self, V: int, cell: str, n_embd: int, n_hidden: int, n_layer: int, dropout: float):
         super().__init__()
@@ -438,8 +463,10 @@ class RecurrentModel(nn.Module):
         return [cell.start(B) for cell in self.cells]
 
     def forward(self, idx: torch.Tensor, states: list | None = None, step: bool = False) -> tuple:
-        """idx (B, T), and the state of each cell or None before the first token -> the logits (B, T, V)
-        and the new states. step: idx (B,) is one token per row -> (B, V), by step() of each cell."""
+        """Predict the next tokens. states: the state of each cell, or None before the first token.
+
+        step=False    idx (B, T) -> the logits (B, T, V) and the new states, by forward() of each cell
+        step=True     idx (B,), one token per row -> the logits (B, V) and the new states, by step()"""
         if states is None:
             states = self.start(len(idx))
         x = self.wte(idx)  # (B, T, C), or (B, C)
@@ -455,7 +482,8 @@ class RecurrentModel(nn.Module):
         return self.head(x), new_states
 
     def select_rows(self, states: list, rows: torch.Tensor) -> list[torch.Tensor]:
-        """The states of some rows of a batch, whose indices are rows (R,)."""
+        """The states of some rows of a batch, whose indices are rows (R,). rnn.py needs them if the other
+        rows have ended."""
         selected = []
         for cell, state in zip(self.cells, states, strict=True):
             if isinstance(cell, StepByStep):

@@ -2,9 +2,9 @@
 
     python estimate.py config/gpt2.toml --batch_size=16     # the options are those of train.py
 
-Read train.py before. Memory is that of one process without --fsdp and without --compile: compiled
-code keeps less for the backward pass. On an H100 (torch 2.11, 2026-11-26), config/gpt2.toml needed
-30.4 GiB without torch.compile, beside an estimate of 30.8 GiB (33,049 MB), and 18.1 GiB with it.
+Read train.py before. The memory is for one process, without --fsdp and without --compile: compiled
+code keeps less for the backward pass. For config/gpt2.toml, the estimate is 33,049 MB (30.8 GiB). An
+H100 needed 30.4 GiB without torch.compile, and 18.1 GiB with it (torch 2.11, 2026-11-26).
 """
 
 import time
@@ -32,6 +32,7 @@ def estimate(config: TrainConfig, worker: Worker) -> None:
         memory = training_memory(model, config, worker.dtype)
 
     params = model.num_params()
+    # The output layer is among these matrices, also if it is tied to the token embeddings
     in_matrices = model.num_params(non_embedding=True)
     print_row("parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications")
     for what, size in memory.items():
@@ -40,7 +41,7 @@ def estimate(config: TrainConfig, worker: Worker) -> None:
     print_row("memory", f"{total / 1e6:,.1f} MB", "total memory")
 
     flops = model.flops_per_token()
-    # 2 for the forward pass, a multiplication and an addition per weight, and 4 for the backward pass
+    # 6 FLOP per weight: 2 in the forward pass (a multiplication and an addition), 4 in the backward pass
     flops_of_matrices = 6 * in_matrices
     in_weights = f"{flops_of_matrices / 1e9:.4f} of it in weight matrices"
     print_row("compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {in_weights}")
@@ -59,13 +60,16 @@ def print_row(name: str, value: str, meaning: str) -> None:
 
 
 def training_memory(model: GPT, config: TrainConfig, dtype: torch.dtype) -> dict[str, int]:
-    """The bytes that training needs at its peak, by what they are for. Weights, gradients and the
-    optimizer's state are float32, 4 bytes each."""
+    """The bytes that training needs at its peak: {purpose: bytes}. Each number in the weights, the
+    gradients and the optimizer state is a float32, 4 bytes."""
     params = model.num_params()
     optimizer = make_optimizer(model, config)
+    # The state is there before the first step: optim.py fills it with zeros
     optimizer_bytes = sum(t.nbytes for t in optimizer.state.values())
-    batch = f"{config.batch_size} x {config.block_size:,} tokens, {str(dtype).removeprefix('torch.')}"
+    dtype_name = str(dtype).removeprefix("torch.")
+    batch = f"{config.batch_size} x {config.block_size:,} tokens, {dtype_name}"
     logits = config.batch_size * config.block_size * config.vocab_size
+    # The two copies, both float32: the gradients w.r.t. the log-probabilities and w.r.t. the logits
     return {
         "weights": 4 * params,
         "gradients": 4 * params,
@@ -78,15 +82,16 @@ def training_memory(model: GPT, config: TrainConfig, dtype: torch.dtype) -> dict
 def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
     """The bytes that a forward pass keeps for the backward pass: what autograd saves, including weights
     that are cast to another dtype. (A GPU keeps less for attention.)"""
-    known = set()  # the memory of parameters and buffers, which is there anyway
+    known = set()  # the storages of parameters and buffers, which are in memory anyway
     for t in [*model.parameters(), *model.buffers()]:
-        known.add(address(t))
-    saved = {}  # {address: memory}, as several operations can save the same tensor
+        known.add(storage_id(t))
+    saved = {}  # {id: storage}, as several operations can save the same tensor
 
+    # Autograd calls keep() when it saves a tensor, and use() when the backward pass needs the tensor
     def keep(t: torch.Tensor) -> torch.Tensor:
-        if address(t) not in known:
-            # This reference keeps the memory alive, so that no other tensor gets the same address
-            saved[address(t)] = t.untyped_storage()
+        if storage_id(t) not in known:
+            # This reference keeps the storage alive, so that no other storage gets the same id
+            saved[storage_id(t)] = t.untyped_storage()
         return t
 
     def use(t: torch.Tensor) -> torch.Tensor:
@@ -99,13 +104,15 @@ def activation_bytes(model: GPT, batch_size: int, dtype: torch.dtype) -> int:
     return sum(storage.nbytes() for storage in saved.values())
 
 
-def address(t: torch.Tensor) -> int:
-    """A number for the memory of a tensor. Views of one tensor, such as t and t.mT, have the same."""
-    return t.untyped_storage()._cdata  # a fake tensor has no data_ptr()
+def storage_id(t: torch.Tensor) -> int:
+    """The identity of a tensor's storage object. Views of one tensor, such as t and t.mT, share a storage."""
+    # _cdata is private. The public data_ptr() does not tell fake tensors apart: they have no content
+    return t.untyped_storage()._cdata
 
 
 def peaks(worker: Worker) -> dict[str, float]:
-    """The peak FLOP/s of this device, as published or else as measured now, and of two known GPUs."""
+    """The peak FLOP/s of this device, as published or else as measured now, and those of two GPUs with
+    16-bit numbers (whatever the dtype of the worker)."""
     found = {}
     published = published_peak(worker.device, worker.dtype)
     if published:
@@ -118,8 +125,8 @@ def peaks(worker: Worker) -> dict[str, float]:
 
 
 def measured_flops(worker: Worker) -> float:
-    """Measure the FLOP/s of a matrix multiplication: the best of up to 20, in 0.2 s (GPU: 1 s). It
-    is lower if another program runs just then."""
+    """Measure the FLOP/s of a matrix multiplication (n, n) @ (n, n): the fastest of at most 20 runs,
+    within about 0.2 s (GPU: 1 s). Another program that runs at the same time lowers the result."""
     n = 8192
     limit = 1.0  # seconds
     if worker.device.type == "cpu":
@@ -137,6 +144,7 @@ def measured_flops(worker: Worker) -> float:
 
 
 def main() -> None:
+    # read_config() sets every size except the vocabulary, which depends on the dataset
     config, checkpoint = read_config(__doc__)
     if checkpoint:
         config.vocab_size = checkpoint["model_config"]["vocab_size"]

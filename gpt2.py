@@ -3,8 +3,11 @@
     from checkpoint import load_model
     model, tokenizer = load_model("gpt2")       # downloads 0.5 GB, once; or a local file or folder
 
-The file is in the safetensors format, which is simple enough to be read here: 8 bytes, the length
-of a header; the header, JSON: name -> dtype, shape, offsets; then the bytes of all tensors.
+The file is in the safetensors format, which is simple enough to be read here:
+
+    8 bytes         an integer, the length of the header in bytes
+    header          JSON, {name of a tensor: {"dtype": ..., "shape": ..., "data_offsets": [begin, end]}}
+    content         the bytes of all tensors; the offsets count from its start
 """
 
 import json
@@ -19,13 +22,8 @@ from console import UserError
 from files import DOWNLOADS, download
 from model import GPTConfig
 
-# n_layer, n_head, n_embd (Radford et al. 2019, table 2)
-GPT2_SIZES = {
-    "gpt2": (12, 12, 768),
-    "gpt2-medium": (24, 16, 1024),
-    "gpt2-large": (36, 20, 1280),
-    "gpt2-xl": (48, 25, 1600),
-}
+# From 124 million to 1.6 billion parameters (Radford et al. 2019). The sizes are read from the file
+GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 # The options of model.py that make it GPT-2
 GPT2_OPTIONS = {
     "norm": "layernorm",
@@ -37,8 +35,8 @@ GPT2_OPTIONS = {
     "zero_init": False,
 }
 VOCAB_SIZE = 50_257
-# Some files have a few more rows of embeddings: for added tokens, or up to a multiple of 128 or 256.
-# With even more, it is another vocabulary
+# Some files have a few more rows of embeddings: for added tokens, or padded to a multiple of 128 or
+# 256. A file with more rows than this has another vocabulary
 MOST_ROWS = 50_432
 # <|endoftext|>, the last token, which started each document in training
 START_TOKEN = VOCAB_SIZE - 1
@@ -53,9 +51,10 @@ DTYPES = {
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read a file: {name: tensor}. The tensors are views of the file, which is read when they are used."""
+    """Open a file: {name: tensor}. Each tensor is read from the disk when it is used."""
     with open(path, "rb") as file:
-        # A memory map: only what is used is read from the disk
+        # A memory map. ACCESS_COPY: writing to a tensor changes memory, never the file. (PyTorch warns of
+        # tensors that cannot be written to)
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     start = 8 + int.from_bytes(content[:8], "little")  # where the bytes of the tensors start
     header = json.loads(bytes(content[8:start]))
@@ -70,49 +69,17 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def find_gpt2(name_or_path: str | Path) -> Path | None:
-    """The file with the weights, if it exists or can be downloaded. None: not GPT-2."""
-    if str(name_or_path) in GPT2_SIZES:
-        return DOWNLOADS / name_or_path / "model.safetensors"
-    path = Path(name_or_path)
-    if path.is_dir():
-        path = path / "model.safetensors"
-    is_weights = path.suffix == ".safetensors" and path.exists()
-    return path if is_weights else None
-
-
-def load_gpt2(path: Path) -> dict:
-    """A checkpoint with GPT-2's weights. Raises UserError if the file is damaged, or not GPT-2."""
-    if not path.exists():
-        name = path.parent.name
-        download(URL.format(name=name), path, f"or use a local file or folder instead of {name}")
-    try:
-        weights = read_weights(path)
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        found = f"{path} is damaged, or not GPT-2 ({error!r})"
-        raise UserError(f"{found}; use the weights as published") from error
-    if weights.extra_rows > 0:
-        found = f"{weights.extra_rows:,} of {VOCAB_SIZE + weights.extra_rows:,} embeddings"
-        print(f"{path}: {found} are of no token of GPT-2, left out", file=sys.stderr)
-    return {
-        "model_config": asdict(weights.config()),
-        "model": weights.renamed(),
-        "tokenizer": {"kind": "gpt2"},
-        "start_token": START_TOKEN,
-        "config": {"dataset": "gpt2"},  # the tokenizer's name, as in --tokenizer=gpt2
-    }
-
-
 @dataclass
 class Weights:
-    """GPT-2's weights under OpenAI's names, checked."""
+    """GPT-2's weights under OpenAI's names, and the sizes of the model. Whether they fit together is
+    checked later: the sizes by config(), the shapes of the tensors when the model loads them."""
 
     tensors: dict[str, torch.Tensor]
     block_size: int
     n_layer: int
     n_head: int
     n_embd: int
-    extra_rows: int  # how many embeddings were left out, because they are of no token
+    extra_rows: int  # number of embeddings beyond GPT-2's tokens, which were left out
 
     def config(self) -> GPTConfig:
         """The options of model.GPT. Raises ConfigError if the sizes do not fit together."""
@@ -130,7 +97,7 @@ class Weights:
         ours = {}
         for name, tensor in self.tensors.items():
             if name.endswith((".attn.bias", ".attn.masked_bias")):
-                continue  # the causal mask
+                continue  # the causal mask. (The bias of a layer has another name, such as .attn.c_attn.bias)
             if name.startswith("h.") and tensor.dim() == 2:
                 tensor = tensor.t()  # the matrices of the blocks are stored as (inputs, outputs)
             ours[f"transformer.{name}"] = tensor.float().contiguous()
@@ -139,7 +106,7 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Read the weights, and find out which model they are of. Raises an exception, such as KeyError or
+    """Read the weights, and find the sizes of their model. Raises an exception, such as KeyError or
     ValueError, if they are not GPT-2's."""
     tensors = {}
     for name, tensor in read_safetensors(path).items():
@@ -150,9 +117,10 @@ def read_weights(path: Path) -> Weights:
         raise ValueError(f"it has {rows:,} tokens instead of GPT-2's {VOCAB_SIZE:,}")
     wte = tensors["wte.weight"][:VOCAB_SIZE]
     tensors["wte.weight"] = wte
-    lm_head = tensors.pop("lm_head.weight", wte)  # some files have it: the same matrix again
-    if not torch.equal(lm_head[:VOCAB_SIZE], wte):
-        raise ValueError("its lm_head is not wte")
+    if "lm_head.weight" in tensors:  # the same matrix again, in some files
+        lm_head = tensors.pop("lm_head.weight")
+        if not torch.equal(lm_head[:VOCAB_SIZE], wte):
+            raise ValueError("its lm_head is not wte")
     # The tensors of layer 3 have names such as h.3.attn.c_attn.weight
     layers = {name.split(".")[1] for name in tensors if name.startswith("h.")}
     return Weights(
@@ -166,11 +134,49 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_n_head(path: Path, n_embd: int) -> int:
-    """The number of heads: from config.json, in a folder that transformers saved; else as published,
-    with 64 channels per head. The tensors do not tell it."""
+    """The number of heads, which the tensors do not tell: from config.json, which transformers saves
+    beside the weights, or else as published, with 64 channels per head."""
     settings = path.with_name("config.json")
     n_head = max(n_embd // 64, 1)
     if settings.exists():
         values = json.loads(settings.read_text(encoding="utf-8"))
         n_head = values.get("n_head", n_head)
     return int(n_head)
+
+
+def find_gpt2(name_or_path: str | Path) -> Path | None:
+    """Where the weights are, or will be downloaded to. None: this is neither a name of GPT-2, nor a
+    .safetensors file or a folder with one."""
+    if str(name_or_path) in GPT2_NAMES:
+        return DOWNLOADS / name_or_path / "model.safetensors"
+    path = Path(name_or_path)
+    if path.is_dir():
+        path = path / "model.safetensors"
+    is_weights = path.suffix == ".safetensors" and path.exists()
+    return path if is_weights else None
+
+
+def load_gpt2(path: Path) -> dict:
+    """Make a checkpoint of GPT-2's weights. Raises UserError if the file is damaged or not GPT-2, and
+    ConfigError if its sizes do not fit together."""
+    if not path.exists():
+        name = path.parent.name
+        download(URL.format(name=name), path, f"or use a local file or folder instead of {name}")
+    try:
+        weights = read_weights(path)
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        message = f"{path} is damaged, or not GPT-2 ({error!r}); use the weights as published"
+        raise UserError(message) from error
+    extra = weights.extra_rows
+    if extra > 0:
+        rows = VOCAB_SIZE + extra
+        message = f"{path}: left out {extra:,} of {rows:,} embeddings: GPT-2 has {VOCAB_SIZE:,} tokens"
+        print(message, file=sys.stderr)
+    return {
+        "model_config": asdict(weights.config()),
+        "model": weights.renamed(),
+        "tokenizer": {"kind": "gpt2"},
+        "start_token": START_TOKEN,
+        # Not a dataset: if evaluate.py or look.py find this name, they ask for a dataset or a text
+        "config": {"dataset": "gpt2"},
+    }

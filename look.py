@@ -4,16 +4,15 @@
     python look.py --init_from=out/names    # on a few names
     python look.py --init_from=gpt2 --prompt="My name is Ann. Your name is"
 
-Read sample.py before. The result is one file, look.html beside the checkpoint, to open in a
-browser: how surprised was the model by each token? What did it expect, and what did an n-gram
-model, if the dataset is there? Where did each head look? assets/look.html is the empty page.
+Read sample.py before. The result is one file to open in a browser, look.html beside the checkpoint;
+its template is assets/look.html. How surprised was the model by each token? What did it expect? What
+did an n-gram model expect, if the dataset is there? Which tokens did each head attend to?
 """
 
 import base64
 import html
 import json
 import math
-import re
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,17 +32,17 @@ from runtime import Worker, explain_errors
 from sample import attention_weights
 from tokenizer import Tokenizer
 
-# The page without its numbers
+# The template: the page without its numbers
 PAGE = Path(__file__).parent / "assets" / "look.html"
-# How many likely tokens the page gets from the GPT. look.html has this number, too
+# At each position, the page gets the 50 most likely tokens by the GPT. The template has this number, too
 MOST_LIKELY = 50
-# How many likely tokens it gets from n-gram models. look.html shows as many bars
+# It gets only 10 from the n-gram model, because the template shows 10 bars
 BARS = 10
-# How many likely tokens it gets from each layer
+# It gets 3 after each layer (the logit lens)
 LENS = 3
-# The values of the page's slider, without 0
+# The values of the page's slider for the temperature: 0.1, 0.2 ... 2. It can also be 0
 TEMPERATURES = [i / 10 for i in range(1, 21)]
-# The order of the n-gram model
+# The n-gram model predicts a token from the 7 tokens before it
 ORDER = 8
 # The discount of Kneser-Ney smoothing
 DISCOUNT = 0.85
@@ -86,7 +85,7 @@ class Observed:
     log_p: torch.Tensor
     # The logit lens (nostalgebraist 2020): what would the output layer predict after each layer? For
     # each of the N positions, L + 1 pairs: the likely tokens with their probabilities, and the
-    # probability of the true token
+    # probability of the true token. A pair: (([5, 1, 9], [0.62, 0.2, 0.04]), 0.2), if token 1 is true
     lens: list
     # The attention weights of each position, (L, nh, tokens in its context), one byte each
     attention: bytes
@@ -101,26 +100,31 @@ def observe(model: GPT, ids: list[int], device: torch.device) -> Observed:
     attention = bytearray()
     first = 0
     while first < len(starts):
-        # In one forward pass: the n positions from first to end - 1, whose contexts start together
+        # Together: the n positions from first to end - 1, whose contexts start at the same token. As
+        # the starts never decrease, these positions are neighbors
         start = starts[first]
-        end = first + starts.count(start)
+        n = starts.count(start)
+        end = first + n
         idx = torch.tensor([ids[start:end]], device=device)  # (1, T)
         targets = ids[first + 1 : end + 1]  # n tokens
         layers = []
         for x in residual_stream(model, idx):  # L + 1 times (T, C)
-            prediction = predict(model, x[-len(targets) :])  # (n, V)
-            layers.append(look_through_lens(prediction, targets))
-        lens += zip(*layers, strict=True)  # L + 1 times n pairs -> n times L + 1 pairs
-        log_p.append(prediction)  # the last layer's is the model's
-        attention += attention_bytes(model, idx, len(targets))
+            prediction = predict(model, x[-n:])  # (n, V)
+            layers.append(look_through_lens(prediction, targets))  # n pairs
+        last_prediction = prediction  # after the last layer: what the model predicts
+        log_p.append(last_prediction)
+        for i in range(n):
+            lens.append([layer[i] for layer in layers])  # L + 1 pairs
+        attention += attention_bytes(model, idx, n)  # by a second forward pass
         first = end
     return Observed(torch.cat(log_p), lens, bytes(attention))
 
 
 def context_starts(ids: list[int], config: GPTConfig) -> list[int]:
     """Where does the context of each position start? A context grows until it has block_size tokens.
-    Then the next position starts a new one: with the current document, if that began within the old
-    context; else with its most recent half, as in sample.py. With a block_size of 4, and no documents:
+    Then the next position gets a new context. If the current document began within the old context,
+    the new context starts at the beginning of this document. Otherwise it keeps the most recent half
+    of the old context, as in sample.py. With a block_size of 4, and no documents:
 
         position      0 1 2 3 4 5 6 7 8 9
         start         0 0 0 0 3 3 3 6 6 6"""
@@ -144,13 +148,13 @@ def residual_stream(model: GPT, idx: torch.Tensor) -> list[torch.Tensor]:
     """idx (1, T) -> the input of each block, and of the norm after the last block: L + 1 times (T, C)."""
     streams = []
 
-    def keep(reader: torch.nn.Module, inputs: tuple) -> None:
+    def keep(module: torch.nn.Module, inputs: tuple) -> None:
         x = inputs[0]  # (1, T, C)
         streams.append(x[0])
 
     hooks = []
-    for reader in [*model.transformer.h, model.transformer.ln_f]:
-        hooks.append(reader.register_forward_pre_hook(keep))
+    for module in [*model.transformer.h, model.transformer.ln_f]:
+        hooks.append(module.register_forward_pre_hook(keep))  # PyTorch calls keep() before each module
     model.hidden_states(idx)
     for hook in hooks:
         hook.remove()
@@ -166,14 +170,14 @@ def predict(model: GPT, x: torch.Tensor) -> torch.Tensor:
 def look_through_lens(log_p: torch.Tensor, targets: list[int]) -> list[tuple]:
     """For each prediction in log_p (n, V): the likely tokens, and the probability of the target."""
     p = log_p.exp()
-    each = range(len(targets))
-    of_targets = rounded(p[each, targets])  # (n,)
-    return list(zip(most_likely(p, LENS), of_targets, strict=True))
+    target_columns = torch.tensor(targets)[:, None]  # (n, 1)
+    p_targets = p.gather(1, target_columns).flatten()  # p[i, targets[i]] for each i: (n,)
+    return list(zip(most_likely(p, LENS), rounded(p_targets), strict=True))
 
 
 def attention_bytes(model: GPT, idx: torch.Tensor, n: int) -> bytes:
-    """The attention weights of the last n positions of idx (1, T), from 0 to 255. They are square
-    roots, because small weights matter, too."""
+    """The attention weights of the last n positions of idx (1, T), from 0 to 255. Their square
+    roots are stored, because small weights matter, too."""
     weights = attention_weights(model, idx)[:, 0]  # (L, nh, T, T)
     roots = weights.cpu().sqrt()
     levels = (255 * roots).round().byte().numpy()
@@ -186,24 +190,27 @@ def attention_bytes(model: GPT, idx: torch.Tensor, n: int) -> bytes:
 
 
 def most_likely(p: torch.Tensor, k: int) -> list[tuple]:
-    """For each row of p (N, V), the k highest: their tokens, and their numbers."""
+    """The k most likely tokens in each row of probabilities or log-probabilities p (N, V): (token ids,
+    their numbers in p)."""
     k = min(k, p.shape[1])
     top = p.topk(k)
     return list(zip(top.indices.tolist(), rounded(top.values), strict=True))
 
 
 def rounded(x: torch.Tensor) -> list:
+    """x as a list, with four decimal places."""
     return x.double().round(decimals=4).tolist()
 
 
 # ----------------------------------------------------------------------------- counting beside it
 
 
-def count(data: Dataset, ids: list[int]) -> torch.Tensor:
-    """The probabilities (N, V) by an n-gram model of the training split, or of its beginning."""
+def ngram_probabilities(data: Dataset, ids: list[int]) -> torch.Tensor:
+    """Count the n-grams of the training split, or of its beginning. Returns the probabilities (N, V) of
+    the tokens after each position of ids."""
     grams, counts = count_ngrams(data.train[:MAX_TRAIN], ORDER, data.separator)
     table = NGrams(grams, counts, data.vocab_size, data.separator)
-    model = partial(table.kneser_ney, discount=DISCOUNT)
+    model = partial(table.kneser_ney, discount=DISCOUNT)  # n-grams -> probabilities
     predicted = np.arange(1, len(ids))
     X, _ = contexts(np.array(ids), predicted, ORDER - 1, data.separator)  # (N, ORDER - 1)
     X = X.numpy()
@@ -224,14 +231,15 @@ class Numbers:
     bits: dict[str, list[float]]
     # The GPT's likely tokens at each position: (ids, log-probabilities)
     top: list[tuple]
-    # For each position and temperature: the log of the sum over all other tokens of
-    # exp(log p / temperature), from which the page computes the probability of the others
+    # For each position and temperature, over all tokens that are not in top:
+    # log(sum of exp(log p / temperature)). From it, the page computes the probability of these tokens
     others: list[list[float]]
-    # For each other model, its likely tokens at each position: (ids, probabilities)
+    # For the n-gram model, and its mean with the GPT ("both"), the likely tokens at each position: (ids,
+    # probabilities)
     more: dict[str, list[tuple]]
 
 
-def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -> Numbers:
+def compute_numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -> Numbers:
     """Compute the numbers of the page from log-probabilities (N, V), and from the probabilities (N, V)
     of the n-gram model, if there is one."""
     compared = {}
@@ -248,9 +256,8 @@ def numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -
 
 def surprise(log2_p: torch.Tensor, ids: list[int]) -> list[float]:
     """-log2 p of the true tokens, in bits: (N,) from log2_p (N, V)."""
-    each = range(len(log2_p))
-    targets = ids[1:]
-    return rounded(-log2_p[each, targets])
+    targets = torch.tensor(ids[1:])[:, None]  # (N, 1)
+    return rounded(-log2_p.gather(1, targets).flatten())
 
 
 def sums_of_others(log_p: torch.Tensor) -> list[list[float]]:
@@ -267,7 +274,9 @@ def sums_of_others(log_p: torch.Tensor) -> list[list[float]]:
 
 
 def visible(tokenizer: Tokenizer, token: int) -> str:
-    """A token as it is shown: its characters, an arrow at the end of a line; or bytes, such as \\xe4."""
+    """A token as the page shows it. A part of a character: its bytes, such as \\xe4. Otherwise its
+    characters: a line break after an arrow, and an unprintable character as Python writes it, such as
+    \\t."""
     text = tokenizer.decode([token])
     if "\ufffd" in text:  # a part of a character
         as_bytes = repr(tokenizer.decode_bytes([token]))
@@ -283,17 +292,17 @@ def visible(tokenizer: Tokenizer, token: int) -> str:
     return shown
 
 
-def make_page(title: str, texts: list[str], figures: dict) -> str:
-    """Fill the page: its title, the texts of all tokens, and figures, the numbers that its script reads.
+def make_page(title: str, texts: list[str], numbers: dict) -> str:
+    """Fill the template with a title, the texts of all tokens, and the numbers that its script reads.
     Nothing in them can become HTML."""
-    bits = figures["bits"]["GPT"]
-    uniform = math.log2(len(figures["names"]))  # the surprise if all tokens were equally likely
+    bits = numbers["bits"]["GPT"]
+    uniform = math.log2(len(numbers["names"]))  # the surprise if all tokens were equally likely
     strongest = max(uniform, 1)  # with a vocabulary of one token, uniform is 0
     spans = []
     for surprise_of_token, text in zip([0, *bits], texts, strict=True):  # the first token is given
         shade = min(surprise_of_token / strongest, 1)
         spans.append(f'<span style="--s:{shade:.2f}">{html.escape(text)}</span>')
-    as_json = json.dumps(figures, separators=(",", ":"))
+    as_json = json.dumps(numbers, separators=(",", ":"))
     parts = {
         "title": html.escape(title),
         "text": "".join(spans),
@@ -301,20 +310,19 @@ def make_page(title: str, texts: list[str], figures: dict) -> str:
         "uniform": f"{uniform:.1f}",
         "numbers": as_json.replace("<", "\\u003c"),  # else a token such as </script> would end the script
     }
-
-    def part(match: re.Match) -> str:
-        name = match[1]
-        return parts[name]
-
     page = PAGE.read_text(encoding="utf-8")
-    return re.sub(r"<!-- (\w+) -->", part, page)
+    for name, part in parts.items():
+        page = page.replace(f"<!-- {name} -->", part)  # a part has no <!-- in it, so no part fills another
+    return page
 
 
 # ----------------------------------------------------------------------------- the script
 
 
 def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
-    """Open the dataset of a checkpoint. None: there is a prompt, and no such dataset. Raises UserError."""
+    """Open the dataset of a checkpoint. With a prompt, the text does not come from the dataset. Then the
+    result is None if the dataset is not there, or has other tokens; without a prompt, this is an error.
+    Raises UserError."""
     name = checkpoint["config"]["dataset"]
     is_prepared = bool(name) and (DATA / name / "meta.json").exists()
     if prompted and not is_prepared:
@@ -332,8 +340,8 @@ def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
 
 
 def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, prompt: str, n: int) -> list[int]:
-    """Choose the prompt, or else the beginning of the validation split: one token to start from, then at
-    most n. If the split has documents, they are whole. Raises UserError."""
+    """Choose the prompt, or else the beginning of the validation split. Returns the ids of one token to
+    start from, and of at most n tokens to predict. Raises UserError."""
     if prompt:
         ids = tokenizer.encode(prompt, UNKNOWN)
         start_token = checkpoint["start_token"]
@@ -343,7 +351,7 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
     else:
         ids = data.val[: n + 1].tolist()
         if data.separator in ids[1:]:
-            # End with the last separator
+            # End with the last whole document (if the first is longer than n tokens, it is cut)
             while ids[-1] != data.separator:
                 ids.pop()
     if len(ids) < 2:
@@ -367,7 +375,7 @@ def main() -> None:
     began = time.perf_counter()
     options = parse(Options, __doc__)
     prompt = read_prompt(options.prompt, options.prompt_file)
-    device = Worker.pick(options.device, "float32").device
+    device = Worker.pick(options.device, "float32").device  # the best one for auto; an error if it is missing
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
     data = open_data(checkpoint, prompt != "")
@@ -375,24 +383,23 @@ def main() -> None:
 
     with explain_errors("out of memory; use fewer --tokens, or --device=cpu"):
         observed = observe(model.to(device), ids, device)
-    counted = count(data, ids) if data else None
-    found = numbers(observed.log_p, counted, ids)
-    mean_bits = np.mean(found.bits["GPT"])
+    counted = ngram_probabilities(data, ids) if data else None
+    numbers = asdict(compute_numbers(observed.log_p, counted, ids))
+    mean_bits = np.mean(numbers["bits"]["GPT"])
     if not np.isfinite(mean_bits):
         raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
 
     names = [visible(tokenizer, i) for i in range(tokenizer.vocab_size)]
-    figures = asdict(found)
-    figures["ids"] = ids
-    figures["names"] = names
-    figures["starts"] = context_starts(ids, model.config)
-    figures["layers"] = observed.lens
-    figures["n_head"] = model.config.n_head
-    figures["attention"] = base64.b64encode(observed.attention).decode()
+    numbers["ids"] = ids
+    numbers["names"] = names
+    numbers["starts"] = context_starts(ids, model.config)  # (N + 1,): the page ignores the last one
+    numbers["layers"] = observed.lens
+    numbers["n_head"] = model.config.n_head
+    numbers["attention"] = base64.b64encode(observed.attention).decode()
     title = make_title(checkpoint, model, len(ids) - 1, data, prompt)
     texts = [names[i] for i in ids]
     path = Path(checkpoint["folder"], "look.html")
-    write_page(path, make_page(title, texts, figures))
+    write_page(path, make_page(title, texts, numbers))
     print(f"{title}\n{path}: open it in a browser")
     seconds = time.perf_counter() - began
     print_result("gpt", tokens=len(ids) - 1, bits=mean_bits.item(), seconds=seconds)

@@ -1,10 +1,9 @@
-"""Every plot: those of --plot, and loss.png.
+"""Draw all plots: those that scripts draw with --plot, such as bigram.py, and the loss.png of train.py.
 
 Scripts import this file only when they draw, because it needs matplotlib. Most of them call lines(),
 with the curves of each panel.
 """
 
-import functools
 import math
 from pathlib import Path
 
@@ -19,6 +18,8 @@ except ImportError as error:  # also if a package that matplotlib needs is missi
 
 # The baselines are computed on the first tokens of a split, up to this many
 MAX_TOKENS = 1 << 21
+# A count table with more cells than this would be mostly empty, so its baseline is left out
+MAX_CELLS = 1 << 21
 
 
 # ----------------------------------------------------------------------------- panels of curves
@@ -88,42 +89,41 @@ def draw_baselines(axes, data) -> None:
         axes.annotate(text, (1, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
 
 
-@functools.cache
 def baseline_losses(data) -> dict[str, float]:
-    """The validation losses of the uniform distribution, and of add-one unigrams and bigrams."""
+    """The validation losses of the uniform prediction, and of add-one unigrams and bigrams."""
     V = data.vocab_size
     train = first_tokens(data.train)
     val = first_tokens(data.val)
     losses = {"uniform": math.log(V)}
-    # A larger table of counts would be mostly empty
-    if V <= MAX_TOKENS:
+    if V <= MAX_CELLS:
         losses["unigram"] = add_one_loss(train, val, 1, V)
-    if V * V <= MAX_TOKENS:
+    if V * V <= MAX_CELLS:
         losses["bigram"] = add_one_loss(train, val, V, V)
     return losses
 
 
 def first_tokens(split: np.ndarray) -> np.ndarray:
     tokens = split[:MAX_TOKENS]
-    return tokens.astype(np.int64)  # as smaller integers, the numbers of cells() would overflow
+    return tokens.astype(np.int64)  # smaller integers would overflow in cell_numbers()
 
 
-def add_one_loss(train: np.ndarray, val: np.ndarray, contexts: int, V: int) -> float:
-    """The validation loss of counts, each plus one, in a table of `contexts` rows: V rows for bigrams,
-    one per previous token, or a single row for unigrams."""
-    seen = cells(train, contexts, V)
-    counts = np.bincount(seen, minlength=contexts * V)
-    N = counts.reshape(contexts, V) + 1
+def add_one_loss(train: np.ndarray, val: np.ndarray, n_rows: int, V: int) -> float:
+    """The validation loss of counts, each plus one, in a table (n_rows, V). Bigrams have V rows, one per
+    previous token; unigrams have a single row."""
+    train_cells = cell_numbers(train, n_rows, V)
+    counts = np.bincount(train_cells, minlength=n_rows * V)
+    N = counts.reshape(n_rows, V) + 1
     P = N / N.sum(axis=1, keepdims=True)
-    held_out = cells(val, contexts, V)
-    probs = P.ravel()[held_out]
+    val_cells = cell_numbers(val, n_rows, V)
+    probs = P.ravel()[val_cells]
     log_probs = np.log(probs)
     return -log_probs.mean()
 
 
-def cells(tokens: np.ndarray, contexts: int, V: int) -> np.ndarray:
-    """Where each token after the first one is counted in a table (contexts, V): row * V + column."""
-    rows = tokens[:-1] % contexts  # the previous token, or 0 if there is a single row
+def cell_numbers(tokens: np.ndarray, n_rows: int, V: int) -> np.ndarray:
+    """For each token after the first one, the number of its cell in a table (n_rows, V): row * V + column."""
+    previous = tokens[:-1]
+    rows = 0 if n_rows == 1 else previous
     columns = tokens[1:]
     return rows * V + columns
 
@@ -153,10 +153,10 @@ def logged_curve(entries: list[dict], name: str, style: str) -> tuple:
 def mlp_training(losses, tanhs, updates, saturated: float, data, title: str, path: Path) -> None:
     """How an MLP trains: its tanh layers before and after training, its loss, and its updates.
 
-    losses: of all steps
+    losses: one per step
     tanhs: two lists, before and after training; for each layer its activations and their gradients, (B, H) each
-    updates: (step, {matrix: log10 of update size / weight size})
-    saturated: from which |tanh| on
+    updates: a list of (step, {matrix: log10 of update size / weight size})
+    saturated: threshold of |tanh|; an activation above it is saturated
     """
     before, after = tanhs
     panels = tanh_panels("before", before, saturated)
@@ -168,7 +168,8 @@ def mlp_training(losses, tanhs, updates, saturated: float, data, title: str, pat
 
 def tanh_panels(when: str, layers: list, saturated: float) -> list[dict]:
     """The densities of the activations and of their gradients, a curve per layer; and a map of the
-    first layer, where a white column is a dead unit."""
+    first layer. A white column is a dead unit: it is saturated for every example, so its weights get
+    almost no gradient."""
     outputs = {}
     grads = {}
     for i, (out, grad) in enumerate(layers, 1):
@@ -191,7 +192,7 @@ def tanh_panels(when: str, layers: list, saturated: float) -> list[dict]:
 
 
 def histogram(values) -> tuple[np.ndarray, np.ndarray, str]:
-    """A curve: the density of the values."""
+    """A curve: the density of the values in 40 bins, over the right edges of the bins."""
     density, edges = np.histogram(values, 40, density=True)
     return edges[1:], density, "-"
 
@@ -208,6 +209,8 @@ def loss_panel(losses: list[float], data) -> dict:
     first = losses[0]
     label = f"first: {first:.2f}"
     curves[label] = ([0], [first], "ok")  # a black circle
+    # The panel ends a little above the uniform loss. A first loss beyond it is only in the legend. A
+    # vocabulary of one token has a uniform loss of 0, which would leave no height
     uniform = math.log(max(data.vocab_size, 2))
     panel = {"title": "training loss by step, nats", "curves": curves, "data": data}
     panel["ylim"] = (None, 1.2 * uniform)
@@ -215,15 +218,16 @@ def loss_panel(losses: list[float], data) -> dict:
 
 
 def update_panel(updates: list[tuple[int, dict]]) -> dict:
-    """The update sizes of each matrix over the steps."""
+    """The update sizes of each matrix over the steps, relative to its weights. updates: a list of
+    (step, {matrix: log10 of update size / weight size})."""
     steps = [step for step, _ in updates]
-    _, first_sizes = updates[0]
+    _, first_ratios = updates[0]
     curves = {}
-    for name in first_sizes:
-        log_ratios = [sizes[name] for _, sizes in updates]
+    for name in first_ratios:
+        log_ratios = [ratios[name] for _, ratios in updates]
         curves[name] = (steps, log_ratios, "-")
     ends = [0, steps[-1]]
-    curves["a thousandth"] = (ends, [-3, -3], ":k")  # a dotted black line
+    curves["a thousandth"] = (ends, [-3, -3], ":k")  # log10(1/1000) = -3, a dotted black line
     panel = {"title": "log10(update / weight size) by step", "curves": curves}
     panel["ylim"] = (-5, None)
     return panel
@@ -232,33 +236,35 @@ def update_panel(updates: list[tuple[int, dict]]) -> dict:
 def scaling(results: list, law, prediction, n_widths: int, path: Path) -> None:
     """Loss by compute, isoFLOP curves, and the law beside the runs.
 
-    results: a scaling.Result for each run; n_widths in turn have the same tokens
+    results: a scaling.Result for each run, sorted by training tokens; n_widths runs in turn, one per
+        width of the model, have the same number of tokens
     law: a scaling.Law
     prediction: a scaling.Prediction of the largest run
     """
-    # A row per width, a column per number of training tokens, (n_widths, durations)
-    N = by_width(results, "N", n_widths)
-    D = by_width(results, "D", n_widths)
-    L = by_width(results, "loss", n_widths)
-    left = compute_panel(N, D, L, law)
-    middle = isoflop_panel(N, D, L, law)
-    right = agreement_panel(N, D, L, law, prediction)
+    params = by_width(results, "N", n_widths)
+    tokens = by_width(results, "D", n_widths)
+    losses = by_width(results, "loss", n_widths)
+    left = compute_panel(params, tokens, losses, law)
+    middle = isoflop_panel(params, tokens, losses, law)
+    right = agreement_panel(params, tokens, losses, law, prediction)
     lines(path, left, middle, right)
 
 
 def by_width(results: list, name: str, n_widths: int) -> np.ndarray:
+    """A field of all results as a table (n_widths, durations): a row per width, a column per number of
+    training tokens. The panels below have such tables of the parameters, tokens and losses."""
     numbers = np.array([getattr(result, name) for result in results])
     return numbers.reshape(-1, n_widths).T
 
 
-def compute_panel(N: np.ndarray, D: np.ndarray, L: np.ndarray, law) -> dict:
-    """The losses of the runs over their compute, and the lowest ones by the law."""
+def compute_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, law) -> dict:
+    """The losses of the runs over their compute, a curve per width; and the lowest losses by the law."""
     curves = {}
-    for n, tokens, losses in zip(N[:, 0], D, L, strict=True):
-        label = f"N = {n:,}"
-        compute = 6 * n * tokens
-        curves[label] = (compute, losses, "o-")
-    compute = 6 * N * D
+    compute = 6 * params * tokens  # FLOP
+    for i, n_params in enumerate(params[:, 0]):
+        label = f"N = {n_params:,}"
+        curves[label] = (compute[i], losses[i], "o-")
+    # The curve of the law goes on to five times the compute of the largest run
     budgets = np.geomspace(compute.min(), 5 * compute.max())
     N_best, D_best = law.optimum(budgets)
     lowest = law.loss(N_best, D_best)
@@ -270,46 +276,58 @@ def compute_panel(N: np.ndarray, D: np.ndarray, L: np.ndarray, law) -> dict:
     return panel
 
 
-def isoflop_panel(N: np.ndarray, D: np.ndarray, L: np.ndarray, law) -> dict:
-    """For some budgets of compute C, the loss by the size of the model: a larger one has fewer tokens."""
-    parameters = N[:, 0]  # of each width
-    smallest = parameters.min() / 2
-    largest = parameters.max() * 2
+def isoflop_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, law) -> dict:
+    """For some budgets of compute, the loss by the size of the model. With the same budget, a larger model
+    trains on fewer tokens."""
+    trained_sizes = params[:, 0]  # parameters, one number per width
+    smallest = trained_sizes.min() / 2
+    largest = trained_sizes.max() * 2
     sizes = np.geomspace(smallest, largest)
-    budgets = 6 * np.median(N) * D[0]
+    # What a model of median size needs for each number of tokens, in FLOP
+    budgets = 6 * np.median(params) * tokens[0]
     curves = {}
-    for i, C in enumerate(budgets):
-        label = f"C = {C:.1e} FLOP"
-        law_losses = law.loss(sizes, C / (6 * sizes))
+    for i, budget in enumerate(budgets):
+        label = f"C = {budget:.1e} FLOP"
+        law_losses = law.loss(sizes, budget / (6 * sizes))
         curves[label] = (sizes, law_losses, f"-C{i}")  # a line in the color number i
-        for n, tokens, losses in zip(parameters, D, L, strict=True):
-            d = C / (6 * n)  # how many tokens the budget allows
-            if tokens[0] <= d <= tokens[-1]:  # between two runs of this width
-                loss = np.interp(math.log(d), np.log(tokens), losses)
-                label = f"_{n} {i}"
-                curves[label] = ([n], [loss], f"oC{i}")  # a circle
+        for n_params, loss in interpolated_losses(budget, params, tokens, losses):
+            label = f"_{n_params} {i}"
+            curves[label] = ([n_params], [loss], f"oC{i}")  # a circle in the same color
     N_best, D_best = law.optimum(budgets)
     lowest = law.loss(N_best, D_best)
     curves["best N by the law"] = (N_best, lowest, "*--k")
     panel = {"title": "isoFLOP: law, interpolated runs (dots)", "curves": curves}
     panel["xscale"] = "log"
-    panel["xticks"] = parameters
-    panel["xticklabels"] = [f"{n / 1000:.0f}k" for n in parameters]
+    panel["xticks"] = trained_sizes
+    panel["xticklabels"] = [f"{n / 1000:.0f}k" for n in trained_sizes]
     panel["xlabel"] = "N, parameters without embeddings"
     return panel
 
 
-def agreement_panel(N: np.ndarray, D: np.ndarray, L: np.ndarray, law, prediction) -> dict:
-    """The measured losses over the losses by the law."""
-    measured = L.ravel()
-    by_law = law.loss(N, D).ravel()
+def interpolated_losses(budget: float, params: np.ndarray, tokens: np.ndarray, losses: np.ndarray) -> list[tuple]:
+    """For each width, (parameters, the loss of a run with this budget in FLOP), interpolated between its
+    runs. A width is left out if all its runs have fewer tokens than the budget allows, or all have more."""
+    points = []
+    for i, n_params in enumerate(params[:, 0]):
+        allowed = budget / (6 * n_params)  # tokens
+        if tokens[i, 0] <= allowed <= tokens[i, -1]:
+            loss = np.interp(math.log(allowed), np.log(tokens[i]), losses[i])
+            points.append((n_params, loss))
+    return points
+
+
+def agreement_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, law, prediction) -> dict:
+    """The measured losses over the losses by the law, and the predicted loss of the largest run."""
+    measured = losses.ravel()
+    by_law = law.loss(params, tokens).ravel()
     ends = [measured.min(), measured.max()]
     curves = {"runs": (by_law, measured, "o")}
     curves["law = measurement"] = (ends, ends, ":k")
-    # The interval is a horizontal line with three ticks: both ends, and the prediction
+    # A horizontal line at the measured loss of the largest run (most parameters, most tokens). Its three
+    # ticks are the prediction and the ends of the interval
     ticks = [prediction.low, prediction.loss, prediction.high]
-    largest = L[-1, -1]  # the loss of the largest run
-    curves["largest, predicted; 95 % interval"] = (ticks, [largest] * 3, "|-C3")
+    heights = [losses[-1, -1]] * 3
+    curves["largest, predicted; 95 % interval"] = (ticks, heights, "|-C3")
     panel = {"title": "law beside measurement", "curves": curves}
     panel["xlabel"] = "loss by the law"
     panel["ylabel"] = "validation loss"
@@ -317,14 +335,14 @@ def agreement_panel(N: np.ndarray, D: np.ndarray, L: np.ndarray, law, prediction
 
 
 def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:
-    """The heat map of the lecture: each count in N (m, m) with its pair of tokens."""
+    """The heat map of the lecture: in each cell, a pair of tokens above its count in N (m, m)."""
     figure = Figure((16, 16), layout="tight")
     axes = figure.subplots()
     axes.imshow(N, cmap="Blues")
     axes.axis("off")
-    fontsize = 270 / len(N)
+    fontsize = 270 / len(N)  # in points: the more cells, the smaller
     style = {"ha": "center", "fontsize": fontsize, "antialiased": False}
-    half = N.max() / 2
+    half = N.max() / 2  # cells with larger counts are so dark that their text is white
     for i, j in np.ndindex(N.shape):
         color = "white" if N[i, j] > half else "black"
         pair = names[i] + names[j]
@@ -336,6 +354,7 @@ def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:
 def attention(weights: np.ndarray, names: list[str], path: Path, sources: list[str] | None = None) -> None:
     """Weights (n_layer, nh, T, S): a panel per head, T names at the left, S sources (or names) below."""
     n_layer, n_head, T, S = weights.shape
+    # In inches: panels, and space for their labels
     width = 0.5 + 2.6 * n_head
     height = 0.3 + (0.6 + 2.1 * T / S) * n_layer
     figure = Figure((width, height), dpi=80, layout="constrained")

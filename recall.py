@@ -5,7 +5,7 @@
 
 Read rnn.py before, attention.py after. The sequences are random, so only memory helps:
 
-    first_letter    q B x a ?           ->  q          which letter was the first, k others ago?
+    first_letter    q B x a ?           ->  q          which letter came first, before k others?
     pairs           a 7 c 3 F 9  c F a  ->  3 9 7      which digit came with this letter?
 
 A recurrent cell reads a token, changes its state, and never sees the token again. The state has the
@@ -39,11 +39,11 @@ class Options:
 
 # ----------------------------------------------------------------------------- the two tests
 
-# Token ids: 52 letters, 10 digits, and "?". The last id stands for no token
+# Token ids: 0 to 51 are letters, 52 to 61 digits, 62 is "?"
 LETTERS = 52
 DIGITS = 10
 QUESTION = 62
-NO_TOKEN = 63
+VOCAB_SIZE = 63
 
 
 def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,9 +53,10 @@ def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
         inputs     q  B  x  a  ?
         targets   -1 -1 -1 -1  q      -1: no prediction is asked for"""
     letters = torch.randint(LETTERS, (B, k + 1))
-    first = letters[:, :1]
-    inputs = F.pad(letters, (0, 1), value=QUESTION)
-    targets = F.pad(first, (k + 1, 0), value=-1)
+    question = torch.full((B, 1), QUESTION)
+    inputs = torch.cat((letters, question), dim=1)
+    targets = torch.full_like(inputs, -1)
+    targets[:, -1] = letters[:, 0]
     return inputs, targets
 
 
@@ -65,14 +66,17 @@ def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
 
         inputs     a  7  c  3  F  9  c  F  a
         targets   -1 -1 -1 -1 -1 -1  3  9  7      the letters in another order ask for their digits"""
-    letters = torch.rand(B, LETTERS).argsort(1)[:, :n]  # n different ones
-    digits = torch.randint(LETTERS, LETTERS + DIGITS, (B, n))
-    order = torch.rand(B, n).argsort(1)
+    shuffled = torch.rand(B, LETTERS).argsort(1)  # in each row, all letters in a random order
+    letters = shuffled[:, :n]  # a c F
+    digits = torch.randint(LETTERS, LETTERS + DIGITS, (B, n))  # 7 3 9
+    order = torch.rand(B, n).argsort(1)  # 1 2 0
+    asked = letters.gather(1, order)  # c F a
+    answers = digits.gather(1, order)  # 3 9 7
     told = torch.stack((letters, digits), dim=2)  # (B, n, 2)
-    asked = letters.gather(1, order)  # (B, n)
-    answers = digits.gather(1, order)  # (B, n)
-    inputs = torch.cat((told.flatten(1), asked), dim=1)
-    targets = F.pad(answers, (2 * n, 0), value=-1)
+    told = told.flatten(1)  # a 7 c 3 F 9: (B, 2 n)
+    inputs = torch.cat((told, asked), dim=1)
+    no_answers = torch.full_like(told, -1)
+    targets = torch.cat((no_answers, answers), dim=1)
     return inputs, targets
 
 
@@ -82,8 +86,8 @@ def guess_a_letter(k: int) -> float:
 
 
 def guess_most_frequent_digit(n: int) -> float:
-    """The accuracy of a model that knows the n digits, but not their letters, and always answers with
-    the most frequent one: the mean over 10,000 sequences."""
+    """The accuracy of a model that knows which n digits came, but not with which letters, and always
+    answers with the most frequent digit: the mean over 10,000 sequences."""
     digits = torch.randint(DIGITS, (10_000, n))
     counts = F.one_hot(digits, DIGITS).sum(1)  # (10_000, 10): how often each digit came
     most_frequent = counts.amax(1).float()
@@ -93,10 +97,10 @@ def guess_most_frequent_digit(n: int) -> float:
 @dataclass
 class Task:
     name: str
-    unit: str  # the name of its difficulty, k or n
+    symbol: str  # k or n, as the table calls the difficulty
     difficulties: tuple[int, ...]  # the columns of the table, from the easiest to the hardest
     draw: Callable  # (difficulty, B) -> inputs and targets (B, T)
-    guess: Callable  # difficulty -> accuracy without a memory
+    guess: Callable  # difficulty -> accuracy by guessing
 
 
 TASKS = (
@@ -107,6 +111,7 @@ TASKS = (
 
 # ----------------------------------------------------------------------------- training and measuring
 
+# The same training for each model and task. 0.999 is Adam's usual beta2
 RECIPE = Recipe(max_iters=1000, learning_rate=0.003, optimizer="adam", warmup_iters=0, beta2=0.999)
 
 
@@ -119,13 +124,13 @@ def memorize(model: nn.Module, task: Task) -> list[float]:
         logits, _ = model(inputs)  # (B, T, V)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
-    fit(model, batch_loss, RECIPE, lines=2)
+    fit(model, batch_loss, RECIPE, lines=2)  # prints the training loss twice
     return [accuracy(model, task, difficulty) for difficulty in task.difficulties]
 
 
 def training_batches(task: Task) -> Iterator:
-    """Yield inputs and targets of a random difficulty. The hardest one grows during the first 80 % of
-    the steps (a curriculum)."""
+    """Yield batches: inputs and targets of a random difficulty, from the easiest one to a limit. During
+    the first 80 % of the steps, the limit grows to the hardest one (a curriculum)."""
     easiest = task.difficulties[0]
     hardest = task.difficulties[-1]
     for step in itertools.count():
@@ -150,7 +155,8 @@ TEXT = 16_384
 
 
 def bytes_kept(model: nn.Module) -> int:
-    """What a model has to keep of TEXT tokens to generate the next: a state, or all keys and values."""
+    """How many bytes a model has to keep of TEXT tokens to generate the next one: the state of a
+    recurrent model; all keys and values of a GPT, if its block_size were that long."""
     if isinstance(model, RecurrentModel):
         return sum(state.nbytes for state in model.start(1))
     config = model.config
@@ -181,25 +187,36 @@ SMALL = {
 
 class TwoTokens(nn.Embedding):
     """Adds an embedding of the token before: idx (B, T) -> (B, T, C). A linear cell computes a key and its
-    value from one input, but a pair is two tokens. The first NO_TOKEN rows of the table are for the
-    token itself. The others are for the token before, which can be "no token"."""
+    value from one input, but a pair is two tokens. The table has two parts:
+
+        rows 0 to 62      embeddings of the token itself
+        rows 63 to 126    embeddings of the token before: row 63 + its id, or row 126 for "no token"
+    """
+
+    def __init__(self, C: int):
+        super().__init__(2 * VOCAB_SIZE + 1, C)
 
     def forward(self, idx: torch.Tensor) -> torch.Tensor:
-        before = F.pad(idx, (1, -1), value=NO_TOKEN)  # "a 7 c" becomes "no token, a, 7"
-        return super().forward(idx) + super().forward(NO_TOKEN + before)
+        no_token = torch.full_like(idx[:, :1], VOCAB_SIZE)  # the id after the last token's
+        before = torch.cat((no_token, idx[:, :-1]), dim=1)  # "a 7 c" becomes "no token, a, 7"
+        return super().forward(idx) + super().forward(VOCAB_SIZE + before)
 
 
 def make_small(name: str) -> nn.Module:
-    """A model of about 30,000 parameters with this cell, or a GPT. Both embed the previous token, too."""
+    """A model of about 30,000 parameters: a GPT, or a recurrent model with this cell. Both also embed the
+    previous token."""
     if name == "gpt":
-        return GPT(GPTConfig(vocab_size=NO_TOKEN, block_size=256, n_layer=2, n_head=2, n_embd=32, lookback=1))
+        # lookback=1: the GPT also adds an embedding of the previous token
+        return GPT(GPTConfig(vocab_size=VOCAB_SIZE, block_size=256, n_layer=2, n_head=2, n_embd=32, lookback=1))
     size = SMALL[name]
     H = size.n_hidden
-    model = RecurrentModel(NO_TOKEN, name, size.n_embd, H, size.n_layer, dropout=0.0)
-    model.wte = TwoTokens(2 * NO_TOKEN + 1, size.n_embd)
-    if name == "gru":  # at first it keeps 0.73 of the state, as the LSTM's forget gate does
-        update_gate = model.cells[0].bias_ih_l0[H : 2 * H]
-        nn.init.ones_(update_gate)
+    model = RecurrentModel(VOCAB_SIZE, name, size.n_embd, H, size.n_layer, dropout=0.0)
+    model.wte = TwoTokens(size.n_embd)
+    if name == "gru":
+        # At first, the gate that keeps the state is sigmoid(1) = 0.73, as in cells.LSTM. cells.GRU has
+        # PyTorch's biases: its gate is half open, and then the GRU seldom learns to keep the letter
+        update_bias = model.cells[0].bias_ih_l0[H : 2 * H]
+        nn.init.ones_(update_bias)
     return model
 
 
@@ -207,9 +224,9 @@ def make_small(name: str) -> nn.Module:
 
 
 def run_task(task: Task, seed: int) -> dict[str, float]:
-    """Train each small model on a task, and print a table of accuracies. Returns the mean accuracy of
-    each, by the name of task and model."""
-    header = [f"{task.unit} = {difficulty}" for difficulty in task.difficulties]
+    """Train each small model on a task, and print a table of accuracies. Returns each model's mean
+    accuracy over the difficulties, under names such as first_letter_gru."""
+    header = [f"{task.symbol} = {difficulty}" for difficulty in task.difficulties]
     guesses = [f"{task.guess(difficulty):.1%}" for difficulty in task.difficulties]
     rows = [
         ["accuracy", *header, f"bytes after {TEXT:,}"],
@@ -221,8 +238,8 @@ def run_task(task: Task, seed: int) -> dict[str, float]:
         model = make_small(name)
         print(f"\n{task.name}, {name}: {model.num_params():,} parameters", flush=True)
         accuracies = memorize(model, task)
-        cells = [f"{value:.1%}" for value in accuracies]
-        rows.append([name, *cells, f"{bytes_kept(model):,}"])
+        percentages = [f"{value:.1%}" for value in accuracies]
+        rows.append([name, *percentages, f"{bytes_kept(model):,}"])
         means[f"{task.name}_{name}"] = float(np.mean(accuracies))
     print()
     print_table(rows)

@@ -686,8 +686,8 @@ def test_baselines_in_plots_equal_unigram_and_bigram_loss(call, name, monkeypatc
     commands = {"unigram": (ngram, "--n=1"), "bigram": (bigram,) if name == "list" else (ngram, "--n=2")}
     losses = {model: result(call(*command, f"--dataset={name}")[1])["val"] for model, command in commands.items()}
     assert {model: f"{loss:.4f}" for model, loss in baselines.items()} == losses
-    plots.baseline_losses.cache_clear()
-    monkeypatch.setattr(plots, "MAX_TOKENS", 150)  # a table of pairs has more cells, and the text more tokens
+    monkeypatch.setattr(plots, "MAX_TOKENS", 150)  # the text has more tokens
+    monkeypatch.setattr(plots, "MAX_CELLS", 150)  # a table of pairs has more cells
     some = plots.baseline_losses(data)
     assert list(some) == ["uniform", "unigram"]
     assert some["unigram"] != pytest.approx(baselines["unigram"], abs=1e-6)

@@ -19,18 +19,23 @@ def open_gpt2(name) -> GPT:
 
 
 @pytest.mark.parametrize(
-    ("name", "params"),
-    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
+    ("L", "n_head", "C", "params"),  # Radford et al. 2019, table 2
+    [
+        (12, 12, 768, 124_439_808),
+        (24, 16, 1024, 354_823_168),
+        (36, 20, 1280, 774_030_080),
+        (48, 25, 1600, 1_557_611_200),
+    ],
+    ids=gpt2.GPT2_NAMES,
 )
-def test_the_sizes_of_gpt2_are_the_published_ones(name, params):
-    shape = dict(zip(("n_layer", "n_head", "n_embd"), gpt2.GPT2_SIZES[name], strict=True))
-    L, C = shape["n_layer"], shape["n_embd"]
+def test_the_options_of_gpt2_with_its_sizes_give_the_published_number_of_parameters(L, n_head, C, params):
+    shape = {"n_layer": L, "n_head": n_head, "n_embd": C}
     with torch.device("meta"):
         model = GPT(GPTConfig(**shape | gpt2.GPT2_OPTIONS, vocab_size=50257, block_size=1024))
     assert model.num_params() == params == L * (12 * C * C + 13 * C) + 2 * C + 50257 * C + 1024 * C
     assert model.num_params(non_embedding=True) == params - 1024 * C
     assert model.flops_per_token() == 6 * (params - 1024 * C) + 12 * L * 1024 * C
-    assert C / shape["n_head"] == 64
+    assert gpt2.read_n_head(Path("model.safetensors"), C) == n_head
 
 
 def small_tensors() -> dict[str, torch.Tensor]:
@@ -228,7 +233,7 @@ def test_tokens_that_were_added_to_gpt2_are_left_out(capsys, more):
     padded = open_gpt2("model.safetensors")
     assert padded.config.vocab_size == 50_257
     assert all(torch.equal(p, plain[name]) for name, p in padded.state_dict().items())
-    found = f"model.safetensors: {more} of {50_257 + more:,} embeddings are of no token of GPT-2, left out"
+    found = f"model.safetensors: left out {more} of {50_257 + more:,} embeddings: GPT-2 has 50,257 tokens"
     assert found in capsys.readouterr().err
     Path("model.safetensors").write_bytes(safetensors(tensors | {"wte.weight": wte, "lm_head.weight": wte[:50_257]}))
     assert torch.equal(open_gpt2("model.safetensors").lm_head.weight, plain["lm_head.weight"])

@@ -50,12 +50,8 @@ def test_a_label_with_an_underscore_is_not_in_the_legend(figures, tmp_path):
     assert len(axes.lines) == 2 and [text.get_text() for text in axes.get_legend().get_texts()] == ["a"]
 
 
-class Tokens(SimpleNamespace):
-    __hash__ = object.__hash__  # the baselines of a dataset are computed once
-
-
 def test_baselines_are_add_one_counts(figures, tmp_path):
-    data = Tokens(vocab_size=3, train=np.array([0, 1, 1, 2], np.uint16), val=np.array([1, 1, 0], np.uint16))
+    data = SimpleNamespace(vocab_size=3, train=np.array([0, 1, 1, 2], np.uint16), val=np.array([1, 1, 0], np.uint16))
     losses = plots.baseline_losses(data)
     # counted are 1, 1, 2 (the first token has no pair): unigrams (0 + 1) / 6, 3 / 6, 2 / 6; after 1: 1, 2, 2 of 5
     unigram = -(math.log(3 / 6) + math.log(1 / 6)) / 2
@@ -69,12 +65,12 @@ def test_baselines_are_add_one_counts(figures, tmp_path):
 
 def test_ids_of_16_bits_do_not_overflow_in_a_table_of_pairs():
     ids = np.arange(1000, dtype=np.uint16)
-    data = Tokens(vocab_size=1000, train=ids, val=ids)
+    data = SimpleNamespace(vocab_size=1000, train=ids, val=ids)
     assert plots.baseline_losses(data)["bigram"] == pytest.approx(-math.log(2 / 1001))
 
 
 def test_a_long_training_is_drawn_as_about_200_means_and_a_short_one_as_it_is(figures, tmp_path):
-    data = Tokens(vocab_size=4, train=np.zeros(9, np.uint16), val=np.zeros(9, np.uint16))
+    data = SimpleNamespace(vocab_size=4, train=np.zeros(9, np.uint16), val=np.zeros(9, np.uint16))
     layer = (torch.linspace(-0.9, 0.9, 20).view(4, 5), torch.linspace(-1, 1, 20).view(4, 5))
     updates = [(1, {"W": -2.0}), (2, {"W": -4.0})]
     long = [float(i) for i in range(1001)]

@@ -12,7 +12,6 @@ from test_model import SMALL, batch, config, every_combination, shaken  # noqa: 
 from test_prepare_data import shard
 from test_train import SHORT
 
-import plots
 import prepare_data
 import sample
 import train
@@ -42,8 +41,7 @@ def runs(tmp_path_factory):
         for dataset in ("tiny", "list", "emoji_bpe260"):
             patch.setattr("sys.argv", ["train.py", *longer, f"--dataset={dataset}", f"--out_dir=out/{dataset}"])
             train.main()
-        plots.baseline_losses.cache_clear()  # Windows removes no file that is still mapped
-        gc.collect()
+        gc.collect()  # Windows removes no file that is still mapped
         shutil.rmtree("data")
     return folder
 
