@@ -1,24 +1,27 @@
 """Aside: an encoder alone, as in BERT (Devlin et al. 2018). Do the letters after a gap help?
 
-    python mlm.py                                    # four minutes: three networks, and n-grams
+    python mlm.py                                    # four minutes: five networks, and n-grams
     python mlm.py --dataset=names --fill=al_x_nder   # fill the gaps of a name
     python mlm.py --other=names                      # also tell names from words
 
 Read seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both
-sides, so predicting the next letter would be copying. Instead, some letters are hidden, and it
-predicts these: masked language modeling. How much does it gain from the letters after a gap? Hide
-one letter of a word, and predict it from the letters
+sides, so it would only have to copy the next letter. Instead, some letters are hidden, and the
+encoder predicts these: masked language modeling. How much does it gain from the letters after a
+gap? Hide one letter of a word. It is predicted from the letters on one side or on both (| is the
+newline before and after a word):
 
-    left      \\n e m [?]            by a GPT
-    right             [?] a \\n      by a GPT that reads words from the end to the beginning
-    both      \\n e m [?] a \\n       by an encoder, trained on words with hidden letters
+    left      | e m [?]          by a GPT
+    right           [?] a |      by a GPT that reads words from the end to the beginning
+    both      | e m [?] a |      by an encoder, trained on words with hidden letters
 
-and by n-grams of the letters nearest to it on these sides. All of them know that a gap is a letter.
+N-grams of the nearest letters on these sides predict it, too. A gap is always a letter, never the
+end of the word.
 
-An encoder that was trained in this way is a start for other tasks. Does the second half of a word
-belong to the first one? That is BERT's next sentence prediction, for halves of words. The newline
-before a word is its [CLS]: a token that says nothing itself, and attends to all others. A linear
-layer turns its last hidden state into the logits of two classes, and everything is trained further.
+An encoder that was trained in this way is a start for other tasks. Here the task is: does the second
+half of a word belong to the first one? (This is BERT's next sentence prediction, for halves of words.)
+A linear layer turns the last hidden state of one token into the logits of two classes, and all
+weights are trained further. This token is the newline before the word, BERT's [CLS]: it says nothing
+itself, and attends to all other tokens.
 """
 
 import copy
@@ -39,12 +42,12 @@ from ngram import NGrams, sum_by_row
 from optim import Recipe, fit
 from prepare_data import Dataset, load
 
-# A token is an index of the alphabet "\0_\nabc...", which has V characters: padding, a hidden letter,
-# the end of a word, and the letters, from FIRST on
-PAD = 0
-MASK = 1
-END = 2
-FIRST = 3
+# A token is an index of the alphabet "\0_\nabc...", which has V characters: SPECIAL, then the letters
+SPECIAL = "\0_\n"
+PAD = 0  # padding, after short words
+MASK = 1  # a hidden letter
+END = 2  # the newline at each end of a word, so also before it
+FIRST = 3  # the first letter
 # Longer documents are left out
 MAX_LETTERS = 30
 # Words per step
@@ -57,13 +60,13 @@ MASKED = 0.8
 RANDOM = 0.1
 
 # What an n-gram sees: letters at these distances from the gap. Smoothing drops the first ones first.
-# The n-grams of "right" read reversed words. The distances, and the discount of Kneser-Ney smoothing,
-# were chosen on the validation splits
+# The distances and DISCOUNT were chosen on the validation splits
 BEFORE = (-5, -4, -3, -2, -1)
 AROUND = (-3, 3, -2, 2, -1, 1)
+# On the right side, too, n-grams see the letters before a gap, as they read reversed words
 SIDES = {"left": BEFORE, "right": BEFORE, "both": AROUND}
 REACH = 5  # the largest distance
-DISCOUNT = 0.8
+DISCOUNT = 0.8  # Kneser-Ney smoothing
 
 # How a classifier is trained, and on how many examples it is tested
 CLASSIFIER = Recipe(1000, learning_rate=0.006)
@@ -92,31 +95,32 @@ def hide_letters(idx: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor]
     targets, (B, T) each; positions that were not chosen have the target -1. For example (| is END):
 
         idx        |  a  l  e  x  a  n  d  e  r  |
-        chosen           *              *     *
+        chosen           *              *  *
         changed    |  a  _  e  x  a  n  d  k  r  |     the first is masked; d stays; k is random
         targets    .  .  l  .  .  .  .  d  e  .  .     . is -1
     """
     u = torch.rand(2, *idx.shape)  # two random numbers for each token
     chosen = (u[0] < CHOSEN) & (idx >= FIRST)
-    is_masked = u[1] < MASKED
-    is_changed = u[1] < MASKED + RANDOM
+    is_masked = chosen & (u[1] < MASKED)
+    is_random = chosen & (u[1] >= MASKED) & (u[1] < MASKED + RANDOM)
     random_letters = torch.randint(FIRST, V, idx.shape)
-    changed = torch.where(is_changed, random_letters, idx)
-    changed = torch.where(is_masked, MASK, changed)
-    changed = torch.where(chosen, changed, idx)
+    changed = torch.where(is_masked, MASK, idx)
+    changed = torch.where(is_random, random_letters, changed)
     targets = torch.where(chosen, idx, -1)
     return changed, targets
 
 
 class Encoder(GPT):
-    """A GPT whose mask hides padding instead of the future, as in BERT. (The original also has
-    other norms, positions and tokens, and predicts whether two sentences follow each other.)"""
+    """A GPT whose mask hides padding instead of the future, as in BERT. (BERT also has a LayerNorm after
+    each sublayer, learned positions and WordPiece tokens. In its training, it also predicts whether two
+    sentences follow each other.)"""
 
     def __init__(self, config: GPTConfig):
-        super().__init__(replace(config, flash=False))  # the fused kernel would be causal
+        super().__init__(replace(config, flash=False))  # GPT's fused kernel is causal; without it, mask() is used
 
     def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
-        """Return what is added to the scores of the keys key_ids (B, S): -inf hides padding."""
+        """Override GPT.mask(): return what is added to the scores of the keys key_ids (B, S). -inf hides
+        padding."""
         mask = torch.zeros(key_ids.shape)
         mask = mask.masked_fill(key_ids == PAD, -torch.inf)
         return mask[:, None, None]  # (B, 1, 1, S): equal for all heads and queries
@@ -124,8 +128,8 @@ class Encoder(GPT):
 
 def masked_loss(encoder: Encoder, idx: torch.Tensor) -> torch.Tensor:
     """Hide letters of idx (B, T). Returns the mean loss of the chosen letters, in nats."""
-    hidden, targets = hide_letters(idx, encoder.config.vocab_size)
-    _, loss = encoder(hidden, targets)  # a target of -1 is ignored
+    changed, targets = hide_letters(idx, encoder.config.vocab_size)
+    _, loss = encoder(changed, targets)  # a target of -1 is ignored
     return loss
 
 
@@ -142,7 +146,7 @@ def next_letter_loss(gpt: GPT, idx: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Words:
-    """The documents of a dataset that have 1 to MAX_LETTERS letters."""
+    """The documents of a dataset that have 1 to MAX_LETTERS letters, and none of SPECIAL."""
 
     name: str  # name of the dataset
     train: list[str]
@@ -155,30 +159,30 @@ def read_words(data: Dataset) -> Words:
 
 
 def read_split(data: Dataset, split: str) -> list[str]:
-    """Return the documents of a split that have 1 to MAX_LETTERS letters."""
+    """Return the documents of a split that have 1 to MAX_LETTERS letters, and none of SPECIAL."""
     words = []
     for ids in data.documents(split):
         word = data.tokenizer.decode(ids)
         is_short = 1 <= len(word) <= MAX_LETTERS
-        if is_short and "_" not in word:  # a _ stands for a gap
+        if is_short and set(SPECIAL).isdisjoint(word):
             words.append(word)
     if not words:
-        raise UserError(f"{data.name} has no documents of 1 to {MAX_LETTERS} letters; use names")
+        raise UserError(f"{data.name} has no documents of 1 to {MAX_LETTERS} letters; use a dataset such as names")
     return words
 
 
 def make_alphabet(words: list[str]) -> str:
     """Return the characters of all tokens, in their order."""
     letters = set("".join(words))
-    return "\0_\n" + "".join(sorted(letters))
+    return SPECIAL + "".join(sorted(letters))
 
 
 def encode(words: list[str], alphabet: str) -> torch.Tensor:
-    """Words -> tokens (B, T), with END before and after each word, and PAD after shorter words. "a" and
-    "bob" become
+    """Words -> tokens (B, T), with END before and after each word, and PAD after shorter words. In the
+    alphabet, "_" has the index MASK, so it becomes MASK. "a" and "b_b" become
 
-        END a END PAD PAD
-        END b  o   b  END
+        END a END  PAD PAD
+        END b MASK  b  END
     """
     rows = []
     for word in words:
@@ -191,7 +195,8 @@ def encode(words: list[str], alphabet: str) -> torch.Tensor:
 
 
 def train(model: GPT, words: list[str], alphabet: str, steps: int, seed: int, side: str) -> None:
-    """Train an encoder on hidden letters, or a GPT on each next letter. side: what the model sees, to print."""
+    """Train an encoder on hidden letters, or a GPT on each next letter. side: the side that the model
+    sees, which is printed on each line of progress."""
     rng = random.Random(seed)
     loss_of = masked_loss if isinstance(model, Encoder) else next_letter_loss
 
@@ -213,11 +218,10 @@ def train(model: GPT, words: list[str], alphabet: str, steps: int, seed: int, si
 @torch.no_grad()
 def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
     """Return the mean loss over all letters of words, each hidden in turn, in nats per letter. A GPT
-    does not see that letter anyway, and also gives a probability to the end of the word. Here it is
-    known that there is a letter, so the probabilities of letters are scaled to add up to 1."""
+    predicts the letter before it sees the letter. A GPT also gives a probability to the end of the
+    word, and a gap is always a letter: so the probabilities of letters are scaled to add up to 1."""
     losses = []
-    # An encoder's logits at t predict the letter at t, as do a GPT's logits at t - 1
-    shift = 0 if isinstance(model, Encoder) else 1
+    is_encoder = isinstance(model, Encoder)
     for rows in encode(words, alphabet).split(500):
         T = rows.shape[1]
         for t in range(1, T - 1):
@@ -226,7 +230,8 @@ def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
             letters = idx[:, t].clone()  # (B,)
             idx[:, t] = MASK
             logits, _ = model(idx)  # (B, T, V)
-            letter_logits = logits[:, t - shift, FIRST:]  # (B, letters)
+            position = t if is_encoder else t - 1  # its logits predict the letter at t
+            letter_logits = logits[:, position, FIRST:]  # (B, letters)
             loss = F.cross_entropy(letter_logits, letters - FIRST, reduction="none")  # (B,)
             losses.append(loss)
     return torch.cat(losses).mean().item()
@@ -237,7 +242,7 @@ def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
 
 def letter_grams(words: list[str], alphabet: str, side: str, end: bool = False) -> np.ndarray:
     """Return an n-gram for each letter, (letters, n): the letters that an n-gram sees, then the letter
-    itself. A number is a token - END, so END is 0. With end=True, END is also predicted, except at the
+    itself. The numbers are token minus END, so END is 0. With end=True, END is also predicted, except at the
     start of a word. For the word "zab" (| is END):
 
         left     |||||z   ||||za   |||zab     the five letters before it, then the letter
@@ -249,15 +254,21 @@ def letter_grams(words: list[str], alphabet: str, side: str, end: bool = False) 
     padded = F.pad(padded, (REACH, REACH), value=END)  # (B, T + 2 REACH)
     offsets = list(SIDES[side])
     offsets.append(0)  # the letter itself
+    # If REACH were 2, the letters at distance -1 would start at padded[1]. The word "zab":
+    #     idx               | z a b |
+    #     padded        | | | z a b | | |
+    #     distance -1     | | z a b
     columns = []
     for offset in offsets:
         start = REACH + offset
         neighbors = padded[:, start : start + T]  # (B, T): for each letter, the letter at this distance
         columns.append(neighbors)
     grams = torch.stack(columns, dim=2)  # (B, T, n)
-    first_predicted = END if end else FIRST
-    is_predicted = idx >= first_predicted
-    is_predicted[:, 0] = False
+    is_predicted = idx >= FIRST
+    if end:
+        is_end = idx == END
+        is_end[:, 0] = False
+        is_predicted = is_predicted | is_end
     grams = grams[is_predicted] - END
     return grams.numpy()
 
@@ -267,8 +278,8 @@ def ngram_losses(train_words: list[str], words: list[str], alphabet: str, side: 
     letters of words, one word after the other, in nats, (letters,)."""
     grams = letter_grams(train_words, alphabet, side, end)
     once_each = np.ones(len(grams), dtype=int)
-    distinct, counts = sum_by_row(grams, once_each)
-    # If one END stands before the seen letters, so do more, which tell nothing new: kneser_ney() skips
+    distinct, counts = sum_by_row(grams, once_each)  # the sum of the ones of equal n-grams is their count
+    # Before the first END of a word, there are only more ENDs. They add nothing, so kneser_ney() skips
     # them. An END on the right, or between two halves, says as much as a letter.
     separator = None if side == "both" or end else 0
     V = len(alphabet) - END
@@ -292,13 +303,13 @@ def compare_sides(words: Words, alphabet: str, options: Options) -> tuple[Encode
     the test split. Returns the encoder, and the losses by name, in nats."""
     config = GPTConfig(
         vocab_size=len(alphabet),
-        block_size=MAX_LETTERS + 3,  # END, the halves of a word, END between them, END
+        block_size=MAX_LETTERS + 3,  # END before, between and after the halves of a word (see join_halves)
         n_layer=options.n_layer,
         n_head=options.n_head,
         n_embd=options.n_embd,
         activation="swiglu",
     )
-    gpt_config = replace(config, dropout=0.1)
+    gpt_config = replace(config, dropout=0.1)  # to reduce overfitting: each letter is a target
     reversed_words = Words(words.name, backwards(words.train), backwards(words.test))
     steps = options.max_iters
     seed = options.seed
@@ -311,7 +322,8 @@ def compare_sides(words: Words, alphabet: str, options: Options) -> tuple[Encode
     right = GPT(gpt_config)
     train(right, reversed_words.train, alphabet, steps, seed, "right")
 
-    # Few letters are targets, so an encoder learns slowly, and memorizes little: more steps, no dropout
+    # Only 15 % of the letters are targets, so an encoder learns more slowly than a GPT, and overfits less:
+    # more steps, no dropout
     torch.manual_seed(seed)
     both = Encoder(config)
     train(both, words.train, alphabet, 4 * steps, seed, "both")
@@ -338,7 +350,8 @@ def backwards(words: list[str]) -> list[str]:
 
 
 def loss_row(name: str, left: float, right: float, both: float) -> list[str]:
-    """Return a row of the table: the three losses, and what the right side adds to the left one."""
+    """Return a row of the table: the three losses, and how much lower the loss is with both sides than
+    with the left one."""
     row = [name]
     for loss in (left, right, both, left - both):
         row.append(f"{loss:.4f}")
@@ -351,7 +364,7 @@ def loss_row(name: str, left: float, right: float, both: float) -> list[str]:
 
 @dataclass
 class Task:
-    """Texts of two kinds, 0 and 1, to tell apart."""
+    """Texts of two kinds, to tell apart. The label of a text is its kind, 0 or 1."""
 
     name: str
     train: tuple[list[str], list[str]]  # texts of kind 0, and texts of kind 1
@@ -367,8 +380,8 @@ def half_task(words: Words, seed: int) -> Task:
 
 
 def join_halves(a: str, b: str) -> str:
-    """Join the first half of a and the second half of b by a newline, BERT's [SEP]: emma and olivia
-    become em|via."""
+    """Join the first half of a and the second half of b by a newline, which is BERT's [SEP]: emma
+    and anna become em|na."""
     first = a[: len(a) // 2]
     second = b[len(b) // 2 :]
     return f"{first}\n{second}"
@@ -384,13 +397,14 @@ def mixed(words: list[str], rng: random.Random) -> list[str]:
     halves would give the answer, without a look at the letters."""
     shuffled = rng.sample(words, len(words))
     texts = []
+    # sorted() keeps the order of words of equal length, so each word meets a random word of its length
     firsts = sorted(words, key=len)
     seconds = sorted(shuffled, key=len)
     for a, b in zip(firsts, seconds, strict=True):
         if a != b:
             texts.append(join_halves(a, b))
     if not texts:
-        raise UserError("no two documents of one split are of equal length; use more of them, or names")
+        raise UserError("no two documents of one split are of equal length; use more documents, such as names")
     return texts
 
 
@@ -411,7 +425,7 @@ class Classifier(nn.Module):
 
 
 def draw_examples(kinds: tuple, n: int, rng: random.Random) -> tuple[list[str], torch.Tensor]:
-    """Draw n texts of two kinds, which are equally likely. Returns the texts and their kinds, 0 or 1, (n,)."""
+    """Draw n texts of two kinds, which are equally likely. Returns the texts and their labels (n,)."""
     labels = rng.choices((0, 1), k=n)
     texts = [rng.choice(kinds[label]) for label in labels]
     return texts, torch.tensor(labels)
@@ -431,7 +445,8 @@ def train_classifier(model: Classifier, kinds: tuple, alphabet: str, seed: int, 
 
 @torch.no_grad()
 def classify(model: Classifier, texts: list[str], alphabet: str) -> torch.Tensor:
-    """Return the more likely kind of each of n texts, 0 or 1, (n,)."""
+    """Return the more likely kind of each of n texts, 0 or 1, (n,). The model is in evaluation mode, as
+    fit() leaves it."""
     logits = model(encode(texts, alphabet))  # (n, 2)
     return logits.argmax(dim=1)
 
@@ -441,12 +456,15 @@ def classify_by_counting(kinds: tuple, texts: list[str], alphabet: str) -> torch
     # The losses of all letters and ENDs, one text after the other, (letters,)
     losses_0 = ngram_losses(kinds[0], texts, alphabet, "left", end=True)
     losses_1 = ngram_losses(kinds[1], texts, alphabet, "left", end=True)
-    # Their sums by text: "ab" and "c" have the losses of a, b, END and c, END, so they start at 0 and 3
+    difference = losses_0 - losses_1
+    # "ab" and "c" have the losses of a, b, END and of c, END: the second text starts at 3
     lengths = [len(text) + 1 for text in texts]
-    ends = np.cumsum(lengths)  # (n,)
-    starts = ends - lengths  # (n,)
-    difference = np.add.reduceat(losses_0 - losses_1, starts)  # (n,)
-    return torch.from_numpy(difference > 0).long()
+    starts = np.cumsum(lengths)[:-1]  # (n - 1,): from the second text on
+    predicted = []
+    for difference_of_text in np.split(difference, starts):
+        kind = 1 if difference_of_text.sum() > 0 else 0
+        predicted.append(kind)
+    return torch.tensor(predicted)
 
 
 def accuracy(predicted: torch.Tensor, labels: torch.Tensor) -> float:
@@ -505,12 +523,12 @@ def fill(model: Encoder, text: str, alphabet: str) -> Iterator[tuple[str, float]
         logits, _ = model(encode([text], alphabet))  # (1, T, V)
         letter_logits = logits[0, 1:-1, FIRST:]  # (len(text), letters): without the ENDs
         p = letter_logits[gaps].softmax(dim=-1)  # (gaps, letters)
-        best_p, best_letter = p.max(dim=-1)  # (gaps,) each
-        surest = best_p.argmax().item()
-        i = gaps[surest]
-        letter = alphabet[FIRST + best_letter[surest]]
-        text = text[:i] + letter + text[i + 1 :]
-        yield text, best_p[surest].item()
+        best_p, best_letters = p.max(dim=-1)  # (gaps,) each; letters are numbered from 0
+        gap = best_p.argmax().item()  # index in gaps
+        i = gaps[gap]  # index in text
+        token = FIRST + best_letters[gap]  # index in alphabet
+        text = text[:i] + alphabet[token] + text[i + 1 :]
+        yield text, best_p[gap].item()
 
 
 def check_fill(text: str, words: Words, alphabet: str) -> None:
@@ -518,21 +536,21 @@ def check_fill(text: str, words: Words, alphabet: str) -> None:
     has_gap = "_" in text
     is_known = set(text) <= set(alphabet)
     if len(text) > MAX_LETTERS or not has_gap or not is_known:
-        advice = f"write up to {MAX_LETTERS} letters of {words.name}, with _ for each gap"
-        raise UserError(f"--fill={text} has no gap, unknown letters, or too many; {advice}")
+        advice = f"use up to {MAX_LETTERS} letters that occur in {words.name}, and a _ for each gap"
+        raise UserError(f"--fill={text} has no gap, unknown letters, or too many letters; {advice}")
 
 
 def show_filled(model: Encoder, text: str, words: Words, alphabet: str) -> None:
-    """Print how the gaps of a text are filled; without a text, those of five test words. The middle
-    letter of a test word is the gap."""
+    """Print how the encoder fills the gaps of a text. If the text is empty, print how it fills a gap in
+    the middle of five test words."""
     print("\ngaps filled by the encoder, the most certain letter first")
     if text:
         print(filled_line(model, text, alphabet))
         return
     for word in words.test[:5]:
         middle = len(word) // 2
-        text = word[:middle] + "_" + word[middle + 1 :]
-        line = filled_line(model, text, alphabet)
+        gapped = word[:middle] + "_" + word[middle + 1 :]
+        line = filled_line(model, gapped, alphabet)
         print(f"{line}  correct: {word}")
 
 

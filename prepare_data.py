@@ -801,7 +801,7 @@ def print_dataset(data: "Dataset") -> None:
 # ----------------------------------------------------------------------------- open a dataset
 
 
-@dataclass(eq=False)  # compared by identity, so that functions of it can be cached
+@dataclass(eq=False)  # compared by identity: == of two arrays is an array
 class Dataset:
     """A prepared text. train, val and test are memory maps (n,) of token ids; test can be None."""
 

@@ -1,26 +1,33 @@
 """Aside: vectors of words, learned from the words around them.
 
-    python word2vec.py                                      # a minute, on the code of Python
+    python word2vec.py                                      # a minute, on Python source code
     python word2vec.py --window=2 --near=KeyError           # a narrow window, and the neighbors of a word
     python word2vec.py --gpt=out/python                     # also the vectors of a GPT of train.py
 
 Read mlp.py before, where embeddings are a part of a language model; seq2seq.py after. Words in
 similar contexts have similar meanings (Harris 1954; Firth 1957), so a vector that predicts the
-words around a word says something about its meaning. Skip-gram with negative sampling (Mikolov et
-al. 2013) learns two tables: W has a vector w of each word as a center, W' a vector w' of each word
-as a context. The loss of a pair, a center and a word near it, with K random words, is
+words around a word says something about its meaning.
 
-    -log sigmoid(w'_context . w_center) - sum of log sigmoid(-w'_random . w_center)
+Skip-gram with negative sampling (Mikolov et al. 2013) learns two tables: W has a vector w of each
+word as a center, W' a vector w' of each word as a context. The score of a pair is the dot product
+w' . w. The score should be high for a center and a word near it, and low for a center and a random
+word, a negative: without negatives, a high score for every pair would be best. The loss of a pair
+with K negatives is
 
-Counting also works. If each pair had a score of its own, the best one would be about PMI - log K
-(Levy, Goldberg 2014). PMI, pointwise mutual information, is the log of how much more often the pair
-occurs than by chance. A table of positive PMI is compressed to a vector per word, without training.
+    -log sigmoid(w'_context . w_center) - sum of log sigmoid(-w'_negative . w_center)
+
+Counting also works. PMI, pointwise mutual information, is the log of how much more often a pair
+occurs than by chance. If each pair had a score of its own, instead of a dot product, the loss would
+be lowest with scores of about PMI - log K (Levy, Goldberg 2014): then sigmoid(score) is the
+probability that a pair is from the text instead of a negative. So a table of PMI is compressed to a
+vector per word, without training. Negative values are set to 0, and so are unseen pairs: their PMI
+is minus infinity.
 
 Which vectors are better? Many words of Python belong to classes that we know, such as exceptions
 and keywords: how many of a word's nearest neighbors, by cosine similarity, are of its class?
 
-Shapes: n words in the text, V in the vocabulary, N pairs, U of them distinct, B per step, K
-negatives, C channels.
+Shapes: n words in a text, V in the vocabulary, m words to compare, N pairs, U of them distinct, B
+per step, K negatives, C channels.
 """
 
 import builtins
@@ -59,15 +66,16 @@ from tokenizer import CharTokenizer, Tokenizer
 WORD = re.compile(r"[^\W\d]\w*")
 # How many tokens of the training split are read
 MAX_TOKENS = 10_000_000
-# t in subsample(): words that are more frequent than 2.6 t are thinned out
+# t in subsample(). A word of frequency f is always kept if sqrt(t / f) + t / f >= 1, so up to f = 2.6 t
 SUBSAMPLING = 1e-3
-# How many words are drawn once, from which negatives are then chosen at random
+# Drawing by frequency is slow. So this many words are drawn once by frequency, and each negative is
+# one of these words, all equally likely
 NOISE_TABLE = 1 << 20
 BATCH_SIZE = 32
 LEARNING_RATE = 0.1
-# Neighbors are among so many words: vectors of rare words are mostly noise
+# Only the most frequent words can be neighbors: vectors of rare words are mostly noise
 FREQUENT = 5000
-# The hidden states of a GPT are averaged over so many occurrences of a word
+# The hidden state of a GPT is averaged over this number of occurrences of a word
 OCCURRENCES = 10
 # Words of Python whose neighbors are shown
 NEAR = ("self", "KeyError", "append", "min", "while", "True")
@@ -90,7 +98,7 @@ ANALOGIES = (
 @dataclass
 class Options:
     dataset: str = option("python", "a folder in data/, made by prepare_data.py")
-    window: Annotated[int, 1, 50] = option(5, "largest distance of a context, in kept words")
+    window: Annotated[int, 1, 50] = option(5, "largest distance of a context, in words after subsampling")
     negatives: Positive = option(5, "negative samples (random words) per pair")
     n_embd: Positive = option(64, "embedding dimension")
     min_count: Positive = option(5, "leave out words that occur less often")
@@ -126,9 +134,13 @@ def loss_and_gradients(w: torch.Tensor, others: torch.Tensor) -> tuple:
     center (B, C), and w.r.t. the vectors w' of the others (B, 1 + K, C): the context, which comes
     first, and the negatives.
 
-    With the score s = w' . w, and y = 1 for the context, 0 for a negative, a term of the loss is
-    -log sigmoid(s) or -log sigmoid(-s): the cross-entropy of two classes. Its derivative w.r.t. s
-    is sigmoid(s) - y in both cases, so
+    A score s = w' . w has one term of the loss, the cross-entropy of two classes:
+
+                   y    term                derivative w.r.t. s
+        context    1    -log sigmoid(s)     sigmoid(s) - 1
+        negative   0    -log sigmoid(-s)    sigmoid(s)
+
+    Both derivatives are sigmoid(s) - y, so
         dw = sum of (sigmoid(s) - y) w',  dw' = (sigmoid(s) - y) w
     Autograd would fill a gradient for all of W and W', which is zero except for a few rows."""
     w = w[:, None]  # (B, 1, C)
@@ -166,11 +178,11 @@ def gradient_step(
 
 
 @torch.inference_mode()
-def train(epochs: Iterable[tuple], n_epochs: int, counts: np.ndarray, C: int, K: int, seed: int) -> tuple:
-    """Train W and W' on pairs (centers, contexts), (N,) each, for each of n_epochs passes over the
-    text; the learning rate falls to 0. counts (V,): how often each word occurs. Returns W before
-    training and after it, (V, C) each, and the mean loss in the last tenth of the last pass, in nats
-    per pair.
+def train(pairs_by_epoch: Iterable[tuple], n_epochs: int, counts: np.ndarray, C: int, K: int, seed: int) -> tuple:
+    """Train W and W' for n_epochs passes over the text; the learning rate falls to 0. pairs_by_epoch:
+    for each pass, its centers and contexts, (N,) each. counts (V,): how often each word occurs. Returns
+    W before training and after it, (V, C) each, and the last loss that is printed, in nats per pair: the
+    mean over about a tenth of the last pass.
 
     The pairs come in the order of the text, few at a time: random batches of 2,048 make clearly worse
     vectors (docs/results.md)."""
@@ -181,17 +193,18 @@ def train(epochs: Iterable[tuple], n_epochs: int, counts: np.ndarray, C: int, K:
     before = W.clone()
     noise = draw_noise(counts)
     began = time.perf_counter()
-    for epoch, (centers, contexts) in enumerate(epochs):
-        batches = split_pairs(centers, contexts)
-        tenth = math.ceil(len(batches) / 10)
-        losses = []  # since the last line
+    for epoch, pairs in enumerate(pairs_by_epoch):
+        batches = split_pairs(*pairs)
+        interval = math.ceil(len(batches) / 10)
+        losses = []  # since the last report
         for step, (center, context) in enumerate(batches, start=1):
-            done = (epoch + step / len(batches)) / n_epochs  # the fraction of all steps
+            done = (epoch + step / len(batches)) / n_epochs  # the fraction of all steps, of all passes
             lr = LEARNING_RATE * (1 - done)
             negatives = draw_negatives(noise, len(center), K)
             loss = gradient_step(W, W_context, center, context, negatives, lr)
             losses.append(loss.mean())
-            if step % tenth == 0 or step == len(batches):
+            is_report = step % interval == 0 or step == len(batches)
+            if is_report:
                 mean_loss = torch.stack(losses).mean().item()
                 losses.clear()
                 print_progress(done, n_epochs, mean_loss, began)
@@ -199,8 +212,8 @@ def train(epochs: Iterable[tuple], n_epochs: int, counts: np.ndarray, C: int, K:
 
 
 def draw_noise(counts: np.ndarray) -> torch.Tensor:
-    """Draw NOISE_TABLE words by their counts (V,) to the power of 0.75: rare words are negatives more
-    often than they occur."""
+    """Draw NOISE_TABLE words by their counts (V,) to the power of 0.75. So rare words are a
+    larger fraction of the negatives than of the text."""
     weights = torch.from_numpy(counts**0.75)
     return torch.multinomial(weights, NOISE_TABLE, replacement=True)
 
@@ -226,12 +239,12 @@ def print_progress(done: float, n_epochs: int, loss: float, began: float) -> Non
 
 def number_words(documents: list[str], min_count: int) -> tuple:
     """Return the vocabulary: the words that occur at least min_count times, the most frequent first.
-    And for each word of the text that is in the vocabulary, its id and the index of its document, (n,)
-    each. The documents "b a c" and "a b a", with min_count=2, become
+    Also return, for each word of the text that is in the vocabulary, its id and the index of its
+    document, (n,) each. The documents "b a c" and "a b a", with min_count=2, become
 
-        vocab       a  b
-        ids         1  0  0  1  0
-        document    0  0  1  1  1
+        vocab           a  b
+        ids             1  0  0  1  0
+        document_ids    0  0  1  1  1
     """
     words_of = [WORD.findall(document) for document in documents]
     counts = Counter()
@@ -241,23 +254,24 @@ def number_words(documents: list[str], min_count: int) -> tuple:
     id_of = {word: i for i, word in enumerate(vocab)}
 
     ids = []
-    document = []
+    document_ids = []
     for index, words in enumerate(words_of):
         for word in words:
             if word in id_of:
                 ids.append(id_of[word])
-                document.append(index)
+                document_ids.append(index)
     ids = np.array(ids, dtype=np.int64)
-    document = np.array(document, dtype=np.int64)
-    return vocab, ids, document
+    document_ids = np.array(document_ids, dtype=np.int64)
+    return vocab, ids, document_ids
 
 
-def draw_pairs(ids: np.ndarray, document: np.ndarray, window: int, rng: np.random.Generator) -> tuple:
+def draw_pairs(ids: np.ndarray, document_ids: np.ndarray, window: int, rng: np.random.Generator) -> tuple:
     """Draw centers and contexts, (N,) each, in the order of the text: pairs of words of one document.
 
-    The contexts of a center are the words up to 1, 2 ... or `window` kept words away, a distance that
-    is drawn for each center (Mikolov et al. 2013). So near words count more than far ones. With
-    window=2, and the distances 1 2 1 1 for "for line in file" (one document, all words kept):
+    First, frequent words are thinned out by subsample(). For each center, draw a distance from 1 to
+    window (Mikolov et al. 2013). The contexts of the center are the words up to this distance away, so
+    near words count more than far ones. With window=2, and the distances 1 2 1 1 for "for line in
+    file" (one document, all words kept):
 
         neighbors of line at the offsets    -2  -1   1   2
         their positions                     -1   0   2   3
@@ -266,34 +280,37 @@ def draw_pairs(ids: np.ndarray, document: np.ndarray, window: int, rng: np.rando
     """
     kept = subsample(ids, rng)
     ids = ids[kept]
-    document = document[kept]
-    n = len(ids)  # from here on, kept words
+    document_ids = document_ids[kept]
+    n = len(ids)  # only the kept words
 
     offsets = np.arange(-window, window + 1)
     offsets = offsets[offsets != 0]  # (2 window,)
     distances = rng.integers(1, window + 1, size=(n, 1))
     is_near = np.abs(offsets) <= distances  # (n, 2 window)
 
-    positions = np.arange(n)[:, None] + offsets  # (n, 2 window)
-    padded = np.pad(document, window, constant_values=-1)
-    documents = padded[positions + window]  # (n, 2 window)
-    same_document = documents == document[:, None]
+    positions = np.arange(n)[:, None] + offsets  # (n, 2 window), from -window to n - 1 + window
+    # -1 is put before and after the text, `window` times each, so position i is at padded[i + window]
+    padded = np.pad(document_ids, window, constant_values=-1)
+    neighbor_documents = padded[positions + window]  # (n, 2 window)
+    same_document = neighbor_documents == document_ids[:, None]
     is_pair = is_near & same_document
 
-    rows, _ = np.nonzero(is_pair)  # row by row, so in the order of the text
+    rows, columns = np.nonzero(is_pair)  # (N,) each, row by row, so in the order of the text
     centers = ids[rows]
-    contexts = ids[positions[is_pair]]
+    contexts = ids[positions[rows, columns]]
     return centers, contexts
 
 
 def subsample(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw which of n words to keep, (n,) bool. A word of frequency f is kept with probability
     sqrt(t / f) + t / f, with t = SUBSAMPLING: "the" and "self" are near every word, so they say little
-    about it. (The paper has another formula; this one is from its code.)"""
+    about it. For frequent words, the square root decides: if a word occurs 100 times as often as
+    another, about 10 times as many of its occurrences are kept. (The paper has another formula; this one
+    is from its code.)"""
     counts = np.bincount(ids)  # (V,)
     t_over_f = SUBSAMPLING * len(ids) / counts[ids]  # (n,)
     p = np.sqrt(t_over_f) + t_over_f
-    return rng.random(len(ids)) < p
+    return rng.random(len(ids)) < p  # p > 1: always kept
 
 
 @dataclass
@@ -304,35 +321,39 @@ class Words:
     is_python: bool
     vocab: list[str]  # V words, the most frequent first
     ids: np.ndarray  # (n,) index of each word in vocab
-    document: np.ndarray  # (n,) index of the document that the word is in
+    document_ids: np.ndarray  # (n,) index of the document that the word is in
 
 
 def read_words(data: Dataset, min_count: int) -> Words:
     """Read the words of the training split, and print how many there are."""
     tokens = data.train[:MAX_TOKENS]
     text = data.tokenizer.decode(tokens.tolist())
-    is_python = "def __init__" in text
+    is_python = "def __init__" in text  # a guess
     if not is_python:
         text = text.lower()
     documents = [text]
     if data.separator is not None:
         between = data.tokenizer.decode([data.separator])
         documents = text.split(between)
-    vocab, ids, document = number_words(documents, min_count)
+    vocab, ids, document_ids = number_words(documents, min_count)
     print(f"{data.name}: {len(ids):,} words, {len(vocab):,} of them distinct,", end=" ")
     print(f"in {len(tokens):,} of {len(data.train):,} tokens")
-    return Words(text, is_python, vocab, ids, document)
+    return Words(text, is_python, vocab, ids, document_ids)
 
 
 # ----------------------------------------------------------------------------- counting
 
 
 def ppmi_vectors(centers: np.ndarray, contexts: np.ndarray, V: int, C: int, seed: int) -> torch.Tensor:
-    """Return vectors by counting N pairs, (V, C). The matrix of positive PMI, max(PMI, 0), is mostly 0.
-    Its singular value decomposition, cut off after C singular values, is about L S R^T. The rows of
-    L sqrt(S) are the vectors of words. (Two words are about as often center and context as the
-    other way round, so R is nearly L, up to signs.)"""
-    # A pair is one integer, so that equal pairs are equal numbers
+    """Return vectors by counting N pairs: (V, C), or (V, V) if V < C. The matrix of positive PMI,
+    max(PMI, 0), has a row per center and a column per context, and is mostly 0.
+
+    A singular value decomposition (SVD) writes a matrix as L S R^T. S is diagonal, and has the singular
+    values; the columns of L and of R are orthogonal unit vectors. With the C largest singular values
+    alone, L S R^T is the closest matrix of rank C. The rows of L sqrt(S) are the vectors of words.
+    (The matrix is nearly symmetric: a word "a" is the context of "b" about as often as "b" of "a". So R
+    is nearly L, up to signs, and would give nearly the same vectors.)"""
+    # A pair is coded as one integer, which np.unique() can count: with V = 100, 7 and 42 are 742
     pairs = centers * V + contexts  # (N,)
     distinct, counts = np.unique(pairs, return_counts=True)  # (U,) each
     row, column = np.divmod(distinct, V)  # (U,) each: its center and its context
@@ -340,6 +361,7 @@ def ppmi_vectors(centers: np.ndarray, contexts: np.ndarray, V: int, C: int, seed
     # PMI = log(P(center, context) / (P(center) P(context)))
     center_counts = np.bincount(row, counts)  # (V,), or fewer if the last words have no pair
     context_counts = np.bincount(column, counts)
+    # How often each pair would occur by chance
     by_chance = center_counts[row] * context_counts[column] / counts.sum()
     pmi = np.log(counts / by_chance)  # (U,)
 
@@ -347,9 +369,10 @@ def ppmi_vectors(centers: np.ndarray, contexts: np.ndarray, V: int, C: int, seed
     values = torch.from_numpy(pmi[is_positive]).float()
     indices = np.stack((row[is_positive], column[is_positive]))  # (2, positive pairs)
     torch.manual_seed(seed)
-    with torch.sparse.check_sparse_tensor_invariants():  # without this choice, PyTorch warns
+    # Check the indices. PyTorch warns if it is told neither to check them nor to skip the check
+    with torch.sparse.check_sparse_tensor_invariants():
         matrix = torch.sparse_coo_tensor(torch.from_numpy(indices), values, (V, V))
-        # A random algorithm. With more columns and iterations, it comes closer to the exact result
+        # This algorithm is randomized. With more columns and iterations, it comes closer to the exact result
         L, S, _ = torch.svd_lowrank(matrix, q=min(C + 10, V), niter=4)
     vectors = L * S.sqrt()
     return vectors[:, :C]
@@ -388,10 +411,10 @@ def show_neighbors(vectors: dict[str, torch.Tensor], vocab: list[str], words: li
 
 
 def answer_analogy(vectors: torch.Tensor, a: int, b: int, c: int) -> tuple[int, int]:
-    """Answer "a is to b as c is to ?" by the word nearest to b - a + c (unit vectors), except a, b
-    and c (Mikolov et al. 2013). If the step from a to b means something, such as "the opposite", it
-    should also lead from c to the answer. As a control, the second answer is the word nearest to c,
-    without the step: this is sometimes as good (Linzen 2016)."""
+    """Answer "a is to b as c is to ?": return the word nearest to b - a + c, where a, b and c are unit
+    vectors (Mikolov et al. 2013). If the step from a to b means something, such as "the opposite", it
+    should also lead from c to the answer. As a control, also return the word nearest to c, without the
+    step: the control is sometimes as good (Linzen 2016). a, b and c themselves are no answers."""
     given = [a, b, c]
     unit_a, unit_b, unit_c = F.normalize(vectors[given])  # (C,) each
     step = unit_b - unit_a
@@ -401,7 +424,7 @@ def answer_analogy(vectors: torch.Tensor, a: int, b: int, c: int) -> tuple[int, 
 
 
 def known_analogies(id_of: dict[str, int]) -> list[list[str]]:
-    """Return the four words of each of ANALOGIES, if all four are keys of id_of."""
+    """Return the ANALOGIES whose four words are all keys of id_of, as lists of words."""
     known = []
     for analogy in ANALOGIES:
         words = analogy.split()
@@ -414,26 +437,28 @@ def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
     """Print the answers to all ANALOGIES of frequent words, by each kind of vectors (V, C)."""
     id_of = {word: i for i, word in enumerate(vocab[:FREQUENT])}
     known = known_analogies(id_of)
-    header = ["a : b = c : d"]
+    n_right = {}  # right answers, by column of the table
     for name in vectors:
-        header += [name, f"{name}, near c"]
-    rows = [header]
-    n_right = [0] * (len(header) - 1)  # for each column of answers
+        n_right[name] = 0
+        n_right[f"{name}, near c"] = 0
+    rows = [["a : b = c : d", *n_right]]
     for words in known:
         a, b, c, d = [id_of[word] for word in words]
-        answers = []
-        for table in vectors.values():
-            answers += answer_analogy(table, a, b, c)
+        answers = {}  # by column
+        for name, table in vectors.items():
+            by_step, near_c = answer_analogy(table, a, b, c)
+            answers[name] = by_step
+            answers[f"{name}, near c"] = near_c
         row = ["{} : {} = {} : {}".format(*words)]
-        for column, answer in enumerate(answers):
+        for column, answer in answers.items():
             row.append(vocab[answer])
             if answer == d:
                 n_right[column] += 1
         rows.append(row)
-    last_row = ["right"]
-    for n in n_right:
-        last_row.append(f"{n} of {len(known)}")
-    rows.append(last_row)
+    row = ["right"]
+    for n in n_right.values():
+        row.append(f"{n} of {len(known)}")
+    rows.append(row)
     print("\nanalogies: the word nearest to b - a + c should be d; beside it, the word nearest to c alone")
     print_table(rows)
 
@@ -442,9 +467,9 @@ def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
 
 
 def python_classes(vocab: list[str]) -> dict[str, str]:
-    """Return the class of each word that has one, as this Python knows them. If a word is of two
-    classes, the later one of `members` counts."""
-    functions = []  # and classes
+    """Return the class of each word that belongs to one in this version of Python. A word of two
+    classes, such as KeyError, a built-in and an exception, gets the later one of `members`."""
+    functions = []  # and types, and what Python adds for its prompt, such as exit() and help()
     exceptions = []
     for name, value in vars(builtins).items():
         if name[0] != "_" and callable(value):
@@ -452,8 +477,8 @@ def python_classes(vocab: list[str]) -> dict[str, str]:
             if isinstance(value, type) and issubclass(value, BaseException):
                 exceptions.append(name)
     methods = []
-    for kind in (str, list, dict):
-        methods += [name for name in dir(kind) if name[0] != "_"]
+    for python_type in (str, list, dict):
+        methods += [name for name in dir(python_type) if name[0] != "_"]
     dunders = [word for word in vocab if re.fullmatch(r"__\w+__", word)]
     members = {
         "built-ins": functions,
@@ -463,9 +488,9 @@ def python_classes(vocab: list[str]) -> dict[str, str]:
         "dunders": dunders,
     }
     class_of = {}
-    for kind, words in members.items():
+    for class_name, words in members.items():
         for word in words:
-            class_of[word] = kind
+            class_of[word] = class_name
     return {word: class_of[word] for word in vocab if word in class_of}
 
 
@@ -481,11 +506,11 @@ def precision_at_10(vectors: torch.Tensor, labels: np.ndarray) -> np.ndarray:
 
 
 def mean_cosine(vectors: torch.Tensor) -> float:
-    """Return the mean cosine of two different vectors of (m, C): 0 if they point everywhere, 1 if all
-    point in one direction."""
+    """Return the mean cosine over all pairs of two different vectors of (m, C): about 0 if they point
+    in all directions equally, 1 if all point in the same direction."""
     m = len(vectors)
     total = cosine(vectors, vectors).sum()
-    total = total - m  # the cosine of each vector with itself is 1
+    total = total - m  # the cosine of each vector with itself is 1, if none is 0
     mean = total / (m * (m - 1))
     return mean.item()
 
@@ -494,16 +519,16 @@ def compare(vectors: dict[str, torch.Tensor], labels: np.ndarray) -> dict[str, f
     """Print the precision at 10 of several kinds of vectors (m, C) of words with labels (m,), and their
     mean cosine. Returns the mean precision of the classes, for each kind of vectors."""
     classes = list(dict.fromkeys(labels.tolist()))  # in the order of the words
-    sizes = [str((labels == name).sum()) for name in classes]
+    sizes = [str((labels == class_name).sum()) for class_name in classes]
     header = ["", *classes, "mean", "mean cosine"]
     rows = [header, ["words", *sizes, "", ""]]
     means = {}
-    for kind, table in vectors.items():
+    for name, table in vectors.items():
         precision = precision_at_10(table, labels)  # (m,)
-        of_classes = [precision[labels == name].mean() for name in classes]
+        of_classes = [precision[labels == class_name].mean() for class_name in classes]
         mean = float(np.mean(of_classes))
-        means[kind] = mean
-        row = [kind]
+        means[name] = mean
+        row = [name]
         row += [f"{value:.2f}" for value in of_classes]
         row.append(f"{mean:.3f}")
         row.append(f"{mean_cosine(table):.2f}")
@@ -527,12 +552,12 @@ def letter_counts(words: list[str]) -> torch.Tensor:
 
 @torch.inference_mode()
 def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], rng: np.random.Generator) -> tuple:
-    """Return two kinds of vectors of m words by a GPT, (m, C) each. Static: the mean of the embeddings
-    of a word's tokens, in a GPT of characters of its letters. Contextual: the last hidden state at a
-    word's last token, which depends on the text before it, averaged over OCCURRENCES of the word."""
-    show = progress("hidden states", len(words), "words")
+    """Return two kinds of vectors of m words from a GPT, (m, C) each. Static: the mean of the embeddings
+    of a word's tokens, which are its letters if the GPT reads characters. Contextual: the last hidden
+    state at a word's last token, averaged over OCCURRENCES of the word. It depends on the text before."""
+    show = progress("hidden states", len(words), "words")  # show(n) prints that n words are done
     ends = find_ends(text, words)
-    # In BPE, most words begin with their space
+    # In BPE, the first token of most words includes the space before the word
     space = "" if isinstance(tokenizer, CharTokenizer) else " "
     static = []
     contextual = []
@@ -558,10 +583,10 @@ def find_ends(text: str, words: list[str]) -> dict[str, list[int]]:
 def mean_hidden_state(
     model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], rng: np.random.Generator
 ) -> torch.Tensor:
-    """Return the mean of the last hidden states (C,) at the end of a word. Its occurrences end at `ends`
-    in the text; OCCURRENCES random ones are used."""
+    """Return the mean of the last hidden states (C,) at the end of a word. The word's occurrences end at
+    `ends` in the text; OCCURRENCES of them are chosen at random."""
     T = model.config.block_size
-    reach = 8 * T  # so many characters have at least T tokens
+    reach = 8 * T  # in characters; at least T tokens, as tokens have fewer than 8 characters on average
     # Rather not at the start of the text, where the context is short
     late = [end for end in ends if end >= reach] or ends
     chosen = rng.choice(late, min(OCCURRENCES, len(late)), replace=False)
@@ -571,9 +596,9 @@ def mean_hidden_state(
         tokens = tokenizer.encode(text[start:end])
         contexts.append(tokens[-T:])
     # All contexts get the length of the shortest one, so that they are one batch
-    T = min(len(tokens) for tokens in contexts)
-    idx = torch.tensor([tokens[-T:] for tokens in contexts])  # (occurrences, T)
-    hidden = model.hidden_states(idx)  # (occurrences, T, C)
+    shortest = min(len(tokens) for tokens in contexts)
+    idx = torch.tensor([tokens[-shortest:] for tokens in contexts])  # (occurrences, shortest)
+    hidden = model.hidden_states(idx)  # (occurrences, shortest, C)
     return hidden[:, -1].mean(dim=0)
 
 
@@ -585,7 +610,7 @@ def check(options: Options, data: Dataset, words: Words, n_pairs: int) -> None:
     near = options.near
     min_count = options.min_count
     if len(words.vocab) < 2 or n_pairs == 0:
-        wrong = f"{data.name} has no two words near each other that occur {min_count} times"
+        wrong = f"{data.name} has no two words near each other that both occur {min_count} times or more"
         raise UserError(f"{wrong}; use a lower --min_count, or a text such as python or shakespeare")
     if near and near not in words.vocab:
         wrong = f"{near} occurs fewer than {min_count} times in {data.name}"
@@ -601,11 +626,11 @@ def words_to_show(words: Words, near: str) -> list[str]:
         return [near]
     if words.is_python:
         return [word for word in NEAR if word in words.vocab]
-    return words.vocab[:300:50]
+    return words.vocab[:300:50]  # the most frequent word, the 51st, the 101st ... the 251st
 
 
 def vectors_for_comparison(options: Options, text: str, words: list[str]) -> dict[str, torch.Tensor]:
-    """Return other vectors of m words, (m, C): by their letters and, with --gpt, by a GPT."""
+    """Return other vectors of m words, (m, C): from their letters and, with --gpt, from a GPT."""
     vectors = {"letters": letter_counts(words)}
     if options.gpt:
         model, tokenizer = load_model(options.gpt)
@@ -619,7 +644,7 @@ def vectors_for_comparison(options: Options, text: str, words: list[str]) -> dic
 def draw_epochs(options: Options, words: Words, rng: np.random.Generator) -> Iterator[tuple]:
     """Yield the centers and contexts of each pass over the text, (N,) each, drawn when they are needed."""
     for _ in range(options.epochs):
-        yield draw_pairs(words.ids, words.document, options.window, rng)
+        yield draw_pairs(words.ids, words.document_ids, options.window, rng)
 
 
 def compare_by_class(vectors: dict, others: dict, vocab: list[str], class_of: dict[str, str]) -> dict[str, float]:
@@ -640,9 +665,10 @@ def main() -> None:
     if not words.is_python:
         options.near = options.near.lower()
     rng = np.random.default_rng(options.seed)
-    centers, contexts = draw_pairs(words.ids, words.document, options.window, rng)
+    centers, contexts = draw_pairs(words.ids, words.document_ids, options.window, rng)
     check(options, data, words, len(centers))
-    # The class of each word that has one, and other vectors of these words
+    # The class of each word that has one, and other vectors of these words. They need no training:
+    # if the GPT cannot be loaded, this is said before it
     class_of = python_classes(words.vocab) if words.is_python else {}
     others = vectors_for_comparison(options, words.text, list(class_of))
 
@@ -653,8 +679,8 @@ def main() -> None:
     first_loss = (1 + K) * math.log(2)
     print(f"the loss starts at {1 + K} ln 2 = {first_loss:.4f}: all scores are 0")
     counts = np.bincount(words.ids)  # (V,)
-    epochs = draw_epochs(options, words, rng)
-    before, W, loss = train(epochs, options.epochs, counts, C=options.n_embd, K=K, seed=options.seed)
+    pairs_by_epoch = draw_epochs(options, words, rng)
+    before, W, loss = train(pairs_by_epoch, options.epochs, counts, C=options.n_embd, K=K, seed=options.seed)
 
     vectors = {"random": before, "counting": by_counting, "skip_gram": W}  # (V, C) each
     show_neighbors(vectors, words.vocab, words_to_show(words, options.near))

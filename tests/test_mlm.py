@@ -201,6 +201,13 @@ def prepare(name: str, documents: list[str]) -> None:
     prepare_data.prepare(f"{name}.txt", documents="lines")
 
 
+def test_documents_with_gaps_or_newlines_are_left_out():
+    Path("list.txt").write_text("\n\n".join([*NAMES * 20, *["a_b", "a\nb"] * 20]))
+    prepare_data.prepare("list.txt", documents="blank")
+    words = mlm.read_words(prepare_data.load("list"))
+    assert {*words.train, *words.test} == {*NAMES}
+
+
 def test_the_script_compares_three_sides_of_the_words_that_are_short_enough(call, monkeypatch):
     monkeypatch.setattr(mlm, "CLASSIFIER", optim.Recipe(3, 0.01))
     monkeypatch.setattr(mlm, "TEST_EXAMPLES", 100)
