@@ -2,10 +2,10 @@
 
     python micrograd.py
 
-Five lessons in five to ten seconds. Read bigram.py next. Training asks of each weight: if I nudge
-it, how much does the loss change? The answer is a derivative, and the chain rule gives it for any
-expression of +, *, tanh and the like. PyTorch's autograd is the same idea with tensors instead of
-numbers. This file needs Python alone. (The lecture: Karpathy 2022, "building micrograd".)
+Five lessons in five to ten seconds. Training asks of each weight: if I nudge it, how much does the
+loss change? The answer is a derivative, and the chain rule gives it for any expression of +, *, tanh
+and the like. PyTorch's autograd is the same idea with tensors instead of numbers. This file needs
+Python alone. (The lecture: Karpathy 2022, "building micrograd".) Read bigram.py next.
 """
 
 import argparse
@@ -31,15 +31,17 @@ class Value:
         y      6    *     (x, Value(2))    (2, 3)            1    dy/dy
         x      3                                             2    dy/dx = dy/dy * 2
 
+    The local_grads of a product are the other factors: 2 for the parent x, 3 for the parent 2.
     (The lecture stores a function per Value, _backward. Here, numbers are enough.)
 
-    Plain numbers may stand on either side of an operator; anything else raises TypeError. As with
-    Python's numbers, log(0) raises ValueError, and x / 0 ZeroDivisionError."""
+    Plain numbers may stand on either side of an operator; anything else raises TypeError.
+    log(0) raises ValueError, and so do powers without a real value or derivative, such as
+    Value(0) ** -1 and Value(-8) ** 0.5. Division by 0 raises ZeroDivisionError."""
 
-    __slots__ = ("data", "grad", "local_grads", "op", "parents")  # no dict: faster
+    __slots__ = ("data", "grad", "local_grads", "op", "parents")  # faster: a fixed set of attributes
 
     def __init__(self, data: float, op: str = "", parents: tuple = (), local_grads: tuple = ()):
-        # Real includes the numbers of numpy. float and int come first because their check is faster
+        # Real includes float, int and the numbers of numpy. Its check is slow, so float and int come first
         if not isinstance(data, (float, int, Real)):
             raise TypeError(f"a Value needs a number, but {data!r} is of type {type(data).__name__}")
         self.data = float(data)
@@ -51,7 +53,7 @@ class Value:
     def __repr__(self) -> str:
         return f"Value(data={self.data:.6g}, grad={self.grad:.6g})"
 
-    # Each operation gives its result y, its name, its operands, and dy/d operand for each operand.
+    # Each operation gives its result y, its name, its operands, and the derivative of y w.r.t. each operand.
     def __add__(self, other):
         other = other if isinstance(other, Value) else Value(other)
         y = self.data + other.data
@@ -68,16 +70,18 @@ class Value:
 
     def backward(self) -> None:
         """Compute v.grad, the derivative of this Value with respect to v, for each Value v in the
-        graph. Chain rule: dL/dx is the sum of dL/dy * dy/dx over all y computed directly from x. So
-        a Value needs its whole gradient before it passes it on to its parents: the order is
-        topological, reversed. As in PyTorch, the gradients of leaves accumulate over several calls,
-        until zero_grad; the others start from zero in each call."""
+        graph. The chain rule: parent.grad is the sum of v.grad * (local derivative of v w.r.t.
+        parent) over all v computed directly from parent. So v.grad must be complete before v adds
+        to the gradients of its parents. In reversed topological order, v.grad is complete in time.
+
+        As in PyTorch, the gradients of leaves accumulate over several calls, until zero_grad. The
+        gradients of all other Values start from zero in each call."""
         order = self.graph()
         for v in order:
             is_leaf = not v.parents  # such as a weight: not computed from other Values
             if not is_leaf:
                 v.grad = 0.0
-        self.grad += 1.0  # dL/dL
+        self.grad += 1.0  # the derivative of self with respect to self
         for v in reversed(order):
             for i, parent in enumerate(v.parents):
                 # +=: a Value may be used twice
@@ -89,7 +93,8 @@ class Value:
         limit of about 1,000 nested calls."""
         order = []
         seen = set()
-        # The Values to visit, the next one last, each with the answer to: are its parents in order?
+        # The Values to visit, the next one last, each with the answer to: are its parents in order? For
+        # y = x * x: [(y, False)], then [(y, True), (x, False), (x, False)]. x is appended once, then y
         stack = [(self, False)]
         while stack:
             v, parents_are_in_order = stack.pop()
@@ -117,6 +122,7 @@ class Value:
     def __pow__(self, k: float):
         if not isinstance(k, (float, int, Real)):
             raise TypeError(f"the exponent must be a plain number, not {k!r}; write x ** y as (y * x.log()).exp()")
+        # math.pow raises ValueError if the result is not real. (-8.0) ** 0.5 would be a complex number
         y = math.pow(self.data, k)
         # x ** 0 is 1 everywhere. The formula would fail at x = 0
         dy = k * math.pow(self.data, k - 1) if k != 0 else 0.0
@@ -137,10 +143,14 @@ class Value:
         return Value(y, "relu", (self,), (dy,))
 
     def sigmoid(self):
-        # 1 / (1 + exp(-x)), or exp(x) / (exp(x) + 1): the one whose exp() cannot overflow
-        e = math.exp(-abs(self.data))
-        y = (1 if self.data > 0 else e) / (1 + e)
-        dy = e / (1 + e) ** 2  # y (1 - y)
+        # Two formulas for the same function: in each case the one whose exp() cannot overflow
+        if self.data > 0:
+            e = math.exp(-self.data)
+            y = 1 / (1 + e)
+        else:
+            e = math.exp(self.data)
+            y = e / (e + 1)
+        dy = e / (1 + e) ** 2  # y (1 - y) in both cases
         return Value(y, "sigmoid", (self,), (dy,))
 
     def __neg__(self):
@@ -183,7 +193,9 @@ def chain_rule() -> None:
     print("gives all gradients exactly; finite differences need two evaluations per input and are approximate.\n")
     print("    expression and inputs    finite diff.      backprop")
     compare("f = 3x^2 - 4x + 5", parabola, x=3)
+    # The names w4 and w5 are left for the inner results: w4 = w1 w2 and w5 = w3 + w4
     compare("L = w6 (w3 + w1 w2)", sum_and_products, w1=2, w2=-3, w3=10, w6=-2)
+    # The bias of the lecture, 6.8813735870195432, makes the output 1 / sqrt(2). Here it is rounded
     compare("o = tanh(x1 w1 + x2 w2 + b)", small_neuron, x1=2, x2=0, w1=-3, w2=1, b=6.8814)
     print("\nAddition passes the gradient through unchanged; multiplication scales it by the other")
     print("factor. The last expression is a neuron.")
@@ -198,7 +210,7 @@ def small_neuron(x1, x2, w1, w2, b):
 
 
 def compare(text: str, f: Callable, **inputs: float) -> None:
-    """Print the derivatives of f w.r.t. each input: by finite differences, and by backward()."""
+    """Print the derivative of f w.r.t. each input, by finite differences (numeric_grad) and by backward()."""
     values = [Value(x) for x in inputs.values()]
     y = f(*values)
     y.backward()
@@ -212,6 +224,7 @@ def numeric_grad(f: Callable, x: list[float], h: float = 1e-5) -> list[float]:
     """Estimate the derivatives of f(*x): (f(x + h) - f(x - h)) / 2h, which errs by order h^2."""
     estimates = []
     for i in range(len(x)):
+        # Values, because f may need methods such as tanh()
         right = [Value(xj) for xj in x]
         left = [Value(xj) for xj in x]
         right[i] += h
@@ -237,8 +250,9 @@ def gradients_accumulate() -> None:
 
 def draw(value: Value, /, **names: Value) -> str:
     """Return the graph of a Value in Graphviz's DOT language, with names for some boxes: draw(L,
-    w1=w1). The number at an arrow is a local derivative. The grad in a box is a sum over its outgoing
-    arrows: the number at the arrow times the grad in the box where it ends."""
+    w1=w1). The number at an arrow is a local derivative. The grad in a box is the sum, over the arrows
+    that leave the box, of the number at the arrow times the grad in the box where the arrow ends.
+    (Because of the / in the signature, a box can have any name, even `value`.)"""
     name_of = {v: name for name, v in names.items()}
     box_of = {}  # {Value: number of its box}
     for v in reversed(value.graph()):
@@ -266,8 +280,9 @@ class Neuron:
         self.activation = activation
 
     def __call__(self, x: list) -> Value:
-        products = [wi * xi for wi, xi in zip(self.w, x, strict=True)]
-        y = sum(products, self.b)
+        y = self.b
+        for wi, xi in zip(self.w, x, strict=True):
+            y = y + wi * xi
         return self.activation(y) if self.activation else y
 
     def parameters(self) -> list[Value]:
@@ -328,8 +343,8 @@ def network() -> None:
     print(f"\n4. A network with {len(mlp.parameters())} parameters (weights and biases) classifies points as x or o.")
     print("Sigmoid maps its score (logit) to P(x). The loss is the mean of -log(probability of the correct class).\n")
     for step in range(201):
-        # The logits of the correct classes: the logit of x is the score, and that of o is -score
-        logits = []
+        # The score is the logit of moon 1, drawn as x. The logit of moon -1, drawn as o, is -score
+        logits = []  # the logit of the correct moon, for each point
         for point, moon in points:
             (score,) = mlp(point)
             logits.append(score * moon)
@@ -351,27 +366,39 @@ def two_moons(n: int, noise: float = 0.1) -> list[tuple[list[float], int]]:
     for i in range(n):
         moon = -1 if i % 2 else 1
         angle = random.uniform(0, math.pi)
-        # Moon 1 is the upper half of a circle around (0, 0), moon -1 the lower half around (1, 0.5)
-        x = 0.5 + moon * (math.cos(angle) - 0.5)
-        y = 0.25 + moon * (math.sin(angle) - 0.25)
+        if moon == 1:  # the upper half of a circle around (0, 0)
+            x = math.cos(angle)
+            y = math.sin(angle)
+        else:  # the lower half of a circle around (1, 0.5)
+            x = 1 - math.cos(angle)
+            y = 0.5 - math.sin(angle)
         point = [random.gauss(x, noise), random.gauss(y, noise)]
         points.append((point, moon))
     return points
 
 
+COLUMNS = 72
+ROWS = 20
+
+
 def text_plot(mlp: MLP, points: list) -> str:
-    """The decision boundary: a character for P(x) at each point of a grid, and the points."""
-    # 72 columns from -1.5 to 2.5, 20 rows from -1 to 1.5
-    xs = [-1.5 + 4 * (i + 0.5) / 72 for i in range(72)]
-    ys = [-1 + 2.5 * (i + 0.5) / 20 for i in range(20)]
+    """Return a plot of the decision boundary: a character for P(moon 1) at each point of a grid, and
+    the points as x (moon 1) and o (moon -1)."""
+    # The middles of equal parts: of [-1.5, 2.5] for the columns, of [-1, 1.5] for the rows
+    xs = [-1.5 + 4 * (i + 0.5) / COLUMNS for i in range(COLUMNS)]
+    ys = [-1 + 2.5 * (i + 0.5) / ROWS for i in range(ROWS)]
     rows = []
     for y in ys:
         row = []
         for x in xs:
             (score,) = mlp([x, y])
             p = score.sigmoid().data
-            third = min(int(3 * p), 2)  # 0, 1 or 2
-            row.append(" .:"[third])
+            if p < 1 / 3:
+                row.append(" ")
+            elif p < 2 / 3:
+                row.append(".")
+            else:
+                row.append(":")
         rows.append(row)
     for (x, y), moon in points:
         row = rows[nearest(ys, y)]
@@ -401,11 +428,13 @@ def neural_bigram() -> None:
         loss = -sum(log_probs) / len(pairs)
         if step % 100 == 0:
             print(f"    step {step:3}    loss {loss.data:.4f} nats")
-        sgd_step(loss, list(W.values()), learning_rate=10)
+        if step < 500:
+            sgd_step(loss, list(W.values()), learning_rate=10)
 
-    counted = {}  # the probability of b after a: how many a's have a b after them
+    firsts = [a for a, _ in pairs]
+    counted = {}  # the probability of b after a: of the pairs that start with a, the fraction with b second
     for a, b in W:
-        counted[a, b] = pairs.count((a, b)) / text[:-1].count(a)
+        counted[a, b] = pairs.count((a, b)) / firsts.count(a)
     counted_log_probs = [math.log(counted[pair]) for pair in pairs]
     minimum = -sum(counted_log_probs) / len(pairs)
     gap = max(abs(counted[pair] - P[pair].data) for pair in W)

@@ -24,7 +24,7 @@ def test_a_staircase_is_one_hidden_layer_and_gets_as_close_as_you_like():
     ends = staircase(torch.tensor([[-1.0], [1.0]]), 7)
     assert torch.allclose(ends, wave(torch.tensor([[-7 / 8], [7 / 8]])))  # the middle of the first, and the last
     _, counts = staircase(x, 7)[:, 0].mul(1e4).round().unique(return_counts=True)
-    assert sorted(counts.tolist())[-8] > 100 and counts.max() < 600  # eight treads: as wide, but for the steps between
+    assert sorted(counts.tolist())[-8] > 100 and counts.max() < 600  # eight treads, equally wide except for the steps
 
 
 @pytest.mark.parametrize("depth", range(1, 9))
@@ -56,7 +56,7 @@ def test_one_layer_makes_the_same_sawtooth_with_a_unit_for_each_kink():
 
 def test_depth_and_width_compute_a_parity_that_no_linear_function_does():
     exact = {"tree of XORs": 0, "thresholds": 0, "linear": 0.5}
-    assert parity_errors(8) == exact == parity_errors(2)  # of 2 bits: XOR
+    assert parity_errors(8) == exact == parity_errors(2)  # the parity of 2 bits is XOR
     inputs = np.array([[a, b, 1.0] for a, b in product((0, 1), repeat=2)])
     weights = np.random.default_rng(0).normal(size=(20_000, 3))
     right = ((inputs @ weights.T > 0) == np.array([0, 1, 1, 0])[:, None]).sum(axis=0)
