@@ -410,10 +410,8 @@ def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
     log_decay = up_to_t - up_to_s  # log(a_t ... a_(s+1)) in row t and column s: (B, nh, T, T)
     decay = log_decay.masked_fill(future, -torch.inf).exp()  # the table above
     scores = (q @ k.mT) * decay  # (B, nh, T, T)
-    from_chunk = scores @ v  # (B, nh, T, P)
     decay_from_start = total.exp()[..., None]  # a_t ... a_1: (B, nh, T, 1)
-    from_before = decay_from_start * (q @ S)  # (B, nh, T, P)
-    y = from_chunk + from_before
+    y = scores @ v + decay_from_start * (q @ S)  # from the chunk, and from before: (B, nh, T, P)
 
     log_decay_of_chunk = total[..., -1:]  # log(a_T ... a_1): (B, nh, 1)
     decay_to_end = (log_decay_of_chunk - total).exp()  # a_T ... a_(s+1) for each s: (B, nh, T)

@@ -4,10 +4,16 @@
     python evaluate.py --init_from=out/names --plot  # and draw evaluation.png
     python evaluate.py --init_from=out/python --block_size=256   # a longer context than in training
 
-Read train.py and windows.py before, and scaling.py after. Six questions, one after the other: how low
-is the loss, and how uncertain? How does it depend on the position? Does the model use its context?
-What do counts of n-grams know that the model does not? Are its probabilities right? Are its samples new? In
-the last three, n-gram models stand beside the GPT, if its tokens are letters.
+Read train.py and windows.py before, and scaling.py after. Six questions, one after the other:
+
+    how low is the loss, and how uncertain is it?
+    how does it depend on the position of a token?
+    does the model use its context?
+    what do counts of n-grams know that the model does not?
+    are its probabilities right?
+    are its samples new?
+
+In the last three, n-gram models (ngram.py) stand beside the GPT, if its tokens are letters.
 """
 
 import itertools
@@ -115,7 +121,7 @@ class Session:
 # The loss of a token is -log p, where p is the probability that the model gave to it. The loss of a
 # text is the mean over its tokens.
 #
-# In other documents of the same kind, the loss would be a little higher or lower. By how much? The
+# On other documents of the same kind, the loss would be a little higher or lower. By how much? The
 # bootstrap (Efron 1979) pretends that there are no other documents than ours. It draws as many of them
 # at random, with replacement: of emma, ava and zoe perhaps ava, emma, ava. It computes the mean loss
 # of what it drew. It does so a thousand times: 95 % of these means are in the interval. (The interval
@@ -422,9 +428,9 @@ def show_interpolation(session: Session, measured: Measured, table: NGrams) -> I
     q = table.kneser_ney(grams, DISCOUNT)  # (N,) the n-gram model's
     both, lambdas = interpolate(p, q, measured.group)
 
+    gain = measured.losses + np.log(both)  # how much lower the loss of both is than the GPT's
+
     # The table: the same columns for all tokens, and for groups of them
-    # How much lower the loss of both is than the GPT's
-    gain = measured.losses + np.log(both)
     columns = [measured.losses, -np.log(q), -np.log(both), gain]  # (N,) each
     everything = np.full(len(p), "all")
     in_window = has_whole_context(session, measured)
@@ -447,7 +453,7 @@ def show_interpolation(session: Session, measured: Measured, table: NGrams) -> I
 def has_whole_context(session: Session, measured: Measured) -> np.ndarray:
     """Does the GPT see all the tokens that the n-gram model sees? (N,) An n-gram can begin before the
     GPT's window, except where the document begins in the window."""
-    first = session.tokens[measured.index - measured.position]  # (N,) the first token that the GPT sees
+    first = session.tokens[measured.index - measured.position]  # (N,) the first token of its document in the window
     starts_document = first == session.data.separator  # without documents: nowhere
     return (measured.position >= CONTEXT) | starts_document
 
@@ -628,10 +634,7 @@ def show_calibration(session: Session, models: dict[str, Mixture], n_tokens: int
         return {}
     X, targets = contexts(session.tokens, index, CONTEXT, session.data.separator)  # (N, CONTEXT) and (N,)
     fitted_on = torch.from_numpy(document % 2 == 0)  # (N,)
-    batches = []
-    for log_p, _ in predict(session, session.tokens, windows):
-        batches.append(log_p.cpu())
-    gpt_log_p = torch.cat(batches)  # (N, V)
+    gpt_log_p = torch.cat([log_p.cpu() for log_p, _ in predict(session, session.tokens, windows)])  # (N, V)
 
     results = {}
     counted = {}  # {n-gram model: its probabilities (N, V)}, as two mixtures have the same model

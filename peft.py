@@ -5,121 +5,214 @@
 
 Three ways to do parameter-efficient fine-tuning, from outside: model.py knows nothing of them. Read
 finetune.py before, rlhf.py after.
+
+A file that finetune.py writes, such as out/finetune/lora.pt, has only the new parameters. LoRA with rank 8
+changes queries and values in each block. With 128 channels, the file's entry "model" has for block 0
+
+    transformer.h.0.attn.c_attn.A.0     (8, 128)    A of the queries
+    transformer.h.0.attn.c_attn.B.0     (128, 8)    B of the queries
+    transformer.h.0.attn.c_attn.A.1     (8, 128)    A of the values
+    transformer.h.0.attn.c_attn.B.1     (128, 8)    B of the values
+
+The entry "peft" has the arguments of attach(), and "base" names the file with the frozen weights.
+checkpoint.load_model() opens both files, and puts the model together.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model import GPT, CausalSelfAttention
+from model import GPT, Block, CausalSelfAttention
+
+# ----------------------------------------------------------------------------- LoRA
 
 
 class LoRALinear(nn.Module):
-    """Low-rank adaptation (Hu et al. 2021): y = W x + (alpha / rank) B A x. W (out, in) is frozen.
-    B A has as many entries, but only rank * (in + out) parameters. B (out, rank) starts as zeros,
-    so at first nothing changes. A (rank, in) starts Gaussian with variance 1 / rank: A^T A is then
-    the identity on average, and as the gradient of B is a multiple of that of W times A^T, the first
-    step of gradient descent moves W along its own gradient, on average. rows: the rows of W to
-    update, such as those of q and of v, each with a pair A, B of its own."""
+    """A linear layer with low-rank adaptation (Hu et al. 2021):
+
+        h = W x + (alpha / rank) B A x
+
+    W (out, in) is frozen. A (rank, in) and B (out, rank) are trained. B A has the shape of W, though
+    it has only rank * (in + out) parameters.
+
+    rows: the (start, stop) of the rows of W to update, such as the queries and the values in c_attn.
+    Each has its own A (rank, in) and B (stop - start, rank)."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, rows: list[tuple[int, int]]):
         super().__init__()
-        self.base, self.scale, self.rows = base, alpha / rank, rows
-        gaussians = (torch.randn(rank, base.in_features) / math.sqrt(rank) for _ in rows)
-        self.A = nn.ParameterList(A.to(base.weight) for A in gaussians)
-        self.B = nn.ParameterList(torch.zeros(stop - start, rank).to(base.weight) for start, stop in rows)
+        self.base = base
+        self.scale = alpha / rank
+        self.rows = rows
+        self.A = nn.ParameterList()
+        self.B = nn.ParameterList()
+        for start, stop in rows:
+            # The gradient of B is a multiple of (the gradient of W) A^T, so in plain gradient descent, the
+            # first step of B changes W by a multiple of (the gradient of W) A^T A. With variance 1 / rank,
+            # A^T A is the identity on average: W moves along its own gradient.
+            A = torch.randn(rank, base.in_features) / math.sqrt(rank)
+            B = torch.zeros(stop - start, rank)  # so that at first nothing changes
+            self.A.append(A.to(base.weight))
+            self.B.append(B.to(base.weight))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        y = self.base(x)
+        h = self.base(x)  # W x
         for (start, stop), A, B in zip(self.rows, self.A, self.B, strict=True):
-            y[..., start:stop] += self.scale * F.linear(F.linear(x, A), B)
-        return y
+            Ax = F.linear(x, A)  # A x for each token, (..., rank)
+            BAx = F.linear(Ax, B)  # (..., stop - start)
+            h[..., start:stop] += self.scale * BAx
+        return h
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
         """W + (alpha / rank) B A: a linear layer with the same outputs, as fast as before."""
+        W = self.base.weight
         for (start, stop), A, B in zip(self.rows, self.A, self.B, strict=True):
-            self.base.weight[start:stop] += self.scale * B @ A
+            W[start:stop] += self.scale * B @ A
         return self.base
+
+
+# ----------------------------------------------------------------------------- adapters
 
 
 class Adapter(nn.Module):
     """x + W_up relu(W_down x), with a bottleneck of `rank` channels (Houlsby et al. 2019; they also
-    train the norms). W_up starts as zeros. Because of the non-linearity, it cannot be merged into
-    the layer before it."""
+    train the norms). W_up starts as zeros, so that at first nothing changes. Because of the
+    non-linearity, an adapter cannot be merged into the layer before it. like: a weight of that layer,
+    (C, in), whose dtype and device it takes."""
 
     def __init__(self, like: torch.Tensor, rank: int):
         super().__init__()
-        channels = len(like)
-        self.down = nn.Parameter(torch.randn(rank, channels).to(like) / math.sqrt(channels))
-        self.up = nn.Parameter(torch.zeros(channels, rank).to(like))
+        C = len(like)
+        down = torch.randn(rank, C).to(like) / math.sqrt(C)
+        up = torch.zeros(C, rank).to(like)
+        self.down = nn.Parameter(down)
+        self.up = nn.Parameter(up)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., C) -> (..., C)
-        return x + F.linear(F.linear(x, self.down).relu(), self.up)
+        hidden = F.linear(x, self.down).relu()  # (..., rank)
+        return x + F.linear(hidden, self.up)
+
+
+# ----------------------------------------------------------------------------- prefix tuning
 
 
 class PrefixAttention(CausalSelfAttention):
     """Prefix tuning (Li, Liang 2021, who first compute the prefix by an MLP): all tokens also attend
-    to `rank` virtual tokens, whose keys and values are parameters. These have no position, and use
-    up no context. Unlike LoRA and adapters, they change the output from the start."""
+    to `rank` virtual tokens, whose keys and values are parameters. Their keys are not rotated by a
+    position, and they use up no context. Unlike LoRA and adapters, they change the output from the
+    start: they take weight from the other tokens."""
 
-    def add_prefix(self, rank: int) -> None:  # instead of __init__(): the rest is there already
-        config, weight = self.config, self.c_attn.weight
+    def add_prefix(self, rank: int) -> None:  # instead of __init__(): see attach_prefix()
+        config = self.config
+        weight = self.c_attn.weight
         shape = (config.n_kv_head, rank, config.head_dim)
-        self.prefix_k = nn.Parameter(torch.randn(shape).to(weight))  # std 1, as keys have after qk_norm
-        self.prefix_v = nn.Parameter(torch.zeros(shape).to(weight))
+        keys = torch.randn(shape).to(weight)  # standard deviation 1, as keys have after qk_norm
+        values = torch.zeros(shape).to(weight)
+        self.prefix_k = nn.Parameter(keys)
+        self.prefix_v = nn.Parameter(values)
 
-    def forward(self, x: torch.Tensor, rope=None, mask=None, flash=True, store_kv=None) -> torch.Tensor:
-        # The base class calls store_kv(k, v) for the keys and values of all tokens. This one adds the
-        # prefix to them.
-        def prepend(k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-            k, v = store_kv(k, v) if store_kv else (k, v)  # (B, n_kv_head, S, hd)
-            prefixes = (p.expand(len(k), -1, -1, -1).to(k) for p in (self.prefix_k, self.prefix_v))
-            return [torch.cat(both, dim=2) for both in zip(prefixes, (k, v), strict=True)]
+    def forward(
+        self,
+        x: torch.Tensor,
+        rope: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        flash: bool = True,
+        store_kv: Callable | None = None,
+    ) -> torch.Tensor:
+        """Arguments as in CausalSelfAttention, which calls store_kv(k, v) with the keys and values of
+        the new tokens, and attends to what it returns. Here that includes the prefix."""
+
+        def prepend_prefix(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if store_kv:
+                k, v = store_kv(k, v)  # (B, n_kv_head, S, hd) each, with the tokens of the KV cache
+            B = len(k)
+            prefix_k = self.prefix_k.expand(B, -1, -1, -1).to(k)  # (B, n_kv_head, rank, hd)
+            prefix_v = self.prefix_v.expand(B, -1, -1, -1).to(k)
+            all_k = torch.cat((prefix_k, k), dim=2)  # (B, n_kv_head, rank + S, hd)
+            all_v = torch.cat((prefix_v, v), dim=2)
+            return all_k, all_v
 
         T = x.shape[1]
-        if mask is None and T > 1:  # the fused kernel's own causal mask knows no prefix
+        rank = self.prefix_k.shape[1]
+        if mask is None and T > 1:
+            # The causal mask of the fused kernel would count virtual tokens as positions
             mask = x.new_full((T, T), -math.inf).triu(1)
         if mask is not None:
-            mask = F.pad(mask, (self.prefix_k.shape[1], 0))  # every token attends to all virtual tokens
-        return super().forward(x, rope, mask, flash, prepend)
+            mask = F.pad(mask, (rank, 0))  # rank columns of 0: each token attends to all virtual tokens
+        return super().forward(x, rope, mask, flash, prepend_prefix)
+
+
+# ----------------------------------------------------------------------------- in a model
 
 
 def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str = "qv") -> GPT:
-    """Freeze the model's parameters, and add new ones to each block. targets: the matrices that
-    LoRA updates, those of queries and values (qv) or all of the block. The embeddings and the
-    output layer, which may be tied, stay frozen."""
+    """Freeze the model's parameters, and add new ones to each block. method: lora, adapter or prefix.
+    targets: LoRA updates the matrices of queries and values (qv), or all matrices of the block. The
+    embeddings and the output layer, which may be tied, stay frozen. Raises ValueError."""
     model.requires_grad_(False)
-    C, kv = model.config.n_embd, model.config.n_kv_head * model.config.head_dim
-    q, k, v = (0, C), (C, C + kv), (C + kv, C + 2 * kv)  # rows of c_attn
     for block in model.transformer.h:
-        attn, mlp = block.attn, block.mlp
         if method == "prefix":
-            attn.__class__ = PrefixAttention  # the same parameters, another forward()
-            attn.add_prefix(rank)
+            attach_prefix(block, rank)
         elif method == "adapter":
-            for part in (attn, mlp):
-                part.c_proj = nn.Sequential(part.c_proj, Adapter(part.c_proj.weight, rank))
+            attach_adapters(block, rank)
+        elif method != "lora":
+            raise ValueError(f"there is no method {method}; use lora, adapter or prefix")
         elif targets == "qv":
-            attn.c_attn = LoRALinear(attn.c_attn, rank, alpha, [q, v])
+            attach_lora(block, rank, alpha, names=("q", "v"))
+        elif targets == "all":
+            attach_lora(block, rank, alpha, names=("q", "k", "v"))
+            attach_lora_to_projections(block, rank, alpha)
         else:
-            attn.c_attn = LoRALinear(attn.c_attn, rank, alpha, [q, k, v])
-            for part, name in ((attn, "c_proj"), (mlp, "c_fc"), (mlp, "c_proj")):
-                layer = getattr(part, name)
-                setattr(part, name, LoRALinear(layer, rank, alpha, [(0, layer.out_features)]))
+            raise ValueError(f"there are no targets {targets}; use qv or all")
     return model
+
+
+def attach_lora(block: Block, rank: int, alpha: float, names: tuple[str, ...]) -> None:
+    """LoRA for the rows of c_attn that compute queries (q), keys (k) or values (v)."""
+    attn = block.attn
+    C = attn.config.n_embd
+    kv = attn.config.n_kv_head * attn.config.head_dim
+    rows = {"q": (0, C), "k": (C, C + kv), "v": (C + kv, C + 2 * kv)}
+    attn.c_attn = LoRALinear(attn.c_attn, rank, alpha, [rows[name] for name in names])
+
+
+def attach_lora_to_projections(block: Block, rank: int, alpha: float) -> None:
+    """LoRA for all other matrices of a block."""
+
+    def with_lora(layer: nn.Linear) -> LoRALinear:
+        return LoRALinear(layer, rank, alpha, [(0, layer.out_features)])
+
+    block.attn.c_proj = with_lora(block.attn.c_proj)
+    block.mlp.c_fc = with_lora(block.mlp.c_fc)
+    block.mlp.c_proj = with_lora(block.mlp.c_proj)
+
+
+def attach_adapters(block: Block, rank: int) -> None:
+    """An adapter after attention, and another one after the MLP."""
+    for sublayer in (block.attn, block.mlp):
+        last = sublayer.c_proj
+        sublayer.c_proj = nn.Sequential(last, Adapter(last.weight, rank))
+
+
+def attach_prefix(block: Block, rank: int) -> None:
+    # The attention layer keeps its parameters, and its class becomes another one, with another
+    # forward(). Otherwise a new layer would be made, only to get the weights of this one.
+    block.attn.__class__ = PrefixAttention
+    block.attn.add_prefix(rank)
 
 
 def merge(model: GPT) -> GPT:
     """Add each low-rank update to its weights, in place. The original layers are back."""
-    for name, layer in [*model.named_modules()]:
+    layers = list(model.named_modules())
+    for name, layer in layers:
         if isinstance(layer, LoRALinear):
             model.set_submodule(name, layer.merged())
     return model
 
 
 def trained_state(model: GPT) -> dict[str, torch.Tensor]:
-    """The parameters that are not frozen: with those of the base, all that a checkpoint needs."""
+    """The parameters that are not frozen. They and the base are all that a checkpoint needs."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}

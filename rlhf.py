@@ -3,7 +3,7 @@ r"""Part 7: learn from preferences: a reward model, PPO, DPO, best of n, and rew
     python rlhf.py                                          # everything, in four minutes, no download
     python sample.py --init_from=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
     python rlhf.py --stage=reward --preference=short        # judges who care only about length
-    python rlhf.py --stage=ppo --beta=0                     # reward hacking, which replaces out/rlhf/ppo.pt
+    python rlhf.py --stage=ppo --beta=0                     # reward hacking: replaces out/rlhf/ppo.pt
 
 It is easy to say which of two answers is better, and hard to write a loss function for "better". So
 people compare answers, and models learn from the comparisons: reinforcement learning from human
@@ -59,13 +59,13 @@ OTHER_BETAS = (0.0, 1.0)
 # All models have this shape
 SHAPE = {"block_size": 32, "n_layer": 4, "n_head": 4, "n_embd": 64}
 # For the base
-BASE = Recipe(600, learning_rate=0.01, optimizer="muon", muon_learning_rate=0.03)
+BASE = Recipe(max_iters=600, learning_rate=0.01, optimizer="muon", muon_learning_rate=0.03)
 # For the reward model, and for DPO
-PAIRWISE = Recipe(150, learning_rate=0.001)
+PAIRWISE = Recipe(max_iters=150, learning_rate=0.001)
 # Words or pairs per step, except in PPO
 BATCH_SIZE = 64
 # For PPO
-PPO = Recipe(30, learning_rate=0.001, warmup_iters=5, beta2=0.99)
+PPO = Recipe(max_iters=30, learning_rate=0.001, warmup_iters=5, beta2=0.99)
 # In each step of PPO, the policy draws this many words
 PPO_WORDS = 256
 # They serve 2 x 4 updates: two epochs, in each of which the words are split into four minibatches
@@ -73,7 +73,8 @@ EPOCHS = 2
 MINIBATCHES = 4
 # With a group baseline, the policy draws this many words for each prompt
 GROUP = 8
-# A token whose probability has changed by more than 20 %, as its advantage asks, is not pushed further
+# A token whose probability has changed by more than 20 % in the direction of its advantage is not pushed
+# further
 CLIP = 0.2
 # The lambda of generalized_advantages()
 LAMBDA = 0.95
@@ -152,7 +153,7 @@ class Task:
     val: torch.Tensor  # words of the validation split, (m, T)
     base: GPT  # trained on words; each policy starts as a copy of it
     preference: str  # the name of the rule
-    known: set[str]  # all sequences of three letters in these words
+    known: set[str]  # all sequences of three letters in the words of train and val
 
     def prompts(self, n: int) -> torch.Tensor:
         """A newline and the first letter of random training words, (n, 2)."""
@@ -175,7 +176,7 @@ class Task:
 
     @functools.cached_property
     def rivals(self) -> torch.Tensor:
-        """Words of the base, with which the words of other models compete, (N_EVALUATED, T). They are
+        """Words of the base, (N_EVALUATED, T), with which the words of all models are compared. They are
         drawn at the first use, and kept."""
         return complete(self.base, self.prompts(N_EVALUATED))
 
@@ -379,7 +380,7 @@ def ppo_step(
     For each token of these words, with a value network that learns what to expect:
 
         earned      -beta log(P(token) / P_base(token)); at the last token of a word, + reward(word)
-        advantage   A = earned from this token on - expected
+        advantage   A = earned from this token on - expected, by generalized_advantages(), standardized
         ratio       P(token) / P_old(token); P_old: when the token was drawn
         objective   min(ratio A, clip(ratio, 1 - CLIP, 1 + CLIP) A), whose mean is increased
     """
@@ -481,8 +482,9 @@ def minibatches(n: int) -> tuple[torch.Tensor, ...]:
 
 def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
     """min(ratio A, clip(ratio, 1 - CLIP, 1 + CLIP) A), elementwise (Schulman et al. 2017). At ratio 1,
-    the gradient of ratio A is A times the gradient of log P(token). The mean of these is the gradient
-    of the expected reward (REINFORCE, Williams 1992). The slope with respect to the ratio:
+    the gradient of ratio A is A times the gradient of log P(token). Added up over the tokens of a word,
+    these estimate the gradient of the expected reward (REINFORCE, Williams 1992). The slope with
+    respect to the ratio:
 
         ratio     0.5   0.7   1.0   1.1   1.3
         A = 2       2     2     2     2     0       likely enough: no reason to go on
@@ -493,7 +495,8 @@ def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Te
 
 
 def fraction_clipped(ratio: torch.Tensor) -> torch.Tensor:
-    """The fraction of ratios outside of 1 - CLIP to 1 + CLIP, a scalar."""
+    """The fraction of ratios outside of 1 - CLIP to 1 + CLIP, a scalar. (clipped_objective() ignores only
+    those that moved in the direction of the advantage.)"""
     outside = (ratio - 1).abs() > CLIP
     return outside.float().mean()
 
@@ -574,7 +577,7 @@ class Rollout:
 
 @dataclass
 class StepMetrics:
-    """A line of the log: means over the words of a step."""
+    """What is measured in a step: means over its words, and for the clip over its updates."""
 
     reward: float
     true_score: float
@@ -602,7 +605,8 @@ def ppo(task: Task, reward_model: GPT, beta: float, baseline: str = "value") -> 
 
     The baseline is what was expected: the output of a value network, or the mean of a group.
     Subtracting it from what was earned hardly changes the expected gradient, and makes it less noisy:
-    without it, each word with a reward above 0 would become more likely, even the worst of them."""
+    without it, each word with a reward above 0 would become more likely, even the worst of them.
+    (Hardly: a group's mean contains the word itself, and LAMBDA is below 1.)"""
     policy = Learner(task.base)
     value_network = Learner(reward_model)  # which can already tell good words from bad ones
     history = []
@@ -679,8 +683,8 @@ def dpo(task: Task, reward_model: GPT, beta: float, pairs: Pairs, held_out: Pair
 
 def best_of_n(task: Task, reward_model: GPT) -> list["Measured"]:
     """Draw n words for each prompt, and keep the word with the highest reward: no training at all.
-    Returns a row of the table for each n of BEST_OF, with the highest possible KL from the base,
-    which is ln n - (n - 1) / n (Beirami et al. 2024)."""
+    Returns a row of the table for each n of BEST_OF, with an upper bound of the KL from the base,
+    ln n - (n - 1) / n (Beirami et al. 2024)."""
     prompts = task.rivals[:, :2]  # (N_EVALUATED, 2)
     best = complete(task.base, prompts)  # (N_EVALUATED, T)
     table = []

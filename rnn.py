@@ -6,9 +6,9 @@
 
 Read cells.py before, recall.py after. The loss at a token depends on the state after each token
 before it, so the gradient goes back through all of these steps: backpropagation through time
-(BPTT). At each step it is multiplied by a matrix, the derivative of a state w.r.t. the one before.
-If that mostly shrinks it, the gradient vanishes, and the network cannot learn from what is far
-back; if it mostly stretches it, the gradient explodes, and one bad update can ruin the network.
+(BPTT). At each step it is multiplied by a matrix, the derivative of a state w.r.t. the state before.
+If these matrices mostly shrink the gradient, it vanishes, and the network cannot learn from what is
+far back; if they mostly stretch it, it explodes, and one bad update can ruin the network.
 
 How far does a gradient reach? In training, at most to the start of a window of --bptt tokens. How
 much of it is left k tokens back is another question: gradient_norms() measures that, in windows of
@@ -104,8 +104,8 @@ def parallel_windows(tokens: np.ndarray, edges: np.ndarray, order: np.ndarray, B
         second window    m a    ->  a .             continues: 0 1
                          a .    ->  . -1
 
-    In the second window, the target -1 fills up row .ava., which is shorter. The row .al. has ended after
-    the first window, so the second one has only two rows: one long row costs no more than its own tokens."""
+    In the second window, the target -1 fills up the shorter row. The row .al. has ended after the first
+    window, so the second one has only two rows."""
     for first in range(0, len(order), B):
         rows = order[first : first + B]
         starts = edges[rows]  # (R,)
@@ -211,25 +211,27 @@ def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | N
     states = model.start(B)
     carried = []  # the states before the tokens 1, 2 ... T, of each cell
     for t in range(T):
-        # A state is read twice: by the next step, and, as the cell's output, by the layer above. Only the
-        # first path leads to later tokens, so the next step reads a copy, and we ask for the gradient of
-        # the copy
+        # A state is read twice: by the next step of its cell, and at once, as an output, by the layer above.
+        # Only the first counts here, as the layer above carries a state of its own. So the next step reads
+        # a copy, and we ask for the gradient of the copy
         states = [state.clone().requires_grad_() for state in states]
         carried += states
         logits, states = model(window.x[:, t], states, step=True)
     # The sum over rows, not the mean, so that the gradient of a row does not depend on how many there are
     loss = F.cross_entropy(logits, window.y[:, -1], reduction="sum")
+    n_cells = len(states)
+    carried = carried[-LAGS[-1] * n_cells :]  # before the last K = 100 tokens, or fewer
     gradients = torch.autograd.grad(loss, carried)
     norms = torch.stack([gradient.norm() for gradient in gradients])
-    norms = norms.view(T, -1)  # (T, cells)
-    norms = norms.norm(dim=1) / math.sqrt(B)  # (T,)
+    norms = norms.view(-1, n_cells)  # (K, n_cells)
+    norms = norms.norm(dim=1) / math.sqrt(B)  # (K,)
     norms = norms.flip(0)  # from the last token back: k = 1 comes first
-    return norms[: LAGS[-1]].numpy()
+    return norms.numpy()
 
 
 def long_window(tokens: np.ndarray, separator: int | None) -> Window:
-    """The first T tokens of rows that have at least T, with at most T = 128. A text is cut into 32 rows. Of
-    documents, the longest 5 % are taken, up to 128 of them, and T is the length of the shortest."""
+    """The first T tokens of rows that have at least T; T is at most 128. A text is cut into up to 32 rows.
+    Of documents, at most 128 are taken, the first that are as long as the longest 5 %."""
     n_parts = min(32, len(tokens) // 129)  # so that each part has 128 inputs, and a last target
     edges = row_edges(tokens, separator, max(1, n_parts))
     lengths = np.diff(edges)
@@ -421,7 +423,7 @@ def run_cell(cell: str, data: Dataset, options: Options) -> Trained:
 
 
 def print_check(model: RecurrentModel, data: Dataset, options: Options) -> None:
-    """Compare backward_through_time() with autograd on the first window of the training split."""
+    """Compare backward_through_time() with autograd on a window of the training split."""
     window = next(training_windows(data, options.batch_size, options.bptt, options.seed))
     difference = check_backward(model, window.x, window.y)
     print(f"manual vs autograd gradients: maximum relative difference {difference:.1e}")

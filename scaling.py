@@ -9,8 +9,8 @@ seen once, follows a law
 
     L(N, D) = E + A / N^alpha + B / D^beta                  (Hoffmann et al. 2022, "Chinchilla")
 
-E is the irreducible loss, which no size and no training of this architecture would lower. A /
-N^alpha is added because the model is finite, B / D^beta because its training is. Five widths and
+E is the irreducible loss, below which no size and no training of this architecture gets. A /
+N^alpha is added because the model is finite, B / D^beta because its training is finite, too. Five widths and
 four budgets of tokens make 20 runs:
 
     budget of tokens    width 32   48   64   96   128
@@ -63,9 +63,9 @@ EVAL_TOKENS = 100_000
 STARTS = tuple(product((0.5, 0.9), (0.5, 0.25), (0.5, 0.25)))
 # 95 % of values are between these quantiles
 TAILS = (0.025, 0.975)
-# For --more: how often tokens are seen, and layers and width of models with 3 to 6 % more or fewer
-# parameters than two layers of width 64
+# For --more: how often tokens are seen
 EPOCHS = (1, 2, 4, 8)
+# For --more: layers and width of models with 3 to 6 % more or fewer parameters than two layers of width 64
 OTHER_SHAPES = ((1, 92), (8, 32))
 
 
@@ -132,9 +132,9 @@ def log_law(theta: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tens
 
 
 def huber(predicted: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
-    """The square of a small error, and the absolute value of an error above 0.001, so that a bad run
-    counts little: Huber's loss (as in Hoffmann et al. 2022). It is of logarithms, (runs,) each: an
-    error of 0.001 is 0.1 % of the loss."""
+    """Huber's loss (as in Hoffmann et al. 2022) of logarithms, (runs,) each, the mean over all runs: it
+    grows with the square of an error up to 0.001, which is 0.1 % of the loss, and only in proportion to
+    a larger error, so that a bad run counts little."""
     return 1000 * F.huber_loss(predicted, measured, delta=0.001)
 
 
@@ -464,8 +464,9 @@ def print_constants(law: Law, results: list[Result], seed: int) -> None:
 
 
 def print_best_sizes(law: Law, largest: Result) -> None:
-    """Print the best N and D by the law, for the compute of the largest run, for less and for more. In
-    the last two columns, the model has four times too few and too many parameters."""
+    """Print the best N and D by the law, for a 32nd of the compute of the largest run, an 8th, a half,
+    and twice as much. In the last two columns, the model has a quarter of the best N, and four times as
+    many parameters."""
     C_largest = 6 * largest.N * largest.D
     rows = [["compute C", "best N", "best D", "tokens per parameter", "loss", "at N/4", "at 4 N"]]
     for C in (C_largest / 32, C_largest / 8, C_largest / 2, 2 * C_largest):

@@ -127,8 +127,9 @@ class PostNormBlock(Block):
 
 class Transformer(nn.Module):
     """Encoder and decoder of Vaswani et al. 2017: norms after the addition (post-norm), sinusoidal
-    positions, ReLU, biases, one embedding table. Three things are simpler here. There is no dropout
-    and no label smoothing, as each example is seen about once. The output layer has weights of its own.
+    positions, ReLU, biases, one embedding table for source and target. Some things are simpler here.
+    There is no dropout and no label smoothing, as new examples are drawn for each step. The output layer
+    has weights of its own.
     With attention=False, there is no encoder and no cross-attention: it is a GPT."""
 
     def __init__(self, config: GPTConfig, attention: bool = True):
@@ -418,7 +419,7 @@ def draw_dates(split: str, n: int, rng: random.Random) -> list[Example]:
 
 
 def guessing_loss(task: str) -> float:
-    """The entropy of the targets: the lowest loss without the source, in nats per target."""
+    """The lowest loss without the source, in nats per target: the entropy of all days, or of all strings."""
     if task == "dates":
         return math.log(len(DAYS))
     mean_length = (MAX_LETTERS + 1) / 2
@@ -509,7 +510,8 @@ def print_lengths(model: nn.Module, rng: random.Random) -> None:
 
 
 def plot_alignment(model: Transformer, example: Example, path: Path) -> None:
-    """Draw what each token of the target attends to in the source, per block and head."""
+    """Draw what the decoder attends to in the source while it predicts each token of the target (a row),
+    per block and head."""
     import plots
 
     batch = make_batch([example])

@@ -291,8 +291,7 @@ def draw_pairs(ids: np.ndarray, document_ids: np.ndarray, window: int, rng: np.r
     positions = np.arange(n)[:, None] + offsets  # (n, 2 window), from -window to n - 1 + window
     # -1 is put before and after the text, `window` times each, so position i is at padded[i + window]
     padded = np.pad(document_ids, window, constant_values=-1)
-    neighbor_documents = padded[positions + window]  # (n, 2 window)
-    same_document = neighbor_documents == document_ids[:, None]
+    same_document = padded[positions + window] == document_ids[:, None]  # (n, 2 window)
     is_pair = is_near & same_document
 
     rows, columns = np.nonzero(is_pair)  # (N,) each, row by row, so in the order of the text

@@ -16,7 +16,7 @@ import prepare_data
 import sample
 import train
 from checkpoint import load_checkpoint, load_model
-from finetune import BASE, INSTRUCTED, TASKS, Texts, encode, exact_match, instruction, make_batch, one_per_word
+from finetune import BASE, INSTRUCTED, TASKS, Row, Texts, encode, exact_match, instruction, make_batch, one_per_word
 from model import GPT, GPTConfig
 from optim import Recipe
 from peft import attach
@@ -78,6 +78,10 @@ def texts_of(*tasks: str, **more) -> Texts:
     return Texts(splits, CHAR, tasks, **{"mask": True} | more)
 
 
+def row_of(new: float, old: float, **more) -> Row:
+    return Row(**{"trained": 1, "base_val": 1.0, "kB": 1.0, "new_task": new, "old_tasks": old} | more)
+
+
 def tiny_gpt(**more) -> GPT:
     torch.manual_seed(0)
     return GPT(GPTConfig(vocab_size=CHAR.vocab_size, block_size=64, **TINY | more)).eval()
@@ -126,7 +130,10 @@ def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails, smal
     done(call)
     checkpoint, base = load_checkpoint(LORA), load_checkpoint(INSTRUCTED)
     names = checkpoint["model"].keys()
-    assert {name.split(".")[-2] for name in names} == {"A", "B"} and len(names) == 4  # of q and of v
+    assert names == {f"transformer.h.0.attn.c_attn.{part}" for part in ("A.0", "A.1", "B.0", "B.1")}  # q and v
+    shapes = [tuple(checkpoint["model"][f"transformer.h.0.attn.c_attn.{name}.0"].shape) for name in "AB"]
+    assert shapes == [(8, 16), (16, 8)]
+    assert checkpoint["peft"] == {"method": "lora", "rank": 8, "alpha": 16.0, "targets": "qv"}
     assert LORA.stat().st_size < 4 * sum(t.numel() for t in checkpoint["model"].values()) + 8000
 
     torch.save(checkpoint | {"model": dict(list(checkpoint["model"].items())[1:])}, "part.pt")
@@ -154,22 +161,48 @@ def test_all_methods_are_compared_from_the_same_model(call, stages):
     assert Path("out/finetune/finetune.png").stat().st_size > 10_000
 
 
+def test_each_row_of_the_table_is_of_the_model_in_its_file(call, small, monkeypatch):
+    measured, measure = [], finetune.measure
+
+    def noted(model, path, *more):
+        saved = load_model(path)[0].lm_head.weight
+        measured.append((path.name, torch.equal(model.lm_head.weight, saved)))
+        return measure(model, path, *more)
+
+    monkeypatch.setattr(finetune, "measure", noted)
+    done(call, "--method=full")
+    assert measured == [("base.pt", True), ("instructed.pt", True), ("full.pt", True)]
+
+
 def test_a_sweep_says_what_is_left_where_90_percent_are_learned(call, stages, monkeypatch):
     """By six learning rates of each method."""
     done(call, "--method=sweep")
     assert [row[2] for row in stages[2:8]] == [0.0000625, 0.000125, 0.00025, 0.0005, 0.001, 0.002]
     assert len(stages) == 2 + 3 * 6
-    rows = itertools.cycle({"trained": 1, "new_task": x, "old_tasks": 1.5 - x} for x in (0.5, 0.7, 1.0))
+    rows = itertools.cycle(row_of(x, 1.5 - x) for x in (0.5, 0.7, 1.0))
     monkeypatch.setattr(finetune, "learn", lambda *_, **lines: (None, next(rows)))
     out = result(done(call, "--method=sweep"))
     assert [*out.items()][4:] == [(name, "0.6000") for name in ("full", "lora", "lora_all_matrices")]
 
 
 def test_a_curve_has_the_learning_rates_of_a_method_by_what_is_learned():
-    row = lambda new, old: {"trained": 1, "new_task": new, "old_tasks": old}
-    rows = {"base": {"new_task": 0, "old_tasks": 0}, "full at 1": row(0.9, 0.2), "full at 0.5": row(0.7, 0.6)}
-    rows["lora"] = row(0.8, 0.1)
-    assert finetune.curves(rows) == {"full": ((0.7, 0.9), (0.6, 0.2)), "lora": ((0.8,), (0.1,))}
+    rows = {"base": row_of(0.0, 0.0, trained=None), "full at 1": row_of(0.9, 0.2), "full at 0.5": row_of(0.7, 0.6)}
+    rows["lora"] = row_of(0.8, 0.1)
+    curves = finetune.curves(rows)
+    assert curves == {"full": finetune.Curve([0.7, 0.9], [0.6, 0.2]), "lora": finetune.Curve([0.8], [0.1])}
+
+
+def test_where_a_method_learns_always_more_or_less_than_90_percent_nothing_is_known():
+    figures = finetune.kept_at_90_percent({"a at 1": row_of(0.8, 0.5), "b, c at 1": row_of(0.95, 0.5)})
+    assert figures.keys() == {"a", "b_c"} and np.isnan(list(figures.values())).all()
+
+
+def test_a_table_has_gaps_where_stage_3_did_nothing(capsys):
+    rows = {"base": row_of(0.0, 0.25, trained=None), "lora": row_of(0.5, 0.25, of_all=0.1, lr=0.002, seconds=3.0)}
+    finetune.print_comparison(rows)
+    base, lora = (row.split() for row in capsys.readouterr().out.splitlines()[3:])
+    assert base == ["base", "0.0%", "25.0%", "1.000", "1"]
+    assert lora == ["lora", "1", "10.0%", "0.002", "3.0", "50.0%", "25.0%", "1.000", "1"]
 
 
 def test_a_model_of_train_py_can_be_the_base(call, small):
@@ -208,7 +241,7 @@ def test_what_was_not_trained_on_a_dataset_is_nothing_for_train_and_evaluate(cal
 # ----------------------------------------------------------------------------- stages that are kept
 
 
-def test_a_stage_is_used_again_until_recipe_data_or_seed_changes(call, small, monkeypatch):
+def test_a_stage_is_used_again_until_options_or_words_change(call, small, monkeypatch):
     def trained(*options: str) -> list[int]:
         out = done(call, "--method=prefix", *options)
         used = [path for path in (BASE, INSTRUCTED) if f"using {path.as_posix()} of an earlier run" in out]
@@ -216,7 +249,8 @@ def test_a_stage_is_used_again_until_recipe_data_or_seed_changes(call, small, mo
         assert len(used) + len(stages) == 2
         return stages
 
-    for name, stand_in in (("measure", {"new_task": 0.0, "old_tasks": 0.0}), ("accuracy", 0.0), ("show_answers", None)):
+    row = row_of(0.0, 0.0)
+    for name, stand_in in (("measure", row), ("accuracy", 0.0), ("show_answers", None)):
         monkeypatch.setattr(finetune, name, lambda *_, found=stand_in: found)
     assert trained() == [1, 2]
     assert trained() == []
@@ -224,20 +258,35 @@ def test_a_stage_is_used_again_until_recipe_data_or_seed_changes(call, small, mo
     assert trained("--num_examples=60", "--rank=2") == []  # other precision, and only stage 3 differs
     assert trained("--mask=false") == [2]
     assert trained("--new_task=first") == [2]
-    monkeypatch.setitem(TASKS, "copy", lambda word: word[:2])
     assert trained() == [2]
-    monkeypatch.setitem(TASKS, "sort", lambda word: word)  # in texts to pre-train on
-    assert trained() == [1, 2]
-    assert trained("--seed=5") == [1, 2]
-    monkeypatch.setattr(finetune, "GPTConfig", functools.partial(GPTConfig, **TINY | {"activation": "gelu"}))
+    monkeypatch.setitem(TASKS, "new", lambda word: word[:2])
+    assert trained() == [2]
     assert trained("--seed=5") == [1, 2]
     monkeypatch.setattr(finetune, "INSTRUCTION_TUNING", Recipe(5, 0.01))
-    assert trained("--seed=5") == [2]
+    assert trained("--seed=5") == []  # no change of the code is noticed
+    assert trained("--seed=5", "--fresh") == [1, 2]
+    assert trained("--seed=5", "--fresh") == [1, 2]
     Path("toy.txt").write_text("\n".join("".join(word) for word in itertools.permutations("abcdef", 4)))
     prepare_data.prepare("toy.txt", documents="lines")
     assert trained("--seed=5") == [1, 2]
     INSTRUCTED.write_bytes(b"damaged")
     assert trained("--seed=5") == [2]
+
+
+def test_a_stage_that_is_trained_again_says_which_option_was_another(call, small):
+    done(call)
+    out = done(call, "--mask=false", "--new_task=first")
+    assert f"{INSTRUCTED.as_posix()} was made from other mask, tasks: " in out
+    assert f"{BASE.as_posix()} was made from other seed: " in done(call, "--seed=5")
+
+
+def test_instructions_are_learned_again_from_another_base(call, small):
+    done(call)
+    Path("mine.pt").write_bytes(BASE.read_bytes())
+    assert f"using {INSTRUCTED.as_posix()} of" in done(call, "--init_from=mine.pt")  # the same model, elsewhere
+    done(call, "--seed=5")
+    out = done(call, "--init_from=mine.pt", "--seed=5")
+    assert f"{INSTRUCTED.as_posix()} was made from other base: " in out and "stage 2" in out and "stage 1" not in out
 
 
 # ----------------------------------------------------------------------------- what a batch contains
@@ -404,71 +453,13 @@ def test_right_answers_are_shown_as_right_with_their_share(capsys):
     assert shown(capsys, right_answer, "sort")[0] == ["sort stack > ackst", "right", "100.0%"]
 
 
-def test_scores_of_tokens_are_what_loops_compute(beginner):
-    """And for a model of uniform logits, the exact figures."""
-    examples = one_per_word("vowels", WORDS)
-    scores, p_true, brier, right, exact, powers = finetune.token_scores(beginner, examples, CHAR), [], [], [], [], []
-    for prompt, answer in examples:
-        ids, right_here = CHAR.encode(f"\n{prompt}{answer}\n"), []
-        for at in range(len(prompt) + 1, len(ids)):
-            with torch.no_grad():
-                p = beginner(torch.tensor([ids[:at]]))[0][0, -1].softmax(0).tolist()
-            p_true.append(p[ids[at]])
-            brier.append(sum((q - (token == ids[at])) ** 2 for token, q in enumerate(p)))
-            right_here.append(max(range(len(p)), key=p.__getitem__) == ids[at])
-        right += right_here
-        exact.append(all(right_here))
-    for _, answer in examples:
-        powers.append(np.mean(right) ** (len(answer) + 1))  # and the newline
-    expected = {"probability": p_true, "brier": brier, "right": right, "right^length": powers, "exact_match": exact}
-    assert scores == {name: pytest.approx(np.mean(values), abs=1e-5) for name, values in expected.items()}
-    assert 0 < scores["exact_match"] < 1 and 0 < scores["right"] < 1
-    uniform = finetune.token_scores(GPT(GPTConfig(CHAR.vocab_size, **TINY)), examples, CHAR)  # zero_init: no logits
-    V = CHAR.vocab_size
-    assert uniform["probability"] == pytest.approx(1 / V) and uniform["brier"] == pytest.approx(1 - 1 / V)
-
-
-def test_examples_in_the_prompt_come_before_the_question(monkeypatch):
-    """With words of four letters; a model that needs an example with the answer has none in the prompt."""
-    asked = []
-
-    def note(model, examples, tokenizer):
-        asked.append(examples)
-        return torch.tensor([len(asked) == 2] * len(examples))
-
-    monkeypatch.setattr(finetune, "exact_match", note)
-    texts = texts_of()
-    texts.words["test"] = ["heap", "noon", "abs", "stack", "true"]
-    model = GPT(GPTConfig(CHAR.vocab_size, block_size=60, **TINY))
-    assert finetune.few_shot(model, "reverse", texts) == "0.0%, 100.0%, 0.0%"
-    assert asked[0][0] == ("reverse heap > ", "paeh") and len(asked[0]) == 3
-    assert asked[1][0] == ("reverse noon > noon\nreverse heap > ", "paeh")
-    assert asked[2][0] == ("reverse noon > noon\nreverse true > eurt\nreverse heap > ", "paeh")
-    model.config.block_size = 59  # too few for two examples
-    assert finetune.few_shot(model, "reverse", texts) == "0.0%, 0.0%"
-
-
-def test_three_widths_learn_a_task_and_are_measured(call, small, figures, monkeypatch):
-    for name, value in {"EMERGENCE": Recipe(4, 0.01), "EMERGENCE_WIDTHS": (8, 12), "EMERGENCE_LINES": 2}.items():
-        monkeypatch.setattr(finetune, name, value)
-    monkeypatch.setattr(finetune, "GPTConfig", lambda V, **more: GPTConfig(V, **more | {"n_layer": 1}))
-    out = done(call, "--method=emerge", "--new_task=reverse", "--plot")
-    shown = [line for line in out.splitlines() if line.startswith("step ")]
-    assert len(shown) == 4 and all("exact_match" in line for line in shown)
-    toy = prepare_data.load("toy")
-    six = [word for word in map(toy.tokenizer.decode, toy.documents("val")) if len(word) == 6]
-    assert f"width 12, reverse: {len(six)} words of six letters" in out
-    assert result(out)["task"] == "reverse" and f"probability {float(result(out)['probability']):.3f}" in shown[-1]
-    assert not BASE.exists()  # nothing else is trained
-    ((figure, path),) = figures
-    assert path.name == "emergence.png" and len(figure.axes) == 3
-
-
 def test_the_plot_is_in_per_cent(figures):
-    results = {"base": {"new_task": 0.0}, "full": {"trained": 9, "new_task": 0.9, "old_tasks": 0.4}}
-    finetune.draw_plot([{"copy": 0.25}, {"copy": 0.5}], results)
+    rows = {"base": row_of(0.0, 0.1, trained=None), "full": row_of(0.9, 0.4)}
+    finetune.draw_plot([{"copy": 0.25}, {"copy": 0.5}], rows)
     left, right = figures[0][0].axes
     assert left.lines[0].get_ydata() == pytest.approx([25, 50])
+    assert left.lines[0].get_xdata() == pytest.approx([500, 1000])
+    assert len(right.lines) == 1
     assert right.lines[0].get_xydata().tolist() == [[90, 40]]
 
 
@@ -487,7 +478,8 @@ def test_the_last_table_is_of_test_words_and_of_validation_texts():
     stand_in = Replier(reply)
     stand_in.forward = lambda x, y=None: model(x, y) if y is not None else Replier.forward(stand_in, x)
     found = finetune.measure(stand_in, Path("model.pt"), texts, "swap", CPU)
-    assert found == {"base_val": pytest.approx(model(*batch)[1].item()), "kB": 2.5, "new_task": 1.0, "old_tasks": 0.5}
+    loss = pytest.approx(model(*batch)[1].item())
+    assert found == Row(base_val=loss, kB=2.5, new_task=1.0, old_tasks=0.5)
 
 
 # ----------------------------------------------------------------------------- training
@@ -544,8 +536,6 @@ def test_an_adapter_whose_folder_was_moved_finds_its_base_beside_it(call, fails,
 def test_a_stage_of_older_code_is_used_again_with_the_defaults_of_newer_options(call, small):
     done(call)
     base = torch.load(BASE, weights_only=True)
-    for part, name in ((base["model_config"], "rope_scale"), (base["made_from"]["config"], "rope_scale")):
-        del part[name]
-    del base["made_from"]["recipe"]["grad_clip"]
+    del base["model_config"]["rope_scale"]
     torch.save(base, BASE)
     assert f"using {BASE} of an earlier run" in done(call)

@@ -13,11 +13,12 @@ from conftest import ROOT
 # A file imports files of lower floors. A file that is not listed here, such as one of your own, can be on any floor.
 FLOORS = (
     "micrograd console model optim windows cells",
-    "files tokenizer runtime plots peft",
+    "files tokenizer runtime plots peft recall",
     "prepare_data gpt2 capacity",
     "checkpoint bigram mlp attention rnn scaling seq2seq",
     "train sample ngram word2vec",
     "evaluate finetune rlhf mlm look estimate",
+    "emergence",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 FILES = {path.stem: path for path in ROOT.glob("*.py")}

@@ -27,6 +27,7 @@ from torch import nn
 
 import bigram
 import cells
+import emergence
 import estimate
 import finetune
 import micrograd
@@ -1492,7 +1493,7 @@ def _():
         logits = 9.0 * nn.functional.one_hot(predicted.clamp(min=0), 5).double()
         gpt = GPT(GPTConfig(vocab_size=5, n_layer=1, n_head=1, n_embd=2))
         gpt.logits = lambda _, logits=logits: logits
-        found.append(finetune.token_scores(gpt, examples, CharTokenizer("\n?abc"))["right^length"])
+        found.append(emergence.token_scores(gpt, examples, CharTokenizer("\n?abc"))["right^length"])
     return found
 
 
