@@ -214,7 +214,7 @@ def main() -> None:
             history[width] = watch(width, texts, options.seed, worker)
         if options.plot:
             draw_plot(history, task)
-        last_scores = history[WIDTHS[-1]][-1]  # of the widest model
+        last_scores = history[WIDTHS[-1]][-1]  # the widest model, at its last step
         figures = {"task": task, **last_scores}
     print_result("gpt", dataset=data.name, **figures)
 

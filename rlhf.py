@@ -582,7 +582,7 @@ class StepMetrics:
     reward: float
     true_score: float
     kl: float  # from the base, in nats per word
-    entropy: float  # of the policy, in nats per word
+    entropy: float  # the policy's, in nats per word
     ended: float  # the fraction of words that have an end
     clipped: float  # the fraction of ratios outside of the clip
 
@@ -713,7 +713,7 @@ class Measured:
     distinct: int  # how many different words
     words: list[str]  # for the first eight prompts
     val_loss: float | None = None  # on real words, in nats per token; None: there is no trained model
-    seconds: float | None = None  # of training
+    seconds: float | None = None  # duration of the training
 
 
 def measure(task: Task, reward_model: GPT, policy: GPT, n: int) -> Measured:

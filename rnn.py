@@ -293,8 +293,8 @@ def train(model: RecurrentModel, data: Dataset, options: Options) -> None:
         optimizer=options.optimizer,
         warmup_iters=min(100, options.max_iters // 10),
         weight_decay=0.1 if options.optimizer == "adamw" else 0.0,
-        momentum=0.9,  # of sgd
-        beta2=0.99,  # of adamw
+        momentum=0.9,  # for sgd
+        beta2=0.99,  # for adamw
         grad_clip=options.grad_clip,
     )
     fit(model, TruncatedBPTT(model, windows).batch_loss, recipe)
