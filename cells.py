@@ -410,12 +410,13 @@ def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
     log_decay = up_to_t - up_to_s  # log(a_t ... a_(s+1)) in row t and column s: (B, nh, T, T)
     decay = log_decay.masked_fill(future, -torch.inf).exp()  # the table above
     scores = (q @ k.mT) * decay  # (B, nh, T, T)
+    y = scores @ v  # from the chunk: (B, nh, T, P)
     decay_from_start = total.exp()[..., None]  # a_t ... a_1: (B, nh, T, 1)
-    y = scores @ v + decay_from_start * (q @ S)  # from the chunk, and from before: (B, nh, T, P)
+    y = y + decay_from_start * (q @ S)  # and from the state before it
 
-    log_decay_of_chunk = total[..., -1:]  # log(a_T ... a_1): (B, nh, 1)
-    decay_to_end = (log_decay_of_chunk - total).exp()  # a_T ... a_(s+1) for each s: (B, nh, T)
-    decay_of_chunk = log_decay_of_chunk[..., None].exp()  # (B, nh, 1, 1)
+    # The last entry of total is log(a_T ... a_1)
+    decay_to_end = (total[..., -1:] - total).exp()  # a_T ... a_(s+1) for each s: (B, nh, T)
+    decay_of_chunk = total[..., -1:, None].exp()  # a_T ... a_1: (B, nh, 1, 1)
     stored = k.mT @ (decay_to_end[..., None] * v)  # the sum over s of column k_s times row v_s: (B, nh, N, P)
     S = decay_of_chunk * S + stored
     return y, S
