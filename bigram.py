@@ -25,7 +25,7 @@ from prepare_data import load
 from tokenizer import CharTokenizer
 
 MAX_LETTERS = 100  # larger tables are hard to look at; ngram.py takes any vocabulary
-STEPS = 300  # of gradient descent
+STEPS = 300  # steps of gradient descent
 
 
 @dataclass

@@ -113,15 +113,15 @@ def storage_id(t: torch.Tensor) -> int:
 def peaks(worker: Worker) -> dict[str, float]:
     """The peak FLOP/s of this device, as published or else as measured now, and those of two GPUs with
     16-bit numbers (whatever the dtype of the worker)."""
-    found = {}
+    flops_by_device = {}
     published = published_peak(worker.device, worker.dtype)
     if published:
-        found[str(worker)] = published
+        flops_by_device[str(worker)] = published
     else:
-        found[f"{worker}, as measured now"] = measured_flops(worker)
+        flops_by_device[f"{worker}, as measured now"] = measured_flops(worker)
     for card in ("A100", "H100"):
-        found[card] = PEAK_FLOPS[card]
-    return found
+        flops_by_device[card] = PEAK_FLOPS[card]
+    return flops_by_device
 
 
 def measured_flops(worker: Worker) -> float:

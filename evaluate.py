@@ -663,8 +663,8 @@ def counted_probabilities(counting: Predictor, X: torch.Tensor, V: int) -> torch
 
 def print_calibration(results: dict[str, Calibration]) -> None:
     rows = [["calibration", "loss", "ECE", "by chance", "tau", "held-out loss", "at tau"]]
-    for name, found in results.items():
-        numbers = [found.loss, found.ece, found.by_chance, found.tau, found.held_out_loss, found.at_tau]
+    for name, result in results.items():
+        numbers = [result.loss, result.ece, result.by_chance, result.tau, result.held_out_loss, result.at_tau]
         cells = [f"{number:.4f}" for number in numbers]
         rows.append([name, *cells])
     print()

@@ -645,13 +645,13 @@ def curves(rows: dict[str, Row]) -> dict[str, Curve]:
             method = name.split(" at ")[0]
             of_method = points.setdefault(method, [])
             of_method.append((row.new_task, row.old_tasks))
-    found = {}
+    curve_of = {}
     for method, pairs in points.items():
         pairs.sort()
         new_task = [new for new, _ in pairs]
         old_tasks = [old for _, old in pairs]
-        found[method] = Curve(new_task, old_tasks)
-    return found
+        curve_of[method] = Curve(new_task, old_tasks)
+    return curve_of
 
 
 def kept_at_90_percent(rows: dict[str, Row]) -> dict[str, float]:

@@ -236,22 +236,23 @@ class Numbers:
     others: list[list[float]]
     # For the n-gram model, and its mean with the GPT ("both"), the likely tokens at each position: (ids,
     # probabilities)
-    more: dict[str, list[tuple]]
+    compared: dict[str, list[tuple]]
 
 
 def compute_numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -> Numbers:
     """Compute the numbers of the page from log-probabilities (N, V), and from the probabilities (N, V)
     of the n-gram model, if there is one."""
-    compared = {}
+    probabilities = {}  # {model: (N, V)}
     if counted is not None:
-        compared[f"{ORDER}-gram"] = counted
-        compared["both"] = (log_p.exp() + counted) / 2
+        probabilities[f"{ORDER}-gram"] = counted
+        probabilities["both"] = (log_p.exp() + counted) / 2
     bits = {"GPT": surprise(log_p / math.log(2), ids)}
-    more = {}
-    for name, p in compared.items():
+    compared = {}
+    for name, p in probabilities.items():
         bits[name] = surprise(p.log2(), ids)
-        more[name] = most_likely(p, BARS)
-    return Numbers(bits=bits, top=most_likely(log_p, MOST_LIKELY), others=sums_of_others(log_p), more=more)
+        compared[name] = most_likely(p, BARS)
+    top = most_likely(log_p, MOST_LIKELY)
+    return Numbers(bits=bits, top=top, others=sums_of_others(log_p), compared=compared)
 
 
 def surprise(log2_p: torch.Tensor, ids: list[int]) -> list[float]:

@@ -86,7 +86,7 @@ def guess_a_letter(k: int) -> float:
 
 
 def guess_most_frequent_digit(n: int) -> float:
-    """The accuracy of a model that knows which n digits came, but not with which letters, and always
+    """The accuracy of a model that knows which n digits came, not with which letters, and always
     answers with the most frequent digit: the mean over 10,000 sequences."""
     digits = torch.randint(DIGITS, (10_000, n))
     counts = F.one_hot(digits, DIGITS).sum(1)  # (10_000, 10): how often each digit came
@@ -187,7 +187,7 @@ SMALL = {
 
 class TwoTokens(nn.Embedding):
     """Adds an embedding of the token before: idx (B, T) -> (B, T, C). A linear cell computes a key and its
-    value from one input, but a pair is two tokens. The table has two parts:
+    value from one input, and a pair is two tokens. The table has two parts:
 
         rows 0 to 62      embeddings of the token itself
         rows 63 to 126    embeddings of the token before: row 63 + its id, or row 126 for "no token"

@@ -50,8 +50,8 @@ from windows import document_edges, read_windows
 EVAL_TOKENS = 2_000_000
 # A generated sample has at most this many tokens
 SAMPLE_LENGTH = 100
-# The rows of the printed table of gradients: how many tokens back. Gradients are computed up to the last
-# of these distances
+# How many tokens back: the rows of the printed table of gradients. The last one is the largest distance
+# at which gradients are computed
 LAGS = (1, 2, 5, 10, 20, 50, 100)
 
 

@@ -35,7 +35,7 @@ class Worker:
     """This process and its device."""
 
     device: torch.device
-    dtype: torch.dtype  # of matrix multiplications
+    dtype: torch.dtype  # the number format in matrix multiplications
     rank: int = RANK  # the number of this process; 0, the first one, prints and writes files
     world_size: int = WORLD_SIZE  # how many processes there are
     fsdp: bool = False  # is the model sharded?

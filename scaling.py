@@ -572,9 +572,9 @@ def mean_error(law: Law | PowerLaw | KaplanLaw, results: list[Result]) -> float:
 
 
 def compare_epochs(results: list[Result], max_iters: int, setup: Setup) -> None:
-    """Print what it costs to see fewer tokens, but several times. All runs have the middle width and
-    the largest budget: twice as many epochs have half as many unique tokens, as the next smaller
-    budget. Beside each, the run that saw these unique tokens once."""
+    """Print what it costs to see fewer tokens several times. All runs have the middle width and
+    the largest budget: twice as many epochs have half as many unique tokens, which are as many as in
+    the next smaller budget. Beside each run stands the run that saw these unique tokens once."""
     middle = len(WIDTHS) // 2
     width = WIDTHS[middle]
     same_width = results[middle :: len(WIDTHS)]

@@ -7,7 +7,7 @@
 
 Read model.py before, mlm.py after. A GPT continues a text. Here, a source becomes a target. The
 encoder reads the source; each of its tokens attends to all others, also to later ones. The decoder
-generates the target as a GPT does, but each of its blocks also attends to the encoder's output:
+generates the target as a GPT does; in addition, each of its blocks attends to the encoder's output:
 cross-attention. In training, the decoder reads the correct target so far, whatever it would have
 generated itself (teacher forcing), so all positions are trained at once.
 

