@@ -137,18 +137,23 @@ def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
 # ----------------------------------------------------------------------------- finding the file
 
 
-def newest_run() -> str:
-    """The path of the newest best.pt of train.py in out/ and its folders. Raises UserError if there
-    is none."""
+def runs() -> list[Path]:
+    """The best.pt of each run of train.py in out/ and its folders, the newest first."""
     files = []
     for log in Path("out").glob("**/log.jsonl"):  # models of other scripts have no log
         best = log.with_name("best.pt")
         if best.exists():
             files.append(best)
+    return sorted(files, key=lambda best: best.stat().st_mtime, reverse=True)
+
+
+def newest_run() -> str:
+    """The path of the newest best.pt of train.py in out/ and its folders. Raises UserError if there
+    is none."""
+    files = runs()
     if not files:
         raise UserError("no run of train.py with a best.pt in out/; start python train.py")
-    newest = max(files, key=lambda best: best.stat().st_mtime)
-    return str(newest)
+    return str(files[0])
 
 
 def find_checkpoint(init_from: str) -> Path:

@@ -5,6 +5,8 @@ with the curves of each panel.
 """
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -332,6 +334,75 @@ def agreement_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, 
     panel["xlabel"] = "loss by the law"
     panel["ylabel"] = "validation loss"
     return panel
+
+
+def climb(history: list, names: Sequence[str], own_losses: list[float], title: str, path: Path) -> None:
+    """How far a model is from each n-gram model while it learns, and below, its loss beside theirs. A curve is
+    thick where its n-gram model is the nearest, and so is the background in its color. Models that are never the
+    nearest are gray.
+
+    history: a climb.Measured for each measurement
+    names: of the models that count, from uniform to the longest n-grams
+    own_losses: theirs, in the same order
+    """
+    steps = [measured.step for measured in history]
+    distances = np.stack([measured.kl for measured in history])  # (measurements, models)
+    losses = [measured.loss for measured in history]
+    figure = Figure((5, 6), dpi=100, layout="constrained")
+    figure.suptitle(title, fontsize=12, parse_math=False)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+
+    nearest = [measured.nearest() for measured in history]
+    for k, own_loss in enumerate(own_losses):
+        color = f"C{k}" if k in nearest else "0.7"
+        upper.plot(steps, distances[:, k], color=color, linewidth=1)
+        lower.axhline(own_loss, color=color, linestyle=":")
+        if k in nearest:
+            is_nearest = np.array(nearest) == k
+            upper.plot(steps, np.where(is_nearest, distances[:, k], np.nan), f"o-C{k}", linewidth=3, markersize=4)
+            label_lowest(upper, steps, distances[:, k], names[k], color)
+            at_right = (1.01, own_loss)
+            lower.annotate(names[k], at_right, xycoords=("axes fraction", "data"), va="center", color=color)
+    for k, left, right in nearest_spans(history):
+        for axes in (upper, lower):
+            axes.axvspan(left, right, color=f"C{k}", alpha=0.12, linewidth=0)
+    lower.plot(steps, losses, "o-k", markersize=4)
+
+    upper.set(ylabel="KL divergence, nats (low: alike)", ylim=(-0.12 * distances.max(), None))
+    lower.set(ylabel="loss, nats per token", xlabel="training step (logarithmic)")
+    lower.set_xscale("symlog", linthresh=4, linscale=0.3)  # logarithmic from step 4 on, so that 0 has a place
+    lower.set_xlim(0, steps[-1])
+    powers = [10**i for i in range(1, 9) if 10**i <= steps[-1]]
+    lower.set_xticks([0, *powers], ["0", *(f"{step:,}" for step in powers)])
+    lower.minorticks_off()
+    save(figure, path)
+
+
+def label_lowest(axes, steps: list[int], heights: np.ndarray, name: str, color: str) -> None:
+    """Write the name of a curve below its lowest point, or beside it, if that is its last one."""
+    best = heights.argmin()
+    point = (steps[best], heights[best])
+    if best == len(steps) - 1:
+        axes.annotate(name, (1.01, heights[best]), xycoords=("axes fraction", "data"), va="center", color=color)
+    else:
+        align = "left" if best == 0 else "center"
+        shift = {"xytext": (2, -6), "textcoords": "offset points"}
+        axes.annotate(name, point, ha=align, va="top", color=color, weight="bold", **shift)
+
+
+def nearest_spans(history: list) -> list[tuple[int, float, float]]:
+    """(order of the nearest model, from step, to step) for each stretch with the same nearest model. Where it
+    changes between two measurements, the edge is halfway between them on a logarithmic scale."""
+    spans = []
+    left = 0.0
+    for before, after in pairwise(history):
+        if before.nearest() != after.nearest():
+            edge = math.sqrt(max(before.step, 1) * after.step)
+            spans.append((before.nearest(), left, edge))
+            left = edge
+    last = history[-1]
+    spans.append((last.nearest(), left, last.step))
+    return spans
 
 
 def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:

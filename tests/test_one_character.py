@@ -9,6 +9,7 @@ from test_train import SHORT
 
 import attention
 import bigram
+import climb
 import evaluate
 import look
 import mlp
@@ -24,6 +25,7 @@ JOBS = [
     (mlp, "--max_iters=50"),
     (mlp, "--max_iters=50", "--find_lr"),
     (rnn, "--max_iters=5", "--num_samples=1"),
+    (climb, "--max_iters=5"),
 ]
 
 

@@ -1,0 +1,387 @@
+"""Part 4, continued: what does a GPT learn first? What counting knows: letters, then pairs, then triples.
+
+    python climb.py                    # a minute: the n-gram model that a GPT is most like, step by step
+    python climb.py --plot             # and a plot
+    python climb.py --block_size=1     # a GPT that reads one token: it can become a bigram model, no more
+    python climb.py --model=mlp        # the MLP of attention.py reads three tokens: at most a 4-gram model
+    python climb.py --model=modern     # a GPT with the defaults of train.py
+
+Read ngram.py and train.py before. An n-gram model predicts a token from the n - 1 tokens before it, by
+counting. A GPT could use all tokens before it, but it learns that little by little. At first, all tokens
+are equally likely for it. Then it knows which ones are frequent, as a unigram model does; then which ones
+follow the last token, as a bigram model does; then which ones follow the last two; and so on. (Nguyen 2024
+compares large models with n-gram models.)
+
+How different are two models? At 2,000 places of the validation split, the GPT gives probabilities p to the
+tokens that could be next, and an n-gram model gives them probabilities q. The KL divergence
+
+    KL(GPT || n-gram) = sum over all tokens of p (log p - log q),  averaged over the places
+
+says how much higher the loss of the n-gram model would be than that of the GPT, in nats per token, if the
+GPT were right, and the next token were drawn from p. It is 0 only if p = q everywhere. KL(n-gram || GPT),
+where the n-gram model is right, is in the file that this script writes.
+
+What would refute this? A model that reads less must stop earlier: see the last three commands. And a control
+that learns nothing, at the end of this file, must not show the same.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from attention import ThreeTokens
+from console import NonNegative, NonNegativeFloat, Positive, UserError, option, parse, print_result, print_table, run
+from files import replace_file
+from mlp import contexts
+from model import GPT, ConfigError, GPTConfig
+from ngram import NGrams, count_ngrams, next_tokens, shortened
+from optim import Recipe, lr_fraction, make_optimizer, set_lr
+from prepare_data import Dataset, load
+from runtime import Worker
+from train import TrainConfig
+
+# The n-gram models, by their order n. Order 0 is the uniform model
+NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram", "7-gram", "8-gram")
+LONGEST = 8  # the highest order
+DISCOUNT = 0.85  # of Kneser-Ney smoothing
+PLACES = 2000  # where models are compared
+BATCH_TOKENS = 1024  # tokens per step, for any block_size
+MEASUREMENTS = 16  # how often the model is measured, after step 0
+MAX_VOCAB = 256  # because each n-gram model computes the probability of every token at every place
+
+# Shapes: P places, V tokens in the vocabulary, M = 9 n-gram models, B windows of T = block_size tokens.
+
+
+@dataclass
+class Options:
+    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
+    model: Literal["lecture", "modern", "mlp"] = option(
+        "lecture", "a GPT as in the lecture, with AdamW; a GPT with the defaults of train.py; an MLP of three tokens"
+    )
+    n_layer: Positive = option(2, "number of blocks of a GPT")
+    n_embd: Positive = option(64, "embedding dimension of a GPT")
+    block_size: Positive = option(16, "context length in tokens")
+    max_iters: Positive = option(4000, "number of steps")
+    learning_rate: NonNegativeFloat = option(4e-3, "peak learning rate (modern: that of train.py)")
+    seed: NonNegative = option(1337, "random seed")
+    plot: bool = option(False, "draw out/climb_<dataset>/climb.png")
+    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
+
+
+# ----------------------------------------------------------------------------- how different are two models?
+
+
+@dataclass
+class Places:
+    """Places in the validation split, and what the n-gram models predict there."""
+
+    windows: torch.Tensor  # (P, T): the tokens before each place
+    targets: np.ndarray  # (P,): the token at each place
+    log_q: np.ndarray  # (M, P, V): log-probabilities by each n-gram model
+
+
+@dataclass
+class Measured:
+    """How much a model is like each n-gram model, after some steps of training."""
+
+    step: int
+    loss: float  # of the model, in nats per token
+    kl: np.ndarray  # (M,): KL(model || n-gram), in nats per token
+    reverse_kl: np.ndarray  # (M,): KL(n-gram || model)
+    same_favorite: np.ndarray  # (M,): at which fraction of the places is the same token most likely?
+
+    def nearest(self) -> int:
+        """The order of the n-gram model with the lowest KL(model || n-gram)."""
+        return int(self.kl.argmin())
+
+
+def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    """KL(p || q) of a model (P, V) and the n-gram models (M, P, V), in either order: (M,), in nats."""
+    p = np.exp(log_p)
+    at_each_place = (p * (log_p - log_q)).sum(axis=-1)  # (M, P)
+    kl = at_each_place.mean(axis=-1)
+    return np.maximum(kl, 0)  # it is never negative, apart from rounding
+
+
+def measure(model: torch.nn.Module, places: Places, step: int) -> Measured:
+    """Compare a model with all n-gram models. Raises FloatingPointError if its loss is NaN or infinite."""
+    log_p = predict(model, places.windows)
+    loss = mean_loss(log_p, places.targets)
+    if not np.isfinite(loss):
+        raise FloatingPointError(f"training diverged: loss {loss} at step {step}; use a lower --learning_rate")
+    favorite = log_p.argmax(axis=-1)  # (P,)
+    favorites = places.log_q.argmax(axis=-1)  # (M, P)
+    return Measured(
+        step=step,
+        loss=loss,
+        kl=divergence(log_p, places.log_q),
+        reverse_kl=divergence(places.log_q, log_p),
+        same_favorite=(favorite == favorites).mean(axis=-1),
+    )
+
+
+@torch.no_grad()
+def predict(model: torch.nn.Module, windows: torch.Tensor) -> np.ndarray:
+    """The log-probabilities (P, V) of the token after each window (P, T)."""
+    parts = []
+    for part in windows.split(500):
+        logits, _ = model(part)  # (500, T, V)
+        parts.append(logits[:, -1].cpu())
+    logits = torch.cat(parts).double()
+    return logits.log_softmax(dim=-1).numpy()
+
+
+def mean_loss(log_p: np.ndarray, targets: np.ndarray) -> float:
+    """The mean of -log p of the true tokens, in nats. log_p (P, V), targets (P,)."""
+    each = np.arange(len(targets))
+    return float(-log_p[each, targets].mean())
+
+
+# ----------------------------------------------------------------------------- the models that count
+
+
+def choose_places(data: Dataset, block_size: int, device: torch.device) -> Places:
+    """Choose evenly spaced places of the validation split, and let all n-gram models predict there. In a list
+    of words, the GPT's window begins somewhere in an earlier word, and an n-gram model reads its own word only:
+    the words are in random order, so there is nothing to learn from the earlier ones."""
+    first = max(block_size, LONGEST)  # there are enough tokens before this place
+    data.need(first + 2, f"--block_size={block_size}")
+    at = np.linspace(first, len(data.val) - 1, PLACES)
+    at = np.unique(at.astype(np.int64))  # (P,): each place once, in a short text
+    window_positions = at[:, None] + np.arange(-block_size, 0)  # (P, T)
+    windows = data.val[window_positions].astype(np.int64)
+    X, y = contexts(data.val, at, LONGEST - 1, data.separator)  # (P, 7): the tokens before, and (P,): those there
+    q = predict_by_counting(data, X.numpy())
+    return Places(torch.from_numpy(windows).to(device), y.numpy(), np.log(q))
+
+
+def predict_by_counting(data: Dataset, X: np.ndarray) -> np.ndarray:
+    """The probabilities (M, P, V) of all tokens after contexts X (P, 7), by the uniform model, and by Kneser-Ney
+    models of orders 1 to 8. None is 0, as Kneser-Ney mixes with the uniform model in the end."""
+    V = data.vocab_size
+    uniform = np.full((len(X), V), 1 / V)
+    predictions = [uniform]
+    counts = count_ngrams(data.train, LONGEST, data.separator)
+    for n in range(1, LONGEST + 1):
+        grams, occurrences = shortened(counts, n)  # the n-grams of the training split, and how often they occur
+        table = NGrams(grams, occurrences, V, data.separator)
+        model = partial(table.kneser_ney, discount=DISCOUNT)
+        newest = X[:, LONGEST - n :]  # (P, n - 1)
+        predictions.append(next_tokens(model, newest, V))  # (P, V)
+    return np.stack(predictions)
+
+
+def own_losses(places: Places) -> list[float]:
+    """The losses of the M n-gram models."""
+    return [mean_loss(log_q, places.targets) for log_q in places.log_q]
+
+
+# ----------------------------------------------------------------------------- the models that learn
+
+
+class MLP(ThreeTokens):
+    """The MLP of attention.py, called like a GPT: token ids (B, T) -> (logits (B, T, V), None)."""
+
+    def forward(self, idx):
+        return super().forward(idx), None
+
+
+def make_model(options: Options, V: int) -> tuple[torch.nn.Module, Recipe | TrainConfig]:
+    """The model that --model= names, and how to train it. Raises ConfigError."""
+    recipe = Recipe(options.max_iters, options.learning_rate)
+    if options.model == "mlp":
+        return MLP(V), recipe
+    config = GPTConfig(V, block_size=options.block_size, n_layer=options.n_layer, n_embd=options.n_embd)
+    if options.model == "modern":
+        recipe = TrainConfig(max_iters=options.max_iters)
+        config.lookback = recipe.lookback
+    else:  # as in "Let's build GPT"; the defaults of GPTConfig are newer
+        config.position = "learned"
+        config.activation = "relu"
+        config.bias = True
+        config.qk_norm = False
+        config.zero_init = False
+    return GPT(config), recipe
+
+
+def train(model: torch.nn.Module, recipe, data: Dataset, places: Places, options: Options) -> list[Measured]:
+    """Train a model, and measure it at steps on a logarithmic scale. Prints a row for each."""
+    rng = np.random.default_rng(options.seed)
+    device = places.windows.device
+    optimizer = make_optimizer(model, recipe)
+    measured_at = measured_steps(options.max_iters)
+    history = []
+    print_heading(places)
+    for step in range(options.max_iters + 1):
+        if step in measured_at:
+            model.eval()
+            history.append(measure(model, places, step))
+            model.train()
+            print_row(history[-1])
+        if step == options.max_iters:
+            break
+        x, y = draw_batch(data.train, options.block_size, rng)
+        logits, _ = model(x.to(device))  # (B, T, V)
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten().to(device))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip)
+        set_lr(optimizer, lr_fraction(step + 1, recipe))  # warmup, then linear decay to 0
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+    return history
+
+
+def measured_steps(max_iters: int) -> list[int]:
+    """0, and steps that grow by the same factor up to the last one: 0 4 6 10 16 ... 4000."""
+    steps = np.geomspace(min(4, max_iters), max_iters, MEASUREMENTS)
+    return [0, *np.unique(steps.round().astype(int)).tolist()]
+
+
+def draw_batch(tokens: np.ndarray, T: int, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets (B, T) from random places of a text, about 1,024 tokens in all."""
+    B = max(1, BATCH_TOKENS // T)
+    starts = rng.integers(len(tokens) - T, size=B)
+    positions = starts[:, None] + np.arange(T + 1)  # (B, T + 1)
+    ids = torch.from_numpy(tokens[positions].astype(np.int64))
+    return ids[:, :-1], ids[:, 1:]
+
+
+# ----------------------------------------------------------------------------- what is printed
+#   step   loss  uniform  unigram   bigram ...  same favorite token
+#                  3.296    2.964    2.635 ...  (their own losses)
+#     16  2.901     0.38    *0.03     0.43 ...  84% as unigram
+
+
+def print_heading(places: Places) -> None:
+    print(f"\nKL(model || n-gram) for each n-gram model, at {len(places.targets):,} places; *: the lowest")
+    print_cells("step", "loss", NAMES, "same favorite token")
+    print_cells("", "", [f"{loss:.3f}" for loss in own_losses(places)], "(their own losses)")
+
+
+def print_row(measured: Measured) -> None:
+    cells = [f"{kl:.2f}" for kl in measured.kl]
+    nearest = measured.nearest()
+    cells[nearest] = f"*{cells[nearest]}"
+    same = ""
+    if nearest > 0:  # the uniform model has no favorite
+        same = f"{measured.same_favorite[nearest]:.0%} as {NAMES[nearest]}"
+    print_cells(f"{measured.step}", f"{measured.loss:.3f}", cells, same)
+
+
+def print_cells(step: str, loss: str, cells: Sequence[str], end: str) -> None:
+    middle = "".join(f"{cell:>9}" for cell in cells)
+    row = f"{step:>6} {loss:>6}{middle}   {end}"
+    print(row.rstrip(), flush=True)
+
+
+# ----------------------------------------------------------------------------- the control
+# Anything that improves from uniform to the 8-gram model must pass somewhere between the other ones, and one
+# of them is always the nearest. So here is something that learns nothing: the 8-gram model itself, from
+# flat to sharp, with the probabilities softmax(beta log q), for beta from 0 (uniform) to 1 (the 8-gram model).
+# Only if the GPT comes nearer to a bigram model than this control does for any beta, it was more like a bigram
+# model than any improvement makes a model.
+
+
+def control_kl(log_q: np.ndarray) -> np.ndarray:
+    """The lowest KL(control || n-gram) over all beta, (M,), for log_q (M, P, V). It is 0 for the uniform and the
+    8-gram model, which the control itself is at both ends."""
+    longest = torch.from_numpy(log_q[LONGEST])  # (P, V)
+    lowest = np.full(len(log_q), np.inf)
+    for beta in np.linspace(0, 1, 21):
+        log_p = (beta * longest).log_softmax(dim=-1).numpy()
+        lowest = np.minimum(lowest, divergence(log_p, log_q))
+    return lowest
+
+
+def print_summary(history: list[Measured], places: Places) -> None:
+    """Print how near the model came to each n-gram model, beside the control, and which one was the nearest when."""
+    kl = np.stack([measured.kl for measured in history])  # (measurements, M)
+    lowest = kl.min(axis=0)  # (M,)
+    best = kl.argmin(axis=0)  # (M,): the number of that measurement
+    control = control_kl(places.log_q)
+    rows = [["lowest KL", "at step", "model", "control"]]
+    for n, name in enumerate(NAMES):
+        step = history[best[n]].step
+        by_control = f"{control[n]:.2f}" if 0 < n < LONGEST else "-"
+        rows.append([name, f"{step:,}", f"{lowest[n]:.2f}", by_control])
+    print()
+    print_table(rows)
+    print("control: the 8-gram model, from flat to sharp, softmax(beta log q); it learns nothing")
+
+    visited = in_turn([measured.nearest() for measured in history])
+    print("nearest, one after the other:", list_names(visited))
+    by_reverse = in_turn([int(measured.reverse_kl.argmin()) for measured in history])
+    print("nearest by KL(n-gram || model):", list_names(by_reverse))
+    if visited != sorted(visited):
+        print("These are not in order: the model came back to a shorter one.")
+    closer = [n for n in range(1, LONGEST) if lowest[n] < control[n]]
+    print("nearer than the control for any beta:", list_names(closer))
+
+
+def in_turn(orders: list[int]) -> list[int]:
+    """0 0 1 1 2 1 becomes 0 1 2 1."""
+    return [order for order, _ in groupby(orders)]
+
+
+def list_names(orders: list[int]) -> str:
+    return ", ".join(NAMES[n] for n in orders) or "none"
+
+
+# ----------------------------------------------------------------------------- the script
+
+
+def save_table(history: list[Measured], path: Path) -> None:
+    """Write both divergences, and how often the favorites agree, for each measurement and n-gram model."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", "loss", "ngram", "kl_model_ngram", "kl_ngram_model", "same_favorite"])
+    for measured in history:
+        columns = np.stack([measured.kl, measured.reverse_kl, measured.same_favorite], axis=1)  # (M, 3)
+        for name, numbers in zip(NAMES, columns, strict=True):
+            cells = [f"{number:.4f}" for number in numbers]
+            writer.writerow([measured.step, f"{measured.loss:.4f}", name, *cells])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, lambda file: file.write(text.getvalue().encode()))
+
+
+def main() -> None:
+    options = parse(Options, __doc__)
+    worker = Worker.pick(options.device, "float32")
+    data = load(options.dataset)
+    if data.vocab_size > MAX_VOCAB:
+        many = f"{data.name} has {data.vocab_size:,} tokens, and {MAX_VOCAB} are the most here"
+        raise UserError(f"{many}; use a dataset of characters")
+    torch.manual_seed(options.seed)
+    model, recipe = make_model(options, data.vocab_size)
+    model.to(worker.device)
+    n_params = sum(p.numel() for p in model.parameters())
+    print(f"{options.model}: {n_params:,} parameters, on {worker}; {options.max_iters:,} steps on {data.name}")
+    places = choose_places(data, options.block_size, worker.device)
+    history = train(model, recipe, data, places, options)
+    print_summary(history, places)
+
+    folder = Path("out", f"climb_{data.name}")
+    save_table(history, folder / "climb.csv")
+    print(f"\n{folder / 'climb.csv'}: both divergences at each step")
+    if options.plot:
+        import plots  # here, because matplotlib is optional
+
+        learner = {"lecture": "A GPT", "modern": "A modern GPT", "mlp": "An MLP"}[options.model]
+        title = f"{learner} learns to count: the n-gram model\nthat it is most like, step by step ({data.name})"
+        plots.climb(history, NAMES, own_losses(places), title, folder / "climb.png")
+        print(f"{folder / 'climb.png'}: each divergence, and the loss")
+    last = history[-1]
+    print_result(options.model, data, n_params, {"val": last.loss}, nearest=NAMES[last.nearest()])
+
+
+if __name__ == "__main__":
+    run(main, ConfigError)

@@ -1,0 +1,274 @@
+"""A GPT learns to count: the distances are right, the windows are aligned, and the controls control."""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import result
+
+import climb
+import ngram
+import plots
+import prepare_data
+from climb import NAMES, Measured, divergence
+from train import TrainConfig
+
+pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
+CPU = torch.device("cpu")
+
+
+def done(call, *options: str) -> str:
+    status, out, err = call(climb, *options)
+    assert status == 0, err
+    return out
+
+
+def table(out: str) -> list[list[str]]:
+    """The cells of the rows that are printed during training."""
+    lines = [line.split() for line in out.splitlines()]
+    return [cells for cells in lines if len(cells) >= 11 and cells[0].isdigit()]
+
+
+# ----------------------------------------------------------------------------- how far apart are two models?
+
+
+def test_the_divergence_is_the_sum_of_the_formula():
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.ones(5), 7), rng.dirichlet(np.ones(5), (3, 7))
+    by_loops = []
+    for model in q:
+        terms = [a * math.log(a / b) for a, b in zip(p.ravel(), model.ravel(), strict=True)]
+        by_loops.append(sum(terms) / 7)
+    assert divergence(np.log(p), np.log(q)) == pytest.approx(by_loops)
+    assert divergence(np.log(p), np.log(p)[None]) == pytest.approx([0.0]) and min(by_loops) > 0
+
+
+@pytest.mark.parametrize("name", ["tiny", "list"])
+@pytest.mark.parametrize("T", [1, 3, 16])
+def test_a_window_ends_just_before_its_target(name, T):
+    data = prepare_data.load(name)
+    places = climb.choose_places(data, T, CPU)
+    text = data.val.tolist()
+    at = np.linspace(max(T, climb.LONGEST), len(text) - 1, climb.PLACES).astype(int)
+    at = sorted(set(at.tolist()))
+    assert at[-1] == len(text) - 1
+    assert places.targets.tolist() == [text[i] for i in at]
+    assert places.windows.tolist() == [text[i - T : i] for i in at]
+
+
+@pytest.mark.parametrize("name", ["tiny", "list"])
+def test_counting_predicts_what_ngram_py_does(name):
+    """For each order, at each place, all tokens; within the document of the place."""
+    data = prepare_data.load(name)
+    places = climb.choose_places(data, 4, CPU)
+    P, V = len(places.targets), data.vocab_size
+    text, S = data.val.tolist(), data.separator
+    at = sorted(set(np.linspace(climb.LONGEST, len(text) - 1, climb.PLACES).astype(int).tolist()))
+    assert places.log_q.shape == (len(NAMES), P, V)
+    assert np.exp(places.log_q).sum(-1) == pytest.approx(1)
+    assert places.log_q[0] == pytest.approx(-math.log(V))
+    for n in (1, 2, 3, 8):
+        grams, counts = ngram.count_ngrams(data.train, n, S)
+        model = ngram.NGrams(grams, counts, V, S)
+        for place in range(0, P, 7):
+            context = text[: at[place]]
+            if S is not None:
+                begin = max(i for i, token in enumerate(context) if token == S)
+                context = [S] * 8 + context[begin + 1 :]
+            context = context[len(context) - n + 1 :]
+            rows = np.array([[*context, token] for token in range(V)])
+            assert np.exp(places.log_q[n, place]) == pytest.approx(model.kneser_ney(rows, climb.DISCOUNT))
+
+
+def test_a_model_is_measured_by_its_last_logits():
+    """A model of known probabilities: both divergences, the loss, and the agreement of favorites."""
+    data = prepare_data.load("tiny")
+    places = climb.choose_places(data, 4, CPU)
+    V = data.vocab_size
+    torch.manual_seed(1)
+    weights = torch.randn(V, V)
+
+    class LastToken(torch.nn.Module):
+        def forward(self, idx):
+            return weights[idx], None
+
+    measured = climb.measure(LastToken(), places, 7)
+    log_p = weights[places.windows[:, -1]].double().log_softmax(-1).numpy()
+    q = places.log_q[2]
+    assert measured.step == 7
+    assert measured.loss == pytest.approx(-np.mean([row[y] for row, y in zip(log_p, places.targets, strict=True)]))
+    assert measured.kl[2] == pytest.approx((np.exp(log_p) * (log_p - q)).sum(-1).mean())
+    assert measured.reverse_kl[2] == pytest.approx((np.exp(q) * (q - log_p)).sum(-1).mean())
+    assert measured.same_favorite[2] == pytest.approx((log_p.argmax(-1) == q.argmax(-1)).mean())
+    assert measured.nearest() == int(np.argmin(measured.kl))
+
+
+# ----------------------------------------------------------------------------- the control
+
+
+def test_the_control_goes_from_uniform_to_the_longest_ngrams():
+    data = prepare_data.load("tiny")
+    log_q = climb.choose_places(data, 4, CPU).log_q
+    control = climb.control_kl(log_q)
+    assert control[0] == pytest.approx(0, abs=1e-9) and control[-1] == pytest.approx(0, abs=1e-9)
+    halfway = np.exp(0.5 * log_q[-1])
+    halfway /= halfway.sum(-1, keepdims=True)
+    at_half = (halfway * (np.log(halfway) - log_q[3])).sum(-1).mean()
+    assert 0 < control[3] <= at_half + 1e-9
+
+
+def test_on_words_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blurred_model_is(call):
+    """The claim, on the words of Python's own library, in the first steps of the default run."""
+    out = done(call, "--max_iters=80", "--seed=2")
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith(("unigram ", "bigram "))}
+    steps, of_the_model, of_the_control = zip(*(rows[name] for name in ("unigram", "bigram")), strict=True)
+    assert int(steps[0]) < int(steps[1])
+    for ours, control in zip(of_the_model, of_the_control, strict=True):
+        assert float(ours) < 0.4 * float(control)
+    assert "nearest, one after the other: uniform, unigram, bigram" in out
+    assert "nearer than the control for any beta: unigram, bigram" in out
+
+
+def test_a_gpt_that_reads_one_token_stops_at_the_bigram_and_one_that_reads_more_goes_on(call):
+    short = done(call, "--dataset=tiny", "--block_size=1", "--max_iters=300", "--n_embd=32")
+    long = done(call, "--dataset=tiny", "--block_size=16", "--max_iters=300", "--n_embd=32")
+    assert result(short)["nearest"] == "bigram"
+    assert NAMES.index(result(long)["nearest"]) > 2
+    assert float(result(long)["val"]) < float(result(short)["val"]) - 0.3
+
+
+@pytest.mark.parametrize(("kind", "reads"), [("mlp", 3), ("lecture", 16), ("modern", 16)])
+def test_how_far_back_a_model_reads(kind, reads):
+    """A change of the token `reads` back changes the prediction, and one of an earlier token does not."""
+    options = climb.Options(model=kind, n_embd=16)
+    model, _ = climb.make_model(options, V=11)
+    if kind == "modern":
+        torch.nn.init.normal_(model.lm_head.weight)  # it starts as zero
+    if kind != "mlp":
+        for block in model.transformer.h:
+            torch.nn.init.normal_(block.attn.c_proj.weight)
+    torch.manual_seed(0)
+    idx = torch.randint(1, 11, (1, 16))
+    before = climb.predict(model, idx)
+    for back in range(1, 17):
+        changed = idx.clone()
+        changed[0, -back] = (changed[0, -back] + 1) % 11
+        moved = np.abs(climb.predict(model, changed) - before).max()
+        assert (moved > 1e-7) == (back <= reads), (back, moved)
+
+
+def test_modern_is_the_default_of_train_py():
+    model, recipe = climb.make_model(climb.Options(model="modern", max_iters=77), V=11)
+    defaults = TrainConfig()
+    assert isinstance(recipe, TrainConfig) and recipe.max_iters == 77 and recipe.optimizer == defaults.optimizer
+    assert model.config.lookback == defaults.lookback > 0 and model.config.position == defaults.position
+    lecture, recipe = climb.make_model(climb.Options(), V=11)
+    assert lecture.config.lookback == 0 and lecture.config.position == "learned" and recipe.optimizer == "adamw"
+
+
+# ----------------------------------------------------------------------------- the script
+
+
+def test_the_rows_the_file_and_the_result_agree(call):
+    out = done(call, "--dataset=list", "--max_iters=40", "--n_embd=16", "--n_layer=1")
+    rows = table(out)
+    steps = [int(row[0]) for row in rows]
+    assert steps == climb.measured_steps(40) and steps[0] == 0 and steps[-1] == 40
+    entries = list(csv.DictReader(Path("out/climb_list/climb.csv").read_text(encoding="utf-8").splitlines()))
+    assert len(entries) == len(rows) * len(NAMES)
+    for row in rows:
+        here = [entry for entry in entries if entry["step"] == row[0]]
+        assert [entry["ngram"] for entry in here] == list(NAMES)
+        kl = [float(entry["kl_model_ngram"]) for entry in here]
+        printed = [float(cell.lstrip("*")) for cell in row[2:11]]
+        assert printed == pytest.approx(kl, abs=0.0051)
+        (marked,) = [k for k, cell in enumerate(row[2:11]) if cell.startswith("*")]
+        assert kl[marked] == min(kl)
+        assert float(row[1]) == pytest.approx(float(here[0]["loss"]), abs=0.00051)
+        if marked:
+            same = float(here[marked]["same_favorite"])
+            assert row[11:] == [f"{same:.0%}", "as", NAMES[marked]]
+    assert result(out)["nearest"] == NAMES[marked] and result(out)["dataset"] == "list"
+    assert float(result(out)["val"]) == pytest.approx(float(row[1]), abs=0.00051)
+
+
+def test_the_seed_decides(call):
+    options = ("--dataset=tiny", "--max_iters=12", "--n_embd=16", "--n_layer=1")
+    first, again, other = (table(done(call, *options, f"--seed={seed}")) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_a_batch_is_a_window_and_the_tokens_after_each(monkeypatch):
+    tokens = np.arange(100, dtype=np.uint16)
+    x, y = climb.draw_batch(tokens, 16, np.random.default_rng(0))
+    assert x.shape == y.shape == (64, 16) and x.dtype == torch.int64
+    assert torch.equal(y, x + 1) and x.min() >= 0 and y.max() <= 99
+    assert climb.draw_batch(tokens, 1, np.random.default_rng(0))[0].shape == (1024, 1)
+    assert climb.draw_batch(np.arange(5000), 3000, np.random.default_rng(0))[0].shape == (1, 3000)
+
+
+def test_steps_are_measured_on_a_logarithmic_scale():
+    steps = climb.measured_steps(4000)
+    assert steps[:2] == [0, 4] and steps[-1] == 4000
+    ratios = np.array(steps[2:]) / np.array(steps[1:-1])
+    assert ratios.min() > 1.3 and ratios.max() < 1.9
+    assert climb.measured_steps(1) == [0, 1]
+
+
+def test_what_goes_wrong_is_said_in_one_line(call, fails):
+    assert "diverged" in fails(climb, "--dataset=tiny", "--max_iters=20", "--learning_rate=1e30")
+    assert "too few for --block_size=5000" in fails(climb, "--dataset=tiny", "--block_size=5000")
+    prepare_data.prepare("tiny.txt", tokenizer="bpe", vocab_size=300)
+    assert "288 tokens" in fails(climb, "--dataset=tiny_bpe300")
+    assert not Path("out").exists()
+
+
+def measured(step: int, *kl: float) -> Measured:
+    return Measured(step, loss=2.0, kl=np.array(kl), reverse_kl=np.array(kl), same_favorite=np.array(kl))
+
+
+def test_an_order_that_is_not_clean_is_said(capsys):
+    names = len(NAMES)
+    log_q = np.log(np.full((names, 5, 4), 0.25))
+    places = climb.Places(torch.zeros(5, 1), np.zeros(5, dtype=int), log_q)
+    far = [9.0] * (names - 3)
+    in_order = [measured(0, 0, 1, 2, *far), measured(4, 1, 0, 1, *far), measured(9, 2, 1, 0, *far)]
+    climb.print_summary(in_order, places)
+    out = capsys.readouterr().out
+    assert "one after the other: uniform, unigram, bigram\n" in out and "came back" not in out
+    assert "nearer than the control for any beta: none" in out  # the control is 0 from all of them
+    back = [*in_order, measured(20, 1, 0, 1, *far)]
+    climb.print_summary(back, places)
+    out = capsys.readouterr().out
+    assert "one after the other: uniform, unigram, bigram, unigram\n" in out and "came back" in out
+
+
+def test_the_plot_has_a_curve_for_each_model_and_the_losses(call, figures):
+    out = done(call, "--dataset=tiny", "--max_iters=40", "--n_embd=16", "--plot")
+    ((figure, path),) = figures
+    assert path.as_posix() == "out/climb_tiny/climb.png" and path.exists()
+    upper, lower = figure.axes
+    rows = table(out)
+    curves = [line for line in upper.lines if line.get_linewidth() == 1]
+    assert len(curves) == len(NAMES)
+    for k, line in enumerate(curves):
+        assert line.get_xdata().tolist() == [int(row[0]) for row in rows]
+        assert line.get_ydata().tolist() == pytest.approx([float(row[2 + k].lstrip("*")) for row in rows], abs=0.0051)
+    (losses,) = [line for line in lower.lines if len(line.get_xdata()) == len(rows)]
+    assert losses.get_ydata().tolist() == pytest.approx([float(row[1]) for row in rows], abs=0.00051)
+    levels = [line.get_ydata()[0] for line in lower.lines if line is not losses]
+    own = next(line.split() for line in out.splitlines() if line.endswith("(their own losses)"))
+    assert levels == pytest.approx([float(loss) for loss in own[: len(NAMES)]], abs=0.00051)
+    named = {text.get_text() for text in upper.texts}
+    nearest = {NAMES[[cell.startswith("*") for cell in row[2:11]].index(True)] for row in rows}
+    assert nearest <= named
+
+
+def test_the_background_shows_where_each_model_is_the_nearest():
+    history = [measured(0, 0, 1, 2), measured(4, 1, 0, 2), measured(9, 1, 0, 2), measured(36, 2, 1, 0)]
+    assert plots.nearest_spans(history) == [(0, 0.0, 2.0), (1, 2.0, 18.0), (2, 18.0, 36)]
+    assert plots.nearest_spans(history[1:]) == [(1, 0.0, 18.0), (2, 18.0, 36)]
+    assert plots.nearest_spans(history[:1]) == [(0, 0.0, 0)]

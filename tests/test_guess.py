@@ -1,0 +1,392 @@
+"""Shannon's game: scripted players of known entropy, and the models by the same measure."""
+
+import builtins
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, finish, result, start
+
+import guess
+import ngram
+import prepare_data
+from checkpoint import save_model
+from guess import Move, entropy, lower_bound
+from model import GPT, GPTConfig
+
+pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
+
+
+@pytest.fixture
+def types(monkeypatch):
+    """types(lines): what somebody types, line by line; then Ctrl-D. Returns the prompts that are shown."""
+
+    def prepare(lines) -> list[str]:
+        left, prompts = iter(lines), []
+
+        def answer(prompt=""):
+            prompts.append(prompt)
+            for line in left:
+                return line
+            raise EOFError
+
+        monkeypatch.setattr(builtins, "input", answer)
+        return prompts
+
+    return prepare
+
+
+def done(call, *options: str) -> str:
+    status, out, err = call(guess, *options)
+    assert status == 0, err
+    return out
+
+
+def passage_of(name: str, seed: int = 1337) -> guess.Passage:
+    return guess.choose_passage(prepare_data.load(name), seed)
+
+
+def answers(passage: guess.Passage, n: int, player) -> list[str]:
+    """The lines of a player, a function of the passage and an index: the characters in the order of its guesses."""
+    lines = []
+    for at in range(passage.first, passage.first + n):
+        right = passage.names[passage.tokens[at]]
+        order = player(passage, at)
+        lines += order[: order.index(right) + 1]
+    return lines
+
+
+def oracle(passage, at):
+    return [passage.names[passage.tokens[at]]]
+
+
+def unigram(passage, at):
+    return passage.frequent
+
+
+def at_random(passage, at):
+    return np.random.default_rng(at).permutation(passage.names).tolist()
+
+
+def plain_entropy(numbers) -> float:
+    counts = Counter(numbers)
+    return -sum(c / len(numbers) * math.log(c / len(numbers)) for c in counts.values())
+
+
+# ----------------------------------------------------------------------------- the measure
+
+
+def test_the_entropy_of_the_example_and_its_correction():
+    numbers = np.array([1, 1, 1, 2, 1, 5])
+    assert plain_entropy(numbers.tolist()) == pytest.approx(0.8676, abs=1e-4)
+    assert entropy(numbers) == pytest.approx(0.8676 + 2 / 12, abs=1e-4)
+    assert entropy(np.ones(50, dtype=int)) == 0
+
+
+def test_the_lower_bound_is_shannons_sum():
+    numbers = np.array([1] * 50 + [2] * 20 + [3] * 20 + [7] * 10)
+    q = [0, 0.5, 0.2, 0.2, 0, 0, 0, 0.1, 0]
+    by_formula = sum(i * (q[i] - q[i + 1]) * math.log(i) for i in range(1, 8))
+    assert lower_bound(numbers) == pytest.approx(by_formula)
+    assert lower_bound(np.ones(9)) == 0
+    uniform = np.arange(1, 28)  # each number once: nothing is known, and both bounds are ln 27
+    assert lower_bound(uniform) == pytest.approx(math.log(27)) == plain_entropy(uniform.tolist())
+
+
+def test_the_correction_makes_short_games_less_biased():
+    rng = np.random.default_rng(0)
+    q = 1 / np.arange(1, 28) ** 1.5
+    q /= q.sum()
+    truth = -(q * np.log(q)).sum()
+    for n in (30, 100):
+        games = rng.choice(27, (400, n), p=q) + 1
+        corrected = np.mean([entropy(game) for game in games]) - truth
+        plain = np.mean([plain_entropy(game.tolist()) for game in games]) - truth
+        assert plain < -0.1 and abs(corrected) < 0.7 * abs(plain)
+
+
+def test_the_margin_is_that_of_independent_lines():
+    """For a mean of lines of one character: 1.96 times the standard error."""
+    data = prepare_data.load("list")
+    data.separator, tokens = 0, np.array([0, 1] * 300)
+    passage = guess.Passage(data, 3, tokens, 1, [], [])
+    draws = guess.draw_places(passage, 598)
+    values = np.random.default_rng(0).random(598)
+    pairs = values.reshape(-1, 2).mean(1)  # a line has a letter and the separator
+    drawn = np.array([values[chosen].mean() for chosen in draws])
+    margin = float(guess.with_margin(0.5, drawn).split(" +- ")[1])
+    assert margin == pytest.approx(1.96 * pairs.std() / math.sqrt(len(pairs)), rel=0.1, abs=0.005)
+    assert all(len(chosen) == 598 for chosen in draws)
+    assert {tuple(chosen[i : i + 2] % 2) for chosen in draws[:20] for i in range(0, 598, 2)} == {(0, 1)}
+
+
+# ----------------------------------------------------------------------------- players of known entropy
+
+
+@pytest.mark.parametrize("name", ["tiny", "list"])
+def test_an_oracle_has_entropy_0(call, types, name):
+    types(answers(passage_of(name), 25 if name == "list" else 120, oracle))
+    out = done(call, f"--dataset={name}")
+    if name == "list":  # too short for a result
+        assert "The result comes with 30 or more" in out and "result:" not in out
+        return
+    assert result(out)["entropy"] == "0.0000" and result(out)["lower_bound"] == "0.0000"
+    row = next(line for line in out.splitlines() if line.startswith("you "))
+    assert row.split()[1:4] == ["100%", "1.00", "0.00"]
+
+
+def test_a_unigram_player_has_the_entropy_of_the_unigrams_ranks(call, types):
+    passage = passage_of("tiny")
+    n = 150
+    types(answers(passage, n, unigram))
+    out = done(call, "--dataset=tiny")
+    order = [token for token, _ in Counter(passage.data.train.tolist()).most_common()]
+    text = passage.tokens[passage.first : passage.first + n].tolist()
+    by_rank = plain_entropy([order.index(token) for token in text])
+    K = len(set(text))
+    assert float(result(out)["entropy"]) == pytest.approx(by_rank + (K - 1) / (2 * n), abs=1e-3)
+
+
+def test_who_always_gives_up_is_a_unigram_player(call, types):
+    passage = passage_of("tiny")
+    types(answers(passage, 60, unigram))
+    by_guessing = done(call, "--dataset=tiny")
+    Path("out/guess_tiny/game_1337.json").unlink()
+    types([""] * 60)
+    assert result(done(call, "--dataset=tiny")) == result(by_guessing)
+
+
+def test_a_random_player_is_nearly_uniform(call, types):
+    passage = passage_of("tiny")
+    types(answers(passage, 150, at_random))
+    out = done(call, "--dataset=tiny")
+    assert float(result(out)["entropy"]) == pytest.approx(math.log(passage.data.vocab_size), abs=0.08)
+
+
+# ----------------------------------------------------------------------------- the models by the same measure
+
+
+def test_a_rank_is_the_place_in_the_sorted_list():
+    p = np.array([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]])
+    player = guess.from_probabilities(p, np.array([2, 0]))
+    assert player.guesses.tolist() == [2, 2]
+    assert player.loss == pytest.approx(-(math.log(0.3) + math.log(0.2)) / 2)
+
+
+@pytest.mark.parametrize("name", ["tiny", "list"])
+def test_the_ngram_models_predict_as_in_ngram_py(name):
+    """At the same places, from the passage alone, and within a document."""
+    passage = passage_of(name)
+    data, V = passage.data, passage.data.vocab_size
+    n = min(25, len(passage.tokens) - passage.first)
+    by_name = guess.ngram_probabilities(passage, passage.first + np.arange(n))
+    for model, order in guess.ORDERS.items():
+        table = ngram.NGrams(*ngram.count_ngrams(data.train, order, data.separator), V, data.separator)
+        for i in range(n):
+            before = passage.tokens[: passage.first + i].tolist()
+            if data.separator is not None:
+                last = max(j for j, token in enumerate(before) if token == data.separator)
+                before = [data.separator] * order + before[last + 1 :]
+            rows = np.array([[*before[len(before) - order + 1 :], token] for token in range(V)])
+            assert by_name[model][i] == pytest.approx(table.kneser_ney(rows, guess.DISCOUNT))
+
+
+def save_run(name: str, dataset: str, block_size: int = 8) -> GPT:
+    """A run of train.py, as far as guess.py looks at it."""
+    data = prepare_data.load(dataset)
+    torch.manual_seed(3)
+    config = GPTConfig(data.vocab_size, block_size=block_size, n_layer=1, n_head=2, n_embd=16, zero_init=False)
+    model = GPT(config).eval()
+    save_model(Path("out", name, "best.pt"), model, data.tokenizer, config={"dataset": dataset})
+    Path("out", name, "log.jsonl").touch()
+    return model
+
+
+@pytest.mark.parametrize("name", ["tiny", "list"])
+def test_the_gpt_reads_the_document_so_far(name):
+    model = save_run("run", name)
+    passage = passage_of(name)
+    at = passage.first + np.arange(20)
+    checkpoint = guess.find_gpt(passage.data, "")
+    p = guess.gpt_probabilities(checkpoint, passage, at)
+    for i, row in zip(at, p, strict=True):
+        before = passage.tokens[:i].tolist()
+        if passage.data.separator is not None:
+            before = before[max(j for j, token in enumerate(before) if token == passage.data.separator) :]
+        logits, _ = model(torch.tensor([before[-8:]]))
+        assert row == pytest.approx(logits[0, -1].softmax(0).tolist(), abs=1e-6)
+
+
+def test_the_newest_run_of_the_dataset_plays(call, types, fails):
+    lines = answers(passage_of("tiny"), 40, unigram)
+    types(lines)
+    out = done(call, "--dataset=tiny")
+    assert "no GPT of tiny in out/; train one with python train.py --dataset=tiny" in out and "\nGPT " not in out
+    save_run("first", "tiny")
+    save_run("of_names", "list")
+    types([])
+    out = done(call, "--dataset=tiny")
+    assert "GPT: out/first/best.pt" in out
+    row = next(line for line in out.splitlines() if line.startswith("GPT "))
+    assert len(row.split()) == 11  # and its difference from you
+    assert "has other tokens than tiny; " in fails(guess, "--dataset=tiny", "--init_from=out/of_names")
+    assert "GPT: out/first/best.pt" in done(call, "--dataset=tiny", "--init_from=out/first")
+
+
+def test_the_table_compares_the_same_places(call, types):
+    passage = passage_of("tiny")
+    types(answers(passage, 100, unigram))
+    out = done(call, "--dataset=tiny")
+    at = passage.first + np.arange(100)
+    targets = passage.tokens[at]
+    for name, p in guess.ngram_probabilities(passage, at).items():
+        ranks = []
+        for row, y in zip(p.tolist(), targets, strict=True):
+            ranks.append(sorted(range(len(row)), key=lambda token, row=row: -row[token]).index(y) + 1)
+        ranks = np.array(ranks)
+        cells = next(line for line in out.splitlines() if line.startswith(f"{name} ")).split()
+        assert cells[1] == f"{np.mean(ranks == 1):.0%}" and float(cells[2]) == pytest.approx(ranks.mean(), abs=0.006)
+        assert float(cells[3]) == pytest.approx(entropy(ranks), abs=0.006)
+        assert float(cells[7]) == pytest.approx(float(result(out)["entropy"]) - entropy(ranks), abs=0.006)
+        assert float(cells[10]) == pytest.approx(-np.log(p[np.arange(100), targets]).mean(), abs=0.006)
+
+
+def test_where_each_did_better(capsys):
+    passage = passage_of("tiny")
+    you = guess.Player(np.array([1, 5, 3, 2, 4, 1]))
+    it = guess.Player(np.array([3, 1, 3, 2, 8, 9]))
+    guess.show_places(passage, you, "the GPT", it)
+    better, worse = capsys.readouterr().out.strip().split("\n\n")
+    assert better.startswith("where you did better than the GPT ")
+    assert worse.startswith("where the GPT did better than you ")
+    assert [line.split()[-2:] for line in better.splitlines()[1:]] == [["1", "9"], ["1", "3"], ["4", "8"]]
+    assert [line.split()[-2:] for line in worse.splitlines()[1:]] == [["5", "1"]]
+
+
+# ----------------------------------------------------------------------------- the game
+
+
+def test_wrong_input_is_not_counted(call, types):
+    passage = passage_of("tiny")
+    right = passage.names[passage.tokens[passage.first]]
+    wrong = next(name for name in passage.names if name != right and name.strip() and name != "\\n")
+    prompts = types(["Q", wrong, wrong, "two", f"{right}  " if right.strip() else right])
+    out = done(call, "--dataset=tiny")
+    game = json.loads(Path("out/guess_tiny/game_1337.json").read_text())
+    assert game["moves"] == [[right, [wrong, right]]]
+    assert out.count("one of these at a time") == 2 and f"{wrong} was wrong already" in out
+    assert prompts[0].endswith("_  ") and prompts[2].endswith(f"not {wrong}: ")
+
+
+def test_a_game_goes_on_where_it_stopped(call, types):
+    passage = passage_of("tiny")
+    first, both = answers(passage, 20, unigram), answers(passage, 45, unigram)
+    types(first)
+    assert "20 characters so far, saved in out/guess_tiny/game_1337.json" in done(call, "--dataset=tiny")
+    prompts = types(both[len(first) :])
+    out = done(call, "--dataset=tiny")
+    assert "The game continues after 20 characters." in out and prompts[0].startswith("  21 ")
+    Path("out/guess_tiny/game_1337.json").unlink()
+    types(both)
+    assert result(done(call, "--dataset=tiny")) == result(out)
+
+
+def test_a_recorded_game_gives_the_same_result(call, types):
+    types(answers(passage_of("tiny", 5), 50, unigram))
+    played = done(call, "--dataset=tiny", "--seed=5")
+    Path("out/guess_tiny/game_5.json").rename("anna.json")
+    types(["never asked"])
+    replayed = done(call, "--answers=anna.json")
+    assert result(replayed) == result(played) and not list(Path("out").rglob("*.json"))
+    assert replayed.strip().splitlines()[-1] == played.strip().splitlines()[-1]
+
+
+def test_nothing_typed_nothing_saved(call, types):
+    types([])
+    assert "0 characters so far" in done(call, "--dataset=tiny")
+    assert not list(Path().rglob("game_*"))
+
+
+def test_all_of_the_passage_can_be_played(call, types):
+    passage = passage_of("list")
+    n = len(passage.tokens) - 1
+    types([*answers(passage, n, unigram), "one too many"])
+    assert f"{n} characters so far" in done(call, "--dataset=list")
+
+
+def test_what_to_type():
+    assert "." in passage_of("list").names and "\\n" not in passage_of("list").names  # the separator is a newline
+    names = passage_of("tiny").names  # a text with dots and newlines
+    assert {"\\n", " ", "."} <= set(names)
+    Path("dots.txt").write_text("ab.c\nba.c\nca\nbb\ncb\nabc\ncab\nbca\nac\nbc\n" * 3)
+    prepare_data.prepare("dots.txt", documents="lines")
+    assert {"end", "."} <= set(passage_of("dots").names)
+
+
+def test_a_text_shows_its_beginning_and_documents_start_fresh(call, types):
+    passage = passage_of("tiny")
+    prompts = types(answers(passage, 2, oracle))
+    out = done(call, "--dataset=tiny")
+    shown = passage.data.tokenizer.decode(passage.tokens[: guess.SHOWN].tolist())
+    assert shown in out and len(shown) == guess.SHOWN
+    assert prompts[0] == "   1  " + shown[-50:].replace("\n", "\\n") + "_  "
+    passage = passage_of("list")
+    prompts = types(answers(passage, 12, oracle))
+    out = done(call, "--dataset=list")
+    assert "The end of a document is a character, too: ." in out
+    assert prompts[0] == "   1  _  "
+    text = "".join(passage.names[i] for i in passage.tokens[1:12])
+    assert prompts[11] == f"  12  {text[text.rfind('.') + 1 :]}_  "
+
+
+def test_another_seed_is_another_text():
+    one, same, other = (passage_of("tiny", seed).tokens for seed in (1, 1, 2))
+    assert one.tolist() == same.tolist() != other.tolist()
+
+
+def test_as_a_user_plays_it():
+    passage = passage_of("tiny")
+    process = start(ROOT / "guess.py", "--dataset=tiny", stdin=-1)
+    process.stdin.write("\n" * 31)
+    ended = finish(process)
+    assert ended.returncode == 0, ended.stderr
+    assert result(ended.stdout)["characters"] == "31" and "Traceback" not in ended.stderr
+    assert f"it is {passage.names[passage.tokens[passage.first]]}" in ended.stdout
+
+
+def test_games_that_cannot_be(call, fails, types):
+    types(answers(passage_of("tiny"), 40, unigram))
+    done(call, "--dataset=tiny")
+    path = Path("out/guess_tiny/game_1337.json")
+    game = json.loads(path.read_text())
+
+    def refused(**changes) -> str:
+        Path("bad.json").write_text(json.dumps(game | changes))
+        return fails(guess, "--answers=bad.json")
+
+    assert "another text" in refused(moves=[["x", ["x"]], *game["moves"]])
+    assert "another text" in refused(seed=1)
+    assert "impossible guess at character 1" in refused(moves=[[game["moves"][0][0], ["a", "a"]], *game["moves"][1:]])
+    assert "impossible guess at character 1" in refused(moves=[[game["moves"][0][0], ["QQ"]], *game["moves"][1:]])
+    assert "is not a game" in refused(moves=[3]) and "is not a game" in refused(moves=None)
+    assert "out of range" in refused(seed=-1)
+    assert "no dataset" in refused(dataset="nowhere")
+    Path("bad.json").write_text("{")
+    assert "is not a game" in fails(guess, "--answers=bad.json")
+    assert "there is no game" in fails(guess, "--answers=none.json")
+    path.write_text(path.read_text().replace("tiny", "list"))
+    assert "another text" in fails(guess, "--dataset=tiny")
+    prepare_data.prepare("tiny.txt", tokenizer="bpe", vocab_size=300)
+    assert "are not characters" in fails(guess, "--dataset=tiny_bpe300")
+
+
+def test_moves_become_numbers():
+    passage = passage_of("tiny")
+    first, second, third = passage.frequent[:3]
+    moves = [Move(third, [third]), Move(third, [second]), Move(second, [])]
+    assert guess.count_guesses(passage, moves).tolist() == [1, 3, 2]
+    assert guess.count_guesses(passage, [Move(first, [third, second])]).tolist() == [3]
