@@ -4,7 +4,7 @@
     python climb.py --plot             # and a plot
     python climb.py --block_size=1     # a GPT that reads one token: it can become a bigram model, no more
     python climb.py --model=mlp        # the MLP of attention.py reads three tokens: at most a 4-gram model
-    python climb.py --model=modern     # a GPT with the defaults of train.py
+    python climb.py --model=modern     # a GPT with the architecture and optimizer of train.py
 
 Read ngram.py and train.py before. An n-gram model predicts a token from the n - 1 tokens before it, by
 counting. A GPT could use all tokens before it, but it learns that little by little. At first, all tokens
@@ -21,8 +21,9 @@ says how much higher the loss of the n-gram model would be than that of the GPT,
 GPT were right, and the next token were drawn from p. It is 0 only if p = q everywhere. KL(n-gram || GPT),
 where the n-gram model is right, is in the file that this script writes.
 
-What would refute this? A model that reads less must stop earlier: see the last three commands. And a control
-that learns nothing, at the end of this file, must not show the same.
+What would refute this? A model that reads less must stop earlier: see the commands. And "nearest" is not yet
+"near": the control at the end of this file is a blend of a shorter and a longer n-gram model, which is near to the
+one between them without being like it.
 """
 
 import csv
@@ -47,6 +48,7 @@ from ngram import NGrams, count_ngrams, next_tokens, shortened
 from optim import Recipe, lr_fraction, make_optimizer, set_lr
 from prepare_data import Dataset, load
 from runtime import Worker
+from tokenizer import start_ids
 from train import TrainConfig
 
 # The n-gram models, by their order n. Order 0 is the uniform model
@@ -54,8 +56,10 @@ NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram"
 LONGEST = 8  # the highest order
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
 PLACES = 2000  # where models are compared
-BATCH_TOKENS = 1024  # tokens per step, for any block_size
+BATCH_TOKENS = 1024  # about how many tokens a batch has, for any block_size
 MEASUREMENTS = 16  # how often the model is measured, after step 0
+SAMPLE = 40  # how many tokens the model writes at each measurement
+DIVERGED = 100.0  # a loss in nats; that of the uniform model is below 6
 MAX_VOCAB = 256  # because each n-gram model computes the probability of every token at every place
 
 # Shapes: P places, V tokens in the vocabulary, M = 9 n-gram models, B windows of T = block_size tokens.
@@ -65,13 +69,13 @@ MAX_VOCAB = 256  # because each n-gram model computes the probability of every t
 class Options:
     dataset: str = option("words", "a folder in data/, made by prepare_data.py")
     model: Literal["lecture", "modern", "mlp"] = option(
-        "lecture", "a GPT as in the lecture, with AdamW; a GPT with the defaults of train.py; an MLP of three tokens"
+        "lecture", "a GPT as in the lecture, with AdamW; a GPT as train.py trains it; an MLP of three tokens"
     )
     n_layer: Positive = option(2, "number of blocks of a GPT")
     n_embd: Positive = option(64, "embedding dimension of a GPT")
     block_size: Positive = option(16, "context length in tokens")
     max_iters: Positive = option(4000, "number of steps")
-    learning_rate: NonNegativeFloat = option(4e-3, "peak learning rate (modern: that of train.py)")
+    learning_rate: NonNegativeFloat = option(4e-3, "peak learning rate of lecture and mlp")
     seed: NonNegative = option(1337, "random seed")
     plot: bool = option(False, "draw out/climb_<dataset>/climb.png")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
@@ -98,6 +102,7 @@ class Measured:
     kl: np.ndarray  # (M,): KL(model || n-gram), in nats per token
     reverse_kl: np.ndarray  # (M,): KL(n-gram || model)
     same_favorite: np.ndarray  # (M,): at which fraction of the places is the same token most likely?
+    sample: str = ""  # what the model writes
 
     def nearest(self) -> int:
         """The order of the n-gram model with the lowest KL(model || n-gram)."""
@@ -113,11 +118,11 @@ def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
 
 
 def measure(model: torch.nn.Module, places: Places, step: int) -> Measured:
-    """Compare a model with all n-gram models. Raises FloatingPointError if its loss is NaN or infinite."""
+    """Compare a model with all n-gram models. Raises FloatingPointError if its loss is NaN or huge."""
     log_p = predict(model, places.windows)
     loss = mean_loss(log_p, places.targets)
-    if not np.isfinite(loss):
-        raise FloatingPointError(f"training diverged: loss {loss} at step {step}; use a lower --learning_rate")
+    if not loss < DIVERGED:
+        raise FloatingPointError(f"training diverged: loss {loss:.3g} at step {step}; use a lower --learning_rate")
     favorite = log_p.argmax(axis=-1)  # (P,)
     favorites = places.log_q.argmax(axis=-1)  # (M, P)
     return Measured(
@@ -143,7 +148,7 @@ def predict(model: torch.nn.Module, windows: torch.Tensor) -> np.ndarray:
 def mean_loss(log_p: np.ndarray, targets: np.ndarray) -> float:
     """The mean of -log p of the true tokens, in nats. log_p (P, V), targets (P,)."""
     each = np.arange(len(targets))
-    return float(-log_p[each, targets].mean())
+    return 0.0 - float(log_p[each, targets].mean())  # 0 instead of -0 if all tokens are certain
 
 
 # ----------------------------------------------------------------------------- the models that count
@@ -154,7 +159,7 @@ def choose_places(data: Dataset, block_size: int, device: torch.device) -> Place
     of words, the GPT's window begins somewhere in an earlier word, and an n-gram model reads its own word only:
     the words are in random order, so there is nothing to learn from the earlier ones."""
     first = max(block_size, LONGEST)  # there are enough tokens before this place
-    data.need(first + 2, f"--block_size={block_size}")
+    data.need(first + 2, f"--block_size={block_size}" if block_size > LONGEST else "8-grams")
     at = np.linspace(first, len(data.val) - 1, PLACES)
     at = np.unique(at.astype(np.int64))  # (P,): each place once, in a short text
     window_positions = at[:, None] + np.arange(-block_size, 0)  # (P, T)
@@ -224,9 +229,11 @@ def train(model: torch.nn.Module, recipe, data: Dataset, places: Places, options
     for step in range(options.max_iters + 1):
         if step in measured_at:
             model.eval()
-            history.append(measure(model, places, step))
+            measured = measure(model, places, step)
+            measured.sample = write(model, data, options.block_size, device)
+            history.append(measured)
             model.train()
-            print_row(history[-1])
+            print_row(measured)
         if step == options.max_iters:
             break
         x, y = draw_batch(data.train, options.block_size, rng)
@@ -238,6 +245,21 @@ def train(model: torch.nn.Module, recipe, data: Dataset, places: Places, options
         optimizer.step()
         model.zero_grad(set_to_none=True)
     return history
+
+
+@torch.no_grad()
+def write(model: torch.nn.Module, data: Dataset, block_size: int, device: torch.device) -> str:
+    """Sample SAMPLE tokens, always with the same random numbers. Returns them in one line."""
+    tokens = start_ids(data.tokenizer)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(SAMPLE):
+        idx = torch.tensor([tokens[-block_size:]], device=device)  # (1, T)
+        logits, _ = model(idx)
+        p = logits[0, -1].cpu().softmax(dim=-1)
+        token = torch.multinomial(p, num_samples=1, generator=generator)
+        tokens.append(token.item())
+    text = data.tokenizer.decode(tokens)
+    return " ".join(text.split())
 
 
 def measured_steps(max_iters: int) -> list[int]:
@@ -284,38 +306,45 @@ def print_cells(step: str, loss: str, cells: Sequence[str], end: str) -> None:
 
 
 # ----------------------------------------------------------------------------- the control
-# Anything that improves from uniform to the 8-gram model must pass somewhere between the other ones, and one
-# of them is always the nearest. So here is something that learns nothing: the 8-gram model itself, from
-# flat to sharp, with the probabilities softmax(beta log q), for beta from 0 (uniform) to 1 (the 8-gram model).
-# Only if the GPT comes nearer to a bigram model than this control does for any beta, it was more like a bigram
-# model than any improvement makes a model.
+# Whatever improves from uniform to the 8-gram model must pass by the models between them, and one of these is
+# always the nearest. So how near to a bigram model is something that is only on its way from unigram to
+# trigram? The control for order n is a blend of the two models beside it, with the probabilities
+#
+#     softmax(w log q_{n-1} + (1 - w) log q_{n+1}),   for the w from 0 to 1 that is best
+#
+# It has nothing of the n-gram model itself. (The nearest blend of any shorter and any longer model is this one, on
+# three texts.) If the GPT comes much nearer than it, then it is like an n-gram model.
 
 
 def control_kl(log_q: np.ndarray) -> np.ndarray:
-    """The lowest KL(control || n-gram) over all beta, (M,), for log_q (M, P, V). It is 0 for the uniform and the
-    8-gram model, which the control itself is at both ends."""
-    longest = torch.from_numpy(log_q[LONGEST])  # (P, V)
-    lowest = np.full(len(log_q), np.inf)
-    for beta in np.linspace(0, 1, 21):
-        log_p = (beta * longest).log_softmax(dim=-1).numpy()
-        lowest = np.minimum(lowest, divergence(log_p, log_q))
+    """The lowest KL(blend || n-gram) for each order, (M,), from log_q (M, P, V). It is NaN for the uniform and the
+    8-gram model, which have one neighbor only."""
+    lowest = np.full(len(log_q), np.nan)
+    for n in range(1, LONGEST):
+        distances = []
+        for w in np.linspace(0, 1, 21):
+            blend = torch.from_numpy(w * log_q[n - 1] + (1 - w) * log_q[n + 1])  # (P, V)
+            log_p = blend.log_softmax(dim=-1).numpy()
+            distances.append(divergence(log_p, log_q[n]))
+        lowest[n] = min(distances)
     return lowest
 
 
 def print_summary(history: list[Measured], places: Places) -> None:
     """Print how near the model came to each n-gram model, beside the control, and which one was the nearest when."""
     kl = np.stack([measured.kl for measured in history])  # (measurements, M)
+    best = kl.argmin(axis=0)  # (M,): the number of the measurement
     lowest = kl.min(axis=0)  # (M,)
-    best = kl.argmin(axis=0)  # (M,): the number of that measurement
     control = control_kl(places.log_q)
-    rows = [["lowest KL", "at step", "model", "control"]]
+    rows = [["lowest KL", "at step", "model", "control", "what the model writes then".ljust(SAMPLE)]]
     for n, name in enumerate(NAMES):
-        step = history[best[n]].step
-        by_control = f"{control[n]:.2f}" if 0 < n < LONGEST else "-"
-        rows.append([name, f"{step:,}", f"{lowest[n]:.2f}", by_control])
+        nearest = history[best[n]]
+        by_control = "-" if np.isnan(control[n]) else f"{control[n]:.2f}"
+        row = [name, f"{nearest.step:,}", f"{lowest[n]:.2f}", by_control, nearest.sample.ljust(SAMPLE)]
+        rows.append(row)
     print()
     print_table(rows)
-    print("control: the 8-gram model, from flat to sharp, softmax(beta log q); it learns nothing")
+    print("control: the best blend of the n-gram models that are one shorter and one longer")
 
     visited = in_turn([measured.nearest() for measured in history])
     print("nearest, one after the other:", list_names(visited))
@@ -324,7 +353,7 @@ def print_summary(history: list[Measured], places: Places) -> None:
     if visited != sorted(visited):
         print("These are not in order: the model came back to a shorter one.")
     closer = [n for n in range(1, LONGEST) if lowest[n] < control[n]]
-    print("nearer than the control for any beta:", list_names(closer))
+    print("nearer than the control:", list_names(closer))
 
 
 def in_turn(orders: list[int]) -> list[int]:
@@ -359,7 +388,7 @@ def main() -> None:
     data = load(options.dataset)
     if data.vocab_size > MAX_VOCAB:
         many = f"{data.name} has {data.vocab_size:,} tokens, and {MAX_VOCAB} are the most here"
-        raise UserError(f"{many}; use a dataset of characters")
+        raise UserError(f"{many}; use a dataset with fewer, such as characters")
     torch.manual_seed(options.seed)
     model, recipe = make_model(options, data.vocab_size)
     model.to(worker.device)
@@ -375,8 +404,8 @@ def main() -> None:
     if options.plot:
         import plots  # here, because matplotlib is optional
 
-        learner = {"lecture": "A GPT", "modern": "A modern GPT", "mlp": "An MLP"}[options.model]
-        title = f"{learner} learns to count: the n-gram model\nthat it is most like, step by step ({data.name})"
+        learner = {"lecture": "a GPT", "modern": "a modern GPT", "mlp": "an MLP"}[options.model]
+        title = f"The n-gram model that {learner} is most like,\nwhile it trains (dataset: {data.name})"
         plots.climb(history, NAMES, own_losses(places), title, folder / "climb.png")
         print(f"{folder / 'climb.png'}: each divergence, and the loss")
     last = history[-1]

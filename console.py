@@ -288,7 +288,8 @@ def print_table(rows: list[list[str]]) -> None:
         cells = [first.ljust(widths[0])]
         for cell, width in zip(rest, widths[1:], strict=True):
             cells.append(cell.rjust(width))
-        print("  ".join(cells))
+        row = "  ".join(cells)
+        print(row.rstrip())
 
 
 def print_samples(texts: Iterable[str], lines: bool) -> None:

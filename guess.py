@@ -1,8 +1,8 @@
 """Part 1, continued: you are a language model, too. How good are you?
 
     python guess.py                          # guess words of the validation split, letter by letter
-    python guess.py --dataset=shakespeare    # or guess how a text continues, after 200 characters of it
-    python guess.py --answers=anna.json      # the result of a saved game, such as another person's
+    python guess.py --dataset=shakespeare    # or guess how pieces of a text continue
+    python guess.py --answers=anna.json      # the result of a saved game, of you or of a friend
 
 Read ngram.py before. This is Shannon's game (1951, "Prediction and entropy of printed English"): you guess
 the next character until you are right. The numbers of guesses that you need say how well you predict.
@@ -18,7 +18,6 @@ probabilities. Your guesses stay on this machine, in out/guess_<dataset>/; the n
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ import numpy as np
 import torch
 
 from checkpoint import load_checkpoint, load_model, runs
-from console import NonNegative, PathStr, UserError, option, parse, print_result, print_table, read_number, run
+from console import NonNegative, PathStr, UserError, option, parse, print_result, print_table, run
 from files import replace_file
 from mlp import contexts
 from model import ConfigError
@@ -37,11 +36,13 @@ from tokenizer import CharTokenizer
 
 ORDERS = {"bigram": 2, "6-gram": 6}  # the n-gram models that play, too
 DISCOUNT = 0.85  # of their Kneser-Ney smoothing
-SHOWN = 200  # how many characters of a text without documents are shown at first
-MOST = 2000  # how many characters there are to guess, about
-LEAST = 30  # how many characters a result needs
-STRETCH = 10  # how many characters of a text without lines the bootstrap draws together
-DRAWS = 1000  # how often it draws
+SHOWN = 200  # characters that are shown before a piece of a text
+PIECE = 20  # characters to guess in a piece
+MOST = 2000  # about how many characters to guess in all
+LEAST = 30  # characters before there is a result
+FEW = 5  # pieces, at least, for a margin
+MAX_VOCAB = 256  # with more different characters, a game would be too short to know the numbers of guesses
+DRAWS = 1000  # how often the bootstrap draws
 EXAMPLES = 5  # how many places are shown where one player did better
 
 
@@ -49,7 +50,7 @@ EXAMPLES = 5  # how many places are shown where one player did better
 class Options:
     dataset: str = option("words", "a folder in data/, made by prepare_data.py, with a character per token")
     init_from: PathStr = option("", "a run's folder, or a checkpoint (default: the newest run of the dataset)")
-    answers: PathStr = option("", "a game that was saved: show its result")
+    answers: PathStr = option("", "a saved game: show its result (its dataset and seed are in it)")
     seed: NonNegative = option(1337, "which part of the text; another one is another game")
 
 
@@ -68,7 +69,7 @@ def entropy(guesses: np.ndarray) -> float:
     K = len(counts)
     q = counts / N
     correction = (K - 1) / (2 * N)
-    return float(correction - (q * np.log(q)).sum())
+    return float(correction - (q * np.log(q)).sum()) + 0.0  # not -0
 
 
 def lower_bound(guesses: np.ndarray) -> float:
@@ -88,54 +89,87 @@ def lower_bound(guesses: np.ndarray) -> float:
 
 
 @dataclass
+class Place:
+    """A character to guess. All are indices of tokens of the passage: of the line .emma. in .mia..emma. the second m
+    has at = 8, begin = 5, piece = 1."""
+
+    at: int  # index of the character
+    begin: int  # index of the first token that is known before it
+    piece: int  # number of the line, or of the piece of a text
+
+
+@dataclass
 class Passage:
-    """A part of the validation split. Tokens from `first` on are to be guessed."""
+    """Lines of the validation split in random order; or else pieces of the text from random places, of SHOWN characters
+    that are known and PIECE characters to guess."""
 
     data: Dataset
-    seed: int  # which part
-    tokens: np.ndarray  # (L,)
-    first: int  # index
+    seed: int  # which lines or pieces
+    tokens: np.ndarray  # those of all pieces, one after the other
+    places: list[Place]
     names: list[str]  # (V,): what to type for each token
     frequent: list[str]  # the same, the most frequent one in the training split first
 
-    def start_of_document(self, at: int) -> int:
-        """The index of the last separator before the token at this index; without separators, 0."""
-        if self.data.separator is None:
-            return 0
-        separators = np.flatnonzero(self.tokens[:at] == self.data.separator)
-        return int(separators[-1])
+    def right(self, i: int) -> str:
+        """What to type at place number i."""
+        return self.names[self.tokens[self.places[i].at]]
+
+    def text_before(self, i: int) -> str:
+        """What is known before place number i: at most 50 characters, and without the start of the line."""
+        place = self.places[i]
+        begin = place.begin + 1 if self.data.has_lines else place.begin
+        begin = max(begin, place.at - 50)
+        return "".join(self.names[token] for token in self.tokens[begin : place.at])
 
 
 def choose_passage(data: Dataset, seed: int) -> Passage:
-    """Documents in random order. Without documents, a random part of the text, whose first SHOWN characters are not
-    guessed. Raises UserError."""
-    if not isinstance(data.tokenizer, CharTokenizer):
-        advice = "use --dataset=words, or another one of characters"
-        raise UserError(f"the tokens of {data.name} are not characters; {advice}")
+    """Choose what is to be guessed. Raises UserError if that is too little, or if tokens are not characters."""
+    if not isinstance(data.tokenizer, CharTokenizer) or data.vocab_size > MAX_VOCAB:
+        advice = "use --dataset=words, or another text in few different characters"
+        raise UserError(f"the {data.vocab_size:,} tokens of {data.name} cannot be guessed one by one; {advice}")
     rng = np.random.default_rng(seed)
-    if data.separator is None:
-        data.need(SHOWN + LEAST, "a game")
-        start = rng.integers(len(data.val) - SHOWN - LEAST + 1)
-        tokens = data.val[start : start + SHOWN + MOST]
-        first = SHOWN
+    if data.has_lines:
+        pieces = random_lines(data, rng)
+        n_known = 1  # the separator
     else:
-        documents = data.documents("val")
-        tokens = [data.separator]
-        for i in rng.permutation(len(documents)):
-            tokens += [*documents[i], data.separator]
-            if len(tokens) > MOST:
-                break
-        first = 1
-    tokens = np.array(tokens, dtype=np.int64)
+        pieces = random_pieces(data, rng)
+        n_known = SHOWN
+    tokens = []
+    places = []
+    for number, piece in enumerate(pieces):
+        begin = len(tokens)
+        tokens += piece
+        for at in range(begin + n_known, len(tokens)):
+            places.append(Place(at, begin, number))
+    if len(places) < LEAST:
+        raise UserError(
+            f"{data.name} has {len(places)} characters to guess, and a game needs {LEAST}; use a longer text"
+        )
     names = names_to_type(data)
     occurrences = np.bincount(data.train, minlength=data.vocab_size)
     order = np.argsort(-occurrences, kind="stable")
-    return Passage(data, seed, tokens, first, names, [names[i] for i in order])
+    frequent = [names[i] for i in order]
+    return Passage(data, seed, np.array(tokens, dtype=np.int64), places[:MOST], names, frequent)
+
+
+def random_lines(data: Dataset, rng: np.random.Generator) -> list[list[int]]:
+    """Lines of the validation split in random order, each with a separator before and after it."""
+    lines = data.documents("val")
+    order = rng.permutation(len(lines))[:MOST]  # a line has one character to guess or more: its end
+    return [[data.separator, *lines[i], data.separator] for i in order]
+
+
+def random_pieces(data: Dataset, rng: np.random.Generator) -> list[list[int]]:
+    """Pieces of the validation split from random places."""
+    length = SHOWN + PIECE
+    data.need(length, "a game")
+    starts = rng.integers(len(data.val) - length + 1, size=MOST // PIECE)
+    return [data.val[start : start + length].tolist() for start in starts]
 
 
 def names_to_type(data: Dataset) -> list[str]:
-    """What to type for each token: the character itself; \\n for a newline; for the end of a document a dot, or the
-    word end, if a dot is a character of the text."""
+    """What to type for each token: the character itself; \\n for a newline; for the end of a line a dot, or the word
+    end, if a dot is a character of the text."""
     chars = data.tokenizer.chars
     end = "end" if "." in chars else "."
     names = []
@@ -146,14 +180,6 @@ def names_to_type(data: Dataset) -> list[str]:
             char = ascii(char).strip("'")  # a newline becomes the two characters \n
         names.append(char)
     return names
-
-
-def text_before(passage: Passage, at: int) -> str:
-    """The document so far, at most its last 50 characters."""
-    start = max(at - 50, 0)
-    if passage.data.separator is not None:
-        start = max(start, passage.start_of_document(at) + 1)
-    return "".join(passage.names[i] for i in passage.tokens[start:at])
 
 
 # ----------------------------------------------------------------------------- the game
@@ -167,32 +193,53 @@ class Move:
     guesses: list[str]
 
 
-def play(passage: Passage, moves: list[Move], save: Callable) -> None:
-    """Ask for one character after the other, until Ctrl-D or the end of the passage. Each move is added to `moves`,
-    and save(moves) is called."""
-    names = passage.names
-    first = passage.first + len(moves)
+@dataclass
+class Game:
+    """What is saved of a game."""
+
+    dataset: str
+    seed: int
+    moves: list[Move]
+    unfinished: list[str]  # wrong guesses at the place after the last move
+
+
+def play(passage: Passage, game: Game, path: Path) -> None:
+    """Ask for one character after the other, until Ctrl-D or the end of the passage. The game is saved after each."""
+    first = len(game.moves)
     try:
-        for at in range(first, len(passage.tokens)):
-            right = names[passage.tokens[at]]
-            prompt = f"{len(moves) + 1:4}  {text_before(passage, at)}_  "
-            guesses = ask(prompt, right, names)
-            moves.append(Move(right, guesses))
-            save(moves)
-            if right not in guesses:
-                print(f"      it is {right}")
+        for i in range(first, len(passage.places)):
+            place = passage.places[i]
+            if i == first or place.piece != passage.places[i - 1].piece:
+                print_known(passage, place)
+            right = passage.right(i)
+            ask(f"{i + 1:4}  {passage.text_before(i)}_  ", right, passage.names, game.unfinished)
+            if right not in game.unfinished:
+                print("      it is", right if right.strip() else "a space")
+            game.moves.append(Move(right, game.unfinished))
+            game.unfinished = []
+            save_game(game, path)
+        print("That was all.")
     except EOFError:  # Ctrl-D
         print()
+        if game.unfinished:
+            save_game(game, path)
 
 
-def ask(prompt: str, right: str, names: list[str]) -> list[str]:
-    """Ask until the guess is right, or nothing is typed. Returns the guesses."""
-    guesses = []
+def print_known(passage: Passage, place: Place) -> None:
+    """Print what is known before a piece of a text."""
+    if not passage.data.has_lines:
+        known = passage.tokens[place.begin : place.at].tolist()
+        print("-" * 20)
+        print(passage.data.tokenizer.decode(known))
+
+
+def ask(prompt: str, right: str, names: list[str], guesses: list[str]) -> None:
+    """Ask until the guess is right, or nothing is typed. Appends to the guesses."""
     while right not in guesses:
         wrong = f"not {' '.join(guesses)}: " if guesses else ""
         typed = input(prompt + wrong)
         if typed == "":
-            break
+            return
         guess = typed if typed in names else typed.strip()  # a space can be a guess, or come after one
         if guess not in names:
             print("      one of these at a time:", " ".join(names))
@@ -200,7 +247,6 @@ def ask(prompt: str, right: str, names: list[str]) -> list[str]:
             print(f"      {guess} was wrong already")
         else:
             guesses.append(guess)
-    return guesses
 
 
 def count_guesses(passage: Passage, moves: list[Move]) -> np.ndarray:
@@ -217,19 +263,10 @@ def count_guesses(passage: Passage, moves: list[Move]) -> np.ndarray:
 # ----------------------------------------------------------------------------- a game as a file
 
 
-@dataclass
-class Game:
-    """What the file of a game has."""
-
-    dataset: str
-    seed: int
-    moves: list[Move]
-
-
-def save_game(passage: Passage, path: Path, moves: list[Move]) -> None:
-    pairs = [[move.character, move.guesses] for move in moves]
-    game = {"dataset": passage.data.name, "seed": passage.seed, "moves": pairs}
-    text = json.dumps(game, ensure_ascii=False)
+def save_game(game: Game, path: Path) -> None:
+    fields = {"dataset": game.dataset, "seed": game.seed, "unfinished": game.unfinished}
+    fields["moves"] = [[move.character, move.guesses] for move in game.moves]
+    text = json.dumps(fields, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: file.write(text.encode()))
 
@@ -237,29 +274,32 @@ def save_game(passage: Passage, path: Path, moves: list[Move]) -> None:
 def read_game(path: Path) -> Game:
     """Read a game that save_game() wrote. Raises UserError."""
     try:
-        game = json.loads(path.read_text(encoding="utf-8"))
-        moves = []
-        for character, guesses in game["moves"]:
-            moves.append(Move(character, [str(guess) for guess in guesses]))
-        seed = read_number("seed", NonNegative, str(game["seed"]))
-        return Game(str(game["dataset"]), seed, moves)
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        moves = [Move(character, list(guesses)) for character, guesses in fields["moves"]]
+        game = Game(fields["dataset"], fields["seed"], moves, list(fields["unfinished"]))
     except FileNotFoundError:
         raise UserError(f"there is no game {path}; play one with python guess.py") from None
-    except (ValueError, LookupError, TypeError) as error:  # no JSON, or other JSON
+    except (ValueError, LookupError, TypeError, RecursionError) as error:  # no JSON, or other JSON
         raise UserError(f"{path} is not a game of guess.py ({error}); delete it, or name another file") from error
+    if not isinstance(game.dataset, str) or not isinstance(game.seed, int) or game.seed < 0:
+        raise UserError(f"{path} has the dataset {game.dataset!r} and the seed {game.seed!r}; correct them")
+    return game
 
 
-def check_moves(passage: Passage, moves: list[Move], path: Path) -> None:
+def check_moves(passage: Passage, game: Game, path: Path) -> None:
     """Raise UserError if the moves are of another text, or could not have been typed."""
-    end = passage.first + len(moves)
-    expected = [passage.names[i] for i in passage.tokens[passage.first : end]]
-    if [move.character for move in moves] != expected:
-        other = f"{path} was played with another text than data/{passage.data.name} has here"
-        raise UserError(f"{other}; delete it, or play with another --seed=")
-    for i, move in enumerate(moves, start=1):
-        different = set(move.guesses)
-        if len(different) < len(move.guesses) or not different <= set(passage.names):
-            raise UserError(f"{path} has an impossible guess at character {i}, {move.guesses}; correct it")
+    expected = [passage.right(i) for i in range(min(len(game.moves), len(passage.places)))]
+    if [move.character for move in game.moves] != expected:
+        why = f"{path} was played with another text than data/{game.dataset} has here"
+        raise UserError(
+            f"{why}; copy the folder data/{game.dataset} from there, or play a new game with another --seed="
+        )
+    for i, move in enumerate([*game.moves, Move("", game.unfinished)], start=1):
+        wrong = [guess for guess in move.guesses[:-1] if guess == move.character]
+        repeated = len(set(map(str, move.guesses))) < len(move.guesses)
+        unknown = [guess for guess in move.guesses if guess not in passage.names]
+        if wrong or repeated or unknown:
+            raise UserError(f"{path} has guesses at character {i} that nobody could type, {move.guesses}; correct them")
 
 
 # ----------------------------------------------------------------------------- the other players
@@ -283,21 +323,16 @@ def from_probabilities(p: np.ndarray, targets: np.ndarray) -> Player:
     return Player(guesses=index + 1, loss=float(loss))
 
 
-def other_players(passage: Passage, n: int, init_from: str) -> dict[str, Player]:
-    """{name: player} of the n-gram models, and of a GPT, if there is one, at the first n places. Raises UserError."""
-    at = passage.first + np.arange(n)
+def other_players(passage: Passage, n: int, checkpoint: dict | None) -> dict[str, Player]:
+    """{name: player} of the n-gram models, and of the GPT of a checkpoint, if there is one, at the first n places."""
+    at = np.array([place.at for place in passage.places[:n]])  # (n,)
     targets = passage.tokens[at]
     players = {}
     for name, p in ngram_probabilities(passage, at).items():
         players[name] = from_probabilities(p, targets)
-    data = passage.data
-    checkpoint = find_gpt(data, init_from)
-    if checkpoint is None:
-        print(f"\nno GPT of {data.name} in out/; train one with python train.py --dataset={data.name}")
-    else:
-        p = gpt_probabilities(checkpoint, passage, at)
+    if checkpoint is not None:
+        p = gpt_probabilities(checkpoint, passage, n)
         players["GPT"] = from_probabilities(p, targets)
-        print(f"\nGPT: {checkpoint['name']}")
     return players
 
 
@@ -326,20 +361,25 @@ def find_gpt(data: Dataset, init_from: str) -> dict | None:
             raise UserError(f"{init_from} has other tokens than {data.name}; name a run on this dataset")
         return checkpoint
     for path in runs():  # the newest one first
-        checkpoint = load_checkpoint(path)
+        try:
+            checkpoint = load_checkpoint(path)
+        except UserError as error:
+            print(f"note: {error}")
+            continue
         if checkpoint["config"]["dataset"] == data.name and checkpoint["tokenizer"] == tokenizer:
             return checkpoint
+    print(f"note: no GPT of {data.name} in out/; train one with python train.py --dataset={data.name}")
     return None
 
 
 @torch.inference_mode()
-def gpt_probabilities(checkpoint: dict, passage: Passage, at: np.ndarray) -> np.ndarray:
-    """The probabilities (N, V) of all tokens at the indices `at` (N,), each after its document so far."""
+def gpt_probabilities(checkpoint: dict, passage: Passage, n: int) -> np.ndarray:
+    """The probabilities (n, V) of all tokens at the first n places, each after what is known before it."""
     model, _ = load_model(checkpoint)
     rows = []
-    for i in at:
-        start = max(passage.start_of_document(i), i - model.config.block_size)
-        idx = torch.from_numpy(passage.tokens[None, start:i])  # (1, T)
+    for place in passage.places[:n]:
+        begin = max(place.begin, place.at - model.config.block_size)
+        idx = torch.from_numpy(passage.tokens[None, begin : place.at])  # (1, T)
         logits, _ = model(idx)  # (1, T, V)
         rows.append(logits[0, -1].double().softmax(dim=0))
     return torch.stack(rows).numpy()
@@ -349,13 +389,11 @@ def gpt_probabilities(checkpoint: dict, passage: Passage, at: np.ndarray) -> np.
 
 
 def draw_places(passage: Passage, n: int) -> list[np.ndarray]:
-    """The bootstrap (see evaluate.py): DRAWS times, draw as many lines as were guessed, with replacement. Returns the
-    indices of their characters, among the n that were guessed, for each time. (Lines, because the characters of one
-    line depend on each other. Without lines, stretches of ten characters.)"""
-    unit = np.arange(n) // STRETCH  # (n,): the number of the line or stretch of each character
-    if passage.data.has_lines:
-        unit = np.array([passage.start_of_document(passage.first + i) for i in range(n)])
-    members = [np.flatnonzero(unit == number) for number in np.unique(unit)]
+    """The bootstrap (see evaluate.py): DRAWS times, draw as many pieces as the first n places are in, with replacement.
+    Returns the numbers of the drawn places, for each time. (Pieces, because places of one piece depend on each
+    other.)"""
+    piece = np.array([place.piece for place in passage.places[:n]])  # (n,)
+    members = [np.flatnonzero(piece == number) for number in np.unique(piece)]
     rng = np.random.default_rng(passage.seed)
     draws = []
     for _ in range(DRAWS):
@@ -364,42 +402,43 @@ def draw_places(passage: Passage, n: int) -> list[np.ndarray]:
     return draws
 
 
-def with_margin(value: float, drawn: np.ndarray) -> str:
+def with_margin(value: float, drawn: np.ndarray, n_pieces: int) -> str:
     """A value, and a margin of 95 %: 1.96 times the standard deviation of its drawn values. (The middle 95 % of these
-    would be too low: if a line is drawn twice, another one is missing, so there are fewer different numbers.)"""
+    would be too low: if a piece is drawn twice, another one is missing, so there are fewer different numbers.)"""
+    if n_pieces < FEW:
+        return f"{value:.2f} +-    ?"
     return f"{value:.2f} +- {1.96 * drawn.std():.2f}"
 
 
 def show_result(passage: Passage, you: Player, others: dict[str, Player]) -> None:
     """Print a row for each player: the entropy of its numbers of guesses, and how much higher yours is."""
     n = len(you.guesses)
+    n_pieces = passage.places[n - 1].piece + 1
     draws = draw_places(passage, n)
-    rows = [["", "right at once", "mean guesses", "entropy", "lower bound", "yours - its", "loss"]]
+    rows = [["", "right at once", "mean guesses", "entropy", "yours - its", "loss"]]
     for name, player in {"you": you, **others}.items():
         guesses = player.guesses
         value = entropy(guesses)
         drawn = np.array([entropy(guesses[chosen]) for chosen in draws])
         at_once = (guesses == 1).mean()
-        row = [
-            name,
-            f"{at_once:.0%}",
-            f"{guesses.mean():.2f}",
-            with_margin(value, drawn),
-            f"{lower_bound(guesses):.2f}",
-        ]
+        row = [name, f"{at_once:.0%}", f"{guesses.mean():.2f}", with_margin(value, drawn, n_pieces)]
         if player is you:
             your_value = value
             your_drawn = drawn
             row += ["", ""]
         else:
-            row += [with_margin(your_value - value, your_drawn - drawn), f"{player.loss:.2f}"]
+            row.append(with_margin(your_value - value, your_drawn - drawn, n_pieces))
+            row.append(f"{player.loss:.2f}")
         rows.append(row)
-    print(f"\n{n} characters of {passage.data.name}, seed {passage.seed}; entropies in nats per character:")
+    unit = "lines" if passage.data.has_lines else "pieces"
+    print(f"\n{n} characters in {n_pieces} {unit} of {passage.data.name}, seed {passage.seed}; nats per character:")
     print_table(rows)
-    print(f"+-: for a 95 % interval, by the bootstrap; {4 * n} characters would halve it")
+    print(f"+-: 95 % margin, by the bootstrap over {unit}; {4 * n} characters would halve it")
     if n < 100:
-        print("(too narrow for a game of less than about 100 characters, as it knows too few different numbers)")
+        print("(it is too small after less than about 100 characters, as rare numbers have not come yet)")
     print("yours - its: below 0, you are better. loss: that of its probabilities; yours are unknown")
+    print("If you always guess the most probable character first, the lowest possible loss is between")
+    print(f"{lower_bound(you.guesses):.2f} and {entropy(you.guesses):.2f} (Shannon's bounds).")
 
 
 def show_places(passage: Passage, you: Player, name: str, it: Player) -> None:
@@ -416,9 +455,7 @@ def show_places(passage: Passage, you: Player, name: str, it: Player) -> None:
 def print_places(passage: Passage, you: Player, it: Player, title: str, chosen: list[int]) -> None:
     rows = [[title, "next", "your guesses", "its guesses"]]
     for i in chosen:
-        at = passage.first + i
-        right = passage.names[passage.tokens[at]]
-        rows.append([f"{text_before(passage, at)}_", right, f"{you.guesses[i]}", f"{it.guesses[i]}"])
+        rows.append([f"{passage.text_before(i)}_", passage.right(i), f"{you.guesses[i]}", f"{it.guesses[i]}"])
     print()
     print_table(rows)
 
@@ -430,13 +467,27 @@ def print_rules(passage: Passage, n: int) -> None:
     """Print how to play, and where the game is after n characters."""
     print("Type the next character and Enter, until you are right. Ctrl-D (Windows: Ctrl-Z, Enter): the result.")
     print("Enter alone: show it. That counts as if you had tried the other characters, the most frequent ones first.")
-    separator = passage.data.separator
-    if separator is not None:
-        print(f"The end of a document is a character, too: {passage.names[separator]}")
+    if passage.data.has_lines:
+        end = passage.names[passage.data.separator]
+        print(f"The end of a line is a character, too: {end}")
+    elif "\\n" in passage.names:
+        print("For a newline, type \\n")
     if n > 0:
         print(f"The game continues after {n} characters.")
-    elif separator is None:
-        print(passage.data.tokenizer.decode(passage.tokens[: passage.first].tolist()))
+
+
+def open_game(options: Options, path: Path) -> Game:
+    """The game of a file, if there is one, or a new game. Raises UserError."""
+    if options.answers:
+        return read_game(path)
+    if not path.exists():
+        return Game(options.dataset, options.seed, moves=[], unfinished=[])
+    game = read_game(path)
+    if (game.dataset, game.seed) != (options.dataset, options.seed):
+        raise UserError(
+            f"{path} is a game of {game.dataset}, seed {game.seed}; see it with --answers=, or move it away"
+        )
+    return game
 
 
 def main() -> None:
@@ -444,26 +495,28 @@ def main() -> None:
     path = Path("out", f"guess_{options.dataset}", f"game_{options.seed}.json")
     if options.answers:
         path = Path(options.answers)
-    game = Game(options.dataset, options.seed, moves=[])
-    if options.answers or path.exists():
-        game = read_game(path)
+    game = open_game(options, path)
     passage = choose_passage(load(game.dataset), game.seed)
-    moves = game.moves
-    check_moves(passage, moves, path)
+    check_moves(passage, game, path)
+    checkpoint = find_gpt(passage.data, options.init_from)
     if not options.answers:
-        print_rules(passage, len(moves))
-        play(passage, moves, partial(save_game, passage, path))
-        print(f"{len(moves)} characters so far, saved in {path}")
-    if len(moves) < LEAST:
-        print(f"The result comes with {LEAST} or more. The next start continues the game.")
+        print_rules(passage, len(game.moves))
+        play(passage, game, path)
+    n = len(game.moves)
+    if n > 0:
+        print(f"{n} characters so far, in {path}")
+    if n < LEAST:
+        print(f"A result needs {LEAST}.")
         return
 
-    you = Player(count_guesses(passage, moves))
-    others = other_players(passage, len(moves), options.init_from)
+    you = Player(count_guesses(passage, game.moves))
+    others = other_players(passage, n, checkpoint)
     show_result(passage, you, others)
+    if checkpoint is not None:
+        print(f"GPT: {checkpoint['name']}")
     best = min(others, key=lambda name: entropy(others[name].guesses))
     show_places(passage, you, f"the {best}", others[best])
-    figures = {"characters": len(moves), "entropy": entropy(you.guesses), "lower_bound": lower_bound(you.guesses)}
+    figures = {"characters": n, "entropy": entropy(you.guesses), "lower_bound": lower_bound(you.guesses)}
     print_result("you", passage.data, **figures)
 
 

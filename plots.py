@@ -337,57 +337,54 @@ def agreement_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, 
 
 
 def climb(history: list, names: Sequence[str], own_losses: list[float], title: str, path: Path) -> None:
-    """How far a model is from each n-gram model while it learns, and below, its loss beside theirs. A curve is
-    thick where its n-gram model is the nearest, and so is the background in its color. Models that are never the
-    nearest are gray.
+    """The loss of a model while it learns, beside those of the n-gram models; and below, how far it is from each
+    of them. The background has the color of the nearest one. Where its curve is the lowest, it is thick. Models that
+    are never the nearest are gray.
 
     history: a climb.Measured for each measurement
-    names: of the models that count, from uniform to the longest n-grams
+    names: of the n-gram models, from order 0 on
     own_losses: theirs, in the same order
     """
     steps = [measured.step for measured in history]
-    distances = np.stack([measured.kl for measured in history])  # (measurements, models)
     losses = [measured.loss for measured in history]
+    distances = np.stack([measured.kl for measured in history])  # (measurements, models)
+    nearest = np.array([measured.nearest() for measured in history])
     figure = Figure((5, 6), dpi=100, layout="constrained")
     figure.suptitle(title, fontsize=12, parse_math=False)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    upper, lower = figure.subplots(2, 1, sharex=True)
 
-    nearest = [measured.nearest() for measured in history]
-    for k, own_loss in enumerate(own_losses):
-        color = f"C{k}" if k in nearest else "0.7"
-        upper.plot(steps, distances[:, k], color=color, linewidth=1)
-        lower.axhline(own_loss, color=color, linestyle=":")
-        if k in nearest:
-            is_nearest = np.array(nearest) == k
-            upper.plot(steps, np.where(is_nearest, distances[:, k], np.nan), f"o-C{k}", linewidth=3, markersize=4)
-            label_lowest(upper, steps, distances[:, k], names[k], color)
-            at_right = (1.01, own_loss)
-            lower.annotate(names[k], at_right, xycoords=("axes fraction", "data"), va="center", color=color)
-    for k, left, right in nearest_spans(history):
+    upper.plot(steps, losses, "o-k", markersize=4, label="the model that learns")
+    for order, own_loss in enumerate(own_losses):
+        curve = distances[:, order]
+        if order in nearest:
+            color = f"C{order}"
+            beside = (1.01, own_loss)  # 1 is the right end of the axes
+            upper.annotate(names[order], beside, xycoords=("axes fraction", "data"), va="center", color=color)
+            thick = np.where(nearest == order, curve, np.nan)
+            lower.plot(steps, thick, color=color, marker="o", markersize=4, linewidth=3)
+        else:
+            color = "0.7"
+        upper.axhline(own_loss, color=color, linestyle=":")
+        lower.plot(steps, curve, color=color, linewidth=1)
+    height = 1.02  # of the names of the nearest models; 1 is the top of the axes
+    for order, left, right in nearest_spans(history):
         for axes in (upper, lower):
-            axes.axvspan(left, right, color=f"C{k}", alpha=0.12, linewidth=0)
-    lower.plot(steps, losses, "o-k", markersize=4)
+            axes.axvspan(left, right, color=f"C{order}", alpha=0.15, linewidth=0)
+        middle = math.sqrt(max(left, 1) * right)
+        above = (middle, height)
+        upper.annotate(names[order], above, xycoords=("data", "axes fraction"), ha="center", color=f"C{order}")
+        height = 1.1 if height == 1.02 else 1.02  # every other name is higher, as neighbors could overlap
 
-    upper.set(ylabel="KL divergence, nats (low: alike)", ylim=(-0.12 * distances.max(), None))
-    lower.set(ylabel="loss, nats per token", xlabel="training step (logarithmic)")
+    upper.set(ylabel="loss, nats per token")
+    upper.legend(loc="lower left", fontsize="small")
+    lower.set(ylabel="KL divergence, nats (0: equal)", xlabel="training step (gray: longer n-grams)")
+    lower.set_ylim(0, None)
     lower.set_xscale("symlog", linthresh=4, linscale=0.3)  # logarithmic from step 4 on, so that 0 has a place
     lower.set_xlim(0, steps[-1])
     powers = [10**i for i in range(1, 9) if 10**i <= steps[-1]]
     lower.set_xticks([0, *powers], ["0", *(f"{step:,}" for step in powers)])
     lower.minorticks_off()
     save(figure, path)
-
-
-def label_lowest(axes, steps: list[int], heights: np.ndarray, name: str, color: str) -> None:
-    """Write the name of a curve below its lowest point, or beside it, if that is its last one."""
-    best = heights.argmin()
-    point = (steps[best], heights[best])
-    if best == len(steps) - 1:
-        axes.annotate(name, (1.01, heights[best]), xycoords=("axes fraction", "data"), va="center", color=color)
-    else:
-        align = "left" if best == 0 else "center"
-        shift = {"xytext": (2, -6), "textcoords": "offset points"}
-        axes.annotate(name, point, ha=align, va="top", color=color, weight="bold", **shift)
 
 
 def nearest_spans(history: list) -> list[tuple[int, float, float]]:

@@ -8,6 +8,7 @@ from test_scaling import small as small_family  # noqa: F401
 from test_train import SHORT, data, no_plots  # noqa: F401
 from torch.utils._pytree import tree_leaves
 
+import climb
 import evaluate
 import finetune
 import runtime
@@ -21,6 +22,7 @@ RUNS += ("--dataset=list --document_mask --position=learned --flash=false --opti
 JOBS = {method: [(finetune, "--num_examples=50", f"--method={method}")] for method in ("full", "lora", "prefix")}
 JOBS["lora"] += [(finetune, "--num_examples=50", "--method=adapter")]  # with stages 1 and 2 of before
 JOBS |= {"train": [], "scaling": [(scaling, "--dataset=long", "--minutes=1")]}
+JOBS["climb"] = [(climb, "--dataset=long", "--max_iters=3", f"--model={name}") for name in ("lecture", "modern", "mlp")]
 FEW = ("--max_new_tokens=20", "--num_samples=2")
 for run in [(train, *SHORT, "--max_iters=4", "--dtype=bfloat16", *run.split()) for run in RUNS]:
     JOBS["train"] += [run, (*run, "--init_from=resume", "--max_iters=6"), (sample, *FEW, "--top_p=0.9")]
@@ -79,7 +81,7 @@ class Card(torch.overrides.TorchFunctionMode):
 
 @pytest.mark.parametrize("jobs", JOBS.values(), ids=JOBS)
 def test_all_tensors_are_on_the_card(call, monkeypatch, request, jobs):
-    request.getfixturevalue("small_family" if jobs[0][0] is scaling else "small_stages")
+    request.getfixturevalue("small_family" if jobs[0][0] in (scaling, climb) else "small_stages")
     monkeypatch.setattr("torch.Generator", Generator)
     for name, pretended in PRETENDED.items():
         monkeypatch.setattr(name, pretended)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finish, result, start
+from conftest import NAMES, ROOT, finish, result, start
 
 import guess
 import ngram
@@ -40,6 +40,13 @@ def types(monkeypatch):
     return prepare
 
 
+@pytest.fixture
+def many():
+    """data/many, a list that is long enough for a game."""
+    Path("many.txt").write_text("\n".join(NAMES * 40))
+    prepare_data.prepare("many.txt", documents="lines")
+
+
 def done(call, *options: str) -> str:
     status, out, err = call(guess, *options)
     assert status == 0, err
@@ -51,25 +58,28 @@ def passage_of(name: str, seed: int = 1337) -> guess.Passage:
 
 
 def answers(passage: guess.Passage, n: int, player) -> list[str]:
-    """The lines of a player, a function of the passage and an index: the characters in the order of its guesses."""
+    """The lines of a player, a function of the passage and a place: the characters in the order of its guesses."""
     lines = []
-    for at in range(passage.first, passage.first + n):
-        right = passage.names[passage.tokens[at]]
-        order = player(passage, at)
-        lines += order[: order.index(right) + 1]
+    for i in range(n):
+        order = player(passage, i)
+        lines += order[: order.index(passage.right(i)) + 1]
     return lines
 
 
-def oracle(passage, at):
-    return [passage.names[passage.tokens[at]]]
+def oracle(passage, i):
+    return [passage.right(i)]
 
 
-def unigram(passage, at):
+def unigram(passage, i):
     return passage.frequent
 
 
-def at_random(passage, at):
-    return np.random.default_rng(at).permutation(passage.names).tolist()
+def at_random(passage, i):
+    return np.random.default_rng(i).permutation(passage.names).tolist()
+
+
+def at_of(passage: guess.Passage, n: int) -> np.ndarray:
+    return np.array([place.at for place in passage.places[:n]])
 
 
 def plain_entropy(numbers) -> float:
@@ -111,29 +121,25 @@ def test_the_correction_makes_short_games_less_biased():
 
 def test_the_margin_is_that_of_independent_lines():
     """For a mean of lines of one character: 1.96 times the standard error."""
-    data = prepare_data.load("list")
-    data.separator, tokens = 0, np.array([0, 1] * 300)
-    passage = guess.Passage(data, 3, tokens, 1, [], [])
+    places = [guess.Place(at, 0, at // 2) for at in range(598)]  # pieces of two characters
+    passage = guess.Passage(prepare_data.load("list"), 3, np.zeros(598), places, [], [])
     draws = guess.draw_places(passage, 598)
     values = np.random.default_rng(0).random(598)
-    pairs = values.reshape(-1, 2).mean(1)  # a line has a letter and the separator
+    pairs = values.reshape(-1, 2).mean(1)
     drawn = np.array([values[chosen].mean() for chosen in draws])
-    margin = float(guess.with_margin(0.5, drawn).split(" +- ")[1])
+    margin = float(guess.with_margin(0.5, drawn, 299).split(" +- ")[1])
     assert margin == pytest.approx(1.96 * pairs.std() / math.sqrt(len(pairs)), rel=0.1, abs=0.005)
     assert all(len(chosen) == 598 for chosen in draws)
-    assert {tuple(chosen[i : i + 2] % 2) for chosen in draws[:20] for i in range(0, 598, 2)} == {(0, 1)}
+    assert all((chosen[1::2] == chosen[::2] + 1).all() and (chosen[::2] % 2 == 0).all() for chosen in draws)
+    assert guess.with_margin(0.5, drawn, 4) == "0.50 +-    ?"
 
 
 # ----------------------------------------------------------------------------- players of known entropy
 
 
-@pytest.mark.parametrize("name", ["tiny", "list"])
-def test_an_oracle_has_entropy_0(call, types, name):
-    types(answers(passage_of(name), 25 if name == "list" else 120, oracle))
-    out = done(call, f"--dataset={name}")
-    if name == "list":  # too short for a result
-        assert "The result comes with 30 or more" in out and "result:" not in out
-        return
+def test_an_oracle_has_entropy_0(call, types):
+    types(answers(passage_of("tiny"), 120, oracle))
+    out = done(call, "--dataset=tiny")
     assert result(out)["entropy"] == "0.0000" and result(out)["lower_bound"] == "0.0000"
     row = next(line for line in out.splitlines() if line.startswith("you "))
     assert row.split()[1:4] == ["100%", "1.00", "0.00"]
@@ -145,7 +151,7 @@ def test_a_unigram_player_has_the_entropy_of_the_unigrams_ranks(call, types):
     types(answers(passage, n, unigram))
     out = done(call, "--dataset=tiny")
     order = [token for token, _ in Counter(passage.data.train.tolist()).most_common()]
-    text = passage.tokens[passage.first : passage.first + n].tolist()
+    text = passage.tokens[at_of(passage, n)].tolist()
     by_rank = plain_entropy([order.index(token) for token in text])
     K = len(set(text))
     assert float(result(out)["entropy"]) == pytest.approx(by_rank + (K - 1) / (2 * n), abs=1e-3)
@@ -177,20 +183,25 @@ def test_a_rank_is_the_place_in_the_sorted_list():
     assert player.loss == pytest.approx(-(math.log(0.3) + math.log(0.2)) / 2)
 
 
-@pytest.mark.parametrize("name", ["tiny", "list"])
-def test_the_ngram_models_predict_as_in_ngram_py(name):
-    """At the same places, from the passage alone, and within a document."""
+def known_before(passage: guess.Passage, i: int) -> list[int]:
+    place = passage.places[i]
+    return passage.tokens[place.begin : place.at].tolist()
+
+
+@pytest.mark.parametrize("name", ["tiny", "many"])
+def test_the_ngram_models_predict_as_in_ngram_py(name, many):
+    """At the same places, from what is known there alone."""
     passage = passage_of(name)
     data, V = passage.data, passage.data.vocab_size
-    n = min(25, len(passage.tokens) - passage.first)
-    by_name = guess.ngram_probabilities(passage, passage.first + np.arange(n))
+    n = 45
+    by_name = guess.ngram_probabilities(passage, at_of(passage, n))
     for model, order in guess.ORDERS.items():
         table = ngram.NGrams(*ngram.count_ngrams(data.train, order, data.separator), V, data.separator)
         for i in range(n):
-            before = passage.tokens[: passage.first + i].tolist()
+            before = known_before(passage, i)
             if data.separator is not None:
-                last = max(j for j, token in enumerate(before) if token == data.separator)
-                before = [data.separator] * order + before[last + 1 :]
+                assert before[0] == data.separator and before.count(data.separator) == 1
+                before = [data.separator] * order + before
             rows = np.array([[*before[len(before) - order + 1 :], token] for token in range(V)])
             assert by_name[model][i] == pytest.approx(table.kneser_ney(rows, guess.DISCOUNT))
 
@@ -206,18 +217,13 @@ def save_run(name: str, dataset: str, block_size: int = 8) -> GPT:
     return model
 
 
-@pytest.mark.parametrize("name", ["tiny", "list"])
-def test_the_gpt_reads_the_document_so_far(name):
+@pytest.mark.parametrize("name", ["tiny", "many"])
+def test_the_gpt_reads_what_is_known(name, many):
     model = save_run("run", name)
     passage = passage_of(name)
-    at = passage.first + np.arange(20)
-    checkpoint = guess.find_gpt(passage.data, "")
-    p = guess.gpt_probabilities(checkpoint, passage, at)
-    for i, row in zip(at, p, strict=True):
-        before = passage.tokens[:i].tolist()
-        if passage.data.separator is not None:
-            before = before[max(j for j, token in enumerate(before) if token == passage.data.separator) :]
-        logits, _ = model(torch.tensor([before[-8:]]))
+    p = guess.gpt_probabilities(guess.find_gpt(passage.data, ""), passage, 45)
+    for i, row in enumerate(p):
+        logits, _ = model(torch.tensor([known_before(passage, i)[-8:]]))
         assert row == pytest.approx(logits[0, -1].softmax(0).tolist(), abs=1e-6)
 
 
@@ -228,11 +234,14 @@ def test_the_newest_run_of_the_dataset_plays(call, types, fails):
     assert "no GPT of tiny in out/; train one with python train.py --dataset=tiny" in out and "\nGPT " not in out
     save_run("first", "tiny")
     save_run("of_names", "list")
+    save_run("damaged", "tiny")
+    Path("out/damaged/best.pt").write_text("junk")
     types([])
     out = done(call, "--dataset=tiny")
-    assert "GPT: out/first/best.pt" in out
+    assert "note: out/damaged/best.pt is damaged" in out and "GPT: out/first/best.pt" in out
     row = next(line for line in out.splitlines() if line.startswith("GPT "))
-    assert len(row.split()) == 11  # and its difference from you
+    assert len(row.split()) == 10  # and its difference from you
+    assert "damaged" in fails(guess, "--dataset=tiny", "--init_from=out/damaged")
     assert "has other tokens than tiny; " in fails(guess, "--dataset=tiny", "--init_from=out/of_names")
     assert "GPT: out/first/best.pt" in done(call, "--dataset=tiny", "--init_from=out/first")
 
@@ -241,7 +250,7 @@ def test_the_table_compares_the_same_places(call, types):
     passage = passage_of("tiny")
     types(answers(passage, 100, unigram))
     out = done(call, "--dataset=tiny")
-    at = passage.first + np.arange(100)
+    at = at_of(passage, 100)
     targets = passage.tokens[at]
     for name, p in guess.ngram_probabilities(passage, at).items():
         ranks = []
@@ -251,8 +260,8 @@ def test_the_table_compares_the_same_places(call, types):
         cells = next(line for line in out.splitlines() if line.startswith(f"{name} ")).split()
         assert cells[1] == f"{np.mean(ranks == 1):.0%}" and float(cells[2]) == pytest.approx(ranks.mean(), abs=0.006)
         assert float(cells[3]) == pytest.approx(entropy(ranks), abs=0.006)
-        assert float(cells[7]) == pytest.approx(float(result(out)["entropy"]) - entropy(ranks), abs=0.006)
-        assert float(cells[10]) == pytest.approx(-np.log(p[np.arange(100), targets]).mean(), abs=0.006)
+        assert float(cells[6]) == pytest.approx(float(result(out)["entropy"]) - entropy(ranks), abs=0.006)
+        assert float(cells[9]) == pytest.approx(-np.log(p[np.arange(100), targets]).mean(), abs=0.006)
 
 
 def test_where_each_did_better(capsys):
@@ -272,7 +281,7 @@ def test_where_each_did_better(capsys):
 
 def test_wrong_input_is_not_counted(call, types):
     passage = passage_of("tiny")
-    right = passage.names[passage.tokens[passage.first]]
+    right = passage.right(0)
     wrong = next(name for name in passage.names if name != right and name.strip() and name != "\\n")
     prompts = types(["Q", wrong, wrong, "two", f"{right}  " if right.strip() else right])
     out = done(call, "--dataset=tiny")
@@ -286,13 +295,26 @@ def test_a_game_goes_on_where_it_stopped(call, types):
     passage = passage_of("tiny")
     first, both = answers(passage, 20, unigram), answers(passage, 45, unigram)
     types(first)
-    assert "20 characters so far, saved in out/guess_tiny/game_1337.json" in done(call, "--dataset=tiny")
+    assert "20 characters so far, in out/guess_tiny/game_1337.json" in done(call, "--dataset=tiny")
     prompts = types(both[len(first) :])
     out = done(call, "--dataset=tiny")
     assert "The game continues after 20 characters." in out and prompts[0].startswith("  21 ")
     Path("out/guess_tiny/game_1337.json").unlink()
     types(both)
     assert result(done(call, "--dataset=tiny")) == result(out)
+
+
+def test_wrong_guesses_are_not_forgotten_at_ctrl_d(call, types):
+    passage = passage_of("tiny")
+    right, *_ = answers(passage, 1, oracle)
+    wrong = [name for name in passage.names if name != right and name.strip()][:2]
+    types([wrong[0], wrong[1]])
+    done(call, "--dataset=tiny")
+    prompts = types([wrong[0], right])
+    out = done(call, "--dataset=tiny")
+    assert prompts[0].endswith(f"not {' '.join(wrong)}: ") and f"{wrong[0]} was wrong already" in out
+    game = json.loads(Path("out/guess_tiny/game_1337.json").read_text())
+    assert game["moves"] == [[right, [*wrong, right]]] and game["unfinished"] == []
 
 
 def test_a_recorded_game_gives_the_same_result(call, types):
@@ -307,40 +329,55 @@ def test_a_recorded_game_gives_the_same_result(call, types):
 
 def test_nothing_typed_nothing_saved(call, types):
     types([])
-    assert "0 characters so far" in done(call, "--dataset=tiny")
+    out = done(call, "--dataset=tiny")
+    assert "so far" not in out and out.endswith("A result needs 30.\n")
     assert not list(Path().rglob("game_*"))
 
 
-def test_all_of_the_passage_can_be_played(call, types):
-    passage = passage_of("list")
-    n = len(passage.tokens) - 1
+def test_all_of_the_passage_can_be_played(call, types, many):
+    passage = passage_of("many")
+    n = len(passage.places)
+    assert n == len(passage.data.val) - 1  # every line, each with its end
     types([*answers(passage, n, unigram), "one too many"])
-    assert f"{n} characters so far" in done(call, "--dataset=list")
+    out = done(call, "--dataset=many")
+    assert "That was all." in out and f"{n} characters so far" in out
 
 
-def test_what_to_type():
-    assert "." in passage_of("list").names and "\\n" not in passage_of("list").names  # the separator is a newline
+def test_what_to_type(many):
+    assert "." in passage_of("many").names and "\\n" not in passage_of("many").names  # the separator is a newline
     names = passage_of("tiny").names  # a text with dots and newlines
     assert {"\\n", " ", "."} <= set(names)
-    Path("dots.txt").write_text("ab.c\nba.c\nca\nbb\ncb\nabc\ncab\nbca\nac\nbc\n" * 3)
+    Path("dots.txt").write_text("ab.c\nba.c\nca\nbb\ncb\nabc\ncab\nbca\nac\nbc\n" * 30)
     prepare_data.prepare("dots.txt", documents="lines")
     assert {"end", "."} <= set(passage_of("dots").names)
 
 
-def test_a_text_shows_its_beginning_and_documents_start_fresh(call, types):
+def test_a_piece_of_a_text_shows_what_is_known(call, types):
     passage = passage_of("tiny")
-    prompts = types(answers(passage, 2, oracle))
+    prompts = types(answers(passage, 25, oracle))
     out = done(call, "--dataset=tiny")
-    shown = passage.data.tokenizer.decode(passage.tokens[: guess.SHOWN].tolist())
-    assert shown in out and len(shown) == guess.SHOWN
-    assert prompts[0] == "   1  " + shown[-50:].replace("\n", "\\n") + "_  "
-    passage = passage_of("list")
-    prompts = types(answers(passage, 12, oracle))
-    out = done(call, "--dataset=list")
-    assert "The end of a document is a character, too: ." in out
-    assert prompts[0] == "   1  _  "
-    text = "".join(passage.names[i] for i in passage.tokens[1:12])
-    assert prompts[11] == f"  12  {text[text.rfind('.') + 1 :]}_  "
+    for piece in (0, 1):  # the 21st character begins another piece
+        place = passage.places[20 * piece]
+        shown = passage.data.tokenizer.decode(passage.tokens[place.begin : place.at].tolist())
+        assert len(shown) == 200 and f"{'-' * 20}\n{shown}\n" in out
+        number = 20 * piece + 1
+        typed = shown[-50:].replace("\n", "\\n")
+        assert prompts[number - 1] == f"{number:4}  {typed}_  "
+        text = passage.data.val.tolist()
+        whole = passage.tokens[place.begin : place.begin + 220].tolist()
+        assert any(text[i : i + 220] == whole for i in range(len(text)))
+
+
+def test_each_line_starts_afresh(call, types, many):
+    passage = passage_of("many")
+    prompts = types(answers(passage, 30, oracle))
+    out = done(call, "--dataset=many")
+    assert "The end of a line is a character, too: ." in out and "--------" not in out
+    text = "".join(passage.right(i) for i in range(30))
+    for i in range(30):
+        assert prompts[i] == f"{i + 1:4}  {text[text[:i].rfind('.') + 1 : i]}_  "
+    lines = passage.data.documents("val")
+    assert text.split(".")[0] in [passage.data.tokenizer.decode(line) for line in lines]
 
 
 def test_another_seed_is_another_text():
@@ -355,7 +392,7 @@ def test_as_a_user_plays_it():
     ended = finish(process)
     assert ended.returncode == 0, ended.stderr
     assert result(ended.stdout)["characters"] == "31" and "Traceback" not in ended.stderr
-    assert f"it is {passage.names[passage.tokens[passage.first]]}" in ended.stdout
+    assert f"it is {passage.right(0)}".strip() in ended.stdout
 
 
 def test_games_that_cannot_be(call, fails, types):
@@ -370,18 +407,28 @@ def test_games_that_cannot_be(call, fails, types):
 
     assert "another text" in refused(moves=[["x", ["x"]], *game["moves"]])
     assert "another text" in refused(seed=1)
-    assert "impossible guess at character 1" in refused(moves=[[game["moves"][0][0], ["a", "a"]], *game["moves"][1:]])
-    assert "impossible guess at character 1" in refused(moves=[[game["moves"][0][0], ["QQ"]], *game["moves"][1:]])
+    assert "another text" in refused(moves=game["moves"] * 200)  # longer than the passage
+    right = game["moves"][0][0]
+    for guesses in (["a", "a"], ["QQ"], [right, "t" if right != "t" else "a"], [3], [["a"]]):
+        assert "guesses at character 1 that nobody" in refused(moves=[[right, guesses], *game["moves"][1:]])
+    assert "guesses at character 41 that nobody" in refused(unfinished=["QQ"])
     assert "is not a game" in refused(moves=[3]) and "is not a game" in refused(moves=None)
-    assert "out of range" in refused(seed=-1)
+    for seed in (-1, 1.0, "1", None):
+        assert "has the dataset 'tiny' and the seed" in refused(seed=seed)
+    Path("bad.json").write_text("[" * 100_000)
+    assert "is not a game" in fails(guess, "--answers=bad.json")
     assert "no dataset" in refused(dataset="nowhere")
     Path("bad.json").write_text("{")
     assert "is not a game" in fails(guess, "--answers=bad.json")
     assert "there is no game" in fails(guess, "--answers=none.json")
     path.write_text(path.read_text().replace("tiny", "list"))
-    assert "another text" in fails(guess, "--dataset=tiny")
+    assert "is a game of list, seed 1337" in fails(guess, "--dataset=tiny")
     prepare_data.prepare("tiny.txt", tokenizer="bpe", vocab_size=300)
-    assert "are not characters" in fails(guess, "--dataset=tiny_bpe300")
+    assert "cannot be guessed one by one" in fails(guess, "--dataset=tiny_bpe300")
+    assert "a game needs 30" in fails(guess, "--dataset=list")
+    Path("short.txt").write_text("abcdefgh" * 200)
+    prepare_data.prepare("short.txt")
+    assert "too few for a game" in fails(guess, "--dataset=short")
 
 
 def test_moves_become_numbers():
