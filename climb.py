@@ -404,9 +404,8 @@ def main() -> None:
     if options.plot:
         import plots  # here, because matplotlib is optional
 
-        learner = {"lecture": "a GPT", "modern": "a modern GPT", "mlp": "an MLP"}[options.model]
-        title = f"The n-gram model that {learner} is most like,\nwhile it trains (dataset: {data.name})"
-        plots.climb(history, NAMES, own_losses(places), title, folder / "climb.png")
+        learner = "MLP" if options.model == "mlp" else "GPT"
+        plots.climb(history, NAMES, own_losses(places), learner, data.name, folder / "climb.png")
         print(f"{folder / 'climb.png'}: each divergence, and the loss")
     last = history[-1]
     print_result(options.model, data, n_params, {"val": last.loss}, nearest=NAMES[last.nearest()])

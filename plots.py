@@ -336,7 +336,7 @@ def agreement_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, 
     return panel
 
 
-def climb(history: list, names: Sequence[str], own_losses: list[float], title: str, path: Path) -> None:
+def climb(history: list, names: Sequence[str], own_losses: list[float], learner: str, dataset: str, path: Path) -> None:
     """The loss of a model while it learns, beside those of the n-gram models; and below, how far it is from each
     of them. The background has the color of the nearest one. Where its curve is the lowest, it is thick. Models that
     are never the nearest are gray.
@@ -344,16 +344,18 @@ def climb(history: list, names: Sequence[str], own_losses: list[float], title: s
     history: a climb.Measured for each measurement
     names: of the n-gram models, from order 0 on
     own_losses: theirs, in the same order
+    learner: the kind of model that learns, such as "GPT"
     """
     steps = [measured.step for measured in history]
     losses = [measured.loss for measured in history]
     distances = np.stack([measured.kl for measured in history])  # (measurements, models)
     nearest = np.array([measured.nearest() for measured in history])
     figure = Figure((5, 6), dpi=100, layout="constrained")
+    title = f"The n-gram model that this {learner} is most like,\nwhile it trains (dataset: {dataset})"
     figure.suptitle(title, fontsize=12, parse_math=False)
     upper, lower = figure.subplots(2, 1, sharex=True)
 
-    upper.plot(steps, losses, "o-k", markersize=4, label="the model that learns")
+    upper.plot(steps, losses, "o-k", markersize=4, label=learner)
     for order, own_loss in enumerate(own_losses):
         curve = distances[:, order]
         if order in nearest:
@@ -365,7 +367,7 @@ def climb(history: list, names: Sequence[str], own_losses: list[float], title: s
         else:
             color = "0.7"
         upper.axhline(own_loss, color=color, linestyle=":")
-        lower.plot(steps, curve, color=color, linewidth=1)
+        lower.plot(steps, curve, color=color, linewidth=0.8)
     height = 1.02  # of the names of the nearest models; 1 is the top of the axes
     for order, left, right in nearest_spans(history):
         for axes in (upper, lower):
@@ -377,7 +379,8 @@ def climb(history: list, names: Sequence[str], own_losses: list[float], title: s
 
     upper.set(ylabel="loss, nats per token")
     upper.legend(loc="lower left", fontsize="small")
-    lower.set(ylabel="KL divergence, nats (0: equal)", xlabel="training step (gray: longer n-grams)")
+    lower.set_title("bold: the nearest; gray: longer n-grams", fontsize=9)
+    lower.set(ylabel="KL divergence, nats (0: equal)", xlabel="training step (logarithmic)")
     lower.set_ylim(0, None)
     lower.set_xscale("symlog", linthresh=4, linscale=0.3)  # logarithmic from step 4 on, so that 0 has a place
     lower.set_xlim(0, steps[-1])

@@ -284,7 +284,7 @@ def test_the_plot_has_a_curve_for_each_model_and_the_losses(call, figures):
     assert path.as_posix() == "out/climb_tiny/climb.png" and path.exists()
     upper, lower = figure.axes
     rows = table(out)
-    curves = [line for line in lower.lines if line.get_linewidth() == 1]
+    curves = [line for line in lower.lines if line.get_linewidth() == 0.8]
     assert len(curves) == len(NAMES)
     for k, line in enumerate(curves):
         assert line.get_xdata().tolist() == [int(row[0]) for row in rows]
