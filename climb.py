@@ -21,9 +21,9 @@ says how much higher the loss of the n-gram model would be than that of the GPT,
 GPT were right, and the next token were drawn from p. It is 0 only if p = q everywhere. KL(n-gram || GPT),
 where the n-gram model is right, is in the file that this script writes.
 
-What would refute this? A model that reads less must stop earlier: see the commands. And "nearest" is not yet
-"near": the control at the end of this file is a blend of a shorter and a longer n-gram model, which is near to the
-one between them without being like it.
+What would refute this story? If a model that reads less did not stop earlier: the last three commands. And
+"nearest" is not yet "near": the control, at the end of this file, is a blend of a shorter and a longer n-gram
+model, which is near to the one between them without being like it.
 """
 
 import csv
@@ -101,7 +101,7 @@ class Measured:
     loss: float  # of the model, in nats per token
     kl: np.ndarray  # (M,): KL(model || n-gram), in nats per token
     reverse_kl: np.ndarray  # (M,): KL(n-gram || model)
-    same_favorite: np.ndarray  # (M,): at which fraction of the places is the same token most likely?
+    same_favorite: np.ndarray  # (M,): the fraction of places where both have the same most likely token
     sample: str = ""  # what the model writes
 
     def nearest(self) -> int:
@@ -110,7 +110,8 @@ class Measured:
 
 
 def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
-    """KL(p || q) of a model (P, V) and the n-gram models (M, P, V), in either order: (M,), in nats."""
+    """KL(p || q) of a model, log_p (P, V), and the n-gram models, log_q (M, P, V); or the other way round. Returns
+    (M,), in nats."""
     p = np.exp(log_p)
     at_each_place = (p * (log_p - log_q)).sum(axis=-1)  # (M, P)
     kl = at_each_place.mean(axis=-1)
@@ -171,7 +172,7 @@ def choose_places(data: Dataset, block_size: int, device: torch.device) -> Place
 
 def predict_by_counting(data: Dataset, X: np.ndarray) -> np.ndarray:
     """The probabilities (M, P, V) of all tokens after contexts X (P, 7), by the uniform model, and by Kneser-Ney
-    models of orders 1 to 8. None is 0, as Kneser-Ney mixes with the uniform model in the end."""
+    models of orders 1 to 8. All are above 0, as the unigram model is interpolated with the uniform one."""
     V = data.vocab_size
     uniform = np.full((len(X), V), 1 / V)
     predictions = [uniform]
@@ -312,8 +313,8 @@ def print_cells(step: str, loss: str, cells: Sequence[str], end: str) -> None:
 #
 #     softmax(w log q_{n-1} + (1 - w) log q_{n+1}),   for the w from 0 to 1 that is best
 #
-# It has nothing of the n-gram model itself. (The nearest blend of any shorter and any longer model is this one, on
-# three texts.) If the GPT comes much nearer than it, then it is like an n-gram model.
+# It is on its way past the n-gram model. (And even has some of it, as the longer model interpolates with the shorter
+# ones.) Only if the GPT comes much nearer than this blend, it is like the n-gram model itself.
 
 
 def control_kl(log_q: np.ndarray) -> np.ndarray:
@@ -338,10 +339,9 @@ def print_summary(history: list[Measured], places: Places) -> None:
     control = control_kl(places.log_q)
     rows = [["lowest KL", "at step", "model", "control", "what the model writes then".ljust(SAMPLE)]]
     for n, name in enumerate(NAMES):
-        nearest = history[best[n]]
+        then = history[best[n]]
         by_control = "-" if np.isnan(control[n]) else f"{control[n]:.2f}"
-        row = [name, f"{nearest.step:,}", f"{lowest[n]:.2f}", by_control, nearest.sample.ljust(SAMPLE)]
-        rows.append(row)
+        rows.append([name, f"{then.step:,}", f"{lowest[n]:.2f}", by_control, then.sample.ljust(SAMPLE)])
     print()
     print_table(rows)
     print("control: the best blend of the n-gram models that are one shorter and one longer")

@@ -40,8 +40,8 @@ SHOWN = 200  # characters that are shown before a piece of a text
 PIECE = 20  # characters to guess in a piece
 MOST = 2000  # about how many characters to guess in all
 LEAST = 30  # characters before there is a result
-FEW = 5  # pieces, at least, for a margin
-MAX_VOCAB = 256  # with more different characters, a game would be too short to know the numbers of guesses
+FEW = 5  # with fewer pieces, there is no margin
+MAX_VOCAB = 256  # characters in the vocabulary; with more, a game is too short to know how often each number occurs
 DRAWS = 1000  # how often the bootstrap draws
 EXAMPLES = 5  # how many places are shown where one player did better
 
@@ -60,7 +60,8 @@ class Options:
 
 
 def entropy(guesses: np.ndarray) -> float:
-    """The entropy of numbers of guesses (N,), in nats per character: Shannon's upper bound of the lowest possible loss.
+    """The entropy of numbers of guesses (N,), in nats per character: Shannon's upper bound of the loss of the best
+    possible model.
 
     In a short game, rare numbers have not come yet, so the entropy of those that came is too low: by about
     (K - 1) / 2N on average, for K different numbers (Miller 1955). This is added; for the six numbers above, 0.17."""
@@ -73,8 +74,8 @@ def entropy(guesses: np.ndarray) -> float:
 
 
 def lower_bound(guesses: np.ndarray) -> float:
-    """Shannon's lower bound of the lowest possible loss, in nats per character, for a player who always guesses the
-    most probable character first:
+    """Shannon's lower bound of the loss of the best possible model, in nats per character, if the player knows the
+    true probabilities, and guesses in their order:
 
         the sum over i of i (q_i - q_{i+1}) ln i = the sum over i of q_i (i ln i - (i - 1) ln(i - 1))
 
@@ -295,10 +296,10 @@ def check_moves(passage: Passage, game: Game, path: Path) -> None:
             f"{why}; copy the folder data/{game.dataset} from there, or play a new game with another --seed="
         )
     for i, move in enumerate([*game.moves, Move("", game.unfinished)], start=1):
-        wrong = [guess for guess in move.guesses[:-1] if guess == move.character]
+        too_early = move.character in move.guesses[:-1]  # the game would have ended there
         repeated = len(set(map(str, move.guesses))) < len(move.guesses)
         unknown = [guess for guess in move.guesses if guess not in passage.names]
-        if wrong or repeated or unknown:
+        if too_early or repeated or unknown:
             raise UserError(f"{path} has guesses at character {i} that nobody could type, {move.guesses}; correct them")
 
 
@@ -433,12 +434,14 @@ def show_result(passage: Passage, you: Player, others: dict[str, Player]) -> Non
     unit = "lines" if passage.data.has_lines else "pieces"
     print(f"\n{n} characters in {n_pieces} {unit} of {passage.data.name}, seed {passage.seed}; nats per character:")
     print_table(rows)
-    print(f"+-: 95 % margin, by the bootstrap over {unit}; {4 * n} characters would halve it")
+    print(f"+-: 95 % margin, by the bootstrap over {unit}; {4 * n} characters would about halve it")
     if n < 100:
-        print("(it is too small after less than about 100 characters, as rare numbers have not come yet)")
+        print("(the margin is too small after less than about 100 characters, as rare numbers have not come yet)")
     print("yours - its: below 0, you are better. loss: that of its probabilities; yours are unknown")
-    print("If you always guess the most probable character first, the lowest possible loss is between")
-    print(f"{lower_bound(you.guesses):.2f} and {entropy(you.guesses):.2f} (Shannon's bounds).")
+    print(
+        "Shannon's bounds of the loss of the best possible model, if your guesses are in the true order of probability:"
+    )
+    print(f"{lower_bound(you.guesses):.2f} to {entropy(you.guesses):.2f}")
 
 
 def show_places(passage: Passage, you: Player, name: str, it: Player) -> None:

@@ -379,7 +379,7 @@ def climb(history: list, names: Sequence[str], own_losses: list[float], learner:
 
     upper.set(ylabel="loss, nats per token")
     upper.legend(loc="lower left", fontsize="small")
-    lower.set_title("bold: the nearest; gray: longer n-grams", fontsize=9)
+    lower.set_title("bold: the nearest; gray: never the nearest", fontsize=9)
     lower.set(ylabel="KL divergence, nats (0: equal)", xlabel="training step (logarithmic)")
     lower.set_ylim(0, None)
     lower.set_xscale("symlog", linthresh=4, linscale=0.3)  # logarithmic from step 4 on, so that 0 has a place

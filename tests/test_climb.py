@@ -139,8 +139,9 @@ def test_on_words_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blend_is(call
 
 
 def test_a_gpt_that_reads_one_token_stops_at_the_bigram_and_one_that_reads_more_goes_on(call):
-    short = done(call, "--dataset=tiny", "--block_size=1", "--max_iters=300", "--n_embd=32")
-    long = done(call, "--dataset=tiny", "--block_size=16", "--max_iters=300", "--n_embd=32")
+    options = ("--dataset=tiny", "--max_iters=150", "--n_embd=32", "--n_layer=1", "--learning_rate=0.01")
+    short = done(call, *options, "--block_size=1")
+    long = done(call, *options, "--block_size=16")
     assert result(short)["nearest"] == "bigram"
     assert NAMES.index(result(long)["nearest"]) > 2
     assert float(result(long)["val"]) < float(result(short)["val"]) - 0.3
@@ -205,15 +206,17 @@ def test_what_the_model_writes_is_drawn_from_it(call):
     """Always with the same random numbers: so two models that are the same write the same, and a text of one letter is
     written by a model that is sure of it."""
     data = prepare_data.load("tiny")
+    lengths = []
 
     class Sure(torch.nn.Module):
         def forward(self, idx):
             logits = torch.zeros(*idx.shape, data.vocab_size)
             logits[..., data.tokenizer.id_of["s"]] = 50
-            assert idx.shape[1] <= 3
+            lengths.append(idx.shape[1])
             return logits, None
 
     assert climb.write(Sure(), data, 3, CPU) == "s" * climb.SAMPLE
+    assert lengths == [1, 2] + [3] * (climb.SAMPLE - 2)
     model, _ = climb.make_model(climb.Options(n_embd=16, block_size=3), data.vocab_size)
     texts = {climb.write(model, data, 3, CPU) for _ in range(3)}
     assert len(texts) == 1 and 10 < len(texts.pop()) <= climb.SAMPLE
@@ -225,7 +228,18 @@ def test_what_the_model_writes_is_drawn_from_it(call):
 def test_the_seed_decides(call):
     options = ("--dataset=tiny", "--max_iters=12", "--n_embd=16", "--n_layer=1")
     first, again, other = (table(done(call, *options, f"--seed={seed}")) for seed in (1, 1, 2))
-    assert first == again != other
+    assert first == again and first[0] != other[0]  # at step 0, only initial weights differ
+
+
+def test_the_seed_draws_the_batches_and_the_learning_rate_falls_to_0(call, monkeypatch):
+    starts, fractions = [], []
+    draw, set_lr = climb.draw_batch, climb.set_lr
+    monkeypatch.setattr(climb, "draw_batch", lambda *args: (starts.append(draw(*args)[0][0].tolist()), draw(*args))[1])
+    monkeypatch.setattr(climb, "set_lr", lambda optimizer, part: (fractions.append(part), set_lr(optimizer, part)))
+    for seed in (1, 1, 2):
+        done(call, "--dataset=tiny", "--max_iters=60", "--n_embd=16", "--n_layer=1", f"--seed={seed}")
+    assert starts[:60] == starts[60:120] != starts[120:]
+    assert fractions[0] < 0.1 and max(fractions) == 1 and 0 < fractions[59] < 0.05 and len(fractions) == 180
 
 
 def test_a_batch_is_a_window_and_the_tokens_after_each(monkeypatch):
@@ -289,6 +303,12 @@ def test_the_plot_has_a_curve_for_each_model_and_the_losses(call, figures):
     for k, line in enumerate(curves):
         assert line.get_xdata().tolist() == [int(row[0]) for row in rows]
         assert line.get_ydata().tolist() == pytest.approx([float(row[2 + k].lstrip("*")) for row in rows], abs=0.0051)
+    for line in lower.lines:
+        if line.get_linewidth() == 3:  # a curve is bold where it is the lowest
+            drawn = [y for y in line.get_ydata() if not np.isnan(y)]
+            order = int(line.get_color()[1:])
+            lowest = [float(row[2 + order][1:]) for row in rows if row[2 + order].startswith("*")]
+            assert drawn == pytest.approx(lowest, abs=0.0051)
     (losses,) = [line for line in upper.lines if len(line.get_xdata()) == len(rows)]
     assert losses.get_ydata().tolist() == pytest.approx([float(row[1]) for row in rows], abs=0.00051)
     levels = [line.get_ydata()[0] for line in upper.lines if line is not losses]

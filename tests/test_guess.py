@@ -151,6 +151,7 @@ def test_a_unigram_player_has_the_entropy_of_the_unigrams_ranks(call, types):
     types(answers(passage, n, unigram))
     out = done(call, "--dataset=tiny")
     order = [token for token, _ in Counter(passage.data.train.tolist()).most_common()]
+    assert passage.frequent[:6] == [passage.names[token] for token in order[:6]]
     text = passage.tokens[at_of(passage, n)].tolist()
     by_rank = plain_entropy([order.index(token) for token in text])
     K = len(set(text))
@@ -234,6 +235,8 @@ def test_the_newest_run_of_the_dataset_plays(call, types, fails):
     assert "no GPT of tiny in out/; train one with python train.py --dataset=tiny" in out and "\nGPT " not in out
     save_run("first", "tiny")
     save_run("of_names", "list")
+    prepare_data.prepare("tiny.txt", name="same")  # the same tokens, and another dataset
+    save_run("of_same", "same")
     save_run("damaged", "tiny")
     Path("out/damaged/best.pt").write_text("junk")
     types([])
