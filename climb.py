@@ -1,4 +1,4 @@
-"""Part 4, continued: what does a GPT learn first? What counting knows: letters, then pairs, then triples.
+"""Part 4, continued: what does a GPT learn first? What counting knows: single letters, then pairs.
 
     python climb.py                    # a minute: the n-gram model that a GPT is most like, step by step
     python climb.py --plot             # and a plot
@@ -7,10 +7,10 @@
     python climb.py --model=modern     # a GPT with the architecture and optimizer of train.py
 
 Read ngram.py and train.py before. An n-gram model predicts a token from the n - 1 tokens before it, by
-counting. A GPT could use all tokens before it, but it learns that little by little. At first, all tokens
-are equally likely for it. Then it knows which ones are frequent, as a unigram model does; then which ones
-follow the last token, as a bigram model does; then which ones follow the last two; and so on. (Nguyen 2024
-compares large models with n-gram models.)
+counting. A GPT can use all tokens before it, but it learns to use them little by little. At first, all tokens
+are equally likely for it. Then it knows which ones are frequent, as a unigram model does; then, which ones
+follow the last token, as a bigram model does. And after that, which ones follow the last two, as a trigram
+model does? (Nguyen 2024 compares large models with n-gram models.)
 
 How different are two models? At 2,000 places of the validation split, the GPT gives probabilities p to the
 tokens that could be next, and an n-gram model gives them probabilities q. The KL divergence
@@ -21,16 +21,13 @@ says how much higher the loss of the n-gram model would be than that of the GPT,
 GPT were right, and the next token were drawn from p. It is 0 only if p = q everywhere. KL(n-gram || GPT),
 where the n-gram model is right, is in the file that this script writes.
 
-What would refute this story? If a model that reads less did not stop earlier: the last three commands. And
-"nearest" is not yet "near": the control, at the end of this file, is a blend of a shorter and a longer n-gram
-model, which is near to the one between them without being like it.
+What would refute this story? If a model that reads less did not stop earlier: see the commands. And "nearest"
+is not yet "near": the control, at the end of this file, is a blend of a shorter and a longer n-gram model, which
+is near to the one between them without being like it.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -44,7 +41,7 @@ from console import NonNegative, NonNegativeFloat, Positive, UserError, option, 
 from files import replace_file
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
-from ngram import NGrams, count_ngrams, next_tokens, shortened
+from ngram import predict_by_orders
 from optim import Recipe, lr_fraction, make_optimizer, set_lr
 from prepare_data import Dataset, load
 from runtime import Worker
@@ -56,6 +53,7 @@ NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram"
 LONGEST = 8  # the highest order
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
 PLACES = 2000  # where models are compared
+FEWEST = 100  # places, at least
 BATCH_TOKENS = 1024  # about how many tokens a batch has, for any block_size
 MEASUREMENTS = 16  # how often the model is measured, after step 0
 SAMPLE = 40  # how many tokens the model writes at each measurement
@@ -160,30 +158,17 @@ def choose_places(data: Dataset, block_size: int, device: torch.device) -> Place
     of words, the GPT's window begins somewhere in an earlier word, and an n-gram model reads its own word only:
     the words are in random order, so there is nothing to learn from the earlier ones."""
     first = max(block_size, LONGEST)  # there are enough tokens before this place
-    data.need(first + 2, f"--block_size={block_size}" if block_size > LONGEST else "8-grams")
+    what = f"--block_size={block_size}" if block_size > LONGEST else "a comparison with 8-grams"
+    data.need(first + FEWEST, what)
     at = np.linspace(first, len(data.val) - 1, PLACES)
     at = np.unique(at.astype(np.int64))  # (P,): each place once, in a short text
     window_positions = at[:, None] + np.arange(-block_size, 0)  # (P, T)
     windows = data.val[window_positions].astype(np.int64)
     X, y = contexts(data.val, at, LONGEST - 1, data.separator)  # (P, 7): the tokens before, and (P,): those there
-    q = predict_by_counting(data, X.numpy())
+    orders = range(1, LONGEST + 1)
+    uniform = np.full((len(at), data.vocab_size), 1 / data.vocab_size)
+    q = np.stack([uniform, *predict_by_orders(data, X.numpy(), orders, DISCOUNT)])  # (M, P, V), all above 0
     return Places(torch.from_numpy(windows).to(device), y.numpy(), np.log(q))
-
-
-def predict_by_counting(data: Dataset, X: np.ndarray) -> np.ndarray:
-    """The probabilities (M, P, V) of all tokens after contexts X (P, 7), by the uniform model, and by Kneser-Ney
-    models of orders 1 to 8. All are above 0, as the unigram model is interpolated with the uniform one."""
-    V = data.vocab_size
-    uniform = np.full((len(X), V), 1 / V)
-    predictions = [uniform]
-    counts = count_ngrams(data.train, LONGEST, data.separator)
-    for n in range(1, LONGEST + 1):
-        grams, occurrences = shortened(counts, n)  # the n-grams of the training split, and how often they occur
-        table = NGrams(grams, occurrences, V, data.separator)
-        model = partial(table.kneser_ney, discount=DISCOUNT)
-        newest = X[:, LONGEST - n :]  # (P, n - 1)
-        predictions.append(next_tokens(model, newest, V))  # (P, V)
-    return np.stack(predictions)
 
 
 def own_losses(places: Places) -> list[float]:
@@ -307,14 +292,14 @@ def print_cells(step: str, loss: str, cells: Sequence[str], end: str) -> None:
 
 
 # ----------------------------------------------------------------------------- the control
-# Whatever improves from uniform to the 8-gram model must pass by the models between them, and one of these is
-# always the nearest. So how near to a bigram model is something that is only on its way from unigram to
-# trigram? The control for order n is a blend of the two models beside it, with the probabilities
+# One of the n-gram models is always the nearest, even to something that is like none of them. So how near to a
+# bigram model is something that is only on its way from unigram to trigram? The control for order n is a blend of the
+# two models beside it, with the probabilities
 #
 #     softmax(w log q_{n-1} + (1 - w) log q_{n+1}),   for the w from 0 to 1 that is best
 #
-# It is on its way past the n-gram model. (And even has some of it, as the longer model interpolates with the shorter
-# ones.) Only if the GPT comes much nearer than this blend, it is like the n-gram model itself.
+# A Kneser-Ney trigram model interpolates with bigrams, so this blend even has some of the bigram model. Only if the
+# GPT comes much nearer than the blend, say half as far, it is the bigram model that it is like.
 
 
 def control_kl(log_q: np.ndarray) -> np.ndarray:
@@ -337,11 +322,12 @@ def print_summary(history: list[Measured], places: Places) -> None:
     best = kl.argmin(axis=0)  # (M,): the number of the measurement
     lowest = kl.min(axis=0)  # (M,)
     control = control_kl(places.log_q)
-    rows = [["lowest KL", "at step", "model", "control", "what the model writes then".ljust(SAMPLE)]]
+    width = max(len(measured.sample) for measured in history)  # of the last column, which is flush left
+    rows = [["lowest KL", "at step", "model", "control", "what the model writes then".ljust(width)]]
     for n, name in enumerate(NAMES):
         then = history[best[n]]
         by_control = "-" if np.isnan(control[n]) else f"{control[n]:.2f}"
-        rows.append([name, f"{then.step:,}", f"{lowest[n]:.2f}", by_control, then.sample.ljust(SAMPLE)])
+        rows.append([name, f"{then.step:,}", f"{lowest[n]:.2f}", by_control, then.sample.ljust(width)])
     print()
     print_table(rows)
     print("control: the best blend of the n-gram models that are one shorter and one longer")
@@ -352,8 +338,8 @@ def print_summary(history: list[Measured], places: Places) -> None:
     print("nearest by KL(n-gram || model):", list_names(by_reverse))
     if visited != sorted(visited):
         print("These are not in order: the model came back to a shorter one.")
-    closer = [n for n in range(1, LONGEST) if lowest[n] < control[n]]
-    print("nearer than the control:", list_names(closer))
+    much_nearer = [n for n in range(1, LONGEST) if lowest[n] < control[n] / 2]
+    print("less than half as far as the control:", list_names(much_nearer))
 
 
 def in_turn(orders: list[int]) -> list[int]:
@@ -370,16 +356,14 @@ def list_names(orders: list[int]) -> str:
 
 def save_table(history: list[Measured], path: Path) -> None:
     """Write both divergences, and how often the favorites agree, for each measurement and n-gram model."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["step", "loss", "ngram", "kl_model_ngram", "kl_ngram_model", "same_favorite"])
+    lines = ["step,loss,ngram,kl_model_ngram,kl_ngram_model,same_favorite\n"]
     for measured in history:
-        columns = np.stack([measured.kl, measured.reverse_kl, measured.same_favorite], axis=1)  # (M, 3)
-        for name, numbers in zip(NAMES, columns, strict=True):
-            cells = [f"{number:.4f}" for number in numbers]
-            writer.writerow([measured.step, f"{measured.loss:.4f}", name, *cells])
+        for n, name in enumerate(NAMES):
+            numbers = f"{measured.kl[n]:.4f},{measured.reverse_kl[n]:.4f},{measured.same_favorite[n]:.4f}"
+            lines.append(f"{measured.step},{measured.loss:.4f},{name},{numbers}\n")
+    text = "".join(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda file: file.write(text.getvalue().encode()))
+    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def main() -> None:

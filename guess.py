@@ -18,8 +18,8 @@ probabilities. Your guesses stay on this machine, in out/guess_<dataset>/; the n
 """
 
 import json
+import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ from console import NonNegative, PathStr, UserError, option, parse, print_result
 from files import replace_file
 from mlp import contexts
 from model import ConfigError
-from ngram import NGrams, count_ngrams, next_tokens, shortened
+from ngram import predict_by_orders
 from prepare_data import Dataset, load
 from tokenizer import CharTokenizer
 
@@ -120,7 +120,10 @@ class Passage:
         place = self.places[i]
         begin = place.begin + 1 if self.data.has_lines else place.begin
         begin = max(begin, place.at - 50)
-        return "".join(self.names[token] for token in self.tokens[begin : place.at])
+        shown = list(self.names)
+        if self.data.separator is not None:
+            shown[self.data.separator] = "[end]"  # of a document, which can end in a piece
+        return "".join(shown[token] for token in self.tokens[begin : place.at])
 
 
 def choose_passage(data: Dataset, seed: int) -> Passage:
@@ -161,10 +164,9 @@ def random_lines(data: Dataset, rng: np.random.Generator) -> list[list[int]]:
 
 
 def random_pieces(data: Dataset, rng: np.random.Generator) -> list[list[int]]:
-    """Pieces of the validation split from random places."""
+    """Pieces of the validation split in random order, which do not overlap."""
     length = SHOWN + PIECE
-    data.need(length, "a game")
-    starts = rng.integers(len(data.val) - length + 1, size=MOST // PIECE)
+    starts = rng.permutation(len(data.val) // length)[: MOST // PIECE] * length
     return [data.val[start : start + length].tolist() for start in starts]
 
 
@@ -222,6 +224,7 @@ def play(passage: Passage, game: Game, path: Path) -> None:
         print("That was all.")
     except EOFError:  # Ctrl-D
         print()
+    finally:  # also after Ctrl-C
         if game.unfinished:
             save_game(game, path)
 
@@ -340,17 +343,10 @@ def other_players(passage: Passage, n: int, checkpoint: dict | None) -> dict[str
 def ngram_probabilities(passage: Passage, at: np.ndarray) -> dict[str, np.ndarray]:
     """{name: the probabilities (N, V) of all tokens at the indices `at` (N,)} of the n-gram models."""
     data = passage.data
-    longest = max(ORDERS.values())
-    X, _ = contexts(passage.tokens, at, longest - 1, data.separator)  # (N, longest - 1): the tokens before
-    counts = count_ngrams(data.train, longest, data.separator)
-    probabilities = {}
-    for name, order in ORDERS.items():
-        grams, occurrences = shortened(counts, order)
-        table = NGrams(grams, occurrences, data.vocab_size, data.separator)
-        model = partial(table.kneser_ney, discount=DISCOUNT)
-        newest = X.numpy()[:, longest - order :]  # (N, order - 1)
-        probabilities[name] = next_tokens(model, newest, data.vocab_size)
-    return probabilities
+    orders = list(ORDERS.values())
+    X, _ = contexts(passage.tokens, at, max(orders) - 1, data.separator)  # (N, 5): the tokens before
+    predictions = predict_by_orders(data, X.numpy(), orders, DISCOUNT)
+    return dict(zip(ORDERS, predictions, strict=True))
 
 
 def find_gpt(data: Dataset, init_from: str) -> dict | None:
@@ -434,14 +430,18 @@ def show_result(passage: Passage, you: Player, others: dict[str, Player]) -> Non
     unit = "lines" if passage.data.has_lines else "pieces"
     print(f"\n{n} characters in {n_pieces} {unit} of {passage.data.name}, seed {passage.seed}; nats per character:")
     print_table(rows)
-    print(f"+-: 95 % margin, by the bootstrap over {unit}; {4 * n} characters would about halve it")
-    if n < 100:
-        print("(the margin is too small after less than about 100 characters, as rare numbers have not come yet)")
+    if n_pieces < FEW:
+        print(f"+-: there is a margin from {FEW} {unit} on")
+    else:
+        print(f"+-: 95 % margin, by the bootstrap over {unit}; four times as many characters would about halve it")
+    if n < 500:
+        print("(after less than some hundred characters, it is too small, as rare numbers have not come yet)")
     print("yours - its: below 0, you are better. loss: that of its probabilities; yours are unknown")
-    print(
-        "Shannon's bounds of the loss of the best possible model, if your guesses are in the true order of probability:"
-    )
-    print(f"{lower_bound(you.guesses):.2f} to {entropy(you.guesses):.2f}")
+    lower = lower_bound(you.guesses)
+    upper = entropy(you.guesses)
+    if lower <= upper:  # else the guesses were not in that order, or there are too few
+        print("Shannon's bounds of the lowest possible loss, if your guesses are in the true order of probability:")
+        print(f"{lower:.2f} to {upper:.2f}")
 
 
 def show_places(passage: Passage, you: Player, name: str, it: Player) -> None:
@@ -470,10 +470,11 @@ def print_rules(passage: Passage, n: int) -> None:
     """Print how to play, and where the game is after n characters."""
     print("Type the next character and Enter, until you are right. Ctrl-D (Windows: Ctrl-Z, Enter): the result.")
     print("Enter alone: show it. That counts as if you had tried the other characters, the most frequent ones first.")
-    if passage.data.has_lines:
-        end = passage.names[passage.data.separator]
-        print(f"The end of a line is a character, too: {end}")
-    elif "\\n" in passage.names:
+    separator = passage.data.separator
+    if separator is not None:
+        unit = "line" if passage.data.has_lines else "document"
+        print(f"The end of a {unit} is a character, too: {passage.names[separator]}")
+    if "\\n" in passage.names:
         print("For a newline, type \\n")
     if n > 0:
         print(f"The game continues after {n} characters.")
@@ -495,6 +496,8 @@ def open_game(options: Options, path: Path) -> Game:
 
 def main() -> None:
     options = parse(Options, __doc__)
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no text are a wrong guess
     path = Path("out", f"guess_{options.dataset}", f"game_{options.seed}.json")
     if options.answers:
         path = Path(options.answers)

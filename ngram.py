@@ -404,6 +404,21 @@ def next_tokens(model, X, V):
     return model(grams).reshape(len(X), V)
 
 
+def predict_by_orders(data, X, orders, discount):
+    """Return the probabilities (B, V) of all tokens after contexts X (B, T), for each of the orders, at most T + 1: by
+    Kneser-Ney models of the training split."""
+    longest = max(orders)
+    counts = count_ngrams(data.train, longest, data.separator)
+    predictions = []
+    for n in orders:
+        grams, N = shortened(counts, n)
+        table = NGrams(grams, N, data.vocab_size, data.separator)
+        model = partial(table.kneser_ney, discount=discount)
+        newest = X[:, X.shape[1] - (n - 1) :]  # n - 1, also if that is 0
+        predictions.append(next_tokens(model, newest, data.vocab_size))
+    return predictions
+
+
 def sample(model, context, data, max_new_tokens, rng):
     """Draw token after token, each given the n - 1 tokens before it, until the document ends. context: n - 1 tokens.
     Returns the new tokens."""

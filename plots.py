@@ -18,6 +18,8 @@ try:
 except ImportError as error:  # also if a package that matplotlib needs is missing
     raise UserError(f"plots need matplotlib ({error}); python -m pip install matplotlib") from error
 
+# The colors of climb(): matplotlib's, without its gray
+COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")
 # The baselines are computed on the first tokens of a split, up to this many
 MAX_TOKENS = 1 << 21
 # A count table with more cells than this would be mostly empty, so its baseline is left out
@@ -359,7 +361,7 @@ def climb(history: list, names: Sequence[str], own_losses: list[float], learner:
     for order, own_loss in enumerate(own_losses):
         curve = distances[:, order]
         if order in nearest:
-            color = f"C{order}"
+            color = COLORS[order]
             beside = (1.01, own_loss)  # 1 is the right end of the axes
             upper.annotate(names[order], beside, xycoords=("axes fraction", "data"), va="center", color=color)
             thick = np.where(nearest == order, curve, np.nan)
@@ -368,14 +370,12 @@ def climb(history: list, names: Sequence[str], own_losses: list[float], learner:
             color = "0.7"
         upper.axhline(own_loss, color=color, linestyle=":")
         lower.plot(steps, curve, color=color, linewidth=0.8)
-    height = 1.02  # of the names of the nearest models; 1 is the top of the axes
-    for order, left, right in nearest_spans(history):
+    for i, (order, left, right) in enumerate(nearest_spans(history)):
         for axes in (upper, lower):
-            axes.axvspan(left, right, color=f"C{order}", alpha=0.15, linewidth=0)
-        middle = math.sqrt(max(left, 1) * right)
-        above = (middle, height)
-        upper.annotate(names[order], above, xycoords=("data", "axes fraction"), ha="center", color=f"C{order}")
-        height = 1.1 if height == 1.02 else 1.02  # every other name is higher, as neighbors could overlap
+            axes.axvspan(left, right, color=COLORS[order], alpha=0.15, linewidth=0)
+        height = (1.02, 1.1)[i % 2]  # 1 is the top of the axes; every other name is higher, as neighbors could overlap
+        above = (math.sqrt(max(left, 1) * right), height)
+        upper.annotate(names[order], above, xycoords=("data", "axes fraction"), ha="center", color=COLORS[order])
 
     upper.set(ylabel="loss, nats per token")
     upper.legend(loc="lower left", fontsize="small")

@@ -53,6 +53,15 @@ def data():
     prepare_data.prepare("list.txt", documents="lines")
 
 
+@pytest.fixture
+def long_data():
+    """data/prose, a text, and data/many, documents: both long enough to measure something on them."""
+    Path("prose.txt").write_text(babble(6000))
+    Path("many.txt").write_text("\n".join(NAMES * 120))
+    prepare_data.prepare("prose.txt")
+    prepare_data.prepare("many.txt", documents="lines")
+
+
 def local_copy(source: str) -> Path:
     """The text of names or shakespeare, where a script has downloaded it or someone has put it. Skips the test where
     there is none."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import NAMES, ROOT, finish, result, start
+from conftest import ROOT, finish, result, start
 
 import guess
 import ngram
@@ -18,7 +18,7 @@ from checkpoint import save_model
 from guess import Move, entropy, lower_bound
 from model import GPT, GPTConfig
 
-pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
+pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and data/many, documents
 
 
 @pytest.fixture
@@ -38,13 +38,6 @@ def types(monkeypatch):
         return prompts
 
     return prepare
-
-
-@pytest.fixture
-def many():
-    """data/many, a list that is long enough for a game."""
-    Path("many.txt").write_text("\n".join(NAMES * 40))
-    prepare_data.prepare("many.txt", documents="lines")
 
 
 def done(call, *options: str) -> str:
@@ -122,7 +115,7 @@ def test_the_correction_makes_short_games_less_biased():
 def test_the_margin_is_that_of_independent_lines():
     """For a mean of lines of one character: 1.96 times the standard error."""
     places = [guess.Place(at, 0, at // 2) for at in range(598)]  # pieces of two characters
-    passage = guess.Passage(prepare_data.load("list"), 3, np.zeros(598), places, [], [])
+    passage = guess.Passage(prepare_data.load("many"), 3, np.zeros(598), places, [], [])
     draws = guess.draw_places(passage, 598)
     values = np.random.default_rng(0).random(598)
     pairs = values.reshape(-1, 2).mean(1)
@@ -138,18 +131,18 @@ def test_the_margin_is_that_of_independent_lines():
 
 
 def test_an_oracle_has_entropy_0(call, types):
-    types(answers(passage_of("tiny"), 120, oracle))
-    out = done(call, "--dataset=tiny")
+    types(answers(passage_of("prose"), 120, oracle))
+    out = done(call, "--dataset=prose")
     assert result(out)["entropy"] == "0.0000" and result(out)["lower_bound"] == "0.0000"
     row = next(line for line in out.splitlines() if line.startswith("you "))
     assert row.split()[1:4] == ["100%", "1.00", "0.00"]
 
 
 def test_a_unigram_player_has_the_entropy_of_the_unigrams_ranks(call, types):
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     n = 150
     types(answers(passage, n, unigram))
-    out = done(call, "--dataset=tiny")
+    out = done(call, "--dataset=prose")
     order = [token for token, _ in Counter(passage.data.train.tolist()).most_common()]
     assert passage.frequent[:6] == [passage.names[token] for token in order[:6]]
     text = passage.tokens[at_of(passage, n)].tolist()
@@ -159,18 +152,18 @@ def test_a_unigram_player_has_the_entropy_of_the_unigrams_ranks(call, types):
 
 
 def test_who_always_gives_up_is_a_unigram_player(call, types):
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     types(answers(passage, 60, unigram))
-    by_guessing = done(call, "--dataset=tiny")
-    Path("out/guess_tiny/game_1337.json").unlink()
+    by_guessing = done(call, "--dataset=prose")
+    Path("out/guess_prose/game_1337.json").unlink()
     types([""] * 60)
-    assert result(done(call, "--dataset=tiny")) == result(by_guessing)
+    assert result(done(call, "--dataset=prose")) == result(by_guessing)
 
 
 def test_a_random_player_is_nearly_uniform(call, types):
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     types(answers(passage, 150, at_random))
-    out = done(call, "--dataset=tiny")
+    out = done(call, "--dataset=prose")
     assert float(result(out)["entropy"]) == pytest.approx(math.log(passage.data.vocab_size), abs=0.08)
 
 
@@ -189,8 +182,8 @@ def known_before(passage: guess.Passage, i: int) -> list[int]:
     return passage.tokens[place.begin : place.at].tolist()
 
 
-@pytest.mark.parametrize("name", ["tiny", "many"])
-def test_the_ngram_models_predict_as_in_ngram_py(name, many):
+@pytest.mark.parametrize("name", ["prose", "many"])
+def test_the_ngram_models_predict_as_in_ngram_py(name):
     """At the same places, from what is known there alone."""
     passage = passage_of(name)
     data, V = passage.data, passage.data.vocab_size
@@ -218,8 +211,8 @@ def save_run(name: str, dataset: str, block_size: int = 8) -> GPT:
     return model
 
 
-@pytest.mark.parametrize("name", ["tiny", "many"])
-def test_the_gpt_reads_what_is_known(name, many):
+@pytest.mark.parametrize("name", ["prose", "many"])
+def test_the_gpt_reads_what_is_known(name):
     model = save_run("run", name)
     passage = passage_of(name)
     p = guess.gpt_probabilities(guess.find_gpt(passage.data, ""), passage, 45)
@@ -229,30 +222,30 @@ def test_the_gpt_reads_what_is_known(name, many):
 
 
 def test_the_newest_run_of_the_dataset_plays(call, types, fails):
-    lines = answers(passage_of("tiny"), 40, unigram)
+    lines = answers(passage_of("prose"), 40, unigram)
     types(lines)
-    out = done(call, "--dataset=tiny")
-    assert "no GPT of tiny in out/; train one with python train.py --dataset=tiny" in out and "\nGPT " not in out
-    save_run("first", "tiny")
-    save_run("of_names", "list")
-    prepare_data.prepare("tiny.txt", name="same")  # the same tokens, and another dataset
+    out = done(call, "--dataset=prose")
+    assert "no GPT of prose in out/; train one with python train.py --dataset=prose" in out and "\nGPT " not in out
+    save_run("first", "prose")
+    save_run("of_names", "many")
+    prepare_data.prepare("prose.txt", name="same")  # the same tokens, and another dataset
     save_run("of_same", "same")
-    save_run("damaged", "tiny")
+    save_run("damaged", "prose")
     Path("out/damaged/best.pt").write_text("junk")
     types([])
-    out = done(call, "--dataset=tiny")
+    out = done(call, "--dataset=prose")
     assert "note: out/damaged/best.pt is damaged" in out and "GPT: out/first/best.pt" in out
     row = next(line for line in out.splitlines() if line.startswith("GPT "))
     assert len(row.split()) == 10  # and its difference from you
-    assert "damaged" in fails(guess, "--dataset=tiny", "--init_from=out/damaged")
-    assert "has other tokens than tiny; " in fails(guess, "--dataset=tiny", "--init_from=out/of_names")
-    assert "GPT: out/first/best.pt" in done(call, "--dataset=tiny", "--init_from=out/first")
+    assert "damaged" in fails(guess, "--dataset=prose", "--init_from=out/damaged")
+    assert "has other tokens than prose; " in fails(guess, "--dataset=prose", "--init_from=out/of_names")
+    assert "GPT: out/first/best.pt" in done(call, "--dataset=prose", "--init_from=out/first")
 
 
 def test_the_table_compares_the_same_places(call, types):
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     types(answers(passage, 100, unigram))
-    out = done(call, "--dataset=tiny")
+    out = done(call, "--dataset=prose")
     at = at_of(passage, 100)
     targets = passage.tokens[at]
     for name, p in guess.ngram_probabilities(passage, at).items():
@@ -267,8 +260,43 @@ def test_the_table_compares_the_same_places(call, types):
         assert float(cells[9]) == pytest.approx(-np.log(p[np.arange(100), targets]).mean(), abs=0.006)
 
 
+def test_the_best_of_the_others_is_shown_beside_you(call, types):
+    types(answers(passage_of("prose"), 100, unigram))
+    out = done(call, "--dataset=prose")
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.startswith(tuple(guess.ORDERS))}
+    entropies = {name: float(row[3]) for name, row in rows.items()}
+    assert f"where you did better than the {min(entropies, key=entropies.get)} " in out
+
+
+def test_margins_of_differences_are_paired(capsys):
+    """A model that always needs one guess more than you is exactly as good, by these numbers, in each drawn game."""
+    passage = passage_of("many")
+    numbers = np.random.default_rng(0).integers(1, 9, 120)
+    you, model = guess.Player(numbers), guess.Player(numbers + 1, loss=1.0)
+    guess.show_result(passage, you, {"model": model})
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if line.startswith("model ")).split()
+    assert row[6:9] == ["0.00", "+-", "0.00"] and float(row[5]) > 0
+    lines = passage.places[119].piece + 1
+    assert f"120 characters in {lines} lines of many" in out and "some hundred characters" in out
+
+
+def test_few_pieces_have_no_margin_and_bounds_need_an_order(capsys):
+    passage = passage_of("prose")
+    for n, n_pieces in ((60, 3), (120, 6)):
+        guess.show_result(passage, guess.Player(np.array([1, 1, 3] * (n // 3))), {})
+        out = capsys.readouterr().out
+        assert f"in {n_pieces} pieces" in out
+        assert ("+-    ?" in out and "from 5 pieces on" in out) == (n_pieces < guess.FEW)
+    lower, upper = out.splitlines()[-1].split(" to ")
+    assert float(lower) == pytest.approx(lower_bound(np.array([1, 1, 3])), abs=0.006)
+    assert float(upper) == pytest.approx(entropy(np.array([1, 1, 3] * 40)), abs=0.006)
+    guess.show_result(passage, guess.Player(np.full(120, 2)), {})  # always right at the second guess: no such order
+    assert "Shannon's bounds" not in capsys.readouterr().out
+
+
 def test_where_each_did_better(capsys):
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     you = guess.Player(np.array([1, 5, 3, 2, 4, 1]))
     it = guess.Player(np.array([3, 1, 3, 2, 8, 9]))
     guess.show_places(passage, you, "the GPT", it)
@@ -283,47 +311,47 @@ def test_where_each_did_better(capsys):
 
 
 def test_wrong_input_is_not_counted(call, types):
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     right = passage.right(0)
     wrong = next(name for name in passage.names if name != right and name.strip() and name != "\\n")
     prompts = types(["Q", wrong, wrong, "two", f"{right}  " if right.strip() else right])
-    out = done(call, "--dataset=tiny")
-    game = json.loads(Path("out/guess_tiny/game_1337.json").read_text())
+    out = done(call, "--dataset=prose")
+    game = json.loads(Path("out/guess_prose/game_1337.json").read_text())
     assert game["moves"] == [[right, [wrong, right]]]
     assert out.count("one of these at a time") == 2 and f"{wrong} was wrong already" in out
     assert prompts[0].endswith("_  ") and prompts[2].endswith(f"not {wrong}: ")
 
 
 def test_a_game_goes_on_where_it_stopped(call, types):
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     first, both = answers(passage, 20, unigram), answers(passage, 45, unigram)
     types(first)
-    assert "20 characters so far, in out/guess_tiny/game_1337.json" in done(call, "--dataset=tiny")
+    assert "20 characters so far, in out/guess_prose/game_1337.json" in done(call, "--dataset=prose")
     prompts = types(both[len(first) :])
-    out = done(call, "--dataset=tiny")
+    out = done(call, "--dataset=prose")
     assert "The game continues after 20 characters." in out and prompts[0].startswith("  21 ")
-    Path("out/guess_tiny/game_1337.json").unlink()
+    Path("out/guess_prose/game_1337.json").unlink()
     types(both)
-    assert result(done(call, "--dataset=tiny")) == result(out)
+    assert result(done(call, "--dataset=prose")) == result(out)
 
 
 def test_wrong_guesses_are_not_forgotten_at_ctrl_d(call, types):
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     right, *_ = answers(passage, 1, oracle)
     wrong = [name for name in passage.names if name != right and name.strip()][:2]
     types([wrong[0], wrong[1]])
-    done(call, "--dataset=tiny")
+    done(call, "--dataset=prose")
     prompts = types([wrong[0], right])
-    out = done(call, "--dataset=tiny")
+    out = done(call, "--dataset=prose")
     assert prompts[0].endswith(f"not {' '.join(wrong)}: ") and f"{wrong[0]} was wrong already" in out
-    game = json.loads(Path("out/guess_tiny/game_1337.json").read_text())
+    game = json.loads(Path("out/guess_prose/game_1337.json").read_text())
     assert game["moves"] == [[right, [*wrong, right]]] and game["unfinished"] == []
 
 
 def test_a_recorded_game_gives_the_same_result(call, types):
-    types(answers(passage_of("tiny", 5), 50, unigram))
-    played = done(call, "--dataset=tiny", "--seed=5")
-    Path("out/guess_tiny/game_5.json").rename("anna.json")
+    types(answers(passage_of("prose", 5), 50, unigram))
+    played = done(call, "--dataset=prose", "--seed=5")
+    Path("out/guess_prose/game_5.json").rename("anna.json")
     types(["never asked"])
     replayed = done(call, "--answers=anna.json")
     assert result(replayed) == result(played) and not list(Path("out").rglob("*.json"))
@@ -332,12 +360,12 @@ def test_a_recorded_game_gives_the_same_result(call, types):
 
 def test_nothing_typed_nothing_saved(call, types):
     types([])
-    out = done(call, "--dataset=tiny")
+    out = done(call, "--dataset=prose")
     assert "so far" not in out and out.endswith("A result needs 30.\n")
     assert not list(Path().rglob("game_*"))
 
 
-def test_all_of_the_passage_can_be_played(call, types, many):
+def test_all_of_the_passage_can_be_played(call, types):
     passage = passage_of("many")
     n = len(passage.places)
     assert n == len(passage.data.val) - 1  # every line, each with its end
@@ -346,9 +374,9 @@ def test_all_of_the_passage_can_be_played(call, types, many):
     assert "That was all." in out and f"{n} characters so far" in out
 
 
-def test_what_to_type(many):
+def test_what_to_type():
     assert "." in passage_of("many").names and "\\n" not in passage_of("many").names  # the separator is a newline
-    names = passage_of("tiny").names  # a text with dots and newlines
+    names = passage_of("prose").names  # a text with dots and newlines
     assert {"\\n", " ", "."} <= set(names)
     Path("dots.txt").write_text("ab.c\nba.c\nca\nbb\ncb\nabc\ncab\nbca\nac\nbc\n" * 30)
     prepare_data.prepare("dots.txt", documents="lines")
@@ -356,9 +384,10 @@ def test_what_to_type(many):
 
 
 def test_a_piece_of_a_text_shows_what_is_known(call, types):
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     prompts = types(answers(passage, 25, oracle))
-    out = done(call, "--dataset=tiny")
+    out = done(call, "--dataset=prose")
+    assert "For a newline, type \\n" in out and "The end of" not in out
     for piece in (0, 1):  # the 21st character begins another piece
         place = passage.places[20 * piece]
         shown = passage.data.tokenizer.decode(passage.tokens[place.begin : place.at].tolist())
@@ -371,7 +400,7 @@ def test_a_piece_of_a_text_shows_what_is_known(call, types):
         assert any(text[i : i + 220] == whole for i in range(len(text)))
 
 
-def test_each_line_starts_afresh(call, types, many):
+def test_each_line_starts_afresh(call, types):
     passage = passage_of("many")
     prompts = types(answers(passage, 30, oracle))
     out = done(call, "--dataset=many")
@@ -383,14 +412,41 @@ def test_each_line_starts_afresh(call, types, many):
     assert text.split(".")[0] in [passage.data.tokenizer.decode(line) for line in lines]
 
 
+def test_lines_and_pieces_are_in_random_order_and_occur_once():
+    for name in ("prose", "many"):
+        passage = passage_of(name)
+        n = passage.places[-1].piece + 1
+        val = passage.data.val.tolist()
+        if name == "prose":
+            pieces = [tuple(passage.tokens[place.begin : place.begin + 220]) for place in passage.places[::20]]
+            where = [next(i for i in range(len(val)) if tuple(val[i : i + 220]) == piece) for piece in pieces]
+            assert len(set(where)) == n == len(val) // 220 and where != sorted(where)
+            assert all(start % 220 == 0 for start in where)  # they do not overlap
+        else:
+            text = "".join(passage.right(i) for i in range(len(passage.places)))
+            lines = passage.data.tokenizer.decode(val).split()
+            assert sorted(text.split(".")[:-1]) == sorted(lines) and text.split(".")[:-1] != lines
+
+
+def test_a_run_of_other_tokens_or_without_a_model_does_not_play(capsys):
+    save_run("old", "prose")
+    Path("out/empty").mkdir()
+    Path("out/empty/log.jsonl").touch()
+    data = prepare_data.load("prose")
+    assert guess.find_gpt(data, "")["name"].endswith("best.pt") and "note" not in capsys.readouterr().out
+    Path("prose.txt").write_text("xyz " * 2000)
+    prepare_data.prepare("prose.txt")  # the same name, and another text
+    assert guess.find_gpt(prepare_data.load("prose"), "") is None
+
+
 def test_another_seed_is_another_text():
-    one, same, other = (passage_of("tiny", seed).tokens for seed in (1, 1, 2))
+    one, same, other = (passage_of("prose", seed).tokens for seed in (1, 1, 2))
     assert one.tolist() == same.tolist() != other.tolist()
 
 
 def test_as_a_user_plays_it():
-    passage = passage_of("tiny")
-    process = start(ROOT / "guess.py", "--dataset=tiny", stdin=-1)
+    passage = passage_of("prose")
+    process = start(ROOT / "guess.py", "--dataset=prose", stdin=-1)
     process.stdin.write("\n" * 31)
     ended = finish(process)
     assert ended.returncode == 0, ended.stderr
@@ -399,9 +455,9 @@ def test_as_a_user_plays_it():
 
 
 def test_games_that_cannot_be(call, fails, types):
-    types(answers(passage_of("tiny"), 40, unigram))
-    done(call, "--dataset=tiny")
-    path = Path("out/guess_tiny/game_1337.json")
+    types(answers(passage_of("prose"), 40, unigram))
+    done(call, "--dataset=prose")
+    path = Path("out/guess_prose/game_1337.json")
     game = json.loads(path.read_text())
 
     def refused(**changes) -> str:
@@ -417,25 +473,24 @@ def test_games_that_cannot_be(call, fails, types):
     assert "guesses at character 41 that nobody" in refused(unfinished=["QQ"])
     assert "is not a game" in refused(moves=[3]) and "is not a game" in refused(moves=None)
     for seed in (-1, 1.0, "1", None):
-        assert "has the dataset 'tiny' and the seed" in refused(seed=seed)
+        assert "has the dataset 'prose' and the seed" in refused(seed=seed)
     Path("bad.json").write_text("[" * 100_000)
     assert "is not a game" in fails(guess, "--answers=bad.json")
     assert "no dataset" in refused(dataset="nowhere")
     Path("bad.json").write_text("{")
     assert "is not a game" in fails(guess, "--answers=bad.json")
     assert "there is no game" in fails(guess, "--answers=none.json")
-    path.write_text(path.read_text().replace("tiny", "list"))
-    assert "is a game of list, seed 1337" in fails(guess, "--dataset=tiny")
-    prepare_data.prepare("tiny.txt", tokenizer="bpe", vocab_size=300)
-    assert "cannot be guessed one by one" in fails(guess, "--dataset=tiny_bpe300")
-    assert "a game needs 30" in fails(guess, "--dataset=list")
-    Path("short.txt").write_text("abcdefgh" * 200)
+    path.write_text(path.read_text().replace("prose", "many"))
+    assert "is a game of many, seed 1337" in fails(guess, "--dataset=prose")
+    prepare_data.prepare("prose.txt", tokenizer="bpe", vocab_size=300)
+    assert "cannot be guessed one by one" in fails(guess, "--dataset=prose_bpe300")
+    Path("short.txt").write_text("abcdefgh" * 300)
     prepare_data.prepare("short.txt")
-    assert "too few for a game" in fails(guess, "--dataset=short")
+    assert "has 20 characters to guess, and a game needs 30" in fails(guess, "--dataset=short")
 
 
 def test_moves_become_numbers():
-    passage = passage_of("tiny")
+    passage = passage_of("prose")
     first, second, third = passage.frequent[:3]
     moves = [Move(third, [third]), Move(third, [second]), Move(second, [])]
     assert guess.count_guesses(passage, moves).tolist() == [1, 3, 2]
