@@ -358,12 +358,16 @@ def climb(history: list, names: Sequence[str], own_losses: list[float], learner:
     upper, lower = figure.subplots(2, 1, sharex=True)
 
     upper.plot(steps, losses, "o-k", markersize=4, label=learner)
+    apart = 0.05 * (max(own_losses) - min(own_losses))  # of two names at the right, so that they do not overlap
+    last_named = math.inf
     for order, own_loss in enumerate(own_losses):
         curve = distances[:, order]
         if order in nearest:
             color = COLORS[order]
-            beside = (1.01, own_loss)  # 1 is the right end of the axes
-            upper.annotate(names[order], beside, xycoords=("axes fraction", "data"), va="center", color=color)
+            if last_named - own_loss > apart:
+                beside = (1.01, own_loss)  # 1 is the right end of the axes
+                upper.annotate(names[order], beside, xycoords=("axes fraction", "data"), va="center", color=color)
+                last_named = own_loss
             thick = np.where(nearest == order, curve, np.nan)
             lower.plot(steps, thick, color=color, marker="o", markersize=4, linewidth=3)
         else:
