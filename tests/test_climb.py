@@ -20,6 +20,13 @@ pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and dat
 CPU = torch.device("cpu")
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Fewer places, and fewer measurements."""
+    monkeypatch.setattr(climb, "PLACES", 500)
+    monkeypatch.setattr(climb, "MEASUREMENTS", 8)
+
+
 def done(call, *options: str) -> str:
     status, out, err = call(climb, *options)
     assert status == 0, err
@@ -126,7 +133,7 @@ def test_the_control_is_the_best_blend_of_both_neighbors():
     assert climb.control_kl(log_q)[3] == pytest.approx(0, abs=1e-9)
 
 
-def test_on_words_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blend_is(call):
+def test_on_words_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blend_is(call, quick):
     """The claim, on the words of Python's own library, in a short run."""
     out = done(call, "--max_iters=80")
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith(("unigram ", "bigram "))}
@@ -138,7 +145,7 @@ def test_on_words_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blend_is(call
     assert "less than half as far as the control: unigram, bigram" in out
 
 
-def test_a_gpt_that_reads_one_token_stops_at_the_bigram_and_one_that_reads_more_goes_on(call):
+def test_a_gpt_that_reads_one_token_stops_at_the_bigram_and_one_that_reads_more_goes_on(call, quick):
     options = ("--dataset=prose", "--max_iters=150", "--n_embd=32", "--n_layer=1", "--learning_rate=0.01")
     short = done(call, *options, "--block_size=1")
     long = done(call, *options, "--block_size=16")
@@ -237,13 +244,13 @@ def test_what_the_model_writes_is_drawn_from_it(call):
     assert len(first.split(maxsplit=4)[4]) > 10
 
 
-def test_the_seed_decides(call):
+def test_the_seed_decides(call, quick):
     options = ("--dataset=prose", "--max_iters=12", "--n_embd=16", "--n_layer=1")
     first, again, other = (table(done(call, *options, f"--seed={seed}")) for seed in (1, 1, 2))
     assert first == again and first[0] != other[0]  # at step 0, only initial weights differ
 
 
-def test_the_seed_draws_the_batches_and_the_learning_rate_falls_to_0(call, monkeypatch):
+def test_the_seed_draws_the_batches_and_the_learning_rate_falls_to_0(call, monkeypatch, quick):
     starts, fractions = [], []
     draw, set_lr = climb.draw_batch, climb.set_lr
     monkeypatch.setattr(climb, "draw_batch", lambda *args: (starts.append(draw(*args)[0][0].tolist()), draw(*args))[1])
@@ -304,7 +311,7 @@ def test_an_order_that_is_not_clean_is_said(capsys):
     assert "one after the other: uniform, unigram, bigram, unigram\n" in out and "came back" in out
 
 
-def test_the_plot_has_a_curve_for_each_model_and_the_losses(call, figures):
+def test_the_plot_has_a_curve_for_each_model_and_the_losses(call, figures, quick):
     out = done(call, "--dataset=prose", "--max_iters=40", "--n_embd=16", "--plot")
     ((figure, path),) = figures
     assert path.as_posix() == "out/climb_prose/climb.png" and path.exists()
