@@ -311,6 +311,18 @@ def test_an_order_that_is_not_clean_is_said(capsys):
     assert "one after the other: uniform, unigram, bigram, unigram\n" in out and "came back" in out
 
 
+def test_what_counts_as_near_and_the_other_divergence(capsys, monkeypatch):
+    control = np.array([math.nan, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, math.nan])
+    monkeypatch.setattr(climb, "control_kl", lambda _: control)
+    places = climb.Places(torch.zeros(5, 1), np.zeros(5, dtype=int), np.log(np.full((len(NAMES), 5, 4), 0.25)))
+    history = [measured(0, 0, 0.2, 0.3, 0.6, 9, 9, 9, 9, 0.1), measured(4, 1, 0.24, 0.26, 0.1, 9, 9, 9, 9, 0.05)]
+    history[0].reverse_kl = history[0].kl[::-1]
+    climb.print_summary(history, places)
+    out = capsys.readouterr().out
+    assert "less than half as far as the control: unigram, trigram\n" in out
+    assert "one after the other: uniform, 8-gram\n" in out and "KL(n-gram || model): 8-gram\n" in out
+
+
 def test_the_plot_has_a_curve_for_each_model_and_the_losses(call, figures, quick):
     out = done(call, "--dataset=prose", "--max_iters=40", "--n_embd=16", "--plot")
     ((figure, path),) = figures
