@@ -51,7 +51,7 @@ from train import TrainConfig
 # The n-gram models, by their order n. Order 0 is the uniform model
 NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram", "7-gram", "8-gram")
 LONGEST = 8  # the highest order
-DISCOUNT = 0.85  # of Kneser-Ney smoothing
+DISCOUNT = 0.85  # as in evaluate.py
 PLACES = 2000  # where models are compared
 FEWEST = 100  # places, at least
 BATCH_TOKENS = 1024  # about how many tokens a batch has, for any block_size
@@ -96,7 +96,7 @@ class Measured:
     """How much a model is like each n-gram model, after some steps of training."""
 
     step: int
-    loss: float  # of the model, in nats per token
+    loss: float  # the model's, in nats per token
     kl: np.ndarray  # (M,): KL(model || n-gram), in nats per token
     reverse_kl: np.ndarray  # (M,): KL(n-gram || model)
     same_favorite: np.ndarray  # (M,): the fraction of places where both have the same most likely token
@@ -165,9 +165,9 @@ def choose_places(data: Dataset, block_size: int, device: torch.device) -> Place
     window_positions = at[:, None] + np.arange(-block_size, 0)  # (P, T)
     windows = data.val[window_positions].astype(np.int64)
     X, y = contexts(data.val, at, LONGEST - 1, data.separator)  # (P, 7): the tokens before, and (P,): those there
-    orders = range(1, LONGEST + 1)
     uniform = np.full((len(at), data.vocab_size), 1 / data.vocab_size)
-    q = np.stack([uniform, *predict_by_orders(data, X.numpy(), orders, DISCOUNT)])  # (M, P, V), all above 0
+    counted = predict_by_orders(data, X.numpy(), range(1, LONGEST + 1), DISCOUNT)
+    q = np.stack([uniform, *counted])  # (M, P, V), all above 0
     return Places(torch.from_numpy(windows).to(device), y.numpy(), np.log(q))
 
 
@@ -272,7 +272,8 @@ def draw_batch(tokens: np.ndarray, T: int, rng: np.random.Generator) -> tuple[to
 def print_heading(places: Places) -> None:
     print(f"\nKL(model || n-gram) for each n-gram model, at {len(places.targets):,} places; *: the lowest")
     print_cells("step", "loss", NAMES, "same favorite token")
-    print_cells("", "", [f"{loss:.3f}" for loss in own_losses(places)], "(their own losses)")
+    losses = [f"{loss:.3f}" for loss in own_losses(places)]
+    print_cells("", "", losses, "(their own losses)")
 
 
 def print_row(measured: Measured) -> None:
@@ -309,7 +310,9 @@ def control_kl(log_q: np.ndarray) -> np.ndarray:
     for n in range(1, LONGEST):
         distances = []
         for w in np.linspace(0, 1, 21):
-            blend = torch.from_numpy(w * log_q[n - 1] + (1 - w) * log_q[n + 1])  # (P, V)
+            shorter = w * log_q[n - 1]
+            longer = (1 - w) * log_q[n + 1]
+            blend = torch.from_numpy(shorter + longer)  # (P, V)
             log_p = blend.log_softmax(dim=-1).numpy()
             distances.append(divergence(log_p, log_q[n]))
         lowest[n] = min(distances)
@@ -322,20 +325,23 @@ def print_summary(history: list[Measured], places: Places) -> None:
     best = kl.argmin(axis=0)  # (M,): the number of the measurement
     lowest = kl.min(axis=0)  # (M,)
     control = control_kl(places.log_q)
-    width = max(len(measured.sample) for measured in history)  # of the last column, which is flush left
+    width = max(len(measured.sample) for measured in history)  # pads the last column, so that it is flush left
     rows = [["lowest KL", "at step", "model", "control", "what the model writes then".ljust(width)]]
     for n, name in enumerate(NAMES):
         then = history[best[n]]
+        step = f"{then.step:,}"
+        by_model = f"{lowest[n]:.2f}"
         by_control = "-" if np.isnan(control[n]) else f"{control[n]:.2f}"
-        rows.append([name, f"{then.step:,}", f"{lowest[n]:.2f}", by_control, then.sample.ljust(width)])
+        written = then.sample.ljust(width)
+        rows.append([name, step, by_model, by_control, written])
     print()
     print_table(rows)
     print("control: the best blend of the n-gram models that are one shorter and one longer")
 
     visited = in_turn([measured.nearest() for measured in history])
     print("nearest, one after the other:", list_names(visited))
-    by_reverse = in_turn([int(measured.reverse_kl.argmin()) for measured in history])
-    print("nearest by KL(n-gram || model):", list_names(by_reverse))
+    by_reverse_kl = [int(measured.reverse_kl.argmin()) for measured in history]
+    print("nearest by KL(n-gram || model):", list_names(in_turn(by_reverse_kl)))
     if visited != sorted(visited):
         print("These are not in order: the model came back to a shorter one.")
     much_nearer = [n for n in range(1, LONGEST) if lowest[n] < control[n] / 2]
@@ -359,8 +365,11 @@ def save_table(history: list[Measured], path: Path) -> None:
     lines = ["step,loss,ngram,kl_model_ngram,kl_ngram_model,same_favorite\n"]
     for measured in history:
         for n, name in enumerate(NAMES):
-            numbers = f"{measured.kl[n]:.4f},{measured.reverse_kl[n]:.4f},{measured.same_favorite[n]:.4f}"
-            lines.append(f"{measured.step},{measured.loss:.4f},{name},{numbers}\n")
+            kl = measured.kl[n]
+            reverse_kl = measured.reverse_kl[n]
+            same = measured.same_favorite[n]
+            figures = f"{kl:.4f},{reverse_kl:.4f},{same:.4f}"
+            lines.append(f"{measured.step},{measured.loss:.4f},{name},{figures}\n")
     text = "".join(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: file.write(text.encode()))
@@ -392,7 +401,8 @@ def main() -> None:
         plots.climb(history, NAMES, own_losses(places), learner, data.name, folder / "climb.png")
         print(f"{folder / 'climb.png'}: each divergence, and the loss")
     last = history[-1]
-    print_result(options.model, data, n_params, {"val": last.loss}, nearest=NAMES[last.nearest()])
+    nearest = NAMES[last.nearest()]
+    print_result(options.model, data, n_params, {"val": last.loss}, nearest=nearest)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from prepare_data import Dataset, load
 from tokenizer import CharTokenizer
 
 ORDERS = {"bigram": 2, "6-gram": 6}  # the n-gram models that play, too
-DISCOUNT = 0.85  # of their Kneser-Ney smoothing
+DISCOUNT = 0.85  # as in evaluate.py
 SHOWN = 200  # characters that are shown before a piece of a text
 PIECE = 20  # characters to guess in a piece
 MOST = 2000  # about how many characters to guess in all
@@ -122,7 +122,7 @@ class Passage:
         begin = max(begin, place.at - 50)
         shown = list(self.names)
         if self.data.separator is not None:
-            shown[self.data.separator] = "[end]"  # of a document, which can end in a piece
+            shown[self.data.separator] = "[end]"  # a document can end in a piece
         return "".join(shown[token] for token in self.tokens[begin : place.at])
 
 
@@ -146,9 +146,8 @@ def choose_passage(data: Dataset, seed: int) -> Passage:
         for at in range(begin + n_known, len(tokens)):
             places.append(Place(at, begin, number))
     if len(places) < LEAST:
-        raise UserError(
-            f"{data.name} has {len(places)} characters to guess, and a game needs {LEAST}; use a longer text"
-        )
+        few = f"{data.name} has {len(places)} characters to guess, and a game needs {LEAST}"
+        raise UserError(f"{few}; use a longer text")
     names = names_to_type(data)
     occurrences = np.bincount(data.train, minlength=data.vocab_size)
     order = np.argsort(-occurrences, kind="stable")
@@ -294,10 +293,9 @@ def check_moves(passage: Passage, game: Game, path: Path) -> None:
     """Raise UserError if the moves are of another text, or could not have been typed."""
     expected = [passage.right(i) for i in range(min(len(game.moves), len(passage.places)))]
     if [move.character for move in game.moves] != expected:
-        why = f"{path} was played with another text than data/{game.dataset} has here"
-        raise UserError(
-            f"{why}; copy the folder data/{game.dataset} from there, or play a new game with another --seed="
-        )
+        folder = f"data/{game.dataset}"
+        advice = f"copy the folder {folder} from there, or play a new game with another --seed="
+        raise UserError(f"{path} was played with another text than {folder} has here; {advice}")
     for i, move in enumerate([*game.moves, Move("", game.unfinished)], start=1):
         too_early = move.character in move.guesses[:-1]  # the game would have ended there
         repeated = len(set(map(str, move.guesses))) < len(move.guesses)
@@ -434,8 +432,8 @@ def show_result(passage: Passage, you: Player, others: dict[str, Player]) -> Non
         print(f"+-: there is a margin from {FEW} {unit} on")
     else:
         print(f"+-: 95 % margin, by the bootstrap over {unit}; four times as many characters would about halve it")
-    if n < 500:
-        print("(after less than some hundred characters, it is too small, as rare numbers have not come yet)")
+        if n < 500:
+            print("(after less than some hundred characters, it is too small, as rare numbers have not come yet)")
     print("yours - its: below 0, you are better. loss: that of its probabilities; yours are unknown")
     lower = lower_bound(you.guesses)
     upper = entropy(you.guesses)
@@ -488,9 +486,8 @@ def open_game(options: Options, path: Path) -> Game:
         return Game(options.dataset, options.seed, moves=[], unfinished=[])
     game = read_game(path)
     if (game.dataset, game.seed) != (options.dataset, options.seed):
-        raise UserError(
-            f"{path} is a game of {game.dataset}, seed {game.seed}; see it with --answers=, or move it away"
-        )
+        other = f"{path} is a game of {game.dataset}, seed {game.seed}"
+        raise UserError(f"{other}; see its result with --answers=, or move it away")
     return game
 
 

@@ -20,6 +20,7 @@ except ImportError as error:  # also if a package that matplotlib needs is missi
 
 # The colors of climb(): matplotlib's, without its gray
 COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")
+NEVER = "0.7"  # gray
 # The baselines are computed on the first tokens of a split, up to this many
 MAX_TOKENS = 1 << 21
 # A count table with more cells than this would be mostly empty, so its baseline is left out
@@ -340,58 +341,79 @@ def agreement_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, 
 
 def climb(history: list, names: Sequence[str], own_losses: list[float], learner: str, dataset: str, path: Path) -> None:
     """The loss of a model while it learns, beside those of the n-gram models; and below, how far it is from each
-    of them. The background has the color of the nearest one. Where its curve is the lowest, it is thick. Models that
-    are never the nearest are gray.
+    of them. The background has the color of the nearest one.
 
     history: a climb.Measured for each measurement
     names: of the n-gram models, from order 0 on
     own_losses: theirs, in the same order
     learner: the kind of model that learns, such as "GPT"
     """
-    steps = [measured.step for measured in history]
-    losses = [measured.loss for measured in history]
-    distances = np.stack([measured.kl for measured in history])  # (measurements, models)
-    nearest = np.array([measured.nearest() for measured in history])
     figure = Figure((5, 6), dpi=100, layout="constrained")
     title = f"The n-gram model that this {learner} is most like,\nwhile it trains (dataset: {dataset})"
     figure.suptitle(title, fontsize=12, parse_math=False)
     upper, lower = figure.subplots(2, 1, sharex=True)
-
-    upper.plot(steps, losses, "o-k", markersize=4, label=learner)
-    apart = 0.05 * (max(own_losses) - min(own_losses))  # of two names at the right, so that they do not overlap
-    last_named = math.inf
-    for order, own_loss in enumerate(own_losses):
-        curve = distances[:, order]
-        if order in nearest:
-            color = COLORS[order]
-            if last_named - own_loss > apart:
-                beside = (1.01, own_loss)  # 1 is the right end of the axes
-                upper.annotate(names[order], beside, xycoords=("axes fraction", "data"), va="center", color=color)
-                last_named = own_loss
-            thick = np.where(nearest == order, curve, np.nan)
-            lower.plot(steps, thick, color=color, marker="o", markersize=4, linewidth=3)
-        else:
-            color = "0.7"
-        upper.axhline(own_loss, color=color, linestyle=":")
-        lower.plot(steps, curve, color=color, linewidth=0.8)
-    for i, (order, left, right) in enumerate(nearest_spans(history)):
-        for axes in (upper, lower):
-            axes.axvspan(left, right, color=COLORS[order], alpha=0.15, linewidth=0)
-        height = (1.02, 1.1)[i % 2]  # 1 is the top of the axes; every other name is higher, as neighbors could overlap
-        above = (math.sqrt(max(left, 1) * right), height)
-        upper.annotate(names[order], above, xycoords=("data", "axes fraction"), ha="center", color=COLORS[order])
-
-    upper.set(ylabel="loss, nats per token")
-    upper.legend(loc="lower left", fontsize="small")
-    lower.set_title("bold: the nearest; gray: never the nearest", fontsize=9)
-    lower.set(ylabel="KL divergence, nats (0: equal)", xlabel="training step (logarithmic)")
-    lower.set_ylim(0, None)
+    climbing_loss(upper, history, names, own_losses, learner)
+    climbing_distances(lower, history, names)
+    shade_nearest(upper, lower, history, names)
+    last = history[-1].step
+    lower.set_xlabel("training step (logarithmic)")
     lower.set_xscale("symlog", linthresh=4, linscale=0.3)  # logarithmic from step 4 on, so that 0 has a place
-    lower.set_xlim(0, steps[-1])
-    powers = [10**i for i in range(1, 9) if 10**i <= steps[-1]]
+    lower.set_xlim(0, last)
+    powers = [10**i for i in range(1, 9) if 10**i <= last]
     lower.set_xticks([0, *powers], ["0", *(f"{step:,}" for step in powers)])
     lower.minorticks_off()
     save(figure, path)
+
+
+def climbing_loss(axes, history: list, names: Sequence[str], own_losses: list[float], learner: str) -> None:
+    """The loss of the model that learns, and a dotted line for each n-gram model, with its name at the right if it is
+    the nearest at some step."""
+    steps = [measured.step for measured in history]
+    losses = [measured.loss for measured in history]
+    axes.plot(steps, losses, "o-k", markersize=4, label=learner)
+    apart = 0.05 * (max(own_losses) - min(own_losses))  # two names that are nearer to each other would overlap
+    last_named = math.inf
+    for order, own_loss in enumerate(own_losses):
+        color = color_of(order, history)
+        axes.axhline(own_loss, color=color, linestyle=":")
+        if color != NEVER and last_named - own_loss > apart:
+            beside = (1.01, own_loss)  # 1 is the right end of the axes
+            axes.annotate(names[order], beside, xycoords=("axes fraction", "data"), va="center", color=color)
+            last_named = own_loss
+    axes.set_ylabel("loss, nats per token")
+    axes.legend(loc="lower left", fontsize="small")
+
+
+def climbing_distances(axes, history: list, names: Sequence[str]) -> None:
+    """The KL divergence from each n-gram model, with a bold line where that is the nearest."""
+    steps = [measured.step for measured in history]
+    for order, name in enumerate(names):
+        color = color_of(order, history)
+        curve = np.array([measured.kl[order] for measured in history])
+        is_nearest = [measured.nearest() == order for measured in history]
+        bold = np.where(is_nearest, curve, np.nan)  # at NaN, a line is interrupted
+        axes.plot(steps, curve, color=color, linewidth=0.8, label=name)
+        axes.plot(steps, bold, color=color, linewidth=3, marker="o", markersize=4, label=f"{name}, the nearest")
+    axes.set_title("bold: the nearest; gray: never the nearest", fontsize=9)
+    axes.set_ylabel("KL divergence, nats (0: equal)")
+    axes.set_ylim(0, None)
+
+
+def color_of(order: int, history: list) -> str:
+    """A color for each n-gram model; gray, if it is the nearest at no step."""
+    is_nearest = [measured.nearest() == order for measured in history]
+    return COLORS[order] if any(is_nearest) else NEVER
+
+
+def shade_nearest(upper, lower, history: list, names: Sequence[str]) -> None:
+    """Color the background of two panels by the nearest n-gram model, and write its name above the upper one."""
+    for i, (order, left, right) in enumerate(nearest_spans(history)):
+        for axes in (upper, lower):
+            axes.axvspan(left, right, color=COLORS[order], alpha=0.15, linewidth=0)
+        middle = math.sqrt(max(left, 1) * right)  # on the logarithmic scale
+        height = 1.02 if i % 2 == 0 else 1.1  # 1 is the top; every other name is higher, as neighbors could overlap
+        above = (middle, height)
+        upper.annotate(names[order], above, xycoords=("data", "axes fraction"), ha="center", color=COLORS[order])
 
 
 def nearest_spans(history: list) -> list[tuple[int, float, float]]:

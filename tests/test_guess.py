@@ -283,14 +283,15 @@ def test_margins_of_differences_are_paired(capsys):
 
 def test_few_pieces_have_no_margin_and_bounds_need_an_order(capsys):
     passage = passage_of("prose")
-    for n, n_pieces in ((60, 3), (120, 6)):
-        guess.show_result(passage, guess.Player(np.array([1, 1, 3] * (n // 3))), {})
+    for n_pieces in (guess.FEW - 2, guess.FEW + 1):
+        n = n_pieces * guess.PIECE
+        guess.show_result(passage, guess.Player(np.array([1, 1, 3, 1] * (n // 4))), {})
         out = capsys.readouterr().out
         assert f"in {n_pieces} pieces" in out
         assert ("+-    ?" in out and "from 5 pieces on" in out) == (n_pieces < guess.FEW)
     lower, upper = out.splitlines()[-1].split(" to ")
-    assert float(lower) == pytest.approx(lower_bound(np.array([1, 1, 3])), abs=0.006)
-    assert float(upper) == pytest.approx(entropy(np.array([1, 1, 3] * 40)), abs=0.006)
+    assert float(lower) == pytest.approx(lower_bound(np.array([1, 1, 3, 1])), abs=0.006)
+    assert float(upper) == pytest.approx(plain_entropy([1, 1, 3, 1]) + 1 / (2 * n), abs=0.006)
     guess.show_result(passage, guess.Player(np.full(120, 2)), {})  # always right at the second guess: no such order
     assert "Shannon's bounds" not in capsys.readouterr().out
 
@@ -361,7 +362,7 @@ def test_a_recorded_game_gives_the_same_result(call, types):
 def test_nothing_typed_nothing_saved(call, types):
     types([])
     out = done(call, "--dataset=prose")
-    assert "so far" not in out and out.endswith("A result needs 30.\n")
+    assert "so far" not in out and out.endswith(f"A result needs {guess.LEAST}.\n")
     assert not list(Path().rglob("game_*"))
 
 
@@ -389,15 +390,15 @@ def test_a_piece_of_a_text_shows_what_is_known(call, types):
     out = done(call, "--dataset=prose")
     assert "For a newline, type \\n" in out and "The end of" not in out
     for piece in (0, 1):  # the 21st character begins another piece
-        place = passage.places[20 * piece]
+        place = passage.places[guess.PIECE * piece]
         shown = passage.data.tokenizer.decode(passage.tokens[place.begin : place.at].tolist())
-        assert len(shown) == 200 and f"{'-' * 20}\n{shown}\n" in out
-        number = 20 * piece + 1
+        assert len(shown) == guess.SHOWN and f"{'-' * 20}\n{shown}\n" in out
+        number = guess.PIECE * piece + 1
         typed = shown[-50:].replace("\n", "\\n")
         assert prompts[number - 1] == f"{number:4}  {typed}_  "
         text = passage.data.val.tolist()
-        whole = passage.tokens[place.begin : place.begin + 220].tolist()
-        assert any(text[i : i + 220] == whole for i in range(len(text)))
+        whole = passage.tokens[place.begin : place.at + guess.PIECE].tolist()
+        assert any(text[i : i + len(whole)] == whole for i in range(len(text)))
 
 
 def test_each_line_starts_afresh(call, types):
@@ -418,10 +419,12 @@ def test_lines_and_pieces_are_in_random_order_and_occur_once():
         n = passage.places[-1].piece + 1
         val = passage.data.val.tolist()
         if name == "prose":
-            pieces = [tuple(passage.tokens[place.begin : place.begin + 220]) for place in passage.places[::20]]
-            where = [next(i for i in range(len(val)) if tuple(val[i : i + 220]) == piece) for piece in pieces]
-            assert len(set(where)) == n == len(val) // 220 and where != sorted(where)
-            assert all(start % 220 == 0 for start in where)  # they do not overlap
+            length = guess.SHOWN + guess.PIECE
+            firsts = passage.places[:: guess.PIECE]
+            pieces = [tuple(passage.tokens[place.begin : place.begin + length]) for place in firsts]
+            where = [next(i for i in range(len(val)) if tuple(val[i : i + length]) == piece) for piece in pieces]
+            assert len(where) == n == len(val) // length and where != sorted(where)
+            assert np.diff(sorted(where)).min() >= length  # they do not overlap
         else:
             text = "".join(passage.right(i) for i in range(len(passage.places)))
             lines = passage.data.tokenizer.decode(val).split()
@@ -486,7 +489,10 @@ def test_games_that_cannot_be(call, fails, types):
     assert "cannot be guessed one by one" in fails(guess, "--dataset=prose_bpe300")
     Path("short.txt").write_text("abcdefgh" * 300)
     prepare_data.prepare("short.txt")
-    assert "has 20 characters to guess, and a game needs 30" in fails(guess, "--dataset=short")
+    assert f"characters to guess, and a game needs {guess.LEAST}" in fails(guess, "--dataset=short")
+    Path("few.txt").write_text("a\nbc\ncab\nb\nca\nabc\nc\nac\nba\ncc\n")  # one line is validated
+    prepare_data.prepare("few.txt", documents="lines")
+    assert f"characters to guess, and a game needs {guess.LEAST}" in fails(guess, "--dataset=few")
 
 
 def test_moves_become_numbers():
