@@ -33,7 +33,8 @@ README = PAGES[ROOT / "README.md"]
 RESULTS, TOUR, GLOSSARY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("results", "tour", "glossary"))
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
-FILES = {path.name: importlib.import_module(path.stem) for path in sorted(ROOT.glob("*.py"))}
+SCRIPTS = [path for path in sorted(ROOT.glob("*.py")) if path.name != "mine.py"]  # the reader's own, see check.py
+FILES = {path.name: importlib.import_module(path.stem) for path in SCRIPTS}
 
 
 def commands() -> list[str]:
@@ -105,7 +106,8 @@ def read(words: list[str], monkeypatch) -> None:
     if options is None:
         assert len(words) == 1, f"{words[0]} has no options"
         return
-    argument = {"train.py": "config", "estimate.py": "config", "prepare_data.py": "source"}.get(words[0], "")
+    arguments = {"train.py": "config", "estimate.py": "config", "prepare_data.py": "source", "check.py": "task"}
+    argument = arguments.get(words[0], "")
     monkeypatch.setattr(sys, "argv", words)
     given = console.read_options(options, "", argument)
     if argument == "config" and "config" in given:

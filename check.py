@@ -1,0 +1,1077 @@
+"""Write it yourself, and see whether it is right.
+
+    python check.py --start                               # write mine.py, with an empty function for each task
+    python check.py                                       # which of them are right, and where the others go wrong
+    python check.py softmax                               # more about one: an example, and a question that helps
+    python check.py --file=anna.py --only=softmax,mask    # for a class: the exit status is 0 if all are right
+
+Read a lesson, then write its parts yourself, without looking: a softmax, a mask, the backward pass of batch norm.
+A function of mine.py is called with an example, with random numbers, and with edge cases, such as one token or large
+logits. If its answer is wrong, you see the first number that differs, yours and the right one, and the input. What is
+right is computed by the lessons themselves, or by PyTorch.
+
+Your file runs in a process of its own, as any script of yours does. So read a file of someone else before you check
+it. Nothing is sent anywhere.
+"""
+
+import copy
+import inspect
+import math
+import multiprocessing
+import runpy
+import signal
+import sys
+import textwrap
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from numbers import Real
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import tensor
+from torch.overrides import TorchFunctionMode
+
+import attention
+import bigram
+import mlp
+import model
+import ngram
+import optim
+import tokenizer
+from attention import Block
+from console import PathStr, UserError, did_you_mean, option, parse, run
+from files import replace_file
+from micrograd import Value
+
+SECONDS = 10  # how long a task, or the reader's file itself, may take
+RELATIVE = 1e-4  # two numbers are the same if they differ by this fraction of the right one at most,
+ABSOLUTE = 1e-6  # or by this
+
+
+@dataclass
+class Options:
+    task: str = option("", "one task: an example, a question that helps, and what is wrong with your function")
+    file: PathStr = option("mine.py", "the file with your functions")
+    only: str = option("", "tasks to check, separated by commas (default: all)")
+    start: bool = option(False, "write the file, with an empty function for each task; never over an existing one")
+
+
+# ----------------------------------------------------------------------------- a task
+
+
+@dataclass
+class Task:
+    """A function to write, and what it is called with. The end of this file has all of them."""
+
+    answer: Callable  # computes what is right. Its name, parameters and docstring are what the reader sees
+    lesson: str  # the file that explains it
+    hint: str  # a question
+    library: set[str]  # functions of PyTorch that would be the whole answer
+    cases: list[tuple] = field(default_factory=list)  # the arguments of each call. The first ones are the example
+
+    def case(self, *inputs: Any) -> None:
+        """Add a call: first an example that can be computed by hand, then random numbers, then edge cases."""
+        self.cases.append(inputs)
+
+    @property
+    def name(self) -> str:
+        return self.answer.__name__
+
+    @property
+    def parameters(self) -> list[str]:
+        return list(inspect.signature(self.answer).parameters)
+
+    @property
+    def call(self) -> str:
+        """How it is called: softmax(logits)."""
+        return f"{self.name}({', '.join(self.parameters)})"
+
+    @property
+    def text(self) -> str:
+        """What it computes. The first line is a title."""
+        return inspect.getdoc(self.answer)
+
+
+TASKS: dict[str, Task] = {}  # by name, in the order of the lessons
+
+
+def task(lesson: str, hint: str, library: str = "") -> Callable:
+    """Make a task of the function below it. library: names, separated by blanks."""
+
+    def add(answer: Callable) -> Task:
+        TASKS[answer.__name__] = Task(answer, lesson, hint, set(library.split()))
+        return TASKS[answer.__name__]
+
+    return add
+
+
+# ----------------------------------------------------------------------------- what differs
+
+
+def difference(yours: Any, right: Any, where: str = "result") -> str:
+    """Say what differs first between two answers, in one line: a type, a shape, a dtype or a number. Return nothing if
+    they are the same. where: the part of the result that they are, such as result[1]."""
+    if isinstance(right, torch.Tensor):
+        return tensor_difference(yours, right, where)
+    if isinstance(right, Real):
+        return number_difference(yours, right, where)
+    if isinstance(right, dict):
+        return dict_difference(yours, right, where)
+    if isinstance(right, (list, tuple)):
+        return list_difference(yours, right, where)
+    return "" if yours == right else f"{where} is {yours!r}, and should be {right!r}"
+
+
+def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
+    if not isinstance(yours, torch.Tensor):
+        return f"{where} is {kind(yours)}, and should be {kind(right)}"
+    if yours.shape != right.shape:
+        return f"{where} has shape {tuple(yours.shape)}, and should have {tuple(right.shape)}"
+    if yours.dtype != right.dtype:
+        return f"{where} has dtype {yours.dtype}, and should have {right.dtype}"
+    same = torch.isclose(yours.double(), right.double(), rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
+    differing = same.logical_not().nonzero().tolist()  # the indices of the numbers that differ
+    if not differing:
+        return ""
+    first = differing[0]
+    index = tuple(first)
+    place = f"{where}{first}" if first else where
+    line = f"{place} is {yours[index]:.6g}, and should be {right[index]:.6g}"
+    if right.numel() > 1:
+        line += f" ({len(differing)} of {right.numel()} numbers differ)"
+    return line
+
+
+def number_difference(yours: Any, right: float, where: str) -> str:
+    """Compare numbers. A tensor that has no dimension is a number, too."""
+    if isinstance(yours, torch.Tensor) and yours.dim() == 0:
+        yours = yours.item()
+    if not isinstance(yours, Real):
+        return f"{where} is {kind(yours)}, and should be a number"
+    return tensor_difference(tensor(float(yours)), tensor(float(right)), where)
+
+
+def dict_difference(yours: Any, right: dict, where: str) -> str:
+    if not isinstance(yours, dict):
+        return f"{where} is {kind(yours)}, and should be a dict"
+    for key, value in right.items():
+        if key not in yours:
+            return f"{where} lacks {key!r}, which should be {value!r}"
+        line = difference(yours[key], value, f"{where}[{key!r}]")
+        if line:
+            return line
+    for key in yours:
+        if key not in right:
+            return f"{where} has {key!r}, which should not be there"
+    return ""
+
+
+def list_difference(yours: Any, right: list | tuple, where: str) -> str:
+    if not isinstance(yours, (list, tuple)):
+        return f"{where} is {kind(yours)}, and should be {kind(right)}"
+    for i, (one, other) in enumerate(zip(yours, right, strict=False)):
+        line = difference(one, other, f"{where}[{i}]")
+        if line:
+            return line
+    if len(yours) != len(right):
+        return f"{where} has length {len(yours)}, and should have length {len(right)}"
+    return ""
+
+
+def kind(value: Any) -> str:
+    """Name the type of a value."""
+    if value is None:
+        return "None (did you forget to return it?)"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return f"of type {type(value).__name__}"
+
+
+# ----------------------------------------------------------------------------- the reader's functions
+
+
+@dataclass
+class Verdict:
+    """What is said of a reader's function."""
+
+    state: Literal["right", "wrong", "to do"]
+    reason: str = ""  # what is wrong, in lines
+
+
+class Recorder(TorchFunctionMode):
+    """While it is on, it collects the names of the functions of PyTorch that are called: softmax for torch.softmax(x),
+    and also for x.softmax()."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.add(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+def judge(task: Task, yours: Any, path: str) -> Verdict:
+    """Compare a function of the file `path` with the right answer of a task, in all cases. yours: None if the file has
+    no such function."""
+    if yours is None:
+        return Verdict("to do")
+    if not callable(yours):
+        return Verdict("wrong", f"{task.name} is {kind(yours)}, and should be a function")
+    for inputs in task.cases:
+        try:
+            reason = judge_call(task, yours, inputs)
+        except (Exception, SystemExit) as error:
+            if isinstance(error, NotImplementedError) and not error.args:  # the empty function that --start wrote
+                return Verdict("to do")
+            reason = "it stops with an exception:\n" + cut_traceback(error, path)
+        if reason:
+            return Verdict("wrong", f"{reason}\n{show_inputs(task, inputs)}")
+    return Verdict("right")
+
+
+def judge_call(task: Task, yours: Callable, inputs: tuple) -> str:
+    """Call the reader's function. Return what is wrong with the result, or with how it came about, or nothing."""
+    right = task.answer(*copy.deepcopy(inputs))
+    given = copy.deepcopy(inputs)
+    recorder = Recorder()
+    with recorder:
+        result = yours(*given)
+    reason = difference(result, right)
+    if reason:
+        return reason
+    for name, before, after in zip(task.parameters, inputs, given, strict=True):
+        if difference(after, before):
+            return f"the result is right, but {name} itself has changed; x = x + 1 makes a new tensor, x += 1 does not"
+    used = recorder.names & task.library
+    if used:
+        return f"the result is right, but it is PyTorch's own {', '.join(sorted(used))}; write it from its formula"
+    return ""
+
+
+def show_inputs(task: Task, inputs: tuple) -> str:
+    lines = [assignment(name, value) for name, value in zip(task.parameters, inputs, strict=True)]
+    return "\n".join(lines)
+
+
+def assignment(name: str, value: Any) -> str:
+    """Return `x = tensor(...)`, with the further lines of a value below its first one. Of a function, the name."""
+    text = value.__name__ if callable(value) else repr(value)
+    start = f"{name} = "
+    return start + text.replace("\n", "\n" + " " * len(start))
+
+
+def cut_traceback(error: BaseException, path: str) -> str:
+    """The traceback of an exception, without what is not in the reader's file."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    lines = traceback.format_list(frames) + traceback.format_exception_only(error)
+    return "".join(lines).rstrip()
+
+
+def read_functions(path: str) -> dict[str, Any]:
+    """Run the reader's file. Returns what it defines, by name. Raises UserError if it stops."""
+    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it
+    try:
+        return runpy.run_path(path, run_name="mine")  # not "__main__": what stands below that line is not run
+    except SyntaxError as error:
+        raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}; correct it") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == path]
+        what = traceback.format_exception_only(error)[-1].strip()
+        raise UserError(f"{path}, line {lines[-1]}: {what}; correct it") from error
+
+
+# ----------------------------------------------------------------------------- a process of its own
+# A function that never ends can be stopped only from outside: by ending its process. So the reader's file runs in a
+# process of its own, and another one goes on with the next task. It sends three kinds of messages: first that it has
+# begun; then what is wrong with the file, or ""; then a Verdict for each task.
+
+
+class Ended(Exception):
+    """The other process sends nothing more. The message says why."""
+
+
+def check(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
+    """Yield (name, verdict) for each task. Raises UserError if the file cannot be run."""
+    context = multiprocessing.get_context("spawn")  # a new Python, as on all systems
+    left = list(names)
+    while left:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(sender, path, left), daemon=True)
+        process.start()
+        sender.close()  # the other process has it; when that ends, recv() raises EOFError
+        receiver.recv()  # it has begun. (To import PyTorch takes a while, which is not the reader's time)
+        try:
+            wrong_file = receive(receiver)
+        except Ended as reason:
+            advice = 'put what is not a function below if __name__ == "__main__":'
+            raise UserError(f"{path} {reason}; {advice}") from None
+        if wrong_file:
+            raise UserError(wrong_file)
+        try:
+            while left:
+                verdict = receive(receiver)
+                yield left.pop(0), verdict
+        except Ended as reason:
+            yield left.pop(0), Verdict("wrong", f"it {reason}")
+        process.kill()
+
+
+def receive(receiver: Connection) -> Any:
+    """Return the next message of the other process. Raises Ended."""
+    try:
+        if receiver.poll(SECONDS):
+            return receiver.recv()
+    except EOFError:
+        raise Ended("ends Python") from None
+    raise Ended(f"has not come to an end after {SECONDS} seconds")
+
+
+def work(connection: Connection, path: str, names: list[str]) -> None:
+    """Run the reader's file, and judge its functions. This is what the other process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends this one
+    set_up_torch()
+    connection.send("begun")
+    try:
+        functions = read_functions(path)
+    except UserError as error:
+        connection.send(str(error))
+        return
+    connection.send("")
+    for name in names:
+        verdict = judge(TASKS[name], functions.get(name), path)
+        sys.stdout.flush()  # what the function has printed stands before its verdict
+        connection.send(verdict)
+
+
+def set_up_torch() -> None:
+    torch.set_num_threads(1)
+    torch.set_printoptions(sci_mode=False, linewidth=100)
+
+
+# ----------------------------------------------------------------------------- the script
+
+HEAD = '''"""My own softmax, mask, backward passes ...
+
+Replace each `raise NotImplementedError` by code. python check.py says which functions are right, and how the others
+differ; python check.py softmax says more about one of them.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+'''
+
+
+def write_stubs(path: Path) -> None:
+    """Write mine.py: an empty function for each task. Raises UserError if it is there already."""
+    if path.exists():
+        raise UserError(f"{path} is there already; name another file with --file=, or move it away")
+    text = HEAD
+    lesson = ""
+    for task in TASKS.values():
+        if task.lesson != lesson:
+            lesson = task.lesson
+            text += f"\n\n# {'-' * 77} {lesson}\n"
+        docstring = textwrap.indent(f'"""{task.text}"""', "    ")
+        text += f"\n\ndef {task.call}:\n{docstring}\n    raise NotImplementedError\n"
+    replace_file(path, lambda file: file.write(text.encode()))
+    print(f"{path} has an empty function for each of {len(TASKS)} tasks. Write one, and then: python check.py")
+
+
+def choose_tasks(options: Options) -> list[str]:
+    """The names of the tasks to check. Raises UserError for an unknown one."""
+    names = [name.strip() for name in options.only.split(",") if name.strip()]
+    if options.task:
+        names.append(options.task)
+    for name in names:
+        if name not in TASKS:
+            raise UserError(f"there is no task {name}{did_you_mean(name, TASKS)}; python check.py lists all")
+    return names or list(TASKS)
+
+
+def explain(task: Task) -> None:
+    """Print what a task asks for, an example, and a question."""
+    example = task.cases[0]
+    answer = task.answer(*copy.deepcopy(example))
+    print(f"{task.call}\n\n{task.text}\n\nFor example, with")
+    print(textwrap.indent(show_inputs(task, example), "    "))
+    print("it is")
+    print(textwrap.indent(assignment(task.name, answer), "    "))
+    print(f"\nA question: {task.hint}")
+
+
+def print_verdicts(verdicts: Iterable[tuple[str, Verdict]]) -> int:
+    """Print a line for each task, and then what is wrong. Returns how many are right."""
+    n_right = 0
+    wrong = {}
+    lesson = ""
+    for name, verdict in verdicts:
+        task = TASKS[name]
+        if task.lesson != lesson:
+            lesson = task.lesson
+            print(f"\n{lesson}")
+        title = task.text.splitlines()[0]
+        print(f"  {verdict.state:5}  {task.call}: {title}", flush=True)
+        if verdict.state == "right":
+            n_right += 1
+        if verdict.state == "wrong":
+            wrong[name] = verdict.reason
+    for name, reason in wrong.items():
+        lines = textwrap.indent(reason, "    ")
+        print(f"\n{name} is wrong:\n{lines}")
+    return n_right
+
+
+def main() -> None:
+    options = parse(Options, __doc__, argument="task")
+    set_up_torch()
+    path = Path(options.file)
+    names = choose_tasks(options)
+    if options.start:
+        return write_stubs(path)
+    if options.task:
+        explain(TASKS[options.task])
+    if path.exists():
+        verdicts = check(str(path), names)
+    elif options.file == Options.file:
+        print(f"There is no {path} yet: python check.py --start writes it, with an empty function for each task.")
+        verdicts = [(name, Verdict("to do")) for name in names]
+    else:
+        raise UserError(f"there is no file {path}; python check.py --start --file={path} writes one")
+    n_right = print_verdicts(verdicts)
+    print(f"\nresult: tasks={len(names)} right={n_right}")
+    if n_right < len(names):
+        sys.exit(1)
+
+
+# ----------------------------------------------------------------------------- the tasks
+# A task of your own is a function below @task that computes what is right, by a lesson or by PyTorch, and a line
+# .case() for each call. To write these tasks yourself, stop reading here: python check.py --start
+
+RANDOM = torch.Generator().manual_seed(0)  # so that all numbers are the same each time
+
+
+def randn(*shape: int) -> torch.Tensor:
+    """Random numbers of mean 0 and standard deviation 1."""
+    return torch.randn(shape, generator=RANDOM)
+
+
+def randint(high: int, *shape: int) -> torch.Tensor:
+    """Random whole numbers from 0 to high - 1."""
+    return torch.randint(high, shape, generator=RANDOM)
+
+
+# Functions of PyTorch that compute gradients, norms, or attention
+AUTOGRAD = "backward grad"
+NORMS = "batch_norm layer_norm group_norm instance_norm"
+ATTENTION = "scaled_dot_product_attention multi_head_attention_forward"
+
+IDENTITY = torch.eye(2)
+
+
+# ----------------------------------------------------------------------------- derivatives
+
+
+@task("micrograd.py", "When x runs on by h, how far does f(x) rise?")
+def derivative(f, x, h):
+    """Estimate the derivative of f at x by rise over run, from x to x + h.
+
+    f: a function of a number, such as math.sqrt; x, h: numbers. Returns a number."""
+    return (f(x + h) - f(x)) / h
+
+
+derivative.case(math.sqrt, 4.0, 5.0)
+derivative.case(math.exp, 0.3, 0.001)
+derivative.case(math.sin, 2.0, -0.1)
+
+
+@task("micrograd.py", "If a is changed by a little, by how many times as much does a * b change?")
+def multiply_backward(a, b, grad):
+    """The chain rule for y = a * b.
+
+    From the numbers a, b and grad = dL/dy, the derivative of a loss L with respect to y, to the pair (dL/da, dL/db)."""
+    a = Value(a)
+    b = Value(b)
+    y = a * b
+    loss = grad * y  # its derivative w.r.t. y is grad
+    loss.backward()
+    return a.grad, b.grad
+
+
+multiply_backward.case(2.0, -3.0, 1.0)
+multiply_backward.case(0.7, 1.9, -2.5)
+multiply_backward.case(0.0, 5.0, 2.0)
+
+
+@task(
+    "micrograd.py",
+    "The derivative of tanh at x is 1 at x = 0, and nearly 0 where tanh(x) is nearly 1. By which formula?",
+)
+def tanh_backward(x, grad):
+    """The chain rule for y = tanh(x).
+
+    From the numbers x and grad = dL/dy, the derivative of a loss L with respect to y, to dL/dx, a number."""
+    x = Value(x)
+    loss = grad * x.tanh()
+    loss.backward()
+    return x.grad
+
+
+tanh_backward.case(0.0, 3.0)
+tanh_backward.case(0.8, -1.7)
+tanh_backward.case(-2.1, 0.6)
+tanh_backward.case(20.0, 1.0)
+
+
+# ----------------------------------------------------------------------------- counting
+
+
+@task("bigram.py", "A pair can occur several times. Does your code add 1 for each of them?")
+def count_pairs(xs, ys, V):
+    """Count how often y comes after x, for all x and y.
+
+    xs, ys (n,), int64: the first and the second letter of each pair, as numbers below V -> N (V, V), int64: N[x, y] is
+    the number of pairs x, y."""
+    return bigram.count_pairs(xs, ys, V)
+
+
+count_pairs.case(tensor([0, 1, 1, 0]), tensor([1, 1, 0, 1]), 2)
+count_pairs.case(randint(4, 30), randint(4, 30), 4)
+count_pairs.case(tensor([2]), tensor([0]), 3)
+
+
+@task("bigram.py", "What is the shape of your sums, and is each number of N divided by the sum of its own row?")
+def probabilities(N):
+    """Turn counts into probabilities: divide each row by its sum.
+
+    N (V, V), int64 -> P (V, V), float32."""
+    return bigram.probabilities(N, add=0)
+
+
+probabilities.case(tensor([[1, 3], [2, 8]]))
+probabilities.case(1 + randint(9, 4, 4))
+probabilities.case(tensor([[5]]))
+
+
+@task("bigram.py", "Which probability did the pair (x, y) have? And what is the logarithm of a number below 1?")
+def mean_nll(P, xs, ys):
+    """The loss: the mean of -log P[x, y] over all pairs, in nats.
+
+    P (V, V), float32; xs, ys (n,), int64: the letters of each pair. Returns a number, which is infinite if a pair has
+    the probability 0."""
+    return bigram.mean_nll(P, xs, ys)
+
+
+mean_nll.case(tensor([[0.5, 0.5], [0.25, 0.75]]), tensor([0, 1]), tensor([1, 0]))
+mean_nll.case(randn(4, 4).softmax(dim=1), randint(4, 9), randint(4, 9))
+mean_nll.case(tensor([[1.0]]), tensor([0, 0]), tensor([0, 0]))
+mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([1, 1]))
+
+
+@task("bigram.py", "What do the numbers of a row add up to, after 1 has been added to each?")
+def add_one(N):
+    """Probabilities with 1 added to each count (Laplace smoothing).
+
+    N (V, V), int64 -> P (V, V), float32: each row adds up to 1."""
+    return bigram.probabilities(N, add=1)
+
+
+add_one.case(tensor([[1, 0], [3, 4]]))
+add_one.case(randint(5, 4, 4))
+add_one.case(tensor([[0, 0, 0], [2, 0, 1], [0, 9, 0]]))
+
+
+@task("bigram.py", "Row i has its 1 in column xs[i]. How do you say that for all rows at once?", library="one_hot")
+def one_hot(xs, V):
+    """One-hot vectors: in row i a 1 in column xs[i], and zeros.
+
+    xs (n,), int64, below V -> (n, V), float32: so one_hot(xs, V) @ W is W[xs]."""
+    return F.one_hot(xs, V).float()
+
+
+one_hot.case(tensor([2, 0]), 3)
+one_hot.case(randint(5, 7), 5)
+one_hot.case(tensor([0]), 1)
+
+
+@task(
+    "ngram.py", "If u comes after q three times, and after nothing else, how many different letters does it come after?"
+)
+def continuation_counts(text):
+    """For each letter, after how many different letters it comes.
+
+    text: words with a dot before, between and after them. Returns a dict: letter (the dot, too) -> whole number."""
+    tables = ngram.count_plainly(list(pairwise(text)))
+    counts = tables[0][()]  # after the empty context
+    return dict(sorted(counts.items()))
+
+
+continuation_counts.case(".qu.qu.ba.")
+continuation_counts.case(".emma.ava.mia.amelia.emil.")
+continuation_counts.case(".a.")
+
+
+@task(
+    "ngram.py",
+    "The discount is taken from the count of each different token that came. How much does that free, together?",
+)
+def kneser_ney(token, followers, p_shorter, discount):
+    """Kneser-Ney smoothing: the probability of a token after a context.
+
+    followers: a dict, token -> how often it came after this context. discount: what is subtracted from each of these
+    counts. p_shorter: the probability of the token after the shorter context, which gets what is freed (interpolated
+    Kneser-Ney smoothing). Returns a number."""
+    tables = [{(): Counter(followers)}]
+    return ngram.kneser_ney_plainly((token,), tables, discount, V=1 / p_shorter)
+
+
+kneser_ney.case("a", {"a": 3, "b": 1}, 0.5, 0.75)
+kneser_ney.case("b", {"a": 7, "b": 4, "c": 1}, 0.1, 0.6)
+kneser_ney.case("z", {"a": 2, "b": 3}, 0.05, 0.75)
+
+
+# ----------------------------------------------------------------------------- networks
+
+
+@task(
+    "mlp.py",
+    "exp(1000) is infinite. What can you subtract from all logits of a row without a change of the result?",
+    library="softmax log_softmax softmin logsumexp",
+)
+def softmax(logits):
+    """Turn logits into probabilities, each row by itself.
+
+    logits (B, V), float32 -> (B, V). They can be large, such as 1000, or -inf."""
+    return logits.softmax(dim=1)
+
+
+softmax.case(tensor([[0.0, 0.0, 0.0]]))
+softmax.case(randn(3, 4))
+softmax.case(tensor([[1000.0, 1001.0], [-1000.0, -1000.0]]))
+softmax.case(tensor([[2.0, -math.inf, 2.0]]))
+
+
+@task(
+    "mlp.py",
+    "What is the logarithm of exp(x) / sum? So you need no probability, which could be 0.",
+    library="cross_entropy nll_loss log_softmax",
+)
+def cross_entropy(logits, targets):
+    """The loss of logits: the mean of -log(probability of the target).
+
+    logits (B, V), float32, can be large, such as 1000; targets (B,), int64. Returns a number, in nats. torch.logsumexp
+    may be used."""
+    return F.cross_entropy(logits, targets).item()
+
+
+cross_entropy.case(tensor([[0.0, 0.0], [0.0, 0.0]]), tensor([0, 1]))
+cross_entropy.case(randn(4, 5), randint(5, 4))
+cross_entropy.case(tensor([[1000.0, 0.0]]), tensor([1]))
+
+
+@task(
+    "mlp.py",
+    "Which way should the logit of the target move, which way the others, and how far if it is certain already?",
+    library=AUTOGRAD,
+)
+def cross_entropy_backward(logits, targets):
+    """The gradient of the mean cross-entropy with respect to the logits.
+
+    logits (B, V), float32; targets (B,), int64 -> (B, V). softmax of PyTorch may be used; autograd may not."""
+    logits.requires_grad_()
+    F.cross_entropy(logits, targets).backward()
+    return logits.grad
+
+
+cross_entropy_backward.case(tensor([[0.0, 0.0], [0.0, 0.0]]), tensor([0, 1]))
+cross_entropy_backward.case(randn(3, 4), randint(4, 3))
+cross_entropy_backward.case(tensor([[50.0, 0.0]]), tensor([0]))
+
+
+@task(
+    "mlp.py",
+    "An output is a sum of how many products? By how much does the standard deviation of a sum grow with them?",
+)
+def kaiming(weight):
+    """Scale random weights for a layer with tanh (Kaiming initialization).
+
+    weight (fan_in, fan_out), float32: random numbers of mean 0 and standard deviation 1. The gain of tanh is 5/3."""
+    return mlp.scale_weight(weight, "kaiming", last=False)
+
+
+kaiming.case(torch.ones(4, 2))
+kaiming.case(randn(9, 3))
+kaiming.case(randn(1, 5))
+
+
+@task(
+    "mlp.py",
+    "Over which dimension is the mean of a unit, and where does eps stand: inside of the root, or outside?",
+    library=NORMS,
+)
+def batch_norm(x, gain, bias, eps):
+    """Batch norm in training: normalize each unit over the batch.
+
+    x (B, H), float32; gain, bias (H,) -> (B, H). Each of the H columns of x gets a mean of 0 and a variance of 1; then
+    gain and bias are applied. The variance is a sum of squares divided by B; eps, a number, is added to it."""
+    layer = mlp.BatchNorm(len(gain), eps)
+    layer.gain = gain
+    layer.bias = bias
+    return layer(x)
+
+
+batch_norm.case(tensor([[1.0, 2.0], [3.0, 6.0]]), torch.ones(2), torch.zeros(2), 0.0)
+batch_norm.case(randn(5, 3), randn(3), randn(3), 0.1)
+batch_norm.case(tensor([[7.0, 0.0], [7.0, 0.01]]), torch.ones(2), tensor([0.0, 1.0]), 1e-3)
+
+
+@task(
+    "mlp.py",
+    "x[j] changes its own xhat, and by the mean and the variance that of all others. Which terms are these?",
+    library=AUTOGRAD,
+)
+def batch_norm_backward(x, gain, eps, dout):
+    """The backward pass of batch norm: from dout to (dx, dgain, dbias).
+
+    x (B, H), float32, gain (H,) and eps as in batch_norm; dout (B, H): the gradient of the loss with respect to its
+    output. Returns the gradients with respect to x (B, H), gain (H,) and bias (H,). Without autograd."""
+    layer = mlp.BatchNorm(len(gain), eps)
+    layer.gain = gain
+    layer(x)
+    dx = layer.backward(dout)
+    return dx, layer.gain.grad, layer.bias.grad
+
+
+batch_norm_backward.case(tensor([[1.0], [3.0]]), tensor([2.0]), 1.0, tensor([[1.0], [0.0]]))
+batch_norm_backward.case(randn(5, 3), randn(3), 0.1, randn(5, 3))
+batch_norm_backward.case(tensor([[7.0, 0.0], [7.0, 1.0]]), torch.ones(2), 1e-3, randn(2, 2))
+
+
+@task(
+    "mlp.py",
+    "If a token occurs twice, C[token] goes into two outputs. What is done with the two gradients?",
+    library=AUTOGRAD,
+)
+def embedding_backward(C, X, dout):
+    """The backward pass of C[X]: from dout to the gradient of C.
+
+    C (V, E), float32: a vector for each token; X (B, T), int64: tokens; dout (B, T, E): the gradient of the loss with
+    respect to C[X] -> (V, E). Without autograd."""
+    layer = mlp.Embedding(C)
+    layer(X)
+    layer.backward(dout)
+    return C.grad
+
+
+embedding_backward.case(torch.zeros(3, 2), tensor([[0, 2, 0]]), tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]))
+embedding_backward.case(randn(4, 2), randint(4, 3, 2), randn(3, 2, 2))
+embedding_backward.case(randn(2, 1), tensor([[1]]), tensor([[[0.5]]]))
+
+
+# ----------------------------------------------------------------------------- attention
+
+
+@task("attention.py", "How many tokens has the average of token t? Is token t one of them?")
+def average_past(x):
+    """For each token, the mean of itself and all earlier ones.
+
+    x (B, T, C), float32 -> (B, T, C)."""
+    T = x.shape[1]
+    return attention.causal_softmax(torch.zeros(T, T)) @ x
+
+
+average_past.case(tensor([[[2.0], [4.0], [9.0]]]))
+average_past.case(randn(2, 4, 3))
+average_past.case(randn(1, 1, 2))
+
+
+@task("attention.py", "Row 0 is the first token. How many columns may it attend to? And the last row?")
+def mask(scores):
+    """Hide the future: put -inf where a token would attend to a later one.
+
+    scores (T, T) or (B, T, T), float32; row t has the scores of token t with all tokens -> the same shape."""
+    T = scores.shape[-1]
+    future = torch.ones(T, T, dtype=torch.bool).triu(1)
+    return scores.masked_fill(future, -math.inf)
+
+
+mask.case(torch.zeros(3, 3))
+mask.case(randn(2, 4, 4))
+mask.case(tensor([[5.0]]))
+
+
+@task(
+    "attention.py",
+    "Which shape have the scores? Which of its dimensions is normalized by the softmax, and by what were they divided?",
+    library=ATTENTION,
+)
+def head(x, Wq, Wk, Wv):
+    """One head of causal self-attention, with scores divided by sqrt(d).
+
+    x (B, T, C), float32; Wq, Wk, Wv (C, d): they make queries, keys and values -> (B, T, d). softmax of PyTorch may be
+    used."""
+    out, _ = attention.head(x, Wq, Wk, Wv)
+    return out
+
+
+head.case(IDENTITY[None], IDENTITY, IDENTITY, IDENTITY)
+head.case(randn(2, 4, 6), randn(6, 2), randn(6, 2), randn(6, 2))
+head.case(randn(1, 1, 3), randn(3, 3), randn(3, 3), randn(3, 3))
+
+
+@task(
+    "attention.py",
+    "After you have split C into heads: in which order are the dimensions, and which two does @ multiply?",
+    library=ATTENTION,
+)
+def heads(x, Wqkv, Wo, nh):
+    """Several heads of causal self-attention, and the output projection.
+
+    x (B, T, C), float32. x @ Wqkv, with Wqkv (C, 3 C), has the queries, then the keys, then the values, C channels
+    each; of these, the first C / nh are of the first head, and so on. The outputs of the heads, side by side, are
+    multiplied by Wo (C, C) -> (B, T, C). softmax of PyTorch may be used."""
+    layer = attention.Attention(x.shape[2], nh)
+    layer.qkv.weight.data = Wqkv.T
+    layer.proj.weight.data = Wo.T
+    return layer(x).detach()
+
+
+heads.case(IDENTITY[None], IDENTITY.repeat(1, 3), IDENTITY, 2)
+heads.case(randn(2, 3, 4), randn(4, 12), randn(4, 4), 2)
+heads.case(randn(1, 1, 4), randn(4, 12), randn(4, 4), 4)
+
+
+@task(
+    "attention.py",
+    "Batch norm normalizes a unit over the examples. What is normalized here, and over which dimension?",
+    library=NORMS,
+)
+def layer_norm(x, gain, bias, eps):
+    """Layer norm: normalize each token over its channels.
+
+    x (..., C), float32, with any number of dimensions before C; gain, bias (C,) -> (..., C). The variance is a sum of
+    squares divided by C; eps, a number, is added to it."""
+    return F.layer_norm(x, gain.shape, gain, bias, eps)
+
+
+layer_norm.case(tensor([[1.0, 3.0]]), torch.ones(2), torch.zeros(2), 0.0)
+layer_norm.case(randn(2, 3, 4), randn(4), randn(4), 0.1)
+layer_norm.case(tensor([[[7.0, 7.0, 7.0]]]), torch.ones(3), tensor([1.0, 2.0, 3.0]), 1e-5)
+
+
+@task(
+    "attention.py",
+    "By which two numbers does one turn a point (x1, x2) by an angle? Which channels are x1, and which x2?",
+)
+def rope(x, position):
+    """RoPE: turn pairs of channels by an angle that grows with the position.
+
+    x (T, d), float32: queries or keys; position (T,), int64 -> (T, d). Channel i, for i below d/2, and channel i + d/2
+    are a point in the plane, which is turned by position / 10000^(2i/d), from the first axis towards the second."""
+    return attention.rotate(x, position)
+
+
+rope.case(tensor([[1.0, 0.0], [1.0, 0.0]]), tensor([0, 1]))
+rope.case(randn(3, 6), tensor([2, 5, 9]))
+rope.case(randn(1, 4), tensor([1000]))
+
+
+@task("attention.py", "What does the second part get: x as it came, or after the first part has added to it?")
+def block(x, attention, feed_forward, ln_1, ln_2):
+    """A Transformer block with residual connections and pre-norm.
+
+    x (B, T, C), float32 -> (B, T, C). The others are functions (B, T, C) -> (B, T, C): the two parts, and the norm that
+    stands before each of them."""
+    pre_norm = Block(x.shape[2], nh=1)
+    x = pre_norm.apply_part(attention, ln_1, x)
+    return pre_norm.apply_part(feed_forward, ln_2, x)
+
+
+block.case(tensor([[[1.0, 4.0]]]), torch.neg, torch.square, torch.sqrt, torch.abs)
+block.case(randn(2, 3, 4), torch.sin, torch.exp, torch.tanh, torch.abs)
+block.case(torch.zeros(1, 1, 2), torch.cos, torch.exp, torch.sin, torch.tanh)
+
+
+# ----------------------------------------------------------------------------- training
+
+
+@task("optim.py", "m and v start at 0. How much too small are they at step 1? And does the weight decay go through m?")
+def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
+    """A step of AdamW.
+
+    p: weights; g: their gradient; m, v: the averages so far, of the gradients and of their squares. These are float32,
+    and have one shape. t: number of the step, from 1. With bias correction, with decoupled weight decay (of lr times
+    weight_decay), and with 1e-8 added to the root. Returns the new (p, m, v), and leaves the given ones as they are."""
+    p = p.clone()
+    m = m.clone()
+    v = v.clone()
+    group = {"rule": "adamw", "lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay}
+    optim.adam(group, [(p, g, m, v)], t)
+    return p, m, v
+
+
+adamw.case(tensor([1.0]), tensor([2.0]), tensor([0.0]), tensor([0.0]), 1, 0.1, 0.9, 0.99, 0.0)
+adamw.case(randn(4), randn(4), randn(4), randn(4).square(), 3, 0.1, 0.9, 0.95, 0.5)
+adamw.case(tensor([2.0]), tensor([0.0]), tensor([0.0]), tensor([0.0]), 1, 0.1, 0.9, 0.99, 0.1)
+
+
+@task(
+    "optim.py",
+    "Which fraction of the way from warmup to end is done? And what is the cosine at its start and at its end?",
+)
+def schedule(step, max_lr, min_lr, warmup, end):
+    """The learning rate of a step: linear warmup, then half a wave of a cosine.
+
+    It is 0 at step 0, max_lr at step warmup, and min_lr at step end and after it. Returns a number."""
+    config = SimpleNamespace(learning_rate=max_lr, min_lr=min_lr, warmup_iters=warmup, max_iters=end - 1)
+    config.schedule = "cosine"
+    return max_lr * optim.lr_fraction(step, config)
+
+
+schedule.case(5, 1.0, 0.0, 10, 110)
+schedule.case(10, 0.4, 0.1, 10, 110)
+schedule.case(60, 0.4, 0.1, 10, 110)
+schedule.case(97, 0.4, 0.1, 10, 110)
+schedule.case(110, 0.4, 0.1, 10, 110)
+schedule.case(1, 0.4, 0.1, 0, 2)
+schedule.case(200, 0.4, 0.1, 10, 110)
+
+
+# ----------------------------------------------------------------------------- generating
+
+
+@task("model.py", "Should large temperatures make the logits more different, or less? Before the softmax, or after it?")
+def temperature(logits, T):
+    """Probabilities at a temperature: below 1 sharper, above 1 more uniform.
+
+    logits (B, V), float32; T: the temperature, a number above 0 -> (B, V). softmax of PyTorch may be used."""
+    return (logits / T).softmax(dim=1)
+
+
+temperature.case(tensor([[0.0, 1.0]]), 0.5)
+temperature.case(randn(2, 4), 1.7)
+temperature.case(randn(2, 4), 1.0)
+temperature.case(tensor([[30.0, 0.0]]), 0.1)
+
+
+@task("model.py", "How large is the k-th largest logit of each row? And what is exp(-inf)?")
+def top_k(logits, k):
+    """Keep the k largest logits of each row, and make the others -inf.
+
+    logits (B, V), float32; k: 1 to V -> (B, V). torch.topk and torch.sort may be used."""
+    return model.keep_top_k(logits, k)
+
+
+top_k.case(tensor([[1.0, 3.0, 2.0]]), 2)
+top_k.case(randn(3, 5), 2)
+top_k.case(randn(2, 4), 1)
+top_k.case(randn(2, 3), 3)
+
+
+@task("model.py", "In descending order: how much probability stands before a token? Is it kept if that is less than p?")
+def top_p(probs, p):
+    """Keep the fewest tokens whose probabilities add up to at least p.
+
+    probs (B, V), float32, each row adds up to 1; p: above 0, at most 1 -> (B, V): the most likely tokens of each row,
+    divided by their sum, and 0 for the others. torch.sort may be used."""
+    kept = model.keep_top_p(probs, p)
+    return kept / kept.sum(dim=1, keepdim=True)
+
+
+top_p.case(tensor([[0.1, 0.5, 0.4]]), 0.6)
+top_p.case(randn(3, 6).softmax(dim=1), 0.7)
+top_p.case(tensor([[0.9, 0.1], [0.3, 0.7]]), 0.2)
+top_p.case(randn(2, 3).softmax(dim=1), 1.0)
+
+
+@task("tokenizer.py", "Can the second token of a pair that was joined be the first of the next pair?")
+def merge(tokens, a, b):
+    """Byte-pair encoding: join each token a that is followed by b, from left to right.
+
+    tokens: a list of bytes objects, such as b"a" -> a new list, with a + b for each such pair."""
+    return tokenizer.merge(tokens, a + b)
+
+
+merge.case([b"a", b"b", b"c", b"a", b"b"], b"a", b"b")
+merge.case([b"a", b"a", b"a", b"a", b"a", b"b"], b"a", b"a")
+merge.case([b"th", b"e", b" ", b"th", b"e", b"th"], b"th", b"e")
+merge.case([b"a"], b"a", b"a")
+merge.case([], b"a", b"b")
+
+
+@task(
+    "tokenizer.py",
+    "Which pair comes first, if two occur equally often? And are the pairs counted again after each merge?",
+)
+def train_bpe(text, n_merges):
+    """Learn byte-pair encoding: which tokens are made, one after the other?
+
+    Starts from the bytes of the text in UTF-8, each a token (a bytes object), and n_merges times joins the pair (a, b)
+    of neighbors that occurs most often, everywhere; of several, the pair that is the smallest by <. Every two neighbors
+    are a pair: b"aaa" has two. Returns the list of the new tokens a + b. It is shorter if no pair is left."""
+    ids = tokenizer.train_plainly([text], n_merges)
+    return list(ids)[256:]
+
+
+train_bpe.case("aaabdaaabac", 3)
+train_bpe.case("the cat sat on the mat, the cat", 8)
+train_bpe.case("héhé", 2)
+train_bpe.case("a", 2)
+
+
+TRAINED = list(tokenizer.train_plainly(["the cat sat on the mat, the cat"], 8))[256:]
+
+
+@task("tokenizer.py", "The merges were learned one after the other. In which order are they to be made in a new text?")
+def encode(text, merges):
+    """Byte-pair encoding: split a text into the tokens that were learned.
+
+    text: a str; merges: the tokens in the order in which train_bpe learned them. Starts from the bytes of the text in
+    UTF-8, each a token, and for each merge, joins every two neighbors that together are this token. Returns the list of
+    tokens (bytes objects)."""
+    ids = {bytes([i]): i for i in range(256)}
+    for token in merges:
+        ids[token] = len(ids)
+    tokens = list(ids)
+    return [tokens[i] for i in tokenizer.encode_plainly(text, ids)]
+
+
+encode.case("abc", [b"bc", b"ab"])
+encode.case("aaab aab", [b"aa", b"ab", b"aaab"])
+encode.case("that mat", TRAINED)
+encode.case("hé", [b"\xc3\xa9"])
+encode.case("", [b"ab"])
+
+
+@task("sample.py", "Which keys may the newest token attend to? So does it need a mask?", library=ATTENTION)
+def cache_step(x, Wq, Wk, Wv, keys, values):
+    """One head for the newest token alone, with a cache of keys and values.
+
+    x (C,), float32: the newest token; Wq, Wk, Wv (C, d): as in head; keys, values (t, d): those of the t tokens before
+    it. Returns its output (d,), and the keys and values with its own at the end, (t + 1, d) each. softmax of PyTorch
+    may be used."""
+    keys = torch.cat((keys, x[None] @ Wk))
+    values = torch.cat((values, x[None] @ Wv))
+    out = F.scaled_dot_product_attention(x[None] @ Wq, keys, values)  # (1, d)
+    return out[0], keys, values
+
+
+cache_step.case(IDENTITY[0], IDENTITY, IDENTITY, IDENTITY, IDENTITY[1:], IDENTITY[1:])
+cache_step.case(randn(6), randn(6, 2), randn(6, 2), randn(6, 2), randn(3, 2), randn(3, 2))
+cache_step.case(randn(3), randn(3, 3), randn(3, 3), randn(3, 3), torch.zeros(0, 3), torch.zeros(0, 3))
+
+
+if __name__ == "__main__":
+    run(main)

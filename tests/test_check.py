@@ -1,0 +1,983 @@
+"""check.py: right functions pass, typical wrong ones are told what differs first, and a reader's file cannot do harm to
+the checking of the others."""
+
+import inspect
+import math
+import re
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, finish, start
+from torch import nn
+
+import check
+from check import TASKS, difference, judge
+from console import UserError
+
+# ----------------------------------------------------------------------------- right functions, written from formulas
+
+
+def derivative(f, x, h):
+    rise = f(x + h) - f(x)
+    return rise / h
+
+
+def multiply_backward(a, b, grad):
+    return b * grad, a * grad
+
+
+def tanh_backward(x, grad):
+    return (1 - math.tanh(x) ** 2) * grad
+
+
+def count_pairs(xs, ys, V):
+    N = torch.zeros(V, V, dtype=torch.int64)
+    for x, y in zip(xs, ys, strict=True):
+        N[x, y] += 1
+    return N
+
+
+def probabilities(N):
+    return N / N.sum(dim=1, keepdim=True)
+
+
+def mean_nll(P, xs, ys):
+    return -P[xs, ys].log().mean()
+
+
+def add_one(N):
+    return probabilities(N + 1)
+
+
+def one_hot(xs, V):
+    return (xs[:, None] == torch.arange(V)).float()
+
+
+def continuation_counts(text):
+    before = defaultdict(set)
+    for first, second in pairwise(text):
+        before[second].add(first)
+    return {letter: len(letters) for letter, letters in before.items()}
+
+
+def kneser_ney(token, followers, p_shorter, discount):
+    total = sum(followers.values())
+    kept = max(followers.get(token, 0) - discount, 0)
+    freed = discount * len(followers)
+    return kept / total + freed / total * p_shorter
+
+
+def softmax(logits):
+    exp = (logits - logits.max(dim=1, keepdim=True).values).exp()
+    return exp / exp.sum(dim=1, keepdim=True)
+
+
+def cross_entropy(logits, targets):
+    return (logits.logsumexp(dim=1) - logits[range(len(targets)), targets]).mean()
+
+
+def cross_entropy_backward(logits, targets):
+    p = logits.softmax(dim=1)
+    p[range(len(targets)), targets] -= 1
+    return p / len(targets)
+
+
+def kaiming(weight):
+    return weight * 5 / 3 / len(weight) ** 0.5
+
+
+def batch_norm(x, gain, bias, eps):
+    xhat = (x - x.mean(0)) / (x.var(0, correction=0) + eps).sqrt()
+    return xhat * gain + bias
+
+
+def batch_norm_backward(x, gain, eps, dout):
+    std = (x.var(0, correction=0) + eps).sqrt()
+    xhat = (x - x.mean(0)) / std
+    dxhat = dout * gain
+    dx = (dxhat - dxhat.mean(0) - xhat * (dxhat * xhat).mean(0)) / std
+    return dx, (dout * xhat).sum(0), dout.sum(0)
+
+
+def embedding_backward(C, X, dout):
+    dC = torch.zeros_like(C)
+    for b, row in enumerate(X):
+        for t, token in enumerate(row):
+            dC[token] += dout[b, t]
+    return dC
+
+
+def average_past(x):
+    return x.cumsum(dim=1) / torch.arange(1, x.shape[1] + 1)[:, None]
+
+
+def mask(scores):
+    T = scores.shape[-1]
+    return scores.masked_fill(torch.ones(T, T).tril() == 0, -torch.inf)
+
+
+def head(x, Wq, Wk, Wv):
+    scores = (x @ Wq) @ (x @ Wk).transpose(1, 2) / Wq.shape[1] ** 0.5
+    return mask(scores).softmax(dim=-1) @ (x @ Wv)
+
+
+def heads(x, Wqkv, Wo, nh):
+    C = x.shape[2]
+    d = C // nh
+    outs = []
+    for h in range(nh):
+        Wq, Wk, Wv = (Wqkv[:, start + h * d : start + (h + 1) * d] for start in (0, C, 2 * C))
+        outs.append(head(x, Wq, Wk, Wv))
+    return torch.cat(outs, dim=2) @ Wo
+
+
+def layer_norm(x, gain, bias, eps):
+    centered = x - x.mean(-1, keepdim=True)
+    return centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt() * gain + bias
+
+
+def rope(x, position):
+    d = x.shape[1]
+    angles = position[:, None] / 10000 ** (2 * torch.arange(d // 2) / d)
+    a, b = x[:, : d // 2], x[:, d // 2 :]
+    return torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), dim=1)
+
+
+def block(x, attention, feed_forward, ln_1, ln_2):
+    x = x + attention(ln_1(x))
+    return x + feed_forward(ln_2(x))
+
+
+def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    mhat = m / (1 - beta1**t)
+    vhat = v / (1 - beta2**t)
+    return p - lr * weight_decay * p - lr * mhat / (vhat.sqrt() + 1e-8), m, v
+
+
+def schedule(step, max_lr, min_lr, warmup, end):
+    if step < warmup:
+        return max_lr * step / warmup
+    if step > end:
+        return min_lr
+    done = (step - warmup) / (end - warmup)
+    return min_lr + (max_lr - min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def temperature(logits, T):
+    return F.softmax(logits / T, dim=-1)
+
+
+def top_k(logits, k):
+    kth = logits.sort(descending=True).values[:, k - 1 : k]
+    return torch.where(logits < kth, -torch.inf, logits)
+
+
+def top_p(probs, p):
+    out = torch.zeros_like(probs)
+    for row, new in zip(probs, out, strict=True):
+        total = 0.0
+        for i in row.argsort(descending=True):
+            if total < p:
+                new[i] = row[i]
+                total += row[i]
+        new /= new.sum()
+    return out
+
+
+def merge(tokens, a, b):
+    out = []
+    i = 0
+    while i < len(tokens):
+        if tokens[i : i + 2] == [a, b]:
+            out.append(a + b)
+            i += 2
+        else:
+            out.append(tokens[i])
+            i += 1
+    return out
+
+
+def train_bpe(text, n_merges):
+    tokens = [bytes([byte]) for byte in text.encode()]
+    merges = []
+    for _ in range(n_merges):
+        counts = Counter(pairwise(tokens))
+        if not counts:
+            break
+        a, b = min(counts, key=lambda pair: (-counts[pair], pair))
+        tokens = merge(tokens, a, b)
+        merges.append(a + b)
+    return merges
+
+
+def encode(text, merges):
+    tokens = [bytes([byte]) for byte in text.encode()]
+    for new in merges:
+        for cut in range(1, len(new)):
+            tokens = merge(tokens, new[:cut], new[cut:])
+    return tokens
+
+
+def cache_step(x, Wq, Wk, Wv, keys, values):
+    keys = torch.cat((keys, (x @ Wk)[None]))
+    values = torch.cat((values, (x @ Wv)[None]))
+    wei = (keys @ (x @ Wq) / Wq.shape[1] ** 0.5).softmax(dim=0)
+    return wei @ values, keys, values
+
+
+RIGHT = {name: globals()[name] for name in TASKS if name in globals()}
+
+# ----------------------------------------------------------------------------- typical wrong ones
+
+
+def count_once(xs, ys, V):
+    N = torch.zeros(V, V, dtype=torch.int64)
+    N[xs, ys] += 1  # a pair that occurs twice is counted once
+    return N
+
+
+def changed_in_place(scores):
+    scores[..., torch.ones(scores.shape[-2:]).triu(1) == 1] = -torch.inf
+    return scores
+
+
+def embedding_lost(C, X, dout):
+    dC = torch.zeros_like(C)
+    dC[X] += dout
+    return dC
+
+
+def cross_entropy_by_autograd(logits, targets):
+    logits = logits.clone().requires_grad_()
+    (-logits.log_softmax(1)[range(len(targets)), targets].mean()).backward()
+    return logits.grad
+
+
+def heads_by_view(x, Wqkv, Wo, nh):
+    B, T, C = x.shape
+    q, k, v = (part.reshape(B, nh, T, C // nh) for part in (x @ Wqkv).split(C, dim=2))  # should be transposed
+    wei = mask((q @ k.mT / (C // nh) ** 0.5).flatten(0, 1)).view(B, nh, T, T).softmax(dim=-1)
+    return (wei @ v).transpose(1, 2).reshape(B, T, C) @ Wo
+
+
+def rope_of_neighbors(x, position):
+    d = x.shape[1]
+    angles = position[:, None] / 10000 ** (2 * torch.arange(d // 2) / d)
+    a, b = x[:, 0::2], x[:, 1::2]
+    return torch.stack((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), dim=2).flatten(1)
+
+
+def adam_l2(p, g, m, v, t, lr, beta1, beta2, weight_decay):
+    return adamw(p, g + weight_decay * p, m, v, t, lr, beta1, beta2, 0.0)
+
+
+def adamw_uncorrected(p, g, m, v, t, lr, beta1, beta2, weight_decay):
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    return p - lr * weight_decay * p - lr * m / (v.sqrt() + 1e-8), m, v
+
+
+def adamw_momentum_of_squares(p, g, m, v, t, lr, beta1, beta2, weight_decay):
+    return adamw(p, g, m, v, t, lr, beta2, beta1, weight_decay)
+
+
+def merge_overlapping(tokens, a, b):
+    out = list(tokens[:1])
+    for first, second in pairwise(tokens):
+        if (first, second) == (a, b):
+            out[-1] = a + b
+        else:
+            out.append(second)
+    return out
+
+
+def train_once(text, n_merges):
+    """Counts the pairs of the bytes once, instead of after each merge."""
+    counts = Counter(pairwise(bytes([byte]) for byte in text.encode()))
+    ordered = sorted(counts, key=lambda pair: (-counts[pair], pair))
+    return [a + b for a, b in ordered[:n_merges]]
+
+
+def train_ties(text, n_merges):
+    """Takes the pair that came first in the text, in a tie."""
+    tokens = [bytes([byte]) for byte in text.encode()]
+    merges = []
+    for _ in range(n_merges):
+        counts = Counter(pairwise(tokens))
+        if not counts:
+            break
+        a, b = counts.most_common(1)[0][0]
+        tokens = merge(tokens, a, b)
+        merges.append(a + b)
+    return merges
+
+
+def encode_longest(text, merges):
+    data = text.encode()
+    tokens = []
+    while data:
+        fits = [token for token in merges if data.startswith(token)]
+        tokens.append(max(fits, key=len, default=data[:1]))
+        data = data[len(tokens[-1]) :]
+    return tokens
+
+
+def top_p_without_the_last(probs, p):
+    ordered, order = probs.sort(descending=True)
+    kept = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(ordered.cumsum(1) > p, 0))
+    return kept / kept.sum(1, keepdim=True)
+
+
+def top_p_unscaled(probs, p):
+    return check.model.keep_top_p(probs, p)
+
+
+def cache_masked(x, Wq, Wk, Wv, keys, values):
+    _, keys, values = cache_step(x, Wq, Wk, Wv, keys, values)
+    scores = (x @ Wq)[None] @ keys.T / Wq.shape[1] ** 0.5  # (1, t + 1)
+    scores = scores.masked_fill(torch.ones_like(scores).tril() == 0, -torch.inf)
+    return (scores.softmax(dim=1) @ values)[0], keys, values
+
+
+def cache_without_itself(x, Wq, Wk, Wv, keys, values):
+    _, new_keys, new_values = cache_step(x, Wq, Wk, Wv, keys, values)
+    return (keys @ (x @ Wq) / Wq.shape[1] ** 0.5).softmax(dim=0) @ values, new_keys, new_values
+
+
+def cache_in_front(x, Wq, Wk, Wv, keys, values):
+    out, keys, values = cache_step(x, Wq, Wk, Wv, keys, values)
+    return out, keys.roll(1, 0), values.roll(1, 0)
+
+
+def unscaled_head(x, Wq, Wk, Wv):
+    return mask(x @ Wq @ (x @ Wk).mT).softmax(-1) @ (x @ Wv)
+
+
+def head_of_columns(x, Wq, Wk, Wv):
+    return mask(x @ Wq @ (x @ Wk).mT / Wq.shape[1] ** 0.5).softmax(-2) @ (x @ Wv)
+
+
+def head_masked_late(x, Wq, Wk, Wv):
+    return (x @ Wq @ (x @ Wk).mT / Wq.shape[1] ** 0.5).softmax(-1).tril() @ (x @ Wv)
+
+
+def head_of_the_library(x, Wq, Wk, Wv):
+    return F.scaled_dot_product_attention(x @ Wq, x @ Wk, x @ Wv, is_causal=True)
+
+
+def norm_backward(terms):
+    def backward(x, gain, eps, dout):
+        std = (x.var(0, correction=0) + eps).sqrt()
+        xhat = (x - x.mean(0)) / std
+        dxhat = dout * gain
+        dx = dxhat
+        if "mean" in terms:
+            dx = dx - dxhat.mean(0)
+        if "var" in terms:
+            dx = dx - xhat * (dxhat * xhat).mean(0)
+        dgain = dout * xhat
+        return dx / std, dgain.sum(0) if "sum" in terms else dgain, dout.sum(0)
+
+    return backward
+
+
+WRONG = {  # task: [(what is wrong, the function, a part of what is said about it)]
+    "derivative": [
+        ("no run", lambda f, x, h: f(x + h) - f(x), "result is 1, and should be 0.2"),
+        ("backward", lambda f, x, h: (f(x) - f(x - h)) / h, "ValueError: math domain error"),
+        ("central", lambda f, x, h: (f(x + h / 2) - f(x - h / 2)) / h, "result is 0.264953, and should be 0.2"),
+    ],
+    "multiply_backward": [
+        ("swapped", lambda a, b, grad: (a * grad, b * grad), "result[0] is 2, and should be -3"),
+        ("without the chain rule", lambda a, b, grad: (b, a), "result[0] is 1.9, and should be -4.75"),
+        ("one of two", lambda a, b, grad: b * grad, "result is of type float, and should be a tuple of length 2"),
+    ],
+    "tanh_backward": [
+        ("not squared", lambda x, grad: (1 - math.tanh(x)) * grad, "result is -0.571137, and should be -0.950394"),
+        ("squares x", lambda x, grad: (1 - x**2) * grad, "result is -0.612, and should be -0.950394"),
+        ("without the chain rule", lambda x, grad: 1 - math.tanh(x) ** 2, "result is 1, and should be 3"),
+    ],
+    "count_pairs": [
+        ("each pair once", count_once, "result[0, 1] is 1, and should be 2 (1 of 4 numbers differ)"),
+        ("transposed", lambda xs, ys, V: count_pairs(ys, xs, V), "result[0, 1] is 1, and should be 2"),
+        ("float", lambda xs, ys, V: count_pairs(xs, ys, V).float(), "dtype torch.float32, and should have torch.int64"),
+    ],
+    "probabilities": [
+        ("no keepdim", lambda N: N / N.sum(1), "result[0, 1] is 0.3, and should be 0.75 (2 of 4 numbers differ)"),
+        ("columns", lambda N: N / N.sum(0, keepdim=True), "result[0, 0] is 0.333333, and should be 0.25"),
+        ("all of N", lambda N: N / N.sum(), "result[0, 0] is 0.0714286, and should be 0.25"),
+    ],
+    "mean_nll": [
+        ("sign", lambda P, xs, ys: P[xs, ys].log().mean(), "result is -1.03972, and should be 1.03972"),
+        ("sum", lambda P, xs, ys: -P[xs, ys].log().sum(), "result is 2.07944, and should be 1.03972"),
+        ("log of the mean", lambda P, xs, ys: -P[xs, ys].mean().log(), "result is 0.980829, and should be 1.03972"),
+        ("bits", lambda P, xs, ys: -P[xs, ys].log2().mean(), "result is 1.5, and should be 1.03972"),
+        ("no infinity", lambda P, xs, ys: -(P[xs, ys] + 1e-9).log().mean(), "and should be inf"),
+    ],
+    "add_one": [
+        ("old sums", lambda N: (N + 1) / N.sum(1, keepdim=True), "result[0, 0] is 2, and should be 0.666667"),
+        ("zeros only", lambda N: probabilities(N.clamp(min=1)), "result[0, 0] is 0.5, and should be 0.666667"),
+        ("after", lambda N: probabilities(N) + 1, "result[0, 0] is 2, and should be 0.666667"),
+    ],
+    "one_hot": [
+        ("int64", lambda xs, V: one_hot(xs, V).long(), "dtype torch.int64, and should have torch.float32"),
+        ("rows", lambda xs, V: one_hot(xs, V).T, "result has shape (3, 2), and should have (2, 3)"),
+        ("off by one", lambda xs, V: one_hot(xs - 1, V), "result[0, 1] is 1, and should be 0"),
+        ("the library's", lambda xs, V: F.one_hot(xs, V).float(), "it is PyTorch's own one_hot"),
+    ],
+    "continuation_counts": [
+        ("occurrences", lambda text: dict(Counter(text[1:])), "result['.'] is 3, and should be 2"),
+        ("what follows", lambda text: continuation_counts(text[::-1]), "result['.'] is 3, and should be 2"),
+        ("a list", lambda text: list(continuation_counts(text).values()), "result is a list of length 5"),
+    ],
+    "kneser_ney": [
+        (
+            "negative",
+            lambda token, f, p, d: (f.get(token, 0) - d + d * len(f) * p) / sum(f.values()),
+            "result is -0.135, and should be 0.015",
+        ),
+        (
+            "one discount freed",
+            lambda token, f, p, d: (max(f.get(token, 0) - d, 0) + d * p) / sum(f.values()),
+            "result is 0.65625, and should be 0.75",
+        ),
+        (
+            "KeyError",
+            lambda token, f, p, d: (max(f[token] - d, 0) + d * len(f) * p) / sum(f.values()),
+            "KeyError: 'z'",
+        ),
+    ],
+    "softmax": [
+        (
+            "overflow",
+            lambda x: x.exp() / x.exp().sum(1, keepdim=True),
+            "result[0, 0] is nan, and should be 0.268941 (4 of 4",
+        ),
+        ("columns", lambda x: softmax(x.T).T, "result[0, 0] is 1, and should be 0.333333 (3 of 3"),
+        ("largest of all", lambda x: probabilities((x - x.max()).exp()), "result[1, 0] is nan, and should be 0.5"),
+        ("the library's", lambda x: torch.softmax(x, 1), "it is PyTorch's own softmax"),
+        ("the library's layer", lambda x: nn.Softmax(1)(x), "it is PyTorch's own softmax"),
+        ("the library's logarithm", lambda x: x.log_softmax(-1).exp(), "it is PyTorch's own log_softmax"),
+    ],
+    "cross_entropy": [
+        (
+            "by probabilities",
+            lambda x, y: -x.softmax(1)[range(len(y)), y].log().mean(),
+            "result is inf, and should be 1000",
+        ),
+        ("sum", lambda x, y: cross_entropy(x, y) * len(y), "result is 1.38629, and should be 0.693147"),
+        ("per example", lambda x, y: -x.log_softmax(1)[range(len(y)), y], "shape (2,), and should be a number"),
+        ("the library's", F.cross_entropy, "it is PyTorch's own cross_entropy"),
+    ],
+    "cross_entropy_backward": [
+        (
+            "of the sum",
+            lambda x, y: cross_entropy_backward(x, y) * len(y),
+            "result[0, 0] is -0.5, and should be -0.25",
+        ),
+        ("sign", lambda x, y: -cross_entropy_backward(x, y), "result[0, 0] is 0.25, and should be -0.25"),
+        ("of the target alone", lambda x, y: -F.one_hot(y, x.shape[1]) / len(y), "result[0, 0] is -0.5, and should be"),
+        ("autograd", cross_entropy_by_autograd, "it is PyTorch's own backward"),
+    ],
+    "kaiming": [
+        ("fan_out", lambda w: w * 5 / 3 / w.shape[1] ** 0.5, "result[0, 0] is 1.17851, and should be 0.833333"),
+        ("no root", lambda w: w * 5 / 3 / len(w), "result[0, 0] is 0.416667, and should be 0.833333"),
+        ("no gain", lambda w: w / len(w) ** 0.5, "result[0, 0] is 0.5, and should be 0.833333"),
+    ],
+    "batch_norm": [
+        ("rows", lambda x, g, b, e: layer_norm(x, g, b, e), "result[0, 1] is 1, and should be -1"),
+        (
+            "B - 1",
+            lambda x, g, b, e: (x - x.mean(0)) / (x.var(0) + e).sqrt() * g + b,
+            "result[0, 0] is -0.707107, and should be -1",
+        ),
+        (
+            "eps outside",
+            lambda x, g, b, e: (x - x.mean(0)) / (x.std(0, correction=0) + e) * g + b,
+            "numbers differ",
+        ),
+        (
+            "no eps",
+            lambda x, g, b, e: (x - x.mean(0)) / x.std(0, correction=0) * g + b if e < 0.1 else batch_norm(x, g, b, e),
+            "result[0, 0] is nan, and should be 0",
+        ),
+        (
+            "the library's",
+            lambda x, g, b, e: F.batch_norm(x, None, None, g, b, training=True, eps=e or 1e-9),
+            "it is PyTorch's own batch_norm",
+        ),
+    ],
+    "batch_norm_backward": [
+        ("no mean", norm_backward({"var", "sum"}), "result[0][0, 0] is"),
+        ("no variance", norm_backward({"mean", "sum"}), "result[0][0, 0] is 0.707107, and should be 0.353553"),
+        ("gain not summed", norm_backward({"mean", "var"}), "result[1] has shape (2, 1), and should have (1,)"),
+    ],
+    "embedding_backward": [
+        ("lost", embedding_lost, "result[0, 0] is 5, and should be 6"),
+        ("mean", lambda C, X, dout: embedding_backward(C, X, dout) / X.numel(), "result[0, 0] is 2, and should be 6"),
+        ("not placed", lambda C, X, dout: dout.sum((0, 1)), "result has shape (2,), and should have (3, 2)"),
+    ],
+    "average_past": [
+        ("without itself", lambda x: average_past(x) - x / x.shape[1], "result[0, 0, 0] is"),
+        ("future", lambda x: x.mean(1, keepdim=True).expand_as(x), "result[0, 0, 0] is 5, and should be 2"),
+        ("T", lambda x: x.cumsum(1) / x.shape[1], "result[0, 0, 0] is 0.666667, and should be 2"),
+        ("bag of rows", lambda x: x.cumsum(2) / 1, "result[0, 1, 0] is 4, and should be 3"),
+    ],
+    "mask": [
+        ("itself", lambda s: s.masked_fill(torch.ones_like(s).triu(0) == 1, -torch.inf), "[0, 0] is -inf"),
+        ("past", lambda s: mask(s.mT).mT, "result[0, 1] is 0, and should be -inf"),
+        ("zeros", lambda s: s.tril(), "result[0, 1] is 0, and should be -inf"),
+        ("in place", changed_in_place, "the result is right, but scores itself has changed"),
+    ],
+    "head": [
+        ("unscaled", unscaled_head, "result[0, 1, 0] is 0.268941, and should be 0.330238"),
+        ("columns", head_of_columns, "result[0, 0, 0] is"),
+        ("mask after the softmax", head_masked_late, "result[0, 0, 0] is 0.669762, and should be 1"),
+        ("queries and keys swapped", lambda x, q, k, v: head(x, k, q, v), "result[0, 1, 0] is"),
+        ("the library's", head_of_the_library, "it is PyTorch's own scaled_dot_product_attention"),
+    ],
+    "heads": [
+        ("view", heads_by_view, "result[0, 0, 0] is"),
+        ("one head", lambda x, Wqkv, Wo, nh: heads(x, Wqkv, Wo, 1), "result[0, 1, 0] is"),
+        ("no projection", lambda x, Wqkv, Wo, nh: heads(x, Wqkv, torch.eye(x.shape[2]), nh), "result[0, 0, 0] is"),
+    ],
+    "layer_norm": [
+        ("tokens", lambda x, g, b, e: batch_norm(x, g, b, e), "result[0, 0] is nan, and should be -1 (2 of 2"),
+        (
+            "C - 1",
+            lambda x, g, b, e: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + e).sqrt() * g + b,
+            "result[0, 0] is -0.707107, and should be -1",
+        ),
+        ("no mean", lambda x, g, b, e: x / (x.square().mean(-1, keepdim=True) + e).sqrt() * g + b, "[0, 0] is 0.4"),
+        ("the library's", lambda x, g, b, e: nn.functional.layer_norm(x, g.shape, g, b, e), "PyTorch's own layer_norm"),
+    ],
+    "rope": [
+        ("neighbors", rope_of_neighbors, "result[0, 0] is"),
+        ("backward", lambda x, position: rope(x, -position), "result[1, 1] is -0.841471, and should be 0.841471"),
+        (
+            "each channel its own angle",
+            lambda x, position: x * (position[:, None] / 10000 ** (torch.arange(x.shape[1]) / x.shape[1])).cos(),
+            "result[1, 1] is 0, and should be 0.841471",
+        ),
+    ],
+    "block": [
+        ("no residual", lambda x, att, ff, n1, n2: ff(n2(att(n1(x)))), "result[0, 0, 0] is 1, and should be 0"),
+        ("post-norm", lambda x, att, ff, n1, n2: n2((y := n1(x + att(x))) + ff(y)), "result[0, 0, 1] is 0, and sh"),
+        (
+            "side by side",
+            lambda x, att, ff, n1, n2: x + att(n1(x)) + ff(n2(x)),
+            "result[0, 0, 0] is 1, and should be 0",
+        ),
+    ],
+    "adamw": [
+        ("L2", adam_l2, "result[0][0] is"),
+        ("no bias correction", adamw_uncorrected, "result[0][0] is"),
+        ("betas swapped", adamw_momentum_of_squares, "result[1][0] is 0.02, and should be 0.2"),
+    ],
+    "schedule": [
+        (
+            "no warmup",
+            lambda step, high, low, warmup, end: schedule(max(step, warmup), high, low, warmup, end),
+            "result is 1, and should be 0.5",
+        ),
+        (
+            "from step 0",
+            lambda step, high, low, warmup, end: (
+                schedule(step, high, low, 0, end) if step > warmup else high * step / warmup
+            ),
+            "step = 60",
+        ),
+        (
+            "rises again",
+            lambda step, high, low, warmup, end: (
+                high * step / warmup
+                if step < warmup
+                else low + (high - low) * (1 + math.cos(math.pi * (step - warmup) / (end - warmup))) / 2
+            ),
+            "step = 200",
+        ),
+        (
+            "a line",
+            lambda step, high, low, warmup, end: (
+                high * step / warmup
+                if step < warmup
+                else max(low, high + (low - high) * (step - warmup) / (end - warmup))
+            ),
+            "step = 97",
+        ),
+    ],
+    "temperature": [
+        ("multiplied", lambda x, T: (x * T).softmax(1), "result[0, 0] is 0.377541, and should be 0.119203"),
+        ("after", lambda x, T: x.softmax(1) / T, "result[0, 0] is 0.537883, and should be 0.119203"),
+        ("columns", lambda x, T: (x / T).softmax(0), "result[0, 0] is 1, and should be 0.119203"),
+    ],
+    "top_k": [
+        ("zeros", lambda x, k: top_k(x, k).nan_to_num(neginf=0), "result[0, 0] is 0, and should be -inf"),
+        ("one less", lambda x, k: top_k(x, max(k - 1, 1)), "result[0, 2] is -inf, and should be 2"),
+        ("the values alone", lambda x, k: x.topk(k).values, "result has shape (1, 2), and should have (1, 3)"),
+    ],
+    "top_p": [
+        ("without the last", top_p_without_the_last, "result[0, 1] is 1, and should be 0.555556"),
+        ("does not add up", top_p_unscaled, "result[0, 1] is 0.5, and should be 0.555556"),
+        ("each above p", lambda probs, p: probs * (probs > p), "result[0, 1] is 0, and should be 0.555556"),
+    ],
+    "merge": [
+        ("overlapping", merge_overlapping, "result[1] is b'b', and should be b'aa'"),
+        ("first one only", lambda t, a, b: merge(t[:2], a, b) + t[2:], "result[2] is b'a', and should be b'ab'"),
+        ("text", lambda t, a, b: [token.decode() for token in merge(t, a, b)], "[0] is 'ab', and should be b'ab'"),
+    ],
+    "train_bpe": [
+        ("counted once", train_once, "result[2] is b'ac', and should be b'aaab'"),
+        ("ties", train_ties, "result["),
+        (
+            "pairs",
+            lambda text, n: [(t[:1], t[1:]) for t in train_bpe(text, n)],
+            "result[0] is (b'a', b'a'), and should be b'aa'",
+        ),
+    ],
+    "encode": [
+        ("longest first", encode_longest, "result[0] is b'ab', and should be b'a'"),
+        ("last merge first", lambda text, merges: encode(text, merges[::-1]), "result[0] is b'ab', and should be b'a'"),
+        ("letters", lambda text, merges: [c.encode() for c in text], "result[1] is b'b', and should be b'bc'"),
+    ],
+    "cache_step": [
+        ("masked", cache_masked, "result[0][0] is 0, and should be"),
+        ("without itself", cache_without_itself, "result[0][0] is 0, and should be"),
+        ("in front", cache_in_front, "result[1][0, 0] is 1, and should be 0"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_function_is_right(name):
+    verdict = judge(TASKS[name], RIGHT[name], __file__)
+    assert verdict.state == "right", verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "said"),
+    [pytest.param(name, *rest, id=f"{name}: {what}") for name, wrong in WRONG.items() for what, *rest in wrong],
+)
+def test_a_typical_wrong_function_is_told_what_differs(name, function, said):
+    verdict = judge(TASKS[name], function, __file__)
+    assert verdict.state == "wrong"
+    assert said in verdict.reason, verdict.reason
+
+
+def test_these_functions_have_the_parameters_of_the_tasks():
+    for name, function in RIGHT.items():
+        assert list(inspect.signature(function).parameters) == TASKS[name].parameters
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_says_the_same_each_time(name):
+    """Its answer passes its own check, where it is not the library's; the cases stay as they are."""
+    task = TASKS[name]
+    for inputs in task.cases:
+        before = check.show_inputs(task, inputs)
+        verdict = judge(task, task.answer, __file__)
+        assert verdict.state == "right" or "PyTorch's own" in verdict.reason, verdict.reason
+        assert check.show_inputs(task, inputs) == before
+    assert task.hint.rstrip("?") != task.hint or "?" in task.hint
+    assert (ROOT / task.lesson).exists()
+
+
+# ----------------------------------------------------------------------------- what differs
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("yours", "right", "said"),
+    [
+        (None, torch.ones(2), "result is None (did you forget to return it?), and should be a tensor of shape (2,)"),
+        ([1.0, 1.0], torch.ones(2), "result is a list of length 2, and should be a tensor of shape (2,)"),
+        (torch.ones(2, 1), torch.ones(2), "result has shape (2, 1), and should have (2,)"),
+        (torch.ones(2).double(), torch.ones(2), "result has dtype torch.float64, and should have torch.float32"),
+        (torch.tensor([1.0, NAN]), torch.ones(2), "result[1] is nan, and should be 1 (1 of 2 numbers differ)"),
+        (torch.tensor([1.0, -math.inf]), torch.ones(2), "result[1] is -inf, and should be 1 (1 of 2 numbers differ)"),
+        (torch.tensor(2.0), torch.tensor(1.0), "result is 2, and should be 1"),
+        (torch.ones(2) + 2e-4, torch.ones(2), "result[0] is 1.0002, and should be 1 (2 of 2 numbers differ)"),
+        (torch.ones(2) + 5e-5, torch.ones(2), ""),
+        (torch.tensor([NAN]), torch.tensor([NAN]), ""),
+        (torch.tensor(0.5), 0.5, ""),
+        (torch.tensor([0.5]), 0.5, "result is a tensor of shape (1,), and should be a number"),
+        ("0.5", 0.5, "result is of type str, and should be a number"),
+        (1, 1.0, ""),
+        (math.inf, math.inf, ""),
+        ([1, 2], (1, 2), ""),
+        ((1, 3, 4), (1, 2), "result[1] is 3, and should be 2"),
+        ((1,), (1, 2), "result has length 1, and should have length 2"),
+        (7, [1], "result is of type int, and should be a list of length 1"),
+        ({"a": 1}, {"a": 1, "b": 2}, "result lacks 'b', which should be 2"),
+        ({"a": 1, "b": 2}, {"a": 1}, "result has 'b', which should not be there"),
+        ({"a": 2}, {"a": 1}, "result['a'] is 2, and should be 1"),
+        ([], {}, "result is a list of length 0, and should be a dict"),
+        ((torch.ones(1), [torch.zeros(1)]), (torch.ones(1), [torch.ones(1)]), "result[1][0][0] is 0, and should be 1"),
+        (b"ab", b"ab", ""),
+        ("ab", b"ab", "result is 'ab', and should be b'ab'"),
+    ],
+)
+def test_the_first_difference(yours, right, said):
+    assert difference(yours, right) == said
+
+
+@pytest.fixture(autouse=True)
+def as_the_script_prints():
+    """Numbers of tensors as check.py shows them, and no longer after the test."""
+    check.set_up_torch()
+    yield
+    torch.set_printoptions(profile="default")
+
+
+def test_an_allowed_function_of_the_library_is_right_and_one_of_your_own_may_have_its_name():
+    assert judge(TASKS["temperature"], lambda logits, T: torch.softmax(logits / T, 1), "").state == "right"
+    assert judge(TASKS["softmax"], lambda logits: softmax(logits), "").state == "right"
+
+
+def test_a_function_that_is_none():
+    assert judge(TASKS["mask"], None, "").state == "to do"
+    assert judge(TASKS["mask"], 7, "").reason == "mask is of type int, and should be a function"
+
+    def stub(scores):
+        raise NotImplementedError
+
+    def other(scores):
+        raise NotImplementedError("'tril' for 'Half'")
+
+    assert judge(TASKS["mask"], stub, "").state == "to do"
+    assert judge(TASKS["mask"], other, "").state == "wrong"
+
+
+# ----------------------------------------------------------------------------- a reader's file
+
+
+def write(text: str) -> None:
+    """Write mine.py: the text after the functions of this file, as far as RIGHT."""
+    own = Path(__file__).read_text(encoding="utf-8")
+    functions = own[own.index("def derivative(") : own.index("RIGHT = {")]
+    head = "import math\nfrom collections import Counter, defaultdict\nfrom itertools import pairwise\n"
+    head += "import torch\nimport torch.nn.functional as F\n"
+    Path("mine.py").write_text(f"{head}\n\n{functions}\n\n{text}", encoding="utf-8")
+
+
+def reason_of(name: str) -> str:
+    """What is said of a function of mine.py, without another process."""
+    functions = check.read_functions("mine.py")
+    verdict = judge(TASKS[name], functions[name], "mine.py")
+    assert verdict.state == "wrong"
+    return verdict.reason
+
+
+def test_a_file_in_which_all_is_right(call):
+    write("")
+    status, out, err = call(check)
+    assert status == 0 and err == ""
+    assert out.count("  right  ") == len(TASKS) and "wrong" not in out and "to do" not in out
+    assert out.splitlines()[-1] == f"result: tasks={len(TASKS)} right={len(TASKS)}"
+
+
+def test_from_an_empty_folder_to_the_first_function(call):
+    status, out, _ = call(check)
+    assert status == 1 and "There is no mine.py yet: python check.py --start writes it" in out
+    assert out.splitlines()[-1] == f"result: tasks={len(TASKS)} right=0"
+    status, out, _ = call(check, "--start")
+    assert status == 0 and "Write one, and then: python check.py" in out
+    text = Path("mine.py").read_text(encoding="utf-8")
+    for task in TASKS.values():
+        assert f"def {task.call}:" in text
+        assert inspect.cleandoc(task.text) in inspect.cleandoc(text.replace("\n    ", "\n"))
+    assert max(map(len, text.splitlines())) <= 120
+    status, out, _ = call(check)
+    assert status == 1 and out.count("  to do  ") == len(TASKS)
+
+    stub = text.index("raise NotImplementedError", text.index("def mask("))
+    code = "return scores.masked_fill(torch.ones_like(scores).tril() == 0, -math.inf)"
+    Path("mine.py").write_text(text[:stub] + code + text[stub + 25 :], encoding="utf-8")
+    status, out, _ = call(check, "--only=mask, softmax")
+    assert status == 1 and out.splitlines()[-1] == "result: tasks=2 right=1"
+    assert re.search(r"^  right  mask\(scores\): Hide the future", out, flags=re.M)
+    assert call(check, "--only=mask")[0] == 0
+
+
+def test_start_never_writes_over_a_file(call, fails):
+    call(check, "--start", "--file=anna.py")
+    Path("anna.py").write_text("x = 1\n")
+    assert "anna.py is there already" in fails(check, "--start", "--file=anna.py")
+    assert Path("anna.py").read_text() == "x = 1\n"
+    assert not Path("mine.py").exists()
+
+
+def test_the_line_of_a_wrong_function_and_its_input(call):
+    write("def probabilities(N):\n    print('sums', N.sum(1))\n    return N / N.sum(1)\n")
+    status, out, _ = call(check, "--only=probabilities")
+    assert status == 1
+    assert out.endswith(
+        """
+bigram.py
+  wrong  probabilities(N): Turn counts into probabilities: divide each row by its sum.
+
+probabilities is wrong:
+    result[0, 1] is 0.3, and should be 0.75 (2 of 4 numbers differ)
+    N = tensor([[1, 3],
+                [2, 8]])
+
+result: tasks=1 right=0
+"""
+    )
+
+
+def test_more_about_a_task(call):
+    status, out, _ = call(check, "mask")
+    assert status == 1
+    assert "mask(scores)\n\nHide the future" in out
+    assert "    scores = tensor([[0., 0., 0.],\n                     [0., 0., 0.]," in out
+    assert "    mask = tensor([[0., -inf, -inf],\n                   [0., 0., -inf],\n" in out
+    assert f"A question: {TASKS['mask'].hint}" in out
+    assert "  to do  mask(scores)" in out
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_example_of_a_task_is_shown_with_its_answer(name, capsys):
+    check.explain(TASKS[name])
+    out = capsys.readouterr().out
+    assert TASKS[name].text in out and TASKS[name].hint in out and f"    {name} = " in out
+
+
+def test_an_exception_is_shown_as_far_as_it_is_in_the_file():
+    write("def mask(scores):\n    return help_me(scores)\n\ndef help_me(x):\n    return x.masked(1)\n")
+    reason = reason_of("mask")
+    assert reason.startswith("it stops with an exception:")
+    lines = re.findall(r'File "(.*)", line \d+, in (\w+)', reason)
+    assert lines == [("mine.py", "mask"), ("mine.py", "help_me")]
+    assert "return x.masked(1)" in reason
+    assert "AttributeError: 'Tensor' object has no attribute 'masked'" in reason
+    assert "scores = tensor(" in reason
+
+
+def test_a_function_with_other_parameters():
+    write("def mask():\n    return 1\n")
+    assert "TypeError: mask() takes 0 positional arguments but 1 was given" in reason_of("mask")
+
+
+def test_endless_recursion_is_cut_short():
+    write("def mask(scores):\n    return mask(scores)\n")
+    reason = reason_of("mask")
+    assert "RecursionError" in reason and "Previous line repeated" in reason and len(reason.splitlines()) < 30
+
+
+def test_a_function_that_never_ends_or_ends_python_is_wrong_and_the_others_are_judged(call, monkeypatch):
+    monkeypatch.setattr(check, "SECONDS", 1)
+    write(
+        "import os\n"
+        "def mask(scores):\n    while True:\n        pass\n"
+        "def head(x, Wq, Wk, Wv):\n    os._exit(0)\n"
+        "def rope(x, position):\n    exit(3)\n"
+    )
+    status, out, _ = call(check, "--only=average_past,mask,head,rope,softmax")
+    assert status == 1
+    assert "mask is wrong:\n    it has not come to an end after 1 seconds\n" in out
+    assert "head is wrong:\n    it ends Python\n" in out
+    assert "rope is wrong:\n    it stops with an exception:" in out and "SystemExit: 3" in out
+    assert out.splitlines()[-1] == "result: tasks=5 right=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def mask(scores):\n    return scores +\n", "mine.py, line 2: invalid syntax; correct it"),
+        ("x = 1\ny = z\n", "mine.py, line 2: NameError: name 'z' is not defined; correct it"),
+        ("exit(1)\n", "mine.py, line 1: SystemExit: 1; correct it"),
+        ("import helpful\n", "mine.py, line 1: ModuleNotFoundError: No module named 'helpful'; correct it"),
+    ],
+    ids=["syntax", "name", "exit", "import"],
+)
+def test_a_file_that_stops(text, said):
+    Path("mine.py").write_text(text)
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        check.read_functions("mine.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = y\n", "mine.py, line 1: NameError: name 'y' is not defined; correct it"),
+        ("while True:\n    pass\n", "mine.py has not come to an end after 1 seconds; put what is not a function"),
+        ("import os\nos._exit(1)\n", "mine.py ends Python; put what is not a function below if __name__"),
+    ],
+    ids=["stops", "endless", "ends Python"],
+)
+def test_a_file_that_cannot_be_run(text, said, fails, monkeypatch):
+    monkeypatch.setattr(check, "SECONDS", 1)
+    Path("mine.py").write_text(text)
+    assert fails(check).startswith(f"error: {said}")
+
+
+def test_what_stands_below_main_is_not_run_and_files_beside_it_can_be_imported(call):
+    Path("class1").mkdir()
+    Path("class1", "helpful.py").write_text("import math\nnothing = -math.inf\n")
+    text = "import torch\nfrom helpful import nothing\ndef mask(scores):\n"
+    text += "    return scores.masked_fill(torch.ones_like(scores).tril() == 0, nothing)\n"
+    text += "if __name__ == '__main__':\n    raise ValueError\n"
+    Path("class1", "anna.py").write_text(text)
+    assert call(check, "--only=mask", "--file=class1/anna.py")[0] == 0
+
+
+def test_errors(fails):
+    assert "there is no task maks (did you mean mask?)" in fails(check, "maks")
+    assert "there is no task soft" in fails(check, "--only=mask,soft")
+    assert "there is no file anna.py; python check.py --start --file=anna.py writes one" in fails(
+        check, "--file=anna.py"
+    )
+
+
+def test_a_task_and_other_ones(call):
+    out = call(check, "mask", "--only=head")[1]
+    assert out.splitlines()[-1] == "result: tasks=2 right=0"
+
+
+def test_what_a_function_prints_stands_before_its_verdict():
+    Path("mine.py").write_text("def mask(scores):\n    print('here', tuple(scores.shape))\n    return scores\n")
+    done = finish(start("check.py", "--only=mask"))
+    assert done.returncode == 1 and done.stderr == ""
+    assert done.stdout.index("here (3, 3)") < done.stdout.index("  wrong  mask(scores)")
+
+
+def test_the_tasks_that_the_pages_name():
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        for words in re.findall(r"`python check\.py ([^`]*)`", text):
+            for word in words.split():
+                if word.startswith("--only="):
+                    assert set(word[7:].split(",")) <= TASKS.keys()
+                elif not word.startswith("--"):
+                    assert word in TASKS
+
+
+def test_the_parts_of_the_tour_name_tasks():
+    tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    bullets = re.findall(r"^- \*\*Write it yourself:\*\*(.*?);", tour, flags=re.M | re.S)
+    assert bullets
+    for bullet in bullets:
+        assert set(re.findall(r"`(\w+)`", bullet)) <= TASKS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("softmax", lambda logits: logits.exp() / logits.exp().sum(dim=1, keepdim=True)),
+        ("probabilities", lambda N: N / N.sum(dim=1)),
+    ],
+)
+def test_what_the_pages_show_is_printed(name, function, capsys):
+    verdict = judge(TASKS[name], function, __file__)
+    check.print_verdicts([(name, verdict)])
+    shown = capsys.readouterr().out.partition(f"{name} is wrong:")[2].rstrip()
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", ROOT / "docs" / "tour.md")]
+    assert any(f"{name} is wrong:{shown}\n" in page for page in pages)
