@@ -23,6 +23,7 @@ import signal
 import sys
 import textwrap
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ from micrograd import Value
 SECONDS = 10  # how long a task, or the reader's file itself, may take
 RELATIVE = 1e-4  # two numbers are the same if they differ by this fraction of the right one at most,
 ABSOLUTE = 1e-6  # or by this
+WHOLE = {torch.int32, torch.int64}  # dtypes of whole numbers: one is as good as the other
 
 
 @dataclass
@@ -96,7 +98,10 @@ class Task:
     @property
     def text(self) -> str:
         """What it computes. The first line is a title."""
-        return inspect.getdoc(self.answer)
+        text = inspect.getdoc(self.answer)
+        if self.library:
+            text += f"\n\nWithout PyTorch's {', '.join(sorted(self.library))}."
+        return text
 
 
 TASKS: dict[str, Task] = {}  # by name, in the order of the lessons
@@ -134,7 +139,7 @@ def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
         return f"{where} is {kind(yours)}, and should be {kind(right)}"
     if yours.shape != right.shape:
         return f"{where} has shape {tuple(yours.shape)}, and should have {tuple(right.shape)}"
-    if yours.dtype != right.dtype:
+    if yours.dtype != right.dtype and not {yours.dtype, right.dtype} <= WHOLE:
         return f"{where} has dtype {yours.dtype}, and should have {right.dtype}"
     same = torch.isclose(yours.double(), right.double(), rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
     differing = same.logical_not().nonzero().tolist()  # the indices of the numbers that differ
@@ -143,7 +148,7 @@ def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
     first = differing[0]
     index = tuple(first)
     place = f"{where}{first}" if first else where
-    line = f"{place} is {yours[index]:.6g}, and should be {right[index]:.6g}"
+    line = f"{place} is {number(yours[index])}, and should be {number(right[index])}"
     if right.numel() > 1:
         line += f" ({len(differing)} of {right.numel()} numbers differ)"
     return line
@@ -156,6 +161,12 @@ def number_difference(yours: Any, right: float, where: str) -> str:
     if not isinstance(yours, Real):
         return f"{where} is {kind(yours)}, and should be a number"
     return tensor_difference(tensor(float(yours)), tensor(float(right)), where)
+
+
+def number(x: torch.Tensor | float) -> str:
+    """A number in six digits; 0 for one that is 0 up to rounding."""
+    rounded = round(float(x), 7)
+    return f"{rounded + 0.0:.6g}"  # -0.0 + 0.0 is 0.0
 
 
 def dict_difference(yours: Any, right: dict, where: str) -> str:
@@ -203,7 +214,7 @@ def kind(value: Any) -> str:
 class Verdict:
     """What is said of a reader's function."""
 
-    state: Literal["right", "wrong", "to do"]
+    state: Literal["right", "wrong", "to do", "missing"]
     reason: str = ""  # what is wrong, in lines
 
 
@@ -224,18 +235,18 @@ def judge(task: Task, yours: Any, path: str) -> Verdict:
     """Compare a function of the file `path` with the right answer of a task, in all cases. yours: None if the file has
     no such function."""
     if yours is None:
-        return Verdict("to do")
+        return Verdict("missing")
     if not callable(yours):
         return Verdict("wrong", f"{task.name} is {kind(yours)}, and should be a function")
-    for inputs in task.cases:
+    for i, inputs in enumerate(task.cases, start=1):
         try:
             reason = judge_call(task, yours, inputs)
         except (Exception, SystemExit) as error:
-            if isinstance(error, NotImplementedError) and not error.args:  # the empty function that --start wrote
+            if is_stub(task, error):
                 return Verdict("to do")
-            reason = "it stops with an exception:\n" + cut_traceback(error, path)
+            reason = f"it stops with an exception\n{cut_traceback(error, path)}\n{show_inputs(task, inputs)}"
         if reason:
-            return Verdict("wrong", f"{reason}\n{show_inputs(task, inputs)}")
+            return Verdict("wrong", f"case {i} of {len(task.cases)}: {reason}")
     return Verdict("right")
 
 
@@ -246,16 +257,24 @@ def judge_call(task: Task, yours: Callable, inputs: tuple) -> str:
     recorder = Recorder()
     with recorder:
         result = yours(*given)
-    reason = difference(result, right)
-    if reason:
-        return reason
-    for name, before, after in zip(task.parameters, inputs, given, strict=True):
-        if difference(after, before):
-            return f"the result is right, but {name} itself has changed; x = x + 1 makes a new tensor, x += 1 does not"
     used = recorder.names & task.library
     if used:
-        return f"the result is right, but it is PyTorch's own {', '.join(sorted(used))}; write it from its formula"
+        return f"it uses PyTorch's {', '.join(sorted(used))}; write it without"
+    reason = difference(result, right)
+    if reason:
+        results = [assignment("result", result), assignment("right", right)]
+        return "\n".join([reason, show_inputs(task, inputs), *results])
+    for name, before, after in zip(task.parameters, inputs, given, strict=True):
+        if difference(after, before):
+            return f"the result is right, but {name} has changed in place; change a copy of it instead"
     return ""
+
+
+def is_stub(task: Task, error: BaseException) -> bool:
+    """Does an exception come from the empty function that --start wrote? (A function that calls another empty one
+    has begun.)"""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return isinstance(error, NotImplementedError) and not error.args and last.name == task.name
 
 
 def show_inputs(task: Task, inputs: tuple) -> str:
@@ -265,7 +284,11 @@ def show_inputs(task: Task, inputs: tuple) -> str:
 
 def assignment(name: str, value: Any) -> str:
     """Return `x = tensor(...)`, with the further lines of a value below its first one. Of a function, the name."""
-    text = value.__name__ if callable(value) else repr(value)
+    text = repr(value)
+    if isinstance(value, float):
+        text = number(value)
+    elif callable(value):
+        text = value.__name__
     start = f"{name} = "
     return start + text.replace("\n", "\n" + " " * len(start))
 
@@ -296,6 +319,9 @@ def read_functions(path: str) -> dict[str, Any]:
 # process of its own, and another one goes on with the next task. It sends three kinds of messages: first that it has
 # begun; then what is wrong with the file, or ""; then a Verdict for each task.
 
+# On Linux, the other process is a copy of this one (fork); elsewhere, a new Python imports PyTorch once more (spawn)
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"
+
 
 class Ended(Exception):
     """The other process sends nothing more. The message says why."""
@@ -303,14 +329,14 @@ class Ended(Exception):
 
 def check(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
     """Yield (name, verdict) for each task. Raises UserError if the file cannot be run."""
-    context = multiprocessing.get_context("spawn")  # a new Python, as on all systems
+    context = multiprocessing.get_context(START_METHOD)
     left = list(names)
     while left:
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=work, args=(sender, path, left), daemon=True)
         process.start()
         sender.close()  # the other process has it; when that ends, recv() raises EOFError
-        receiver.recv()  # it has begun. (To import PyTorch takes a while, which is not the reader's time)
+        receiver.recv()  # it has begun. (Importing PyTorch is not the reader's time)
         try:
             wrong_file = receive(receiver)
         except Ended as reason:
@@ -341,6 +367,7 @@ def work(connection: Connection, path: str, names: list[str]) -> None:
     """Run the reader's file, and judge its functions. This is what the other process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends this one
     set_up_torch()
+    warnings.showwarning = print_warning
     connection.send("begun")
     try:
         functions = read_functions(path)
@@ -352,6 +379,11 @@ def work(connection: Connection, path: str, names: list[str]) -> None:
         verdict = judge(TASKS[name], functions.get(name), path)
         sys.stdout.flush()  # what the function has printed stands before its verdict
         connection.send(verdict)
+
+
+def print_warning(message: Warning, *where: Any) -> None:
+    """Print a warning without its file and line, because these are Recorder's, which calls PyTorch."""
+    print("warning:", message)
 
 
 def set_up_torch() -> None:
@@ -405,17 +437,16 @@ def explain(task: Task) -> None:
     """Print what a task asks for, an example, and a question."""
     example = task.cases[0]
     answer = task.answer(*copy.deepcopy(example))
-    print(f"{task.call}\n\n{task.text}\n\nFor example, with")
+    print(f"{task.call}\n\n{task.text}\n\nFor example:")
     print(textwrap.indent(show_inputs(task, example), "    "))
-    print("it is")
-    print(textwrap.indent(assignment(task.name, answer), "    "))
+    print(textwrap.indent(assignment("result", answer), "    "))
     print(f"\nA question: {task.hint}")
 
 
-def print_verdicts(verdicts: Iterable[tuple[str, Verdict]]) -> int:
-    """Print a line for each task, and then what is wrong. Returns how many are right."""
+def print_verdicts(verdicts: Iterable[tuple[str, Verdict]]) -> tuple[int, list[str]]:
+    """Print a line for each task, and then what is wrong. Returns how many are right, and the names of wrong ones."""
     n_right = 0
-    wrong = {}
+    wrong = {}  # name -> why
     lesson = ""
     for name, verdict in verdicts:
         task = TASKS[name]
@@ -423,7 +454,7 @@ def print_verdicts(verdicts: Iterable[tuple[str, Verdict]]) -> int:
             lesson = task.lesson
             print(f"\n{lesson}")
         title = task.text.splitlines()[0]
-        print(f"  {verdict.state:5}  {task.call}: {title}", flush=True)
+        print(f"  {verdict.state:7}  {task.call}: {title}", flush=True)
         if verdict.state == "right":
             n_right += 1
         if verdict.state == "wrong":
@@ -431,7 +462,7 @@ def print_verdicts(verdicts: Iterable[tuple[str, Verdict]]) -> int:
     for name, reason in wrong.items():
         lines = textwrap.indent(reason, "    ")
         print(f"\n{name} is wrong:\n{lines}")
-    return n_right
+    return n_right, list(wrong)
 
 
 def main() -> None:
@@ -441,16 +472,20 @@ def main() -> None:
     names = choose_tasks(options)
     if options.start:
         return write_stubs(path)
+    there_is_a_file = path.exists()
+    if not there_is_a_file and options.file != Options.file:
+        raise UserError(f"there is no file {path}; python check.py --start --file={path} writes one")
+
     if options.task:
         explain(TASKS[options.task])
-    if path.exists():
+    if there_is_a_file:
         verdicts = check(str(path), names)
-    elif options.file == Options.file:
+    else:
         print(f"There is no {path} yet: python check.py --start writes it, with an empty function for each task.")
         verdicts = [(name, Verdict("to do")) for name in names]
-    else:
-        raise UserError(f"there is no file {path}; python check.py --start --file={path} writes one")
-    n_right = print_verdicts(verdicts)
+    n_right, wrong = print_verdicts(verdicts)
+    if wrong and not options.task:
+        print(f"\nAn example, and a question that helps: python check.py {wrong[0]}")
     print(f"\nresult: tasks={len(names)} right={n_right}")
     if n_right < len(names):
         sys.exit(1)
@@ -458,7 +493,8 @@ def main() -> None:
 
 # ----------------------------------------------------------------------------- the tasks
 # A task of your own is a function below @task that computes what is right, by a lesson or by PyTorch, and a line
-# .case() for each call. To write these tasks yourself, stop reading here: python check.py --start
+# .case() for each call. The first case is the example: one can compute it by hand, and no two of its dimensions are
+# equal where that would hide a mistake. To write these tasks yourself, stop reading here: python check.py --start
 
 RANDOM = torch.Generator().manual_seed(0)  # so that all numbers are the same each time
 
@@ -473,6 +509,14 @@ def randint(high: int, *shape: int) -> torch.Tensor:
     return torch.randint(high, shape, generator=RANDOM)
 
 
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape)
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
 # Functions of PyTorch that compute gradients, norms, or attention
 AUTOGRAD = "backward grad"
 NORMS = "batch_norm layer_norm group_norm instance_norm"
@@ -484,7 +528,7 @@ IDENTITY = torch.eye(2)
 # ----------------------------------------------------------------------------- derivatives
 
 
-@task("micrograd.py", "When x runs on by h, how far does f(x) rise?")
+@task("micrograd.py", "When x grows by h, by how much does f(x) grow?")
 def derivative(f, x, h):
     """Estimate the derivative of f at x by rise over run, from x to x + h.
 
@@ -492,16 +536,16 @@ def derivative(f, x, h):
     return (f(x + h) - f(x)) / h
 
 
-derivative.case(math.sqrt, 4.0, 5.0)
+derivative.case(math.sqrt, 9.0, 7.0)
 derivative.case(math.exp, 0.3, 0.001)
 derivative.case(math.sin, 2.0, -0.1)
 
 
-@task("micrograd.py", "If a is changed by a little, by how many times as much does a * b change?")
+@task("micrograd.py", "If a changes by a little, by how many times as much does a * b change?")
 def multiply_backward(a, b, grad):
     """The chain rule for y = a * b.
 
-    From the numbers a, b and grad = dL/dy, the derivative of a loss L with respect to y, to the pair (dL/da, dL/db)."""
+    a, b: numbers; grad: the derivative dL/dy of a loss L with respect to y. Returns the pair (dL/da, dL/db)."""
     a = Value(a)
     b = Value(b)
     y = a * b
@@ -510,19 +554,19 @@ def multiply_backward(a, b, grad):
     return a.grad, b.grad
 
 
-multiply_backward.case(2.0, -3.0, 1.0)
+multiply_backward.case(2.0, -3.0, 0.5)
 multiply_backward.case(0.7, 1.9, -2.5)
 multiply_backward.case(0.0, 5.0, 2.0)
 
 
 @task(
     "micrograd.py",
-    "The derivative of tanh at x is 1 at x = 0, and nearly 0 where tanh(x) is nearly 1. By which formula?",
+    "The derivative is 1 where tanh(x) is 0, and nearly 0 where tanh(x) is nearly 1 or -1. Which formula is so?",
 )
 def tanh_backward(x, grad):
     """The chain rule for y = tanh(x).
 
-    From the numbers x and grad = dL/dy, the derivative of a loss L with respect to y, to dL/dx, a number."""
+    x: a number; grad: the derivative dL/dy of a loss L with respect to y. Returns dL/dx."""
     x = Value(x)
     loss = grad * x.tanh()
     loss.backward()
@@ -547,7 +591,7 @@ def count_pairs(xs, ys, V):
     return bigram.count_pairs(xs, ys, V)
 
 
-count_pairs.case(tensor([0, 1, 1, 0]), tensor([1, 1, 0, 1]), 2)
+count_pairs.case(tensor([0, 1, 0, 2]), tensor([1, 2, 1, 2]), 3)
 count_pairs.case(randint(4, 30), randint(4, 30), 4)
 count_pairs.case(tensor([2]), tensor([0]), 3)
 
@@ -565,12 +609,12 @@ probabilities.case(1 + randint(9, 4, 4))
 probabilities.case(tensor([[5]]))
 
 
-@task("bigram.py", "Which probability did the pair (x, y) have? And what is the logarithm of a number below 1?")
+@task("bigram.py", "Which probability did the pair (x, y) have? What are the logarithms of a number below 1, and of 0?")
 def mean_nll(P, xs, ys):
     """The loss: the mean of -log P[x, y] over all pairs, in nats.
 
-    P (V, V), float32; xs, ys (n,), int64: the letters of each pair. Returns a number, which is infinite if a pair has
-    the probability 0."""
+    P (V, V), float32; xs, ys (n,), int64: the letters of each pair. Returns a number, which is infinite (math.inf) if a
+    pair has the probability 0."""
     return bigram.mean_nll(P, xs, ys)
 
 
@@ -601,16 +645,14 @@ def one_hot(xs, V):
     return F.one_hot(xs, V).float()
 
 
-one_hot.case(tensor([2, 0]), 3)
+one_hot.case(tensor([2, 0]), 4)
 one_hot.case(randint(5, 7), 5)
 one_hot.case(tensor([0]), 1)
 
 
-@task(
-    "ngram.py", "If u comes after q three times, and after nothing else, how many different letters does it come after?"
-)
+@task("ngram.py", "If u comes after q three times, and after nothing else, how many different letters come before it?")
 def continuation_counts(text):
-    """For each letter, after how many different letters it comes.
+    """For each letter, how many different letters come directly before it.
 
     text: words with a dot before, between and after them. Returns a dict: letter (the dot, too) -> whole number."""
     tables = ngram.count_plainly(list(pairwise(text)))
@@ -618,26 +660,26 @@ def continuation_counts(text):
     return dict(sorted(counts.items()))
 
 
-continuation_counts.case(".qu.qu.ba.")
+continuation_counts.case(".ab.ab.cb.")
 continuation_counts.case(".emma.ava.mia.amelia.emil.")
 continuation_counts.case(".a.")
 
 
 @task(
     "ngram.py",
-    "The discount is taken from the count of each different token that came. How much does that free, together?",
+    "The discount is subtracted from each count. How much does that free in all? Which part of it is this token's?",
 )
 def kneser_ney(token, followers, p_shorter, discount):
     """Kneser-Ney smoothing: the probability of a token after a context.
 
-    followers: a dict, token -> how often it came after this context. discount: what is subtracted from each of these
-    counts. p_shorter: the probability of the token after the shorter context, which gets what is freed (interpolated
-    Kneser-Ney smoothing). Returns a number."""
+    followers: a dict, token -> how often it came after this context, at least one of them. discount: what is subtracted
+    from each of these counts. All that this frees goes to all tokens, seen or not, in proportion to their probability
+    after the shorter context; p_shorter is that of this token. Returns a number."""
     tables = [{(): Counter(followers)}]
     return ngram.kneser_ney_plainly((token,), tables, discount, V=1 / p_shorter)
 
 
-kneser_ney.case("a", {"a": 3, "b": 1}, 0.5, 0.75)
+kneser_ney.case("a", {"a": 3, "b": 1}, 0.2, 0.5)
 kneser_ney.case("b", {"a": 7, "b": 4, "c": 1}, 0.1, 0.6)
 kneser_ney.case("z", {"a": 2, "b": 3}, 0.05, 0.75)
 
@@ -657,15 +699,15 @@ def softmax(logits):
     return logits.softmax(dim=1)
 
 
-softmax.case(tensor([[0.0, 0.0, 0.0]]))
-softmax.case(randn(3, 4))
+softmax.case(tensor([[0.0, 0.0, 0.0, 0.0], [1000.0, 1000.0, 1000.0, 1000.0]]))
+softmax.case(randn(2, 3))
 softmax.case(tensor([[1000.0, 1001.0], [-1000.0, -1000.0]]))
 softmax.case(tensor([[2.0, -math.inf, 2.0]]))
 
 
 @task(
     "mlp.py",
-    "What is the logarithm of exp(x) / sum? So you need no probability, which could be 0.",
+    "What is the logarithm of exp(x) / sum? It needs no probability, which could be 0.",
     library="cross_entropy nll_loss log_softmax",
 )
 def cross_entropy(logits, targets):
@@ -676,27 +718,27 @@ def cross_entropy(logits, targets):
     return F.cross_entropy(logits, targets).item()
 
 
-cross_entropy.case(tensor([[0.0, 0.0], [0.0, 0.0]]), tensor([0, 1]))
-cross_entropy.case(randn(4, 5), randint(5, 4))
+cross_entropy.case(zeros(2, 4), tensor([0, 3]))
+cross_entropy.case(randn(2, 3), randint(3, 2))
 cross_entropy.case(tensor([[1000.0, 0.0]]), tensor([1]))
 
 
 @task(
     "mlp.py",
-    "Which way should the logit of the target move, which way the others, and how far if it is certain already?",
+    "Should the logit of the target rise or fall, and the others? How far, if the target is certain already?",
     library=AUTOGRAD,
 )
 def cross_entropy_backward(logits, targets):
     """The gradient of the mean cross-entropy with respect to the logits.
 
-    logits (B, V), float32; targets (B,), int64 -> (B, V). softmax of PyTorch may be used; autograd may not."""
+    logits (B, V), float32; targets (B,), int64 -> (B, V). softmax and one_hot of PyTorch may be used."""
     logits.requires_grad_()
     F.cross_entropy(logits, targets).backward()
     return logits.grad
 
 
-cross_entropy_backward.case(tensor([[0.0, 0.0], [0.0, 0.0]]), tensor([0, 1]))
-cross_entropy_backward.case(randn(3, 4), randint(4, 3))
+cross_entropy_backward.case(zeros(2, 4), tensor([0, 3]))
+cross_entropy_backward.case(randn(2, 3), randint(3, 2))
 cross_entropy_backward.case(tensor([[50.0, 0.0]]), tensor([0]))
 
 
@@ -707,46 +749,50 @@ cross_entropy_backward.case(tensor([[50.0, 0.0]]), tensor([0]))
 def kaiming(weight):
     """Scale random weights for a layer with tanh (Kaiming initialization).
 
-    weight (fan_in, fan_out), float32: random numbers of mean 0 and standard deviation 1. The gain of tanh is 5/3."""
+    weight (fan_in, fan_out), float32: random numbers of mean 0 and standard deviation 1. The gain of tanh is 5/3.
+    Returns the scaled weights."""
     return mlp.scale_weight(weight, "kaiming", last=False)
 
 
-kaiming.case(torch.ones(4, 2))
+kaiming.case(ones(4, 2))
 kaiming.case(randn(9, 3))
 kaiming.case(randn(1, 5))
 
 
 @task(
     "mlp.py",
-    "Over which dimension is the mean of a unit, and where does eps stand: inside of the root, or outside?",
+    "Over which dimension is the mean of a unit? Is eps added before the square root is taken, or after?",
     library=NORMS,
 )
 def batch_norm(x, gain, bias, eps):
     """Batch norm in training: normalize each unit over the batch.
 
     x (B, H), float32; gain, bias (H,) -> (B, H). Each of the H columns of x gets a mean of 0 and a variance of 1; then
-    gain and bias are applied. The variance is a sum of squares divided by B; eps, a number, is added to it."""
+    gain and bias are applied. The variance is a sum of squares divided by B, not by B - 1 as in the lecture; eps, a
+    number, is added to the variance."""
     layer = mlp.BatchNorm(len(gain), eps)
     layer.gain = gain
     layer.bias = bias
     return layer(x)
 
 
-batch_norm.case(tensor([[1.0, 2.0], [3.0, 6.0]]), torch.ones(2), torch.zeros(2), 0.0)
-batch_norm.case(randn(5, 3), randn(3), randn(3), 0.1)
-batch_norm.case(tensor([[7.0, 0.0], [7.0, 0.01]]), torch.ones(2), tensor([0.0, 1.0]), 1e-3)
+batch_norm.case(tensor([[1.0, 2.0, 0.0], [3.0, 6.0, 8.0]]), ones(3), zeros(3), 0.0)
+batch_norm.case(tensor([[1.0], [3.0]]), ones(1), zeros(1), 3.0)
+batch_norm.case(tensor([[1.0], [3.0]]), tensor([2.0]), tensor([10.0]), 0.0)
+batch_norm.case(randn(4, 2), randn(2), randn(2), 0.1)
+batch_norm.case(tensor([[7.0, 0.0], [7.0, 0.01]]), ones(2), tensor([0.0, 1.0]), 1e-3)
 
 
 @task(
     "mlp.py",
-    "x[j] changes its own xhat, and by the mean and the variance that of all others. Which terms are these?",
+    "x[j, h] changes its own output and, by mean and variance, its whole column. What does each of the three add?",
     library=AUTOGRAD,
 )
 def batch_norm_backward(x, gain, eps, dout):
     """The backward pass of batch norm: from dout to (dx, dgain, dbias).
 
-    x (B, H), float32, gain (H,) and eps as in batch_norm; dout (B, H): the gradient of the loss with respect to its
-    output. Returns the gradients with respect to x (B, H), gain (H,) and bias (H,). Without autograd."""
+    x (B, H), float32, gain (H,) and eps as in batch_norm, with the variance divided by B; dout (B, H): the gradient of
+    the loss with respect to its output. Returns the gradients with respect to x (B, H), gain (H,) and bias (H,)."""
     layer = mlp.BatchNorm(len(gain), eps)
     layer.gain = gain
     layer(x)
@@ -754,9 +800,9 @@ def batch_norm_backward(x, gain, eps, dout):
     return dx, layer.gain.grad, layer.bias.grad
 
 
-batch_norm_backward.case(tensor([[1.0], [3.0]]), tensor([2.0]), 1.0, tensor([[1.0], [0.0]]))
-batch_norm_backward.case(randn(5, 3), randn(3), 0.1, randn(5, 3))
-batch_norm_backward.case(tensor([[7.0, 0.0], [7.0, 1.0]]), torch.ones(2), 1e-3, randn(2, 2))
+batch_norm_backward.case(tensor([[0.0], [0.0], [3.0]]), tensor([8.0]), 2.0, tensor([[1.0], [0.0], [0.0]]))
+batch_norm_backward.case(randn(4, 2), randn(2), 0.1, randn(4, 2))
+batch_norm_backward.case(tensor([[7.0, 0.0], [7.0, 1.0]]), ones(2), 1e-3, randn(2, 2))
 
 
 @task(
@@ -765,17 +811,17 @@ batch_norm_backward.case(tensor([[7.0, 0.0], [7.0, 1.0]]), torch.ones(2), 1e-3, 
     library=AUTOGRAD,
 )
 def embedding_backward(C, X, dout):
-    """The backward pass of C[X]: from dout to the gradient of C.
+    """The backward pass of C[X]: the gradient with respect to C.
 
     C (V, E), float32: a vector for each token; X (B, T), int64: tokens; dout (B, T, E): the gradient of the loss with
-    respect to C[X] -> (V, E). Without autograd."""
+    respect to C[X] -> (V, E)."""
     layer = mlp.Embedding(C)
     layer(X)
     layer.backward(dout)
     return C.grad
 
 
-embedding_backward.case(torch.zeros(3, 2), tensor([[0, 2, 0]]), tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]))
+embedding_backward.case(ones(4, 2), tensor([[0, 2, 0]]), tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]))
 embedding_backward.case(randn(4, 2), randint(4, 3, 2), randn(3, 2, 2))
 embedding_backward.case(randn(2, 1), tensor([[1]]), tensor([[[0.5]]]))
 
@@ -783,16 +829,16 @@ embedding_backward.case(randn(2, 1), tensor([[1]]), tensor([[[0.5]]]))
 # ----------------------------------------------------------------------------- attention
 
 
-@task("attention.py", "How many tokens has the average of token t? Is token t one of them?")
+@task("attention.py", "Over how many tokens is the average of token t taken? Is token t one of them?")
 def average_past(x):
     """For each token, the mean of itself and all earlier ones.
 
     x (B, T, C), float32 -> (B, T, C)."""
     T = x.shape[1]
-    return attention.causal_softmax(torch.zeros(T, T)) @ x
+    return attention.causal_softmax(zeros(T, T)) @ x
 
 
-average_past.case(tensor([[[2.0], [4.0], [9.0]]]))
+average_past.case(tensor([[[2.0, 1.0], [4.0, 3.0], [9.0, 2.0]]]))
 average_past.case(randn(2, 4, 3))
 average_past.case(randn(1, 1, 2))
 
@@ -807,27 +853,32 @@ def mask(scores):
     return scores.masked_fill(future, -math.inf)
 
 
-mask.case(torch.zeros(3, 3))
+mask.case(zeros(3, 3))
 mask.case(randn(2, 4, 4))
 mask.case(tensor([[5.0]]))
 
 
 @task(
     "attention.py",
-    "Which shape have the scores? Which of its dimensions is normalized by the softmax, and by what were they divided?",
+    "By what are the scores divided, which of them are hidden, and along which dimension do the weights add up to 1?",
     library=ATTENTION,
 )
 def head(x, Wq, Wk, Wv):
     """One head of causal self-attention, with scores divided by sqrt(d).
 
-    x (B, T, C), float32; Wq, Wk, Wv (C, d): they make queries, keys and values -> (B, T, d). softmax of PyTorch may be
-    used."""
+    x (B, T, C), float32; Wq, Wk, Wv (C, d): x @ Wq has the queries, x @ Wk the keys, x @ Wv the values -> (B, T, d).
+    softmax of PyTorch may be used."""
     out, _ = attention.head(x, Wq, Wk, Wv)
     return out
 
 
-head.case(IDENTITY[None], IDENTITY, IDENTITY, IDENTITY)
-head.case(randn(2, 4, 6), randn(6, 2), randn(6, 2), randn(6, 2))
+# Queries of 0 make equal weights: the values 2, 4 and 6 are averaged
+head.case(tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]]), zeros(2, 1), zeros(2, 1), tensor([[2.0], [4.0]]))
+# The second token has the scores 0 and 4, before they are divided
+head.case(tensor([[[0.0], [1.0]]]), ones(1, 4), ones(1, 4), ones(1, 4))
+# The second token has the query 1; the keys are 3 and 0
+head.case(IDENTITY[None], tensor([[0.0], [1.0]]), tensor([[3.0], [0.0]]), tensor([[1.0], [0.0]]))
+head.case(randn(2, 3, 4), randn(4, 2), randn(4, 2), randn(4, 2))
 head.case(randn(1, 1, 3), randn(3, 3), randn(3, 3), randn(3, 3))
 
 
@@ -839,16 +890,21 @@ head.case(randn(1, 1, 3), randn(3, 3), randn(3, 3), randn(3, 3))
 def heads(x, Wqkv, Wo, nh):
     """Several heads of causal self-attention, and the output projection.
 
-    x (B, T, C), float32. x @ Wqkv, with Wqkv (C, 3 C), has the queries, then the keys, then the values, C channels
-    each; of these, the first C / nh are of the first head, and so on. The outputs of the heads, side by side, are
-    multiplied by Wo (C, C) -> (B, T, C). softmax of PyTorch may be used."""
+    x (B, T, C), float32; Wqkv (C, 3 C): of the 3 C channels of x @ Wqkv, the first C are queries, the next C keys, the
+    last C values. Of each C, the first C / nh channels are the first head's, the next C / nh the second one's, and so
+    on; scores are divided by sqrt(C / nh). The outputs of the heads, side by side, are multiplied by Wo (C, C)
+    -> (B, T, C). softmax of PyTorch may be used."""
     layer = attention.Attention(x.shape[2], nh)
     layer.qkv.weight.data = Wqkv.T
     layer.proj.weight.data = Wo.T
     return layer(x).detach()
 
 
+EXCHANGE = IDENTITY.flip(0)  # exchanges the two channels
+# Queries and keys of 0, so equal weights; values x
+heads.case(IDENTITY[None], torch.cat((zeros(2, 4), IDENTITY), dim=1), EXCHANGE, 2)
 heads.case(IDENTITY[None], IDENTITY.repeat(1, 3), IDENTITY, 2)
+heads.case(randn(1, 3, 4), randn(4, 12), torch.eye(4), 2)
 heads.case(randn(2, 3, 4), randn(4, 12), randn(4, 4), 2)
 heads.case(randn(1, 1, 4), randn(4, 12), randn(4, 4), 4)
 
@@ -862,13 +918,15 @@ def layer_norm(x, gain, bias, eps):
     """Layer norm: normalize each token over its channels.
 
     x (..., C), float32, with any number of dimensions before C; gain, bias (C,) -> (..., C). The variance is a sum of
-    squares divided by C; eps, a number, is added to it."""
+    squares divided by C; eps, a number, is added to the variance."""
     return F.layer_norm(x, gain.shape, gain, bias, eps)
 
 
-layer_norm.case(tensor([[1.0, 3.0]]), torch.ones(2), torch.zeros(2), 0.0)
-layer_norm.case(randn(2, 3, 4), randn(4), randn(4), 0.1)
-layer_norm.case(tensor([[[7.0, 7.0, 7.0]]]), torch.ones(3), tensor([1.0, 2.0, 3.0]), 1e-5)
+layer_norm.case(tensor([[1.0, 3.0]]), ones(2), zeros(2), 0.0)
+layer_norm.case(tensor([1.0, 3.0]), ones(2), zeros(2), 3.0)
+layer_norm.case(tensor([[1.0, 3.0]]), tensor([2.0, 1.0]), tensor([10.0, 20.0]), 0.0)
+layer_norm.case(randn(2, 2, 3), randn(3), randn(3), 0.1)
+layer_norm.case(tensor([[[7.0, 7.0, 7.0]]]), ones(3), tensor([1.0, 2.0, 3.0]), 1e-5)
 
 
 @task(
@@ -878,13 +936,15 @@ layer_norm.case(tensor([[[7.0, 7.0, 7.0]]]), torch.ones(3), tensor([1.0, 2.0, 3.
 def rope(x, position):
     """RoPE: turn pairs of channels by an angle that grows with the position.
 
-    x (T, d), float32: queries or keys; position (T,), int64 -> (T, d). Channel i, for i below d/2, and channel i + d/2
-    are a point in the plane, which is turned by position / 10000^(2i/d), from the first axis towards the second."""
+    x (T, d), float32: queries or keys; position (T,), int64 -> (T, d). There are d/2 pairs, numbered by i = 0, 1, ...,
+    d/2 - 1: channel i with channel i + d/2. Each pair is a point (x1, x2) in the plane, and is turned from x1 towards
+    x2, by an angle of position / 10000^(2i/d) radians."""
     return attention.rotate(x, position)
 
 
-rope.case(tensor([[1.0, 0.0], [1.0, 0.0]]), tensor([0, 1]))
-rope.case(randn(3, 6), tensor([2, 5, 9]))
+rope.case(tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), tensor([1, 1]))
+rope.case(tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]), tensor([1, 2]))
+rope.case(randn(2, 6), tensor([5, 9]))
 rope.case(randn(1, 4), tensor([1000]))
 
 
@@ -900,8 +960,8 @@ def block(x, attention, feed_forward, ln_1, ln_2):
 
 
 block.case(tensor([[[1.0, 4.0]]]), torch.neg, torch.square, torch.sqrt, torch.abs)
-block.case(randn(2, 3, 4), torch.sin, torch.exp, torch.tanh, torch.abs)
-block.case(torch.zeros(1, 1, 2), torch.cos, torch.exp, torch.sin, torch.tanh)
+block.case(randn(1, 2, 3), torch.sin, torch.exp, torch.tanh, torch.abs)
+block.case(zeros(1, 1, 2), torch.cos, torch.exp, torch.sin, torch.tanh)
 
 
 # ----------------------------------------------------------------------------- training
@@ -911,9 +971,10 @@ block.case(torch.zeros(1, 1, 2), torch.cos, torch.exp, torch.sin, torch.tanh)
 def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
     """A step of AdamW.
 
-    p: weights; g: their gradient; m, v: the averages so far, of the gradients and of their squares. These are float32,
-    and have one shape. t: number of the step, from 1. With bias correction, with decoupled weight decay (of lr times
-    weight_decay), and with 1e-8 added to the root. Returns the new (p, m, v), and leaves the given ones as they are."""
+    p: weights; g: their gradient; m, v: the exponential averages so far, of the gradients and of their squares. These
+    are float32, and have one shape. t: number of the step, from 1. With bias correction. 1e-8 is added to the square
+    root of the second average. The decay subtracts lr * weight_decay * p, with p as it came. Returns the new (p, m, v),
+    where m and v are without bias correction, and leaves the given ones as they are."""
     p = p.clone()
     m = m.clone()
     v = v.clone()
@@ -922,9 +983,12 @@ def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
     return p, m, v
 
 
-adamw.case(tensor([1.0]), tensor([2.0]), tensor([0.0]), tensor([0.0]), 1, 0.1, 0.9, 0.99, 0.0)
-adamw.case(randn(4), randn(4), randn(4), randn(4).square(), 3, 0.1, 0.9, 0.95, 0.5)
-adamw.case(tensor([2.0]), tensor([0.0]), tensor([0.0]), tensor([0.0]), 1, 0.1, 0.9, 0.99, 0.1)
+# The first step moves p by lr, whatever the gradient; then weight decay alone; then a gradient as small as the 1e-8
+adamw.case(tensor([1.0]), tensor([2.0]), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.0)
+adamw.case(tensor([2.0]), zeros(1), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.1)
+adamw.case(tensor([1.0]), tensor([1e-8]), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.0)
+adamw.case(tensor([3.0]), tensor([2.0]), tensor([1.0]), tensor([4.0]), 3, 0.1, 0.9, 0.95, 0.5)
+adamw.case(randn(2, 3), randn(2, 3), randn(2, 3), randn(2, 3).square(), 7, 0.1, 0.9, 0.95, 0.5)
 
 
 @task(
@@ -934,19 +998,21 @@ adamw.case(tensor([2.0]), tensor([0.0]), tensor([0.0]), tensor([0.0]), 1, 0.1, 0
 def schedule(step, max_lr, min_lr, warmup, end):
     """The learning rate of a step: linear warmup, then half a wave of a cosine.
 
-    It is 0 at step 0, max_lr at step warmup, and min_lr at step end and after it. Returns a number."""
+    It rises in a line from 0 at step 0 to max_lr at step warmup. From there, half a wave of a cosine leads down to
+    min_lr at step end, and there it stays. If warmup is 0, it starts at max_lr. Returns a number."""
     config = SimpleNamespace(learning_rate=max_lr, min_lr=min_lr, warmup_iters=warmup, max_iters=end - 1)
     config.schedule = "cosine"
     return max_lr * optim.lr_fraction(step, config)
 
 
-schedule.case(5, 1.0, 0.0, 10, 110)
+schedule.case(60, 1.0, 0.2, 10, 110)  # in the middle of the wave
+schedule.case(5, 1.0, 0.2, 10, 110)
+schedule.case(0, 1.0, 0.2, 10, 110)
 schedule.case(10, 0.4, 0.1, 10, 110)
-schedule.case(60, 0.4, 0.1, 10, 110)
 schedule.case(97, 0.4, 0.1, 10, 110)
 schedule.case(110, 0.4, 0.1, 10, 110)
-schedule.case(1, 0.4, 0.1, 0, 2)
 schedule.case(200, 0.4, 0.1, 10, 110)
+schedule.case(0, 0.4, 0.1, 0, 2)
 
 
 # ----------------------------------------------------------------------------- generating
@@ -960,9 +1026,9 @@ def temperature(logits, T):
     return (logits / T).softmax(dim=1)
 
 
-temperature.case(tensor([[0.0, 1.0]]), 0.5)
-temperature.case(randn(2, 4), 1.7)
-temperature.case(randn(2, 4), 1.0)
+temperature.case(tensor([[0.0, 1.0, 2.0]]), 0.5)
+temperature.case(randn(2, 3), 1.7)
+temperature.case(randn(2, 3), 1.0)
 temperature.case(tensor([[30.0, 0.0]]), 0.1)
 
 
@@ -975,23 +1041,25 @@ def top_k(logits, k):
 
 
 top_k.case(tensor([[1.0, 3.0, 2.0]]), 2)
-top_k.case(randn(3, 5), 2)
+top_k.case(randn(2, 4), 2)
 top_k.case(randn(2, 4), 1)
 top_k.case(randn(2, 3), 3)
 
 
-@task("model.py", "In descending order: how much probability stands before a token? Is it kept if that is less than p?")
+@task("model.py", "In descending order: how much probability do the tokens before this one have, and is that enough?")
 def top_p(probs, p):
     """Keep the fewest tokens whose probabilities add up to at least p.
 
-    probs (B, V), float32, each row adds up to 1; p: above 0, at most 1 -> (B, V): the most likely tokens of each row,
-    divided by their sum, and 0 for the others. torch.sort may be used."""
+    probs (B, V), float32, each row adds up to 1; p: above 0, at most 1 -> (B, V): in their places, the probabilities of
+    these tokens, the most likely ones of each row, divided by their sum; and 0 for the others. torch.sort may be
+    used."""
     kept = model.keep_top_p(probs, p)
     return kept / kept.sum(dim=1, keepdim=True)
 
 
 top_p.case(tensor([[0.1, 0.5, 0.4]]), 0.6)
-top_p.case(randn(3, 6).softmax(dim=1), 0.7)
+top_p.case(tensor([[0.125, 0.25, 0.5, 0.125]]), 0.75)  # two tokens have 0.75 together
+top_p.case(randn(2, 6).softmax(dim=1), 0.7)
 top_p.case(tensor([[0.9, 0.1], [0.3, 0.7]]), 0.2)
 top_p.case(randn(2, 3).softmax(dim=1), 1.0)
 
@@ -1018,14 +1086,16 @@ merge.case([], b"a", b"b")
 def train_bpe(text, n_merges):
     """Learn byte-pair encoding: which tokens are made, one after the other?
 
-    Starts from the bytes of the text in UTF-8, each a token (a bytes object), and n_merges times joins the pair (a, b)
-    of neighbors that occurs most often, everywhere; of several, the pair that is the smallest by <. Every two neighbors
-    are a pair: b"aaa" has two. Returns the list of the new tokens a + b. It is shorter if no pair is left."""
+    At first, each byte of the text (in UTF-8) is a token, a bytes object. Then, n_merges times, the pair (a, b) of
+    neighbors that occurs most often is joined, wherever it occurs. Any two neighbors are a pair, so b"aaa" has the pair
+    (b"a", b"a") twice. If several pairs occur equally often, the smallest one is taken, as Python compares pairs by <.
+    Returns the list of the new tokens a + b, which is shorter than n_merges if no pair is left."""
     ids = tokenizer.train_plainly([text], n_merges)
     return list(ids)[256:]
 
 
 train_bpe.case("aaabdaaabac", 3)
+train_bpe.case("aaabcbc", 1)  # aa and bc occur twice each
 train_bpe.case("the cat sat on the mat, the cat", 8)
 train_bpe.case("héhé", 2)
 train_bpe.case("a", 2)
@@ -1038,9 +1108,9 @@ TRAINED = list(tokenizer.train_plainly(["the cat sat on the mat, the cat"], 8))[
 def encode(text, merges):
     """Byte-pair encoding: split a text into the tokens that were learned.
 
-    text: a str; merges: the tokens in the order in which train_bpe learned them. Starts from the bytes of the text in
-    UTF-8, each a token, and for each merge, joins every two neighbors that together are this token. Returns the list of
-    tokens (bytes objects)."""
+    text: a str; merges: the tokens in the order in which train_bpe learned them. At first, each byte of the text (in
+    UTF-8) is a token, a bytes object. Then, for each merge, any two neighbors that together are this token are joined,
+    from left to right. Returns the list of tokens."""
     ids = {bytes([i]): i for i in range(256)}
     for token in merges:
         ids[token] = len(ids)
@@ -1059,18 +1129,21 @@ encode.case("", [b"ab"])
 def cache_step(x, Wq, Wk, Wv, keys, values):
     """One head for the newest token alone, with a cache of keys and values.
 
-    x (C,), float32: the newest token; Wq, Wk, Wv (C, d): as in head; keys, values (t, d): those of the t tokens before
-    it. Returns its output (d,), and the keys and values with its own at the end, (t + 1, d) each. softmax of PyTorch
-    may be used."""
+    x (C,), float32: the newest token; Wq, Wk, Wv (C, d): x @ Wq is its query, x @ Wk its key, x @ Wv its value; keys,
+    values (t, d): those of the t tokens before it, where t can be 0. Returns its output (d,), with scores divided by
+    sqrt(d), and the keys and values with its own at the end, (t + 1, d) each. softmax of PyTorch may be used."""
     keys = torch.cat((keys, x[None] @ Wk))
     values = torch.cat((values, x[None] @ Wv))
     out = F.scaled_dot_product_attention(x[None] @ Wq, keys, values)  # (1, d)
     return out[0], keys, values
 
 
-cache_step.case(IDENTITY[0], IDENTITY, IDENTITY, IDENTITY, IDENTITY[1:], IDENTITY[1:])
-cache_step.case(randn(6), randn(6, 2), randn(6, 2), randn(6, 2), randn(3, 2), randn(3, 2))
-cache_step.case(randn(3), randn(3, 3), randn(3, 3), randn(3, 3), torch.zeros(0, 3), torch.zeros(0, 3))
+# A query of 0 makes equal weights
+cache_step.case(ones(1), zeros(1, 2), tensor([[3.0, 5.0]]), tensor([[2.0, 0.0]]), ones(1, 2), tensor([[4.0, 8.0]]))
+# The scores are 0 and 4, before they are divided
+cache_step.case(ones(1), ones(1, 4), ones(1, 4), ones(1, 4), zeros(1, 4), zeros(1, 4))
+cache_step.case(randn(3), randn(3, 2), randn(3, 2), randn(3, 2), randn(2, 2), randn(2, 2))
+cache_step.case(randn(3), randn(3, 2), randn(3, 2), randn(3, 2), zeros(0, 2), zeros(0, 2))
 
 
 if __name__ == "__main__":
