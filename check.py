@@ -6,12 +6,12 @@
     python check.py --file=anna.py --only=softmax,mask    # for a class: the exit status is 0 if all are right
 
 Read a lesson, then write its parts yourself, without looking: a softmax, a mask, the backward pass of batch norm.
-A function of mine.py is called with an example, with random numbers, and with edge cases, such as one token or large
-logits. If its answer is wrong, you see the first number that differs, yours and the right one, and the input. What is
-right is computed by the lessons themselves, or by PyTorch.
+Each function of mine.py is called with an example, with random numbers, and with edge cases, such as one token or large
+logits. If its result is wrong, you see the first number that differs, the input, and both results. What is right is
+computed by the lessons themselves, or by PyTorch.
 
-Your file runs in a process of its own, as any script of yours does. So read a file of someone else before you check
-it. Nothing is sent anywhere.
+Your file runs in a process of its own, on this machine, and nothing is sent anywhere. It can do all that a program of
+yours can do, so read a file of someone else before you check it.
 """
 
 import copy
@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import tensor
+from torch import ones, tensor, zeros
 from torch.overrides import TorchFunctionMode
 
 import attention
@@ -46,15 +46,14 @@ import model
 import ngram
 import optim
 import tokenizer
-from attention import Block
 from console import PathStr, UserError, did_you_mean, option, parse, run
 from files import replace_file
 from micrograd import Value
 
-SECONDS = 10  # how long a task, or the reader's file itself, may take
-RELATIVE = 1e-4  # two numbers are the same if they differ by this fraction of the right one at most,
-ABSOLUTE = 1e-6  # or by this
-WHOLE = {torch.int32, torch.int64}  # dtypes of whole numbers: one is as good as the other
+SECONDS = 10  # how long all cases of one function may take, and how long it may take to run the file once
+RELATIVE = 1e-4  # two numbers are taken for the same if they differ by at most this fraction of the right one
+ABSOLUTE = 1e-6  # plus this
+WHOLE = {torch.int32, torch.int64}  # dtypes of whole numbers: the reader may use either
 
 
 @dataclass
@@ -76,10 +75,11 @@ class Task:
     lesson: str  # the file that explains it
     hint: str  # a question
     library: set[str]  # functions of PyTorch that would be the whole answer
-    cases: list[tuple] = field(default_factory=list)  # the arguments of each call. The first ones are the example
+    cases: list[tuple] = field(default_factory=list)  # the arguments of each call. The first case is the example
 
     def case(self, *inputs: Any) -> None:
         """Add a call: first an example that can be computed by hand, then random numbers, then edge cases."""
+        inspect.signature(self.answer).bind(*inputs)  # raises TypeError if they are too many or too few
         self.cases.append(inputs)
 
     @property
@@ -108,11 +108,13 @@ TASKS: dict[str, Task] = {}  # by name, in the order of the lessons
 
 
 def task(lesson: str, hint: str, library: str = "") -> Callable:
-    """Make a task of the function below it. library: names, separated by blanks."""
+    """Make a task of the function below it, whose name is that of a Task from then on. library: names, separated by
+    blanks."""
 
     def add(answer: Callable) -> Task:
-        TASKS[answer.__name__] = Task(answer, lesson, hint, set(library.split()))
-        return TASKS[answer.__name__]
+        new = Task(answer=answer, lesson=lesson, hint=hint, library=set(library.split()))
+        TASKS[new.name] = new
+        return new
 
     return add
 
@@ -121,8 +123,8 @@ def task(lesson: str, hint: str, library: str = "") -> Callable:
 
 
 def difference(yours: Any, right: Any, where: str = "result") -> str:
-    """Say what differs first between two answers, in one line: a type, a shape, a dtype or a number. Return nothing if
-    they are the same. where: the part of the result that they are, such as result[1]."""
+    """Say what differs first between two answers, in one line: a type, a shape, a dtype or a number. Return "" if they
+    are the same. where: their name, result, or result[1] for a part of it."""
     if isinstance(right, torch.Tensor):
         return tensor_difference(yours, right, where)
     if isinstance(right, Real):
@@ -139,16 +141,18 @@ def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
         return f"{where} is {kind(yours)}, and should be {kind(right)}"
     if yours.shape != right.shape:
         return f"{where} has shape {tuple(yours.shape)}, and should have {tuple(right.shape)}"
-    if yours.dtype != right.dtype and not {yours.dtype, right.dtype} <= WHOLE:
+    both_whole = yours.dtype in WHOLE and right.dtype in WHOLE
+    if yours.dtype != right.dtype and not both_whole:
         return f"{where} has dtype {yours.dtype}, and should have {right.dtype}"
     same = torch.isclose(yours.double(), right.double(), rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
-    differing = same.logical_not().nonzero().tolist()  # the indices of the numbers that differ
-    if not differing:
+    if same.all():
         return ""
-    first = differing[0]
+    if right.dim() == 0:
+        return f"{where} is {number(yours)}, and should be {number(right)}"
+    differing = same.logical_not().nonzero().tolist()  # the indices of the numbers that differ, a list for each
+    first = differing[0]  # such as [1, 0]
     index = tuple(first)
-    place = f"{where}{first}" if first else where
-    line = f"{place} is {number(yours[index])}, and should be {number(right[index])}"
+    line = f"{where}{first} is {number(yours[index])}, and should be {number(right[index])}"
     if right.numel() > 1:
         line += f" ({len(differing)} of {right.numel()} numbers differ)"
     return line
@@ -219,8 +223,9 @@ class Verdict:
 
 
 class Recorder(TorchFunctionMode):
-    """While it is on, it collects the names of the functions of PyTorch that are called: softmax for torch.softmax(x),
-    and also for x.softmax()."""
+    """While it is on, PyTorch passes on each call of one of its own functions to __torch_function__(), which notes its
+    name: softmax for torch.softmax(x), and also for x.softmax(). (The reader's functions do not come here, whatever
+    their names.)"""
 
     def __init__(self):
         super().__init__()
@@ -239,8 +244,9 @@ def judge(task: Task, yours: Any, path: str) -> Verdict:
     if not callable(yours):
         return Verdict("wrong", f"{task.name} is {kind(yours)}, and should be a function")
     for i, inputs in enumerate(task.cases, start=1):
+        right = task.answer(*copy.deepcopy(inputs))
         try:
-            reason = judge_call(task, yours, inputs)
+            reason = what_is_wrong(task, yours, inputs, right)
         except (Exception, SystemExit) as error:
             if is_stub(task, error):
                 return Verdict("to do")
@@ -250,9 +256,8 @@ def judge(task: Task, yours: Any, path: str) -> Verdict:
     return Verdict("right")
 
 
-def judge_call(task: Task, yours: Callable, inputs: tuple) -> str:
-    """Call the reader's function. Return what is wrong with the result, or with how it came about, or nothing."""
-    right = task.answer(*copy.deepcopy(inputs))
+def what_is_wrong(task: Task, yours: Callable, inputs: tuple, right: Any) -> str:
+    """Call the reader's function. Return what is wrong with what it does, in lines, or ""."""
     given = copy.deepcopy(inputs)
     recorder = Recorder()
     with recorder:
@@ -271,8 +276,7 @@ def judge_call(task: Task, yours: Callable, inputs: tuple) -> str:
 
 
 def is_stub(task: Task, error: BaseException) -> bool:
-    """Does an exception come from the empty function that --start wrote? (A function that calls another empty one
-    has begun.)"""
+    """Does an exception come from the empty function that --start wrote? (Not if it calls another empty function.)"""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return isinstance(error, NotImplementedError) and not error.args and last.name == task.name
 
@@ -286,7 +290,8 @@ def assignment(name: str, value: Any) -> str:
     """Return `x = tensor(...)`, with the further lines of a value below its first one. Of a function, the name."""
     text = repr(value)
     if isinstance(value, float):
-        text = number(value)
+        six_digits = f"{value:.6g}"
+        text = repr(float(six_digits))  # 0.0, not 0
     elif callable(value):
         text = value.__name__
     start = f"{name} = "
@@ -294,7 +299,7 @@ def assignment(name: str, value: Any) -> str:
 
 
 def cut_traceback(error: BaseException, path: str) -> str:
-    """The traceback of an exception, without what is not in the reader's file."""
+    """The traceback of an exception, as far as it is in the reader's file."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     lines = traceback.format_list(frames) + traceback.format_exception_only(error)
     return "".join(lines).rstrip()
@@ -304,7 +309,7 @@ def read_functions(path: str) -> dict[str, Any]:
     """Run the reader's file. Returns what it defines, by name. Raises UserError if it stops."""
     sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it
     try:
-        return runpy.run_path(path, run_name="mine")  # not "__main__": what stands below that line is not run
+        return runpy.run_path(path, run_name="mine")  # so what stands below if __name__ == "__main__" is not run
     except SyntaxError as error:
         raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}; correct it") from error
     except (Exception, SystemExit) as error:
@@ -315,46 +320,55 @@ def read_functions(path: str) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------- a process of its own
-# A function that never ends can be stopped only from outside: by ending its process. So the reader's file runs in a
-# process of its own, and another one goes on with the next task. It sends three kinds of messages: first that it has
-# begun; then what is wrong with the file, or ""; then a Verdict for each task.
+# A function that never ends can be stopped only from outside, by ending its process. So the reader's file runs in a
+# process of its own, and after such a function, the remaining tasks get a new one. The process sends messages to this
+# one: first that it has begun; then what is wrong with the file, or ""; then a Verdict for each task.
 
-# On Linux, the other process is a copy of this one (fork); elsewhere, a new Python imports PyTorch once more (spawn)
+# On Linux, it is a copy of this process (fork); elsewhere, a new Python, which imports PyTorch once more (spawn)
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 
 class Ended(Exception):
-    """The other process sends nothing more. The message says why."""
+    """The process sends nothing more. The message says why."""
 
 
 def check(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
     """Yield (name, verdict) for each task. Raises UserError if the file cannot be run."""
-    context = multiprocessing.get_context(START_METHOD)
     left = list(names)
     while left:
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=work, args=(sender, path, left), daemon=True)
-        process.start()
-        sender.close()  # the other process has it; when that ends, recv() raises EOFError
-        receiver.recv()  # it has begun. (Importing PyTorch is not the reader's time)
+        for name, verdict in check_in_one_process(path, left):
+            yield name, verdict
+            left = left[1:]
+
+
+def check_in_one_process(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
+    """The same, up to the first function that does not end, or that ends Python. Its verdict is the last one."""
+    context = multiprocessing.get_context(START_METHOD)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(sender, path, names), daemon=True)
+    process.start()
+    sender.close()  # the process has it; when that ends, recv() raises EOFError
+    receiver.recv()  # it has begun. (Importing PyTorch is not the reader's time)
+    try:
+        wrong_file = receive(receiver)
+    except Ended as reason:
+        advice = 'move all but functions below if __name__ == "__main__":'
+        raise UserError(f"{path} {reason}; {advice}") from None
+    if wrong_file:
+        raise UserError(wrong_file)
+    for name in names:
         try:
-            wrong_file = receive(receiver)
+            verdict = receive(receiver)
         except Ended as reason:
-            advice = 'put what is not a function below if __name__ == "__main__":'
-            raise UserError(f"{path} {reason}; {advice}") from None
-        if wrong_file:
-            raise UserError(wrong_file)
-        try:
-            while left:
-                verdict = receive(receiver)
-                yield left.pop(0), verdict
-        except Ended as reason:
-            yield left.pop(0), Verdict("wrong", f"it {reason}")
-        process.kill()
+            yield name, Verdict("wrong", f"it {reason}")
+            break
+        yield name, verdict
+    process.kill()
+    process.join()
 
 
 def receive(receiver: Connection) -> Any:
-    """Return the next message of the other process. Raises Ended."""
+    """Return the next message of the process. Raises Ended."""
     try:
         if receiver.poll(SECONDS):
             return receiver.recv()
@@ -364,8 +378,9 @@ def receive(receiver: Connection) -> Any:
 
 
 def work(connection: Connection, path: str, names: list[str]) -> None:
-    """Run the reader's file, and judge its functions. This is what the other process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends this one
+    """Run the reader's file, and judge its functions. This is what the process of its own does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, and ends both
+    sys.stdout.reconfigure(line_buffering=True)  # what a function prints is shown at once, before its verdict
     set_up_torch()
     warnings.showwarning = print_warning
     connection.send("begun")
@@ -377,13 +392,13 @@ def work(connection: Connection, path: str, names: list[str]) -> None:
     connection.send("")
     for name in names:
         verdict = judge(TASKS[name], functions.get(name), path)
-        sys.stdout.flush()  # what the function has printed stands before its verdict
         connection.send(verdict)
 
 
 def print_warning(message: Warning, *where: Any) -> None:
-    """Print a warning without its file and line, because these are Recorder's, which calls PyTorch."""
-    print("warning:", message)
+    """Print a warning without its file and line: PyTorch names the line of Recorder, which has called it."""
+    text, _, _ = str(message).partition(" (Triggered internally")
+    print("warning:", text)
 
 
 def set_up_torch() -> None:
@@ -406,20 +421,21 @@ import torch.nn.functional as F
 '''
 
 
-def write_stubs(path: Path) -> None:
+def write_stubs(path: Path, names: list[str]) -> None:
     """Write mine.py: an empty function for each task. Raises UserError if it is there already."""
     if path.exists():
         raise UserError(f"{path} is there already; name another file with --file=, or move it away")
     text = HEAD
     lesson = ""
-    for task in TASKS.values():
+    for name in names:
+        task = TASKS[name]
         if task.lesson != lesson:
             lesson = task.lesson
             text += f"\n\n# {'-' * 77} {lesson}\n"
         docstring = textwrap.indent(f'"""{task.text}"""', "    ")
         text += f"\n\ndef {task.call}:\n{docstring}\n    raise NotImplementedError\n"
     replace_file(path, lambda file: file.write(text.encode()))
-    print(f"{path} has an empty function for each of {len(TASKS)} tasks. Write one, and then: python check.py")
+    print(f"{path} has an empty function for each of {len(names)} tasks. Write one, and then: python check.py")
 
 
 def choose_tasks(options: Options) -> list[str]:
@@ -430,6 +446,7 @@ def choose_tasks(options: Options) -> list[str]:
     for name in names:
         if name not in TASKS:
             raise UserError(f"there is no task {name}{did_you_mean(name, TASKS)}; python check.py lists all")
+    names = list(dict.fromkeys(names))  # each once
     return names or list(TASKS)
 
 
@@ -471,9 +488,10 @@ def main() -> None:
     path = Path(options.file)
     names = choose_tasks(options)
     if options.start:
-        return write_stubs(path)
-    there_is_a_file = path.exists()
-    if not there_is_a_file and options.file != Options.file:
+        return write_stubs(path, names)
+    there_is_a_file = path.is_file()
+    default = Options.file
+    if not there_is_a_file and options.file != default:  # a newcomer has no mine.py, and sees the list of tasks
         raise UserError(f"there is no file {path}; python check.py --start --file={path} writes one")
 
     if options.task:
@@ -492,11 +510,14 @@ def main() -> None:
 
 
 # ----------------------------------------------------------------------------- the tasks
-# A task of your own is a function below @task that computes what is right, by a lesson or by PyTorch, and a line
-# .case() for each call. The first case is the example: one can compute it by hand, and no two of its dimensions are
-# equal where that would hide a mistake. To write these tasks yourself, stop reading here: python check.py --start
+# To solve them yourself, stop reading here: these functions are the answers. python check.py --start
+#
+# To add one: write a function that computes what is right, by a lesson or by PyTorch, with a docstring whose first line
+# is a title; @task above it, and below it a line .case() for each call. The first case is the example: one can compute
+# it by hand, and its dimensions differ where equal ones would hide a mistake. In a mine.py that is there already, write
+# the empty function yourself.
 
-RANDOM = torch.Generator().manual_seed(0)  # so that all numbers are the same each time
+RANDOM = torch.Generator().manual_seed(0)  # so that all numbers below are the same each time
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -504,17 +525,9 @@ def randn(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=RANDOM)
 
 
-def randint(high: int, *shape: int) -> torch.Tensor:
-    """Random whole numbers from 0 to high - 1."""
-    return torch.randint(high, shape, generator=RANDOM)
-
-
-def ones(*shape: int) -> torch.Tensor:
-    return torch.ones(shape)
-
-
-def zeros(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape)
+def randint(*shape: int, below: int) -> torch.Tensor:
+    """Random whole numbers from 0 to below - 1."""
+    return torch.randint(below, shape, generator=RANDOM)
 
 
 # Functions of PyTorch that compute gradients, norms, or attention
@@ -592,7 +605,7 @@ def count_pairs(xs, ys, V):
 
 
 count_pairs.case(tensor([0, 1, 0, 2]), tensor([1, 2, 1, 2]), 3)
-count_pairs.case(randint(4, 30), randint(4, 30), 4)
+count_pairs.case(randint(30, below=4), randint(30, below=4), 4)
 count_pairs.case(tensor([2]), tensor([0]), 3)
 
 
@@ -605,7 +618,7 @@ def probabilities(N):
 
 
 probabilities.case(tensor([[1, 3], [2, 8]]))
-probabilities.case(1 + randint(9, 4, 4))
+probabilities.case(1 + randint(4, 4, below=9))
 probabilities.case(tensor([[5]]))
 
 
@@ -619,7 +632,7 @@ def mean_nll(P, xs, ys):
 
 
 mean_nll.case(tensor([[0.5, 0.5], [0.25, 0.75]]), tensor([0, 1]), tensor([1, 0]))
-mean_nll.case(randn(4, 4).softmax(dim=1), randint(4, 9), randint(4, 9))
+mean_nll.case(randn(4, 4).softmax(dim=1), randint(9, below=4), randint(9, below=4))
 mean_nll.case(tensor([[1.0]]), tensor([0, 0]), tensor([0, 0]))
 mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([1, 1]))
 
@@ -633,7 +646,7 @@ def add_one(N):
 
 
 add_one.case(tensor([[1, 0], [3, 4]]))
-add_one.case(randint(5, 4, 4))
+add_one.case(randint(4, 4, below=5))
 add_one.case(tensor([[0, 0, 0], [2, 0, 1], [0, 9, 0]]))
 
 
@@ -646,7 +659,7 @@ def one_hot(xs, V):
 
 
 one_hot.case(tensor([2, 0]), 4)
-one_hot.case(randint(5, 7), 5)
+one_hot.case(randint(7, below=5), 5)
 one_hot.case(tensor([0]), 1)
 
 
@@ -657,7 +670,7 @@ def continuation_counts(text):
     text: words with a dot before, between and after them. Returns a dict: letter (the dot, too) -> whole number."""
     tables = ngram.count_plainly(list(pairwise(text)))
     counts = tables[0][()]  # after the empty context
-    return dict(sorted(counts.items()))
+    return dict(sorted(counts.items()))  # by letter, so that what differs first is the same each time
 
 
 continuation_counts.case(".ab.ab.cb.")
@@ -672,11 +685,13 @@ continuation_counts.case(".a.")
 def kneser_ney(token, followers, p_shorter, discount):
     """Kneser-Ney smoothing: the probability of a token after a context.
 
-    followers: a dict, token -> how often it came after this context, at least one of them. discount: what is subtracted
-    from each of these counts. All that this frees goes to all tokens, seen or not, in proportion to their probability
-    after the shorter context; p_shorter is that of this token. Returns a number."""
+    followers: a dict, how often each token came after this context: of those that came, at least one. discount: what is
+    subtracted from the count of each of them. The sum of what is subtracted is shared out among all tokens of the
+    vocabulary, also those that never came, in proportion to their probabilities after the shorter context. p_shorter:
+    this probability of our token. Returns a number."""
     tables = [{(): Counter(followers)}]
-    return ngram.kneser_ney_plainly((token,), tables, discount, V=1 / p_shorter)
+    V = 1 / p_shorter  # below the shortest context stands 1 / V: so it is p_shorter
+    return ngram.kneser_ney_plainly((token,), tables, discount, V)
 
 
 kneser_ney.case("a", {"a": 3, "b": 1}, 0.2, 0.5)
@@ -718,8 +733,8 @@ def cross_entropy(logits, targets):
     return F.cross_entropy(logits, targets).item()
 
 
-cross_entropy.case(zeros(2, 4), tensor([0, 3]))
-cross_entropy.case(randn(2, 3), randint(3, 2))
+cross_entropy.case(tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), tensor([0, 2]))
+cross_entropy.case(randn(3, 4), tensor([2, 0, 3]))
 cross_entropy.case(tensor([[1000.0, 0.0]]), tensor([1]))
 
 
@@ -738,7 +753,7 @@ def cross_entropy_backward(logits, targets):
 
 
 cross_entropy_backward.case(zeros(2, 4), tensor([0, 3]))
-cross_entropy_backward.case(randn(2, 3), randint(3, 2))
+cross_entropy_backward.case(randn(2, 3), tensor([2, 0]))
 cross_entropy_backward.case(tensor([[50.0, 0.0]]), tensor([0]))
 
 
@@ -768,16 +783,16 @@ def batch_norm(x, gain, bias, eps):
     """Batch norm in training: normalize each unit over the batch.
 
     x (B, H), float32; gain, bias (H,) -> (B, H). Each of the H columns of x gets a mean of 0 and a variance of 1; then
-    gain and bias are applied. The variance is a sum of squares divided by B, not by B - 1 as in the lecture; eps, a
-    number, is added to the variance."""
+    gain and bias are applied. The variance is the mean of the squared deviations from the mean: divided by B, not by
+    B - 1 as in the lecture; eps, a number, is added to the variance."""
     layer = mlp.BatchNorm(len(gain), eps)
     layer.gain = gain
     layer.bias = bias
     return layer(x)
 
 
-batch_norm.case(tensor([[1.0, 2.0, 0.0], [3.0, 6.0, 8.0]]), ones(3), zeros(3), 0.0)
 batch_norm.case(tensor([[1.0], [3.0]]), ones(1), zeros(1), 3.0)
+batch_norm.case(tensor([[1.0, 2.0, 0.0], [3.0, 6.0, 8.0]]), ones(3), zeros(3), 0.0)
 batch_norm.case(tensor([[1.0], [3.0]]), tensor([2.0]), tensor([10.0]), 0.0)
 batch_norm.case(randn(4, 2), randn(2), randn(2), 0.1)
 batch_norm.case(tensor([[7.0, 0.0], [7.0, 0.01]]), ones(2), tensor([0.0, 1.0]), 1e-3)
@@ -785,14 +800,15 @@ batch_norm.case(tensor([[7.0, 0.0], [7.0, 0.01]]), ones(2), tensor([0.0, 1.0]), 
 
 @task(
     "mlp.py",
-    "x[j, h] changes its own output and, by mean and variance, its whole column. What does each of the three add?",
+    "x[j, h] changes its own output; by the mean, its column; and by the variance. Which three terms are these?",
     library=AUTOGRAD,
 )
 def batch_norm_backward(x, gain, eps, dout):
     """The backward pass of batch norm: from dout to (dx, dgain, dbias).
 
     x (B, H), float32, gain (H,) and eps as in batch_norm, with the variance divided by B; dout (B, H): the gradient of
-    the loss with respect to its output. Returns the gradients with respect to x (B, H), gain (H,) and bias (H,)."""
+    the loss with respect to the output of batch norm. Returns the gradients with respect to x (B, H), gain (H,) and
+    bias (H,)."""
     layer = mlp.BatchNorm(len(gain), eps)
     layer.gain = gain
     layer(x)
@@ -822,7 +838,7 @@ def embedding_backward(C, X, dout):
 
 
 embedding_backward.case(ones(4, 2), tensor([[0, 2, 0]]), tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]))
-embedding_backward.case(randn(4, 2), randint(4, 3, 2), randn(3, 2, 2))
+embedding_backward.case(randn(4, 2), randint(3, 2, below=4), randn(3, 2, 2))
 embedding_backward.case(randn(2, 1), tensor([[1]]), tensor([[[0.5]]]))
 
 
@@ -849,7 +865,7 @@ def mask(scores):
 
     scores (T, T) or (B, T, T), float32; row t has the scores of token t with all tokens -> the same shape."""
     T = scores.shape[-1]
-    future = torch.ones(T, T, dtype=torch.bool).triu(1)
+    future = ones(T, T, dtype=torch.bool).triu(1)
     return scores.masked_fill(future, -math.inf)
 
 
@@ -866,7 +882,7 @@ mask.case(tensor([[5.0]]))
 def head(x, Wq, Wk, Wv):
     """One head of causal self-attention, with scores divided by sqrt(d).
 
-    x (B, T, C), float32; Wq, Wk, Wv (C, d): x @ Wq has the queries, x @ Wk the keys, x @ Wv the values -> (B, T, d).
+    x (B, T, C), float32; Wq, Wk, Wv (C, d): x @ Wq are the queries, x @ Wk the keys, x @ Wv the values -> (B, T, d).
     softmax of PyTorch may be used."""
     out, _ = attention.head(x, Wq, Wk, Wv)
     return out
@@ -895,6 +911,7 @@ def heads(x, Wqkv, Wo, nh):
     on; scores are divided by sqrt(C / nh). The outputs of the heads, side by side, are multiplied by Wo (C, C)
     -> (B, T, C). softmax of PyTorch may be used."""
     layer = attention.Attention(x.shape[2], nh)
+    # PyTorch keeps the matrix of a linear layer as (out, in)
     layer.qkv.weight.data = Wqkv.T
     layer.proj.weight.data = Wo.T
     return layer(x).detach()
@@ -917,8 +934,8 @@ heads.case(randn(1, 1, 4), randn(4, 12), randn(4, 4), 4)
 def layer_norm(x, gain, bias, eps):
     """Layer norm: normalize each token over its channels.
 
-    x (..., C), float32, with any number of dimensions before C; gain, bias (C,) -> (..., C). The variance is a sum of
-    squares divided by C; eps, a number, is added to the variance."""
+    x (..., C), float32, with any number of dimensions before C; gain, bias (C,) -> (..., C). The variance is the
+    mean of the squared deviations from the mean, divided by C; eps, a number, is added to the variance."""
     return F.layer_norm(x, gain.shape, gain, bias, eps)
 
 
@@ -936,9 +953,9 @@ layer_norm.case(tensor([[[7.0, 7.0, 7.0]]]), ones(3), tensor([1.0, 2.0, 3.0]), 1
 def rope(x, position):
     """RoPE: turn pairs of channels by an angle that grows with the position.
 
-    x (T, d), float32: queries or keys; position (T,), int64 -> (T, d). There are d/2 pairs, numbered by i = 0, 1, ...,
-    d/2 - 1: channel i with channel i + d/2. Each pair is a point (x1, x2) in the plane, and is turned from x1 towards
-    x2, by an angle of position / 10000^(2i/d) radians."""
+    x (T, d), float32: queries or keys; position (T,), int64 -> (T, d). There are d/2 pairs, i = 0, 1, ..., d/2 - 1:
+    channels i and i + d/2. The two are a point in the plane, channel i to the right and channel i + d/2 upwards. It is
+    turned around the origin, to the left, by position * 10000 ** (-2i/d) radians."""
     return attention.rotate(x, position)
 
 
@@ -954,9 +971,8 @@ def block(x, attention, feed_forward, ln_1, ln_2):
 
     x (B, T, C), float32 -> (B, T, C). The others are functions (B, T, C) -> (B, T, C): the two parts, and the norm that
     stands before each of them."""
-    pre_norm = Block(x.shape[2], nh=1)
-    x = pre_norm.apply_part(attention, ln_1, x)
-    return pre_norm.apply_part(feed_forward, ln_2, x)
+    x = x + attention(ln_1(x))
+    return x + feed_forward(ln_2(x))
 
 
 block.case(tensor([[[1.0, 4.0]]]), torch.neg, torch.square, torch.sqrt, torch.abs)
@@ -983,10 +999,10 @@ def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
     return p, m, v
 
 
-# The first step moves p by lr, whatever the gradient; then weight decay alone; then a gradient as small as the 1e-8
+# The first step moves p by lr, whatever the gradient; then weight decay alone; then a small gradient
 adamw.case(tensor([1.0]), tensor([2.0]), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.0)
 adamw.case(tensor([2.0]), zeros(1), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.1)
-adamw.case(tensor([1.0]), tensor([1e-8]), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.0)
+adamw.case(tensor([1.0]), tensor([1e-4]), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.0)
 adamw.case(tensor([3.0]), tensor([2.0]), tensor([1.0]), tensor([4.0]), 3, 0.1, 0.9, 0.95, 0.5)
 adamw.case(randn(2, 3), randn(2, 3), randn(2, 3), randn(2, 3).square(), 7, 0.1, 0.9, 0.95, 0.5)
 
@@ -1000,7 +1016,8 @@ def schedule(step, max_lr, min_lr, warmup, end):
 
     It rises in a line from 0 at step 0 to max_lr at step warmup. From there, half a wave of a cosine leads down to
     min_lr at step end, and there it stays. If warmup is 0, it starts at max_lr. Returns a number."""
-    config = SimpleNamespace(learning_rate=max_lr, min_lr=min_lr, warmup_iters=warmup, max_iters=end - 1)
+    last = end - 1  # optim.py reaches min_lr one step after the last one
+    config = SimpleNamespace(learning_rate=max_lr, min_lr=min_lr, warmup_iters=warmup, max_iters=last)
     config.schedule = "cosine"
     return max_lr * optim.lr_fraction(step, config)
 
@@ -1050,15 +1067,16 @@ top_k.case(randn(2, 3), 3)
 def top_p(probs, p):
     """Keep the fewest tokens whose probabilities add up to at least p.
 
-    probs (B, V), float32, each row adds up to 1; p: above 0, at most 1 -> (B, V): in their places, the probabilities of
-    these tokens, the most likely ones of each row, divided by their sum; and 0 for the others. torch.sort may be
-    used."""
+    probs (B, V), float32, each row adds up to 1; p: above 0, at most 1 -> (B, V). These are the most likely tokens of a
+    row; of equally likely ones, the first. Their probabilities are divided by their sum, and stay in their places; the
+    others become 0. torch.sort may be used."""
     kept = model.keep_top_p(probs, p)
     return kept / kept.sum(dim=1, keepdim=True)
 
 
 top_p.case(tensor([[0.1, 0.5, 0.4]]), 0.6)
 top_p.case(tensor([[0.125, 0.25, 0.5, 0.125]]), 0.75)  # two tokens have 0.75 together
+top_p.case(tensor([[0.25, 0.25, 0.25, 0.25]]), 0.5)
 top_p.case(randn(2, 6).softmax(dim=1), 0.7)
 top_p.case(tensor([[0.9, 0.1], [0.3, 0.7]]), 0.2)
 top_p.case(randn(2, 3).softmax(dim=1), 1.0)
@@ -1104,13 +1122,13 @@ train_bpe.case("a", 2)
 TRAINED = list(tokenizer.train_plainly(["the cat sat on the mat, the cat"], 8))[256:]
 
 
-@task("tokenizer.py", "The merges were learned one after the other. In which order are they to be made in a new text?")
+@task("tokenizer.py", "Do you begin with bytes or with letters? And in which order are the merges made?")
 def encode(text, merges):
     """Byte-pair encoding: split a text into the tokens that were learned.
 
     text: a str; merges: the tokens in the order in which train_bpe learned them. At first, each byte of the text (in
-    UTF-8) is a token, a bytes object. Then, for each merge, any two neighbors that together are this token are joined,
-    from left to right. Returns the list of tokens."""
+    UTF-8) is a token, a bytes object. Then, for each merge, wherever two neighbors a, b have a + b == merge, they are
+    joined, from left to right. Returns the list of tokens."""
     ids = {bytes([i]): i for i in range(256)}
     for token in merges:
         ids[token] = len(ids)
@@ -1121,7 +1139,7 @@ def encode(text, merges):
 encode.case("abc", [b"bc", b"ab"])
 encode.case("aaab aab", [b"aa", b"ab", b"aaab"])
 encode.case("that mat", TRAINED)
-encode.case("hé", [b"\xc3\xa9"])
+encode.case("hé", [b"h\xc3"])
 encode.case("", [b"ab"])
 
 

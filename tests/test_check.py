@@ -4,7 +4,9 @@ the checking of the others."""
 import inspect
 import math
 import multiprocessing
+import os
 import re
+import signal
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, finish, start
+from conftest import ROOT, finish, posix, start
 from torch import nn
 
 import check
@@ -336,6 +338,14 @@ def train_ties(text, n_merges):
     return merges
 
 
+def encode_letters(text, merges):
+    tokens = [letter.encode() for letter in text]
+    for new in merges:
+        for cut in range(1, len(new)):
+            tokens = merge(tokens, new[:cut], new[cut:])
+    return tokens
+
+
 def encode_longest(text, merges):
     data = text.encode()
     tokens = []
@@ -357,6 +367,11 @@ def top_p_one_too_many(probs, p):
     before = ordered.cumsum(1) - ordered
     kept = torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(before > p, 0))
     return kept / kept.sum(1, keepdim=True)
+
+
+def top_p_with_equal_ones(probs, p):
+    smallest = top_p(probs, p).masked_fill(top_p(probs, p) == 0, 2).argmin(1, keepdim=True)
+    return probabilities(probs * (probs >= probs.gather(1, smallest)))
 
 
 def top_p_unscaled(probs, p):
@@ -500,7 +515,8 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
             lambda x, y: -x.softmax(1)[range(len(y)), y].log().mean(),
             "result is inf, and should be 1000",
         ),
-        ("sum", lambda x, y: cross_entropy(x, y) * len(y), "result is 2.77259, and should be 1.38629"),
+        ("sum", lambda x, y: cross_entropy(x, y) * len(y), "result is 1.33816, and should be 0.669079"),
+        ("each example with all targets", lambda x, y: (x.logsumexp(1)[:, None] - x[:, y]).mean(), "result is 1.16908"),
         ("per example", lambda x, y: -x.log_softmax(1)[range(len(y)), y], "it uses PyTorch's log_softmax"),
         ("the library's", F.cross_entropy, "it uses PyTorch's cross_entropy; write it without"),
     ],
@@ -520,11 +536,11 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
         ("no gain", lambda w: w / len(w) ** 0.5, "result[0, 0] is 0.5, and should be 0.833333"),
     ],
     "batch_norm": [
-        ("rows", lambda x, g, b, e: layer_norm(x, g, b, e), "result[0, 0] is 0, and should be -1"),
+        ("rows", lambda x, g, b, e: layer_norm(x, g, b, e), "result[0, 0] is 0, and should be -0.5"),
         (
             "B - 1",
             lambda x, g, b, e: (x - x.mean(0)) / (x.var(0) + e).sqrt() * g + b,
-            "result[0, 0] is -0.707107, and should be -1",
+            "result[0, 0] is -0.447214, and should be -0.5",
         ),
         (
             "eps outside",
@@ -588,7 +604,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
         (
             "dimension 1",
             lambda x, g, b, e: (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True) + e).sqrt() * g + b,
-            "should be -1",
+            "result[0, 0] is -0.707107, and should be -1",
         ),
         (
             "no mean",
@@ -618,8 +634,8 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
     "adamw": [
         ("L2", adam_l2, "result[0][0] is 1.9, and should be 1.98"),
         ("no bias correction", adamw_uncorrected, "result[0][0] is 0.683772, and should be 0.9"),
-        ("eps under the root", adamw_eps_under_the_root, "result[0][0] is 0.99999, and should be 0.95"),
-        ("decay of the new weights", adamw_decay_afterwards, "result[0][0] is"),
+        ("eps under the root", adamw_eps_under_the_root, "result[0][0] is 0.929289, and should be 0.90001"),
+        ("decay of the new weights", adamw_decay_afterwards, "result[0][0] is 2.77719, and should be 2.77335"),
         ("betas swapped", adamw_momentum_of_squares, "result[1][0] is 0.002, and should be 0.2"),
     ],
     "schedule": [
@@ -673,6 +689,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
     ],
     "top_p": [
         ("without the last", top_p_without_the_last, "result[0, 1] is 1, and should be 0.555556"),
+        ("all equal ones", top_p_with_equal_ones, "result[0, 0] is 0.25, and should be 0.5"),
         ("one too many", top_p_one_too_many, "result[0, 0] is 0.142857, and should be 0"),
         ("does not add up", top_p_unscaled, "result[0, 1] is 0.5, and should be 0.555556"),
         ("each above p", lambda probs, p: probs * (probs > p), "result[0, 1] is 0, and should be 0.555556"),
@@ -695,6 +712,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
     "encode": [
         ("longest first", encode_longest, "result[0] is b'ab', and should be b'a'"),
         ("last merge first", lambda text, merges: encode(text, merges[::-1]), "result[0] is b'ab', and should be b'a'"),
+        ("from letters", encode_letters, "result[0] is b'h', and should be b'h\\xc3'"),
         ("letters", lambda text, merges: [c.encode() for c in text], "result[1] is b'b', and should be b'bc'"),
     ],
     "cache_step": [
@@ -764,6 +782,9 @@ NAN = math.nan
         (math.inf, math.inf, ""),
         ([1, 2], (1, 2), ""),
         ((1, 3, 4), (1, 2), "result[1] is 3, and should be 2"),
+        ([1, 2, 3], [1, 2], "result has length 3, and should have length 2"),
+        (torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.int64), ""),
+        (torch.ones(2) == 1, torch.ones(2).long(), "result has dtype torch.bool, and should have torch.int64"),
         ((1,), (1, 2), "result has length 1, and should have length 2"),
         (7, [1], "result is of type int, and should be a list of length 1"),
         ({"a": 1}, {"a": 1, "b": 2}, "result lacks 'b', which should be 2"),
@@ -953,6 +974,7 @@ def test_a_function_that_never_ends_or_ends_python_is_wrong_and_the_others_are_j
     status, out, _ = call(check, "--only=average_past,mask,head,rope,softmax")
     assert status == 1
     assert "mask is wrong:\n    it has not come to an end after 1 seconds\n" in out
+    assert multiprocessing.active_children() == []
     assert "head is wrong:\n    it ends Python\n" in out
     assert "rope is wrong:\n    case 1 of 4: it stops with an exception" in out and "SystemExit: 3" in out
     assert out.splitlines()[-1] == "result: tasks=5 right=2"
@@ -963,10 +985,11 @@ def test_a_function_that_never_ends_or_ends_python_is_wrong_and_the_others_are_j
     [
         ("def mask(scores):\n    return scores +\n", "mine.py, line 2: invalid syntax; correct it"),
         ("x = 1\ny = z\n", "mine.py, line 2: NameError: name 'z' is not defined; correct it"),
+        ("def f():\n    return z\nf()\n", "mine.py, line 2: NameError: name 'z' is not defined; correct it"),
         ("exit(1)\n", "mine.py, line 1: SystemExit: 1; correct it"),
         ("import helpful\n", "mine.py, line 1: ModuleNotFoundError: No module named 'helpful'; correct it"),
     ],
-    ids=["syntax", "name", "exit", "import"],
+    ids=["syntax", "name", "in a function", "exit", "import"],
 )
 def test_a_file_that_stops(text, said):
     Path("mine.py").write_text(text)
@@ -978,8 +1001,8 @@ def test_a_file_that_stops(text, said):
     ("text", "said"),
     [
         ("x = y\n", "mine.py, line 1: NameError: name 'y' is not defined; correct it"),
-        ("while True:\n    pass\n", "mine.py has not come to an end after 1 seconds; put what is not a function"),
-        ("import os\nos._exit(1)\n", "mine.py ends Python; put what is not a function below if __name__"),
+        ("while True:\n    pass\n", "mine.py has not come to an end after 1 seconds; move all but functions below"),
+        ("import os\nos._exit(1)\n", "mine.py ends Python; move all but functions below"),
     ],
     ids=["stops", "endless", "ends Python"],
 )
@@ -1023,6 +1046,29 @@ def test_a_function_that_is_not_in_the_file_is_missing(call):
     Path("mine.py").write_text("def masks(scores):\n    return scores\n")
     status, out, _ = call(check, "--only=mask")
     assert status == 1 and "  missing  mask(scores)" in out
+
+
+def test_no_matrix_is_shown_in_powers_of_ten():
+    for task in TASKS.values():
+        for inputs in task.cases:
+            assert not re.search(r"\de[-+]\d+[,\]]", check.show_inputs(task, inputs)), task.name
+
+
+def test_what_is_printed_before_python_ends_is_shown():
+    code = "import os\ndef mask(scores):\n    print('here')\n    os._exit(0)\n"
+    Path("mine.py").write_text(code)
+    done = finish(start("check.py", "--only=mask"))
+    assert "here\n" in done.stdout and "it ends Python" in done.stdout
+
+
+@posix
+def test_ctrl_c_ends_both_processes_without_a_traceback():
+    Path("mine.py").write_text("def mask(scores):\n    print('looping')\n    while True:\n        pass\n")
+    process = start("check.py", "--only=mask", start_new_session=True)
+    assert process.stdout.readline() == "looping\n"
+    os.killpg(process.pid, signal.SIGINT)
+    done = finish(process)
+    assert done.returncode == 130 and done.stderr == ""
 
 
 def test_a_warning_of_the_library_names_no_line_of_ours():
