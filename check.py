@@ -53,6 +53,7 @@ from micrograd import Value
 SECONDS = 10  # how long all cases of one function may take, and how long it may take to run the file once
 RELATIVE = 1e-4  # two numbers are taken for the same if they differ by at most this fraction of the right one
 ABSOLUTE = 1e-6  # plus this
+LONGEST = 2000  # characters that are shown of a result, which can be far too long
 WHOLE = {torch.int32, torch.int64}  # dtypes of whole numbers: the reader may use either
 
 
@@ -294,6 +295,8 @@ def assignment(name: str, value: Any) -> str:
         text = repr(float(six_digits))  # 0.0, not 0
     elif callable(value):
         text = value.__name__
+    if len(text) > LONGEST:
+        text = text[:LONGEST] + " ..."
     start = f"{name} = "
     return start + text.replace("\n", "\n" + " " * len(start))
 

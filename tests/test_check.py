@@ -1054,6 +1054,11 @@ def test_no_matrix_is_shown_in_powers_of_ten():
             assert not re.search(r"\de[-+]\d+[,\]]", check.show_inputs(task, inputs)), task.name
 
 
+def test_a_result_that_is_far_too_long_is_cut():
+    verdict = judge(TASKS["merge"], lambda tokens, a, b: [b"x"] * 1_000_000, __file__)
+    assert verdict.state == "wrong" and " ..." in verdict.reason and len(verdict.reason) < 3000
+
+
 def test_what_is_printed_before_python_ends_is_shown():
     code = "import os\ndef mask(scores):\n    print('here')\n    os._exit(0)\n"
     Path("mine.py").write_text(code)
