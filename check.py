@@ -6,9 +6,9 @@
     python check.py --file=anna.py --only=softmax,mask    # for a class: the exit status is 0 if all are right
 
 Read a lesson, then write its parts yourself, without looking: a softmax, a mask, the backward pass of batch norm.
-Each function of mine.py is called with an example, with random numbers, and with edge cases, such as one token or large
+Each function of mine.py is called with an example, with other numbers, and with edge cases, such as one token or large
 logits. If its result is wrong, you see the first number that differs, the input, and both results. What is right is
-computed by the lessons themselves, or by PyTorch.
+computed by the lessons or by PyTorch where they can. (An answer that you import from a lesson is not noticed.)
 
 Your file runs in a process of its own, on this machine, and nothing is sent anywhere. It can do all that a program of
 yours can do, so read a file of someone else before you check it.
@@ -18,6 +18,7 @@ import copy
 import inspect
 import math
 import multiprocessing
+import os
 import runpy
 import signal
 import sys
@@ -31,7 +32,7 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from numbers import Real
 from pathlib import Path
-from types import SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -76,12 +77,13 @@ class Task:
     lesson: str  # the file that explains it
     hint: str  # a question
     library: set[str]  # functions of PyTorch that would be the whole answer
-    cases: list[tuple] = field(default_factory=list)  # the arguments of each call. The first case is the example
+    cases: list[tuple] = field(default_factory=list)  # (inputs, right result) of each call. The first is the example
 
     def case(self, *inputs: Any) -> None:
-        """Add a call: first an example that can be computed by hand, then random numbers, then edge cases."""
-        inspect.signature(self.answer).bind(*inputs)  # raises TypeError if they are too many or too few
-        self.cases.append(inputs)
+        """Add a call: first an example that can be computed by hand, then other numbers, then edge cases. (The right
+        result is computed here, because the reader's file may change settings of PyTorch.)"""
+        right = self.answer(*copy.deepcopy(inputs))
+        self.cases.append((inputs, right))
 
     @property
     def name(self) -> str:
@@ -142,6 +144,9 @@ def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
         return f"{where} is {kind(yours)}, and should be {kind(right)}"
     if yours.shape != right.shape:
         return f"{where} has shape {tuple(yours.shape)}, and should have {tuple(right.shape)}"
+    yours = yours.detach()  # without its record for autograd
+    if yours.device != right.device or yours.layout != right.layout:
+        return f"{where} is {yours.layout} on {yours.device}, and should be {right.layout} on {right.device}"
     both_whole = yours.dtype in WHOLE and right.dtype in WHOLE
     if yours.dtype != right.dtype and not both_whole:
         return f"{where} has dtype {yours.dtype}, and should have {right.dtype}"
@@ -226,14 +231,15 @@ class Verdict:
 class Recorder(TorchFunctionMode):
     """While it is on, PyTorch passes on each call of one of its own functions to __torch_function__(), which notes its
     name: softmax for torch.softmax(x), and also for x.softmax(). (The reader's functions do not come here, whatever
-    their names.)"""
+    their names; nor does all of PyTorch, such as torch.func.)"""
 
     def __init__(self):
         super().__init__()
         self.names = set()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.names.add(getattr(function, "__name__", ""))
+        name = getattr(function, "__name__", "")
+        self.names.add(name.removeprefix("special_"))  # torch.special.softmax
         return function(*args, **(kwargs or {}))
 
 
@@ -244,11 +250,10 @@ def judge(task: Task, yours: Any, path: str) -> Verdict:
         return Verdict("missing")
     if not callable(yours):
         return Verdict("wrong", f"{task.name} is {kind(yours)}, and should be a function")
-    for i, inputs in enumerate(task.cases, start=1):
-        right = task.answer(*copy.deepcopy(inputs))
+    for i, (inputs, right) in enumerate(task.cases, start=1):
         try:
             reason = what_is_wrong(task, yours, inputs, right)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # exit(), too
             if is_stub(task, error):
                 return Verdict("to do")
             reason = f"it stops with an exception\n{cut_traceback(error, path)}\n{show_inputs(task, inputs)}"
@@ -293,7 +298,7 @@ def assignment(name: str, value: Any) -> str:
     if isinstance(value, float):
         six_digits = f"{value:.6g}"
         text = repr(float(six_digits))  # 0.0, not 0
-    elif callable(value):
+    elif isinstance(value, (BuiltinFunctionType, FunctionType)):
         text = value.__name__
     if len(text) > LONGEST:
         text = text[:LONGEST] + " ..."
@@ -310,16 +315,18 @@ def cut_traceback(error: BaseException, path: str) -> str:
 
 def read_functions(path: str) -> dict[str, Any]:
     """Run the reader's file. Returns what it defines, by name. Raises UserError if it stops."""
-    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it
+    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it, if no lesson has their names
     try:
         return runpy.run_path(path, run_name="mine")  # so what stands below if __name__ == "__main__" is not run
     except SyntaxError as error:
-        raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}; correct it") from error
-    except (Exception, SystemExit) as error:
+        where = f"{error.filename}, line {error.lineno}" if error.lineno else path
+        raise UserError(f"{where}: {error.msg}; correct it") from error
+    except BaseException as error:  # exit(), too
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == path]
+        where = f"{path}, line {lines[-1]}" if lines else path  # there is no line if it cannot be read
         what = traceback.format_exception_only(error)[-1].strip()
-        raise UserError(f"{path}, line {lines[-1]}: {what}; correct it") from error
+        raise UserError(f"{where}: {what}; correct it") from error
 
 
 # ----------------------------------------------------------------------------- a process of its own
@@ -348,10 +355,19 @@ def check_in_one_process(path: str, names: list[str]) -> Iterator[tuple[str, Ver
     """The same, up to the first function that does not end, or that ends Python. Its verdict is the last one."""
     context = multiprocessing.get_context(START_METHOD)
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(sender, path, names), daemon=True)
+    process = context.Process(target=work, args=(sender, path, names))
     process.start()
     sender.close()  # the process has it; when that ends, recv() raises EOFError
-    receiver.recv()  # it has begun. (Importing PyTorch is not the reader's time)
+    try:
+        receiver.recv()  # it has begun. (Importing PyTorch is not the reader's time)
+        yield from receive_verdicts(receiver, path, names)
+    finally:
+        process.kill()
+        process.join()
+
+
+def receive_verdicts(receiver: Connection, path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
+    """Yield what the process sends, until it ends."""
     try:
         wrong_file = receive(receiver)
     except Ended as reason:
@@ -364,10 +380,8 @@ def check_in_one_process(path: str, names: list[str]) -> Iterator[tuple[str, Ver
             verdict = receive(receiver)
         except Ended as reason:
             yield name, Verdict("wrong", f"it {reason}")
-            break
+            return
         yield name, verdict
-    process.kill()
-    process.join()
 
 
 def receive(receiver: Connection) -> Any:
@@ -383,7 +397,8 @@ def receive(receiver: Connection) -> Any:
 def work(connection: Connection, path: str, names: list[str]) -> None:
     """Run the reader's file, and judge its functions. This is what the process of its own does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, and ends both
-    sys.stdout.reconfigure(line_buffering=True)  # what a function prints is shown at once, before its verdict
+    # What a function prints is shown at once, before its verdict. As in console.py, "?" is what a console cannot show
+    sys.stdout.reconfigure(line_buffering=True, errors="replace")
     set_up_torch()
     warnings.showwarning = print_warning
     connection.send("begun")
@@ -426,7 +441,7 @@ import torch.nn.functional as F
 
 def write_stubs(path: Path, names: list[str]) -> None:
     """Write mine.py: an empty function for each task. Raises UserError if it is there already."""
-    if path.exists():
+    if os.path.lexists(path):  # a link that leads nowhere is there, too
         raise UserError(f"{path} is there already; name another file with --file=, or move it away")
     text = HEAD
     lesson = ""
@@ -437,8 +452,14 @@ def write_stubs(path: Path, names: list[str]) -> None:
             text += f"\n\n# {'-' * 77} {lesson}\n"
         docstring = textwrap.indent(f'"""{task.text}"""', "    ")
         text += f"\n\ndef {task.call}:\n{docstring}\n    raise NotImplementedError\n"
-    replace_file(path, lambda file: file.write(text.encode()))
-    print(f"{path} has an empty function for each of {len(names)} tasks. Write one, and then: python check.py")
+    replace_file(path, lambda file: file.write(text.encode()), advice="name a file in another folder")
+    print(f"{path} has an empty function for each of {len(names)} tasks. Write one, and then:")
+    print(f"python check.py{file_option(path)}")
+
+
+def file_option(path: Path) -> str:
+    """What the next command needs to find the file."""
+    return "" if str(path) == Options.file else f" --file={path}"
 
 
 def choose_tasks(options: Options) -> list[str]:
@@ -455,11 +476,10 @@ def choose_tasks(options: Options) -> list[str]:
 
 def explain(task: Task) -> None:
     """Print what a task asks for, an example, and a question."""
-    example = task.cases[0]
-    answer = task.answer(*copy.deepcopy(example))
+    example, right = task.cases[0]
     print(f"{task.call}\n\n{task.text}\n\nFor example:")
     print(textwrap.indent(show_inputs(task, example), "    "))
-    print(textwrap.indent(assignment("result", answer), "    "))
+    print(textwrap.indent(assignment("result", right), "    "))
     print(f"\nA question: {task.hint}")
 
 
@@ -493,8 +513,7 @@ def main() -> None:
     if options.start:
         return write_stubs(path, names)
     there_is_a_file = path.is_file()
-    default = Options.file
-    if not there_is_a_file and options.file != default:  # a newcomer has no mine.py, and sees the list of tasks
+    if not there_is_a_file and file_option(path):  # without mine.py, a newcomer sees the list of tasks
         raise UserError(f"there is no file {path}; python check.py --start --file={path} writes one")
 
     if options.task:
@@ -506,7 +525,7 @@ def main() -> None:
         verdicts = [(name, Verdict("to do")) for name in names]
     n_right, wrong = print_verdicts(verdicts)
     if wrong and not options.task:
-        print(f"\nAn example, and a question that helps: python check.py {wrong[0]}")
+        print(f"\nAn example, and a question that helps: python check.py {wrong[0]}{file_option(path)}")
     print(f"\nresult: tasks={len(names)} right={n_right}")
     if n_right < len(names):
         sys.exit(1)
@@ -516,9 +535,9 @@ def main() -> None:
 # To solve them yourself, stop reading here: these functions are the answers. python check.py --start
 #
 # To add one: write a function that computes what is right, by a lesson or by PyTorch, with a docstring whose first line
-# is a title; @task above it, and below it a line .case() for each call. The first case is the example: one can compute
-# it by hand, and its dimensions differ where equal ones would hide a mistake. In a mine.py that is there already, write
-# the empty function yourself.
+# is a title; @task above it, and below it a line .case() for each call. The first case is the example, which one can
+# compute by hand. Let no typical mistake pass: dimensions that are equal hide many of them. In a mine.py that is there
+# already, write the empty function yourself.
 
 RANDOM = torch.Generator().manual_seed(0)  # so that all numbers below are the same each time
 
@@ -535,7 +554,7 @@ def randint(*shape: int, below: int) -> torch.Tensor:
 
 # Functions of PyTorch that compute gradients, norms, or attention
 AUTOGRAD = "backward grad"
-NORMS = "batch_norm layer_norm group_norm instance_norm"
+NORMS = "batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm"
 ATTENTION = "scaled_dot_product_attention multi_head_attention_forward"
 
 IDENTITY = torch.eye(2)
@@ -609,7 +628,7 @@ def count_pairs(xs, ys, V):
 
 count_pairs.case(tensor([0, 1, 0, 2]), tensor([1, 2, 1, 2]), 3)
 count_pairs.case(randint(30, below=4), randint(30, below=4), 4)
-count_pairs.case(tensor([2]), tensor([0]), 3)
+count_pairs.case(tensor([2]), tensor([0]), 4)
 
 
 @task("bigram.py", "What is the shape of your sums, and is each number of N divided by the sum of its own row?")
@@ -637,7 +656,8 @@ def mean_nll(P, xs, ys):
 mean_nll.case(tensor([[0.5, 0.5], [0.25, 0.75]]), tensor([0, 1]), tensor([1, 0]))
 mean_nll.case(randn(4, 4).softmax(dim=1), randint(9, below=4), randint(9, below=4))
 mean_nll.case(tensor([[1.0]]), tensor([0, 0]), tensor([0, 0]))
-mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([1, 1]))
+mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([1, 1]))  # a pair with the probability 0
+mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([0, 1]))  # none of the pairs has it
 
 
 @task("bigram.py", "What do the numbers of a row add up to, after 1 has been added to each?")
@@ -719,13 +739,13 @@ def softmax(logits):
 
 softmax.case(tensor([[0.0, 0.0, 0.0, 0.0], [1000.0, 1000.0, 1000.0, 1000.0]]))
 softmax.case(randn(2, 3))
-softmax.case(tensor([[1000.0, 1001.0], [-1000.0, -1000.0]]))
+softmax.case(tensor([[0.0, 1000.0], [1000.0, 0.0], [-1000.0, -1001.0]]))
 softmax.case(tensor([[2.0, -math.inf, 2.0]]))
 
 
 @task(
     "mlp.py",
-    "What is the logarithm of exp(x) / sum? It needs no probability, which could be 0.",
+    "A probability can be 0, and its logarithm -inf. What is the logarithm of exp(x) / sum, without a probability?",
     library="cross_entropy nll_loss log_softmax",
 )
 def cross_entropy(logits, targets):
@@ -738,7 +758,7 @@ def cross_entropy(logits, targets):
 
 cross_entropy.case(tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), tensor([0, 2]))
 cross_entropy.case(randn(3, 4), tensor([2, 0, 3]))
-cross_entropy.case(tensor([[1000.0, 0.0]]), tensor([1]))
+cross_entropy.case(tensor([[1000.0, 0.0], [0.0, 1000.0]]), tensor([1, 0]))
 
 
 @task(
@@ -946,7 +966,7 @@ layer_norm.case(tensor([[1.0, 3.0]]), ones(2), zeros(2), 0.0)
 layer_norm.case(tensor([1.0, 3.0]), ones(2), zeros(2), 3.0)
 layer_norm.case(tensor([[1.0, 3.0]]), tensor([2.0, 1.0]), tensor([10.0, 20.0]), 0.0)
 layer_norm.case(randn(2, 2, 3), randn(3), randn(3), 0.1)
-layer_norm.case(tensor([[[7.0, 7.0, 7.0]]]), ones(3), tensor([1.0, 2.0, 3.0]), 1e-5)
+layer_norm.case(tensor([[[7.0, 7.0, 7.0, 7.0]]]), ones(4), tensor([1.0, 2.0, 3.0, 4.0]), 1e-3)
 
 
 @task(
@@ -992,8 +1012,8 @@ def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
 
     p: weights; g: their gradient; m, v: the exponential averages so far, of the gradients and of their squares. These
     are float32, and have one shape. t: number of the step, from 1. With bias correction. 1e-8 is added to the square
-    root of the second average. The decay subtracts lr * weight_decay * p, with p as it came. Returns the new (p, m, v),
-    where m and v are without bias correction, and leaves the given ones as they are."""
+    root of the corrected second average. The decay subtracts lr * weight_decay * p, with p as it came. Returns the new
+    (p, m, v), where m and v are without bias correction, and leaves the given ones as they are."""
     p = p.clone()
     m = m.clone()
     v = v.clone()
@@ -1056,12 +1076,12 @@ temperature.case(tensor([[30.0, 0.0]]), 0.1)
 def top_k(logits, k):
     """Keep the k largest logits of each row, and make the others -inf.
 
-    logits (B, V), float32; k: 1 to V -> (B, V). torch.topk and torch.sort may be used."""
+    logits (B, V), float32, all different in a row; k: 1 to V -> (B, V). torch.topk and torch.sort may be used."""
     return model.keep_top_k(logits, k)
 
 
 top_k.case(tensor([[1.0, 3.0, 2.0]]), 2)
-top_k.case(randn(2, 4), 2)
+top_k.case(tensor([[9.0, 8.0, 7.0, 0.0], [3.0, 2.0, 1.0, 0.0]]), 2)
 top_k.case(randn(2, 4), 1)
 top_k.case(randn(2, 3), 3)
 
@@ -1090,12 +1110,19 @@ def merge(tokens, a, b):
     """Byte-pair encoding: join each token a that is followed by b, from left to right.
 
     tokens: a list of bytes objects, such as b"a" -> a new list, with a + b for each such pair."""
-    return tokenizer.merge(tokens, a + b)
+    merged = []
+    for token in tokens:
+        if merged and merged[-1] == a and token == b:
+            merged[-1] = a + b
+        else:
+            merged.append(token)
+    return merged
 
 
 merge.case([b"a", b"b", b"c", b"a", b"b"], b"a", b"b")
 merge.case([b"a", b"a", b"a", b"a", b"a", b"b"], b"a", b"a")
 merge.case([b"th", b"e", b" ", b"th", b"e", b"th"], b"th", b"e")
+merge.case([b"ab", b"c", b"a", b"bc", b"xab", b"cx"], b"ab", b"c")  # a and bc are abc together, too
 merge.case([b"a"], b"a", b"a")
 merge.case([], b"a", b"b")
 
@@ -1142,6 +1169,7 @@ def encode(text, merges):
 encode.case("abc", [b"bc", b"ab"])
 encode.case("aaab aab", [b"aa", b"ab", b"aaab"])
 encode.case("that mat", TRAINED)
+encode.case("abc", [b"abc"])  # no two neighbors are this token together
 encode.case("hé", [b"h\xc3"])
 encode.case("", [b"ab"])
 

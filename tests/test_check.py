@@ -346,6 +346,12 @@ def encode_letters(text, merges):
     return tokens
 
 
+def encode_runs(text, merges):
+    for new in merges:
+        text = text.replace(new.decode(errors="ignore"), "\0") if new == b"abc" else text
+    return [merges[0]] if text == "\0" else encode(text, merges)
+
+
 def encode_longest(text, merges):
     data = text.encode()
     tokens = []
@@ -450,6 +456,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
     "count_pairs": [
         ("each pair once", count_once, "result[0, 1] is 1, and should be 2"),
         ("transposed", lambda xs, ys, V: count_pairs(ys, xs, V), "result[0, 1] is 0, and should be 2"),
+        ("V from the letters", lambda xs, ys, V: count_pairs(xs, ys, int(max(xs.max(), ys.max())) + 1), "(3, 3)"),
         ("float", lambda xs, ys, V: count_pairs(xs, ys, V).float(), "result has dtype torch.float32"),
     ],
     "probabilities": [
@@ -461,6 +468,11 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
         ("sign", lambda P, xs, ys: P[xs, ys].log().mean(), "result is -1.03972, and should be 1.03972"),
         ("sum", lambda P, xs, ys: -P[xs, ys].log().sum(), "result is 2.07944, and should be 1.03972"),
         ("log of the mean", lambda P, xs, ys: -P[xs, ys].mean().log(), "result is 0.980829, and should be 1.03972"),
+        (
+            "infinite if any is 0",
+            lambda P, xs, ys: math.inf if (P == 0).any() else mean_nll(P, xs, ys),
+            "result is inf, and should be 0.346574",
+        ),
         ("bits", lambda P, xs, ys: -P[xs, ys].log2().mean(), "result is 1.5, and should be 1.03972"),
         ("no infinity", lambda P, xs, ys: -(P[xs, ys] + 1e-9).log().mean(), "result is 10.7082, and should be inf"),
     ],
@@ -506,6 +518,9 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
         ("columns", lambda x: softmax(x.T).T, "result[0, 0] is 0, and should be 0.25"),
         ("largest of all", lambda x: probabilities((x - x.max()).exp()), "result[0, 0] is nan, and should be 0.25"),
         ("the library's", lambda x: torch.softmax(x, 1), "it uses PyTorch's softmax; write it without"),
+        ("a layer", lambda x: nn.Softmax(1), "result is of type Softmax, and should be a tensor of shape (2, 4)"),
+        ("the first logit subtracted", lambda x: probabilities((x - x[:, :1]).exp()), "result[0, 1] is nan"),
+        ("the library's other name", lambda x: torch.special.softmax(x, 1), "it uses PyTorch's softmax"),
         ("the library's layer", lambda x: nn.Softmax(1)(x), "it uses PyTorch's softmax; write it without"),
         ("the library's logarithm", lambda x: x.log_softmax(-1).exp(), "it uses PyTorch's log_softmax"),
     ],
@@ -685,6 +700,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
     "top_k": [
         ("zeros", lambda x, k: top_k(x, k).nan_to_num(neginf=0), "result[0, 0] is 0, and should be -inf"),
         ("one less", lambda x, k: top_k(x, max(k - 1, 1)), "result[0, 2] is -inf, and should be 2"),
+        ("one limit for all rows", lambda x, k: top_k(x.flatten()[None], k * len(x)).view_as(x), "result[0, 2] is 7"),
         ("the values alone", lambda x, k: x.topk(k).values, "result has shape (1, 2), and should have (1, 3)"),
     ],
     "top_p": [
@@ -696,6 +712,12 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
     ],
     "merge": [
         ("overlapping", merge_overlapping, "result[1] is b'b', and should be b'aa'"),
+        ("what gives a + b", lambda t, a, b: check.tokenizer.merge(t, a + b), "result[1] is b'abc'"),
+        (
+            "inside of tokens",
+            lambda t, a, b: b"\0".join(t).replace(a + b"\0" + b, a + b).split(b"\0"),
+            "result[3] is b'xabcx', and should be b'xab'",
+        ),
         ("first one only", lambda t, a, b: merge(t[:2], a, b) + t[2:], "result[2] is b'a', and should be b'ab'"),
         ("text", lambda t, a, b: [token.decode() for token in merge(t, a, b)], "result[0] is 'ab'"),
     ],
@@ -710,6 +732,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
         ),
     ],
     "encode": [
+        ("any run", encode_runs, "result[0] is b'abc', and should be b'a'"),
         ("longest first", encode_longest, "result[0] is b'ab', and should be b'a'"),
         ("last merge first", lambda text, merges: encode(text, merges[::-1]), "result[0] is b'ab', and should be b'a'"),
         ("from letters", encode_letters, "result[0] is b'h', and should be b'h\\xc3'"),
@@ -748,13 +771,14 @@ def test_these_functions_have_the_parameters_of_the_tasks():
 def test_a_task_says_the_same_each_time(name):
     """Its answer passes its own check, where it is not the library's; the cases stay as they are."""
     task = TASKS[name]
-    for inputs in task.cases:
-        before = check.show_inputs(task, inputs)
-        verdict = judge(task, task.answer, __file__)
-        assert verdict.state == "right" or "it uses PyTorch's" in verdict.reason, verdict.reason
-        assert check.show_inputs(task, inputs) == before
-    assert task.hint.rstrip("?") != task.hint or "?" in task.hint
+    before = [check.show_inputs(task, inputs) for inputs, _ in task.cases]
+    verdict = judge(task, task.answer, __file__)
+    assert verdict.state == "right" or "it uses PyTorch's" in verdict.reason, verdict.reason
+    assert [check.show_inputs(task, inputs) for inputs, _ in task.cases] == before
+    assert task.hint.endswith("?")
     assert (ROOT / task.lesson).exists()
+    for name in task.library:
+        assert any(hasattr(part, name) for part in (torch, F, torch.Tensor, torch.autograd)), name
 
 
 # ----------------------------------------------------------------------------- what differs
@@ -873,7 +897,7 @@ def test_from_an_empty_folder_to_the_first_function(call):
     assert status == 1 and "There is no mine.py yet: python check.py --start writes it" in out
     assert out.splitlines()[-1] == f"result: tasks={len(TASKS)} right=0"
     status, out, _ = call(check, "--start")
-    assert status == 0 and "Write one, and then: python check.py" in out
+    assert status == 0 and out.endswith("Write one, and then:\npython check.py\n")
     text = Path("mine.py").read_text(encoding="utf-8")
     for task in TASKS.values():
         assert f"def {task.call}:" in text
@@ -889,6 +913,27 @@ def test_from_an_empty_folder_to_the_first_function(call):
     assert status == 1 and out.splitlines()[-1] == "result: tasks=2 right=1"
     assert re.search(r"^  right    mask\(scores\): Hide the future", out, flags=re.M)
     assert call(check, "--only=mask")[0] == 0
+
+
+def test_start_with_some_of_the_tasks(call):
+    out = call(check, "--start", "--file=anna.py", "--only=mask,softmax,mask")[1]
+    assert "for each of 2 tasks" in out and out.endswith("python check.py --file=anna.py\n")
+    assert re.findall(r"^def (\w+)", Path("anna.py").read_text(), flags=re.M) == ["mask", "softmax"]
+    out = call(check, "--file=anna.py", "--only=mask")[1]
+    assert out.splitlines()[-1] == "result: tasks=1 right=0"
+
+
+def test_the_next_command_names_the_file(call):
+    Path("anna.py").write_text("def mask(scores):\n    return scores\n")
+    out = call(check, "--file=anna.py", "--only=mask")[1]
+    assert "An example, and a question that helps: python check.py mask --file=anna.py\n" in out
+
+
+@posix
+def test_start_never_writes_over_a_link_or_into_nowhere(fails):
+    Path("mine.py").symlink_to("nothing.py")
+    assert "mine.py is there already" in fails(check, "--start")
+    assert "nowhere" in fails(check, "--start", "--file=nowhere/mine.py")
 
 
 def test_start_never_writes_over_a_file(call, fails):
@@ -986,10 +1031,12 @@ def test_a_function_that_never_ends_or_ends_python_is_wrong_and_the_others_are_j
         ("def mask(scores):\n    return scores +\n", "mine.py, line 2: invalid syntax; correct it"),
         ("x = 1\ny = z\n", "mine.py, line 2: NameError: name 'z' is not defined; correct it"),
         ("def f():\n    return z\nf()\n", "mine.py, line 2: NameError: name 'z' is not defined; correct it"),
+        ("x = 1\0\n", "mine.py: source code string cannot contain null bytes; correct it"),
+        ("raise KeyboardInterrupt\n", "mine.py, line 1: KeyboardInterrupt; correct it"),
         ("exit(1)\n", "mine.py, line 1: SystemExit: 1; correct it"),
         ("import helpful\n", "mine.py, line 1: ModuleNotFoundError: No module named 'helpful'; correct it"),
     ],
-    ids=["syntax", "name", "in a function", "exit", "import"],
+    ids=["syntax", "name", "in a function", "zero", "Ctrl-C", "exit", "import"],
 )
 def test_a_file_that_stops(text, said):
     Path("mine.py").write_text(text)
@@ -1050,8 +1097,45 @@ def test_a_function_that_is_not_in_the_file_is_missing(call):
 
 def test_no_matrix_is_shown_in_powers_of_ten():
     for task in TASKS.values():
-        for inputs in task.cases:
+        for inputs, _ in task.cases:
             assert not re.search(r"\de[-+]\d+[,\]]", check.show_inputs(task, inputs)), task.name
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda scores: scores.to("meta"), "result is torch.strided on meta, and should be torch.strided on cpu"),
+        (lambda scores: scores.to_sparse(), "result is torch.sparse_coo on cpu, and should be torch.strided on cpu"),
+        (lambda scores: scores.numpy(), "result is of type ndarray, and should be a tensor of shape (3, 3)"),
+        (lambda scores: scores.clone().requires_grad_(), "result[0, 1] is 0, and should be -inf"),
+    ],
+    ids=["meta", "sparse", "numpy", "requires_grad"],
+)
+def test_other_tensors_than_asked_for(function, said, recwarn):
+    assert said in judge(TASKS["mask"], function, __file__).reason
+    assert not recwarn.list
+
+
+def test_settings_of_a_file_change_nothing_that_is_right(call):
+    write("torch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\ntorch.softmax = None\n")
+    out = call(check, "--only=average_past,cross_entropy_backward,batch_norm,mean_nll")[1]
+    assert out.splitlines()[-1] == "result: tasks=4 right=4", out
+
+
+def test_a_function_may_have_processes_of_its_own(call):
+    code = "import subprocess, sys, multiprocessing\ndef nothing():\n    pass\ndef mask(scores):\n"
+    code += "    process = multiprocessing.get_context('fork').Process(target=nothing)\n"
+    code += "    process.start()\n    process.join()\n    return scores\n"
+    Path("mine.py").write_text(code)
+    if "fork" in multiprocessing.get_all_start_methods():
+        assert "result[0, 1] is 0, and should be -inf" in call(check, "--only=mask")[1]
+
+
+def test_a_file_that_ignores_being_ended_is_ended(fails, monkeypatch):
+    monkeypatch.setattr(check, "SECONDS", 1)
+    Path("mine.py").write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True:\n    pass\n")
+    assert "has not come to an end" in fails(check)
+    assert multiprocessing.active_children() == []
 
 
 def test_a_result_that_is_far_too_long_is_cut():
