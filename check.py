@@ -7,8 +7,9 @@
 
 Read a lesson, then write its parts yourself, without looking: a softmax, a mask, the backward pass of batch norm.
 Each function of mine.py is called with an example, with other numbers, and with edge cases, such as one token or large
-logits. If its result is wrong, you see the first number that differs, the input, and both results. What is right is
-computed by the lessons or by PyTorch where they can. (An answer that you import from a lesson is not noticed.)
+logits. If its result is wrong, you see the first number that differs, the input, and both results. The right results
+are those of functions of the lessons or of PyTorch, or of the formula. (An answer that you import from a lesson is not
+noticed.)
 
 Your file runs in a process of its own, on this machine, and nothing is sent anywhere. It can do all that a program of
 yours can do, so read a file of someone else before you check it.
@@ -103,7 +104,8 @@ class Task:
         """What it computes. The first line is a title."""
         text = inspect.getdoc(self.answer)
         if self.library:
-            text += f"\n\nWithout PyTorch's {', '.join(sorted(self.library))}."
+            names = ", ".join(sorted(self.library))
+            text += "\n\n" + textwrap.fill(f"To be written without PyTorch's {names}.", 116)
         return text
 
 
@@ -165,8 +167,8 @@ def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
 
 
 def number_difference(yours: Any, right: float, where: str) -> str:
-    """Compare numbers. A tensor that has no dimension is a number, too."""
-    if isinstance(yours, torch.Tensor) and yours.dim() == 0:
+    """Compare numbers. A tensor or array that has no dimension is a number, too."""
+    if getattr(yours, "ndim", None) == 0:
         yours = yours.item()
     if not isinstance(yours, Real):
         return f"{where} is {kind(yours)}, and should be a number"
@@ -254,7 +256,7 @@ def judge(task: Task, yours: Any, path: str) -> Verdict:
         try:
             reason = what_is_wrong(task, yours, inputs, right)
         except BaseException as error:  # exit(), too
-            if is_stub(task, error):
+            if i == 1 and is_stub(task, error):
                 return Verdict("to do")
             reason = f"it stops with an exception\n{cut_traceback(error, path)}\n{show_inputs(task, inputs)}"
         if reason:
@@ -315,7 +317,7 @@ def cut_traceback(error: BaseException, path: str) -> str:
 
 def read_functions(path: str) -> dict[str, Any]:
     """Run the reader's file. Returns what it defines, by name. Raises UserError if it stops."""
-    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it, if no lesson has their names
+    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it
     try:
         return runpy.run_path(path, run_name="mine")  # so what stands below if __name__ == "__main__" is not run
     except SyntaxError as error:
@@ -346,9 +348,9 @@ def check(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
     """Yield (name, verdict) for each task. Raises UserError if the file cannot be run."""
     left = list(names)
     while left:
-        for name, verdict in check_in_one_process(path, left):
+        for name, verdict in check_in_one_process(path, list(left)):
             yield name, verdict
-            left = left[1:]
+            left.remove(name)
 
 
 def check_in_one_process(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
@@ -428,8 +430,10 @@ def set_up_torch() -> None:
 
 HEAD = '''"""My own softmax, mask, backward passes ...
 
-Replace each `raise NotImplementedError` by code. python check.py says which functions are right, and how the others
-differ; python check.py softmax says more about one of them.
+Replace each `raise NotImplementedError` by code. Then, this says which functions are right, and how the others differ:
+{all}
+and this says more about one of them:
+{one}
 """
 
 import math
@@ -439,11 +443,13 @@ import torch.nn.functional as F
 '''
 
 
-def write_stubs(path: Path, names: list[str]) -> None:
+def write_stubs(options: Options, names: list[str]) -> None:
     """Write mine.py: an empty function for each task. Raises UserError if it is there already."""
+    path = Path(options.file)
     if os.path.lexists(path):  # a link that leads nowhere is there, too
         raise UserError(f"{path} is there already; name another file with --file=, or move it away")
-    text = HEAD
+    next_command = command(options)
+    text = HEAD.format(all=next_command, one=command(options, names[0]))
     lesson = ""
     for name in names:
         task = TASKS[name]
@@ -453,13 +459,20 @@ def write_stubs(path: Path, names: list[str]) -> None:
         docstring = textwrap.indent(f'"""{task.text}"""', "    ")
         text += f"\n\ndef {task.call}:\n{docstring}\n    raise NotImplementedError\n"
     replace_file(path, lambda file: file.write(text.encode()), advice="name a file in another folder")
-    print(f"{path} has an empty function for each of {len(names)} tasks. Write one, and then:")
-    print(f"python check.py{file_option(path)}")
+    print(f"{path}: {len(names)} of {len(TASKS)} tasks, an empty function for each. Write one, and then:")
+    print(next_command)
 
 
-def file_option(path: Path) -> str:
-    """What the next command needs to find the file."""
-    return "" if str(path) == Options.file else f" --file={path}"
+def command(options: Options, task: str = "") -> str:
+    """A command to type next: for one task, or for the chosen ones."""
+    words = ["python check.py"]
+    if options.file != Options.file:
+        words.append(f"--file={options.file}")
+    if task:
+        words.append(task)
+    elif options.only:
+        words.append(f"--only={options.only}")
+    return " ".join(words)
 
 
 def choose_tasks(options: Options) -> list[str]:
@@ -511,9 +524,9 @@ def main() -> None:
     path = Path(options.file)
     names = choose_tasks(options)
     if options.start:
-        return write_stubs(path, names)
+        return write_stubs(options, names)
     there_is_a_file = path.is_file()
-    if not there_is_a_file and file_option(path):  # without mine.py, a newcomer sees the list of tasks
+    if not there_is_a_file and options.file != Options.file:  # without mine.py, a newcomer sees the list of tasks
         raise UserError(f"there is no file {path}; python check.py --start --file={path} writes one")
 
     if options.task:
@@ -525,7 +538,7 @@ def main() -> None:
         verdicts = [(name, Verdict("to do")) for name in names]
     n_right, wrong = print_verdicts(verdicts)
     if wrong and not options.task:
-        print(f"\nAn example, and a question that helps: python check.py {wrong[0]}{file_option(path)}")
+        print(f"\nAn example, and a question that helps: {command(options, wrong[0])}")
     print(f"\nresult: tasks={len(names)} right={n_right}")
     if n_right < len(names):
         sys.exit(1)
@@ -535,9 +548,9 @@ def main() -> None:
 # To solve them yourself, stop reading here: these functions are the answers. python check.py --start
 #
 # To add one: write a function that computes what is right, by a lesson or by PyTorch, with a docstring whose first line
-# is a title; @task above it, and below it a line .case() for each call. The first case is the example, which one can
-# compute by hand. Let no typical mistake pass: dimensions that are equal hide many of them. In a mine.py that is there
-# already, write the empty function yourself.
+# is a title; @task above it, and below it a line .case() for each call. The first case is the example, so small that
+# one can compute it by hand. Let no typical mistake pass: dimensions that are equal hide many of them. In a mine.py
+# that is there already, write the empty function yourself.
 
 RANDOM = torch.Generator().manual_seed(0)  # so that all numbers below are the same each time
 
@@ -554,7 +567,7 @@ def randint(*shape: int, below: int) -> torch.Tensor:
 
 # Functions of PyTorch that compute gradients, norms, or attention
 AUTOGRAD = "backward grad"
-NORMS = "batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm"
+NORMS = "batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm native_batch_norm"
 ATTENTION = "scaled_dot_product_attention multi_head_attention_forward"
 
 IDENTITY = torch.eye(2)
@@ -576,7 +589,7 @@ derivative.case(math.exp, 0.3, 0.001)
 derivative.case(math.sin, 2.0, -0.1)
 
 
-@task("micrograd.py", "If a changes by a little, by how many times as much does a * b change?")
+@task("micrograd.py", "If a grows by 0.001, by how much does a * b grow?")
 def multiply_backward(a, b, grad):
     """The chain rule for y = a * b.
 
@@ -596,7 +609,7 @@ multiply_backward.case(0.0, 5.0, 2.0)
 
 @task(
     "micrograd.py",
-    "The derivative is 1 where tanh(x) is 0, and nearly 0 where tanh(x) is nearly 1 or -1. Which formula is so?",
+    "The derivative is 1 where tanh(x) is 0, and nearly 0 where tanh(x) is nearly 1 or -1. Which formula gives that?",
 )
 def tanh_backward(x, grad):
     """The chain rule for y = tanh(x).
@@ -655,6 +668,7 @@ def mean_nll(P, xs, ys):
 
 mean_nll.case(tensor([[0.5, 0.5], [0.25, 0.75]]), tensor([0, 1]), tensor([1, 0]))
 mean_nll.case(randn(4, 4).softmax(dim=1), randint(9, below=4), randint(9, below=4))
+mean_nll.case(tensor([[0.5, 0.5], [0.5, 0.5]]), randint(2000, below=2), randint(2000, below=2))
 mean_nll.case(tensor([[1.0]]), tensor([0, 0]), tensor([0, 0]))
 mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([1, 1]))  # a pair with the probability 0
 mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([0, 1]))  # none of the pairs has it
@@ -703,15 +717,15 @@ continuation_counts.case(".a.")
 
 @task(
     "ngram.py",
-    "The discount is subtracted from each count. How much does that free in all? Which part of it is this token's?",
+    "How much is subtracted from all counts together? Which part of that does this token get?",
 )
 def kneser_ney(token, followers, p_shorter, discount):
     """Kneser-Ney smoothing: the probability of a token after a context.
 
-    followers: a dict, how often each token came after this context: of those that came, at least one. discount: what is
-    subtracted from the count of each of them. The sum of what is subtracted is shared out among all tokens of the
-    vocabulary, also those that never came, in proportion to their probabilities after the shorter context. p_shorter:
-    this probability of our token. Returns a number."""
+    followers: a dict with a count for each token that came after this context, how often it came. discount, a number
+    from 0 to 1, is subtracted from each of these counts. The sum of what is subtracted is shared out among all tokens
+    of the vocabulary, also those that never came, in proportion to their probabilities after the shorter context;
+    p_shorter is that probability of the token in question. Returns a number."""
     tables = [{(): Counter(followers)}]
     V = 1 / p_shorter  # below the shortest context stands 1 / V: so it is p_shorter
     return ngram.kneser_ney_plainly((token,), tables, discount, V)
@@ -758,7 +772,7 @@ def cross_entropy(logits, targets):
 
 cross_entropy.case(tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), tensor([0, 2]))
 cross_entropy.case(randn(3, 4), tensor([2, 0, 3]))
-cross_entropy.case(tensor([[1000.0, 0.0], [0.0, 1000.0]]), tensor([1, 0]))
+cross_entropy.case(tensor([[1000.0, 0.0], [0.0, 1000.0], [0.0, 0.0]]), tensor([1, 0, 1]))
 
 
 @task(
@@ -787,8 +801,8 @@ cross_entropy_backward.case(tensor([[50.0, 0.0]]), tensor([0]))
 def kaiming(weight):
     """Scale random weights for a layer with tanh (Kaiming initialization).
 
-    weight (fan_in, fan_out), float32: random numbers of mean 0 and standard deviation 1. The gain of tanh is 5/3.
-    Returns the scaled weights."""
+    weight (fan_in, fan_out), float32: random numbers of mean 0 and standard deviation 1. Their standard deviation
+    becomes the gain, 5/3 for tanh, divided by the square root of the number of inputs."""
     return mlp.scale_weight(weight, "kaiming", last=False)
 
 
@@ -805,9 +819,9 @@ kaiming.case(randn(1, 5))
 def batch_norm(x, gain, bias, eps):
     """Batch norm in training: normalize each unit over the batch.
 
-    x (B, H), float32; gain, bias (H,) -> (B, H). Each of the H columns of x gets a mean of 0 and a variance of 1; then
-    gain and bias are applied. The variance is the mean of the squared deviations from the mean: divided by B, not by
-    B - 1 as in the lecture; eps, a number, is added to the variance."""
+    x (B, H), float32; gain, bias (H,) -> (B, H). In each of the H columns, the deviation from the mean is divided by
+    sqrt(variance + eps); then gain and bias are applied. The variance is the mean of the B squared deviations: divided
+    by B, not by B - 1 as in the lecture."""
     layer = mlp.BatchNorm(len(gain), eps)
     layer.gain = gain
     layer.bias = bias
@@ -931,8 +945,8 @@ def heads(x, Wqkv, Wo, nh):
 
     x (B, T, C), float32; Wqkv (C, 3 C): of the 3 C channels of x @ Wqkv, the first C are queries, the next C keys, the
     last C values. Of each C, the first C / nh channels are the first head's, the next C / nh the second one's, and so
-    on; scores are divided by sqrt(C / nh). The outputs of the heads, side by side, are multiplied by Wo (C, C)
-    -> (B, T, C). softmax of PyTorch may be used."""
+    on; scores are divided by sqrt(C / nh). The outputs of the heads, side by side, are multiplied by Wo (C, C) -> (B,
+    T, C). softmax of PyTorch may be used."""
     layer = attention.Attention(x.shape[2], nh)
     # PyTorch keeps the matrix of a linear layer as (out, in)
     layer.qkv.weight.data = Wqkv.T
@@ -957,8 +971,9 @@ heads.case(randn(1, 1, 4), randn(4, 12), randn(4, 4), 4)
 def layer_norm(x, gain, bias, eps):
     """Layer norm: normalize each token over its channels.
 
-    x (..., C), float32, with any number of dimensions before C; gain, bias (C,) -> (..., C). The variance is the
-    mean of the squared deviations from the mean, divided by C; eps, a number, is added to the variance."""
+    x (..., C), float32, with any number of dimensions before C; gain, bias (C,) -> (..., C). As in batch norm, the
+    deviation from the mean is divided by sqrt(variance + eps), where the variance is the mean of the C squared
+    deviations; then gain and bias are applied."""
     return F.layer_norm(x, gain.shape, gain, bias, eps)
 
 
@@ -971,14 +986,14 @@ layer_norm.case(tensor([[[7.0, 7.0, 7.0, 7.0]]]), ones(4), tensor([1.0, 2.0, 3.0
 
 @task(
     "attention.py",
-    "By which two numbers does one turn a point (x1, x2) by an angle? Which channels are x1, and which x2?",
+    "Where does the point (1, 0) go if it is turned by an angle? And (0, 1)? Which two channels are a point?",
 )
 def rope(x, position):
     """RoPE: turn pairs of channels by an angle that grows with the position.
 
     x (T, d), float32: queries or keys; position (T,), int64 -> (T, d). There are d/2 pairs, i = 0, 1, ..., d/2 - 1:
     channels i and i + d/2. The two are a point in the plane, channel i to the right and channel i + d/2 upwards. It is
-    turned around the origin, to the left, by position * 10000 ** (-2i/d) radians."""
+    turned around the origin, counterclockwise, by position * 10000 ** (-2i/d) radians."""
     return attention.rotate(x, position)
 
 
@@ -1010,10 +1025,11 @@ block.case(zeros(1, 1, 2), torch.cos, torch.exp, torch.sin, torch.tanh)
 def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
     """A step of AdamW.
 
-    p: weights; g: their gradient; m, v: the exponential averages so far, of the gradients and of their squares. These
-    are float32, and have one shape. t: number of the step, from 1. With bias correction. 1e-8 is added to the square
-    root of the corrected second average. The decay subtracts lr * weight_decay * p, with p as it came. Returns the new
-    (p, m, v), where m and v are without bias correction, and leaves the given ones as they are."""
+    p: weights; g: their gradient; m, v: the exponential averages so far, of the gradients (by beta1) and of their
+    squares (by beta2). These are float32, and have one shape. t: number of the step, from 1. With bias correction. 1e-8
+    is added to the square root of the corrected second average. The decay subtracts lr * weight_decay * p, with p as it
+    came. Returns the new (p, m, v), where m and v are without bias correction, and leaves the given ones as they
+    are."""
     p = p.clone()
     m = m.clone()
     v = v.clone()
@@ -1025,7 +1041,7 @@ def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
 # The first step moves p by lr, whatever the gradient; then weight decay alone; then a small gradient
 adamw.case(tensor([1.0]), tensor([2.0]), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.0)
 adamw.case(tensor([2.0]), zeros(1), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.1)
-adamw.case(tensor([1.0]), tensor([1e-4]), zeros(1), zeros(1), 1, 0.1, 0.9, 0.999, 0.0)
+adamw.case(tensor([1.0]), tensor([1e-4]), zeros(1), zeros(1), 1, 1.0, 0.9, 0.999, 0.0)
 adamw.case(tensor([3.0]), tensor([2.0]), tensor([1.0]), tensor([4.0]), 3, 0.1, 0.9, 0.95, 0.5)
 adamw.case(randn(2, 3), randn(2, 3), randn(2, 3), randn(2, 3).square(), 7, 0.1, 0.9, 0.95, 0.5)
 
@@ -1058,7 +1074,7 @@ schedule.case(0, 0.4, 0.1, 0, 2)
 # ----------------------------------------------------------------------------- generating
 
 
-@task("model.py", "Should large temperatures make the logits more different, or less? Before the softmax, or after it?")
+@task("model.py", "Do larger temperatures make the logits more different, or less?")
 def temperature(logits, T):
     """Probabilities at a temperature: below 1 sharper, above 1 more uniform.
 
@@ -1082,7 +1098,7 @@ def top_k(logits, k):
 
 top_k.case(tensor([[1.0, 3.0, 2.0]]), 2)
 top_k.case(tensor([[9.0, 8.0, 7.0, 0.0], [3.0, 2.0, 1.0, 0.0]]), 2)
-top_k.case(randn(2, 4), 1)
+top_k.case(tensor([[-3.0, 0.0, 1.0]]), 2)
 top_k.case(randn(2, 3), 3)
 
 
@@ -1090,9 +1106,9 @@ top_k.case(randn(2, 3), 3)
 def top_p(probs, p):
     """Keep the fewest tokens whose probabilities add up to at least p.
 
-    probs (B, V), float32, each row adds up to 1; p: above 0, at most 1 -> (B, V). These are the most likely tokens of a
-    row; of equally likely ones, the first. Their probabilities are divided by their sum, and stay in their places; the
-    others become 0. torch.sort may be used."""
+    probs (B, V), float32, each row adds up to 1; p: above 0, at most 1 -> (B, V). In each row, the most likely tokens
+    are kept; of equally likely ones, the first. Their probabilities are divided by their sum, and stay in their places;
+    the others become 0. torch.sort may be used."""
     kept = model.keep_top_p(probs, p)
     return kept / kept.sum(dim=1, keepdim=True)
 
@@ -1135,9 +1151,9 @@ def train_bpe(text, n_merges):
     """Learn byte-pair encoding: which tokens are made, one after the other?
 
     At first, each byte of the text (in UTF-8) is a token, a bytes object. Then, n_merges times, the pair (a, b) of
-    neighbors that occurs most often is joined, wherever it occurs. Any two neighbors are a pair, so b"aaa" has the pair
-    (b"a", b"a") twice. If several pairs occur equally often, the smallest one is taken, as Python compares pairs by <.
-    Returns the list of the new tokens a + b, which is shorter than n_merges if no pair is left."""
+    neighbors that occurs most often is joined, wherever it occurs, from left to right. Any two neighbors are a pair, so
+    b"aaa" has the pair (b"a", b"a") twice. If several pairs occur equally often, the smallest one is taken, as Python
+    compares pairs by <. Returns the list of the new tokens a + b, which is shorter than n_merges if no pair is left."""
     ids = tokenizer.train_plainly([text], n_merges)
     return list(ids)[256:]
 
@@ -1168,6 +1184,7 @@ def encode(text, merges):
 
 encode.case("abc", [b"bc", b"ab"])
 encode.case("aaab aab", [b"aa", b"ab", b"aaab"])
+encode.case("aaba", [b"aa", b"aab", b"ba"])
 encode.case("that mat", TRAINED)
 encode.case("abc", [b"abc"])  # no two neighbors are this token together
 encode.case("hé", [b"h\xc3"])

@@ -296,6 +296,12 @@ def adamw_eps_under_the_root(p, g, m, v, t, lr, beta1, beta2, weight_decay):
     return p - lr * weight_decay * p - lr * update, m, v
 
 
+def adamw_with_larger_eps(p, g, m, v, t, lr, beta1, beta2, weight_decay):
+    _, m, v = adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay)
+    update = m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + 1e-7)
+    return p - lr * weight_decay * p - lr * update, m, v
+
+
 def adamw_decay_afterwards(p, g, m, v, t, lr, beta1, beta2, weight_decay):
     p, m, v = adamw(p, g, m, v, t, lr, beta1, beta2, 0.0)
     return p - lr * weight_decay * p, m, v
@@ -456,7 +462,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
     "count_pairs": [
         ("each pair once", count_once, "result[0, 1] is 1, and should be 2"),
         ("transposed", lambda xs, ys, V: count_pairs(ys, xs, V), "result[0, 1] is 0, and should be 2"),
-        ("V from the letters", lambda xs, ys, V: count_pairs(xs, ys, int(max(xs.max(), ys.max())) + 1), "(3, 3)"),
+        ("V from the letters", lambda xs, ys, V: count_pairs(xs, ys, int(max(xs.max(), ys.max())) + 1), "has shape"),
         ("float", lambda xs, ys, V: count_pairs(xs, ys, V).float(), "result has dtype torch.float32"),
     ],
     "probabilities": [
@@ -468,6 +474,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
         ("sign", lambda P, xs, ys: P[xs, ys].log().mean(), "result is -1.03972, and should be 1.03972"),
         ("sum", lambda P, xs, ys: -P[xs, ys].log().sum(), "result is 2.07944, and should be 1.03972"),
         ("log of the mean", lambda P, xs, ys: -P[xs, ys].mean().log(), "result is 0.980829, and should be 1.03972"),
+        ("product", lambda P, xs, ys: -P[xs, ys].prod().log() / len(xs), "result is inf, and should be 0.693147"),
         (
             "infinite if any is 0",
             lambda P, xs, ys: math.inf if (P == 0).any() else mean_nll(P, xs, ys),
@@ -528,7 +535,12 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
         (
             "by probabilities",
             lambda x, y: -x.softmax(1)[range(len(y)), y].log().mean(),
-            "result is inf, and should be 1000",
+            "result is inf, and should be 666.898",
+        ),
+        (
+            "largest of all",
+            lambda x, y: ((x - x.max()).exp().sum(1).log() - (x - x.max())[range(len(y)), y]).mean(),
+            "result is -inf, and should be 666.898",
         ),
         ("sum", lambda x, y: cross_entropy(x, y) * len(y), "result is 1.33816, and should be 0.669079"),
         ("each example with all targets", lambda x, y: (x.logsumexp(1)[:, None] - x[:, y]).mean(), "result is 1.16908"),
@@ -649,7 +661,8 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
     "adamw": [
         ("L2", adam_l2, "result[0][0] is 1.9, and should be 1.98"),
         ("no bias correction", adamw_uncorrected, "result[0][0] is 0.683772, and should be 0.9"),
-        ("eps under the root", adamw_eps_under_the_root, "result[0][0] is 0.929289, and should be 0.90001"),
+        ("larger eps", adamw_with_larger_eps, "result[0][0] is 0.000999, and should be 0.0001"),
+        ("eps under the root", adamw_eps_under_the_root, "result[0][0] is 0.292893, and should be 0.0001"),
         ("decay of the new weights", adamw_decay_afterwards, "result[0][0] is 2.77719, and should be 2.77335"),
         ("betas swapped", adamw_momentum_of_squares, "result[1][0] is 0.002, and should be 0.2"),
     ],
@@ -700,6 +713,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
     "top_k": [
         ("zeros", lambda x, k: top_k(x, k).nan_to_num(neginf=0), "result[0, 0] is 0, and should be -inf"),
         ("one less", lambda x, k: top_k(x, max(k - 1, 1)), "result[0, 2] is -inf, and should be 2"),
+        ("size without the sign", lambda x, k: torch.where(top_k(x.abs(), k) > 0, x, -torch.inf), "result[0, 0] is -3"),
         ("one limit for all rows", lambda x, k: top_k(x.flatten()[None], k * len(x)).view_as(x), "result[0, 2] is 7"),
         ("the values alone", lambda x, k: x.topk(k).values, "result has shape (1, 2), and should have (1, 3)"),
     ],
@@ -732,6 +746,7 @@ WRONG = {  # task: [(what is wrong, the function, a part of what is said about i
         ),
     ],
     "encode": [
+        ("shortest first", lambda text, merges: encode(text, sorted(merges, key=len)), "result[0] is b'aa'"),
         ("any run", encode_runs, "result[0] is b'abc', and should be b'a'"),
         ("longest first", encode_longest, "result[0] is b'ab', and should be b'a'"),
         ("last merge first", lambda text, merges: encode(text, merges[::-1]), "result[0] is b'ab', and should be b'a'"),
@@ -772,6 +787,7 @@ def test_a_task_says_the_same_each_time(name):
     """Its answer passes its own check, where it is not the library's; the cases stay as they are."""
     task = TASKS[name]
     before = [check.show_inputs(task, inputs) for inputs, _ in task.cases]
+    assert not any(isinstance(x, torch.Tensor) and x.requires_grad for inputs, _ in task.cases for x in inputs)
     verdict = judge(task, task.answer, __file__)
     assert verdict.state == "right" or "it uses PyTorch's" in verdict.reason, verdict.reason
     assert [check.show_inputs(task, inputs) for inputs, _ in task.cases] == before
@@ -800,6 +816,7 @@ NAN = math.nan
         (torch.ones(2) + 5e-5, torch.ones(2), ""),
         (torch.tensor([NAN]), torch.tensor([NAN]), ""),
         (torch.tensor(0.5), 0.5, ""),
+        (torch.tensor(0.5).numpy(), 0.5, ""),
         (torch.tensor([0.5]), 0.5, "result is a tensor of shape (1,), and should be a number"),
         ("0.5", 0.5, "result is of type str, and should be a number"),
         (1, 1.0, ""),
@@ -846,6 +863,15 @@ def test_a_function_that_calls_an_empty_one_has_begun():
 
     verdict = judge(TASKS["mask"], mask, __file__)
     assert verdict.state == "wrong" and "in helpful\n" in verdict.reason and "NotImplementedError" in verdict.reason
+
+
+def test_a_function_that_is_not_finished_has_begun():
+    def mask(scores):
+        if scores.dim() == 3:
+            raise NotImplementedError
+        return RIGHT["mask"](scores)
+
+    assert judge(TASKS["mask"], mask, __file__).reason.startswith("case 2 of 3: it stops with an exception")
 
 
 def test_a_function_that_is_none():
@@ -917,7 +943,10 @@ def test_from_an_empty_folder_to_the_first_function(call):
 
 def test_start_with_some_of_the_tasks(call):
     out = call(check, "--start", "--file=anna.py", "--only=mask,softmax,mask")[1]
-    assert "for each of 2 tasks" in out and out.endswith("python check.py --file=anna.py\n")
+    next_command = "python check.py --file=anna.py --only=mask,softmax,mask\n"
+    assert f"anna.py: 2 of {len(TASKS)} tasks" in out and out.endswith(next_command)
+    assert next_command in Path("anna.py").read_text()
+    assert "\npython check.py --file=anna.py mask\n" in Path("anna.py").read_text()
     assert re.findall(r"^def (\w+)", Path("anna.py").read_text(), flags=re.M) == ["mask", "softmax"]
     out = call(check, "--file=anna.py", "--only=mask")[1]
     assert out.splitlines()[-1] == "result: tasks=1 right=0"
@@ -926,7 +955,7 @@ def test_start_with_some_of_the_tasks(call):
 def test_the_next_command_names_the_file(call):
     Path("anna.py").write_text("def mask(scores):\n    return scores\n")
     out = call(check, "--file=anna.py", "--only=mask")[1]
-    assert "An example, and a question that helps: python check.py mask --file=anna.py\n" in out
+    assert "An example, and a question that helps: python check.py --file=anna.py mask\n" in out
 
 
 @posix
@@ -1133,7 +1162,8 @@ def test_a_function_may_have_processes_of_its_own(call):
 
 def test_a_file_that_ignores_being_ended_is_ended(fails, monkeypatch):
     monkeypatch.setattr(check, "SECONDS", 1)
-    Path("mine.py").write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True:\n    pass\n")
+    code = "import _signal\n_signal.signal(_signal.SIGTERM, _signal.SIG_IGN)\n"  # a fixture replaces signal.signal
+    Path("mine.py").write_text(code + "while True:\n    pass\n")
     assert "has not come to an end" in fails(check)
     assert multiprocessing.active_children() == []
 
@@ -1146,7 +1176,8 @@ def test_a_result_that_is_far_too_long_is_cut():
 def test_what_is_printed_before_python_ends_is_shown():
     code = "import os\ndef mask(scores):\n    print('here')\n    os._exit(0)\n"
     Path("mine.py").write_text(code)
-    done = finish(start("check.py", "--only=mask"))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = finish(start("check.py", "--only=mask", env=environment))
     assert "here\n" in done.stdout and "it ends Python" in done.stdout
 
 
@@ -1161,10 +1192,12 @@ def test_ctrl_c_ends_both_processes_without_a_traceback():
 
 
 def test_a_warning_of_the_library_names_no_line_of_ours():
-    code = "def mask(scores):\n    import torch.nn.functional as F\n    F.softmax(scores)\n    return scores\n"
+    code = "import torch\ndef mask(scores):\n    torch.nn.functional.softmax(scores)\n    torch.ones(2, 3, 4).T\n"
+    code += "    return scores\n"
     Path("mine.py").write_text(code)
     done = finish(start("check.py", "--only=mask"))
     assert "warning: Implicit dimension choice for softmax" in done.stdout and done.stderr == ""
+    assert "warning: The use of `x.T` on tensors" in done.stdout and "Triggered internally" not in done.stdout
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
