@@ -185,9 +185,12 @@ def fast_dtype(device: torch.device) -> str:
 
 
 def has_bfloat16_units() -> bool:
-    """Does this processor multiply bfloat16 in hardware?"""
+    """Does PyTorch multiply bfloat16 in hardware on this processor? Not if the environment variable
+    ATEN_CPU_CAPABILITY keeps it from AVX-512: with bfloat16, its attention would then fail."""
     units = torch.cpu.get_capabilities()
-    return bool(units.get("amx_bf16") or units.get("avx512_bf16"))
+    processor_has_them = units.get("amx_bf16") or units.get("avx512_bf16")
+    pytorch_uses = torch.backends.cpu.get_cpu_capability()
+    return bool(processor_has_them and pytorch_uses not in ("DEFAULT", "AVX2"))
 
 
 # ----------------------------------------------------------------------------- processes, signals, errors

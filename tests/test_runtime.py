@@ -15,10 +15,17 @@ from runtime import Worker
 
 @pytest.mark.skipif("TEST_AUTO_DTYPE" in os.environ, reason="conftest.py decides instead of the processor")
 @pytest.mark.parametrize(
-    ("found", "chosen"),
-    [({"avx512_bf16": True}, "bfloat16"), ({"amx_bf16": True}, "bfloat16"), ({"avx512_f": True}, "float32")],
+    ("found", "used", "chosen"),
+    [
+        ({"avx512_bf16": True}, "AVX512", "bfloat16"),
+        ({"amx_bf16": True}, "AVX512", "bfloat16"),
+        ({"avx512_f": True}, "AVX512", "float32"),
+        ({"amx_bf16": True}, "AVX2", "float32"),
+        ({"amx_bf16": True}, "DEFAULT", "float32"),
+    ],
 )
-def test_a_cpu_computes_in_bfloat16_if_it_has_units_for_it(found, chosen, monkeypatch):
+def test_a_cpu_computes_in_bfloat16_if_it_has_units_for_it_and_pytorch_uses_them(found, used, chosen, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: used)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     assert str(Worker.pick("cpu", "auto")) == f"cpu, {chosen}"
     assert str(Worker.pick("cpu", "float32")) == "cpu, float32"
