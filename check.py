@@ -783,7 +783,8 @@ cross_entropy.case(tensor([[1000.0, 0.0], [0.0, 1000.0], [0.0, 0.0]]), tensor([1
 def cross_entropy_backward(logits, targets):
     """The gradient of the mean cross-entropy with respect to the logits.
 
-    logits (B, V), float32; targets (B,), int64 -> (B, V). softmax and one_hot of PyTorch may be used."""
+    logits (B, V), float32; targets (B,), int64 -> (B, V). softmax and one_hot of PyTorch may be used. Not by
+    autograd."""
     logits.requires_grad_()
     F.cross_entropy(logits, targets).backward()
     return logits.grad
@@ -845,7 +846,7 @@ def batch_norm_backward(x, gain, eps, dout):
 
     x (B, H), float32, gain (H,) and eps as in batch_norm, with the variance divided by B; dout (B, H): the gradient of
     the loss with respect to the output of batch norm. Returns the gradients with respect to x (B, H), gain (H,) and
-    bias (H,)."""
+    bias (H,). Not by autograd."""
     layer = mlp.BatchNorm(len(gain), eps)
     layer.gain = gain
     layer(x)
@@ -867,7 +868,7 @@ def embedding_backward(C, X, dout):
     """The backward pass of C[X]: the gradient with respect to C.
 
     C (V, E), float32: a vector for each token; X (B, T), int64: tokens; dout (B, T, E): the gradient of the loss with
-    respect to C[X] -> (V, E)."""
+    respect to C[X] -> (V, E). Not by autograd."""
     layer = mlp.Embedding(C)
     layer(X)
     layer.backward(dout)
