@@ -720,12 +720,13 @@ continuation_counts.case(".a.")
     "How much is subtracted from all counts together? Which part of that does this token get?",
 )
 def kneser_ney(token, followers, p_shorter, discount):
-    """Kneser-Ney smoothing: the probability of a token after a context.
+    """A probability by Kneser-Ney smoothing.
 
-    followers: a dict with a count for each token that came after this context, how often it came. discount, a number
-    from 0 to 1, is subtracted from each of these counts. The sum of what is subtracted is shared out among all tokens
-    of the vocabulary, also those that never came, in proportion to their probabilities after the shorter context;
-    p_shorter is that probability of the token in question. Returns a number."""
+    The probability of a token after a context. followers: a dict with a count for each token that came after this
+    context, how often it came. discount, a number from 0 to 1, is subtracted from each of these counts. The sum of what
+    is subtracted is shared out among all tokens of the vocabulary, also those that never came, in proportion to their
+    probabilities after the shorter context; p_shorter is that probability of the token in question. Returns a
+    number."""
     tables = [{(): Counter(followers)}]
     V = 1 / p_shorter  # below the shortest context stands 1 / V: so it is p_shorter
     return ngram.kneser_ney_plainly((token,), tables, discount, V)
@@ -1052,7 +1053,7 @@ adamw.case(randn(2, 3), randn(2, 3), randn(2, 3), randn(2, 3).square(), 7, 0.1, 
     "Which fraction of the way from warmup to end is done? And what is the cosine at its start and at its end?",
 )
 def schedule(step, max_lr, min_lr, warmup, end):
-    """The learning rate of a step: linear warmup, then half a wave of a cosine.
+    """The learning rate: linear warmup, then a cosine.
 
     It rises in a line from 0 at step 0 to max_lr at step warmup. From there, half a wave of a cosine leads down to
     min_lr at step end, and there it stays. If warmup is 0, it starts at max_lr. Returns a number."""
@@ -1194,7 +1195,7 @@ encode.case("", [b"ab"])
 
 @task("sample.py", "Which keys may the newest token attend to? So does it need a mask?", library=ATTENTION)
 def cache_step(x, Wq, Wk, Wv, keys, values):
-    """One head for the newest token alone, with a cache of keys and values.
+    """One head for the newest token, with a cache of keys and values.
 
     x (C,), float32: the newest token; Wq, Wk, Wv (C, d): x @ Wq is its query, x @ Wk its key, x @ Wv its value; keys,
     values (t, d): those of the t tokens before it, where t can be 0. Returns its output (d,), with scores divided by
