@@ -428,7 +428,7 @@ def set_up_torch() -> None:
 
 # ----------------------------------------------------------------------------- the script
 
-HEAD = '''"""My own softmax, mask, backward passes ...
+HEADER = '''"""My own softmax, mask, backward passes ...
 
 Replace each `raise NotImplementedError` by code. Then, this says which functions are right, and how the others differ:
 {all}
@@ -449,7 +449,7 @@ def write_stubs(options: Options, names: list[str]) -> None:
     if os.path.lexists(path):  # a link that leads nowhere is there, too
         raise UserError(f"{path} is there already; name another file with --file=, or move it away")
     next_command = command(options)
-    text = HEAD.format(all=next_command, one=command(options, names[0]))
+    text = HEADER.format(all=next_command, one=command(options, names[0]))
     lesson = ""
     for name in names:
         task = TASKS[name]
@@ -715,10 +715,7 @@ continuation_counts.case(".emma.ava.mia.amelia.emil.")
 continuation_counts.case(".a.")
 
 
-@task(
-    "ngram.py",
-    "How much is subtracted from all counts together? Which part of that does this token get?",
-)
+@task("ngram.py", "How much is subtracted from all counts together? Which part of that does this token get?")
 def kneser_ney(token, followers, p_shorter, discount):
     """A probability by Kneser-Ney smoothing.
 
@@ -947,8 +944,8 @@ def heads(x, Wqkv, Wo, nh):
 
     x (B, T, C), float32; Wqkv (C, 3 C): of the 3 C channels of x @ Wqkv, the first C are queries, the next C keys, the
     last C values. Of each C, the first C / nh channels are the first head's, the next C / nh the second one's, and so
-    on; scores are divided by sqrt(C / nh). The outputs of the heads, side by side, are multiplied by Wo (C, C) -> (B,
-    T, C). softmax of PyTorch may be used."""
+    on; scores are divided by sqrt(C / nh). The outputs of the heads, side by side, are multiplied by Wo (C, C), which
+    gives (B, T, C). softmax of PyTorch may be used."""
     layer = attention.Attention(x.shape[2], nh)
     # PyTorch keeps the matrix of a linear layer as (out, in)
     layer.qkv.weight.data = Wqkv.T
