@@ -1,6 +1,7 @@
 """check.py: right functions pass, typical wrong ones are told what differs first, and a reader's file cannot do harm to
 the checking of the others."""
 
+import functools
 import inspect
 import math
 import multiprocessing
@@ -1182,7 +1183,9 @@ def test_what_is_printed_before_python_ends_is_shown():
 @posix
 def test_ctrl_c_ends_both_processes_without_a_traceback():
     Path("mine.py").write_text("def mask(scores):\n    print('looping')\n    while True:\n        pass\n")
-    process = start("check.py", "--only=mask", start_new_session=True)
+    # A shell without job control starts what is in the background with Ctrl-C ignored
+    not_ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = start("check.py", "--only=mask", start_new_session=True, preexec_fn=not_ignored)
     assert process.stdout.readline() == "looping\n"
     os.killpg(process.pid, signal.SIGINT)
     done = finish(process)
