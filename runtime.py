@@ -13,10 +13,12 @@ What waits for other processes has to be called by all of them, or it waits fore
 import contextlib
 import ctypes
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -191,6 +193,13 @@ def has_bfloat16_units() -> bool:
     processor_has_them = units.get("amx_bf16") or units.get("avx512_bf16")
     pytorch_uses = torch.backends.cpu.get_cpu_capability()
     return bool(processor_has_them and pytorch_uses not in ("DEFAULT", "AVX2"))
+
+
+def is_intel() -> bool:
+    """Is this one of Intel's processors? (torch.cpu tells what a processor can do, not whose it is.)"""
+    linux = Path("/proc/cpuinfo")
+    processor = linux.read_text() if linux.exists() else platform.processor()
+    return "GenuineIntel" in processor
 
 
 # ----------------------------------------------------------------------------- processes, signals, errors

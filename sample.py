@@ -28,7 +28,7 @@ from checkpoint import load_checkpoint, load_model, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, run
 from model import GPT, ConfigError, GPTConfig, sample_token
 from prepare_data import clean, read_prompt
-from runtime import Worker, check_compiler, explain_errors
+from runtime import Worker, check_compiler, explain_errors, is_intel
 from tokenizer import Tokenizer, end_id, start_ids, token_names
 
 # How many bytes of keys, values and logits the samples that are generated at once may need
@@ -187,12 +187,13 @@ class KVCache:
         # How many tokens are cached. The next one has this position
         self.length = 0
         # A pair per layer, keys and values, (B, n_kv_head, block_size, hd) each. They are separate
-        # tensors, so that a compiled step writes in place. They start as zeros, because a hidden
-        # value is multiplied by 0, and 0 times NaN is NaN.
+        # tensors, so that a compiled step writes in place. If static, they start as zeros, because a
+        # hidden value is multiplied by 0, and 0 times NaN is NaN. Else, unused ones are never read.
         self.kv = []
         shape = (B, config.n_kv_head, config.block_size, config.head_dim)
+        allocate = weight.new_zeros if static else weight.new_empty
         for _ in range(config.n_layer):
-            self.kv.append((weight.new_zeros(shape), weight.new_zeros(shape)))
+            self.kv.append((allocate(shape), allocate(shape)))
         # Token ids, (B, lookback + block_size); vocab_size means "no token"
         size = (B, config.lookback + config.block_size)
         self.history = torch.full(size, config.vocab_size, device=weight.device)
@@ -248,9 +249,12 @@ class KVCache:
 
     def copy_row(self, other: "KVCache") -> None:
         """Copy a cache of one row into each row."""
-        for mine, its in zip(self.tensors(), other.tensors(), strict=True):
-            mine.copy_(its)
-        self.length = other.length
+        n = other.length
+        self.length = n
+        self.history.copy_(other.history)
+        for (keys, values), (its_keys, its_values) in zip(self.kv, other.kv, strict=True):
+            keys[:, :, :n] = its_keys[:, :, :n]
+            values[:, :, :n] = its_values[:, :, :n]
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors of the cache."""
@@ -488,28 +492,20 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 # a step mostly waits until the weights have come from memory.
 
 
-class FewRowsLinear(nn.Linear):
-    """A linear layer that is faster on a CPU for one row, or for 8 to 48: GPT-2 generates 2.6 times
-    as fast on an AMD EPYC, where W times a vector takes one thread, and blocks of W several."""
+class OneDNNLinear(nn.Linear):
+    """A linear layer that oneDNN computes, the second library of PyTorch for such products. The first
+    one, MKL, is Intel's, and takes about twice as long on other processors."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        W = self.weight  # (out, in)
-        rows = x.reshape(-1, x.shape[-1])  # (R, in)
-        if len(rows) == 1:
-            # Eight blocks of W, and up to seven rows that are left over
-            eighth = len(W) // 8
-            blocks, rest = W.tensor_split([8 * eighth])
-            blocks = blocks.view(8, eighth, W.shape[1])  # (8, out // 8, in)
-            column = rows.t().expand(8, -1, 1)  # (8, in, 1)
-            y = (blocks @ column).flatten()  # (8 (out // 8),)
-            y = torch.cat((y, rest @ rows[0]))  # (out,)
-        elif 8 <= len(rows) <= 48:
-            y = W @ rows.t()  # (out, R)
-            y = y.t().contiguous()  # (R, out)
-        else:
-            return super().forward(x)
-        y = y.view(*x.shape[:-1], -1)
-        return y if self.bias is None else y + self.bias
+        y = F.linear(x.to_mkldnn(), self.weight, self.bias)  # MKL-DNN is oneDNN's old name
+        return y.to_dense()
+
+
+def store_by_columns(linear: nn.Linear) -> None:
+    """Store the weights of a column in adjacent memory cells, not those of a row: so MKL reads them
+    faster. The matrix stays the same."""
+    by_columns = linear.weight.detach().t().contiguous()  # (in, out)
+    linear.weight = nn.Parameter(by_columns.t())  # (out, in)
 
 
 class Int8Linear(nn.Module):
@@ -542,7 +538,8 @@ class Int8Linear(nn.Module):
 
 
 def speed_up(model: GPT, int8: bool = False) -> None:
-    """Switch linear layers to ones that generate faster: large ones on a CPU; or all to int8."""
+    """Make large linear layers faster on a CPU; or give int8 weights to all."""
+    uses_mkl = torch.backends.mkl.is_available()
     modules = list(model.named_modules())  # a list, because the loop replaces some
     for name, layer in modules:
         # isinstance() would also find derived classes, which may compute something else
@@ -551,9 +548,11 @@ def speed_up(model: GPT, int8: bool = False) -> None:
         large_on_cpu = layer.weight.is_cpu and layer.weight.numel() >= LARGE_MATRIX
         if int8:
             model.set_submodule(name, Int8Linear(layer))
-        elif large_on_cpu:
-            # The object gets another forward(), and keeps its tensors, tied ones included
-            layer.__class__ = FewRowsLinear
+        elif large_on_cpu and uses_mkl:
+            if is_intel():
+                store_by_columns(layer)
+            else:
+                layer.__class__ = OneDNNLinear  # the object keeps its tensors, and gets another forward()
 
 
 if __name__ == "__main__":

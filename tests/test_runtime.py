@@ -31,6 +31,25 @@ def test_a_cpu_computes_in_bfloat16_if_it_has_units_for_it_and_pytorch_uses_them
     assert str(Worker.pick("cpu", "float32")) == "cpu, float32"
 
 
+@pytest.mark.parametrize(
+    ("linux", "other", "expected"),
+    [
+        ("vendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Processor\n", "", True),
+        ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC-Milan Processor\n", "", False),
+        (None, "Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", True),  # on Windows
+        (None, "AMD64 Family 25 Model 1 Stepping 1, AuthenticAMD", False),
+        (None, "arm", False),  # on a Mac
+    ],
+)
+def test_intels_processors_are_known_by_their_name(linux, other, expected, monkeypatch, tmp_path):
+    path = tmp_path / "cpuinfo"
+    if linux:
+        path.write_text(linux)
+    monkeypatch.setattr(runtime, "Path", lambda _: path)
+    monkeypatch.setattr("platform.processor", lambda: other)
+    assert runtime.is_intel() == expected
+
+
 def test_several_processes_compute_in_float32_on_cpus(monkeypatch):
     """Their machines may differ, and then each would choose another dtype."""
     monkeypatch.setattr(runtime, "has_bfloat16_units", lambda: True)

@@ -18,7 +18,7 @@ import train
 from checkpoint import load_model
 from console import UserError
 from model import GPT, GPTConfig
-from sample import FewRowsLinear, Int8Linear, KVCache, speed_up
+from sample import Int8Linear, KVCache, OneDNNLinear, speed_up
 from tokenizer import BPETokenizer, train_bpe
 
 EMOJI = "the cat 🐈 sat on the mat 🧶\n" * 200
@@ -330,12 +330,23 @@ def test_the_shapes_of_a_compiled_pass_stay_the_same(monkeypatch):
     monkeypatch.setattr(
         sample, "KVCache", lambda *args, **options: caches.append(cache(*args, **options)) or caches[-1]
     )
-    assert not any(part.any() for pair in cache(GPT(GPTConfig(**SMALL)), 2).kv for part in pair)  # nor NaN
     model = shaken(GPTConfig(**SMALL))
     sample.generate(model, torch.zeros(2, 10, dtype=torch.long), 10, compile=True)
     positions = [10, 11, 12, 13, 14, 15, 8, 9]  # a full context keeps its last 8 tokens
     assert [call[-1] for call in calls] == positions
     assert {call[:-1] for call in calls} == {((2, 1), (1, 1))}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_memory_of_the_cache_that_was_not_written_is_not_read(compile, monkeypatch):
+    """Not even times zero, as NaN times zero is NaN. Here, all memory is NaN before it is written."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, shape: self.new_full(shape, torch.nan))
+    model = shaken(GPTConfig(**SMALL))
+    for rows in (1, 3):  # several rows: the prompt is computed once, and copied
+        idx = torch.arange(5).repeat(rows, 1)
+        expected = model.generate(idx, 30, temperature=0)
+        assert torch.equal(sample.generate(model, idx, 30, temperature=0, compile=compile), expected)
 
 
 def test_a_pass_is_not_compiled_again_for_each_token(monkeypatch):
@@ -392,25 +403,39 @@ def test_attention_weights_are_rows_that_sum_to_one(config):  # noqa: F811
 # ----------------------------------------------------------------------------- faster layers
 
 
+needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="without MKL, layers stay as they are")
+
+
+@needs_mkl
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("n_out", [5, 16, 30])
+@pytest.mark.parametrize("intel", [False, True])
 @torch.no_grad()
-def test_a_layer_for_few_rows_computes_the_same(n_out, bias, double):
-    """Also if its outputs are no multiple of 8, or fewer."""
-    layer = torch.nn.Linear(12, n_out, bias=bias)
-    fast = copy.deepcopy(layer)
-    fast.__class__ = FewRowsLinear
-    for shape in ((1, 1), (2, 1), (1, 8), (3, 16), (49, 1)):
-        x = torch.randn(*shape, 12)
-        assert torch.allclose(fast(x), layer(x), atol=1e-12)
-
-
-def test_only_large_layers_are_replaced():
-    """The output layer of this model is large, its others are not."""
-    model = shaken(GPTConfig(**SMALL | {"vocab_size": 32_000}))
+def test_a_large_layer_computes_the_same_faster(intel, bias, monkeypatch):
+    monkeypatch.setattr(sample, "is_intel", lambda: intel)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 700, bias=bias))
+    layer = model[0]
+    original, weight = copy.deepcopy(layer), layer.weight.clone()
     speed_up(model)
-    kinds = [type(layer) for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    assert set(kinds[:-1]) == {torch.nn.Linear} and kinds[-1] is FewRowsLinear
+    assert model[0] is layer and torch.equal(layer.weight, weight)
+    assert layer.weight.is_contiguous() != intel and isinstance(layer, OneDNNLinear) != intel
+    for shape in ((1, 1), (2, 1), (1, 8), (3, 16), (49, 1)):
+        x = torch.randn(*shape, 512)
+        assert torch.allclose(layer(x), original(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("intel", [False, True])
+def test_only_large_linear_layers_are_made_faster(intel, monkeypatch):
+    """The output layer is large here, the others are not. The embedding with the same weights is not changed."""
+    monkeypatch.setattr(sample, "is_intel", lambda: intel)
+    model = shaken(GPTConfig(**SMALL | {"vocab_size": 32_000, "tie_weights": True}))
+    wte, before = model.transformer.wte.weight, {name: p.clone() for name, p in model.state_dict().items()}
+    speed_up(model)
+    linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    changed = [type(layer) is OneDNNLinear or not layer.weight.is_contiguous() for layer in linear]
+    assert changed == [False] * (len(linear) - 1) + [torch.backends.mkl.is_available()]
+    assert model.transformer.wte.weight is wte and wte.is_contiguous()
+    after = model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize(("n_in", "kernel"), [(64, True), (20, False)])
