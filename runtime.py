@@ -196,10 +196,10 @@ def has_bfloat16_units() -> bool:
 
 
 def is_intel() -> bool:
-    """Is this one of Intel's processors? (torch.cpu tells what a processor can do, not whose it is.)"""
-    linux = Path("/proc/cpuinfo")
-    processor = linux.read_text() if linux.exists() else platform.processor()
-    return "GenuineIntel" in processor
+    """Did Intel make the processor? On Linux and Windows; elsewhere False."""
+    cpuinfo = Path("/proc/cpuinfo")  # a file of Linux
+    description = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
+    return "GenuineIntel" in description
 
 
 # ----------------------------------------------------------------------------- processes, signals, errors

@@ -33,7 +33,7 @@ from tokenizer import Tokenizer, end_id, start_ids, token_names
 
 # How many bytes of keys, values and logits the samples that are generated at once may need
 MAX_MEMORY = 2**30
-# From how many weights on a matrix is large. For smaller ones, F.linear is as fast
+# From how many weights on speed_up() makes a matrix faster. For smaller ones, it would gain nothing
 LARGE_MATRIX = 2**18
 # How many tokens the plot of the attention weights has
 PLOTTED = 24
@@ -83,7 +83,9 @@ def stream(
         raise ValueError("idx has no token; give at least one per row")
     cache = KVCache(model, B, static=compile)
     forward = functools.partial(next_logits, model, cache)  # for any number of new tokens
-    step = compile_step(forward, cache) if compile else forward  # for a single one
+    step = forward  # for a single one
+    if compile:
+        step = compile_step(forward, cache)
 
     new = idx[:, -block_size:]  # the tokens that the cache lacks
     for _ in range(max_new_tokens):
@@ -95,9 +97,10 @@ def stream(
             new = context[:, -half:]
             cache.length = 0
 
+        # (Are all rows equal? To ask that at each single token would make a GPU wait.)
         if new.shape[1] == 1:
             logits = step(new)
-        elif all_rows_equal(new):  # (a question that waits for a GPU: not for each single token)
+        elif all_rows_equal(new):
             logits = shared_prompt_logits(model, cache, new)
         else:
             logits = forward(new)
@@ -186,14 +189,14 @@ class KVCache:
         self.static = static
         # How many tokens are cached. The next one has this position
         self.length = 0
-        # A pair per layer, keys and values, (B, n_kv_head, block_size, hd) each. They are separate
-        # tensors, so that a compiled step writes in place. If static, they start as zeros, because a
-        # hidden value is multiplied by 0, and 0 times NaN is NaN. Else, unused ones are never read.
+        # A pair per layer, keys and values, (B, n_kv_head, block_size, hd) each, of separate tensors, so
+        # that a compiled step writes in place. What is not written yet is never read, unless static:
+        # then it must be 0, as unset memory may be NaN, which remains NaN behind a mask.
         self.kv = []
         shape = (B, config.n_kv_head, config.block_size, config.head_dim)
-        allocate = weight.new_zeros if static else weight.new_empty
+        new_tensor = weight.new_zeros if static else weight.new_empty
         for _ in range(config.n_layer):
-            self.kv.append((allocate(shape), allocate(shape)))
+            self.kv.append((new_tensor(shape), new_tensor(shape)))
         # Token ids, (B, lookback + block_size); vocab_size means "no token"
         size = (B, config.lookback + config.block_size)
         self.history = torch.full(size, config.vocab_size, device=weight.device)
@@ -247,14 +250,14 @@ class KVCache:
         values[:, :, self.write_at] = v
         return keys[:, :, : self.n_keys], values[:, :, : self.n_keys]
 
-    def copy_row(self, other: "KVCache") -> None:
+    def copy_row(self, one_row: "KVCache") -> None:
         """Copy a cache of one row into each row."""
-        n = other.length
+        n = one_row.length  # from there on, its memory is unset
         self.length = n
-        self.history.copy_(other.history)
-        for (keys, values), (its_keys, its_values) in zip(self.kv, other.kv, strict=True):
-            keys[:, :, :n] = its_keys[:, :, :n]
-            values[:, :, :n] = its_values[:, :, :n]
+        self.history.copy_(one_row.history)
+        for (keys, values), (one_keys, one_values) in zip(self.kv, one_row.kv, strict=True):
+            keys[:, :, :n] = one_keys[:, :, :n]
+            values[:, :, :n] = one_values[:, :, :n]
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors of the cache."""
@@ -488,58 +491,69 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 
 
 # ----------------------------------------------------------------------------- optional: faster linear layers
-# A step of generation multiplies every matrix by one row per sample. That is little to compute, so
-# a step mostly waits until the weights have come from memory.
-
-
-class OneDNNLinear(nn.Linear):
-    """A linear layer that oneDNN computes, the second library of PyTorch for such products. The first
-    one, MKL, is Intel's, and takes about twice as long on other processors."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        y = F.linear(x.to_mkldnn(), self.weight, self.bias)  # MKL-DNN is oneDNN's old name
-        return y.to_dense()
+# In a step of generation, the input of every matrix has one row per sample: few. That is little to
+# compute, so a step mostly waits until the weights have come from memory. What is fastest then?
+#
+#     Intel's processors      MKL, the library that PyTorch uses anyway, with weights stored by columns
+#     other x86 processors    oneDNN, another library in PyTorch: MKL is Intel's, and slower there
+#     --int8                  weights of a quarter of the bytes
 
 
 def store_by_columns(linear: nn.Linear) -> None:
-    """Store the weights of a column in adjacent memory cells, not those of a row: so MKL reads them
-    faster. The matrix stays the same."""
-    by_columns = linear.weight.detach().t().contiguous()  # (in, out)
-    linear.weight = nn.Parameter(by_columns.t())  # (out, in)
+    """Change the order of the weights in memory: the numbers of a column are adjacent, not those of a
+    row. The matrix stays the same. (A tied output layer gets a copy: embeddings are read by rows.)"""
+    columns = linear.weight.detach().t().contiguous()  # (in, out), moved in memory
+    linear.weight = nn.Parameter(columns.t())  # (out, in), a view
+
+
+class OneDNNLinear(nn.Module):
+    """A linear layer that is computed by oneDNN."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.weight = linear.weight  # (out, in)
+        self.bias = linear.bias  # (out,) or None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
+        x = x.to_mkldnn()  # a format of oneDNN, once MKL-DNN: F.linear then calls that library
+        y = F.linear(x, self.weight, self.bias)
+        return y.to_dense()  # an ordinary tensor again
 
 
 class Int8Linear(nn.Module):
     """A linear layer with int8 weights, a quarter of the bytes: W[i, j] ~ scale[i] * int8[i, j].
-    The largest weight of a row becomes 127, so a weight changes by at most half of its scale."""
+    The largest weight of a row becomes 127 or -127, so a weight changes by at most half of the scale."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        weight = linear.weight.detach().float()  # (out, in)
-        largest = weight.abs().amax(dim=1)  # (out,)
+        W = linear.weight.detach().float()  # (out, in)
+        largest = W.abs().amax(dim=1)  # of each row, (out,)
         scale = largest / 127
         scale = scale.clamp(min=1e-30)  # a row of zeros would be divided by 0
         scale = scale.bfloat16()  # as the kernel reads it
-        rounded = (weight / scale[:, None]).round()
+        rounded = (W / scale[:, None]).round()
         self.register_buffer("weight", rounded.to(torch.int8))  # (out, in)
         self.register_buffer("scale", scale)  # (out,)
-        self.bias = linear.bias
+        self.bias = linear.bias  # (out,) or None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         rows = x.reshape(-1, x.shape[-1])  # (R, in)
-        # PyTorch's kernel (private so far) is for CPUs, and for rows of a multiple of 16 weights
-        fits_kernel = x.is_cpu and x.shape[-1] % 16 == 0
-        if not fits_kernel or len(rows) > 48:
-            W = self.weight * self.scale.float()[:, None]  # (out, in), float32
-            return F.linear(x, W.type_as(x), self.bias)
-        y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)  # x is rounded, too
-        y = y.type_as(x)
-        y = y.view(*x.shape[:-1], -1)
-        return y if self.bias is None else y + self.bias
+        # PyTorch's kernel is for CPUs, for rows whose length is a multiple of 16, and faster for few
+        has_kernel = x.is_cpu and x.shape[-1] % 16 == 0
+        if has_kernel and len(rows) <= 48:
+            # (private so far.) x is rounded, too, to bfloat16
+            y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)  # (R, out)
+            y = y.type_as(x)
+            y = y.view(*x.shape[:-1], -1)
+            return y if self.bias is None else y + self.bias
+        W = self.weight * self.scale.float()[:, None]  # (out, in), float32
+        return F.linear(x, W.type_as(x), self.bias)
 
 
 def speed_up(model: GPT, int8: bool = False) -> None:
-    """Make large linear layers faster on a CPU; or give int8 weights to all."""
-    uses_mkl = torch.backends.mkl.is_available()
+    """Make large linear layers on a CPU faster; or round the weights of all linear layers to int8."""
+    uses_mkl = torch.backends.mkl.is_available()  # not on ARM: there, another library is the only one
+    intel = is_intel()
     modules = list(model.named_modules())  # a list, because the loop replaces some
     for name, layer in modules:
         # isinstance() would also find derived classes, which may compute something else
@@ -548,11 +562,10 @@ def speed_up(model: GPT, int8: bool = False) -> None:
         large_on_cpu = layer.weight.is_cpu and layer.weight.numel() >= LARGE_MATRIX
         if int8:
             model.set_submodule(name, Int8Linear(layer))
+        elif large_on_cpu and uses_mkl and intel:
+            store_by_columns(layer)
         elif large_on_cpu and uses_mkl:
-            if is_intel():
-                store_by_columns(layer)
-            else:
-                layer.__class__ = OneDNNLinear  # the object keeps its tensors, and gets another forward()
+            model.set_submodule(name, OneDNNLinear(layer))
 
 
 if __name__ == "__main__":
