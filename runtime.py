@@ -13,12 +13,10 @@ What waits for other processes has to be called by all of them, or it waits fore
 import contextlib
 import ctypes
 import os
-import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -196,10 +194,8 @@ def has_bfloat16_units() -> bool:
 
 
 def is_intel() -> bool:
-    """Did Intel make the processor? On Linux and Windows; elsewhere False."""
-    cpuinfo = Path("/proc/cpuinfo")  # a file of Linux
-    description = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
-    return "GenuineIntel" in description
+    """Did Intel make the processor?"""
+    return torch.cpu.get_capabilities().get("cpu_name", "").startswith("Intel")
 
 
 # ----------------------------------------------------------------------------- processes, signals, errors

@@ -428,7 +428,7 @@ def open_session(options: Options) -> Session:
     model.to(device)
     if options.compile:
         check_compiler(device)
-    if options.int8 or not options.compile:
+    if options.int8 or not options.compile:  # compiled, only int8 weights make it faster
         speed_up(model, options.int8)
     return Session(
         model=model,
@@ -492,7 +492,7 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 
 # ----------------------------------------------------------------------------- optional: faster linear layers
 # In a step of generation, the input of every matrix has one row per sample: few. That is little to
-# compute, so a step mostly waits until the weights have come from memory. What is fastest then?
+# compute, so a step mostly waits until the weights have come from memory. What is fast then?
 #
 #     Intel's processors      MKL, the library that PyTorch uses anyway, with weights stored by columns
 #     other x86 processors    oneDNN, another library in PyTorch: MKL is Intel's, and slower there
@@ -501,13 +501,13 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 
 def store_by_columns(linear: nn.Linear) -> None:
     """Change the order of the weights in memory: the numbers of a column are adjacent, not those of a
-    row. The matrix stays the same. (A tied output layer gets a copy: embeddings are read by rows.)"""
-    columns = linear.weight.detach().t().contiguous()  # (in, out), moved in memory
-    linear.weight = nn.Parameter(columns.t())  # (out, in), a view
+    row. The matrix stays the same."""
+    columns = linear.weight.data.t().contiguous()  # (in, out), moved in memory
+    linear.weight.data = columns.t()  # (out, in), a view. A tied embedding has it, too
 
 
 class OneDNNLinear(nn.Module):
-    """A linear layer that is computed by oneDNN."""
+    """A linear layer in float32 that is computed by oneDNN. It cannot be compiled."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -552,19 +552,20 @@ class Int8Linear(nn.Module):
 
 def speed_up(model: GPT, int8: bool = False) -> None:
     """Make large linear layers on a CPU faster; or round the weights of all linear layers to int8."""
-    uses_mkl = torch.backends.mkl.is_available()  # not on ARM: there, another library is the only one
-    intel = is_intel()
+    # Without MKL, on ARM for instance, layers stay as they are
+    has_libraries = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     modules = list(model.named_modules())  # a list, because the loop replaces some
     for name, layer in modules:
         # isinstance() would also find derived classes, which may compute something else
         if type(layer) is not nn.Linear:
             continue
-        large_on_cpu = layer.weight.is_cpu and layer.weight.numel() >= LARGE_MATRIX
+        W = layer.weight
+        is_large = W.is_cpu and W.dtype == torch.float32 and W.numel() >= LARGE_MATRIX
         if int8:
             model.set_submodule(name, Int8Linear(layer))
-        elif large_on_cpu and uses_mkl and intel:
+        elif is_large and has_libraries and is_intel():
             store_by_columns(layer)
-        elif large_on_cpu and uses_mkl:
+        elif is_large and has_libraries:
             model.set_submodule(name, OneDNNLinear(layer))
 
 

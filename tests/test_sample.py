@@ -256,11 +256,9 @@ def test_logits_with_the_cache_are_those_without(keys, double):
 
 @every_combination
 def test_the_cache_changes_no_token(keys, double, monkeypatch):
-    """For prompts shorter and longer than block_size; also in the pass to be compiled, and with faster layers."""
+    """For prompts shorter and longer than block_size; also in the pass to be compiled."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(sample, "LARGE_MATRIX", 1)
     model = shaken(GPTConfig(**SMALL | keys)).eval()
-    speed_up(model)
     for B, length, sampling in ((8, 1, {"temperature": 0}), (1, 20, {"top_k": 20, "top_p": 0.95})):
         idx = torch.randint(65, (B, length))
         plain = model.generate(idx, 24, generator=torch.Generator().manual_seed(1), **sampling)
@@ -343,6 +341,7 @@ def test_memory_of_the_cache_that_was_not_written_is_not_read(compile, monkeypat
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, shape: self.new_full(shape, torch.nan))
     model = shaken(GPTConfig(**SMALL))
+    assert all(tensor.isnan().all() for pair in KVCache(model, 1).kv for tensor in pair)
     for rows in (1, 3):  # several rows: the prompt is computed once, and copied
         idx = torch.arange(5).repeat(rows, 1)
         expected = model.generate(idx, 30, temperature=0)
@@ -403,15 +402,22 @@ def test_attention_weights_are_rows_that_sum_to_one(config):  # noqa: F811
 # ----------------------------------------------------------------------------- faster layers
 
 
-needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="without MKL, layers stay as they are")
+both_libraries = pytest.mark.skipif(
+    not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()), reason="needs MKL and oneDNN"
+)
 
 
-@needs_mkl
+@pytest.fixture(params=["Intel Xeon", "AMD EPYC"])
+def intel(request, monkeypatch):
+    """Is the processor Intel's? A test computes as it does on both kinds."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": request.param})
+    return request.param == "Intel Xeon"
+
+
+@both_libraries
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("intel", [False, True])
 @torch.no_grad()
-def test_a_large_layer_computes_the_same_faster(intel, bias, monkeypatch):
-    monkeypatch.setattr(sample, "is_intel", lambda: intel)
+def test_a_large_layer_computes_the_same(intel, bias):
     model = torch.nn.Sequential(torch.nn.Linear(512, 700, bias=bias))
     original = copy.deepcopy(model)
     speed_up(model)
@@ -426,13 +432,34 @@ def test_a_large_layer_computes_the_same_faster(intel, bias, monkeypatch):
         assert torch.allclose(model(x), original(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("intel", [False, True])
-def test_only_large_linear_layers_are_made_faster(intel, monkeypatch):
-    """The output layer is large here, the others are not. The embedding with the same weights is not changed."""
-    monkeypatch.setattr(sample, "is_intel", lambda: intel)
+@every_combination
+@torch.no_grad()
+def test_faster_layers_change_logits_by_rounding_alone(keys, intel, monkeypatch):
+    """Of several tokens at once, and one by one. The tokens are the same."""
+    monkeypatch.setattr(sample, "LARGE_MATRIX", 1)
+    model = shaken(GPTConfig(**SMALL | keys)).eval()
+    fast, idx = copy.deepcopy(model), batch(model.config)
+    speed_up(fast)
+    cache, expected = KVCache(fast, len(idx)), model(idx)[0]
+    one_by_one = torch.cat([fast.logits(fast.hidden_states(new, cache)) for new in idx.split(1, dim=1)], dim=1)
+    for logits in (one_by_one, fast(idx)[0]):
+        assert torch.allclose(logits, expected, atol=1e-4 * expected.std().item(), rtol=1e-4)
+
+
+def test_only_large_linear_layers_are_made_faster(intel):
+    """The output layer is large here, and so are two layers that are left alone. It has the weights of the embedding,
+    and keeps them."""
+
+    class Other(torch.nn.Linear):
+        """A derived class, which may compute something else."""
+
     model = shaken(GPTConfig(**SMALL | {"vocab_size": 32_000, "tie_weights": True}))
-    wte, before = model.transformer.wte.weight, {name: p.clone() for name, p in model.state_dict().items()}
+    model.other = Other(512, 512)
+    model.elsewhere = torch.nn.Linear(512, 512, device="meta")  # not on the CPU
+    before = {name: p.clone() for name, p in model.state_dict().items()}
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    n = model.num_params()
+    model.lm_head.weight.requires_grad = False
     speed_up(model)
     changed = [
         name
@@ -440,14 +467,16 @@ def test_only_large_linear_layers_are_made_faster(intel, monkeypatch):
         if model.get_submodule(name) is not layer or not layer.weight.is_contiguous()
     ]
     assert changed == (["lm_head"] if torch.backends.mkl.is_available() else [])
-    assert model.transformer.wte.weight is wte and wte.is_contiguous()
+    assert model.lm_head.weight is model.transformer.wte.weight and model.num_params() == n
+    assert not model.lm_head.weight.requires_grad and model.transformer.h[0].attn.c_attn.weight.requires_grad
     after = model.state_dict()
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before if name[:9] != "elsewhere")
 
 
-def test_without_mkl_a_model_is_left_as_it_is(monkeypatch):
-    """On ARM, where PyTorch has no second library."""
-    monkeypatch.setattr("torch.backends.mkl.is_available", lambda: False)
+@pytest.mark.parametrize("library", ["mkl", "mkldnn"])
+def test_without_both_libraries_a_model_is_left_as_it_is(library, intel, monkeypatch):
+    monkeypatch.setattr(f"torch.backends.{library}.is_available", lambda: False)
     model = torch.nn.Sequential(torch.nn.Linear(512, 700))
     layer = model[0]
     speed_up(model)
