@@ -33,7 +33,7 @@ from tokenizer import Tokenizer, end_id, start_ids, token_names
 
 # How many bytes of keys, values and logits the samples that are generated at once may need
 MAX_MEMORY = 2**30
-# From how many weights on speed_up() makes a matrix faster. For smaller ones, it would gain nothing
+# speed_up() makes matrices of so many weights and more faster. For smaller ones, it would gain nothing
 LARGE_MATRIX = 2**18
 # How many tokens the plot of the attention weights has
 PLOTTED = 24
@@ -54,7 +54,7 @@ class Options:
     top_p: float = option(1.0, "sample from the most likely tokens with total probability p; 1: from all")
     seed: NonNegative = option(1337, "random seed")
     stop: bool = option(False, "stop at the end of the line, or of a document of several lines")
-    int8: bool = option(False, "round weights to 8-bit integers: a large model is faster on a CPU")
+    int8: bool = option(False, "round weights to 8-bit integers: faster for a large model and few samples on a CPU")
     compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
     plot: bool = option(False, "draw the attention weights of the first 24 tokens: attention.png")
@@ -428,7 +428,7 @@ def open_session(options: Options) -> Session:
     model.to(device)
     if options.compile:
         check_compiler(device)
-    if options.int8 or not options.compile:  # compiled, only int8 weights make it faster
+    if options.int8 or not options.compile:  # OneDNNLinear cannot be compiled
         speed_up(model, options.int8)
     return Session(
         model=model,
@@ -492,18 +492,20 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 
 # ----------------------------------------------------------------------------- optional: faster linear layers
 # In a step of generation, the input of every matrix has one row per sample: few. That is little to
-# compute, so a step mostly waits until the weights have come from memory. What is fast then?
+# compute, so with one sample, a step mostly waits until the weights have come from memory. Which of
+# PyTorch's two libraries multiplies fastest then, and in which order of the weights, was measured:
 #
-#     Intel's processors      MKL, the library that PyTorch uses anyway, with weights stored by columns
-#     other x86 processors    oneDNN, another library in PyTorch: MKL is Intel's, and slower there
-#     --int8                  weights of a quarter of the bytes
+#     Intel's processors      MKL, the one that PyTorch uses anyway, with weights stored by columns
+#     other x86 processors    oneDNN; MKL is Intel's, and slower there
+#
+# With --int8, the weights have a quarter of the bytes.
 
 
 def store_by_columns(linear: nn.Linear) -> None:
     """Change the order of the weights in memory: the numbers of a column are adjacent, not those of a
     row. The matrix stays the same."""
     columns = linear.weight.data.t().contiguous()  # (in, out), moved in memory
-    linear.weight.data = columns.t()  # (out, in), a view. A tied embedding has it, too
+    linear.weight.data = columns.t()  # (out, in), a view. (A tied embedding is the same parameter)
 
 
 class OneDNNLinear(nn.Module):
@@ -538,10 +540,11 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         rows = x.reshape(-1, x.shape[-1])  # (R, in)
-        # PyTorch's kernel is for CPUs, for rows whose length is a multiple of 16, and faster for few
+        # PyTorch's kernel is for CPUs and rows of a multiple of 16 numbers. For up to about 48 rows, it
+        # is faster than the last two lines
         has_kernel = x.is_cpu and x.shape[-1] % 16 == 0
         if has_kernel and len(rows) <= 48:
-            # (private so far.) x is rounded, too, to bfloat16
+            # A private function so far. It reads x as bfloat16
             y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)  # (R, out)
             y = y.type_as(x)
             y = y.view(*x.shape[:-1], -1)
