@@ -474,6 +474,15 @@ def test_only_large_linear_layers_are_made_faster(intel):
     assert all(torch.equal(before[name], after[name]) for name in before if name[:9] != "elsewhere")
 
 
+@torch.no_grad()
+def test_a_model_in_float64_is_left_as_it_is(intel):
+    model = torch.nn.Sequential(torch.nn.Linear(512, 700)).double()
+    layer = model[0]
+    speed_up(model)
+    assert model[0] is layer and layer.weight.is_contiguous()
+    assert model(torch.ones(1, 512).double()).dtype == torch.float64
+
+
 @pytest.mark.parametrize("library", ["mkl", "mkldnn"])
 def test_without_both_libraries_a_model_is_left_as_it_is(library, intel, monkeypatch):
     monkeypatch.setattr(f"torch.backends.{library}.is_available", lambda: False)
