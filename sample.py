@@ -97,7 +97,7 @@ def stream(
             new = context[:, -half:]
             cache.length = 0
 
-        # (Are all rows equal? To ask that at each single token would make a GPU wait.)
+        # Whether all rows are equal is not asked for single tokens: the answer would wait for a GPU
         if new.shape[1] == 1:
             logits = step(new)
         elif all_rows_equal(new):
@@ -529,7 +529,7 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         W = linear.weight.detach().float()  # (out, in)
-        largest = W.abs().amax(dim=1)  # of each row, (out,)
+        largest = W.abs().amax(dim=1)  # (out,), one per row
         scale = largest / 127
         scale = scale.clamp(min=1e-30)  # a row of zeros would be divided by 0
         scale = scale.bfloat16()  # as the kernel reads it

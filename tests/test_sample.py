@@ -402,9 +402,7 @@ def test_attention_weights_are_rows_that_sum_to_one(config):  # noqa: F811
 # ----------------------------------------------------------------------------- faster layers
 
 
-both_libraries = pytest.mark.skipif(
-    not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()), reason="needs MKL and oneDNN"
-)
+BOTH_LIBRARIES = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
 
 
 @pytest.fixture(params=["Intel Xeon", "AMD EPYC"])
@@ -414,7 +412,7 @@ def intel(request, monkeypatch):
     return request.param == "Intel Xeon"
 
 
-@both_libraries
+@pytest.mark.skipif(not BOTH_LIBRARIES, reason="needs MKL and oneDNN")
 @pytest.mark.parametrize("bias", [False, True])
 @torch.no_grad()
 def test_a_large_layer_computes_the_same(intel, bias):
@@ -435,7 +433,7 @@ def test_a_large_layer_computes_the_same(intel, bias):
 @every_combination
 @torch.no_grad()
 def test_faster_layers_change_logits_by_rounding_alone(keys, intel, monkeypatch):
-    """Of several tokens at once, and one by one. The tokens are the same."""
+    """For several tokens at once, and one by one."""
     monkeypatch.setattr(sample, "LARGE_MATRIX", 1)
     model = shaken(GPTConfig(**SMALL | keys)).eval()
     fast, idx = copy.deepcopy(model), batch(model.config)
@@ -466,7 +464,7 @@ def test_only_large_linear_layers_are_made_faster(intel):
         for name, layer in layers.items()
         if model.get_submodule(name) is not layer or not layer.weight.is_contiguous()
     ]
-    assert changed == (["lm_head"] if torch.backends.mkl.is_available() else [])
+    assert changed == (["lm_head"] if BOTH_LIBRARIES else [])
     assert model.lm_head.weight is model.transformer.wte.weight and model.num_params() == n
     assert not model.lm_head.weight.requires_grad and model.transformer.h[0].attn.c_attn.weight.requires_grad
     after = model.state_dict()
