@@ -582,6 +582,16 @@ def rope_angles(T: int, channels: int, base: float = 10_000.0, scale: float = 1.
     return torch.outer(positions, base**exponent)
 
 
+def sinusoid_table(T: int, channels: int) -> torch.Tensor:
+    """sin and cos of each angle of rope_angles(), interleaved, (T, channels) (Vaswani et al. 2017). Row t is added
+    to the embedding at position t. Row t + k is row t with each pair rotated, so a linear layer can find
+    "k tokens back"."""
+    angles = rope_angles(T, channels)  # (T, channels / 2)
+    pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # (T, channels / 2, 2)
+    table = pairs.flatten(1)[:, :channels]  # for an odd number of channels, without the last cos
+    return table.to(torch.get_default_dtype())
+
+
 def make_rope_table(config: GPTConfig) -> torch.Tensor:
     """Cosine and sine of each angle, (2, block_size, hd / 2)."""
     angles = rope_angles(config.block_size, config.head_dim, config.rope_base, config.rope_scale)

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from console import NonNegative, Positive, UserError, option, parse, print_result, run
-from model import Block, ConfigError, GPTConfig, make_norm, rope_angles
+from model import Block, ConfigError, GPTConfig, make_norm, sinusoid_table
 from optim import Recipe, fit
 
 # Two tokens that are no character of a text. END ends a target, and it is what the decoder reads first
@@ -136,8 +136,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        positions = sinusoid_table(config.block_size, config.n_embd)
-        self.register_buffer("positions", positions.float())
+        self.register_buffer("positions", sinusoid_table(config.block_size, config.n_embd))
         self.encoder = nn.ModuleList()
         if attention:
             for _ in range(config.n_layer):
@@ -181,14 +180,6 @@ def hide_padding(source: torch.Tensor) -> torch.Tensor:
     mask = torch.zeros(source.shape)
     mask = mask.masked_fill(source == PAD, -math.inf)
     return mask[:, None, None]
-
-
-def sinusoid_table(block_size: int, n_embd: int) -> torch.Tensor:
-    """sin and cos of each angle, interleaved, (T, C); row t is added to the embedding at position t.
-    Row t + k is row t with each pair rotated, so a linear layer can find "k tokens back"."""
-    angles = rope_angles(block_size, n_embd)  # (T, C/2)
-    pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # (T, C/2, 2)
-    return pairs.flatten(1)[:, :n_embd]  # (T, C)
 
 
 # ----------------------------------------------------------------------------- teacher forcing

@@ -1027,13 +1027,13 @@ PE = {
 
 
 example("pe-freq", [1, 0.1, 0.01, 0.001], lambda: model.rope_angles(2, 8)[1])
-example("pe-0123", [PE[0], PE[1], PE[2], PE[3]], lambda: seq2seq.sinusoid_table(4, 8))
-example("pe-5", PE[5], lambda: seq2seq.sinusoid_table(6, 8)[5])
+example("pe-0123", [PE[0], PE[1], PE[2], PE[3]], lambda: model.sinusoid_table(4, 8))
+example("pe-5", PE[5], lambda: model.sinusoid_table(6, 8)[5])
 
 
 @example("pe-6", [PE[6], (0.679509, 0.676508, 0.0852169, 0.0522470, 0.00998484, 0.000549720, 0.000999985)])
 def _():
-    five, six = seq2seq.sinusoid_table(7, 8)[5:]  # a change of 0.09 in the third, not 0.08
+    five, six = model.sinusoid_table(7, 8)[5:]  # a change of 0.09 in the third, not 0.08
     return six, (six - five).abs()[:7]
 
 
@@ -1051,13 +1051,13 @@ def _():
     """Positions 1 and 5, if one is 30 degrees: only the cosine tells them apart."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seq2seq, "rope_angles", lambda T, C: model.rope_angles(T, C, base=(6 / math.pi) ** 2))
-        table = seq2seq.sinusoid_table(6, 4)  # sin, cos of the faster pair, then of the slower one
+        table = model.sinusoid_table(6, 4)  # sin, cos of the faster pair, then of the slower one
     return table[[1, 5], 2], table[[1, 5], 3]
 
 
 @example("pe-rot", [[(0.955336, 0.295520), (-0.295520, 0.955336)], (0.479426, 0.877583)])
 def _():
-    table = seq2seq.sinusoid_table(6, 8)[:, 2:4]  # omega = 0.1
+    table = model.sinusoid_table(6, 8)[:, 2:4]  # omega = 0.1
     sin, cos = table[3]
     turn = torch.stack((torch.stack((cos, sin)), torch.stack((-sin, cos))))
     assert table[5].tolist() == pytest.approx((turn @ table[2]).tolist())
@@ -1066,12 +1066,12 @@ def _():
 
 @example("pe-dot", [3.53526, 3.53526, 2.26661, 2.26661])
 def _():
-    table = seq2seq.sinusoid_table(107, 8)
+    table = model.sinusoid_table(107, 8)
     return [table[a] @ table[b] for a, b in ((5, 6), (105, 106), (3, 7), (13, 17))]
 
 
 # positions count from 0 here, as in the tables; some texts begin with 1
-example("pe-base", [0, 1], lambda: seq2seq.sinusoid_table(1, 2))
+example("pe-base", [0, 1], lambda: model.sinusoid_table(1, 2))
 
 
 @example("rope", [math.cos(2), math.cos(2), 1])

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import model as model_file
-from model import GPT, GPTConfig, alibi_slopes, rope_angles, rotate, sample_token, t5_bucket
+from model import GPT, GPTConfig, alibi_slopes, rope_angles, rotate, sample_token, sinusoid_table, t5_bucket
 from sample import KVCache, generate
 
 SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "norm": "rmsnorm"}
@@ -166,6 +166,16 @@ def test_rope_keeps_the_dtype():
     """Which is half the memory under autocast."""
     angles = rope_angles(50, 8)
     assert rotate(torch.ones(1, 1, 50, 8, dtype=torch.bfloat16), angles.cos(), angles.sin()).dtype == torch.bfloat16
+
+
+def test_a_sinusoid_later_is_a_rotation():
+    table = sinusoid_table(100, 8).double()
+    for k, pair in itertools.product((1, 3, 40), range(4)):
+        angle = torch.tensor(k / 10**pair).double()
+        turn = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos())).view(2, 2)
+        before, after = table[:60, 2 * pair : 2 * pair + 2], table[k : 60 + k, 2 * pair : 2 * pair + 2]
+        assert torch.allclose(before @ turn, after, atol=1e-6)
+    assert table[0].tolist() == [0, 1] * 4 and sinusoid_table(5, 3).shape == (5, 3)
 
 
 def test_alibi_takes_slope_times_distance_from_the_scores():

@@ -119,16 +119,6 @@ def test_without_cross_attention_the_source_does_not_matter():
     assert same == [True, False]
 
 
-def test_a_sinusoid_later_is_a_rotation():
-    table = seq2seq.sinusoid_table(100, 8)
-    for k, pair in product((1, 3, 40), range(4)):
-        angle = torch.tensor(k / 10**pair).double()
-        turn = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos())).view(2, 2)
-        before, after = table[:60, 2 * pair : 2 * pair + 2], table[k : 60 + k, 2 * pair : 2 * pair + 2]
-        assert torch.allclose(before @ turn, after, atol=1e-6)
-    assert table[0].tolist() == [0, 1] * 4 and seq2seq.sinusoid_table(5, 3).shape == (5, 3)
-
-
 def all_targets(model: Transformer, source: torch.Tensor) -> dict[str, tuple[float, int]]:
     """Every target of one source (1, S), that ends or has three letters -> its log-probability, and its tokens."""
     found = {}
