@@ -2,7 +2,7 @@
 
     python attention.py                          # a minute: ten steps, two of them with training on words
     python attention.py --max_iters=0            # without training
-    python attention.py --dataset=names --plot   # and a plot of what a trained head attends to
+    python attention.py --dataset=names --plot   # and plots: what a trained head attends to, and sinusoids
 
 Read rnn.py before, model.py after. An MLP has separate weights for each position of its window, an RNN squeezes the
 past into one state. Here each token looks at itself and all earlier ones, and their content decides how much each
@@ -284,14 +284,27 @@ def one_block():
 # ----------------------------------------------------------------------------- 5: positions
 
 
+def wave_angles(position, d):
+    """The angles position / 10000^(2i/d) at positions (T,), for each pair i of d channels: (T, d/2)."""
+    half = d // 2
+    slowness = 10_000 ** (torch.arange(half) / half)  # (d/2,): each pair of channels turns more slowly
+    return position[:, None] / slowness
+
+
+def sinusoids(position, C):
+    """The vectors of positions (T,) in the first Transformer (Vaswani et al. 2017), (T, C): sine and cosine of each
+    angle, side by side. It takes no training, and goes on beyond any length."""
+    angles = wave_angles(position, C)  # (T, C/2)
+    pairs = torch.stack((angles.sin(), angles.cos()), dim=2)  # (T, C/2, 2)
+    return pairs.flatten(1)
+
+
 def rotate(x, position):
     """RoPE (rotary position embedding, Su et al. 2021): turn the channels i and i + d/2 of x (T, d), seen as a point in
     the plane, by the angle position / 10000^(2i/d). The product of two points depends on the difference of their
     angles, and so on the distance of the tokens. Channels that turn fast tell near tokens apart, slow channels
     distant tokens."""
-    half = x.shape[1] // 2
-    slowness = 10_000 ** (torch.arange(half) / half)  # (d/2,): each pair of channels turns more slowly
-    angles = position[:, None] / slowness  # (T, d/2)
+    angles = wave_angles(position, x.shape[1])  # (T, d/2)
     cos = angles.cos()
     sin = angles.sin()
     x1, x2 = x.chunk(2, dim=1)
@@ -301,13 +314,14 @@ def rotate(x, position):
 
 
 class PositionedHead:
-    """A head with random weights, and four ways to tell it where its tokens are. A model would learn Wq, Wk, the
+    """A head with random weights, and five ways to tell it where its tokens are. A model would learn Wq, Wk, the
     vectors and the scalars.
 
-    learned  add a vector to each token, one for each position, as in GPT-2
-    RoPE     turn queries and keys by an angle that grows with the position
-    ALiBi    subtract from a score in proportion to the distance (Press et al. 2021); each head has another factor
-    T5       add to a score a number for each distance (Raffel et al. 2019; there, far ones share a number)"""
+    learned     add a vector to each token, one for each position, as in GPT-2
+    sinusoidal  add sines and cosines of the position
+    RoPE        turn queries and keys by an angle that grows with the position
+    ALiBi       subtract from a score in proportion to the distance (Press et al. 2021); each head has another factor
+    T5          add to a score a number for each distance (Raffel et al. 2019; there, far ones share a number)"""
 
     def __init__(self):
         self.Wq = torch.randn(32, 8) / math.sqrt(32)
@@ -319,6 +333,8 @@ class PositionedHead:
         """Return the scores (T, T) of tokens x (T, C) at positions (T,)."""
         if encoding == "learned":
             x = x + self.vectors[position]
+        if encoding == "sinusoidal":
+            x = x + sinusoids(position, x.shape[1])
         q = x @ self.Wq  # (T, d)
         k = x @ self.Wk
         if encoding == "RoPE":
@@ -348,7 +364,7 @@ def positions():
     position = torch.arange(6)
     permuted = x[[3, 0, 4, 1, 2, 5]]
     print_row("encoding", ["the last output moves by", "the scores move by"], width=26)
-    for encoding in ("none", "learned", "RoPE", "ALiBi", "T5"):
+    for encoding in ("none", "learned", "sinusoidal", "RoPE", "ALiBi", "T5"):
         out = head.last_output(encoding, x, position)
         out_permuted = head.last_output(encoding, permuted, position)
         moved = (out_permuted - out).abs().max()
@@ -359,6 +375,10 @@ def positions():
         print_row(encoding, [f"{moved:.6f}", f"{shift:.6f}"], width=26)
     print("Without an encoding, the order of the past changes nothing in one layer. RoPE, ALiBi and T5 see distances")
     print("only.")
+    waves = sinusoids(torch.arange(1000), 32)
+    apart = torch.pdist(waves).min()
+    length = waves[0].norm()
+    print(f"Each of 1,000 positions has sinusoids of its own: vectors of length {length:.2f}, at least {apart:.2f} apart.")
 
 
 # ----------------------------------------------------------------------------- 6: why residuals and norms
@@ -855,6 +875,26 @@ def plot(model, text, path):
     print(f"\n{path}: wei of the one head, for the first tokens of val")
 
 
+def plot_sinusoids(path):
+    """Draw the sinusoids of 64 positions, and their dot products."""
+    from matplotlib.figure import Figure
+
+    waves = sinusoids(torch.arange(64), 64)
+    products = waves @ waves.T
+    figure = Figure((10, 5.4), dpi=80, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.imshow(waves, cmap="RdBu")
+    left.set_title("sinusoids: red -1, white 0, blue 1")
+    left.set_xlabel("channel: sine, cosine, sine, cosine ...")
+    left.set_ylabel("position")
+    right.imshow(products, cmap="Blues")
+    right.set_title("dot products: near positions have similar vectors")
+    right.set_xlabel("position")
+    right.set_ylabel("position")
+    figure.savefig(path)
+    print(f"{path}: the sinusoids of step 5")
+
+
 def fail(message):
     print("error:", message, file=sys.stderr)
     sys.exit(2)
@@ -869,7 +909,7 @@ def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="words", help="a folder in data/, made by prepare_data.py")
     parser.add_argument("--max_iters", type=int, default=1000, help="training steps per model; 0: no training")
-    parser.add_argument("--plot", action="store_true", help="draw out/attention_<dataset>/wei.png")
+    parser.add_argument("--plot", action="store_true", help="draw wei.png and positions.png into out/attention_<dataset>/")
     parser.add_argument("--seed", type=int, default=1337, help="random seed")
     options = parser.parse_args()
     if options.max_iters < 0:
@@ -895,6 +935,7 @@ def main() -> None:
         if options.plot:
             path = Path("out", f"attention_{text.name}", "wei.png")
             plot(models["one head"], text, path)
+            plot_sinusoids(path.with_name("positions.png"))
     else:
         print("\n7 and 8 train models, and are left out with --max_iters=0")
     for step in (by_hand, flash):

@@ -48,8 +48,8 @@ class GPTConfig:
     dropout: float = option(0.0, "fraction of activations zeroed in training (regularization)")
     bias: bool = option(False, "biases in the linear layers and layer norms, as in GPT-2")
     norm: Literal["layernorm", "rmsnorm"] = option("layernorm", "normalization layer")
-    position: Literal["learned", "rope", "alibi", "t5", "none"] = option(
-        "rope", "position encoding (below: rope_angles, alibi_slopes, t5_bucket)"
+    position: Literal["learned", "sinusoidal", "rope", "alibi", "t5", "none"] = option(
+        "rope", "position encoding (below: sinusoid_table, rope_angles, alibi_slopes, t5_bucket)"
     )
     rope_base: float = option(10_000.0, "rope: the slowest pair of channels turns by about 1 / base radians per token")
     rope_scale: float = option(1.0, "rope: positions are divided by this: 4 fits a context 4 times as long")
@@ -268,7 +268,12 @@ class GPT(nn.Module):
             self.lm_head.weight = self.transformer.wte.weight
 
         # Constants that move to the GPU with the model. They follow from the config, and are not saved
-        if config.position == "rope":
+        if config.position == "sinusoidal":
+            table = sinusoid_table(config.block_size, C)
+            if config.tie_weights:
+                table = 0.02 * table  # tied token embeddings are so small
+            self.register_buffer("sinusoids", table, persistent=False)
+        elif config.position == "rope":
             self.register_buffer("rope_table", make_rope_table(config), persistent=False)
         elif config.position == "alibi":
             self.register_buffer("alibi_slopes", alibi_slopes(config.n_head), persistent=False)
@@ -362,6 +367,8 @@ class GPT(nn.Module):
         rope = None
         if config.position == "learned":
             x = x + self.transformer.wpe(positions)
+        elif config.position == "sinusoidal":
+            x = x + self.sinusoids[positions]
         elif config.position == "rope":
             rope = self.rope_table[:, positions]  # (2, T, hd / 2)
 

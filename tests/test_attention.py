@@ -215,11 +215,11 @@ def test_heads_alone_are_embeddings_attention_and_the_output():
 
 
 def test_positions_have_the_properties_that_it_names(out):
-    rows = {kind: numbers(part(out, 5), kind) for kind in ("none", "learned", "RoPE", "ALiBi", "T5")}
-    assert rows["none"] == [0, 0] and rows["learned"][1] > 1
+    rows = {kind: numbers(part(out, 5), kind) for kind in ("none", "learned", "sinusoidal", "RoPE", "ALiBi", "T5")}
+    assert rows["none"] == [0, 0] and rows["learned"][1] > 1 and rows["sinusoidal"][1] > 1
     for kind in ("RoPE", "ALiBi", "T5"):
         assert rows[kind][0] > 0.01 and rows[kind][1] < 1e-5
-    assert rows["learned"][0] > 0.01
+    assert rows["learned"][0] > 0.01 and rows["sinusoidal"][0] > 0.01
 
 
 def test_positions_are_those_of_the_gpt(double):
@@ -243,6 +243,9 @@ def test_positions_are_those_of_the_gpt(double):
         torch.testing.assert_close(encoded.last_output(kind, x, at), last, rtol=1e-6, atol=1e-6, msg=kind)
     with_vectors = encoded.scores("none", x + encoded.vectors[10:16], at)
     torch.testing.assert_close(encoded.scores("learned", x, at + 10), with_vectors)
+    waves = attention.sinusoids(at, 32)
+    torch.testing.assert_close(waves, model_file.sinusoid_table(6, 32))
+    torch.testing.assert_close(encoded.scores("sinusoidal", x, at), encoded.scores("none", x + waves, at))
 
 
 # ----------------------------------------------------------------------------- 6. why residuals and norms
@@ -542,7 +545,9 @@ def test_the_plot_shows_the_weights_of_a_trained_head(call, data, only_training,
     status, out, _ = call(attention, "--dataset=list", "--max_iters=5", "--plot")
     path = Path("out/attention_list/wei.png")
     assert status == 0 and f"{path.as_posix()}: wei" in out and path.stat().st_size > 1000
-    (wei,) = drawn
+    wei, waves, products = drawn  # the last two: positions.png
+    assert torch.equal(waves, attention.sinusoids(torch.arange(64), 64)) and torch.equal(products, waves @ waves.T)
+    assert "positions.png: the sinusoids" in out and path.with_name("positions.png").stat().st_size > 1000
     assert wei.shape == (20, 20) and (np.triu(wei, 1) == 0).all()
     assert wei.sum(axis=1) == pytest.approx(np.ones(20), abs=1e-5)
     (one,) = [model for model in trained if isinstance(model, Transformer) and model.blocks[0].attention.nh == 1]

@@ -537,7 +537,7 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
 def test_a_context_longer_than_in_training(call, fails):
     """For position encodings that allow it; RoPE's base and scale can be changed for it."""
     short = ["--num_samples=0", "--dtype=float32"]
-    for position in ("rope", "alibi", "t5", "learned"):
+    for position in ("rope", "alibi", "t5", "sinusoidal", "learned"):
         call(train, *SHORT, f"--position={position}", f"--out_dir=out/{position}", "--zero_init=false")
         longer = [f"--init_from=out/{position}", "--block_size=40", *short]
         if position == "learned":

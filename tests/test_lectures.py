@@ -1050,7 +1050,8 @@ def _():
 def _():
     """Positions 1 and 5, if one is 30 degrees: only the cosine tells them apart."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seq2seq, "rope_angles", lambda T, C: model.rope_angles(T, C, base=(6 / math.pi) ** 2))
+        rope_angles = model.rope_angles
+        patch.setattr(model, "rope_angles", lambda T, C: rope_angles(T, C, base=(6 / math.pi) ** 2))
         table = model.sinusoid_table(6, 4)  # sin, cos of the faster pair, then of the slower one
     return table[[1, 5], 2], table[[1, 5], 3]
 

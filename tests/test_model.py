@@ -23,7 +23,7 @@ KINDS = {
     "mixed": SMALL | {"norm": "layernorm", "bias": True, "tie_weights": True},
 }
 CHOICES = {
-    "n_kv_head": (4, 2, 1), "position": ("learned", "rope", "alibi", "t5", "none"),
+    "n_kv_head": (4, 2, 1), "position": ("learned", "sinusoidal", "rope", "alibi", "t5", "none"),
     "flash": (True, False), "qk_norm": (True, False),
     "norm": ("layernorm", "rmsnorm"), "activation": ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"),
     "bias": (True, False),
@@ -55,6 +55,7 @@ EACH_CHOICE = [  # once
     {"position": "alibi", "n_kv_head": 1, "activation": "gelu_tanh", "qk_norm": False, "flash": False, "dropout": 0.1},
     {"position": "none", "activation": "swiglu", "norm": "layernorm", "lookback": 2, "start_token": 7},
     {"position": "t5", "n_kv_head": 2},
+    {"position": "sinusoidal", "tie_weights": True},
 ]
 
 
@@ -104,6 +105,10 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
         x[t] += net.w_prev[c.lookback - back].weight[token]
     if c.position == "learned":
         x = x + net.wpe.weight[:T]
+    if c.position == "sinusoidal":
+        waves = [(t / 10_000 ** (2 * i / c.n_embd)) for t in range(T) for i in range(c.n_embd // 2)]
+        table = torch.tensor([f(wave) for wave in waves for f in (math.sin, math.cos)]).view(T, c.n_embd)
+        x = x + table * (0.02 if c.tie_weights else 1)  # as large as the embeddings
 
     def turned(vector: torch.Tensor, t: int) -> torch.Tensor:
         if c.qk_norm:
