@@ -121,7 +121,7 @@ def load_adapted(model: GPT, checkpoint: dict) -> None:
 def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
     """Copy weights into a model. Raises UserError if they do not fit."""
     wpe = "transformer.wpe.weight"
-    block_size = model.config.block_size
+    block_size = model.config.block_size + model.n_virtual
     if wpe in weights:  # a model with a shorter context takes the first of the learned positions
         positions = weights[wpe][:block_size]
         if len(positions) < block_size:

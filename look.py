@@ -146,11 +146,12 @@ def context_starts(ids: list[int], config: GPTConfig) -> list[int]:
 
 def residual_stream(model: GPT, idx: torch.Tensor) -> list[torch.Tensor]:
     """idx (1, T) -> the input of each block, and of the norm after the last block: L + 1 times (T, C)."""
+    T = idx.shape[1]
     streams = []
 
     def keep(module: torch.nn.Module, inputs: tuple) -> None:
-        x = inputs[0]  # (1, T, C)
-        streams.append(x[0])
+        x = inputs[0]  # (1, T, C), or more than T if a soft prompt stands before idx
+        streams.append(x[0, -T:])
 
     hooks = []
     for module in [*model.transformer.h, model.transformer.ln_f]:

@@ -241,6 +241,9 @@ class GPT(nn.Module):
     GPT-2's names: wte and wpe embed tokens and positions, h are the blocks, ln_f is the last norm,
     lm_head the output layer."""
 
+    # How many virtual tokens stand before each text: none, unless peft.py adds a soft prompt
+    n_virtual = 0
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
@@ -351,8 +354,9 @@ class GPT(nn.Module):
         says whether some of its keys must be hidden."""
         config = self.config
         T = idx.shape[1]
-        if config.block_size < T:
-            raise ValueError(f"{T} tokens exceed block_size={config.block_size}; give the last ones only")
+        longest = config.block_size + self.n_virtual
+        if longest < T:
+            raise ValueError(f"{T} tokens exceed block_size={longest}; give the last ones only")
         # history (B, lookback + S): the ids of all S tokens so far, those of idx at the end; before
         # the first one, there are `lookback` ids of V, which mean "no token"
         if cache is None:
@@ -361,7 +365,7 @@ class GPT(nn.Module):
         else:
             positions, history = cache.extend(idx)
 
-        x = self.transformer.wte(idx)  # (B, T, C)
+        x = self.embed(idx)  # (B, T, C)
         if config.lookback > 0:
             x = x + self.previous_embeddings(history, positions)
         rope = None
@@ -382,6 +386,10 @@ class GPT(nn.Module):
             store_kv = None if cache is None else cache.layer(i)
             x = block(x, rope, mask, flash, store_kv)  # (B, T, C)
         return self.transformer.ln_f(x)
+
+    def embed(self, idx: torch.Tensor) -> torch.Tensor:
+        """Token ids (B, T) -> their embeddings (B, T, C)."""
+        return self.transformer.wte(idx)
 
     def use_flash(self, idx: torch.Tensor) -> bool:
         """Is the fused kernel, which never writes the whole (T, S) matrix of scores, to be used for

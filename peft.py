@@ -3,8 +3,14 @@
     from peft import attach, trained_state
     attach(model, "lora", rank=8, alpha=16)     # only the new parameters are trained
 
-Three ways to do parameter-efficient fine-tuning, from outside: model.py knows nothing of them. Read
-finetune.py before, rlhf.py after.
+Four ways to do parameter-efficient fine-tuning, from outside: model.py knows nothing of them, except
+for the number of virtual tokens. Read finetune.py before, rlhf.py after.
+
+    method     what is trained                                          parameters
+    lora       a low-rank update of some matrices                       rank (in + out) for each matrix
+    adapter    a narrow network behind each sublayer                    2 rank C for each sublayer
+    prefix     keys and values of virtual tokens, in each block         2 rank C for each block
+    prompt     virtual tokens at the input, which all blocks process    rank C
 
 A file that finetune.py writes, such as out/finetune/lora.pt, has only the new parameters. LoRA with rank 8
 changes queries and values in each block. With 128 channels, the file's entry "model" has for block 0
@@ -20,12 +26,13 @@ checkpoint.load_model() opens both files, and puts the model together.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model import GPT, Block, CausalSelfAttention
+from model import GPT, Block, CausalSelfAttention, ConfigError
 
 # ----------------------------------------------------------------------------- LoRA
 
@@ -145,21 +152,66 @@ class PrefixAttention(CausalSelfAttention):
         return super().forward(x, rope, mask, flash, prepend_prefix)
 
 
+# ----------------------------------------------------------------------------- prompt tuning
+
+
+class PromptedGPT(GPT):
+    """Prompt tuning (Lester et al. 2021): a soft prompt of `rank` virtual tokens stands before each text.
+    A hard prompt consists of tokens of the vocabulary; the embedding of a virtual token can be any
+    vector, and is trained. Unlike a prefix, a soft prompt is read as a text is: each block computes its
+    own keys and values from it. It takes `rank` positions of the context."""
+
+    def add_prompt(self, rank: int) -> None:  # instead of __init__(): see attach_prompt()
+        # At first, tokens of the vocabulary, drawn at random
+        table = self.transformer.wte.weight[: self.config.vocab_size]
+        drawn = torch.randint(len(table), (rank,))
+        self.prompt = nn.Parameter(table[drawn].clone())  # (rank, C)
+        self.n_virtual = rank
+
+    def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
+        """Arguments and result as in GPT. With an empty KV cache, or none, the virtual tokens are read
+        before idx. Their ids follow on those of the vocabulary: V, V + 1 ..."""
+        if cache is not None and cache.length > 0:
+            return super().hidden_states(idx, cache)
+        V = self.config.vocab_size
+        virtual = torch.arange(V, V + self.n_virtual, device=idx.device)
+        virtual = virtual.expand(len(idx), -1)  # (B, rank)
+        with_prompt = torch.cat((virtual, idx), dim=1)
+        x = super().hidden_states(with_prompt, cache)  # (B, rank + T, C)
+        return x[:, self.n_virtual :]
+
+    def embed(self, idx: torch.Tensor) -> torch.Tensor:
+        V = self.config.vocab_size
+        tokens = super().embed(idx.clamp(max=V - 1))  # (B, T, C)
+        virtual_ids = (idx - V).clamp(min=0)
+        virtual = self.prompt[virtual_ids]
+        is_virtual = idx >= V
+        return torch.where(is_virtual.unsqueeze(2), virtual.to(tokens), tokens)
+
+    def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        # For the tokens after it, a virtual token is "no token", which has the id V
+        return super().previous_embeddings(history.clamp(max=self.config.vocab_size), positions)
+
+
 # ----------------------------------------------------------------------------- in a model
 
 
 def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str = "qv") -> GPT:
-    """Freeze the model's parameters, and add new ones to each block. method: lora, adapter or prefix.
-    targets: LoRA updates the matrices of queries and values (qv), or all matrices of the block. The
-    embeddings and the output layer, which may be tied, stay frozen. Raises ValueError."""
+    """Freeze the model's parameters, and add new ones. method: lora, adapter, prefix or prompt. targets:
+    LoRA updates the matrices of queries and values (qv), or all matrices of the block. The embeddings
+    and the output layer, which may be tied, stay frozen. Raises ValueError, and for a soft prompt
+    ConfigError."""
     model.requires_grad_(False)
+    if method == "prompt":
+        attach_prompt(model, rank)
+        return model
     for block in model.transformer.h:
         if method == "prefix":
             attach_prefix(block, rank)
         elif method == "adapter":
             attach_adapters(block, rank)
         elif method != "lora":
-            raise ValueError(f"there is no method {method}; use lora, adapter or prefix")
+            raise ValueError(f"there is no method {method}; use lora, adapter, prefix or prompt")
         elif targets == "qv":
             attach_lora(block, rank, alpha, names=("q", "v"))
         elif targets == "all":
@@ -202,6 +254,19 @@ def attach_prefix(block: Block, rank: int) -> None:
     # forward(). Otherwise a new layer would be made, only to get the weights of this one.
     block.attn.__class__ = PrefixAttention
     block.attn.add_prefix(rank)
+
+
+def attach_prompt(model: GPT, rank: int) -> None:
+    """Add a soft prompt. The rest of the context is left for the text. Raises ConfigError."""
+    config = model.config
+    if config.start_token is not None:
+        hidden = "with document_mask, no document attends to what is before it, such as a soft prompt"
+        raise ConfigError(f"{hidden}; use another method, such as prefix")
+    if rank >= config.block_size:
+        raise ConfigError(f"a soft prompt of {rank} tokens fills block_size={config.block_size}; use a lower rank")
+    model.config = replace(config, block_size=config.block_size - rank)
+    model.__class__ = PromptedGPT  # as in attach_prefix()
+    model.add_prompt(rank)
 
 
 def merge(model: GPT) -> GPT:

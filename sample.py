@@ -89,7 +89,7 @@ def stream(
 
     new = idx[:, -block_size:]  # the tokens that the cache lacks
     for _ in range(max_new_tokens):
-        context_is_full = cache.length + new.shape[1] > block_size
+        context_is_full = cache.length + new.shape[1] > cache.size
         if context_is_full:
             # Encode its most recent half again: on average one more token per generated token.
             # (history ends with the tokens of the cache, which is full.)
@@ -97,8 +97,11 @@ def stream(
             new = context[:, -half:]
             cache.length = 0
 
+        n_tokens = new.shape[1]  # of this pass, for each row
+        if cache.length == 0:
+            n_tokens += model.n_virtual
         # Whether all rows are equal is not asked for single tokens: the answer would wait for a GPU
-        if new.shape[1] == 1:
+        if n_tokens == 1:
             logits = step(new)
         elif all_rows_equal(new):
             logits = shared_prompt_logits(model, cache, new)
@@ -189,17 +192,19 @@ class KVCache:
         self.static = static
         # How many tokens are cached. The next one has this position
         self.length = 0
-        # A pair per layer, keys and values, (B, n_kv_head, block_size, hd) each, of separate tensors, so
+        # How many it has room for: the longest context, and virtual tokens before it, if there are any
+        self.size = config.block_size + model.n_virtual
+        # A pair per layer, keys and values, (B, n_kv_head, size, hd) each, of separate tensors, so
         # that a compiled step writes in place. What is not written yet is never read, unless static:
         # then it must be 0, as unset memory may be NaN, which remains NaN behind a mask.
         self.kv = []
-        shape = (B, config.n_kv_head, config.block_size, config.head_dim)
+        shape = (B, config.n_kv_head, self.size, config.head_dim)
         new_tensor = weight.new_zeros if static else weight.new_empty
         for _ in range(config.n_layer):
             self.kv.append((new_tensor(shape), new_tensor(shape)))
-        # Token ids, (B, lookback + block_size); vocab_size means "no token"
-        size = (B, config.lookback + config.block_size)
-        self.history = torch.full(size, config.vocab_size, device=weight.device)
+        # Token ids, (B, lookback + size); vocab_size means "no token"
+        shape = (B, config.lookback + self.size)
+        self.history = torch.full(shape, config.vocab_size, device=weight.device)
         # self.length as a tensor (1,), which compile_step() sets before each step
         self.next_position = torch.zeros(1, dtype=torch.long, device=weight.device)
 
@@ -216,18 +221,17 @@ class KVCache:
         (B, lookback + n_keys). Raises ValueError if they exceed block_size."""
         T = idx.shape[1]
         lookback = self.config.lookback
-        block_size = self.config.block_size
         if self.static and T == 1:
             # Compiled: nothing here depends on self.length, see compile_step()
             positions = self.next_position
             self.write_at = positions
-            self.n_keys = block_size
+            self.n_keys = self.size
             self.needs_mask = True
         else:
             start = self.length
             end = start + T
-            if end > block_size:
-                raise ValueError(f"{end} tokens exceed block_size={block_size}; give fewer")
+            if end > self.size:
+                raise ValueError(f"{end} tokens exceed block_size={self.size}; give fewer")
             positions = torch.arange(start, end, device=idx.device)
             self.write_at = slice(start, end)
             self.n_keys = end
@@ -478,9 +482,9 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     weights = []
 
     def keep(dropout: nn.Module, inputs: tuple) -> None:
-        """Keep the input of a dropout layer: attention weights (B, nh, T, S). The last T keys are
-        those of idx; prefix tuning has virtual tokens before them."""
-        weights.append(inputs[0][..., -T:])
+        """Keep the input of a dropout layer: attention weights. The last T rows and columns are those
+        of idx; before them are virtual tokens, if peft.py has added some."""
+        weights.append(inputs[0][..., -T:, -T:])
 
     model = copy.deepcopy(model)  # the caller's model keeps its config, and gets no hooks
     model.config.flash = False  # the fused kernel never writes the weights
