@@ -378,7 +378,9 @@ def positions():
     waves = sinusoids(torch.arange(1000), 32)
     apart = torch.pdist(waves).min()
     length = waves[0].norm()
-    print(f"Each of 1,000 positions has sinusoids of its own: vectors of length {length:.2f}, at least {apart:.2f} apart.")
+    print(
+        f"Sinusoids: 1,000 positions have 1,000 different vectors of length {length:.2f}, at least {apart:.2f} apart."
+    )
 
 
 # ----------------------------------------------------------------------------- 6: why residuals and norms
@@ -909,7 +911,7 @@ def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="words", help="a folder in data/, made by prepare_data.py")
     parser.add_argument("--max_iters", type=int, default=1000, help="training steps per model; 0: no training")
-    parser.add_argument("--plot", action="store_true", help="draw wei.png and positions.png into out/attention_<dataset>/")
+    parser.add_argument("--plot", action="store_true", help="draw two plots into out/attention_<dataset>/")
     parser.add_argument("--seed", type=int, default=1337, help="random seed")
     options = parser.parse_args()
     if options.max_iters < 0:

@@ -3,11 +3,11 @@ r"""Part 6: teach a GPT to follow instructions, and then a new task.
     python finetune.py                          # three stages, two minutes on two CPU cores
     python sample.py --init_from=out/finetune/lora.pt --prompt="swap abs > " --stop --temperature=0
     python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # mix in old kinds of documents
-    python finetune.py --method=all --plot      # ten ways to learn the new task, compared
+    python finetune.py --method=all --plot      # twelve ways to learn the new task, compared
     python finetune.py --method=sweep --plot    # what full fine-tuning and LoRA forget
     python finetune.py --init_from=out/python   # start from another model, trained by train.py
 
-Read sample.py before; peft.py (LoRA, adapters, prefix tuning), emergence.py and rlhf.py after.
+Read sample.py before; peft.py (LoRA, adapters, prefixes, soft prompts), emergence.py and rlhf.py after.
 
     stage                   here                                      at scale
     1 pre-training          words, and pairs such as "stack kcats"    months; trillions of tokens
@@ -26,7 +26,7 @@ All models are kept in out/finetune/. Later runs use the base.pt and instructed.
 the models of stages 1 and 2. LoRA adds small matrices to the layers of a model. lora.pt has only
 these, and says how they were added: method, rank, alpha, targets, and the path and hash of
 instructed.pt. All other weights are in instructed.pt, which must stay as it is. (The same holds for
-adapter.pt and prefix.pt.)
+adapter.pt, prefix.pt and prompt.pt.)
 """
 
 import copy
@@ -87,11 +87,13 @@ Document = tuple[list[int], list[int]]  # inputs, and the target of each
 
 @dataclass
 class Options:
-    method: Literal["full", "lora", "adapter", "prefix", "all", "sweep"] = option("lora", "method of stage 3")
+    method: Literal["full", "lora", "adapter", "prefix", "prompt", "scratch", "all", "sweep"] = option(
+        "lora", "method of stage 3; scratch: a new model, without stages 1 and 2"
+    )
     init_from: PathStr = option("", "a run of train.py to start from (default: base.pt, trained on first use)")
     new_task: Literal[*TASKS] = option("swap", "task of stage 3; all others are learned in stage 2")
     num_examples: Positive = option(1000, "training examples of the new task")
-    rank: Positive = option(8, "LoRA: rank of the update; adapter: bottleneck; prefix: virtual tokens")
+    rank: Positive = option(8, "LoRA: rank of the update; adapter: bottleneck; prefix, prompt: virtual tokens")
     alpha: NonNegativeFloat = option(16.0, "LoRA: the update is scaled by alpha / rank")
     targets: Literal["qv", "all"] = option("qv", "LoRA: update queries and values, or all matrices")
     mask: bool = option(True, "stages 2, 3: only answers count in the loss; false: prompts as well")
@@ -285,7 +287,7 @@ INSTRUCTION_TUNING = Recipe(max_iters=1000, learning_rate=0.005, muon_learning_r
 NEW_TASK_STEPS = 250
 # Found by trying learning rates in steps of a factor of 2: with a lower one, the method learns less than
 # 97 % of the new task (validation words, three seeds)
-LEARNING_RATES = {"full": 0.0005, "lora": 0.0025, "adapter": 0.01, "prefix": 0.2}
+LEARNING_RATES = {"full": 0.0005, "lora": 0.0025, "adapter": 0.01, "prefix": 0.2, "prompt": 3.0, "scratch": 0.01}
 
 
 def pretrain(texts: Texts, options: Options, worker: Worker) -> Path:
@@ -346,7 +348,9 @@ def learn(instructed: GPT, texts: Texts, options: Options, worker: Worker, name:
     rng = np.random.default_rng(options.seed)
     model = copy.deepcopy(instructed)
     entries = {}  # what else the checkpoint needs
-    if options.method != "full":
+    if options.method == "scratch":
+        model = GPT(instructed.config)
+    elif options.method != "full":
         entries = attach_parameters(model, options)
     new_rows = new_documents(texts, options, rng)
     n_old = math.ceil(options.replay * NEW_BATCH_SIZE)
@@ -444,6 +448,10 @@ def attach_parameters(model: GPT, options: Options) -> dict:
         "targets": options.targets,
     }
     attach(model, **how)
+    block_size = model.config.block_size
+    if block_size < LONGEST:
+        left = f"--rank={options.rank} virtual tokens leave {block_size} for the text, which needs {LONGEST}"
+        raise UserError(f"{left}; use a lower rank")
     base = {"path": INSTRUCTED.as_posix(), "sha256": sha256_of(INSTRUCTED)}
     return {"peft": how, "base": base}
 
@@ -579,6 +587,8 @@ VARIANTS = {
     "adapter": {"method": "adapter"},
     "prefix": {"method": "prefix"},
     "prefix, 32 tokens": {"method": "prefix", "learning_rate": 0.1, "rank": 32},
+    "prompt, 20 tokens": {"method": "prompt", "learning_rate": 1, "rank": 20},
+    "scratch": {"method": "scratch"},
 }
 # --method=sweep: {variant: its learning rate}, which is multiplied by several factors
 SWEPT = {"full": 0.0005, "lora": 0.0025, "lora, all matrices": 0.001}

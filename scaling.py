@@ -119,6 +119,24 @@ class Law:
     def N_power(self) -> float:
         return self.beta / (self.alpha + self.beta)
 
+    def cheapest(self, loss: float, served: float) -> tuple[float, float]:
+        """The N and D that reach a loss with the lowest cost (Sardana et al. 2024)."""
+        # Even with infinitely many tokens, a smaller model does not reach this loss
+        smallest = (self.A / (loss - self.E)) ** (1 / self.alpha)
+        N = smallest * np.geomspace(1.001, 1000, 20_000)  # candidates
+        D_term = loss - self.E - self.A / N**self.alpha  # what is left for B / D^beta
+        D = (self.B / D_term) ** (1 / self.beta)
+        best = cost(N, D, served).argmin()
+        return N[best], D[best]
+
+
+def cost(N, D, served=0):
+    """FLOP to train a model, and to serve it: a forward pass for each token that it reads or writes
+    later."""
+    training = 6 * N * D
+    serving = 2 * N * served
+    return training + serving
+
 
 def log_law(theta: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     """log L, (runs,), for n = log N and d = log D, (runs,) each. theta is log E, log A, log B,
@@ -481,6 +499,76 @@ def print_best_sizes(law: Law, largest: Result) -> None:
     print_table(rows)
 
 
+def print_best_sizes_if_served(law: Law, largest: Result) -> None:
+    """Print the N and D that reach one loss at the lowest cost, if the model serves more and more tokens:
+    the best loss that can be trained with the compute of the largest run. "The same, with the first N":
+    what the model of the first row costs, as it is the cheapest one to train."""
+    compute = cost(largest.N, largest.D)
+    first_N, first_D = law.optimum(compute)
+    loss = law.loss(first_N, first_D)
+    header = ["tokens served", "best N", "best D", "tokens per parameter"]
+    header += ["training", "in all", "the same, with the first N"]
+    rows = [header]
+    for times in (0, 1, 10, 100):
+        served = times * first_D
+        N, D = law.cheapest(loss, served)
+        row = []
+        for number in (served, N, D):
+            row.append(f"{number:,.0f}")
+        row.append(f"{D / N:.1f}")
+        row.append(f"{cost(N, D):.1e}")
+        row.append(f"{cost(N, D, served):.1e}")
+        row.append(f"{cost(first_N, first_D, served):.1e}")
+        rows.append(row)
+    print(f"\nThe cheapest model with a loss of {loss:.3f}, if to serve a token costs 2 N FLOP (in the last three")
+    print("columns, FLOP):")
+    print_table(rows)
+
+
+def print_tokens_needed(results: list[Result]) -> None:
+    """Print how many tokens each width needs to get as far as the narrowest with the largest budget."""
+    largest_budget = results[-len(WIDTHS) :]
+    narrowest = largest_budget[0]
+    sizes = column(largest_budget, "N")
+    needed = tokens_needed(results, narrowest.loss)
+    rows = [["width", "N", "tokens D", "D, relative", "6 N D, relative"]]
+    for width, N, D in zip(WIDTHS, sizes, needed, strict=True):
+        tokens = D / narrowest.D
+        compute = tokens * N / narrowest.N
+        row = [str(width)]
+        for number in (N, D):
+            row.append(f"{number:,.0f}")
+        for fraction in (tokens, compute):
+            row.append(f"{fraction:.0%}")
+        rows.append(row)
+    print(f"\nHow many tokens does each width need to reach a loss of {narrowest.loss:.3f}? (By its runs.)")
+    print_table(rows)
+    slope = slope_of_logs(sizes, needed)
+    print(f"Ten times the parameters need {10**slope:.0%} of the tokens: D is proportional to N^{slope:.2f}.")
+
+
+def tokens_needed(results: list[Result], loss: float) -> np.ndarray:
+    """How many training tokens each width needs to reach a loss, (widths,): interpolated between its
+    runs on a logarithmic axis of tokens. NaN if it is outside of its runs."""
+    needed = []
+    for i in range(len(WIDTHS)):
+        of_width = results[i :: len(WIDTHS)]  # from the smallest budget to the largest
+        log_D = log_column(of_width, "D")
+        # np.interp() wants rising numbers, so all losses get a minus
+        rising = -column(of_width, "loss")
+        at_loss = np.interp(-loss, rising, log_D, left=math.nan, right=math.nan)
+        needed.append(math.exp(at_loss))
+    return np.array(needed)
+
+
+def slope_of_logs(x: np.ndarray, y: np.ndarray) -> float:
+    """The p for which y is nearest to a multiple of x^p: the slope of a straight line through the
+    logarithms. Where y is NaN, it does not count."""
+    known = np.isfinite(y)
+    slope, _ = np.polyfit(np.log(x[known]), np.log(y[known]), 1)
+    return slope
+
+
 # ----------------------------------------------------------------------------- second part: other laws
 
 
@@ -646,6 +734,8 @@ def main() -> None:
     law = fit_law(results)
     print_constants(law, results, options.seed)
     print_best_sizes(law, largest)
+    print_best_sizes_if_served(law, largest)
+    print_tokens_needed(results)
     if options.more:
         compare_epochs(results, plans[-1].max_iters, setup)
         compare_shapes(plans[-1].max_iters, setup)

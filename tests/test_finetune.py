@@ -96,7 +96,7 @@ def own_data() -> prepare_data.Dataset:
 # ----------------------------------------------------------------------------- as a user runs it
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "adapter", "prefix"])
+@pytest.mark.parametrize("method", ["full", "lora", "adapter", "prefix", "prompt", "scratch"])
 def test_each_method_leads_to_a_checkpoint_that_answers(call, small, method):
     out = done(call, f"--method={method}", "--new_task=last")
     for stage in ("stage 1, pre-training", "stage 2, instruction tuning", "stage 3, a new task: 50 examples of last"):
@@ -105,6 +105,7 @@ def test_each_method_leads_to_a_checkpoint_that_answers(call, small, method):
     assert list(found)[:4] == ["model", "dataset", "params", "method"]
     assert {"trained", "new_task", "old_tasks", "base_val", "seconds"} <= found.keys()
     new = {"full": base.num_params(), "lora": 8 * (16 + 16) * 2, "adapter": 2 * 2 * 16 * 8, "prefix": 2 * 8 * 16}
+    new |= {"prompt": 8 * 16, "scratch": base.num_params()}
     assert (found["method"], int(found["params"]), int(found["trained"])) == (method, base.num_params(), new[method])
     assert float(found["of_all"]) == pytest.approx(new[method] / base.num_params(), abs=1e-4)
 
@@ -114,6 +115,22 @@ def test_each_method_leads_to_a_checkpoint_that_answers(call, small, method):
     assert status == 0, err
     model, tokenizer = load_model(path)
     assert answered == prompt + finetune.answer(model, prompt, tokenizer) + "\n"
+
+
+def test_from_scratch_nothing_of_the_earlier_stages_is_left(call, small, monkeypatch):
+    """Without a step of training, its weights are those of a new model with this seed."""
+    monkeypatch.setattr(finetune, "train_on", lambda *_: 0.0)
+    done(call, "--method=scratch", "--seed=5")
+    model, base = load_model("out/finetune/scratch.pt")[0], load_model(INSTRUCTED)[0]
+    torch.manual_seed(5)
+    for p, q in zip(model.parameters(), GPT(base.config).parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_soft_prompt_leaves_room_for_the_longest_document(fails, small):
+    assert "--rank=30 virtual tokens leave 34 for the text, which needs 42" in fails(
+        finetune, *FEW, "--method=prompt", "--rank=30"
+    )
 
 
 def test_the_same_seed_gives_the_same_weights(call, small):
@@ -153,8 +170,10 @@ def test_all_methods_are_compared_from_the_same_model(call, stages):
         (n, 0.0005, 0.0), (n, 0.000125, 0.0), (n, 0.0005, 0.003), (n, 0.001, 0.0),
         (lora, 0.0025, 0.0), (2304, 0.001, 0.0), (lora, 0.01, 0.0),
         (2 * 2 * 16 * 8, 0.01, 0.0), (2 * 8 * 16, 0.2, 0.0), (2 * 32 * 16, 0.1, 0.0),
+        (20 * 16, 1, 0.0), (n, 0.01, 0.0),
     ]  # fmt: skip
-    assert all(torch.equal(start, load_model(INSTRUCTED)[0].lm_head.weight) for *_, start in stages[2:])
+    same = [torch.equal(start, load_model(INSTRUCTED)[0].lm_head.weight) for *_, start in stages[2:]]
+    assert same == [name != "scratch" for name in finetune.VARIANTS]
     assert list(result(out)) == ["model", "dataset", "params", "method"]
     assert load_checkpoint("out/finetune/lora_all_matrices.pt")["peft"]["targets"] == "all"
     assert Path("out/finetune/full_lr_4.pt").exists()

@@ -46,7 +46,9 @@ def stir(model: GPT) -> GPT:
 # ----------------------------------------------------------------------------- at the start, and what is trained
 
 
-@pytest.mark.parametrize(("method", "targets"), [("lora", "qv"), ("lora", "all"), ("adapter", ""), ("prefix", ""), ("prompt", "")])
+@pytest.mark.parametrize(
+    ("method", "targets"), [("lora", "qv"), ("lora", "all"), ("adapter", ""), ("prefix", ""), ("prompt", "")]
+)
 def test_lora_and_adapters_change_no_bit_at_first_and_virtual_tokens_do(model, method, targets):
     x = tokens()
     before = model(x)[0]
@@ -62,7 +64,8 @@ def test_only_what_is_new_is_trained_and_has_an_optimizer_state(model, method):
     trained = {name.split(".", 1)[1] for name in optimizer.state}  # such as second_moment.prompt
     assert trained == trained_state(model).keys()
     last = {name.split(".")[-1] for name in trained}
-    new = {"lora": {"A", "B"}, "adapter": {"down", "up"}, "prefix": {"prefix_k", "prefix_v"}, "prompt": {"prompt"}}[method]
+    names = {"lora": {"A", "B"}, "adapter": {"down", "up"}, "prefix": {"prefix_k", "prefix_v"}, "prompt": {"prompt"}}
+    new = names[method]
     assert last == new or {name.split(".")[-2] for name in trained} == new  # A.0, A.1: of q and v
     for _ in range(2):  # in the first step, the gradient of A is 0, as B is
         model(tokens(), tokens(seed=1))[1].backward()
@@ -181,7 +184,8 @@ def test_a_soft_prompt_of_embeddings_is_a_hard_prompt(model):
     attach(model, "prompt", 4)
     model.prompt.data = model.transformer.wte.weight[hard[0]].detach().clone()
     torch.testing.assert_close(model(x)[0], expected, rtol=1e-5, atol=1e-5)
-    assert model(x, x)[1].item() == pytest.approx(torch.nn.functional.cross_entropy(expected.flatten(0, 1), x.flatten()).item())
+    loss = nn.functional.cross_entropy(expected.flatten(0, 1), x.flatten())
+    assert model(x, x)[1].item() == pytest.approx(loss.item())
 
 
 def test_after_a_soft_prompt_a_token_has_no_predecessor():

@@ -261,7 +261,8 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
     row = next(line for line in lines if line.startswith("alpha ")).split()
     assert [row[1], row[-1]] == [f"{law.alpha:.4g}", "0.348"] and figures["beta"] == f"{law.beta:.4f}"
     N, D = law.optimum(2 * 6 * results[-1]["N"] * results[-1]["D"])  # of the table's last row: best, N / 4, 4 N
-    assert lines[-3].split()[-3:] == [f"{law.loss(N * factor, D / factor):.3f}" for factor in (1, 0.25, 4)]
+    best = [line.split() for line in lines if re.match(r"\d\.\de\+\d\d ", line)]  # a row for each compute
+    assert best[-1][-3:] == [f"{law.loss(N * factor, D / factor):.3f}" for factor in (1, 0.25, 4)]
 
     path.write_text(json.dumps(dict([*kept.items()][:6])))  # an interrupted family continues where it stopped
     once, trained = scaling.train_once, []
@@ -290,3 +291,49 @@ def test_the_plot_is_drawn():
 
 def test_what_cannot_be_fitted_gets_one_line(small, fails):
     assert "needs 1,024,000 tokens, and long has" in fails(scaling, "--dataset=long", "--minutes=1000")
+
+
+# ----------------------------------------------------------------------------- served tokens, sample efficiency
+
+
+def test_the_cheapest_model_is_the_compute_optimal_one_if_nothing_is_served():
+    for C in (1e18, 1e21, 5.88e23):
+        N, D = PUBLISHED.optimum(C)
+        assert PUBLISHED.cheapest(PUBLISHED.loss(N, D), 0) == pytest.approx((N, D), rel=2e-3)
+
+
+def test_the_more_is_served_the_smaller_the_cheapest_model():
+    """It always has the same loss, and costs less than the same model with other sizes."""
+    N, D = PUBLISHED.optimum(1e21)
+    loss, before = PUBLISHED.loss(N, D), N * 1.01
+    for served in (0, D, 10 * D, 100 * D):
+        n, d = PUBLISHED.cheapest(loss, served)
+        assert n < before and PUBLISHED.loss(n, d) == pytest.approx(loss, rel=1e-9)
+        assert scaling.cost(n, d, served) <= scaling.cost(N, D, served) * (1 + 1e-6)
+        for factor in (0.95, 1.05):
+            left = loss - PUBLISHED.E - PUBLISHED.A / (factor * n) ** PUBLISHED.alpha
+            other = (PUBLISHED.B / left) ** (1 / PUBLISHED.beta)
+            assert scaling.cost(factor * n, other, served) > scaling.cost(n, d, served)
+        before = n
+
+
+def test_the_tokens_that_a_width_needs_are_interpolated_between_its_runs(capsys):
+    """Runs by a law: the interpolation is near to the D of the law."""
+    law, results = Law(E=0.87, A=170, B=131, alpha=0.585, beta=0.413), family_runs(0.0)
+    target = results[-5].loss
+    needed = scaling.tokens_needed(results, target)
+    assert needed[0] == pytest.approx(results[-5].D) and (np.diff(needed) < 0).all()
+    for run, D in zip(results[-5:], needed, strict=True):
+        assert law.loss(run.N, D) == pytest.approx(target, abs=0.01)
+    assert np.isnan(scaling.tokens_needed(results, 5.0)).all() and np.isnan(scaling.tokens_needed(results, 0.9)).all()
+    scaling.print_tokens_needed(results)
+    _, _, _, *rows, last = capsys.readouterr().out.splitlines()
+    assert [row.split()[3] for row in rows] == [f"{D / results[-5].D:.0%}" for D in needed]
+    slope = np.polyfit(np.log([run.N for run in results[-5:]]), np.log(needed), 1)[0]
+    assert f"need {10**slope:.0%} of the tokens: D is proportional to N^{slope:.2f}" in last
+
+
+def test_the_slope_of_a_power_law_is_its_exponent():
+    x = np.array([1.0, 2.0, 5.0, 40.0])
+    assert scaling.slope_of_logs(x, 3 * x**-0.7) == pytest.approx(-0.7)
+    assert scaling.slope_of_logs(x, np.array([math.nan, 4.0, 10.0, math.nan])) == pytest.approx(1)
