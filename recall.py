@@ -2,6 +2,7 @@
 
     python recall.py            # five minutes: seven models of about 30,000 parameters, two tests each
     python recall.py --seed=2   # with other initial weights and other sequences
+    python recall.py --time     # half a minute, without training: which is faster, and at which length?
 
 Read rnn.py before, attention.py after. The sequences are random, so only memory helps:
 
@@ -30,11 +31,13 @@ from cells import RecurrentModel
 from console import NonNegative, option, parse, print_result, print_table, run
 from model import GPT, GPTConfig
 from optim import Recipe, fit
+from sample import KVCache, next_logits
 
 
 @dataclass
 class Options:
     seed: NonNegative = option(1337, "random seed: the same seed gives the same run")
+    time: bool = option(False, "without training: time a training step and a new token, by the length of the text")
 
 
 # ----------------------------------------------------------------------------- the two tests
@@ -220,6 +223,99 @@ def make_small(name: str) -> nn.Module:
     return model
 
 
+# ----------------------------------------------------------------------------- time by length
+# A training step of attention computes T^2 scores, and a recurrent cell T steps. A GPU computes all
+# scores at once, but the steps one after the other. A single core computes everything one after the
+# other. To generate a token, a cell makes one step, however long the text is. Attention with a KV
+# cache computes T scores, and without a cache it reads all T tokens again.
+
+LENGTHS = (64, 256, 1024, 4096)
+WIDTH = 128  # channels; all models have two layers
+
+
+def make_wide(name: str, T: int) -> nn.Module:
+    """A model of WIDTH channels for texts of T tokens and one more."""
+    if name == "gpt":
+        return GPT(GPTConfig(vocab_size=VOCAB_SIZE, block_size=T + 1, n_layer=2, n_head=4, n_embd=WIDTH))
+    return RecurrentModel(VOCAB_SIZE, name, WIDTH, WIDTH, 2, dropout=0.0)
+
+
+def training_step(model: nn.Module, T: int) -> Callable:
+    """A function that computes the gradient of the loss of one text of T tokens."""
+    idx = torch.randint(VOCAB_SIZE, (1, T))
+
+    def step() -> None:
+        logits, _ = model(idx)
+        loss = F.cross_entropy(logits.flatten(0, 1), idx.flatten())
+        loss.backward()
+
+    return step
+
+
+def new_token(model: nn.Module, T: int) -> Callable:
+    """A function that computes the logits (1, V) after one more token, where T tokens have been read."""
+    idx = torch.randint(VOCAB_SIZE, (1, T + 1))
+    token = idx[:, T:]
+    idx = idx[:, :T]
+    if isinstance(model, RecurrentModel):
+        _, states = model(idx)
+
+        def recurrent_step() -> torch.Tensor:
+            logits, _ = model(token[:, 0], states, step=True)
+            return logits
+
+        return recurrent_step
+    cache = KVCache(model, B=1)
+    next_logits(model, cache, idx)
+
+    def step() -> torch.Tensor:
+        cache.length = T  # forgets the token of the call before
+        return next_logits(model, cache, token)
+
+    return step
+
+
+def new_token_without_cache(model: GPT, T: int) -> Callable:
+    """The same, where all T + 1 tokens are read again."""
+    idx = torch.randint(VOCAB_SIZE, (1, T + 1))
+    return lambda: model.logits(model.hidden_states(idx)[:, -1])
+
+
+def milliseconds(step: Callable) -> float:
+    """The median time of 9 calls, after a first one that is not counted."""
+    step()
+    times = []
+    for _ in range(9):
+        began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began)
+    return 1000 * float(np.median(times))
+
+
+def print_times() -> dict[str, float]:
+    """Print how long a training step and a new token take, at each of LENGTHS. Returns the times at the
+    longest, under names such as training_lstm."""
+    names = ("lstm", "linear", "gpt")
+    rows = [["milliseconds on one core", *(f"T = {T:,}" for T in LENGTHS)]]
+    last = {}
+
+    def add_row(label: str, key: str, times: list[float]) -> None:
+        rows.append([label, *(f"{ms:.2f}" for ms in times)])
+        last[key] = times[-1]
+
+    for name in names:
+        times = [milliseconds(training_step(make_wide(name, T), T)) for T in LENGTHS]
+        add_row(f"a training step of T tokens: {name}", f"training_{name}", times)
+    with torch.inference_mode():
+        for name in names:
+            times = [milliseconds(new_token(make_wide(name, T), T)) for T in LENGTHS]
+            add_row(f"a new token after T others: {name}", f"token_{name}", times)
+        times = [milliseconds(new_token_without_cache(make_wide("gpt", T), T)) for T in LENGTHS]
+        add_row("the same without a KV cache: gpt", "token_gpt_without_cache", times)
+    print_table(rows)
+    return last
+
+
 # ----------------------------------------------------------------------------- the script
 
 
@@ -250,10 +346,13 @@ def main() -> None:
     options = parse(Options, __doc__)
     torch.set_num_threads(1)  # for tensors this small, more threads hardly help
     began = time.perf_counter()
-    means = {}
-    for task in TASKS:
-        means.update(run_task(task, options.seed))
-    print_result("recall", **means, seconds=time.perf_counter() - began)
+    if options.time:
+        figures = print_times()
+    else:
+        figures = {}
+        for task in TASKS:
+            figures.update(run_task(task, options.seed))
+    print_result("recall", **figures, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,9 @@ LEARNING_RATE = 0.1
 FREQUENT = 5000
 # The hidden state of a GPT is averaged over this number of occurrences of a word
 OCCURRENCES = 10
+# Keywords that are also English words, and how many occurrences of each sense are compared
+TWO_SENSES = ("for", "if", "while", "with")
+PER_SENSE = 100
 # Words of Python whose neighbors are shown
 NEAR = ("self", "KeyError", "append", "min", "while", "True")
 # a b c d: a is to b as c is to d
@@ -564,7 +567,8 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
         tokens = torch.tensor(tokenizer.encode(space + word))
         embeddings = model.transformer.wte(tokens)  # (tokens, C)
         static.append(embeddings.mean(dim=0))
-        contextual.append(mean_hidden_state(model, tokenizer, text, ends[word], rng))
+        hidden = hidden_states(model, tokenizer, text, ends[word], OCCURRENCES, rng)
+        contextual.append(hidden.mean(dim=0))
         show(len(contextual))
     return torch.stack(static), torch.stack(contextual)
 
@@ -579,16 +583,16 @@ def find_ends(text: str, words: list[str]) -> dict[str, list[int]]:
     return ends
 
 
-def mean_hidden_state(
-    model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], rng: np.random.Generator
+def hidden_states(
+    model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], n: int, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Return the mean of the last hidden states (C,) at the end of a word. The word's occurrences end at
-    `ends` in the text; OCCURRENCES of them are chosen at random."""
+    """Return the last hidden states at the end of a word, (n, C). The word's occurrences end at `ends` in
+    the text; n of them are chosen at random, or all if there are fewer."""
     T = model.config.block_size
     reach = 8 * T  # in characters; at least T tokens, as tokens have fewer than 8 characters on average
     # Rather not at the start of the text, where the context is short
     late = [end for end in ends if end >= reach] or ends
-    chosen = rng.choice(late, min(OCCURRENCES, len(late)), replace=False)
+    chosen = rng.choice(late, min(n, len(late)), replace=False)
     contexts = []
     for end in chosen:
         start = max(0, end - reach)
@@ -597,8 +601,71 @@ def mean_hidden_state(
     # All contexts get the length of the shortest one, so that they are one batch
     shortest = min(len(tokens) for tokens in contexts)
     idx = torch.tensor([tokens[-shortest:] for tokens in contexts])  # (occurrences, shortest)
-    hidden = model.hidden_states(idx)  # (occurrences, shortest, C)
-    return hidden[:, -1].mean(dim=0)
+    hidden = model.hidden_states(idx)  # (n, shortest, C)
+    return hidden[:, -1]
+
+
+# ----------------------------------------------------------------------------- one word, two senses
+
+
+def find_senses(text: str, word: str) -> dict[str, list[int]]:
+    """Return where the occurrences of a keyword end in a text, by sense: at the start of a statement, such
+    as "for line in file:", or in a comment, such as "# needed for this"."""
+    statements = re.finditer(rf"^ *({word})\b.*:$", text, flags=re.MULTILINE)
+    comments = re.finditer(rf"#.* ({word})\b", text)
+    return {
+        "statement": [match.end(1) for match in statements],
+        "comment": [match.end(1) for match in comments],
+    }
+
+
+@torch.inference_mode()
+def compare_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.Generator) -> None:
+    """Print the mean cosine of a keyword's hidden states within a sense, and across two senses. Each static
+    vector, such as that of skip-gram, has a cosine of 1 with itself."""
+    rows = [["", "in statements", "in comments", "across", "nearest of the same sense"]]
+    for word in TWO_SENSES:
+        senses = find_senses(text, word)
+        fewest = min(len(ends) for ends in senses.values())
+        if fewest < 2:
+            continue
+        statements = hidden_states(model, tokenizer, text, senses["statement"], PER_SENSE, rng)
+        comments = hidden_states(model, tokenizer, text, senses["comment"], PER_SENSE, rng)
+        across = cosine(statements, comments).mean().item()
+        row = [word]
+        for value in (mean_cosine(statements), mean_cosine(comments), across):
+            row.append(f"{value:.2f}")
+        both = torch.cat((statements, comments))
+        labels = np.repeat([0, 1], [len(statements), len(comments)])
+        same_sense = nearest_has_label(both, labels)
+        row.append(f"{same_sense:.0%}")
+        rows.append(row)
+    print("\none word in two senses: the mean cosine of its hidden states within a sense, and across both; and how")
+    print("often the nearest other occurrence has the same sense (by chance 50%)")
+    print_table(rows)
+
+
+def nearest_has_label(vectors: torch.Tensor, labels: np.ndarray) -> float:
+    """Return for which fraction of the vectors (m, C) the nearest other vector has the same label (m,)."""
+    similarity = cosine(vectors, vectors)  # (m, m)
+    similarity.fill_diagonal_(-torch.inf)
+    near = similarity.argmax(dim=1).numpy()  # (m,)
+    has_label = labels[near] == labels
+    return float(has_label.mean())
+
+
+def print_random_cosines(seed: int) -> None:
+    """Print how near to 0 the cosine of two random vectors is: the more dimensions, the nearer."""
+    generator = torch.Generator().manual_seed(seed)
+    listed = []
+    for d in (3, 10, 100, 1000):
+        some = torch.randn(10_000, d, generator=generator)
+        others = torch.randn(10_000, d, generator=generator)
+        cosines = F.cosine_similarity(some, others)  # of each pair, (10_000,)
+        mean = cosines.abs().mean()
+        listed.append(f"{mean:.2f} for {d:,}")
+    by_dimension = ", ".join(listed)
+    print(f"the mean |cosine| of two random vectors, by dimension: {by_dimension}")
 
 
 # ----------------------------------------------------------------------------- the command line
@@ -637,6 +704,7 @@ def vectors_for_comparison(options: Options, text: str, words: list[str]) -> dic
         static, contextual = gpt_vectors(model, tokenizer, text, words, rng)
         vectors["gpt_embeddings"] = static
         vectors["gpt_hidden_states"] = contextual
+        compare_senses(model, tokenizer, text, rng)
     return vectors
 
 
@@ -686,6 +754,7 @@ def main() -> None:
     means = {}
     if class_of:
         means = compare_by_class(vectors, others, words.vocab, class_of)
+        print_random_cosines(options.seed)
         try_analogies({"counting": by_counting, "skip_gram": W}, words.vocab)
     params = 2 * W.numel()  # W and W'
     print_result("skip-gram", data, params, train=loss, **means, seconds=time.perf_counter() - began)

@@ -1,5 +1,9 @@
 """The worked examples of the lectures, each computed with our code and named by its id.
 
+    python tests/test_lectures.py                   # the ids of all examples, by subject
+    python tests/test_lectures.py attn-1q pe-5      # these examples: their code, what is right, and what it gives
+    python -m pytest tests/test_lectures.py         # test all
+
 Figures are right to the digits that stand here (six, where they do not end sooner); where a printed text has another
 one, a comment says so. An example is a function that returns what our code gives, beside what it should be.
 
@@ -7,15 +11,24 @@ Left out, as they are arithmetic without a system of ours: norms, lin-misc, mean
 attn-n2, pe-binary, gpu-bill, compound; and the slope of the leaky ReLU in gelu-silu, which no file here has.
 """
 
+import ast
 import contextlib
 import copy
 import functools
 import io
 import itertools
 import math
+import re
+import subprocess
+import sys
+import textwrap
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":  # as a script; pytest adds this folder by itself
+    sys.path.append(str(Path(__file__).parents[1]))
 
 import numpy as np
 import pytest
@@ -27,6 +40,7 @@ from torch import nn
 
 import bigram
 import cells
+import console
 import emergence
 import estimate
 import finetune
@@ -1633,3 +1647,115 @@ def test_example(name):
     compute, expected = EXAMPLES[name]
     got, expected = list(numbers(compute())), list(numbers(expected))
     assert got == [pytest.approx(x, rel=1e-5, abs=1e-6 * abs(x) if x else 1e-12) for x in expected]
+
+
+def test_the_script_shows_each_example_with_its_code(monkeypatch, capsys):
+    def run_script(*names: str) -> str:
+        monkeypatch.setattr(sys, "argv", [__file__, *names])
+        main()
+        return capsys.readouterr().out
+
+    listed = re.findall(r"[\w.-]+", "".join(re.findall(r"^    .*\n", run_script(), flags=re.MULTILINE)))
+    assert sorted(listed) == sorted(EXAMPLES)
+    for name in EXAMPLES:
+        ast.parse(code_of(name))
+        assert code_of(name).count("example(") == 1 and f'"{name}"' in code_of(name)
+    out = run_script("k-D", "pe-5")
+    assert "# twice the data: 6.4 % less" in out and "PE = {" in out and "lambda: model.sinusoid_table(6, 8)[5]" in out
+    for label in ("right", "our code"):
+        first, second = re.findall(rf"^{label} +(.*)", out, flags=re.MULTILINE)
+        assert [float(x) for x in first.split()] == pytest.approx([2.81564, 1.63776, 0.936272], rel=1e-5)
+        assert [float(x) for x in second.split()] == pytest.approx(PE[5], rel=1e-5)
+    with pytest.raises(console.UserError, match=r"no example pe-55 \(did you mean pe-5"):
+        run_script("pe-55")
+
+
+def test_the_script_runs_anywhere_and_says_what_it_lacks():
+    def run_script(*names: str) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, __file__, *names], capture_output=True, text=True, timeout=120)
+
+    done = run_script("attn-1q")
+    assert done.returncode == 0 and "0.264458 0.264458 0.471083" in done.stdout, done.stderr
+    done = run_script("nothing")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.startswith("error: there is no example")
+
+
+# ----------------------------------------------------------------------------- as a script
+
+
+def by_subject() -> dict[str, list[str]]:
+    """The ids of all examples under the titles of the sections of this file."""
+    subjects: dict[str, list[str]] = {}
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line_of = {name: statement.lineno for name, statement in statements().items()}
+    titles = [(i, line.split("- ", 1)[1]) for i, line in enumerate(lines, start=1) if line.startswith("# -----")]
+    for name in EXAMPLES:
+        title = [title for i, title in titles if i < line_of[name]][-1]
+        subjects.setdefault(title, []).append(name)
+    return subjects
+
+
+@functools.cache
+def statements() -> dict[str, ast.stmt]:
+    """The statement of this file that enters each example: a function, or a call of example()."""
+    found = {}
+    for statement in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
+        calls = statement.decorator_list if isinstance(statement, ast.FunctionDef) else [getattr(statement, "value", 0)]
+        for call in calls:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "example":
+                found[call.args[0].value] = statement
+    return found
+
+
+def code_of(name: str) -> str:
+    """The code of an example, with the comment above it, and the numbers of this file that it uses."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    statement = statements()[name]
+    used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    parts = []
+    for other in ast.parse("\n".join(lines)).body:
+        if isinstance(other, ast.Assign) and other.lineno < statement.lineno:
+            names = [node for node in ast.walk(other) if isinstance(node, ast.Name)]
+            stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+            if stored & used:
+                parts += lines[other.lineno - 1 : other.end_lineno]
+    if parts:
+        parts.append("")
+    first = min([statement.lineno, *(call.lineno for call in getattr(statement, "decorator_list", []))]) - 1
+    while lines[first - 1].startswith("# ") and "-----" not in lines[first - 1]:
+        first -= 1
+    return "\n".join([*parts, *lines[first : statement.end_lineno]])
+
+
+def show(name: str) -> None:
+    """Print an example. Where printed texts have another figure, a comment in its code says so."""
+    compute, expected = EXAMPLES[name]
+    print(f"\n{code_of(name)}\n")
+    torch.set_default_dtype(torch.float64)
+    try:
+        rows = {"right": expected, "our code": compute()}
+    except pytest.skip.Exception as skipped:  # it needs the names of the lectures
+        raise console.UserError(f"{name}: {skipped}; python prepare_data.py names") from None
+    for label, values in rows.items():
+        listed = " ".join(f"{value:.7g}" for value in numbers(values))
+        print(textwrap.fill(listed, 118, initial_indent=f"{label:10}", subsequent_indent=" " * 10))
+
+
+def main() -> None:
+    names = sys.argv[1:]
+    for name in names:
+        if name not in EXAMPLES:
+            similar = console.did_you_mean(name, EXAMPLES)
+            raise console.UserError(f"there is no example {name}{similar}; run this without an id to see all")
+    if not names:
+        for subject, ids in by_subject().items():
+            print(f"\n{subject}")
+            listed = ", ".join(ids)
+            print(textwrap.fill(listed, 118, initial_indent=" " * 4, subsequent_indent=" " * 4, break_on_hyphens=False))
+        print("\nTo see one: python tests/test_lectures.py attn-1q")
+    for name in names:
+        show(name)
+
+
+if __name__ == "__main__":
+    console.run(main)

@@ -104,3 +104,43 @@ def test_recall_on_the_command_line(call, monkeypatch):
         assert 0 <= float(numbers[f"first_letter_{label}"]) < 0.3 and 0 <= float(numbers[f"pairs_{label}"]) < 0.7
     again, other = (result(call(recall, f"--seed={seed}")[1]) for seed in (1337, 2))
     assert all(again[key] == numbers[key] for key in numbers if key != "seconds") and other != numbers
+
+
+# ----------------------------------------------------------------------------- time by length
+
+
+@pytest.mark.parametrize("name", ["lstm", "linear", "gpt"])
+@torch.no_grad()
+def test_the_step_that_is_timed_is_a_step_after_t_tokens(name):
+    """Its logits are those of all T + 1 tokens at once, at each call."""
+    model = recall.make_wide(name, 9).eval()
+    torch.manual_seed(3)
+    step = recall.new_token(model, 9)
+    torch.manual_seed(3)
+    idx = torch.randint(recall.VOCAB_SIZE, (1, 10))
+    expected = model(idx)[0][:, -1]
+    for _ in range(2):
+        torch.testing.assert_close(step(), expected, rtol=1e-4, atol=1e-5)
+    if name == "gpt":
+        torch.manual_seed(3)
+        torch.testing.assert_close(recall.new_token_without_cache(model, 9)(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_training_step_has_the_gradients_of_one_text():
+    for name in ("lstm", "linear", "gpt"):
+        model = recall.make_wide(name, 5)
+        recall.training_step(model, 5)()
+        assert all(p.grad is not None for p in model.parameters())
+
+
+def test_times_on_the_command_line(call, monkeypatch):
+    """Reading a text again for each token takes longer than a cache, and the longer the text, the longer it takes."""
+    monkeypatch.setattr(recall, "LENGTHS", (16, 512))
+    status, out, _ = call(recall, "--time")
+    assert status == 0 and "T = 16" in out and "T = 512" in out
+    *_, without = [line for line in out.splitlines() if line.startswith("the same without a KV cache")]
+    short, long = map(float, without.split()[-2:])
+    assert long > 2 * short and float(result(out)["token_gpt_without_cache"]) == pytest.approx(long, abs=0.01)
+    assert long > 3 * float(result(out)["token_gpt"])
+    kinds = ("training_lstm", "training_linear", "training_gpt", "token_lstm", "token_linear")
+    assert all(float(result(out)[kind]) > 0 for kind in kinds)

@@ -278,3 +278,45 @@ def test_what_cannot_be_done_is_said_before_training(data, options, says, fails,
     save_model(Path("letters.pt"), small_gpt(letters := CharTokenizer("abc")), letters, config={})
     monkeypatch.setattr(word2vec, "train", None)
     assert says in fails(word2vec, *options)
+
+
+# ----------------------------------------------------------------------------- one word in two senses
+
+
+def test_the_senses_of_a_keyword_are_told_apart_by_its_line():
+    text = "for x in y:\n    if for_ever:\n# for now\nfor z in y: z\n# before, for\nprint('for')  # if\n"
+    senses = word2vec.find_senses(text, "for")
+    assert [text[end - 3 : end] for ends in senses.values() for end in ends] == ["for"] * 3
+    assert senses == {"statement": [3], "comment": [text.index("for now") + 3, text.index("before, for") + 11]}
+    assert word2vec.find_senses(text, "if")["statement"] == [text.index("if for") + 2]
+
+
+def test_cosines_within_a_sense_and_across(monkeypatch, capsys):
+    """Two senses whose hidden states are two directions, up to some noise."""
+    ends_of = {"if": {"statement": [1, 1], "comment": [2, 2]}, "for": {"statement": [1], "comment": [2, 2]}}
+    monkeypatch.setattr(word2vec, "TWO_SENSES", ("if", "for"))
+    monkeypatch.setattr(word2vec, "find_senses", lambda text, word: ends_of[word])
+    directions = {1: torch.tensor([1.0, 0.0, 0.0]), 2: torch.tensor([0.6, 0.8, 0.0])}
+
+    def states(model, tokenizer, text, ends, n, rng):
+        return directions[ends[0]] + 0.01 * torch.randn(20, 3)
+
+    monkeypatch.setattr(word2vec, "hidden_states", states)
+    word2vec.compare_senses(None, None, "", np.random.default_rng(0))
+    *_, row = capsys.readouterr().out.splitlines()
+    assert row.split() == ["if", "1.00", "1.00", "0.60", "100%"]  # the other words do not occur twice in a sense
+
+
+def test_the_nearest_of_mixed_vectors_has_either_label():
+    labels = np.repeat([0, 1], 200)
+    assert word2vec.nearest_has_label(torch.randn(400, 8), labels) == pytest.approx(0.5, abs=0.1)
+    assert word2vec.nearest_has_label(torch.eye(2)[labels] + 0.01 * torch.randn(400, 2), labels) == 1
+
+
+def test_random_vectors_are_the_more_orthogonal_the_more_dimensions(capsys):
+    """The mean |cosine| is near sqrt(2 / (pi d)); with three dimensions, it is 1/2."""
+    word2vec.print_random_cosines(0)
+    printed = dict(re.findall(r"([\d.]+) for (\d[\d,]*\d|\d)", capsys.readouterr().out))
+    for mean, d in printed.items():
+        expected = 0.5 if d == "3" else math.sqrt(2 / (math.pi * int(d.replace(",", ""))))
+        assert float(mean) == pytest.approx(expected, abs=0.015)
