@@ -2,7 +2,7 @@
 
     python recall.py            # five minutes: seven models of about 30,000 parameters, two tests each
     python recall.py --seed=2   # with other initial weights and other sequences
-    python recall.py --time     # half a minute, without training: which is faster, and at which length?
+    python recall.py --time     # half a minute, without training: what takes how long, by length
 
 Read rnn.py before, attention.py after. The sequences are random, so only memory helps:
 

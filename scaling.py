@@ -565,7 +565,9 @@ def slope_of_logs(x: np.ndarray, y: np.ndarray) -> float:
     """The p for which y is nearest to a multiple of x^p: the slope of a straight line through the
     logarithms. Where y is NaN, it does not count."""
     known = np.isfinite(y)
-    slope, _ = np.polyfit(np.log(x[known]), np.log(y[known]), 1)
+    log_x = np.log(x[known])
+    log_y = np.log(y[known])
+    slope, _ = np.polyfit(log_x, log_y, 1)
     return slope
 
 

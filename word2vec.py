@@ -626,11 +626,12 @@ def compare_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.G
     rows = [["", "in statements", "in comments", "across", "nearest of the same sense"]]
     for word in TWO_SENSES:
         senses = find_senses(text, word)
-        fewest = min(len(ends) for ends in senses.values())
-        if fewest < 2:
+        statement_ends = senses["statement"]
+        comment_ends = senses["comment"]
+        if len(statement_ends) < 2 or len(comment_ends) < 2:
             continue
-        statements = hidden_states(model, tokenizer, text, senses["statement"], PER_SENSE, rng)
-        comments = hidden_states(model, tokenizer, text, senses["comment"], PER_SENSE, rng)
+        statements = hidden_states(model, tokenizer, text, statement_ends, PER_SENSE, rng)
+        comments = hidden_states(model, tokenizer, text, comment_ends, PER_SENSE, rng)
         across = cosine(statements, comments).mean().item()
         row = [word]
         for value in (mean_cosine(statements), mean_cosine(comments), across):

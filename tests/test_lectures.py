@@ -7,8 +7,9 @@
 Figures are right to the digits that stand here (six, where they do not end sooner); where a printed text has another
 one, a comment says so. An example is a function that returns what our code gives, beside what it should be.
 
-Left out, as they are arithmetic without a system of ours: norms, lin-misc, means, variances, dice-100, attn-rows,
-attn-n2, pe-binary, gpu-bill, compound; and the slope of the leaky ReLU in gelu-silu, which no file here has.
+Left out, as they are arithmetic without a system of ours: norms, lin-misc, means, variances, dice-100, bow-dim,
+attn-rows, attn-n2, pe-binary, kaplan-exp, gpu-bill, compound; and the slope of the leaky ReLU in gelu-silu, which no
+file here has.
 """
 
 import ast
@@ -54,6 +55,7 @@ import peft
 import rlhf
 import rnn
 import sample
+import scaling
 import seq2seq
 import train
 import word2vec
@@ -782,12 +784,6 @@ def three_steps() -> tuple[cells.Elman, torch.Tensor, torch.Tensor]:
     return cell, x, torch.cat((torch.zeros(1, 1, 2), cell(x, cell.start(1))[0]), dim=1).detach()
 
 
-@example("bow-dim", 1_000_000)  # what one unit of a network reads; an RNN of 100 steps reads 10,000 each time
-def _():
-    V, positions = 10_000, 100
-    return mlp.Linear(torch.empty(positions * V, 1)).parameters[0].shape[0]
-
-
 # one text: h2 = -0.115, -0.114
 example("rnn-3", [(0.291313, 0.379949), (-0.115827, -0.113280), (0.485961, 0.609966)], lambda: three_steps()[2][0, 1:])
 
@@ -1332,7 +1328,7 @@ def two_steps(rule: str, **keys) -> list[float]:
 
 
 example("momentum-2", [0.8, 0.46], lambda: two_steps("sgd"))  # torch's form, which adds the whole gradient
-# without the correction of the averages, the first step would end at 0.99
+# one text does not correct the first average: then the first step ends at 0.99
 example("adam-2", [0.900000, 0.800412], lambda: two_steps("adam"))
 
 
@@ -1447,12 +1443,18 @@ def _():
     return [ratio(KAPLAN_C, 10), days, KAPLAN_C.loss(days, 1.0)]
 
 
-# of the parameters 9,139 times as many, printed as 8,000
-example(
-    "k-half",
-    [0.5, 0.5, 0.5],
-    lambda: [ratio(KAPLAN_N, 9139.469662), ratio(KAPLAN_C, 2**20), ratio(KAPLAN_D, 1474.812454)],
-)
+def factor_that_halves(law: Law) -> float:
+    """How many times as much of everything halves the loss, by bisection of its logarithm."""
+    low, high = 0.0, 100.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        too_little = ratio(law, math.exp(middle)) > 0.5
+        low, high = (middle, high) if too_little else (low, middle)
+    return math.exp(low)
+
+
+# of the parameters, one text prints 8,000 times as many
+example("k-half", [9139.47, 1_048_576, 1474.81], lambda: [*map(factor_that_halves, (KAPLAN_N, KAPLAN_C, KAPLAN_D))])
 
 
 @example("k-joint", [1.73229, 1.73987, 2.43543, 2.37564, 2.81564])
@@ -1523,39 +1525,15 @@ def _():
     return [HOFFMANN.N_power, 1 - HOFFMANN.N_power, math.log10(sizes[1] / sizes[0])]
 
 
-def searched(law: Law, C: float) -> tuple[float, float]:
-    """The N and D with the lowest loss among 100,001 pairs with 6 N D = C: what optimum() must give."""
-    N = np.geomspace(1e5, 1e15, 100_001)
-    D = C / (6 * N)
-    best = law.loss(N, D).argmin()
-    return N[best], D[best]
-
-
-@example("kaplan-exp", [0.73, 0.27])
-def _():
-    """Of ten times the compute, N takes the power that the exponents of the other one give, as a search finds."""
-    law = Law(E=0.0, A=1.0, B=1.0, alpha=0.27, beta=0.73)
-    (N, D), (more_N, more_D) = (searched(law, C) for C in (1e20, 1e21))
-    assert [more_N / N, more_D / D] == pytest.approx([10**law.N_power, 10 ** (1 - law.N_power)], rel=2e-3)
-    return [round(math.log10(more_N / N), 3), round(math.log10(more_D / D), 3)]
-
-
 @example("n-opt", [(2.88675e9, 5.77350e10), (2.88675e10, 5.77350e11), (7e10, 1.4e12)])  # printed: 7e9, 1.4e11 at 1e23
 def _():
     twenty_each = Law(E=0.0, A=1.0, B=20**0.5, alpha=0.5, beta=0.5)  # with equal exponents D / N is always the same
     return [twenty_each.optimum(C) for C in (1e21, 1e23, 5.88e23)]
 
 
-@example("c6nd-pair", [300e9, 1.4e12, 300e9])
+@example("c6nd-pair", [5.04e23, 5.88e23, 3.15e23])  # Gopher, Chinchilla, GPT-3
 def _():
-    """The tokens that optimum() pairs with N for Gopher's, Chinchilla's and GPT-3's compute."""
-    pairs = [(280e9, 5.04e23), (70e9, 5.88e23), (175e9, 3.15e23)]
-    found = []
-    for N, C in pairs:
-        law = Law(E=0.0, A=N**2 / (C / 6), B=1.0, alpha=1.0, beta=1.0)
-        assert searched(law, C) == pytest.approx((N, C / (6 * N)), rel=2e-4)
-        found.append(law.optimum(C)[1])
-    return found
+    return [scaling.cost(N, D) for N, D in ((280e9, 300e9), (70e9, 1.4e12), (175e9, 300e9))]
 
 
 # ----------------------------------------------------------------------------- fine-tuning
