@@ -293,7 +293,8 @@ def wave_angles(position, d):
 
 def sinusoids(position, C):
     """The vectors of positions (T,) in the first Transformer (Vaswani et al. 2017), (T, C): sine and cosine of each
-    angle, side by side. It takes no training, and goes on beyond any length."""
+    angle, side by side. They need no training, and can be computed for any position. (What a trained model makes of
+    longer texts is another question: docs/results.md.)"""
     angles = wave_angles(position, C)  # (T, C/2)
     pairs = torch.stack((angles.sin(), angles.cos()), dim=2)  # (T, C/2, 2)
     return pairs.flatten(1)
@@ -301,9 +302,9 @@ def sinusoids(position, C):
 
 def rotate(x, position):
     """RoPE (rotary position embedding, Su et al. 2021): turn the channels i and i + d/2 of x (T, d), seen as a point in
-    the plane, by the angle position / 10000^(2i/d). The product of two points depends on the difference of their
-    angles, and so on the distance of the tokens. Channels that turn fast tell near tokens apart, slow channels
-    distant tokens."""
+    the plane, by the angle position / 10000^(2i/d). (Which channels form a pair does not matter. In sinusoids(),
+    neighbors do.) The product of two points depends on the difference of their angles, and so on the distance of the
+    tokens. Channels that turn fast tell near tokens apart, slow channels distant tokens."""
     angles = wave_angles(position, x.shape[1])  # (T, d/2)
     cos = angles.cos()
     sin = angles.sin()
@@ -320,8 +321,8 @@ class PositionedHead:
     learned     add a vector to each token, one for each position, as in GPT-2
     sinusoidal  add sines and cosines of the position
     RoPE        turn queries and keys by an angle that grows with the position
-    ALiBi       subtract from a score in proportion to the distance (Press et al. 2021); each head has another factor
-    T5          add to a score a number for each distance (Raffel et al. 2019; there, far ones share a number)"""
+    ALiBi       subtract from a score in proportion to the distance (Press et al. 2022); each head has another factor
+    T5          add to a score a number for each distance (Raffel et al. 2020; there, far ones share a number)"""
 
     def __init__(self):
         self.Wq = torch.randn(32, 8) / math.sqrt(32)
@@ -343,7 +344,7 @@ class PositionedHead:
         scores = q @ k.T / math.sqrt(q.shape[1])
         distance = position[:, None] - position  # (T, T): from query t back to key s
         if encoding == "ALiBi":
-            scores = scores - distance / 2
+            scores = scores - distance / 2  # 1/2 is the factor of this head
         if encoding == "T5":
             past = distance.clamp(min=0)  # the future is masked later
             scores = scores + self.scalars[past]
@@ -885,11 +886,11 @@ def plot_sinusoids(path):
     products = waves @ waves.T
     figure = Figure((10, 5.4), dpi=80, layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.imshow(waves, cmap="RdBu")
+    left.imshow(waves.numpy(), cmap="RdBu")
     left.set_title("sinusoids: red -1, white 0, blue 1")
     left.set_xlabel("channel: sine, cosine, sine, cosine ...")
     left.set_ylabel("position")
-    right.imshow(products, cmap="Blues")
+    right.imshow(products.numpy(), cmap="Blues")
     right.set_title("dot products: near positions have similar vectors")
     right.set_xlabel("position")
     right.set_ylabel("position")

@@ -356,7 +356,7 @@ class GPT(nn.Module):
         T = idx.shape[1]
         longest = config.block_size + self.n_virtual
         if longest < T:
-            raise ValueError(f"{T} tokens exceed block_size={longest}; give the last ones only")
+            raise ValueError(f"{T} tokens exceed the context of {longest}; give the last ones only")
         # history (B, lookback + S): the ids of all S tokens so far, those of idx at the end; before
         # the first one, there are `lookback` ids of V, which mean "no token"
         if cache is None:
@@ -599,8 +599,8 @@ def rope_angles(T: int, channels: int, base: float = 10_000.0, scale: float = 1.
 
 def sinusoid_table(T: int, channels: int) -> torch.Tensor:
     """sin and cos of each angle of rope_angles(), interleaved, (T, channels) (Vaswani et al. 2017). Row t is added
-    to the embedding at position t. Row t + k is row t with each pair rotated, so a linear layer can find
-    "k tokens back"."""
+    to the embedding at position t. Row t + k is row t with each pair rotated by an angle that depends on
+    k alone, so a matrix can find "k tokens back" at every position."""
     angles = rope_angles(T, channels)  # (T, channels / 2)
     pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # (T, channels / 2, 2)
     table = pairs.flatten(1)[:, :channels]  # for an odd number of channels, without the last cos

@@ -12,6 +12,9 @@ for the number of virtual tokens. Read finetune.py before, rlhf.py after.
     prefix     keys and values of virtual tokens, in each block         2 rank C for each block
     prompt     virtual tokens at the input, which all blocks process    rank C
 
+A virtual token is no token of the vocabulary: only trained vectors, in front of the text. Of these,
+`rank` is the number.
+
 A file that finetune.py writes, such as out/finetune/lora.pt, has only the new parameters. LoRA with rank 8
 changes queries and values in each block. With 128 channels, the file's entry "model" has for block 0
 
@@ -56,9 +59,9 @@ class LoRALinear(nn.Module):
         self.A = nn.ParameterList()
         self.B = nn.ParameterList()
         for start, stop in rows:
-            # The gradient of B is a multiple of (the gradient of W) A^T, so in plain gradient descent, the
-            # first step of B changes W by a multiple of (the gradient of W) A^T A. With variance 1 / rank,
-            # A^T A is the identity on average: W moves along its own gradient.
+            # With dW the gradient of W, that of B is alpha / rank dW A^T. So the first step of gradient
+            # descent changes W by a multiple of dW A^T A. With numbers of variance 1 / rank in A, A^T A
+            # (in, in) is the identity on average: W moves along its own gradient.
             A = torch.randn(rank, base.in_features) / math.sqrt(rank)
             B = torch.zeros(stop - start, rank)  # so that at first nothing changes
             self.A.append(A.to(base.weight))
@@ -159,7 +162,9 @@ class PromptedGPT(GPT):
     """Prompt tuning (Lester et al. 2021): a soft prompt of `rank` virtual tokens stands before each text.
     A hard prompt consists of tokens of the vocabulary; the embedding of a virtual token can be any
     vector, and is trained. Unlike a prefix, a soft prompt is read as a text is: each block computes its
-    own keys and values from it. It takes `rank` positions of the context."""
+    own keys and values from it. It takes `rank` positions of the context.
+
+    The KV cache keeps ids, so virtual tokens need some, too: those after the vocabulary, V, V + 1 ..."""
 
     def add_prompt(self, rank: int) -> None:  # instead of __init__(): see attach_prompt()
         # At first, tokens of the vocabulary, drawn at random
@@ -170,7 +175,7 @@ class PromptedGPT(GPT):
 
     def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
         """Arguments and result as in GPT. With an empty KV cache, or none, the virtual tokens are read
-        before idx. Their ids follow on those of the vocabulary: V, V + 1 ..."""
+        before idx."""
         if cache is not None and cache.length > 0:
             return super().hidden_states(idx, cache)
         V = self.config.vocab_size
@@ -181,15 +186,17 @@ class PromptedGPT(GPT):
         return x[:, self.n_virtual :]
 
     def embed(self, idx: torch.Tensor) -> torch.Tensor:
+        """Ids (B, S), of which some may be virtual -> (B, S, C). Both tables are read for all ids, with an
+        id in range in place of the others', and then the right vector is taken."""
         V = self.config.vocab_size
-        tokens = super().embed(idx.clamp(max=V - 1))  # (B, T, C)
+        tokens = super().embed(idx.clamp(max=V - 1))
         virtual_ids = (idx - V).clamp(min=0)
         virtual = self.prompt[virtual_ids]
         is_virtual = idx >= V
         return torch.where(is_virtual.unsqueeze(2), virtual.to(tokens), tokens)
 
     def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        # For the tokens after it, a virtual token is "no token", which has the id V
+        # In the history, V is the id of "no token": for the tokens after it, a virtual token is none
         return super().previous_embeddings(history.clamp(max=self.config.vocab_size), positions)
 
 
@@ -250,8 +257,8 @@ def attach_adapters(block: Block, rank: int) -> None:
 
 
 def attach_prefix(block: Block, rank: int) -> None:
-    # The attention layer keeps its parameters, and its class becomes another one, with another
-    # forward(). Otherwise a new layer would be made, only to get the weights of this one.
+    # An object of Python can change its class: it keeps its parameters, and gets the methods of the new
+    # class. (Its __init__() does not run again; otherwise a new layer would have to copy all of this one.)
     block.attn.__class__ = PrefixAttention
     block.attn.add_prefix(rank)
 
@@ -264,6 +271,7 @@ def attach_prompt(model: GPT, rank: int) -> None:
         raise ConfigError(f"{hidden}; use another method, such as prefix")
     if rank >= config.block_size:
         raise ConfigError(f"a soft prompt of {rank} tokens fills block_size={config.block_size}; use a lower rank")
+    # From now on, block_size counts the text alone. Tables of positions keep their length, for both
     model.config = replace(config, block_size=config.block_size - rank)
     model.__class__ = PromptedGPT  # as in attach_prefix()
     model.add_prompt(rank)

@@ -224,10 +224,10 @@ def make_small(name: str) -> nn.Module:
 
 
 # ----------------------------------------------------------------------------- time by length
-# A training step of attention computes T^2 scores, and a recurrent cell T steps. A GPU computes all
-# scores at once, but the steps one after the other. A single core computes everything one after the
-# other. To generate a token, a cell makes one step, however long the text is. Attention with a KV
-# cache computes T scores, and without a cache it reads all T tokens again.
+# To train on a text, attention computes T^2 scores, and an LSTM T states, each from the one before. (A
+# linear cell has a parallel form: cells.py.) A GPU computes all scores at once; a single core computes
+# everything one after the other. For a new token, a cell computes one state, however long the text
+# is. Attention with a KV cache computes T scores, and without a cache it reads all T tokens again.
 
 LENGTHS = (64, 256, 1024, 4096)
 WIDTH = 128  # channels; all models have two layers
@@ -241,7 +241,8 @@ def make_wide(name: str, T: int) -> nn.Module:
 
 
 def training_step(model: nn.Module, T: int) -> Callable:
-    """A function that computes the gradient of the loss of one text of T tokens."""
+    """A function that computes the gradient of a loss on one text of T tokens. Only its time counts: the
+    targets are the inputs, and the gradients of all calls add up."""
     idx = torch.randint(VOCAB_SIZE, (1, T))
 
     def step() -> None:

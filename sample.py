@@ -97,7 +97,7 @@ def stream(
             new = context[:, -half:]
             cache.length = 0
 
-        n_tokens = new.shape[1]  # of this pass, for each row
+        n_tokens = new.shape[1]  # of this pass, for each row; the first one also reads a soft prompt
         if cache.length == 0:
             n_tokens += model.n_virtual
         # Whether all rows are equal is not asked for single tokens: the answer would wait for a GPU
@@ -231,7 +231,7 @@ class KVCache:
             start = self.length
             end = start + T
             if end > self.size:
-                raise ValueError(f"{end} tokens exceed block_size={self.size}; give fewer")
+                raise ValueError(f"{end} tokens exceed the context of {self.size}; give fewer")
             positions = torch.arange(start, end, device=idx.device)
             self.write_at = slice(start, end)
             self.n_keys = end

@@ -120,10 +120,12 @@ class Law:
         return self.beta / (self.alpha + self.beta)
 
     def cheapest(self, loss: float, served: float) -> tuple[float, float]:
-        """The N and D that reach a loss with the lowest cost (Sardana et al. 2024)."""
-        # Even with infinitely many tokens, a smaller model does not reach this loss
+        """The N and D that reach a loss with the lowest cost, if the model serves so many tokens: reads or
+        writes them after training (Sardana et al. 2024)."""
+        # With infinitely many training tokens, the loss is E + A / N^alpha. A smaller N never reaches it
         smallest = (self.A / (loss - self.E)) ** (1 / self.alpha)
-        N = smallest * np.geomspace(1.001, 1000, 20_000)  # candidates
+        # 20,000 candidates, evenly spaced on a logarithmic axis
+        N = smallest * np.geomspace(1.001, 1000, 20_000)
         D_term = loss - self.E - self.A / N**self.alpha  # what is left for B / D^beta
         D = (self.B / D_term) ** (1 / self.beta)
         best = cost(N, D, served).argmin()
@@ -500,9 +502,10 @@ def print_best_sizes(law: Law, largest: Result) -> None:
 
 
 def print_best_sizes_if_served(law: Law, largest: Result) -> None:
-    """Print the N and D that reach one loss at the lowest cost, if the model serves more and more tokens:
-    the best loss that can be trained with the compute of the largest run. "The same, with the first N":
-    what the model of the first row costs, as it is the cheapest one to train."""
+    """A model costs 6 N D FLOP once, and 2 N for each token that it reads or writes later: serving. Take the
+    best loss for the compute of the largest run. Print the N and D that reach it at the lowest cost, if
+    the model serves no tokens; as many as the D of that first row; 10 and 100 times as many. In the last
+    column: what the N and D of the first row would cost."""
     compute = cost(largest.N, largest.D)
     first_N, first_D = law.optimum(compute)
     loss = law.loss(first_N, first_D)
@@ -526,20 +529,20 @@ def print_best_sizes_if_served(law: Law, largest: Result) -> None:
 
 
 def print_tokens_needed(results: list[Result]) -> None:
-    """Print how many tokens each width needs to get as far as the narrowest with the largest budget."""
+    """Print how many tokens each width needs to reach the loss of the narrowest with its largest budget."""
     largest_budget = results[-len(WIDTHS) :]
     narrowest = largest_budget[0]
     sizes = column(largest_budget, "N")
     needed = tokens_needed(results, narrowest.loss)
     rows = [["width", "N", "tokens D", "D, relative", "6 N D, relative"]]
     for width, N, D in zip(WIDTHS, sizes, needed, strict=True):
-        tokens = D / narrowest.D
-        compute = tokens * N / narrowest.N
+        tokens_ratio = D / narrowest.D
+        compute_ratio = tokens_ratio * N / narrowest.N
         row = [str(width)]
         for number in (N, D):
             row.append(f"{number:,.0f}")
-        for fraction in (tokens, compute):
-            row.append(f"{fraction:.0%}")
+        for ratio in (tokens_ratio, compute_ratio):
+            row.append(f"{ratio:.0%}")
         rows.append(row)
     print(f"\nHow many tokens does each width need to reach a loss of {narrowest.loss:.3f}? (By its runs.)")
     print_table(rows)

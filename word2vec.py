@@ -611,6 +611,7 @@ def hidden_states(
 def find_senses(text: str, word: str) -> dict[str, list[int]]:
     """Return where the occurrences of a keyword end in a text, by sense: at the start of a statement, such
     as "for line in file:", or in a comment, such as "# needed for this"."""
+    # ( ) is the word; a statement fills its line up to a colon, and in a comment there is a # before the word
     statements = re.finditer(rf"^ *({word})\b.*:$", text, flags=re.MULTILINE)
     comments = re.finditer(rf"#.* ({word})\b", text)
     return {
@@ -621,8 +622,8 @@ def find_senses(text: str, word: str) -> dict[str, list[int]]:
 
 @torch.inference_mode()
 def compare_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.Generator) -> None:
-    """Print the mean cosine of a keyword's hidden states within a sense, and across two senses. Each static
-    vector, such as that of skip-gram, has a cosine of 1 with itself."""
+    """Print the mean cosine of a keyword's hidden states within a sense, and across two senses. A static
+    vector, such as that of skip-gram, would give 1 everywhere."""
     rows = [["", "in statements", "in comments", "across", "nearest of the same sense"]]
     for word in TWO_SENSES:
         senses = find_senses(text, word)
@@ -638,15 +639,15 @@ def compare_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.G
             row.append(f"{value:.2f}")
         both = torch.cat((statements, comments))
         labels = np.repeat([0, 1], [len(statements), len(comments)])
-        same_sense = nearest_has_label(both, labels)
+        same_sense = nearest_of_same_label(both, labels)
         row.append(f"{same_sense:.0%}")
         rows.append(row)
     print("\none word in two senses: the mean cosine of its hidden states within a sense, and across both; and how")
-    print("often the nearest other occurrence has the same sense (by chance 50%)")
+    print("often the nearest other occurrence has the same sense (by chance 50%, if there are as many of both)")
     print_table(rows)
 
 
-def nearest_has_label(vectors: torch.Tensor, labels: np.ndarray) -> float:
+def nearest_of_same_label(vectors: torch.Tensor, labels: np.ndarray) -> float:
     """Return for which fraction of the vectors (m, C) the nearest other vector has the same label (m,)."""
     similarity = cosine(vectors, vectors)  # (m, m)
     similarity.fill_diagonal_(-torch.inf)

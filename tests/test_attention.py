@@ -546,7 +546,7 @@ def test_the_plot_shows_the_weights_of_a_trained_head(call, data, only_training,
     path = Path("out/attention_list/wei.png")
     assert status == 0 and f"{path.as_posix()}: wei" in out and path.stat().st_size > 1000
     wei, waves, products = drawn  # the last two: positions.png
-    assert torch.equal(waves, attention.sinusoids(torch.arange(64), 64)) and torch.equal(products, waves @ waves.T)
+    assert np.array_equal(waves, attention.sinusoids(torch.arange(64), 64)) and np.allclose(products, waves @ waves.T)
     assert "positions.png: the sinusoids" in out and path.with_name("positions.png").stat().st_size > 1000
     assert wei.shape == (20, 20) and (np.triu(wei, 1) == 0).all()
     assert wei.sum(axis=1) == pytest.approx(np.ones(20), abs=1e-5)

@@ -1101,7 +1101,7 @@ def test_learned_positions_end_where_their_table_does():
     """learned-pos"""
     gpt = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=2, block_size=512, position="learned"))
     assert len(gpt.transformer.wpe.weight) == 512
-    with pytest.raises(ValueError, match="1000 tokens exceed block_size=512"):
+    with pytest.raises(ValueError, match="1000 tokens exceed the context of 512"):
         gpt(torch.zeros(1, 1000, dtype=torch.long))
 
 
@@ -1675,7 +1675,8 @@ def by_subject() -> dict[str, list[str]]:
 
 @functools.cache
 def statements() -> dict[str, ast.stmt]:
-    """The statement of this file that enters each example: a function, or a call of example()."""
+    """The statement of this file that enters each example: a function below @example("id", ...), or a call of
+    example("id", ..., lambda: ...)."""
     found = {}
     for statement in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
         calls = statement.decorator_list if isinstance(statement, ast.FunctionDef) else [getattr(statement, "value", 0)]

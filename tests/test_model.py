@@ -559,7 +559,7 @@ def test_a_config_that_makes_no_model_is_refused_by_name(keys, words):
 
 def test_too_many_tokens_are_refused():
     model = GPT(GPTConfig(**SMALL))
-    with pytest.raises(ValueError, match="17 tokens exceed block_size=16"):
+    with pytest.raises(ValueError, match="17 tokens exceed the context of 16"):
         model(torch.zeros(1, 17, dtype=torch.long))
     cache = KVCache(model, 1)
     model.hidden_states(torch.zeros(1, 16, dtype=torch.long), cache)

@@ -201,7 +201,7 @@ def test_after_a_soft_prompt_a_token_has_no_predecessor():
 def test_a_soft_prompt_takes_positions_of_the_context(model):
     attach(model, "prompt", 5)
     assert model.config.block_size == 11 and model(tokens(T=11))[0].shape == (3, 11, 29)
-    with pytest.raises(ValueError, match="exceed block_size=16"):
+    with pytest.raises(ValueError, match="exceed the context of 16"):
         model(tokens(T=12))
 
 

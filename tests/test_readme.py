@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_lectures
 import torch
 from conftest import ROOT, local_copy, result
 
@@ -215,6 +216,45 @@ def test_the_margin_of_a_game_is_measured_as_the_results_say(capsys):
     short, long = ([float(number) for number in line.split()] for line in capsys.readouterr().out.splitlines()[-2:])
     assert short[0] == 60 and 0.25 < short[1] < 0.42 and 0.6 < short[2] < 0.95 and -0.2 < short[4] < 0.05
     assert long[0] == 480 and 0.1 < long[1] < 0.2 and long[2] > 0.8 and abs(long[4]) < 0.05
+
+
+def test_a_model_of_its_own_samples_collapses_as_the_tour_says(capsys):
+    """On words, which need no download: pairs are lost for good, fewer if real ones come each time, none if all are."""
+    (text,) = [text for kind, text in BLOCKS if kind == "py" and "kept = 0" in text]
+    text = text.replace('"names"', '"words"').replace("range(31)", "range(11)")
+    last = {}
+    for kept in (0, 100, 1000):
+        exec(compile(text.replace("kept = 0", f"kept = {kept}"), "docs/tour.md", "exec"), {})
+        lines = re.findall(r"^(\d+) (\d+) ([\d.]+)$", capsys.readouterr().out, flags=re.M)
+        (_, pairs, loss), *_, (_, pairs_left, last_loss) = lines
+        last[kept] = int(pairs_left) / int(pairs), float(last_loss) - float(loss)
+    assert last[0][0] < last[100][0] < 0.9 and last[0][1] > last[100][1] > 0.1
+    assert last[1000] == (1, 0)
+
+
+def test_zipfs_law_holds_for_a_monkey_too_as_the_tour_says(capsys):
+    prepare_data.prepare("shakespeare", file=local_copy("shakespeare"))
+    capsys.readouterr()
+    (text,) = [text for kind, text in BLOCKS if kind == "py" and "def slope(words)" in text]
+    exec(compile(text, "docs/tour.md", "exec"), {})
+    words, typed = map(float, capsys.readouterr().out.split())
+    assert words == pytest.approx(-1.14, abs=0.005) and typed == pytest.approx(-1.09, abs=0.02)
+
+
+def test_the_worked_examples_that_pages_name_are_there():
+    ids = set()
+    for row in tables((ROOT / "docs/lectures.md").read_text(encoding="utf-8")):
+        ids |= set(re.findall(r"`([^`]+)`", row.get("worked examples", "")))
+    assert len(ids) > 50
+    for row in tables((ROOT / "docs/slips.md").read_text(encoding="utf-8")):
+        for name in re.findall(r"`([^`]+)`", row["test"]):
+            if name.startswith("tests/"):
+                assert (ROOT / name).exists()
+            elif name.startswith("test_"):
+                assert hasattr(test_lectures, name)
+            else:
+                ids.add(name)
+    assert ids <= test_lectures.EXAMPLES.keys()
 
 
 def test_no_file_is_linked_twice_in_the_readme():

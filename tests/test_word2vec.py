@@ -309,8 +309,8 @@ def test_cosines_within_a_sense_and_across(monkeypatch, capsys):
 
 def test_the_nearest_of_mixed_vectors_has_either_label():
     labels = np.repeat([0, 1], 200)
-    assert word2vec.nearest_has_label(torch.randn(400, 8), labels) == pytest.approx(0.5, abs=0.1)
-    assert word2vec.nearest_has_label(torch.eye(2)[labels] + 0.01 * torch.randn(400, 2), labels) == 1
+    assert word2vec.nearest_of_same_label(torch.randn(400, 8), labels) == pytest.approx(0.5, abs=0.1)
+    assert word2vec.nearest_of_same_label(torch.eye(2)[labels] + 0.01 * torch.randn(400, 2), labels) == 1
 
 
 def test_random_vectors_are_the_more_orthogonal_the_more_dimensions(capsys):
