@@ -46,9 +46,11 @@ IS_PICKLED = "has weights in PyTorch's own format; save them as model.safetensor
 def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | None = None, **entries) -> None:
     """Write a checkpoint, whole or not at all. weights: those of the model if None; or others, such
     as the trained ones alone. entries: what else it is to contain, tensors and plain values."""
+    config = asdict(model.config)
+    config["block_size"] += model.n_virtual  # that of the base: attach() takes the soft prompt's positions from it
     checkpoint = {
         "format": FORMAT,
-        "model_config": asdict(model.config),
+        "model_config": config,
         "tokenizer": tokenizer.to_dict(),
         "model": model.state_dict() if weights is None else weights,
         **entries,

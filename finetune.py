@@ -88,7 +88,7 @@ Document = tuple[list[int], list[int]]  # inputs, and the target of each
 @dataclass
 class Options:
     method: Literal["full", "lora", "adapter", "prefix", "prompt", "scratch", "all", "sweep"] = option(
-        "lora", "method of stage 3; scratch: a new model, without stages 1 and 2"
+        "lora", "method of stage 3; scratch: train a new model, not that of stage 2"
     )
     init_from: PathStr = option("", "a run of train.py to start from (default: base.pt, trained on first use)")
     new_task: Literal[*TASKS] = option("swap", "task of stage 3; all others are learned in stage 2")
@@ -362,7 +362,7 @@ def learn(instructed: GPT, texts: Texts, options: Options, worker: Worker, name:
 
     path = FOLDER / (as_word(name) + ".pt")
     trained = trained_state(model)
-    save(path, model, texts, trained, **entries)
+    save(path, model, texts, trained if entries else None, **entries)
     row = measure(model, path, texts, options.new_task, worker)
     row.trained = sum(p.numel() for p in trained.values())
     row.of_all = row.trained / instructed.num_params()
@@ -448,12 +448,36 @@ def attach_parameters(model: GPT, options: Options) -> dict:
         "targets": options.targets,
     }
     attach(model, **how)
-    block_size = model.config.block_size
-    if block_size < LONGEST:
-        left = f"--rank={options.rank} virtual tokens leave {block_size} for the text, which needs {LONGEST}"
-        raise UserError(f"{left}; use a lower rank")
     base = {"path": INSTRUCTED.as_posix(), "sha256": sha256_of(INSTRUCTED)}
     return {"peft": how, "base": base}
+
+
+def possible_ways(chosen: dict[str, Options], base: GPT) -> dict[str, Options]:
+    """Those of the chosen ways that the model can learn by, as a soft prompt takes positions of the
+    context. The others are named, and left out. Raises UserError if there is only one."""
+    possible = {}
+    for name, options in chosen.items():
+        problem = prompt_problem(options, base)
+        if problem and len(chosen) == 1:
+            raise UserError(problem)
+        if problem:
+            print(f"left out: {name}, as {problem}")
+        else:
+            possible[name] = options
+    return possible
+
+
+def prompt_problem(options: Options, base: GPT) -> str:
+    """Why the model cannot have this soft prompt; "" if it can, or if the method is another one."""
+    if options.method != "prompt":
+        return ""
+    left = base.config.block_size - options.rank
+    if left < LONGEST:
+        few = f"{options.rank} virtual tokens leave {left} positions for the text, which needs {LONGEST}"
+        return f"{few}; use a lower rank"
+    if base.config.start_token is not None:
+        return "the model was trained with document_mask, which hides a soft prompt; use another method, such as prefix"
+    return ""
 
 
 def as_word(name: str) -> str:
@@ -731,13 +755,13 @@ def main() -> None:
     base.to(worker.device)
     texts.tokenizer = tokenizer  # a base that train.py made has another one
     texts.data = base_data
+    chosen = possible_ways(ways(options), base)
     rows["base"] = measure(base, path, texts, options.new_task, worker)
 
     instructed, history = instruct(base, path, texts, options, worker)
     rows["instructed"] = measure(instructed, INSTRUCTED, texts, options.new_task, worker)
 
     print(f"\nstage 3, a new task: {options.num_examples:,} examples of {options.new_task}")
-    chosen = ways(options)
     lines = 5 if len(chosen) == 1 else 0
     for name, changed in chosen.items():
         model, rows[name] = learn(instructed, texts, changed, worker, name, lines)

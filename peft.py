@@ -176,7 +176,8 @@ class PromptedGPT(GPT):
     def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
         """Arguments and result as in GPT. With an empty KV cache, or none, the virtual tokens are read
         before idx."""
-        if cache is not None and cache.length > 0:
+        # A compiled step always has cached tokens, and must not read their number: sample.compile_step()
+        if cache is not None and (torch.compiler.is_compiling() or cache.length > 0):
             return super().hidden_states(idx, cache)
         V = self.config.vocab_size
         virtual = torch.arange(V, V + self.n_virtual, device=idx.device)
@@ -193,7 +194,7 @@ class PromptedGPT(GPT):
         virtual_ids = (idx - V).clamp(min=0)
         virtual = self.prompt[virtual_ids]
         is_virtual = idx >= V
-        return torch.where(is_virtual.unsqueeze(2), virtual.to(tokens), tokens)
+        return torch.where(is_virtual.unsqueeze(2), virtual, tokens)
 
     def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         # In the history, V is the id of "no token": for the tokens after it, a virtual token is none

@@ -124,8 +124,10 @@ class Law:
         writes them after training (Sardana et al. 2024)."""
         # With infinitely many training tokens, the loss is E + A / N^alpha. A smaller N never reaches it
         smallest = (self.A / (loss - self.E)) ** (1 / self.alpha)
+        # The optimum if nothing is served; serving only makes the best N smaller
+        largest = smallest * ((self.alpha + self.beta) / self.beta) ** (1 / self.alpha)
         # 20,000 candidates, evenly spaced on a logarithmic axis
-        N = smallest * np.geomspace(1.001, 1000, 20_000)
+        N = np.geomspace(1.001 * smallest, largest, 20_000)
         D_term = loss - self.E - self.A / N**self.alpha  # what is left for B / D^beta
         D = (self.B / D_term) ** (1 / self.beta)
         best = cost(N, D, served).argmin()
@@ -536,42 +538,33 @@ def print_tokens_needed(results: list[Result]) -> None:
     needed = tokens_needed(results, narrowest.loss)
     rows = [["width", "N", "tokens D", "D, relative", "6 N D, relative"]]
     for width, N, D in zip(WIDTHS, sizes, needed, strict=True):
-        tokens_ratio = D / narrowest.D
-        compute_ratio = tokens_ratio * N / narrowest.N
-        row = [str(width)]
-        for number in (N, D):
-            row.append(f"{number:,.0f}")
-        for ratio in (tokens_ratio, compute_ratio):
-            row.append(f"{ratio:.0%}")
+        row = [str(width), f"{N:,.0f}"]
+        if math.isnan(D):
+            row += ["outside of its runs", "", ""]
+        else:
+            tokens_ratio = D / narrowest.D
+            compute_ratio = tokens_ratio * N / narrowest.N
+            row += [f"{D:,.0f}", f"{tokens_ratio:.0%}", f"{compute_ratio:.0%}"]
         rows.append(row)
     print(f"\nHow many tokens does each width need to reach a loss of {narrowest.loss:.3f}? (By its runs.)")
     print_table(rows)
-    slope = slope_of_logs(sizes, needed)
-    print(f"Ten times the parameters need {10**slope:.0%} of the tokens: D is proportional to N^{slope:.2f}.")
 
 
 def tokens_needed(results: list[Result], loss: float) -> np.ndarray:
     """How many training tokens each width needs to reach a loss, (widths,): interpolated between its
-    runs on a logarithmic axis of tokens. NaN if it is outside of its runs."""
+    runs on a logarithmic axis of tokens. NaN if the loss is outside of its runs, or does not fall with
+    each budget."""
     needed = []
     for i in range(len(WIDTHS)):
         of_width = results[i :: len(WIDTHS)]  # from the smallest budget to the largest
         log_D = log_column(of_width, "D")
         # np.interp() wants rising numbers, so all losses get a minus
         rising = -column(of_width, "loss")
-        at_loss = np.interp(-loss, rising, log_D, left=math.nan, right=math.nan)
+        at_loss = math.nan
+        if (np.diff(rising) > 0).all():
+            at_loss = np.interp(-loss, rising, log_D, left=math.nan, right=math.nan)
         needed.append(math.exp(at_loss))
     return np.array(needed)
-
-
-def slope_of_logs(x: np.ndarray, y: np.ndarray) -> float:
-    """The p for which y is nearest to a multiple of x^p: the slope of a straight line through the
-    logarithms. Where y is NaN, it does not count."""
-    known = np.isfinite(y)
-    log_x = np.log(x[known])
-    log_y = np.log(y[known])
-    slope, _ = np.polyfit(log_x, log_y, 1)
-    return slope
 
 
 # ----------------------------------------------------------------------------- second part: other laws

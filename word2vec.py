@@ -77,7 +77,7 @@ LEARNING_RATE = 0.1
 FREQUENT = 5000
 # The hidden state of a GPT is averaged over this number of occurrences of a word
 OCCURRENCES = 10
-# Keywords that are also English words, and how many occurrences of each sense are compared
+# Keywords that are also English words, and how many occurrences of each sense are compared, at most
 TWO_SENSES = ("for", "if", "while", "with")
 PER_SENSE = 100
 # Words of Python whose neighbors are shown
@@ -631,8 +631,9 @@ def compare_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.G
         comment_ends = senses["comment"]
         if len(statement_ends) < 2 or len(comment_ends) < 2:
             continue
-        statements = hidden_states(model, tokenizer, text, statement_ends, PER_SENSE, rng)
-        comments = hidden_states(model, tokenizer, text, comment_ends, PER_SENSE, rng)
+        n = min(PER_SENSE, len(statement_ends), len(comment_ends))  # as many of both
+        statements = hidden_states(model, tokenizer, text, statement_ends, n, rng)
+        comments = hidden_states(model, tokenizer, text, comment_ends, n, rng)
         across = cosine(statements, comments).mean().item()
         row = [word]
         for value in (mean_cosine(statements), mean_cosine(comments), across):
@@ -643,7 +644,7 @@ def compare_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.G
         row.append(f"{same_sense:.0%}")
         rows.append(row)
     print("\none word in two senses: the mean cosine of its hidden states within a sense, and across both; and how")
-    print("often the nearest other occurrence has the same sense (by chance 50%, if there are as many of both)")
+    print("often the nearest other occurrence has the same sense (by chance, 50%)")
     print_table(rows)
 
 

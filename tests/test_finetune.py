@@ -15,7 +15,7 @@ import finetune
 import prepare_data
 import sample
 import train
-from checkpoint import load_checkpoint, load_model
+from checkpoint import load_checkpoint, load_model, save_model
 from finetune import BASE, INSTRUCTED, TASKS, Row, Texts, encode, exact_match, instruction, make_batch, one_per_word
 from model import GPT, GPTConfig
 from optim import Recipe
@@ -128,9 +128,28 @@ def test_from_scratch_nothing_of_the_earlier_stages_is_left(call, small, monkeyp
 
 
 def test_a_soft_prompt_leaves_room_for_the_longest_document(fails, small):
-    assert "--rank=30 virtual tokens leave 34 for the text, which needs 42" in fails(
-        finetune, *FEW, "--method=prompt", "--rank=30"
-    )
+    few = "30 virtual tokens leave 34 positions for the text, which needs 42; use a lower rank"
+    assert few in fails(finetune, *FEW, "--method=prompt", "--rank=30")
+
+
+def test_ways_that_a_model_cannot_have_are_named_and_left_out(capsys):
+    """Before anything is trained: a soft prompt, in a short context or with document_mask."""
+    chosen = finetune.ways(finetune.Options(method="all"))
+    assert finetune.possible_ways(chosen, tiny_gpt()) == chosen
+    assert not capsys.readouterr().out
+    short = GPT(GPTConfig(vocab_size=CHAR.vocab_size, block_size=50, **TINY))
+    for model, why in ((short, "leave 30 positions"), (tiny_gpt(start_token=0), "document_mask")):
+        possible = finetune.possible_ways(chosen, model)
+        assert possible == {name: way for name, way in chosen.items() if way.method != "prompt"}
+        out = capsys.readouterr().out
+        assert out.startswith("left out: prompt, 20 tokens, as") and why in out and out.count("\n") == 1
+
+
+def test_a_model_whose_weights_are_tied_is_saved_whole(call, small):
+    save_model(Path("tied.pt"), tiny_gpt(tie_weights=True), CHAR, config={"dataset": None})
+    for method in ("full", "scratch"):
+        done(call, f"--method={method}", "--init_from=tied.pt")
+        assert load_model(f"out/finetune/{method}.pt")[0].config.tie_weights
 
 
 def test_the_same_seed_gives_the_same_weights(call, small):

@@ -1714,7 +1714,7 @@ def show(name: str) -> None:
     try:
         rows = {"right": expected, "our code": compute()}
     except pytest.skip.Exception as skipped:  # it needs the names of the lectures
-        raise console.UserError(f"{name}: {skipped}; python prepare_data.py names") from None
+        raise console.UserError(f"{name}: {skipped}") from None
     for label, values in rows.items():
         listed = " ".join(f"{value:.7g}" for value in numbers(values))
         print(textwrap.fill(listed, 118, initial_indent=f"{label:10}", subsequent_indent=" " * 10))

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -5,10 +6,13 @@ import torch
 from torch import nn
 
 import sample
+from checkpoint import load_model, save_model
+from files import sha256_of
 from gpt2 import GPT2_OPTIONS
 from model import GPT, ConfigError, GPTConfig
 from optim import Recipe, make_optimizer
 from peft import Adapter, LoRALinear, attach, merge, trained_state
+from tokenizer import CharTokenizer
 
 SIZES = {"vocab_size": 29, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "zero_init": False}
 KINDS = {
@@ -24,7 +28,8 @@ METHODS = ("lora", "adapter", "prefix", "prompt")
 
 @pytest.fixture(params=KINDS)
 def model(request) -> GPT:
-    if request.param == "documents" and "prompt" in request.node.name:
+    method = request.node.callspec.params.get("method", "prompt" if "soft_prompt" in request.node.name else "")
+    if request.param == "documents" and method == "prompt":
         pytest.skip("refused: a test below")
     torch.manual_seed(0)
     return GPT(GPTConfig(**KINDS[request.param])).eval()
@@ -186,6 +191,26 @@ def test_a_soft_prompt_of_embeddings_is_a_hard_prompt(model):
     torch.testing.assert_close(model(x)[0], expected, rtol=1e-5, atol=1e-5)
     loss = nn.functional.cross_entropy(expected.flatten(0, 1), x.flatten())
     assert model(x, x)[1].item() == pytest.approx(loss.item())
+
+
+def test_a_soft_prompt_starts_as_tokens_of_the_vocabulary(model):
+    attach(model, "prompt", 9)
+    drawn = [(model.transformer.wte.weight[:29] == row).all(dim=1).nonzero().tolist() for row in model.prompt]
+    assert all(len(found) == 1 for found in drawn) and len({found[0][0] for found in drawn}) > 1
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal", "rope", "alibi", "t5"])
+def test_a_saved_soft_prompt_is_opened_with_the_same_context(position, tmp_path):
+    base = GPT(GPTConfig(**SIZES | {"position": position, "tie_weights": position == "learned"})).eval()
+    tokenizer = CharTokenizer([chr(97 + i) for i in range(26)] + ["\n", " ", "."])
+    save_model(tmp_path / "base.pt", base, tokenizer)
+    model = stir(attach(copy.deepcopy(base), "prompt", 5))
+    how = {"method": "prompt", "rank": 5, "alpha": 16.0, "targets": "qv"}
+    file = {"path": str(tmp_path / "base.pt"), "sha256": sha256_of(tmp_path / "base.pt")}
+    save_model(tmp_path / "prompt.pt", model, tokenizer, trained_state(model), peft=how, base=file)
+    opened, _ = load_model(tmp_path / "prompt.pt")
+    assert opened.config == model.config and opened.config.block_size == 11
+    torch.testing.assert_close(opened(tokens())[0], model(tokens())[0])
 
 
 def test_after_a_soft_prompt_a_token_has_no_predecessor():

@@ -18,6 +18,7 @@ import train
 from checkpoint import load_model
 from console import UserError
 from model import GPT, GPTConfig
+from peft import attach
 from sample import Int8Linear, KVCache, OneDNNLinear, speed_up
 from tokenizer import BPETokenizer, train_bpe
 
@@ -360,13 +361,17 @@ def test_a_pass_is_not_compiled_again_for_each_token(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", traced)
     model = shaken(GPTConfig(**SMALL | {"lookback": 2})).eval()
-    counts = []
-    for new_tokens in (4, 30):
-        torch.compiler.reset()
-        graphs.clear()
-        sample.generate(model, torch.zeros(2, 3, dtype=torch.long), new_tokens, compile=True)
-        counts.append(len(graphs))
-    assert counts[0] == counts[1] > 0
+    prompted = attach(shaken(GPTConfig(**SMALL | {"lookback": 2})).eval(), "prompt", 3)
+    for net, T in ((model, 3), (prompted, 3), (prompted, 1)):  # a soft prompt makes the first pass longer
+        counts = []
+        for new_tokens in (4, 30):
+            torch.compiler.reset()
+            graphs.clear()
+            idx = torch.zeros(2, T, dtype=torch.long)
+            compiled = sample.generate(net, idx, new_tokens, compile=True, temperature=0)
+            counts.append(len(graphs))
+            assert torch.equal(compiled, net.generate(idx, new_tokens, temperature=0))
+        assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("compile", [False, True])

@@ -327,13 +327,43 @@ def test_the_tokens_that_a_width_needs_are_interpolated_between_its_runs(capsys)
         assert law.loss(run.N, D) == pytest.approx(target, abs=0.01)
     assert np.isnan(scaling.tokens_needed(results, 5.0)).all() and np.isnan(scaling.tokens_needed(results, 0.9)).all()
     scaling.print_tokens_needed(results)
-    _, _, _, *rows, last = capsys.readouterr().out.splitlines()
-    assert [row.split()[3] for row in rows] == [f"{D / results[-5].D:.0%}" for D in needed]
-    slope = np.polyfit(np.log([run.N for run in results[-5:]]), np.log(needed), 1)[0]
-    assert f"need {10**slope:.0%} of the tokens: D is proportional to N^{slope:.2f}" in last
+    _, _, _, *rows = capsys.readouterr().out.splitlines()
+    for row, run, D in zip(rows, results[-5:], needed, strict=True):
+        ratio, compute = D / results[-5].D, run.N * D / (results[-5].N * results[-5].D)
+        assert row.split()[1:] == [f"{run.N:,.0f}", f"{D:,.0f}", f"{ratio:.0%}", f"{compute:.0%}"]
 
 
-def test_the_slope_of_a_power_law_is_its_exponent():
-    x = np.array([1.0, 2.0, 5.0, 40.0])
-    assert scaling.slope_of_logs(x, 3 * x**-0.7) == pytest.approx(-0.7)
-    assert scaling.slope_of_logs(x, np.array([math.nan, 4.0, 10.0, math.nan])) == pytest.approx(1)
+def test_a_loss_outside_of_the_runs_of_a_width_is_named(capsys):
+    results = family_runs(0.0)
+    results[1] = replace(results[1], loss=results[-5].loss - 0.01)  # the second width is better than that at once
+    results[2] = replace(results[2], loss=results[7].loss)  # the third does not fall
+    needed = scaling.tokens_needed(results, results[-5].loss)
+    assert np.isnan(needed).tolist() == [False, True, True, False, False]
+    scaling.print_tokens_needed(results)
+    assert capsys.readouterr().out.count("outside of its runs") == 2
+
+
+def test_the_cheapest_models_are_printed_with_their_cost(capsys):
+    law, largest = Law(E=0.87, A=170, B=131, alpha=0.585, beta=0.413), family_runs(0.0)[-1]
+    scaling.print_best_sizes_if_served(law, largest)
+    *_, first, once, ten, hundred = (line.split() for line in capsys.readouterr().out.splitlines())
+    N, D = law.optimum(6 * largest.N * largest.D)
+    for row, times in ((first, 0), (once, 1), (ten, 10), (hundred, 100)):
+        served, n, d = (float(cell.replace(",", "")) for cell in row[:3])
+        assert served == pytest.approx(times * D, rel=1e-3, abs=1)
+        assert law.loss(n, d) == pytest.approx(law.loss(N, D), rel=1e-6)
+        costs = 6 * n * d, 6 * n * d + 2 * n * served, 6 * N * D + 2 * N * served
+        assert [float(cell) for cell in row[4:]] == pytest.approx(costs, rel=0.05)
+    assert float(hundred[5]) < 0.6 * float(hundred[6])
+
+
+def test_the_cost_of_training_and_serving():
+    assert scaling.cost(100, 1000) == 600_000
+    assert scaling.cost(100, 1000, 50) == 610_000
+
+
+def test_the_cheapest_model_of_small_exponents():
+    """The optimum is far from the smallest possible N there."""
+    law = Law(E=0.0, A=(8.8e13) ** 0.076, B=(5.4e13) ** 0.095, alpha=0.076, beta=0.095)
+    N, D = law.optimum(1e21)
+    assert law.cheapest(law.loss(N, D), 0) == pytest.approx((N, D), rel=5e-3)

@@ -293,12 +293,13 @@ def test_the_senses_of_a_keyword_are_told_apart_by_its_line():
 
 def test_cosines_within_a_sense_and_across(monkeypatch, capsys):
     """Two senses whose hidden states are two directions, up to some noise."""
-    ends_of = {"if": {"statement": [1, 1], "comment": [2, 2]}, "for": {"statement": [1], "comment": [2, 2]}}
+    ends_of = {"if": {"statement": [1, 1, 1], "comment": [2, 2]}, "for": {"statement": [1], "comment": [2, 2]}}
     monkeypatch.setattr(word2vec, "TWO_SENSES", ("if", "for"))
     monkeypatch.setattr(word2vec, "find_senses", lambda text, word: ends_of[word])
     directions = {1: torch.tensor([1.0, 0.0, 0.0]), 2: torch.tensor([0.6, 0.8, 0.0])}
 
     def states(model, tokenizer, text, ends, n, rng):
+        assert n == 2  # as many of both
         return directions[ends[0]] + 0.01 * torch.randn(20, 3)
 
     monkeypatch.setattr(word2vec, "hidden_states", states)
@@ -320,3 +321,13 @@ def test_random_vectors_are_the_more_orthogonal_the_more_dimensions(capsys):
     for mean, d in printed.items():
         expected = 0.5 if d == "3" else math.sqrt(2 / (math.pi * int(d.replace(",", ""))))
         assert float(mean) == pytest.approx(expected, abs=0.015)
+
+
+def test_as_many_occurrences_are_read_as_asked_for():
+    model = GPT(GPTConfig(vocab_size=60, block_size=8, n_layer=1, n_head=2, n_embd=8)).eval()
+    tokenizer = CharTokenizer(sorted(set(TEXT)))
+    ends = word2vec.find_ends(TEXT * 5, ["dict"])["dict"]
+    for n in (1, 3, 1000):
+        rng = np.random.default_rng(0)
+        late = sum(end >= 64 for end in ends)
+        assert word2vec.hidden_states(model, tokenizer, TEXT * 5, ends, n, rng).shape == (min(n, late), 8)
