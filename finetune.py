@@ -713,10 +713,11 @@ def draw_plot(history: list[dict], rows: dict[str, Row]) -> None:
         percent = [100 * accuracies[task] for accuracies in history]
         by_task[task] = (steps, percent, "o-")
     by_method = {}
-    for method, curve in curves(rows).items():
+    for i, (method, curve) in enumerate(curves(rows).items()):
         new = 100 * np.array(curve.new_task)
         old = 100 * np.array(curve.old_tasks)
-        by_method[method] = (new, old, "o-")
+        style = "o-" if i < 10 else "s--"  # after ten, the colors begin again
+        by_method[method] = (new, old, style)
     left = {
         "title": "stage 2: instruction tuning",
         "curves": by_task,
