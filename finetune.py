@@ -599,9 +599,9 @@ def measure(model: GPT, path: Path, texts: Texts, new_task: str, worker: Worker)
 
 # ----------------------------------------------------------------------------- ways to do stage 3, compared
 
-# --method=all: what each variant changes in the options. Each has its own learning rate, found as above, but
-# "full, lr / 4" and "full, L2-SP", which show what a lower rate and a penalty keep; a soft prompt and
-# training from scratch do not reach 97 %, and have the best rate
+# --method=all: what each variant changes in the options. Learning rates are found as above, with three
+# exceptions: "full, lr / 4" shows what a lower one keeps, and a soft prompt and training from scratch,
+# which do not reach 97 %, have the best one
 VARIANTS = {
     "full": {"method": "full"},
     "full, lr / 4": {"method": "full", "learning_rate": 0.000125},

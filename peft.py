@@ -259,7 +259,7 @@ def attach_adapters(block: Block, rank: int) -> None:
 
 def attach_prefix(block: Block, rank: int) -> None:
     # An object of Python can change its class: it keeps its parameters, and gets the methods of the new
-    # class. (Its __init__() does not run again; otherwise a new layer would have to copy all of this one.)
+    # class, whose __init__() does not run. A new layer would have to copy all of this one.
     block.attn.__class__ = PrefixAttention
     block.attn.add_prefix(rank)
 

@@ -218,7 +218,7 @@ class KVCache:
 
     def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Append the tokens idx (B, T). Returns their positions (T,), and the history up to n_keys,
-        (B, lookback + n_keys). Raises ValueError if they exceed block_size."""
+        (B, lookback + n_keys). Raises ValueError if there is no room for them."""
         T = idx.shape[1]
         lookback = self.config.lookback
         if self.static and T == 1:
