@@ -1,7 +1,10 @@
-"""OpenAI's GPT-2 weights as one of our checkpoints, without the transformers package.
+"""OpenAI's GPT-2 weights as one of our checkpoints, without the transformers package; and back.
 
     from checkpoint import load_model
     model, tokenizer = load_model("gpt2")       # downloads 0.5 GB, once; or a local file or folder
+
+    from gpt2 import save_gpt2
+    save_gpt2(model, "exported")                # a model with GPT-2's options, for other programs
 
 The file is in the safetensors format, which is simple enough to be read here:
 
@@ -19,8 +22,8 @@ from pathlib import Path
 import torch
 
 from console import UserError
-from files import DOWNLOADS, download
-from model import GPTConfig
+from files import DOWNLOADS, download, replace_file
+from model import GPT, GPTConfig
 
 # From 124 million to 1.6 billion parameters (Radford et al. 2019). The sizes are read from the file
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -180,3 +183,74 @@ def load_gpt2(path: Path) -> dict:
         # Not a dataset: if evaluate.py or look.py find this name, they ask for a dataset or a text
         "config": {"dataset": "gpt2"},
     }
+
+
+# ----------------------------------------------------------------------------- export
+
+
+def save_gpt2(model: GPT, folder: str | Path) -> None:
+    """Write a model with GPT-2's options, of any size, as model.safetensors and config.json, under
+    OpenAI's names. Other programs can open the folder, such as transformers by
+    GPT2LMHeadModel.from_pretrained(folder). The tokenizer is not part of it. Raises UserError if the
+    model is not a GPT-2."""
+    refuse_other_models(model)
+    config = model.config
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        name = name.removeprefix("transformer.")
+        if name == "wte.weight":
+            tensor = tensor[: config.vocab_size]  # without the padding of vocab_multiple
+        if name.startswith("h.") and tensor.dim() == 2:
+            tensor = tensor.t()  # the matrices of the blocks are stored as (inputs, outputs)
+        if name != "lm_head.weight":  # the same matrix as wte.weight
+            tensors[name] = tensor.float().contiguous().cpu()
+    end_token = START_TOKEN if config.vocab_size == VOCAB_SIZE else None
+    settings = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": "gelu_new",  # its name for gelu_tanh
+        "vocab_size": config.vocab_size,
+        "n_positions": config.block_size,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_embd": config.n_embd,
+        "bos_token_id": end_token,
+        "eos_token_id": end_token,
+    }
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_safetensors(folder / "model.safetensors", tensors)
+    text = json.dumps(settings, indent=2) + "\n"
+    replace_file(folder / "config.json", lambda file: file.write(text.encode()))
+
+
+def refuse_other_models(model: GPT) -> None:
+    """Raise UserError if a model has other options than GPT-2, or layers of peft.py."""
+    config = model.config
+    needed = {**GPT2_OPTIONS, "n_kv_head": config.n_head, "lookback": 0, "start_token": None}
+    others = [f"{name}={getattr(config, name)}" for name, value in needed.items() if getattr(config, name) != value]
+    if others:
+        raise UserError(f"this model is no GPT-2: {', '.join(others)}; train it with the options of config/gpt2.toml")
+    with torch.device("meta"):  # shapes alone
+        plain = GPT(config)
+    if model.state_dict().keys() != plain.state_dict().keys():
+        raise UserError("GPT-2 has no layers of peft.py; export the model that they were attached to")
+
+
+def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write float32 tensors, in the format at the top of this file."""
+    header = {"__metadata__": {"format": "pt"}}  # transformers asks for this entry
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that each number begins at a multiple of its size
+
+    def write(file) -> None:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for tensor in tensors.values():
+            file.write(tensor.numpy().tobytes())
+
+    replace_file(path, write)

@@ -1,4 +1,5 @@
 import hashlib
+import json
 import math
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import gpt2
 from checkpoint import load_model
 from console import UserError
 from model import GPT, ConfigError, GPTConfig
+from peft import attach
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
 
@@ -237,3 +239,69 @@ def test_tokens_that_were_added_to_gpt2_are_left_out(capsys, more):
     assert found in capsys.readouterr().err
     Path("model.safetensors").write_bytes(safetensors(tensors | {"wte.weight": wte, "lm_head.weight": wte[:50_257]}))
     assert torch.equal(open_gpt2("model.safetensors").lm_head.weight, plain["lm_head.weight"])
+
+
+# ----------------------------------------------------------------------------- export
+
+
+def trained_gpt2(vocab_size: int = 50_257, **options) -> GPT:
+    """A GPT with GPT-2's options and random weights, biases and norms included."""
+    torch.manual_seed(1)
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 24}
+    model = GPT(GPTConfig(vocab_size=vocab_size, **shape | gpt2.GPT2_OPTIONS | options)).eval()
+    for p in model.parameters():
+        p.data.normal_(std=0.3)
+    return model
+
+
+def test_an_exported_model_is_the_same_gpt2_for_other_programs():
+    """By its formulas under OpenAI's names, and by our reader. The rows of vocab_multiple stay at home."""
+    model = trained_gpt2(vocab_multiple=128)
+    gpt2.save_gpt2(model, "exported")
+    tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
+    published = {name for name in gpt2_tensors() if not name.endswith(".attn.bias")}
+    assert tensors.keys() == published and tensors["wte.weight"].shape == (50_257, 32)
+    check_logits(model, tensors)
+    again = open_gpt2("exported")
+    idx = torch.randint(50_257, (1, 24))
+    with torch.no_grad():
+        assert torch.equal(again(idx)[0], model(idx)[0])
+    again.transformer.wte.weight.data.zero_()
+    gpt2.save_gpt2(again, "exported")  # over the file that it was read from
+    assert not open_gpt2("exported").transformer.wte.weight.any()
+    assert sorted(path.name for path in Path("exported").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_the_exported_settings_are_those_of_the_model():
+    gpt2.save_gpt2(trained_gpt2(vocab_size=65), Path("out") / "small")
+    settings = json.loads(Path("out/small/config.json").read_text())
+    sizes = {"vocab_size": 65, "n_positions": 24, "n_layer": 2, "n_head": 2, "n_embd": 32}
+    assert settings.items() >= sizes.items() and settings["eos_token_id"] is None
+    header = Path("out/small/model.safetensors").read_bytes()
+    assert int.from_bytes(header[:8], "little") % 8 == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position": "rope"},
+        {"bias": False},
+        {"n_kv_head": 1},
+        {"lookback": 3},
+        {"start_token": 0},
+        {"activation": "gelu"},
+        {"tie_weights": False},
+    ],
+)
+def test_only_a_gpt2_is_exported(options):
+    with pytest.raises(UserError, match=f"this model is no GPT-2: .*{next(iter(options))}.*; train it with"):
+        gpt2.save_gpt2(trained_gpt2(vocab_size=65, **options), "exported")
+    assert not Path("exported").exists()
+
+
+@pytest.mark.parametrize("method", ["lora", "prompt"])
+def test_a_gpt2_with_more_layers_is_not_exported(method):
+    model = trained_gpt2(vocab_size=65)
+    attach(model, method, rank=2)
+    with pytest.raises(UserError, match="no layers of peft.py; export the model"):
+        gpt2.save_gpt2(model, "exported")
