@@ -303,5 +303,5 @@ def test_only_a_gpt2_is_exported(options):
 def test_a_gpt2_with_more_layers_is_not_exported(method):
     model = trained_gpt2(vocab_size=65)
     attach(model, method, rank=2)
-    with pytest.raises(UserError, match="no layers of peft.py; export the model"):
+    with pytest.raises(UserError, match=r"no layers of peft.py; export the model"):
         gpt2.save_gpt2(model, "exported")
