@@ -1,4 +1,4 @@
-"""Draw two plots of README.md and docs/results.md, with the numbers in the tables of docs/results.md.
+"""Draw two plots, with the numbers in tables of docs/results.md and docs/ablations.md.
 
     python docs/draw_tables.py      # out/ladder.png and out/counting.png; the pages show copies, in assets/
 
@@ -114,10 +114,10 @@ def read_columns(page: str, heading: str) -> np.ndarray:
 
 
 def main() -> None:
-    page = Path(__file__).with_name("results.md").read_text(encoding="utf-8")
-    for draw in (ladder, counting):
+    results, ablations = (Path(__file__).with_name(name) for name in ("results.md", "ablations.md"))
+    for draw, page in ((ladder, results), (counting, ablations)):
         path = Path("out", f"{draw.__name__}.png")
-        draw(page, path)
+        draw(page.read_text(encoding="utf-8"), path)
         print(f"saved {path}")
 
 

@@ -31,7 +31,8 @@ import draw_tables
 
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README = PAGES[ROOT / "README.md"]
-RESULTS, TOUR, GLOSSARY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("results", "tour", "glossary"))
+RESULTS, ABLATIONS = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("results", "ablations"))
+TOUR, GLOSSARY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("tour", "glossary"))
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
 SCRIPTS = [path for path in sorted(ROOT.glob("*.py")) if path.name != "mine.py"]  # the reader's own, see check.py
@@ -188,7 +189,7 @@ def test_the_python_that_it_shows_runs(capsys):
 
 def test_the_names_to_overfit_are_made_as_the_results_say(names):
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "few.txt" in text]
-    exec(compile(text, "docs/results.md", "exec"), {})
+    exec(compile(text, "docs/ablations.md", "exec"), {})
     few, known = (path.read_text(encoding="utf-8").splitlines() for path in (Path("few.txt"), names))
     assert len(few) == 1250 and set(few) <= {*known}
 
@@ -197,14 +198,14 @@ def test_the_parts_of_shakespeare_are_made_as_the_results_say(monkeypatch):
     prepare_data.prepare("shakespeare", file=local_copy("shakespeare"))
     monkeypatch.setattr(prepare_data, "open_source", prepare_data.open_source)  # to restore it
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "part{n}" in text]
-    exec(compile(text, "docs/results.md", "exec"), {})
+    exec(compile(text, "docs/ablations.md", "exec"), {})
     whole, sizes = prepare_data.load("shakespeare"), {len(prepare_data.load("shakespeare").train)}
     for n in (2, 4, 8):
         part = prepare_data.load(f"part{n}")
         assert part.train.tolist() == whole.train[: len(whole.train) // n].tolist()
         assert part.val.tolist() == whole.val.tolist() and part.tokenizer.to_dict() == whole.tokenizer.to_dict()
         sizes.add(len(part.train))
-    rows = [row["characters of training text"] for row in tables(RESULTS) if "characters of training text" in row]
+    rows = [row["characters of training text"] for row in tables(ABLATIONS) if "characters of training text" in row]
     assert {int(cell.replace(",", "")) for cell in rows} == sizes
 
 
@@ -212,7 +213,7 @@ def test_the_margin_of_a_game_is_measured_as_the_results_say(capsys):
     """With fewer games than there: of 60 letters, the margin is wide, and too small."""
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "import guess" in text]
     text = text.replace("< 300", "< 60").replace("(30, 60, 120, 480)", "(60, 480)")
-    exec(compile(text, "docs/results.md", "exec"), {})
+    exec(compile(text, "docs/ablations.md", "exec"), {})
     short, long = ([float(number) for number in line.split()] for line in capsys.readouterr().out.splitlines()[-2:])
     assert short[0] == 60 and 0.25 < short[1] < 0.42 and 0.6 < short[2] < 0.95 and -0.2 < short[4] < 0.05
     assert long[0] == 480 and 0.1 < long[1] < 0.2 and long[2] > 0.8 and abs(long[4]) < 0.05
@@ -434,7 +435,7 @@ def test_the_plot_of_counting_shows_its_tables(call, figures):
     assert path == Path("out/counting.png") and path.read_bytes().startswith(b"\x89PNG")
     assert [axes.get_xlabel() for axes in figure.axes] == ["steps of training", "characters of training text"]
     for axes in figure.axes:
-        rows = [row for row in tables(RESULTS) if axes.get_xlabel() in row]
+        rows = [row for row in tables(ABLATIONS) if axes.get_xlabel() in row]
         for line, column in zip(axes.lines, ("GPT", "8-gram", "both"), strict=True):
             drawn = [(float(row[axes.get_xlabel()].replace(",", "")), float(row[column].split()[0])) for row in rows]
             assert line.get_xydata().tolist() == [list(point) for point in drawn]
@@ -442,7 +443,7 @@ def test_the_plot_of_counting_shows_its_tables(call, figures):
 
 
 def test_a_mean_is_within_its_range():
-    triples = re.findall(r"(?<![\d.])(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", RESULTS)
+    triples = re.findall(r"(?<![\d.])(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", RESULTS + ABLATIONS)
     assert triples
     for triple in triples:
         mean, low, high = map(float, triple)
@@ -453,7 +454,7 @@ def test_the_lectures_model_has_the_size_that_the_results_state():
     options = tomllib.loads((ROOT / "config" / "lecture.toml").read_text(encoding="utf-8"))
     config = train.TrainConfig(**options).model_config()  # 65 tokens, as tiny Shakespeare
     gpt = model.GPT(config)
-    text = section(RESULTS, "The lecture's model")
+    text = section(ABLATIONS, "The lecture's model")
     assert f"{gpt.num_params():,} parameters" in " ".join(text.split())
     assert (config.position, config.activation, options["optimizer"]) == ("learned", "relu", "adamw")
     rows = [row for row in tables(text) if "validation loss" in row]
@@ -461,8 +462,8 @@ def test_the_lectures_model_has_the_size_that_the_results_state():
 
 
 def test_a_mixture_is_lower_than_its_parts():
-    """... in each row of the section about it."""
-    rows = [row for row in tables(section(RESULTS, "What counting still knows")) if "both" in row]
+    """... in each row about it."""
+    rows = [row for row in tables(RESULTS + ABLATIONS) if "both" in row and "GPT" in row]
     assert rows
     for row in rows:
         gpt, counted, both = (float(row[column].split()[0]) for column in ("GPT", "8-gram", "both"))
