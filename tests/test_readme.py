@@ -18,7 +18,9 @@ import torch
 from conftest import ROOT, local_copy, result
 
 import attention
+import checkpoint
 import console
+import gpt2
 import model
 import ngram
 import optim
@@ -240,6 +242,16 @@ def test_zipfs_law_holds_for_a_monkey_too_as_the_tour_says(capsys):
     exec(compile(text, "docs/tour.md", "exec"), {})
     words, typed = map(float, capsys.readouterr().out.split())
     assert words == pytest.approx(-1.14, abs=0.005) and typed == pytest.approx(-1.09, abs=0.02)
+
+
+def test_a_run_is_exported_as_the_howto_says():
+    options = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 16, "vocab_size": 256}
+    gpt = model.GPT(model.GPTConfig(**options | gpt2.GPT2_OPTIONS))
+    checkpoint.save_model(Path("out/gpt2/best.pt"), gpt, tokenizer.BPETokenizer({bytes([i]): i for i in range(256)}))
+    (text,) = [text for kind, text in BLOCKS if kind == "py" and "save_gpt2" in text]
+    exec(compile(text, "docs/howto.md", "exec"), {})
+    tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
+    assert torch.equal(tensors["wte.weight"], gpt.transformer.wte.weight)
 
 
 def test_the_worked_examples_that_pages_name_are_there():
