@@ -1,18 +1,18 @@
-"""Part 3: how tokens communicate: from an average of the past to a Transformer block, step by step.
+"""Part 3: how tokens communicate, from an average of the past to a Transformer block, step by step.
 
     python attention.py                          # a minute: ten steps, two of them with training on words
     python attention.py --max_iters=0            # without training
     python attention.py --dataset=names --plot   # and plots: what a trained head attends to, and sinusoids
 
 Read rnn.py before, model.py after. An MLP has separate weights for each position of its window, an RNN squeezes the
-past into one state. Here each token looks at itself and all earlier ones, and their content decides how much each
+past into one state. Here each token attends to itself and all earlier tokens, and their content decides how much each
 counts (Vaswani et al. 2017; Karpathy 2023, "Let's build GPT"). Stop after step 8 the first time: step 9 is the gradient
-by hand, step 10 how a GPU computes attention. The steps need PyTorch alone; training also opens a dataset.
+by hand, step 10 how a GPU computes attention. The steps need only PyTorch; training also opens a dataset.
 
-Shapes: B texts of T tokens, C channels (numbers) per token, V tokens in the vocabulary. In wei (T, T), row t says how
-much of each token goes into output t: weights that are computed from the text, not learned. The weights of later tokens
-are 0, because token t + 1 is what the model has to predict. A head computes one such wei; nh heads have d = C / nh
-channels each.
+Shapes: B texts of T tokens, C channels (numbers) per token, V tokens in the vocabulary. In wei (T, T), row t has
+the weight of each token in output t. These weights are computed from the text, not learned. The weights of later tokens
+are 0, because the model has to predict token t + 1. A head computes one such wei; nh heads have d = C / nh channels
+each.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def check_same(what, a, b):
 def causal_softmax(scores):
     """Turn scores (..., T, T), any numbers, into weights: rows that add up to 1, and 0 for the future.
 
-    The mask comes before the softmax, because exp(-inf) = 0. After it, the mask would leave sums below 1."""
+    The mask comes before the softmax, because exp(-inf) = 0. A mask after the softmax would leave sums below 1."""
     T = scores.shape[-1]
     future = torch.ones(T, T, dtype=torch.bool).triu(1)  # True above the diagonal
     scores = scores.masked_fill(future, -math.inf)
@@ -142,7 +142,7 @@ def measure_softmax(scores, upstream):
 
 def scaling():
     """3. Why divide by sqrt(d)? With independent numbers of mean 0 and variance 1, q k^T has variance d"""
-    print("variance: that of the scores; largest: mean of the largest weight, over 2,000 queries with 16 keys each;")
+    print("variance: variance of scores; largest: mean of the largest weight, over 2,000 queries with 16 keys each;")
     print("gradient: median fraction of a gradient that passes the softmax (equal weights: 1/16)")
     print_row("", ["q k^T alone:", "", "", "/ sqrt(d):", "", ""])
     print_row("d", ["variance", "largest", "gradient"] * 2)
@@ -161,8 +161,8 @@ def scaling():
 
 
 class Attention(nn.Module):
-    """nh heads at once, and a matrix, the output projection, that mixes what they find: x (B, T, C) -> (B, T, C).
-    One head makes one average; several can look for different things."""
+    """nh heads at once, and a matrix, the output projection, that mixes their outputs: x (B, T, C) -> (B, T, C).
+    One head makes one average; several heads can look for different things."""
 
     def __init__(self, C, nh):
         super().__init__()
@@ -190,7 +190,7 @@ def join_heads(x):
 
 
 class FeedForward(nn.Module):
-    """What each token computes with what it found: (B, T, C) -> (B, T, C), the same network for each token."""
+    """Process each token on its own, with the same network for all: (B, T, C) -> (B, T, C)."""
 
     def __init__(self, C):
         super().__init__()
@@ -208,8 +208,8 @@ class Block(nn.Module):
         x = x + feed_forward(ln_2(x))
 
     where a layer norm, ln, gives each token a mean of 0 and a variance of 1 over its channels, and then multiplies each
-    channel by a learned weight. `x +` is the residual connection: each part adds to x what it finds. norm "post" puts
-    the norm after the sum, ln(x + part(x)), as in 2017; None leaves it out. Step 6 shows what the two are good for."""
+    channel by a learned weight. `x +` is the residual connection: each part adds its output to x. norm "post" puts the
+    norm after the sum, ln(x + part(x)), as in 2017; None leaves the norm out. Step 6 shows what both are for."""
 
     def __init__(self, C, nh, feed_forward=True, residual=True, norm="pre"):
         super().__init__()
@@ -245,7 +245,7 @@ class Transformer(nn.Module):
         blocks = [Block(C, nh, **block_options) for _ in range(n_layer)]
         self.blocks = nn.Sequential(*blocks)
         pre_norm = blocks[0].norm == "pre"
-        self.ln_f = nn.LayerNorm(C, bias=False) if pre_norm else nn.Identity()  # pre-norm leaves the last sum as it is
+        self.ln_f = nn.LayerNorm(C, bias=False) if pre_norm else nn.Identity()  # pre-norm: the last sum has no norm yet
         self.output = nn.Linear(C, V, bias=False)
 
     def forward(self, idx):
@@ -293,8 +293,8 @@ def wave_angles(position, d):
 
 def sinusoids(position, C):
     """The vectors of positions (T,) in the first Transformer (Vaswani et al. 2017), (T, C): sine and cosine of each
-    angle, side by side. They need no training, and can be computed for any position. (What a trained model makes of
-    longer texts is another question: docs/results.md.)"""
+    angle, side by side. They need no training, and can be computed for any position. (Whether a trained model can
+    use longer contexts is another question: docs/results.md.)"""
     angles = wave_angles(position, C)  # (T, C/2)
     pairs = torch.stack((angles.sin(), angles.cos()), dim=2)  # (T, C/2, 2)
     return pairs.flatten(1)
@@ -321,8 +321,8 @@ class PositionedHead:
     learned     add a vector to each token, one for each position, as in GPT-2
     sinusoidal  add sines and cosines of the position
     RoPE        turn queries and keys by an angle that grows with the position
-    ALiBi       subtract from a score in proportion to the distance (Press et al. 2022); each head has another factor
-    T5          add to a score a number for each distance (Raffel et al. 2020; there, far ones share a number)"""
+    ALiBi       subtract from each score a multiple of the distance (Press et al. 2022); each head has its own factor
+    T5          add to each score a number for its distance (Raffel et al. 2020; there, far distances share a number)"""
 
     def __init__(self):
         self.Wq = torch.randn(32, 8) / math.sqrt(32)
@@ -351,7 +351,7 @@ class PositionedHead:
         return scores
 
     def last_output(self, encoding, x, position):
-        """Return what the last token gets, (C,). The values are the tokens themselves."""
+        """Return the output of the last token, (C,). The values are the tokens themselves."""
         scores = self.scores(encoding, x, position)
         wei = causal_softmax(scores)
         out = wei @ x
@@ -371,7 +371,7 @@ def positions():
         moved = (out_permuted - out).abs().max()
         scores = head.scores(encoding, x, position)
         scores_later = head.scores(encoding, x, position + 10)
-        shift = (scores_later - scores).tril()  # of the past, as the future is masked
+        shift = (scores_later - scores).tril()  # only the past, because the future is masked
         shift = shift.abs().max()
         print_row(encoding, [f"{moved:.6f}", f"{shift:.6f}"], width=26)
     print("Without an encoding, the order of the past changes nothing in one layer. RoPE, ALiBi and T5 see distances")
@@ -396,8 +396,8 @@ DEPTHS = (2, 8, 24, 48)  # blocks
 
 
 def through_blocks(n_layer, block_options):
-    """Send random numbers through a stack of blocks, and a random gradient back. Returns its size at the first block,
-    divided by its size after the last one; and the std of the last output."""
+    """Send random numbers through a stack of blocks, and a random gradient back. Returns the gradient's size at the
+    first block divided by its size after the last block, and the std of the last output."""
     blocks = [Block(C=64, nh=4, **block_options) for _ in range(n_layer)]
     blocks = nn.Sequential(*blocks)
     for p in blocks.parameters():
@@ -457,8 +457,8 @@ def train(model, tokens, T, steps, lr=0.01, batch_size=32):
 @torch.no_grad()
 def estimate_loss(model, tokens, T):
     """Return the loss on the first 50,000 tokens, in nats per token. Windows overlap by half, and only their second
-    halves count, so each token is predicted from T / 2 or more tokens before it: in a list of words, that is all of the
-    word so far."""
+    halves count, so each token is predicted from T / 2 or more tokens before it: in a list of words, these contain
+    the whole word so far."""
     half = T // 2
     windows = tokens[:50_000].unfold(0, T + 1, half)  # (n, T + 1), one every T / 2 tokens
     losses = []
@@ -466,7 +466,7 @@ def estimate_loss(model, tokens, T):
         x = some[:, :-1]
         y = some[:, 1:]
         logits = model(x)  # (256, T, V)
-        of_each = F.cross_entropy(logits.mT, y, reduction="none")  # (256, T); it wants the V logits in dimension 1
+        of_each = F.cross_entropy(logits.mT, y, reduction="none")  # (256, T); the V logits must be in dimension 1
         losses.append(of_each[:, half:])
     losses = torch.cat(losses)
     return losses.mean().item()
@@ -494,13 +494,13 @@ class ThreeTokens(nn.Module):
         self.output = nn.Linear(200, V)
 
     def forward(self, idx):
-        padded = F.pad(idx, (2, 0))  # two more tokens 0 in front, so the first ones have three, too
+        padded = F.pad(idx, (2, 0))  # two tokens 0 in front, so that the first tokens also have three
         windows = padded.unfold(1, 3, 1)  # (B, T, 3): each token and the two before it
         emb = self.C(windows).flatten(2)  # (B, T, 30)
         return self.output(self.hidden(emb).tanh())
 
 
-PARTS = {  # the models to compare, beside the bigram model and the MLP: each adds a part to the one above
+PARTS = {  # the models to compare, beside the bigram model and the MLP: each adds a part to the model above
     "one head": {"nh": 1, "feed_forward": False, "residual": False, "norm": None},
     "four heads": {"nh": 4, "feed_forward": False, "residual": False, "norm": None},
     "  and feed-forward": {"nh": 4, "residual": False, "norm": None},
@@ -518,7 +518,7 @@ def make_model(name, V, T):
 
 
 def first_words(model, text):
-    """Return the first five words that a model writes."""
+    """Return the first five words that a model generates."""
     tokens = sample(model, text.start, text.T)
     words = text.decode(tokens).split()
     return " ".join(words[:5])
@@ -605,7 +605,7 @@ class Norm:
         self.weight.grad = dweight.sum(dim=(0, 1))  # the sum over all tokens
         dxhat = dout * self.weight
         # as for batch norm in mlp.py, but over the channels of a token instead of a batch: a change of x also moves the
-        # mean and the std, and what passes through these two is subtracted
+        # mean and the std, and the gradient through these two is subtracted
         through_mean = dxhat.mean(dim=-1, keepdim=True)
         agreement = (dxhat * self.xhat).mean(dim=-1, keepdim=True)
         through_std = self.xhat * agreement
@@ -650,7 +650,7 @@ def attention_backward(q, k, v, wei, dout):
     dv = wei.mT @ dout
     dwei = dout @ v.mT
     # softmax: the weights of a row always add up to 1, so the same number added to all of its dwei changes nothing;
-    # what counts is only the difference from their weighted mean
+    # only the differences from their weighted mean matter
     mean = (wei * dwei).sum(dim=-1, keepdim=True)
     dscores = wei * (dwei - mean)
     dscores = dscores / math.sqrt(q.shape[-1])
@@ -709,10 +709,10 @@ class TransformerByHand:
     def backward(self, dlogits):
         """The same lines, from the last to the first."""
         dx = run_backward(self.output, dlogits)
-        # x + part(x): a change of x reaches the loss in two ways, directly and through the part. The gradients add up
+        # x + part(x): a change of x reaches the loss on two paths, directly and through the part. The gradients add up
         dx = dx + run_backward(self.feed_forward, dx)
         dx = dx + run_backward(self.attention, dx)
-        # a row of an embedding gets the sum of the gradients of all places where it was looked up
+        # a row of an embedding gets the sum of the gradients at all positions where it was looked up
         B, T = self.idx.shape
         self.wpe.grad = torch.zeros_like(self.wpe)
         self.wte.grad = torch.zeros_like(self.wte)
@@ -764,12 +764,12 @@ def by_formula(q, k, v):
 
 def by_tiles(q, k, v, tile=TILE):
     """The same, with only (T, tile) scores at a time, as in FlashAttention (Dao et al. 2022), which also cuts the
-    queries into tiles: T x T of them are too many for the fast memory of a GPU, and fetching them takes longer than
+    queries into tiles. T x T scores are too many for the fast memory of a GPU, and fetching them takes longer than
     computing.
 
     A softmax divides exp(score) by its sum over the row; exp(score - highest) is the same, without overflow. But the
-    highest score of a row is unknown before the last tile: keep the highest so far, and shrink what was summed up
-    whenever there is a higher one, because exp(score - old) * exp(old - new) = exp(score - new) (Milakov, Gimelshein
+    highest score of a row is unknown before the last tile. So keep the highest score so far, and rescale the sums
+    whenever a higher score comes, because exp(score - old) * exp(old - new) = exp(score - new) (Milakov, Gimelshein
     2018)."""
     T, d = q.shape
     out = torch.zeros(T, d)  # sum of exp(score - highest) v, so far
@@ -833,21 +833,21 @@ class Text:
         data = load(dataset)
         data.need(MIN_TOKENS, "windows to train and to validate on")
         if data.vocab_size > MAX_VOCAB:
-            advice = "use one with characters, or with fewer tokens"
+            advice = "use a dataset of characters, or with fewer tokens"
             raise UserError(f"{dataset} has {data.vocab_size:,} tokens, and {MAX_VOCAB:,} are the most here; {advice}")
         self.name = data.name
         self.vocab_size = data.vocab_size
         self.train = torch.from_numpy(data.train.astype("int64"))  # (N,)
         self.val = torch.from_numpy(data.val.astype("int64"))
-        self.T = min(32, len(self.train) - 2, len(self.val) - 2)  # a window has T + 1 tokens, and two places at least
+        self.T = min(32, len(self.train) - 2, len(self.val) - 2)  # a window has T + 1 tokens, and two starts at least
         self.decode = data.tokenizer.decode
-        self.start = start_ids(data.tokenizer)  # a newline, where there is one
+        self.start = start_ids(data.tokenizer)  # a newline, if the vocabulary has it
         self.shown = self.val[: min(20, self.T)]  # for the plot
         self.names = token_names(data.tokenizer, self.shown.tolist(), data.separator)
 
 
 def open_text(dataset):
-    """Open a dataset, or end with one line that says why not."""
+    """Open a dataset, or exit with an error in one line."""
     try:
         from prepare_data import UserError
     except ModuleNotFoundError as error:
@@ -924,7 +924,7 @@ def main() -> None:
     if options.plot and not importlib.util.find_spec("matplotlib"):
         fail("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
     text = open_text(options.dataset) if options.max_iters > 0 else None  # first, so that a wrong name fails at once
-    torch.set_num_threads(1)  # most tensors here are too small to share out
+    torch.set_num_threads(1)  # most tensors here are too small to split across threads
 
     for step in (averages, one_head, scaling, one_block, positions, depth):
         print(f"\n{step.__doc__}")

@@ -76,8 +76,8 @@ def probabilities(N, add):
     # the right (broadcasting):
     #     [[1, 3],     divided by  [[ 4],    is  [[1/4,  3/4],
     #      [2, 8]]                  [10]]         [2/10, 8/10]]
-    # Without it, they are a row (V,), [4, 10], which PyTorch repeats downwards. Each column would be divided by the sum
-    # of another row, [[1/4, 3/10], [2/4, 8/10]]: no error message, and wrong probabilities.
+    # Without keepdim, the sums are a row (V,), [4, 10], which PyTorch repeats downwards. Each column would be divided
+    # by the sum of another row, [[1/4, 3/10], [2/4, 8/10]]: wrong probabilities, and no error message.
     P = P / P.sum(dim=1, keepdim=True)
     return P.nan_to_num(0)  # a letter that never occurs: 0 / 0 is nan, not a number, in PyTorch
 
@@ -127,9 +127,9 @@ def learn(xs, ys, W, weight_decay=0.0, show=False):
     letter_counts = xs.bincount()  # how often each letter comes first
     largest_fraction = letter_counts.max().item() / len(xs)
     if largest_fraction > 0.15:
-        # Only for lists in which one letter starts more of the pairs than in names (14.9 %): 50 would be too high, and
-        # the weights in its row would jump to and fro over the lowest point. They cannot if the learning rate is below
-        # 2 / curvature. The curvature of a softmax is at most 1/2, so this row has fraction / 2; weight decay adds.
+        # In names, no letter starts more than 14.9 % of the pairs. If a letter starts more, 50 is too high: the weights
+        # in its row would jump to and fro over the minimum. They cannot if the learning rate is below 2 / curvature.
+        # The curvature of a softmax is at most 1/2, so this row has at most fraction / 2, and weight decay adds to it.
         curvature = largest_fraction / 2 + 2 * weight_decay / len(W) ** 2
         learning_rate = 1.5 / curvature
     W = W.clone().requires_grad_()  # a copy, for which PyTorch computes gradients
@@ -141,7 +141,7 @@ def learn(xs, ys, W, weight_decay=0.0, show=False):
         # backward: W.grad becomes the change of the loss per small change of each weight
         W.grad = None  # otherwise, it would be added to the gradient of the step before
         loss.backward()
-        # update: downhill. PyTorch records what is done with W, to go backward through it; .data is not recorded
+        # update: downhill. PyTorch records operations on W for the backward pass; changes of W.data are not recorded
         W.data -= learning_rate * W.grad
         if show and step in (1, 10, 30, 100, STEPS):
             print(f"step {step:3}  loss {loss.item():.4f}")
@@ -149,9 +149,9 @@ def learn(xs, ys, W, weight_decay=0.0, show=False):
     return W.softmax(dim=1)
 
 
-# ----------------------------------------------------------------------------- what each step prints
-# pairs: for each split its (xs, ys). We count and learn from train; the words of val and test are kept back, to choose
-# between models and to judge the choice. data is what prepare_data.py made of a list of words.
+# ----------------------------------------------------------------------------- what each part prints
+# pairs: for each split its (xs, ys). We count and learn from train; the words of val and test are held out, to choose
+# between models and to judge the choice. data: the dataset that prepare_data.py made from a list of words.
 
 
 def read_words(data):
@@ -217,7 +217,7 @@ def print_underflow(P, xs, ys):
 
 
 def print_unseen(P, pairs, itos):
-    """Print the loss on each split without smoothing and, where it is infinite, a pair that makes it so."""
+    """Print the loss on each split without smoothing and, if it is infinite, a pair that makes it infinite."""
     unseen = (P == 0).sum()
     print(f"\nWithout smoothing, {unseen} of {P.numel()} pairs have probability 0, because they never occur in train:")
     for split, (xs, ys) in pairs.items():
@@ -232,7 +232,7 @@ def print_unseen(P, pairs, itos):
 
 
 def print_score(word, P, stoi, title):
-    """Print the probability of a word as it is multiplied up letter by letter, and the loss of the word."""
+    """Print the probability of a word as a product that grows pair by pair, and the loss of the word."""
     xs, ys = make_pairs([word], stoi)
     loss = mean_nll(P, xs, ys)
     print(f"\n{word}, {title}: mean negative log-likelihood {loss:.4f}")
@@ -244,7 +244,7 @@ def print_score(word, P, stoi, title):
 
 
 def words_to_score(text, itos):
-    """Return the words of --score=, a list. Raises UserError if one has unknown letters."""
+    """Return the words of --score=, a list. Raises UserError if a word has unknown letters."""
     letters = "".join(itos[1:])  # without the dot
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
@@ -267,8 +267,8 @@ def print_scores(words, pairs, stoi):
 
 
 def print_comparison(counted, learned, itos, options):
-    """Compare two tables P: their numbers, and the words that they make of the same random numbers."""
-    occurs = counted.sum(dim=1) > 0  # of a letter that never occurs, counting says nothing
+    """Compare two tables P: their numbers, and the words sampled from each with the same random numbers."""
+    occurs = counted.sum(dim=1) > 0  # counting says nothing about a letter that never occurs
     difference = (counted - learned)[occurs].abs()  # only rows where occurs is True
     print(f"difference of the probabilities: mean {difference.mean():.4f}, largest {difference.max():.4f}")
     if options.num_samples == 0:
@@ -285,7 +285,7 @@ def print_comparison(counted, learned, itos, options):
 
 
 def closest_smoothing(P, N):
-    """Which number, added to each count N, gives a table like P? Returns it, and the mean difference that is left."""
+    """Find the number that, added to each count N, gives the table closest to P. Returns it and the mean difference."""
     occurs = N.sum(dim=1) > 0
     differences = {}
     for add in torch.logspace(-4, 4, 81).tolist():  # 81 numbers from 0.0001 to 10,000, each 1.26 times the last
@@ -311,7 +311,7 @@ def print_weight_decay(pairs, N, W):
 
 
 def learn_and_compare(pairs, N, itos, options):
-    """Learn the table from the training pairs, and compare it with the one of the counts N. Returns the learned P."""
+    """Learn the table from the training pairs, and compare it with the table of the counts N. Returns the learned P."""
     V = len(itos)
     xs, ys = pairs["train"]
     print(f"\nThe same table, learned by gradient descent: W, {V} x {V} weights, is random at first.")
@@ -330,7 +330,7 @@ def learn_and_compare(pairs, N, itos, options):
 
 
 def report_losses(P, pairs, data):
-    """Print the loss on each split; print_losses adds that of the uniform distribution. Returns split -> loss."""
+    """Print the loss on each split; print_losses adds the uniform baseline. Returns split -> loss."""
     losses = {}
     for split, (xs, ys) in pairs.items():
         losses[split] = mean_nll(P, xs, ys)

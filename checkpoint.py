@@ -1,4 +1,4 @@
-"""Save and open a model with its tokenizer: that of a run, of a file, or GPT-2.
+"""Save and open a model with its tokenizer: from a run, from a file, or GPT-2.
 
     from checkpoint import load_model
     model, tokenizer = load_model("out/python")     # or the path of a checkpoint, or "gpt2"
@@ -8,16 +8,16 @@ A checkpoint is a dict of tensors and plain values, so opening one runs no code 
     format          FORMAT, below
     model_config    the fields of GPTConfig
     model           {name: tensor}, the weights; from finetune.py perhaps only those that were trained
-    tokenizer       what tokenizer.make_tokenizer() makes a tokenizer of
-    config          the options of train.py; of other scripts the dataset alone
-    start_token     the token that samples start with, or None; model_config has it, too, if the model
-                    was trained with --document_mask
-    step            of train.py, as are val in best.pt; optimizer, scaler, progress in last.pt;
-    ...             evaluated_on and text, which say what data it was
-    peft, base      of finetune.py, as is made_from
+    tokenizer       the argument of tokenizer.make_tokenizer()
+    config          the options of train.py; other scripts write only the dataset
+    start_token     the token that samples start with, or None; also in model_config, if the model was
+                    trained with --document_mask
+    step            from train.py, as are val in best.pt; optimizer, scaler, progress in last.pt;
+    ...             evaluated_on and text, which identify the data
+    peft, base      from finetune.py, as is made_from
 
-To add an entry, pass it to save_model(), and read it with checkpoint.get("name", what an older file
-means). An option of GPTConfig needs nothing: in an older file it has its default.
+To add an entry, pass it to save_model(), and read it with checkpoint.get("name", default): an older
+file has the default. An option of GPTConfig needs nothing: in an older file it has its default.
 """
 
 import inspect
@@ -44,10 +44,10 @@ IS_PICKLED = "has weights in PyTorch's own format; save them as model.safetensor
 
 
 def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | None = None, **entries) -> None:
-    """Write a checkpoint, whole or not at all. weights: those of the model if None; or others, such
-    as the trained ones alone. entries: what else it is to contain, tensors and plain values."""
+    """Write a checkpoint, whole or not at all. weights: if given, written instead of the model's own,
+    such as the trained weights alone. entries: further tensors and plain values."""
     config = asdict(model.config)
-    config["block_size"] += model.n_virtual  # that of the base: attach() takes the soft prompt's positions from it
+    config["block_size"] += model.n_virtual  # as in the base: attach() takes the soft prompt's positions from it
     checkpoint = {
         "format": FORMAT,
         "model_config": config,
@@ -62,9 +62,8 @@ def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | Non
 
 def load_checkpoint(init_from: str | Path) -> dict:
     """Load a checkpoint onto the CPU: the best.pt of a run's folder, a file, or GPT-2's weights, by
-    name (gpt2 ... gpt2-xl) or from a folder that transformers saved. "name" and "folder" are added:
-    what messages call it, and where a plot is saved. Raises UserError if it is missing, damaged or
-    old."""
+    name (gpt2 ... gpt2-xl) or from a folder that transformers saved. Adds "name", for messages,
+    and "folder", where a plot is saved. Raises UserError if the checkpoint is missing, damaged or old."""
     gpt2_weights = find_gpt2(init_from)
     if gpt2_weights:
         checkpoint = load_gpt2(gpt2_weights)
@@ -104,8 +103,8 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
 
 
 def load_adapted(model: GPT, checkpoint: dict) -> None:
-    """Load the base of a checkpoint of finetune.py, attach the layers of peft.py, and load what was
-    trained, which is all that such a checkpoint has. Raises UserError."""
+    """Load the base of a checkpoint of finetune.py, attach the layers of peft.py, and load the trained
+    weights, the only weights in such a checkpoint. Raises UserError."""
     from peft import attach, trained_state  # here: most checkpoints need none of it
 
     base = load_checkpoint(find_base(checkpoint))
@@ -163,7 +162,7 @@ def find_checkpoint(init_from: str) -> Path:
     path = Path(init_from)
     if path.is_dir():
         path = path / "best.pt"
-    pickled = Path(init_from, "pytorch_model.bin")  # as transformers saved weights once
+    pickled = Path(init_from, "pytorch_model.bin")  # as old versions of transformers save weights
     if not path.is_file() and pickled.is_file():
         raise UserError(f"{pickled} {IS_PICKLED}")
     if not path.is_file():
@@ -172,8 +171,8 @@ def find_checkpoint(init_from: str) -> Path:
 
 
 def find_base(checkpoint: dict) -> Path:
-    """The model that finetune.py started from: where it was, or beside the checkpoint, if its folder
-    was moved. Raises UserError."""
+    """The file of the model that finetune.py started from: at its old path, or beside the checkpoint,
+    if the folder was moved. Raises UserError."""
     base = checkpoint["base"]
     first_place = Path(base["path"])
     second_place = Path(checkpoint["folder"], first_place.name)
@@ -191,7 +190,7 @@ def find_base(checkpoint: dict) -> Path:
 
 
 def rename_entries(checkpoint: dict) -> None:
-    """Give the entries of a checkpoint of the older format the names that they have now."""
+    """Rename the entries of a checkpoint in the older format to the names that they have now."""
     configs = [checkpoint["model_config"]]
     if "made_from" in checkpoint:  # how finetune.py made it
         configs.append(checkpoint["made_from"].get("config", {}))
@@ -217,8 +216,8 @@ def refuse_unknown(path: Path | str, options: dict, known: type) -> None:
 
 
 def foreign_format(checkpoint) -> str:
-    """The end of a sentence that starts with the path of a file: what it is, if it is no checkpoint
-    of this version, and what to do."""
+    """The end of a sentence that starts with the path of a file: what it is, if it is not a
+    checkpoint of this version, and what to do."""
     if not isinstance(checkpoint, dict):
         checkpoint = {}
     if "model_args" in checkpoint:
@@ -242,7 +241,7 @@ def tokenizer_advice(checkpoint: dict) -> str:
 
 def open_run(folder: Path, step: int, options: dict):
     """Write config.toml into the folder of a run, and return its log.jsonl, to append to. A new run
-    (step 0) moves an earlier one out of the way; a resumed one cuts the log after `step`. Raises
+    (step 0) moves an earlier one out of the way; a resumed run cuts the log after `step`. Raises
     UserError if another run is there."""
     path = folder / "log.jsonl"
     busy = f"another run is writing to {folder}; wait for its end, or use another --out_dir="

@@ -1,4 +1,4 @@
-"""What all command lines share: options, one-line errors, progress, tables, a result line."""
+"""The parts that all command lines share: options, one-line errors, progress, tables, a result line."""
 
 import argparse
 import dataclasses
@@ -16,12 +16,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 if sys.version_info < (3, 11):  # noqa: UP036
-    print("error: this needs Python 3.11 or newer; install one, and make the environment with it", file=sys.stderr)
+    print("error: this needs Python 3.11 or newer; install it, and make the environment with it", file=sys.stderr)
     sys.exit(2)
 import tomllib
 
 # Types for options, beside bool, str, int, float and Literal. Annotated[int, 1, 2**31] is an int that is at
-# least 1, and below 2^31. A plain int or float can be negative, too.
+# least 1, and below 2^31. A plain int or float can also be negative.
 Positive = Annotated[int, 1, 2**31]  # at least 1
 NonNegative = Annotated[int, 0, 2**31]  # at least 0
 NonNegativeFloat = Annotated[float, 0.0, math.inf]  # at least 0
@@ -46,7 +46,7 @@ def run(main: Callable[[], None], *expected: type[Exception]) -> None:
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (FileNotFoundError, ConnectionError, TimeoutError):
-        raise  # OSErrors, too; but scripts catch those that a user can cause, so this one is a bug
+        raise  # OSErrors; scripts catch them if a user can cause them, so an error that comes here is a bug
     except OSError as error:  # no permission, no space, a folder instead of a file ...
         fail(f"{error.filename or 'output'}: {error.strerror or error}; check path, permissions and free space")
     except KeyboardInterrupt:
@@ -114,8 +114,8 @@ def read_options(options: type, doc: str, argument: str = "") -> dict:
 
 
 def prepare_words(known: dict[str, KnownOption]) -> list[str]:
-    """The words of the command line, with --plot=true for --plot, and without what follows a lone #: the shells of
-    macOS and Windows pass on comments."""
+    """The words of the command line, with --plot=true for --plot, and without the words after a lone #: the shells
+    of macOS and Windows pass on comments."""
     words = []
     wants_value = False
     for word in sys.argv[1:]:
@@ -186,7 +186,7 @@ def known_options(options: type) -> dict[str, KnownOption]:
     --help could not explain it."""
     types = get_type_hints(options, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(options)}
-    # The fields of the class itself come first, in their order, then those of its parents, such as GPTConfig
+    # The fields of the class itself come first, in their order, then the fields of its parents, such as GPTConfig
     own = [name for name in inspect.get_annotations(options) if name in fields]
     inherited = [name for name in fields if name not in own]
     known = {}
@@ -259,7 +259,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
     """Return a function to call with the amount done (bytes for MB). If standard error is a terminal,
-    it shows how much is done of a job that takes longer than two seconds, every half second."""
+    and the job takes longer than two seconds, the function prints the progress every half second."""
     began = time.monotonic()
     shown = began  # when a line was last printed
     size = 1e6 if unit == "MB" else 1
@@ -303,7 +303,7 @@ def print_samples(texts: Iterable[str], lines: bool) -> None:
 
 
 def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> None:
-    """Print the loss on each split of a Dataset, in nats per token, and which ones were computed on
+    """Print the loss on each split of a Dataset, in nats per token, and which losses were computed on
     the first `limit` tokens only."""
     rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
     uniform = math.log(data.vocab_size)  # the loss if all tokens are equally likely

@@ -1,6 +1,6 @@
 """Part 4, continued: estimate what a run needs: parameters, memory, compute and time.
 
-    python estimate.py config/gpt2.toml --batch_size=16     # the options are those of train.py
+    python estimate.py config/gpt2.toml --batch_size=16     # with the options of train.py
 
 Read train.py before. The memory is for one process, without --fsdp and without --compile: compiled
 code keeps less for the backward pass. For config/gpt2.toml, the estimate is 33,049 MB (30.8 GiB). An
@@ -111,8 +111,8 @@ def storage_id(t: torch.Tensor) -> int:
 
 
 def peaks(worker: Worker) -> dict[str, float]:
-    """The peak FLOP/s of this device, as published or else as measured now, and those of two GPUs with
-    16-bit numbers (whatever the dtype of the worker)."""
+    """The peak FLOP/s of this device, as published or else as measured now, and of two GPUs with 16-bit
+    numbers (whatever the dtype of the worker)."""
     flops_by_device = {}
     published = published_peak(worker.device, worker.dtype)
     if published:

@@ -18,8 +18,8 @@ DOWNLOADS = Path("data", "downloads")  # downloaded files, kept for the next tim
 
 
 def replace_file(path: Path, write: Callable, advice: str = "free some disk space") -> None:
-    """Make or replace a file by what write(file) writes. If that fails, the old one stays as it is.
-    Raises UserError."""
+    """Make or replace a file with the output of write(file). If that fails, the old file stays as it
+    is. Raises UserError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -66,7 +66,7 @@ def lock(file, message: str) -> None:
 
 
 def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
-    """Download url to path, and check its SHA-256: the given one, or the one that the server
+    """Download url to path, and check its SHA-256: sha256, or else the hash that the server
     announces. A download that was interrupted resumes. advice: what else the user can do, the end of
     each error message. Raises UserError."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
 
 
 def fetch(url: str, part: Path, advice: str, sha256: str) -> str:
-    """Download what is missing of a file, in at most four attempts. Returns the SHA-256 that it must
+    """Download the missing part of a file, in at most four attempts. Returns the SHA-256 that it must
     have. Raises OSError if the last attempt fails, UserError if the SHA-256 is unknown."""
     for pause in (1, 2, 4, None):  # seconds before the next attempt
         try:
@@ -113,7 +113,7 @@ def request_rest(url: str, part: Path):
 
 
 def restart_if_needed(response, part: Path) -> None:
-    """Delete what was downloaded before, if the response does not continue it."""
+    """Delete the part that was downloaded before, if the response does not continue it."""
     sends_whole_file = response.status_code == 200
     part_is_too_long = response.status_code == 416
     if sends_whole_file or part_is_too_long:
@@ -136,7 +136,7 @@ def append_body(response, part: Path) -> None:
     with open(part, "ab") as file:
         n_bytes = file.tell() + int(response.headers.get("Content-Length", 0))
         show = progress(f"downloading {part.stem}", n_bytes)
-        # If the connection breaks off, the block that is not complete is lost
+        # If the connection breaks off, the incomplete block is lost
         for block in response.iter_content(1 << 14):
             file.write(block)
             show(file.tell())

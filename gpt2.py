@@ -137,8 +137,8 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_n_head(path: Path, n_embd: int) -> int:
-    """The number of heads, which the tensors do not tell: from config.json, which transformers saves
-    beside the weights, or else as published, with 64 channels per head."""
+    """The number of heads, which the tensors do not tell. It is in config.json, which transformers saves
+    beside the weights. Without that file, heads have 64 channels, as published."""
     settings = path.with_name("config.json")
     n_head = max(n_embd // 64, 1)
     if settings.exists():
@@ -148,8 +148,8 @@ def read_n_head(path: Path, n_embd: int) -> int:
 
 
 def find_gpt2(name_or_path: str | Path) -> Path | None:
-    """Where the weights are, or will be downloaded to. None: this is neither a name of GPT-2, nor a
-    .safetensors file or a folder with one."""
+    """The path of the weights, which may still have to be downloaded. None: name_or_path is neither a
+    name of GPT-2, nor a .safetensors file or a folder with such a file."""
     if str(name_or_path) in GPT2_NAMES:
         return DOWNLOADS / name_or_path / "model.safetensors"
     path = Path(name_or_path)

@@ -5,7 +5,7 @@
 Five lessons in five to ten seconds. Training asks of each weight: if I nudge it, how much does the
 loss change? The answer is a derivative, and the chain rule gives it for any expression of +, *, tanh
 and the like. PyTorch's autograd is the same idea with tensors instead of numbers. This file needs
-Python alone. (The lecture: Karpathy 2022, "building micrograd".) Read bigram.py next.
+only Python. (The lecture: Karpathy 2022, "building micrograd".) Read bigram.py next.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from numbers import Real
 
 if sys.version_info < (3, 11):  # noqa: UP036
-    print("error: this needs Python 3.11 or newer; run it with one, such as python3.12", file=sys.stderr)
+    print("error: this needs Python 3.11 or newer; run it with a newer Python, such as python3.12", file=sys.stderr)
     sys.exit(2)
 
 
@@ -88,12 +88,12 @@ class Value:
                 parent.grad += v.grad * v.local_grads[i]
 
     def graph(self) -> list["Value"]:
-        """Return every Value that this one depends on in topological order: each after its parents,
+        """Return every Value that this one depends on, in topological order: each after its parents,
         this one last. A loop instead of recursion, because a graph may be deeper than Python's
         limit of about 1,000 nested calls."""
         order = []
         seen = set()
-        # The Values to visit, the next one last, each with the answer to: are its parents in order? For
+        # The Values to visit, the next one last, each with a flag: are its parents in `order` already? For
         # y = x * x: [(y, False)], then [(y, True), (x, False), (x, False)]. x is appended once, then y
         stack = [(self, False)]
         while stack:
@@ -143,7 +143,7 @@ class Value:
         return Value(y, "relu", (self,), (dy,))
 
     def sigmoid(self):
-        # Two formulas for the same function: in each case the one whose exp() cannot overflow
+        # Two formulas for the same function: each is used where its exp() cannot overflow
         if self.data > 0:
             e = math.exp(-self.data)
             y = 1 / (1 + e)
@@ -156,7 +156,7 @@ class Value:
     def __neg__(self):
         return self * -1
 
-    # For a plain number on the left, as in 3 * x, Python calls the operator with an r.
+    # For a plain number on the left, as in 3 * x, Python calls the method with an r: x.__rmul__(3).
     __radd__ = __add__
     __rmul__ = __mul__
 
@@ -193,7 +193,7 @@ def chain_rule() -> None:
     print("gives all gradients exactly; finite differences need two evaluations per input and are approximate.\n")
     print("    expression and inputs    finite diff.      backprop")
     compare("f = 3x^2 - 4x + 5", parabola, x=3)
-    # The names w4 and w5 are left for the inner results: w4 = w1 w2 and w5 = w3 + w4
+    # The names w4 and w5 stand for the intermediate results: w4 = w1 w2 and w5 = w3 + w4
     compare("L = w6 (w3 + w1 w2)", sum_and_products, w1=2, w2=-3, w3=10, w6=-2)
     # The bias of the lecture, 6.8813735870195432, makes the output 1 / sqrt(2). Here it is rounded
     compare("o = tanh(x1 w1 + x2 w2 + b)", small_neuron, x1=2, x2=0, w1=-3, w2=1, b=6.8814)
@@ -221,7 +221,7 @@ def compare(text: str, f: Callable, **inputs: float) -> None:
 
 
 def numeric_grad(f: Callable, x: list[float], h: float = 1e-5) -> list[float]:
-    """Estimate the derivatives of f(*x): (f(x + h) - f(x - h)) / 2h, which errs by order h^2."""
+    """Estimate the derivatives of f(*x) by (f(x + h) - f(x - h)) / 2h, with an error of order h^2."""
     estimates = []
     for i in range(len(x)):
         # Values, because f may need methods such as tanh()
@@ -384,7 +384,7 @@ ROWS = 20
 def text_plot(mlp: MLP, points: list) -> str:
     """Return a plot of the decision boundary: a character for P(moon 1) at each point of a grid, and
     the points as x (moon 1) and o (moon -1)."""
-    # The middles of equal parts: of [-1.5, 2.5] for the columns, of [-1, 1.5] for the rows
+    # The centers of equal intervals: the columns divide [-1.5, 2.5], the rows divide [-1, 1.5]
     xs = [-1.5 + 4 * (i + 0.5) / COLUMNS for i in range(COLUMNS)]
     ys = [-1 + 2.5 * (i + 0.5) / ROWS for i in range(ROWS)]
     rows = []
@@ -432,7 +432,7 @@ def neural_bigram() -> None:
             sgd_step(loss, list(W.values()), learning_rate=10)
 
     firsts = [a for a, _ in pairs]
-    counted = {}  # the probability of b after a: of the pairs that start with a, the fraction with b second
+    counted = {}  # the probability of b after a: the fraction with b second among the pairs that start with a
     for a, b in W:
         counted[a, b] = pairs.count((a, b)) / firsts.count(a)
     counted_log_probs = [math.log(counted[pair]) for pair in pairs]

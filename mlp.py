@@ -8,11 +8,11 @@ Read ngram.py before and cells.py after. To an n-gram table, "emil" and "emel" a
 network of Bengio et al. (2003) looks up a learned vector for each context token, its embedding. All contexts share
 these vectors and the layers after them, so the network also predicts after contexts that it has never seen (Karpathy
 2022, "Building makemore" parts 2 to 4). The network of the lecture comes first. It starts confidently wrong, and most
-of its tanh units (numbers between -1 and 1 that it computes) are stuck near -1 or 1, saturated: the rest of this file
-shows how one sees that, and a fix for each.
+of its tanh units (numbers between -1 and 1 that it computes) are saturated: stuck near -1 or 1. This file then shows
+how to detect both problems, and a fix for each.
 
-Its limits: all positions use the same embeddings, but the first weight matrix, W1, has separate rows for each, and
-the network sees no further back. Remedies: a state (cells.py), or attention (attention.py).
+Its limits: all positions share the embeddings, but the first weight matrix, W1, has separate rows for each position.
+And the network sees no tokens before its context. Remedies: a state (cells.py), or attention (attention.py).
 """
 
 import math
@@ -45,7 +45,7 @@ from prepare_data import load, start_context
 from tokenizer import CharTokenizer
 
 LECTURE_STEPS = 3000  # training steps of the lecture's network
-EVAL_TOKENS = 2_000_000  # the final losses are those of the first tokens of each split, at most this many
+EVAL_TOKENS = 2_000_000  # the final losses are computed on the first tokens of each split, at most this many
 MAX_ACTIVATIONS = 1 << 22  # numbers in the largest tensor during evaluation
 SATURATED = 0.97  # |tanh| above it counts as saturated: its derivative is below 0.06
 # B: examples in a batch, T: tokens of context, V: vocabulary size, E = n_embd, H = n_hidden.
@@ -76,13 +76,13 @@ class Options:
     seed: NonNegative = option(1337, "random seed: the same seed gives the same run")
 
     def __post_init__(self):
-        """Replace None by what it depends on."""
+        """Replace None by a default that depends on other options."""
         if self.batchnorm is None:
             self.batchnorm = self.init == "kaiming"
         if self.max_iters is None:
             self.max_iters = 4000 if self.find_lr else 60_000
         if self.learning_rate is None:
-            # 0.1 for 32, as in the lecture. The gradients of larger batches are less noisy, and allow longer steps
+            # 0.1 for a batch of 32, as in the lecture. Gradients of larger batches are less noisy: steps can be larger
             self.learning_rate = min(self.batch_size / 320, 0.8)
         if self.fold and not self.batchnorm:
             raise UserError("--fold has no batch norm to fold; add --batchnorm=true")
@@ -97,14 +97,14 @@ def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) 
     """Return examples: X (B, T), the T tokens before each of the indices `at` (B,), and Y (B,), the tokens there.
 
     For emma and T = 3, with a dot for the separator: ... -> e, ..e -> m, .em -> m, emm -> a, mma -> the dot. Both are
-    int64. Where a context would begin before the text, the first token of the text stands instead."""
+    int64. If a context would begin before the text, copies of the first token fill it up."""
     # at[:, None] is at as a column, (B, 1); adding a row makes a table (B, T): in row i, at[i] - T to at[i] - 1
     positions = at[:, None] + np.arange(-T, 0)
     positions = np.maximum(positions, 0)
     X = tokens[positions].astype(np.int64)
     if separator is not None:
-        # Nothing before a separator counts, as it belongs to another document: a b . becomes . . . (each column takes
-        # over the separators of the column to its right, from right to left)
+        # Tokens before a separator belong to another document, so they become separators: a b . is now . . .
+        # (Each column, from right to left, takes over the separators of the column to its right.)
         for column in reversed(range(T - 1)):
             before_separator = X[:, column + 1] == separator
             X[before_separator, column] = separator
@@ -153,20 +153,20 @@ def show_lecture_network(data, seed):
     losses = train_lecture_network(data, LECTURE_STEPS, seed)
     uniform = math.log(data.vocab_size)
     print(f"loss of the first batch: {losses[0]:.2f}; a uniform prediction has {uniform:.2f}")
-    for end in (LECTURE_STEPS // 30, LECTURE_STEPS // 3, LECTURE_STEPS):  # 100, 1000 and 3000, the later half each
+    for end in (LECTURE_STEPS // 30, LECTURE_STEPS // 3, LECTURE_STEPS):  # 100, 1000, 3000; the second half of each
         begin = end // 2
         mean = np.mean(losses[begin:end])
         print(f"mean loss of steps {begin + 1} to {end}: {mean:.4f}")
 
 
 def show_activations(seed, width=200):
-    """Print what ten layers do to random numbers and, on the way back, to a random gradient.
+    """Print what ten layers do to random numbers and, in the backward pass, to a random gradient.
 
     A layer is activation(x @ W): sigmoid squashes each number into (0, 1), tanh into (-1, 1), and ReLU sets negative
-    ones to 0. The weights have a standard deviation (std) of gain / sqrt(width): then the root mean square of x @ W is
-    gain times that of x. (It is the std, if the mean is 0.) ReLU halves the mean square, and a gain of sqrt(2) doubles
-    it again. Tanh also makes numbers smaller, and a gain of 5/3 makes up for about that. (The outputs of ReLU have a
-    mean above 0, and so a smaller std than root mean square.)"""
+    numbers to 0. The weights have a standard deviation (std) of gain / sqrt(width). Then the root mean square of x @ W
+    is gain times the root mean square of x. (It is the std if the mean is 0.) ReLU halves the mean square, and a gain
+    of sqrt(2) doubles it again. Tanh also makes numbers smaller, and a gain of 5/3 roughly makes up for it. (The
+    outputs of ReLU have a mean above 0, so their std is smaller than their root mean square.)"""
     print("\nTen layers: the std of their outputs, and the gradient at the first divided by the gradient at the last")
     rows = [["activation", "gain", "layer 1", "layer 5", "layer 10", "gradient, first / last"]]
     choices = (("sigmoid", 1), ("tanh", 1), ("tanh", 5 / 3), ("relu", 1), ("relu", math.sqrt(2)))
@@ -179,7 +179,7 @@ def show_activations(seed, width=200):
             std = gain / math.sqrt(width)
             W = std * torch.randn(width, width)
             x = activation(x @ W)
-            x.retain_grad()  # keep the gradient of this result, too
+            x.retain_grad()  # also keep the gradient of this result
             outputs.append(x)
         x.backward(torch.randn(500, width))  # as if these were the gradients of a loss w.r.t. the last x
         row = [name, f"{gain:.2f}"]
@@ -243,8 +243,8 @@ class BatchNorm:
     the input of a tanh is neither tiny nor huge, whatever the weights. Gain and bias are learned: training can choose
     another mean and std.
 
-    Mean and std are those of the batch in training. In evaluation, they are running averages, so that a prediction does
-    not depend on other examples; these averages need some hundred steps to catch up."""
+    In training, mean and std are computed from the batch. In evaluation, they are running averages, so that a
+    prediction does not depend on other examples. These averages need a few hundred steps to catch up."""
 
     def __init__(self, H, eps=1e-5, momentum=0.01):
         self.gain = torch.ones(H)
@@ -319,7 +319,7 @@ class MLP:
         # The loss of an example is -log P[y], with P[y] = exp(logits[y]) / sum(exp(logits)):
         #     loss = log(sum(exp(logits))) - logits[y]
         # The derivative of the logarithm w.r.t. logits[j] is exp(logits[j]) / sum(exp(logits)), the probability of j;
-        # that of logits[y] is 1 for j = y, else 0. So dlogits = softmax(logits) - one_hot(y).
+        # the derivative of logits[y] is 1 for j = y, else 0. So dlogits = softmax(logits) - one_hot(y).
         logits = self.layers[-1].out
         one_hot = F.one_hot(Y, logits.shape[1])
         dout = (logits.softmax(1) - one_hot) / len(Y)  # (B, V), divided because the loss is a mean
@@ -340,7 +340,7 @@ def scale_weight(weight, init, last):
     """Scale the weights (fan_in, fan_out) of a linear layer, random numbers with mean 0 and standard deviation (std) 1.
 
     An output is a sum of fan_in inputs, each times a weight. The variances of independent numbers add up, so its std is
-    sqrt(fan_in) * std of the weights * std of the inputs, if these have mean 0. By init, the weights get this std:
+    sqrt(fan_in) * std of the weights * std of the inputs, if these have mean 0. Each init gives the weights this std:
 
     naive           1: the logits have a std of about sqrt(n_hidden)
     scaled_output   0.1 / sqrt(fan_in) in the last layer, so that the first prediction is nearly uniform; else 1
@@ -373,7 +373,7 @@ def make_model(V, options):
         last = i == options.n_layer
         normalized = options.batchnorm and not last
         weight = torch.randn(fan_in, fan_out, generator=generator)
-        bias = torch.randn(fan_out, generator=generator)  # drawn even if not used: all inits have equal weights
+        bias = torch.randn(fan_out, generator=generator)  # drawn even if unused, so that all inits draw equal weights
         scaled = scale_weight(weight, options.init, last)
         if scaled is not weight:
             bias = torch.zeros(fan_out)  # the lecture's layers, which are not scaled, keep random biases
@@ -411,7 +411,7 @@ def fold_batchnorm(model):
 def batches(data, B, T, seed):
     """Yield random training examples X (B, T) and Y (B,), forever."""
     rng = np.random.default_rng(seed)
-    n = max(1, 2**18 // (B * T))  # batches to look up at once, some 262,144 tokens: faster than one by one
+    n = max(1, 2**18 // (B * T))  # batches to look up at once, about 262,144 tokens: faster than one by one
     while True:
         at = rng.integers(1, len(data.train), size=B * n)
         X, Y = contexts(data.train, at, T, data.separator)
@@ -430,8 +430,8 @@ def set_gradients(model, loss, Y, manual):
 
 
 def compare_gradients(model, loss, Y):
-    """Return the maximum difference between the gradients by hand and by autograd, relative to the largest gradient in
-    each tensor. The pass by hand also sets dout of every layer, which print_layers and Record show."""
+    """Return the maximum difference between manual and autograd gradients, relative to the largest gradient in each
+    tensor. The manual backward pass also sets dout of every layer, which print_layers and Record show."""
     by_autograd = torch.autograd.grad(loss, model.parameters, retain_graph=True)  # train() goes backward once more
     set_gradients(model, loss, Y, manual=True)
     difference = 0.0
@@ -450,8 +450,8 @@ def sgd_step(model, lr):
 
 
 def lr_at(step, options):
-    """Return the learning rate of a step, 1, 2, ... It is constant for half of the steps: long steps get far. Then it
-    falls on a line to 0 (schedule linear) or is a tenth (step, as in the lecture): short steps come to rest."""
+    """Return the learning rate of a step, 1, 2, ... It is constant for half of the steps: large updates get far. Then
+    it decays linearly to 0 (schedule linear) or is a tenth (step, as in the lecture): small updates settle."""
     left = options.max_iters - step + 1
     fraction = min(1.0, 2 * left / options.max_iters)  # 1 for the first half
     if options.schedule == "step" and fraction < 1:
@@ -486,7 +486,7 @@ def train(model, data, options, record=None):
         set_gradients(model, loss, Y, manual)
         if record is not None:
             record(step, model, lr)
-        every_tenth = (steps - step) % max(1, steps // 10) == 0  # counted from the end, so the last step is one
+        every_tenth = (steps - step) % max(1, steps // 10) == 0  # counted from the end, to include the last step
         if every_tenth or step in (1, 10, 100, 1000):
             seconds = time.perf_counter() - began
             print_progress(step, steps, np.mean(losses[logged:]), lr, seconds)
@@ -524,7 +524,7 @@ def split_loss(model, tokens, T, separator):
 
 @torch.no_grad()
 def sample(model, context, separator, generator):
-    """Sample tokens, each given the T tokens before it, until the document ends, or 100 tokens. context: T tokens."""
+    """Sample tokens, each given the T tokens before it, until the document ends, at most 100. context: T tokens."""
     model.train(False)
     T = len(context)
     tokens = list(context)
@@ -538,7 +538,7 @@ def sample(model, context, separator, generator):
     return tokens[T:]
 
 
-# ----------------------------------------------------------------------------- what shows that something is wrong
+# ----------------------------------------------------------------------------- signs that something is wrong
 
 
 def print_start(model, loss, V):
@@ -563,12 +563,12 @@ def print_start(model, loss, V):
 @torch.no_grad()
 def gradient_to_data(model):
     """Return log10 of std(gradient) / std(weights) of each matrix: C, W1, W2, ...; NaN if the gradients are all 0. The
-    ratio times the learning rate is the relative size of an update: 1/1000, a log10 of -3, is a healthy one."""
+    ratio times the learning rate is the relative size of an update: 1/1000, a log10 of -3, is healthy."""
     matrices = [layer.parameters[0] for layer in model.layers if isinstance(layer, (Embedding, Linear))]
     ratios = {}
     for i, W in enumerate(matrices):
         name = f"W{i}" if i > 0 else "C"
-        ratio = W.grad.std(correction=0) / W.std(correction=0)  # correction=0: divided by how many there are
+        ratio = W.grad.std(correction=0) / W.std(correction=0)  # correction=0: divide by n, not n - 1
         ratios[name] = math.log10(ratio) if ratio > 0 else math.nan
     return ratios
 
@@ -580,11 +580,11 @@ def one_decimal(number):
 @torch.no_grad()
 def print_layers(model, when, difference, learning_rate):
     """Print the activations and gradients of each layer for the last batch, and the difference that compare_gradients
-    found; explanations of the columns follow below them."""
+    found; explanations of the columns follow the table."""
     rows = [["layer", "mean", "std", "saturated", "dead", "gradient std", "grad:data", "update:data"]]
     ratios = gradient_to_data(model)
     names = list(ratios)  # C, W1, W2, ...
-    log_lr = math.log10(learning_rate or math.nan)  # a rate of 0 makes no updates: nan, printed as -
+    log_lr = math.log10(learning_rate or math.nan)  # a learning rate of 0 makes no updates: nan, printed as -
     for layer in model.layers:
         row = [type(layer).__name__]
         if isinstance(layer, (Embedding, Linear)):
@@ -597,7 +597,7 @@ def print_layers(model, when, difference, learning_rate):
         if isinstance(layer, Tanh):
             far = layer.out.abs() > SATURATED
             saturated = far.float().mean()
-            dead = far.all(0).sum()  # units (columns) that are far in all rows
+            dead = far.all(0).sum()  # units (columns) that are saturated in all rows
             row += [f"{saturated:.1%}", f"{dead}"]
         else:
             row += ["", ""]
@@ -641,7 +641,7 @@ def print_coupling(model, data, T, seed):
 
 
 def nearest(C, token, others):
-    """Return the three of the other tokens whose rows of C (V, C) have the largest cosine with the row of this one."""
+    """Return the three of the other tokens whose rows of C (V, C) have the largest cosine with the token's own row."""
     cosines = F.cosine_similarity(C[token], C, dim=1)  # (V,)
     ordered = sorted(others, key=lambda other: -cosines[other])
     return ordered[:3]
@@ -649,7 +649,7 @@ def nearest(C, token, others):
 
 @torch.no_grad()
 def print_neighbors(C, id_of, when):
-    """Print which letters have the nearest vectors, rows of C (V, C), to those of the vowels. Are they vowels, too?"""
+    """Print the letters whose vectors, rows of C (V, C), are nearest to each vowel's vector. Are they also vowels?"""
     letters = [c for c in "abcdefghijklmnopqrstuvwxyz" if c in id_of]
     vowels = 0
     print(f"{when} training:", end="")
@@ -674,9 +674,9 @@ def smooth(losses):
 
 
 def find_lr(model, data, options):
-    """The learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1, each of 25 rates
-    1.33 times the one before. Print the mean loss at each; return the rate with the lowest smoothed loss. (A later rate
-    starts from a network that is already trained a little, so the test leans towards high rates.)"""
+    """The learning-rate range test (Smith 2017): train while the learning rate grows from 0.001 to 1 in 25 rates, each
+    1.33 times the rate before. Print the mean loss at each rate; return the rate with the lowest smoothed loss. (A
+    later rate starts from a network that is already trained a little, so the test leans towards high rates.)"""
     rates = np.geomspace(1e-3, 1, 25)
     losses = np.zeros(25)
     per_rate = max(1, options.max_iters // len(rates))  # steps
@@ -715,7 +715,7 @@ def find_lr(model, data, options):
 
 @dataclass
 class Record:
-    """What --plot draws of a training run of `steps` steps. train() calls it before each update."""
+    """Collect what --plot draws of a training run of `steps` steps. train() calls it before each update."""
 
     steps: int
     before: list = field(default_factory=list)  # in the first step, for each tanh layer: outputs and gradients (B, H)

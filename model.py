@@ -4,11 +4,11 @@
     model = GPT(GPTConfig(vocab_size=65, n_layer=4, n_head=4, n_embd=128, block_size=64))
     logits, loss = model(idx, targets)      # idx, targets (B, T): token ids
 
-Read attention.py before, train.py and sample.py after. This file needs PyTorch alone: copy it, and
+Read attention.py before, train.py and sample.py after. This file needs only PyTorch: copy it, and
 train it with any loop. The defaults are a modern decoder; gpt2.py has the options that make it GPT-2.
 
 Shapes in parentheses: B batch size, T tokens (at most block_size), S keys that they attend to (T
-and cached ones), C channels (n_embd), nh heads, hd channels per head (C / nh), V vocabulary.
+and the cached ones), C channels (n_embd), nh heads, hd channels per head (C / nh), V vocabulary.
 """
 
 import math
@@ -26,8 +26,8 @@ class ConfigError(ValueError):
 
 def option(default, meaning: str, hidden: bool = False):
     """A field of a dataclass: its default, and its meaning, which train.py --help prints. hidden: the
-    field cannot be given on the command line. (console.py has this function, too, for the scripts;
-    this file imports none of ours.)"""
+    field cannot be given on the command line. (console.py has the same function for the scripts; this
+    file imports no other file of ours.)"""
     return field(default=default, metadata={"meaning": meaning, "hidden": hidden})
 
 
@@ -54,7 +54,7 @@ class GPTConfig:
     rope_base: float = option(10_000.0, "rope: the slowest pair of channels turns by about 1 / base radians per token")
     rope_scale: float = option(1.0, "rope: positions are divided by this: 4 fits a context 4 times as long")
     lookback: int = option(
-        0, "previous-token embeddings: that of a token is added up with those of so many before it; 0: off"
+        0, "previous-token embeddings: number of earlier tokens that add an embedding to a token's own; 0: off"
     )
     activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu"] = option("relu2", "activation of the MLP")
     qk_norm: bool = option(True, "normalize queries and keys, so that attention scores stay bounded")
@@ -62,7 +62,7 @@ class GPTConfig:
     zero_init: bool = option(True, "each sublayer's output projection, and the logits, start as zero")
     flash: bool = option(True, "attention by PyTorch's fused kernel, where it is faster; false: by the formula")
     label_smoothing: float = option(0.0, "part of the target probability spread over all tokens")
-    train_temperature: float = option(1.0, "divides the logits in training; below 1, the model learns smaller ones")
+    train_temperature: float = option(1.0, "divides the logits in training; below 1, the model learns smaller logits")
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
@@ -83,7 +83,7 @@ class CausalSelfAttention(nn.Module):
 
         softmax(q k^T / sqrt(hd) + mask) v
 
-    of the values of itself and all earlier tokens. To make the cache of generation smaller, several
+    of the values of itself and all earlier tokens. To make the KV cache smaller, several
     query heads can share one key/value head: grouped-query attention (Shazeer 2019; Ainslie et al.
     2023). The layers have GPT-2's names: c_attn makes q, k and v, c_proj is the output projection."""
 
@@ -98,14 +98,15 @@ class CausalSelfAttention(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, rope=None, mask=None, flash: bool = True, store_kv=None) -> torch.Tensor:
-        """x (B, T, C) -> (B, T, C). The rest comes from GPT.hidden_states(), the same for all blocks:
+        """x (B, T, C) -> (B, T, C). The other arguments come from GPT.hidden_states(). All blocks get the
+        same ones, except for store_kv:
 
         rope (2, T, hd / 2): cosines and sines that rotate queries and keys by their position, or None.
         mask (..., T, S): added to the scores; -inf where a token must not attend to a key. None: the
-        fused kernel hides later tokens by itself. Without flash, a mask is always given.
+        fused kernel hides later tokens automatically. Without flash, a mask is always given.
         flash: compute attention by PyTorch's fused kernel, or by the formula.
         store_kv: None in training. In generation, store_kv(k, v) adds new keys and values to a
-        cache, and returns those of all S tokens so far, (B, n_kv_head, S, hd)."""
+        cache, and returns the keys and values of all S tokens so far, (B, n_kv_head, S, hd) each."""
         config = self.config
         T = x.shape[1]
         nh = config.n_head
@@ -115,7 +116,7 @@ class CausalSelfAttention(nn.Module):
         qkv = qkv.unflatten(2, (-1, hd))  # (B, T, heads, hd)
         qkv = qkv.transpose(1, 2)  # (B, heads, T, hd)
 
-        # Queries and keys are normalized and rotated alike, so both at once
+        # Queries and keys are normalized and rotated in the same way, so both at once
         qk, v = qkv.split((nh + n_kv, n_kv), dim=1)
         if config.qk_norm:
             # Layer norm or RMS norm of each vector, without weights. (Henry et al. 2020 normalize to
@@ -130,7 +131,7 @@ class CausalSelfAttention(nn.Module):
             k, v = store_kv(k, v)
 
         # Each key/value head serves nh / n_kv query heads, and is copied for each of them. (The CPU's
-        # fused kernel reads the one head for all of them; of a GPU's kernels, few can.)
+        # fused kernel reads one head for all of them; few kernels of a GPU can.)
         fused_on_cpu = flash and q.is_cpu
         if n_kv < nh and not fused_on_cpu:
             k = k.repeat_interleave(nh // n_kv, dim=1)
@@ -142,7 +143,7 @@ class CausalSelfAttention(nn.Module):
             q = q / math.sqrt(hd)
             wei = q @ k.transpose(-2, -1)  # (B, nh, T, S): scores
             wei = wei + mask.to(wei.dtype)
-            wei = wei.softmax(dim=-1)  # row t: how much token t attends to each
+            wei = wei.softmax(dim=-1)  # row t: how much token t attends to each key
             y = self.attn_dropout(wei) @ v  # (B, nh, T, hd)
         else:
             dropout = config.dropout if self.training else 0.0
@@ -192,8 +193,8 @@ class MLP(nn.Module):
         width = 4 * C
         outputs = width
         if config.activation == "swiglu":
-            # The gate is a third matrix: with a width of 8/3 C, three have as many weights as two
-            # with 4 C. It is rounded to 8 times a whole number, as multiples of 8 are faster.
+            # The gate is a third matrix: with a width of 8/3 C, three matrices have as many weights as
+            # two with 4 C. The width is rounded to a multiple of 8, which is faster.
             width = 8 * max(round(C / 3), 1)
             outputs = 2 * width  # one half is the gate
         self.c_fc = nn.Linear(C, outputs, bias=config.bias)
@@ -208,7 +209,7 @@ class MLP(nn.Module):
 
 def make_norm(config: GPTConfig) -> nn.Module:
     """layernorm: (x - mean) / std * weight + bias (Ba et al. 2016). rmsnorm: x / rms * weight
-    (Zhang, Sennrich 2019). They train equally well; on CPUs, the first is faster."""
+    (Zhang, Sennrich 2019). They train equally well; on CPUs, layernorm is faster."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, bias=config.bias)
     return nn.RMSNorm(config.n_embd, eps=1e-6)
@@ -274,7 +275,7 @@ class GPT(nn.Module):
         if config.position == "sinusoidal":
             table = sinusoid_table(config.block_size, C)
             if config.tie_weights:
-                table = 0.02 * table  # tied token embeddings are so small
+                table = 0.02 * table  # as small as tied token embeddings
             self.register_buffer("sinusoids", table, persistent=False)
         elif config.position == "rope":
             self.register_buffer("rope_table", make_rope_table(config), persistent=False)
@@ -297,15 +298,15 @@ class GPT(nn.Module):
         """The standard deviation of the initial weights of a matrix:
 
             c_attn, c_fc            0.4 / sqrt(fan_in), so outputs are 0.4 times as large as inputs
-            c_proj                  that / sqrt(2 n_layer), as 2 n_layer outputs are added up in x
+            c_proj                  the same / sqrt(2 n_layer), as 2 n_layer outputs are added up in x
             wte, w_prev             1 / sqrt(1 + lookback), as 1 + lookback embeddings are added up
             lm_head, wpe, wpe_t5    0.02, as in GPT-2
             wte if it is tied       0.02 / sqrt(1 + lookback)
 
         With zero_init, c_proj and lm_head start as zero, so blocks add nothing at first, and all tokens
         are equally likely. (Their gradients are not zero, as their inputs are not.) A tied output layer
-        is the embedding, and not zero: then the logits of a token are largest for itself at first, and
-        the loss of a wide model starts far above ln V."""
+        is the embedding matrix, so it does not start as zero: at first, each token's largest logit is the
+        logit of the same token, and the loss of a wide model starts far above ln V."""
         config = self.config
         fan_in = p.shape[1]
         if config.zero_init and ("c_proj" in name or "lm_head" in name):
@@ -324,9 +325,10 @@ class GPT(nn.Module):
         in nats. The logits at position t predict the token after idx[:, t]. A target of -1 is
         ignored. Logits that are returned with a loss have no gradient.
 
-        In training only, label_smoothing eps replaces each target by (1 - eps) on it + eps / V on
-        every token (Szegedy et al. 2016), and train_temperature divides the logits: below 1, the
-        model learns smaller ones, and is less confident elsewhere (Agarwala et al. 2020)."""
+        In training only, label_smoothing eps replaces each target by a probability of 1 - eps for it,
+        plus eps / V for every token (Szegedy et al. 2016), and train_temperature divides the logits:
+        below 1, the model learns smaller logits, and is less confident outside training (Agarwala et
+        al. 2020)."""
         config = self.config
         logits = self.logits(self.hidden_states(idx))  # (B, T, V)
         if targets is None:
@@ -350,15 +352,15 @@ class GPT(nn.Module):
         block_size.
 
         cache: None in training. In generation, sample.py's KVCache, which has the earlier tokens:
-        extend(idx) appends new ones, layer(i) is the function store_kv of a block, and needs_mask
-        says whether some of its keys must be hidden."""
+        extend(idx) appends new tokens, layer(i) is the function store_kv of block i, and needs_mask
+        says whether some of the cached keys must be hidden."""
         config = self.config
         T = idx.shape[1]
         longest = config.block_size + self.n_virtual
         if longest < T:
-            raise ValueError(f"{T} tokens exceed the context of {longest}; give the last ones only")
-        # history (B, lookback + S): the ids of all S tokens so far, those of idx at the end; before
-        # the first one, there are `lookback` ids of V, which mean "no token"
+            raise ValueError(f"{T} tokens exceed the context of {longest}; give only the last tokens")
+        # history (B, lookback + S): the ids of all S tokens so far, with idx at the end. Before
+        # the first token, there are `lookback` ids V, which mean "no token"
         if cache is None:
             positions = torch.arange(T, device=idx.device)  # (T,)
             history = F.pad(idx, (config.lookback, 0), value=config.vocab_size)
@@ -379,7 +381,7 @@ class GPT(nn.Module):
         flash = self.use_flash(idx)
         mask = None
         if self.use_mask(flash, cache):
-            key_ids = history[:, config.lookback :]  # (B, S): attention knows no "no token"
+            key_ids = history[:, config.lookback :]  # (B, S): attention needs no "no token"
             mask = self.mask(positions, key_ids)
         x = self.dropout(x)
         for i, block in enumerate(self.transformer.h):
@@ -392,8 +394,8 @@ class GPT(nn.Module):
         return self.transformer.wte(idx)
 
     def use_flash(self, idx: torch.Tensor) -> bool:
-        """Is the fused kernel, which never writes the whole (T, S) matrix of scores, to be used for
-        idx (B, T)?"""
+        """Should the fused kernel, which never stores the whole (T, S) matrix of scores, compute
+        attention for idx (B, T)?"""
         if not self.config.flash:
             return False
         if self.training and idx.is_cpu:
@@ -416,14 +418,14 @@ class GPT(nn.Module):
         return cache is not None and cache.needs_mask
 
     def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What the `lookback` tokens before each position (T,) add to its embedding, (B, T, C).
+        """Return the vectors (B, T, C) that the `lookback` tokens before each position (T,) add to it.
         With lookback = 2 and the tokens e m m a, history (B, lookback + S) is _ _ e m m a, where _
         is "no token":
 
             position                                0  1  2  3
             its token                               e  m  m  a
-            w_prev[0] embeds the one two before     _  _  e  m    history[position + 0]
-            w_prev[1] embeds the one before         _  e  m  m    history[position + 1]
+            w_prev[0] embeds the token two before   _  _  e  m    history[position + 0]
+            w_prev[1] embeds the token before       _  e  m  m    history[position + 1]
 
         Tokens of another document count as "no token". (This is a causal convolution over one-hot
         tokens, like the first layer of mlp.py.)"""
@@ -453,7 +455,7 @@ class GPT(nn.Module):
         if config.start_token is not None:
             of_keys = document_numbers(key_ids, config.start_token)  # (B, S)
             of_queries = of_keys[:, positions]  # (B, T)
-            of_queries = of_queries.unsqueeze(2)  # (B, T, 1), against each key
+            of_queries = of_queries.unsqueeze(2)  # (B, T, 1), to compare with each key
             other = of_queries != of_keys.unsqueeze(1)  # (B, T, S)
             hidden = hidden | other.unsqueeze(1)  # (B, 1, T, S): the same in all heads
         if config.position == "alibi":
@@ -463,11 +465,11 @@ class GPT(nn.Module):
             bias = bias.permute(2, 0, 1)  # (nh, T, S)
         else:
             bias = self.transformer.wte.weight.new_zeros(())  # a 0 on the device of the model
-        return bias.masked_fill(hidden, -math.inf)  # which has the dimensions of both, by broadcasting
+        return bias.masked_fill(hidden, -math.inf)  # with the dimensions of both, by broadcasting
 
     def num_params(self, non_embedding: bool = False) -> int:
         """The number of parameters; a tied matrix counts once. non_embedding: without the tables
-        that are only looked up: those of positions, previous tokens and, unless tied, tokens."""
+        that are only looked up (for positions, previous tokens and, unless tied, tokens)."""
         count = size_of(self)
         if not non_embedding:
             return count
@@ -483,8 +485,8 @@ class GPT(nn.Module):
         """Floating-point operations per token of a training step (Kaplan et al. 2020; Chowdhery et
         al. 2022, appendix B). A weight of a matrix costs a multiplication and an addition in the
         forward pass, and twice that in the backward pass: 6. A table lookup costs nothing. For each
-        token, q k^T and wei v have block_size C multiplications each, so both cost 12 block_size C
-        per layer, with the half that is masked."""
+        token, q k^T and wei v have block_size C multiplications each, so together they cost
+        12 block_size C per layer, the masked half included."""
         config = self.config
         attention = 12 * config.n_layer * config.block_size * config.n_embd
         return 6 * self.num_params(non_embedding=True) + attention
@@ -495,9 +497,9 @@ class GPT(nn.Module):
         Call eval() before.
 
         Everything is computed again for each token: sample.py has a fast version with the same
-        tokens. When the context is full, its most recent half is kept, not all but its first token:
-        tokens that are left get new positions, so sample.py has to compute them again, and this way
-        that is seldom."""
+        tokens. When the context is full, its most recent half is kept, instead of dropping only its
+        first token. The kept tokens get new positions, so sample.py has to compute them again. Dropping
+        half at once makes this rare."""
         block_size = self.config.block_size
         half = max(block_size // 2, 1)
         context = idx[:, -block_size:]
@@ -550,7 +552,7 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
 
 
 def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """logits (B, V), with -inf for all that are less than the k largest ones."""
+    """logits (B, V), with -inf for each logit below the k-th largest."""
     V = logits.shape[-1]
     largest, _ = logits.topk(min(k, V))  # (B, k), in descending order
     kth = largest[:, -1:]  # (B, 1)
@@ -558,8 +560,8 @@ def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def keep_top_p(probs: torch.Tensor, p: float) -> torch.Tensor:
-    """probs (B, V), where tokens beyond the total probability p are 0, and the rest does not sum to
-    1."""
+    """probs (B, V), with 0 for each token outside the nucleus, the most likely tokens with total
+    probability p. The result does not sum to 1."""
     ordered, order = probs.sort(descending=True)
     mass_before = ordered.cumsum(dim=-1) - ordered  # the total probability of all more likely tokens
     ordered = ordered.masked_fill(mass_before >= p, 0)
@@ -574,8 +576,8 @@ def draw_token(probs: torch.Tensor, generator: torch.Generator | None) -> torch.
     total = cumulative[:, -1:]
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device)  # [0, 1)
     token = torch.searchsorted(cumulative, u * total, right=True)
-    # There is always one, as u is less than 1. But on a GPU, rounding in cumsum can lead to a token
-    # of probability 0: then take the likeliest.
+    # There is always such a token, as u is less than 1. But on a GPU, rounding in cumsum can lead to a
+    # token of probability 0: then take the most likely token.
     possible = probs.gather(1, token) > 0
     likeliest = probs.argmax(dim=-1, keepdim=True)
     return torch.where(possible, token, likeliest)
@@ -636,8 +638,8 @@ T5_BUCKETS = 32
 
 def t5_bucket(distance: torch.Tensor) -> torch.Tensor:
     """The bucket 0 to 31 of each distance, int64. T5 (Raffel et al. 2020) adds a learned scalar for
-    each head and bucket to the scores. Distances 0 to 15 have a bucket each, longer ones share
-    wider ones, the last of them 113 and more. (Negative ones are masked anyway.)"""
+    each head and bucket to the scores. Distances 0 to 15 have a bucket each. Longer distances
+    share wider buckets; the last bucket is for 113 and more. (Negative distances are masked anyway.)"""
     near = distance.clamp(min=0)
     octaves = (distance.clamp(min=16) / 16).log2()  # 0 at distance 16, 3 at 128
     far = 16 + 16 * octaves / 3  # 16 at distance 16, 32 at 128
@@ -649,9 +651,9 @@ def t5_bucket(distance: torch.Tensor) -> torch.Tensor:
 
 
 class Dropout(nn.Dropout):
-    """In training, zeroes a fraction p of x, and divides the rest by 1 - p (Srivastava et al.
-    2014). On a CPU, PyTorch draws a number of four bytes for each element. Here one byte decides,
-    so p is rounded to a multiple of 1/256; they are drawn eight at a time, as an int64."""
+    """In training, zeroes a fraction p of x, and divides the other elements by 1 - p (Srivastava et
+    al. 2014). On a CPU, PyTorch draws a number of four bytes for each element. Here one byte decides,
+    so p is rounded to a multiple of 1/256. The bytes are drawn eight at a time, as an int64."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_cpu or not self.training or self.p == 0:
@@ -668,7 +670,7 @@ class Dropout(nn.Dropout):
 
 
 def check_config(config: GPTConfig) -> None:
-    """Raise ConfigError for an option with which no model can be made."""
+    """Raise ConfigError if no model can be made with these options."""
     for f in fields(config):
         value = getattr(config, f.name)
         choices = get_args(f.type)

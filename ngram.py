@@ -6,9 +6,9 @@
 
 Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens before it, its context.
 Its table has V^n cells for a vocabulary of V tokens (27^6 is 387 million), most of them empty, so only the n-grams that
-occur are stored. Kneser-Ney smoothing mixes in what shorter contexts say: on names it lowers the loss from the bigram's
-2.45 nats per token to 1.98 (the lecture's network: 2.10, a larger one: 1.99). But counts after "emil" say nothing about
-"emel". The network of mlp.py learns that the two are similar.
+occur are stored. Kneser-Ney smoothing mixes in the predictions of shorter contexts. On names, it lowers the loss from
+the bigram's 2.45 nats per token to 1.98. (The lecture's network has 2.10, a larger network 1.99.) But counts after
+"emil" say nothing about "emel". The network of mlp.py learns that the two are similar.
 """
 
 import math
@@ -41,11 +41,11 @@ from console import (
 from prepare_data import load, start_context
 
 CHUNK = 1 << 21  # tokens to count at a time, two million, so that memory does not grow with the text
-MAX_NUMBERS = 1 << 24  # in a tensor of --neural
-TINY = np.finfo(float).tiny  # a positive number that is nearly 0, as a divisor in its place
+MAX_NUMBERS = 1 << 24  # the largest tensor of --neural has at most this many numbers
+TINY = np.finfo(float).tiny  # a positive number that is nearly 0: a divisor instead of 0
 
 # V: vocabulary size. U: number of different n-grams. An n-gram is a context and one more token.
-Predictor = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of their last token after the ones before it (U,)
+Predictor = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of the last token of each, given the others (U,)
 
 
 @dataclass
@@ -65,16 +65,17 @@ class Options:
 
 
 # ----------------------------------------------------------------------------- the idea, on dictionaries
-# Most contexts of a new text are rare in training, or never occurred. Shorter ones are more frequent. So Kneser-Ney
-# smoothing subtracts a discount from each count, and shares the freed probability out as the shorter context predicts.
-# For a shorter context, what counts is not how often a token occurs, but after how many *different* tokens: its
-# continuation count. "Francisco" is frequent, but it follows only "San", so it is unlikely after any other word.
+# Most contexts of a new text are rare or unseen in training. Shorter contexts are more frequent. So Kneser-Ney
+# smoothing subtracts a discount from each count, and redistributes the freed probability as the shorter context
+# predicts. The shorter context does not count how often a token occurs, but after how many *different* tokens it
+# occurs: its continuation count. "Francisco" is frequent, but it follows only "San", so it is unlikely after any
+# other word.
 
 
 def count_plainly(grams):
     """Count n-grams, tuples of n tokens. Returns a dict for each length k = 1 ... n: context -> Counter of next tokens.
 
-    An n-gram counts as often as it occurs. A shorter one counts once for each different token that stands before it."""
+    An n-gram counts as often as it occurs. A shorter k-gram counts once for each different token before it."""
     tables = []
     while grams[0]:
         table = {}
@@ -84,12 +85,12 @@ def count_plainly(grams):
             followers[gram[-1]] += 1
         tables.insert(0, table)
         different = set(grams)
-        grams = [gram[1:] for gram in different]  # without their oldest token: each once per token that was there
+        grams = [gram[1:] for gram in different]  # without the oldest token: each once per different oldest token
     return tables
 
 
 def kneser_ney_plainly(gram, tables, discount, V, separator=None):
-    """Return the probability of the last token of `gram` after the other ones."""
+    """Return the probability of the last token of `gram`, given the tokens before it."""
     token = gram[-1]
     p = 1 / V  # to start with, all tokens are equally likely
     for k, table in enumerate(tables, start=1):
@@ -126,7 +127,7 @@ def show_idea(discount=0.75):
 
 
 def count_ngrams(tokens, n, separator):
-    """Return the different n-grams of a text, tokens (L,), sorted, (U, n), and how often each occurs, (U,).
+    """Return the different n-grams (U, n) of a text, tokens (L,), in sorted order, and how often each occurs, (U,).
 
     Each token except the first is predicted once, as the last of an n-gram. A document starts with n - 1 separators, so
     no n-gram reaches across two documents; a text without documents starts with n - 1 copies of its first token."""
@@ -160,7 +161,7 @@ def count_splits(data, n):
 
 
 def forget_other_documents(windows, separator):
-    """In n-grams (U, n), overwrite what stands before a separator: a b . c becomes . . . c. The last token stays."""
+    """In n-grams (U, n), overwrite the tokens before a separator: a b . c becomes . . . c. The last token stays."""
     n = windows.shape[1]
     for column in reversed(range(n - 2)):  # from right to left, so that a separator spreads to the start
         before_separator = windows[:, column + 1] == separator
@@ -168,21 +169,21 @@ def forget_other_documents(windows, separator):
 
 
 def sum_by_row(rows, weights):
-    """Return the different rows of (N, n), sorted, (U, n), and the sum of the weights (N,) of each, (U,). Rows a, a, b
-    with weights 1, 2, 5 become a, b with 3, 5."""
+    """Return the different rows (U, n) of `rows` (N, n), sorted, and for each the sum (U,) of its weights (N,).
+    Rows a, a, b with weights 1, 2, 5 become a, b with 3, 5."""
     order = np.lexsort(rows.T[::-1])  # by the first column, then by the second, ... (lexsort reads from the last)
     rows = rows[order]
     weights = weights[order]
     is_new = np.ones(len(rows), dtype=bool)
     is_new[1:] = (rows[1:] != rows[:-1]).any(axis=1)  # equal rows are neighbors now
     firsts = np.flatnonzero(is_new)
-    sums = np.add.reduceat(weights, firsts)  # of the weights from each first up to the next one
+    sums = np.add.reduceat(weights, firsts)  # each sums the weights from one first row up to the next
     return rows[firsts], sums
 
 
 @dataclass
 class Order:
-    """The k-grams of one length k, and their contexts of k - 1 tokens. See the picture at NGrams."""
+    """The k-grams of one length k, and their contexts of k - 1 tokens. See the example at NGrams."""
 
     contexts: np.ndarray  # (C,) sorted, one integer for each context
     grams: np.ndarray  # (U,) sorted, one integer for each k-gram
@@ -192,7 +193,7 @@ class Order:
 
 
 class NGrams:
-    """The k-grams of a text for k = 1 ... n, as sorted arrays: unseen ones take no memory.
+    """The k-grams of a text for k = 1 ... n, as sorted arrays: unseen k-grams take no memory.
 
     A context is one integer. For .ab.ac. with n = 3 (V = 4; . a b c are 0 1 2 3), the context "ab" is the index of "b"
     among the contexts of one token, 2, times V, plus its oldest token, a: 2 * 4 + 1 = 9. A k-gram is the index of its
@@ -212,7 +213,7 @@ class NGrams:
         """Build the arrays from the different n-grams (U, n) and their counts (U,)."""
         self.V = V
         self.separator = separator
-        # contexts, from the empty one to the longest; index (U,): which one does each n-gram have?
+        # contexts, from the empty one to the longest. index (U,): the index of each n-gram's context
         contexts = [np.zeros(1, dtype=np.int64)]
         index = np.zeros(len(grams), dtype=np.int64)
         for k in range(1, grams.shape[1]):
@@ -227,7 +228,7 @@ class NGrams:
         counts = counts[first]
         self.orders = []
         for contexts_k in reversed(contexts):
-            index, last = np.divmod(keys, V)  # of the context, and the last token
+            index, last = np.divmod(keys, V)  # index of the context, and the last token
             totals = np.bincount(index, counts)  # sum of the counts with each index
             followers = np.bincount(index)  # number of k-grams with each index
             order = Order(contexts_k, keys, with_zero(counts), with_zero(totals), with_zero(followers))
@@ -242,7 +243,7 @@ class NGrams:
         - their counts, for k < n continuation counts
         - the sum of the counts after their contexts
         - the number of different tokens after their contexts"""
-        index = np.zeros(len(grams), dtype=np.int64)  # of the empty context. From an unseen one, -1, nothing is found
+        index = np.zeros(len(grams), dtype=np.int64)  # index of the empty context; after an unseen context: -1
         last = grams[:, -1]
         for k, order in enumerate(self.orders, start=1):
             if k > 1:
@@ -268,7 +269,7 @@ class NGrams:
             P(y after x) = (max(count(x y) - d, 0) + d followers(x) P(y after x')) / count(x)
 
         A document starts with n - 1 separators. After "...a", the shorter contexts "..a" and ".a" tell nothing new, so
-        the next one is "a"."""
+        the next context is "a"."""
         p = np.full(len(grams), 1 / self.V)
         n = len(self.orders)
         for k, (count, total, followers) in enumerate(self.look_up(grams), start=1):
@@ -325,7 +326,7 @@ def check_with_plain_lines(data, n, discount):
 
 
 # ----------------------------------------------------------------------------- a network with the same context
-# PyTorch is imported in the functions that need it, as counting does not.
+# PyTorch is imported in the functions that need it, because counting does not need it.
 
 
 def train_neural(grams, counts, V, steps=300):
@@ -333,7 +334,7 @@ def train_neural(grams, counts, V, steps=300):
     the n - 1 tokens add up to the logits. Returns W. Raises UserError if it takes too much memory."""
     import torch
 
-    torch.set_num_threads(1)  # a second one slows tensors this small down
+    torch.set_num_threads(1)  # with tensors this small, a second thread makes it slower
     n_positions = grams.shape[1] - 1
     if n_positions == 0:
         raise UserError("--neural needs a context; use --n=2 or more")
@@ -351,10 +352,10 @@ def train_neural(grams, counts, V, steps=300):
     # Adam (optim.py) divides each gradient by its usual size, so the rows of rare tokens learn as fast as other rows.
     optimizer = torch.optim.Adam([W], lr=0.1)
     for step in range(1, steps + 1):
-        rows = W[positions, X]  # (U, n - 1, V): of context i, W[j, X[i, j]] for each position j
+        rows = W[positions, X]  # (U, n - 1, V): for context i and position j, the row W[j, X[i, j]]
         logits = rows.sum(dim=1)  # (U, V)
         log_p = logits.log_softmax(dim=1)
-        log_p = log_p.gather(1, Y).flatten()  # (U,): those of the tokens that came
+        log_p = log_p.gather(1, Y).flatten()  # (U,), for the tokens that came
         loss = -(frequency * log_p).sum()  # the mean over the text: each n-gram as often as it occurs
         optimizer.zero_grad()
         loss.backward()
@@ -367,7 +368,7 @@ def train_neural(grams, counts, V, steps=300):
 
 
 def compare_with_one_hot(W, X):
-    """For contexts X (U, n - 1): is looking rows of W up what the text's one-hot vectors and einsum compute?"""
+    """For contexts X (U, n - 1), compare looked-up rows of W with one-hot vectors times W (einsum)."""
     import torch
     import torch.nn.functional as F
 
@@ -405,8 +406,8 @@ def next_tokens(model, X, V):
 
 
 def predict_by_orders(data, X, orders, discount):
-    """Return the probabilities (B, V) of all tokens after contexts X (B, T), for each of the orders, at most T + 1: by
-    Kneser-Ney models of the training split."""
+    """Train a Kneser-Ney model of each order, at most T + 1, on the training split. Returns for each model the
+    probabilities (B, V) of all tokens after contexts X (B, T)."""
     longest = max(orders)
     counts = count_ngrams(data.train, longest, data.separator)
     predictions = []
@@ -414,7 +415,7 @@ def predict_by_orders(data, X, orders, discount):
         grams, N = shortened(counts, n)
         table = NGrams(grams, N, data.vocab_size, data.separator)
         model = partial(table.kneser_ney, discount=discount)
-        newest = X[:, X.shape[1] - (n - 1) :]  # n - 1, also if that is 0
+        newest = X[:, X.shape[1] - (n - 1) :]  # n - 1 tokens, also if n is 1
         predictions.append(next_tokens(model, newest, data.vocab_size))
     return predictions
 
@@ -424,7 +425,7 @@ def sample(model, context, data, max_new_tokens, rng):
     Returns the new tokens."""
     tokens = list(context)
     for _ in range(max_new_tokens):
-        newest = tokens[len(tokens) - len(context) :]  # n - 1, also if that is 0
+        newest = tokens[len(tokens) - len(context) :]  # n - 1 tokens, also if n is 1
         X = np.array([newest], dtype=np.int64)  # (1, n - 1)
         p = next_tokens(model, X, data.vocab_size)[0]
         if not p.any():
@@ -466,13 +467,13 @@ def report_losses(model, counts, data):
 
 
 def shortened(counts, k):
-    """Return the last k tokens of n-grams, different ones, and their counts. counts: (n-grams (U, n), counts (U,))"""
+    """Return the different k-grams at the end of n-grams, and their counts. counts: (n-grams (U, n), counts (U,))"""
     grams, N = counts
     return sum_by_row(grams[:, -k:], N)
 
 
 def power_as_text(V, k):
-    """Return V^k as text, a large one as a power of ten: Python would print all of its digits."""
+    """Return V^k as text, a large number with a power of ten: Python would print all of its digits."""
     if V**k < 1e12:
         return f"{V**k:,}"
     exponent = k * math.log10(V)
@@ -481,7 +482,7 @@ def power_as_text(V, k):
 
 
 def compare_orders(counts, data, alpha, discount):
-    """Print a row for each order k = 1 ... n. Returns the validation losses by title: by adding, and by Kneser-Ney."""
+    """Print a row for each order k = 1 ... n. Returns the validation losses by title: add-alpha, and Kneser-Ney."""
     V = data.vocab_size
     n = counts["train"][0].shape[1]
     additive = []
@@ -534,8 +535,8 @@ def compare_neural(counts, data, options):
     counted = nll(p, N)
     print(f"train loss: {counted:.4f} by counting (maximum likelihood), {learned:.4f} by gradient descent")
     print(f"The network has {W.size:,} weights, and the table {len(grams):,} counts.", end=" ")
-    print("It adds up what each token of the context says;")
-    print("what two of them say only together, it cannot represent.")
+    print("It adds up a row of logits for each token of the context;")
+    print("it cannot represent an effect that depends on two tokens together.")
     return model, W.size
 
 

@@ -8,8 +8,8 @@
     model.zero_grad()
 
 Read train.py before, windows.py after. model.py and this file train with PyTorch alone. torch.optim
-has the same rules, and set_lr() takes its optimizers, too. They are written out here to be read, and
-because making the first one of torch.optim takes a second: it imports torch's compiler.
+has the same rules, and set_lr() also takes its optimizers. The rules are written out here to be read,
+and because making the first optimizer of torch.optim takes a second: it imports torch's compiler.
 """
 
 import math
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 
 # ----------------------------------------------------------------------------- update rules
-# A rule updates some parameters that have the same options: group, such as group["lr"]. members has
-# for each of them a tuple: p, its values; g, its gradient; and the tensors of the same shape that the
-# rule keeps from one update to the next. t is the number of the update, from 1. p and the tensors
-# that are kept are changed in place.
+# A rule updates a group of parameters that have the same options, such as group["lr"]. members has a
+# tuple for each parameter: p, its values; g, its gradient; and its optimizer state, tensors of the same
+# shape that the rule keeps from one update to the next. t is the number of the update, from 1. The rule
+# changes p and the state in place.
 
 
 def sgd(group: dict, members: list[tuple], t: int) -> None:
@@ -41,9 +41,9 @@ def adam(group: dict, members: list[tuple], t: int) -> None:
         m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
         p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)
 
-    m is an average of recent gradients, v of their squares, so each step is about lr, whatever the
-    scale of the gradient. Both start at 0: dividing by 1 - beta^t makes up for that.
-    AdamW: g' = g, and before that p -= lr weight_decay p (Loshchilov, Hutter 2019)."""
+    m is an exponential moving average of the gradients, v of their squares, so each step is about lr,
+    whatever the scale of the gradient. Both start at 0, and dividing by 1 - beta^t makes up for that.
+    AdamW: g' = g, and p -= lr weight_decay p comes first (Loshchilov, Hutter 2019)."""
     lr = group["lr"]
     beta1 = group["beta1"]
     beta2 = group["beta2"]
@@ -71,7 +71,7 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
     each with a size of about 1, however small its part in the gradient was. The square root makes a
     tall matrix change its outputs as much as a square one does.
 
-    group["rows"]: p can be several matrices on top of each other, q, k and v, of so many rows each.
+    group["rows"]: p can be several matrices on top of each other, q, k and v; these are their rows.
     All members of a group have the same shape, so that they are orthogonalized together."""
     momentum = group["momentum"]
     directions = []
@@ -89,8 +89,8 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
 
 
 def orthogonalize(u: torch.Tensor, rows: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
-    """newton_schulz() for each matrix in u (n, rows, columns), where several can be on top of each
-    other, of rows[0], rows[1] ... rows."""
+    """newton_schulz() for each matrix in u (n, rows, columns). Several matrices can be on top of each
+    other, with rows[0], rows[1] ... rows."""
     if len(set(rows)) == 1:  # all of one shape: in one batch, which is faster
         matrices = u.reshape(-1, rows[0], u.shape[2])
         return newton_schulz(matrices, dtype).view_as(u)
@@ -104,10 +104,10 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """About U V^T for each u = U S V^T (its singular value decomposition) of a batch (n, rows,
-    columns). Each of five iterations computes a x + b (x x^T) x + c (x x^T)^2 x, which leaves U and V
-    as they are, and makes each singular value s into a s + b s^3 + c s^5: in the end about 0.7 to
-    1.2, unless it was tiny (coefficients by Jordan et al. 2024). These are matrix multiplications
-    alone, in dtype (None: that of u)."""
+    columns). Each of five iterations computes a x + b (x x^T) x + c (x x^T)^2 x. This leaves U and V
+    as they are, and makes each singular value s into a s + b s^3 + c s^5. In the end, each is about
+    0.7 to 1.2, unless it was tiny (coefficients by Jordan et al. 2024). The iterations are
+    matrix multiplications only, in dtype (None: the dtype of u)."""
     a, b, c = NEWTON_SCHULZ
     tall = u.shape[1] > u.shape[2]
     x = u.mT if tall else u  # x x^T is then the smaller square
@@ -132,7 +132,7 @@ RULES = {  # the function, and the tensors that it keeps for each parameter: its
 
 class Optimizer:
     """Updates the parameters of each group by the group's rule and options. The state starts as
-    zeros; its names are such as "momentum.lm_head.weight"."""
+    zeros; its tensors have names such as "momentum.lm_head.weight"."""
 
     def __init__(self, groups: list[dict]):
         self.param_groups = groups
@@ -173,9 +173,9 @@ class Optimizer:
 
 def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = None) -> Optimizer:
     """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for
-    embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: the one
-    that Muon multiplies matrices in. (To train with an optimizer of torch.optim, make it in
-    train.start_run(), in place of a call of this function.)"""
+    embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: the
+    dtype of Muon's matrix multiplications. (To train with an optimizer of torch.optim, make it in
+    train.start_run(), instead of calling this function.)"""
     in_blocks = set()
     if config.optimizer == "muon":
         in_blocks = set(model.transformer.h.parameters())
@@ -197,7 +197,7 @@ def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = N
 
 
 def rows_of_matrices(name: str, p: torch.Tensor, model_config) -> tuple[int, ...]:
-    """The rows of each matrix in a weight: c_attn has those of q, k and v on top of each other."""
+    """The number of rows of each matrix in a weight: c_attn has q, k and v on top of each other."""
     if not name.endswith("attn.c_attn.weight"):
         return (len(p),)
     kv = model_config.head_dim * model_config.n_kv_head
@@ -229,7 +229,7 @@ def new_group(rule: str, lr: float, weight_decay: float) -> dict:
 
 
 def set_lr(optimizer, fraction: float) -> None:
-    """Set the learning rate of each group to a fraction of its peak, which is what it was at the first
+    """Set the learning rate of each group to a fraction of its peak, the learning rate at the first
     call. For any optimizer with param_groups, such as torch.optim.AdamW."""
     for group in optimizer.param_groups:
         peak = group.setdefault("peak_lr", group["lr"])
@@ -237,9 +237,9 @@ def set_lr(optimizer, fraction: float) -> None:
 
 
 def load_state(optimizer, state: dict) -> None:
-    """optimizer.load_state_dict(state) for any optimizer, before its first step. As with ours, options
-    such as the learning rate are those that it was made with, not those in the state; and tensors are
-    sharded as their parameters are."""
+    """optimizer.load_state_dict(state) for any optimizer, before its first step. As with our
+    Optimizer, options such as the learning rate keep the values that the optimizer was made with,
+    whatever the state says, and tensors are sharded like their parameters."""
     made_with = [{**group} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     if isinstance(optimizer, Optimizer):
@@ -327,11 +327,11 @@ class Recipe:
 def fit(
     model: torch.nn.Module, batch_loss: Callable, recipe: Recipe, note: Callable = lambda: "", lines: int = 10
 ) -> float:
-    """The training loop of the scripts that teach something else. Each step lowers batch_loss(), the
-    loss of a batch that it draws. Parameters that are frozen stay as they are.
+    """The training loop of the scripts that teach something else. Each step lowers batch_loss(),
+    which draws a batch and returns its loss. Parameters that are frozen stay as they are.
 
-    Prints about `lines` lines: the mean loss and the largest gradient norm since the line before,
-    what note() says about the model in evaluation mode, and the time left. Returns the seconds of
+    Prints about `lines` lines: the mean loss and the largest gradient norm since the line before, the
+    text of note(), called in evaluation mode, and the time left. Returns the seconds of
     the steps alone. Raises FloatingPointError if the loss is NaN or infinite."""
     steps = recipe.max_iters
     optimizer = make_optimizer(model, recipe)

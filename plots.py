@@ -1,4 +1,4 @@
-"""Draw all plots: those that scripts draw with --plot, such as bigram.py, and the loss.png of train.py.
+"""Draw all plots: the plots of scripts with --plot, such as bigram.py, and the loss.png of train.py.
 
 Scripts import this file only when they draw, because it needs matplotlib. Most of them call lines(),
 with the curves of each panel.
@@ -32,7 +32,7 @@ MAX_CELLS = 1 << 21
 
 def lines(path: Path, *panels: dict, title: str = "", rows: int = 1, size: tuple | None = None) -> None:
     """Draw panels side by side, in `rows` rows, and save the figure. A panel is a dict with the
-    arguments of draw_panel(), or of draw_image(). size: of the figure, in inches. For example:
+    arguments of draw_panel(), or of draw_image(). size: figure size in inches. For example:
 
         curves = {"train": ([1, 2, 3, 4], [3.3, 2.6, 2.4, 2.3], "-"), "val": ([2, 4], [2.7, 2.4], "o-")}
         panel = {"curves": curves, "xlabel": "step", "ylabel": "loss"}
@@ -148,7 +148,7 @@ def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
 
 
 def logged_curve(entries: list[dict], name: str, style: str) -> tuple:
-    """The losses of this name, which some entries have."""
+    """A curve of the losses of this name. Entries without it are left out."""
     logged = [entry for entry in entries if name in entry]
     steps = [entry["step"] for entry in logged]
     losses = [entry[name] for entry in logged]
@@ -241,8 +241,8 @@ def update_panel(updates: list[tuple[int, dict]]) -> dict:
 def scaling(results: list, law, prediction, n_widths: int, path: Path) -> None:
     """Loss by compute, isoFLOP curves, and the law beside the runs.
 
-    results: a scaling.Result for each run, sorted by training tokens; n_widths runs in turn, one per
-        width of the model, have the same number of tokens
+    results: a scaling.Result for each run, sorted by training tokens; each n_widths runs in a row, one
+        per width of the model, have the same number of tokens
     law: a scaling.Law
     prediction: a scaling.Prediction of the largest run
     """
@@ -269,7 +269,7 @@ def compute_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, la
     for i, n_params in enumerate(params[:, 0]):
         label = f"N = {n_params:,}"
         curves[label] = (compute[i], losses[i], "o-")
-    # The curve of the law goes on to five times the compute of the largest run
+    # The curve of the law extends to five times the compute of the largest run
     budgets = np.geomspace(compute.min(), 5 * compute.max())
     N_best, D_best = law.optimum(budgets)
     lowest = law.loss(N_best, D_best)
@@ -288,7 +288,7 @@ def isoflop_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, la
     smallest = trained_sizes.min() / 2
     largest = trained_sizes.max() * 2
     sizes = np.geomspace(smallest, largest)
-    # What a model of median size needs for each number of tokens, in FLOP
+    # The compute of a model of median size for each number of tokens, in FLOP
     budgets = 6 * np.median(params) * tokens[0]
     curves = {}
     for i, budget in enumerate(budgets):
@@ -340,12 +340,12 @@ def agreement_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, 
 
 
 def climb(history: list, names: Sequence[str], own_losses: list[float], learner: str, dataset: str, path: Path) -> None:
-    """The loss of a model while it learns, beside those of the n-gram models; and below, how far it is from each
-    of them. The background has the color of the nearest one.
+    """The loss of a model while it learns, beside the losses of the n-gram models; and below, how far it is from
+    each of them. The background has the color of the nearest n-gram model.
 
     history: a climb.Measured for each measurement
-    names: of the n-gram models, from order 0 on
-    own_losses: theirs, in the same order
+    names: the names of the n-gram models, from order 0 on
+    own_losses: the losses of the n-gram models, in the same order
     learner: the kind of model that learns, such as "GPT"
     """
     figure = Figure((5, 6), dpi=100, layout="constrained")
@@ -385,7 +385,7 @@ def climbing_loss(axes, history: list, names: Sequence[str], own_losses: list[fl
 
 
 def climbing_distances(axes, history: list, names: Sequence[str]) -> None:
-    """The KL divergence from each n-gram model, with a bold line where that is the nearest."""
+    """The KL divergence from each n-gram model, with a bold line where that model is the nearest."""
     steps = [measured.step for measured in history]
     for order, name in enumerate(names):
         color = color_of(order, history)

@@ -6,7 +6,7 @@
 
 Read micrograd.py or bigram.py next. The splits are raw little-endian token ids (train.bin ...);
 meta.json has the tokenizer. In a list, a newline token starts and ends each document, \\n emma \\n;
-where documents have several lines, <|endoftext|> does.
+if documents have several lines, <|endoftext|> does.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ from tokenizer import (
     train_bpe,
 )
 
-DATA = Path("data")  # data/.* is left over from a script that was killed, and safe to delete
+DATA = Path("data")  # folders data/.* are left over from killed scripts, and safe to delete
 FORMAT = 1  # version of meta.json and the .bin files
 CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a million blanks
-BEGINNING = 1 << 13  # bytes of a file: a NUL among them means that it is no text
+BEGINNING = 1 << 13  # first bytes of a file: a NUL among them means that it is not text
 BPE_SIZE = 1024  # default vocabulary of --tokenizer=bpe
 TOKENIZERS = ("char", "bpe", "gpt2")  # a dataset may not have these names
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
@@ -67,9 +67,9 @@ class Options:
         0, "number of tokens of --tokenizer=bpe (0: 1024), or of your own train.bin and val.bin"
     )
     file: PathStr = option("", "local copy to use instead of the download; for fineweb a folder of shards")
-    name: str = option("", "name of the dataset, a folder in data/; by default, of source and tokenizer")
+    name: str = option("", "name of the dataset, a folder in data/; by default, from source and tokenizer")
     documents: str = option(
-        "none", "of your own text: none, lines, files, blank (lines between them), or such a line: ***"
+        "none", "documents of your own text: none, lines, files, blank (lines between), or the line between them: ***"
     )
     shards: Positive = option(1, "number of fineweb files, 100M training tokens each")
 
@@ -77,8 +77,8 @@ class Options:
 # ----------------------------------------------------------------------------- prepare a dataset
 
 # A text, as a source gives it: for each split ("train", "val", and "test" if there is one) a
-# function that returns a list of its documents, or the pieces of one long text. A function, because
-# a text is read several times, and one long text may be larger than the memory.
+# function that returns a list of its documents, or the pieces of one long text. It is a function,
+# because a text is read several times, and one long text may be larger than the memory.
 Text = dict[str, Callable[[], Iterable[str]]]
 
 # The tokens of a split, in pieces: some token ids, and the number of bytes of text they stand for.
@@ -90,7 +90,7 @@ class Encoded:
     """A text in tokens, which are not written yet."""
 
     tokenizer: Tokenizer
-    # The id between documents. None: there are none, or where they end is unknown
+    # The id between documents. None: there are no documents, or where they end is unknown
     separator: int | None = None
     # The tokens of "train", "val" and perhaps "test". A piece is encoded when it is asked for
     splits: dict[str, Pieces] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
     name = choose_name(name, source, tokenizer, bpe_size)
     is_text = source != "fineweb" and not has_tokens(source)
     DATA.mkdir(exist_ok=True)
-    # The dataset is made in a hidden folder, and then moved: nobody reads one that is half done
+    # The dataset is made in a hidden folder, and then moved: nobody reads a dataset that is half done
     with tempfile.TemporaryDirectory(dir=DATA, prefix=f".{name}.", ignore_cleanup_errors=True) as temporary:
         if is_text:
             if source in LISTS:
@@ -126,7 +126,7 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
 
 
 def choose_name(name: str, source: str, tokenizer: str, bpe_size: int) -> str:
-    """Return the name of a dataset: the given one, or else one that says its source and tokenizer:
+    """Return the name of a dataset: the given name, or else a name from its source and tokenizer:
     words, words_bpe1024, words_gpt2, words_my. Raises UserError if the name cannot be used, or if
     there is no such source."""
     stem = source
@@ -137,7 +137,7 @@ def choose_name(name: str, source: str, tokenizer: str, bpe_size: int) -> str:
     built_in = parse_name(name.lower())
     means_another = built_in is not None and built_in != (source, tokenizer, bpe_size)
     is_tokenizer = name.lower() in TOKENIZERS
-    # A folder that is no dataset is the user's own, and not replaced
+    # A folder that is not a dataset is the user's own, and not replaced
     folder = DATA / name
     is_foreign = folder.exists() and not (folder / "meta.json").exists()
     is_name = re.fullmatch(r"\w[\w.-]*", name)
@@ -189,9 +189,9 @@ def existing(name: str) -> Path:
 
 
 def open_source(source: str, file: str, documents: str) -> Text:
-    """Open a source. To add one, write a function like open_words() for documents, or open_python()
+    """Open a source. To add a source, write a function like open_words() for documents, or open_python()
     for one long text, call it here, and put its name into SOURCES, and into LISTS if each document
-    is a line. If it is a file to download, URLS and SHA256 are all it needs beside SOURCES."""
+    is a line. A file to download needs only entries in SOURCES, URLS and SHA256."""
     if source == "words":
         return open_words()
     if source == "python":
@@ -236,7 +236,7 @@ def read_library() -> list[str]:
 
 def fetch_source(source: str, file: str) -> Path:
     """Return the file of names or shakespeare: the user's copy, or else a download, which is kept.
-    Raises UserError if its SHA-256 is not the one in SHA256."""
+    Raises UserError if its SHA-256 differs from SHA256."""
     path = existing(file) if file else DOWNLOADS / f"{source}.txt"
     if not path.exists():
         download(URLS[source], path, NO_NETWORK, SHA256[source])
@@ -246,8 +246,8 @@ def fetch_source(source: str, file: str) -> Path:
 
 
 def files_of(source: Path) -> list[Path]:
-    """Return a file as a list; of a folder, the files in it and in its folders, sorted, without
-    hidden ones, those in data/, and binary ones. Prints how many binary ones there are."""
+    """Return a file as a list; for a folder, the files in it and in its folders, sorted, without
+    hidden files, files in data/, and binary files. Prints how many binary files there are."""
     if not source.is_dir():
         return [source]
     paths = []
@@ -357,8 +357,8 @@ def split_documents(documents: list[str], source: str) -> Text:
 
 
 def print_repeated(documents: list[str], train: list[str], val: list[str]) -> None:
-    """Print how many documents repeat another one. A model can memorize those of val that are also
-    in train, so the loss on val says less about new documents."""
+    """Print how many documents repeat another one. A model can memorize documents of val that are
+    also in train, so the loss on val says less about new documents."""
     n = len(documents)
     repeated = n - len(set(documents))
     if repeated == 0:
@@ -389,12 +389,12 @@ def read_text(paths: list[Path], start: int = 0, stop: int = 1 << 62) -> Iterato
 
 
 def last_word_end(text: str) -> int:
-    """Return where the last word ends that a blank or a newline follows, or 0 if there is none.
-    Tokenizers never join what is before and after that place, so a cut there changes no token."""
+    """Return the end of the last word that is followed by a blank or a newline, or 0 if there is none.
+    No token spans that position, so a cut there changes no token."""
     match = re.match(r".*\S(?=[ \n])", text, re.DOTALL)
     if match:
         return match.end()
-    # Without such a word, a long text is cut nevertheless, at its end
+    # Without such a word, a long text is cut at its end
     return len(text) if len(text) >= CHUNK else 0
 
 
@@ -468,7 +468,7 @@ def clean(text: str) -> str:
 
 def tokenizer_for(text: Text, documents: str, kind: str, vocab_size: int) -> Tokenizer:
     """Make a tokenizer for a text (char, bpe), or open one (gpt2, a dataset or a run). kind: as the
-    option --tokenizer. vocab_size: of bpe. Raises UserError."""
+    option --tokenizer. vocab_size: for bpe. Raises UserError."""
     if kind == "char":
         return char_tokenizer(text, documents)
     if kind == "bpe":
@@ -515,7 +515,7 @@ def bpe_tokenizer(text: Text, documents: str, vocab_size: int) -> BPETokenizer:
 
 
 def open_tokenizer(name: str) -> Tokenizer:
-    """Open GPT-2's tokenizer, or that of a dataset, a run or a checkpoint. Raises UserError."""
+    """Open the tokenizer of GPT-2, a dataset, a run or a checkpoint. Raises UserError."""
     if name == "gpt2":
         return BPETokenizer()
     if (DATA / name / "meta.json").exists() or parse_name(name):
@@ -579,7 +579,7 @@ def encode_text(text: Text, tokenizer: Tokenizer, separator: int | None, kind: s
 def encode_pieces(pieces: Iterable[str], tokenizer: Tokenizer, advice: str) -> Pieces:
     for piece in pieces:
         ids = tokenizer.encode(piece, advice)
-        # Counted in the tokens, as a tokenizer may write é in another form than the piece has it
+        # Count the bytes of the tokens, as a tokenizer may write é in another form than the piece
         yield ids, len(tokenizer.decode_bytes(ids))
 
 
@@ -619,8 +619,8 @@ def count_decomposed(text: str) -> int:
 
 
 def open_fineweb(folder: Path, shards: int) -> Encoded:
-    """Open FineWeb (Penedo et al. 2024) in GPT-2's tokens, 100M per shard. folder: of the user's
-    shards, or DOWNLOADS, where missing ones are downloaded."""
+    """Open FineWeb (Penedo et al. 2024) in GPT-2's tokens, 100M per shard. folder: the user's
+    shards, or DOWNLOADS, where missing shards are downloaded."""
     tokenizer = BPETokenizer()
     token_bytes = bytes_of_tokens(tokenizer)
     train = [f"fineweb_train_{i:06d}.bin" for i in range(1, shards + 1)]
@@ -663,7 +663,7 @@ def has_tokens(source: str) -> bool:
 def open_tokens(folder: Path, kind: str, vocab_size: int) -> Encoded:
     """Open a folder with train.bin, val.bin, and perhaps test.bin: raw token ids as nanoGPT writes
     them (uint16; uint32 if the vocabulary is larger than 65,536). kind: the tokenizer that made
-    them; char, the default, if none is named: then the tokens are the numbers below vocab_size."""
+    them. For char, the default, it is unknown, and the tokens are the numbers below vocab_size."""
     if (folder / "meta.json").exists():
         raise UserError(f"{folder} is a dataset already; use its name, --dataset={folder.resolve().name}")
     is_unnamed = kind == "char"
@@ -778,7 +778,7 @@ def checksum(meta: dict) -> str:
 
 
 def move_into_place(new: Path, folder: Path, aside: Path) -> None:
-    """Move a new folder to its place. The old one is moved aside, and back again if that fails."""
+    """Move a new folder to its place. The old folder is moved aside, and back if the move fails."""
     if folder.exists():
         move(folder, aside)
     try:
@@ -915,7 +915,7 @@ def prepared_names() -> list[str]:
 
 
 def read_meta(path: Path) -> dict:
-    """Read meta.json. Raises UserError if it is not as this version of the code wrote it."""
+    """Read meta.json. Raises UserError if it is damaged, or of another version of the code."""
     advice = f"delete {path.parent}, and run prepare_data.py again"
     damaged = UserError(f"{path} is damaged, or of another version; {advice}")
     try:
@@ -929,7 +929,7 @@ def read_meta(path: Path) -> dict:
 
 
 def open_split(path: Path, tokens: int, dtype: str) -> np.ndarray:
-    """Map the ids in a file into memory, (tokens,). Raises UserError if they are more or fewer."""
+    """Map the ids in a file into memory, (tokens,). Raises UserError if the file has more or fewer."""
     little_endian = np.dtype(dtype).newbyteorder("<")
     n_bytes = tokens * little_endian.itemsize
     if not path.exists() or path.stat().st_size != n_bytes:
@@ -945,7 +945,7 @@ def read_start_token(meta: dict) -> int | None:
     # Older code called it delimiter
     if "delimiter" in meta:
         return meta["delimiter"]
-    # The oldest did not write it: it was GPT-2's <|endoftext|> in fineweb, or else the separator
+    # The oldest code did not write the token: it was GPT-2's <|endoftext|> in fineweb, or else the separator
     return meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
 
 

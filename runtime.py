@@ -2,12 +2,12 @@
 
 A run can be shared by several processes, each with a GPU of its own, on one computer or more:
 torchrun starts them and numbers them from 0 (their rank; world_size is how many there are). Each
-runs the whole of train.py on its own part of every batch. By default each has a copy of the model,
-and DDP (DistributedDataParallel) averages the gradients of all in the backward pass, so all copies
-take the same step. With --fsdp (fully sharded data parallel), each process keeps a part of every
-parameter, its shard, and a layer is put together only while it computes.
+process runs the whole of train.py on its own part of every batch. By default, each process has a copy
+of the model, and DDP (DistributedDataParallel) averages the gradients over all processes in the
+backward pass, so all copies make the same update. With --fsdp (fully sharded data parallel), each
+process keeps a part of every parameter, its shard, and a layer is put together only while it computes.
 
-What waits for other processes has to be called by all of them, or it waits forever.
+A function that waits for other processes has to be called by all of them, or it waits forever.
 """
 
 import contextlib
@@ -67,9 +67,9 @@ class Worker:
         return f"{self.device}{processes}, {str(self.dtype).removeprefix('torch.')}"
 
     def wrap(self, model: torch.nn.Module, compile: bool = False) -> torch.nn.Module:
-        """Move the model to the device, and share it with the other processes. Returns what is to be
-        called: DDP's wrapper of the model; the model itself with FSDP, or in a single process. compile:
-        the layers, with FSDP; the rest is for the caller to compile."""
+        """Move the model to the device, and share it with the other processes. Returns the
+        module to call: DDP's wrapper of the model; with FSDP, or in a single process, the model itself.
+        compile: with FSDP, compile the layers here. Otherwise, the caller compiles the module."""
         if self.fsdp:
             self.shard(model, compile)
         model.to(self.device)
@@ -92,7 +92,7 @@ class Worker:
                 if compile:
                     layer.compile()
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh)  # the rest: embeddings, norms, output layer
+        fully_shard(model, mesh=mesh)  # the other parameters: embeddings, norms, output layer
 
     def set_averaging(self, network: torch.nn.Module, on: bool) -> None:
         """Say whether the next backward pass averages the gradients over all processes."""
@@ -151,7 +151,7 @@ class Worker:
 
 
 def best_device() -> str:
-    """What --device=auto is: a CUDA card, else Apple's GPU, else the CPU."""
+    """The device of --device=auto: a CUDA card, else Apple's GPU, else the CPU."""
     if torch.cuda.is_available():
         return f"cuda:{LOCAL_RANK}"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -174,9 +174,9 @@ def first_line(error: Exception) -> str:
 
 
 def fast_dtype(device: torch.device) -> str:
-    """What --dtype=auto is: bfloat16 where the hardware multiplies it, as Intel's Xeons do since
+    """The dtype of --dtype=auto: bfloat16 if the hardware multiplies it, as Intel's Xeons do since
     2023, and AMD's processors since Zen 4; else float16 or float32. (A measurement would tell more,
-    but not the same at every start.)"""
+    but it could differ from start to start.)"""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
     if device.type != "cpu" or DISTRIBUTED:  # several machines may have different processors
@@ -227,7 +227,7 @@ def wait_for_all() -> None:
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
     """Let the first process prepare the data, then the first one on each other computer, which may
-    see the same folder, then the rest. Only the one that fails says why."""
+    see the same folder, then all others. Only the process that fails prints the reason."""
     if RANK == 0:
         turn = 0
     elif LOCAL_RANK == 0:
@@ -243,7 +243,7 @@ def first_process_first() -> Iterator[None]:
 
 def check_alike(facts: dict) -> None:
     """Stop if a fact, such as an option, differs between a process and the first one: together they
-    would train something that nobody asked for. Each computer says so once."""
+    would train something that nobody asked for. Each computer prints that once."""
     everyone = [facts] * WORLD_SIZE
     if DISTRIBUTED:
         with explain_errors():
@@ -269,7 +269,7 @@ def exit_now(status: int) -> None:
 
 class StopSignal:
     """In its `with` block, Ctrl-C, SIGTERM or a closed terminal only set `requested`, so that the loop
-    can end after a step. A second Ctrl-C ends the process at once (but not under torchrun, which sends
+    can end after a step. A second Ctrl-C ends the process at once (except under torchrun, which sends
     each Ctrl-C a second time)."""
 
     def __enter__(self) -> "StopSignal":
@@ -319,7 +319,7 @@ def check_compiler(device: torch.device) -> None:
     """Compile an addition. If that fails, it is due to this computer. Raises UserError."""
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
-    except Exception as error:  # compilers lack many things
+    except Exception as error:  # many parts of a compiler can be missing
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(f"torch.compile fails on this machine ({why}); use --compile=false") from error
 
@@ -342,8 +342,8 @@ PEAK_FLOPS = {
 
 
 def published_peak(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The FLOP/s that mfu (model FLOPs utilization) is a fraction of. None: none is published for
-    this device and dtype, so a fraction would be one of a guess."""
+    """The peak FLOP/s, of which mfu (model FLOPs utilization) is a fraction. None: no peak is published
+    for this device and dtype, so mfu would be a fraction of a guess."""
     if device.type == "cuda" and dtype != torch.float32:
         words = set(torch.cuda.get_device_name(device).replace("-", " ").split())
         for name, peak in PEAK_FLOPS.items():

@@ -31,11 +31,11 @@ from prepare_data import clean, read_prompt
 from runtime import Worker, check_compiler, explain_errors, is_intel
 from tokenizer import Tokenizer, end_id, start_ids, token_names
 
-# How many bytes of keys, values and logits the samples that are generated at once may need
+# Limit in bytes for the keys, values and logits of the samples that are generated at once
 MAX_MEMORY = 2**30
-# speed_up() makes matrices of so many weights and more faster. For smaller ones, it would gain nothing
+# speed_up() is for matrices with at least this many weights. For smaller matrices, it would gain nothing
 LARGE_MATRIX = 2**18
-# How many tokens the plot of the attention weights has
+# Number of tokens in the plot of the attention weights
 PLOTTED = 24
 
 
@@ -45,7 +45,7 @@ class Options:
         "", "a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)"
     )
     prompt: str = option("", "the text to continue (default: the start of a document, or of a line)")
-    prompt_file: PathStr = option("", "a UTF-8 file with this text, without the newline at its end")
+    prompt_file: PathStr = option("", "a UTF-8 file with the prompt; a newline at its end is ignored")
     interactive: bool = option(False, "read a prompt per line, and continue each, until Ctrl-D")
     num_samples: Positive = option(1, "number of samples")
     max_new_tokens: Positive = option(500, "maximum length of a sample, in tokens")
@@ -73,8 +73,8 @@ def stream(
     model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling
 ) -> Iterator[torch.Tensor]:
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, the tokens of
-    model.generate(). The caller may overwrite such a tensor, in torch.inference_mode(): the text then
-    continues from what is written there. compile: use torch.compile for single tokens. sampling:
+    model.generate(). The caller may overwrite a yielded tensor, in torch.inference_mode(): the text
+    then continues from the new tokens. compile: use torch.compile for single tokens. sampling:
     temperature, top_k, top_p and generator of sample_token(). Raises ValueError if T is 0."""
     block_size = model.config.block_size
     half = max(block_size // 2, 1)
@@ -83,7 +83,7 @@ def stream(
         raise ValueError("idx has no token; give at least one per row")
     cache = KVCache(model, B, static=compile)
     forward = functools.partial(next_logits, model, cache)  # for any number of new tokens
-    step = forward  # for a single one
+    step = forward  # for a single new token
     if compile:
         step = compile_step(forward, cache)
 
@@ -91,16 +91,16 @@ def stream(
     for _ in range(max_new_tokens):
         context_is_full = cache.length + new.shape[1] > cache.size
         if context_is_full:
-            # Encode its most recent half again: on average one more token per generated token.
+            # Compute its most recent half again: on average one more token per generated token.
             # (history ends with the tokens of the cache, which is full.)
             context = torch.cat((cache.history, new), dim=1)
             new = context[:, -half:]
             cache.length = 0
 
-        n_tokens = new.shape[1]  # of this pass, for each row; the first one also reads a soft prompt
+        n_tokens = new.shape[1]  # in each row of this pass; the first pass also reads a soft prompt
         if cache.length == 0:
             n_tokens += model.n_virtual
-        # Whether all rows are equal is not asked for single tokens: the answer would wait for a GPU
+        # For single tokens, all_rows_equal() is not called, because its answer would wait for a GPU
         if n_tokens == 1:
             logits = step(new)
         elif all_rows_equal(new):
@@ -169,8 +169,8 @@ class KVCache:
         on, if static              3         [3]         6    the cat sat on  .  .
 
     For each pass, the model calls extend() with the new tokens. Then layer i calls the function that
-    layer(i) returns, with the keys and values of the new tokens, and gets those of all tokens so far:
-    the first n_keys.
+    layer(i) returns, with the keys and values of the new tokens, and gets the keys and values of all
+    tokens so far: the first n_keys.
 
     static: a pass for a single token always has the same shapes, as torch.compile needs them. Its
     position is a tensor; it attends to all block_size keys, and a mask hides the unused ones.
@@ -190,13 +190,13 @@ class KVCache:
         self.config = config
         # Does a pass for a single token always have the same shapes?
         self.static = static
-        # How many tokens are cached. The next one has this position
+        # How many tokens are cached. The next token has this position
         self.length = 0
-        # How many it has room for: the longest context, and virtual tokens before it, if there are any
+        # How many tokens fit: the longest context, and virtual tokens before it, if there are any
         self.size = config.block_size + model.n_virtual
-        # A pair per layer, keys and values, (B, n_kv_head, size, hd) each, of separate tensors, so
-        # that a compiled step writes in place. What is not written yet is never read, unless static:
-        # then it must be 0, as unset memory may be NaN, which remains NaN behind a mask.
+        # A pair per layer, keys and values, (B, n_kv_head, size, hd) each: separate tensors, so that a
+        # compiled step writes in place. Elements that are not written yet are never read, unless static:
+        # then they must be 0, as unset memory may be NaN, and a mask does not remove NaN.
         self.kv = []
         shape = (B, config.n_kv_head, self.size, config.head_dim)
         new_tensor = weight.new_zeros if static else weight.new_empty
@@ -235,15 +235,15 @@ class KVCache:
             positions = torch.arange(start, end, device=idx.device)
             self.write_at = slice(start, end)
             self.n_keys = end
-            # Without a mask, a single token attends to all keys, and the first T tokens to those before
-            # them. For several tokens after cached ones, there is no such rule.
+            # Without a mask, a single token attends to all keys, and the first T tokens attend to no later
+            # tokens. Several tokens after cached tokens need a mask.
             self.needs_mask = T > 1 and start > 0
             self.length = end
         self.history[:, positions + lookback] = idx
         return positions, self.history[:, : lookback + self.n_keys]
 
     def layer(self, i: int) -> Callable:
-        """The function with which layer i stores its new keys and values, and gets all."""
+        """The function with which layer i stores its new keys and values, and gets all so far."""
         return functools.partial(self.store, self.kv[i])
 
     def store(self, kv: tuple, k: torch.Tensor, v: torch.Tensor) -> tuple:
@@ -275,21 +275,21 @@ class KVCache:
 
 
 class Sample:
-    """Turns the tokens of one sample into text as they come. stop: up to end_token, or else to the
-    end of the line."""
+    """Turns the tokens of one sample into text as they come. stop: end the text at end_token, or else
+    at the end of the line."""
 
     def __init__(self, tokenizer: Tokenizer, stop: bool, end_token: int | None = None):
         self.tokenizer = tokenizer
         self.stop = stop
         self.end_token = end_token
         self.done = False  # if so, more tokens are ignored
-        self.ids = []  # the tokens so far, with the one that ended the sample
-        self.text = ""  # their text, without it
+        self.ids = []  # the tokens so far, with the token that ended the sample
+        self.text = ""  # their text, without that token
         # Keeps the first bytes of a character whose other bytes are still to come
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, token: int) -> str:
-        """Return the text that can be printed: a character of several tokens waits for all."""
+        """Return the text that can be printed: a character of several tokens waits for its last token."""
         if self.done:
             return ""
         self.ids.append(token)
@@ -314,7 +314,7 @@ class Sample:
 
 @dataclass
 class Session:
-    """What the answers to all prompts share."""
+    """The objects that the answers to all prompts share."""
 
     model: GPT
     tokenizer: Tokenizer
@@ -325,7 +325,7 @@ class Session:
 
 
 def rows_at_once(config: GPTConfig) -> int:
-    """How many samples to generate at once: those that need about MAX_MEMORY."""
+    """How many samples to generate at once: as many as fit into about MAX_MEMORY."""
     channels = config.n_kv_head * config.head_dim
     keys_and_values = 2 * config.n_layer * config.block_size * channels
     logits = 5 * config.vocab_size  # sampling makes about five copies
@@ -482,8 +482,8 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     weights = []
 
     def keep(dropout: nn.Module, inputs: tuple) -> None:
-        """Keep the input of a dropout layer: attention weights. The last T rows and columns are those
-        of idx; before them are virtual tokens, if peft.py has added some."""
+        """Keep the input of a dropout layer: attention weights. The last T rows and columns belong to
+        idx; before them are virtual tokens, if peft.py has added some."""
         weights.append(inputs[0][..., -T:, -T:])
 
     model = copy.deepcopy(model)  # the caller's model keeps its config, and gets no hooks
@@ -495,19 +495,19 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 
 
 # ----------------------------------------------------------------------------- optional: faster linear layers
-# In a step of generation, the input of every matrix has one row per sample: few. That is little to
-# compute, so with one sample, a step mostly waits until the weights have come from memory. Which of
-# PyTorch's two libraries multiplies fastest then, and in which order of the weights, was measured:
+# In a step of generation, the input of every matrix has only one row per sample. That is little to
+# compute, so with one sample, a step mostly waits until the weights have come from memory. Of PyTorch's
+# two libraries, and two orders of the weights in memory, these were measured to be the fastest:
 #
-#     Intel's processors      MKL, the one that PyTorch uses anyway, with weights stored by columns
+#     Intel's processors      MKL, which PyTorch uses by default, with weights stored by columns
 #     other x86 processors    oneDNN; MKL is Intel's, and slower there
 #
 # With --int8, the weights have a quarter of the bytes.
 
 
 def store_by_columns(linear: nn.Linear) -> None:
-    """Change the order of the weights in memory: the numbers of a column are adjacent, not those of a
-    row. The matrix stays the same."""
+    """Change the order of the weights in memory: the numbers of a column become adjacent, instead of
+    the numbers of a row. The matrix stays the same."""
     columns = linear.weight.data.t().contiguous()  # (in, out), moved in memory
     linear.weight.data = columns.t()  # (out, in), a view. (A tied embedding is the same parameter)
 
@@ -521,7 +521,7 @@ class OneDNNLinear(nn.Module):
         self.bias = linear.bias  # (out,) or None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        x = x.to_mkldnn()  # a format of oneDNN, once MKL-DNN: F.linear then calls that library
+        x = x.to_mkldnn()  # a format of oneDNN, formerly MKL-DNN: F.linear then calls oneDNN
         y = F.linear(x, self.weight, self.bias)
         return y.to_dense()  # an ordinary tensor again
 

@@ -9,8 +9,8 @@
 Read prepare_data.py next: it encodes whole texts with these classes. The plain functions at the top show what BPE is
 (Sennrich et al. 2016; on bytes, as in GPT-2). train_bpe() at the end learns the same merges in a fraction of the time.
 The package tiktoken, which is compiled, does the encoding. A tokenizer is saved, with a dataset or a model, as the dict
-that to_dict() returns. If a text contains "<|endoftext|>", it is split like any other text. The token of that name is
-put by prepare_data.py between documents of several lines, such as stories.
+that to_dict() returns. If a text contains "<|endoftext|>", it is split like any other text. The token of that name
+comes from prepare_data.py, which puts it between documents of several lines, such as stories.
 """
 
 import base64
@@ -29,7 +29,7 @@ END = "<|endoftext|>"  # the name of the token between documents of several line
 
 # ----------------------------------------------------------------------------- the idea
 # A token is a `bytes` object. At first there are 256, one for each byte. Each merge makes a new token of the two
-# neighbors that occur most often. The id of a token is its place in the order in which they were made.
+# neighbors that occur most often. The id of a token is its index in the order in which tokens are made.
 
 
 def count_pairs(words):
@@ -41,7 +41,7 @@ def count_pairs(words):
 
 
 def merge(tokens, new):
-    """In a list of tokens, join each two neighbors that together give the token `new`. (If merges are made in the order
+    """In a list of tokens, join each pair of neighbors that give the token `new`. (If merges are made in the order
     in which they were learned, no other two neighbors give the same bytes.)"""
     merged = []
     for token in tokens:
@@ -90,8 +90,8 @@ def decode_plainly(text_ids, ids):
 
 
 class CharTokenizer:
-    """One token per character. The vocabulary is the sorted list of the characters in the text, and
-    END after them if its documents have several lines."""
+    """One token per character. The vocabulary is the sorted list of the characters in the text,
+    followed by END if its documents have several lines."""
 
     def __init__(self, chars: Iterable[str]):
         self.chars = list(chars)
@@ -99,8 +99,8 @@ class CharTokenizer:
         self.id_of = {c: i for i, c in enumerate(self.chars)}
 
     def encode(self, text: str, advice: str = "leave them out") -> list[int]:
-        """Token ids. Raises UserError if characters are unknown; advice is the end of its message,
-        what to do about it."""
+        """Token ids. Raises UserError if characters are unknown. advice: the end of its message, which
+        says what to do."""
         known = self.id_of.keys()
         if set(text) - known:
             text = self.in_known_form(text)
@@ -127,7 +127,7 @@ class CharTokenizer:
             together = unicodedata.normalize("NFC", match[0])  # e and an accent become é
             return together if set(together) <= known else match[0]
 
-        return re.sub(rf".?[{unknown}]+", joined, text, flags=re.DOTALL)  # unknown ones, and what is before them
+        return re.sub(rf".?[{unknown}]+", joined, text, flags=re.DOTALL)  # unknown ones and the character before
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.chars[i] for i in ids)
@@ -140,7 +140,7 @@ class CharTokenizer:
 
 
 # GPT-2 splits a text into pieces before it merges bytes (Radford et al. 2019), so that no token spans two words. A
-# blank belongs to the word after it. Of these alternatives, the first that fits is taken. \p{L} is a letter, \p{N} a
+# blank belongs to the word after it. The first alternative that fits is taken. \p{L} is a letter, \p{N} a
 # number of any script.
 GPT2_PATTERN = "|".join(
     (
@@ -157,11 +157,11 @@ PATTERN = GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*")
 
 
 class BPETokenizer:
-    """Byte-pair encoding by tiktoken, with the ids of train_bpe(), or GPT-2's if there are none. tiktoken calls an id a
-    rank, as tokens with a lower one are merged first."""
+    """Byte-pair encoding by tiktoken, with the ids of train_bpe(), or GPT-2's ids if ranks is None. tiktoken calls an
+    id a rank, as tokens with a lower rank are merged first."""
 
     def __init__(self, ranks: dict[bytes, int] | None = None, pattern: str = PATTERN):
-        import tiktoken  # here: characters need neither the package nor its download
+        import tiktoken  # here: CharTokenizer needs neither the package nor its download
 
         self.ranks = ranks
         self.pattern = pattern if ranks is not None else GPT2_PATTERN
@@ -190,7 +190,7 @@ class BPETokenizer:
             return {"kind": "gpt2"}
         tokens = sorted(self.ranks, key=self.ranks.get)
         fields = {"kind": "bpe", "ranks": [base64.b64encode(token).decode() for token in tokens]}
-        if self.pattern != GPT2_PATTERN:  # a file without a pattern, as older ones are, means GPT-2's
+        if self.pattern != GPT2_PATTERN:  # an older file, without a pattern, means GPT-2's
             fields["pattern"] = self.pattern
         return fields
 
@@ -202,7 +202,7 @@ class NumberTokenizer:
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
 
-    def encode(self, text: str, advice: str = "") -> list[int]:  # it has an advice of its own
+    def encode(self, text: str, advice: str = "") -> list[int]:  # its error has its own advice
         """Token ids. Raises UserError if the text is not a list of numbers below vocab_size."""
         words = text.split()
         if not all(word.isdecimal() and len(word) < 10 and int(word) < self.vocab_size for word in words):
@@ -280,7 +280,7 @@ def split_words(text: str) -> list[str]:
 
 
 def count_words(text: str | Iterable[str]) -> Counter:
-    """Count the words in the first MAX_CHARACTERS characters of a text, or of pieces of one."""
+    """Count the words in the first MAX_CHARACTERS characters of a text, given whole or in pieces."""
     pieces = [text] if isinstance(text, str) else text
     occurrences = Counter()
     remaining = MAX_CHARACTERS
@@ -293,7 +293,7 @@ def count_words(text: str | Iterable[str]) -> Counter:
     return occurrences
 
 
-# The same merges as train_plainly(), without counting all pairs again after each. For the words low, low, low, lower:
+# The same merges as train_plainly(), without counting all pairs again each time. For the words low, low, low, lower:
 #
 #     words      times   pairs                         words_with
 #     0  low     3       lo 4, ow 4, we 1, er 1        lo: 0 and 1, ow: 0 and 1, we: 1, er: 1
@@ -304,14 +304,14 @@ def count_words(text: str | Iterable[str]) -> Counter:
 #     0  Lw      3       Lw 4, we 1, er 1              lo goes, ow loses 4, Lw gains 4
 #     1  Lwer    1
 #
-# The most frequent pair comes from a heap. When a count changes, a new entry is pushed, and the old one stays; old ones
-# are skipped when they come up. A word is a string with one character per token: chr(0) to chr(255) for bytes, then a
-# new character for each merge (there are 0x110000 of them). So a merge is "L".join(word.split("lo")), which is fast.
+# The most frequent pair comes from a heap. When a count changes, a new entry is pushed, and the old entry stays; it is
+# skipped when it comes up. A word is a string with one character per token: chr(0) to chr(255) for bytes, then a
+# new character for each merge (there are 0x110000 characters). So a merge is "L".join(word.split("lo")), which is fast.
 
 
 def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
-    """Train byte-pair encoding on a text, or on pieces of one. Returns the tokens and their ids, of which there are
-    fewer than vocab_size if nothing is left to merge. Raises UserError if vocab_size is below 256."""
+    """Train byte-pair encoding on a text, given whole or in pieces. Returns the tokens and their ids: fewer than
+    vocab_size if nothing is left to merge. Raises UserError if vocab_size is below 256."""
     if not 256 <= vocab_size <= 0x110000:
         raise UserError(f"vocab_size={vocab_size} is out of range; use 256, the number of bytes, to 1,114,112")
     word_counts = count_words(text)
@@ -357,7 +357,7 @@ def changes(parts: list[str], pair: tuple[str, str], new: str) -> Counter:
     split at each a b.
 
     In the word x a b y, the pairs x a, a b and b y go (-1), and x new and new y come (+1). In a b a b, whose parts are
-    empty, b a goes, and new new comes. A long word costs no more than its occurrences of a b."""
+    empty, b a goes, and new new comes. The cost grows with the occurrences of a b, not with the length of the word."""
     a, b = pair
     count_change = Counter()
     count_change[pair] -= len(parts) - 1

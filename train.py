@@ -53,19 +53,19 @@ from windows import cut_into_windows, document_edges, evaluation_windows, mean_l
 
 @dataclass
 class TrainConfig(GPTConfig):
-    """The options of a run: those of the model, then how to train it. Raises ConfigError."""
+    """The options of a run: the options of GPTConfig, and how to train. Raises ConfigError."""
 
     config: PathStr = option("", "a file of options, such as config/names.toml")
     dataset: str = option("python", "python, words, names, shakespeare, or a folder in data/")
     out_dir: PathStr = option("", "folder of the run (default: out/ and the name of the config, or dataset)")
     init_from: PathStr = option(
         "scratch",
-        "scratch; resume; auto: resume if there is a last.pt; or whose weights to start from: out/names, or gpt2",
+        "scratch; resume; auto: resume if there is a last.pt; or weights to start from: out/names, or gpt2",
     )
     seed: NonNegative = option(1337, "random seed for initialization, batches and dropout")
 
     lookback: NonNegative = option(
-        3, "previous-token embeddings: that of a token is added up with those of so many before it; 0: off"
+        3, "previous-token embeddings: number of earlier tokens that add an embedding to a token's own; 0: off"
     )
     document_mask: bool = option(False, "no token attends to an earlier document, such as the name before in a list")
     batch_size: Positive = option(8, "sequences of block_size tokens in a micro-batch: in memory at a time")
@@ -111,7 +111,7 @@ class TrainConfig(GPTConfig):
         return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
 
     def options(self) -> dict:
-        """What a user can set."""
+        """Return the options that a user can set."""
         options = dict(vars(self))
         del options["vocab_size"], options["start_token"]  # the dataset sets them
         return options
@@ -124,15 +124,15 @@ class TrainConfig(GPTConfig):
 # A batch is computed in micro-batches, as many sequences as fit into memory at a time.
 #
 # A run has one process; or torchrun starts several, each with a GPU of its own, and numbers them:
-# 0, 1 ... are their ranks, world_size is how many there are. Each runs this loop with its part of
-# every batch and its own copy of the model, and DDP (DistributedDataParallel) averages the gradients
-# of all in the backward pass: so all copies, which start alike, make the same update. (With --fsdp,
-# each keeps a part of every parameter, and a layer borrows the other parts while it computes.) All
-# must make the same calls in the same order, as they wait for each other in many of them. Only rank
-# 0 writes files, and only its output is printed.
+# 0, 1 ... are their ranks, world_size is how many there are. Each process runs this loop with its part
+# of every batch and its own copy of the model. In the backward pass, DDP (DistributedDataParallel)
+# averages the gradients over all processes. So all copies, which start equal, make the same update.
+# (With --fsdp, each process keeps a part of every parameter, and a layer gathers the other parts while
+# it computes.) All processes must make the same calls in the same order, as they wait for each other in
+# many of them. Only rank 0 writes files, and only its output is printed.
 #
-# A Run, below, holds what the loop needs: model is the GPT, and network is what calls it, the same
-# object in a single process, and DDP's wrapper of it in several.
+# A Run, below, holds everything that the loop needs. model is the GPT. network is the module that the
+# loop calls: the GPT itself in a single process, and DDP's wrapper of it in several.
 
 
 def train(run: "Run") -> None:
@@ -157,10 +157,10 @@ def train(run: "Run") -> None:
             # ---- forward and backward: the gradients of the micro-batches add up in each p.grad
             loss = torch.zeros((), device=worker.device)
             for i, (x, y) in enumerate(batches):
-                # Averaging over processes takes time. Once is enough: when all micro-batches are added up
+                # Averaging over processes takes time. Once is enough: in the last micro-batch
                 worker.set_averaging(run.network, on=i == len(batches) - 1)
                 # loss_function copies x and y to the device, and calls the model for their mean loss.
-                weight = len(x) / rows  # with several processes, the last one can have fewer rows
+                weight = len(x) / rows  # with several processes, the last micro-batch can have fewer rows
                 part = run.loss_function(x, y) * weight
                 # In float16, small gradients would become 0, so the scaler multiplies the loss, and
                 # with it all gradients, by a large factor. In other dtypes it does nothing.
@@ -175,7 +175,7 @@ def train(run: "Run") -> None:
             # ---- update: set the learning rate (a fraction of each group's peak), change the parameters
             fraction = lr_fraction(step, config)
             set_lr(optimizer, fraction)
-            scaler.step(optimizer)  # optimizer.step(); in float16, not if a gradient is infinite
+            scaler.step(optimizer)  # optimizer.step(); in float16, skipped if a gradient is infinite
             scaler.update()  # in float16: a smaller factor after an infinite gradient, else a larger one
             run.model.zero_grad(set_to_none=True)
 
@@ -187,20 +187,20 @@ def train(run: "Run") -> None:
             evaluate_now = last or step % config.eval_interval == 0
             save_now = run.is_over() or step % config.checkpoint_interval == 0
             if log_now or evaluate_now or save_now:
-                read_losses(run)  # waits until a GPU has computed them, so the time below is true
+                read_losses(run)  # waits until a GPU has computed them, so the time below is right
             progress.train_seconds += time.perf_counter() - began
             if log_now:
                 log_training(run, fraction, grad_norm)
             if evaluate_now:
                 validate(run)  # saves best.pt, without the optimizer, if the loss is the lowest so far
-            if save_now or run.is_over():  # validate() may have found that it is time for an early stop
+            if save_now or run.is_over():  # validate() may have triggered early stopping
                 save_progress(run)  # saves last.pt: model, optimizer, scaler and progress
 
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
-    """The micro-batches of a step: inputs and targets (B, T) of windows at random places of the text.
-    The places follow from (seed, step) alone, so a resumed run sees what an uninterrupted one would.
-    starts: the places to choose from; None: all."""
+    """The micro-batches of a step: inputs and targets (B, T) of windows at random positions in the
+    text. The positions follow from (seed, step) alone, so a resumed run sees the same windows as an
+    uninterrupted run. starts: the positions to choose from; None: all."""
     rng = np.random.default_rng((config.seed, step))
     T = config.block_size
     n = config.gradient_accumulation_steps * config.batch_size  # in all processes together
@@ -210,7 +210,7 @@ def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Wor
     else:
         index = rng.integers(len(starts), size=n)
         drawn = starts[index]
-    # Each process draws the same places, and takes its own part of them. The parts are equally large:
+    # Each process draws the same positions, and takes its own part of them. The parts are equally large:
     # check_run() refuses other numbers of processes.
     mine = np.split(drawn, worker.world_size)[worker.rank]
     for i in range(0, len(mine), config.batch_size):
@@ -220,9 +220,9 @@ def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Wor
 
 
 def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
-    """The places that training_batches() chooses from. In a text with documents, windows start where
+    """The positions that training_batches() chooses from. In a text with documents, windows start where
     a document starts, as a sample does, and in a long document also every block_size tokens later.
-    block_size tokens must follow in the text. None for a text without documents: all places."""
+    block_size tokens must follow in the text. None for a text without documents: all positions."""
     if data.separator is None:
         return None
     edges = document_edges(data.train, data.separator)
@@ -235,7 +235,7 @@ def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
 
 @dataclass
 class Progress:
-    """Where a run stands. last.pt has it, by these names, so a resumed run goes on from here."""
+    """How far a run has come. last.pt stores it under these names, so a resumed run continues from here."""
 
     step: int = 0  # steps that are done
     seconds: float = 0.0  # from the start to the last save; Run.seconds() is from the start to now
@@ -259,11 +259,11 @@ class Run:
     loss_function: Callable  # loss_function(x, y): calls network; x and y (B, T) lie on the CPU
     optimizer: object  # optim.Optimizer, or torch.optim's, if its step() needs no arguments
     scaler: torch.amp.GradScaler  # for float16
-    starts: np.ndarray | None  # the places that training_batches() chooses from; None: all
+    starts: np.ndarray | None  # the positions that training_batches() chooses from; None: all
     windows: tuple  # (starts, stops) of the pieces of the validation split to evaluate on
     progress: Progress
     log: TextIO | None = None  # log.jsonl, locked against other runs; None except in the first process
-    began: float = 0.0  # what time.perf_counter() is now, minus the seconds of the run so far
+    began: float = 0.0  # time.perf_counter() at the start, as if the run had not been interrupted
     stopped: bool = False  # has a signal come?
 
     def is_over(self) -> bool:
@@ -312,7 +312,7 @@ def log_training(run: Run, fraction: float, grad_norm: torch.Tensor) -> None:
 
 def compute_rate(tokens_per_second: float, model: GPT, worker: Worker) -> dict[str, float]:
     """{"mfu": model FLOPs utilization, the fraction of the published peak that training achieves};
-    where none is published, as for CPUs, {"gflops": GFLOP/s of all processes}."""
+    if no peak is published, as for CPUs, {"gflops": GFLOP/s of all processes}."""
     flops = tokens_per_second * model.flops_per_token()
     peak = runtime.published_peak(worker.device, worker.dtype)
     if peak is None:
@@ -386,13 +386,13 @@ def hashes_of(data: Dataset) -> dict[str, str]:
 
 
 def evaluated_on(config: TrainConfig, data: Dataset) -> list:
-    """What a validation loss depends on, apart from the model."""
+    """Return everything that a validation loss depends on, apart from the model."""
     return [data.splits["val"]["sha256"], config.eval_tokens]
 
 
 def check_finite(what: str, value: float, run: Run) -> None:
     """Stop before NaN gets into a checkpoint. The value is the same in all processes, so all end
-    here, and the first one says why."""
+    here, and rank 0 prints the reason."""
     if math.isfinite(value):
         return
     if run.worker.rank > 0:
@@ -402,7 +402,8 @@ def check_finite(what: str, value: float, run: Run) -> None:
 
 
 def sum_of_weights(model: GPT) -> float:
-    """NaN or infinite if a weight is. (The loss of the last step does not show what its update did.)"""
+    """Return the sum of all weights: NaN or infinite if a weight is. (The loss of a step is computed
+    before its update, so it cannot show that the update made a weight NaN.)"""
     sums = [full_tensor(p.detach().sum()) for p in model.parameters()]
     return float(sum(sums))
 
@@ -411,8 +412,8 @@ def sum_of_weights(model: GPT) -> float:
 
 
 def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> Run:
-    """Make the model and all that trains it. With a checkpoint, the weights are its weights, and a
-    run that is resumed goes on where it stood; the checkpoint is emptied, to free its memory."""
+    """Make the model and everything that trains it. If there is a checkpoint, the weights come from it,
+    and a resumed run continues where it stopped. The checkpoint is emptied, to free its memory."""
     torch.manual_seed(config.seed)  # the same initial weights in all processes
     config.vocab_size = data.vocab_size
     config.start_token = data.start_token if config.document_mask else None
@@ -449,9 +450,9 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
 
 
 def try_a_pass(run: Run) -> None:
-    """Compute a gradient, and forget it. An error of torch.compile or a lack of memory shows here,
+    """Compute a gradient, and discard it. An error of torch.compile or a lack of memory shows here,
     before a file is written. And in its first pass, DDP averages gradients in another order than
-    later, which changes the last digit: if that pass were a step, a resumed run would not be exact."""
+    later, which changes the last digit. If that pass were a step, a resumed run would not be exact."""
     batches = training_batches(run.data.train, run.starts, run.config, 1, run.worker)
     x, y = next(batches)
     run.loss_function(x, y).backward()
@@ -483,7 +484,7 @@ def print_summary(run: Run) -> None:
 
 
 def restore(run: Run, checkpoint: dict) -> None:
-    """Let a run go on where the last.pt of an earlier one stands."""
+    """Restore the progress, optimizer and scaler of a run from its last.pt."""
     run.progress = Progress(**checkpoint["progress"])
     load_state(run.optimizer, checkpoint["optimizer"])
     if checkpoint["scaler"]:  # empty unless in float16
@@ -500,10 +501,10 @@ def restore(run: Run, checkpoint: dict) -> None:
 
 
 def changed_text(data: Dataset, checkpoint: dict) -> str:
-    """What to say if a run goes on with other data than before, or nothing."""
+    """Return a remark if a run continues with other data than before, or nothing."""
     if checkpoint["config"]["dataset"] != data.name:
         return f" on another dataset: {data.name}"
-    # Old checkpoints lack these hashes; evaluated_on has that of val
+    # Old checkpoints lack these hashes; evaluated_on has the hash of val
     before = checkpoint.get("text", {"val": checkpoint["evaluated_on"][0]})
     now = hashes_of(data)
     if any(now.get(split) != sha256 for split, sha256 in before.items()):
@@ -557,7 +558,7 @@ def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT,
 
 
 def print_sample(config: TrainConfig, data: Dataset, worker: Worker, model: GPT) -> None:
-    """Generate a text from the start of a document, or of a line."""
+    """Print a sample from the start of a document, or of a line."""
     ids = start_ids(data.tokenizer) if data.start_token is None else [data.start_token]
     idx = torch.tensor([ids], device=worker.device)  # (1, 1)
     generator = torch.Generator(worker.device).manual_seed(config.seed)
@@ -602,7 +603,7 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
 
 
 def resume(given: dict) -> tuple[TrainConfig, dict]:
-    """Go on with the run in out_dir: its options, except for those that are given now."""
+    """Continue the run in out_dir with its options, except for the options that are given now."""
     checkpoint = load_checkpoint(Path(given["out_dir"], "last.pt"))
     if "optimizer" not in checkpoint:
         raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
@@ -610,14 +611,14 @@ def resume(given: dict) -> tuple[TrainConfig, dict]:
     # If an option of the model was added after the run, config lacks it, and model_config has GPTConfig's
     # default, which means: as before. (TrainConfig's default can mean something new.)
     before = {**checkpoint["model_config"], **checkpoint["config"]}
-    given["init_from"] = before["init_from"]  # config.toml goes on saying what the run began with
+    given["init_from"] = before["init_from"]  # config.toml still says what the run began with
     config = TrainConfig(**{**before, **given})
     refuse_changes(config, before, {*architecture(), "optimizer"}, checkpoint["name"])
     return config, checkpoint
 
 
 def start_from_weights(given: dict) -> tuple[TrainConfig, dict]:
-    """A new run from the weights of another one, or of GPT-2, and so with the same architecture."""
+    """Start a new run from the weights of another run, or of GPT-2, with the same architecture."""
     init_from = given["init_from"]
     checkpoint = load_checkpoint(init_from)
     if "peft" in checkpoint or not checkpoint["config"]["dataset"]:  # made by finetune.py
@@ -636,7 +637,7 @@ def start_from_weights(given: dict) -> tuple[TrainConfig, dict]:
 
 
 def architecture() -> set[str]:
-    """The options that say what the weights are. The others of GPTConfig may change."""
+    """The options that determine the weights. The other options of GPTConfig may change."""
     may_change = {"vocab_size", "start_token", "dropout", "flash", "label_smoothing", "train_temperature"}
     return {f.name for f in fields(GPTConfig)} - may_change
 
@@ -670,8 +671,8 @@ def check_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
 
 
 def facts(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> dict:
-    """What must be the same in all processes, which may be on several computers: options, device,
-    and short hashes of the checkpoint, the data and the code."""
+    """Return the facts that must be the same in all processes, which may be on several computers:
+    options, device, and short hashes of the checkpoint, the data and the code."""
     may_differ = ("config", "out_dir", "device")
     same = {}
     for name, value in config.options().items():
@@ -701,7 +702,7 @@ def main() -> None:
         if runtime.LOCAL_RANK == 0:  # once on each computer
             data.verify()
         check_run(config, checkpoint, data, worker)
-    config.dtype = str(worker.dtype).removeprefix("torch.")  # no longer auto: a resumed run has the same
+    config.dtype = str(worker.dtype).removeprefix("torch.")  # no longer auto: a resumed run has the same dtype
     runtime.check_alike(facts(config, checkpoint, data, worker))
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
     with runtime.explain_errors(f"out of memory; use {advice}"):
@@ -711,7 +712,7 @@ def main() -> None:
         progress.seconds = run.seconds()
         stopped = run.stopped
         log = run.log
-        del run  # frees memory for the report; and DDP, which must go before the processes part
+        del run  # frees memory for the report; and DDP, which must be gone before leave_processes()
         runtime.leave_processes()
         if worker.rank == 0 and not stopped:
             report(config, data, worker, progress)

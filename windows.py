@@ -11,7 +11,7 @@ two names, emma and ava, with a dot before and after each:
 The window that starts at 0 and stops at 5 has the tokens 0 to 4 as inputs, . e m m a, and the tokens
 1 to 5 as targets, e m m a . So stop is the index of the last target, and the next window starts
 there. A window has at most block_size inputs. With a block_size of 8, this text is evaluated in the
-windows 0 to 5 and 5 to 9, which do not cut a name; with one of 4, in 0 to 4, 4 to 5 and 5 to 9.
+windows 0 to 5 and 5 to 9, which do not cut a name; with a block_size of 4, in 0 to 4, 4 to 5 and 5 to 9.
 
 If all of a text is evaluated, each token except the first is a target in exactly one window. The
 windows and their order are fixed. So a model always has the same loss in the same dtype, up to
@@ -39,7 +39,7 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
     targets = ids[:, 1:]  # (B, T)
     is_target = positions[:, 1:] <= stops
     targets = np.where(is_target, targets, -1)
-    inputs = inputs.copy()  # in one piece of memory, which is faster to copy; targets are already
+    inputs = inputs.copy()  # contiguous, which is faster to copy; targets already are
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
@@ -58,8 +58,8 @@ def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
 
 
 def cut_into_windows(edges: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, stops) of the windows between each edge and the next: block_size tokens each, and the
-    last one the rest. The comments show edges 0 5 9 with a block_size of 4."""
+    """(starts, stops) of the windows between each edge and the next: block_size tokens each, and in
+    the last window the remaining tokens. The comments show edges 0 5 9 with a block_size of 4."""
     lengths = np.diff(edges)  # 5 4
     counts = (lengths + block_size - 1) // block_size  # 2 1: windows per document, rounded up
     # For each window: where its document starts and stops, and how many windows other documents had
@@ -75,14 +75,14 @@ def cut_into_windows(edges: np.ndarray, block_size: int) -> tuple[np.ndarray, np
 
 
 def pack_documents(edges: np.ndarray, block_size: int) -> np.ndarray:
-    """Choose edges so that each window takes as many whole documents as fit. Of the edges 0 5 9 14,
+    """Choose edges so that each window takes as many whole documents as fit. For the edges 0 5 9 14,
     the result is 0 9 14 if block_size is 9: the first two documents share a window. If it is 8, they
     do not fit, and all edges stay.
 
-    So there are fewer windows to compute, and a document is cut only if it is longer than a window:
-    each token of any other is predicted with its whole document before it."""
+    So there are fewer windows to compute, and a document is cut only if it is longer than a window.
+    Each token of a shorter document is predicted from all earlier tokens of that document."""
     last = len(edges) - 1
-    # For each edge, the index of the farthest one that is at most block_size tokens later. If not even
+    # For each edge, the index of the farthest edge that is at most block_size tokens later. If not even
     # the next edge is, take the next edge: cut_into_windows() cuts that long document.
     fitting = np.searchsorted(edges, edges + block_size, side="right") - 1
     following = np.arange(len(edges)) + 1
@@ -95,8 +95,8 @@ def pack_documents(edges: np.ndarray, block_size: int) -> np.ndarray:
 
 def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int, n_tokens: int = 0) -> tuple:
     """(starts, stops) of windows in which each token except the first is a target once. If n_tokens
-    is given, and smaller than the text, only some of them, with about n_tokens targets. They are
-    evenly spaced, as the beginning of a text may differ from the rest."""
+    is given, and smaller than the text, only some of the windows, with about n_tokens targets. They
+    are evenly spaced, as the beginning of a text may differ from later parts."""
     edges = document_edges(tokens, separator)
     edges = pack_documents(edges, block_size)
     starts, stops = cut_into_windows(edges, block_size)
@@ -120,12 +120,12 @@ def mean_loss(
 ) -> float:
     """The mean loss over windows (starts, stops), in nats per token. loss_function(x, y) calls the
     model, and returns the mean loss of a batch. The model itself is needed to switch dropout off, and
-    on again if it was. Several processes divide the batches: rank 0 computes the first one, rank 1 the
+    on again if it was. Several processes split the batches: rank 0 computes the first batch, rank 1 the
     second, and so on, and then again from rank 0."""
     starts, stops = windows
-    # Add empty windows, from 0 to 0, at the end. Then all batches are equally large: for another shape,
-    # a compiled model would be compiled again. And all processes have equally many batches: with FSDP,
-    # each of them needs the others to compute.
+    # Add empty windows, from 0 to 0, at the end. Then all batches have the same shape: for another
+    # shape, a compiled model would be compiled again. And all processes run the same number of batches:
+    # with FSDP, each process needs the others to compute.
     in_a_round = worker.world_size * batch_size  # windows, with a batch for each process
     missing = -len(starts) % in_a_round  # up to the next multiple
     starts = np.pad(starts, (0, missing))
@@ -144,5 +144,5 @@ def mean_loss(
             total += loss * n_targets
             count += n_targets
     model.train(was_training)
-    total, count = worker.sum(total, count)  # those of all processes
+    total, count = worker.sum(total, count)  # sums over all processes
     return total / count
