@@ -294,7 +294,7 @@ def wave_angles(position, d):
 def sinusoids(position, C):
     """The vectors of positions (T,) in the first Transformer (Vaswani et al. 2017), (T, C): sine and cosine of each
     angle, side by side. They need no training, and can be computed for any position. (Whether a trained model can
-    use longer contexts is another question: docs/results.md.)"""
+    use longer contexts is another question: docs/ablations.md.)"""
     angles = wave_angles(position, C)  # (T, C/2)
     pairs = torch.stack((angles.sin(), angles.cos()), dim=2)  # (T, C/2, 2)
     return pairs.flatten(1)

@@ -385,7 +385,7 @@ def predict(results: list[Result], N: int, D: int, seed: int) -> Prediction:
     """Predict the loss of another run by the law of these. For the interval, each bootstrapped law
     predicts it, and each prediction is multiplied by the residual of each run, as the new run will
     not be on the curve either. (In simulated families, extrapolated as here, the interval contains
-    90 % of the runs: five constants are many for twelve runs. docs/results.md)"""
+    90 % of the runs: five constants are many for twelve runs. docs/ablations.md)"""
     law = fit_law(results)
     factors = residuals(law, results)  # (runs,)
     losses = [other.loss(N, D) * factors for other in bootstrap(law, results, seed)]

@@ -188,7 +188,7 @@ def train(pairs_by_epoch: Iterable[tuple], n_epochs: int, counts: np.ndarray, C:
     mean over about a tenth of the last pass.
 
     The pairs come in the order of the text, few at a time: random batches of 2,048 make clearly worse
-    vectors (docs/results.md)."""
+    vectors (docs/ablations.md)."""
     torch.manual_seed(seed)
     V = len(counts)
     W = (torch.rand(V, C) - 0.5) / C

@@ -132,7 +132,7 @@ def test_numbers_stand_for_tokens_whose_text_is_unknown():
     assert tokenizer.encode("17 4") == [17, 4] and tokenizer.decode([17, 4]) == "17 4 "
     assert tokenizer.vocab_size == 50 and start_ids(tokenizer) == [0]
     for text in ("50", "a", "-1", "1.5", "9" * 5000):
-        with pytest.raises(UserError, match="has the numbers 0 to 49 alone; write such as 17 4"):
+        with pytest.raises(UserError, match="the tokens are the numbers 0 to 49; write numbers, such as 17 4"):
             tokenizer.encode(text, "leave them out")
 
 
