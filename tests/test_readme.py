@@ -179,14 +179,20 @@ def test_each_option_in_the_text_is_one_of_some_script():
     assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", TEXT, flags=re.S))) <= known
 
 
-def test_the_python_that_it_shows_runs(capsys):
-    shown = [text for kind, text in BLOCKS if kind == "python"]
-    for text in shown:
-        exec(compile(text, "docs/tour.md", "exec"), scope := {})
-        if "from micrograd import" in text:
-            assert capsys.readouterr().out == "20.0 14.0\n"
-        if "from model import" in text:
-            assert scope["logits"].shape == (1, 64, 65) and scope["loss"].item() == pytest.approx(math.log(65))
+SHOWN = [text for kind, text in BLOCKS if kind == "python"]
+
+
+@pytest.mark.parametrize("text", SHOWN, ids=range(len(SHOWN)))
+def test_the_python_that_it_shows_runs(text, capsys):
+    """... in a fresh scope, and prints the comments behind its prints."""
+    exec(compile(text, "docs/tour.md", "exec"), scope := {})
+    printed = capsys.readouterr().out
+    comments = re.findall(r"^print\(.*\)  # (.*)$", text, flags=re.M)
+    assert comments and printed.splitlines() == comments
+    if "from micrograd import" in text:
+        assert printed == "20.0 14.0\n"
+    if "vocab_size=65" in text:
+        assert scope["logits"].shape == (1, 64, 65) and scope["loss"].item() == pytest.approx(math.log(65))
 
 
 def test_the_names_to_overfit_are_made_as_the_results_say(names):
