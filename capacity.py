@@ -24,7 +24,7 @@ from optim import Recipe, fit
 WIDTHS = (4, 16, 64, 256)
 # 2. How many hidden layers the sawtooth has
 DEPTHS = (1, 2, 3, 4, 5)
-# 3. Double descent: how many examples to learn from, how many numbers each has, and how many features
+# 3. Double descent: the number of training examples, of inputs per example, and of features
 N_TRAIN = 100
 N_INPUTS = 20
 FEATURES = (10, 25, 50, 75, 90, 100, 110, 150, 200, 400, 1600)
@@ -48,10 +48,10 @@ class Options:
 
 @dataclass
 class Table:
-    """What an experiment found."""
+    """The results of an experiment."""
 
-    claim: str  # what the experiment is about
-    title: str  # what the numbers are
+    claim: str  # the statement that the experiment illustrates
+    title: str  # the meaning of the numbers
     columns: list[str]  # a name for each column
     rows: list[list]  # such as [4, 1.1764, 0.7172, 0.7695]: the size of a network, then a number per other column
 
@@ -68,8 +68,8 @@ def wave(x: torch.Tensor) -> torch.Tensor:
 
 
 def staircase(x: torch.Tensor, width: int) -> torch.Tensor:
-    """The wave by one hidden layer of `width` sigmoids so steep that each is a step: x (n, 1) -> (n, 1).
-    With width=3, [-1, 1] has four treads, each as high as the wave in its middle:
+    """Approximate the wave by one hidden layer of `width` sigmoids, so steep that each is a step:
+    x (n, 1) -> (n, 1). With width=3, [-1, 1] has four treads, each as high as the wave at its middle:
 
         edges                 -1     -0.5      0      0.5       1
         middles of treads        -0.75   -0.25   0.25    0.75
@@ -122,9 +122,9 @@ def train_on_wave(width: int, steepness: int, options: Options) -> nn.Module:
 
 
 def sawtooth(x: torch.Tensor, depth: int) -> torch.Tensor:
-    """2^depth straight pieces on [0, 1], by two ReLU units per layer: each layer folds the interval,
-    2 x up to 1/2 and 2 - 2 x from there. (The best constant is 1/2. Its root mean square error is
-    1 / sqrt(12) = 0.2887.)"""
+    """Compute a curve of 2^depth straight pieces on [0, 1], with two ReLU units per layer. Each layer folds
+    the interval: 2 x up to 1/2, and 2 - 2 x from there. (The best constant is 1/2. Its root mean square
+    error is 1 / sqrt(12) = 0.2887.)"""
     for _ in range(depth):
         x = 2 * F.relu(x) - 4 * F.relu(x - 1 / 2)
     return x
@@ -136,7 +136,7 @@ def deepen(options: Options) -> Table:
     rows = []
     for depth in DEPTHS:
         y = sawtooth(x, depth)
-        hidden = [32] * depth  # two units per layer are enough by hand. Training gets more
+        hidden = [32] * depth  # with weights set by hand, two units per layer are enough. Training gets more
         deep = network(nn.ReLU, [1, *hidden, 1], options.seed)
         n_parameters = sum(p.numel() for p in deep.parameters())
         # A unit of a single layer has three parameters: a weight in, a bias, and a weight out
@@ -156,7 +156,7 @@ def deepen(options: Options) -> Table:
 
 
 def count_pieces(y: torch.Tensor) -> int:
-    """How many straight pieces a curve y (n, 1) has, at equally spaced points: kinks + 1."""
+    """Count the straight pieces of a curve y (n, 1), given at equally spaced points: kinks + 1."""
     rises = y[:, 0].diff()
     bends = rises.diff().abs()  # 0 on a straight piece, except for rounding errors
     kinks = bends > 1e-5
@@ -167,9 +167,9 @@ def count_pieces(y: torch.Tensor) -> int:
 
 
 def error_of(n_features: int, noise: float, penalty: float, seed: int) -> float:
-    """Learn a linear function from N_TRAIN noisy examples, by random ReLU features and an output
-    layer w. With a penalty, w has the lowest squared error + penalty |w|^2. Without a penalty, w is the
-    smallest of all w with the lowest squared error. Returns the mean squared error on 1,000 other
+    """Learn a linear function from N_TRAIN noisy examples, with random ReLU features and an output
+    layer w. With a penalty, w has the lowest squared error + penalty |w|^2. Without a penalty, w has the
+    smallest norm of all w with the lowest squared error. Returns the mean squared error on 1,000 other
     examples, without noise. (If w is 0, this error is about 1.)"""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(N_TRAIN + 1000, N_INPUTS))
@@ -187,7 +187,7 @@ def error_of(n_features: int, noise: float, penalty: float, seed: int) -> float:
         matrix = seen.T @ seen + penalty * np.eye(n_features)
         w = np.linalg.solve(matrix, seen.T @ target)
     else:
-        # The pseudoinverse gives the smallest w of those with the lowest error
+        # Of all w with the lowest error, the pseudoinverse gives the w with the smallest norm
         w = np.linalg.pinv(seen) @ target
     errors = features[N_TRAIN:] @ w - y[N_TRAIN:]  # (1000,)
     return np.square(errors).mean()

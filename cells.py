@@ -4,14 +4,14 @@
 
 Read mlp.py before, rnn.py after. The MLP sees a fixed window, and learns separate weights for each
 position in it. A recurrent network reads one token at a time, with the same weights at every step,
-and keeps what it needs of the past in a state:
+and keeps information about the past in a state:
 
     output_t, state_t = step(input_t, state_(t-1))
 
 The cells differ in step(). The first three are not linear in the state, so their steps have to run
 one after the other. The others are linear in it: a step multiplies the state and adds to it, so that
 many steps can be multiplied out to one sum over their inputs. This is a second, parallel form, which
-computes many steps of a training text at once; a generated token still costs only one step. All
+computes many steps of a training text at once. A generated token still costs only one step. All cells
 share a limitation: a state of fixed size has to hold everything. Attention, in attention.py, keeps
 all tokens instead.
 
@@ -46,7 +46,7 @@ class StepByStep:
 
     def start(self, B: int) -> torch.Tensor:
         """The state before the first token: zeros (n_states, B, H)."""
-        # new_zeros: with the dtype, and on the device, of the weights
+        # new_zeros: with the dtype and device of the weights
         return self.weight_hh_l0.new_zeros(self.n_states, B, self.hidden_size)
 
     def from_input(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,8 +82,8 @@ class GRU(StepByStep, nn.GRU):
         h_t = (1 - z_t) * n_t + z_t * h_(t-1)
 
     r_t says how much of the past the candidate sees, z_t how much of the past is kept. In the paper,
-    r_t multiplies h_(t-1) before U_n does. Here, as in PyTorch, it multiplies after U_n, so that one
-    matmul computes all three."""
+    U_n multiplies r_t * h_(t-1). Here, as in PyTorch, r_t multiplies U_n h_(t-1) + b'_n, so that one
+    matmul computes the products of all three U with h_(t-1)."""
 
     def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
         h = state[0]
@@ -150,8 +150,8 @@ CHUNK = 32
 
 @dataclass
 class Parts:
-    """What a linear cell computes from its inputs, for T tokens in nh heads. If all heads share a part,
-    it has 1 in place of nh."""
+    """The parts that a linear cell computes from its inputs, for T tokens in nh heads. If all heads share
+    a part, the size of that dimension is 1 instead of nh."""
 
     q: torch.Tensor  # queries (B, nh, T, N)
     k: torch.Tensor  # keys (B, nh, T, N)
@@ -170,8 +170,8 @@ class LinearCell(nn.Module):
         S_t = a_t S_(t-1) + k_t v_t^T     keep the fraction a_t; store the value v_t under the key k_t
         y_t = S_t^T q_t                   read the values under keys that are similar to the query q_t
 
-    If only one pair is stored, S = k v^T. Then S^T q = (k . q) v: the value, times how similar the query
-    is to the key.
+    If only one pair is stored, S = k v^T. Then S^T q = (k . q) v: the value, times the similarity of the
+    query and the key.
 
     A subclass sets the layer W, and state_shape (nh, N, P). Its parts() computes q, k, v and log a from
     W times the normalized input, never from the state. Its output() makes the output (B, T, H) from
@@ -254,8 +254,8 @@ class SSM(LinearCell):
 
     u_t is the input of the state space model, z_t opens or closes the gate of its output. Both are parts
     of W times the normalized input, as are b_t, c_t and d_t. The key is b_t, the value d_t u_t, the query
-    c_t, and the decay exp(-d_t A). As the step size d_t (Delta in the papers), b_t and c_t depend on the
-    token, the model selects what to store and what to forget. Left out: Mamba's convolution over the
+    c_t, and the decay exp(-d_t A). The step size d_t (Delta in the papers), b_t and c_t depend on the
+    token, so the model selects what to store and what to forget. Left out: Mamba's convolution over the
     last four tokens, and the norm and projection of the output."""
 
     N = 32  # size of b and c, which all heads share
@@ -264,8 +264,8 @@ class SSM(LinearCell):
         super().__init__()
         self.sizes = (H, H, self.N, self.N, HEADS)  # z, u, b, c and d
         self.W = nn.Linear(C, sum(self.sizes))
-        # From a long memory to a short one. At first, d is about softplus(0) = 0.7: so the first head
-        # keeps exp(-0.7 * 0.1) = 93 % of its state per step, the last one exp(-0.7 * 4) = 6 %
+        # The heads range from a long memory to a short memory. At first, d is about softplus(0) = 0.7: the
+        # first head keeps exp(-0.7 * 0.1) = 93 % of its state per step, the last head exp(-0.7 * 4) = 6 %
         log_A = torch.linspace(math.log(0.1), math.log(4), HEADS)
         self.log_A = nn.Parameter(log_A)
         self.D = nn.Parameter(torch.ones(HEADS))
@@ -297,9 +297,9 @@ class SSM(LinearCell):
 
 class LTI(nn.Module):
     """A linear time-invariant state space model: the weights of its recurrence are the same for all
-    tokens, so all are stored alike (in SSM, d depends on the token). It is S4 (Gu et al. 2022) with a
-    real, diagonal matrix A: each number of the state decays on its own. In each of H channels, the input
-    u drives N states h, whose rates of decay are the N numbers A:
+    tokens, so it stores all tokens in the same way (in SSM, d depends on the token). It is S4 (Gu et al.
+    2022) with a real, diagonal matrix A: each number of the state decays on its own. In each of H
+    channels, the input u drives N states h, whose rates of decay are the N numbers A:
 
         h' = -A h + u
         y = c . h + D u
@@ -318,7 +318,7 @@ class LTI(nn.Module):
         super().__init__()
         self.W = nn.Linear(C, 2 * H)  # u and z
         # A state remembers about 1 / (d A) steps: 100 to 6 steps in the first channel, where d = 0.01,
-        # and one step or less in the last one, where d = 1
+        # and one step or less in the last channel, where d = 1
         log_A = torch.arange(1.0, self.N + 1).log()  # A = 1, 2 ... N in each channel
         self.log_A = nn.Parameter(log_A)
         log_d = torch.linspace(math.log(0.01), math.log(1), H)
@@ -383,8 +383,8 @@ class LTI(nn.Module):
 
 
 def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
-    """All y of a chunk, (B, nh, T, P), and the state after it, from the state S before it. Put S_(t-1),
-    S_(t-2) ... into the equation of S_t in LinearCell. For the tokens 1, 2 ... T of the chunk:
+    """Compute all y of a chunk, (B, nh, T, P), and the state after it, from the state S before it. Put
+    S_(t-1), S_(t-2) ... into the equation of S_t in LinearCell. For the tokens 1, 2 ... T of the chunk:
 
         S_t = (a_t ... a_1) S       + sum over s <= t of (a_t ... a_(s+1)) k_s v_s^T
         y_t = (a_t ... a_1) S^T q_t + sum over s <= t of (a_t ... a_(s+1)) (q_t . k_s) v_s
@@ -397,7 +397,7 @@ def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
         t = 2    a_2        1        0
         t = 3    a_3 a_2    a_3      1
 
-    Each one is exp of a difference of logarithms: log(a_3 a_2) = log(a_3 a_2 a_1) - log(a_1)."""
+    Each product is the exp of a difference of logarithms: log(a_3 a_2) = log(a_3 a_2 a_1) - log(a_1)."""
     q = parts.q
     k = parts.k
     v = parts.v
@@ -412,7 +412,7 @@ def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
     scores = (q @ k.mT) * decay  # (B, nh, T, T)
     y = scores @ v  # from the chunk: (B, nh, T, P)
     decay_from_start = total.exp()[..., None]  # a_t ... a_1: (B, nh, T, 1)
-    y = y + decay_from_start * (q @ S)  # and from the state before it
+    y = y + decay_from_start * (q @ S)  # and from the state before the chunk
 
     # The last entry of total is log(a_T ... a_1)
     decay_to_end = (total[..., -1:] - total).exp()  # a_T ... a_(s+1) for each s: (B, nh, T)
@@ -453,7 +453,7 @@ class RecurrentModel(nn.Module):
         C = n_embd
         for _ in range(n_layer):
             self.cells.append(CELLS[cell](C, n_hidden))
-            C = n_hidden  # the next cell reads the outputs of this one
+            C = n_hidden  # the next cell reads the outputs of this cell
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(n_hidden, V)
 
@@ -481,8 +481,8 @@ class RecurrentModel(nn.Module):
         return self.head(x), new_states
 
     def select_rows(self, states: list, rows: torch.Tensor) -> list[torch.Tensor]:
-        """The states of some rows of a batch, whose indices are rows (R,). rnn.py needs them if the other
-        rows have ended."""
+        """Select the states of some rows of a batch, whose indices are rows (R,). rnn.py does this when the
+        other rows have ended."""
         selected = []
         for cell, state in zip(self.cells, states, strict=True):
             if isinstance(cell, StepByStep):

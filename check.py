@@ -2,14 +2,14 @@
 
     python check.py --start                               # write mine.py, with an empty function for each task
     python check.py                                       # which of them are right, and where the others go wrong
-    python check.py softmax                               # more about one: an example, and a question that helps
+    python check.py softmax                               # more about one task: an example, and a question that helps
     python check.py --file=anna.py --only=softmax,mask    # for a class: the exit status is 0 if all are right
 
 Read a lesson, then write its parts yourself, without looking: a softmax, a mask, the backward pass of batch norm.
 Each function of mine.py is called with an example, with other numbers, and with edge cases, such as one token or large
 logits. If its result is wrong, you see the first number that differs, the input, and both results. The right results
-are those of functions of the lessons or of PyTorch, or of the formula. (An answer that you import from a lesson is not
-noticed.)
+are computed by functions of the lessons or of PyTorch, or from the formula. (An answer that you import from a lesson is
+not noticed.)
 
 Your file runs in a process of its own, on this machine, and nothing is sent anywhere. It can do all that a program of
 yours can do, so read a file of someone else before you check it.
@@ -53,9 +53,9 @@ from files import replace_file
 from micrograd import Value
 
 SECONDS = 10  # how long all cases of one function may take, and how long it may take to run the file once
-RELATIVE = 1e-4  # two numbers are taken for the same if they differ by at most this fraction of the right one
-ABSOLUTE = 1e-6  # plus this
-LONGEST = 2000  # characters that are shown of a result, which can be far too long
+RELATIVE = 1e-4  # two numbers count as equal if they differ by at most this fraction of the right number
+ABSOLUTE = 1e-6  # plus this constant
+LONGEST = 2000  # the maximum number of characters shown of a result
 WHOLE = {torch.int32, torch.int64}  # dtypes of whole numbers: the reader may use either
 
 
@@ -72,9 +72,9 @@ class Options:
 
 @dataclass
 class Task:
-    """A function to write, and what it is called with. The end of this file has all of them."""
+    """A function to write, and the inputs of its calls. All tasks are at the end of this file."""
 
-    answer: Callable  # computes what is right. Its name, parameters and docstring are what the reader sees
+    answer: Callable  # computes the right result. The reader sees its name, parameters and docstring
     lesson: str  # the file that explains it
     hint: str  # a question
     library: set[str]  # functions of PyTorch that would be the whole answer
@@ -113,8 +113,8 @@ TASKS: dict[str, Task] = {}  # by name, in the order of the lessons
 
 
 def task(lesson: str, hint: str, library: str = "") -> Callable:
-    """Make a task of the function below it, whose name is that of a Task from then on. library: names, separated by
-    blanks."""
+    """Turn the function below it into a Task with the same name. library: names of functions of PyTorch, separated by
+    spaces."""
 
     def add(answer: Callable) -> Task:
         new = Task(answer=answer, lesson=lesson, hint=hint, library=set(library.split()))
@@ -128,8 +128,8 @@ def task(lesson: str, hint: str, library: str = "") -> Callable:
 
 
 def difference(yours: Any, right: Any, where: str = "result") -> str:
-    """Say what differs first between two answers, in one line: a type, a shape, a dtype or a number. Return "" if they
-    are the same. where: their name, result, or result[1] for a part of it."""
+    """Describe the first difference between two answers in one line: a type, a shape, a dtype or a number. Return "" if
+    they are the same. where: the name of the answers, such as result, or result[1] for a part."""
     if isinstance(right, torch.Tensor):
         return tensor_difference(yours, right, where)
     if isinstance(right, Real):
@@ -176,7 +176,7 @@ def number_difference(yours: Any, right: float, where: str) -> str:
 
 
 def number(x: torch.Tensor | float) -> str:
-    """A number in six digits; 0 for one that is 0 up to rounding."""
+    """Write a number with six digits. A number that is 0 up to rounding becomes 0."""
     rounded = round(float(x), 7)
     return f"{rounded + 0.0:.6g}"  # -0.0 + 0.0 is 0.0
 
@@ -224,7 +224,7 @@ def kind(value: Any) -> str:
 
 @dataclass
 class Verdict:
-    """What is said of a reader's function."""
+    """The verdict on a reader's function."""
 
     state: Literal["right", "wrong", "to do", "missing"]
     reason: str = ""  # what is wrong, in lines
@@ -232,8 +232,8 @@ class Verdict:
 
 class Recorder(TorchFunctionMode):
     """While it is on, PyTorch passes on each call of one of its own functions to __torch_function__(), which notes its
-    name: softmax for torch.softmax(x), and also for x.softmax(). (The reader's functions do not come here, whatever
-    their names; nor does all of PyTorch, such as torch.func.)"""
+    name: softmax for torch.softmax(x), and also for x.softmax(). (The reader's functions are not noted, whatever their
+    names. Nor are some parts of PyTorch, such as torch.func.)"""
 
     def __init__(self):
         super().__init__()
@@ -265,7 +265,7 @@ def judge(task: Task, yours: Any, path: str) -> Verdict:
 
 
 def what_is_wrong(task: Task, yours: Callable, inputs: tuple, right: Any) -> str:
-    """Call the reader's function. Return what is wrong with what it does, in lines, or ""."""
+    """Call the reader's function. Return a description of its mistake, in lines, or "" if it is right."""
     given = copy.deepcopy(inputs)
     recorder = Recorder()
     with recorder:
@@ -295,7 +295,7 @@ def show_inputs(task: Task, inputs: tuple) -> str:
 
 
 def assignment(name: str, value: Any) -> str:
-    """Return `x = tensor(...)`, with the further lines of a value below its first one. Of a function, the name."""
+    """Return `x = tensor(...)`, with all lines of the value aligned. The value of a function is its name."""
     text = repr(value)
     if isinstance(value, float):
         six_digits = f"{value:.6g}"
@@ -319,7 +319,7 @@ def read_functions(path: str) -> dict[str, Any]:
     """Run the reader's file. Returns what it defines, by name. Raises UserError if it stops."""
     sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it
     try:
-        return runpy.run_path(path, run_name="mine")  # so what stands below if __name__ == "__main__" is not run
+        return runpy.run_path(path, run_name="mine")  # so the lines below if __name__ == "__main__" are not run
     except SyntaxError as error:
         where = f"{error.filename}, line {error.lineno}" if error.lineno else path
         raise UserError(f"{where}: {error.msg}; correct it") from error
@@ -333,10 +333,10 @@ def read_functions(path: str) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------- a process of its own
 # A function that never ends can be stopped only from outside, by ending its process. So the reader's file runs in a
-# process of its own, and after such a function, the remaining tasks get a new one. The process sends messages to this
-# one: first that it has begun; then what is wrong with the file, or ""; then a Verdict for each task.
+# process of its own, and after such a function, the remaining tasks get a new process. It sends messages to the process
+# that started it: first that it has begun; then the mistake in the file, or ""; then a Verdict for each task.
 
-# On Linux, it is a copy of this process (fork); elsewhere, a new Python, which imports PyTorch once more (spawn)
+# On Linux, the new process is a copy of this one (fork); elsewhere, a new Python, which imports PyTorch again (spawn)
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 
@@ -354,12 +354,12 @@ def check(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
 
 
 def check_in_one_process(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
-    """The same, up to the first function that does not end, or that ends Python. Its verdict is the last one."""
+    """Yield the same pairs, up to the first function that does not end, or that ends Python. Its verdict comes last."""
     context = multiprocessing.get_context(START_METHOD)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(sender, path, names))
     process.start()
-    sender.close()  # the process has it; when that ends, recv() raises EOFError
+    sender.close()  # the process has its own copy; when the process ends, recv() raises EOFError
     try:
         receiver.recv()  # it has begun. (Importing PyTorch is not the reader's time)
         yield from receive_verdicts(receiver, path, names)
@@ -397,9 +397,10 @@ def receive(receiver: Connection) -> Any:
 
 
 def work(connection: Connection, path: str, names: list[str]) -> None:
-    """Run the reader's file, and judge its functions. This is what the process of its own does."""
+    """Run the reader's file, and judge its functions. The separate process runs this."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, and ends both
-    # What a function prints is shown at once, before its verdict. As in console.py, "?" is what a console cannot show
+    # What a function prints is shown at once, before its verdict. As in console.py, "?" replaces characters that
+    # the console cannot show
     sys.stdout.reconfigure(line_buffering=True, errors="replace")
     set_up_torch()
     warnings.showwarning = print_warning
@@ -497,7 +498,7 @@ def explain(task: Task) -> None:
 
 
 def print_verdicts(verdicts: Iterable[tuple[str, Verdict]]) -> tuple[int, list[str]]:
-    """Print a line for each task, and then what is wrong. Returns how many are right, and the names of wrong ones."""
+    """Print a line for each task, and then the mistakes. Returns how many are right, and the names of wrong tasks."""
     n_right = 0
     wrong = {}  # name -> why
     lesson = ""
@@ -547,10 +548,10 @@ def main() -> None:
 # ----------------------------------------------------------------------------- the tasks
 # To solve them yourself, stop reading here: these functions are the answers. python check.py --start
 #
-# To add one: write a function that computes what is right, by a lesson or by PyTorch, with a docstring whose first line
-# is a title; @task above it, and below it a line .case() for each call. The first case is the example, so small that
-# one can compute it by hand. Let no typical mistake pass: dimensions that are equal hide many of them. In a mine.py
-# that is there already, write the empty function yourself.
+# To add a task, write a function that computes the right result by a lesson or by PyTorch. The first line of its
+# docstring is a title. Put @task above the function, and below it a line .case() for each call. The first case is the
+# example, small enough to compute by hand. Let no typical mistake pass: equal dimensions hide many mistakes. If there
+# is a mine.py already, write the empty function into it yourself.
 
 RANDOM = torch.Generator().manual_seed(0)  # so that all numbers below are the same each time
 
@@ -671,7 +672,7 @@ mean_nll.case(randn(4, 4).softmax(dim=1), randint(9, below=4), randint(9, below=
 mean_nll.case(tensor([[0.5, 0.5], [0.5, 0.5]]), randint(2000, below=2), randint(2000, below=2))
 mean_nll.case(tensor([[1.0]]), tensor([0, 0]), tensor([0, 0]))
 mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([1, 1]))  # a pair with the probability 0
-mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([0, 1]))  # none of the pairs has it
+mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([0, 1]))  # no pair with the probability 0
 
 
 @task("bigram.py", "What do the numbers of a row add up to, after 1 has been added to each?")

@@ -1,15 +1,15 @@
 """Part 4, continued: what does a GPT learn first? What counting knows: single letters, then pairs.
 
-    python climb.py                    # a minute: the n-gram model that a GPT is most like, step by step
+    python climb.py                    # a minute: which n-gram model a GPT resembles most, step by step
     python climb.py --plot             # and a plot
     python climb.py --block_size=1     # a GPT that reads one token: it can become a bigram model, no more
     python climb.py --model=mlp        # the MLP of attention.py reads three tokens: at most a 4-gram model
     python climb.py --model=modern     # a GPT with the architecture and optimizer of train.py
 
 Read ngram.py and train.py before. An n-gram model predicts a token from the n - 1 tokens before it, by
-counting. A GPT can use all tokens before it, but it learns to use them little by little. At first, all tokens
-are equally likely for it. Then it knows which ones are frequent, as a unigram model does; then, which ones
-follow the last token, as a bigram model does. And after that, which ones follow the last two, as a trigram
+counting. A GPT can use all tokens before it, but it learns to use them little by little. At first, it makes all
+tokens equally likely. Then it knows which tokens are frequent, as a unigram model does, and later, which tokens
+follow the last token, as a bigram model does. Does it learn next which tokens follow the last two, as a trigram
 model does? (Nguyen 2024 compares large models with n-gram models.)
 
 How different are two models? At 2,000 places of the validation split, the GPT gives probabilities p to the
@@ -17,13 +17,13 @@ tokens that could be next, and an n-gram model gives them probabilities q. The K
 
     KL(GPT || n-gram) = sum over all tokens of p (log p - log q),  averaged over the places
 
-says how much higher the loss of the n-gram model would be than that of the GPT, in nats per token, if the
-GPT were right, and the next token were drawn from p. It is 0 only if p = q everywhere. KL(n-gram || GPT),
-where the n-gram model is right, is in the file that this script writes.
+says how much higher the loss of the n-gram model would be than the loss of the GPT, in nats per token, if the
+GPT were right: if the next token were drawn from p. It is 0 only if p = q everywhere. The file that this script
+writes also has KL(n-gram || GPT), for which the n-gram model is right.
 
-What would refute this story? If a model that reads less did not stop earlier: see the commands. And "nearest"
-is not yet "near": the control, at the end of this file, is a blend of a shorter and a longer n-gram model, which
-is near to the one between them without being like it.
+What would refute this story? A model that reads fewer tokens, but does not stop earlier: see the commands. And
+"nearest" is not yet "near": the control, at the end of this file, is a blend of a shorter and a longer n-gram model.
+It is near the n-gram model between them without resembling it.
 """
 
 from collections.abc import Sequence
@@ -53,11 +53,11 @@ NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram"
 LONGEST = 8  # the highest order
 DISCOUNT = 0.85  # as in evaluate.py
 PLACES = 2000  # where models are compared
-FEWEST = 100  # places, at least
-BATCH_TOKENS = 1024  # about how many tokens a batch has, for any block_size
+FEWEST = 100  # the minimum number of places
+BATCH_TOKENS = 1024  # the approximate number of tokens in a batch, for any block_size
 MEASUREMENTS = 16  # how often the model is measured, after step 0
-SAMPLE = 40  # how many tokens the model writes at each measurement
-DIVERGED = 100.0  # a loss in nats; that of the uniform model is below 6
+SAMPLE = 40  # how many tokens the model generates at each measurement
+DIVERGED = 100.0  # a loss in nats; the loss of the uniform model is below 6
 MAX_VOCAB = 256  # because each n-gram model computes the probability of every token at every place
 
 # Shapes: P places, V tokens in the vocabulary, M = 9 n-gram models, B windows of T = block_size tokens.
@@ -93,14 +93,14 @@ class Places:
 
 @dataclass
 class Measured:
-    """How much a model is like each n-gram model, after some steps of training."""
+    """How similar a model is to each n-gram model, after some steps of training."""
 
     step: int
-    loss: float  # the model's, in nats per token
+    loss: float  # loss of the model, in nats per token
     kl: np.ndarray  # (M,): KL(model || n-gram), in nats per token
     reverse_kl: np.ndarray  # (M,): KL(n-gram || model)
     same_favorite: np.ndarray  # (M,): the fraction of places where both have the same most likely token
-    sample: str = ""  # what the model writes
+    sample: str = ""  # a text that the model generated
 
     def nearest(self) -> int:
         """The order of the n-gram model with the lowest KL(model || n-gram)."""
@@ -108,8 +108,8 @@ class Measured:
 
 
 def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
-    """KL(p || q) of a model, log_p (P, V), and the n-gram models, log_q (M, P, V); or the other way round. Returns
-    (M,), in nats."""
+    """Compute KL(p || q) for a model, log_p (P, V), and the n-gram models, log_q (M, P, V), or with the two
+    exchanged. Returns (M,), in nats."""
     p = np.exp(log_p)
     at_each_place = (p * (log_p - log_q)).sum(axis=-1)  # (M, P)
     kl = at_each_place.mean(axis=-1)
@@ -155,16 +155,16 @@ def mean_loss(log_p: np.ndarray, targets: np.ndarray) -> float:
 
 def choose_places(data: Dataset, block_size: int, device: torch.device) -> Places:
     """Choose evenly spaced places of the validation split, and let all n-gram models predict there. In a list
-    of words, the GPT's window begins somewhere in an earlier word, and an n-gram model reads its own word only:
-    the words are in random order, so there is nothing to learn from the earlier ones."""
-    first = max(block_size, LONGEST)  # there are enough tokens before this place
+    of words, the GPT's window begins somewhere in an earlier word, and an n-gram model reads only the current word:
+    the words are in random order, so there is nothing to learn from earlier words."""
+    first = max(block_size, LONGEST)  # there are enough tokens before this index
     what = f"--block_size={block_size}" if block_size > LONGEST else "a comparison with 8-grams"
     data.need(first + FEWEST, what)
     at = np.linspace(first, len(data.val) - 1, PLACES)
-    at = np.unique(at.astype(np.int64))  # (P,): each place once, in a short text
+    at = np.unique(at.astype(np.int64))  # (P,): in a short text, linspace() repeats places
     window_positions = at[:, None] + np.arange(-block_size, 0)  # (P, T)
     windows = data.val[window_positions].astype(np.int64)
-    X, y = contexts(data.val, at, LONGEST - 1, data.separator)  # (P, 7): the tokens before, and (P,): those there
+    X, y = contexts(data.val, at, LONGEST - 1, data.separator)  # (P, 7): the tokens before; (P,): the tokens there
     uniform = np.full((len(at), data.vocab_size), 1 / data.vocab_size)
     counted = predict_by_orders(data, X.numpy(), range(1, LONGEST + 1), DISCOUNT)
     q = np.stack([uniform, *counted])  # (M, P, V), all above 0
@@ -235,7 +235,7 @@ def train(model: torch.nn.Module, recipe, data: Dataset, places: Places, options
 
 @torch.no_grad()
 def write(model: torch.nn.Module, data: Dataset, block_size: int, device: torch.device) -> str:
-    """Sample SAMPLE tokens, always with the same random numbers. Returns them in one line."""
+    """Generate SAMPLE tokens, always with the same random numbers. Returns the text in one line."""
     tokens = start_ids(data.tokenizer)
     generator = torch.Generator().manual_seed(0)
     for _ in range(SAMPLE):
@@ -255,7 +255,7 @@ def measured_steps(max_iters: int) -> list[int]:
 
 
 def draw_batch(tokens: np.ndarray, T: int, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets (B, T) from random places of a text, about 1,024 tokens in all."""
+    """Inputs and targets (B, T) from random positions in a text, about 1,024 tokens in all."""
     B = max(1, BATCH_TOKENS // T)
     starts = rng.integers(len(tokens) - T, size=B)
     positions = starts[:, None] + np.arange(T + 1)  # (B, T + 1)
@@ -293,14 +293,14 @@ def print_cells(step: str, loss: str, cells: Sequence[str], end: str) -> None:
 
 
 # ----------------------------------------------------------------------------- the control
-# One of the n-gram models is always the nearest, even to something that is like none of them. So how near to a
-# bigram model is something that is only on its way from unigram to trigram? The control for order n is a blend of the
-# two models beside it, with the probabilities
+# One of the n-gram models is always the nearest, even to a model that resembles none of them. So how near to a bigram
+# model is a model that is only on its way from unigram to trigram? The control for order n is a blend of the two
+# models of orders n - 1 and n + 1, with the probabilities
 #
 #     softmax(w log q_{n-1} + (1 - w) log q_{n+1}),   for the w from 0 to 1 that is best
 #
-# A Kneser-Ney trigram model interpolates with bigrams, so this blend even has some of the bigram model. Only if the
-# GPT comes much nearer than the blend, say half as far, it is the bigram model that it is like.
+# A Kneser-Ney trigram model interpolates with bigrams, so this blend even contains some of the bigram model. The GPT
+# resembles the bigram model only if it comes much nearer than the blend, such as half as far.
 
 
 def control_kl(log_q: np.ndarray) -> np.ndarray:
@@ -320,7 +320,7 @@ def control_kl(log_q: np.ndarray) -> np.ndarray:
 
 
 def print_summary(history: list[Measured], places: Places) -> None:
-    """Print how near the model came to each n-gram model, beside the control, and which one was the nearest when."""
+    """Print how near the model and the control came to each n-gram model, and the nearest models in order of time."""
     kl = np.stack([measured.kl for measured in history])  # (measurements, M)
     best = kl.argmin(axis=0)  # (M,): the number of the measurement
     lowest = kl.min(axis=0)  # (M,)
@@ -343,7 +343,7 @@ def print_summary(history: list[Measured], places: Places) -> None:
     by_reverse_kl = [int(measured.reverse_kl.argmin()) for measured in history]
     print("nearest by KL(n-gram || model):", list_names(in_turn(by_reverse_kl)))
     if visited != sorted(visited):
-        print("These are not in order: the model came back to a shorter one.")
+        print("These are not in order: the model came back to a shorter n-gram model.")
     much_nearer = [n for n in range(1, LONGEST) if lowest[n] < control[n] / 2]
     print("less than half as far as the control:", list_names(much_nearer))
 

@@ -7,7 +7,7 @@ Read finetune.py before, rlhf.py after.
 
 Large models are said to have abilities that small ones lack: to add numbers, to learn a task from a
 few examples in the prompt. Such an ability is measured by whole answers. An answer of 7 tokens is
-right if all 7 are right. If each token is right with probability p, whatever the others are, the
+right if all 7 are right. If each token is right with probability p, independently of the others, the
 answer is right with probability p^7:
 
     p            0.5     0.7     0.9     0.97
@@ -69,7 +69,7 @@ class Options:
 
 @torch.no_grad()
 def token_scores(model: GPT, examples: list[Example], tokenizer: Tokenizer) -> dict[str, float]:
-    """Scores of n examples, pairs of a prompt and an answer. Of the tokens of all answers, with the
+    """Score n examples, pairs of a prompt and an answer. Scores of the tokens of all answers, with the
     newline at the end:
 
         probability     mean probability of the right token
@@ -77,7 +77,7 @@ def token_scores(model: GPT, examples: list[Example], tokenizer: Tokenizer) -> d
                         and 0 for all others; 0 is best
         right           fraction for which the right token is the most likely one
 
-    Of whole answers:
+    Scores of whole answers:
 
         right^length    what exact match would be if tokens were right independently of each other
         exact_match     fraction in which all tokens are right"""
@@ -153,8 +153,8 @@ def few_shot(model: GPT, task: str, texts: Texts) -> list[float]:
         reverse stop > pots
         reverse heap >
 
-    In finetune.py, no document has two instructions, so its models have never seen what examples in a
-    prompt are for."""
+    In finetune.py, no document has two instructions, so its models have never learned to use examples in
+    a prompt."""
     words = [word for word in texts.words["test"] if len(word) == 4]
     examples = one_per_word(task, words)
     n = len(examples)
@@ -163,7 +163,7 @@ def few_shot(model: GPT, task: str, texts: Texts) -> list[float]:
     for shots in range(3):
         asked = []
         for i, (prompt, solved) in enumerate(examples):
-            # The examples that follow number i; after the last one, the first ones
+            # The examples that follow number i. The first examples follow the last
             before = [lines[(i + shot) % n] for shot in range(1, shots + 1)]
             asked.append(("".join(before) + prompt, solved))
         longest = max(len(prompt + solved) for prompt, solved in asked)

@@ -13,7 +13,7 @@ Read train.py and windows.py before, and scaling.py after. Six questions, one af
     are its probabilities right?
     are its samples new?
 
-In the last three, n-gram models (ngram.py) stand beside the GPT, if its tokens are letters.
+In the last three, the GPT is compared with n-gram models (ngram.py), if its tokens are letters.
 """
 
 import itertools
@@ -71,9 +71,9 @@ CONTEXT = 7
 DISCOUNT = 0.85
 # The n-gram model that is mixed with the GPT
 NGRAM = f"Kneser-Ney {CONTEXT + 1}-gram"
-# How many tokens are shown at which one model is far better than the other
+# Number of tokens that are shown as examples, at which one model is far better than the other
 EXAMPLES = 10
-# For how many contexts n-gram models compute probabilities at a time
+# Number of contexts for which n-gram models compute probabilities at a time
 CHUNK = 4096
 
 # In comments on shapes: N predicted tokens, V tokens in the vocabulary, B windows or samples of T
@@ -84,9 +84,9 @@ CHUNK = 4096
 @dataclass
 class Options:
     init_from: PathStr = option("", "a run's folder, a checkpoint, or gpt2 ... gpt2-xl (default: the newest run)")
-    dataset: str = option("", "a dataset with the same tokenizer (default: the one of the run)")
+    dataset: str = option("", "a dataset with the same tokenizer (default: the dataset of the run)")
     split: Literal["train", "val", "test"] = option("val", "the part of the dataset")
-    eval_tokens: NonNegative = option(0, "about how many to evaluate on; 0: all (40,000 for prompts, calibration)")
+    eval_tokens: NonNegative = option(0, "approximate number of tokens; 0: all (40,000 for prompts, calibration)")
     block_size: NonNegative = option(0, "context length (0: as trained; with learned positions, at most that)")
     rope_base: NonNegativeFloat = option(0.0, "the model's rope_base, larger for a longer context (0: as trained)")
     rope_scale: NonNegativeFloat = option(0.0, "the model's rope_scale, larger for a longer context (0: as trained)")
@@ -102,7 +102,7 @@ class Options:
 
 @dataclass
 class Session:
-    """What all evaluations share."""
+    """The objects that all evaluations share."""
 
     model: GPT
     data: Dataset
@@ -122,15 +122,15 @@ class Session:
 # text is the mean over its tokens.
 #
 # On other documents of the same kind, the loss would be a little higher or lower. By how much? The
-# bootstrap (Efron 1979) pretends that there are no other documents than ours. It draws as many of them
-# at random, with replacement: of emma, ava and zoe perhaps ava, emma, ava. It computes the mean loss
-# of what it drew. It does so a thousand times: 95 % of these means are in the interval. (The interval
-# says nothing about another seed of the training.)
+# bootstrap (Efron 1979) pretends that there are no other documents than ours. It draws the same number
+# of documents at random, with replacement: from emma, ava and zoe perhaps ava, emma, ava. It computes
+# the mean loss of the drawn documents, and repeats this a thousand times. 95 % of these means are in the
+# interval. (The interval says nothing about another seed of the training.)
 
 
 def token_losses(session: Session, tokens: np.ndarray, windows: tuple) -> np.ndarray:
     """Compute the losses of the tokens that windows (starts, stops) predict: (N,), in nats. Raises
-    UserError if one is NaN or infinite."""
+    UserError if a loss is NaN or infinite."""
     batches = []
     for log_p, targets in predict(session, tokens, windows):
         losses = F.nll_loss(log_p, targets, reduction="none")  # -log_p[i, targets[i]] for each i
@@ -148,7 +148,7 @@ def bootstrap(losses: np.ndarray, group: np.ndarray, seed: int, n: int = 1000) -
     documents are drawn, n times."""
     rng = np.random.default_rng(seed)
     sums = np.bincount(group, losses)  # (G,) the sum of the losses in each document
-    counts = np.bincount(group)  # (G,) its number of tokens
+    counts = np.bincount(group)  # (G,) the number of tokens in each document
     G = len(sums)
     means = []
     for _ in range(n):
@@ -175,7 +175,7 @@ def predict(session: Session, tokens: np.ndarray, windows: tuple) -> Iterator[tu
         x = x.to(device)
         with torch.autocast(device.type, dtype, enabled=lower_precision):
             logits, _ = session.model(x)  # (B, T, V)
-        is_target = y >= 0  # y is -1 where a short window is filled up
+        is_target = y >= 0  # y is -1 where a short window is padded
         logits = logits[is_target]  # (n, V)
         log_p = logits.float().log_softmax(dim=1)
         targets = y[is_target].to(device)  # (n,)
@@ -227,8 +227,8 @@ def measure(session: Session) -> Measured:
     losses = token_losses(session, session.tokens, windows)
     index, group, position = locate(session.tokens, windows, separator)
     if separator is None:
-        # Each window is a group so far. Neighboring windows are similar, so they become one group: of
-        # 1,000 windows, 10 are a stretch
+        # Each window is a group so far. Neighboring windows are similar, so they are joined into stretches:
+        # with 1,000 windows, every 10 become one group
         starts, _ = windows
         n_windows = len(starts)
         n_stretches = min(STRETCHES, n_windows)
@@ -241,12 +241,12 @@ def show_losses(session: Session, measured: Measured) -> None:
     losses = {session.options.split: measured.losses.mean()}
     print_losses(session.data, losses)
     n_groups = measured.group.max() + 1
-    if n_groups >= 10:  # from fewer, the interval would not be reliable
+    if n_groups >= 10:  # with fewer groups, the interval would not be reliable
         low, high = bootstrap(measured.losses, measured.group, session.options.seed)
         parts = "stretches of the text" if session.data.separator is None else "documents"
         drawn = f"bootstrap over {n_groups:,} {parts}"
         print(f"95 % confidence interval: {low:.4f} to {high:.4f} ({drawn})\n")
-    # The positions 1, 2, 3 to 4, 5 to 8, 9 to 16 ... are a row each
+    # A row each for the positions 1, 2, 3 to 4, 5 to 8, 9 to 16 ...
     exponent = np.ceil(np.log2(measured.position))
     last_position = 2 ** exponent.astype(np.int64)  # (N,)
     rows = [["position in document or window, up to", "tokens", "loss"]]
@@ -255,8 +255,8 @@ def show_losses(session: Session, measured: Measured) -> None:
 
 
 def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> list[list[str]]:
-    """Rows of a table: for each value of key (N,), the number of tokens that have it, and their mean
-    of each column (N,)."""
+    """Make rows of a table: for each value of key (N,), the number of tokens with this value, and the mean
+    of each column (N,) over these tokens."""
     rows = []
     for value in np.unique(key):
         chosen = key == value
@@ -268,8 +268,8 @@ def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> lis
 
 
 # ----------------------------------------------------------------------------- prompts
-# Does a model use what it has read? Spoil the first half of a document, and see how much the loss of
-# the second half rises. For a model that ignores the first half, it would stay the same:
+# Does a model use its context? Corrupt the first half of a document, and see how much the loss of the
+# second half rises. If a model ignored the first half, this loss would stay the same:
 #
 #     as it is             . e m | m a .
 #     shuffled             . m e | m a .
@@ -297,13 +297,13 @@ def choose_prompts(session: Session, n_tokens: int, rng: np.random.Generator) ->
     order = np.argsort(lengths[chosen], kind="stable")
     chosen = chosen[order]
     following = chosen[1:]
-    chosen = chosen[:-1]  # without the longest window, which has no next one
+    chosen = chosen[:-1]  # without the longest window, after which there is no other
     return Prompts(starts=starts[chosen], stops=stops[chosen], others=starts[following])
 
 
 def show_prompts(session: Session, n_tokens: int) -> None:
-    """Print the loss of the second half of documents (without documents: of windows), where the first
-    half is as it is, shuffled, or from another document. On about n_tokens tokens."""
+    """Print the loss of the second half of documents (without documents: of windows). The first half is
+    unchanged, shuffled, or from another document. Uses about n_tokens tokens."""
     rng = np.random.default_rng(session.options.seed)
     prompts = choose_prompts(session, n_tokens, rng)
     tokens = np.array(session.tokens)
@@ -335,7 +335,7 @@ def show_prompts(session: Session, n_tokens: int) -> None:
 #
 #     p = lambda p_GPT + (1 - lambda) p_counting
 #
-# Lambda is fitted on one half of the documents, and judged on the other half, which it has not seen.
+# Lambda is fitted on one half of the documents, and evaluated on the other half.
 
 
 def fit_lambda(p: np.ndarray, q: np.ndarray) -> float:
@@ -352,18 +352,18 @@ def fit_lambda(p: np.ndarray, q: np.ndarray) -> float:
 
 def interpolate(p: np.ndarray, q: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, list[float]]:
     """Mix p and q (N,). Tokens of the groups 0, 2, 4 ... get the lambda that is fitted on the groups
-    1, 3, 5 ..., and the other way round. Returns the mixture (N,), and two lambdas: the one that is
-    fitted on even groups, and the one that is fitted on odd groups."""
+    1, 3, 5 ..., and the other way round. Returns the mixture (N,), and two lambdas: the first is fitted
+    on even groups, the second on odd groups."""
     odd = group % 2 == 1
     fitted_on_even = fit_lambda(p[~odd], q[~odd])
     fitted_on_odd = fit_lambda(p[odd], q[odd])
-    weight = np.where(odd, fitted_on_even, fitted_on_odd)  # each half gets the lambda of the other
+    weight = np.where(odd, fitted_on_even, fitted_on_odd)  # each half gets the lambda of the other half
     return weight * p + (1 - weight) * q, [fitted_on_even, fitted_on_odd]
 
 
 def maximize(slope: Callable[[float], float], low: float, high: float) -> float:
-    """Find where a function is highest between low and high, by bisection: where its derivative,
-    slope(x), is positive, go right, else left. The function is concave, so its slope only falls."""
+    """Find the maximum of a function between low and high by bisection: if its derivative, slope(x), is
+    positive, go right, else left. The function is concave, so its derivative only falls."""
     for _ in range(50):
         middle = (low + high) / 2
         if slope(middle) > 0:
@@ -385,7 +385,7 @@ class Mixture:
 
 @dataclass
 class Interpolated:
-    """What interpolating with counting gives."""
+    """The result of interpolating with counting."""
 
     loss: float  # in nats per token
     weight: float  # the mean of both lambdas
@@ -402,7 +402,7 @@ def count_tables(data: Dataset) -> dict[int, NGrams]:
 
 
 def all_mixtures(tables: dict[int, NGrams], weight: float) -> dict[str, Mixture]:
-    """The rows of the printed tables. weight: lambda of the last one."""
+    """The rows of the printed tables. weight: lambda of the last row."""
     # Functions of n-grams (U, CONTEXT + 1), with the options of their smoothing
     add_one = partial(tables[2].additive, alpha=1)
     short = partial(tables[4].kneser_ney, discount=DISCOUNT)
@@ -418,17 +418,17 @@ def all_mixtures(tables: dict[int, NGrams], weight: float) -> dict[str, Mixture]
 
 def show_interpolation(session: Session, measured: Measured, table: NGrams) -> Interpolated:
     """Print the losses of the GPT, of an n-gram model, and of both: of all tokens, and of
-    tokens grouped by their context. Then print tokens at which one is far better than the other."""
+    tokens grouped by their context. Then print tokens at which one model is far better than the other."""
     tokens = session.tokens
     separator = session.data.separator
     X, y = contexts(tokens, measured.index, CONTEXT, separator)  # (N, CONTEXT) and (N,)
     X = X.numpy()
     grams = np.column_stack([X, y.numpy()])  # (N, CONTEXT + 1)
     p = np.exp(-measured.losses)  # (N,) the GPT's probabilities of the true tokens
-    q = table.kneser_ney(grams, DISCOUNT)  # (N,) the n-gram model's
+    q = table.kneser_ney(grams, DISCOUNT)  # (N,) the n-gram model's probabilities
     both, lambdas = interpolate(p, q, measured.group)
 
-    gain = measured.losses + np.log(both)  # how much lower the loss of both is than the GPT's
+    gain = measured.losses + np.log(both)  # how much lower the loss of both is than the loss of the GPT
 
     # The table: the same columns for all tokens, and for groups of them
     columns = [measured.losses, -np.log(q), -np.log(both), gain]  # (N,) each
@@ -597,7 +597,7 @@ class Calibration:
 
 def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tensor) -> Calibration:
     """Measure how well predictions log_p (N, V) are calibrated. fitted_on (N,): True for the tokens
-    that tau is fitted on. The others judge it."""
+    that tau is fitted on. The other tokens evaluate it."""
     highest, token = log_p.max(dim=1)  # (N,) each
     confidence = highest.exp().double().numpy()
     right = (token == targets).numpy()
@@ -623,8 +623,8 @@ def loss_at(log_p: torch.Tensor, targets: torch.Tensor, tau: float) -> float:
 
 
 def show_calibration(session: Session, models: dict[str, Mixture], n_tokens: int) -> dict[str, Calibration]:
-    """Print how well all models are calibrated, on the same tokens, about n_tokens of them. Returns
-    {} if all these tokens are of one document, as two halves of the documents are needed."""
+    """Print how well all models are calibrated, on the same tokens, about n_tokens in number. Returns
+    {} if all these tokens are from one document, as two halves of the documents are needed."""
     V = session.data.vocab_size
     n_tokens = min(n_tokens, MAX_PROBABILITIES // V)
     windows = session.windows(n_tokens)
@@ -650,7 +650,7 @@ def show_calibration(session: Session, models: dict[str, Mixture], n_tokens: int
             log_p = p.log().float()
         results[name] = calibrate(log_p, targets, fitted_on)
     print_calibration(results)
-    print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: of a calibrated model;")
+    print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: ECE of a calibrated model;")
     print("tau: temperature, fitted on half of them (lambda: on all); held-out: on the other half")
     return results
 
@@ -677,7 +677,7 @@ def draw_plot(path: Path, title: str, calibration: dict[str, Calibration]) -> No
 
     curves = {"calibrated": ([0, 1], [0, 0], ":k")}
     for name, result in calibration.items():
-        enough = result.bins.n >= 20  # the accuracy of fewer is mostly chance
+        enough = result.bins.n >= 20  # the accuracy of fewer predictions is mostly chance
         n = result.bins.n[enough]
         confidence = result.bins.confidence[enough] / n
         accuracy = result.bins.right[enough] / n
@@ -694,8 +694,8 @@ def draw_plot(path: Path, title: str, calibration: dict[str, Calibration]) -> No
 
 # ----------------------------------------------------------------------------- copies
 # A low loss does not tell whether samples are new. A sample is a copy if it is a document of the
-# training text; without documents, what counts is its longest run of tokens that occurs there. Real
-# text has copies, too: compare with the validation split.
+# training text. Without documents, we measure its longest run of tokens that occurs in the training
+# text. Real text also contains copies: compare with the validation split.
 
 
 def longest_copies(train: np.ndarray, samples: Sequence[Sequence[int]], V: int) -> np.ndarray:
@@ -722,7 +722,7 @@ def longest_copies(train: np.ndarray, samples: Sequence[Sequence[int]], V: int) 
     owner = np.array(owner, dtype=np.int64)
 
     longest = np.zeros(len(samples), dtype=np.int64)
-    # Where each run starts, and its number. At first, all runs have no token, and the number 0
+    # Where each run starts, and its number. At first, each run has no tokens, and the number 0
     text_starts = np.arange(len(train))
     text_runs = np.zeros_like(text_starts)
     sample_starts = np.arange(len(joined))
@@ -743,7 +743,7 @@ def longest_copies(train: np.ndarray, samples: Sequence[Sequence[int]], V: int) 
 
 def keep_common(starts: np.ndarray, runs: np.ndarray, common: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Keep the runs whose numbers are in common, which is sorted. So that numbers stay small, the
-    new number of a run is its index in common: if that is 17 40, run 40 becomes run 1."""
+    new number of a run is its index in common: if common is 17 40, run 40 becomes run 1."""
     is_common = np.isin(runs, common)
     return starts[is_common], np.searchsorted(common, runs[is_common])
 
@@ -757,8 +757,8 @@ def draw_rows(
     generator: torch.Generator | None,
     counting_generator: torch.Generator,
 ) -> torch.Tensor:
-    """Draw tokens (B, length) after idx (B, 1) from a mixture: each token is the GPT's with probability
-    mixture.weight, else the n-gram model's, which starts from CONTEXT copies of idx.
+    """Draw tokens (B, length) after idx (B, 1) from a mixture: each token comes from the GPT with probability
+    mixture.weight, else from the n-gram model, whose first context is CONTEXT copies of idx.
 
     generator, on the GPT's device: draws the tokens of the GPT.
     counting_generator, on the CPU: draws the tokens of the n-gram model, and which model is next."""
@@ -768,14 +768,14 @@ def draw_rows(
     else:
         proposed = itertools.repeat(idx.clone(), length)  # any tokens: all are overwritten below
     show = progress("sampling", length, "tokens each")
-    X = idx.cpu().repeat(1, CONTEXT)  # (B, CONTEXT), and a column more at each step
+    X = idx.cpu().repeat(1, CONTEXT)  # (B, CONTEXT), and one more column at each step
     for t, column in enumerate(proposed, start=1):  # (B, 1)
         by_counting = torch.rand(len(idx), generator=counting_generator) >= mixture.weight  # (B,)
         if by_counting.any():
             newest = X[by_counting, -CONTEXT:].numpy()
             p = torch.from_numpy(next_tokens(mixture.counting, newest, V))  # (rows by counting, V)
             drawn = torch.multinomial(p, 1, generator=counting_generator)
-            # column is the input of stream()'s next step, so it goes on from what is written here
+            # column is the input of the next step of stream(), which continues from the tokens written here
             column[by_counting] = drawn.to(column.device)
         X = torch.cat([X, column.cpu()], dim=1)
         show(t)
@@ -825,14 +825,14 @@ def draw_from(session: Session, mixture: Mixture, length: int) -> list[tuple]:
 
 
 def cut_at(ids: list[int], end: int | None) -> tuple:
-    """The tokens before the first `end`; all, if there is none."""
+    """The tokens before the first `end`, or all tokens if there is no `end`."""
     if end in ids:
         ids = ids[: ids.index(end)]
     return tuple(ids)
 
 
 def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> dict[str, float]:
-    """Print what {name: samples}, of at most `length` tokens, copy from the training text. Returns
+    """Print how much {name: samples}, of at most `length` tokens, copy from the training text. Returns
     {name: fraction that is copied}."""
     train = data.train[:MAX_TRAIN]
     has_documents = data.separator is not None

@@ -24,8 +24,8 @@ batches (replay), and a penalty on the distance from the start (L2-SP).
 
 All models are kept in out/finetune/. Later runs use the base.pt and instructed.pt of earlier runs,
 the models of stages 1 and 2. LoRA adds small matrices to the layers of a model. lora.pt has only
-these, and says how they were added: method, rank, alpha, targets, and the path and hash of
-instructed.pt. All other weights are in instructed.pt, which must stay as it is. (The same holds for
+these matrices, and says how they were added: method, rank, alpha, targets, and the path and hash of
+instructed.pt. All other weights are in instructed.pt, which must not change. (The same holds for
 adapter.pt, prefix.pt and prompt.pt.)
 """
 
@@ -65,7 +65,7 @@ from runtime import Worker, keep_freed_memory
 from sample import generate
 from tokenizer import CharTokenizer, Tokenizer
 
-# The answer of each task, to a word or to two
+# The answer of each task, for one word or two
 TASKS = {
     "copy": lambda word: word,
     "reverse": lambda word: word[::-1],
@@ -88,7 +88,7 @@ Document = tuple[list[int], list[int]]  # inputs, and the target of each
 @dataclass
 class Options:
     method: Literal["full", "lora", "adapter", "prefix", "prompt", "scratch", "all", "sweep"] = option(
-        "lora", "method of stage 3; scratch: train a new model, not that of stage 2"
+        "lora", "method of stage 3; scratch: train a new model instead of the model of stage 2"
     )
     init_from: PathStr = option("", "a run of train.py to start from (default: base.pt, trained on first use)")
     new_task: Literal[*TASKS] = option("swap", "task of stage 3; all others are learned in stage 2")
@@ -97,7 +97,7 @@ class Options:
     alpha: NonNegativeFloat = option(16.0, "LoRA: the update is scaled by alpha / rank")
     targets: Literal["qv", "all"] = option("qv", "LoRA: update queries and values, or all matrices")
     mask: bool = option(True, "stages 2, 3: only answers count in the loss; false: prompts as well")
-    replay: Fraction = option(0.0, "stage 3: fraction of old documents in a batch, of stages 1 and 2")
+    replay: Fraction = option(0.0, "stage 3: fraction of documents from stages 1 and 2 in a batch")
     l2: NonNegativeFloat = option(0.0, "stage 3: L2-SP, a penalty on the squared distance from the start")
     learning_rate: NonNegativeFloat = option(0.0, "peak learning rate of stage 3; 0: the method's own")
     fresh: bool = option(False, "train stages 1 and 2 again, such as after a change of this file")
@@ -156,7 +156,7 @@ def train_on(
 ) -> float:
     """Train a model on the documents that draw_batch() returns for each step. l2: the loss also has
     l2 |p - start|^2, which keeps the parameters p near their start (L2-SP, Li et al. 2018). note and
-    lines: as in optim.fit(). Returns the seconds."""
+    lines: as in optim.fit(). Returns the time in seconds."""
     model.to(worker.device)
     mean_loss = worker.loss_function(model)
     start = [p.detach().clone() for p in model.parameters()]
@@ -212,7 +212,7 @@ def one_per_word(task: str, words: list[str]) -> list[Example]:
 
 @dataclass
 class Texts:
-    """What the documents of all stages are made from."""
+    """The sources of the documents of all stages."""
 
     words: dict[str, list[str]]  # the words of each split: train, val, test
     tokenizer: Tokenizer
@@ -285,7 +285,7 @@ NEW_BATCH_SIZE = 32  # documents per step in stage 3
 PRETRAINING = Recipe(max_iters=600, learning_rate=0.01, muon_learning_rate=0.03, optimizer="muon")
 INSTRUCTION_TUNING = Recipe(max_iters=1000, learning_rate=0.005, muon_learning_rate=0.015, optimizer="muon")
 NEW_TASK_STEPS = 250
-# Found by trying learning rates in steps of a factor of 2: with a lower one, the method learns less than
+# Found by trying learning rates that differ by factors of 2: with a lower rate, the method learns less than
 # 97 % of the new task (validation words, three seeds)
 LEARNING_RATES = {"full": 0.0005, "lora": 0.0025, "adapter": 0.01, "prefix": 0.2, "prompt": 3.0, "scratch": 0.01}
 
@@ -309,8 +309,8 @@ def pretrain(texts: Texts, options: Options, worker: Worker) -> Path:
 
 
 def instruct(base: GPT, base_path: Path, texts: Texts, options: Options, worker: Worker) -> tuple[GPT, list[dict]]:
-    """Stage 2: train the base on instructions, drawn again for every step, unless that is done. Returns
-    the model, and a list: {task: accuracy on validation words} after each fifth of the steps."""
+    """Stage 2: train the base on instructions, drawn again for every step, unless an earlier run did so.
+    Returns the model, and a list: {task: accuracy on validation words} after each fifth of the steps."""
     made_from = {
         "seed": options.seed,
         "words": texts.sha256,
@@ -342,12 +342,12 @@ def instruct(base: GPT, base_path: Path, texts: Texts, options: Options, worker:
 
 
 def learn(instructed: GPT, texts: Texts, options: Options, worker: Worker, name: str, lines: int) -> tuple[GPT, "Row"]:
-    """Stage 3: learn the new task by one method. The name becomes that of the file, and lines is how many
-    lines of progress to print. Returns the model, and its row of the last table."""
+    """Stage 3: learn the new task by one method. The file gets the name, and lines is how many lines of
+    progress to print. Returns the model, and its row of the last table."""
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
     model = copy.deepcopy(instructed)
-    entries = {}  # what else the checkpoint needs
+    entries = {}  # further entries of the checkpoint
     if options.method == "scratch":
         model = GPT(instructed.config)
     elif options.method != "full":
@@ -403,7 +403,7 @@ def kept(path: Path, made_from: dict) -> dict | None:
     file says what it was made from. A change of the code is not noticed: use --fresh then."""
     try:
         checkpoint = load_checkpoint(path)
-    except UserError:  # there is none, or it is damaged, or of another version
+    except UserError:  # the file is missing, damaged, or from another version
         return None
     before = checkpoint.get("made_from", {})
     changed = [name for name, value in made_from.items() if before.get(name) != value]
@@ -438,9 +438,8 @@ def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
 
 
 def attach_parameters(model: GPT, options: Options) -> dict:
-    """Freeze the model, and add the new parameters of a method. Returns two entries
-    for the checkpoint, so that load_model() can add them again: the arguments of attach(), and the file
-    of the model."""
+    """Freeze the model, and add the new parameters of a method. Returns two entries for the checkpoint, so
+    that load_model() can add these parameters again: the arguments of attach(), and the file of the model."""
     how = {
         "method": options.method,
         "rank": options.rank,
@@ -453,8 +452,8 @@ def attach_parameters(model: GPT, options: Options) -> dict:
 
 
 def possible_ways(chosen: dict[str, Options], base: GPT) -> dict[str, Options]:
-    """Those of the chosen ways that the model can learn by, as a soft prompt takes positions of the
-    context. The others are named, and left out. Raises UserError if there is only one."""
+    """Return the chosen ways that are possible with this model, as a soft prompt takes positions of the
+    context. The others are printed, and left out. If only one way is chosen, raises UserError instead."""
     possible = {}
     for name, options in chosen.items():
         problem = prompt_problem(options, base)
@@ -468,7 +467,7 @@ def possible_ways(chosen: dict[str, Options], base: GPT) -> dict[str, Options]:
 
 
 def prompt_problem(options: Options, base: GPT) -> str:
-    """Why the model cannot have this soft prompt; "" if it can, or if the method is another one."""
+    """Say why the model cannot have this soft prompt; "" if it can, or if the method is not prompt."""
     if options.method != "prompt":
         return ""
     left = base.config.block_size - options.rank
@@ -481,7 +480,7 @@ def prompt_problem(options: Options, base: GPT) -> str:
 
 
 def as_word(name: str) -> str:
-    """A name that can be a file's, or a key's in the result line: "full, lr / 4" as full_lr_4."""
+    """Turn a name into a file name, or a key of the result line: "full, lr / 4" becomes full_lr_4."""
     return re.sub(r"\W+", "_", name)
 
 
@@ -493,8 +492,8 @@ FEW_WORDS = 200  # validation words for a line of progress
 @torch.no_grad()
 def exact_match(model: GPT, examples: list[Example], tokenizer: Tokenizer) -> torch.Tensor:
     """Would greedy decoding generate the answer? For each of n examples, (n,): true if every token of
-    the answer is the most likely one after the tokens before it. (Greedy decoding reads its own tokens.
-    As long as it is right, these are the tokens of the answer, so one forward pass tells. With BPE, a
+    the answer is the most likely token after the tokens before it. (Greedy decoding reads its own tokens.
+    As long as it is right, these are the tokens of the answer, so one forward pass is enough. With BPE, a
     right answer in other tokens is missed.)"""
     device = model.lm_head.weight.device
     right = []
@@ -553,7 +552,7 @@ def answer(model: GPT, prompt: str, tokenizer: Tokenizer) -> str:
 
 
 def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
-    """Print one answer for each task, a wrong one if there is any, and how many match exactly."""
+    """Print one answer for each task, a wrong answer if there is any, and the fraction of exact matches."""
     words = texts.words["test"][:500]
     rows = [["", "", "exact match"]]
     for task in tasks:
@@ -578,7 +577,7 @@ class Row:
     of_all: float | None = None  # the same, as a fraction of the parameters of the model
     lr: float | None = None  # peak learning rate
     seconds: float | None = None  # duration of the training
-    base_val: float  # loss on texts like those that the base was trained on, nats per token
+    base_val: float  # loss on texts similar to the training texts of the base, in nats per token
     kB: float  # size of the file
     new_task: float  # exact match on test words, a fraction
     old_tasks: float  # the same for the tasks of stage 2
@@ -586,7 +585,7 @@ class Row:
 
 @torch.no_grad()
 def measure(model: GPT, path: Path, texts: Texts, new_task: str, worker: Worker) -> Row:
-    """The row of a model that is saved at a path. The fields about its training are for learn() to set."""
+    """The row of a model that is saved at a path. learn() sets the fields about its training."""
     rng = np.random.default_rng(0)
     x, y = make_batch(texts.plain("val", 1000, rng))
     mean_loss = worker.loss_function(model)
@@ -599,9 +598,9 @@ def measure(model: GPT, path: Path, texts: Texts, new_task: str, worker: Worker)
 
 # ----------------------------------------------------------------------------- ways to do stage 3, compared
 
-# --method=all: what each variant changes in the options. Learning rates are found as above, with three
-# exceptions: "full, lr / 4" shows what a lower one keeps, and a soft prompt and training from scratch,
-# which do not reach 97 %, have the best one
+# --method=all: the options that each variant changes. Learning rates are found as above, with three
+# exceptions: "full, lr / 4" shows how much a lower rate keeps. A soft prompt and training from scratch do
+# not reach 97 %, so they have the rate at which they are best
 VARIANTS = {
     "full": {"method": "full"},
     "full, lr / 4": {"method": "full", "learning_rate": 0.000125},
@@ -661,13 +660,13 @@ def print_comparison(rows: dict[str, Row]) -> None:
             value = getattr(row, column)
             cells.append("" if value is None else format(value, style))
         table.append(cells)
-    print("\nexact match on all test words; base_val: the loss on what the base was trained on")
+    print("\nexact match on all test words; base_val: the loss on texts like the training texts of the base")
     print_table(table)
 
 
 @dataclass
 class Curve:
-    """What a method has learned and kept, as fractions: one point, or in a sweep six."""
+    """The accuracy of a method on the new task and the old tasks, as fractions: one point, or in a sweep six."""
 
     new_task: list[float]  # ascending
     old_tasks: list[float]
@@ -754,7 +753,7 @@ def main() -> None:
     path = pretrain(texts, options, worker)
     base, tokenizer, base_data = open_base(path)
     base.to(worker.device)
-    texts.tokenizer = tokenizer  # a base that train.py made has another one
+    texts.tokenizer = tokenizer  # a base that train.py made has another tokenizer
     texts.data = base_data
     chosen = possible_ways(ways(options), base)
     rows["base"] = measure(base, path, texts, options.new_task, worker)

@@ -2,16 +2,16 @@
 
     python guess.py                          # guess words of the validation split, letter by letter
     python guess.py --dataset=shakespeare    # or guess how pieces of a text continue
-    python guess.py --answers=anna.json      # the result of a saved game, of you or of a friend
+    python guess.py --answers=anna.json      # the result of a game that you or a friend saved
 
 Read ngram.py before. This is Shannon's game (1951, "Prediction and entropy of printed English"): you guess
 the next character until you are right. The numbers of guesses that you need say how well you predict.
 
-How do they become a loss? Say they are 1 1 1 2 1 5. A twin of yours, who makes the same guesses, could turn them
-back into the text: at a 2, the second guess is right. So the numbers say all that the text says, and to predict
-them is to predict the text. A model that only knows how often each number occurs, a unigram model of the numbers,
-has the entropy of these frequencies as its loss. So together with your twin, it predicts the text with this loss.
-If most numbers are 1, it is low.
+How do the numbers become a loss? Say they are 1 1 1 2 1 5. A twin of yours, who makes the same guesses, could turn
+them back into the text: at a 2, the second guess is right. So the numbers contain all the information of the text,
+and to predict them is to predict the text. A model that only knows how often each number occurs, a unigram model of
+the numbers, has the entropy of these frequencies as its loss. Together with your twin, this model predicts the text
+with this loss. If most numbers are 1, the loss is low.
 
 The n-gram models and the newest GPT of train.py play at the same places, and guess in the order of their
 probabilities. Your guesses stay on this machine, in out/guess_<dataset>/; the next start continues the game.
@@ -34,12 +34,12 @@ from ngram import predict_by_orders
 from prepare_data import Dataset, load
 from tokenizer import CharTokenizer
 
-ORDERS = {"bigram": 2, "6-gram": 6}  # the n-gram models that play, too
+ORDERS = {"bigram": 2, "6-gram": 6}  # the n-gram models that also play
 DISCOUNT = 0.85  # as in evaluate.py
 SHOWN = 200  # characters that are shown before a piece of a text
 PIECE = 20  # characters to guess in a piece
-MOST = 2000  # about how many characters to guess in all
-LEAST = 30  # characters before there is a result
+MOST = 2000  # the maximum number of characters to guess in all
+LEAST = 30  # the minimum number of characters for a result
 FEW = 5  # with fewer pieces, there is no margin
 MAX_VOCAB = 256  # characters in the vocabulary; with more, a game is too short to know how often each number occurs
 DRAWS = 1000  # how often the bootstrap draws
@@ -51,7 +51,7 @@ class Options:
     dataset: str = option("words", "a folder in data/, made by prepare_data.py, with a character per token")
     init_from: PathStr = option("", "a run's folder, or a checkpoint (default: the newest run of the dataset)")
     answers: PathStr = option("", "a saved game: show its result (its dataset and seed are in it)")
-    seed: NonNegative = option(1337, "which part of the text; another one is another game")
+    seed: NonNegative = option(1337, "which part of the text; another seed is another game")
 
 
 # ----------------------------------------------------------------------------- the idea: numbers of guesses
@@ -63,8 +63,9 @@ def entropy(guesses: np.ndarray) -> float:
     """The entropy of numbers of guesses (N,), in nats per character: Shannon's upper bound of the loss of the best
     possible model.
 
-    In a short game, rare numbers have not come yet, so the entropy of those that came is too low: by about
-    (K - 1) / 2N on average, for K different numbers (Miller 1955). This is added; for the six numbers above, 0.17."""
+    In a short game, rare numbers have not occurred yet, so the entropy of the observed numbers is too low: by about
+    (K - 1) / 2N on average, for K different numbers (Miller 1955). This correction is added. For the six numbers
+    above, it is 0.17."""
     _, counts = np.unique(guesses, return_counts=True)  # (K,)
     N = len(guesses)
     K = len(counts)
@@ -91,8 +92,8 @@ def lower_bound(guesses: np.ndarray) -> float:
 
 @dataclass
 class Place:
-    """A character to guess. All are indices of tokens of the passage: of the line .emma. in .mia..emma. the second m
-    has at = 8, begin = 5, piece = 1."""
+    """A character to guess, as indices in the passage. In .mia..emma., the second m of the line .emma. has at = 8,
+    begin = 5, piece = 1."""
 
     at: int  # index of the character
     begin: int  # index of the first token that is known before it
@@ -101,22 +102,22 @@ class Place:
 
 @dataclass
 class Passage:
-    """Lines of the validation split in random order; or else pieces of the text from random places, of SHOWN characters
-    that are known and PIECE characters to guess."""
+    """Lines of the validation split in random order. If the text has no lines, pieces from random positions, each with
+    SHOWN characters that are known and PIECE characters to guess."""
 
     data: Dataset
     seed: int  # which lines or pieces
-    tokens: np.ndarray  # those of all pieces, one after the other
+    tokens: np.ndarray  # the tokens of all pieces, one piece after the other
     places: list[Place]
     names: list[str]  # (V,): what to type for each token
-    frequent: list[str]  # the same, the most frequent one in the training split first
+    frequent: list[str]  # the same names, the most frequent in the training split first
 
     def right(self, i: int) -> str:
         """What to type at place number i."""
         return self.names[self.tokens[self.places[i].at]]
 
     def text_before(self, i: int) -> str:
-        """What is known before place number i: at most 50 characters, and without the start of the line."""
+        """The known text before place number i: at most 50 characters, without the separator before the line."""
         place = self.places[i]
         begin = place.begin + 1 if self.data.has_lines else place.begin
         begin = max(begin, place.at - 50)
@@ -127,7 +128,7 @@ class Passage:
 
 
 def choose_passage(data: Dataset, seed: int) -> Passage:
-    """Choose what is to be guessed. Raises UserError if that is too little, or if tokens are not characters."""
+    """Choose the characters to guess. Raises UserError if there are too few, or if tokens are not characters."""
     if not isinstance(data.tokenizer, CharTokenizer) or data.vocab_size > MAX_VOCAB:
         advice = "use --dataset=words, or another text in few different characters"
         raise UserError(f"the {data.vocab_size:,} tokens of {data.name} cannot be guessed one by one; {advice}")
@@ -158,7 +159,7 @@ def choose_passage(data: Dataset, seed: int) -> Passage:
 def random_lines(data: Dataset, rng: np.random.Generator) -> list[list[int]]:
     """Lines of the validation split in random order, each with a separator before and after it."""
     lines = data.documents("val")
-    order = rng.permutation(len(lines))[:MOST]  # a line has one character to guess or more: its end
+    order = rng.permutation(len(lines))[:MOST]  # a line has at least one character to guess: its end
     return [[data.separator, *lines[i], data.separator] for i in order]
 
 
@@ -189,7 +190,7 @@ def names_to_type(data: Dataset) -> list[str]:
 
 @dataclass
 class Move:
-    """The guesses at one place, as typed. The last one is right, unless the player gave up by Enter alone."""
+    """The guesses at one place, as typed. The last guess is right, unless the player gave up with Enter alone."""
 
     character: str  # the right one
     guesses: list[str]
@@ -197,7 +198,7 @@ class Move:
 
 @dataclass
 class Game:
-    """What is saved of a game."""
+    """The saved state of a game."""
 
     dataset: str
     seed: int
@@ -206,7 +207,7 @@ class Game:
 
 
 def play(passage: Passage, game: Game, path: Path) -> None:
-    """Ask for one character after the other, until Ctrl-D or the end of the passage. The game is saved after each."""
+    """Ask for one character after the other, until Ctrl-D or the end of the passage. Save the game after each."""
     first = len(game.moves)
     try:
         for i in range(first, len(passage.places)):
@@ -229,7 +230,7 @@ def play(passage: Passage, game: Game, path: Path) -> None:
 
 
 def print_known(passage: Passage, place: Place) -> None:
-    """Print what is known before a piece of a text."""
+    """Print the known characters before a piece of a text."""
     if not passage.data.has_lines:
         known = passage.tokens[place.begin : place.at].tolist()
         print("-" * 20)
@@ -243,7 +244,7 @@ def ask(prompt: str, right: str, names: list[str], guesses: list[str]) -> None:
         typed = input(prompt + wrong)
         if typed == "":
             return
-        guess = typed if typed in names else typed.strip()  # a space can be a guess, or come after one
+        guess = typed if typed in names else typed.strip()  # a space can be a guess, or follow a guess
         if guess not in names:
             print("      one of these at a time:", " ".join(names))
         elif guess in guesses:
@@ -253,8 +254,8 @@ def ask(prompt: str, right: str, names: list[str], guesses: list[str]) -> None:
 
 
 def count_guesses(passage: Passage, moves: list[Move]) -> np.ndarray:
-    """How many guesses each move needed, (N,). Where the player gave up, as if all other characters had been guessed
-    in turn, the most frequent ones first."""
+    """Count the guesses that each move needed, (N,). If the player gave up, count as if all other characters had been
+    guessed in turn, the most frequent first."""
     counts = []
     for move in moves:
         others = [name for name in passage.frequent if name not in move.guesses]
@@ -309,24 +310,25 @@ def check_moves(passage: Passage, game: Game, path: Path) -> None:
 
 @dataclass
 class Player:
-    """What a player did at the N places."""
+    """The results of a player at the N places."""
 
-    guesses: np.ndarray  # (N,): how many were needed
-    loss: float | None = None  # nats per character, of a player that has probabilities
+    guesses: np.ndarray  # (N,): the number of guesses needed
+    loss: float | None = None  # nats per character, if the player has probabilities
 
 
 def from_probabilities(p: np.ndarray, targets: np.ndarray) -> Player:
     """A player that guesses in the order of its probabilities p (N, V). targets (N,): the true tokens."""
-    order = np.argsort(-p, axis=1, kind="stable")  # (N, V): all tokens, the most probable one first
+    order = np.argsort(-p, axis=1, kind="stable")  # (N, V): all tokens, the most likely first
     is_right = order == targets[:, None]  # (N, V): one True in each row
-    index = is_right.argmax(axis=1)  # (N,): where it is
+    index = is_right.argmax(axis=1)  # (N,): the column of this True
     each = np.arange(len(targets))
     loss = -np.log(p[each, targets]).mean()
     return Player(guesses=index + 1, loss=float(loss))
 
 
 def other_players(passage: Passage, n: int, checkpoint: dict | None) -> dict[str, Player]:
-    """{name: player} of the n-gram models, and of the GPT of a checkpoint, if there is one, at the first n places."""
+    """Let the n-gram models, and the GPT of a checkpoint, if there is one, guess at the first n places. Returns
+    {name: player}."""
     at = np.array([place.at for place in passage.places[:n]])  # (n,)
     targets = passage.tokens[at]
     players = {}
@@ -339,7 +341,7 @@ def other_players(passage: Passage, n: int, checkpoint: dict | None) -> dict[str
 
 
 def ngram_probabilities(passage: Passage, at: np.ndarray) -> dict[str, np.ndarray]:
-    """{name: the probabilities (N, V) of all tokens at the indices `at` (N,)} of the n-gram models."""
+    """Compute the probabilities of all tokens at the indices `at` (N,) by the n-gram models: {name: (N, V)}."""
     data = passage.data
     orders = list(ORDERS.values())
     X, _ = contexts(passage.tokens, at, max(orders) - 1, data.separator)  # (N, 5): the tokens before
@@ -348,7 +350,8 @@ def ngram_probabilities(passage: Passage, at: np.ndarray) -> dict[str, np.ndarra
 
 
 def find_gpt(data: Dataset, init_from: str) -> dict | None:
-    """The checkpoint that is named; or else that of the newest run on this dataset, or None. Raises UserError."""
+    """Load the checkpoint that is named, or else the checkpoint of the newest run on this dataset. Returns None if
+    there is no such run. Raises UserError."""
     tokenizer = data.tokenizer.to_dict()
     if init_from:
         checkpoint = load_checkpoint(init_from)
@@ -369,7 +372,7 @@ def find_gpt(data: Dataset, init_from: str) -> dict | None:
 
 @torch.inference_mode()
 def gpt_probabilities(checkpoint: dict, passage: Passage, n: int) -> np.ndarray:
-    """The probabilities (n, V) of all tokens at the first n places, each after what is known before it."""
+    """The probabilities (n, V) of all tokens at the first n places, each given the known text before it."""
     model, _ = load_model(checkpoint)
     rows = []
     for place in passage.places[:n]:
@@ -384,9 +387,9 @@ def gpt_probabilities(checkpoint: dict, passage: Passage, n: int) -> np.ndarray:
 
 
 def draw_places(passage: Passage, n: int) -> list[np.ndarray]:
-    """The bootstrap (see evaluate.py): DRAWS times, draw as many pieces as the first n places are in, with replacement.
-    Returns the numbers of the drawn places, for each time. (Pieces, because places of one piece depend on each
-    other.)"""
+    """The bootstrap (see evaluate.py). The first n places are in some number of pieces. Draw this number of pieces with
+    replacement, DRAWS times. Returns the numbers of the drawn places, for each time. (Whole pieces are drawn, because
+    places in one piece are not independent.)"""
     piece = np.array([place.piece for place in passage.places[:n]])  # (n,)
     members = [np.flatnonzero(piece == number) for number in np.unique(piece)]
     rng = np.random.default_rng(passage.seed)
@@ -398,15 +401,15 @@ def draw_places(passage: Passage, n: int) -> list[np.ndarray]:
 
 
 def with_margin(value: float, drawn: np.ndarray, n_pieces: int) -> str:
-    """A value, and a margin of 95 %: 1.96 times the standard deviation of its drawn values. (The middle 95 % of these
-    would be too low: if a piece is drawn twice, another one is missing, so there are fewer different numbers.)"""
+    """A value, and a margin of 95 %: 1.96 times the standard deviation of its drawn values. (The middle 95 % of the
+    drawn values would be too low: if a piece is drawn twice, another is missing: there are fewer different numbers.)"""
     if n_pieces < FEW:
         return f"{value:.2f} +-    ?"
     return f"{value:.2f} +- {1.96 * drawn.std():.2f}"
 
 
 def show_result(passage: Passage, you: Player, others: dict[str, Player]) -> None:
-    """Print a row for each player: the entropy of its numbers of guesses, and how much higher yours is."""
+    """Print a row for each player: the entropy of its numbers of guesses, and how much higher your entropy is."""
     n = len(you.guesses)
     n_pieces = passage.places[n - 1].piece + 1
     draws = draw_places(passage, n)
@@ -434,17 +437,17 @@ def show_result(passage: Passage, you: Player, others: dict[str, Player]) -> Non
         print(f"+-: 95 % margin, by the bootstrap over {unit}; four times as many characters would about halve it")
         if n < 500:
             print("(after less than some hundred characters, it is too small, as rare numbers have not come yet)")
-    print("yours - its: below 0, you are better. loss: that of its probabilities; yours are unknown")
+    print("yours - its: below 0, you are better. loss: from the probabilities of a model; yours are unknown")
     lower = lower_bound(you.guesses)
     upper = entropy(you.guesses)
-    if lower <= upper:  # else the guesses were not in that order, or there are too few
+    if lower <= upper:  # else the guesses were not in order of probability, or there are too few
         print("Shannon's bounds of the lowest possible loss, if your guesses are in the true order of probability:")
         print(f"{lower:.2f} to {upper:.2f}")
 
 
 def show_places(passage: Passage, you: Player, name: str, it: Player) -> None:
-    """Print the places where you needed far fewer guesses than another player, and where it did. What counts is the
-    ratio: 1 instead of 3 is as much better as 5 instead of 15."""
+    """Print the places where you needed far fewer guesses than another player, and the places where it needed far
+    fewer. They are ordered by the ratio: 1 guess instead of 3 is as much better as 5 instead of 15."""
     ratio = you.guesses / it.guesses
     order = np.argsort(ratio, kind="stable")
     better = [i for i in order[:EXAMPLES] if ratio[i] < 1]
@@ -479,7 +482,7 @@ def print_rules(passage: Passage, n: int) -> None:
 
 
 def open_game(options: Options, path: Path) -> Game:
-    """The game of a file, if there is one, or a new game. Raises UserError."""
+    """Open the saved game, if there is one, or start a new game. Raises UserError."""
     if options.answers:
         return read_game(path)
     if not path.exists():

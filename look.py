@@ -34,11 +34,11 @@ from tokenizer import Tokenizer
 
 # The template: the page without its numbers
 PAGE = Path(__file__).parent / "assets" / "look.html"
-# At each position, the page gets the 50 most likely tokens by the GPT. The template has this number, too
+# At each position, the page gets the GPT's 50 most likely tokens. The template also contains this number
 MOST_LIKELY = 50
-# It gets only 10 from the n-gram model, because the template shows 10 bars
+# From the n-gram model, the page gets only 10, because the template shows 10 bars
 BARS = 10
-# It gets 3 after each layer (the logit lens)
+# After each layer, the page gets 3 (the logit lens)
 LENS = 3
 # The values of the page's slider for the temperature: 0.1, 0.2 ... 2. It can also be 0
 TEMPERATURES = [i / 10 for i in range(1, 21)]
@@ -48,7 +48,7 @@ ORDER = 8
 DISCOUNT = 0.85
 # How many tokens of the training split are counted
 MAX_TRAIN = 2**24
-# What to do about characters that the model has never seen
+# Advice for characters that are not in the vocabulary of the model
 UNKNOWN = "leave them out of the prompt"
 
 
@@ -64,14 +64,14 @@ class Options:
 
 
 # ----------------------------------------------------------------------------- what the model predicts
-# A text is a list ids of N + 1 tokens. The first one is given, the N others are predicted: position i
+# A text is a list ids of N + 1 tokens. The first token is given, the N others are predicted: position i
 # has read the tokens up to ids[i], and predicts ids[i + 1].
 #
 #     position      0    1    2    3
 #     ids           .    e    m    m    a        N = 4
 #     predicts      e    m    m    a
 #
-# The surprise of a token is -log2 p, in bits, where p is the probability that it had: 1 bit for 1/2,
+# The surprise of a token is -log2 p, in bits, where p is its predicted probability: 1 bit for 1/2,
 # 2 bits for 1/4, 3 bits for 1/8.
 #
 # In comments on shapes: V tokens in the vocabulary, L layers, nh heads, C channels.
@@ -93,14 +93,14 @@ class Observed:
 
 @torch.inference_mode()
 def observe(model: GPT, ids: list[int], device: torch.device) -> Observed:
-    """Run the model over a text, and keep what the page shows."""
+    """Run the model over a text, and keep the numbers that the page shows."""
     starts = context_starts(ids, model.config)[:-1]  # (N,)
     log_p = []
     lens = []
     attention = bytearray()
     first = 0
     while first < len(starts):
-        # Together: the n positions from first to end - 1, whose contexts start at the same token. As
+        # Compute n positions together, from first to end - 1, whose contexts start at the same token. As
         # the starts never decrease, these positions are neighbors
         start = starts[first]
         n = starts.count(start)
@@ -111,7 +111,7 @@ def observe(model: GPT, ids: list[int], device: torch.device) -> Observed:
         for x in residual_stream(model, idx):  # L + 1 times (T, C)
             prediction = predict(model, x[-n:])  # (n, V)
             layers.append(look_through_lens(prediction, targets))  # n pairs
-        last_prediction = prediction  # after the last layer: what the model predicts
+        last_prediction = prediction  # after the last layer: the prediction of the model
         log_p.append(last_prediction)
         for i in range(n):
             lens.append([layer[i] for layer in layers])  # L + 1 pairs
@@ -178,7 +178,7 @@ def look_through_lens(log_p: torch.Tensor, targets: list[int]) -> list[tuple]:
 
 def attention_bytes(model: GPT, idx: torch.Tensor, n: int) -> bytes:
     """The attention weights of the last n positions of idx (1, T), from 0 to 255. Their square
-    roots are stored, because small weights matter, too."""
+    roots are stored, because small weights also matter."""
     weights = attention_weights(model, idx)[:, 0]  # (L, nh, T, T)
     roots = weights.cpu().sqrt()
     levels = (255 * roots).round().byte().numpy()
@@ -226,7 +226,7 @@ def ngram_probabilities(data: Dataset, ids: list[int]) -> torch.Tensor:
 
 @dataclass
 class Numbers:
-    """What the page shows of N predictions. Its script reads them by these names."""
+    """The numbers of N predictions that the page shows. Its script reads them by these names."""
 
     # For each model, the surprise of each true token, (N,), in bits
     bits: dict[str, list[float]]
@@ -276,9 +276,9 @@ def sums_of_others(log_p: torch.Tensor) -> list[list[float]]:
 
 
 def visible(tokenizer: Tokenizer, token: int) -> str:
-    """A token as the page shows it. A part of a character: its bytes, such as \\xe4. Otherwise its
-    characters: a line break after an arrow, and an unprintable character as Python writes it, such as
-    \\t."""
+    """A token as the page shows it. If it is a part of a character, the page shows its bytes, such as \\xe4.
+    Otherwise, it shows its characters: a line break after an arrow, and an unprintable character as Python
+    writes it, such as \\t."""
     text = tokenizer.decode([token])
     if "\ufffd" in text:  # a part of a character
         as_bytes = repr(tokenizer.decode_bytes([token]))
@@ -323,7 +323,7 @@ def make_page(title: str, texts: list[str], numbers: dict) -> str:
 
 def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
     """Open the dataset of a checkpoint. With a prompt, the text does not come from the dataset. Then the
-    result is None if the dataset is not there, or has other tokens; without a prompt, this is an error.
+    result is None if the dataset is missing, or has other tokens. Without a prompt, either is an error.
     Raises UserError."""
     name = checkpoint["config"]["dataset"]
     is_prepared = bool(name) and (DATA / name / "meta.json").exists()

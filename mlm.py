@@ -14,14 +14,14 @@ newline before and after a word):
     right           [?] a |      by a GPT that reads words from the end to the beginning
     both      | e m [?] a |      by an encoder, trained on words with hidden letters
 
-N-grams of the nearest letters on these sides predict it, too. A gap is always a letter, never the
+N-grams of the nearest letters on these sides also predict it. A gap is always a letter, never the
 end of the word.
 
 An encoder that was trained in this way is a start for other tasks. Here the task is: does the second
 half of a word belong to the first one? (This is BERT's next sentence prediction, for halves of words.)
 A linear layer turns the last hidden state of one token into the logits of two classes, and all
-weights are trained further. This token is the newline before the word, BERT's [CLS]: it says nothing
-itself, and attends to all other tokens.
+weights are trained further. This token is the newline before the word, BERT's [CLS]: it carries no
+information itself, and attends to all other tokens.
 """
 
 import copy
@@ -59,11 +59,11 @@ CHOSEN = 0.15
 MASKED = 0.8
 RANDOM = 0.1
 
-# What an n-gram sees: letters at these distances from the gap. Smoothing drops the first ones first.
+# An n-gram sees the letters at these distances from the gap. Smoothing drops them in this order.
 # The distances and DISCOUNT were chosen on the validation splits
 BEFORE = (-5, -4, -3, -2, -1)
 AROUND = (-3, 3, -2, 2, -1, 1)
-# On the right side, too, n-grams see the letters before a gap, as they read reversed words
+# For the right side, n-grams also see the letters before a gap, as they read reversed words
 SIDES = {"left": BEFORE, "right": BEFORE, "both": AROUND}
 REACH = 5  # the largest distance
 DISCOUNT = 0.8  # Kneser-Ney smoothing
@@ -76,7 +76,7 @@ TEST_EXAMPLES = 4000
 @dataclass
 class Options:
     dataset: str = option("words", "dataset of short documents, such as words and names")
-    other: str = option("", "another such dataset: tell its documents from those of --dataset")
+    other: str = option("", "another such dataset: tell its documents from the documents of --dataset")
     fill: str = option("", "replace each _ in this text by a letter")
     n_layer: Positive = option(2, "number of blocks")
     n_embd: Positive = option(64, "embedding dimension")
@@ -219,7 +219,7 @@ def train(model: GPT, words: list[str], alphabet: str, steps: int, seed: int, si
 def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
     """Return the mean loss over all letters of words, each hidden in turn, in nats per letter. A GPT
     predicts the letter before it sees the letter. A GPT also gives a probability to the end of the
-    word, and a gap is always a letter: so the probabilities of letters are scaled to add up to 1."""
+    word. As a gap is always a letter, the probabilities of letters are scaled to add up to 1."""
     losses = []
     is_encoder = isinstance(model, Encoder)
     for rows in encode(words, alphabet).split(500):
@@ -351,7 +351,7 @@ def backwards(words: list[str]) -> list[str]:
 
 def loss_row(name: str, left: float, right: float, both: float) -> list[str]:
     """Return a row of the table: the three losses, and how much lower the loss is with both sides than
-    with the left one."""
+    with the left side alone."""
     row = [name]
     for loss in (left, right, both, left - both):
         row.append(f"{loss:.4f}")
@@ -394,7 +394,7 @@ def whole(words: list[str]) -> list[str]:
 
 def mixed(words: list[str], rng: random.Random) -> list[str]:
     """Join halves of different words. Both words are of equal length: otherwise the lengths of the
-    halves would give the answer, without a look at the letters."""
+    halves alone would give the answer."""
     shuffled = rng.sample(words, len(words))
     texts = []
     # sorted() keeps the order of words of equal length, so each word meets a random word of its length
@@ -516,7 +516,7 @@ def compare_classifiers(tasks: list[Task], encoder: Encoder, alphabet: str, seed
 
 @torch.no_grad()
 def fill(model: Encoder, text: str, alphabet: str) -> Iterator[tuple[str, float]]:
-    """Fill the gaps one by one, the one with the most certain letter first, as each letter helps to
+    """Fill the gaps one by one, the gap with the most certain letter first, as each letter helps to
     find the others. Yields the text after each letter, and the probability of the letter."""
     while "_" in text:
         gaps = [i for i, letter in enumerate(text) if letter == "_"]

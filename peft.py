@@ -1,4 +1,4 @@
-"""Part 6, continued: train a few new parameters, and freeze those of the model.
+"""Part 6, continued: train a few new parameters, and freeze the model.
 
     from peft import attach, trained_state
     attach(model, "lora", rank=8, alpha=16)     # only the new parameters are trained
@@ -12,8 +12,8 @@ for the number of virtual tokens. Read finetune.py before, rlhf.py after.
     prefix     keys and values of virtual tokens, in each block         2 rank C for each block
     prompt     virtual tokens at the input, which all blocks process    rank C
 
-A virtual token is no token of the vocabulary: only trained vectors, in front of the text. Of these,
-`rank` is the number.
+A virtual token is no token of the vocabulary: it consists of trained vectors, in front of the text.
+`rank` is the number of virtual tokens.
 
 A file that finetune.py writes, such as out/finetune/lora.pt, has only the new parameters. LoRA with rank 8
 changes queries and values in each block. With 128 channels, the file's entry "model" has for block 0
@@ -49,7 +49,7 @@ class LoRALinear(nn.Module):
     it has only rank * (in + out) parameters.
 
     rows: the (start, stop) of the rows of W to update, such as the queries and the values in c_attn.
-    Each has its own A (rank, in) and B (stop - start, rank)."""
+    Each range has its own A (rank, in) and B (stop - start, rank)."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, rows: list[tuple[int, int]]):
         super().__init__()
@@ -59,9 +59,9 @@ class LoRALinear(nn.Module):
         self.A = nn.ParameterList()
         self.B = nn.ParameterList()
         for start, stop in rows:
-            # With dW the gradient of W, that of B is alpha / rank dW A^T. So the first step of gradient
-            # descent changes W by a multiple of dW A^T A. With numbers of variance 1 / rank in A, A^T A
-            # (in, in) is the identity on average: W moves along its own gradient.
+            # If dW is the gradient of W, the gradient of B is alpha / rank dW A^T. So the first step of
+            # gradient descent changes W by a multiple of dW A^T A. With numbers of variance 1 / rank in A,
+            # A^T A (in, in) is the identity on average: W moves along its own gradient.
             A = torch.randn(rank, base.in_features) / math.sqrt(rank)
             B = torch.zeros(stop - start, rank)  # so that at first nothing changes
             self.A.append(A.to(base.weight))
@@ -112,8 +112,8 @@ class Adapter(nn.Module):
 class PrefixAttention(CausalSelfAttention):
     """Prefix tuning (Li, Liang 2021, who first compute the prefix by an MLP): all tokens also attend
     to `rank` virtual tokens, whose keys and values are parameters. Their keys are not rotated by a
-    position, and they use up no context. Unlike LoRA and adapters, they change the output from the
-    start: they take weight from the other tokens."""
+    position, and they use up no context. Unlike LoRA and adapters, virtual tokens change the output from
+    the start: they take attention weight from the other tokens."""
 
     def add_prefix(self, rank: int) -> None:  # instead of __init__(): see attach_prefix()
         config = self.config
@@ -133,7 +133,7 @@ class PrefixAttention(CausalSelfAttention):
         store_kv: Callable | None = None,
     ) -> torch.Tensor:
         """Arguments as in CausalSelfAttention, which calls store_kv(k, v) with the keys and values of
-        the new tokens, and attends to what it returns. Here that includes the prefix."""
+        the new tokens, and attends to the keys and values that it returns. Here, they include the prefix."""
 
         def prepend_prefix(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             if store_kv:
@@ -161,10 +161,10 @@ class PrefixAttention(CausalSelfAttention):
 class PromptedGPT(GPT):
     """Prompt tuning (Lester et al. 2021): a soft prompt of `rank` virtual tokens stands before each text.
     A hard prompt consists of tokens of the vocabulary; the embedding of a virtual token can be any
-    vector, and is trained. Unlike a prefix, a soft prompt is read as a text is: each block computes its
+    vector, and is trained. Unlike a prefix, a soft prompt is read like a text: each block computes its
     own keys and values from it. It takes `rank` positions of the context.
 
-    The KV cache keeps ids, so virtual tokens need some, too: those after the vocabulary, V, V + 1 ..."""
+    The KV cache keeps ids, so virtual tokens also need ids: V, V + 1 ..., after the vocabulary."""
 
     def add_prompt(self, rank: int) -> None:  # instead of __init__(): see attach_prompt()
         # At first, tokens of the vocabulary, drawn at random
@@ -187,8 +187,8 @@ class PromptedGPT(GPT):
         return x[:, self.n_virtual :]
 
     def embed(self, idx: torch.Tensor) -> torch.Tensor:
-        """Ids (B, S), of which some may be virtual -> (B, S, C). Both tables are read for all ids, with an
-        id in range in place of the others', and then the right vector is taken."""
+        """Ids (B, S), of which some may be virtual -> (B, S, C). Both tables are read for all ids. An id that
+        is not in a table is clamped to its range, and its vector is then taken from the other table."""
         V = self.config.vocab_size
         tokens = super().embed(idx.clamp(max=V - 1))
         virtual_ids = (idx - V).clamp(min=0)
@@ -197,7 +197,7 @@ class PromptedGPT(GPT):
         return torch.where(is_virtual.unsqueeze(2), virtual, tokens)
 
     def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        # In the history, V is the id of "no token": for the tokens after it, a virtual token is none
+        # In the history, V is the id of "no token". Here, all virtual tokens become "no token"
         return super().previous_embeddings(history.clamp(max=self.config.vocab_size), positions)
 
 
@@ -251,7 +251,7 @@ def attach_lora_to_projections(block: Block, rank: int, alpha: float) -> None:
 
 
 def attach_adapters(block: Block, rank: int) -> None:
-    """An adapter after attention, and another one after the MLP."""
+    """Add an adapter after attention, and another after the MLP."""
     for sublayer in (block.attn, block.mlp):
         last = sublayer.c_proj
         sublayer.c_proj = nn.Sequential(last, Adapter(last.weight, rank))
@@ -272,14 +272,14 @@ def attach_prompt(model: GPT, rank: int) -> None:
         raise ConfigError(f"{hidden}; use another method, such as prefix")
     if rank >= config.block_size:
         raise ConfigError(f"a soft prompt of {rank} tokens fills block_size={config.block_size}; use a lower rank")
-    # From now on, block_size counts the text alone. Tables of positions keep their length, for both
+    # From now on, block_size counts the text alone. Tables of positions also have room for the soft prompt
     model.config = replace(config, block_size=config.block_size - rank)
     model.__class__ = PromptedGPT  # as in attach_prefix()
     model.add_prompt(rank)
 
 
 def merge(model: GPT) -> GPT:
-    """Add each low-rank update to its weights, in place. The original layers are back."""
+    """Add each low-rank update to its weights, in place. This restores the original layers."""
     layers = list(model.named_modules())
     for name, layer in layers:
         if isinstance(layer, LoRALinear):

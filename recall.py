@@ -2,7 +2,7 @@
 
     python recall.py            # five minutes: seven models of about 30,000 parameters, two tests each
     python recall.py --seed=2   # with other initial weights and other sequences
-    python recall.py --time     # half a minute, without training: what takes how long, by length
+    python recall.py --time     # half a minute, without training: time per step and per token, by length
 
 Read rnn.py before, attention.py after. The sequences are random, so only memory helps:
 
@@ -50,8 +50,8 @@ VOCAB_SIZE = 63
 
 
 def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of k + 1 random letters was the first? It has to survive k others. Inputs and targets,
-    (B, k + 2) each; for k = 3:
+    """Which of k + 1 random letters was the first? The model has to keep this letter while k others are
+    read. Returns inputs and targets, (B, k + 2) each. For k = 3:
 
         inputs     q  B  x  a  ?
         targets   -1 -1 -1 -1  q      -1: no prediction is asked for"""
@@ -65,7 +65,7 @@ def first_letter(k: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
     """After n pairs of a letter and a random digit: which digit came with which letter (associative
-    recall)? No letter has two digits. Inputs and targets, (B, 3 n) each; for n = 3:
+    recall)? No letter has two digits. Returns inputs and targets, (B, 3 n) each. For n = 3:
 
         inputs     a  7  c  3  F  9  c  F  a
         targets   -1 -1 -1 -1 -1 -1  3  9  7      the letters in another order ask for their digits"""
@@ -89,8 +89,8 @@ def guess_a_letter(k: int) -> float:
 
 
 def guess_most_frequent_digit(n: int) -> float:
-    """The accuracy of a model that knows which n digits came, not with which letters, and always
-    answers with the most frequent digit: the mean over 10,000 sequences."""
+    """The accuracy of a model that knows the n digits of a sequence, but not their letters, and always
+    answers with the most frequent digit. This is the mean over 10,000 sequences."""
     digits = torch.randint(DIGITS, (10_000, n))
     counts = F.one_hot(digits, DIGITS).sum(1)  # (10_000, 10): how often each digit came
     most_frequent = counts.amax(1).float()
@@ -100,7 +100,7 @@ def guess_most_frequent_digit(n: int) -> float:
 @dataclass
 class Task:
     name: str
-    symbol: str  # k or n, as the table calls the difficulty
+    symbol: str  # the name of the difficulty in the table, k or n
     difficulties: tuple[int, ...]  # the columns of the table, from the easiest to the hardest
     draw: Callable  # (difficulty, B) -> inputs and targets (B, T)
     guess: Callable  # difficulty -> accuracy by guessing
@@ -158,8 +158,8 @@ TEXT = 16_384
 
 
 def bytes_kept(model: nn.Module) -> int:
-    """How many bytes a model has to keep of TEXT tokens to generate the next one: the state of a
-    recurrent model; all keys and values of a GPT, if its block_size were that long."""
+    """How many bytes a model has to keep of TEXT tokens to generate the next token: the state of a
+    recurrent model, or all keys and values of a GPT, if its block_size were TEXT."""
     if isinstance(model, RecurrentModel):
         return sum(state.nbytes for state in model.start(1))
     config = model.config
@@ -189,18 +189,18 @@ SMALL = {
 
 
 class TwoTokens(nn.Embedding):
-    """Adds an embedding of the token before: idx (B, T) -> (B, T, C). A linear cell computes a key and its
+    """Adds an embedding of the previous token: idx (B, T) -> (B, T, C). A linear cell computes a key and its
     value from one input, and a pair is two tokens. The table has two parts:
 
         rows 0 to 62      embeddings of the token itself
-        rows 63 to 126    embeddings of the token before: row 63 + its id, or row 126 for "no token"
+        rows 63 to 126    embeddings of the previous token: row 63 + its id, or row 126 for "no token"
     """
 
     def __init__(self, C: int):
         super().__init__(2 * VOCAB_SIZE + 1, C)
 
     def forward(self, idx: torch.Tensor) -> torch.Tensor:
-        no_token = torch.full_like(idx[:, :1], VOCAB_SIZE)  # the id after the last token's
+        no_token = torch.full_like(idx[:, :1], VOCAB_SIZE)  # the first id after the vocabulary
         before = torch.cat((no_token, idx[:, :-1]), dim=1)  # "a 7 c" becomes "no token, a, 7"
         return super().forward(idx) + super().forward(VOCAB_SIZE + before)
 
@@ -216,15 +216,15 @@ def make_small(name: str) -> nn.Module:
     model = RecurrentModel(VOCAB_SIZE, name, size.n_embd, H, size.n_layer, dropout=0.0)
     model.wte = TwoTokens(size.n_embd)
     if name == "gru":
-        # At first, the gate that keeps the state is sigmoid(1) = 0.73, as in cells.LSTM. cells.GRU has
-        # PyTorch's biases: its gate is half open, and then the GRU seldom learns to keep the letter
+        # At first, the gate that keeps the state is sigmoid(1) = 0.73, as in cells.LSTM. With PyTorch's
+        # biases, as in cells.GRU, the gate is half open, and the GRU seldom learns to keep the letter
         update_bias = model.cells[0].bias_ih_l0[H : 2 * H]
         nn.init.ones_(update_bias)
     return model
 
 
 # ----------------------------------------------------------------------------- time by length
-# To train on a text, attention computes T^2 scores, and an LSTM T states, each from the one before. (A
+# To train on a text, attention computes T^2 scores, and an LSTM T states, each from the previous state. (A
 # linear cell has a parallel form: cells.py.) A GPU computes all scores at once; a single core computes
 # everything one after the other. For a new token, a cell computes one state, however long the text
 # is. Attention with a KV cache computes T scores, and without a cache it reads all T tokens again.
@@ -234,15 +234,15 @@ WIDTH = 128  # channels; all models have two layers
 
 
 def make_wide(name: str, T: int) -> nn.Module:
-    """A model of WIDTH channels for texts of T tokens and one more."""
+    """A model of WIDTH channels for texts of T + 1 tokens."""
     if name == "gpt":
         return GPT(GPTConfig(vocab_size=VOCAB_SIZE, block_size=T + 1, n_layer=2, n_head=4, n_embd=WIDTH))
     return RecurrentModel(VOCAB_SIZE, name, WIDTH, WIDTH, 2, dropout=0.0)
 
 
 def training_step(model: nn.Module, T: int) -> Callable:
-    """A function that computes the gradient of a loss on one text of T tokens. Only its time counts: the
-    targets are the inputs, and the gradients of all calls add up."""
+    """Return a function that computes the gradient of a loss on one text of T tokens. Only its time matters,
+    so the targets are simply the inputs, and the gradients of all calls add up."""
     idx = torch.randint(VOCAB_SIZE, (1, T))
 
     def step() -> None:
@@ -254,7 +254,7 @@ def training_step(model: nn.Module, T: int) -> Callable:
 
 
 def new_token(model: nn.Module, T: int) -> Callable:
-    """A function that computes the logits (1, V) after one more token, where T tokens have been read."""
+    """Return a function that reads one more token after T tokens, and computes the logits (1, V)."""
     idx = torch.randint(VOCAB_SIZE, (1, T + 1))
     token = idx[:, T:]
     idx = idx[:, :T]
@@ -270,20 +270,20 @@ def new_token(model: nn.Module, T: int) -> Callable:
     next_logits(model, cache, idx)
 
     def step() -> torch.Tensor:
-        cache.length = T  # forgets the token of the call before
+        cache.length = T  # forgets the token of the previous call
         return next_logits(model, cache, token)
 
     return step
 
 
 def new_token_without_cache(model: GPT, T: int) -> Callable:
-    """The same, where all T + 1 tokens are read again."""
+    """Return the same kind of function, without a cache: it reads all T + 1 tokens again."""
     idx = torch.randint(VOCAB_SIZE, (1, T + 1))
     return lambda: model.logits(model.hidden_states(idx)[:, -1])
 
 
 def milliseconds(step: Callable) -> float:
-    """The median time of 9 calls, after a first one that is not counted."""
+    """Measure the median time of 9 calls, after a first call that is not counted."""
     step()
     times = []
     for _ in range(9):
@@ -295,7 +295,7 @@ def milliseconds(step: Callable) -> float:
 
 def print_times() -> dict[str, float]:
     """Print how long a training step and a new token take, at each of LENGTHS. Returns the times at the
-    longest, under names such as training_lstm."""
+    largest length, under names such as training_lstm."""
     names = ("lstm", "linear", "gpt")
     rows = [["milliseconds on one core", *(f"T = {T:,}" for T in LENGTHS)]]
     last = {}

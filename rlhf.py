@@ -68,7 +68,7 @@ BATCH_SIZE = 64
 PPO = Recipe(max_iters=30, learning_rate=0.001, warmup_iters=5, beta2=0.99)
 # In each step of PPO, the policy draws this many words
 PPO_WORDS = 256
-# They serve 2 x 4 updates: two epochs, in each of which the words are split into four minibatches
+# These words serve 2 x 4 updates: two epochs, in each of which the words are split into four minibatches
 EPOCHS = 2
 MINIBATCHES = 4
 # With a group baseline, the policy draws this many words for each prompt
@@ -146,7 +146,7 @@ class Options:
 
 @dataclass
 class Task:
-    """What all stages share: words, a model that invents more words, and the rule that scores them."""
+    """The parts that all stages share: words, a model that invents more words, and the rule that scores them."""
 
     data: Dataset
     train: torch.Tensor  # words of the training split, (n, T)
@@ -187,8 +187,8 @@ def complete(model: GPT, prompts: torch.Tensor) -> torch.Tensor:
     parts = prompts.split(1000)  # limits memory
     ids = torch.cat([generate(model, part, MAX_TOKENS - 2) for part in parts])  # (n, T)
     newline = ids[0, 0]
-    # The first newline belongs to the prompt, the second one ends the word. The model went on after
-    # it: replace these tokens with padding.
+    # The first newline belongs to the prompt, the second ends the word. The model continued after it:
+    # replace these tokens with padding.
     newlines = (ids == newline).cumsum(dim=1)  # how many there are up to each token, (n, T)
     return ids.masked_fill(newlines > 1, newline)
 
@@ -258,8 +258,8 @@ def with_scalar_head(model: GPT) -> GPT:
 
 
 def draw_pairs(task: Task, n: int) -> Pairs:
-    """Let the base complete n prompts twice each. The better word wins by Bradley-Terry: a true score
-    that is higher by 1 means odds of e to 1."""
+    """Let the base complete n prompts twice each. The winner is drawn by Bradley-Terry: a true score that
+    is higher by 1 means odds of e to 1."""
     prompts = task.prompts(n)  # (n, 2)
     a = complete(task.base, prompts)  # (n, T)
     b = complete(task.base, prompts)  # (n, T)
@@ -283,7 +283,7 @@ def learn_from_pairs(
     model: GPT, reward: Callable, pairs: Pairs, held_out: Pairs, report: Callable = lambda: ""
 ) -> float:
     """Train a model to give the winner the higher reward(words), (n, T) -> (n,). A reward model and
-    DPO differ in reward() alone. report: what else a line of the log says. Returns the seconds."""
+    DPO differ in reward() alone. report: more text for a line of the log. Returns the time in seconds."""
 
     def batch_loss() -> torch.Tensor:
         rows = torch.randint(len(pairs.better), (BATCH_SIZE,))
@@ -305,21 +305,21 @@ def learn_from_pairs(
 
 
 def win_rate(a: torch.Tensor, b: torch.Tensor) -> float:
-    """How often the number in a (n,) is larger than that in b (n,); a tie counts as half."""
+    """The fraction of n pairs in which a (n,) is larger than b (n,); a tie counts as half."""
     wins = (a > b).float()
     ties = (a == b).float()
     return (wins + ties / 2).mean().item()
 
 
 def rule_accuracy(task: Task, pairs: Pairs) -> float:
-    """The fraction of winners that a judge who knows the rule would predict. He would choose the higher
-    score, which wins with probability sigmoid(difference of the scores): so it is below 1."""
+    """The fraction of winners that a judge who knows the rule would predict. The judge chooses the higher
+    score, which wins with probability sigmoid(difference of the scores), so the fraction is below 1."""
     margin = task.scores(pairs.better) - task.scores(pairs.worse)  # (n,)
     return torch.sigmoid(margin.abs()).mean().item()
 
 
 def show_rewards(task: Task, reward_model: GPT, ids: torch.Tensor) -> None:
-    """Print what the reward model has learned: means over groups of words (n, T)."""
+    """Print what the reward model has learned: mean score and reward of groups of words (n, T)."""
     preference = PREFERENCES[task.preference]
     features = torch.tensor([preference.feature(word) for word in task.texts(ids)])  # (n,)
     values = torch.stack((task.scores(ids), rewards(reward_model, ids)))  # (2, n)
@@ -342,8 +342,8 @@ def show_rewards(task: Task, reward_model: GPT, ids: torch.Tensor) -> None:
 def log_ratios(policy: GPT, base: GPT, ids: torch.Tensor) -> torch.Tensor:
     """log(P(word) / P_base(word)) of words, (n, T) -> (n,). The Kullback-Leibler divergence KL(policy ||
     base) is the expected value of this over words of the policy: how far the policy has moved from the
-    base, in nats per word. The mean over words that it drew is an estimate. At a KL of 3, a typical word
-    of the policy is e^3 = 20 times as likely under the policy as under the base."""
+    base, in nats per word. The mean over words that the policy drew is an estimate. At a KL of 3, a
+    typical word of the policy is e^3 = 20 times as likely under the policy as under the base."""
     by_token = log_probs(policy, ids) - log_probs(base, ids)  # (n, T - 1)
     return by_token.sum(dim=1)
 
@@ -444,8 +444,8 @@ def generalized_advantages(earned: torch.Tensor, expected: torch.Tensor) -> torc
         delta_t = earned_t + expected_t+1 - expected_t
 
     expected_t, an output of the value network, predicts what is earned from token t on. LAMBDA = 1
-    counts all that was earned, which is unbiased and noisy. LAMBDA = 0 counts what this token earned,
-    and then trusts the network. After the end of a word, all are 0. For the word of token_rewards():
+    counts all that was earned, which is unbiased and noisy. LAMBDA = 0 counts only the reward of this token,
+    and then trusts the network. After the end of a word, advantages are 0. For the word of token_rewards():
 
         ids[:, 1:]    s     t     a    \n    \n
         earned        .  -0.1  0.05  1.98     0
@@ -482,9 +482,9 @@ def minibatches(n: int) -> tuple[torch.Tensor, ...]:
 
 def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
     """min(ratio A, clip(ratio, 1 - CLIP, 1 + CLIP) A), elementwise (Schulman et al. 2017). At ratio 1,
-    the gradient of ratio A is A times the gradient of log P(token). Added up over the tokens of a word,
-    these estimate the gradient of the expected reward (REINFORCE, Williams 1992). The slope with
-    respect to the ratio:
+    the gradient of ratio A is A times the gradient of log P(token). The sum of these gradients over the
+    tokens of a word estimates the gradient of the expected reward (REINFORCE, Williams 1992). The
+    derivative with respect to the ratio:
 
         ratio     0.5   0.7   1.0   1.1   1.3
         A = 2       2     2     2     2     0       likely enough: no reason to go on
@@ -496,14 +496,14 @@ def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Te
 
 def fraction_clipped(ratio: torch.Tensor) -> torch.Tensor:
     """The fraction of ratios outside of 1 - CLIP to 1 + CLIP, a scalar. (clipped_objective() ignores only
-    those that moved in the direction of the advantage.)"""
+    the ratios that moved in the direction of the advantage.)"""
     outside = (ratio - 1).abs() > CLIP
     return outside.float().mean()
 
 
 class Learner:
-    """A copy of a model, and the optimizer that updates it. (fit() of optim.py makes one update a step,
-    and here a step has several.)"""
+    """A copy of a model, and the optimizer that updates it. (fit() of optim.py makes one update per step.
+    Here, a step has several.)"""
 
     def __init__(self, model: GPT):
         self.model = copy.deepcopy(model).requires_grad_(True)
@@ -521,8 +521,8 @@ class Learner:
 
 
 def group_step(policy: Learner, task: Task, reward_model: GPT, beta: float, step: int) -> "Rollout":
-    """ppo_step() without a value network. GROUP words have the same prompt; what they earn on average
-    is what was to be expected. Group relative policy optimization (GRPO, Shao et al. 2024) computes its
+    """ppo_step() without a value network. GROUP words have the same prompt, and the mean of their returns
+    serves as the expected return. Group relative policy optimization (GRPO, Shao et al. 2024) computes its
     advantages like this. (GRPO subtracts the KL from the objective, not from the reward, and averages
     over the tokens of each word first.)"""
     # A prompt for each group, then the same words and rewards as in ppo_step()
@@ -535,7 +535,7 @@ def group_step(policy: Learner, task: Task, reward_model: GPT, beta: float, step
         log_ratio = old - log_probs(task.base, ids)  # (n, T - 1)
         earned = token_rewards(reward, log_ratio, ids, beta)  # (n, T - 1)
 
-    # These lines replace the four lines under "Advantage". All tokens of a word have its advantage
+    # These lines replace the four lines under "Advantage". Each token has the advantage of its word
     returns = earned.sum(dim=1)  # (n,)
     advantages = group_advantages(returns, GROUP)  # (n,)
     advantages = advantages[:, None].expand_as(earned)  # (n, T - 1)
@@ -566,7 +566,7 @@ def group_advantages(returns: torch.Tensor, group: int) -> torch.Tensor:
 
 @dataclass
 class Rollout:
-    """The words that the policy drew in a step, and what the log tells about them."""
+    """The words that the policy drew in a step, and the numbers for the log."""
 
     ids: torch.Tensor  # (n, T)
     reward: torch.Tensor  # (n,)
@@ -577,23 +577,23 @@ class Rollout:
 
 @dataclass
 class StepMetrics:
-    """What is measured in a step: means over its words, and for the clip over its updates."""
+    """The metrics of a step: means over its words, or for `clipped` over its updates."""
 
     reward: float
     true_score: float
     kl: float  # from the base, in nats per word
-    entropy: float  # the policy's, in nats per word
+    entropy: float  # entropy of the policy, in nats per word
     ended: float  # the fraction of words that have an end
     clipped: float  # the fraction of ratios outside of the clip
 
 
-# What the log calls them
+# Their names in the log
 COLUMNS = ("reward", "true score", "KL", "entropy", "ended", "clipped")
 
 
 @dataclass
 class Trained:
-    """What training a policy returns."""
+    """The result of training a policy."""
 
     policy: GPT
     history: list  # StepMetrics of each step; for DPO, Measured of each line of the log
@@ -603,9 +603,9 @@ class Trained:
 def ppo(task: Task, reward_model: GPT, beta: float, baseline: str = "value") -> Trained:
     """Train a copy of the base with ppo_step() or, if the baseline is "group", with group_step().
 
-    The baseline is what was expected: the output of a value network, or the mean of a group.
-    Subtracting it from what was earned hardly changes the expected gradient, and makes it less noisy:
-    without it, each word with a reward above 0 would become more likely, even the worst of them.
+    The baseline is the expected return: the output of a value network, or the mean of a group.
+    Subtracting it from the return hardly changes the expected gradient, and makes it less noisy. Without
+    a baseline, each word with a reward above 0 would become more likely, even the worst of them.
     (Hardly: a group's mean contains the word itself, and LAMBDA is below 1.)"""
     policy = Learner(task.base)
     value_network = Learner(reward_model)  # which can already tell good words from bad ones
@@ -661,7 +661,7 @@ def dpo(task: Task, reward_model: GPT, beta: float, pairs: Pairs, held_out: Pair
         P(word) = P_base(word) exp(r(word) / beta) / Z,   so   r(word) = implicit_rewards + beta log Z
 
     with Z the same for all words after the prompt. The loss of a reward model needs only the
-    difference of two rewards, in which log Z cancels. So train the policy itself by that loss. DPO
+    difference of two rewards, in which log Z cancels. So train the policy itself with that loss. DPO
     only ever sees words of the base, never the new ones that the policy comes to prefer. (Here, the
     reward model does not train the policy: it only measures it.)"""
     policy = copy.deepcopy(task.base).requires_grad_(True)
@@ -741,8 +741,8 @@ def compare(task: Task, reward_model: GPT, ids: torch.Tensor, kl: float) -> Meas
 
 
 def word_loss(model: GPT, ids: torch.Tensor) -> torch.Tensor:
-    """The mean loss on words of a dataset, in nats per token. The first letter also counts here: a
-    language model of words predicts it, too."""
+    """The mean loss on words of a dataset, in nats per token. The first letter counts here, because a
+    language model of words also predicts it."""
     counted = drawn(ids)  # (n, T - 1)
     counted[:, 0] = True
     targets = ids[:, 1:].where(counted, -1)  # the model ignores a target of -1
@@ -776,7 +776,7 @@ def table_cells(measured: Measured) -> list[str]:
 
 
 def plot_rewards(curves: dict[str, list], title: str, path: Path) -> None:
-    """Draw reward and true score over the KL from the base (Gao et al. 2022). curves: {name: points},
+    """Plot reward and true score against the KL from the base (Gao et al. 2022). curves: {name: points},
     each with kl, reward and true_score, such as StepMetrics."""
     import plots
 
@@ -862,7 +862,7 @@ def policies_to_train(
 
 
 def result_figures(results: dict[str, Measured]) -> dict[str, float]:
-    """The figures of PPO and DPO in the last line, such as win_rate_ppo."""
+    """The metrics of PPO and DPO in the last line, such as win_rate_ppo."""
     figures = {}
     for name in ("PPO", "DPO"):
         if name in results:

@@ -7,12 +7,12 @@
 Read cells.py before, recall.py after. The loss at a token depends on the state after each token
 before it, so the gradient goes back through all of these steps: backpropagation through time
 (BPTT). At each step it is multiplied by a matrix, the derivative of a state w.r.t. the state before.
-If these matrices mostly shrink the gradient, it vanishes, and the network cannot learn from what is
-far back; if they mostly stretch it, it explodes, and one bad update can ruin the network.
+If these matrices mostly shrink the gradient, it vanishes, and the network cannot learn from distant
+tokens. If they mostly stretch the gradient, it explodes, and one bad update can ruin the network.
 
 How far does a gradient reach? In training, at most to the start of a window of --bptt tokens. How
-much of it is left k tokens back is another question: gradient_norms() measures that, in windows of
-up to 128 tokens of the validation split, before and after training.
+much of the gradient is left k tokens back is another question. gradient_norms() measures this in
+windows of up to 128 tokens of the validation split, before and after training.
 """
 
 import copy
@@ -50,7 +50,7 @@ from windows import document_edges, read_windows
 EVAL_TOKENS = 2_000_000
 # A generated sample has at most this many tokens
 SAMPLE_LENGTH = 100
-# How many tokens back: the rows of the printed table of gradients. The last one is the largest distance
+# Distances in tokens: the rows of the printed table of gradients. The last number is the largest distance
 # at which gradients are computed
 LAGS = (1, 2, 5, 10, 20, 50, 100)
 
@@ -79,19 +79,19 @@ class Options:
 
 @dataclass
 class Window:
-    """The next T tokens of R rows of text, such as documents, which are read at once: an example is in
-    parallel_windows()."""
+    """The next T tokens of R rows of text, such as documents, which are read in parallel. For an example,
+    see parallel_windows()."""
 
     # Inputs (R, T), and targets (R, T): the token after each input, or -1 after the end of a row
     x: torch.Tensor
     y: torch.Tensor
-    # (R,): row i goes on where row continues[i] of the previous window ended. None: all rows start here
+    # (R,): row i continues row continues[i] of the previous window. None: all rows start here
     continues: torch.Tensor | None
 
 
 def parallel_windows(tokens: np.ndarray, edges: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
     """Yield the windows of rows of text. Row i has the tokens from edges[i] to edges[i + 1], both included:
-    the last one is only a target. The rows come in the given order (n,); B of them are read in parallel,
+    the last token is only a target. The rows come in the given order (n,); B of them are read in parallel,
     T tokens at a time. For the names emma, ava and al, with a dot before and after each, B = 3 and
     T = 3:
 
@@ -105,7 +105,7 @@ def parallel_windows(tokens: np.ndarray, edges: np.ndarray, order: np.ndarray, B
                          a .    ->  . -1
 
     In the second window, the target -1 fills up the shorter row. The row .al. has ended after the first
-    window, so the second one has only two rows."""
+    window, so the second window has only two rows."""
     for first in range(0, len(order), B):
         rows = order[first : first + B]
         starts = edges[rows]  # (R,)
@@ -125,7 +125,7 @@ def parallel_windows(tokens: np.ndarray, edges: np.ndarray, order: np.ndarray, B
 
 def states_before(model: RecurrentModel, window: Window, states: list) -> list[torch.Tensor]:
     """The state of each cell before a window: zeros if its rows start there. Otherwise, they continue rows
-    of the window before, after which the states were `states`."""
+    of the previous window, and `states` are the states after that window."""
     if window.continues is None:
         return model.start(len(window.x))
     return model.select_rows(states, window.continues)
@@ -160,9 +160,10 @@ class TruncatedBPTT:
 
 @torch.no_grad()
 def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: torch.Tensor) -> list:
-    """The gradients of W, U, b and b' of an Elman cell, by hand. x (B, T, C): its inputs; h
-    (B, T + 1, H): its states, from the initial one on; dh (B, T, H): the gradient of the loss w.r.t.
-    each h_t as an output alone, which the layer above reads: without what h_t does to later states.
+    """Compute the gradients of W, U, b and b' of an Elman cell by explicit formulas. x (B, T, C): its
+    inputs; h (B, T + 1, H): its states, the initial state first; dh (B, T, H): the gradient of the loss
+    w.r.t. each h_t as an output, which the layer above reads. dh leaves out the effect of h_t on later
+    states.
 
         z_t = W x_t + b + U h_(t-1) + b'
         h_t = tanh(z_t)
@@ -174,8 +175,8 @@ def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: tor
         dU = sum of dz_t h_(t-1)^T
         db = db' = sum of dz_t
 
-    These are formulas for columns. In the code, each of B rows has a vector, so products are transposed.
-    The parameters have the names that they have in nn.RNN."""
+    The formulas use column vectors. In the code, each of B rows is a vector, so products are transposed.
+    The parameters have the same names as in nn.RNN."""
     W = cell.weight_ih_l0
     U = cell.weight_hh_l0
     dW = torch.zeros_like(W)
@@ -196,12 +197,12 @@ def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: tor
 
 def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | None) -> np.ndarray:
     """The norms of d loss_T / d state_(T-k) for k = 1, 2 ..., at most 100: how much the loss at the last
-    of T tokens depends on the state k tokens before. A worked example: for a state of one number,
+    of T tokens depends on the state k tokens earlier. A worked example: for a state of one number,
 
         h_t = 0.5 h_(t-1) + x_t  and  loss_3 = h_3 = 0.5 h_2 + x_3 = 0.25 h_1 + ... = 0.125 h_0 + ...
 
-    the norms are 0.5, 0.25 and 0.125. They halve with each token. After 20 tokens, less than a
-    millionth is left, 0.5^20: such a network learns nothing from what is 20 tokens back.
+    the norms are 0.5, 0.25 and 0.125. They halve with each token. After 20 tokens, 0.5^20 is left, less
+    than a millionth: such a network learns nothing from a token 20 steps back.
 
     The state is the state of all cells together. Returns (K,), for K distances: root mean squares over
     the rows of long_window()."""
@@ -211,13 +212,13 @@ def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | N
     states = model.start(B)
     carried = []  # the states before the tokens 1, 2 ... T, of each cell
     for t in range(T):
-        # A state is read twice: by the next step of its cell, and at once, as an output, by the layer above.
-        # Only the first counts here, as the layer above carries a state of its own. So the next step reads
-        # a copy, and we ask for the gradient of the copy
+        # A state is read twice: by the next step of its cell, and, as an output, by the layer above. Only
+        # the next step counts here, as the layer above carries a state of its own. So the next step reads a
+        # copy, and we compute the gradient w.r.t. this copy
         states = [state.clone().requires_grad_() for state in states]
         carried += states
         logits, states = model(window.x[:, t], states, step=True)
-    # The sum over rows, not the mean, so that the gradient of a row does not depend on how many there are
+    # The sum over rows, not the mean, so that the gradient of a row does not depend on the number of rows
     loss = F.cross_entropy(logits, window.y[:, -1], reduction="sum")
     n_cells = len(states)
     carried = carried[-LAGS[-1] * n_cells :]  # before the last K = 100 tokens, or fewer
@@ -230,8 +231,8 @@ def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | N
 
 
 def long_window(tokens: np.ndarray, separator: int | None) -> Window:
-    """The first T tokens of rows that have at least T; T is at most 128. A text is cut into up to 32 rows.
-    Of documents, at most 128 are taken, the first that are as long as the longest 5 %."""
+    """Take the first T tokens of rows that have at least T tokens; T is at most 128. A text is cut into up
+    to 32 rows. From a list of documents, take the first that are as long as the longest 5 %, at most 128."""
     n_parts = min(32, len(tokens) // 129)  # so that each part has 128 inputs, and a last target
     edges = row_edges(tokens, separator, max(1, n_parts))
     lengths = np.diff(edges)
@@ -242,8 +243,9 @@ def long_window(tokens: np.ndarray, separator: int | None) -> Window:
 
 
 def check_backward(model: RecurrentModel, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Compare the gradients of the first Elman cell by hand and by autograd, as if the model had no
-    other cell. Returns the largest difference, relative to the largest gradient of each tensor. x, y: (B, T)"""
+    """Compare the gradients of the first Elman cell by backward_through_time() and by autograd, as if the
+    model had no other cell. Returns the largest difference, relative to the largest gradient of each
+    tensor. x, y: (B, T)"""
     cell = model.cells[0]
     inputs = model.wte(x)  # (B, T, C)
     initial = cell.start(len(x))  # (1, B, H)
@@ -266,8 +268,8 @@ def check_backward(model: RecurrentModel, x: torch.Tensor, y: torch.Tensor) -> f
 
 
 def row_edges(tokens: np.ndarray, separator: int | None, n_parts: int, offset: int = 0) -> np.ndarray:
-    """Where one row of text ends and the next starts, for parallel_windows(). The rows are the documents.
-    A text without documents is cut into n_parts equal parts, from offset on."""
+    """The indices where one row of text ends and the next starts, for parallel_windows(). The rows are
+    documents. A text without documents is cut into n_parts equal parts, from offset on."""
     if separator is not None:
         return document_edges(tokens, separator)
     return np.linspace(offset, len(tokens) - 1, n_parts + 1).astype(int)
@@ -320,8 +322,8 @@ def split_loss(model: RecurrentModel, tokens: np.ndarray, separator: int | None)
 
 @torch.no_grad()
 def sample(model: RecurrentModel, first: list[int], separator: int | None) -> list[list[int]]:
-    """Generate tokens after each of the first ones, one step at a time: up to the separator that
-    ends the document, or SAMPLE_LENGTH tokens."""
+    """Generate tokens after each token of `first`, one step at a time: up to the separator that ends the
+    document, or SAMPLE_LENGTH tokens."""
     idx = torch.tensor(first)  # (n,): the last token of each sample
     states = model.start(len(first))
     columns = []
@@ -344,7 +346,7 @@ def sample(model: RecurrentModel, first: list[int], separator: int | None) -> li
 
 @dataclass
 class Defaults:
-    """What a cell has if the options leave it at 0."""
+    """The values that a cell uses for options that are 0."""
 
     n_embd: int
     n_hidden: int
@@ -365,7 +367,7 @@ DEFAULTS = {
 
 @dataclass
 class Trained:
-    """What is reported of a trained model."""
+    """The results that are reported for a trained model."""
 
     cell: str
     params: int
@@ -377,8 +379,8 @@ class Trained:
 
 
 def with_defaults(options: Options, cell: str) -> Options:
-    """The options with the cell's default in place of each 0. Raises UserError if the hidden units
-    cannot be split into heads."""
+    """Replace each 0 in the options by the cell's default. Raises UserError if the hidden units cannot be
+    split into heads."""
     default = DEFAULTS[cell]
     options = replace(
         options,
@@ -449,7 +451,7 @@ def relative_norms(runs: list[Trained]) -> dict[str, np.ndarray]:
 
 
 def print_gradients(relative: dict[str, np.ndarray]) -> None:
-    """Print relative_norms(): a row for each of LAGS, and at how many distances k 1 % or more is left."""
+    """Print relative_norms(): a row for each of LAGS, and the number of distances k at which 1 % or more is left."""
     print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), relative to k = 1:")
     shortest = min(len(norms) for norms in relative.values())
     rows = [["", *relative]]

@@ -9,8 +9,8 @@ seen once, follows a law
 
     L(N, D) = E + A / N^alpha + B / D^beta                  (Hoffmann et al. 2022, "Chinchilla")
 
-E is the irreducible loss, below which no size and no training of this architecture gets. A /
-N^alpha is added because the model is finite, B / D^beta because its training is finite, too. Five widths and
+E is the irreducible loss: no size and no training brings this architecture below it. A / N^alpha is
+added because the model is finite, and B / D^beta because its training is finite. Five widths and
 four budgets of tokens make 20 runs:
 
     budget of tokens    width 32   48   64   96   128
@@ -19,13 +19,13 @@ four budgets of tokens make 20 runs:
              786,432           x    x    x    x     .        ?    it predicts this run, before it
            1,572,864           .    .    .    .     ?             is trained
 
-All runs together then tell how to divide compute between N and D: C = 6 N D FLOP. (That leaves out
-attention: 29 % more at width 32, 8 % more at width 128.)
+All runs together then tell how to divide compute between N and D: C = 6 N D FLOP. (This leaves out
+attention, which adds 29 % at width 32 and 8 % at width 128.)
 
 The law does not cover tokens that are seen twice, another text, context length or architecture, or
 sizes far from its runs. The learning rate of each run decays to 0 at its end: the loss in the
-middle of a long run is higher than at the end of a short one. Warmup is 5 % of every run: if it were
-equally long in all, the short ones would look too bad.
+middle of a long run is higher than at the end of a short run. Warmup is 5 % of every run: if all runs
+had the same number of warmup steps, the short runs would look too bad.
 """
 
 import json
@@ -49,11 +49,11 @@ from prepare_data import Dataset, load
 from runtime import Worker, keep_freed_memory
 from windows import evaluation_windows, mean_loss, read_windows
 
-# n_embd: each model has about twice as many parameters as the one before
+# n_embd: each model has about twice as many parameters as the previous model
 WIDTHS = (32, 48, 64, 96, 128)
-# Training steps for each of the --minutes: every budget of tokens is twice the one before
+# Training steps for each of the --minutes: every budget of tokens is twice the previous budget
 STEPS = (24, 48, 96, 192)
-# What all models have in common
+# The same for all models
 N_LAYER = 2
 N_HEAD = 2
 BLOCK_SIZE = 64
@@ -84,7 +84,7 @@ class Options:
 
 @dataclass
 class Result:
-    """What a run has reached."""
+    """The result of a run."""
 
     N: int  # parameters without embeddings, with the output layer
     D: int  # training tokens
@@ -120,22 +120,22 @@ class Law:
         return self.beta / (self.alpha + self.beta)
 
     def cheapest(self, loss: float, served: float) -> tuple[float, float]:
-        """The N and D that reach a loss with the lowest cost, if the model serves so many tokens: reads or
-        writes them after training (Sardana et al. 2024)."""
+        """The N and D that reach a loss at the lowest cost, if the model serves `served` tokens: it reads or
+        generates them after training (Sardana et al. 2024)."""
         # With infinitely many training tokens, the loss is E + A / N^alpha. A smaller N never reaches it
         smallest = (self.A / (loss - self.E)) ** (1 / self.alpha)
         # The optimum if nothing is served; serving only makes the best N smaller
         largest = smallest * ((self.alpha + self.beta) / self.beta) ** (1 / self.alpha)
         # 20,000 candidates, evenly spaced on a logarithmic axis
         N = np.geomspace(1.001 * smallest, largest, 20_000)
-        D_term = loss - self.E - self.A / N**self.alpha  # what is left for B / D^beta
+        D_term = loss - self.E - self.A / N**self.alpha  # the value that B / D^beta must have
         D = (self.B / D_term) ** (1 / self.beta)
         best = cost(N, D, served).argmin()
         return N[best], D[best]
 
 
 def cost(N, D, served=0):
-    """FLOP to train a model, and to serve it: a forward pass for each token that it reads or writes
+    """FLOP to train a model, and to serve it: a forward pass for each token that it reads or generates
     later."""
     training = 6 * N * D
     serving = 2 * N * served
@@ -154,14 +154,14 @@ def log_law(theta: torch.Tensor, n: torch.Tensor, d: torch.Tensor) -> torch.Tens
 
 
 def huber(predicted: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
-    """Huber's loss (as in Hoffmann et al. 2022) of logarithms, (runs,) each, the mean over all runs: it
-    grows with the square of an error up to 0.001, which is 0.1 % of the loss, and only in proportion to
-    a larger error, so that a bad run counts little."""
+    """The Huber loss (as in Hoffmann et al. 2022) of logarithms, (runs,) each: the mean over all runs. Up to
+    an error of 0.001, which is 0.1 % of the loss, it grows with the square of the error. Above that,
+    it grows only in proportion to the error, so that a bad run counts little."""
     return 1000 * F.huber_loss(predicted, measured, delta=0.001)
 
 
 def fit_law(results: list[Result], starts: Iterable[tuple] = ()) -> Law:
-    """The law with the lowest error. There can be several minima, so the best of several starts counts."""
+    """Fit the law with the lowest error. There can be several minima, so keep the best of several starts."""
     n = log_column(results, "N")
     d = log_column(results, "D")
     # The fit sees n and d with a mean of 0: then a new exponent hardly changes the best a and b
@@ -181,16 +181,16 @@ def fit_law(results: list[Result], starts: Iterable[tuple] = ()) -> Law:
 
 
 def start_theta(lowest: float, fraction: float, alpha: float, beta: float) -> list[float]:
-    """Where a fit starts: E is a fraction of the lowest loss, and the other two terms of the law, for
-    runs of mean size, divide the rest equally."""
+    """The starting point of a fit: E is a fraction of the lowest loss. The remaining loss is divided
+    equally between the other two terms of the law, for runs of mean size."""
     e = math.log(fraction * lowest)
     other_term = math.log((1 - fraction) * lowest / 2)
     return [e, other_term, other_term, math.log(alpha), math.log(beta)]
 
 
 def minimize(log_loss: Callable, y: torch.Tensor, starts: list[list[float]]) -> torch.Tensor:
-    """The theta with the lowest error of log_loss(theta) (runs,), where y (runs,) was measured: the
-    best of several starts."""
+    """Find the theta for which log_loss(theta) (runs,) has the lowest error, compared with the measured
+    y (runs,): the best of several starts."""
     ends = [descend(log_loss, y, start) for start in starts]
     errors = [huber(log_loss(theta), y).item() for theta in ends]
     return ends[errors.index(min(errors))]
@@ -229,7 +229,7 @@ def log_column(results: list[Result], name: str) -> torch.Tensor:
 
 @dataclass
 class Plan:
-    """A run that is to be done."""
+    """A planned run."""
 
     width: int  # n_embd
     n_layer: int
@@ -244,7 +244,7 @@ class Plan:
 
 @dataclass
 class Setup:
-    """What all runs share."""
+    """The data and settings that all runs share."""
 
     data: Dataset
     worker: Worker  # the device
@@ -264,7 +264,7 @@ def plan_grid(minutes: int) -> list[Plan]:
 
 def make_recipe(width: int, max_iters: int) -> Recipe:
     """How to train a model. Learning rates are proportional to 1 / sqrt(width): in a sweep over
-    factors of 2, the best one at width 128 was half of the best one at width 32."""
+    factors of 2, the best rate at width 128 was half of the best rate at width 32."""
     lr = 0.015 * math.sqrt(64 / width)
     return Recipe(
         max_iters,
@@ -307,7 +307,7 @@ def choose_windows(plan: Plan, n_tokens: int, seed: int) -> np.ndarray:
     starts = BLOCK_SIZE * rng.permutation(n_windows)
     needed = plan.max_iters * BATCH_SIZE
     unique = starts[: needed // plan.epochs]
-    repeated = np.resize(unique, needed)  # starts again with the first one until there are enough
+    repeated = np.resize(unique, needed)  # starts again with the first window until there are enough
     return repeated.reshape(plan.max_iters, BATCH_SIZE)
 
 
@@ -318,7 +318,7 @@ def result_of(plan: Plan, setup: Setup) -> Result:
     if key in kept:
         return kept[key]
     result = train_once(plan, setup)
-    kept = read_results(setup.path)  # again: another process may have added some meanwhile
+    kept = read_results(setup.path)  # again: another process may have added results meanwhile
     kept[key] = result
     write_results(setup.path, kept)
     return result
@@ -382,10 +382,10 @@ class Prediction:
 
 
 def predict(results: list[Result], N: int, D: int, seed: int) -> Prediction:
-    """Predict the loss of another run by the law of these. For the interval, each bootstrapped law
-    predicts it, and each prediction is multiplied by the residual of each run, as the new run will
-    not be on the curve either. (In simulated families, extrapolated as here, the interval contains
-    90 % of the runs: five constants are many for twelve runs. docs/ablations.md)"""
+    """Predict the loss of another run by a law that is fitted to these results. For the interval, each
+    bootstrapped law predicts the loss. Each prediction is multiplied by the residual of each run, as the
+    new run will not be on the curve either. (In simulated families, extrapolated as here, the interval
+    contains 90 % of the runs: five constants are many for twelve runs. docs/ablations.md)"""
     law = fit_law(results)
     factors = residuals(law, results)  # (runs,)
     losses = [other.loss(N, D) * factors for other in bootstrap(law, results, seed)]
@@ -403,8 +403,8 @@ def residuals(law: Law, results: list[Result]) -> np.ndarray:
 
 
 def bootstrap(law: Law, results: list[Result], seed: int, n: int = 100) -> list[Law]:
-    """n laws that differ as much as laws fitted to other runs of the same sizes would: this is the
-    uncertainty of a law. Each is fitted to simulated runs. Their losses are on the given law, times
+    """Return n laws that differ as much as laws fitted to other runs of the same sizes would. They show the
+    uncertainty of a law. Each is fitted to simulated runs, whose losses are on the given law, times
     residuals drawn from the residuals of the real runs. To save time, each fit has one start only."""
     rng = np.random.default_rng(seed)
     factors = residuals(law, results)  # (runs,)
@@ -432,14 +432,14 @@ def predict_largest(results: list[Result], seed: int) -> Prediction:
     """Predict the last run of the grid from the smaller runs, and print the prediction. results are
     all other runs, in the order of plan_grid().
 
-    As a control, without a law, from three neighbors, which the law has not seen:
+    As a control, it is also predicted without a law, from three neighbors that the law has not seen:
 
                           width 96             width 128
         half of the       half_and_narrower    half
         largest budget    narrower             predicted
 
-    The two at the right differ as the two at the left do. Any law that adds a function of N and a
-    function of D says the same, so only a law that has not seen these three is tested."""
+    The two losses at the right differ as the two at the left do. Any law that adds a function of N and
+    a function of D says the same. So this tests only a law that has not seen these three."""
     narrower = results[-1]
     half = results[-len(WIDTHS)]
     half_and_narrower = results[-len(WIDTHS) - 1]
@@ -499,15 +499,15 @@ def print_best_sizes(law: Law, largest: Result) -> None:
             tokens = C / (6 * size)
             row.append(f"{law.loss(size, tokens):.3f}")
         rows.append(row)
-    print("\nThe best use of C = 6 N D FLOP (in the last row, twice that of the largest run):")
+    print("\nThe best use of C = 6 N D FLOP (in the last row, twice the compute of the largest run):")
     print_table(rows)
 
 
 def print_best_sizes_if_served(law: Law, largest: Result) -> None:
-    """A model costs 6 N D FLOP once, and 2 N for each token that it reads or writes later: serving. Take the
-    best loss for the compute of the largest run. Print the N and D that reach it at the lowest cost, if
-    the model serves no tokens; as many as the D of that first row; 10 and 100 times as many. In the last
-    column: what the N and D of the first row would cost."""
+    """A model costs 6 N D FLOP once, and 2 N for each token that it reads or generates later: serving. Take
+    the best loss for the compute of the largest run. Print the N and D that reach this loss at the lowest
+    cost. In the first row, the model serves no tokens. In the other rows, it serves 1, 10 and 100 times as
+    many tokens as the D of the first row. The last column is the cost with the N and D of the first row."""
     compute = cost(largest.N, largest.D)
     first_N, first_D = law.optimum(compute)
     loss = law.loss(first_N, first_D)
@@ -558,7 +558,7 @@ def tokens_needed(results: list[Result], loss: float) -> np.ndarray:
     for i in range(len(WIDTHS)):
         of_width = results[i :: len(WIDTHS)]  # from the smallest budget to the largest
         log_D = log_column(of_width, "D")
-        # np.interp() wants rising numbers, so all losses get a minus
+        # np.interp() needs increasing numbers, so all losses are negated
         rising = -column(of_width, "loss")
         at_loss = math.nan
         if (np.diff(rising) > 0).all():
@@ -648,7 +648,7 @@ def compare_laws(results: list[Result]) -> None:
 
 
 def mean_error(law: Law | PowerLaw | KaplanLaw, results: list[Result]) -> float:
-    """By how much the law is wrong, as a fraction of the loss, on average."""
+    """The mean error of the law, as a fraction of the loss."""
     losses_by_law = law.loss(column(results, "N"), column(results, "D"))  # (runs,)
     errors = losses_by_law / column(results, "loss") - 1
     return np.abs(errors).mean()
@@ -658,9 +658,9 @@ def mean_error(law: Law | PowerLaw | KaplanLaw, results: list[Result]) -> float:
 
 
 def compare_epochs(results: list[Result], max_iters: int, setup: Setup) -> None:
-    """Print what it costs to see fewer tokens several times. All runs have the middle width and
-    the largest budget: twice as many epochs have half as many unique tokens, which are as many as in
-    the next smaller budget. Beside each run stands the run that saw these unique tokens once."""
+    """Print the losses of runs that see fewer tokens several times. All runs have the middle
+    width and the largest budget. Twice as many epochs have half as many unique tokens: as many as the next
+    smaller budget. Beside each run stands the run that saw these unique tokens once."""
     middle = len(WIDTHS) // 2
     width = WIDTHS[middle]
     same_width = results[middle :: len(WIDTHS)]
@@ -678,7 +678,7 @@ def compare_epochs(results: list[Result], max_iters: int, setup: Setup) -> None:
 
 
 def compare_shapes(max_iters: int, setup: Setup) -> None:
-    """Print what models with about as many parameters as the middle width reach, in other shapes."""
+    """Print the losses of models in other shapes, with about as many parameters as the middle width."""
     middle = len(WIDTHS) // 2
     shapes = [(N_LAYER, WIDTHS[middle])]
     shapes += OTHER_SHAPES

@@ -36,7 +36,7 @@ from console import NonNegative, Positive, UserError, option, parse, print_resul
 from model import Block, ConfigError, GPTConfig, make_norm, sinusoid_table
 from optim import Recipe, fit
 
-# Two tokens that are no character of a text. END ends a target, and it is what the decoder reads first
+# Two tokens that are no character of a text. END ends a target, and is the first token that the decoder reads
 PAD = 0
 END = 1
 # A token is an index of this string
@@ -45,7 +45,7 @@ CHARACTERS = "\0\n" + string.digits + string.ascii_letters + " ,./-"
 BLOCK_SIZE = 64
 BATCH_SIZE = 128
 TEST_EXAMPLES = 4000
-# What a GPTConfig needs to describe the Transformer of 2017. Its positions are added in embed()
+# The options of a GPTConfig that describe the Transformer of 2017. Its positions are added in embed()
 ORIGINAL = {"position": "none", "activation": "relu", "bias": True, "qk_norm": False}
 
 
@@ -147,8 +147,8 @@ class Transformer(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
     def encode(self, source: torch.Tensor) -> torch.Tensor:
-        """source (B, S) -> what the decoder attends to, the memory (B, S, C)."""
-        # With this mask, attention is not causal: model.py's is only if it gets no mask
+        """source (B, S) -> the memory (B, S, C), to which the decoder attends."""
+        # With this mask, attention is not causal: in model.py, it is causal only if it gets no mask
         mask = hide_padding(source)
         x = self.embed(source)
         for block in self.encoder:
@@ -201,7 +201,7 @@ class Batch:
 
 
 def make_batch(examples: list[Example]) -> Batch:
-    """The decoder's targets are what it reads, one token later. For the targets 12 and 345, where \\n
+    """The decoder's targets are its inputs, one token later. For the targets 12 and 345, where \\n
     is END and . is PAD:
 
         rows       \\n 1 2 \\n .       idx        \\n 1 2 \\n       targets    1 2 \\n -1
@@ -257,7 +257,7 @@ def search(model: nn.Module, source: torch.Tensor, width: int = 1) -> tuple[list
     log-probabilities in nats, (B, width). Width 1 is greedy decoding."""
     B = len(source)
     # The source does not change, so it is encoded once. Then each beam gets a row of its own
-    memory = model.encode(source).repeat_interleave(width, dim=0)  # (B W, S, C), or (B W, H) of OneVector
+    memory = model.encode(source).repeat_interleave(width, dim=0)  # (B W, S, C), or (B W, H) for OneVector
     source = source.repeat_interleave(width, dim=0)  # (B W, S)
     beams = first_beams(B, width)
     while not beams.done.all() and beams.idx.shape[2] < model.config.block_size:
@@ -288,7 +288,7 @@ def continue_beams(beams: Beams, next_log_p: torch.Tensor) -> Beams:
                          3, -1.5         -2.7               dropped
     """
     B, W, V = next_log_p.shape
-    # A beam that is done is continued by padding at no cost, and by nothing else. Other beams never are
+    # A beam that is done is continued only by padding, at no cost. Other beams are never continued by padding
     is_padding = torch.arange(V) == PAD  # (V,)
     only_padding = torch.zeros(V).masked_fill(~is_padding, -math.inf)
     no_padding = next_log_p.masked_fill(is_padding, -math.inf)  # (B, W, V)
@@ -312,7 +312,7 @@ def rank_beams(beams: Beams) -> tuple[list, torch.Tensor]:
     """The texts of all beams, the best first, and their log-probabilities, (B, W).
 
     Each further token makes a target less likely, so that long targets would lose. Therefore, the best
-    one has the highest log-probability / length penalty: ((5 + n) / 6)^0.6 for n tokens (Wu et al. 2016)."""
+    beam has the highest log-probability / length penalty: ((5 + n) / 6)^0.6 for n tokens (Wu et al. 2016)."""
     penalty = ((5 + beams.n_tokens) / 6) ** 0.6
     order = (beams.log_p / penalty).argsort(dim=1, descending=True)  # (B, W)
     texts = []
@@ -339,8 +339,8 @@ def exact_match(model: nn.Module, examples: list[Example], width: int = 1) -> fl
 
 
 class OneVector(nn.Module):
-    """What came before attention (Cho et al. 2014; Sutskever et al. 2014): a recurrent network, a GRU
-    (cells.py), reads the source. Its last state is the initial state of another GRU, which writes the
+    """The model before attention (Cho et al. 2014; Sutskever et al. 2014): a recurrent network, a GRU
+    (cells.py), reads the source. Its last state is the initial state of another GRU, which generates the
     target. A source of any length has to fit into this one vector of H numbers."""
 
     def __init__(self, config: GPTConfig):
@@ -447,7 +447,7 @@ def train(model: nn.Module, task: str, steps: int, seed: int) -> None:
     """Train on random examples, drawn in each step."""
     rng = random.Random(seed)
     val_examples = draw_examples(task, "val", 200, random.Random("val"))
-    # For each model the best of learning rates that differ by factors of 2, on the task reverse
+    # For each model, the best learning rate on the task reverse, among rates that differ by factors of 2
     learning_rate = 0.008 if isinstance(model, OneVector) else 0.002
     recipe = Recipe(steps, learning_rate, warmup_iters=min(100, steps // 5), beta2=0.98)
 

@@ -117,7 +117,7 @@ class Options:
 #     center     for   line  line  in    in    file
 #     context    line  for   in    line  file  in
 #
-# The score of a pair is the dot product of two vectors, of the center in W and of the context in W'.
+# The score of a pair is the dot product of two vectors: the row of the center in W, and the row of the context in W'.
 # The score tells pairs of the text (y = 1) from pairs with a random word (y = 0), the negatives. With
 # K = 2 negatives per pair, a step on B = 2 pairs learns from six scores, (B, 1 + K):
 #
@@ -172,7 +172,7 @@ def gradient_step(
     (B,), negatives (B, K). Returns the losses of the pairs before the step, (B,)."""
     others = torch.cat((context[:, None], negatives), dim=1)  # (B, 1 + K)
     loss, dw, dothers = loss_and_gradients(W[center], W_context[others])
-    # A word that comes twice, such as "line", takes both steps. W[center] -= lr * dw would lose one.
+    # A word that occurs twice, such as "line", gets both updates. W[center] -= lr * dw would lose one.
     W.index_add_(0, center, dw, alpha=-lr)
     others = others.flatten()  # (B (1 + K),)
     dothers = dothers.flatten(0, 1)  # (B (1 + K), C)
@@ -201,7 +201,7 @@ def train(pairs_by_epoch: Iterable[tuple], n_epochs: int, counts: np.ndarray, C:
         interval = math.ceil(len(batches) / 10)
         losses = []  # since the last report
         for step, (center, context) in enumerate(batches, start=1):
-            done = (epoch + step / len(batches)) / n_epochs  # the fraction of all steps, of all passes
+            done = (epoch + step / len(batches)) / n_epochs  # the fraction of the steps of all passes
             lr = LEARNING_RATE * (1 - done)
             negatives = draw_negatives(noise, len(center), K)
             loss = gradient_step(W, W_context, center, context, negatives, lr)
@@ -307,8 +307,8 @@ def subsample(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw which of n words to keep, (n,) bool. A word of frequency f is kept with probability
     sqrt(t / f) + t / f, with t = SUBSAMPLING: "the" and "self" are near every word, so they say little
     about it. For frequent words, the square root decides: if a word occurs 100 times as often as
-    another, about 10 times as many of its occurrences are kept. (The paper has another formula; this one
-    is from its code.)"""
+    another, about 10 times as many of its occurrences are kept. (The paper has another formula; this
+    formula is from its code.)"""
     counts = np.bincount(ids)  # (V,)
     t_over_f = SUBSAMPLING * len(ids) / counts[ids]  # (n,)
     p = np.sqrt(t_over_f) + t_over_f
@@ -469,9 +469,9 @@ def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
 
 
 def python_classes(vocab: list[str]) -> dict[str, str]:
-    """Return the class of each word that belongs to one in this version of Python. A word of two
-    classes, such as KeyError, a built-in and an exception, gets the later one of `members`."""
-    functions = []  # and types, and what Python adds for its prompt, such as exit() and help()
+    """Return the class of each word that belongs to a class in this version of Python. A word of two
+    classes, such as KeyError, a built-in and an exception, gets the class that is later in `members`."""
+    functions = []  # also types, and functions for the prompt of Python, such as exit() and help()
     exceptions = []
     for name, value in vars(builtins).items():
         if name[0] != "_" and callable(value):
@@ -512,7 +512,7 @@ def mean_cosine(vectors: torch.Tensor) -> float:
     in all directions equally, 1 if all point in the same direction."""
     m = len(vectors)
     total = cosine(vectors, vectors).sum()
-    total = total - m  # the cosine of each vector with itself is 1, if none is 0
+    total = total - m  # the cosine of each vector with itself is 1, if no vector is 0
     mean = total / (m * (m - 1))
     return mean.item()
 
@@ -590,7 +590,7 @@ def hidden_states(
     the text; n of them are chosen at random, or all if there are fewer."""
     T = model.config.block_size
     reach = 8 * T  # in characters; at least T tokens, as tokens have fewer than 8 characters on average
-    # Rather not at the start of the text, where the context is short
+    # If possible, none at the start of the text, where the context is short
     late = [end for end in ends if end >= reach] or ends
     chosen = rng.choice(late, min(n, len(late)), replace=False)
     contexts = []
@@ -623,7 +623,7 @@ def find_senses(text: str, word: str) -> dict[str, list[int]]:
 @torch.inference_mode()
 def compare_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.Generator) -> None:
     """Print the mean cosine of a keyword's hidden states within a sense, and across two senses. A static
-    vector, such as that of skip-gram, would give 1 everywhere."""
+    vector, such as a vector of skip-gram, would give 1 everywhere."""
     rows = [["", "in statements", "in comments", "across", "nearest of the same sense"]]
     for word in TWO_SENSES:
         senses = find_senses(text, word)
@@ -631,7 +631,7 @@ def compare_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.G
         comment_ends = senses["comment"]
         if len(statement_ends) < 2 or len(comment_ends) < 2:
             continue
-        n = min(PER_SENSE, len(statement_ends), len(comment_ends))  # as many of both
+        n = min(PER_SENSE, len(statement_ends), len(comment_ends))  # the same number for both senses
         statements = hidden_states(model, tokenizer, text, statement_ends, n, rng)
         comments = hidden_states(model, tokenizer, text, comment_ends, n, rng)
         across = cosine(statements, comments).mean().item()
@@ -737,8 +737,8 @@ def main() -> None:
     rng = np.random.default_rng(options.seed)
     centers, contexts = draw_pairs(words.ids, words.document_ids, options.window, rng)
     check(options, data, words, len(centers))
-    # The class of each word that has one, and other vectors of these words. They need no training:
-    # if the GPT cannot be loaded, this is said before it
+    # The class of each word that has a class, and other vectors of these words. They need no training, so
+    # they come before it: if the GPT cannot be loaded, the error comes at once
     class_of = python_classes(words.vocab) if words.is_python else {}
     others = vectors_for_comparison(options, words.text, list(class_of))
 

@@ -1,6 +1,6 @@
 """Draw two plots, with the numbers in tables of docs/results.md and docs/ablations.md.
 
-    python docs/draw_tables.py      # out/ladder.png and out/counting.png; the pages show copies, in assets/
+    python docs/draw_tables.py      # out/ladder.png and out/counting.png. The pages show copies, in assets/
 
 ladder.png has the losses of many models. counting.png has the losses of a GPT, of counting, and of both.
 """
@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of console.py and plots.py
 from console import run
 
-# The kinds of models that ladder.png shows in different colors, and what the name of such a model matches
+# The kinds of models that ladder.png shows in different colors, each with a pattern for the names of its models
 KINDS = {
     "counting": "^(un|bi|Kn)",
     "network with a fixed window": "MLP|neural",

@@ -298,7 +298,7 @@ def test_the_gradient_by_hand_is_that_of_autograd(dtype, capsys, request):
         assert max(found.values()) < (1e-5 if dtype == torch.float32 else 1e-10)
 
 
-@pytest.mark.parametrize("length", [6, 4])  # of 6 positions
+@pytest.mark.parametrize("length", [6, 4])  # tokens, in a model with 6 positions
 def test_gradients_with_repeated_tokens_and_tokens_that_do_not_occur(double, length):
     model = Transformer(V=5, T=6, C=12, nh=2)
     with torch.no_grad():
@@ -360,7 +360,7 @@ def test_layer_norm_gives_the_worked_example(double):
 
 
 class Largest(TorchFunctionMode):
-    """Within it, .numbers grows to those of the largest tensor that a function of torch returns."""
+    """While it is active, .numbers grows to the size of the largest tensor that a function of torch returns."""
 
     numbers = 0
 
@@ -374,7 +374,7 @@ class Largest(TorchFunctionMode):
 @pytest.mark.parametrize(("T", "tile"), [(1, 64), (64, 64), (65, 64), (50, 7), (20, 1), (10, 100)])
 @pytest.mark.parametrize("scale", [1, 1000])
 def test_tiles_give_the_formula(T, tile, scale, double):
-    """Scores in the thousands, too: exp() of one would overflow."""
+    """Also for scores in the thousands, whose exp() would overflow."""
     q, k, v = torch.randn(3, T, 8)
     q = q * scale
     expected = causal_softmax(q @ k.T / math.sqrt(8)) @ v
@@ -423,7 +423,7 @@ def trained(monkeypatch):
 
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_training_compares_the_parts(call, data, only_training, trained, monkeypatch, name):
-    """With losses that are those of the trained models, on a text and on a list of documents."""
+    """The printed losses are the losses of the trained models, on a text and on a list of documents."""
     monkeypatch.setattr(attention, "deep_training", lambda *_: None)
     status, out, err = call(attention, f"--dataset={name}", "--max_iters=40")
     assert status == 0, err
@@ -525,7 +525,7 @@ def test_a_model_shows_its_first_five_words(data, monkeypatch):
 
 
 def test_a_sample_follows_the_model():
-    """Of a model that continues a, b, c ... it is the alphabet; and no more than T tokens are read."""
+    """If the model continues a, b, c ..., the sample is the alphabet; and no more than T tokens are read."""
     seen = []
 
     def model(idx):

@@ -457,9 +457,9 @@ def test_the_comparison_with_one_hot_rows_is_one_that_can_fail(capsys, monkeypat
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.5])
 def test_a_step_is_50_times_the_gradient(monkeypatch, weight_decay):
-    """That of cross-entropy over all pairs, and of weight decay, unless one letter starts many of the pairs."""
+    """The gradient of cross-entropy over all pairs, and of weight decay, unless one letter starts many of the pairs."""
     xs, ys, N = torch_tables(INVENTED, [".", *string.ascii_lowercase])
-    xs, ys = xs[xs > 0], ys[xs > 0]  # without the first letters: no letter starts more than 15 % of the rest
+    xs, ys = xs[xs > 0], ys[xs > 0]  # without the first letters: no letter starts more than 15 % of the other pairs
     assert xs.bincount().max() < 0.15 * len(xs)
     W = torch.randn(N.shape)
     before, expected = W.clone(), W.clone()
@@ -476,7 +476,7 @@ def test_a_step_is_50_times_the_gradient(monkeypatch, weight_decay):
 @pytest.mark.parametrize("letters", ["01", "acgt", "01abcdefghijklmnopqrstuvwxyz"])
 @pytest.mark.parametrize("weight_decay", [0.0, 1.0])
 def test_where_few_letters_are_frequent_learning_does_not_diverge(letters, weight_decay):
-    """At a learning rate of 50, it would jump to and fro."""
+    """At a learning rate of 50, the loss would oscillate."""
     rng = random.Random(0)
     words = ["".join(rng.choices(letters[:4], k=6)) for _ in range(500)] + [letters]
     xs, ys, N = torch_tables(words, [".", *letters])
@@ -486,7 +486,7 @@ def test_where_few_letters_are_frequent_learning_does_not_diverge(letters, weigh
 
 
 def test_letters_that_the_tokenizer_knows_and_no_word_has_are_counted_as_letters(call):
-    """As ngram.py counts them: the vocabulary is that of the dataset."""
+    """As ngram.py counts them: the vocabulary is the vocabulary of the dataset."""
     Path("few.txt").write_text("\n".join(["aba", "baab", "ab", "bb"] * 20))
     Path("many.txt").write_text("\n".join(["abcdef", "fedcba"] * 20))
     prepare_data.prepare("many.txt", documents="lines")

@@ -17,7 +17,7 @@ def largest_error(width: int) -> float:
 
 
 def test_a_staircase_is_one_hidden_layer_and_gets_as_close_as_you_like():
-    """One sigmoid for each unit; the error is about that of a step, so it falls as 1 / units."""
+    """One sigmoid for each unit. The error is about the height of a step, so it falls as 1 / units."""
     errors = [largest_error(width) for width in (50, 100, 200, 400)]
     assert all(0.4 < finer / coarser < 0.6 for coarser, finer in pairwise(errors)) and errors[-1] < 0.04
     x = torch.linspace(-1, 1, 4001)[:, None]
@@ -103,7 +103,7 @@ def test_the_smallest_weights_fit_the_examples(monkeypatch):
     monkeypatch.setattr(capacity, "N_TRAIN", 1000)
     monkeypatch.setattr(capacity, "N_INPUTS", 3)
     assert error_of(400, 0.0, 0.0, seed=0) < 1e-4  # enough examples: the function itself
-    assert error_of(400, 0.0, 1e9, seed=0) > 0.5  # a penalty that allows no weights: near 1, that of a constant
+    assert error_of(400, 0.0, 1e9, seed=0) > 0.5  # a penalty that allows no weights: near 1, the error of a constant
 
 
 def rows_of(out: str, size: str) -> list[list[str]]:

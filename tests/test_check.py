@@ -443,7 +443,7 @@ def norm_backward(terms):
     return backward
 
 
-WRONG = {  # task: [(what is wrong, the function, a part of what is said about it)]
+WRONG = {  # task: [(the mistake, the function, a part of the verdict)]
     "derivative": [
         ("no run", lambda f, x, h: f(x + h) - f(x), "result is 1, and should be 0.142857"),
         ("backward", lambda f, x, h: (f(x) - f(x - h)) / h, "result is 0.226541, and should be 0.142857"),
@@ -903,7 +903,7 @@ def write(text: str) -> None:
 
 
 def reason_of(name: str) -> str:
-    """What is said of a function of mine.py, without another process."""
+    """The verdict on a wrong function of mine.py, without another process."""
     functions = check.read_functions("mine.py")
     verdict = judge(TASKS[name], functions[name], "mine.py")
     assert verdict.state == "wrong"

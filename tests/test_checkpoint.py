@@ -91,7 +91,7 @@ def test_the_newest_run_is_found_at_any_depth(saved):
         Path(folder).mkdir(parents=True)
         shutil.copy("run/best.pt", folder)
         os.utime(f"{folder}/best.pt", (i, i))
-    for folder in ("out/old", "out/exp/a/b"):  # what has no log is not of train.py
+    for folder in ("out/old", "out/exp/a/b"):  # a folder without a log is no run of train.py
         Path(folder, "log.jsonl").touch()
     assert newest_run() == str(Path("out/exp/a/b/best.pt"))
 

@@ -64,13 +64,13 @@ def test_an_estimate_follows_the_keys(call):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("keys", [{}, {"flash": False, "position": "alibi", "n_kv_head": 2, "dropout": 0.1}])
 def test_activation_memory_is_what_a_real_step_saves(keys, dtype):
-    """Beside the estimate, which computes nothing, a real model: what autograd holds on to after its forward pass."""
+    """Compare the estimate, which computes nothing, with the tensors that autograd keeps after a real forward pass."""
     config = GPTConfig(**keys)
     with FakeTensorMode():
         estimated = estimate.activation_bytes(GPT(config), 4, dtype)
     assert estimated == estimate.activation_bytes(GPT(config), 4, dtype)
     assert estimated > 4 * 128 * 128 * 2 * 10 * config.n_layer
-    more = estimate.activation_bytes(GPT(config), 8, dtype) - estimated  # of four more rows
+    more = estimate.activation_bytes(GPT(config), 8, dtype) - estimated  # for four more rows
     matrices = sum(p.numel() for name, p in GPT(config).named_parameters() if p.dim() == 2 and ".w" not in name[:15])
     once = 2 * matrices if dtype == torch.bfloat16 else 0  # matrices in another dtype; they themselves are not counted
     assert estimated - more == pytest.approx(once, abs=0.05 * 4 * matrices)

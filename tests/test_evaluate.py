@@ -168,7 +168,7 @@ def prompts(out: str) -> dict[str, float]:
 
 
 def test_a_model_that_repeats_letters_is_misled_by_other_letters(call):
-    """Documents of one letter: shuffled prompts are the same ones, another's are wrong."""
+    """Documents of one letter: shuffled prompts do not change, and the prompts of another document are wrong."""
     Path("same.txt").write_text("\n".join("abcdefgh"[i * 5 % 8] * (6 + i % 3) for i in range(200)))
     prepare_data.prepare("same.txt", documents="lines")
     options = ["--dataset=same", "--max_iters=60", "--eval_interval=60", "--learning_rate=0.03"]
@@ -181,7 +181,7 @@ def test_a_model_that_repeats_letters_is_misled_by_other_letters(call):
         row, middle = torch.tensor([dataset.separator, *ids, dataset.separator]), (len(ids) + 1) // 2
         log_p = model(row[None, :-1])[0][0].log_softmax(1)
         losses.append(-log_p[torch.arange(len(ids) + 1), row[1:]][middle:])
-    assert found["as"] == pytest.approx(torch.cat(losses).mean().item(), abs=0.03)  # of all documents but one
+    assert found["as"] == pytest.approx(torch.cat(losses).mean().item(), abs=0.03)  # found: without one document
 
 
 # ----------------------------------------------------------------------------- counting
@@ -211,7 +211,7 @@ def test_the_loss_of_counting_is_that_of_ngram_py(name, call):
 
 
 def true_probabilities(weight: float, N: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
-    """What two random models of six tokens give to N tokens that are drawn from their interpolation: (N,) each."""
+    """The probabilities by two random models of six tokens, for N tokens drawn from their interpolation: (N,) each."""
     rng = np.random.default_rng(0)
     p, q = rng.dirichlet(np.ones(6), (2, N))
     cumulative = (weight * p + (1 - weight) * q).cumsum(axis=1)
@@ -239,9 +239,9 @@ def test_where_it_was_fitted_no_lambda_is_better():
 def test_each_half_is_judged_with_the_lambda_of_the_other():
     group = np.arange(1000) // 10
     odd = group % 2 == 1
-    p, q = np.where(odd, 0.1, 0.4), np.where(odd, 0.3, 0.2)  # one is better in half of the groups
+    p, q = np.where(odd, 0.1, 0.4), np.where(odd, 0.3, 0.2)  # p is better in even groups, q in odd groups
     both, lambdas = interpolate(p, q, group)
-    assert lambdas == pytest.approx([1, 0], abs=1e-9)  # of the even groups, of the odd ones
+    assert lambdas == pytest.approx([1, 0], abs=1e-9)  # fitted on the even groups, and on the odd groups
     assert both == pytest.approx(np.where(odd, 0.1, 0.2))
     p, q = true_probabilities(0.7)
     both, lambdas = interpolate(p, q, np.arange(len(p)))
@@ -251,7 +251,7 @@ def test_each_half_is_judged_with_the_lambda_of_the_other():
 
 
 def test_samples_have_the_frequencies_of_the_interpolation():
-    """Of the first token, and of the second, whichever model drew the first: both read it."""
+    """The first and the second token. Both models read the first token, whichever model drew it."""
     dataset, n = prepare_data.load("list"), 20_000
     V, start = dataset.vocab_size, dataset.separator
     gpt = GPT(GPTConfig(vocab_size=V, **SMALL)).eval()
@@ -418,7 +418,7 @@ def test_no_copy_reaches_past_the_end_of_the_text_or_of_a_sample():
 
 
 def test_long_documents_are_compared_as_far_as_samples_go():
-    """A sample that is cut where a longer document goes on is that document."""
+    """A sample that is cut counts as a copy of a longer document that begins with it."""
     line = "".join("abcdefg"[i * i % 7] for i in range(150))
     Path("lines.txt").write_text("\n".join([line] * 9 + ["ab"]))
     prepare_data.prepare("lines.txt", documents="lines")

@@ -134,7 +134,7 @@ def test_a_file_is_flushed_before_it_takes_its_name(monkeypatch):
 
 @pytest.mark.parametrize(("system", "refusals", "written"), [("nt", 3, True), ("nt", 50, True), ("posix", 1, False)])
 def test_windows_waits_for_who_has_the_file_open(monkeypatch, system, refusals, written):
-    """As a virus scanner does for a moment. Elsewhere, a refusal is one."""
+    """As a virus scanner does for a moment. On other systems, the first refusal is an error."""
     source, target, pauses = Path("new").absolute(), Path("old").absolute(), []
     source.write_text("new")
     replace, left = os.replace, iter(range(refusals))

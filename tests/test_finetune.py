@@ -52,7 +52,7 @@ def small(monkeypatch):
 
 @pytest.fixture
 def stages(small, monkeypatch) -> list:
-    """What train_on() is called with: (draw, trained parameters, learning rate, l2, weights at the start)."""
+    """The arguments of train_on(): (draw, trained parameters, learning rate, l2, weights at the start)."""
     calls, train_on = [], finetune.train_on
 
     def noted(model, draw, recipe, *more):
@@ -118,7 +118,7 @@ def test_each_method_leads_to_a_checkpoint_that_answers(call, small, method):
 
 
 def test_from_scratch_nothing_of_the_earlier_stages_is_left(call, small, monkeypatch):
-    """Without a step of training, its weights are those of a new model with this seed."""
+    """Without a training step, its weights are the initial weights of a new model with this seed."""
     monkeypatch.setattr(finetune, "train_on", lambda *_: 0.0)
     done(call, "--method=scratch", "--seed=5")
     model, base = load_model("out/finetune/scratch.pt")[0], load_model(INSTRUCTED)[0]
@@ -524,7 +524,7 @@ def test_the_last_table_is_of_test_words_and_of_validation_texts():
 
 
 def test_a_small_gpt_learns_two_tasks_then_lora_learns_a_third_and_the_first_two_are_forgotten():
-    """With words that it has not seen. The batches of the third task contain no other."""
+    """With unseen words. The batches of the third task contain no other task."""
     model, old, new = tiny_gpt(n_embd=32, n_layer=2), texts_of("length", "last"), texts_of("first")
     found = lambda task: finetune.accuracy(model, [task], old.words["test"], CHAR)
     rng = np.random.default_rng(0)

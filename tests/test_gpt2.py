@@ -41,7 +41,7 @@ def test_the_options_of_gpt2_with_its_sizes_give_the_published_number_of_paramet
 
 
 def small_tensors() -> dict[str, torch.Tensor]:
-    """Weights of 16 channels, which config.json divides among two heads; those published have 64 for each."""
+    """Weights of 16 channels, which config.json divides among two heads; published models have 64 channels per head."""
     Path("config.json").write_text('{"n_head": 2}')
     return gpt2_tensors(C=16)
 

@@ -184,7 +184,7 @@ def known_before(passage: guess.Passage, i: int) -> list[int]:
 
 @pytest.mark.parametrize("name", ["prose", "many"])
 def test_the_ngram_models_predict_as_in_ngram_py(name):
-    """At the same places, from what is known there alone."""
+    """At the same places, from the known text there alone."""
     passage = passage_of(name)
     data, V = passage.data, passage.data.vocab_size
     n = 45

@@ -305,7 +305,7 @@ def softmax(*logits: float) -> np.ndarray:
 
 
 def cross_entropy(p, q) -> float:
-    """The loss of a model that says q where the tokens come with the frequencies p, in nats."""
+    """The loss in nats of a model that predicts q, if the tokens have the frequencies p."""
     return ngram.nll(np.asarray(q), np.asarray(p))
 
 
@@ -318,7 +318,7 @@ def surprise(*p: float) -> list[float]:
 
 
 def loss_of(logits, targets, label_smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The GPT's loss for logits (T, V), and its gradient in them."""
+    """The GPT's loss for logits (T, V), and its gradient w.r.t. the logits."""
     logits = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     shape = {"vocab_size": logits.shape[1], "n_layer": 1, "n_head": 1, "n_embd": 2}
     gpt = GPT(GPTConfig(**shape, label_smoothing=label_smoothing))
@@ -443,10 +443,10 @@ example("tab1-wrong", 5.01339, lambda: loss_of([[0, 5.0, 0]], [2])[0])
 example("tab1-n10", 2.27749, lambda: loss_of([[11.9580, -10.3641, 9.7887]], [2])[0])
 
 
-# of unrounded probabilities, 1.8248 in print
+# one text prints the first as 1.8248, from unrounded probabilities
 @example("tab1-n01", [1.82511, 1.01085, 0.247934])
 def _():
-    """And the logits that the text has lost, from the first one, 1.3660, and the probabilities."""
+    """Also the logits that the text has lost, from the first logit, 1.3660, and the probabilities."""
     p = (0.4931, 0.3457, 0.1612)
     first, *others = surprise(*p)
     return loss_of([np.log(p).tolist()], [2])[0], [1.3660 + first - other for other in others]
@@ -454,7 +454,7 @@ def _():
 
 @example("cond-prob", [2 / 3, 0.00015, 0.25])
 def _():
-    """Of a die: even, given at least 4. A product of three. And red and a heart, which independence would halve."""
+    """A die: P(even, given at least 4). A product of three. And P(red and a heart), which independence would halve."""
     die = bigram.probabilities(torch.tensor([[2, 1], [1, 2]]), 0)  # rows: below 4, from 4 on; columns: odd, even
     chain = math.exp(-sum(surprise(0.05, 0.02, 0.15)))
     suits = torch.tensor([[13, 13, 0, 0], [0, 0, 13, 13]])  # rows: red, black; hearts come first
@@ -798,7 +798,7 @@ def _():
 
 @example("rnn-power", [0.00572642, 106.719, 2.95127e-5, 12527.8])  # one text: 0.0052, 97.02, 2.7e-5, 9417
 def _():
-    """The derivative of a state w.r.t. the one 49, or 99, steps before, where tanh' is 1: at zero."""
+    """The derivative of a state w.r.t. the state 49, or 99, steps before, where tanh' is 1: at zero."""
     cell, products = elman([[0.9, 0], [0, 1.1]], [[0], [0]]), []
     for steps in (49, 99):
         x = torch.zeros(1, steps, 1)
@@ -812,7 +812,7 @@ def _():
     """With forget gates of 1 and input gates of 0, the cell state is copied, with its gradient; h = o tanh(c)."""
     cell, x = cells.LSTM(3, 4), torch.randn(2, 3)
     for p in (cell.weight_ih_l0, cell.weight_hh_l0):
-        nn.init.zeros_(p[:8])  # of the input and forget gates
+        nn.init.zeros_(p[:8])  # the input and forget gates
     with torch.no_grad():
         cell.bias_ih_l0[:4], cell.bias_ih_l0[4:8] = -1e9, 1e9
     state = torch.randn(2, 2, 4)
@@ -878,8 +878,8 @@ class Attended:
 
 
 def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, causal: bool = False, flash: bool = False) -> Attended:
-    """softmax(Q K^T / sqrt(d)) V by the model's attention: its first head gets one-hot tokens, and weights that make
-    the rows of Q, K and V of them; the rest of its channels is zero."""
+    """softmax(Q K^T / sqrt(d)) V by the model's attention: its first head gets one-hot tokens, and weights that turn
+    them into the rows of Q, K and V; the other channels are zero."""
     (T, d), d_v = Q.shape, V.shape[1]
     n_head = math.ceil(max(T, d_v, d) / d)
     config = GPTConfig(n_embd=n_head * d, n_head=n_head, qk_norm=False, position="none", flash=flash)
@@ -977,7 +977,7 @@ def _():
 
 
 def mask(T: int, **keys) -> torch.Tensor:
-    """What a GPT adds to the scores of T tokens."""
+    """The matrix that a GPT adds to the scores of T tokens."""
     gpt = GPT(GPTConfig(**{"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "position": "none"} | keys))
     return gpt.mask(torch.arange(T), torch.zeros(1, T))
 
@@ -1156,10 +1156,10 @@ def norm(x: torch.Tensor, kind: str = "layernorm") -> torch.Tensor:
     ],
 )
 def _():
-    """And without eps, as by batch norm of four examples of one unit: mean, variance, standard deviation, too."""
+    """Also without eps, by batch norm of four examples of one unit, with its mean, variance and standard deviation."""
     x, batchnorm = tensor(1.2, 0.6, -0.2, 0.1), mlp.BatchNorm(1, eps=0.0, momentum=1.0)
     without = batchnorm(x[:, None])[:, 0]
-    variance = batchnorm.running_var * 3 / 4  # PyTorch's running variance is that of n - 1
+    variance = batchnorm.running_var * 3 / 4  # PyTorch's running variance is divided by n - 1
     return norm(x), without, (batchnorm.running_mean, variance, variance.sqrt())
 
 
@@ -1241,7 +1241,7 @@ example("n-ffn", 2099712, lambda: size(model.MLP(GPTConfig(n_embd=512, n_head=8,
 
 @example("n-enc", [3152384, 3147776])
 def _():
-    """With all biases, and with those of the norms only."""
+    """With all biases, and with the biases of the norms only."""
     block = model.Block(GPTConfig(n_embd=512, n_head=8, bias=True))
     counted = [p.numel() for name, p in block.named_parameters() if p.dim() == 2 or name.startswith("ln")]
     return size(block), sum(counted)
@@ -1254,7 +1254,7 @@ def linear_biases(layer: nn.Module) -> int:
     return sum(part.bias.numel() for part in layer.modules() if isinstance(part, nn.Linear) and part.bias is not None)
 
 
-@example("n-dec", [4204032, 4197376])  # with all biases; with those of norms only. A printed text leaves them out
+@example("n-dec", [4204032, 4197376])  # with all biases; with biases of norms only. A printed text leaves them out
 def _():
     block = seq2seq.PostNormBlock(BASE, cross=True)
     return size(block), size(block) - linear_biases(block)
@@ -1278,7 +1278,7 @@ def _():
     return size(encoder) - size(gpt), *((mask == 0).sum() for mask in masks)
 
 
-@example("mlm-mix", [0.12, 0.015, 0.015])  # of all letters: masked, random, kept
+@example("mlm-mix", [0.12, 0.015, 0.015])  # fractions of all letters: masked, random, kept
 def _():
     return mlm.CHOSEN * mlm.MASKED, mlm.CHOSEN * mlm.RANDOM, mlm.CHOSEN * (1 - mlm.MASKED - mlm.RANDOM)
 
@@ -1352,7 +1352,7 @@ def _():
 
 @example("xavier", [0.00078125, 0.0279508])
 def _():
-    """Variance and standard deviation of weights from 512 inputs to 2,048 outputs: of what N(0, 1) is scaled by."""
+    """Variance and standard deviation to which N(0, 1) is scaled, for weights from 512 inputs to 2,048 outputs."""
     sizes = {"block_size": 64, "n_embd": 8, "n_hidden": 2048, "batchnorm": False}
     models = (mlp.make_model(4, mlp.Options(init=init, **sizes)) for init in ("xavier", "naive"))
     scaled, plain = (model.layers[1].weight for model in models)
@@ -1453,13 +1453,13 @@ def factor_that_halves(law: Law) -> float:
     return math.exp(low)
 
 
-# of the parameters, one text prints 8,000 times as many
+# for the parameters, one text prints 8,000 times as many
 example("k-half", [9139.47, 1_048_576, 1474.81], lambda: [*map(factor_that_halves, (KAPLAN_N, KAPLAN_C, KAPLAN_D))])
 
 
 @example("k-joint", [1.73229, 1.73987, 2.43543, 2.37564, 2.81564])
 def _():
-    """Kaplan's law of both: it approaches the power law of N for large D and that of D for large N."""
+    """Kaplan's law of N and D: it approaches the power law of N for large D, and the power law of D for large N."""
 
     def joint(N: float, D: float) -> float:
         return (KAPLAN_N.loss(N, 1.0) ** (1 / 0.095) + KAPLAN_D.loss(D, 1.0) ** (1 / 0.095)) ** 0.095
@@ -1477,7 +1477,7 @@ def _():
 example("slope-0.1", 0.933033, lambda: ratio(power_law(1.0, 0.1), 2))
 
 
-@example("pow-table", [2.51189, 1.99526, 1.58489, 1.25893, 1.0])  # printed: those of 1e3 ... 1e7
+@example("pow-table", [2.51189, 1.99526, 1.58489, 1.25893, 1.0])  # printed: the losses of 1e3 ... 1e7
 def _():
     law = power_law(1e10, 0.1)
     return [law.loss(N, 1.0) for N in (1e6, 1e7, 1e8, 1e9, 1e10)]
@@ -1707,7 +1707,7 @@ def code_of(name: str) -> str:
 
 
 def show(name: str) -> None:
-    """Print an example. Where printed texts have another figure, a comment in its code says so."""
+    """Print an example. If printed texts have another number, a comment in its code says so."""
     compute, expected = EXAMPLES[name]
     print(f"\n{code_of(name)}\n")
     torch.set_default_dtype(torch.float64)

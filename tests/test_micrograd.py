@@ -235,7 +235,7 @@ def parse_dot(text: str) -> tuple[dict[str, list[str]], list[tuple[str, str, flo
     for line in lines:
         if arrow := re.fullmatch(r'  (\d+) -> (\d+) \[label="(.+)"\];', line):
             arrows.append((arrow[1], arrow[2], float(arrow[3])))
-        else:  # of a record, in which some characters have a meaning
+        else:  # the label of a record, in which some characters have a meaning
             box = re.fullmatch(r'  (\d+) \[label="([^{}<>"\\]+)"\];', line)
             boxes[box[1]] = box[2].split(" | ")
     return boxes, arrows
@@ -284,7 +284,7 @@ def test_graphviz_renders_a_graph():
 
 
 def test_mlp_agrees_with_torch():
-    """The outputs and gradients are those of PyTorch with the same weights."""
+    """The outputs and gradients equal PyTorch's with the same weights."""
     random.seed(0)
     mlp, x = MLP(3, [4, 5, 2], Value.tanh), [0.5, -1.0, 2.0]
     assert len(mlp.parameters()) == 4 * 4 + 5 * 5 + 2 * 6
@@ -370,7 +370,7 @@ def test_tour_network_learns(tour):
 
 
 def test_tour_neural_bigram_learns_the_counts(tour):
-    """The loss falls from the uniform loss to nearly that of the counts, and so do the probabilities."""
+    """The loss falls from the uniform loss to nearly the loss of the counts; the probabilities become nearly equal."""
     losses = [float(loss) for loss in re.findall(r"step.*loss (\S+) nats$", tour, re.M)]
     assert losses[0] == round(math.log(5), 4) and losses == sorted(losses, reverse=True)
     words = ["emma", "ava", "mae", "eva", "amma"]

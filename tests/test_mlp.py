@@ -86,8 +86,8 @@ def test_batches_come_from_everywhere_in_train_and_follow_from_the_seed():
 
 
 def check_layer(ours, theirs, pairs: list[tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> None:
-    """Forward and backward: the output, the gradient in the input, and in each pair (our parameter, the gradient that
-    theirs must have)."""
+    """Forward and backward: the output, and the gradients w.r.t. the input and w.r.t. the first of each pair (our
+    parameter, the gradient that theirs must have)."""
     x = x.clone().requires_grad_(x.is_floating_point())
     expected = theirs(x)
     dout = torch.randn_like(expected)
@@ -365,7 +365,7 @@ def test_a_learning_rate_of_0_changes_nothing(data, call):
     assert status == 0, err
     before, after = (out.split(f"gradients {when} training")[1].split("\nhealthy")[0] for when in ("before", "after"))
     for table in (before, after):
-        assert all(line.split()[-1] == "-" for line in table.splitlines() if " x " in line)  # of the updates: no log
+        assert all(line.split()[-1] == "-" for line in table.splitlines() if " x " in line)  # updates of 0 have no log
     before, after = (line.split("training:")[1] for line in out.splitlines() if "training:  a:" in line)
     assert before == after
     assert "nan" not in out and "inf" not in out
@@ -382,7 +382,7 @@ def test_an_sgd_step_subtracts_the_learning_rate_times_the_gradient():
 
 
 def test_running_statistics_converge_to_those_of_the_training_text(data):
-    """So the loss is about the one with the exact statistics of the whole training text."""
+    """So the loss is about the loss with the exact statistics of the whole training text."""
     dataset = prepare_data.load("tiny")
     model = make_model(dataset.vocab_size, small_options())
     for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 32, 3, seed=0), 1000), 1):
@@ -474,7 +474,7 @@ def test_a_record_keeps_what_the_plot_draws(data):
     shift = math.log10(options.learning_rate)
     expected = {name: ratio + shift for name, ratio in mlp.gradient_to_data(first).items()}
     assert record.updates[0][1] == pytest.approx(expected, abs=1e-4)
-    ratio = mlp.gradient_to_data(model)["W1"]  # of the last gradient, after one more small update
+    ratio = mlp.gradient_to_data(model)["W1"]  # with the last gradient, after one more small update
     assert record.updates[-1][1]["W1"] == pytest.approx(ratio + math.log10(mlp.lr_at(20, options)), abs=0.01)
 
 
@@ -789,7 +789,7 @@ def test_what_depends_on_other_options_is_none_until_then():
 
 
 def test_a_new_user_trains_on_words_and_three_letters_of_context_beat_counting_one(call):
-    """The first command, but for fewer steps, on a machine without a network."""
+    """The first command, with fewer steps, on a machine without a network."""
     done = finish(start("mlp.py", "--batch_size=128", "--max_iters=1500"))
     assert (done.returncode, done.stderr) == (0, "")
     figures, counted = result(done.stdout), result(call(bigram, "--num_samples=0")[1])
@@ -885,7 +885,7 @@ def test_the_start_is_explained(data, call):
 
 
 def test_folding_on_the_command_line(data, call):
-    """Samples and losses are those of the folded network, and equal to those of the trained one."""
+    """Samples and losses come from the folded network, and equal the samples and losses of the trained network."""
     _, plain, _ = call(mlp, "--dataset=list", "--max_iters=200", "--n_layer=2")
     _, folded, _ = call(mlp, "--dataset=list", "--max_iters=200", "--n_layer=2", "--fold")
     assert 0 < float(folded.split("batch norm folded: maximum logit difference ")[1].split()[0]) < 1e-4

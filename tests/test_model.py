@@ -65,7 +65,7 @@ def config(request):
 
 
 def shaken(config: GPTConfig) -> GPT:
-    """A model that no zero initialisation hides anything of."""
+    """A model whose weights have left their initial values: zero initialization would hide mistakes."""
     model = GPT(config)
     with torch.no_grad():
         for p in model.parameters():
@@ -186,7 +186,7 @@ def test_a_sinusoid_later_is_a_rotation():
 def test_alibi_takes_slope_times_distance_from_the_scores():
     assert alibi_slopes(8).flatten().tolist() == [2.0**-h for h in range(1, 9)]
     mask = GPT(GPTConfig(**SMALL | {"position": "alibi", "block_size": 40})).mask(torch.arange(40), torch.zeros(1, 40))
-    assert mask[0, 39].tolist() == pytest.approx([-(39 - j) / 4 for j in range(40)])  # of the head of slope 2^-2
+    assert mask[0, 39].tolist() == pytest.approx([-(39 - j) / 4 for j in range(40)])  # the head of slope 2^-2
 
 
 @torch.no_grad()
@@ -430,7 +430,7 @@ def test_dropout_acts_in_training_only():
 
 
 def test_dropout_is_on_embeddings_attention_and_what_blocks_add():
-    """Each of the three alone zeroes half of what it acts on, and makes up for it by doubling the rest."""
+    """Each of the three alone zeroes half of its inputs, and doubles the other half to make up for it."""
     model = GPT(GPTConfig(**SMALL | {"dropout": 0.5, "qk_norm": False, "position": "none"}))
     x = torch.ones(64, 1, 32)
     attention, mlp = model.transformer.h[0].attn, model.transformer.h[0].mlp
@@ -630,7 +630,7 @@ def test_sampling_equals_a_sort_of_the_whole_vocabulary(top_k, top_p):
         ordered /= ordered.sum()
         if top_p is not None:
             ordered[ordered.cumsum(0) - ordered >= top_p] = 0
-        if row.unique().numel() > 1 or top_p is None:  # of equal tokens, any may be among the first
+        if row.unique().numel() > 1 or top_p is None:  # equally likely tokens may come in any order
             kept = torch.zeros_like(row).scatter(0, order, ordered / ordered.sum())
             after = kept.cumsum(0)[token]
             assert kept[token] > 0 and after - kept[token] - 1e-5 <= u_row <= after + 1e-5

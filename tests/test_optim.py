@@ -18,7 +18,7 @@ def scales(steps: tuple, schedule: str, warmup_iters: int = 10, max_iters: int =
 
 
 def test_schedules_are_the_formulas():
-    """From 1 at step 10 to the floor at step 110, one after the last."""
+    """From 1 at step 10 to the floor at step 110, one step after the last."""
     assert scales((1, 5, 10, 109), "constant") == [0.1, 0.5, 1, 1]
     assert scales((1, 5, 10, 60, 110), "linear") == [0.1, 0.5, 1, 0.5, 0]
     tenth = {"learning_rate": 1.0, "min_lr": 0.1}
@@ -92,7 +92,7 @@ def test_optimizers_are_the_formulas(optimizer, decay, n_kv_head):
 
 
 def test_the_learning_rate_is_set_for_any_optimizer():
-    """Each group has a peak of its own, which later fractions are of, too."""
+    """Each group has its own peak learning rate, to which later fractions also refer."""
     p, q = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
     groups = [{"params": [p], "lr": 0.5}, {"params": [q]}]
     for optimizer in (torch.optim.AdamW(groups, lr=0.25), torch.optim.SGD(groups, lr=0.25)):
@@ -198,7 +198,7 @@ def test_fit_learns_and_says_how_far_it_is(capsys):
 
 
 def test_fit_takes_the_steps_of_the_optimizer_and_its_schedule():
-    """The same as a loop that is written out, with clipping and warmup, in which a frozen parameter stays."""
+    """The same as an explicit loop, with clipping and warmup, in which a frozen parameter stays."""
     recipe = Recipe(20, learning_rate=0.2, optimizer="sgd", warmup_iters=5, momentum=0.5, grad_clip=0.7)
     model, _, _ = line_fit(recipe, frozen="bias", lines=0)
     torch.manual_seed(0)

@@ -214,7 +214,7 @@ def test_a_saved_soft_prompt_is_opened_with_the_same_context(position, tmp_path)
 
 
 def test_after_a_soft_prompt_a_token_has_no_predecessor():
-    """Its previous-token embeddings are those of the first token of a text."""
+    """It has the same previous-token embeddings as the first token of a text."""
     model = GPT(GPTConfig(**SIZES | {"lookback": 2, "position": "none"})).eval()
     attach(model, "prompt", 3)
     seen = []

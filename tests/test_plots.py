@@ -80,7 +80,7 @@ def test_a_long_training_is_drawn_as_about_200_means_and_a_short_one_as_it_is(fi
     assert means == [[5 * i, 5 * i + 2] for i in range(200)] + [[1000, 1000]]
     assert few == [[i, i] for i in range(5)]
     outputs, grads, image, _, *after, ratios = figures[0][0].axes
-    ends = outputs.lines[0].get_xdata()  # of 40 bins
+    ends = outputs.lines[0].get_xdata()  # the ends of 40 bins
     assert (len(ends), ends[0], ends[-1]) == pytest.approx((40, -0.9 + 1.8 / 40, 0.9))
     assert image.images[0].get_array().sum() == 2 * 2 and len(after) == 3  # beyond 0.8 are two at each end
     assert grads.get_title() == "before training: their gradients / std"

@@ -76,7 +76,7 @@ def test_documents_are_encoded_one_by_one(call, request, kind):
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 def test_a_text_in_the_tokens_of_another_dataset(call, fails, kind):
-    """So that a model trained on that one can be trained further on this one."""
+    """So that a model trained on the other dataset can be trained further on this text."""
     call(prepare_data, text_file("first.txt", babble(2000)), f"--tokenizer={kind}", "--name=first")
     text = babble(500, seed=1)
     assert call(prepare_data, text_file("second.txt", text), "--tokenizer=first")[0] == 0

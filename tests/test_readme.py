@@ -97,8 +97,8 @@ TORCHRUN |= {"--max_restarts", "--rdzv_backend", "--rdzv_endpoint"}
 
 
 def options_of(script: str) -> type | None:
-    """The dataclass of a script's options; None if it has none. estimate.py has those of train.py. attention.py, which
-    can be copied alone, reads its own."""
+    """The dataclass of a script's options; None if it has none. estimate.py has the options of train.py. attention.py,
+    which can be copied alone, reads its own."""
     if script == "attention.py":
         return AttentionOptions
     return train.TrainConfig if script in ("train.py", "estimate.py") else getattr(FILES[script], "Options", None)
@@ -172,7 +172,7 @@ def test_a_wrong_command_would_show(monkeypatch):
 
 
 def test_each_option_in_the_text_is_one_of_some_script():
-    known = TORCHRUN | {"--index", "--help", "--no", "--group"}  # of pip and uv
+    known = TORCHRUN | {"--index", "--help", "--no", "--group"}  # options of pip and uv
     known |= {"--eval_iters", "--lr_decay_iters"}  # nanoGPT's
     for options in filter(None, map(options_of, FILES)):
         known |= {f"--{name}" for name in console.known_options(options)}

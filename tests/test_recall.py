@@ -112,7 +112,7 @@ def test_recall_on_the_command_line(call, monkeypatch):
 @pytest.mark.parametrize("name", ["lstm", "linear", "gpt"])
 @torch.no_grad()
 def test_the_step_that_is_timed_is_a_step_after_t_tokens(name):
-    """Its logits are those of all T + 1 tokens at once, at each call."""
+    """At each call, its logits equal the logits of all T + 1 tokens at once."""
     model = recall.make_wide(name, 9).eval()
     torch.manual_seed(3)
     step = recall.new_token(model, 9)

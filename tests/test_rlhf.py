@@ -37,7 +37,7 @@ WORDS = syllables(600)
 
 
 def rows(*words: str) -> torch.Tensor:
-    """Words as tensors; those of MAX_TOKENS - 1 letters have no end."""
+    """Words as tensors; words of MAX_TOKENS - 1 letters have no end."""
     return torch.tensor([TOKENIZER.encode(f"\n{word}".ljust(MAX_TOKENS, "\n")) for word in words])
 
 
@@ -294,8 +294,8 @@ def test_dpos_gradient_equals_its_formula(task):
 
 
 def test_dpos_minimum_is_the_best_policy_of_ppos_objective():
-    """Of policies of four words, that which minimizes DPO's loss over many noisy pairs is P_base exp(r / beta) / Z, and
-    that maximizes E[r - beta log(P / P_base)]."""
+    """Among policies of four words, P_base exp(r / beta) / Z minimizes DPO's loss over many noisy pairs, and
+    maximizes E[r - beta log(P / P_base)]."""
     beta, r, base = 0.5, torch.tensor([1.0, -0.5, 0.3, 0.9]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randint(4, (2, 200_000), generator=generator)
@@ -577,7 +577,7 @@ def test_the_base_compared_with_itself_wins_half(task, monkeypatch):
 
 
 def test_the_kl_is_that_of_the_distribution_over_words(task):
-    """By the exact one of a vocabulary of a newline (0) and a letter (1): a word is a number of letters."""
+    """Compare with the exact KL for a vocabulary of a newline (0) and a letter (1): a word is a number of letters."""
     torch.manual_seed(1)
     config = GPTConfig(vocab_size=2, block_size=24, n_layer=1, n_head=2, n_embd=8)
     policy, base = (stirred(GPT(config), seed, std=0.7).requires_grad_(False) for seed in (1, 2))

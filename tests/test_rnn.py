@@ -56,7 +56,7 @@ def test_fast_form_and_formula_have_the_same_outputs_states_and_gradients(name, 
 
 
 def weighted_averages(cell, projected: torch.Tensor) -> torch.Tensor:
-    """Linear attention: of all values so far, with weights (elu(q_t) + 1) . (elu(k_s) + 1)."""
+    """Linear attention: the averages of all values so far, with weights (elu(q_t) + 1) . (elu(k_s) + 1)."""
     q, k, v = projected.view(40, 3, cells.HEADS, 2).unbind(1)  # (T, nh, P) each
     weights = torch.einsum("thi,shi->hts", F.elu(q) + 1, F.elu(k) + 1).tril()
     return torch.einsum("hts,shp->thp", weights / weights.sum(2, keepdim=True), v)
@@ -113,7 +113,7 @@ def test_the_state_is_all_that_a_model_keeps_of_the_past(double, name):
 
 
 def test_inputs_are_added_to_as_many_outputs(double):
-    """Of the second of two cells, here, and also of the first one if n_embd is n_hidden."""
+    """Here, for the second of two cells; also for the first cell if n_embd is n_hidden."""
     idx = torch.randint(11, (2, 9))
     for n_embd in (6, 8):
         model = RecurrentModel(11, "gru", n_embd, 8, 2, dropout=0.0)
@@ -170,7 +170,7 @@ def test_the_windows_of_the_docstring():
 
 @pytest.mark.parametrize("name", ["gru", "lstm", "ssm"])
 def test_the_states_before_a_window(name):
-    """Empty where rows start; otherwise those of the rows that continue, in their order."""
+    """Empty where rows start; otherwise the states of the rows that continue, in their order."""
     model, states = small_model(name), small_model(name).start(3)
     states = [state + torch.arange(3.0).view(1, 3, 1) if name != "ssm" else state + 1 for state in states]
     window = rnn.Window(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([2, 1]))
@@ -266,7 +266,7 @@ def test_the_state_is_carried_over_windows_and_the_gradient_is_not(data, double,
 
 @pytest.mark.parametrize(("dtype", "T"), [(torch.float64, 40), (torch.float32, 40), (torch.float32, 1)])
 def test_manual_gradients_equal_autograd(dtype, T):
-    """Also after a single step, where that of U is 0."""
+    """Also after a single step, where the gradient of U is 0."""
     model = small_model("rnn").to(dtype)
     x, y = torch.randint(11, (2, 3, T))
     y[0, 30:] = -1  # padding
@@ -288,15 +288,15 @@ def test_a_wrong_manual_gradient_would_show(monkeypatch):
 @pytest.mark.parametrize("n_layer", [1, 2])
 @pytest.mark.parametrize("name", CELLS)
 def test_gradient_norms_are_those_of_the_definition(double, name, n_layer, monkeypatch):
-    """d loss_T / d state_(T-k): the states of all cells at T - k are inputs of the rest."""
+    """d loss_T / d state_(T-k): the states of all cells at T - k are inputs of the later steps."""
     monkeypatch.setattr(rnn, "LAGS", (1, 3))
     model, tokens = RecurrentModel(11, name, 6, 8, n_layer, dropout=0.5), np.random.default_rng(0).integers(11, size=10)
     norms = rnn.gradient_norms(model, tokens, None)
     assert norms.shape == (3,) and model.training
-    model.eval()  # the norms are those without dropout
+    model.eval()  # the norms are without dropout
     idx = torch.from_numpy(tokens)[None]
     for k in (1, 3):
-        _, states = model(idx[:, : 9 - k], model.start(1))  # of 10 tokens, the last one is a target only
+        _, states = model(idx[:, : 9 - k], model.start(1))  # the last of 10 tokens is only a target
 
         def loss(*states, k=k):
             logits, _ = model(idx[:, 9 - k : 9], list(states))
@@ -307,7 +307,7 @@ def test_gradient_norms_are_those_of_the_definition(double, name, n_layer, monke
 
 
 def test_the_gradient_of_one_layer_of_linear_attention_does_not_decay():
-    """S_T = S_(T-k) + what came since: its derivative is 1, however long ago."""
+    """S_T = S_(T-k) + the later terms: its derivative is 1 for any k."""
     norms = rnn.gradient_norms(small_model("linear"), np.random.default_rng(0).integers(11, size=500), None)
     np.testing.assert_allclose(norms, norms[0], rtol=1e-9)
 

@@ -134,7 +134,7 @@ def test_documents_begin_with_the_separator_and_stop_there(call):
 
 
 def test_samples_are_written_as_many_at_once_as_memory_allows(call, monkeypatch):
-    """Three rows of a batch, the first one of which stops early: each text is what its row says."""
+    """Three rows of a batch, of which the first stops early: each printed text is the text of its row."""
     model, tokenizer = load_model("out/tiny")
     ids = torch.tensor([tokenizer.encode("the")] * 3)
     rows = sample.generate(model, ids, 60, temperature=0.8, generator=torch.Generator().manual_seed(1337)).tolist()
@@ -147,7 +147,7 @@ def test_samples_are_written_as_many_at_once_as_memory_allows(call, monkeypatch)
 
 
 def test_samples_stop_when_all_have_ended(call, monkeypatch):
-    """As many tokens are computed as the longest one has, with the newline at its end."""
+    """As many tokens are computed as the longest sample has, with the newline at its end."""
     columns, stream = [], sample.stream
 
     def counted(*arguments, **options):
@@ -510,7 +510,7 @@ def test_int8_weights_are_rounded_to_a_step_of_their_row(n_in, kernel):
     for rows in (1, 2, 9, 49):
         x = torch.randn(rows, 1, n_in)
         exact = torch.nn.functional.linear(x, rounded.weight * step, layer.bias)
-        rounding = (1 + 2**-8) ** 2 - 1 if kernel and rows < 49 else 2**-20  # of x, then of the output, to bfloat16
+        rounding = (1 + 2**-8) ** 2 - 1 if kernel and rows < 49 else 2**-20  # x, then the output, to bfloat16
         bound = rounding * (torch.nn.functional.linear(x.abs(), (rounded.weight * step).abs()) + 1e-6)
         assert ((rounded(x) - exact).abs() <= bound).all()
 
@@ -530,7 +530,7 @@ def test_the_logits_of_int8_weights_differ_by_a_few_percent(keys):
 
 
 def test_int8_weights_cost_less_than_a_thousandth_of_the_loss(runs):
-    """A scale for each row; with one for the whole matrix, the loss of this model rises by 0.3 %."""
+    """A scale for each row; with one scale for the whole matrix, the loss of this model rises by 0.3 %."""
     shutil.copy("list.txt", "again.txt")
     prepare_data.prepare("again.txt", documents="lines", name="list")
     model, data = load_model("out/list")[0], prepare_data.load("list")

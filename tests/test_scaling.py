@@ -63,7 +63,7 @@ KAPLAN = {"N_c": 8.8e13, "D_c": 5.4e13, "a": 0.076, "b": 0.095}
 
 
 def test_laws_without_an_irreducible_loss_give_back_their_own_runs():
-    """Those of Kaplan et al. (2020), and a plane in logarithms: each is exact on its own runs only."""
+    """The law of Kaplan et al. (2020), and a plane in logarithms: each is exact on its own runs only."""
     runs = runs_of(PUBLISHED)
     N, D = scaling.column(runs, "N"), scaling.column(runs, "D")
     joint = ((KAPLAN["N_c"] / N) ** (KAPLAN["a"] / KAPLAN["b"]) + KAPLAN["D_c"] / D) ** KAPLAN["b"]
@@ -90,7 +90,7 @@ def test_laws_are_compared_on_the_runs_that_they_have_not_seen(capsys):
 
 
 def test_one_bad_run_counts_little():
-    """Huber's loss: squares would move the law further from the one that all other runs follow."""
+    """By the Huber loss: squares would move the law further from the law that all other runs follow."""
     bad, *others = runs_of(PUBLISHED)
     bad.loss *= 1.5
     law = fit_law([bad, *others])
@@ -98,7 +98,7 @@ def test_one_bad_run_counts_little():
 
 
 def test_residuals_are_as_large_as_the_noise():
-    """On average: those of a fit of five constants would be too small, here by a fifth, if they were not scaled."""
+    """On average. Without scaling, the residuals of a fit of five constants would be too small, here by a fifth."""
     squares = []
     for seed in range(10):
         runs = family_runs(0.005, seed)[:12]
@@ -260,7 +260,7 @@ def test_the_script_predicts_the_largest_run_and_does_no_run_twice(small, call, 
     law = fit_law(fitted)
     row = next(line for line in lines if line.startswith("alpha ")).split()
     assert [row[1], row[-1]] == [f"{law.alpha:.4g}", "0.348"] and figures["beta"] == f"{law.beta:.4f}"
-    N, D = law.optimum(2 * 6 * results[-1]["N"] * results[-1]["D"])  # of the table's last row: best, N / 4, 4 N
+    N, D = law.optimum(2 * 6 * results[-1]["N"] * results[-1]["D"])  # the table's last row: best, N / 4, 4 N
     best = [line.split() for line in lines if re.match(r"\d\.\de\+\d\d ", line)]  # a row for each compute
     assert best[-1][-3:] == [f"{law.loss(N * factor, D / factor):.3f}" for factor in (1, 0.25, 4)]
 

@@ -89,7 +89,7 @@ def test_an_accent_may_be_part_of_its_letter_or_not(vocabulary, form):
 def test_a_character_that_is_known_keeps_its_form():
     both = CharTokenizer(sorted("eo\u0301é "))
     assert both.decode(both.encode("e\u0301éé")) == "e\u0301éé"
-    assert both.decode(both.encode("é ó")) == "é o\u0301"  # of the two, ó is unknown
+    assert both.decode(both.encode("é ó")) == "é o\u0301"  # é is known, ó is not
     with pytest.raises(UserError, match=r"lacks 'ä' \(U\+00E4\), '€' \(U\+20AC\); "):
         both.encode("é ä €")
     composed = CharTokenizer(sorted("aé "))
@@ -281,7 +281,7 @@ def test_the_script_shows_that_all_ways_agree(call, monkeypatch):
 
 
 def test_the_script_shows_the_tokens_of_its_paragraph(call):
-    """... and they are those of the fast trainer and of tiktoken, which other lines compute."""
+    """... and they equal the tokens of the fast trainer and of tiktoken, which other code computes."""
     lines = call(module)[1].splitlines()
     ids = train_bpe(module.PARAGRAPH, 256 + 40)
     encoded = BPETokenizer(ids).encode(module.PARAGRAPH)

@@ -158,7 +158,7 @@ def test_a_text_of_5_kB_is_enough(call):
 
 def test_a_new_run_moves_an_old_one_aside(call):
     Path("out/tiny").mkdir(parents=True)
-    Path("out/tiny/config.toml").write_text("")  # of a run that was killed before its log was there
+    Path("out/tiny/config.toml").write_text("")  # left by a run that was killed before its log was there
     for i in range(3):
         assert call(train, *SHORT, "--max_iters=2", f"--seed={i}")[0] == 0
     seeds = {p.name: load_checkpoint(p / "best.pt")["config"]["seed"] for p in Path("out").iterdir()}
@@ -228,7 +228,7 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
 def test_the_log_is_cut_between_lines_whatever_ends_them(call):
     call(train, *SHORT, "--schedule=constant")
     log = Path("out/tiny/log.jsonl")
-    later = b'{"step": 13, "train": 9.0}\r\n'  # of a run that was killed before it saved step 13
+    later = b'{"step": 13, "train": 9.0}\r\n'  # from a run that was killed before it saved step 13
     log.write_bytes(log.read_bytes().replace(b"\n", b"\r\n") + later + b'{"step": 1')  # Windows; a killed write
     assert call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=14")[0] == 0
     assert list(log_of("out/tiny", "train")) == list(range(1, 15))
@@ -520,7 +520,7 @@ def test_dropout_differs_from_step_to_step_process_to_process_and_seed_to_seed(c
     for rank, seed in ((0, 0), (1, 0), (0, 1)):
         pretend(monkeypatch, rank, world_size=2)
         call(train, *SHORT, f"--seed={seed}", f"--out_dir=out/{rank}{seed}")
-        del seeds[-13]  # of the pass before the first step
+        del seeds[-13]  # the seed of the pass before the first step
     assert len(seeds) == len(set(seeds)) == 36
 
 
@@ -542,8 +542,8 @@ def test_a_rate_is_never_zero_while_training(call):
 
 
 def test_a_long_gradient_is_cut_to_grad_clip_and_keeps_its_direction(call, monkeypatch):
-    """As in the lectures' example: of length 50, against a limit of 5, each part of it is a tenth. The gradients of
-    float16 are cut after they are unscaled."""
+    """As in the lectures' example: a gradient of norm 50 is clipped to 5, so each component becomes a tenth. float16
+    gradients are clipped after they are unscaled."""
     monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**8))
     keys = ["--optimizer=sgd", "--momentum=0", "--learning_rate=1", "--schedule=constant", "--warmup_iters=0"]
     change = []
@@ -610,7 +610,7 @@ def test_a_device_without_foreach_kernels_trains(call, monkeypatch):
 
 @pytest.mark.parametrize("option", ["--label_smoothing=0.4", "--train_temperature=0.5"])
 def test_labels_and_logits_are_changed_in_the_training_loss_only(call, option):
-    """A rate near zero leaves the model as it was: the validation loss is the same."""
+    """A learning rate near zero leaves the model as it was: the validation loss is the same."""
     losses = []
     for options in ([], [option]):
         frozen = ["--zero_init=false", "--learning_rate=1e-9", "--muon_learning_rate=1e-9", "--max_iters=1"]
@@ -640,7 +640,7 @@ def test_a_step_in_which_float16_overflows_leaves_the_weights_alone(call, monkey
 
 
 def test_a_run_stops_early_when_the_validation_loss_rises_and_keeps_the_best_model(call):
-    """The rate rises to a wild 0.5: the loss falls while it is small, and rises later."""
+    """The learning rate rises to a wild 0.5: the loss falls while the rate is small, and rises later."""
     wild = ["--optimizer=adamw", "--learning_rate=0.5", "--warmup_iters=40", "--max_iters=40", "--schedule=constant"]
     status, out, _ = call(train, *TINY, *wild, "--eval_interval=2", "--sample_tokens=1", "--early_stop=3")
     losses = log_of("out/tiny", "val")
@@ -724,8 +724,8 @@ def forked(processes: int, *options: str) -> subprocess.Popen:
     ids=["ddp", "fsdp"],
 )
 def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, processes, keys):
-    """The same losses and gradients; one process prints and writes; a checkpoint is the same as that of one. To the
-    digit they are the same for the same number of processes only: in sums over three, the order shows."""
+    """The same losses and gradients; one process prints and writes; a checkpoint is the same as by one process. All are
+    equal to the last digit only for the same number of processes: in sums over three, the order shows."""
     options = [*SHORT, "--schedule=constant", "--eval_interval=3", "--zero_init=false", *keys]
     options += ["--batch_size=3", "--gradient_accumulation_steps=4"]  # in several micro-batches per process, too
     many = forked(processes, *options, "--out_dir=out/many")

@@ -79,7 +79,7 @@ def test_frequent_words_are_thinned_out():
     centers, _ = word2vec.draw_pairs(ids, np.arange(len(ids)) // 10, 1, np.random.default_rng(0))
     frequencies = np.array([0.9, 0.0999, 0.0001])
     keep = np.minimum(1, np.sqrt(1e-3 / frequencies) + 1e-3 / frequencies)
-    # two neighbors for each word but the ends of its document: n kept words of a document make 2 n - 2 pairs
+    # two neighbors for each word, except at the ends of a document: n kept words of a document make 2 n - 2 pairs
     expected = [2 * (10 * p - 1 + (1 - p) ** 10) * n / 10 for p, n in zip(keep, (900_000, 99_900, 100), strict=True)]
     found = np.bincount(centers, minlength=3)
     assert found[:2] == pytest.approx(expected[:2], rel=0.05) and found[2] == expected[2]
@@ -123,7 +123,7 @@ def test_a_step_moves_both_tables_against_their_gradients(double):
 
 
 def test_negatives_are_drawn_by_frequency_to_the_three_quarters(monkeypatch):
-    """The vectors w' that change are those of contexts, and of words that are drawn."""
+    """The vectors w' that change belong to contexts, and to words that are drawn."""
     counts, seen = np.array([70, 0, 20, 10, 0]), []
     monkeypatch.setattr(word2vec, "loss_and_gradients", lambda *x: seen.append(x[1]) or loss_and_gradients(*x))
     monkeypatch.setattr(torch, "zeros", lambda V, C: torch.arange(float(V))[:, None].expand(V, C).clone())  # w' = id
