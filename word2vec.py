@@ -664,7 +664,7 @@ def print_random_cosines(seed: int) -> None:
     for d in (3, 10, 100, 1000):
         some = torch.randn(10_000, d, generator=generator)
         others = torch.randn(10_000, d, generator=generator)
-        cosines = F.cosine_similarity(some, others)  # of each pair, (10_000,)
+        cosines = F.cosine_similarity(some, others)  # (10_000,), one for each pair
         mean = cosines.abs().mean()
         listed.append(f"{mean:.2f} for {d:,}")
     by_dimension = ", ".join(listed)

@@ -99,7 +99,8 @@ def by_the_formulas(model: GPT, ids: list[int]) -> torch.Tensor:
     c, net, T = model.config, model.transformer, len(ids)
     hd = c.n_embd // c.n_head
     x = torch.stack([net.wte.weight[i] for i in ids])
-    start = [max((s for s in range(t + 1) if ids[s] == c.start_token), default=0) for t in range(T)]  # of the document
+    # where the document of each token starts
+    start = [max((s for s in range(t + 1) if ids[s] == c.start_token), default=0) for t in range(T)]
     for t, back in itertools.product(range(T), range(1, c.lookback + 1)):
         token = ids[t - back] if t - back >= start[t] else c.vocab_size  # the last row of a table: nothing there
         x[t] += net.w_prev[c.lookback - back].weight[token]
