@@ -270,7 +270,7 @@ def test_the_answers_of_a_class_are_checked_as_the_page_for_lecturers_says():
     exec(compile(text.replace('"check.py"', repr(str(ROOT / "check.py"))), "docs/teach.md", "exec"), {})
     _, anna, bert = Path("out/points.csv").read_text(encoding="utf-8").splitlines()
     assert anna == "anna,1,result: tasks=2 right=1" and bert.startswith("bert,2,")
-    assert "mask is" in (folder / "anna.txt").read_text() and "error: " in (folder / "bert.txt").read_text()
+    assert "missing  mask" in (folder / "anna.txt").read_text() and "error: " in (folder / "bert.txt").read_text()
 
 
 def test_the_worked_examples_that_pages_name_are_there():
