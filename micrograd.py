@@ -439,7 +439,7 @@ def neural_bigram() -> None:
     minimum = -sum(counted_log_probs) / len(pairs)
     gap = max(abs(counted[pair] - P[pair].data) for pair in W)
     print(f"\nLearned and counted probabilities differ by at most {gap:.3f}. The loss is close to {minimum:.4f} nats,")
-    print("the minimum: counting is the maximum-likelihood solution. Read on in bigram.py, which counts.")
+    print("the minimum: counting is the maximum-likelihood solution. Read on in bigram.py, which counts (it needs PyTorch).")
 
 
 def probabilities(W: dict, chars: list[str]) -> dict:

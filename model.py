@@ -286,8 +286,9 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Initialize so that the first loss is about ln V (uniform), and the scale of the residual
-        stream hardly depends on width and depth. Biases start as zero, the weights of norms as one,
-        matrices as normal random numbers."""
+        stream hardly depends on width and depth. Biases start as zero, the weights of norms as one, and
+        all parameters of two dimensions as normal random numbers: also those that you add. To start
+        them differently, change initial_std()."""
         for name, p in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(p)

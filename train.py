@@ -53,7 +53,8 @@ from windows import cut_into_windows, document_edges, evaluation_windows, mean_l
 
 @dataclass
 class TrainConfig(GPTConfig):
-    """The options of a run: the options of GPTConfig, and how to train. Raises ConfigError."""
+    """The options of a run: the options of GPTConfig, and how to train. One default differs from
+    GPTConfig: lookback is 3. Raises ConfigError."""
 
     config: PathStr = option("", "a file of options, such as config/names.toml")
     dataset: str = option("python", "python, words, names, shakespeare, or a folder in data/")

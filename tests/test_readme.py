@@ -269,7 +269,7 @@ def test_the_answers_of_a_class_are_checked_as_the_page_for_lecturers_says():
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "points.csv" in text]
     exec(compile(text.replace('"check.py"', repr(str(ROOT / "check.py"))), "docs/teach.md", "exec"), {})
     _, anna, bert = Path("out/points.csv").read_text(encoding="utf-8").splitlines()
-    assert anna == "anna,1,result: tasks=2 right=1" and bert.startswith("bert,2,")
+    assert anna == "anna,1,result: tasks=2 right=1,  right    softmax,  missing  mask" and bert.startswith("bert,2,")
     assert "missing  mask" in (folder / "anna.txt").read_text() and "error: " in (folder / "bert.txt").read_text()
 
 
