@@ -439,7 +439,8 @@ def neural_bigram() -> None:
     minimum = -sum(counted_log_probs) / len(pairs)
     gap = max(abs(counted[pair] - P[pair].data) for pair in W)
     print(f"\nLearned and counted probabilities differ by at most {gap:.3f}. The loss is close to {minimum:.4f} nats,")
-    print("the minimum: counting is the maximum-likelihood solution. Read on in bigram.py, which counts (it needs PyTorch).")
+    print("the minimum: counting is the maximum-likelihood solution.")
+    print("Read on in bigram.py, which counts. It needs PyTorch: README.md says how to install it.")
 
 
 def probabilities(W: dict, chars: list[str]) -> dict:
