@@ -192,19 +192,26 @@ def save_gpt2(model: GPT, folder: str | Path) -> None:
     """Write a model with GPT-2's options, of any size, as model.safetensors and config.json, under
     OpenAI's names. Other programs can open the folder, such as transformers by
     GPT2LMHeadModel.from_pretrained(folder). The tokenizer is not part of it. Raises UserError if the
-    model is not a GPT-2."""
+    model is not a GPT-2, or if the folder has a model.safetensors already."""
     refuse_other_models(model)
+    folder = Path(folder)
+    path = folder / "model.safetensors"
+    if path.exists():
+        raise UserError(f"{path} is there already; choose another folder")
     config = model.config
+    # The names and shapes of the file: what Weights.renamed() does, the other way round
     tensors = {}
     for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue  # the same matrix as wte.weight
         name = name.removeprefix("transformer.")
         if name == "wte.weight":
             tensor = tensor[: config.vocab_size]  # without the padding of vocab_multiple
         if name.startswith("h.") and tensor.dim() == 2:
             tensor = tensor.t()  # the matrices of the blocks are stored as (inputs, outputs)
-        if name != "lm_head.weight":  # the same matrix as wte.weight
-            tensors[name] = tensor.float().contiguous().cpu()
-    end_token = START_TOKEN if config.vocab_size == VOCAB_SIZE else None
+        tensors[name] = tensor.float().cpu()
+    # The settings of transformers' GPT2Config that the tensors do not tell, or whose default differs
+    end_token = START_TOKEN if config.vocab_size == VOCAB_SIZE else None  # of another vocabulary, we do not know it
     settings = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -214,38 +221,46 @@ def save_gpt2(model: GPT, folder: str | Path) -> None:
         "n_layer": config.n_layer,
         "n_head": config.n_head,
         "n_embd": config.n_embd,
+        "attn_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
         "bos_token_id": end_token,
         "eos_token_id": end_token,
     }
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_safetensors(folder / "model.safetensors", tensors)
+    # The weights come last: without them, no program takes the folder for a model
     text = json.dumps(settings, indent=2) + "\n"
     replace_file(folder / "config.json", lambda file: file.write(text.encode()))
+    write_safetensors(path, tensors)
 
 
 def refuse_other_models(model: GPT) -> None:
-    """Raise UserError if a model has other options than GPT-2, or layers of peft.py."""
+    """Raise UserError if a model has other options than GPT-2, or other layers."""
     config = model.config
     needed = {**GPT2_OPTIONS, "n_kv_head": config.n_head, "lookback": 0, "start_token": None}
-    others = [f"{name}={getattr(config, name)}" for name, value in needed.items() if getattr(config, name) != value]
+    del needed["zero_init"]  # where training started does not matter
+    others = []
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            others.append(f"{name}={getattr(config, name)}")
     if others:
         raise UserError(f"this model is no GPT-2: {', '.join(others)}; train it with the options of config/gpt2.toml")
-    with torch.device("meta"):  # shapes alone
+    with torch.device("meta"):  # names alone, no memory
         plain = GPT(config)
-    if model.state_dict().keys() != plain.state_dict().keys():
-        raise UserError("GPT-2 has no layers of peft.py; export the model that they were attached to")
+    if type(model) is not GPT or model.state_dict().keys() != plain.state_dict().keys():
+        raise UserError("the model has other layers than GPT-2, as peft.py adds; merge() LoRA, or export the model without them")
 
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write float32 tensors, in the format at the top of this file."""
-    header = {"__metadata__": {"format": "pt"}}  # transformers asks for this entry
+    """Write float32 tensors, four bytes a number, in the format at the top of this file."""
+    header = {"__metadata__": {"format": "pt"}}  # made by PyTorch: older versions of transformers ask for this
     end = 0
     for name, tensor in tensors.items():
-        begin, end = end, end + 4 * tensor.numel()
+        begin = end
+        end = begin + 4 * tensor.numel()
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that each number begins at a multiple of its size
+    text += b" " * (-len(text) % 8)  # up to a multiple of 8 bytes, as programs that map the file into memory like it
 
     def write(file) -> None:
         file.write(len(text).to_bytes(8, "little"))

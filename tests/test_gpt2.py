@@ -11,7 +11,7 @@ import gpt2
 from checkpoint import load_model
 from console import UserError
 from model import GPT, ConfigError, GPTConfig
-from peft import attach
+from peft import attach, merge
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
 
@@ -266,19 +266,48 @@ def test_an_exported_model_is_the_same_gpt2_for_other_programs():
     idx = torch.randint(50_257, (1, 24))
     with torch.no_grad():
         assert torch.equal(again(idx)[0], model(idx)[0])
-    again.transformer.wte.weight.data.zero_()
-    gpt2.save_gpt2(again, "exported")  # over the file that it was read from
-    assert not open_gpt2("exported").transformer.wte.weight.any()
+    with pytest.raises(UserError, match=r"model.safetensors is there already; choose another folder"):
+        gpt2.save_gpt2(again, "exported")
     assert sorted(path.name for path in Path("exported").iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_the_exported_settings_are_those_of_the_model():
-    gpt2.save_gpt2(trained_gpt2(vocab_size=65), Path("out") / "small")
-    settings = json.loads(Path("out/small/config.json").read_text())
-    sizes = {"vocab_size": 65, "n_positions": 24, "n_layer": 2, "n_head": 2, "n_embd": 32}
-    assert settings.items() >= sizes.items() and settings["eos_token_id"] is None
-    header = Path("out/small/model.safetensors").read_bytes()
-    assert int.from_bytes(header[:8], "little") % 8 == 0
+@pytest.mark.parametrize(("vocab_size", "end"), [(65, None), (50_257, 50_256)])
+def test_the_exported_settings_are_those_of_the_model(vocab_size, end):
+    gpt2.save_gpt2(trained_gpt2(vocab_size, dropout=0.25), Path("out") / "small")
+    assert json.loads(Path("out/small/config.json").read_text()) == {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": "gelu_new",
+        "vocab_size": vocab_size,
+        "n_positions": 24,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_embd": 32,
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.25),
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), end),
+    }
+    content = Path("out/small/model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0 and json.loads(content[8 : 8 + length])["__metadata__"] == {"format": "pt"}
+
+
+def test_a_model_in_bfloat16_is_exported_in_float32():
+    model = trained_gpt2(vocab_size=65).bfloat16()
+    gpt2.save_gpt2(model, "exported")
+    tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+    assert torch.equal(tensors["wte.weight"], model.transformer.wte.weight.float())
+
+
+def test_weights_that_cannot_be_written_leave_no_model(monkeypatch):
+    def full(path, tensors):
+        raise UserError("no space")
+
+    monkeypatch.setattr(gpt2, "write_safetensors", full)
+    with pytest.raises(UserError, match="no space"):
+        gpt2.save_gpt2(trained_gpt2(vocab_size=65), "exported")
+    with pytest.raises(UserError, match=r"no checkpoint"):
+        open_gpt2("exported")
 
 
 @pytest.mark.parametrize(
@@ -291,6 +320,8 @@ def test_the_exported_settings_are_those_of_the_model():
         {"start_token": 0},
         {"activation": "gelu"},
         {"tie_weights": False},
+        {"norm": "rmsnorm"},
+        {"qk_norm": True},
     ],
 )
 def test_only_a_gpt2_is_exported(options):
@@ -299,9 +330,35 @@ def test_only_a_gpt2_is_exported(options):
     assert not Path("exported").exists()
 
 
-@pytest.mark.parametrize("method", ["lora", "prompt"])
+@pytest.mark.parametrize("method", ["lora", "adapter", "prefix", "prompt"])
 def test_a_gpt2_with_more_layers_is_not_exported(method):
     model = trained_gpt2(vocab_size=65)
     attach(model, method, rank=2)
-    with pytest.raises(UserError, match=r"no layers of peft.py; export the model"):
+    with pytest.raises(UserError, match=r"other layers than GPT-2, as peft.py adds; merge\(\) LoRA, or"):
+        gpt2.save_gpt2(model, "exported")
+
+
+def test_a_gpt2_with_merged_lora_is_exported():
+    model = trained_gpt2(vocab_size=65, zero_init=True)
+    attach(model, "lora", rank=2)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data.normal_(std=0.3)
+    before = model(torch.arange(24)[None])[0]
+    merge(model)
+    gpt2.save_gpt2(model, "exported")
+    tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
+    plain = trained_gpt2(vocab_size=65)
+    weights = gpt2.Weights(tensors, block_size=24, n_layer=2, n_head=2, n_embd=32, extra_rows=0).renamed()
+    plain.load_state_dict(weights)
+    assert torch.allclose(plain(torch.arange(24)[None])[0], before, atol=1e-4)
+
+
+def test_an_encoder_is_not_exported():
+    class Encoder(GPT):
+        pass
+
+    model = trained_gpt2(vocab_size=65)
+    model.__class__ = Encoder
+    with pytest.raises(UserError, match="other layers than GPT-2"):
         gpt2.save_gpt2(model, "exported")
