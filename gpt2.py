@@ -248,7 +248,8 @@ def refuse_other_models(model: GPT) -> None:
     with torch.device("meta"):  # names alone, no memory
         plain = GPT(config)
     if type(model) is not GPT or model.state_dict().keys() != plain.state_dict().keys():
-        raise UserError("the model has other layers than GPT-2, as peft.py adds; merge() LoRA, or export the model without them")
+        what = "the model has other layers than GPT-2, as peft.py adds"
+        raise UserError(f"{what}; merge() LoRA, or export the model without them")
 
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
