@@ -182,7 +182,7 @@ def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails, smal
 
 def test_all_methods_are_compared_from_the_same_model(call, stages):
     out = done(call, "--method=all", "--plot")
-    rows = [row.split("  ")[0] for row in out.split("was trained on\n")[1].splitlines()]
+    rows = [row.split("  ")[0] for row in out.split("training texts of the base\n")[1].splitlines()]
     assert rows[1 : 3 + len(finetune.VARIANTS)] == ["base", "instructed", *finetune.VARIANTS]
     lora, n = 8 * (16 + 16) * 2, load_model(BASE)[0].num_params()
     assert [row[1:4] for row in stages[2:]] == [
