@@ -210,8 +210,9 @@ def save_gpt2(model: GPT, folder: str | Path) -> None:
         if name.startswith("h.") and tensor.dim() == 2:
             tensor = tensor.t()  # the matrices of the blocks are stored as (inputs, outputs)
         tensors[name] = tensor.float().cpu()
+    # Which token ends a text is known for GPT-2's vocabulary only
+    end_token = START_TOKEN if config.vocab_size == VOCAB_SIZE else None
     # The settings of transformers' GPT2Config that the tensors do not tell, or whose default differs
-    end_token = START_TOKEN if config.vocab_size == VOCAB_SIZE else None  # of another vocabulary, we do not know it
     settings = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
