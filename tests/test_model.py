@@ -512,7 +512,9 @@ def test_the_embeddings_of_a_token_and_those_before_it_add_up_to_the_same_size(l
 
 
 @pytest.mark.parametrize(
-    "keys", [SMALL, CLASSIC, SMALL | {"lookback": 3}], ids=["modern", "GPT-2", "lookback"]
+    "keys",
+    [SMALL, CLASSIC, SMALL | {"lookback": 3}, SMALL | {"label_smoothing": 0.1}, SMALL | {"train_temperature": 0.5}],
+    ids=["modern", "GPT-2", "lookback", "smoothing", "temperature"],
 )
 def test_rounding_up_the_vocabulary_changes_nothing_else(keys):
     plain, padded = (shaken(GPTConfig(**keys | {"vocab_multiple": multiple})) for multiple in (1, 64))
@@ -525,7 +527,10 @@ def test_rounding_up_the_vocabulary_changes_nothing_else(keys):
     (logits, loss), (same, same_loss) = plain(idx, targets), padded(idx, targets)
     assert same.shape == logits.shape == (3, 16, 65)
     assert torch.allclose(same, logits, atol=1e-5) and same_loss.item() == pytest.approx(loss.item(), abs=1e-6)
+    loss.backward()
     same_loss.backward()
+    for (name, p), q in zip(plain.named_parameters(), padded.parameters(), strict=True):
+        assert torch.allclose(q.grad[: len(p)], p.grad, atol=1e-6), name
     assert padded.lm_head.weight.grad[65:].abs().max() == 0
     tokens = padded.generate(idx[:, :1], 40, temperature=100.0, generator=torch.Generator().manual_seed(0))
     assert tokens.max() < 65
