@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -57,6 +58,9 @@ class Options:
     int8: bool = option(False, "round weights to 8-bit integers: faster for a large model and few samples on a CPU")
     compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "float32", "number format of the weights and the cache; 16-bit formats are faster on a GPU, and less exact"
+    )
     plot: bool = option(False, "draw the attention weights of the first 24 tokens: attention.png")
 
 
@@ -425,11 +429,16 @@ def answer_each_line(session: Session) -> None:
 
 def open_session(options: Options) -> Session:
     """Load the model, and make it fast. Raises UserError."""
-    device = Worker.pick(options.device, "float32").device
+    worker = Worker.pick(options.device, options.dtype)
+    device = worker.device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
-    model.to(device)
+    model.to(device, worker.dtype)
+    if device.type == "cuda":
+        # For 16-bit numbers, PyTorch would take cuDNN's attention, which needs 60 ms to prepare for each
+        # new number of keys, and each token has one more than the token before
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if options.compile:
         check_compiler(device)
     if options.int8 or not options.compile:  # OneDNNLinear cannot be compiled
@@ -471,7 +480,7 @@ def plot_attention(session: Session, ids: list[int]) -> None:
     weights = attention_weights(session.model, idx)[:, 0]  # (n_layer, nh, T, T)
     names = token_names(session.tokenizer, shown, session.start_token)
     path = Path(session.folder, "attention.png")
-    plots.attention(weights.cpu().numpy(), names, path)
+    plots.attention(weights.float().cpu().numpy(), names, path)
     print(f"{path}: attention weights of each head", file=sys.stderr)
 
 

@@ -26,7 +26,8 @@ JOBS["climb"] = [(climb, "--dataset=long", "--max_iters=3", f"--model={name}") f
 FEW = ("--max_new_tokens=20", "--num_samples=2")
 for run in [(train, *SHORT, "--max_iters=4", "--dtype=bfloat16", *run.split()) for run in RUNS]:
     JOBS["train"] += [run, (*run, "--init_from=resume", "--max_iters=6"), (sample, *FEW, "--top_p=0.9")]
-JOBS["train"] += [(sample, *FEW, "--int8", "--top_k=3"), (evaluate, "--num_samples=3")]
+JOBS["train"] += [(sample, *FEW, *options) for options in (["--int8", "--top_k=3"], ["--dtype=bfloat16"])]
+JOBS["train"] += [(evaluate, "--num_samples=3")]
 PRETENDED = {
     "torch.cuda.is_available": lambda: True,
     "torch.cuda.set_device": lambda _: None,
@@ -83,9 +84,13 @@ class Card(torch.overrides.TorchFunctionMode):
 def test_all_tensors_are_on_the_card(call, monkeypatch, request, jobs):
     request.getfixturevalue("small_family" if jobs[0][0] in (scaling, climb) else "small_stages")
     monkeypatch.setattr("torch.Generator", Generator)
+    cudnn = []  # is cuDNN's attention allowed?
+    monkeypatch.setattr("torch.backends.cuda.enable_cudnn_sdp", cudnn.append)
     for name, pretended in PRETENDED.items():
         monkeypatch.setattr(name, pretended)
     for job in jobs:
         with Card():
             status, _, err = call(*job, "--device=cuda")
         assert status == 0, err
+    # sample.py alone computes a new number of keys for each token
+    assert set(cudnn) == ({False} if sample in [script for script, *_ in jobs] else set())

@@ -204,6 +204,20 @@ def test_the_attention_of_the_text_is_drawn(call, figures, monkeypatch):
     assert figure.axes[-1].get_title() == f"layer {model.config.n_layer}, head {model.config.n_head}"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_and_cache_have_the_dtype_that_was_asked_for(call, monkeypatch, dtype):
+    seen, store = set(), KVCache.store
+
+    def noted_store(self, kv, *new):
+        seen.update(x.dtype for x in (*kv, *new))
+        return store(self, kv, *new)
+
+    monkeypatch.setattr(KVCache, "store", noted_store)
+    assert len(written(call, "--prompt=the", f"--dtype={dtype}", "--plot")) == 3 + 60 + 1
+    assert seen == {getattr(torch, dtype)}
+    assert Path("out/tiny/attention.png").exists()
+
+
 def test_a_document_is_drawn_with_a_dot_where_it_starts(call, figures):
     written(call, "--plot", "--num_samples=2", "--max_new_tokens=3", run="list")
     labels = figures[0][0].axes[0].get_yticklabels()
@@ -253,6 +267,21 @@ def test_logits_with_the_cache_are_those_without(keys, double):
     parts = [model.hidden_states(part, cache) for part in idx.split([5, 1, 1, 4, 2, 1, 2], dim=1)]
     assert torch.allclose(model.logits(torch.cat(parts, dim=1)), model(idx)[0], atol=1e-9)
     assert [part.data_ptr() for kv in cache.kv for part in kv] == memory and cache.length == 16
+
+
+@every_combination
+@torch.no_grad()
+def test_logits_of_sixteen_bit_weights_are_close(keys):
+    """bfloat16 has 8 significant bits. In the second pass, several tokens are masked."""
+    model = shaken(GPTConfig(**SMALL | keys)).eval()
+    idx = batch(model.config)
+    expected = model(idx)[0][:, -1]
+    rounded = copy.deepcopy(model).bfloat16()
+    cache = KVCache(rounded, 3)
+    sample.next_logits(rounded, cache, idx[:, :9])
+    logits = sample.next_logits(rounded, cache, idx[:, 9:])
+    assert logits.dtype == torch.bfloat16
+    assert (logits - expected).norm() < 0.05 * expected.norm()
 
 
 @every_combination
