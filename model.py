@@ -338,13 +338,16 @@ class GPT(nn.Module):
         logits = self.lm_head(x)  # (B, T, V), or more than V with the padding of vocab_multiple
         smoothing = config.label_smoothing if self.training else 0.0
         if smoothing > 0:
+            # Without the padding: smoothing makes each token a target, and one of probability 0 would
+            # make the loss infinite
             logits = logits[..., :V]
         else:
-            # The padding gets the probability 0, and no gradient. The loss is the same as without it, but
-            # a GPU is faster with aligned rows: by 3 % of a step of GPT-2.
+            # The padding stays, with the probability 0, so the loss is the same. On a GPU, rows of a
+            # multiple of 128 numbers make a step of GPT-2 4 % faster. Autograd does not have to know:
+            # softmax has no gradient at a probability of 0. (Without padding, this changes nothing.)
             with torch.no_grad():
                 logits[..., V:] = -math.inf
-        flat = logits.flatten(0, 1).float()  # (B T, V), in float32: small probabilities matter
+        flat = logits.flatten(0, 1).float()  # (B T, V or more), in float32: small probabilities matter
         if self.training and config.train_temperature != 1:
             flat = flat / config.train_temperature
         loss = F.cross_entropy(flat, targets.flatten(), ignore_index=-1, label_smoothing=smoothing)

@@ -59,7 +59,7 @@ class Options:
     compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
     dtype: Literal["float32", "bfloat16", "float16"] = option(
-        "float32", "number format of the weights and the cache; 16-bit formats are faster on a GPU, and less exact"
+        "float32", "number format of weights and cache; 16-bit formats: faster on a GPU with --compile, less exact"
     )
     plot: bool = option(False, "draw the attention weights of the first 24 tokens: attention.png")
 
@@ -104,7 +104,8 @@ def stream(
         n_tokens = new.shape[1]  # in each row of this pass; the first pass also reads a soft prompt
         if cache.length == 0:
             n_tokens += model.n_virtual
-        # For single tokens, all_rows_equal() is not called, because its answer would wait for a GPU
+        # For single tokens, all_rows_equal() is not called, because Python would wait for a GPU's answer.
+        # Several tokens come only into an empty cache
         if n_tokens == 1:
             logits = step(new)
         elif all_rows_equal(new):
@@ -435,13 +436,14 @@ def open_session(options: Options) -> Session:
     model, tokenizer = load_model(checkpoint)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
     model.to(device, worker.dtype)
-    if device.type == "cuda":
-        # For 16-bit numbers, PyTorch would take cuDNN's attention, which needs 60 ms to prepare for each
-        # new number of keys, and each token has one more than the token before
+    if device.type == "cuda" and not options.compile:
+        # Each token attends to one key more than the token before. In 16-bit formats, PyTorch would call
+        # cuDNN's attention, which takes 60 ms to prepare for each new number of keys
         torch.backends.cuda.enable_cudnn_sdp(False)
     if options.compile:
         check_compiler(device)
-    if options.int8 or not options.compile:  # OneDNNLinear cannot be compiled
+    # Without int8, speed_up() may use OneDNNLinear, which cannot be compiled
+    if options.int8 or not options.compile:
         speed_up(model, options.int8)
     return Session(
         model=model,

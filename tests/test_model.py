@@ -55,7 +55,7 @@ EACH_CHOICE = [  # once
     {"position": "alibi", "n_kv_head": 1, "activation": "gelu_tanh", "qk_norm": False, "flash": False, "dropout": 0.1},
     {"position": "none", "activation": "swiglu", "norm": "layernorm", "lookback": 2, "start_token": 7},
     {"position": "t5", "n_kv_head": 2},
-    {"position": "sinusoidal", "tie_weights": True},
+    {"position": "sinusoidal", "tie_weights": True, "vocab_multiple": 64},
 ]
 
 

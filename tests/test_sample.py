@@ -213,9 +213,11 @@ def test_weights_and_cache_have_the_dtype_that_was_asked_for(call, monkeypatch, 
         return store(self, kv, *new)
 
     monkeypatch.setattr(KVCache, "store", noted_store)
+    Path("out/tiny/attention.png").unlink(missing_ok=True)
     assert len(written(call, "--prompt=the", f"--dtype={dtype}", "--plot")) == 3 + 60 + 1
     assert seen == {getattr(torch, dtype)}
     assert Path("out/tiny/attention.png").exists()
+    assert len(written(call, "--prompt=the", f"--dtype={dtype}", "--int8")) == 3 + 60 + 1
 
 
 def test_a_document_is_drawn_with_a_dot_where_it_starts(call, figures):
