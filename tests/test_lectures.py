@@ -322,7 +322,7 @@ def loss_of(logits, targets, label_smoothing: float = 0.0) -> tuple[torch.Tensor
     logits = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     shape = {"vocab_size": logits.shape[1], "n_layer": 1, "n_head": 1, "n_embd": 2}
     gpt = GPT(GPTConfig(**shape, label_smoothing=label_smoothing))
-    gpt.logits = lambda _: logits[None]
+    gpt.logits = lambda *_, **__: logits[None]
     targets = torch.tensor([targets])
     loss = gpt(targets.clamp(min=0), targets)[1]
     loss.backward()
@@ -1509,7 +1509,7 @@ def _():
             predicted[row, column] = (y[row, column] + 1) % 5
         logits = 9.0 * nn.functional.one_hot(predicted.clamp(min=0), 5).double()
         gpt = GPT(GPTConfig(vocab_size=5, n_layer=1, n_head=1, n_embd=2))
-        gpt.logits = lambda _, logits=logits: logits
+        gpt.logits = lambda *_, logits=logits, **__: logits
         found.append(emergence.token_scores(gpt, examples, CharTokenizer("\n?abc"))["right^length"])
     return found
 
