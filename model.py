@@ -335,8 +335,8 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(x), None
         smoothing = config.label_smoothing if self.training else 0.0
-        # Without padding if there is smoothing: it makes every token a target, and one of probability 0
-        # would make the loss infinite
+        # Label smoothing makes every token a target, and a target of probability 0 would make the loss
+        # infinite: so the padding has to go
         logits = self.logits(x, keep_padding=smoothing == 0)  # (B, T, V or more)
         flat = logits.flatten(0, 1).float()  # (B T, V or more), in float32: small probabilities matter
         if self.training and config.train_temperature != 1:
@@ -346,16 +346,17 @@ class GPT(nn.Module):
         return logits[..., : config.vocab_size].detach(), loss
 
     def logits(self, x: torch.Tensor, keep_padding: bool = False) -> torch.Tensor:
-        """Hidden states (..., C) -> unnormalized log-probabilities (..., V). keep_padding: followed by those of
-        the padding of vocab_multiple, which are -inf. The loss is the same with them, and a GPU is faster
-        with rows of a multiple of 128 numbers: by 4 % of a step of GPT-2."""
+        """Hidden states (..., C) -> unnormalized log-probabilities (..., V).
+
+        keep_padding: the padding of vocab_multiple follows, with logits of -inf. The loss is the same, and
+        a GPU is faster with rows of a multiple of 128 numbers: a step of GPT-2 takes 4 % less time."""
         V = self.config.vocab_size
         logits = self.lm_head(x)
         if not keep_padding:
             return logits[..., :V]
-        # Autograd does not have to know this, as softmax has no gradient at a probability of 0
+        # no_grad() only saves work: softmax has no gradient at a probability of 0 anyway
         with torch.no_grad():
-            logits[..., V:] = -math.inf  # without padding, nothing changes
+            logits[..., V:] = -math.inf  # if there is no padding, nothing changes
         return logits
 
     def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:

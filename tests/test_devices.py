@@ -92,5 +92,5 @@ def test_all_tensors_are_on_the_card(call, monkeypatch, request, jobs):
         with Card():
             status, _, err = call(*job, "--device=cuda")
         assert status == 0, err
-    # sample.py alone computes a new number of keys for each token
-    assert set(cudnn) == ({False} if sample in [script for script, *_ in jobs] else set())
+    if sample in [script for script, *_ in jobs]:
+        assert False in cudnn
