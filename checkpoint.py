@@ -23,6 +23,7 @@ file has the default. An option of GPTConfig needs nothing: in an older file it 
 import inspect
 import itertools
 import json
+import shlex
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -56,8 +57,7 @@ def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | Non
         **entries,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    advice = "the file from before is intact; free some disk space, then try again, or resume"
-    replace_file(path, lambda file: torch.save(checkpoint, file), advice)
+    replace_file(path, lambda file: torch.save(checkpoint, file))
 
 
 def load_checkpoint(init_from: str | Path) -> dict:
@@ -233,28 +233,38 @@ def tokenizer_advice(checkpoint: dict) -> str:
     if kind == "number":
         return "its tokenizer is unknown, so make train.bin and val.bin as before"
     name = "gpt2" if kind == "gpt2" else checkpoint["name"]
+    name = shlex.quote(name)
     return f"run: python prepare_data.py YOUR_TEXT.txt --tokenizer={name}, then name the dataset that it makes"
 
 
 # ----------------------------------------------------------------------------- the folder of a run
 
 
-def open_run(folder: Path, step: int, options: dict):
+# Files of a run. A new run moves them aside, and no others: its folder may have more in it
+RUN_FILES = (
+    "config.toml", "last.pt", "best.pt", "loss.png", "look.html", "attention.png", "evaluation.png", "log.jsonl",
+)  # fmt: skip
+
+
+def open_run(folder: Path, step: int, options: dict, evaluation_due: bool = False):
     """Write config.toml into the folder of a run, and return its log.jsonl, to append to. A new run
-    (step 0) moves an earlier one out of the way; a resumed run cuts the log after `step`. Raises
-    UserError if another run is there."""
+    (step 0) moves the files of an earlier one out of the way; a resumed run cuts the log after `step`.
+    evaluation_due: the evaluation after that step is still to come. Raises UserError if another run is
+    there, or if a file in the folder has the name of a run's file, and is of something else."""
     path = folder / "log.jsonl"
     busy = f"another run is writing to {folder}; wait for its end, or use another --out_dir="
     if step == 0 and path.exists():
         with open(path, "a") as log:
-            lock(log, busy)  # released at once: Windows moves no folder in which a file is open
+            lock(log, busy)  # released at once: Windows moves no file that is open
         move_aside(folder)
-    elif step == 0 and any(folder.glob("*.p[ty]")):  # it has models or scripts, and no log
-        raise UserError(f"{folder} is not the folder of a run; use another --out_dir=")
+    elif step == 0:
+        in_the_way = [name for name in (*RUN_FILES, "meta.json") if (folder / name).exists()]
+        if in_the_way or any(folder.glob("*.p[ty]")):  # models of other scripts, a dataset, scripts
+            raise UserError(f"{folder} is not the folder of a run; use another --out_dir=")
     folder.mkdir(parents=True, exist_ok=True)
     log = open(path, "a+", encoding="utf-8", newline="\n")  # noqa: SIM115
     lock(log, busy)
-    cut_log(log, path, step)
+    cut_log(log, path, step, evaluation_due)
     lines = []
     for name, value in options.items():
         if value is not None:  # TOML has no None: an option that is left out has its default
@@ -265,23 +275,32 @@ def open_run(folder: Path, step: int, options: dict):
 
 
 def move_aside(folder: Path) -> None:
-    """Rename the folder of an earlier run: to out/names-1, out/names-2 ..."""
+    """Move the files of an earlier run into a new folder: out/names-1, out/names-2 ..."""
+    if folder.is_symlink():
+        folder = folder.resolve()  # both runs stay on the disk that the link leads to
     for n in itertools.count(1):
         target = Path(f"{folder}-{n}")
         if not target.exists():
             break
-    move(folder, target)
+    target.mkdir()
+    for name in RUN_FILES:
+        if (folder / name).exists():
+            move(folder / name, target / name)
     print(f"moved the previous run in {folder} to {target}")
 
 
-def cut_log(log, path: Path, step: int) -> None:
+def cut_log(log, path: Path, step: int, evaluation_due: bool) -> None:
     """Cut off the end of an open log.jsonl: lines of steps after `step`, which a killed run had not
-    saved, and a line that it had not finished."""
+    saved, the validation loss of that step if it is computed again, and a line that was not finished."""
     log.seek(0)
     size = 0  # bytes of the lines that stay
     try:
         for line in log:
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
+            if not line.endswith("\n"):
+                break
+            entry = json.loads(line)
+            again = evaluation_due and entry["step"] == step and "val" in entry
+            if entry["step"] <= step and not again:
                 size += len(line.encode())
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} has a line that train.py did not write; delete that line") from error

@@ -40,13 +40,16 @@ def run(main: Callable[[], None], *expected: type[Exception]) -> None:
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
     try:
         main()
-        sys.stdout.flush()
+        if sys.stdout:  # None if it is closed
+            sys.stdout.flush()
     except (UserError, FloatingPointError, *expected) as error:
         fail(str(error))
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (FileNotFoundError, ConnectionError, TimeoutError):
         raise  # OSErrors; scripts catch them if a user can cause them, so an error that comes here is a bug
+    except FileExistsError as error:  # where a folder should be
+        fail(f"{error.filename} is a file, or a link that leads nowhere, instead of a folder; move it")
     except OSError as error:  # no permission, no space, a folder instead of a file ...
         fail(f"{error.filename or 'output'}: {error.strerror or error}; check path, permissions and free space")
     except KeyboardInterrupt:
@@ -213,6 +216,10 @@ def without_none(kind):
 def convert(what: str, kind, text: str):
     """The value of an option, from its text: a bool, str, PathStr, int, float, one of the types at the top of this
     file, or a Literal. what: the option's name in an error. Raises UserError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that are not UTF-8, in the name of a file, perhaps
+        raise UserError(f"{what} is not UTF-8; use another name") from None
     if kind is bool:
         return choose(what, text, ("true", "false")) == "true"
     if get_origin(kind) is Literal:
@@ -320,7 +327,8 @@ def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> Non
 def loss_row(data, name: str, loss: float, split: str) -> list[str]:
     bits = data.bits_per_byte(loss, split)
     perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
-    return [name, f"{loss:.4f}", f"{perplexity:.2f}", f"{bits:.4f}"]
+    digits = ".2f" if perplexity < 1e6 else ".1e"
+    return [name, f"{loss:.4f}", f"{perplexity:{digits}}", f"{bits:.4f}"]
 
 
 def print_result(model: str, data=None, params: int = 0, losses: dict | None = None, **figures) -> None:

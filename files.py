@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, from this program or the network; safe tensors."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import time
@@ -17,9 +18,9 @@ DOWNLOADS = Path("data", "downloads")  # downloaded files, kept for the next tim
 # ----------------------------------------------------------------------------- files of this program
 
 
-def replace_file(path: Path, write: Callable, advice: str = "free some disk space") -> None:
+def replace_file(path: Path, write: Callable, advice: str = "") -> None:
     """Make or replace a file with the output of write(file). If that fails, the old file stays as it
-    is. Raises UserError."""
+    is. advice: what to do then, if it is not what the error suggests. Raises UserError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -36,6 +37,11 @@ def replace_file(path: Path, write: Callable, advice: str = "free some disk spac
             cause = error.__context__
         if not isinstance(cause, OSError):
             raise
+        denied = isinstance(cause, PermissionError) or cause.errno == errno.EROFS  # read-only file system
+        if not advice:
+            advice = "use a folder that you may write to" if denied else "free some disk space"
+        if path.exists():
+            advice += "; the file from before is intact"
         raise UserError(f"cannot write {path}: {cause.strerror or cause}; {advice}") from error
 
 

@@ -15,19 +15,22 @@ import ctypes
 import os
 import signal
 import sys
+import sysconfig
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from console import UserError
 
-# torchrun sets all three variables; one of them alone is left over from something else
-DISTRIBUTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+# torchrun sets all of these variables; some of them alone are left over from something else
+DISTRIBUTED = all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
 RANK = int(os.environ["RANK"]) if DISTRIBUTED else 0
 WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if DISTRIBUTED else 1
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if DISTRIBUTED else 0  # the rank among those on this computer
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0) if DISTRIBUTED else 0  # the rank among those on this computer
 
 
 @dataclass
@@ -204,7 +207,10 @@ def is_intel() -> bool:
 def join_processes() -> None:
     """Connect the processes that torchrun started. The first one prints."""
     if DISTRIBUTED:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        except ValueError as error:  # such as no MASTER_PORT
+            raise UserError(f"{first_line(error)}; use torchrun, or unset RANK, WORLD_SIZE and MASTER_ADDR") from error
         if RANK:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
@@ -262,8 +268,9 @@ def exit_now(status: int) -> None:
     """Exit. Several processes skip Python's shutdown, in which their threads could abort."""
     if not DISTRIBUTED:
         sys.exit(status)
-    with contextlib.suppress(OSError):  # its reader may have left
-        sys.stdout.flush()
+    if sys.stdout:
+        with contextlib.suppress(OSError):  # its reader may have left
+            sys.stdout.flush()
     os._exit(status)
 
 
@@ -284,8 +291,13 @@ class StopSignal:
 
     def handle(self, number: int, _) -> None:
         self.requested = True
-        if signal.Signals(number).name == "SIGHUP":  # the terminal is gone: printing would fail
+        name = signal.Signals(number).name
+        if name == "SIGHUP":  # the terminal is gone: printing would fail
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        if name == "SIGINT" and RANK == 0:
+            with contextlib.suppress(OSError):  # standard error may be closed
+                # Not by print(), as the signal may have come in the middle of one
+                os.write(2, b"\nstopping; another Ctrl-C ends the run at once, without saving\n")
         if not DISTRIBUTED:
             signal.signal(number, self.second[number])
 
@@ -318,10 +330,19 @@ def explain_errors(out_of_memory: str = "") -> Iterator[None]:
 def check_compiler(device: torch.device) -> None:
     """Compile an addition. If that fails, it is due to this computer. Raises UserError."""
     try:
-        torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
+        with warnings.catch_warnings(action="ignore"):  # the error says it
+            torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
     except Exception as error:  # many parts of a compiler can be missing
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"torch.compile fails on this machine ({why}); use --compile=false") from error
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        headers = sysconfig.get_path("include")
+        if "No working C++ compiler" in why or "Failed to find C compiler" in why:
+            what = "needs a C++ compiler; install one (Debian, Ubuntu: apt install g++; macOS: xcode-select --install)"
+        elif not Path(headers, "Python.h").exists():
+            what = f"needs {headers}/Python.h; install the headers of {python} (Debian, Ubuntu: apt install {python}-dev)"
+        else:
+            what = f"fails on this machine ({why[:200]}); mend that"
+        raise UserError(f"torch.compile {what}, or use --compile=false") from error
 
 
 def keep_freed_memory() -> None:

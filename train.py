@@ -18,6 +18,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -144,6 +145,9 @@ def train(run: "Run") -> None:
     scaler = run.scaler
     progress = run.progress
     with StopSignal() as stop:
+        if progress.evaluation_due:  # the run was stopped before or in an evaluation, and is resumed
+            validate(run, stop)
+            save_progress(run)
         while not run.is_over():
             began = time.perf_counter()
             progress.step += 1
@@ -185,17 +189,19 @@ def train(run: "Run") -> None:
             run.stopped = worker.any(stop.requested)  # a signal to one process stops all
             last = step == config.max_iters
             log_now = last or step % config.log_interval == 0
-            evaluate_now = last or step % config.eval_interval == 0
+            progress.evaluation_due = last or step % config.eval_interval == 0
             save_now = run.is_over() or step % config.checkpoint_interval == 0
-            if log_now or evaluate_now or save_now:
+            if log_now or progress.evaluation_due or save_now:
                 read_losses(run)  # waits until a GPU has computed them, so the time below is right
             progress.train_seconds += time.perf_counter() - began
             if log_now:
                 log_training(run, fraction, grad_norm)
-            if evaluate_now:
-                validate(run)  # saves best.pt, without the optimizer, if the loss is the lowest so far
-            if save_now or run.is_over():  # validate() may have triggered early stopping
+            if save_now:  # before the evaluation, which can take long
                 save_progress(run)  # saves last.pt: model, optimizer, scaler and progress
+            if progress.evaluation_due and not run.stopped:
+                validate(run, stop)  # saves best.pt, without the optimizer, if the loss is the lowest so far
+                if save_now or run.is_over():  # early stopping, or a signal in the evaluation
+                    save_progress(run)
 
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
@@ -246,6 +252,7 @@ class Progress:
     losses: list = field(default_factory=list)
     best: float = math.inf  # the lowest validation loss
     evaluations_since_best: int = 0
+    evaluation_due: bool = False  # is the evaluation after this step still missing?
 
 
 @dataclass
@@ -321,18 +328,32 @@ def compute_rate(tokens_per_second: float, model: GPT, worker: Worker) -> dict[s
     return {"mfu": round(flops / (peak * worker.world_size), 4)}
 
 
-def validate(run: Run) -> None:
-    """Compute the validation loss, and save the model if it is the best so far."""
+def validate(run: Run, stop: StopSignal) -> None:
+    """Compute the validation loss, and save the model if it is the best so far. A signal ends the
+    evaluation, which then stays due."""
     config = run.config
     data = run.data
     progress = run.progress
-    val = mean_loss(run.model, run.loss_function, data.val, run.windows, config.batch_size, run.worker)
+    show = console.progress("evaluating", len(run.windows[0]), "windows")
+
+    def is_stopped(done: int) -> bool:
+        show(done)
+        run.stopped = run.worker.any(stop.requested)
+        return run.stopped
+
+    val = mean_loss(run.model, run.loss_function, data.val, run.windows, config.batch_size, run.worker, is_stopped)
+    if run.stopped:
+        return
+    progress.evaluation_due = False
     check_finite("validation loss", val, run)
     if val < progress.best:
         progress.best = val
         progress.evaluations_since_best = 0
         save(run, "best.pt", val=val)
         news = "new best, saved best.pt"
+        uniform = math.log(data.vocab_size)
+        if val > uniform:
+            news = f"saved best.pt, still above the uniform loss of {uniform:.4f}"
     else:
         progress.evaluations_since_best += 1
         news = f"lowest so far {progress.best:.4f}"
@@ -361,7 +382,8 @@ def save_progress(run: Run) -> None:
     save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())
     if run.stopped:
         step = run.progress.step
-        print(f"stopped after step {step}; resume with --init_from=resume --out_dir={run.config.out_dir}")
+        out_dir = shlex.quote(run.config.out_dir)
+        print(f"stopped after step {step}; resume with --init_from=resume --out_dir={out_dir}")
 
 
 def save(run: Run, name: str, **entries) -> None:
@@ -446,7 +468,8 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
     checkpoint.clear()
     run.began = time.perf_counter() - run.progress.seconds
     if worker.rank == 0:
-        run.log = open_run(Path(config.out_dir), run.progress.step, config.options())
+        progress = run.progress
+        run.log = open_run(Path(config.out_dir), progress.step, config.options(), progress.evaluation_due)
     return run
 
 
@@ -482,6 +505,10 @@ def print_summary(run: Run) -> None:
     per_step = config.tokens_per_step()
     epochs = steps * per_step / n_train
     print(f"run     {config.out_dir}: {steps:,} steps x {per_step:,} tokens = {epochs:.2g} epochs")
+    warmup = config.warmup_iters
+    if warmup > steps:
+        reached = f"{steps / warmup:.0%} of its peak"
+        print(f"note: --warmup_iters={warmup} is longer than the run; the learning rate only reaches {reached}")
 
 
 def restore(run: Run, checkpoint: dict) -> None:
@@ -499,6 +526,11 @@ def restore(run: Run, checkpoint: dict) -> None:
     if missing or other_tokens:
         run.progress.best = math.inf
         run.progress.evaluations_since_best = 0
+    step = run.progress.step
+    if step == run.config.max_iters:
+        # There is no next evaluation; so it comes now, if it is needed
+        run.progress.evaluation_due |= missing
+        print(f"note: all {step} steps are done; to train on, give a larger --max_iters, such as {2 * step}")
 
 
 def changed_text(data: Dataset, checkpoint: dict) -> str:
@@ -522,7 +554,8 @@ def report(config: TrainConfig, data: Dataset, worker: Worker, progress: Progres
     folder = Path(config.out_dir)
     checkpoint = load_checkpoint(folder / "best.pt")
     if progress.step < config.max_iters:
-        advice = f"to continue: python train.py --init_from=resume --out_dir={config.out_dir} --early_stop=0"
+        out_dir = shlex.quote(config.out_dir)
+        advice = f"to continue: python train.py --init_from=resume --out_dir={out_dir} --early_stop=0"
         print(f"early stopping: no improvement in {config.early_stop} evaluations; {advice}")
     best_step = checkpoint["step"]
     if best_step < progress.step:
@@ -605,7 +638,12 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
 
 def resume(given: dict) -> tuple[TrainConfig, dict]:
     """Continue the run in out_dir with its options, except for the options that are given now."""
-    checkpoint = load_checkpoint(Path(given["out_dir"], "last.pt"))
+    last = Path(given["out_dir"], "last.pt")
+    if not last.exists():
+        folders = sorted(str(path.parent) for path in Path("out").glob("**/last.pt"))
+        others = f"one of: {', '.join(folders)}" if folders else "a folder that has a last.pt"
+        raise UserError(f"there is no {last} to resume; use --out_dir= with {others}")
+    checkpoint = load_checkpoint(last)
     if "optimizer" not in checkpoint:
         raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
     refuse_unknown(checkpoint["name"], checkpoint["config"], TrainConfig)
@@ -615,6 +653,9 @@ def resume(given: dict) -> tuple[TrainConfig, dict]:
     given["init_from"] = before["init_from"]  # config.toml still says what the run began with
     config = TrainConfig(**{**before, **given})
     refuse_changes(config, before, {*architecture(), "optimizer"}, checkpoint["name"])
+    step = checkpoint["step"]
+    if step > config.max_iters:
+        raise UserError(f"{step} steps are done, more than --max_iters={config.max_iters}; give a larger number")
     return config, checkpoint
 
 
@@ -684,6 +725,7 @@ def facts(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) 
     weights = checkpoint.get("model", {}).values()
     beginnings = [p.flatten()[:9].tolist() for p in weights]  # enough to tell two checkpoints apart
     hashes = {"the checkpoint": checksum(beginnings), "the tokenizer": checksum(data.tokenizer.to_dict())}
+    hashes["the progress in the checkpoint"] = checksum(checkpoint.get("progress"))
     for split, sha256 in hashes_of(data).items():
         hashes[f"the {split} split"] = sha256
     for path in Path(__file__).parent.glob("*.py"):

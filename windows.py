@@ -116,13 +116,21 @@ def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: in
 
 @torch.no_grad()
 def mean_loss(
-    model: torch.nn.Module, loss_function: Callable, tokens: np.ndarray, windows: tuple, batch_size: int, worker
+    model: torch.nn.Module,
+    loss_function: Callable,
+    tokens: np.ndarray,
+    windows: tuple,
+    batch_size: int,
+    worker,
+    show: Callable = lambda done: None,
 ) -> float:
     """The mean loss over windows (starts, stops), in nats per token. loss_function(x, y) calls the
     model, and returns the mean loss of a batch. The model itself is needed to switch dropout off, and
     on again if it was. Several processes split the batches: rank 0 computes the first batch, rank 1 the
-    second, and so on, and then again from rank 0."""
+    second, and so on, and then again from rank 0. show(done) is called after each batch, with the number of
+    windows that are done. If it returns True, the mean is that of these windows."""
     starts, stops = windows
+    n_windows = len(starts)
     # Add empty windows, from 0 to 0, at the end. Then all batches have the same shape: for another
     # shape, a compiled model would be compiled again. And all processes run the same number of batches:
     # with FSDP, each process needs the others to compute.
@@ -143,6 +151,8 @@ def mean_loss(
         if n_targets > 0:  # else the mean is NaN
             total += loss * n_targets
             count += n_targets
+        if show(min(first + in_a_round, n_windows)):
+            break
     model.train(was_training)
     total, count = worker.sum(total, count)  # sums over all processes
     return total / count

@@ -234,7 +234,8 @@ def test_a_new_user_counts_words():
     assert (done.returncode, done.stderr) == (0, "")
     metrics = result(done.stdout)
     assert {"model": "bigram", "dataset": "words", "params": "729"}.items() <= metrics.items()
-    assert float(metrics["train"]) < float(metrics["val"]) < 2.8 < math.log(27)
+    train, val = float(metrics["train"]), float(metrics["val"])
+    assert abs(train - val) < 0.05 and max(train, val) < 2.8 < math.log(27)  # a table of 729 counts cannot overfit
     lines = done.stdout.splitlines()
     samples = lines[lines.index("samples:") + 1 :][:10]
     assert all(word.islower() and word.isalpha() for word in samples) and len(set(samples)) > 5

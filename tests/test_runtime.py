@@ -1,5 +1,6 @@
 import ctypes
 import os
+import re
 import sys
 import types
 from pathlib import Path
@@ -30,6 +31,31 @@ def test_a_cpu_computes_in_bfloat16_if_it_has_units_for_it_and_pytorch_uses_them
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     assert str(Worker.pick("cpu", "auto")) == f"cpu, {chosen}"
     assert str(Worker.pick("cpu", "float32")) == "cpu, float32"
+
+
+@pytest.mark.parametrize(
+    ("error", "has_headers", "words"),
+    [
+        ("InvalidCxxCompiler: No working C++ compiler found", True, "needs a C++ compiler; install one (Debian"),
+        ("Failed to find C compiler. Please specify via CC", True, "needs a C++ compiler; install one (Debian"),
+        ("main.cpp:29: fatal error: Python.h: No such file", False, "needs {headers}/Python.h; install the headers of"),
+        ("ld: cannot find -lgomp", True, "fails on this machine (RuntimeError: ld: cannot find -lgomp); "),
+    ],
+)
+def test_what_torch_compile_lacks_is_named(monkeypatch, tmp_path, error, has_headers, words):
+    """Messages of PyTorch. A machine can have the headers of another Python only."""
+
+    def fail(function):
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(torch, "compile", fail)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    if has_headers:
+        Path(tmp_path, "Python.h").touch()
+    words = words.format(headers=tmp_path)
+    with pytest.raises(UserError, match=re.escape(f"torch.compile {words}")) as raised:
+        runtime.check_compiler(torch.device("cpu"))
+    assert str(raised.value).endswith(", or use --compile=false")
 
 
 def test_intels_processors_are_known_by_their_name(monkeypatch):

@@ -19,6 +19,7 @@ from checkpoint import load_model
 from console import UserError
 from model import GPT, GPTConfig
 from peft import attach
+from runtime import check_compiler
 from sample import Int8Linear, KVCache, OneDNNLinear, speed_up
 from tokenizer import BPETokenizer, train_bpe
 
@@ -160,8 +161,11 @@ def test_samples_stop_when_all_have_ended(call, monkeypatch):
     assert len(columns) == max(len(text) for text in texts) + 1 < 60
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a compiler")
 def test_compiled_samples_are_the_same(call):
+    try:
+        check_compiler(torch.device("cpu"))
+    except UserError as error:
+        pytest.skip(str(error))
     options = ["--num_samples=2", "--prompt=the mat"]
     assert written(call, *options, "--compile") == written(call, *options)
 

@@ -157,19 +157,43 @@ def test_a_text_of_5_kB_is_enough(call):
 
 
 def test_a_new_run_moves_an_old_one_aside(call):
-    Path("out/tiny").mkdir(parents=True)
-    Path("out/tiny/config.toml").write_text("")  # left by a run that was killed before its log was there
     for i in range(3):
         assert call(train, *SHORT, "--max_iters=2", f"--seed={i}")[0] == 0
     seeds = {p.name: load_checkpoint(p / "best.pt")["config"]["seed"] for p in Path("out").iterdir()}
     assert seeds == {"tiny-1": 0, "tiny-2": 1, "tiny": 2}
 
 
-def test_a_folder_with_models_of_others_is_left_alone(call, fails):
-    Path("out/instructed").mkdir(parents=True)
-    Path("out/instructed/best.pt").write_bytes(b"a model of finetune.py")
-    assert "out/instructed is not the folder of a run" in fails(train, *SHORT, "--out_dir=out/instructed")
-    assert [path.name for path in Path("out/instructed").iterdir()] == ["best.pt"]
+@pytest.mark.parametrize("folder", ["out", "papers", "data", "out/tiny"])
+def test_a_new_run_moves_nothing_else_aside(call, folder):
+    """Such as other runs, documents, datasets, or notes in the folder of the run."""
+    mine = Path(folder, "mine", "notes.txt")
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    for i in range(2):
+        assert call(train, *SHORT, "--max_iters=1", f"--out_dir={folder}", f"--seed={i}")[0] == 0
+    assert mine.read_text() == "mine" and Path("data/tiny/meta.json").exists()
+    assert load_checkpoint(f"{folder}-1/last.pt")["config"]["seed"] == 0
+    assert load_checkpoint(f"{folder}/last.pt")["config"]["seed"] == 1
+
+
+@posix
+def test_a_run_in_a_linked_folder_stays_where_the_link_leads(call, fails):
+    Path("disk/run").mkdir(parents=True)
+    Path("out").mkdir()
+    Path("out/run").symlink_to(Path("disk/run").resolve())
+    for _ in range(2):
+        assert call(train, *SHORT, "--max_iters=1", "--out_dir=out/run")[0] == 0
+    assert Path("out/run").is_symlink() and Path("disk/run/last.pt").exists() and Path("disk/run-1/last.pt").exists()
+    Path("out/gone").symlink_to("not mounted")
+    assert "out/gone is a file, or a link that leads nowhere" in fails(train, *SHORT, "--out_dir=out/gone")
+
+
+@pytest.mark.parametrize("file", ["best.pt", "config.toml", "meta.json", "mine.py"])
+def test_a_folder_with_files_of_others_is_left_alone(call, fails, file):
+    Path("out/other").mkdir(parents=True)
+    Path("out/other", file).write_bytes(b"of another script")
+    assert "out/other is not the folder of a run" in fails(train, *SHORT, "--out_dir=out/other")
+    assert [path.read_bytes() for path in Path("out/other").iterdir()] == [b"of another script"]
 
 
 # ----------------------------------------------------------------------------- nothing is lost
@@ -225,6 +249,53 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
             torch.testing.assert_close(resumed[part], whole[part], rtol=0, atol=0)
 
 
+def test_a_run_that_is_stopped_in_an_evaluation_loses_no_step_and_repeats_the_evaluation(call, monkeypatch):
+    """A signal ends the evaluation after a batch, also the last evaluation."""
+    options = [*SHORT, "--batch_size=2"]
+    call(train, *options, "--out_dir=out/whole")
+    for step in (8, 12):
+        folder, batches = f"out/{step}", []
+
+        def any_signal(worker, requested, step=step, batches=batches):
+            batches.append(log_of(f"out/{step}", "train"))
+            return len(batches[-1]) == step and len(batches) > 1 and len(batches[-2]) == step
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "any", any_signal)
+            assert call(train, *options, f"--out_dir={folder}")[0] == 130
+        assert list(log_of(folder, "val")) == list(range(4, step, 4))
+        assert load_checkpoint(f"{folder}/last.pt")["step"] == step
+        assert call(train, "--init_from=resume", f"--out_dir={folder}")[0] == 0
+        for key in ("train", "val"):
+            assert log_of(folder, key) == log_of("out/whole", key)
+        best = [load_checkpoint(f"{f}/last.pt")["progress"]["best"] for f in (folder, "out/whole")]
+        assert best[0] == best[1]
+
+
+@pytest.mark.parametrize("save", [2, 3])
+def test_a_run_that_is_killed_in_an_evaluation_loses_no_step_and_repeats_the_evaluation(call, monkeypatch, save):
+    """last.pt is saved before each evaluation and after it: killed in the second save, or in the third."""
+    options = [*SHORT, "--checkpoint_interval=4"]
+    call(train, *options, "--out_dir=out/whole")
+    saves = []
+
+    def save_or_die(run):
+        saves.append(run.progress.step)
+        if len(saves) == save:
+            raise RuntimeError("killed")
+        save_progress(run)
+
+    save_progress = train.save_progress
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "save_progress", save_or_die)
+        with pytest.raises(RuntimeError, match="killed"):
+            call(train, *options, "--out_dir=out/killed")
+    assert saves == [4, 4, 8][:save]
+    assert call(train, "--init_from=resume", "--out_dir=out/killed")[0] == 0
+    for key in ("train", "val"):
+        assert log_of("out/killed", key) == log_of("out/whole", key)
+
+
 def test_the_log_is_cut_between_lines_whatever_ends_them(call):
     call(train, *SHORT, "--schedule=constant")
     log = Path("out/tiny/log.jsonl")
@@ -241,6 +312,20 @@ def test_a_finished_run_can_be_extended(call):
     call(train, *SHORT, *long, "--max_iters=6")
     assert call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=12")[0] == 0
     assert log_of("out/tiny", "train") == log_of("out/long", "train")
+
+
+def test_a_finished_run_says_so_and_keeps_its_number_of_steps(call, fails):
+    call(train, *SHORT)
+    again = ["--init_from=resume", "--out_dir=out/tiny"]
+    assert "12 steps are done, more than --max_iters=5; give a larger number" in fails(train, *again, "--max_iters=5")
+    assert tomllib.loads(Path("out/tiny/config.toml").read_text())["max_iters"] == 12
+    Path("out/tiny/best.pt").unlink()  # is made again, from last.pt
+    before = log_of("out/tiny", "val")
+    status, out, _ = call(train, *again)
+    assert status == 0 and "note: all 12 steps are done; to train on, give a larger --max_iters, such as 24" in out
+    assert float(result(out)["val"]) == pytest.approx(before[12], abs=1e-4) and log_of("out/tiny", "val") == before
+    other = fails(train, "--init_from=resume", "--out_dir=out/tyni")
+    assert "there is no out/tyni/last.pt to resume; use --out_dir= with one of: out/tiny" in other
 
 
 def test_the_seconds_of_a_resumed_run_go_on(call):
@@ -377,8 +462,8 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
     again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=5", "--eval_interval=5"]
     done = finish(start("train.py", *again, preexec_fn=limit))
     assert done.returncode == 2
-    what = "error: cannot write out/tiny/last.pt: File too large; the file from before is intact; "
-    assert done.stderr == f"{what}free some disk space, then try again, or resume\n"
+    what = "error: cannot write out/tiny/last.pt: File too large; free some disk space; the file from before is intact"
+    assert done.stderr == f"{what}\n"
     assert Path("out/tiny/last.pt").read_bytes() == before
     assert not list(Path("out/tiny").glob("*.tmp"))
 
@@ -661,8 +746,8 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing compiled before"))
     done = finish(start("train.py", *SHORT, "--compile"))
     assert done.returncode == 2 and done.stderr.count("error: ") == 1
-    assert done.stderr.splitlines()[-1].startswith("error: torch.compile fails on this machine (")
-    assert done.stderr.endswith("; use --compile=false\n") and not Path("out").exists()
+    assert done.stderr.splitlines()[-1].startswith("error: torch.compile needs a C++ compiler; install one ")
+    assert done.stderr.endswith(", or use --compile=false\n") and not Path("out").exists()
 
 
 def test_a_document_mask_needs_documents(call, fails):
@@ -1069,7 +1154,8 @@ def test_a_config_of_the_repository_is_legal(path, read_config, monkeypatch):
         (["--dataset=data/tiny"], "data/tiny is not the name of a dataset; use --dataset=tiny"),
         (["--device=cuda:99"], "there is no device cuda:99 here"),
         (["--block_size=2000"], "the val split of tiny has "),
-        (["--init_from=resume", "--out_dir=out/nothing"], "no checkpoint out/nothing/last.pt"),
+        (["--init_from=resume"], "there is no out/tiny/last.pt to resume; use --out_dir= with a folder that has a "),
+        (["--out_dir=out/caf\udce9"], "--out_dir is not UTF-8; "),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, words):
@@ -1179,6 +1265,7 @@ def as_before(path: str) -> None:
     checkpoint["delimiter"] = checkpoint.pop("start_token")
     if "progress" in checkpoint:
         progress = checkpoint.pop("progress")
+        del progress["evaluation_due"]
         checkpoint["state"] = tuple(progress.values())
         assert len(checkpoint["state"]) == 7
     torch.save(checkpoint, path)
