@@ -335,11 +335,11 @@ def check_compiler(device: torch.device) -> None:
     except Exception as error:  # many parts of a compiler can be missing
         why = " ".join(f"{type(error).__name__}: {error}".split())
         python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        headers = sysconfig.get_path("include")
+        header = Path(sysconfig.get_path("include"), "Python.h")
         if "No working C++ compiler" in why or "Failed to find C compiler" in why:
             what = "needs a C++ compiler; install one (Debian, Ubuntu: apt install g++; macOS: xcode-select --install)"
-        elif not Path(headers, "Python.h").exists():
-            what = f"needs {headers}/Python.h; install the headers of {python} (Debian, Ubuntu: apt install {python}-dev)"
+        elif not header.exists():
+            what = f"needs {header}; install the headers of {python} (Debian, Ubuntu: apt install {python}-dev)"
         else:
             what = f"fails on this machine ({why[:200]}); mend that"
         raise UserError(f"torch.compile {what}, or use --compile=false") from error

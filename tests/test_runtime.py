@@ -38,7 +38,7 @@ def test_a_cpu_computes_in_bfloat16_if_it_has_units_for_it_and_pytorch_uses_them
     [
         ("InvalidCxxCompiler: No working C++ compiler found", True, "needs a C++ compiler; install one (Debian"),
         ("Failed to find C compiler. Please specify via CC", True, "needs a C++ compiler; install one (Debian"),
-        ("main.cpp:29: fatal error: Python.h: No such file", False, "needs {headers}/Python.h; install the headers of"),
+        ("main.cpp:29: fatal error: Python.h: No such file", False, "needs {header}; install the headers of"),
         ("ld: cannot find -lgomp", True, "fails on this machine (RuntimeError: ld: cannot find -lgomp); "),
     ],
 )
@@ -52,7 +52,7 @@ def test_what_torch_compile_lacks_is_named(monkeypatch, tmp_path, error, has_hea
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     if has_headers:
         Path(tmp_path, "Python.h").touch()
-    words = words.format(headers=tmp_path)
+    words = words.format(header=Path(tmp_path, "Python.h"))
     with pytest.raises(UserError, match=re.escape(f"torch.compile {words}")) as raised:
         runtime.check_compiler(torch.device("cpu"))
     assert str(raised.value).endswith(", or use --compile=false")
