@@ -167,6 +167,7 @@ def test_values_have_the_types_of_their_fields(options):
         ("-steps=3", "unknown option -steps=3 (did you mean steps?)"),
         ("--ste=3", "unknown option --ste=3 (did you mean steps?)"),  # no abbreviations
         ("--compile=yes", "--compile=yes is unknown; choose from true, false"),
+        ("--file=caf\udce9", "--file is not UTF-8; use another name"),
     ],
 )
 def test_a_wrong_option_gets_one_line(options, arg, words):
@@ -399,6 +400,7 @@ def ends_with(error: BaseException, *expected: type[Exception]) -> int:
         (LookupError("expected; do that"), "error: expected; do that\n"),
         (PermissionError(errno.EACCES, "Permission denied", "file"), "error: file: Permission denied; check path, "),
         (OSError(errno.ENOSPC, "No space left on device"), "error: output: No space left on device; check path, "),
+        (FileExistsError(errno.EEXIST, "File exists", "out"), "error: out is a file, or a link that leads nowhere, "),
     ],
 )
 def test_a_mistake_of_the_user_gets_one_line_and_status_2(capsys, error, line):
@@ -423,6 +425,12 @@ def test_a_console_without_unicode_prints_question_marks():
     locale = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
     done = finish(start("prepare_data.py", "my.txt", env=locale))
     assert done.returncode == 0 and "first line: ??" in done.stdout, done.stderr
+
+
+def test_a_script_without_standard_output_ends_without_an_error(monkeypatch):
+    """As under cron, if it is closed."""
+    monkeypatch.setattr(sys, "stdout", None)
+    console.run(lambda: print("nobody reads this"))
 
 
 def test_a_reader_that_leaves_ends_a_script_without_an_error():

@@ -170,6 +170,16 @@ def test_a_full_disk_leaves_the_previous_file_and_gets_one_line():
     assert Path("file").read_bytes() == b"old" and [path.name for path in Path().iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "denied"), OSError(errno.EROFS, "Read-only")])
+def test_a_folder_that_may_only_be_read_is_no_full_disk(error):
+    Path("file").write_bytes(b"old")
+    advice = "; use a folder that you may write to; the file from before is intact"
+    with pytest.raises(UserError, match=f"cannot write file: {error.strerror}{advice}"):
+        replace_file(Path("file"), lambda file: fail_half_way(file, error))
+    with pytest.raises(UserError, match=r"cannot write new: .*; use a folder that you may write to$"):
+        replace_file(Path("new"), lambda file: fail_half_way(file, error))
+
+
 def test_a_bug_in_the_writer_shows_its_traceback_and_leaves_the_previous_file():
     Path("file").write_bytes(b"old")
     for error in (RuntimeError("a bug"), KeyError("a bug")):

@@ -94,7 +94,7 @@ def change(path: str, **entries) -> None:
 
 def test_a_run_from_the_command_line():
     """In a job of which other programs use several processes, and without the seconds that import torch's compiler."""
-    watched = {"PYTHONPROFILEIMPORTTIME": "1", "RANK": "3", "WORLD_SIZE": "3"}
+    watched = {"PYTHONPROFILEIMPORTTIME": "1", "RANK": "3", "WORLD_SIZE": "3", "MASTER_ADDR": ""}
     done = finish(start("train.py", *SHORT, env=os.environ | watched))
     assert done.returncode == 0, done.stderr
     assert all(line.startswith("import time:") for line in done.stderr.splitlines())
@@ -626,6 +626,17 @@ def test_a_rate_is_never_zero_while_training(call):
         assert min(rates) > 0 and rates[3] == max(rates) == 1e-2
 
 
+def test_remarks_on_learning_rates(call):
+    """A warmup that never ends, and a loss above the uniform loss, whose perplexity may have hundreds of digits."""
+    remark = "note: --warmup_iters=48 is longer than the run; the learning rate only reaches 25% of its peak"
+    assert remark in call(train, *SHORT, "--warmup_iters=48")[1]
+    out = call(train, *SHORT)[1]
+    assert "note: " not in out and "above the uniform loss" not in out
+    out = call(train, *SHORT, "--learning_rate=30", "--muon_learning_rate=10")[1]
+    assert "saved best.pt, still above the uniform loss of 2.8332" in out and "new best" not in out
+    assert max(len(line) for line in out.splitlines() if line.startswith(("uniform", "val"))) < 80
+
+
 def test_a_long_gradient_is_cut_to_grad_clip_and_keeps_its_direction(call, monkeypatch):
     """As in the lectures' example: a gradient of norm 50 is clipped to 5, so each component becomes a tenth. float16
     gradients are clipped after they are unscaled."""
@@ -908,6 +919,15 @@ def test_a_signal_stops_all_processes_after_the_same_step():
     assert "error: " not in done.stderr
 
 
+@pytest.mark.parametrize("port", [{}, {"MASTER_PORT": "none"}])
+def test_variables_of_torchrun_that_are_incomplete_get_one_line(port):
+    """As a cluster sets them, which may mean another program."""
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", **port}
+    done = finish(start("train.py", *SHORT, env=os.environ | variables))
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert done.stderr.endswith("; use torchrun, or unset RANK, WORLD_SIZE and MASTER_ADDR\n")
+
+
 @posix
 def test_error_in_all_processes_is_printed_once():
     """The dataset is prepared by the first one alone, before."""
@@ -970,6 +990,7 @@ def test_whatever_changes_a_run_is_compared(monkeypatch):
     assert changed(text=names) == {"the tokenizer", "the train split", "the val split", "the test split"}
     assert changed(worker=Worker(torch.device("cuda"), torch.float32)) == {"the device"}
     assert changed(checkpoint={}) == {"the checkpoint", "the step of the checkpoint"}
+    assert changed(checkpoint=checkpoint | {"progress": {"best": 2.0}}) == {"the progress in the checkpoint"}
     assert changed(checkpoint=checkpoint | {"model": {"wte": torch.arange(1.0, 21.0)}}) == {"the checkpoint"}
     for path in ROOT.glob("*.py"):
         shutil.copy(path, ".")
