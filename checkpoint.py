@@ -239,8 +239,7 @@ def tokenizer_advice(checkpoint: dict) -> str:
 
 # ----------------------------------------------------------------------------- the folder of a run
 
-
-# Files of a run. A new run moves them aside, and no others: its folder may have more in it
+# The files of a run. A new run moves these aside, and no others: the folder may have more in it
 RUN_FILES = (
     "config.toml", "last.pt", "best.pt", "loss.png", "look.html", "attention.png", "evaluation.png", "log.jsonl",
 )  # fmt: skip

@@ -145,9 +145,8 @@ def train(run: "Run") -> None:
     scaler = run.scaler
     progress = run.progress
     with StopSignal() as stop:
-        if progress.evaluation_due:  # the run was stopped before or in an evaluation, and is resumed
+        if progress.evaluation_due:  # a resumed run, which had been stopped in an evaluation
             validate(run, stop)
-            save_progress(run)
         while not run.is_over():
             began = time.perf_counter()
             progress.step += 1
@@ -199,9 +198,7 @@ def train(run: "Run") -> None:
             if save_now:  # before the evaluation, which can take long
                 save_progress(run)  # saves last.pt: model, optimizer, scaler and progress
             if progress.evaluation_due and not run.stopped:
-                validate(run, stop)  # saves best.pt, without the optimizer, if the loss is the lowest so far
-                if save_now or run.is_over():  # early stopping, or a signal in the evaluation
-                    save_progress(run)
+                validate(run, stop, save_now)  # saves best.pt, without the optimizer, if the loss is the lowest so far
 
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
@@ -328,23 +325,30 @@ def compute_rate(tokens_per_second: float, model: GPT, worker: Worker) -> dict[s
     return {"mfu": round(flops / (peak * worker.world_size), 4)}
 
 
-def validate(run: Run, stop: StopSignal) -> None:
-    """Compute the validation loss, and save the model if it is the best so far. A signal ends the
-    evaluation, which then stays due."""
-    config = run.config
-    data = run.data
-    progress = run.progress
+def validate(run: Run, stop: StopSignal, save_after: bool = True) -> None:
+    """Compute the validation loss. A signal ends the evaluation, which then stays due. save_after: save
+    last.pt afterwards; otherwise, it is only saved if the run is over."""
     show = console.progress("evaluating", len(run.windows[0]), "windows")
 
     def is_stopped(done: int) -> bool:
-        show(done)
+        if run.worker.rank == 0:
+            show(done)
         run.stopped = run.worker.any(stop.requested)
         return run.stopped
 
-    val = mean_loss(run.model, run.loss_function, data.val, run.windows, config.batch_size, run.worker, is_stopped)
-    if run.stopped:
-        return
-    progress.evaluation_due = False
+    batch_size = run.config.batch_size
+    val = mean_loss(run.model, run.loss_function, run.data.val, run.windows, batch_size, run.worker, is_stopped)
+    if not run.stopped:
+        run.progress.evaluation_due = False
+        note_validation_loss(run, val)
+    if save_after or run.is_over():  # early stopping, or a signal
+        save_progress(run)
+
+
+def note_validation_loss(run: Run, val: float) -> None:
+    """Print and log the validation loss, and save the model if it is the best so far."""
+    data = run.data
+    progress = run.progress
     check_finite("validation loss", val, run)
     if val < progress.best:
         progress.best = val
@@ -528,8 +532,8 @@ def restore(run: Run, checkpoint: dict) -> None:
         run.progress.evaluations_since_best = 0
     step = run.progress.step
     if step == run.config.max_iters:
-        # There is no next evaluation; so it comes now, if it is needed
-        run.progress.evaluation_due |= missing
+        if missing:  # there is no next evaluation, so it comes now
+            run.progress.evaluation_due = True
         print(f"note: all {step} steps are done; to train on, give a larger --max_iters, such as {2 * step}")
 
 
@@ -587,7 +591,8 @@ def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT,
             n_tokens = len(data.val)  # 0 means all tokens, which would take long here
         tokens = getattr(data, split)
         windows = evaluation_windows(tokens, data.separator, config.block_size, n_tokens)
-        losses[split] = mean_loss(model, loss_function, tokens, windows, config.batch_size, alone)
+        show = console.progress(f"evaluating {split}", len(windows[0]), "windows")
+        losses[split] = mean_loss(model, loss_function, tokens, windows, config.batch_size, alone, show)
     return losses
 
 

@@ -122,13 +122,13 @@ def mean_loss(
     windows: tuple,
     batch_size: int,
     worker,
-    show: Callable = lambda done: None,
+    show: Callable = lambda n_done: None,
 ) -> float:
     """The mean loss over windows (starts, stops), in nats per token. loss_function(x, y) calls the
     model, and returns the mean loss of a batch. The model itself is needed to switch dropout off, and
     on again if it was. Several processes split the batches: rank 0 computes the first batch, rank 1 the
-    second, and so on, and then again from rank 0. show(done) is called after each batch, with the number of
-    windows that are done. If it returns True, the mean is that of these windows."""
+    second, and so on, and then again from rank 0. show(n_done) is called after each batch, with the number
+    of windows that are done. If it returns True, these are all."""
     starts, stops = windows
     n_windows = len(starts)
     # Add empty windows, from 0 to 0, at the end. Then all batches have the same shape: for another
