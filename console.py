@@ -8,8 +8,10 @@ import importlib.util
 import inspect
 import math
 import os
+import shutil
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import NoneType, UnionType
@@ -280,11 +282,24 @@ def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
         if now - began > 2 and due:
             shown = now
             seconds_left = (now - began) / max(done, 1) * max(total - done, 0)
-            line = f"{what}: {done / size:,.0f} of {total / size:,.0f} {unit}, {seconds_left:.0f} s left  "
+            numbers = f": {done / size:,.0f} of {total / size:,.0f} {unit}, {seconds_left:.0f} s left  "
+            # \r returns to the start of a row: a line that needs two rows would leave one each time
+            columns = shutil.get_terminal_size().columns - len(numbers) - 1
             end = "\n" if done == total else ""
-            print(f"\r{line}", end=end, file=sys.stderr, flush=True)
+            print(f"\r{shorten(what, columns)}{numbers}", end=end, file=sys.stderr, flush=True)
 
     return show
+
+
+def shorten(text: str, columns: int) -> str:
+    """Return the end of a text that fits into columns of a terminal. East Asian characters need two."""
+    widths = [1 + (unicodedata.east_asian_width(char) in "FW") for char in text]
+    if sum(widths) <= columns:
+        return text
+    start = 0
+    while start < len(text) and sum(widths[start:]) > columns - 3:
+        start += 1
+    return "..." + text[start:]
 
 
 def print_table(rows: list[list[str]]) -> None:

@@ -465,6 +465,23 @@ def test_progress_appears_on_a_terminal_after_two_seconds(monkeypatch, clock, ou
     assert output.getvalue().endswith("\n") == output.isatty()
 
 
+@pytest.mark.parametrize("name", ["a.txt", "b" * 70, "\u7d05\u6a13\u5922" * 20, "notes/" * 30 + "c.txt"])
+@pytest.mark.parametrize("columns", [80, 50, 20])
+def test_progress_stays_in_one_row_of_the_terminal(monkeypatch, clock, name, columns):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show = progress(f"reading {name}", 8_000_000)
+    clock[0] += 4
+    show(2_000_000)
+    line = sys.stderr.getvalue().removeprefix("\r")
+    path, numbers = line.rsplit(": ", 1)
+    assert numbers == "2 of 8 MB, 12 s left  "
+    width = len(line) + sum(char > "\u2e80" for char in line)  # such characters need two columns
+    assert width < max(columns, len("...: ") + len(numbers) + 1)
+    assert f"reading {name}".endswith(path.removeprefix("..."))
+    assert columns < 80 or width > 70 or path == f"reading {name}"
+
+
 def test_a_table_is_flush_left_then_flush_right(capsys):
     print_table([["n", "loss"], ["100", "2.5"], ["7", "12.25"]])
     assert capsys.readouterr().out == "n     loss\n100    2.5\n7    12.25\n"
