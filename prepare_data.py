@@ -9,14 +9,18 @@ meta.json has the tokenizer. In a list, a newline token starts and ends each doc
 if documents have several lines, <|endoftext|> does.
 """
 
+import contextlib
+import csv
 import hashlib
 import json
 import math
+import os
 import random
 import re
 import sysconfig
 import tempfile
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +47,7 @@ CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a mill
 BEGINNING = 1 << 13  # first bytes of a file: a NUL among them means that it is not text
 BPE_SIZE = 1024  # default vocabulary of --tokenizer=bpe
 TOKENIZERS = ("char", "bpe", "gpt2")  # a dataset may not have these names
+TABLES = {".json": "JSON", ".jsonl": "JSON", ".csv": "CSV", ".tsv": "TSV"}
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
 LISTS = ("words", "names")  # sources with one document per line
 URLS = {
@@ -53,6 +58,20 @@ URLS = {
 SHA256 = {
     "names": "0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d",
     "shakespeare": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+}
+COMPRESSED = "is compressed; unpack it first"
+DOCUMENT = "is a formatted document; save its text as .txt"
+NO_TEXT = {  # first bytes of a file
+    b"\x1f\x8b": COMPRESSED,  # gzip
+    b"BZh9": COMPRESSED,  # bzip2
+    b"\xfd7zXZ": COMPRESSED,  # xz
+    b"\x28\xb5\x2f\xfd": COMPRESSED,  # zstd
+    b"PK\3\4": "is an archive, such as .zip, .docx or .epub; unpack it, or save its text as .txt",
+    b"%PDF-": "is a PDF; save its text as .txt",
+    b"{\\rtf": DOCUMENT,
+    b"\xd0\xcf\x11\xe0": DOCUMENT,  # .doc
+    b"PAR1\x15": "is a Parquet table; save its text as .txt",
+    b"\x93NUMPY": "is a NumPy array; for token ids, give a folder with train.bin and val.bin",
 }
 NO_NETWORK = "give a copy with --file=, or use words or python, which need no download"
 
@@ -199,7 +218,9 @@ def open_source(source: str, file: str, documents: str) -> Text:
     if source in URLS:
         path = fetch_source(source, file)
         return open_files([path], documents, source)
-    return open_files(files_of(Path(source)), documents, source)
+    paths = files_of(Path(source))
+    print_format(paths)
+    return open_files(paths, documents, source)
 
 
 def open_words() -> Text:
@@ -251,29 +272,72 @@ def files_of(source: Path) -> list[Path]:
     if not source.is_dir():
         return [source]
     paths = []
-    binary = []
-    for path in sorted(source.rglob("*")):
-        parts = path.relative_to(source).parts
-        hidden = any(part.startswith(".") for part in parts)
-        if hidden or not path.is_file():
-            continue
-        if DATA.resolve() in path.resolve().parents:
-            continue
-        if is_binary(path):
-            binary.append(path)
-        else:
+    left_out = []
+    for path in sorted(walk(source)):
+        if path.is_file() and b"\0" not in beginning_of(path):
             paths.append(path)
-    if binary:
-        some = ", ".join(map(str, binary[:3]))
-        if len(binary) > 3:
+        elif path.is_file() or path.is_symlink():
+            left_out.append(path)
+    if left_out:
+        some = ", ".join(map(str, left_out[:3]))
+        if len(left_out) > 3:
             some += " ..."
-        print(f"note: left out as binary or UTF-16: {len(binary):,} ({some}); files read: {len(paths):,}")
+        what = "left out as binary, UTF-16 or broken links"
+        print(f"note: {what}: {len(left_out):,} ({some}); files read: {len(paths):,}")
     return paths
 
 
-def is_binary(path: Path) -> bool:
+def walk(source: Path) -> Iterator[Path]:
+    """Yield the files in a folder and in its folders, hidden ones and data/ excepted. Links to folders
+    are followed, and each folder is read once. Raises OSError if a folder cannot be read."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    known = {DATA.resolve()}
+    for folder, folders, files in os.walk(source, followlinks=True, onerror=fail):
+        real = Path(folder).resolve()
+        if real in known:
+            folders.clear()
+            continue
+        known.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in files:
+            if not name.startswith("."):
+                yield Path(folder, name)
+
+
+def beginning_of(path: Path) -> bytes:
     with open(path, "rb") as file:
-        return b"\0" in file.read(BEGINNING)
+        return file.read(BEGINNING)
+
+
+def print_format(paths: list[Path]) -> None:
+    """Print a note if at least half of the files are tables: a model would learn their commas and
+    braces, too."""
+    kinds = {path: table_format(path) for path in paths}
+    found = [path for path, kind in kinds.items() if kind]
+    if found and 2 * len(found) >= len(paths):
+        print(f"note: {found[0]} looks like {kinds[found[0]]}; to train on its texts alone, see docs/howto.md")
+
+
+def table_format(path: Path) -> str:
+    """Return JSON, CSV or TSV if a file is named so, or begins like JSON with objects or like a table
+    with a header, or else ""."""
+    if path.suffix.lower() in TABLES:
+        return TABLES[path.suffix.lower()]
+    text = beginning_of(path).decode("utf-8-sig", errors="replace")
+    if re.match(r'\s*(\[\s*)?\{\s*"[^"\n]*"\s*:', text):
+        return "JSON"
+    lines = text.splitlines(keepends=True)
+    # In a header, no blank follows a comma, as it would in a sentence
+    column = r'"?\w[\w ]*"?'
+    header = re.fullmatch(rf"{column}(([,;\t]){column})+\s*", lines[0]) if lines else None
+    if not header:
+        return ""
+    rows = list(csv.reader(lines, delimiter=header[2]))
+    widths = {len(row) for row in rows[:-1]}  # the last row may not be complete
+    return "CSV" if len(rows) > 2 and len(widths) == 1 else ""
 
 
 def open_files(paths: list[Path], documents: str, source: str) -> Text:
@@ -282,12 +346,24 @@ def open_files(paths: list[Path], documents: str, source: str) -> Text:
     if documents != "none":
         texts = find_documents(paths, documents, source)
         return split_documents(texts, source)
+    print_repeated_files(paths)
     n = sum(map(len, read_text(paths)))
     cut = int(0.9 * n)
     if cut == 0:
         skipped = "hidden files, binary ones and those in data/ are skipped"
         raise UserError(f"{source} has too little text to split; give more ({skipped})")
     return {"train": lambda: read_text(paths, 0, cut), "val": lambda: read_text(paths, cut, n)}
+
+
+def print_repeated_files(paths: list[Path]) -> None:
+    """Print how many files repeat another one."""
+    sizes = {path: path.stat().st_size for path in paths}
+    counts = Counter(sizes.values())
+    hashes = [sha256_of(path) for path, size in sizes.items() if size > 0 and counts[size] > 1]
+    repeated = len(hashes) - len(set(hashes))
+    if repeated > 0:
+        what = f"{repeated:,} of {len(paths):,} files repeat another one"
+        print(f"note: {what}; parts of val can be in train, too, which makes the val loss lower")
 
 
 # ----------------------------------------------------------------------------- documents
@@ -401,9 +477,7 @@ def last_word_end(text: str) -> int:
 def read_files(paths: list[Path]) -> Iterator[str]:
     """Yield the text of files, one after the other. A newline is added to a file that does not end
     with one, if more text follows."""
-    advice = "save it as UTF-8"
-    if len(paths) > 1:
-        advice += ", or move it out of the folder"
+    advice = ", or move it out of the folder" if len(paths) > 1 else ""
     last = "\n"  # the last character so far
     for path in paths:
         newline = "" if last == "\n" else "\n"
@@ -415,7 +489,11 @@ def read_files(paths: list[Path]) -> Iterator[str]:
 
 def read_file(path: Path, advice: str) -> Iterator[str]:
     """Yield the text of a file, at most CHUNK characters at a time, without a byte order mark, and
-    with \\n at the end of each line. Raises UserError if it is not UTF-8."""
+    with \\n at the end of each line. Raises UserError if it is not UTF-8. advice: the end of the message."""
+    beginning = beginning_of(path)
+    for first_bytes, what in NO_TEXT.items():
+        if beginning.startswith(first_bytes):
+            raise UserError(f"{path} {what}{advice}")
     show = progress(f"reading {path}", path.stat().st_size)
     with open(path, encoding="utf-8-sig") as file:
         try:
@@ -426,7 +504,7 @@ def read_file(path: Path, advice: str) -> Iterator[str]:
         except UnicodeDecodeError as error:
             # error.start counts from the beginning of error.object, the last bytes that were read
             byte = file.buffer.tell() - len(error.object) + error.start
-            raise UserError(f"{path} is not UTF-8 at byte {byte}; {advice}") from error
+            raise UserError(f"{path} is not UTF-8 at byte {byte}; save it as UTF-8{advice}") from error
 
 
 def refuse_nul(text: str, path: Path | str) -> None:

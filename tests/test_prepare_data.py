@@ -1,22 +1,29 @@
 """Every source becomes a dataset, which load() opens or refuses."""
 
+import bz2
 import gc
+import gzip
 import hashlib
 import json
+import lzma
 import math
 import os
 import pickle
 import random
 import re
+import shlex
 import shutil
+import signal
+import time
 import tracemalloc
 import unicodedata
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Malicious, babble, local_copy, posix, slashes
+from conftest import ROOT, Malicious, babble, finish, local_copy, posix, slashes, start
 from test_tokenizer import HARD
 
 import prepare_data
@@ -492,14 +499,130 @@ def test_binary_files_of_a_folder_are_left_out_and_counted(call, fails):
         Path("mixed", name).write_bytes(content)
     status, out, err = call(prepare_data, "mixed")
     assert status == 0 and load("mixed").tokenizer.chars == ["a", "b", "c"], err
-    assert (
-        "note: left out as binary or UTF-16: 4 (mixed/b.png, mixed/d.npy, mixed/deep/c.pyc ...); files read: 1"
-        in slashes(out)
-    )
+    some = "mixed/b.png, mixed/d.npy, mixed/deep/c.pyc ..."
+    assert f"note: left out as binary, UTF-16 or broken links: 4 ({some}); files read: 1" in slashes(out)
     Path("mixed/f.txt").write_bytes("é".encode("latin1"))
     assert "f.txt is not UTF-8 at byte 0; save it as UTF-8, or move it out of the folder" in fails(
         prepare_data, "mixed"
     )
+
+
+@posix
+def test_linked_folders_are_read_once_each(call):
+    for name, text in (("nas/books/a", "A" * 20), ("corpus/b", "B" * 20), ("corpus/z/c", "C" * 20)):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        text_file(f"{name}.txt", text)
+    for link, target in (("books", "../nas/books"), ("books2", "../nas/books"), ("z/up", ".."), ("loop", "loop")):
+        Path("corpus", link).symlink_to(target)
+    Path("corpus/gone").symlink_to("/no/such/disk")
+    out = call(prepare_data, "corpus")[1]
+    data = load("corpus")
+    assert data.tokenizer.decode([*data.train, *data.val]) == "\n".join(["B" * 20, "A" * 20, "C" * 20])
+    assert "broken links: 2 (corpus/gone, corpus/loop); files read: 3" in out
+    Path("links").mkdir()
+    Path("links/corpus").symlink_to("../corpus")
+    assert call(prepare_data, "links")[0] == 0 and len(load("links").train) == len(data.train)
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(fails, monkeypatch):
+    Path("corpus/notes").mkdir(parents=True)
+    text_file("corpus/a.txt", babble(50))
+    scandir = os.scandir
+
+    def refuse(path):  # for root, too, who may read everything
+        if str(path).endswith("notes"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    assert "corpus/notes: Permission denied; check path" in slashes(fails(prepare_data, "corpus"))
+
+
+def test_equal_files_of_a_folder_are_counted_and_others_not_hashed(call, monkeypatch):
+    hashed, sha256_of = [], prepare_data.sha256_of
+    monkeypatch.setattr(prepare_data, "sha256_of", lambda path: (hashed.append(path.name), sha256_of(path))[1])
+    Path("plays").mkdir()
+    for name, text in (("a", "abc" * 9), ("b", "cba" * 9), ("c", "abc" * 30), ("d", ""), ("e", "")):
+        text_file(f"plays/{name}.txt", text)
+    assert "note" not in call(prepare_data, "plays")[1]
+    assert [name for name in hashed if name.endswith(".txt")] == ["a.txt", "b.txt"]
+    text_file("plays/a (1).txt", "abc" * 9)
+    out = call(prepare_data, "plays")[1]
+    assert "note: 1 of 6 files repeat another one; parts of val can be in train, too, which makes" in out
+
+
+def zipped(text: bytes) -> bytes:
+    with zipfile.ZipFile("made.zip", "w") as file:
+        file.writestr("word/document.xml", text)  # not compressed: UTF-8 with NUL characters
+    return Path("made.zip").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (gzip.compress, "is compressed; unpack it first"),
+        (bz2.compress, "is compressed; unpack it first"),
+        (lzma.compress, "is compressed; unpack it first"),
+        (zipped, "is an archive, such as .zip, .docx or .epub; unpack it, or save its text as .txt"),
+        (lambda text: b"%PDF-1.4\n" + text, "is a PDF; save its text as .txt"),
+        (lambda text: b"{\\rtf1\\ansi " + text + b"}", "is a formatted document; save its text as .txt"),
+        (lambda text: b"\x93NUMPY\1\0" + text, "is a NumPy array; for token ids, give a folder with train.bin"),
+    ],
+    ids=["gzip", "bzip2", "xz", "zip", "pdf", "rtf", "npy"],
+)
+def test_files_that_are_no_text_are_named(fails, make, words):
+    Path("mine.x").write_bytes(make(babble(200).encode()))
+    assert f"mine.x {words}" in fails(prepare_data, "mine.x")
+
+
+TABLES = {
+    "JSON lines": '{"text": "a\\nb"}\n{"text": "c"}\n',
+    "JSON array": '[\n  {\n    "id": 1,\n    "text": "a"\n  }\n]\n',
+    "CSV": 'title,full text\na,"b\n""c"", d"\ne,f\n',
+    "TSV": "en\tfr\nhello\tbonjour, vous\nmoon\tlune\n",
+    "semicolons": '"a";"b"\r\n1;2\r\n3;4\r\n',
+}
+TEXTS = {
+    "code": '{\n  "use strict";\n}\nx = {"a": 1}\ny = [1, 2]\n',
+    "list": '["rose", "lily"]\n["moon", "sun"]\n["a", "b"]\n',
+    "poem": "{ Roses are red, violets blue }\nSugar is sweet, and so are you\n",
+    "commas": "Roses are red, violets blue\nSugar is sweet, and so are you\nThe moon is old, and I am new\n",
+    "quotes": '"Rose," he said, "is red."\n"Moon," she said, "is new."\n"Yes," "no"\n',
+    "lines": "moon;\nsun;\nstar;\n",
+}
+
+
+@pytest.mark.parametrize("kind", [*TABLES, *TEXTS])
+def test_json_and_csv_are_said_and_ordinary_texts_are_not(call, kind):
+    out = call(prepare_data, text_file("my.txt", (TABLES | TEXTS)[kind] + "\n"))[1]
+    kinds = {"JSON lines": "JSON", "JSON array": "JSON"}
+    note = f"note: my.txt looks like {kinds.get(kind, 'CSV')}; to train on its texts alone, see docs/howto.md\n"
+    assert out.count("note") == (kind in TABLES) and out.startswith(note) == (kind in TABLES)
+
+
+def test_a_folder_of_code_may_have_a_table(call):
+    for name in ("a.py", "b.py", "c.json"):
+        Path("code").mkdir(exist_ok=True)
+        text_file(f"code/{name}", TABLES["JSON lines"] if name == "c.json" else f"{name} = 1\n" * 9)
+    assert "note" not in call(prepare_data, "code")[1]
+    Path("code/a.py").unlink()
+    assert "note: code/c.json looks like JSON;" in call(prepare_data, "code")[1]
+
+
+def test_the_recipes_for_json_and_csv_make_documents(call):
+    texts = [f"Story {i}.\n\nIt was a {word}, and \u00e9t\u00e9." for i, word in enumerate(babble(12).split())]
+    text_file("stories.jsonl", "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in texts))
+    text_file("poems.csv", "\ufefftitle,text\r\n" + "".join(f'a,"{text}"\r\n' for text in texts))
+    page = (ROOT / "docs" / "howto.md").read_text(encoding="utf-8")
+    for name in ("stories.jsonl", "poems.csv"):
+        (recipe,) = [code for code in re.findall(r"```py\n(.*?)```", page, flags=re.S) if name in code]
+        exec(recipe, {})
+    for options in (["stories", "--documents=files"], ["poems.txt", "--documents=***"]):
+        assert f"python prepare_data.py {' '.join(options)}".replace("***", '"***"') in page.replace("\n", " ")
+        assert call(prepare_data, *options)[0] == 0
+        data = load(Path(options[0]).stem)
+        found = [data.tokenizer.decode(ids) for split in data.splits for ids in data.documents(split)]
+        assert sorted(found) == sorted(texts)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
