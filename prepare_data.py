@@ -17,6 +17,9 @@ import math
 import os
 import random
 import re
+import shlex
+import shutil
+import signal
 import sysconfig
 import tempfile
 import unicodedata
@@ -50,6 +53,7 @@ TOKENIZERS = ("char", "bpe", "gpt2")  # a dataset may not have these names
 TABLES = {".json": "JSON", ".jsonl": "JSON", ".csv": "CSV", ".tsv": "TSV"}
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
 LISTS = ("words", "names")  # sources with one document per line
+TOKEN_FILES = ("train.bin", "val.bin", "train.npy", "val.npy")  # a folder with one of them is a source of tokens
 URLS = {
     "names": "https://raw.githubusercontent.com/karpathy/makemore/master/names.txt",
     "shakespeare": "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
@@ -732,18 +736,25 @@ def open_shard(path: Path) -> np.ndarray:
 
 
 def has_tokens(source: str) -> bool:
-    """Is the source a folder with token ids in train.bin and val.bin?"""
+    """Is the source a folder with token ids instead of text, or such a file?"""
     if source in SOURCES:
         return False
-    return Path(source, "train.bin").is_file() and Path(source, "val.bin").is_file()
+    return Path(source).name in TOKEN_FILES or any(Path(source, name).is_file() for name in TOKEN_FILES)
 
 
 def open_tokens(folder: Path, kind: str, vocab_size: int) -> Encoded:
     """Open a folder with train.bin, val.bin, and perhaps test.bin: raw token ids as nanoGPT writes
     them (uint16; uint32 if the vocabulary is larger than 65,536). kind: the tokenizer that made
     them. For char, the default, it is unknown, and the tokens are the numbers below vocab_size."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; give its folder, {folder.parent}, with train.bin and val.bin")
     if (folder / "meta.json").exists():
-        raise UserError(f"{folder} is a dataset already; use its name, --dataset={folder.resolve().name}")
+        name = shlex.quote(folder.resolve().name)
+        raise UserError(f"{folder} is a dataset already; use its name, --dataset={name}")
+    missing = [name for name in ("train.bin", "val.bin") if not (folder / name).is_file()]
+    if missing:
+        what = f"{folder} has token ids, but no {' and no '.join(missing)}"
+        raise UserError(f"{what}; {how_to_write(dtype_of_ids(vocab_size), missing[0])}")
     is_unnamed = kind == "char"
     if kind == "bpe" or (is_unnamed and vocab_size == 0):
         advice = "add --tokenizer=gpt2 if that made them, or --vocab_size= to take them as numbers, or prepare the text"
@@ -760,20 +771,54 @@ def open_tokens(folder: Path, kind: str, vocab_size: int) -> Encoded:
 
 def read_ids(path: Path, token_bytes: np.ndarray) -> Pieces:
     """Yield the tokens in a file of raw ids. token_bytes (V,): see bytes_of_tokens(). Raises
-    UserError if an id is V or larger."""
+    UserError if an id is V or larger, or if the file looks like one of another type."""
     vocab_size = len(token_bytes)
     dtype = dtype_of_ids(vocab_size)
+    how = how_to_write(dtype, path.name)
     size = path.stat().st_size
     if size == 0 or size % dtype.itemsize:
         what = f"{path} has {size:,} bytes, not a multiple of the {dtype.itemsize} of an id ({dtype.name})"
-        raise UserError(f"{what}; copy it again")
+        raise UserError(f"{what}; copy it again, or {how}")
     tokens = np.memmap(path, dtype=dtype, mode="r")
+    must = f"ids of a vocabulary of {vocab_size:,} tokens must be {dtype.name} (little-endian)"
+    is_npy = beginning_of(path).startswith(b"\x93NUMPY")
+    other = ".npy" if is_npy else other_type(tokens[:CHUNK], path)
+    if other:
+        raise UserError(f"{path} looks like {other}, and {must}; {how}")
     for ids in cut_ids(tokens):
         largest = ids.max()
         if largest >= vocab_size:
-            what = f"{path} has the token {largest:,}, and the vocabulary ends at {vocab_size - 1:,}"
-            raise UserError(f"{what}; give a larger --vocab_size, or the right --tokenizer")
+            advice = f"{how}; if it is of that type, give the right --tokenizer or --vocab_size"
+            raise UserError(f"{path} has the id {largest:,}, and {must}, below {vocab_size:,}; {advice}")
         yield ids, int(token_bytes[ids].sum())
+
+
+def how_to_write(dtype: np.dtype, name: str) -> str:
+    return f'write ids.astype("{dtype.str}").tofile("{name}")'
+
+
+def other_type(ids: np.ndarray, path: Path) -> str:
+    """Return the type that ids (n,) were written in if it is not the type that they are read in, or
+    else "". A few ids say too little."""
+    if len(ids) < 64:
+        return ""
+    itemsize = ids.dtype.itemsize
+    # An int64 below 65,536 is four uint16: the number, 0, 0, 0
+    for size in (8, 4):
+        n = size // itemsize
+        groups = ids[: len(ids) // n * n].reshape(-1, n)  # (n_numbers, n)
+        numbers = groups[:, 0]
+        is_wide = n > 1 and not groups[:, 1:].any() and np.count_nonzero(numbers) > len(numbers) / 2
+        # If 0 is never one of the numbers, it may be an id that stands after each other id
+        if is_wide and (n == 4 or 0 in numbers):
+            return f"int{8 * size}"
+        if is_wide:
+            how = how_to_write(ids.dtype, path.name)
+            print(f"note: every second id of {path} is 0; if it was written as int{8 * size}, {how}")
+    # The high byte of an id varies less than its low byte
+    high = np.unique(ids >> 8 * (itemsize - 1))
+    low = np.unique(ids & 255)
+    return f"big-endian {ids.dtype.name}" if len(high) > 1.25 * len(low) + 4 else ""
 
 
 def cut_ids(ids: np.ndarray) -> list[np.ndarray]:

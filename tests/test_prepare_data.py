@@ -836,7 +836,10 @@ def test_plain_bins_of_a_large_vocabulary_are_uint32(call):
     [
         ([], "bins has train.bin and val.bin, which are token ids; add --tokenizer=gpt2 if"),
         (["--tokenizer=bpe"], "which are token ids; add --tokenizer=gpt2 if"),
-        (["--vocab_size=64"], "train.bin has the token 64, and the vocabulary ends at 63; give a larger --vocab_size"),
+        (
+            ["--vocab_size=64"],
+            "train.bin has the id 64, and ids of a vocabulary of 64 tokens must be uint16 (little-endian), below 64;",
+        ),
         (["--vocab_size=65"], "val.bin has 3 bytes, not a multiple of the 2 of an id (uint16); copy it"),
         (["--vocab_size=65", "--documents=lines"], "--documents has no effect here"),
         (["--tokenizer=gpt2", "--vocab_size=65"], "--vocab_size has no effect here"),
@@ -848,6 +851,73 @@ def test_plain_bins_that_do_not_fit_are_one_line(fails, options, words):
     Path("bins/val.bin").write_bytes(b"abc")
     assert words in slashes(fails(prepare_data, "bins", *options))
     assert not Path("data/bins").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vocab_size", "looks", "must"),
+    [
+        ("<i8", 1500, "int64", "uint16"),
+        ("<i4", 1500, "int32", "uint16"),
+        ("<u4", 1500, "int32", "uint16"),
+        ("<i8", 65_536, "int64", "uint16"),
+        (">u2", 1500, "big-endian uint16", "uint16"),
+        (">u2", 65_536, "big-endian uint16", "uint16"),
+        (">i8", 65_536, "big-endian uint16", "uint16"),
+        ("<i8", 70_000, "int64", "uint32"),
+        (">u4", 70_000, "big-endian uint32", "uint32"),
+        ("npy", 1500, ".npy", "uint16"),
+    ],
+)
+def test_ids_of_another_type_are_named_and_refused(fails, dtype, vocab_size, looks, must):
+    ids = np.random.default_rng(0).integers(1500, size=20_000)
+    plain_bins(train=[1], val=[1])
+    with open("bins/train.bin", "wb") as file:
+        if dtype == "npy":
+            np.save(file, ids.astype("<u2"))
+        else:
+            ids.astype(dtype).tofile(file)
+    error = fails(prepare_data, "bins", f"--vocab_size={vocab_size}")
+    short = "<u2" if must == "uint16" else "<u4"
+    assert f"train.bin looks like {looks}, and ids of a vocabulary of {vocab_size:,} tokens must be {must}" in error
+    assert error.endswith(f' (little-endian); write ids.astype("{short}").tofile("train.bin")')
+
+
+def test_ids_of_the_right_type_are_never_refused(call):
+    rng = np.random.default_rng(0)
+    every_second = rng.integers(1, 1500, size=1000)
+    every_second[1::2] = 0
+    right = {
+        "few": [5, 0, 0, 0, 300],
+        "zeros": [0] * 1000,
+        "alternate": [5, 0] * 500,
+        "others": [0, 5] * 500,
+        "every_second": every_second,
+        "padded": [5] + [0] * 1000,
+        "one": [769] * 1000,
+        "all": rng.integers(65_536, size=500),
+        "order": range(65_536),
+    }
+    for name, ids in right.items():
+        status, out, err = call(prepare_data, plain_bins(name, train=ids, val=ids), "--vocab_size=65536")
+        assert status == 0 and load(name).train.tolist() == list(ids), (name, err)
+        assert ("if it was written as int32" in out) == (name in ("alternate", "every_second"))
+    assert call(prepare_data, plain_bins("ones", train=[0] * 99, val=[0]), "--vocab_size=1")[0] == 0
+
+
+def test_folders_that_lack_token_files_say_what_is_missing(fails):
+    plain_bins("bins", train=[1, 2], val=[1])
+    plain_bins("onlytrain", train=[1, 2])
+    Path("npy").mkdir()
+    for split in ("train", "val"):
+        np.save(f"npy/{split}.npy", [1, 2])
+    write = 'write ids.astype("<u2").tofile'
+    for options in ([], ["--vocab_size=5"]):
+        assert f'npy has token ids, but no train.bin and no val.bin; {write}("train.bin")' in fails(
+            prepare_data, "npy", *options
+        )
+        assert f'has token ids, but no val.bin; {write}("val.bin")' in fails(prepare_data, "onlytrain", *options)
+        error = slashes(fails(prepare_data, "bins/train.bin", *options))
+        assert "bins/train.bin is a file; give its folder, bins, with train.bin and val.bin" in error
 
 
 def test_nothing_is_encoded_for_a_dataset_without_a_tokenizer(call, fails):
