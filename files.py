@@ -56,8 +56,9 @@ def move(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def lock(file, message: str) -> None:
-    """Lock an open file until it is closed. Raises UserError if another process has locked it."""
+def lock(file, message: str) -> bool:
+    """Lock an open file until it is closed. Returns whether that is possible on this system. Raises
+    UserError if another process has locked it."""
     try:
         import fcntl
 
@@ -65,7 +66,8 @@ def lock(file, message: str) -> None:
     except BlockingIOError:
         raise UserError(message) from None
     except (ImportError, OSError):
-        pass  # Windows, or a file system without locks
+        return False  # Windows, or a file system without locks
+    return True
 
 
 # ----------------------------------------------------------------------------- downloads

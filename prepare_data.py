@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from console import NonNegative, PathStr, Positive, UserError, did_you_mean, option, parse, progress, run
-from files import DOWNLOADS, download, load_tensors, move, sha256_of
+from files import DOWNLOADS, download, load_tensors, lock, move, sha256_of
 from tokenizer import (
     END,
     BPETokenizer,
@@ -44,7 +44,7 @@ from tokenizer import (
     train_bpe,
 )
 
-DATA = Path("data")  # folders data/.* are left over from killed scripts, and safe to delete
+DATA = Path("data")
 FORMAT = 1  # version of meta.json and the .bin files
 CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a million blanks
 BEGINNING = 1 << 13  # first bytes of a file: a NUL among them means that it is not text
@@ -126,9 +126,20 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
     bpe_size = vocab_size or BPE_SIZE
     name = choose_name(name, source, tokenizer, bpe_size)
     is_text = source != "fineweb" and not has_tokens(source)
+    for path in (DATA, DATA / name):
+        if path.is_symlink() and not path.exists():
+            advice = "mount its disk, or delete the link"
+            raise UserError(f"{path} is a link to {path.readlink()}, which is not there; {advice}")
     DATA.mkdir(exist_ok=True)
+    folder = (DATA / name).resolve()  # data/<dataset> can be a link to another disk
+    replaced = find_replaced(folder, source)
+    remove_left_over(folder.parent, name)
     # The dataset is made in a hidden folder, and then moved: nobody reads a dataset that is half done
-    with tempfile.TemporaryDirectory(dir=DATA, prefix=f".{name}.", ignore_cleanup_errors=True) as temporary:
+    hidden = tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.", ignore_cleanup_errors=True)
+    with hidden as temporary, open(Path(temporary, "lock"), "w") as locked:
+        lock(locked, f"{temporary} is in use; try again")
+        work = Path(temporary, "work")
+        work.mkdir()
         if is_text:
             if source in LISTS:
                 documents = "lines"
@@ -140,9 +151,10 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
             encoded = open_fineweb(Path(file or DOWNLOADS), shards)
         else:
             encoded = open_tokens(Path(source), tokenizer, vocab_size)
-        new = Path(temporary, "new")
-        write_dataset(new, source, encoded)
-        move_into_place(new, DATA / name, aside=Path(temporary, "old"))
+        write_dataset(work / "new", source, encoded)
+        move_into_place(work / "new", folder, aside=work / "old")
+    if replaced:
+        print(f"note: replaces {DATA / name}, which was made from {replaced}")
     print_dataset(load(name))
     if is_text and isinstance(made, BPETokenizer):
         print_decomposed(text)
@@ -150,23 +162,58 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
 
 def choose_name(name: str, source: str, tokenizer: str, bpe_size: int) -> str:
     """Return the name of a dataset: the given name, or else a name from its source and tokenizer:
-    words, words_bpe1024, words_gpt2, words_my. Raises UserError if the name cannot be used, or if
-    there is no such source."""
+    words, words_bpe1024, words_gpt2, words_my. Raises UserError if the name or the source cannot be used."""
     stem = source
     if source not in SOURCES:
-        stem = existing(source).resolve().stem
-    name = name or stem + name_suffix(tokenizer, bpe_size)
+        path = existing(source).resolve()
+        is_inside = DATA.resolve() in (path, *path.parents)
+        if is_inside and path.is_dir() and not has_tokens(source):
+            raise UserError(f"{source} lies in {DATA}, where datasets are; move it, or give one of its files")
+        stem = path.stem
+    name = name or to_name(stem + name_suffix(tokenizer, bpe_size))
     # In lower case, as data/Words and data/words are one folder on Windows and macOS
     built_in = parse_name(name.lower())
     means_another = built_in is not None and built_in != (source, tokenizer, bpe_size)
     is_tokenizer = name.lower() in TOKENIZERS
-    # A folder that is not a dataset is the user's own, and not replaced
+    possible = to_name(name)
+    if means_another or is_tokenizer or possible != name:
+        example = f"my_{name}" if possible == name else possible
+        raise UserError(f"{name!r} cannot be the name of this dataset; choose one, such as --name={example}")
     folder = DATA / name
-    is_foreign = folder.exists() and not (folder / "meta.json").exists()
-    is_name = re.fullmatch(r"\w[\w.-]*", name)
-    if means_another or is_tokenizer or is_foreign or not is_name:
-        raise UserError(f"{name!r} cannot be the name of this dataset; choose one, such as --name=my_text")
+    is_dataset = (folder / "meta.json").exists()
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not is_dataset and not is_empty:
+        what = f"{folder} is not a dataset, so it is not replaced"
+        raise UserError(f"{what}; choose another name, such as --name=my_{name}")
     return name
+
+
+def to_name(text: str) -> str:
+    """Return a name that a dataset can have: my_novel for "my novel"."""
+    text = unicodedata.normalize("NFC", text)
+    return re.sub(r"^\W+|[^\w.-]+", "_", text)
+
+
+def find_replaced(folder: Path, source: str) -> str:
+    """Return the source of the dataset in a folder, or "" if there is none, or if the source is the same."""
+    try:
+        before = read_meta(folder / "meta.json")["source"]
+    except (FileNotFoundError, UserError):  # UserError: it is damaged
+        return ""
+    return "" if Path(before).resolve() == Path(source).resolve() else before
+
+
+def remove_left_over(folder: Path, name: str) -> None:
+    """Remove what killed preparations of a dataset left in a folder. A living process has its file
+    `lock` locked before it makes the folder `work`."""
+    for work in folder.glob(f".{name}.*/work"):
+        path = work.with_name("lock")
+        with contextlib.suppress(UserError, OSError):  # another process is writing or removing it
+            with open(path, "a") as file:
+                is_dead = lock(file, "")
+            if is_dead or os.name == "nt":
+                path.unlink()  # Windows refuses to, if another process has the file open
+                shutil.rmtree(work.parent)
 
 
 def name_suffix(tokenizer: str, bpe_size: int) -> str:
@@ -1019,16 +1066,17 @@ def no_dataset(name: str) -> str:
     """Return an error: there is no dataset of that name, and what to do."""
     path = Path(name)
     if (path / "meta.json").exists():
-        return f"{name} is not the name of a dataset; use --dataset={path.name}"
+        return f"{name} is not the name of a dataset; use --dataset={shlex.quote(path.name)}"
     if name and path.exists():
         kind = "folder" if path.is_dir() else "file"
-        stem = path.resolve().stem
-        return f"{name} is a {kind}, not a dataset; run: python prepare_data.py {name}, then use --dataset={stem}"
+        command = f"python prepare_data.py {shlex.quote(name)}"
+        made = to_name(path.resolve().stem)
+        return f"{name} is a {kind}, not a dataset; run: {command}, then use --dataset={made}"
     prepared = prepared_names()
     known = ["bpe", "gpt2", *SOURCES, *prepared]
     others = [other for other in known if other != name]
     similar = did_you_mean(path.name, others)
-    command = name if name == "fineweb" else f"YOUR_TEXT.txt --name={path.name}"
+    command = name if name == "fineweb" else f"YOUR_TEXT.txt --name={to_name(path.name)}"
     return f"no dataset {DATA / name}{similar}; run: python prepare_data.py {command}"
 
 
@@ -1107,6 +1155,10 @@ def refuse_unused(options: Options) -> None:
 def main() -> None:
     options = parse(Options, __doc__, argument="source")
     refuse_unused(options)
+    for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):  # the last one is Ctrl-Break on Windows
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C: the hidden folder is removed
     prepare(**vars(options))
 
 

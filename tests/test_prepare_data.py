@@ -152,9 +152,10 @@ def test_hidden_folders_and_datasets_are_no_part_of_a_folder(call, fails):
         status, _, err = call(prepare_data, source, "--name=my")
         assert status == 0 and load("my").tokenizer.chars == ["a", "b", "c"], err
     Path("data/empty").mkdir()
-    assert "data/empty has too little text to split; give more (hidden files, binary ones" in fails(
-        prepare_data, "data/empty", "--name=other"
-    )
+    advice = "data/empty lies in data, where datasets are; move it, or give one of its files"
+    assert advice in slashes(fails(prepare_data, "data/empty", "--name=other"))
+    Path("empty").mkdir()
+    assert "empty has too little text to split; give more (hidden files, binary ones" in fails(prepare_data, "empty")
 
 
 def test_what_is_no_dataset_is_not_replaced(fails):
@@ -162,8 +163,9 @@ def test_what_is_no_dataset_is_not_replaced(fails):
     text_file("data/own/a.txt", "abc" * 20)
     text_file("data/plain", "abc" * 20)
     text_file("own.txt", "abc" * 20)
-    for source in ("own.txt", "data/plain"):
-        assert "cannot be the name of this dataset; choose one" in fails(prepare_data, source)
+    for source, name in (("own.txt", "own"), ("data/plain", "plain")):
+        why = f"data/{name} is not a dataset, so it is not replaced; choose another name, such as --name=my_{name}"
+        assert why in slashes(fails(prepare_data, source))
     assert Path("data/own/a.txt").exists() and Path("data/plain").is_file()
 
 
@@ -425,6 +427,58 @@ def test_two_processes_may_prepare_one_dataset(call, monkeypatch):
     assert [path.name for path in Path("data").iterdir()] == ["my"]
 
 
+def wait_for(pattern: str) -> list[Path]:
+    for _ in range(600):
+        if found := list(Path().glob(pattern)):
+            return found
+        time.sleep(0.05)
+    pytest.fail(f"no {pattern}")
+
+
+@posix
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGKILL"])
+def test_a_preparation_that_is_killed_leaves_nothing_for_long(call, name):
+    """SIGKILL leaves a hidden folder, which the next preparation removes. It removes none of a living process."""
+    text_file("my.txt", babble(500) * 9000)
+    process = start("prepare_data.py", "my.txt")
+    (written,) = wait_for("data/.my.*/work/new/train.bin")
+    call(prepare_data, text_file("few.txt", babble(500)), "--name=my")
+    assert written.exists() and process.poll() is None
+    process.send_signal(getattr(signal, name))
+    finish(process)
+    assert written.exists() == (name == "SIGKILL")
+    call(prepare_data, "few.txt", "--name=my")
+    assert [path.name for path in Path("data").iterdir()] == ["my"]
+
+
+def test_where_nothing_can_be_locked_no_living_preparation_is_removed(call, monkeypatch):
+    monkeypatch.setattr(prepare_data, "lock", lambda *_: False)
+    work = Path("data/.my.abc/work")
+    work.mkdir(parents=True)
+    call(prepare_data, text_file("my.txt", babble(50)))
+    assert work.exists() == (os.name != "nt")
+
+
+@posix
+def test_a_dataset_that_is_a_link_stays_one(call, fails):
+    text_file("my.txt", babble(50))
+    Path("disk/my").mkdir(parents=True)  # empty at first
+    Path("data").mkdir()
+    Path("data/my").symlink_to("../disk/my")
+    for text in (babble(50), babble(90, seed=1)):
+        text_file("my.txt", text)
+        status, _, err = call(prepare_data, "my.txt")
+        assert status == 0 and Path("data/my").is_symlink(), err
+        assert len(load("my").train) == int(0.9 * len(text)) and Path("disk/my/meta.json").exists()
+        assert [path.name for path in Path("disk").iterdir()] == ["my"]
+    Path("data/other").symlink_to("/no/such/disk")
+    words = " is a link to /no/such/disk, which is not there; mount its disk, or delete the link"
+    assert "data/other" + words in fails(prepare_data, "my.txt", "--name=other")
+    os.rename("data", "d")
+    Path("data").symlink_to("/no/such/disk")
+    assert "data" + words in fails(prepare_data, "my.txt")
+
+
 def test_an_unwritable_place_gets_one_line(fails):
     text_file("my.txt", babble(500))
     text_file("data", "a file, where the folder should be")
@@ -660,6 +714,38 @@ def test_names_of_tokenizers_are_no_names_of_datasets(fails, name):
     text_file(f"{name}.txt", babble(50))
     assert f"{name!r} cannot be the name of this dataset; choose one" in fails(prepare_data, f"{name}.txt")
     assert f"{name!r} cannot be the name" in fails(prepare_data, f"{name}.txt", "--name=" + name)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("my novel", "my_novel"),
+        ("(1) drafts, old", "_1_drafts_old"),
+        ("e\u0301te\u0301", "\u00e9t\u00e9"),
+        ("$HOME", "_HOME"),
+    ],
+)
+def test_a_text_of_any_name_gets_a_name_that_works_and_commands_that_can_be_typed(call, fails, file, name):
+    path = text_file(f"{file}.txt", babble(50))
+    with pytest.raises(UserError) as caught:
+        load(path)
+    command, use = str(caught.value).split("; run: ")[1].split(", then use ")
+    assert shlex.split(command) == ["python", "prepare_data.py", path] and use == f"--dataset={name}"
+    assert f"such as --name={name}" in fails(prepare_data, path, f"--name={file}")
+    assert call(prepare_data, path)[0] == 0 and len(load(name).train)
+    broken(f"no dataset data/.*; run: python prepare_data.py YOUR_TEXT.txt --name={name}", file)
+
+
+def test_a_dataset_that_replaces_another_text_says_so(call):
+    for folder in ("fr", "de"):
+        Path(folder).mkdir()
+        text_file(f"{folder}/input.txt", babble(50))
+    assert "note" not in call(prepare_data, "fr/input.txt")[1]
+    assert "note" not in call(prepare_data, "./fr/input.txt")[1]  # the same one
+    assert "note: replaces data/input, which was made from ./fr/input.txt" in call(prepare_data, "de/input.txt")[1]
+    Path("data/input/meta.json").write_text("damaged")
+    status, out, _ = call(prepare_data, "de/input.txt")
+    assert status == 0 and "note" not in out
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "gpt2"])
