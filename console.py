@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import NoneType, UnionType
@@ -267,39 +266,35 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
-    """Return a function to call with the amount done (bytes for MB). If standard error is a terminal,
-    and the job takes longer than two seconds, the function prints the progress every half second."""
+    """Return a function to call with the amount done (bytes for MB). If the job takes longer than two
+    seconds, the function prints the progress every half second on a terminal. Into a file, it prints a
+    single line, after ten seconds."""
     began = time.monotonic()
     shown = began  # when a line was last printed
     size = 1e6 if unit == "MB" else 1
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()  # None: it is closed
 
     def show(done: int) -> None:
         nonlocal shown
-        if not sys.stderr.isatty():
-            return
         now = time.monotonic()
-        due = now - shown > 0.5 or done == total
-        if now - began > 2 and due:
-            shown = now
-            seconds_left = (now - began) / max(done, 1) * max(total - done, 0)
-            numbers = f": {done / size:,.0f} of {total / size:,.0f} {unit}, {seconds_left:.0f} s left  "
-            # \r returns to the start of a row: a line that needs two rows would leave one each time
-            columns = shutil.get_terminal_size().columns - len(numbers) - 1
-            end = "\n" if done == total else ""
-            print(f"\r{shorten(what, columns)}{numbers}", end=end, file=sys.stderr, flush=True)
+        if on_terminal:
+            due = now - began > 2 and (now - shown > 0.5 or done == total)
+        else:
+            due = now - began > 10 and shown == began
+        if not due or sys.stderr is None:
+            return
+        shown = now
+        seconds_left = (now - began) / max(done, 1) * max(total - done, 0)
+        numbers = f": {done / size:,.0f} of {total / size:,.0f} {unit}, {seconds_left:.0f} s left"
+        if not on_terminal:
+            print(f"{what}{numbers}", file=sys.stderr, flush=True)
+            return
+        # \r returns to the start of a row: a line that needs two rows would leave one each time
+        columns = max(shutil.get_terminal_size().columns - len(numbers) - 3, 1)
+        end = "\n" if done == total else ""
+        print(f"\r{what[-columns:]}{numbers}  ", end=end, file=sys.stderr, flush=True)
 
     return show
-
-
-def shorten(text: str, columns: int) -> str:
-    """Return the end of a text that fits into columns of a terminal. East Asian characters need two."""
-    widths = [1 + (unicodedata.east_asian_width(char) in "FW") for char in text]
-    if sum(widths) <= columns:
-        return text
-    start = 0
-    while start < len(text) and sum(widths[start:]) > columns - 3:
-        start += 1
-    return "..." + text[start:]
 
 
 def print_table(rows: list[list[str]]) -> None:

@@ -10,7 +10,6 @@ if documents have several lines, <|endoftext|> does.
 """
 
 import contextlib
-import csv
 import hashlib
 import json
 import math
@@ -50,7 +49,6 @@ CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a mill
 BEGINNING = 1 << 13  # first bytes of a file: a NUL among them means that it is not text
 BPE_SIZE = 1024  # default vocabulary of --tokenizer=bpe
 TOKENIZERS = ("char", "bpe", "gpt2")  # a dataset may not have these names
-TABLES = {".json": "JSON", ".jsonl": "JSON", ".csv": "CSV", ".tsv": "TSV"}
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
 LISTS = ("words", "names")  # sources with one document per line
 TOKEN_FILES = ("train.bin", "val.bin", "train.npy", "val.npy")  # a folder with one of them is a source of tokens
@@ -67,7 +65,7 @@ COMPRESSED = "is compressed; unpack it first"
 DOCUMENT = "is a formatted document; save its text as .txt"
 NO_TEXT = {  # first bytes of a file
     b"\x1f\x8b": COMPRESSED,  # gzip
-    b"BZh9": COMPRESSED,  # bzip2
+    b"BZh": COMPRESSED,  # bzip2
     b"\xfd7zXZ": COMPRESSED,  # xz
     b"\x28\xb5\x2f\xfd": COMPRESSED,  # zstd
     b"PK\3\4": "is an archive, such as .zip, .docx or .epub; unpack it, or save its text as .txt",
@@ -364,31 +362,19 @@ def beginning_of(path: Path) -> bytes:
 
 
 def print_format(paths: list[Path]) -> None:
-    """Print a note if at least half of the files are tables: a model would learn their commas and
-    braces, too."""
-    kinds = {path: table_format(path) for path in paths}
-    found = [path for path, kind in kinds.items() if kind]
-    if found and 2 * len(found) >= len(paths):
-        print(f"note: {found[0]} looks like {kinds[found[0]]}; to train on its texts alone, see docs/howto.md")
+    """Print a note if at least half of the files are tables: a model would also learn their commas and
+    braces."""
+    tables = list(filter(is_table, paths))
+    if tables and 2 * len(tables) >= len(paths):
+        print(f"note: {tables[0]} looks like JSON or CSV; to train on its texts alone, see docs/howto.md")
 
 
-def table_format(path: Path) -> str:
-    """Return JSON, CSV or TSV if a file is named so, or begins like JSON with objects or like a table
-    with a header, or else ""."""
-    if path.suffix.lower() in TABLES:
-        return TABLES[path.suffix.lower()]
+def is_table(path: Path) -> bool:
+    """Has a file the name of JSON or a table, or does it begin like JSON: { "text":"""
+    if path.suffix.lower() in (".json", ".jsonl", ".csv", ".tsv"):
+        return True
     text = beginning_of(path).decode("utf-8-sig", errors="replace")
-    if re.match(r'\s*(\[\s*)?\{\s*"[^"\n]*"\s*:', text):
-        return "JSON"
-    lines = text.splitlines(keepends=True)
-    # In a header, no blank follows a comma, as it would in a sentence
-    column = r'"?\w[\w ]*"?'
-    header = re.fullmatch(rf"{column}(([,;\t]){column})+\s*", lines[0]) if lines else None
-    if not header:
-        return ""
-    rows = list(csv.reader(lines, delimiter=header[2]))
-    widths = {len(row) for row in rows[:-1]}  # the last row may not be complete
-    return "CSV" if len(rows) > 2 and len(widths) == 1 else ""
+    return re.match(r'\s*(\[\s*)?\{\s*"[^"\n]*"\s*:', text) is not None
 
 
 def open_files(paths: list[Path], documents: str, source: str) -> Text:
@@ -829,7 +815,7 @@ def read_ids(path: Path, token_bytes: np.ndarray) -> Pieces:
     tokens = np.memmap(path, dtype=dtype, mode="r")
     must = f"ids of a vocabulary of {vocab_size:,} tokens must be {dtype.name} (little-endian)"
     is_npy = beginning_of(path).startswith(b"\x93NUMPY")
-    other = ".npy" if is_npy else other_type(tokens[:CHUNK], path)
+    other = ".npy" if is_npy else other_type(tokens[:CHUNK])
     if other:
         raise UserError(f"{path} looks like {other}, and {must}; {how}")
     for ids in cut_ids(tokens):
@@ -844,24 +830,19 @@ def how_to_write(dtype: np.dtype, name: str) -> str:
     return f'write ids.astype("{dtype.str}").tofile("{name}")'
 
 
-def other_type(ids: np.ndarray, path: Path) -> str:
+def other_type(ids: np.ndarray) -> str:
     """Return the type that ids (n,) were written in if it is not the type that they are read in, or
     else "". A few ids say too little."""
+    itemsize = ids.dtype.itemsize
     if len(ids) < 64:
         return ""
-    itemsize = ids.dtype.itemsize
-    # An int64 below 65,536 is four uint16: the number, 0, 0, 0
     for size in (8, 4):
+        # An int64 below 65,536 is four uint16: the number, 0, 0, 0
         n = size // itemsize
         groups = ids[: len(ids) // n * n].reshape(-1, n)  # (n_numbers, n)
-        numbers = groups[:, 0]
-        is_wide = n > 1 and not groups[:, 1:].any() and np.count_nonzero(numbers) > len(numbers) / 2
-        # If 0 is never one of the numbers, it may be an id that stands after each other id
-        if is_wide and (n == 4 or 0 in numbers):
+        has_numbers = np.count_nonzero(groups[:, 0]) > len(groups) / 2
+        if n > 1 and has_numbers and not groups[:, 1:].any():
             return f"int{8 * size}"
-        if is_wide:
-            how = how_to_write(ids.dtype, path.name)
-            print(f"note: every second id of {path} is 0; if it was written as int{8 * size}, {how}")
     # The high byte of an id varies less than its low byte
     high = np.unique(ids >> 8 * (itemsize - 1))
     low = np.unique(ids & 255)
