@@ -20,6 +20,7 @@ import inspect
 import math
 import multiprocessing
 import os
+import pkgutil
 import runpy
 import signal
 import sys
@@ -315,6 +316,20 @@ def cut_traceback(error: BaseException, path: str) -> str:
     return "".join(lines).rstrip()
 
 
+def forget_modules(path: str) -> None:
+    """Forget each imported module that has the name of a lesson, or of a file or package beside the reader's file. When
+    this file imports such a name, Python searches again, and finds the reader's own first. (check.py keeps the
+    functions that it has imported.)"""
+    folders = [Path(path).resolve().parent, Path(__file__).parent]
+    names = {module.name for module in pkgutil.iter_modules(map(str, folders))}
+    # Built-in modules never come from a file. __name__ is this file, to which a Verdict belongs
+    names -= {__name__, *sys.builtin_module_names}
+    for name in list(sys.modules):
+        top_level, _, _ = name.partition(".")
+        if top_level in names:
+            del sys.modules[name]
+
+
 def read_functions(path: str) -> dict[str, Any]:
     """Run the reader's file. Returns what it defines, by name. Raises UserError if it stops."""
     sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it
@@ -405,6 +420,7 @@ def work(connection: Connection, path: str, names: list[str]) -> None:
     set_up_torch()
     warnings.showwarning = print_warning
     connection.send("begun")
+    forget_modules(path)
     try:
         functions = read_functions(path)
     except UserError as error:
@@ -523,6 +539,9 @@ def main() -> None:
     options = parse(Options, __doc__, argument="task")
     set_up_torch()
     path = Path(options.file)
+    if path.suffix.lower() != ".py":
+        advice = "save a notebook as one by Jupyter's File > Save and Export Notebook As, or Colab's File > Download"
+        raise UserError(f"{path} is not a .py file; {advice}")
     names = choose_tasks(options)
     if options.start:
         return write_stubs(options, names)

@@ -1097,6 +1097,53 @@ def test_what_stands_below_main_is_not_run_and_files_beside_it_can_be_imported(c
     assert call(check, "--only=mask", "--file=class1/anna.py")[0] == 0
 
 
+RIGHT_LOSS = "def mean_nll(P, xs, ys):\n    return -P[xs, ys].log().mean()\n"
+WRONG_LOSS = "def mean_nll(P, xs, ys):\n    return 0.0\n"
+LATE = "def mean_nll(P, xs, ys):\n    import {0}\n    return {0}.mean_nll(P, xs, ys)\n"
+
+
+@pytest.mark.parametrize(("code", "state"), [(RIGHT_LOSS, "right"), (WRONG_LOSS, "wrong")], ids=["right", "wrong"])
+@pytest.mark.parametrize(
+    ("own", "file", "text"),
+    [
+        ("bigram.py", "mine.py", "from bigram import mean_nll\n"),
+        ("bigram.py", "mine.py", LATE.format("bigram")),
+        ("bigram.py", "bigram.py", None),
+        ("bigram/__init__.py", "mine.py", "from bigram import mean_nll\n"),
+        ("console.py", "mine.py", "import console\nmean_nll = console.mean_nll\n"),
+        ("lib/bigram.py", "mine.py", "import sys\nsys.path.insert(0, 'class1/lib')\nfrom bigram import mean_nll\n"),
+        ("random.py", "mine.py", LATE.format("random")),
+        ("types.py", "mine.py", "from types import mean_nll\n"),
+    ],
+    ids=["lesson", "late", "file itself", "package", "tool", "folder in the path", "standard library", "in use"],
+)
+def test_a_module_of_the_reader_is_never_replaced_by_a_lesson_of_the_same_name(own, file, text, code, state):
+    path = Path("class1", own)
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+    if text:
+        Path("class1", file).write_text(text)
+    ((_, verdict),) = check.check(f"class1/{file}", ["mean_nll"])
+    assert verdict.state == state
+
+
+def test_a_lesson_that_the_reader_has_no_file_for_can_be_imported():
+    Path("bigram.py").write_text(WRONG_LOSS)
+    Path("mine.py").write_text("from mlp import Linear\nfrom bigram import mean_nll\n")
+    ((_, verdict),) = check.check("mine.py", ["mean_nll"])
+    assert verdict.state == "wrong"
+
+
+@pytest.mark.parametrize("name", ["mine.ipynb", "notes.txt", "mine.pyc", "folder", "mine"])
+def test_a_file_that_is_not_python_and_a_notebook_is_told_how_to_become_one(name, fails):
+    Path("folder").mkdir()
+    if name != "folder":
+        Path(name).write_text('{"cells": [], "nbformat": 4}')
+    for options in ([], ["--start"]):
+        said = fails(check, f"--file={name}", *options)
+        assert said.startswith(f"error: {name} is not a .py file; save a notebook as one by Jupyter's File >")
+
+
 def test_errors(fails):
     assert "there is no task maks (did you mean mask?)" in fails(check, "maks")
     assert "there is no task soft" in fails(check, "--only=mask,soft")
