@@ -418,6 +418,43 @@ def test_a_true_token_that_is_not_among_the_likely_ones_has_its_bar(call, browse
     assert float(percent) == pytest.approx(100 * logits[numbers["ids"][chosen]].exp().item(), abs=0.06)
 
 
+MEASURE = """<script>
+const left = (span, what) => {
+  const at = span.textContent.search(what), range = document.createRange();
+  if (at < 0) return [];
+  range.setStart(span.firstChild, at);
+  range.setEnd(span.firstChild, at + 1);
+  return [range.getBoundingClientRect().left];
+};
+const row = [...layers.rows[0].cells[2].children].flatMap((span) => [...left(span, LETTER), ...left(span, /[0-9]/)]);
+const line = [...text.children].slice(0, 20).map((span) => left(span, /./)[0]);
+const box = text.getBoundingClientRect();
+const isHidden = ({ left, right }) => left < box.left || right > box.right;
+const hidden = [...text.children].filter((span) => isHidden(span.getBoundingClientRect())).length;
+document.title = JSON.stringify([row, line, hidden]);
+</script>"""
+
+
+@pytest.mark.parametrize(
+    ("words", "letters"),
+    [("שלום.", "[\u0590-\u05ff]"), ("سلام.", "[\u0600-\u06ff]"), ("שָׁלוֹם hello.", "[\u0590-\u05ff]")],
+    ids=["Hebrew", "Arabic", "mixed, with vowel signs"],
+)
+def test_a_text_from_right_to_left_is_in_order_and_each_blank_of_a_long_run_is_in_view(words, letters, call, browse):
+    Path("right.txt").write_text(f"{words}   \n" * 60, encoding="utf-8")
+    prepare_data.prepare("right.txt")
+    make_run("right")
+    page, _ = written(call, f"--prompt={words}{' ' * 250}.", run="right")
+    measure = MEASURE.replace("LETTER", f"/{letters}/")
+    Path("measured.html").write_text(page + measure, encoding="utf-8")
+    shown, console = browse(Path("measured.html").resolve().as_uri() + "#3")
+    assert not console, console
+    row, line, hidden = json.loads(re.search("<title>(.*)</title>", shown)[1])
+    assert len(row) > 3 and row == sorted(row)  # a token, its percentage, the next token ...
+    assert line[words.index(".")] < line[0]
+    assert hidden == 0
+
+
 def test_a_prompt_needs_no_dataset_that_still_fits(call, fails, data):
     make_run("tiny")
     Path("tiny.txt").write_text(babble(1200) + "é")
