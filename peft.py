@@ -24,7 +24,8 @@ changes queries and values in each block. With 128 channels, the file's entry "m
     transformer.h.0.attn.c_attn.B.1     (128, 8)    B of the values
 
 The entry "peft" has the arguments of attach(), and "base" names the file with the frozen weights.
-checkpoint.load_model() opens both files, and puts the model together.
+checkpoint.load_model() opens both files, and puts the model together. Without these two entries, a file
+of a model with new parameters cannot be opened: merge() LoRA before save_model().
 """
 
 import math
@@ -203,12 +204,16 @@ class PromptedGPT(GPT):
 
 # ----------------------------------------------------------------------------- in a model
 
+NEW_LAYERS = (LoRALinear, Adapter, PrefixAttention, PromptedGPT)
+
 
 def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str = "qv") -> GPT:
     """Freeze the model's parameters, and add new ones. method: lora, adapter, prefix or prompt. targets:
     LoRA updates the matrices of queries and values (qv), or all matrices of the block. The embeddings
     and the output layer, which may be tied, stay frozen. Raises ValueError, and for a soft prompt
     ConfigError."""
+    if any(isinstance(module, NEW_LAYERS) for module in model.modules()):
+        raise ValueError("the model has parameters of peft.py already; merge() LoRA, or attach to a new model")
     model.requires_grad_(False)
     if method == "prompt":
         attach_prompt(model, rank)
@@ -279,12 +284,13 @@ def attach_prompt(model: GPT, rank: int) -> None:
 
 
 def merge(model: GPT) -> GPT:
-    """Add each low-rank update to its weights, in place. This restores the original layers."""
+    """Add each low-rank update to its weights, in place. This restores the original layers, and all
+    parameters can be trained again."""
     layers = list(model.named_modules())
     for name, layer in layers:
         if isinstance(layer, LoRALinear):
             model.set_submodule(name, layer.merged())
-    return model
+    return model.requires_grad_(True)
 
 
 def trained_state(model: GPT) -> dict[str, torch.Tensor]:

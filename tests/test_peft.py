@@ -137,6 +137,23 @@ def test_merged_weights_give_the_same_output(model, targets, double):
     assert list(model.state_dict()) == names and not any(isinstance(m, LoRALinear) for m in model.modules())
 
 
+def test_after_merging_all_weights_are_trained_again_and_lora_can_be_attached_again(model):
+    merge(stir(attach(model, "lora", 4)))
+    model(tokens(), tokens(seed=1))[1].backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert trained_state(attach(merge(model), "lora", 4)).keys() < dict(model.named_parameters()).keys()
+
+
+@pytest.mark.parametrize("second", METHODS)
+@pytest.mark.parametrize("first", METHODS)
+def test_parameters_are_attached_once(first, second):
+    model = attach(GPT(GPTConfig(**SIZES)), first, 4)
+    trained = trained_state(model).keys()
+    with pytest.raises(ValueError, match="already; merge"):
+        attach(model, second, 4)
+    assert trained_state(model).keys() == trained
+
+
 # ----------------------------------------------------------------------------- adapter and prefix
 
 

@@ -20,10 +20,12 @@ from conftest import ROOT, local_copy, result
 import attention
 import checkpoint
 import console
+import files
 import gpt2
 import model
 import ngram
 import optim
+import peft
 import prepare_data
 import tokenizer
 import train
@@ -258,6 +260,26 @@ def test_a_run_is_exported_as_the_howto_says():
     exec(compile(text, "docs/howto.md", "exec"), {})
     tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
     assert torch.equal(tensors["wte.weight"], gpt.transformer.wte.weight)
+
+
+def test_lora_is_merged_into_one_file_as_the_howto_says():
+    gpt = model.GPT(model.GPTConfig(vocab_size=256, block_size=8, n_layer=1, n_head=1, n_embd=8, zero_init=False))
+    letters = tokenizer.BPETokenizer({bytes([i]): i for i in range(256)})
+    checkpoint.save_model(Path("base.pt"), gpt, letters)
+    how = {"method": "lora", "rank": 2}
+    base = {"path": "base.pt", "sha256": files.sha256_of(Path("base.pt"))}
+    trained = peft.trained_state(peft.attach(gpt, **how))
+    for name in trained:
+        trained[name].normal_()
+    more = {"config": {"dataset": "words"}, "start_token": 10}
+    checkpoint.save_model(Path("out/finetune/lora.pt"), gpt, letters, trained, peft=how, base=base, **more)
+    (text,) = [text for kind, text in BLOCKS if kind == "py" and "merge(model)" in text]
+    exec(compile(text, "docs/howto.md", "exec"), {})
+    Path("base.pt").unlink()
+    merged, _ = checkpoint.load_model("out/merged.pt")
+    idx = torch.arange(8)[None]
+    torch.testing.assert_close(merged(idx)[0], gpt.eval()(idx)[0])
+    assert checkpoint.load_checkpoint("out/merged.pt")["start_token"] == 10
 
 
 def test_the_answers_of_a_class_are_checked_as_the_page_for_lecturers_says():
