@@ -86,10 +86,10 @@ LAMBDA = 0.95
 def melodic(word: str, known: set[str]) -> float:
     """1 point for each vowel up to the sixth, -3 for each further one, 2 for a vowel at the end, -2
     for each repeated pair of letters, and -1 for each three letters in a row that no word has."""
-    vowels = sum(letter in VOWELS for letter in word)
+    vowels = sum(letter in VOWELS for letter in word.lower())
     points = float(min(vowels, 6))
     points -= 3 * max(vowels - 6, 0)
-    if word.endswith(tuple(VOWELS)):
+    if word.lower().endswith(tuple(VOWELS)):
         points += 2
     points -= 2 * repetitions(word)
     unknown = sum(triple not in known for triple in n_grams(word, 3))
@@ -134,7 +134,7 @@ class Options:
         "all", "after the reward model, train all policies, none (reward), or one"
     )
     dataset: str = option("words", "a list of words: words, names, or your own")
-    preference: Literal[*PREFERENCES] = option("melodic", "the hidden rule; melodic: vowels, no repetitions")
+    preference: Literal[*PREFERENCES] = option("melodic", "the hidden rule; melodic: vowels (aeiou), no repetitions")
     pairs: Positive = option(4000, "comparisons to train on")
     beta: NonNegativeFloat = option(0.1, "weight of the KL from the base; 0: off, PPO only")
     plot: bool = option(False, "draw out/rlhf/rlhf.png")
@@ -815,8 +815,12 @@ def make_task(dataset: str, preference: str) -> Task:
     val = read_words(data, "val")
     base = GPT(GPTConfig(vocab_size=data.vocab_size, **SHAPE))
     task = Task(data, train, val, base, preference, known=set())
-    for word in task.texts(torch.cat((train, val))):
+    words = task.texts(torch.cat((train, val)))
+    for word in words:
         task.known.update(n_grams(word, 3))
+    without_vowel = sum(set(VOWELS).isdisjoint(word.lower()) for word in words)
+    if preference == "melodic" and without_vowel > len(words) / 2:
+        raise UserError(f"most words of {data.name} have no vowel ({VOWELS}) to be melodic; use --preference=short")
 
     def batch_loss() -> torch.Tensor:
         rows = torch.randint(len(train), (BATCH_SIZE,))

@@ -15,6 +15,7 @@ import optim
 import prepare_data
 import rlhf
 import sample
+from console import UserError
 from model import GPT, GPTConfig
 from optim import Recipe, fit
 from prepare_data import Dataset
@@ -123,6 +124,16 @@ def test_wrong_options(fails):
     assert "long has no lines of up to 22 tokens" in fails(rlhf, "--dataset=long")
 
 
+@pytest.mark.parametrize(
+    "words", [["анна", "иван", "ольга"], ["שלום", "עולם"], ["éíî", "üü", "anna"], ["12", "hmm", "7"]]
+)
+def test_words_without_the_vowels_of_the_rule_are_refused_before_training(words):
+    Path("other.txt").write_text("\n".join(words * 30), encoding="utf-8")
+    prepare_data.prepare("other.txt", documents="lines")
+    with pytest.raises(UserError, match=r"other have no vowel \(aeiou\) to be melodic; use --preference=short"):
+        rlhf.make_task("other", "melodic")
+
+
 # ----------------------------------------------------------------------------- the rule
 
 
@@ -135,6 +146,7 @@ def test_the_melodic_rule_counts_vowels_repetitions_and_unknown_triples(task):
     assert rlhf.melodic("banana", {"ban", "ana", "nan"}) == 3 + 2 - 2 * 2
     word = "aeiouaie"
     assert [rlhf.melodic(word[:n], set(rlhf.n_grams(word, 3))) for n in range(9)] == [0, 3, 4, 5, 6, 7, 8, 5, 2]
+    assert rlhf.melodic("ANNA", {"ANN", "NNA"}) == rlhf.melodic("anna", {"ann", "nna"}) == 2 + 2
     assert rlhf.short("stack", set()) == -5
     assert task.scores(rows("toda", "brt")).tolist() == [2 + 2, -1]
 
