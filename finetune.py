@@ -50,6 +50,7 @@ from console import (
     PathStr,
     Positive,
     UserError,
+    note_if_changed,
     option,
     parse,
     print_result,
@@ -434,7 +435,10 @@ def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
     if block_size < LONGEST:
         raise UserError(f"{path} has block_size={block_size}; use a model with at least {LONGEST}")
     name = checkpoint["config"]["dataset"]
-    return model, tokenizer, load(name) if name else None
+    data = load(name) if name else None
+    if data:
+        note_if_changed(data, checkpoint)
+    return model, tokenizer, data
 
 
 def attach_parameters(model: GPT, options: Options) -> dict:

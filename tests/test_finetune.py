@@ -243,13 +243,17 @@ def test_a_table_has_gaps_where_stage_3_did_nothing(capsys):
     assert lora == ["lora", "1", "10.0%", "0.002", "3.0", "50.0%", "25.0%", "1.000", "1"]
 
 
-def test_a_model_of_train_py_can_be_the_base(call, small):
+def test_a_model_of_train_py_can_be_the_base(call, small, capsys):
     own_data()
     assert call(train, *RUN, "--dataset=own", "--block_size=48", "--dropout=0.2")[0] == 0
     out = done(call, "--init_from=out/own", "--replay=0.5")
     assert "stage 1" not in out and not BASE.exists() and result(out)["dataset"] == "own"
     assert load_model(LORA)[0].config.block_size == 48
     assert load_checkpoint(INSTRUCTED)["config"]["dataset"] == "own"
+    run = torch.load("out/own/best.pt", weights_only=True)
+    torch.save({**run, "text": run["text"] | {"val": "another"}}, "out/own/best.pt")
+    finetune.open_base(Path("out/own"))
+    assert "note: own has changed since this run" in capsys.readouterr().out and "note" not in out
 
 
 def test_what_cannot_be_done_gets_one_line(call, fails, small):

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finish, result, start
+from conftest import ROOT, babble, finish, result, start
 
 import guess
 import ngram
 import prepare_data
 from checkpoint import save_model
+from console import hashes_of
 from guess import Move, entropy, lower_bound
 from model import GPT, GPTConfig
 
@@ -440,6 +441,18 @@ def test_a_run_of_other_tokens_or_without_a_model_does_not_play(capsys):
     Path("prose.txt").write_text("xyz " * 2000)
     prepare_data.prepare("prose.txt")  # the same name, and another text
     assert guess.find_gpt(prepare_data.load("prose"), "") is None
+
+
+def test_a_run_whose_dataset_has_changed_plays_with_a_note(call, types):
+    save_run("run", "prose")
+    checkpoint = torch.load("out/run/best.pt", weights_only=True)
+    torch.save({**checkpoint, "text": hashes_of(prepare_data.load("prose"))}, "out/run/best.pt")
+    types([])
+    assert "note" not in done(call, "--dataset=prose")
+    Path("prose.txt").write_text(babble(6000, seed=1))
+    prepare_data.prepare("prose.txt")
+    note = "note: prose has changed since this run: its val split may have lines that the model was trained on\n"
+    assert note in done(call, "--dataset=prose")
 
 
 def test_another_seed_is_another_text():

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import babble, gpt2_tensors, result, safetensors
+from conftest import NAMES, babble, gpt2_tensors, result, safetensors
 
 import look
 import prepare_data
 import sample
 from checkpoint import load_model, save_model
+from console import hashes_of
 from mlp import contexts
 from model import GPT, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
@@ -291,6 +292,19 @@ def test_what_a_user_can_cause_gives_one_line(call, fails, data):
     prepare_data.prepare("tiny.txt")
     assert "has other tokens than" in fails(look, run)
     assert not Path("out/tiny/look.html").exists()
+
+
+def test_a_dataset_that_has_changed_since_the_run_is_remarked_if_the_text_is_from_it(call, data):
+    model = make_run("list")
+    dataset = prepare_data.load("list")
+    entries = {"config": {"dataset": "list"}, "start_token": dataset.start_token, "text": hashes_of(dataset)}
+    save_model(Path("out/list/best.pt"), model, dataset.tokenizer, **entries)
+    note = "note: list has changed since this run: its val split may have lines that the model was trained on\n"
+    assert "note" not in call(look, "--init_from=out/list")[1]
+    Path("list.txt").write_text("\n".join(NAMES * 5))
+    prepare_data.prepare("list.txt", documents="lines")
+    assert note in call(look, "--init_from=out/list")[1]
+    assert "note" not in call(look, "--init_from=out/list", "--prompt=emma")[1]
 
 
 def test_predictions_that_are_not_numbers_are_an_error(call, fails, data):
