@@ -13,7 +13,8 @@ Read train.py and windows.py before, and scaling.py after. Six questions, one af
     are its probabilities right?
     are its samples new?
 
-In the last three, the GPT is compared with n-gram models (ngram.py), if its tokens are letters.
+In the last three, the GPT is compared with n-gram models (ngram.py), if its tokens are letters. (Not with
+--split=train: the n-grams are counted on this split.)
 """
 
 import itertools
@@ -34,6 +35,7 @@ from console import (
     PathStr,
     Positive,
     UserError,
+    note_if_changed,
     option,
     parse,
     print_losses,
@@ -138,7 +140,8 @@ def token_losses(session: Session, tokens: np.ndarray, windows: tuple) -> np.nda
     losses = torch.cat(batches)
     if not losses.isfinite().all():
         dtype = session.worker.dtype
-        raise UserError(f"the loss is NaN or infinite in {dtype}; use --dtype=float32")
+        advice = "use another checkpoint" if dtype == torch.float32 else "use --dtype=float32"
+        raise UserError(f"the loss is NaN or infinite in {dtype}; {advice}")
     return losses.double().numpy()
 
 
@@ -890,6 +893,8 @@ def open_data(checkpoint: dict, options: Options) -> Dataset:
         raise UserError(f"{data.name} has other tokens than {name}; {tokenizer_advice(checkpoint)}")
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
+    if options.split != "train":
+        note_if_changed(data, checkpoint, options.split)
     return data
 
 
@@ -941,7 +946,9 @@ def main() -> None:
         several_groups = measured.group.max() > 0
         if several_groups:
             show_prompts(session, subset)
-            if data.vocab_size <= MAX_VOCAB:
+            if options.split == "train":
+                print("\nno n-gram models: they are counted on train, so they would predict what they have seen")
+            elif data.vocab_size <= MAX_VOCAB:
                 tables = count_tables(data)
                 mixed = show_interpolation(session, measured, tables[CONTEXT + 1])
                 models = all_mixtures(tables, mixed.weight)

@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,9 +113,24 @@ def test_token_losses_are_those_of_the_model_in_the_order_of_locate():
         start = windows[0][windows[0] < i].max()
         logits, _ = model(torch.from_numpy(tokens[None, start:i]))
         assert loss == pytest.approx(-logits[0, -1].log_softmax(0)[tokens[i]].item(), abs=1e-5)
-    torch.nn.init.constant_(model.transformer.wte.weight[3:4].data, torch.nan)
-    with pytest.raises(UserError, match=r"the loss is NaN or infinite in torch\.float32; use --dtype=float32"):
-        token_losses(session(model, batch_size=2), tokens, windows)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "advice"),
+    [
+        (torch.float32, torch.nan, "use another checkpoint"),
+        (torch.float32, torch.inf, "use another checkpoint"),
+        (torch.bfloat16, torch.nan, "use --dtype=float32"),
+        (torch.float16, 1e9, "use --dtype=float32"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_one_line_with_advice_that_can_help(dtype, value, advice):
+    model = GPT(GPTConfig(vocab_size=11, **SMALL)).eval()
+    torch.nn.init.constant_(model.lm_head.weight[3:4].data, value)
+    tokens = np.arange(11)
+    of_dtype = replace(session(model), worker=Worker(torch.device("cpu"), dtype))
+    with pytest.raises(UserError, match=rf"the loss is NaN or infinite in {dtype}; {advice}"):
+        token_losses(of_dtype, tokens, evaluation_windows(tokens, None, 8))
 
 
 def test_a_bootstrap_gives_the_interval_of_independent_groups():
@@ -454,7 +470,8 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
         status, out, err = call(evaluate, f"--split={split}", "--batch_size=3", "--num_samples=0", "--dtype=float32")
         assert status == 0 and "out/list/best.pt: " in out, err
         figures = result(out)
-        assert list(figures) == ["model", "dataset", "params", split, "bpb", "ece", "temperature", "mixed", "lambda"]
+        of_mixture = [] if split == "train" else ["mixed", "lambda"]
+        assert list(figures) == ["model", "dataset", "params", split, "bpb", "ece", "temperature", *of_mixture]
         dataset = prepare_data.load("list")
         assert float(figures["bpb"]) == pytest.approx(dataset.bits_per_byte(float(figures[split]), split), abs=2e-4)
         if split != "train":  # the run counts fewer tokens of it
@@ -630,6 +647,30 @@ def test_each_model_of_the_calibration_gives_probabilities_and_the_last_one_is_t
         model = partial(table.additive, alpha=1) if n == 2 else partial(table.kneser_ney, discount=0.85)
         assert p.numpy() == pytest.approx(next_tokens(model, X.numpy(), dataset.vocab_size), abs=1e-6)
     assert torch.allclose(both, 0.3 * gpt + 0.7 * counted) and not torch.allclose(gpt, counted, atol=0.1)
+
+
+@pytest.mark.parametrize("dataset", ["list", "tiny"])
+def test_on_the_split_that_is_counted_there_are_no_n_gram_models(dataset, call):
+    call(train, *SHORT, f"--dataset={dataset}", f"--out_dir=out/{dataset}")
+    status, out, err = call(evaluate, "--split=train", "--num_samples=5", "--dtype=float32")
+    assert status == 0 and "no n-gram models: they are counted on train" in out, err
+    assert "gram  " not in out and "first half shuffled" in out
+    assert {"ece", "copied"} <= result(out).keys() and not {"mixed", "lambda"} & result(out).keys()
+
+
+def test_a_dataset_that_has_changed_since_the_run_is_remarked(call):
+    call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
+    evaluated = lambda *options: call(evaluate, "--num_samples=0", "--dtype=float32", *options)[1]
+    assert "note" not in evaluated()
+    text = Path("list.txt").read_text(encoding="utf-8")
+    Path("list.txt").write_text(f"{text}\nemma", encoding="utf-8")
+    prepare_data.prepare("list.txt", documents="lines")
+    for split in ("val", "test"):
+        note = f"its {split} split may have lines that the model was trained on\n"
+        assert f"note: list has changed since this run: {note}" in evaluated(f"--split={split}")
+    assert "note" not in evaluated("--split=train")
+    Path("data/list").rename("data/copy")
+    assert "note" not in evaluated("--dataset=copy")
 
 
 def test_a_large_vocabulary_is_calibrated_on_fewer_tokens(call, monkeypatch):
