@@ -341,26 +341,6 @@ def loss_row(data, name: str, loss: float, split: str) -> list[str]:
     return [name, f"{loss:.4f}", f"{perplexity:{digits}}", f"{bits:.4f}"]
 
 
-def hashes_of(data) -> dict[str, str]:
-    """{split: SHA-256} of a Dataset. A run keeps them, to tell later whether the text is still the same."""
-    return {split: entry["sha256"] for split, entry in data.splits.items()}
-
-
-def has_changed(data, checkpoint: dict) -> bool:
-    """Has data/<dataset> of a run been prepared from another text since? (False if the checkpoint has no hashes.)"""
-    before = checkpoint.get("text")
-    same_name = checkpoint["config"]["dataset"] == data.name
-    return same_name and before not in (None, hashes_of(data))
-
-
-def note_if_changed(data, checkpoint: dict, split: str = "val") -> None:
-    """Print a note if a run is evaluated on a dataset that has changed since: another shuffle may have moved lines of
-    the old training split into this split."""
-    if has_changed(data, checkpoint):
-        where = f"its {split} split may have lines that the model was trained on"
-        print(f"note: {data.name} has changed since this run: {where}")
-
-
 def print_result(model: str, data=None, params: int = 0, losses: dict | None = None, **figures) -> None:
     """Print the last line of each script, `result:` and key=value pairs, for people and programs: the
     model, the dataset, losses in nats per token, bpb (bits per byte), and other figures."""

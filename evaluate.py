@@ -35,7 +35,6 @@ from console import (
     PathStr,
     Positive,
     UserError,
-    note_if_changed,
     option,
     parse,
     print_losses,
@@ -894,7 +893,7 @@ def open_data(checkpoint: dict, options: Options) -> Dataset:
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     if options.split != "train":
-        note_if_changed(data, checkpoint, options.split)
+        data.note_if_changed(checkpoint, options.split)
     return data
 
 

@@ -50,7 +50,6 @@ from console import (
     PathStr,
     Positive,
     UserError,
-    note_if_changed,
     option,
     parse,
     print_result,
@@ -437,7 +436,7 @@ def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
     name = checkpoint["config"]["dataset"]
     data = load(name) if name else None
     if data:
-        note_if_changed(data, checkpoint)
+        data.note_if_changed(checkpoint)
     return model, tokenizer, data
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from checkpoint import load_checkpoint, load_model, runs
-from console import NonNegative, PathStr, UserError, note_if_changed, option, parse, print_result, print_table, run
+from console import NonNegative, PathStr, UserError, option, parse, print_result, print_table, run
 from files import replace_file
 from mlp import contexts
 from model import ConfigError
@@ -506,7 +506,7 @@ def main() -> None:
     check_moves(passage, game, path)
     checkpoint = find_gpt(passage.data, options.init_from)
     if checkpoint:
-        note_if_changed(passage.data, checkpoint)
+        passage.data.note_if_changed(checkpoint)
     if not options.answers:
         print_rules(passage, len(game.moves))
         play(passage, game, path)

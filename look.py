@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from checkpoint import load_checkpoint, load_model, newest_run
-from console import PathStr, Positive, UserError, note_if_changed, option, parse, print_result, run
+from console import PathStr, Positive, UserError, option, parse, print_result, run
 from files import replace_file
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
@@ -339,7 +339,7 @@ def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
             return None
         raise UserError(f"{problem}; prepare it again from the text of the training, or give a text with --prompt=")
     if not prompted:
-        note_if_changed(data, checkpoint)
+        data.note_if_changed(checkpoint)
     return data
 
 

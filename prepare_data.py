@@ -1000,6 +1000,21 @@ class Dataset:
                 advice = f"copy it again, or delete {path.parent} and run prepare_data.py again"
                 raise UserError(f"{path} is not as it was prepared (its SHA-256 differs); {advice}")
 
+    def hashes(self) -> dict[str, str]:
+        """Return {split: SHA-256}. A run keeps them, to tell later whether the text is still the same."""
+        return {split: entry["sha256"] for split, entry in self.splits.items()}
+
+    def has_changed(self, checkpoint: dict) -> bool:
+        """Has this dataset been prepared from another text since the run of a checkpoint?"""
+        same_name = checkpoint["config"]["dataset"] == self.name
+        return same_name and checkpoint.get("text", self.hashes()) != self.hashes()
+
+    def note_if_changed(self, checkpoint: dict, split: str = "val") -> None:
+        """Print a note if the dataset has changed since the run: documents are shuffled again then."""
+        if self.has_changed(checkpoint):
+            where = f"its {split} split may have lines that the model was trained on"
+            print(f"note: {self.name} has changed since this run: {where}")
+
     def bits_per_byte(self, loss: float, split: str) -> float:
         """Convert a loss in nats per token to bits per byte of UTF-8 text, which can be compared
         across tokenizers; NaN if the text is unknown."""

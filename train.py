@@ -403,7 +403,7 @@ def save(run: Run, name: str, **entries) -> None:
     entries["config"] = config.options()
     entries["start_token"] = data.start_token
     entries["evaluated_on"] = evaluated_on(config, data)
-    entries["text"] = console.hashes_of(data)
+    entries["text"] = data.hashes()
     save_model(Path(config.out_dir, name), run.model, data.tokenizer, weights, **entries)
 
 
@@ -536,7 +536,7 @@ def changed_text(data: Dataset, checkpoint: dict) -> str:
     """Return a remark if a run continues with other data than before, or nothing."""
     if checkpoint["config"]["dataset"] != data.name:
         return f" on another dataset: {data.name}"
-    if console.has_changed(data, checkpoint):
+    if data.has_changed(checkpoint):
         return f" on another text: {data.name} has changed"
     return ""
 
@@ -723,7 +723,7 @@ def facts(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) 
     beginnings = [p.flatten()[:9].tolist() for p in weights]  # enough to tell two checkpoints apart
     hashes = {"the checkpoint": checksum(beginnings), "the tokenizer": checksum(data.tokenizer.to_dict())}
     hashes["the progress in the checkpoint"] = checksum(checkpoint.get("progress"))
-    for split, sha256 in console.hashes_of(data).items():
+    for split, sha256 in data.hashes().items():
         hashes[f"the {split} split"] = sha256
     for path in Path(__file__).parent.glob("*.py"):
         hashes[path.name] = sha256_of(path)

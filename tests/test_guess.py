@@ -15,7 +15,6 @@ import guess
 import ngram
 import prepare_data
 from checkpoint import save_model
-from console import hashes_of
 from guess import Move, entropy, lower_bound
 from model import GPT, GPTConfig
 
@@ -446,7 +445,7 @@ def test_a_run_of_other_tokens_or_without_a_model_does_not_play(capsys):
 def test_a_run_whose_dataset_has_changed_plays_with_a_note(call, types):
     save_run("run", "prose")
     checkpoint = torch.load("out/run/best.pt", weights_only=True)
-    torch.save({**checkpoint, "text": hashes_of(prepare_data.load("prose"))}, "out/run/best.pt")
+    torch.save({**checkpoint, "text": prepare_data.load("prose").hashes()}, "out/run/best.pt")
     types([])
     assert "note" not in done(call, "--dataset=prose")
     Path("prose.txt").write_text(babble(6000, seed=1))

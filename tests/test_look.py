@@ -19,7 +19,6 @@ import look
 import prepare_data
 import sample
 from checkpoint import load_model, save_model
-from console import hashes_of
 from mlp import contexts
 from model import GPT, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
@@ -297,7 +296,7 @@ def test_what_a_user_can_cause_gives_one_line(call, fails, data):
 def test_a_dataset_that_has_changed_since_the_run_is_remarked_if_the_text_is_from_it(call, data):
     model = make_run("list")
     dataset = prepare_data.load("list")
-    entries = {"config": {"dataset": "list"}, "start_token": dataset.start_token, "text": hashes_of(dataset)}
+    entries = {"config": {"dataset": "list"}, "start_token": dataset.start_token, "text": dataset.hashes()}
     save_model(Path("out/list/best.pt"), model, dataset.tokenizer, **entries)
     note = "note: list has changed since this run: its val split may have lines that the model was trained on\n"
     assert "note" not in call(look, "--init_from=out/list")[1]
