@@ -147,7 +147,9 @@ class CausalSelfAttention(nn.Module):
             y = self.attn_dropout(wei) @ v  # (B, nh, T, hd)
         else:
             dropout = config.dropout if self.training else 0.0
-            causal = mask is None and T > 1  # a single token attends to all S keys
+            # A single token after cached ones attends to all S keys. (Without a cache, T does not matter, so
+            # that torch.export can take it for any number)
+            causal = mask is None and (store_kv is None or T > 1)
             shared = k.shape[1] < nh  # then the kernel itself lets query heads share a key/value head
             y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, enable_gqa=shared)
         y = y.transpose(1, 2)  # (B, T, nh, hd)

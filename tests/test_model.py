@@ -290,7 +290,7 @@ def test_each_combination_learns_and_is_saved_and_loaded(keys):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
 def test_half_precision_trains_and_samples(keys, dtype):
-    model = GPT(GPTConfig(**SMALL | {"zero_init": False} | keys)).eval()
+    model = GPT(GPTConfig(**SMALL | keys | {"zero_init": False, "flash": True})).eval()
     idx = batch(model.config, 8)
     exact = model(idx, idx)[1]
     exact.backward()
@@ -318,6 +318,17 @@ def test_torch_compile_sees_one_graph(keys):
         assert torch.allclose(compiled(idx, idx)[1], model(idx, idx)[1])
     compiled(idx, idx)[1].backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
+def test_a_model_is_exported_for_texts_of_any_length(keys):
+    """As torch.onnx.export does, too."""
+    model = GPT(GPTConfig(**SMALL | keys | {"zero_init": False, "flash": True})).eval()
+    shapes = {"idx": {1: torch.export.Dim("T", min=1, max=16)}}
+    exported = torch.export.export(model, (torch.randint(65, (1, 7)),), dynamic_shapes=shapes).module()
+    for T in (1, 2, 16):
+        idx = torch.randint(65, (1, T))
+        assert torch.equal(exported(idx)[0], model(idx)[0])
 
 
 def test_beside_a_loss_the_logits_need_no_gradient():
