@@ -31,7 +31,7 @@ import torch
 
 from console import UserError
 from files import load_tensors, lock, move, replace_file, sha256_of
-from gpt2 import find_gpt2, load_gpt2
+from gpt2 import GPT2_OPTIONS, MASKS, VOCAB_SIZE, find_gpt2, load_gpt2
 from model import GPT, ConfigError, GPTConfig
 from tokenizer import Tokenizer, make_tokenizer
 
@@ -39,6 +39,20 @@ FORMAT = "count2gpt 9"  # the number grows if an entry is renamed, so that old c
 PREVIOUS_FORMAT = "count2gpt 8"  # old files that rename_entries() can read
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
 IS_PICKLED = "has weights in PyTorch's own format; save them as model.safetensors, as transformers does now"
+HAS_NO_SIZES = (
+    "has the weights of nanoGPT or minGPT without their sizes; use nanoGPT's ckpt.pt, or save the weights with "
+    'nanoGPT\'s options, as {"model": weights, "model_args": {"n_layer": 12, ...}}'
+)
+IS_SPLIT = "says that the weights are in several files; save them as one, by save_pretrained(max_shard_size='100GB')"
+# Files that transformers and peft save, beside others or instead of model.safetensors
+FOREIGN_FILES = {
+    "pytorch_model.bin": IS_PICKLED,
+    "pytorch_model.bin.index.json": IS_SPLIT,
+    "model.safetensors.index.json": IS_SPLIT,
+    "adapter_config.json": "belongs to an adapter without its model; merge_and_unload() it, and save the whole model",
+}
+# Rows of nanoGPT's output layer for GPT-2's tokens: padded to a multiple of 128
+NANOGPT_ROWS = 50_304
 
 
 # ----------------------------------------------------------------------------- saving and opening
@@ -61,8 +75,8 @@ def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | Non
 
 
 def load_checkpoint(init_from: str | Path) -> dict:
-    """Load a checkpoint onto the CPU: the best.pt of a run's folder, a file, or GPT-2's weights, by
-    name (gpt2 ... gpt2-xl) or from a folder that transformers saved. Adds "name", for messages,
+    """Load a checkpoint onto the CPU: the best.pt of a run's folder, a file, nanoGPT's ckpt.pt, or GPT-2's
+    weights, by name (gpt2 ... gpt2-xl) or from a folder that transformers saved. Adds "name", for messages,
     and "folder", where a plot is saved. Raises UserError if the checkpoint is missing, damaged or old."""
     gpt2_weights = find_gpt2(init_from)
     if gpt2_weights:
@@ -72,10 +86,14 @@ def load_checkpoint(init_from: str | Path) -> dict:
         return checkpoint
     path = find_checkpoint(str(init_from))
     checkpoint = load_tensors(path, ADVICE)
-    file_format = checkpoint.get("format") if isinstance(checkpoint, dict) else None
-    if file_format not in (FORMAT, PREVIOUS_FORMAT):
-        raise UserError(f"{path} {foreign_format(checkpoint)}")
+    if not isinstance(checkpoint, dict):
+        checkpoint = {}
     try:
+        if "model_args" in checkpoint:
+            checkpoint = from_nanogpt(checkpoint)
+        file_format = checkpoint.get("format")
+        if file_format not in (FORMAT, PREVIOUS_FORMAT):
+            raise UserError(f"{path} {foreign_format(checkpoint)}")
         if file_format == PREVIOUS_FORMAT:
             rename_entries(checkpoint)
         refuse_unknown(path, checkpoint["model_config"], GPTConfig)
@@ -158,13 +176,14 @@ def newest_run() -> str:
 
 
 def find_checkpoint(init_from: str) -> Path:
-    """The file that a path names, or the best.pt in a folder."""
+    """The file that a path names, or the best.pt in a folder, or nanoGPT's ckpt.pt."""
     path = Path(init_from)
     if path.is_dir():
-        path = path / "best.pt"
-    pickled = Path(init_from, "pytorch_model.bin")  # as old versions of transformers save weights
-    if not path.is_file() and pickled.is_file():
-        raise UserError(f"{pickled} {IS_PICKLED}")
+        path = path / ("ckpt.pt" if (path / "ckpt.pt").is_file() else "best.pt")
+    for name, what in FOREIGN_FILES.items():
+        foreign = Path(init_from, name)
+        if not path.is_file() and foreign.is_file():
+            raise UserError(f"{foreign} {what}")
     if not path.is_file():
         raise UserError(f"no checkpoint {path}; use a run of train.py, a file, or gpt2")
     return path
@@ -206,6 +225,34 @@ def rename_entries(checkpoint: dict) -> None:
         checkpoint["progress"] = {name: state[i] for i, name in enumerate(names)}
 
 
+def from_nanogpt(checkpoint: dict) -> dict:
+    """Make one of our checkpoints of nanoGPT's. The layers have the same names. The tokens are GPT-2's,
+    or else numbers: nanoGPT's file does not have their characters."""
+    args = checkpoint["model_args"]
+    weights = {}
+    for name, tensor in checkpoint["model"].items():
+        if not name.endswith(MASKS):
+            weights[name.removeprefix("_orig_mod.")] = tensor  # the prefix comes from torch.compile
+    wte = weights["transformer.wte.weight"]
+    lm_head = weights.setdefault("lm_head.weight", wte)
+    is_tied = torch.equal(lm_head, wte)
+    rows = args["vocab_size"]
+    options = {**GPT2_OPTIONS, "activation": "gelu", "tie_weights": is_tied, **args}
+    tokenizer = {"kind": "number", "vocab_size": rows}
+    if rows in (VOCAB_SIZE, NANOGPT_ROWS):
+        tokenizer = {"kind": "gpt2"}
+        options["vocab_size"] = VOCAB_SIZE
+        options["vocab_multiple"] = 128 if rows == NANOGPT_ROWS else 1
+    return {
+        "format": FORMAT,
+        "model_config": options,
+        "model": weights,
+        "tokenizer": tokenizer,
+        "start_token": None,  # as in nanoGPT, samples start with the prompt
+        "config": {"dataset": "gpt2"},  # not a dataset, see gpt2.py
+    }
+
+
 def refuse_unknown(path: Path | str, options: dict, known: type) -> None:
     """Raise UserError if a checkpoint has options that the dataclass `known` no longer has."""
     names = {field.name for field in fields(known)}
@@ -215,16 +262,23 @@ def refuse_unknown(path: Path | str, options: dict, known: type) -> None:
         raise UserError(f"{path} has {what}; use the code that it was trained with")
 
 
-def foreign_format(checkpoint) -> str:
+def foreign_format(checkpoint: dict) -> str:
     """The end of a sentence that starts with the path of a file: what it is, if it is not a
     checkpoint of this version, and what to do."""
-    if not isinstance(checkpoint, dict):
-        checkpoint = {}
-    if "model_args" in checkpoint:
-        return f"is a checkpoint of nanoGPT, which has other names and options; {ADVICE}"
-    if any(str(name).endswith("wte.weight") for name in checkpoint):
-        return IS_PICKLED
+    for name, tensor in checkpoint.items():
+        if str(name).endswith("h.0.attn.c_attn.weight"):
+            is_nanogpts = tensor.shape[0] == 3 * tensor.shape[-1]  # (outputs, inputs), not the other way round
+            return HAS_NO_SIZES if is_nanogpts else IS_PICKLED
     return f"has the format {checkpoint.get('format')!r} instead of {FORMAT!r}; {ADVICE}"
+
+
+def has_tokens_of(checkpoint: dict, tokenizer: Tokenizer) -> bool:
+    """Has a checkpoint the tokens of a tokenizer? If its own are only numbers, as in nanoGPT's files, they
+    are taken for the tokens of any vocabulary of that size."""
+    fields = checkpoint["tokenizer"]
+    if fields["kind"] == "number":
+        return fields["vocab_size"] == tokenizer.vocab_size
+    return fields == tokenizer.to_dict()
 
 
 def tokenizer_advice(checkpoint: dict) -> str:

@@ -4,7 +4,7 @@
     model, tokenizer = load_model("gpt2")       # downloads 0.5 GB, once; or a local file or folder
 
     from gpt2 import save_gpt2
-    save_gpt2(model, "exported")                # a model with GPT-2's options, for other programs
+    save_gpt2(model, "exported", tokenizer)     # a model with GPT-2's options, for other programs
 
 The file is in the safetensors format, which is simple enough to be read here:
 
@@ -14,9 +14,11 @@ The file is in the safetensors format, which is simple enough to be read here:
 """
 
 import json
+import math
 import mmap
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -24,9 +26,11 @@ import torch
 from console import UserError
 from files import DOWNLOADS, download, replace_file
 from model import GPT, GPTConfig
+from tokenizer import END, BPETokenizer, CharTokenizer, Tokenizer, end_id, make_tokenizer, merge
 
 # From 124 million to 1.6 billion parameters (Radford et al. 2019). The sizes are read from the file
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+PUBLISHED_WIDTHS = (768, 1024, 1280, 1600)
 # The options of model.py that make it GPT-2
 GPT2_OPTIONS = {
     "norm": "layernorm",
@@ -38,11 +42,18 @@ GPT2_OPTIONS = {
     "zero_init": False,
 }
 VOCAB_SIZE = 50_257
-# Some files have a few more rows of embeddings: for added tokens, or padded to a multiple of 128 or
-# 256. A file with more rows than this has another vocabulary
-MOST_ROWS = 50_432
+# Some files have a few more rows of embeddings, at most this many: for added tokens, or padded to a
+# multiple of 128 or 256. A file with more rows has another vocabulary
+MOST_EXTRA_ROWS = 175
 # <|endoftext|>, the last token, which started each document in training
 START_TOKEN = VOCAB_SIZE - 1
+# Three tokens that tell GPT-2's vocabulary from others. (\u0120 is a blank, see byte_letters())
+KNOWN_IDS = {"!": 0, "\u0120the": 262, END: START_TOKEN}
+# Activation functions: transformers' names, and those of model.py
+ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+# The causal masks, which some files have among the tensors. (The biases of layers have other names, such
+# as .attn.c_attn.bias)
+MASKS = (".attn.bias", ".attn.masked_bias")
 URL = "https://huggingface.co/openai-community/{name}/resolve/main/model.safetensors"
 DTYPES = {
     "F32": torch.float32,
@@ -72,79 +83,159 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@dataclass
-class Weights:
-    """GPT-2's weights under OpenAI's names, and the sizes of the model. Whether they fit together is
-    checked later: the sizes by config(), the shapes of the tensors when the model loads them."""
-
-    tensors: dict[str, torch.Tensor]
-    block_size: int
-    n_layer: int
-    n_head: int
-    n_embd: int
-    extra_rows: int  # number of embeddings beyond GPT-2's tokens, which were left out
-
-    def config(self) -> GPTConfig:
-        """The options of model.GPT. Raises ConfigError if the sizes do not fit together."""
-        return GPTConfig(
-            vocab_size=VOCAB_SIZE,
-            block_size=self.block_size,
-            n_layer=self.n_layer,
-            n_head=self.n_head,
-            n_embd=self.n_embd,
-            **GPT2_OPTIONS,
-        )
-
-    def renamed(self) -> dict[str, torch.Tensor]:
-        """The tensors as model.GPT has them: {its name: float32 tensor}."""
-        ours = {}
-        for name, tensor in self.tensors.items():
-            if name.endswith((".attn.bias", ".attn.masked_bias")):
-                continue  # the causal mask. (The bias of a layer has another name, such as .attn.c_attn.bias)
-            if name.startswith("h.") and tensor.dim() == 2:
-                tensor = tensor.t()  # the matrices of the blocks are stored as (inputs, outputs)
-            ours[f"transformer.{name}"] = tensor.float().contiguous()
-        ours["lm_head.weight"] = ours["transformer.wte.weight"]
-        return ours
+def read_json(path: Path) -> dict:
+    """The content of a JSON file, or {} if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def read_weights(path: Path) -> Weights:
-    """Read the weights, and find the sizes of their model. Raises an exception, such as KeyError or
-    ValueError, if they are not GPT-2's."""
+def read_gpt2(path: Path) -> dict:
+    """Make a checkpoint of the weights, and of the settings and the tokenizer beside them. Whether the
+    weights fit its model_config is not checked. Raises UserError if another model is recognized, and an
+    exception such as KeyError or ValueError if the files are damaged."""
     tensors = {}
     for name, tensor in read_safetensors(path).items():
         tensors[name.removeprefix("transformer.")] = tensor  # some files have this prefix
-    rows, n_embd = tensors["wte.weight"].shape
+    _, n_embd = tensors["wte.weight"].shape
     block_size, _ = tensors["wpe.weight"].shape
-    if not VOCAB_SIZE <= rows <= MOST_ROWS:
-        raise ValueError(f"it has {rows:,} tokens instead of GPT-2's {VOCAB_SIZE:,}")
-    wte = tensors["wte.weight"][:VOCAB_SIZE]
-    tensors["wte.weight"] = wte
-    if "lm_head.weight" in tensors:  # the same matrix again, in some files
-        lm_head = tensors.pop("lm_head.weight")
-        if not torch.equal(lm_head[:VOCAB_SIZE], wte):
-            raise ValueError("its lm_head is not wte")
+    settings = read_json(path.with_name("config.json"))
+    refuse_settings(path, settings, n_embd)
+    tokenizer = read_tokenizer(path, settings)
+    is_gpt2s = tokenizer["kind"] == "gpt2"
+    vocab_size = VOCAB_SIZE if is_gpt2s else make_tokenizer(tokenizer).vocab_size
+    cut_vocabulary(path, tensors, vocab_size)
     # The tensors of layer 3 have names such as h.3.attn.c_attn.weight
     layers = {name.split(".")[1] for name in tensors if name.startswith("h.")}
-    return Weights(
-        tensors=tensors,
-        block_size=block_size,
-        n_layer=len(layers),
-        n_head=read_n_head(path, n_embd),
-        n_embd=n_embd,
-        extra_rows=rows - VOCAB_SIZE,
-    )
+    n_head = read_n_head(path, settings, n_embd)
+    options = {
+        **GPT2_OPTIONS,
+        "vocab_size": vocab_size,
+        "block_size": block_size,
+        "n_layer": len(layers),
+        "n_head": n_head,
+        "n_embd": n_embd,
+        "activation": ACTIVATIONS[settings.get("activation_function", "gelu_new")],
+    }
+    return {
+        "model_config": options,
+        "model": rename(tensors, settings, n_embd / n_head),
+        "tokenizer": tokenizer,
+        "start_token": START_TOKEN if is_gpt2s else settings["bos_token_id"],
+        # Not a dataset: if evaluate.py or look.py find this name, they ask for a dataset or a text
+        "config": {"dataset": "gpt2"},
+    }
 
 
-def read_n_head(path: Path, n_embd: int) -> int:
+def read_tokenizer(path: Path, settings: dict) -> dict:
+    """The argument of make_tokenizer() for the weights at path: the tokenizer that save_gpt2() wrote
+    beside them, or GPT-2's. Raises UserError if other files there, or the ids in config.json, belong to
+    another vocabulary."""
+    exported = read_json(path.with_name("tokenizer_config.json")).get("count2gpt")
+    if exported:
+        return exported
+    model = read_json(path.with_name("tokenizer.json")).get("model", {})
+    ids = model.get("vocab") or read_json(path.with_name("vocab.json"))
+    if ids and not KNOWN_IDS.items() <= dict(ids).items():  # ids: a list of pairs in some kinds of models
+        raise UserError(f"{path} has a vocabulary of its own beside it; use a model with GPT-2's tokens")
+    for name in ("bos_token_id", "eos_token_id"):
+        token = settings.get(name)
+        if not ids and isinstance(token, int) and token < START_TOKEN:
+            what = f"{path} has a vocabulary of its own, as {name} is {token} in config.json"
+            raise UserError(f"{what}; use a model with GPT-2's tokens")
+    return {"kind": "gpt2"}
+
+
+def cut_vocabulary(path: Path, tensors: dict[str, torch.Tensor], vocab_size: int) -> None:
+    """Leave out the embeddings beyond the tokenizer's tokens, and the output layer, which is the same
+    matrix. Raises UserError if there are too few or too many, or if it is another matrix."""
+    rows = len(tensors["wte.weight"])
+    extra = rows - vocab_size
+    if not 0 <= extra <= MOST_EXTRA_ROWS:
+        advice = "use a model with GPT-2's tokens, or a folder that save_gpt2() wrote with its tokenizer"
+        raise UserError(f"{path} has {rows:,} tokens instead of {vocab_size:,}; {advice}")
+    if extra > 0:
+        message = f"note: {path}: left out {extra:,} of {rows:,} embeddings: its tokenizer has {vocab_size:,} tokens"
+        print(message, file=sys.stderr)
+    wte = tensors["wte.weight"][:vocab_size]
+    tensors["wte.weight"] = wte
+    if "lm_head.weight" in tensors:
+        lm_head = tensors.pop("lm_head.weight")
+        if not torch.equal(lm_head[:vocab_size], wte):
+            raise UserError(f"{path} has an output layer of its own, as its lm_head is not wte; use a plain GPT-2")
+
+
+def refuse_settings(path: Path, settings: dict, n_embd: int) -> None:
+    """Raise UserError if config.json asks for a computation that model.py does not have."""
+    possible = {  # the default comes first
+        "model_type": ["gpt2"],
+        "activation_function": ["gelu_new", *ACTIVATIONS],
+        "layer_norm_epsilon": [1e-5],
+        "n_inner": [None, 4 * n_embd],
+        "add_cross_attention": [False],
+    }
+    for name, values in possible.items():
+        value = settings.get(name, values[0])
+        if value not in values:
+            what = f"{path.with_name('config.json')} asks for {name}={value}, which model.py does not have"
+            raise UserError(f"{what}; use a model with {name}={values[0]}")
+
+
+def read_n_head(path: Path, settings: dict, n_embd: int) -> int:
     """The number of heads, which the tensors do not tell. It is in config.json, which transformers saves
-    beside the weights. Without that file, heads have 64 channels, as published."""
-    settings = path.with_name("config.json")
+    beside the weights. Without it, heads have 64 channels, as published."""
+    if "n_head" in settings:
+        return int(settings["n_head"])
     n_head = max(n_embd // 64, 1)
-    if settings.exists():
-        values = json.loads(settings.read_text(encoding="utf-8"))
-        n_head = values.get("n_head", n_head)
-    return int(n_head)
+    if n_embd not in PUBLISHED_WIDTHS:
+        what = f"{path} has no config.json beside it, which tells the number of heads"
+        print(f"note: {what}; taken for {n_head}, as OpenAI's heads have 64 channels", file=sys.stderr)
+    return n_head
+
+
+def rename(tensors: dict[str, torch.Tensor], settings: dict, head_dim: float) -> dict[str, torch.Tensor]:
+    """The tensors as model.GPT has them: {its name: float32 tensor}."""
+    ours = {}
+    for name, tensor in tensors.items():
+        if name.endswith(MASKS):
+            continue
+        if name.startswith("h.") and tensor.dim() == 2:
+            tensor = tensor.t()  # the matrices of the blocks are stored as (inputs, outputs)
+        tensor = tensor.float().contiguous()
+        if ".c_attn." in name:
+            queries = len(tensor) // 3  # queries come first, then keys and values
+            layer = int(name.split(".")[1])
+            tensor[:queries] *= query_scale(settings, layer, head_dim)
+        ours[f"transformer.{name}"] = tensor
+    ours["lm_head.weight"] = ours["transformer.wte.weight"]
+    return ours
+
+
+def query_scale(settings: dict, layer: int, head_dim: float) -> float:
+    """A factor for the queries of a layer. Some settings divide scores by layer + 1, or not by
+    sqrt(head_dim); with scaled queries, model.py computes the same scores."""
+    scale = 1.0
+    if settings.get("scale_attn_by_inverse_layer_idx", False):
+        scale /= layer + 1
+    if not settings.get("scale_attn_weights", True):
+        scale *= math.sqrt(head_dim)
+    return scale
+
+
+def refuse_other_tensors(path: Path, config: GPTConfig, weights: dict[str, torch.Tensor]) -> None:
+    """Raise UserError if the weights are not the parameters of a GPT-2."""
+    with torch.device("meta"):  # names and shapes alone, no memory
+        expected = GPT(config).state_dict()
+    for name in sorted(expected.keys() | weights.keys()):
+        if name not in expected:
+            advice = "save the part that is GPT-2: model.transformer.save_pretrained()"
+            raise UserError(f"{path} has {name}, which is no part of a GPT-2; {advice}")
+        if name not in weights:
+            raise UserError(f"{path} lacks {name}; use one file with all weights of a GPT-2")
+        shape = tuple(weights[name].shape)
+        needed = tuple(expected[name].shape)
+        if name.endswith("c_attn.weight") and shape == needed[::-1]:
+            raise UserError(f"{path} has matrices as in nanoGPT and minGPT, (outputs, inputs); use nanoGPT's ckpt.pt")
+        if shape != needed:
+            raise UserError(f"{path} has {name} of shape {shape} instead of {needed}; use a plain GPT-2")
 
 
 def find_gpt2(name_or_path: str | Path) -> Path | None:
@@ -166,33 +257,25 @@ def load_gpt2(path: Path) -> dict:
         name = path.parent.name
         download(URL.format(name=name), path, f"or use a local file or folder instead of {name}")
     try:
-        weights = read_weights(path)
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        checkpoint = read_gpt2(path)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         message = f"{path} is damaged, or not GPT-2 ({error!r}); use the weights as published"
         raise UserError(message) from error
-    extra = weights.extra_rows
-    if extra > 0:
-        rows = VOCAB_SIZE + extra
-        message = f"{path}: left out {extra:,} of {rows:,} embeddings: GPT-2 has {VOCAB_SIZE:,} tokens"
-        print(message, file=sys.stderr)
-    return {
-        "model_config": asdict(weights.config()),
-        "model": weights.renamed(),
-        "tokenizer": {"kind": "gpt2"},
-        "start_token": START_TOKEN,
-        # Not a dataset: if evaluate.py or look.py find this name, they ask for a dataset or a text
-        "config": {"dataset": "gpt2"},
-    }
+    config = GPTConfig(**checkpoint["model_config"])
+    refuse_other_tensors(path, config, checkpoint["model"])
+    checkpoint["model_config"] = asdict(config)
+    return checkpoint
 
 
 # ----------------------------------------------------------------------------- export
 
 
-def save_gpt2(model: GPT, folder: str | Path) -> None:
+def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None) -> None:
     """Write a model with GPT-2's options, of any size, as model.safetensors and config.json, under
-    OpenAI's names. Other programs can open the folder, such as transformers by
-    GPT2LMHeadModel.from_pretrained(folder). The tokenizer is not part of it. Raises UserError if the
-    model is not a GPT-2, or if the folder has a model.safetensors already."""
+    OpenAI's names; and its tokenizer, if it is given. Other programs can open the folder, such as
+    transformers by GPT2LMHeadModel.from_pretrained(folder) and AutoTokenizer.from_pretrained(folder).
+    Raises UserError if the model is not a GPT-2, if its tokens are numbers, which have no text, or if
+    the folder has a model.safetensors already."""
     refuse_other_models(model)
     folder = Path(folder)
     path = folder / "model.safetensors"
@@ -210,13 +293,16 @@ def save_gpt2(model: GPT, folder: str | Path) -> None:
         if name.startswith("h.") and tensor.dim() == 2:
             tensor = tensor.t()  # the matrices of the blocks are stored as (inputs, outputs)
         tensors[name] = tensor.float().cpu()
-    # Which token ends a text is known for GPT-2's vocabulary only
+    # Without the tokenizer, the token that ends a text is known for GPT-2's vocabulary only
     end_token = START_TOKEN if config.vocab_size == VOCAB_SIZE else None
+    if tokenizer is not None:
+        end_token = end_id(tokenizer)
+    names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
     # The settings of transformers' GPT2Config that the tensors do not tell, or whose default differs
     settings = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
-        "activation_function": "gelu_new",  # its name for gelu_tanh
+        "activation_function": names[config.activation],
         "vocab_size": config.vocab_size,
         "n_positions": config.block_size,
         "n_layer": config.n_layer,
@@ -228,11 +314,19 @@ def save_gpt2(model: GPT, folder: str | Path) -> None:
         "bos_token_id": end_token,
         "eos_token_id": end_token,
     }
+    files = {"config.json": settings}
+    if tokenizer is not None:
+        files |= tokenizer_files(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_json(folder / name, content)
     # The weights come last: without them, no program takes the folder for a model
-    text = json.dumps(settings, indent=2) + "\n"
-    replace_file(folder / "config.json", lambda file: file.write(text.encode()))
     write_safetensors(path, tensors)
+
+
+def write_json(path: Path, content: dict) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def refuse_other_models(model: GPT) -> None:
@@ -240,6 +334,8 @@ def refuse_other_models(model: GPT) -> None:
     config = model.config
     needed = {**GPT2_OPTIONS, "n_kv_head": config.n_head, "lookback": 0, "start_token": None}
     del needed["zero_init"]  # where training started does not matter
+    if config.activation in ACTIVATIONS.values():  # transformers' GPT-2 has these, too
+        del needed["activation"]
     others = []
     for name, value in needed.items():
         if getattr(config, name) != value:
@@ -271,3 +367,96 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
             file.write(tensor.numpy().tobytes())
 
     replace_file(path, write)
+
+
+# ----------------------------------------------------------------------------- export of the tokenizer
+
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict]:
+    """The files of a tokenizer for transformers, {name: content}. tokenizer.json is read by the package
+    tokenizers, which transformers uses: a text is split into pieces by a pattern, and a model turns each
+    piece into ids. Raises UserError if tokens are numbers."""
+    if isinstance(tokenizer, BPETokenizer):
+        model = bpe_model(tokenizer)
+        pattern = tokenizer.pattern
+        # The model's bytes are letters, see byte_letters()
+        spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        decoder = spelling
+    elif isinstance(tokenizer, CharTokenizer):
+        # Without an <unk> in its vocabulary, the model refuses unknown characters
+        model = {"type": "WordLevel", "vocab": tokenizer.id_of, "unk_token": "<unk>"}
+        pattern = r"[\s\S]"  # each character is a piece
+        spelling = None
+        decoder = {"type": "Fuse"}  # joins the characters, without blanks
+    else:
+        raise UserError("the tokens are numbers, which have no text; leave the tokenizer out of save_gpt2()")
+    steps = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
+    if spelling:
+        steps.append(spelling)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,  # decode a text as it is
+        "count2gpt": tokenizer.to_dict(),  # for load_gpt2(); transformers ignores it
+    }
+    special_tokens = []
+    end_token = end_id(tokenizer)
+    if end_token is not None:
+        settings |= {"bos_token": END, "eos_token": END}
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        special_tokens.append({"id": end_token, "content": END, "special": True, **flags})
+    content = {
+        "version": "1.0",
+        "added_tokens": special_tokens,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": decoder,
+        "model": model,
+    }
+    return {"tokenizer.json": content, "tokenizer_config.json": settings}
+
+
+def bpe_model(tokenizer: BPETokenizer) -> dict:
+    """The model of a tokenizer.json."""
+    tokens = [tokenizer.decode_bytes([i]) for i in range(tokenizer.vocab_size)]
+    letters = byte_letters()
+
+    def spell(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    return {
+        "type": "BPE",
+        # As tiktoken, take a piece that is a token as it is, before any merge
+        "ignore_merges": True,
+        "vocab": {spell(token): i for i, token in enumerate(tokens)},
+        "merges": [[spell(left), spell(right)] for left, right in find_merges(tokens)],
+    }
+
+
+def byte_letters() -> list[str]:
+    """A printable character for each of the 256 bytes, as GPT-2's vocabulary is spelled: the character with the
+    number of the byte, if it is printable, and otherwise the next one from number 256 on."""
+    letters = []
+    others = 0
+    for byte in range(256):
+        letter = chr(byte)
+        if letter == " " or not letter.isprintable():
+            letter = chr(256 + others)
+            others += 1
+        letters.append(letter)
+    return letters
+
+
+def find_merges(tokens: list[bytes]) -> list[list[bytes]]:
+    """The two parts of each token that a merge has made, in the order of the merges. tokens: in the order
+    of their ids. The parts are what the earlier merges make of the bytes of the token."""
+    ids = {token: i for i, token in enumerate(tokens)}
+    merges = []
+    for token, own_id in ids.items():
+        parts = [bytes([byte]) for byte in token]
+        while len(parts) > 2:
+            earliest = min(ids.get(left + right, own_id) for left, right in pairwise(parts))
+            if earliest >= own_id:  # END, which no merge has made
+                break
+            parts = merge(parts, tokens[earliest])
+        if len(parts) == 2:
+            merges.append(parts)
+    return merges

@@ -10,6 +10,7 @@ from conftest import Malicious
 
 from checkpoint import load_checkpoint, load_model, newest_run, open_run, save_model
 from console import UserError
+from gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
 from tokenizer import CharTokenizer
 
@@ -99,15 +100,76 @@ def test_the_newest_run_is_found_at_any_depth(saved):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"model": {}, "model_args": {"n_layer": 2}, "iter_num": 5}, "ckpt.pt is a checkpoint of nanoGPT, which has"),
-        ({"transformer.wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them"),
-        ({"wte.weight": torch.ones(2, 2)}, "ckpt.pt has weights in PyTorch's own format; save them as model.safe"),
+        ({"h.0.attn.c_attn.weight": torch.ones(2, 6)}, "ckpt.pt has weights in PyTorch's own format; save them as m"),
+        (
+            {"transformer.h.0.attn.c_attn.weight": torch.ones(6, 2)},
+            "has the weights of nanoGPT or minGPT without their",
+        ),
+        ({"_orig_mod.transformer.h.0.attn.c_attn.weight": torch.ones(6, 2)}, "or minGPT without their sizes; use"),
+        ({"model": {}, "model_args": {"n_layer": 2}}, "ckpt.pt does not fit this model.py"),
     ],
 )
 def test_files_of_others_are_named_by_their_format(content, words):
     torch.save(content, "ckpt.pt")
     with pytest.raises(UserError, match=words):
         load_checkpoint("ckpt.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.safetensors.index.json", "says that the weights are in several files; save them as one"),
+        ("pytorch_model.bin.index.json", "says that the weights are in several files; save them as one"),
+        ("adapter_config.json", "belongs to an adapter without its model; merge_and_unload"),
+    ],
+)
+def test_a_folder_of_transformers_without_a_whole_model_is_named(name, words):
+    Path("hf").mkdir()
+    Path("hf", name).write_text("{}")
+    with pytest.raises(UserError, match=f"{name} {words}"):
+        load_checkpoint("hf")
+
+
+def nanogpt(vocab_size: int, prefix: str = "", **args) -> GPT:
+    """Save a model as nanoGPT does, in nano/ckpt.pt."""
+    args = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": False, "dropout": 0.1} | args
+    options = {**GPT2_OPTIONS, "activation": "gelu", "vocab_size": vocab_size}
+    model = GPT(GPTConfig(**options | args)).eval()
+    weights = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    weights |= {prefix + "transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16)}  # a causal mask
+    content = {"model": weights, "model_args": args | {"vocab_size": vocab_size}, "optimizer": {"state": {}}}
+    Path("nano").mkdir(exist_ok=True)
+    torch.save(content | {"iter_num": 5, "best_val_loss": torch.tensor(2.0)}, "nano/ckpt.pt")
+    return model
+
+
+@pytest.mark.parametrize("path", ["nano", "nano/ckpt.pt"])
+@pytest.mark.parametrize("options", [{}, {"prefix": "_orig_mod."}, {"bias": True}, {"tie_weights": False}])
+def test_a_checkpoint_of_nanogpt_opens(path, options):
+    expected = nanogpt(65, **options)
+    model, tokenizer = load_model(path)
+    idx = torch.randint(65, (2, 16))
+    assert torch.equal(model(idx)[0], expected(idx)[0])
+    assert tokenizer.to_dict() == {"kind": "number", "vocab_size": 65}
+
+
+@pytest.mark.usefixtures("gpt2_stand_in")
+@pytest.mark.parametrize("rows", [50_257, 50_304])
+def test_gpt2s_tokens_are_known_in_a_checkpoint_of_nanogpt(rows):
+    expected = nanogpt(rows)
+    model, tokenizer = load_model("nano")
+    idx = torch.randint(50_257, (1, 16))
+    assert torch.equal(model(idx)[0], expected(idx)[0][..., :50_257])
+    assert tokenizer.to_dict() == {"kind": "gpt2"}
+
+
+def test_a_checkpoint_of_another_program_with_model_args_is_refused():
+    nanogpt(65, dropout=0.0)
+    content = torch.load("nano/ckpt.pt", weights_only=True)
+    content["model_args"] |= {"multiple_of": 32}
+    torch.save(content, "nano/ckpt.pt")
+    with pytest.raises(UserError, match=r"ckpt.pt has an option that is unknown here, multiple_of = 32; "):
+        load_checkpoint("nano")
 
 
 def test_a_folder_with_weights_in_pytorchs_format_is_named():

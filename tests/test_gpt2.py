@@ -1,4 +1,5 @@
 import hashlib
+import itertools
 import json
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ from checkpoint import load_model
 from console import UserError
 from model import GPT, ConfigError, GPTConfig
 from peft import attach, merge
+from tokenizer import END, PATTERN, BPETokenizer, CharTokenizer, NumberTokenizer, end_id, split_words, train_bpe
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
 
@@ -37,7 +39,7 @@ def test_the_options_of_gpt2_with_its_sizes_give_the_published_number_of_paramet
     assert model.num_params() == params == L * (12 * C * C + 13 * C) + 2 * C + 50257 * C + 1024 * C
     assert model.num_params(non_embedding=True) == params - 1024 * C
     assert model.flops_per_token() == 6 * (params - 1024 * C) + 12 * L * 1024 * C
-    assert gpt2.read_n_head(Path("model.safetensors"), C) == n_head
+    assert gpt2.read_n_head(Path("model.safetensors"), {}, C) == n_head
 
 
 def small_tensors() -> dict[str, torch.Tensor]:
@@ -46,8 +48,16 @@ def small_tensors() -> dict[str, torch.Tensor]:
     return gpt2_tensors(C=16)
 
 
-def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2) -> torch.Tensor:
-    """GPT-2 from its formulas, in float64 on the published names."""
+ACTIVATIONS = {
+    "gelu_new": lambda h: h / 2 * (1 + (math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)).tanh()),
+    "gelu": lambda h: h / 2 * (1 + (h / math.sqrt(2)).erf()),
+    "relu": lambda h: h * (h > 0),
+}
+
+
+def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2, **settings) -> torch.Tensor:
+    """GPT-2 from its formulas, in float64 on the published names, with settings of config.json."""
+    activation = ACTIVATIONS[settings.get("activation_function", "gelu_new")]
     w = {name: tensor.double() for name, tensor in w.items()}
     T, C = len(ids), w["wte.weight"].shape[1]
     hidden = torch.ones(T, T).triu(1) == 1
@@ -62,20 +72,23 @@ def gpt2_logits(w: dict[str, torch.Tensor], ids: list[int], n_head: int = 2) -> 
         q, k, v = (norm(x, f"h.{i}.ln_1") @ layer["attn.c_attn.weight"] + layer["attn.c_attn.bias"]).split(C, dim=1)
         heads = []
         for q_h, k_h, v_h in zip(*(part.split(C // n_head, dim=1) for part in (q, k, v)), strict=True):
-            scores = (q_h @ k_h.T / math.sqrt(C // n_head)).masked_fill(hidden, -math.inf)
-            heads.append(scores.softmax(-1) @ v_h)
+            scores = q_h @ k_h.T
+            if settings.get("scale_attn_weights", True):
+                scores = scores / math.sqrt(C // n_head)
+            if settings.get("scale_attn_by_inverse_layer_idx"):
+                scores = scores / (i + 1)
+            heads.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ v_h)
         x = x + torch.cat(heads, dim=1) @ layer["attn.c_proj.weight"] + layer["attn.c_proj.bias"]
         h = norm(x, f"h.{i}.ln_2") @ layer["mlp.c_fc.weight"] + layer["mlp.c_fc.bias"]
-        h = h / 2 * (1 + (math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)).tanh())
-        x = x + h @ layer["mlp.c_proj.weight"] + layer["mlp.c_proj.bias"]
+        x = x + activation(h) @ layer["mlp.c_proj.weight"] + layer["mlp.c_proj.bias"]
     return norm(x, "ln_f") @ w["wte.weight"].T
 
 
-def check_logits(model: GPT, tensors: dict[str, torch.Tensor], n_head: int = 2) -> None:
+def check_logits(model: GPT, tensors: dict, n_head: int = 2, atol: float = 1e-3, **settings) -> None:
     ids = torch.randint(50_257, (24,), generator=torch.Generator().manual_seed(1))
-    expected = gpt2_logits(tensors, ids.tolist(), n_head)
+    expected = gpt2_logits(tensors, ids.tolist(), n_head, **settings)
     with torch.no_grad():
-        assert torch.allclose(model(ids[None])[0][0].double(), expected, atol=1e-3)
+        assert torch.allclose(model(ids[None])[0][0].double(), expected, atol=atol)
 
 
 @pytest.mark.parametrize("spaces", [0, 3])
@@ -121,6 +134,78 @@ def test_a_folder_says_how_many_heads_and_may_be_opened_with_a_smaller_context()
     assert torch.allclose(logits, gpt2_logits(tensors, [*range(10)], 3), atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"activation_function": "gelu"},
+        {"activation_function": "relu", "n_inner": 64},
+        {"scale_attn_weights": False},
+        {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True},
+        {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
+    ],
+)
+def test_the_settings_of_config_json_are_computed(settings):
+    tensors = {name: 2 * t for name, t in small_tensors().items()}  # large enough to tell gelu from gelu_new
+    Path("model.safetensors").write_bytes(safetensors(tensors))
+    Path("config.json").write_text(json.dumps({"n_head": 2, **settings}))
+    check_logits(open_gpt2("model.safetensors"), tensors, atol=1e-4, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("activation_function", "silu"),
+        ("layer_norm_epsilon", 1e-6),
+        ("n_inner", 32),
+        ("add_cross_attention", True),
+        ("model_type", "gpt_neo"),
+    ],
+)
+def test_a_setting_that_model_py_does_not_have_is_named(name, value):
+    Path("model.safetensors").write_bytes(safetensors(small_tensors()))
+    Path("config.json").write_text(json.dumps({"n_head": 2, name: value}))
+    with pytest.raises(UserError, match=f"config.json asks for {name}={value}, which .*; use a model with {name}="):
+        open_gpt2("model.safetensors")
+
+
+def test_a_number_of_heads_that_is_guessed_is_noted(capsys):
+    path = Path("model.safetensors")
+    assert gpt2.read_n_head(path, {}, 768) == 12 and not capsys.readouterr().err
+    assert gpt2.read_n_head(path, {}, 256) == 4
+    assert "note: model.safetensors has no config.json beside it" in capsys.readouterr().err
+
+
+OTHER_IDS = {END: 0, "!": 1, "\u0120the": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "files"),
+    [
+        ({"bos_token_id": 0}, {}),
+        ({"eos_token_id": 2}, {}),
+        ({}, {"vocab.json": OTHER_IDS}),
+        ({}, {"tokenizer.json": {"model": {"vocab": OTHER_IDS}}}),
+        ({}, {"tokenizer.json": {"model": {"vocab": [["!", 0.0], ["a", -1.0]]}}, "vocab.json": gpt2.KNOWN_IDS}),
+    ],
+)
+def test_a_vocabulary_of_its_own_is_refused(settings, files):
+    tensors = gpt2_tensors(V=50_264, C=16)  # a few more rows than GPT-2's
+    Path("model.safetensors").write_bytes(safetensors(tensors))
+    for name, content in {"config.json": {"n_head": 2, **settings}, **files}.items():
+        Path(name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"model.safetensors has a vocabulary of its own.*; use a model with GPT-2's"):
+        open_gpt2("model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "tokenizer.json"])
+def test_gpt2s_own_vocabulary_opens_with_tokens_added_to_it(name):
+    Path("model.safetensors").write_bytes(safetensors(gpt2_tensors(V=50_258, C=16)))
+    Path("config.json").write_text('{"n_head": 2, "bos_token_id": 50257}')
+    ids = gpt2.KNOWN_IDS | {"[PAD]": 50_257}
+    Path(name).write_text(json.dumps(ids if name == "vocab.json" else {"model": {"vocab": ids}}))
+    assert open_gpt2("model.safetensors").config.vocab_size == 50_257
+
+
 def test_a_number_of_heads_that_does_not_fit_is_named():
     Path("model.safetensors").write_bytes(safetensors(gpt2_tensors(C=96)))
     Path("config.json").write_text('{"n_head": 5}')
@@ -139,11 +224,18 @@ def test_a_config_json_that_is_not_gpt2s_is_refused(settings):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.pop("h.1.mlp.c_fc.weight"), r"Missing key.*transformer.h.1.mlp.c_fc.weight"),
+        (lambda t: t.pop("h.1.mlp.c_fc.weight"), r"lacks transformer.h.1.mlp.c_fc.weight; use one file with all"),
         (lambda t: t.pop("wte.weight"), r"KeyError\('wte.weight'\)"),
-        (lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(48, 16)}), r"size mismatch.*c_attn.weight"),
-        (lambda t: t.update({"score.weight": torch.zeros(2, 16)}), r"Unexpected key.*score.weight"),
-        (lambda t: t.update({"wte.weight": torch.zeros(300, 16)}), r"300 tokens instead of GPT-2's 50,257"),
+        (lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(48, 16)}), r"as in nanoGPT .*; use .*ckpt.pt"),
+        (
+            lambda t: t.update({"h.0.mlp.c_fc.bias": torch.zeros(32)}),
+            r"mlp.c_fc.bias of shape \(32,\) instead of \(64,\)",
+        ),
+        (
+            lambda t: t.update({"score.weight": torch.zeros(2, 16)}),
+            r"score.weight, which is no part.*model.transformer",
+        ),
+        (lambda t: t.update({"wte.weight": torch.zeros(300, 16)}), r"300 tokens instead of 50,257"),
         (lambda t: t.update({"lm_head.weight": torch.zeros(50_257, 16)}), r"its lm_head is not wte"),
     ],
 )
@@ -235,7 +327,7 @@ def test_tokens_that_were_added_to_gpt2_are_left_out(capsys, more):
     padded = open_gpt2("model.safetensors")
     assert padded.config.vocab_size == 50_257
     assert all(torch.equal(p, plain[name]) for name, p in padded.state_dict().items())
-    found = f"model.safetensors: left out {more} of {50_257 + more:,} embeddings: GPT-2 has 50,257 tokens"
+    found = f"model.safetensors: left out {more} of {50_257 + more:,} embeddings: its tokenizer has 50,257 tokens"
     assert found in capsys.readouterr().err
     Path("model.safetensors").write_bytes(safetensors(tensors | {"wte.weight": wte, "lm_head.weight": wte[:50_257]}))
     assert torch.equal(open_gpt2("model.safetensors").lm_head.weight, plain["lm_head.weight"])
@@ -318,7 +410,7 @@ def test_weights_that_cannot_be_written_leave_no_model(monkeypatch):
         {"n_kv_head": 1},
         {"lookback": 3},
         {"start_token": 0},
-        {"activation": "gelu"},
+        {"activation": "relu2"},
         {"tie_weights": False},
         {"norm": "rmsnorm"},
         {"qk_norm": True},
@@ -349,8 +441,7 @@ def test_a_gpt2_with_merged_lora_is_exported():
     gpt2.save_gpt2(model, "exported")
     tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
     plain = trained_gpt2(vocab_size=65)
-    weights = gpt2.Weights(tensors, block_size=24, n_layer=2, n_head=2, n_embd=32, extra_rows=0).renamed()
-    plain.load_state_dict(weights)
+    plain.load_state_dict(gpt2.rename(tensors, settings={}, head_dim=16))
     assert torch.allclose(plain(torch.arange(24)[None])[0], before, atol=1e-4)
 
 
@@ -362,3 +453,84 @@ def test_an_encoder_is_not_exported():
     model.__class__ = Encoder
     with pytest.raises(UserError, match="other layers than GPT-2"):
         gpt2.save_gpt2(model, "exported")
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_an_activation_that_transformers_has_is_exported(activation):
+    model = trained_gpt2(activation=activation)
+    gpt2.save_gpt2(model, "exported")
+    assert json.loads(Path("exported/config.json").read_text())["activation_function"] == activation
+    idx = torch.randint(50_257, (1, 24))
+    assert torch.equal(open_gpt2("exported")(idx)[0], model(idx)[0])
+
+
+TEXT = "the cat isn't on the mat, the café is: 1234 हिन्दी हिन्दी, 寶玉\t\n\n  \x00\x85 end"
+
+
+def make_bpe(end: bool) -> BPETokenizer:
+    ranks = train_bpe(TEXT * 3, 300)
+    if end:
+        ranks[END.encode()] = len(ranks)
+    return BPETokenizer(ranks)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: make_bpe(end=True),
+        lambda: make_bpe(end=False),
+        lambda: CharTokenizer(sorted(set(TEXT))),
+        lambda: CharTokenizer([*sorted(set(TEXT)), END]),
+        lambda: BPETokenizer(),
+    ],
+    ids=["bpe with an end", "bpe", "char", "char with an end", "gpt2"],
+)
+def test_a_model_is_exported_and_opened_with_its_tokenizer(make):
+    tokenizer = make()
+    model = trained_gpt2(tokenizer.vocab_size)
+    gpt2.save_gpt2(model, "exported", tokenizer)
+    again, same = load_model("exported")
+    assert same.to_dict() == tokenizer.to_dict()
+    idx = torch.tensor([tokenizer.encode(TEXT)[:24]])
+    assert torch.equal(again(idx)[0], model(idx)[0])
+    end = end_id(tokenizer)
+    assert json.loads(Path("exported/config.json").read_text())["eos_token_id"] == end
+    file = json.loads(Path("exported/tokenizer.json").read_text(encoding="utf-8"))
+    assert sorted(file["model"]["vocab"].values()) == [*range(tokenizer.vocab_size)]
+    assert [token["id"] for token in file["added_tokens"]] == ([] if end is None else [end])
+
+
+def encode_by_merges(word: str, model: dict) -> list[int]:
+    """BPE from its definition, by the merges of a tokenizer.json."""
+    letters = gpt2.byte_letters()
+    parts = [letters[byte] for byte in word.encode()]
+    rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
+    while True:
+        found = [(rank[pair], i) for i, pair in enumerate(itertools.pairwise(parts)) if pair in rank]
+        if not found:
+            return [model["vocab"][part] for part in parts]
+        _, i = min(found)
+        parts[i : i + 2] = ["".join(parts[i : i + 2])]
+
+
+def test_the_merges_of_an_exported_tokenizer_give_the_same_tokens():
+    tokenizer = make_bpe(end=True)
+    gpt2.save_gpt2(trained_gpt2(tokenizer.vocab_size), "exported", tokenizer)
+    file = json.loads(Path("exported/tokenizer.json").read_text(encoding="utf-8"))
+    assert file["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": PATTERN}
+    assert len(file["model"]["merges"]) == tokenizer.vocab_size - 257  # without bytes and END
+    for text in (TEXT, "the thermal cats, mate!", END):
+        ids = [i for word in split_words(text) for i in encode_by_merges(word, file["model"])]
+        assert ids == tokenizer.encode(text)
+
+
+def test_the_letters_of_bytes_are_gpt2s():
+    letters = gpt2.byte_letters()
+    assert len(set(letters)) == 256 and letters[ord("A")] == "A"
+    assert "".join(letters[byte] for byte in (0, 10, 32, 127, 160, 173)) == "\u0100\u010a\u0120\u0121\u0142\u0143"
+
+
+def test_tokens_that_are_numbers_are_not_exported():
+    with pytest.raises(UserError, match="the tokens are numbers, which have no text; leave"):
+        gpt2.save_gpt2(trained_gpt2(65), "exported", NumberTokenizer(65))
+    assert not Path("exported").exists()
