@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checkpoint import load_checkpoint, load_model, newest_run
+from checkpoint import has_tokens_of, load_checkpoint, load_model, newest_run
 from console import PathStr, Positive, UserError, option, parse, print_result, run
 from files import replace_file
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
-from prepare_data import DATA, Dataset, load, read_prompt
+from prepare_data import DATA, Dataset, load, open_tokenizer, read_prompt
 from runtime import Worker, explain_errors
 from sample import attention_weights
 from tokenizer import Tokenizer
@@ -57,6 +57,7 @@ class Options:
     init_from: PathStr = option(
         "", "a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)"
     )
+    tokenizer: PathStr = option("", "a dataset or run whose tokenizer to use, if the model's tokens are numbers")
     prompt: str = option("", "the text to look at (default: the beginning of the validation split)")
     prompt_file: PathStr = option("", "a UTF-8 file with this text")
     tokens: Positive = option(300, "how many tokens to look at, at most")
@@ -382,6 +383,10 @@ def main() -> None:
     device = Worker.pick(options.device, "float32").device  # the best one for auto; an error if it is missing
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
+    if options.tokenizer:
+        tokenizer = open_tokenizer(options.tokenizer)
+        if not has_tokens_of(checkpoint, tokenizer):
+            raise UserError(f"{checkpoint['name']} has other tokens than {options.tokenizer}; use another --tokenizer")
     data = open_data(checkpoint, prompt != "")
     ids = choose_text(checkpoint, data, tokenizer, prompt, options.tokens)
 

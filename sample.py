@@ -25,10 +25,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from checkpoint import load_checkpoint, load_model, newest_run
+from checkpoint import has_tokens_of, load_checkpoint, load_model, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, run
 from model import GPT, ConfigError, GPTConfig, sample_token
-from prepare_data import clean, read_prompt
+from prepare_data import clean, open_tokenizer, read_prompt
 from runtime import Worker, check_compiler, explain_errors, is_intel
 from tokenizer import Tokenizer, end_id, start_ids, token_names
 
@@ -45,6 +45,7 @@ class Options:
     init_from: PathStr = option(
         "", "a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)"
     )
+    tokenizer: PathStr = option("", "a dataset or run whose tokenizer to use, if the model's tokens are numbers")
     prompt: str = option("", "the text to continue (default: the start of a document, or of a line)")
     prompt_file: PathStr = option("", "a UTF-8 file with the prompt; a newline at its end is ignored")
     interactive: bool = option(False, "read a prompt per line, and continue each, until Ctrl-D")
@@ -434,6 +435,10 @@ def open_session(options: Options) -> Session:
     device = worker.device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
+    if options.tokenizer:
+        tokenizer = open_tokenizer(options.tokenizer)
+        if not has_tokens_of(checkpoint, tokenizer):
+            raise UserError(f"{checkpoint['name']} has other tokens than {options.tokenizer}; use another --tokenizer")
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
     model.to(device, worker.dtype)
     if device.type == "cuda" and not options.compile:

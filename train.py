@@ -31,7 +31,16 @@ import torch
 
 import console
 import runtime
-from checkpoint import load_checkpoint, load_model, load_weights, open_run, refuse_unknown, save_model, tokenizer_advice
+from checkpoint import (
+    has_tokens_of,
+    load_checkpoint,
+    load_model,
+    load_weights,
+    open_run,
+    refuse_unknown,
+    save_model,
+    tokenizer_advice,
+)
 from console import (
     Fraction,
     NonNegative,
@@ -692,7 +701,7 @@ def refuse_changes(config: TrainConfig, before: dict, fixed: set[str], name: str
 def check_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> None:
     """Raise UserError if the run is not possible with this dataset or on this computer."""
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
-    if checkpoint and checkpoint["tokenizer"] != data.tokenizer.to_dict():
+    if checkpoint and not has_tokens_of(checkpoint, data.tokenizer):
         raise UserError(f"{data.name} has another vocabulary than {checkpoint['name']}; {tokenizer_advice(checkpoint)}")
     sequences = config.batch_size * config.gradient_accumulation_steps
     processes = worker.world_size

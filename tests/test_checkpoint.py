@@ -8,6 +8,11 @@ import pytest
 import torch
 from conftest import Malicious
 
+import evaluate
+import look
+import prepare_data
+import sample
+import train
 from checkpoint import load_checkpoint, load_model, newest_run, open_run, save_model
 from console import UserError
 from gpt2 import GPT2_OPTIONS
@@ -161,6 +166,24 @@ def test_gpt2s_tokens_are_known_in_a_checkpoint_of_nanogpt(rows):
     idx = torch.randint(50_257, (1, 16))
     assert torch.equal(model(idx)[0], expected(idx)[0][..., :50_257])
     assert tokenizer.to_dict() == {"kind": "gpt2"}
+
+
+@pytest.mark.usefixtures("data")
+def test_a_dataset_of_the_same_size_gives_nanogpts_numbers_their_characters(call, fails):
+    dataset = prepare_data.load("tiny")
+    nanogpt(dataset.vocab_size)
+    weights = "--init_from=nano/ckpt.pt"
+    status, out, _ = call(sample, weights, "--tokenizer=tiny", "--prompt=the cat", "--max_new_tokens=3")
+    assert status == 0 and out.startswith("the cat")
+    assert call(look, weights, "--tokenizer=tiny", "--prompt=the cat")[0] == 0
+    assert call(evaluate, weights, "--dataset=tiny", "--num_samples=0")[0] == 0
+    options = ["--dataset=tiny", "--out_dir=out/more", "--max_iters=1", "--eval_interval=1", "--batch_size=2"]
+    assert call(train, weights, *options, "--warmup_iters=0", "--block_size=8")[0] == 0
+    assert load_checkpoint("out/more")["tokenizer"] == dataset.tokenizer.to_dict()
+    other = "other tokens than list; use another --tokenizer"
+    assert other in fails(sample, weights, "--tokenizer=list") and other in fails(look, weights, "--tokenizer=list")
+    assert "list has other tokens than nano/ckpt.pt; " in fails(evaluate, weights, "--dataset=list")
+    assert "list has another vocabulary than nano/ckpt.pt; " in fails(train, weights, "--dataset=list")
 
 
 def test_a_checkpoint_of_another_program_with_model_args_is_refused():
