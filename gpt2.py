@@ -282,7 +282,7 @@ def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None
     if path.exists():
         raise UserError(f"{path} is there already; choose another folder")
     config = model.config
-    # The names and shapes of the file: what Weights.renamed() does, the other way round
+    # The names and shapes of the file: what rename() does, the other way round
     tensors = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight":
