@@ -150,7 +150,7 @@ class CausalSelfAttention(nn.Module):
             # A single token after cached ones attends to all S keys. (Without a cache, T does not matter, so
             # that torch.export can take it for any number)
             causal = mask is None and (store_kv is None or T > 1)
-            shared = k.shape[1] < nh  # then the kernel itself lets query heads share a key/value head
+            shared = n_kv < nh and fused_on_cpu  # then the kernel itself lets query heads share a key/value head
             y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, enable_gqa=shared)
         y = y.transpose(1, 2)  # (B, T, nh, hd)
         y = y.flatten(2)  # concatenate the heads, (B, T, C)
