@@ -473,6 +473,8 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
     print_summary(run)
     if "optimizer" in checkpoint:  # the run is resumed
         restore(run, checkpoint)
+    elif checkpoint:
+        data.note_if_changed(checkpoint)
     checkpoint.clear()
     run.began = time.perf_counter() - run.progress.seconds
     if worker.rank == 0:

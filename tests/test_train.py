@@ -1349,6 +1349,8 @@ def test_resuming_on_a_changed_text_says_so(call, split):
     parts[split] = parts[split][::-1]
     Path("tiny.txt").write_text("".join(parts.values()))
     prepare_data.prepare("tiny.txt")
+    started = call(train, *SHORT, "--init_from=out/tiny", "--out_dir=out/next")[1]
+    assert "note: tiny has changed since this run: its val split may have lines that the model was" in started
     assert "resumed after step 13 on another text: tiny has changed\n" in call(train, *resume, "--max_iters=14")[1]
     assert "resumed after step 14\n" in call(train, *resume, "--max_iters=15")[1]
     Path("data/tiny").rename("data/copy")
