@@ -29,6 +29,9 @@ NonNegativeFloat = Annotated[float, 0.0, math.inf]  # at least 0
 Fraction = Annotated[float, 0.0, 1.0]  # at least 0, and below 1
 PathStr = NewType("PathStr", str)  # a file or folder: a ~ at the start is the home folder
 
+# How a terminal shows control characters, except for the end of a line and the tab: ESC as \x1b
+CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)] if chr(i) not in "\n\t"}
+
 
 class UserError(Exception):
     """A mistake that the user can fix, in one line: "<what is wrong>; <what to do>"."""
@@ -306,7 +309,12 @@ def print_table(rows: list[list[str]]) -> None:
         for cell, width in zip(rest, widths[1:], strict=True):
             cells.append(cell.rjust(width))
         row = "  ".join(cells)
-        print(row.rstrip())
+        print(printable(row.rstrip()))
+
+
+def printable(text: str) -> str:
+    """Generated text as it is printed: without control characters in a terminal, which would obey them."""
+    return text.translate(CONTROLS) if sys.stdout.isatty() else text
 
 
 def print_samples(texts: Iterable[str], lines: bool) -> None:
@@ -316,7 +324,7 @@ def print_samples(texts: Iterable[str], lines: bool) -> None:
             print("\nsamples:")
         elif not lines:
             print("-" * 20)
-        print(text)
+        print(printable(text))
 
 
 def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> None:

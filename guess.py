@@ -17,6 +17,7 @@ The n-gram models and the newest GPT of train.py play at the same places, and gu
 probabilities. Your guesses stay on this machine, in out/guess_<dataset>/; the next start continues the game.
 """
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
@@ -208,6 +209,8 @@ class Game:
 
 def play(passage: Passage, game: Game, path: Path) -> None:
     """Ask for one character after the other, until Ctrl-D or the end of the passage. Save the game after each."""
+    with contextlib.suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401 -- arrow keys then edit a guess
     first = len(game.moves)
     try:
         for i in range(first, len(passage.places)):

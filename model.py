@@ -523,6 +523,7 @@ class GPT(nn.Module):
             x = self.hidden_states(context)  # (B, T, C)
             logits = self.logits(x[:, -1])  # (B, V), after the last token
             token = sample_token(logits, **sampling)  # (B, 1)
+            check_tokens(token.flatten().tolist(), self)
             context = torch.cat((context, token), dim=1)
             idx = torch.cat((idx, token), dim=1)
         return idx
@@ -548,14 +549,17 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
 
     temperature: 0 takes the most likely token (greedy decoding). top_k keeps the k most likely
     tokens, and ties with the last of them; then top_p keeps the smallest set of tokens with total
-    probability p (Holtzman et al. 2020). Raises ConfigError."""
+    probability p (Holtzman et al. 2020). A row with NaN or infinity gives V, which is no token: see
+    check_tokens(). Raises ConfigError."""
     if top_p is None:
         top_p = 1.0
     if not temperature >= 0 or not 0 < top_p <= 1:
         what = f"temperature={temperature} or top_p={top_p} is out of range"
         raise ConfigError(f"{what}; use temperature >= 0, and 0 < top_p <= 1")
     if temperature < 1e-8:  # dividing by it could overflow
-        return logits.argmax(dim=-1, keepdim=True)
+        largest, token = logits.max(dim=-1, keepdim=True)  # (B, 1) each; NaN counts as the largest
+        zero = largest - largest  # or NaN, which bool() makes True
+        return token.masked_fill_(zero.bool(), logits.shape[-1])
     logits = logits.float() / temperature
     if top_k:
         logits = keep_top_k(logits, top_k)
@@ -584,17 +588,28 @@ def keep_top_p(probs: torch.Tensor, p: float) -> torch.Tensor:
 
 def draw_token(probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
     """A token (B, 1) for each row of probs (B, V), which need not sum to 1: the first one whose
-    cumulative probability exceeds a uniform random number. (With 50,257 tokens, torch.multinomial
-    takes 3.8 ms instead of 0.2, which is a third of a step on a CPU.)"""
+    cumulative probability exceeds a uniform random number; V for a row of NaN. (With 50,257 tokens,
+    torch.multinomial takes 3.8 ms instead of 0.2, which is a third of a step on a CPU.)"""
+    V = probs.shape[-1]
     cumulative = probs.cumsum(dim=-1)  # (B, V)
     total = cumulative[:, -1:]
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device)  # [0, 1)
     token = torch.searchsorted(cumulative, u * total, right=True)
     # There is always such a token, as u is less than 1. But on a GPU, rounding in cumsum can lead to a
-    # token of probability 0: then take the most likely token.
-    possible = probs.gather(1, token) > 0
+    # token of probability 0: then take the most likely token. (In a row of NaN, token is V, because
+    # nothing exceeds NaN, and stays V, because NaN is not 0.)
+    possible = probs.gather(1, token.clamp(max=V - 1)).bool()
     likeliest = probs.argmax(dim=-1, keepdim=True)
     return torch.where(possible, token, likeliest)
+
+
+def check_tokens(tokens: list[int], model: GPT) -> None:
+    """Raise FloatingPointError if one of the tokens is V, as sample_token() returns it for NaN. (It does
+    not check itself, because Python would wait for a GPU's answer at each token.)"""
+    if model.config.vocab_size in tokens:
+        dtype = model.transformer.wte.weight.dtype
+        advice = "use --dtype=float32" if dtype.itemsize < 4 else "use another checkpoint"
+        raise FloatingPointError(f"the model predicts NaN or infinity in {dtype}; {advice}")
 
 
 # ----------------------------------------------------------------------------- position encodings

@@ -12,8 +12,10 @@ output, all else to standard error; the same seed gives the same text on the sam
 """
 
 import codecs
+import contextlib
 import copy
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +28,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from checkpoint import has_tokens_of, load_checkpoint, load_model, newest_run
-from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, run
-from model import GPT, ConfigError, GPTConfig, sample_token
+from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, printable, run
+from model import GPT, ConfigError, GPTConfig, check_tokens, sample_token
 from prepare_data import clean, open_tokenizer, read_prompt
 from runtime import Worker, check_compiler, explain_errors, is_intel
 from tokenizer import Tokenizer, end_id, start_ids, token_names
@@ -48,7 +50,7 @@ class Options:
     tokenizer: PathStr = option("", "a dataset or run whose tokenizer to use, if the model's tokens are numbers")
     prompt: str = option("", "the text to continue (default: the start of a document, or of a line)")
     prompt_file: PathStr = option("", "a UTF-8 file with the prompt; a newline at its end is ignored")
-    interactive: bool = option(False, "read a prompt per line, and continue each, until Ctrl-D")
+    interactive: bool = option(False, "read a prompt per line, and continue each, until Ctrl-D; Ctrl-C ends an answer")
     num_samples: Positive = option(1, "number of samples")
     max_new_tokens: Positive = option(500, "maximum length of a sample, in tokens")
     temperature: NonNegativeFloat = option(0.8, "0: greedy decoding; 1: the model's distribution")
@@ -63,6 +65,7 @@ class Options:
         "float32", "number format of weights and cache; 16-bit formats: faster on a GPU with --compile, less exact"
     )
     plot: bool = option(False, "draw the attention weights of the first 24 tokens: attention.png")
+    out_dir: PathStr = option("", "folder of the plot (default: the folder of the checkpoint)")
 
 
 # ----------------------------------------------------------------------------- generation
@@ -79,8 +82,9 @@ def stream(
 ) -> Iterator[torch.Tensor]:
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, the tokens of
     model.generate(). The caller may overwrite a yielded tensor, in torch.inference_mode(): the text
-    then continues from the new tokens. compile: use torch.compile for single tokens. sampling:
-    temperature, top_k, top_p and generator of sample_token(). Raises ValueError if T is 0."""
+    then continues from the new tokens. A token of vocab_size means that its logits were NaN: call
+    check_tokens(). compile: use torch.compile for single tokens. sampling: temperature, top_k, top_p
+    and generator of sample_token(). Raises ValueError if T is 0."""
     block_size = model.config.block_size
     half = max(block_size // 2, 1)
     B, T = idx.shape
@@ -115,12 +119,16 @@ def stream(
             logits = forward(new)
         new = sample_token(logits, **sampling)  # (B, V) -> (B, 1)
         yield new
+        new = new.clamp(max=model.config.vocab_size - 1)  # vocab_size has no embedding
 
 
 def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
-    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream()."""
+    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream(). Raises
+    FloatingPointError if logits are NaN."""
     new = stream(model, idx, max_new_tokens, **options)
-    return torch.cat([idx, *new], dim=1)
+    idx = torch.cat([idx, *new], dim=1)
+    check_tokens(idx.flatten().tolist(), model)
+    return idx
 
 
 def next_logits(model: GPT, cache: "KVCache", new: torch.Tensor) -> torch.Tensor:
@@ -245,7 +253,8 @@ class KVCache:
             # tokens. Several tokens after cached tokens need a mask.
             self.needs_mask = T > 1 and start > 0
             self.length = end
-        self.history[:, positions + lookback] = idx
+        history = self.history[:, lookback:]
+        history[:, self.write_at] = idx
         return positions, self.history[:, : lookback + self.n_keys]
 
     def layer(self, i: int) -> Callable:
@@ -368,32 +377,36 @@ def print_samples(session: Session, ids: list[int], prompt: str) -> list[Sample]
         )
         if samples:
             print(rule, end="")
-        print_batch(batch, columns, prompt, rule)
+        print_batch(model, batch, columns, prompt, rule)
         samples += batch
     return samples
 
 
-def print_batch(batch: list[Sample], columns: Iterator, prompt: str, rule: str) -> None:
+def print_batch(model: GPT, batch: list[Sample], columns: Iterator, prompt: str, rule: str) -> None:
     """Print the first sample as it is generated, then the others. columns yields the next token of
-    each sample, (n, 1). rule: the line between two samples."""
+    each sample, (n, 1). rule: the line between two samples. Raises FloatingPointError if logits are NaN."""
     first, *others = batch
-    print(prompt, end="", flush=True)
-    for column in columns:
-        tokens = column[:, 0].tolist()
-        pieces = [sample.add(token) for sample, token in zip(batch, tokens, strict=True)]
-        print(pieces[0], end="", flush=True)
-        if all(sample.done for sample in batch):
-            break
-    print(first.end())
+    print(printable(prompt), end="", flush=True)
+    try:
+        for column in columns:
+            tokens = column[:, 0].tolist()
+            check_tokens(tokens, model)
+            pieces = [sample.add(token) for sample, token in zip(batch, tokens, strict=True)]
+            print(printable(pieces[0]), end="", flush=True)
+            if all(sample.done for sample in batch):
+                break
+    finally:  # an error, too, starts its own line
+        print(first.end())
     for sample in others:
-        print(f"{rule}{prompt}{sample.text}{sample.end()}", flush=True)
+        text = printable(f"{prompt}{sample.text}{sample.end()}")
+        print(f"{rule}{text}", flush=True)
 
 
 # ----------------------------------------------------------------------------- the script
 
 
 def answer(session: Session, prompt: str) -> None:
-    """Continue a prompt, and print the result line."""
+    """Continue a prompt, and print the result line, also if the plot cannot be saved."""
     ids = session.tokenizer.encode(prompt, "leave them out of the prompt")
     prompt = session.tokenizer.decode(ids)  # as the model reads it
     if session.start_token is not None:
@@ -407,26 +420,45 @@ def answer(session: Session, prompt: str) -> None:
     began = time.perf_counter()
     samples = print_samples(session, ids, prompt)
     seconds = time.perf_counter() - began
-    if session.options.plot:
-        plot_attention(session, ids + samples[0].ids)
     n = sum(len(sample.ids) for sample in samples)
-    print(f"result: tokens={n} seconds={seconds:.2f} tokens_per_second={n / seconds:.1f}", file=sys.stderr)
+    try:
+        if session.options.plot:
+            plot_attention(session, ids + samples[0].ids)
+    finally:
+        print(f"result: tokens={n} seconds={seconds:.2f} tokens_per_second={n / seconds:.1f}", file=sys.stderr)
 
 
 def answer_each_line(session: Session) -> None:
-    """Read a prompt per line from the keyboard, and answer it, until Ctrl-D."""
-    while True:
+    """Read a prompt per line, and answer it, until Ctrl-D or the end of a file. Ctrl-C ends an answer in a
+    terminal. Raises UserError at the end of a file if a prompt failed: its answer is empty."""
+    with contextlib.suppress(ImportError):  # Windows has none
+        # With it, arrow keys edit a line, and a line may be longer than 4,095 bytes
+        import readline  # noqa: F401
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no text are an unknown character
+    is_terminal = sys.stdin.isatty()
+    failed = 0
+    for n in itertools.count():
         try:
-            line = input("> " if sys.stdin.isatty() else "")
+            line = input("> " if is_terminal else "")
         except EOFError:  # Ctrl-D
-            print()
-            return
+            break
+        if n > 0 and not is_terminal:
+            print("-" * 20)
         # A file with the line ends of Windows leaves \r at the end, which clean() makes a newline
         prompt = clean(line).rstrip("\n")
         try:
             answer(session, prompt)
         except UserError as error:  # such as an unknown character
             print(f"error: {error}", file=sys.stderr)
+            failed += 1
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+    if is_terminal:
+        print()
+    elif failed > 0:
+        raise UserError(f"{failed} of {n} prompts failed; see their errors above")
 
 
 def open_session(options: Options) -> Session:
@@ -456,7 +488,7 @@ def open_session(options: Options) -> Session:
         options=options,
         generator=torch.Generator(device).manual_seed(options.seed),
         start_token=checkpoint["start_token"],
-        folder=checkpoint["folder"],
+        folder=options.out_dir or checkpoint["folder"],
     )
 
 

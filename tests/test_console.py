@@ -497,3 +497,14 @@ def test_a_table_is_flush_left_then_flush_right(capsys):
     assert capsys.readouterr().out == "n     loss\n100    2.5\n7    12.25\n"
     with pytest.raises(ValueError):
         print_table([["a", "b"], ["c"]])
+
+
+@pytest.mark.parametrize("control", ["\x00", "\a", "\r", "\x0e", "\x1b", "\x7f", "\x85", "\x9b"])
+def test_a_terminal_gets_no_control_characters(control, capsys, monkeypatch):
+    text = f"é\t{control}[31m\n"
+    console.print_samples([text], lines=True)
+    console.print_table([[text]])
+    assert capsys.readouterr().out == f"\nsamples:\n{text}\n{text}"  # a file gets them as they are
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    console.print_samples([text], lines=True)
+    assert capsys.readouterr().out == f"\nsamples:\né\t\\x{ord(control):02x}[31m\n\n"

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import model as model_file
+import sample
 from model import GPT, GPTConfig, alibi_slopes, rope_angles, rotate, sample_token, sinusoid_table, t5_bucket
 from sample import KVCache, generate
 
@@ -668,6 +669,25 @@ def test_a_token_that_cannot_occur_is_replaced_by_the_likeliest(monkeypatch):
     logits = torch.tensor([[1.0, 3.0, 2.0, -5.0, -math.inf]]).expand(2, -1)
     assert sample_token(logits).tolist() == [[1], [2]]
     assert sample_token(logits, top_k=1).tolist() == [[1], [1]]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8}, {"top_k": 2}, {"top_p": 0.5}])
+def test_a_row_with_nan_or_infinity_has_no_token(sampling):
+    logits = torch.tensor([[1.0, 3, 2], [1, torch.nan, 2], [1, 2, math.inf], [-math.inf, 3, 2]])
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        tokens = sample_token(logits.to(dtype), **sampling).flatten().tolist()
+        assert tokens[1:3] == [3, 3] and max(tokens[0], tokens[3]) < 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"), [("float32", "use another checkpoint"), ("float16", "use --dtype=float32")]
+)
+def test_generating_from_nan_says_so(dtype, advice):
+    model = shaken(GPTConfig(**SMALL)).to(getattr(torch, dtype)).eval()
+    model.lm_head.weight.data[0, 0] = torch.nan
+    for function in (GPT.generate, sample.generate):
+        with pytest.raises(FloatingPointError, match=f"NaN or infinity in torch.{dtype}; {advice}"):
+            function(model, torch.zeros(2, 1, dtype=torch.long), 3)
 
 
 def test_a_temperature_near_zero_is_greedy():

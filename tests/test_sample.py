@@ -3,11 +3,13 @@ import gc
 import io
 import shutil
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import babble, finish, gpt2_tensors, loss_of, result, safetensors, start
+from conftest import ROOT, babble, finish, gpt2_tensors, loss_of, posix, result, safetensors, start
 from test_model import SMALL, batch, config, every_combination, shaken  # noqa: F401
 from test_prepare_data import shard
 from test_train import SHORT
@@ -249,15 +251,92 @@ def test_an_interactive_session_answers_each_line_until_it_ends(monkeypatch):
     options = ["--init_from=out/list", "--interactive", "--stop", "--temperature=0"]
     process = start("sample.py", *options, stdin=subprocess.PIPE)
     out, err = process.communicate("the\n€\ncat\n", timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == 2, err
     model, tokenizer = load_model("out/list")
     answers = []
     for prompt in ("the", "cat"):
         ids = torch.tensor([tokenizer.encode(f"\n{prompt}")])
         text = tokenizer.decode(model.generate(ids, 500, temperature=0)[0].tolist())
         answers.append(text[1:].split("\n")[0])
-    assert out == f"{answers[0]}\n{answers[1]}\n\n"
+    rule = "-" * 20  # between them, the answer to the second prompt is empty
+    assert out == f"{answers[0]}\n{rule}\n{rule}\n{answers[1]}\n"
     assert "error: the vocabulary lacks '€' (U+20AC)" in err and err.count("result:") == 2
+    assert err.endswith("error: 1 of 3 prompts failed; see their errors above\n")
+
+
+@posix
+def test_a_terminal_has_long_lines_arrow_keys_and_ctrl_c():
+    """Ctrl-C ends an answer; at the prompt, it ends the program."""
+    spawn = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    options = ["--device=cpu", "--init_from=out/tiny", "--interactive", "--max_new_tokens=1000000"]
+    command = [sys.executable, "-c", spawn, sys.executable, ROOT / "sample.py", *options]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    stuck = threading.Timer(60, process.kill)  # then reading ends
+    stuck.start()
+
+    def read_until(end: bytes) -> bytes:
+        out = b""
+        while not out.endswith(end):
+            byte = process.stdout.read(1)
+            assert byte, out
+            out += byte
+        return out
+
+    read_until(b"> ")
+    process.stdin.write(b"the cat " * 700 + b"\n")
+    read_until(b"the prompt has 5600 tokens")
+    process.stdin.write(b"\x03")
+    read_until(b"\n> ")
+    process.stdin.write(b"te\x1b[Dh\n")  # with the left arrow
+    read_until(b"\r\nthe")
+    process.stdin.write(b"\x03")
+    read_until(b"\n> ")
+    process.stdin.write(b"\x03")
+    assert process.wait(60) == 130
+    stuck.cancel()
+    process.stdin.close()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("line", [b"caf\xe9\n", b"\xff\xfe\n"])
+def test_a_prompt_that_is_no_text_has_unknown_characters(call, monkeypatch, line):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line), encoding="utf-8"))
+    status, _, err = call(sample, "--init_from=out/tiny", "--interactive", "--device=cpu")
+    assert status == 2 and "(U+FFFD)" in err and "error: 1 of 1 prompts failed" in err
+
+
+def test_a_terminal_gets_no_control_characters_of_a_text(call, monkeypatch):
+    options = ["--prompt=a\x1b[31mb", "--num_samples=2"]
+    assert written(call, *options, run="emoji_bpe260").count("a\x1b[31mb") == 2
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    out = written(call, *options, run="emoji_bpe260")
+    assert out.count("a\\x1b[31mb") == 2 and "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--temperature=0"], ["--num_samples=3"], ["--top_k=2"], ["--top_p=0.5"], ["--int8"], ["--dtype=float16"]],
+)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_weight_that_is_no_number_gets_one_line(fails, options, value):
+    checkpoint = torch.load("out/tiny/best.pt", weights_only=True)
+    checkpoint["model"]["transformer.h.0.mlp.c_proj.weight"][0, 0] = value
+    torch.save(checkpoint, "broken.pt")
+    error = fails(sample, "--init_from=broken.pt", "--device=cpu", *options)
+    dtype, advice = ("float32", "use another checkpoint")
+    if "--dtype=float16" in options:
+        dtype, advice = ("float16", "use --dtype=float32")
+    assert error == f"error: the model predicts NaN or infinity in torch.{dtype}; {advice}"
+
+
+def test_the_result_is_printed_if_the_plot_cannot_be_saved(call):
+    Path("occupied").touch()
+    options = ["--init_from=out/tiny", "--max_new_tokens=5", "--plot"]
+    status, _, err = call(sample, *options, "--out_dir=occupied")
+    assert status == 2
+    result_line, error = err.splitlines()[-2:]
+    assert result_line.startswith("result: tokens=5 ") and error.startswith("error: occupied: ")
+    assert call(sample, *options, "--out_dir=elsewhere")[0] == 0 and Path("elsewhere/attention.png").exists()
 
 
 # ----------------------------------------------------------------------------- the KV cache
@@ -651,7 +730,7 @@ def test_prompts_are_read_like_texts(call, monkeypatch, line):
     expected = call(sample, *options, "--prompt=the")[1]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line), encoding="utf-8", newline=""))
     status, out, err = call(sample, *options, "--interactive")
-    assert status == 0 and out == expected + "\n", err
+    assert status == 0 and out == expected, err
     Path("prompt.txt").write_bytes(line)  # the newline at its end is the editor's
     assert call(sample, *options, "--prompt_file=prompt.txt")[1] == expected
 
