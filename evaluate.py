@@ -93,6 +93,7 @@ class Options:
     rope_scale: NonNegativeFloat = option(0.0, "the model's rope_scale, larger for a longer context (0: as trained)")
     num_samples: NonNegative = option(1000, "samples to search for in the training text; 0: none")
     plot: bool = option(False, "draw evaluation.png beside the checkpoint")
+    out_dir: PathStr = option("", "folder of evaluation.png, instead of the checkpoint's")
     seed: NonNegative = option(1337, "random seed of samples, prompts and intervals")
     batch_size: Positive = option(8, "windows at a time")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
@@ -959,13 +960,15 @@ def main() -> None:
             samples = draw_samples(session, models, length)
             copied = show_copies(samples, data, length)
 
-    if options.plot and calibration:
-        draw_plot(Path(checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)
-    elif options.plot:
-        print("\nno plot: it shows the calibration")
-    losses = {options.split: measured.losses.mean()}
-    figures = result_figures(calibration, mixed, copied)
-    print_result("gpt", data, model.num_params(), losses, **figures)
+    try:
+        if options.plot and calibration:
+            draw_plot(Path(options.out_dir or checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)
+        elif options.plot:
+            print("\nno plot: it shows the calibration")
+    finally:  # also if the plot cannot be saved
+        losses = {options.split: measured.losses.mean()}
+        figures = result_figures(calibration, mixed, copied)
+        print_result("gpt", data, model.num_params(), losses, **figures)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ class Options:
     prompt: str = option("", "the text to look at (default: the beginning of the validation split)")
     prompt_file: PathStr = option("", "a UTF-8 file with this text")
     tokens: Positive = option(300, "how many tokens to look at, at most")
+    out_dir: PathStr = option("", "folder of look.html (default: the folder of the checkpoint)")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
 
 
@@ -407,11 +408,13 @@ def main() -> None:
     numbers["attention"] = base64.b64encode(observed.attention).decode()
     title = make_title(checkpoint, model, len(ids) - 1, data, prompt)
     texts = [names[i] for i in ids]
-    path = Path(checkpoint["folder"], "look.html")
-    write_page(path, make_page(title, texts, numbers))
-    print(f"{title}\n{path}: open it in a browser")
-    seconds = time.perf_counter() - began
-    print_result("gpt", tokens=len(ids) - 1, bits=mean_bits.item(), seconds=seconds)
+    path = Path(options.out_dir or checkpoint["folder"], "look.html")
+    try:
+        write_page(path, make_page(title, texts, numbers))
+        print(f"{title}\n{path}: open it in a browser")
+    finally:  # also if the page cannot be saved
+        seconds = time.perf_counter() - began
+        print_result("gpt", tokens=len(ids) - 1, bits=mean_bits.item(), seconds=seconds)
 
 
 if __name__ == "__main__":

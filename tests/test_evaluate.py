@@ -519,6 +519,11 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     for drawn in samples.values():
         assert len(drawn) == 20 and all(len(ids) <= 16 and dataset.separator not in ids for ids in drawn)
     assert Path(f"out/{name}/evaluation.png").read_bytes().startswith(b"\x89PNG")
+    Path("occupied").touch()
+    for folder, expected in (("elsewhere", 0), ("occupied", 2)):
+        status, again, _ = call(evaluate, *options, f"--out_dir={folder}")
+        assert status == expected and result(again) == result(out)
+    assert Path("elsewhere/evaluation.png").exists()
     figures, lines = result(out), out.splitlines()
     interval = next(line for line in lines if line.startswith("95 % confidence interval: ")).split()
     assert float(interval[4]) < float(figures["val"]) < float(interval[6])

@@ -291,6 +291,14 @@ def test_what_a_user_can_cause_gives_one_line(call, fails, data):
     prepare_data.prepare("tiny.txt")
     assert "has other tokens than" in fails(look, run)
     assert not Path("out/tiny/look.html").exists()
+    error = fails(look, run, "--prompt=the cat", "--out_dir=tiny.txt")  # a file is no folder
+    assert error.startswith("error: tiny.txt: ")
+
+
+def test_the_page_can_be_written_elsewhere(call, data):
+    make_run("tiny")
+    assert call(look, "--init_from=out/tiny", "--prompt=the cat", "--out_dir=elsewhere")[0] == 0
+    assert Path("elsewhere/look.html").exists() and not Path("out/tiny/look.html").exists()
 
 
 def test_a_dataset_that_has_changed_since_the_run_is_remarked_if_the_text_is_from_it(call, data):
