@@ -49,6 +49,7 @@ from console import (
     Positive,
     UserError,
     option,
+    printable,
     read_options,
     read_toml,
 )
@@ -606,7 +607,7 @@ def print_sample(config: TrainConfig, data: Dataset, worker: Worker, model: GPT)
     generator = torch.Generator(worker.device).manual_seed(config.seed)
     idx = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)
     text = data.tokenizer.decode(idx[0, 1:].tolist())
-    print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{text.strip()}")
+    print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{printable(text.strip())}")
 
 
 def draw_losses(folder: Path, data: Dataset) -> None:
