@@ -70,7 +70,6 @@ def save_model(path: Path, model: GPT, tokenizer: Tokenizer, weights: dict | Non
         "model": model.state_dict() if weights is None else weights,
         **entries,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: torch.save(checkpoint, file))
 
 

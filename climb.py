@@ -371,7 +371,6 @@ def save_table(history: list[Measured], path: Path) -> None:
             figures = f"{kl:.4f},{reverse_kl:.4f},{same:.4f}"
             lines.append(f"{measured.step},{measured.loss:.4f},{name},{figures}\n")
     text = "".join(lines)
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: file.write(text.encode()))
 
 

@@ -33,6 +33,10 @@ PathStr = NewType("PathStr", str)  # a file or folder: a ~ at the start is the h
 CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)] if chr(i) not in "\n\t"}
 
 
+# Errors to print when the script ends, after its result: a plot could not be saved
+late_errors: list[str] = []
+
+
 class UserError(Exception):
     """A mistake that the user can fix, in one line: "<what is wrong>; <what to do>"."""
 
@@ -46,6 +50,8 @@ def run(main: Callable[[], None], *expected: type[Exception]) -> None:
         main()
         if sys.stdout:  # None if it is closed
             sys.stdout.flush()
+        if late_errors:
+            fail(late_errors.pop())
     except (UserError, FloatingPointError, *expected) as error:
         fail(str(error))
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
@@ -314,7 +320,8 @@ def print_table(rows: list[list[str]]) -> None:
 
 def printable(text: str) -> str:
     """Generated text as it is printed: without control characters in a terminal, which would obey them."""
-    return text.translate(CONTROLS) if sys.stdout.isatty() else text
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return text.translate(CONTROLS) if is_terminal else text
 
 
 def print_samples(texts: Iterable[str], lines: bool) -> None:

@@ -960,15 +960,13 @@ def main() -> None:
             samples = draw_samples(session, models, length)
             copied = show_copies(samples, data, length)
 
-    try:
-        if options.plot and calibration:
-            draw_plot(Path(options.out_dir or checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)
-        elif options.plot:
-            print("\nno plot: it shows the calibration")
-    finally:  # also if the plot cannot be saved
-        losses = {options.split: measured.losses.mean()}
-        figures = result_figures(calibration, mixed, copied)
-        print_result("gpt", data, model.num_params(), losses, **figures)
+    if options.plot and calibration:
+        draw_plot(Path(options.out_dir or checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)
+    elif options.plot:
+        print("\nno plot: it shows the calibration")
+    losses = {options.split: measured.losses.mean()}
+    figures = result_figures(calibration, mixed, copied)
+    print_result("gpt", data, model.num_params(), losses, **figures)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ DOWNLOADS = Path("data", "downloads")  # downloaded files, kept for the next tim
 
 
 def replace_file(path: Path, write: Callable, advice: str = "") -> None:
-    """Make or replace a file with the output of write(file). If that fails, the old file stays as it
-    is. advice: what to do then, if it is not what the error suggests. Raises UserError."""
+    """Make or replace a file with the output of write(file), and make its folder if it is missing. If
+    that fails, the old file stays as it is. advice: what to do then, if it is not what the error suggests.
+    Raises UserError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             write(file)
             # The content must be on the disk before the name is, or a power cut leaves an empty file
@@ -30,17 +32,18 @@ def replace_file(path: Path, write: Callable, advice: str = "") -> None:
             os.fsync(file.fileno())
         move(temporary, path)
     except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there may be none
+            temporary.unlink()
         cause = error
         if isinstance(error, RuntimeError):
             # If the disk is full, torch.save raises a RuntimeError while it handles the OSError
             cause = error.__context__
         if not isinstance(cause, OSError):
             raise
-        denied = isinstance(cause, PermissionError) or cause.errno == errno.EROFS  # read-only file system
+        is_full = cause.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of a file, quota
         if not advice:
-            advice = "use a folder that you may write to" if denied else "free some disk space"
-        if path.exists():
+            advice = "free some disk space" if is_full else "use a folder that you may write to"
+        if os.path.exists(path):
             advice += "; the file from before is intact"
         raise UserError(f"cannot write {path}: {cause.strerror or cause}; {advice}") from error
 

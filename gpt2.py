@@ -317,7 +317,6 @@ def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None
     files = {"config.json": settings}
     if tokenizer is not None:
         files |= tokenizer_files(tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_json(folder / name, content)
     # The weights come last: without them, no program takes the folder for a model

@@ -274,7 +274,6 @@ def save_game(game: Game, path: Path) -> None:
     fields = {"dataset": game.dataset, "seed": game.seed, "unfinished": game.unfinished}
     fields["moves"] = [[move.character, move.guesses] for move in game.moves]
     text = json.dumps(fields, ensure_ascii=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: file.write(text.encode()))
 
 

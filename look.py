@@ -373,7 +373,6 @@ def make_title(checkpoint: dict, model: GPT, n: int, data: Dataset | None, promp
 
 
 def write_page(path: Path, page: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: file.write(page.encode()))
 
 
@@ -409,12 +408,10 @@ def main() -> None:
     title = make_title(checkpoint, model, len(ids) - 1, data, prompt)
     texts = [names[i] for i in ids]
     path = Path(options.out_dir or checkpoint["folder"], "look.html")
-    try:
-        write_page(path, make_page(title, texts, numbers))
-        print(f"{title}\n{path}: open it in a browser")
-    finally:  # also if the page cannot be saved
-        seconds = time.perf_counter() - began
-        print_result("gpt", tokens=len(ids) - 1, bits=mean_bits.item(), seconds=seconds)
+    write_page(path, make_page(title, texts, numbers))
+    print(f"{title}\n{path}: open it in a browser")
+    seconds = time.perf_counter() - began
+    print_result("gpt", tokens=len(ids) - 1, bits=mean_bits.item(), seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from console import UserError
+from console import UserError, late_errors
+from files import replace_file
 
 try:
     from matplotlib.figure import Figure
@@ -78,8 +79,12 @@ def draw_image(axes, image: np.ndarray, **labels) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, pil_kwargs={"optimize": True})
+    """Save a plot as PNG. If that fails, the script continues, and prints the error at its end: its result is
+    worth more than its plot."""
+    try:
+        replace_file(path, lambda file: figure.savefig(file, format="png", pil_kwargs={"optimize": True}))
+    except UserError as error:
+        late_errors.append(str(error))
 
 
 # ----------------------------------------------------------------------------- baselines

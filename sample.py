@@ -406,7 +406,7 @@ def print_batch(model: GPT, batch: list[Sample], columns: Iterator, prompt: str,
 
 
 def answer(session: Session, prompt: str) -> None:
-    """Continue a prompt, and print the result line, also if the plot cannot be saved."""
+    """Continue a prompt, and print the result line."""
     ids = session.tokenizer.encode(prompt, "leave them out of the prompt")
     prompt = session.tokenizer.decode(ids)  # as the model reads it
     if session.start_token is not None:
@@ -420,12 +420,10 @@ def answer(session: Session, prompt: str) -> None:
     began = time.perf_counter()
     samples = print_samples(session, ids, prompt)
     seconds = time.perf_counter() - began
+    if session.options.plot:
+        plot_attention(session, ids + samples[0].ids)
     n = sum(len(sample.ids) for sample in samples)
-    try:
-        if session.options.plot:
-            plot_attention(session, ids + samples[0].ids)
-    finally:
-        print(f"result: tokens={n} seconds={seconds:.2f} tokens_per_second={n / seconds:.1f}", file=sys.stderr)
+    print(f"result: tokens={n} seconds={seconds:.2f} tokens_per_second={n / seconds:.1f}", file=sys.stderr)
 
 
 def answer_each_line(session: Session) -> None:

@@ -350,7 +350,6 @@ def write_results(path: Path, results: dict[str, Result]) -> None:
     for key, result in results.items():
         rows[key] = {"N": result.N, "D": result.D, "val": result.loss, "seconds": result.seconds}
     text = json.dumps(rows, indent=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: file.write(text.encode()))
 
 

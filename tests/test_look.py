@@ -292,7 +292,7 @@ def test_what_a_user_can_cause_gives_one_line(call, fails, data):
     assert "has other tokens than" in fails(look, run)
     assert not Path("out/tiny/look.html").exists()
     error = fails(look, run, "--prompt=the cat", "--out_dir=tiny.txt")  # a file is no folder
-    assert error.startswith("error: tiny.txt: ")
+    assert error.startswith("error: cannot write tiny.txt")
 
 
 def test_the_page_can_be_written_elsewhere(call, data):

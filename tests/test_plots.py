@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+import bigram
+import ngram
 import plots
 
 
@@ -119,3 +121,11 @@ def test_the_panels_of_a_scaling_law_show_runs_and_law():
     assert list(runs[0]) == list(2 * L.ravel()) and list(runs[1]) == list(L.ravel())
     assert diagonal[0] == diagonal[1] == [L.min(), L.max()]
     assert sorted(interval[0]) == [0.2, 0.3, 0.5] and interval[1] == [L[2, 2]] * 3
+
+
+@pytest.mark.parametrize("script", [ngram, bigram])
+def test_a_plot_that_cannot_be_saved_costs_no_result(script, data, call):
+    Path("out").touch()  # a file in place of the folder
+    status, out, err = call(script, "--dataset=list", "--plot")
+    assert status == 2 and err.startswith("error: cannot write out/") and err.count("\n") == 1
+    assert out.splitlines()[-1].startswith("result: ")

@@ -335,7 +335,7 @@ def test_the_result_is_printed_if_the_plot_cannot_be_saved(call):
     status, _, err = call(sample, *options, "--out_dir=occupied")
     assert status == 2
     result_line, error = err.splitlines()[-2:]
-    assert result_line.startswith("result: tokens=5 ") and error.startswith("error: occupied: ")
+    assert result_line.startswith("result: tokens=5 ") and error.startswith("error: cannot write occupied")
     assert call(sample, *options, "--out_dir=elsewhere")[0] == 0 and Path("elsewhere/attention.png").exists()
 
 
