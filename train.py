@@ -672,8 +672,8 @@ def start_from_weights(given: dict) -> tuple[TrainConfig, dict]:
     """Start a new run from the weights of another run, or of GPT-2, with the same architecture."""
     init_from = given["init_from"]
     checkpoint = load_checkpoint(init_from)
-    if "peft" in checkpoint or not checkpoint["config"]["dataset"]:  # made by finetune.py
-        raise UserError(f"{init_from} was not trained on a dataset; use a run of train.py")
+    if "peft" in checkpoint:
+        raise UserError(f"{init_from} has only what finetune.py trained; use a whole model")
     for name in ("optimizer", "progress"):  # a new run begins at step 0
         checkpoint.pop(name, None)
     before = checkpoint["model_config"]
