@@ -13,9 +13,9 @@ from conftest import ROOT
 # A file imports files of lower floors. A file that is not listed here, such as one of your own, can be on any floor.
 FLOORS = (
     "micrograd console model optim windows cells",
-    "files tokenizer runtime plots peft",
-    "prepare_data gpt2 capacity",
-    "checkpoint bigram mlp attention rnn scaling seq2seq",
+    "files tokenizer runtime peft",
+    "prepare_data gpt2 plots",
+    "checkpoint bigram mlp attention rnn scaling seq2seq capacity",
     "train sample ngram word2vec",
     "evaluate finetune rlhf mlm look estimate climb guess check recall",
     "emergence",
