@@ -396,7 +396,10 @@ def print_repeated_files(paths: list[Path]) -> None:
     """Print how many files repeat another one."""
     sizes = {path: path.stat().st_size for path in paths}
     counts = Counter(sizes.values())
-    hashes = [sha256_of(path) for path, size in sizes.items() if size > 0 and counts[size] > 1]
+    hashes = []
+    for path, size in sizes.items():
+        if size > 0 and counts[size] > 1:  # only files of one size can be equal
+            hashes.append(sha256_of(path))
     repeated = len(hashes) - len(set(hashes))
     if repeated > 0:
         what = f"{repeated:,} of {len(paths):,} files repeat another one"
@@ -839,9 +842,12 @@ def other_type(ids: np.ndarray) -> str:
     for size in (8, 4):
         # An int64 below 65,536 is four uint16: the number, 0, 0, 0
         n = size // itemsize
-        groups = ids[: len(ids) // n * n].reshape(-1, n)  # (n_numbers, n)
-        has_numbers = np.count_nonzero(groups[:, 0]) > len(groups) / 2
-        if n > 1 and has_numbers and not groups[:, 1:].any():
+        whole = len(ids) // n * n
+        groups = ids[:whole].reshape(-1, n)  # (n_numbers, n)
+        numbers = groups[:, 0]
+        rest = groups[:, 1:]
+        has_numbers = np.count_nonzero(numbers) > len(numbers) / 2
+        if n > 1 and has_numbers and not rest.any():
             return f"int{8 * size}"
     # The high byte of an id varies less than its low byte
     high = np.unique(ids >> 8 * (itemsize - 1))
