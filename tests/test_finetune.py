@@ -2,7 +2,6 @@ import functools
 import itertools
 import random
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -275,6 +274,7 @@ def test_what_cannot_be_done_gets_one_line(call, fails, small):
 def test_what_was_not_trained_on_a_dataset_needs_one(call, fails, small):
     """train.py continues whole models."""
     done(call)
+    assert "no run of train.py with a best.pt in out/" in fails(sample)  # not the newest run either
     Path("own.txt").write_text("swap abs > sba\n" * 900)
     assert call(prepare_data, "own.txt", f"--tokenizer={INSTRUCTED}", "--documents=lines", "--name=own")[0] == 0
     options = ["--dataset=own", "--out_dir=out/own", "--device=cpu"]
@@ -284,8 +284,6 @@ def test_what_was_not_trained_on_a_dataset_needs_one(call, fails, small):
         status, out, err = call(train, *RUN, *options, f"--init_from={path}")
         assert status == 0 and result(out)["dataset"] == "own", err
     assert "has only what finetune.py trained; use a whole model" in fails(train, *RUN, *options, f"--init_from={LORA}")
-    shutil.rmtree("out/own")
-    assert "no run of train.py with a best.pt in out/" in fails(sample)  # not the newest run either
     assert "has only what finetune.py trained; use a whole model" in fails(finetune, *FEW, f"--init_from={LORA}")
 
 
