@@ -322,7 +322,7 @@ def forget_modules(path: str) -> None:
     functions that it has imported.)"""
     folders = [Path(path).resolve().parent, Path(__file__).parent]
     names = {module.name for module in pkgutil.iter_modules(map(str, folders))}
-    # Built-in modules never come from a file. __name__ is this file, to which a Verdict belongs
+    # Built-in modules never come from a file. This file stays: the process that started this one reads its Verdicts
     names -= {__name__, *sys.builtin_module_names}
     for name in list(sys.modules):
         top_level, _, _ = name.partition(".")
@@ -475,7 +475,7 @@ def write_stubs(options: Options, names: list[str]) -> None:
             text += f"\n\n# {'-' * 77} {lesson}\n"
         docstring = textwrap.indent(f'"""{task.text}"""', "    ")
         text += f"\n\ndef {task.call}:\n{docstring}\n    raise NotImplementedError\n"
-    replace_file(path, lambda file: file.write(text.encode()), advice="name a file in another folder")
+    replace_file(path, lambda file: file.write(text.encode()))
     print(f"{path}: {len(names)} of {len(TASKS)} tasks, an empty function for each. Write one, and then:")
     print(next_command)
 
@@ -540,7 +540,9 @@ def main() -> None:
     set_up_torch()
     path = Path(options.file)
     if path.suffix.lower() != ".py":
-        advice = "save a notebook as one by Jupyter's File > Save and Export Notebook As, or Colab's File > Download"
+        advice = "save the notebook as one, by File > Save and Export Notebook As (Jupyter) or File > Download (Colab)"
+        if path.suffix != ".ipynb":
+            advice = f"name one, such as --file={path.with_suffix('.py')}"
         raise UserError(f"{path} is not a .py file; {advice}")
     names = choose_tasks(options)
     if options.start:

@@ -51,7 +51,7 @@ FOREIGN_FILES = {
     "model.safetensors.index.json": IS_SPLIT,
     "adapter_config.json": "belongs to an adapter without its model; merge_and_unload() it, and save the whole model",
 }
-# Rows of nanoGPT's output layer for GPT-2's tokens: padded to a multiple of 128
+# Rows of nanoGPT's output layer for GPT-2's 50,257 tokens: the next multiple of 128
 NANOGPT_ROWS = 50_304
 
 
@@ -177,15 +177,14 @@ def newest_run() -> str:
 def find_checkpoint(init_from: str) -> Path:
     """The file that a path names, or the best.pt in a folder, or nanoGPT's ckpt.pt."""
     path = Path(init_from)
-    if path.is_dir():
-        path = path / ("ckpt.pt" if (path / "ckpt.pt").is_file() else "best.pt")
+    names = ("best.pt", "ckpt.pt") if path.is_dir() else ("",)
+    for name in names:
+        if (path / name).is_file():
+            return path / name
     for name, what in FOREIGN_FILES.items():
-        foreign = Path(init_from, name)
-        if not path.is_file() and foreign.is_file():
-            raise UserError(f"{foreign} {what}")
-    if not path.is_file():
-        raise UserError(f"no checkpoint {path}; use a run of train.py, a file, or gpt2")
-    return path
+        if (path / name).is_file():
+            raise UserError(f"{path / name} {what}")
+    raise UserError(f"no checkpoint {path / names[0]}; use a run of train.py, a file, or gpt2")
 
 
 def find_base(checkpoint: dict) -> Path:
@@ -236,6 +235,7 @@ def from_nanogpt(checkpoint: dict) -> dict:
     lm_head = weights.setdefault("lm_head.weight", wte)
     is_tied = torch.equal(lm_head, wte)
     rows = args["vocab_size"]
+    # nanoGPT has the exact gelu, and biases or none
     options = {**GPT2_OPTIONS, "activation": "gelu", "tie_weights": is_tied, **args}
     tokenizer = {"kind": "number", "vocab_size": rows}
     if rows in (VOCAB_SIZE, NANOGPT_ROWS):
@@ -274,17 +274,29 @@ def foreign_format(checkpoint: dict) -> str:
 def has_tokens_of(checkpoint: dict, tokenizer: Tokenizer) -> bool:
     """Has a checkpoint the tokens of a tokenizer? If its own are only numbers, as in nanoGPT's files, they
     are taken for the tokens of any vocabulary of that size."""
-    fields = checkpoint["tokenizer"]
-    if fields["kind"] == "number":
-        return fields["vocab_size"] == tokenizer.vocab_size
-    return fields == tokenizer.to_dict()
+    own = checkpoint["tokenizer"]
+    if own["kind"] == "number":
+        return own["vocab_size"] == tokenizer.vocab_size
+    return own == tokenizer.to_dict()
+
+
+def named_tokenizer(checkpoint: dict, name: str) -> Tokenizer:
+    """The tokenizer of a dataset or run, for a model whose own tokens are numbers. Raises UserError if it
+    does not fit the model."""
+    from prepare_data import open_tokenizer  # here: only nanoGPT's files need it
+
+    tokenizer = open_tokenizer(name)
+    if not has_tokens_of(checkpoint, tokenizer):
+        raise UserError(f"{checkpoint['name']} has other tokens than {name}; use another --tokenizer")
+    return tokenizer
 
 
 def tokenizer_advice(checkpoint: dict) -> str:
     """How to encode a text in the tokens of a checkpoint."""
     kind = checkpoint["tokenizer"]["kind"]
     if kind == "number":
-        return "its tokenizer is unknown, so make train.bin and val.bin as before"
+        n = checkpoint["tokenizer"]["vocab_size"]
+        return f"its tokens are numbers; name a dataset with {n:,} tokens, or make train.bin and val.bin as before"
     name = "gpt2" if kind == "gpt2" else checkpoint["name"]
     name = shlex.quote(name)
     return f"run: python prepare_data.py YOUR_TEXT.txt --tokenizer={name}, then name the dataset that it makes"
@@ -292,7 +304,8 @@ def tokenizer_advice(checkpoint: dict) -> str:
 
 # ----------------------------------------------------------------------------- the folder of a run
 
-# The files of a run. A new run moves these aside, and no others: the folder may have more in it
+# The files of a run. A new run moves these aside, and no others: the folder may have more in it. log.jsonl, by
+# which a run is known, comes last, so a move that was interrupted can be repeated
 RUN_FILES = (
     "config.toml", "last.pt", "best.pt", "loss.png", "look.html", "attention.png", "evaluation.png", "log.jsonl",
 )  # fmt: skip
@@ -310,9 +323,10 @@ def open_run(folder: Path, step: int, options: dict, evaluation_due: bool = Fals
             lock(log, busy)  # released at once: Windows moves no file that is open
         move_aside(folder)
     elif step == 0:
-        in_the_way = [name for name in (*RUN_FILES, "meta.json") if (folder / name).exists()]
-        if in_the_way or any(folder.glob("*.p[ty]")):  # models of other scripts, a dataset, scripts
-            raise UserError(f"{folder} is not the folder of a run; use another --out_dir=")
+        others = [folder / name for name in (*RUN_FILES, "meta.json") if (folder / name).exists()]
+        others += folder.glob("*.p[ty]")  # models of other scripts, and scripts
+        if others:
+            raise UserError(f"{folder} has {others[0].name}, which is of no run; use another --out_dir=")
     folder.mkdir(parents=True, exist_ok=True)
     log = open(path, "a+", encoding="utf-8", newline="\n")  # noqa: SIM115
     lock(log, busy)

@@ -33,7 +33,7 @@ PathStr = NewType("PathStr", str)  # a file or folder: a ~ at the start is the h
 CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)] if chr(i) not in "\n\t"}
 
 
-# Errors to print when the script ends, after its result: a plot could not be saved
+# Errors that do not stop a script, such as a plot that could not be saved: run() prints them at the end
 late_errors: list[str] = []
 
 
@@ -43,7 +43,7 @@ class UserError(Exception):
 
 def run(main: Callable[[], None], *expected: type[Exception]) -> None:
     """Run main(). If it raises UserError, FloatingPointError (a loss that is NaN or infinite) or one of the
-    expected exceptions, print its message in one line, and exit with status 2."""
+    expected exceptions, print its message in one line, and exit with status 2; if there are late_errors, so, too."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
     try:
@@ -51,7 +51,9 @@ def run(main: Callable[[], None], *expected: type[Exception]) -> None:
         if sys.stdout:  # None if it is closed
             sys.stdout.flush()
         if late_errors:
-            fail(late_errors.pop())
+            message = "; ".join(late_errors)
+            late_errors.clear()
+            fail(message)
     except (UserError, FloatingPointError, *expected) as error:
         fail(str(error))
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
@@ -281,7 +283,9 @@ def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
     began = time.monotonic()
     shown = began  # when a line was last printed
     size = 1e6 if unit == "MB" else 1
-    on_terminal = sys.stderr is not None and sys.stderr.isatty()  # None: it is closed
+    if sys.stderr is None:  # it is closed
+        return lambda done: None
+    on_terminal = sys.stderr.isatty()
 
     def show(done: int) -> None:
         nonlocal shown
@@ -290,7 +294,7 @@ def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
             due = now - began > 2 and (now - shown > 0.5 or done == total)
         else:
             due = now - began > 10 and shown == began
-        if not due or sys.stderr is None:
+        if not due:
             return
         shown = now
         seconds_left = (now - began) / max(done, 1) * max(total - done, 0)

@@ -18,10 +18,9 @@ DOWNLOADS = Path("data", "downloads")  # downloaded files, kept for the next tim
 # ----------------------------------------------------------------------------- files of this program
 
 
-def replace_file(path: Path, write: Callable, advice: str = "") -> None:
+def replace_file(path: Path, write: Callable) -> None:
     """Make or replace a file with the output of write(file), and make its folder if it is missing. If
-    that fails, the old file stays as it is. advice: what to do then, if it is not what the error suggests.
-    Raises UserError."""
+    that fails, the old file stays as it is. Raises UserError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,8 +40,7 @@ def replace_file(path: Path, write: Callable, advice: str = "") -> None:
         if not isinstance(cause, OSError):
             raise
         is_full = cause.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of a file, quota
-        if not advice:
-            advice = "free some disk space" if is_full else "use a folder that you may write to"
+        advice = "free some disk space" if is_full else "use a folder that you may write to"
         if os.path.exists(path):
             advice += "; the file from before is intact"
         raise UserError(f"cannot write {path}: {cause.strerror or cause}; {advice}") from error

@@ -44,13 +44,13 @@ GPT2_OPTIONS = {
 VOCAB_SIZE = 50_257
 # Some files have a few more rows of embeddings, at most this many: for added tokens, or padded to a
 # multiple of 128 or 256. A file with more rows has another vocabulary
-MOST_EXTRA_ROWS = 175
+MOST_EXTRA_ROWS = 50_432 - VOCAB_SIZE
 # <|endoftext|>, the last token, which started each document in training
 START_TOKEN = VOCAB_SIZE - 1
 # Three tokens that tell GPT-2's vocabulary from others. (\u0120 is a blank, see byte_letters())
 KNOWN_IDS = {"!": 0, "\u0120the": 262, END: START_TOKEN}
-# Activation functions: transformers' names, and those of model.py
-ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+# Activation functions: transformers' names, and those of model.py. (Of two names, the later one is exported)
+HF_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 # The causal masks, which some files have among the tensors. (The biases of layers have other names, such
 # as .attn.c_attn.bias)
 MASKS = (".attn.bias", ".attn.masked_bias")
@@ -113,7 +113,7 @@ def read_gpt2(path: Path) -> dict:
         "n_layer": len(layers),
         "n_head": n_head,
         "n_embd": n_embd,
-        "activation": ACTIVATIONS[settings.get("activation_function", "gelu_new")],
+        "activation": HF_ACTIVATIONS[settings.get("activation_function", "gelu_new")],
     }
     return {
         "model_config": options,
@@ -167,7 +167,7 @@ def refuse_settings(path: Path, settings: dict, n_embd: int) -> None:
     """Raise UserError if config.json asks for a computation that model.py does not have."""
     possible = {  # the default comes first
         "model_type": ["gpt2"],
-        "activation_function": ["gelu_new", *ACTIVATIONS],
+        "activation_function": list(HF_ACTIVATIONS),
         "layer_norm_epsilon": [1e-5],
         "n_inner": [None, 4 * n_embd],
         "add_cross_attention": [False],
@@ -297,7 +297,7 @@ def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None
     end_token = START_TOKEN if config.vocab_size == VOCAB_SIZE else None
     if tokenizer is not None:
         end_token = end_id(tokenizer)
-    names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+    names = {ours: theirs for theirs, ours in HF_ACTIVATIONS.items()}
     # The settings of transformers' GPT2Config that the tensors do not tell, or whose default differs
     settings = {
         "model_type": "gpt2",
@@ -333,7 +333,7 @@ def refuse_other_models(model: GPT) -> None:
     config = model.config
     needed = {**GPT2_OPTIONS, "n_kv_head": config.n_head, "lookback": 0, "start_token": None}
     del needed["zero_init"]  # where training started does not matter
-    if config.activation in ACTIVATIONS.values():  # transformers' GPT-2 has these, too
+    if config.activation in HF_ACTIVATIONS.values():  # transformers' GPT-2 has these, too
         del needed["activation"]
     others = []
     for name, value in needed.items():

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checkpoint import has_tokens_of, load_checkpoint, load_model, newest_run
+from checkpoint import load_checkpoint, load_model, named_tokenizer, newest_run
 from console import PathStr, Positive, UserError, option, parse, print_result, run
 from files import replace_file
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
-from prepare_data import DATA, Dataset, load, open_tokenizer, read_prompt
+from prepare_data import DATA, Dataset, load, read_prompt
 from runtime import Worker, explain_errors
 from sample import attention_weights
 from tokenizer import Tokenizer
@@ -384,9 +384,7 @@ def main() -> None:
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
     if options.tokenizer:
-        tokenizer = open_tokenizer(options.tokenizer)
-        if not has_tokens_of(checkpoint, tokenizer):
-            raise UserError(f"{checkpoint['name']} has other tokens than {options.tokenizer}; use another --tokenizer")
+        tokenizer = named_tokenizer(checkpoint, options.tokenizer)
     data = open_data(checkpoint, prompt != "")
     ids = choose_text(checkpoint, data, tokenizer, prompt, options.tokens)
 

@@ -523,7 +523,7 @@ class GPT(nn.Module):
             x = self.hidden_states(context)  # (B, T, C)
             logits = self.logits(x[:, -1])  # (B, V), after the last token
             token = sample_token(logits, **sampling)  # (B, 1)
-            check_tokens(token.flatten().tolist(), self)
+            refuse_nan(token.flatten().tolist(), self)
             context = torch.cat((context, token), dim=1)
             idx = torch.cat((idx, token), dim=1)
         return idx
@@ -549,8 +549,8 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
 
     temperature: 0 takes the most likely token (greedy decoding). top_k keeps the k most likely
     tokens, and ties with the last of them; then top_p keeps the smallest set of tokens with total
-    probability p (Holtzman et al. 2020). A row with NaN or infinity gives V, which is no token: see
-    check_tokens(). Raises ConfigError."""
+    probability p (Holtzman et al. 2020). A row with NaN or +infinity gives V, which is no token: see
+    refuse_nan(). Raises ConfigError."""
     if top_p is None:
         top_p = 1.0
     if not temperature >= 0 or not 0 < top_p <= 1:
@@ -558,8 +558,7 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
         raise ConfigError(f"{what}; use temperature >= 0, and 0 < top_p <= 1")
     if temperature < 1e-8:  # dividing by it could overflow
         largest, token = logits.max(dim=-1, keepdim=True)  # (B, 1) each; NaN counts as the largest
-        zero = largest - largest  # or NaN, which bool() makes True
-        return token.masked_fill_(zero.bool(), logits.shape[-1])
+        return token.masked_fill(~largest.isfinite(), logits.shape[-1])
     logits = logits.float() / temperature
     if top_k:
         logits = keep_top_k(logits, top_k)
@@ -597,15 +596,15 @@ def draw_token(probs: torch.Tensor, generator: torch.Generator | None) -> torch.
     token = torch.searchsorted(cumulative, u * total, right=True)
     # There is always such a token, as u is less than 1. But on a GPU, rounding in cumsum can lead to a
     # token of probability 0: then take the most likely token. (In a row of NaN, token is V, because
-    # nothing exceeds NaN, and stays V, because NaN is not 0.)
-    possible = probs.gather(1, token.clamp(max=V - 1)).bool()
+    # nothing exceeds NaN, and stays V, because NaN != 0.)
+    possible = probs.gather(1, token.clamp(max=V - 1)) != 0
     likeliest = probs.argmax(dim=-1, keepdim=True)
     return torch.where(possible, token, likeliest)
 
 
-def check_tokens(tokens: list[int], model: GPT) -> None:
-    """Raise FloatingPointError if one of the tokens is V, as sample_token() returns it for NaN. (It does
-    not check itself, because Python would wait for a GPU's answer at each token.)"""
+def refuse_nan(tokens: list[int], model: GPT) -> None:
+    """Raise FloatingPointError if one of the tokens is V, as sample_token() returns it for NaN.
+    (sample_token() does not raise it itself, because Python would have to wait for a GPU.)"""
     if model.config.vocab_size in tokens:
         dtype = model.transformer.wte.weight.dtype
         advice = "use --dtype=float32" if dtype.itemsize < 4 else "use another checkpoint"

@@ -131,13 +131,8 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
     DATA.mkdir(exist_ok=True)
     folder = (DATA / name).resolve()  # data/<dataset> can be a link to another disk
     replaced = find_replaced(folder, source)
-    remove_left_over(folder.parent, name)
     # The dataset is made in a hidden folder, and then moved: nobody reads a dataset that is half done
-    hidden = tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.", ignore_cleanup_errors=True)
-    with hidden as temporary, open(Path(temporary, "lock"), "w") as locked:
-        lock(locked, f"{temporary} is in use; try again")
-        work = Path(temporary, "work")
-        work.mkdir()
+    with hidden_folder(folder.parent, name) as work:
         if is_text:
             if source in LISTS:
                 documents = "lines"
@@ -198,20 +193,35 @@ def find_replaced(folder: Path, source: str) -> str:
         before = read_meta(folder / "meta.json")["source"]
     except (FileNotFoundError, UserError):  # UserError: it is damaged
         return ""
-    return "" if Path(before).resolve() == Path(source).resolve() else before
+    is_same = Path(before).resolve() == Path(source).resolve()  # also for words, names ...
+    return "" if is_same else before
 
 
-def remove_left_over(folder: Path, name: str) -> None:
-    """Remove what killed preparations of a dataset left in a folder. A living process has its file
-    `lock` locked before it makes the folder `work`."""
-    for work in folder.glob(f".{name}.*/work"):
-        path = work.with_name("lock")
-        with contextlib.suppress(UserError, OSError):  # another process is writing or removing it
-            with open(path, "a") as file:
-                is_dead = lock(file, "")
-            if is_dead or os.name == "nt":
-                path.unlink()  # Windows refuses to, if another process has the file open
-                shutil.rmtree(work.parent)
+@contextlib.contextmanager
+def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Make a folder to prepare a dataset in, parent/.name.xxxxxxxx/work, and remove it at the end. As long
+    as the process lives, the file `lock` beside it is locked. What killed processes left is removed."""
+    for work in parent.glob(f".{name}.*/work"):
+        remove_if_dead(work.parent)
+    hidden = tempfile.TemporaryDirectory(dir=parent, prefix=f".{name}.", ignore_cleanup_errors=True)
+    with hidden as folder, open(Path(folder, "lock"), "w") as locked:
+        lock(locked, f"{folder} is in use; try again")
+        work = Path(folder, "work")  # made after the lock: see the loop above
+        work.mkdir()
+        yield work
+
+
+def remove_if_dead(folder: Path) -> None:
+    """Remove the hidden folder of another process, unless that process is alive."""
+    path = folder / "lock"
+    with contextlib.suppress(UserError, OSError):  # it is alive, or another process removes the folder, too
+        with open(path, "a") as file:
+            is_locked = lock(file, "")
+        # Windows has no such lock, and does not remove a file that is open. On file systems without locks, nobody
+        # knows, and the folder stays
+        if is_locked or os.name == "nt":
+            path.unlink()
+            shutil.rmtree(folder)
 
 
 def name_suffix(tokenizer: str, bpe_size: int) -> str:
@@ -268,7 +278,7 @@ def open_source(source: str, file: str, documents: str) -> Text:
         path = fetch_source(source, file)
         return open_files([path], documents, source)
     paths = files_of(Path(source))
-    print_format(paths)
+    print_if_tables(paths)
     return open_files(paths, documents, source)
 
 
@@ -361,7 +371,7 @@ def beginning_of(path: Path) -> bytes:
         return file.read(BEGINNING)
 
 
-def print_format(paths: list[Path]) -> None:
+def print_if_tables(paths: list[Path]) -> None:
     """Print a note if at least half of the files are tables: a model would also learn their commas and
     braces."""
     tables = list(filter(is_table, paths))
@@ -849,7 +859,8 @@ def other_type(ids: np.ndarray) -> str:
         has_numbers = np.count_nonzero(numbers) > len(numbers) / 2
         if n > 1 and has_numbers and not rest.any():
             return f"int{8 * size}"
-    # The high byte of an id varies less than its low byte
+    # The high byte of an id varies less than its low byte. (If ids are drawn at random from all 65,536, both vary
+    # equally, so the limit is a little higher)
     high = np.unique(ids >> 8 * (itemsize - 1))
     low = np.unique(ids & 255)
     return f"big-endian {ids.dtype.name}" if len(high) > 1.25 * len(low) + 4 else ""
@@ -1013,7 +1024,8 @@ class Dataset:
     def has_changed(self, checkpoint: dict) -> bool:
         """Has this dataset been prepared from another text since the run of a checkpoint?"""
         same_name = checkpoint["config"]["dataset"] == self.name
-        return same_name and checkpoint.get("text", self.hashes()) != self.hashes()
+        before = checkpoint.get("text")  # models of other scripts have none
+        return same_name and before not in (None, self.hashes())
 
     def note_if_changed(self, checkpoint: dict, split: str = "val") -> None:
         """Print a note if the dataset has changed since the run: documents are shuffled again then."""

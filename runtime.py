@@ -294,12 +294,13 @@ class StopSignal:
         name = signal.Signals(number).name
         if name == "SIGHUP":  # the terminal is gone: printing would fail
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        if name == "SIGINT" and RANK == 0:
+        if DISTRIBUTED:
+            return
+        signal.signal(number, self.second[number])
+        if name == "SIGINT":
             with contextlib.suppress(OSError):  # standard error may be closed
                 # Not by print(), as the signal may have come in the middle of one
                 os.write(2, b"\nstopping; another Ctrl-C ends the run at once, without saving\n")
-        if not DISTRIBUTED:
-            signal.signal(number, self.second[number])
 
     def __exit__(self, *_) -> None:
         for number in self.second:

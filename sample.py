@@ -27,10 +27,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from checkpoint import has_tokens_of, load_checkpoint, load_model, newest_run
+from checkpoint import load_checkpoint, load_model, named_tokenizer, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, printable, run
-from model import GPT, ConfigError, GPTConfig, check_tokens, sample_token
-from prepare_data import clean, open_tokenizer, read_prompt
+from model import GPT, ConfigError, GPTConfig, refuse_nan, sample_token
+from prepare_data import clean, read_prompt
 from runtime import Worker, check_compiler, explain_errors, is_intel
 from tokenizer import Tokenizer, end_id, start_ids, token_names
 
@@ -83,7 +83,7 @@ def stream(
     """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, the tokens of
     model.generate(). The caller may overwrite a yielded tensor, in torch.inference_mode(): the text
     then continues from the new tokens. A token of vocab_size means that its logits were NaN: call
-    check_tokens(). compile: use torch.compile for single tokens. sampling: temperature, top_k, top_p
+    refuse_nan(). compile: use torch.compile for single tokens. sampling: temperature, top_k, top_p
     and generator of sample_token(). Raises ValueError if T is 0."""
     block_size = model.config.block_size
     half = max(block_size // 2, 1)
@@ -119,7 +119,8 @@ def stream(
             logits = forward(new)
         new = sample_token(logits, **sampling)  # (B, V) -> (B, 1)
         yield new
-        new = new.clamp(max=model.config.vocab_size - 1)  # vocab_size has no embedding
+        # NaN gave vocab_size, which has no embedding. The caller will see it; until then, any token does
+        new = new.clamp(max=model.config.vocab_size - 1)
 
 
 def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
@@ -127,7 +128,7 @@ def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> t
     FloatingPointError if logits are NaN."""
     new = stream(model, idx, max_new_tokens, **options)
     idx = torch.cat([idx, *new], dim=1)
-    check_tokens(idx.flatten().tolist(), model)
+    refuse_nan(idx.flatten().tolist(), model)
     return idx
 
 
@@ -390,7 +391,7 @@ def print_batch(model: GPT, batch: list[Sample], columns: Iterator, prompt: str,
     try:
         for column in columns:
             tokens = column[:, 0].tolist()
-            check_tokens(tokens, model)
+            refuse_nan(tokens, model)
             pieces = [sample.add(token) for sample, token in zip(batch, tokens, strict=True)]
             print(printable(pieces[0]), end="", flush=True)
             if all(sample.done for sample in batch):
@@ -466,9 +467,7 @@ def open_session(options: Options) -> Session:
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
     if options.tokenizer:
-        tokenizer = open_tokenizer(options.tokenizer)
-        if not has_tokens_of(checkpoint, tokenizer):
-            raise UserError(f"{checkpoint['name']} has other tokens than {options.tokenizer}; use another --tokenizer")
+        tokenizer = named_tokenizer(checkpoint, options.tokenizer)
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
     model.to(device, worker.dtype)
     if device.type == "cuda" and not options.compile:

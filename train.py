@@ -155,8 +155,8 @@ def train(run: "Run") -> None:
     scaler = run.scaler
     progress = run.progress
     with StopSignal() as stop:
-        if progress.evaluation_due:  # a resumed run, which had been stopped in an evaluation
-            validate(run, stop)
+        if progress.evaluation_due:  # in a resumed run: its last evaluation is missing
+            validate(run, stop, save_now=True)
         while not run.is_over():
             began = time.perf_counter()
             progress.step += 1
@@ -205,10 +205,10 @@ def train(run: "Run") -> None:
             progress.train_seconds += time.perf_counter() - began
             if log_now:
                 log_training(run, fraction, grad_norm)
-            if save_now:  # before the evaluation, which can take long
-                save_progress(run)  # saves last.pt: model, optimizer, scaler and progress
+            if save_now:  # last.pt: model, optimizer, scaler and progress
+                save_progress(run)  # now, because an evaluation can take long
             if progress.evaluation_due and not run.stopped:
-                validate(run, stop, save_now)  # saves best.pt, without the optimizer, if the loss is the lowest so far
+                validate(run, stop, save_now)  # saves best.pt if the loss is the lowest so far, and last.pt again
 
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
@@ -335,8 +335,8 @@ def compute_rate(tokens_per_second: float, model: GPT, worker: Worker) -> dict[s
     return {"mfu": round(flops / (peak * worker.world_size), 4)}
 
 
-def validate(run: Run, stop: StopSignal, save_after: bool = True) -> None:
-    """Compute the validation loss. A signal ends the evaluation, which then stays due. save_after: save
+def validate(run: Run, stop: StopSignal, save_now: bool) -> None:
+    """Compute the validation loss. A signal ends the evaluation, which then stays due. save_now: save
     last.pt afterwards; otherwise, it is only saved if the run is over."""
     show = console.progress("evaluating", len(run.windows[0]), "windows")
 
@@ -351,7 +351,7 @@ def validate(run: Run, stop: StopSignal, save_after: bool = True) -> None:
     if not run.stopped:
         run.progress.evaluation_due = False
         note_validation_loss(run, val)
-    if save_after or run.is_over():  # early stopping, or a signal
+    if save_now or run.is_over():  # early stopping, or a signal
         save_progress(run)
 
 
@@ -611,7 +611,7 @@ def print_sample(config: TrainConfig, data: Dataset, worker: Worker, model: GPT)
 
 
 def draw_losses(folder: Path, data: Dataset) -> None:
-    """Draw loss.png from the log. If that fails, say why: the run is worth more than its plot."""
+    """Draw loss.png from the log, or say why it cannot be drawn: the run is worth more than its plot."""
     path = folder / "loss.png"
     try:
         import plots

@@ -122,20 +122,20 @@ def mean_loss(
     windows: tuple,
     batch_size: int,
     worker,
-    show: Callable = lambda n_done: None,
+    after_batch: Callable = lambda n_done: None,
 ) -> float:
     """The mean loss over windows (starts, stops), in nats per token. loss_function(x, y) calls the
     model, and returns the mean loss of a batch. The model itself is needed to switch dropout off, and
     on again if it was. Several processes split the batches: rank 0 computes the first batch, rank 1 the
-    second, and so on, and then again from rank 0. show(n_done) is called after each batch, with the number
-    of windows that are done. If it returns True, these are all."""
+    second, and so on, and then again from rank 0. after_batch(n_done) is called with the number of
+    windows that are done; if it returns True, no more are computed."""
     starts, stops = windows
     n_windows = len(starts)
     # Add empty windows, from 0 to 0, at the end. Then all batches have the same shape: for another
     # shape, a compiled model would be compiled again. And all processes run the same number of batches:
     # with FSDP, each process needs the others to compute.
     in_a_round = worker.world_size * batch_size  # windows, with a batch for each process
-    missing = -len(starts) % in_a_round  # up to the next multiple
+    missing = -n_windows % in_a_round  # up to the next multiple
     starts = np.pad(starts, (0, missing))
     stops = np.pad(stops, (0, missing))
     total = 0.0
@@ -151,7 +151,7 @@ def mean_loss(
         if n_targets > 0:  # else the mean is NaN
             total += loss * n_targets
             count += n_targets
-        if show(min(first + in_a_round, n_windows)):
+        if after_batch(min(first + in_a_round, n_windows)):
             break
     model.train(was_training)
     total, count = worker.sum(total, count)  # sums over all processes

@@ -958,10 +958,10 @@ def test_the_next_command_names_the_file(call):
 
 
 @posix
-def test_start_never_writes_over_a_link_or_into_nowhere(fails):
+def test_start_never_writes_over_a_link_and_makes_a_missing_folder(call, fails):
     Path("mine.py").symlink_to("nothing.py")
     assert "mine.py is there already" in fails(check, "--start")
-    assert "nowhere" in fails(check, "--start", "--file=nowhere/mine.py")
+    assert call(check, "--start", "--file=homework/mine.py")[0] == 0 and Path("homework/mine.py").exists()
 
 
 def test_start_never_writes_over_a_file(call, fails):
@@ -1141,7 +1141,8 @@ def test_a_file_that_is_not_python_and_a_notebook_is_told_how_to_become_one(name
         Path(name).write_text('{"cells": [], "nbformat": 4}')
     for options in ([], ["--start"]):
         said = fails(check, f"--file={name}", *options)
-        assert said.startswith(f"error: {name} is not a .py file; save a notebook as one by Jupyter's File >")
+        advice = "save the notebook as one, by File > Save" if name == "mine.ipynb" else "name one, such as --file="
+        assert said.startswith(f"error: {name} is not a .py file; {advice}")
 
 
 def test_errors(fails):
