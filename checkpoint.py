@@ -323,8 +323,8 @@ def open_run(folder: Path, step: int, options: dict, evaluation_due: bool = Fals
             lock(log, busy)  # released at once: Windows moves no file that is open
         move_aside(folder)
     elif step == 0:
-        others = [folder / name for name in (*RUN_FILES, "meta.json") if (folder / name).exists()]
-        others += folder.glob("*.p[ty]")  # models of other scripts, and scripts
+        # Models of other scripts, and scripts; a config of something else; a dataset
+        others = [*folder.glob("*.p[ty]"), *folder.glob("config.toml"), *folder.glob("meta.json")]
         if others:
             raise UserError(f"{folder} has {others[0].name}, which is of no run; use another --out_dir=")
     folder.mkdir(parents=True, exist_ok=True)
@@ -342,8 +342,8 @@ def open_run(folder: Path, step: int, options: dict, evaluation_due: bool = Fals
 
 def move_aside(folder: Path) -> None:
     """Move the files of an earlier run into a new folder: out/names-1, out/names-2 ..."""
-    if folder.is_symlink():
-        folder = folder.resolve()  # both runs stay on the disk that the link leads to
+    if folder.is_symlink() or folder.name in ("", ".."):  # "": the current folder
+        folder = folder.resolve()  # both runs stay on the disk that a link leads to
     for n in itertools.count(1):
         target = Path(f"{folder}-{n}")
         if not target.exists():

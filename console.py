@@ -1,6 +1,7 @@
 """The parts that all command lines share: options, one-line errors, progress, tables, a result line."""
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -231,7 +232,7 @@ def convert(what: str, kind, text: str):
     try:
         text.encode()
     except UnicodeEncodeError:  # bytes that are not UTF-8, in the name of a file, perhaps
-        raise UserError(f"{what} is not UTF-8; use another name") from None
+        raise UserError(f"{what} is not UTF-8; write it in UTF-8, or rename the file") from None
     if kind is bool:
         return choose(what, text, ("true", "false")) == "true"
     if get_origin(kind) is Literal:
@@ -299,13 +300,14 @@ def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
         shown = now
         seconds_left = (now - began) / max(done, 1) * max(total - done, 0)
         numbers = f": {done / size:,.0f} of {total / size:,.0f} {unit}, {seconds_left:.0f} s left"
-        if not on_terminal:
-            print(f"{what}{numbers}", file=sys.stderr, flush=True)
-            return
-        # \r returns to the start of a row: a line that needs two rows would leave one each time
-        columns = max(shutil.get_terminal_size().columns - len(numbers) - 3, 1)
-        end = "\n" if done == total else ""
-        print(f"\r{what[-columns:]}{numbers}  ", end=end, file=sys.stderr, flush=True)
+        line = f"{what}{numbers}\n"
+        if on_terminal:
+            # \r returns to the start of a row: a line that needs two rows would leave one each time
+            columns = max(shutil.get_terminal_size().columns - len(numbers) - 3, 1)
+            end = "\n" if done == total else ""
+            line = f"\r{what[-columns:]}{numbers}  {end}"
+        with contextlib.suppress(OSError):  # the terminal, or the reader of a pipe, may be gone
+            print(line, end="", file=sys.stderr, flush=True)
 
     return show
 

@@ -275,12 +275,10 @@ def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None
     OpenAI's names; and its tokenizer, if it is given. Other programs can open the folder, such as
     transformers by GPT2LMHeadModel.from_pretrained(folder) and AutoTokenizer.from_pretrained(folder).
     Raises UserError if the model is not a GPT-2, if its tokens are numbers, which have no text, or if
-    the folder has a model.safetensors already."""
+    the folder has a file of such a name already."""
     refuse_other_models(model)
     folder = Path(folder)
     path = folder / "model.safetensors"
-    if path.exists():
-        raise UserError(f"{path} is there already; choose another folder")
     config = model.config
     # The names and shapes of the file: what rename() does, the other way round
     tensors = {}
@@ -317,6 +315,9 @@ def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None
     files = {"config.json": settings}
     if tokenizer is not None:
         files |= tokenizer_files(tokenizer)
+    for name in (path.name, *files):
+        if (folder / name).exists():
+            raise UserError(f"{folder / name} is there already; choose another folder")
     for name, content in files.items():
         write_json(folder / name, content)
     # The weights come last: without them, no program takes the folder for a model

@@ -51,7 +51,6 @@ BPE_SIZE = 1024  # default vocabulary of --tokenizer=bpe
 TOKENIZERS = ("char", "bpe", "gpt2")  # a dataset may not have these names
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
 LISTS = ("words", "names")  # sources with one document per line
-TOKEN_FILES = ("train.bin", "val.bin", "train.npy", "val.npy")  # a folder with one of them is a source of tokens
 URLS = {
     "names": "https://raw.githubusercontent.com/karpathy/makemore/master/names.txt",
     "shakespeare": "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
@@ -65,7 +64,7 @@ COMPRESSED = "is compressed; unpack it first"
 DOCUMENT = "is a formatted document; save its text as .txt"
 NO_TEXT = {  # first bytes of a file
     b"\x1f\x8b": COMPRESSED,  # gzip
-    b"BZh": COMPRESSED,  # bzip2
+    b"BZh9": COMPRESSED,  # bzip2
     b"\xfd7zXZ": COMPRESSED,  # xz
     b"\x28\xb5\x2f\xfd": COMPRESSED,  # zstd
     b"PK\3\4": "is an archive, such as .zip, .docx or .epub; unpack it, or save its text as .txt",
@@ -201,8 +200,9 @@ def find_replaced(folder: Path, source: str) -> str:
 def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
     """Make a folder to prepare a dataset in, parent/.name.xxxxxxxx/work, and remove it at the end. As long
     as the process lives, the file `lock` beside it is locked. What killed processes left is removed."""
-    for work in parent.glob(f".{name}.*/work"):
-        remove_if_dead(work.parent)
+    for work in parent.glob(f".{name}.????????/work"):
+        if not (work / "old").exists():  # else the process was killed while it moved the only copy
+            remove_if_dead(work.parent)
     hidden = tempfile.TemporaryDirectory(dir=parent, prefix=f".{name}.", ignore_cleanup_errors=True)
     with hidden as folder, open(Path(folder, "lock"), "w") as locked:
         lock(locked, f"{folder} is in use; try again")
@@ -353,10 +353,11 @@ def walk(source: Path) -> Iterator[Path]:
     def fail(error: OSError) -> None:
         raise error
 
-    known = {DATA.resolve()}
+    data = DATA.resolve()
+    known = set()
     for folder, folders, files in os.walk(source, followlinks=True, onerror=fail):
         real = Path(folder).resolve()
-        if real in known:
+        if real in known or data in (real, *real.parents):
             folders.clear()
             continue
         known.add(real)
@@ -650,6 +651,11 @@ def open_tokenizer(name: str) -> Tokenizer:
         return load(name).tokenizer
     path = Path(name)
     is_path = path.is_dir() or "/" in path.as_posix()
+    exported = path / "tokenizer_config.json"  # by gpt2.save_gpt2()
+    if exported.is_file():
+        fields = json.loads(exported.read_text(encoding="utf-8"))
+        if "count2gpt" in fields:
+            return make_tokenizer(fields["count2gpt"])
     if path.is_dir():
         path = path / "best.pt"
     advice = "use a run of train.py, such as --tokenizer=out/my"
@@ -785,7 +791,9 @@ def has_tokens(source: str) -> bool:
     """Is the source a folder with token ids instead of text, or such a file?"""
     if source in SOURCES:
         return False
-    return Path(source).name in TOKEN_FILES or any(Path(source, name).is_file() for name in TOKEN_FILES)
+    arrays = ("train.npy", "val.npy")  # the right content in the wrong format
+    has_arrays = all(Path(source, name).is_file() for name in arrays)
+    return Path(source).name in ("train.bin", "val.bin") or Path(source, "train.bin").is_file() or has_arrays
 
 
 def open_tokens(folder: Path, kind: str, vocab_size: int) -> Encoded:

@@ -293,7 +293,7 @@ class StopSignal:
         self.requested = True
         name = signal.Signals(number).name
         if name == "SIGHUP":  # the terminal is gone: printing would fail
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         if DISTRIBUTED:
             return
         signal.signal(number, self.second[number])
@@ -336,10 +336,10 @@ def check_compiler(device: torch.device) -> None:
     except Exception as error:  # many parts of a compiler can be missing
         why = " ".join(f"{type(error).__name__}: {error}".split())
         python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        header = Path(sysconfig.get_path("include"), "Python.h")
         if "No working C++ compiler" in why or "Failed to find C compiler" in why:
             what = "needs a C++ compiler; install one (Debian, Ubuntu: apt install g++; macOS: xcode-select --install)"
-        elif not header.exists():
+        elif "Python.h" in why:
+            header = Path(sysconfig.get_path("include"), "Python.h")
             what = f"needs {header}; install the headers of {python} (Debian, Ubuntu: apt install {python}-dev)"
         else:
             what = f"fails on this machine ({why[:200]}); mend that"

@@ -433,6 +433,8 @@ def answer_each_line(session: Session) -> None:
     with contextlib.suppress(ImportError):  # Windows has none
         # With it, arrow keys edit a line, and a line may be longer than 4,095 bytes
         import readline  # noqa: F401
+    if sys.stdin is None:
+        raise UserError("standard input is closed; start --interactive in a terminal, or with < FILE")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")  # bytes that are no text are an unknown character
     is_terminal = sys.stdin.isatty()

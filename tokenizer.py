@@ -206,8 +206,7 @@ class NumberTokenizer:
         """Token ids. Raises UserError if the text is not a list of numbers below vocab_size."""
         words = text.split()
         if not all(word.isdecimal() and len(word) < 10 and int(word) < self.vocab_size for word in words):
-            what = f"the tokens are the numbers 0 to {self.vocab_size - 1}"
-            raise UserError(f"{what}; write numbers, such as 17 4, or name another --tokenizer=")
+            raise UserError(f"the tokens are the numbers 0 to {self.vocab_size - 1}; write numbers, such as 17 4")
         return [int(word) for word in words]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -391,6 +391,12 @@ def write_line(run: Run, text: str, figures: dict[str, float]) -> None:
 def save_progress(run: Run) -> None:
     """Write last.pt, from which the run can be resumed."""
     check_finite("sum of the weights", sum_of_weights(run.model), run)
+    # A model that has diverged in the last update must not replace a good one: try a batch in each process
+    batch_size = run.config.batch_size
+    n_windows = batch_size * run.worker.world_size
+    beginning = [part[:n_windows] for part in run.windows]
+    loss = mean_loss(run.model, run.loss_function, run.data.val, beginning, batch_size, run.worker)
+    check_finite("validation loss of the first windows", loss, run)
     run.progress.seconds = run.seconds()
     optimizer = run.worker.gather(run.optimizer.state_dict())
     save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())
@@ -620,7 +626,10 @@ def draw_losses(folder: Path, data: Dataset) -> None:
         log = [json.loads(line) for line in lines]
         plots.training_losses(log, data, str(folder), path)
     except (OSError, UserError) as error:
+        console.late_errors.append(str(error))
+    for error in console.late_errors:
         print(f"\nno {path}: {error}")
+    console.late_errors.clear()
 
 
 # ----------------------------------------------------------------------------- how a run starts
@@ -704,7 +713,10 @@ def refuse_changes(config: TrainConfig, before: dict, fixed: set[str], name: str
 def check_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> None:
     """Raise UserError if the run is not possible with this dataset or on this computer."""
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
-    if checkpoint and not has_tokens_of(checkpoint, data.tokenizer):
+    same_tokens = not checkpoint or has_tokens_of(checkpoint, data.tokenizer)
+    if "optimizer" in checkpoint:  # a resumed run
+        same_tokens = checkpoint["tokenizer"] == data.tokenizer.to_dict()
+    if not same_tokens:
         raise UserError(f"{data.name} has another vocabulary than {checkpoint['name']}; {tokenizer_advice(checkpoint)}")
     sequences = config.batch_size * config.gradient_accumulation_steps
     processes = worker.world_size

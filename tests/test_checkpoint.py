@@ -184,6 +184,10 @@ def test_a_dataset_of_the_same_size_gives_nanogpts_numbers_their_characters(call
     assert other in fails(sample, weights, "--tokenizer=list") and other in fails(look, weights, "--tokenizer=list")
     assert "list has other tokens than nano/ckpt.pt; " in fails(evaluate, weights, "--dataset=list")
     assert "list has another vocabulary than nano/ckpt.pt; " in fails(train, weights, "--dataset=list")
+    change = torch.load("out/more/last.pt", weights_only=True)
+    change["tokenizer"] = {"kind": "number", "vocab_size": dataset.vocab_size}
+    torch.save(change, "out/more/last.pt")  # a run on numbers stays one
+    assert "tiny has another vocabulary than" in fails(train, "--init_from=resume", "--out_dir=out/more")
 
 
 def test_a_checkpoint_of_another_program_with_model_args_is_refused():

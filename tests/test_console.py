@@ -167,7 +167,7 @@ def test_values_have_the_types_of_their_fields(options):
         ("-steps=3", "unknown option -steps=3 (did you mean steps?)"),
         ("--ste=3", "unknown option --ste=3 (did you mean steps?)"),  # no abbreviations
         ("--compile=yes", "--compile=yes is unknown; choose from true, false"),
-        ("--file=caf\udce9", "--file is not UTF-8; use another name"),
+        ("--file=caf\udce9", "--file is not UTF-8; write it in UTF-8, or rename"),
     ],
 )
 def test_a_wrong_option_gets_one_line(options, arg, words):
@@ -451,6 +451,17 @@ def clock(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     return clock
+
+
+def test_progress_survives_the_end_of_its_terminal(monkeypatch, clock):
+    class Gone(Terminal):
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    show = progress("evaluating", 8)
+    clock[0] += 4
+    show(2)
 
 
 def test_progress_is_one_line_in_a_file_after_ten_seconds(monkeypatch, clock):

@@ -13,6 +13,7 @@ from checkpoint import load_model
 from console import UserError
 from model import GPT, ConfigError, GPTConfig
 from peft import attach, merge
+from prepare_data import open_tokenizer
 from tokenizer import END, PATTERN, BPETokenizer, CharTokenizer, NumberTokenizer, end_id, split_words, train_bpe
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
@@ -361,6 +362,9 @@ def test_an_exported_model_is_the_same_gpt2_for_other_programs():
     with pytest.raises(UserError, match=r"model.safetensors is there already; choose another folder"):
         gpt2.save_gpt2(again, "exported")
     assert sorted(path.name for path in Path("exported").iterdir()) == ["config.json", "model.safetensors"]
+    Path("exported/model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"config.json is there already; choose another folder"):
+        gpt2.save_gpt2(again, "exported")
 
 
 @pytest.mark.parametrize(("vocab_size", "end"), [(65, None), (50_257, 50_256)])
@@ -493,6 +497,7 @@ def test_a_model_is_exported_and_opened_with_its_tokenizer(make):
     assert same.to_dict() == tokenizer.to_dict()
     idx = torch.tensor([tokenizer.encode(TEXT)[:24]])
     assert torch.equal(again(idx)[0], model(idx)[0])
+    assert open_tokenizer("exported").to_dict() == tokenizer.to_dict()
     end = end_id(tokenizer)
     assert json.loads(Path("exported/config.json").read_text())["eos_token_id"] == end
     file = json.loads(Path("exported/tokenizer.json").read_text(encoding="utf-8"))

@@ -451,9 +451,18 @@ def test_a_preparation_that_is_killed_leaves_nothing_for_long(call, name):
     assert [path.name for path in Path("data").iterdir()] == ["my"]
 
 
+def test_what_may_be_the_only_copy_of_a_dataset_stays(call):
+    """Killed between two moves, or of another dataset with a longer name."""
+    Path("data/.my.abcdefgh/work/old").mkdir(parents=True)
+    Path("data/.my.v2.abcdefgh/work").mkdir(parents=True)
+    Path("data/.my.12345678/work").mkdir(parents=True)
+    call(prepare_data, text_file("my.txt", babble(50)))
+    assert sorted(path.name for path in Path("data").iterdir()) == [".my.abcdefgh", ".my.v2.abcdefgh", "my"]
+
+
 def test_where_nothing_can_be_locked_no_living_preparation_is_removed(call, monkeypatch):
     monkeypatch.setattr(prepare_data, "lock", lambda *_: False)
-    work = Path("data/.my.abc/work")
+    work = Path("data/.my.abcdefgh/work")
     work.mkdir(parents=True)
     call(prepare_data, text_file("my.txt", babble(50)))
     assert work.exists() == (os.name != "nt")
@@ -569,6 +578,9 @@ def test_linked_folders_are_read_once_each(call):
     for link, target in (("books", "../nas/books"), ("books2", "../nas/books"), ("z/up", ".."), ("loop", "loop")):
         Path("corpus", link).symlink_to(target)
     Path("corpus/gone").symlink_to("/no/such/disk")
+    Path("data/other").mkdir(parents=True)
+    Path("corpus/dataset").symlink_to("../data/other")  # is left out, as is all of data/
+    text_file("data/other/d.txt", "D" * 20)
     out = call(prepare_data, "corpus")[1]
     data = load("corpus")
     assert data.tokenizer.decode([*data.train, *data.val]) == "\n".join(["B" * 20, "A" * 20, "C" * 20])
@@ -967,7 +979,7 @@ def test_ids_of_another_type_are_named_and_refused(fails, dtype, vocab_size, loo
     assert error.endswith(f' (little-endian); write ids.astype("{short}").tofile("train.bin")')
 
 
-def test_ids_of_the_right_type_are_never_refused(call):
+def test_ids_of_the_right_type_are_not_refused(call):
     rng = np.random.default_rng(0)
     right = {
         "few": [5, 0, 0, 0, 300],
@@ -996,6 +1008,7 @@ def test_folders_that_lack_token_files_say_what_is_missing(fails):
             prepare_data, "npy", *options
         )
         assert f'has token ids, but no val.bin; {write}("val.bin")' in fails(prepare_data, "onlytrain", *options)
+        Path("onlytrain/val.npy").touch()
         error = slashes(fails(prepare_data, "bins/train.bin", *options))
         assert "bins/train.bin is a file; give its folder, bins, with train.bin and val.bin" in error
 

@@ -188,6 +188,13 @@ def test_a_run_in_a_linked_folder_stays_where_the_link_leads(call, fails):
     assert "out/gone is a file, or a link that leads nowhere" in fails(train, *SHORT, "--out_dir=out/gone")
 
 
+def test_a_plot_in_the_folder_of_a_new_run_stays(call):
+    """Such as of sample.py --init_from=gpt2 --plot, in out/gpt2."""
+    Path("out/tiny").mkdir(parents=True)
+    Path("out/tiny/attention.png").write_bytes(b"a plot")
+    assert call(train, *SHORT, "--max_iters=1")[0] == 0 and Path("out/tiny/attention.png").read_bytes() == b"a plot"
+
+
 @pytest.mark.parametrize("file", ["best.pt", "config.toml", "meta.json", "mine.py"])
 def test_a_folder_with_files_of_others_is_left_alone(call, fails, file):
     Path("out/other").mkdir(parents=True)
@@ -490,6 +497,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
         (["--eval_interval=1"], "validation loss is nan at step 5; "),
         (["--eval_interval=100", "--log_interval=8"], "training loss is nan at step 8; "),
         (["--eval_interval=100", "--checkpoint_interval=1", "--learning_rate=1e38"], " at step 5; "),  # a finite loss
+        (["--eval_interval=1", "--checkpoint_interval=1", "--learning_rate=1e22"], " at step 5; "),  # finite weights
     ):
         error = fails(train, *again, "--checkpoint_interval=100", *options)
         assert error.startswith("error: training diverged: the ") and what in error
@@ -889,6 +897,8 @@ def test_a_process_that_dies_ends_all_and_the_run_resumes(call):
     options = ["--max_iters=100000", "--log_interval=1", "--checkpoint_interval=1", "--batch_size=6"]
     process = torchrun(2, *TINY, *options)
     while not process.stdout.readline().startswith("step "):
+        assert process.poll() is None
+    while not Path("out/tiny/last.pt").exists():
         assert process.poll() is None
     processes = children(process)
     os.kill(processes[1], signal.SIGKILL)
