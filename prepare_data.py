@@ -131,7 +131,7 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
     folder = (DATA / name).resolve()  # data/<dataset> can be a link to another disk
     replaced = find_replaced(folder, source)
     # The dataset is made in a hidden folder, and then moved: nobody reads a dataset that is half done
-    with hidden_folder(folder.parent, name) as work:
+    with hidden_folder(folder.parent, name) as draft:
         if is_text:
             if source in LISTS:
                 documents = "lines"
@@ -143,8 +143,8 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
             encoded = open_fineweb(Path(file or DOWNLOADS), shards)
         else:
             encoded = open_tokens(Path(source), tokenizer, vocab_size)
-        write_dataset(work / "new", source, encoded)
-        move_into_place(work / "new", folder, aside=work / "old")
+        write_dataset(draft / "new", source, encoded)
+        move_into_place(draft / "new", folder, aside=draft / "old")
     if replaced:
         print(f"note: replaces {DATA / name}, which was made from {replaced}")
     print_dataset(load(name))
@@ -198,17 +198,17 @@ def find_replaced(folder: Path, source: str) -> str:
 
 @contextlib.contextmanager
 def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Make a folder to prepare a dataset in, parent/.name.xxxxxxxx/work, and remove it at the end. As long
+    """Make a folder to prepare a dataset in, parent/.name.xxxxxxxx/draft, and remove it at the end. As long
     as the process lives, the file `lock` beside it is locked. What killed processes left is removed."""
-    for work in parent.glob(f".{name}.????????/work"):
-        if not (work / "old").exists():  # else the process was killed while it moved the only copy
-            remove_if_dead(work.parent)
+    for draft in parent.glob(f".{name}.????????/draft"):
+        if not (draft / "old").exists():  # else the process was killed while it moved the only copy
+            remove_if_dead(draft.parent)
     hidden = tempfile.TemporaryDirectory(dir=parent, prefix=f".{name}.", ignore_cleanup_errors=True)
     with hidden as folder, open(Path(folder, "lock"), "w") as locked:
         lock(locked, f"{folder} is in use; try again")
-        work = Path(folder, "work")  # made after the lock: see the loop above
-        work.mkdir()
-        yield work
+        draft = Path(folder, "draft")  # made after the lock: see the loop above
+        draft.mkdir()
+        yield draft
 
 
 def remove_if_dead(folder: Path) -> None:

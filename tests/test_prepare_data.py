@@ -441,7 +441,7 @@ def test_a_preparation_that_is_killed_leaves_nothing_for_long(call, name):
     """SIGKILL leaves a hidden folder, which the next preparation removes. It removes none of a living process."""
     text_file("my.txt", babble(500) * 9000)
     process = start("prepare_data.py", "my.txt")
-    (written,) = wait_for("data/.my.*/work/new/train.bin")
+    (written,) = wait_for("data/.my.*/draft/new/train.bin")
     call(prepare_data, text_file("few.txt", babble(500)), "--name=my")
     assert written.exists() and process.poll() is None
     process.send_signal(getattr(signal, name))
@@ -453,19 +453,19 @@ def test_a_preparation_that_is_killed_leaves_nothing_for_long(call, name):
 
 def test_what_may_be_the_only_copy_of_a_dataset_stays(call):
     """Killed between two moves, or of another dataset with a longer name."""
-    Path("data/.my.abcdefgh/work/old").mkdir(parents=True)
-    Path("data/.my.v2.abcdefgh/work").mkdir(parents=True)
-    Path("data/.my.12345678/work").mkdir(parents=True)
+    Path("data/.my.abcdefgh/draft/old").mkdir(parents=True)
+    Path("data/.my.v2.abcdefgh/draft").mkdir(parents=True)
+    Path("data/.my.12345678/draft").mkdir(parents=True)
     call(prepare_data, text_file("my.txt", babble(50)))
     assert sorted(path.name for path in Path("data").iterdir()) == [".my.abcdefgh", ".my.v2.abcdefgh", "my"]
 
 
 def test_where_nothing_can_be_locked_no_living_preparation_is_removed(call, monkeypatch):
     monkeypatch.setattr(prepare_data, "lock", lambda *_: False)
-    work = Path("data/.my.abcdefgh/work")
-    work.mkdir(parents=True)
+    draft = Path("data/.my.abcdefgh/draft")
+    draft.mkdir(parents=True)
     call(prepare_data, text_file("my.txt", babble(50)))
-    assert work.exists() == (os.name != "nt")
+    assert draft.exists() == (os.name != "nt")
 
 
 @posix
