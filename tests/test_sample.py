@@ -286,11 +286,11 @@ def test_a_terminal_has_long_lines_arrow_keys_and_ctrl_c():
     process.stdin.write(b"the cat " * 700 + b"\n")
     read_until(b"the prompt has 5600 tokens")
     process.stdin.write(b"\x03")
-    read_until(b"\n> ")
+    read_until(b"> ")
     process.stdin.write(b"te\x1b[Dh\n")  # with the left arrow
     read_until(b"\r\nthe")
     process.stdin.write(b"\x03")
-    read_until(b"\n> ")
+    read_until(b"> ")
     # Enter, because Ctrl-C right after the prompt may come before Python waits for a key
     process.stdin.write(b"\x03\n")
     assert process.wait(60) == 130
