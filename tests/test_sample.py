@@ -267,7 +267,9 @@ def test_an_interactive_session_answers_each_line_until_it_ends(monkeypatch):
 @posix
 def test_a_terminal_has_long_lines_arrow_keys_and_ctrl_c():
     """Ctrl-C ends an answer; at the prompt, it ends the program."""
-    spawn = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    # A shell lets background processes ignore Ctrl-C
+    spawn = "import os, pty, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    spawn += "sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
     options = ["--device=cpu", "--init_from=out/tiny", "--interactive", "--max_new_tokens=1000000"]
     command = [sys.executable, "-c", spawn, sys.executable, ROOT / "sample.py", *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
