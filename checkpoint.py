@@ -315,7 +315,7 @@ def open_run(folder: Path, step: int, options: dict, evaluation_due: bool = Fals
     """Write config.toml into the folder of a run, and return its log.jsonl, to append to. A new run
     (step 0) moves the files of an earlier one out of the way; a resumed run cuts the log after `step`.
     evaluation_due: the evaluation after that step is still to come. Raises UserError if another run is
-    there, or if a file in the folder has the name of a run's file, and is of something else."""
+    writing there, or if a new run would mix with models, scripts, a config or a dataset of others."""
     path = folder / "log.jsonl"
     busy = f"another run is writing to {folder}; wait for its end, or use another --out_dir="
     if step == 0 and path.exists():
