@@ -827,7 +827,8 @@ class Text:
 
     def __init__(self, dataset):
         # imported here, because the steps without training need PyTorch alone
-        from prepare_data import UserError, load
+        from console import UserError
+        from dataset import load
         from tokenizer import start_ids, token_names
 
         data = load(dataset)
@@ -849,7 +850,7 @@ class Text:
 def open_text(dataset):
     """Open a dataset, or exit with an error in one line."""
     try:
-        from prepare_data import UserError
+        from console import UserError
     except ModuleNotFoundError as error:
         advice = "run this in the whole folder, with the packages of requirements.txt, or use --max_iters=0"
         fail(f"training needs {error.name}, which is not here; {advice}")

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from console import NonNegative, UserError, option, parse, print_losses, print_result, print_samples, print_table, run
-from prepare_data import load
+from dataset import load
 from tokenizer import CharTokenizer
 
 MAX_LETTERS = 100  # larger tables are hard to look at; ngram.py takes any vocabulary

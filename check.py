@@ -44,11 +44,11 @@ from torch.overrides import TorchFunctionMode
 
 import attention
 import bigram
+import bpe
 import mlp
 import model
 import ngram
 import optim
-import tokenizer
 from console import PathStr, UserError, did_you_mean, option, parse, run
 from files import replace_file
 from micrograd import Value
@@ -1142,7 +1142,7 @@ top_p.case(tensor([[0.9, 0.1], [0.3, 0.7]]), 0.2)
 top_p.case(randn(2, 3).softmax(dim=1), 1.0)
 
 
-@task("tokenizer.py", "Can the second token of a pair that was joined be the first of the next pair?")
+@task("bpe.py", "Can the second token of a pair that was joined be the first of the next pair?")
 def merge(tokens, a, b):
     """Byte-pair encoding: join each token a that is followed by b, from left to right.
 
@@ -1165,7 +1165,7 @@ merge.case([], b"a", b"b")
 
 
 @task(
-    "tokenizer.py",
+    "bpe.py",
     "Which pair comes first, if two occur equally often? And are the pairs counted again after each merge?",
 )
 def train_bpe(text, n_merges):
@@ -1175,7 +1175,7 @@ def train_bpe(text, n_merges):
     neighbors that occurs most often is joined, wherever it occurs, from left to right. Any two neighbors are a pair, so
     b"aaa" has the pair (b"a", b"a") twice. If several pairs occur equally often, the smallest one is taken, as Python
     compares pairs by <. Returns the list of the new tokens a + b, which is shorter than n_merges if no pair is left."""
-    ids = tokenizer.train_plainly([text], n_merges)
+    ids = bpe.train_plainly([text], n_merges)
     return list(ids)[256:]
 
 
@@ -1186,10 +1186,10 @@ train_bpe.case("héhé", 2)
 train_bpe.case("a", 2)
 
 
-TRAINED = list(tokenizer.train_plainly(["the cat sat on the mat, the cat"], 8))[256:]
+TRAINED = list(bpe.train_plainly(["the cat sat on the mat, the cat"], 8))[256:]
 
 
-@task("tokenizer.py", "Do you begin with bytes or with letters? And in which order are the merges made?")
+@task("bpe.py", "Do you begin with bytes or with letters? And in which order are the merges made?")
 def encode(text, merges):
     """Byte-pair encoding: split a text into the tokens that were learned.
 
@@ -1200,7 +1200,7 @@ def encode(text, merges):
     for token in merges:
         ids[token] = len(ids)
     tokens = list(ids)
-    return [tokens[i] for i in tokenizer.encode_plainly(text, ids)]
+    return [tokens[i] for i in bpe.encode_plainly(text, ids)]
 
 
 encode.case("abc", [b"bc", b"ab"])

@@ -38,12 +38,12 @@ import torch.nn.functional as F
 
 from attention import ThreeTokens
 from console import NonNegative, NonNegativeFloat, Positive, UserError, option, parse, print_result, print_table, run
+from dataset import Dataset, load
 from files import replace_file
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
 from ngram import predict_by_orders
 from optim import Recipe, lr_fraction, make_optimizer, set_lr
-from prepare_data import Dataset, load
 from runtime import Worker
 from tokenizer import start_ids
 from train import TrainConfig

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from checkpoint import load_checkpoint, load_model
 from console import NonNegative, UserError, option, parse, print_result, run
+from dataset import load
 from finetune import (
     BATCH_SIZE,
     FOLDER,
@@ -44,7 +45,6 @@ from finetune import (
 )
 from model import GPT, ConfigError, GPTConfig
 from optim import Recipe
-from prepare_data import load
 from runtime import Worker, keep_freed_memory
 from tokenizer import Tokenizer
 

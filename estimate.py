@@ -13,9 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from console import run
+from dataset import load
 from model import GPT, ConfigError
 from optim import make_optimizer
-from prepare_data import load
 from runtime import PEAK_FLOPS, Worker, published_peak
 from train import TrainConfig, read_config
 

@@ -43,10 +43,10 @@ from console import (
     progress,
     run,
 )
+from dataset import Dataset, load
 from mlp import contexts
 from model import GPT, ConfigError
 from ngram import NGrams, Predictor, count_ngrams, next_tokens, shortened
-from prepare_data import Dataset, load
 from runtime import Worker, explain_errors
 from sample import rows_at_once, stream
 from tokenizer import Tokenizer, start_ids

@@ -56,11 +56,11 @@ from console import (
     print_table,
     run,
 )
+from dataset import Dataset, load
 from files import sha256_of
 from model import GPT, ConfigError, GPTConfig
 from optim import Recipe, fit
 from peft import attach, trained_state
-from prepare_data import Dataset, load
 from runtime import Worker, keep_freed_memory
 from sample import generate
 from tokenizer import CharTokenizer, Tokenizer

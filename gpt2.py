@@ -26,7 +26,7 @@ import torch
 from console import UserError
 from files import DOWNLOADS, download, replace_file
 from model import GPT, GPTConfig
-from tokenizer import END, BPETokenizer, CharTokenizer, Tokenizer, end_id, make_tokenizer, merge
+from tokenizer import END, BPETokenizer, CharTokenizer, Tokenizer, end_id, make_tokenizer
 
 # From 124 million to 1.6 billion parameters (Radford et al. 2019). The sizes are read from the file
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -449,6 +449,8 @@ def find_merges(tokens: list[bytes]) -> list[list[bytes]]:
     """The two parts of each token that a merge has made, in the order of the merges. tokens: in the order
     of their ids. The parts are what the earlier merges make of the bytes of the token."""
     ids = {token: i for i, token in enumerate(tokens)}
+    from bpe import merge  # here: only the export needs it
+
     merges = []
     for token, own_id in ids.items():
         parts = [bytes([byte]) for byte in token]

@@ -28,11 +28,11 @@ import torch
 
 from checkpoint import load_checkpoint, load_model, runs
 from console import NonNegative, PathStr, UserError, option, parse, print_result, print_table, run
+from dataset import Dataset, load
 from files import replace_file
 from mlp import contexts
 from model import ConfigError
 from ngram import predict_by_orders
-from prepare_data import Dataset, load
 from tokenizer import CharTokenizer
 
 ORDERS = {"bigram": 2, "6-gram": 6}  # the n-gram models that also play

@@ -23,13 +23,13 @@ import torch
 
 from checkpoint import load_checkpoint, load_model, named_tokenizer, newest_run
 from console import PathStr, Positive, UserError, option, parse, print_result, run
+from dataset import DATA, Dataset, load
 from files import replace_file
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
-from prepare_data import DATA, Dataset, load, read_prompt
 from runtime import Worker, explain_errors
-from sample import attention_weights
+from sample import attention_weights, read_prompt
 from tokenizer import Tokenizer
 
 # The template: the page without its numbers

@@ -41,7 +41,7 @@ from console import (
     progress,
     run,
 )
-from prepare_data import load, start_context
+from dataset import load, start_context
 from tokenizer import CharTokenizer
 
 LECTURE_STEPS = 3000  # training steps of the lecture's network

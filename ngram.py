@@ -38,7 +38,7 @@ from console import (
     progress,
     run,
 )
-from prepare_data import load, start_context
+from dataset import load, start_context
 
 CHUNK = 1 << 21  # tokens to count at a time, two million, so that memory does not grow with the text
 MAX_NUMBERS = 1 << 24  # the largest tensor of --neural has at most this many numbers

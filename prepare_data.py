@@ -10,9 +10,7 @@ if documents have several lines, <|endoftext|> does.
 """
 
 import contextlib
-import hashlib
 import json
-import math
 import os
 import random
 import re
@@ -29,7 +27,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bpe import train_bpe
 from console import NonNegative, PathStr, Positive, UserError, did_you_mean, option, parse, progress, run
+from dataset import DATA, FORMAT, Dataset, checksum, load, read_meta
 from files import DOWNLOADS, download, load_tensors, lock, move, sha256_of
 from tokenizer import (
     END,
@@ -39,12 +39,8 @@ from tokenizer import (
     Tokenizer,
     end_id,
     make_tokenizer,
-    start_ids,
-    train_bpe,
 )
 
-DATA = Path("data")
-FORMAT = 1  # version of meta.json and the .bin files
 CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a million blanks
 BEGINNING = 1 << 13  # first bytes of a file: a NUL among them means that it is not text
 BPE_SIZE = 1024  # default vocabulary of --tokenizer=bpe
@@ -567,31 +563,6 @@ def refuse_nul(text: str, path: Path | str) -> None:
         raise UserError(f"{what}; if it is UTF-16, save it as UTF-8")
 
 
-def read_prompt(prompt: str, file: PathStr) -> str:
-    """Return the text of --prompt or --prompt_file, read like training text. Raises UserError."""
-    if not file:
-        return clean(prompt)
-    if prompt:
-        raise UserError("there are two texts, --prompt and --prompt_file; give one")
-    try:
-        text = Path(file).read_bytes().decode()
-    except FileNotFoundError:
-        raise UserError(f"no file {file}; check --prompt_file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
-    refuse_nul(text, file)
-    text = clean(text)
-    if not text.strip("\n"):
-        raise UserError(f"{file} is empty; write a text into it")
-    return text
-
-
-def clean(text: str) -> str:
-    """Return a text as read_file() yields it: no byte order mark, and each line ends with \\n."""
-    text = text.removeprefix("\ufeff")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
 # ----------------------------------------------------------------------------- the tokenizer
 
 
@@ -948,11 +919,6 @@ def find_start_token(path: Path, dtype: np.dtype, tokenizer: Tokenizer) -> int |
     return end if end in beginning else None
 
 
-def checksum(meta: dict) -> str:
-    """Return the SHA-256 of a dict of plain values: for meta.json, of all its other entries."""
-    return hashlib.sha256(json.dumps(meta).encode()).hexdigest()
-
-
 def move_into_place(new: Path, folder: Path, aside: Path) -> None:
     """Move a new folder to its place. The old folder is moved aside, and back if the move fails."""
     if folder.exists():
@@ -964,7 +930,7 @@ def move_into_place(new: Path, folder: Path, aside: Path) -> None:
             move(aside, folder)
 
 
-def print_dataset(data: "Dataset") -> None:
+def print_dataset(data: Dataset) -> None:
     print(f"{DATA / data.name}: a vocabulary of {data.vocab_size:,} tokens, stored as {data.train.dtype.name}")
     for split, entry in data.splits.items():
         counts = [f"{n:>14,} {unit}" for unit, n in entry.items() if unit != "sha256"]
@@ -974,103 +940,7 @@ def print_dataset(data: "Dataset") -> None:
     print("  first line:", lines[0])
 
 
-# ----------------------------------------------------------------------------- open a dataset
-
-
-@dataclass(eq=False)  # compared by identity: == of two arrays is an array
-class Dataset:
-    """A prepared text. train, val and test are memory maps (n,) of token ids; test can be None."""
-
-    name: str
-    train: np.ndarray
-    val: np.ndarray
-    test: np.ndarray | None
-    tokenizer: Tokenizer
-    vocab_size: int
-    separator: int | None  # the id that starts and ends each document; None for one long text
-    splits: dict[str, dict]  # per split: tokens, bytes, sha256, and documents if there are any
-    # The id that starts each document: the separator, or <|endoftext|>. None: none does
-    start_token: int | None = None
-
-    def need(self, tokens: int, what: str) -> None:
-        """Raise UserError if the training or validation split has fewer tokens. what: what needs
-        them; if it is an option, such as --block_size=64, the advice is to use a smaller value."""
-        for split, ids in (("train", self.train), ("val", self.val)):
-            if len(ids) < tokens:
-                few = f"the {split} split of {self.name} has {len(ids)} tokens, too few for {what}"
-                smaller = "a smaller value, or " if what.startswith("--") else ""
-                raise UserError(f"{few} ({tokens} needed); use {smaller}a longer text")
-
-    def documents(self, split: str) -> list[list[int]]:
-        """Return the documents of a split, without separators. Raises UserError if it has none."""
-        if self.separator is None:
-            advice = "use words, names, or your own text with --documents"
-            raise UserError(f"{self.name} has no documents; {advice}")
-        ids = getattr(self, split)
-        separators = np.flatnonzero(ids == self.separator)
-        # Cut before each separator: the first part is empty, the last one is a separator alone
-        parts = np.split(ids, separators)
-        return [part[1:].tolist() for part in parts[1:-1]]
-
-    @property
-    def has_lines(self) -> bool:
-        """Is each document one line? Then the separator is a newline."""
-        return self.separator is not None and self.separator != end_id(self.tokenizer)
-
-    def verify(self) -> None:
-        """Compare the files with the SHA-256 in meta.json. Raises UserError if one differs."""
-        for split, entry in self.splits.items():
-            path = DATA / self.name / f"{split}.bin"
-            if sha256_of(path) != entry["sha256"]:
-                advice = f"copy it again, or delete {path.parent} and run prepare_data.py again"
-                raise UserError(f"{path} is not as it was prepared (its SHA-256 differs); {advice}")
-
-    def hashes(self) -> dict[str, str]:
-        """Return {split: SHA-256}. A run keeps them, to tell later whether the text is still the same."""
-        return {split: entry["sha256"] for split, entry in self.splits.items()}
-
-    def has_changed(self, checkpoint: dict) -> bool:
-        """Has this dataset been prepared from another text since the run of a checkpoint?"""
-        same_name = checkpoint["config"]["dataset"] == self.name
-        before = checkpoint.get("text")  # models of other scripts have none
-        return same_name and before not in (None, self.hashes())
-
-    def note_if_changed(self, checkpoint: dict, split: str = "val") -> None:
-        """Print a note if the dataset has changed since the run: documents are shuffled again then."""
-        if self.has_changed(checkpoint):
-            where = f"its {split} split may have lines that the model was trained on"
-            print(f"note: {self.name} has changed since this run: {where}")
-
-    def bits_per_byte(self, loss: float, split: str) -> float:
-        """Convert a loss in nats per token to bits per byte of UTF-8 text, which can be compared
-        across tokenizers; NaN if the text is unknown."""
-        tokens = self.splits[split]["tokens"]
-        n_bytes = self.splits[split]["bytes"]
-        if n_bytes == 0:
-            return math.nan
-        return loss * tokens / (n_bytes * math.log(2))
-
-
-def load(name: str) -> Dataset:
-    """Open data/<name>; prepare it first if it is built in (and not fineweb). Raises UserError."""
-    folder = DATA / name
-    if not (folder / "meta.json").exists():
-        prepare_built_in(name)
-    meta = read_meta(folder / "meta.json")
-    ids = {}
-    for split, entry in meta["splits"].items():
-        ids[split] = open_split(folder / f"{split}.bin", entry["tokens"], meta["dtype"])
-    return Dataset(
-        name=name,
-        train=ids["train"],
-        val=ids["val"],
-        test=ids.get("test"),
-        tokenizer=make_tokenizer(meta["tokenizer"]),
-        vocab_size=meta["vocab_size"],
-        separator=meta["separator"],
-        splits=meta["splits"],
-        start_token=read_start_token(meta),
-    )
+# ----------------------------------------------------------------------------- datasets by name
 
 
 def prepare_built_in(name: str) -> None:
@@ -1105,54 +975,6 @@ def no_dataset(name: str) -> str:
 def prepared_names() -> list[str]:
     """Return the names of all datasets in data/."""
     return [path.parent.name for path in DATA.glob("*/meta.json")]
-
-
-def read_meta(path: Path) -> dict:
-    """Read meta.json. Raises UserError if it is damaged, or of another version of the code."""
-    advice = f"delete {path.parent}, and run prepare_data.py again"
-    damaged = UserError(f"{path} is damaged, or of another version; {advice}")
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        sha256 = meta.pop("sha256")
-    except (ValueError, LookupError, TypeError, AttributeError):  # no JSON, or no dict
-        raise damaged from None
-    if sha256 != checksum(meta) or meta["format"] != FORMAT:
-        raise damaged
-    return meta
-
-
-def open_split(path: Path, tokens: int, dtype: str) -> np.ndarray:
-    """Map the ids in a file into memory, (tokens,). Raises UserError if the file has more or fewer."""
-    little_endian = np.dtype(dtype).newbyteorder("<")
-    n_bytes = tokens * little_endian.itemsize
-    if not path.exists() or path.stat().st_size != n_bytes:
-        advice = f"delete {path.parent}, and run prepare_data.py again"
-        raise UserError(f"{path} does not have {n_bytes} bytes; {advice}")
-    return np.memmap(path, dtype=little_endian, mode="r")
-
-
-def read_start_token(meta: dict) -> int | None:
-    """Return the token that starts each document, also from a meta.json of older code."""
-    if "start_token" in meta:
-        return meta["start_token"]
-    # Older code called it delimiter
-    if "delimiter" in meta:
-        return meta["delimiter"]
-    # The oldest code did not write the token: it was GPT-2's <|endoftext|> in fineweb, or else the separator
-    return meta["vocab_size"] - 1 if meta["source"] == "fineweb" else meta["separator"]
-
-
-def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[int]:
-    """Return `length` tokens to start a sample from: separators, or a part of the training split
-    that ends with a newline, if it has one."""
-    if length == 0 or data.separator is not None:
-        return [data.separator] * length
-    tokens = data.train[: 1 << 24]  # enough to choose from
-    newline = start_ids(data.tokenizer)[-1]
-    # Where such parts start. A token follows each, so that there is something to predict
-    starts = np.flatnonzero(tokens[length - 1 : -1] == newline)
-    at = rng.choice(starts) if len(starts) > 0 else rng.integers(len(tokens) - length)
-    return tokens[at : at + length].tolist()
 
 
 # ----------------------------------------------------------------------------- the script

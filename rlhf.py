@@ -37,9 +37,9 @@ from torch.nn import functional as F
 
 from checkpoint import save_model
 from console import NonNegative, NonNegativeFloat, Positive, UserError, option, parse, print_result, print_table, run
+from dataset import Dataset, load
 from model import GPT, GPTConfig
 from optim import Recipe, fit, lr_fraction, make_optimizer, set_lr
-from prepare_data import Dataset, load
 from runtime import keep_freed_memory
 from sample import generate
 

@@ -42,8 +42,8 @@ from console import (
     print_table,
     run,
 )
+from dataset import Dataset, load, start_context
 from optim import Recipe, fit
-from prepare_data import Dataset, load, start_context
 from windows import document_edges, read_windows
 
 # The losses are computed on the first tokens of a split, up to this many

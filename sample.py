@@ -30,7 +30,6 @@ from torch.nn import functional as F
 from checkpoint import load_checkpoint, load_model, named_tokenizer, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, printable, run
 from model import GPT, ConfigError, GPTConfig, refuse_nan, sample_token
-from prepare_data import clean, read_prompt
 from runtime import Worker, check_compiler, explain_errors, is_intel
 from tokenizer import Tokenizer, end_id, start_ids, token_names
 
@@ -326,6 +325,32 @@ class Sample:
         if self.done:
             return ""
         return self.decoder.decode(b"", final=True)
+
+
+def read_prompt(prompt: str, file: PathStr) -> str:
+    """Return the text of --prompt or --prompt_file, read like training text. Raises UserError."""
+    if not file:
+        return clean(prompt)
+    if prompt:
+        raise UserError("there are two texts, --prompt and --prompt_file; give one")
+    try:
+        text = Path(file).read_bytes().decode()
+    except FileNotFoundError:
+        raise UserError(f"no file {file}; check --prompt_file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    if "\0" in text:
+        raise UserError(f"{file} has NUL characters, so it is no UTF-8 text; save it as UTF-8")
+    text = clean(text)
+    if not text.strip("\n"):
+        raise UserError(f"{file} is empty; write a text into it")
+    return text
+
+
+def clean(text: str) -> str:
+    """Return a text as read_file() yields it: no byte order mark, and each line ends with \\n."""
+    text = text.removeprefix("\ufeff")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 @dataclass

@@ -42,10 +42,10 @@ import torch
 import torch.nn.functional as F
 
 from console import NonNegative, Positive, UserError, option, parse, print_result, print_table, progress, run
+from dataset import Dataset, load
 from files import replace_file
 from model import GPT, GPTConfig
 from optim import Recipe, fit
-from prepare_data import Dataset, load
 from runtime import Worker, keep_freed_memory
 from windows import evaluation_windows, mean_loss, read_windows
 

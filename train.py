@@ -53,10 +53,10 @@ from console import (
     read_options,
     read_toml,
 )
+from dataset import Dataset, checksum, load
 from files import sha256_of
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, load_state, lr_fraction, make_optimizer, set_lr
-from prepare_data import Dataset, checksum, load
 from runtime import StopSignal, Worker
 from tokenizer import start_ids
 from windows import cut_into_windows, document_edges, evaluation_windows, mean_loss, read_windows

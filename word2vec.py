@@ -58,8 +58,8 @@ from console import (
     progress,
     run,
 )
+from dataset import Dataset, load
 from model import GPT
-from prepare_data import Dataset, load
 from tokenizer import CharTokenizer, Tokenizer
 
 # A word is a letter or _, then letters, digits and _

@@ -727,7 +727,7 @@ WRONG = {  # task: [(the mistake, the function, a part of the verdict)]
     ],
     "merge": [
         ("overlapping", merge_overlapping, "result[1] is b'b', and should be b'aa'"),
-        ("what gives a + b", lambda t, a, b: check.tokenizer.merge(t, a + b), "result[1] is b'abc'"),
+        ("what gives a + b", lambda t, a, b: check.bpe.merge(t, a + b), "result[1] is b'abc'"),
         (
             "inside of tokens",
             lambda t, a, b: b"\0".join(t).replace(a + b"\0" + b, a + b).split(b"\0"),

@@ -15,13 +15,14 @@ import finetune
 import prepare_data
 import sample
 import train
+from bpe import train_bpe
 from checkpoint import load_checkpoint, load_model, save_model
 from finetune import BASE, INSTRUCTED, TASKS, Row, Texts, encode, exact_match, instruction, make_batch, one_per_word
 from model import GPT, GPTConfig
 from optim import Recipe
 from peft import attach
 from runtime import Worker
-from tokenizer import BPETokenizer, CharTokenizer, train_bpe
+from tokenizer import BPETokenizer, CharTokenizer
 
 WORDS = ["stack", "heap", "queue", "lecture", "abs", "noon", "print", "import"]
 CHAR = CharTokenizer(sorted(finetune.CHARACTERS))

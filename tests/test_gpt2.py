@@ -9,12 +9,13 @@ import torch
 from conftest import gpt2_tensors, safetensors
 
 import gpt2
+from bpe import split_words, train_bpe
 from checkpoint import load_model
 from console import UserError
 from model import GPT, ConfigError, GPTConfig
 from peft import attach, merge
 from prepare_data import open_tokenizer
-from tokenizer import END, PATTERN, BPETokenizer, CharTokenizer, NumberTokenizer, end_id, split_words, train_bpe
+from tokenizer import END, PATTERN, BPETokenizer, CharTokenizer, NumberTokenizer, end_id
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
 

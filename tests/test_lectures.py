@@ -59,13 +59,14 @@ import scaling
 import seq2seq
 import train
 import word2vec
+from bpe import train_bpe
 from gpt2 import GPT2_OPTIONS
 from micrograd import Value
 from model import GPT, GPTConfig
 from prepare_data import Dataset
 from runtime import PEAK_FLOPS, Worker
 from scaling import Law
-from tokenizer import CharTokenizer, train_bpe
+from tokenizer import CharTokenizer
 
 pytestmark = pytest.mark.usefixtures("double")
 EXAMPLES: dict[str, tuple[Callable, object]] = {}

@@ -26,11 +26,13 @@ import torch
 from conftest import ROOT, Malicious, babble, finish, local_copy, posix, slashes, start
 from test_tokenizer import HARD
 
+import dataset
 import prepare_data
 from checkpoint import save_model
 from console import UserError
+from dataset import load
 from model import GPT, GPTConfig
-from prepare_data import load, read_prompt
+from sample import read_prompt
 from tokenizer import BPETokenizer, end_id, make_tokenizer
 
 
@@ -530,7 +532,7 @@ def test_a_truncated_or_missing_file_is_named(prepared):
 
 
 def test_another_version_is_refused(prepared, monkeypatch):
-    monkeypatch.setattr(prepare_data, "FORMAT", 2)
+    monkeypatch.setattr(dataset, "FORMAT", 2)
     broken("data/my/meta.json is damaged, or of another version; delete data/my, and run prepare_data.py again")
 
 
@@ -1079,40 +1081,3 @@ def test_an_empty_file_separates_nothing(fails):
     for i in range(12):
         text_file(f"many/{i}.txt", "" if i == 5 else f"song {i}\nla la\n")
     assert "many has no blank line" in fails(prepare_data, "many", "--documents=blank")
-
-
-def rewrite_meta(name: str, change) -> None:
-    """Write the meta.json of a dataset again, after change(meta), with the checksum that it then has."""
-    path = Path("data", name, "meta.json")
-    meta = json.loads(path.read_text())
-    del meta["sha256"]
-    change(meta)
-    path.write_text(json.dumps(meta | {"sha256": prepare_data.checksum(meta)}))
-
-
-@pytest.mark.parametrize("documents", ["none", "lines"])
-def test_a_dataset_of_older_code_is_opened(call, documents):
-    """Its meta.json has no start token: it was the separator."""
-    call(prepare_data, text_file("my.txt", "abc\n" * 40 + "b"), f"--documents={documents}")
-    rewrite_meta("my", lambda meta: meta.pop("start_token"))
-    data = load("my")
-    assert data.start_token == data.separator == (0 if documents == "lines" else None)
-
-
-def test_fineweb_of_older_code_starts_documents_as_now(call):
-    """... with the last token, though nothing separates its documents here."""
-    call(prepare_data, text_file("my.txt", "abc\n" * 40))
-    rewrite_meta("my", lambda meta: (meta.pop("start_token"), meta.update(source="fineweb")))
-    assert load("my").start_token == load("my").vocab_size - 1 and load("my").separator is None
-
-
-def test_a_start_token_was_called_delimiter_before(call):
-    """Here it is not the separator: the tokens are known alone, and <|endoftext|> is among them."""
-    call(prepare_data, text_file("first.txt", "\n***\n".join("abcdefghijkl")), "--documents=***")
-    end = end_id(load("first").tokenizer)
-    call(prepare_data, plain_bins(train=[end, 1, 2, end, 3], val=[end, 4]), "--tokenizer=first", "--name=my")
-    meta = json.loads(Path("data/my/meta.json").read_text())
-    assert meta["start_token"] == end and "delimiter" not in meta
-    rewrite_meta("my", lambda meta: meta.update(delimiter=meta.pop("start_token")))
-    data = load("my")
-    assert data.start_token == end == 12 and data.separator is None

@@ -18,6 +18,7 @@ import torch
 from conftest import ROOT, local_copy, result
 
 import attention
+import bpe
 import checkpoint
 import console
 import files
@@ -319,7 +320,7 @@ def test_no_file_is_linked_twice_in_the_readme():
 
 def test_the_worked_examples_of_the_tour():
     text = " ".join(TOUR.split())
-    merges = tokenizer.train_bpe("aaabdaaabac", 259)
+    merges = bpe.train_bpe("aaabdaaabac", 259)
     pieces = [
         tokenizer.BPETokenizer(merges).decode_bytes([i]).decode()
         for i in tokenizer.BPETokenizer(merges).encode("aaabdaaabac")

@@ -17,13 +17,14 @@ from test_train import SHORT
 import prepare_data
 import sample
 import train
+from bpe import train_bpe
 from checkpoint import load_model
 from console import UserError
 from model import GPT, GPTConfig
 from peft import attach
 from runtime import check_compiler
 from sample import Int8Linear, KVCache, OneDNNLinear, speed_up
-from tokenizer import BPETokenizer, train_bpe
+from tokenizer import BPETokenizer
 
 EMOJI = "the cat 🐈 sat on the mat 🧶\n" * 200
 

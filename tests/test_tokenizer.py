@@ -11,21 +11,18 @@ import pytest
 import requests
 from conftest import babble
 
-import tokenizer as module
+import bpe
+from bpe import decode_plainly, encode_plainly, merge, split_bytes, split_words, train_bpe, train_plainly
 from console import UserError
 from tokenizer import (
+    GPT2_PATTERN,
+    PATTERN,
     BPETokenizer,
     CharTokenizer,
-    decode_plainly,
-    encode_plainly,
+    NumberTokenizer,
     make_tokenizer,
-    merge,
-    split_bytes,
-    split_words,
     start_ids,
     token_names,
-    train_bpe,
-    train_plainly,
 )
 
 # emoji (one of them several code points), CRLF, a combining mark that stands alone, other scripts, runs of white space
@@ -123,12 +120,12 @@ def test_bpe_joins_marks_to_their_letters(script):
 
 def test_gpt2s_pattern_stays_gpt2s():
     old = make_tokenizer({"kind": "bpe", "ranks": BPETokenizer(train_bpe("ab", 256)).to_dict()["ranks"]})
-    assert old.pattern == module.GPT2_PATTERN and "pattern" not in old.to_dict()
-    assert BPETokenizer(train_bpe("ab", 256)).to_dict()["pattern"] == module.PATTERN != module.GPT2_PATTERN
+    assert old.pattern == GPT2_PATTERN and "pattern" not in old.to_dict()
+    assert BPETokenizer(train_bpe("ab", 256)).to_dict()["pattern"] == PATTERN != GPT2_PATTERN
 
 
 def test_numbers_stand_for_tokens_whose_text_is_unknown():
-    tokenizer = make_tokenizer(module.NumberTokenizer(50).to_dict())
+    tokenizer = make_tokenizer(NumberTokenizer(50).to_dict())
     assert tokenizer.encode("17 4") == [17, 4] and tokenizer.decode([17, 4]) == "17 4 "
     assert tokenizer.vocab_size == 50 and start_ids(tokenizer) == [0]
     for text in ("50", "a", "-1", "1.5", "9" * 5000):
@@ -174,14 +171,14 @@ def naive_encode(text: str, ranks: dict[bytes, int]) -> list[int]:
 def test_training_on_one_long_word_takes_time_for_its_occurrences_alone(monkeypatch):
     """A text without blanks, such as DNA, is one word: counting all of it again for each merge would take minutes."""
     work = {}
-    count = module.changes
+    count = bpe.changes
 
     def counted(parts, *pair):
         found = count(parts, *pair)
         work[n] += len(parts)
         return found
 
-    monkeypatch.setattr(module, "changes", counted)
+    monkeypatch.setattr(bpe, "changes", counted)
     for n in (10_000, 40_000):
         work[n] = 0
         assert len(train_bpe("".join(random.Random(7).choices("ACGT", k=n)), 512)) == 512
@@ -256,7 +253,7 @@ def test_the_lectures_example_makes_three_merges_and_five_tokens(capsys):
     ids = train_plainly(["aaabdaaabac"], 3)
     assert list(ids)[256:] == [b"aa", b"ab", b"aaab"]
     assert encode_plainly("aaabdaaabac", ids) == [258, 100, 258, 97, 99]
-    module.show_merges("aaabdaaabac", 3)
+    bpe.show_merges("aaabdaaabac", 3)
     assert capsys.readouterr().out.splitlines() == [
         "11 tokens: a a a b d a a a b a c",
         "9 tokens: aa a b d aa a b a c (new: aa, id 256)",
@@ -267,27 +264,27 @@ def test_the_lectures_example_makes_three_merges_and_five_tokens(capsys):
 
 
 def test_the_script_shows_that_all_ways_agree(call, monkeypatch):
-    status, out, err = call(module)
+    status, out, err = call(bpe)
     assert (status, err, out.count("True")) == (0, "", 3) and "False" not in out
     for broken, comparison in (
         (("train_bpe", lambda text, vocab_size: train_bpe(text[10:], vocab_size)), "the fast trainer learns the same"),
         (("decode_plainly", lambda some, ids: decode_plainly(some, ids).upper()), "decoded, it is the same text"),
-        (("BPETokenizer", lambda ids: CharTokenizer(sorted(set(module.PARAGRAPH)))), "tiktoken encodes the same"),
+        (("BPETokenizer", lambda ids: CharTokenizer(sorted(set(bpe.PARAGRAPH)))), "tiktoken encodes the same"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(module, *broken)
-            (line,) = (line for line in call(module)[1].splitlines() if line.startswith(comparison))
+            patch.setattr(bpe, *broken)
+            (line,) = (line for line in call(bpe)[1].splitlines() if line.startswith(comparison))
             assert line.endswith(": False")
 
 
 def test_the_script_shows_the_tokens_of_its_paragraph(call):
     """... and they equal the tokens of the fast trainer and of tiktoken, which other code computes."""
-    lines = call(module)[1].splitlines()
-    ids = train_bpe(module.PARAGRAPH, 256 + 40)
-    encoded = BPETokenizer(ids).encode(module.PARAGRAPH)
+    lines = call(bpe)[1].splitlines()
+    ids = train_bpe(bpe.PARAGRAPH, 256 + 40)
+    encoded = BPETokenizer(ids).encode(bpe.PARAGRAPH)
     assert f"the first merges: {str([t.decode() for t in list(ids)[256:272]])[1:-1].replace(',', '')}" in lines
-    i = lines.index(f"{len(module.PARAGRAPH)} bytes become {len(encoded)} tokens. The first line:")
-    first_line, _, _ = module.PARAGRAPH.partition("\n")
+    i = lines.index(f"{len(bpe.PARAGRAPH)} bytes become {len(encoded)} tokens. The first line:")
+    first_line, _, _ = bpe.PARAGRAPH.partition("\n")
     tokens = lines[i + 1].split("|")
     assert [ids[token.encode()] for token in tokens if token] == encoded[: len(BPETokenizer(ids).encode(first_line))]
     assert "".join(tokens) == first_line
@@ -329,7 +326,7 @@ def test_bpe_trained_on_pieces_equals_bpe_trained_on_the_whole():
 
 
 def test_bpe_is_trained_on_the_first_characters_of_a_long_text(monkeypatch):
-    monkeypatch.setattr(module, "MAX_CHARACTERS", 10)
+    monkeypatch.setattr(bpe, "MAX_CHARACTERS", 10)
     assert train_bpe(iter(["abcd", "abcd", "abxyxyxyxy", "xyxy"]), 300) == train_bpe(["abcd", "abcd", "ab"], 300)
 
 

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 import prepare_data
 import word2vec
+from bpe import train_bpe
 from checkpoint import save_model
 from model import GPT, GPTConfig
-from tokenizer import BPETokenizer, CharTokenizer, train_bpe
+from tokenizer import BPETokenizer, CharTokenizer
 from word2vec import cosine, gpt_vectors, loss_and_gradients, nearest, precision_at_10, python_classes
 
 CODE = """

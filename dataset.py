@@ -1,0 +1,176 @@
+"""Open data/<dataset>/: the tokens of its splits, its tokenizer, its documents.
+
+from dataset import load
+data = load("words")        # prepare_data.py made it; words, names ... are prepared on first use
+data.tokenizer.decode(data.train[:20].tolist())
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from console import UserError
+from tokenizer import Tokenizer, end_id, make_tokenizer, start_ids
+
+DATA = Path("data")
+FORMAT = 1  # version of meta.json and the .bin files
+
+
+@dataclass(eq=False)  # compared by identity: == of two arrays is an array
+class Dataset:
+    """A prepared text. train, val and test are memory maps (n,) of token ids; test can be None."""
+
+    name: str
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray | None
+    tokenizer: Tokenizer
+    vocab_size: int
+    separator: int | None  # the id that starts and ends each document; None for one long text
+    splits: dict[str, dict]  # per split: tokens, bytes, sha256, and documents if there are any
+    # The id that starts each document: the separator, or <|endoftext|>. None: none does
+    start_token: int | None = None
+
+    def need(self, tokens: int, what: str) -> None:
+        """Raise UserError if the training or validation split has fewer tokens. what: what needs
+        them; if it is an option, such as --block_size=64, the advice is to use a smaller value."""
+        for split, ids in (("train", self.train), ("val", self.val)):
+            if len(ids) < tokens:
+                few = f"the {split} split of {self.name} has {len(ids)} tokens, too few for {what}"
+                smaller = "a smaller value, or " if what.startswith("--") else ""
+                raise UserError(f"{few} ({tokens} needed); use {smaller}a longer text")
+
+    def documents(self, split: str) -> list[list[int]]:
+        """Return the documents of a split, without separators. Raises UserError if it has none."""
+        if self.separator is None:
+            advice = "use words, names, or your own text with --documents"
+            raise UserError(f"{self.name} has no documents; {advice}")
+        ids = getattr(self, split)
+        separators = np.flatnonzero(ids == self.separator)
+        # Cut before each separator: the first part is empty, the last one is a separator alone
+        parts = np.split(ids, separators)
+        return [part[1:].tolist() for part in parts[1:-1]]
+
+    @property
+    def has_lines(self) -> bool:
+        """Is each document one line? Then the separator is a newline."""
+        return self.separator is not None and self.separator != end_id(self.tokenizer)
+
+    def verify(self) -> None:
+        """Compare the files with the SHA-256 in meta.json, unless they have not been written to since the last time:
+        verified.json has their sizes, times and numbers on the disk. Raises UserError if one differs."""
+        from files import sha256_of  # here: only train.py verifies
+
+        folder = DATA / self.name
+        stamps = {}
+        for split in self.splits:
+            status = (folder / f"{split}.bin").stat()
+            stamps[split] = [status.st_size, status.st_mtime_ns, status.st_ino]
+        verified = folder / "verified.json"
+        text = json.dumps(stamps)
+        if verified.exists() and verified.read_text(encoding="utf-8") == text:
+            return
+        for split, entry in self.splits.items():
+            path = folder / f"{split}.bin"
+            if sha256_of(path) != entry["sha256"]:
+                advice = f"copy it again, or delete {folder} and run prepare_data.py again"
+                raise UserError(f"{path} is not as it was prepared (its SHA-256 differs); {advice}")
+        with contextlib.suppress(OSError):  # a folder that is read-only is verified at each start
+            verified.write_text(text, encoding="utf-8")
+
+    def hashes(self) -> dict[str, str]:
+        """Return {split: SHA-256}. A run keeps them, to tell later whether the text is still the same."""
+        return {split: entry["sha256"] for split, entry in self.splits.items()}
+
+    def has_changed(self, checkpoint: dict) -> bool:
+        """Has this dataset been prepared from another text since the run of a checkpoint?"""
+        same_name = checkpoint["config"]["dataset"] == self.name
+        before = checkpoint.get("text")  # models of other scripts have none
+        return same_name and before not in (None, self.hashes())
+
+    def note_if_changed(self, checkpoint: dict, split: str = "val") -> None:
+        """Print a note if the dataset has changed since the run: documents are shuffled again then."""
+        if self.has_changed(checkpoint):
+            where = f"its {split} split may have lines that the model was trained on"
+            print(f"note: {self.name} has changed since this run: {where}")
+
+    def bits_per_byte(self, loss: float, split: str) -> float:
+        """Convert a loss in nats per token to bits per byte of UTF-8 text, which can be compared
+        across tokenizers; NaN if the text is unknown."""
+        tokens = self.splits[split]["tokens"]
+        n_bytes = self.splits[split]["bytes"]
+        if n_bytes == 0:
+            return math.nan
+        return loss * tokens / (n_bytes * math.log(2))
+
+
+def load(name: str) -> Dataset:
+    """Open data/<name>; prepare it first if it is built in (and not fineweb). Raises UserError."""
+    folder = DATA / name
+    if not (folder / "meta.json").exists():
+        from prepare_data import prepare_built_in  # here: most runs find their data
+
+        prepare_built_in(name)
+    meta = read_meta(folder / "meta.json")
+    ids = {}
+    for split, entry in meta["splits"].items():
+        ids[split] = open_split(folder / f"{split}.bin", entry["tokens"], meta["dtype"])
+    return Dataset(
+        name=name,
+        train=ids["train"],
+        val=ids["val"],
+        test=ids.get("test"),
+        tokenizer=make_tokenizer(meta["tokenizer"]),
+        vocab_size=meta["vocab_size"],
+        separator=meta["separator"],
+        splits=meta["splits"],
+        start_token=meta["start_token"],
+    )
+
+
+def read_meta(path: Path) -> dict:
+    """Read meta.json. Raises UserError if it is damaged, or of another version of the code."""
+    advice = f"delete {path.parent}, and run prepare_data.py again"
+    damaged = UserError(f"{path} is damaged, or of another version; {advice}")
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        sha256 = meta.pop("sha256")
+    except (ValueError, LookupError, TypeError, AttributeError):  # no JSON, or no dict
+        raise damaged from None
+    is_old = meta.get("format") != FORMAT or "start_token" not in meta
+    if sha256 != checksum(meta) or is_old:
+        raise damaged
+    return meta
+
+
+def open_split(path: Path, tokens: int, dtype: str) -> np.ndarray:
+    """Map the ids in a file into memory, (tokens,). Raises UserError if the file has more or fewer."""
+    little_endian = np.dtype(dtype).newbyteorder("<")
+    n_bytes = tokens * little_endian.itemsize
+    if not path.exists() or path.stat().st_size != n_bytes:
+        advice = f"delete {path.parent}, and run prepare_data.py again"
+        raise UserError(f"{path} does not have {n_bytes} bytes; {advice}")
+    return np.memmap(path, dtype=little_endian, mode="r")
+
+
+def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[int]:
+    """Return `length` tokens to start a sample from: separators, or a part of the training split
+    that ends with a newline, if it has one."""
+    if length == 0 or data.separator is not None:
+        return [data.separator] * length
+    tokens = data.train[: 1 << 24]  # enough to choose from
+    newline = start_ids(data.tokenizer)[-1]
+    # Where such parts start. A token follows each, so that there is something to predict
+    starts = np.flatnonzero(tokens[length - 1 : -1] == newline)
+    at = rng.choice(starts) if len(starts) > 0 else rng.integers(len(tokens) - length)
+    return tokens[at : at + length].tolist()
+
+
+def checksum(meta: dict) -> str:
+    """Return the SHA-256 of a dict of plain values: for meta.json, of all its other entries."""
+    return hashlib.sha256(json.dumps(meta).encode()).hexdigest()
