@@ -302,6 +302,51 @@ def tokenizer_advice(checkpoint: dict) -> str:
     return f"run: python prepare_data.py YOUR_TEXT.txt --tokenizer={name}, then name the dataset that it makes"
 
 
+# ----------------------------------------------------------------------------- a run that starts from a checkpoint
+
+
+def load_progress(last: Path, known: type) -> dict:
+    """The last.pt of a run that is resumed. known: the dataclass of train.py's options. Raises UserError."""
+    if not last.exists():
+        folders = sorted(str(path.parent) for path in Path("out").glob("**/last.pt"))
+        others = f"one of: {', '.join(folders)}" if folders else "a folder that has a last.pt"
+        raise UserError(f"there is no {last} to resume; use --out_dir= with {others}")
+    checkpoint = load_checkpoint(last)
+    if "optimizer" not in checkpoint:
+        raise UserError(f"{last} contains a model only; copy the run's last.pt back")
+    refuse_unknown(last, checkpoint["config"], known)
+    return checkpoint
+
+
+def refuse_changes(config, checkpoint: dict) -> None:
+    """Raise UserError if an option that determines the weights differs from what the checkpoint has; in a resumed run,
+    the optimizer, too."""
+    if "peft" in checkpoint:
+        raise UserError(f"{checkpoint['name']} has only what finetune.py trained; use a whole model")
+    before = dict(checkpoint["model_config"])
+    for name in ("vocab_size", "start_token", "dropout", "flash", "label_smoothing", "train_temperature"):
+        del before[name]  # these may change
+    if "optimizer" in checkpoint:
+        before["optimizer"] = checkpoint["config"]["optimizer"]
+    # Learned positions end at the old block_size. Otherwise, a new run may have a longer context, and stretch rope
+    elif config.position != "learned" or config.block_size < before["block_size"]:
+        for name in ("block_size", "rope_base", "rope_scale"):
+            del before[name]
+    for name, value in before.items():
+        if getattr(config, name) != value:
+            what = f"{name} is fixed to {value} by the checkpoint {checkpoint['name']}"
+            raise UserError(f"{what}; drop --{name}, or start a new run with another --out_dir")
+
+
+def check_tokenizer(checkpoint: dict, tokenizer: Tokenizer, dataset: str) -> None:
+    """Raise UserError if a dataset has other tokens than the checkpoint. A resumed run needs the same tokenizer."""
+    is_same = has_tokens_of(checkpoint, tokenizer)
+    if "optimizer" in checkpoint:
+        is_same = checkpoint["tokenizer"] == tokenizer.to_dict()
+    if not is_same:
+        raise UserError(f"{dataset} has another vocabulary than {checkpoint['name']}; {tokenizer_advice(checkpoint)}")
+
+
 # ----------------------------------------------------------------------------- the folder of a run
 
 # The files of a run. A new run moves these aside, and no others: the folder may have more in it. log.jsonl, by

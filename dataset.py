@@ -174,3 +174,21 @@ def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[
 def checksum(meta: dict) -> str:
     """Return the SHA-256 of a dict of plain values: for meta.json, of all its other entries."""
     return hashlib.sha256(json.dumps(meta).encode()).hexdigest()
+
+
+def counting_losses(data: Dataset, most: int = 1 << 21) -> dict[str, float]:
+    """The validation losses of the uniform prediction, and of add-one unigrams and bigrams, for plots. They are
+    computed on the first `most` tokens. A table with more cells than that would be mostly empty, and is left out."""
+    V = data.vocab_size
+    train = data.train[:most].astype(np.int64)  # smaller integers would overflow in row * V + column
+    val = data.val[:most].astype(np.int64)
+    losses = {"uniform": math.log(V)}
+    for name, n_rows in (("unigram", 1), ("bigram", V)):  # a bigram has a row for each previous token
+        if n_rows * V > most:
+            break
+        train_cells = train[:-1] % n_rows * V + train[1:]
+        val_cells = val[:-1] % n_rows * V + val[1:]
+        N = np.bincount(train_cells, minlength=n_rows * V).reshape(n_rows, V) + 1
+        P = N / N.sum(axis=1, keepdims=True)
+        losses[name] = -np.log(P.ravel()[val_cells]).mean()
+    return losses

@@ -1,4 +1,4 @@
-"""Draw all plots: the plots of scripts with --plot, such as bigram.py, and the loss.png of train.py.
+"""Draw the plots of scripts with --plot, such as bigram.py. (train.py draws its loss.png itself.)
 
 Scripts import this file only when they draw, because it needs matplotlib. Most of them call lines(),
 with the curves of each panel.
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from console import UserError, late_errors
+from dataset import counting_losses
 from files import replace_file
 
 try:
@@ -22,10 +23,6 @@ except ImportError as error:  # also if a package that matplotlib needs is missi
 # The colors of climb(): matplotlib's, without its gray
 COLORS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")
 NEVER = "0.7"  # gray
-# The baselines are computed on the first tokens of a split, up to this many
-MAX_TOKENS = 1 << 21
-# A count table with more cells than this would be mostly empty, so its baseline is left out
-MAX_CELLS = 1 << 21
 
 
 # ----------------------------------------------------------------------------- panels of curves
@@ -92,72 +89,14 @@ def save(figure: Figure, path: Path) -> None:
 
 def draw_baselines(axes, data) -> None:
     """A dotted horizontal line for each baseline loss, with its name above its right end."""
-    for name, loss in baseline_losses(data).items():
+    for name, loss in counting_losses(data).items():
         axes.axhline(loss, color="0.4", linestyle=":")
         text = f"{name} {loss:.2f} "
         # x = 1 is the right end of the axes; y is a loss
         axes.annotate(text, (1, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
 
 
-def baseline_losses(data) -> dict[str, float]:
-    """The validation losses of the uniform prediction, and of add-one unigrams and bigrams."""
-    V = data.vocab_size
-    train = first_tokens(data.train)
-    val = first_tokens(data.val)
-    losses = {"uniform": math.log(V)}
-    if V <= MAX_CELLS:
-        losses["unigram"] = add_one_loss(train, val, 1, V)
-    if V * V <= MAX_CELLS:
-        losses["bigram"] = add_one_loss(train, val, V, V)
-    return losses
-
-
-def first_tokens(split: np.ndarray) -> np.ndarray:
-    tokens = split[:MAX_TOKENS]
-    return tokens.astype(np.int64)  # smaller integers would overflow in cell_numbers()
-
-
-def add_one_loss(train: np.ndarray, val: np.ndarray, n_rows: int, V: int) -> float:
-    """The validation loss of counts, each plus one, in a table (n_rows, V). Bigrams have V rows, one per
-    previous token; unigrams have a single row."""
-    train_cells = cell_numbers(train, n_rows, V)
-    counts = np.bincount(train_cells, minlength=n_rows * V)
-    N = counts.reshape(n_rows, V) + 1
-    P = N / N.sum(axis=1, keepdims=True)
-    val_cells = cell_numbers(val, n_rows, V)
-    probs = P.ravel()[val_cells]
-    log_probs = np.log(probs)
-    return -log_probs.mean()
-
-
-def cell_numbers(tokens: np.ndarray, n_rows: int, V: int) -> np.ndarray:
-    """For each token after the first one, the number of its cell in a table (n_rows, V): row * V + column."""
-    previous = tokens[:-1]
-    rows = 0 if n_rows == 1 else previous
-    columns = tokens[1:]
-    return rows * V + columns
-
-
 # ----------------------------------------------------------------------------- the plots of a script
-
-
-def training_losses(entries: list[dict], data, title: str, path: Path) -> None:
-    """The training and validation losses in the entries of a log, over the steps."""
-    curves = {}
-    curves["train"] = logged_curve(entries, "train", "-")
-    curves["val"] = logged_curve(entries, "val", "o-")
-    panel = {"curves": curves, "data": data}
-    panel["xlabel"] = "step"
-    panel["ylabel"] = "loss, nats per token"
-    lines(path, panel, title=title)
-
-
-def logged_curve(entries: list[dict], name: str, style: str) -> tuple:
-    """A curve of the losses of this name. Entries without it are left out."""
-    logged = [entry for entry in entries if name in entry]
-    steps = [entry["step"] for entry in logged]
-    losses = [entry[name] for entry in logged]
-    return steps, losses, style
 
 
 def mlp_training(losses, tanhs, updates, saturated: float, data, title: str, path: Path) -> None:

@@ -1,13 +1,6 @@
-"""Devices, dtypes, several processes (DDP or FSDP2), signals, and errors of the computer.
+"""Devices, dtypes, the signals that stop a run, and errors of the computer.
 
-A run can be shared by several processes, each with a GPU of its own, on one computer or more:
-torchrun starts them and numbers them from 0 (their rank; world_size is how many there are). Each
-process runs the whole of train.py on its own part of every batch. By default, each process has a copy
-of the model, and DDP (DistributedDataParallel) averages the gradients over all processes in the
-backward pass, so all copies make the same update. With --fsdp (fully sharded data parallel), each
-process keeps a part of every parameter, its shard, and a layer is put together only while it computes.
-
-A function that waits for other processes has to be called by all of them, or it waits forever.
+If torchrun starts several processes for one run, distributed.py has what they do together.
 """
 
 import contextlib
@@ -22,29 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from console import UserError
 
 # torchrun sets all of these variables; some of them alone are left over from something else
 DISTRIBUTED = all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
-RANK = int(os.environ["RANK"]) if DISTRIBUTED else 0
-WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if DISTRIBUTED else 1
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0) if DISTRIBUTED else 0  # the rank among those on this computer
+# The number of this process among those on this computer, and so the number of its GPU
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0) if DISTRIBUTED else 0
 
 
 @dataclass
 class Worker:
-    """This process and its device."""
+    """This process and its device. It trains alone: distributed.Member is one of several processes."""
 
     device: torch.device
     dtype: torch.dtype  # the number format in matrix multiplications
-    rank: int = RANK  # the number of this process; 0, the first one, prints and writes files
-    world_size: int = WORLD_SIZE  # how many processes there are
-    fsdp: bool = False  # is the model sharded?
+    rank: int = 0  # the number of this process; 0, the first one, prints and writes files
+    world_size: int = 1  # how many processes there are
 
     @classmethod
-    def pick(cls, device: str, dtype: str, fsdp: bool = False) -> "Worker":
+    def pick(cls, device: str, dtype: str) -> "Worker":
         """Find the device and the dtype, or the best ones (auto). Raises UserError."""
         # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
         torch.set_float32_matmul_precision("high")
@@ -63,46 +53,11 @@ class Worker:
             torch.cuda.set_device(chosen)
         if dtype == "auto":
             dtype = fast_dtype(chosen)
-        return cls(chosen, getattr(torch, dtype), fsdp=fsdp and DISTRIBUTED)
+        return cls(chosen, getattr(torch, dtype))
 
     def __str__(self) -> str:
         processes = f" x {self.world_size}" if self.world_size > 1 else ""
         return f"{self.device}{processes}, {str(self.dtype).removeprefix('torch.')}"
-
-    def wrap(self, model: torch.nn.Module, compile: bool = False) -> torch.nn.Module:
-        """Move the model to the device, and share it with the other processes. Returns the
-        module to call: DDP's wrapper of the model; with FSDP, or in a single process, the model itself.
-        compile: with FSDP, compile the layers here. Otherwise, the caller compiles the module."""
-        if self.fsdp:
-            self.shard(model, compile)
-        model.to(self.device)
-        if self.fsdp or not DISTRIBUTED:
-            return model
-        network = torch.nn.parallel.DistributedDataParallel(model)
-        network.broadcast_buffers = False  # position tables never change
-        return network
-
-    def shard(self, model: torch.nn.Module, compile: bool) -> None:
-        """FSDP: let this process keep its shard of every parameter. Attention and MLP of a block are put
-        together while they compute, one after the other, in the dtype of matrix multiplications."""
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        mesh = dist.init_device_mesh(self.device.type, (self.world_size,))
-        # Gradients are averaged in float32. Inputs are left to autocast, as without FSDP.
-        policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        for block in model.transformer.h:
-            for layer in (block.attn, block.mlp):
-                if compile:
-                    layer.compile()
-                fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh)  # the other parameters: embeddings, norms, output layer
-
-    def set_averaging(self, network: torch.nn.Module, on: bool) -> None:
-        """Say whether the next backward pass averages the gradients over all processes."""
-        if self.fsdp:
-            network.set_requires_gradient_sync(on)
-        elif DISTRIBUTED:
-            network.require_backward_grad_sync = on
 
     def loss_function(self, network: Callable) -> Callable:
         """Return a function loss(x, y): the mean loss of the network, a tensor on the device, for inputs
@@ -122,35 +77,34 @@ class Worker:
 
         return loss
 
-    def sum(self, *values: float) -> list[float]:
-        """The sum of each value over all processes, which wait for each other here (on the CPU)."""
-        if self.world_size == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor)
-        return tensor.tolist()
+    # What several processes do together. In a single process, nothing is left to do.
 
-    def any(self, value: bool | int) -> bool:
+    def wrap(self, model: torch.nn.Module, compile: bool = False) -> Callable:
+        """Move the model to the device. Returns the function to call: the model, perhaps compiled."""
+        model.to(self.device)
+        return torch.compile(model) if compile else model
+
+    def set_averaging(self, on: bool) -> None:
+        """Say whether the next backward pass averages the gradients over all processes."""
+
+    def sum(self, *values: float) -> list[float]:
+        """The sum of each value over all processes."""
+        return list(values)
+
+    def any(self, value: bool) -> bool:
         """Is the value true in any process?"""
-        return any(self.sum(value))
+        return value
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
-        """The mean of a tensor over all processes, on its device. (The tensor itself is changed.)"""
-        if self.world_size > 1:
-            dist.all_reduce(loss)
-        return loss / self.world_size
+        """The mean of a tensor over all processes, on its device."""
+        return loss
 
     def gather(self, tensors: dict) -> dict:
-        """Gather the sharded tensors of a dict, and of dicts in it, on the CPU of rank 0, one at a time:
-        all may not fit on a GPU."""
-        gathered = dict(tensors)
-        for name, t in tensors.items():
-            if isinstance(t, dict):
-                gathered[name] = self.gather(t)
-            elif hasattr(t, "full_tensor"):
-                whole = t.full_tensor()
-                gathered[name] = whole.cpu() if self.rank == 0 else None
-        return gathered
+        """The whole of each tensor of a dict: with FSDP, processes have parts of them."""
+        return tensors
+
+    def leave(self) -> None:
+        """Wait for the other processes, and end what connects them."""
 
 
 def best_device() -> str:
@@ -201,77 +155,7 @@ def is_intel() -> bool:
     return torch.cpu.get_capabilities().get("cpu_name", "").startswith("Intel")
 
 
-# ----------------------------------------------------------------------------- processes, signals, errors
-
-
-def join_processes() -> None:
-    """Connect the processes that torchrun started. The first one prints."""
-    if DISTRIBUTED:
-        try:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        except ValueError as error:  # such as no MASTER_PORT
-            raise UserError(f"{first_line(error)}; use torchrun, or unset RANK, WORLD_SIZE and MASTER_ADDR") from error
-        if RANK:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-
-
-def leave_processes() -> None:
-    """Wait for all, then end what join_processes() began: gloo may abort a process whose peers are gone.
-    DDP must be gone by then, as it would wait for them."""
-    if DISTRIBUTED:
-        wait_for_all()
-        dist.destroy_process_group()
-
-
-def wait_for_all() -> None:
-    """Return once every process has come here."""
-    if DISTRIBUTED:
-        with explain_errors():
-            dist.all_reduce(torch.zeros(1))  # on the CPU
-
-
-@contextlib.contextmanager
-def first_process_first() -> Iterator[None]:
-    """Let the first process prepare the data, then the first one on each other computer, which may
-    see the same folder, then all others. Only the process that fails prints the reason."""
-    if RANK == 0:
-        turn = 0
-    elif LOCAL_RANK == 0:
-        turn = 1
-    else:
-        turn = 2
-    for _ in range(turn):
-        wait_for_all()
-    yield
-    for _ in range(2 - turn):
-        wait_for_all()
-
-
-def check_alike(facts: dict) -> None:
-    """Stop if a fact, such as an option, differs between a process and the first one: together they
-    would train something that nobody asked for. Each computer prints that once."""
-    everyone = [facts] * WORLD_SIZE
-    if DISTRIBUTED:
-        with explain_errors():
-            dist.all_gather_object(everyone, facts)
-    for rank, theirs in enumerate(everyone):
-        for name, first in everyone[0].items():
-            if theirs.get(name) != first:
-                what = f"{name} is {theirs.get(name)} in process {rank}, but {first} in the first one"
-                if LOCAL_RANK == 0:
-                    print(f"error: {what}; give all machines the same", file=sys.stderr, flush=True)
-                wait_for_all()  # until it is printed
-                exit_now(2)
-
-
-def exit_now(status: int) -> None:
-    """Exit. Several processes skip Python's shutdown, in which their threads could abort."""
-    if not DISTRIBUTED:
-        sys.exit(status)
-    if sys.stdout:
-        with contextlib.suppress(OSError):  # its reader may have left
-            sys.stdout.flush()
-    os._exit(status)
+# ----------------------------------------------------------------------------- signals, errors
 
 
 class StopSignal:
@@ -312,19 +196,13 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 @contextlib.contextmanager
-def explain_errors(out_of_memory: str = "") -> Iterator[None]:
-    """Raise UserError(out_of_memory) if memory runs out; say once if another process failed."""
+def explain_errors(out_of_memory: str) -> Iterator[None]:
+    """Raise UserError(out_of_memory) if memory runs out."""
     try:
         yield
-    except Exception as error:
-        full = isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
-        if out_of_memory and full:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
             raise UserError(out_of_memory) from error
-        if DISTRIBUTED and (isinstance(error, dist.DistError) or "third_party/gloo" in str(error)):
-            if LOCAL_RANK == 0:
-                what = f"another process failed, here or on another machine ({first_line(error)})"
-                print(f"error: {what}; see its own error, then start again or resume", file=sys.stderr, flush=True)
-            exit_now(2)  # an orderly exit may wait for the other process forever
         raise
 
 

@@ -22,7 +22,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -32,29 +32,18 @@ import torch
 import console
 import runtime
 from checkpoint import (
-    has_tokens_of,
+    check_tokenizer,
     load_checkpoint,
     load_model,
+    load_progress,
     load_weights,
     open_run,
-    refuse_unknown,
+    refuse_changes,
     save_model,
-    tokenizer_advice,
 )
-from console import (
-    Fraction,
-    NonNegative,
-    NonNegativeFloat,
-    PathStr,
-    Positive,
-    UserError,
-    option,
-    printable,
-    read_options,
-    read_toml,
-)
-from dataset import Dataset, checksum, load
-from files import sha256_of
+from console import Fraction, NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option
+from dataset import Dataset, counting_losses, load
+from files import replace_file
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, load_state, lr_fraction, make_optimizer, set_lr
 from runtime import StopSignal, Worker
@@ -64,8 +53,7 @@ from windows import cut_into_windows, document_edges, evaluation_windows, mean_l
 
 @dataclass
 class TrainConfig(GPTConfig):
-    """The options of a run: the options of GPTConfig, and how to train. One default differs from
-    GPTConfig: lookback is 3. Raises ConfigError."""
+    """The options of a run: the options of GPTConfig, and how to train. Raises ConfigError."""
 
     config: PathStr = option("", "a file of options, such as config/names.toml")
     dataset: str = option("python", "python, words, names, shakespeare, or a folder in data/")
@@ -76,6 +64,7 @@ class TrainConfig(GPTConfig):
     )
     seed: NonNegative = option(1337, "random seed for initialization, batches and dropout")
 
+    # 0 in GPTConfig, a plain GPT. On a small text as in the quick run, 3 lowers the loss most (docs/ablations.md)
     lookback: NonNegative = option(
         3, "previous-token embeddings: number of earlier tokens that add an embedding to a token's own; 0: off"
     )
@@ -133,18 +122,10 @@ class TrainConfig(GPTConfig):
 
 
 # ----------------------------------------------------------------------------- the loop
-# A batch is computed in micro-batches, as many sequences as fit into memory at a time.
-#
-# A run has one process; or torchrun starts several, each with a GPU of its own, and numbers them:
-# 0, 1 ... are their ranks, world_size is how many there are. Each process runs this loop with its part
-# of every batch and its own copy of the model. In the backward pass, DDP (DistributedDataParallel)
-# averages the gradients over all processes. So all copies, which start equal, make the same update.
-# (With --fsdp, each process keeps a part of every parameter, and a layer gathers the other parts while
-# it computes.) All processes must make the same calls in the same order, as they wait for each other in
-# many of them. Only rank 0 writes files, and only its output is printed.
-#
-# A Run, below, holds everything that the loop needs. model is the GPT. network is the module that the
-# loop calls: the GPT itself in a single process, and DDP's wrapper of it in several.
+# A batch is computed in micro-batches, as many sequences as fit into memory at a time. A Run, below,
+# holds everything that the loop needs. If torchrun starts several processes, each runs this loop with
+# its part of every batch, see distributed.py: rank is the number of a process, world_size how many
+# there are. The methods of a Worker exchange numbers with the others; in a single process they do nothing.
 
 
 def train(run: "Run") -> None:
@@ -156,7 +137,7 @@ def train(run: "Run") -> None:
     progress = run.progress
     with StopSignal() as stop:
         if progress.evaluation_due:  # in a resumed run: its last evaluation is missing
-            validate(run, stop, save_now=True)
+            validate(run, stop)
         while not run.is_over():
             began = time.perf_counter()
             progress.step += 1
@@ -172,7 +153,7 @@ def train(run: "Run") -> None:
             loss = torch.zeros((), device=worker.device)
             for i, (x, y) in enumerate(batches):
                 # Averaging over processes takes time. Once is enough: in the last micro-batch
-                worker.set_averaging(run.network, on=i == len(batches) - 1)
+                worker.set_averaging(i == len(batches) - 1)
                 # loss_function copies x and y to the device, and calls the model for their mean loss.
                 weight = len(x) / rows  # with several processes, the last micro-batch can have fewer rows
                 part = run.loss_function(x, y) * weight
@@ -187,28 +168,27 @@ def train(run: "Run") -> None:
             grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
 
             # ---- update: set the learning rate (a fraction of each group's peak), change the parameters
-            fraction = lr_fraction(step, config)
-            set_lr(optimizer, fraction)
+            set_lr(optimizer, lr_fraction(step, config))
             scaler.step(optimizer)  # optimizer.step(); in float16, skipped if a gradient is infinite
             scaler.update()  # in float16: a smaller factor after an infinite gradient, else a larger one
             run.model.zero_grad(set_to_none=True)
 
-            # ---- everything below is for people: log, evaluate, save
+            # ---- everything below is for people: log, save, evaluate
             progress.losses.append(worker.mean(loss))  # a tensor, which a GPU may still have to compute
             run.stopped = worker.any(stop.requested)  # a signal to one process stops all
             last = step == config.max_iters
             log_now = last or step % config.log_interval == 0
             progress.evaluation_due = last or step % config.eval_interval == 0
-            save_now = run.is_over() or step % config.checkpoint_interval == 0
-            if log_now or progress.evaluation_due or save_now:
+            save_now = progress.evaluation_due or run.stopped or step % config.checkpoint_interval == 0
+            if log_now or save_now:
                 read_losses(run)  # waits until a GPU has computed them, so the time below is right
             progress.train_seconds += time.perf_counter() - began
             if log_now:
-                log_training(run, fraction, grad_norm)
-            if save_now:  # last.pt: model, optimizer, scaler and progress
-                save_progress(run)  # now, because an evaluation can take long
+                log_training(run, grad_norm)
+            if save_now:
+                save_progress(run)  # last.pt, before an evaluation, which can take long
             if progress.evaluation_due and not run.stopped:
-                validate(run, stop, save_now)  # saves best.pt if the loss is the lowest so far, and last.pt again
+                validate(run, stop)  # saves best.pt if the loss is the lowest so far, and last.pt again
 
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
@@ -224,9 +204,7 @@ def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Wor
     else:
         index = rng.integers(len(starts), size=n)
         drawn = starts[index]
-    # Each process draws the same positions, and takes its own part of them. The parts are equally large:
-    # check_run() refuses other numbers of processes.
-    mine = np.split(drawn, worker.world_size)[worker.rank]
+    mine = np.split(drawn, worker.world_size)[worker.rank]  # several processes draw the same, and take a part each
     for i in range(0, len(mine), config.batch_size):
         window_starts = mine[i : i + config.batch_size]  # (B,)
         window_stops = window_starts + T
@@ -242,9 +220,6 @@ def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
     edges = document_edges(data.train, data.separator)
     starts, _ = cut_into_windows(edges, block_size)
     return starts[starts < len(data.train) - block_size]
-
-
-# ----------------------------------------------------------------------------- what the loop works with
 
 
 @dataclass
@@ -268,10 +243,9 @@ class Run:
 
     config: TrainConfig
     data: Dataset
-    worker: Worker  # this process among others, its device and dtype
+    worker: Worker  # this process, its device and dtype
     model: GPT
-    network: torch.nn.Module  # the model, or DDP's wrapper of it if there are several processes
-    loss_function: Callable  # loss_function(x, y): calls network; x and y (B, T) lie on the CPU
+    loss_function: Callable  # loss_function(x, y): calls the model; x and y (B, T) lie on the CPU
     optimizer: object  # optim.Optimizer, or torch.optim's, if its step() needs no arguments
     scaler: torch.amp.GradScaler  # for float16
     starts: np.ndarray | None  # the positions that training_batches() chooses from; None: all
@@ -301,25 +275,23 @@ def read_losses(run: Run) -> None:
     check_finite("training loss", sum(losses), run)
 
 
-def log_training(run: Run, fraction: float, grad_norm: torch.Tensor) -> None:
-    """Print and log the mean loss since the last line, and how fast the steps are. fraction: the
-    learning rate as a fraction of its peak."""
+def log_training(run: Run, grad_norm: torch.Tensor) -> None:
+    """Print and log the mean loss since the last line, and how fast the steps are."""
     config = run.config
     progress = run.progress
     n_steps = len(progress.losses)
     loss = sum(progress.losses) / n_steps
-    lr = fraction * config.learning_rate
+    lr = lr_fraction(progress.step, config) * config.learning_rate
     norm = float(full_tensor(grad_norm))  # with FSDP, a process has only a part of a tensor
     seconds = progress.train_seconds - progress.logged_at
     tokens_per_second = n_steps * config.tokens_per_step() / seconds
-    compute = compute_rate(tokens_per_second, run.model, run.worker)
-    rate = f"{compute['gflops']:,.1f} GFLOP/s" if "gflops" in compute else f"mfu {compute['mfu']:.1%}"
-    steps_left = config.max_iters - progress.step
-    seconds_left = run.seconds() / progress.step * steps_left
+    rate = compute_rate(tokens_per_second, run.model, run.worker)
+    rate_text = f"{rate['gflops']:,.1f} GFLOP/s" if "gflops" in rate else f"mfu {rate['mfu']:.1%}"
+    seconds_left = run.seconds() / progress.step * (config.max_iters - progress.step)
     minutes, rest = divmod(seconds_left, 60)
     text = f"train loss {loss:.4f}  lr {lr:.2e}  grad norm {norm:.2f}"
-    text = f"{text}  {tokens_per_second:,.0f} tokens/s  {rate}  eta {minutes:.0f}:{int(rest):02}"
-    figures = {"train": loss, "lr": lr, "grad_norm": norm, "tokens_per_second": round(tokens_per_second), **compute}
+    text = f"{text}  {tokens_per_second:,.0f} tokens/s  {rate_text}  eta {minutes:.0f}:{int(rest):02}"
+    figures = {"train": loss, "lr": lr, "grad_norm": norm, "tokens_per_second": round(tokens_per_second), **rate}
     write_line(run, text, figures)
     progress.losses = []
     progress.logged_at = progress.train_seconds
@@ -335,9 +307,10 @@ def compute_rate(tokens_per_second: float, model: GPT, worker: Worker) -> dict[s
     return {"mfu": round(flops / (peak * worker.world_size), 4)}
 
 
-def validate(run: Run, stop: StopSignal, save_now: bool) -> None:
-    """Compute the validation loss. A signal ends the evaluation, which then stays due. save_now: save
-    last.pt afterwards; otherwise, it is only saved if the run is over."""
+def validate(run: Run, stop: StopSignal) -> None:
+    """Compute the validation loss, and save the model if it is the best so far. A signal ends the
+    evaluation, which then stays due."""
+    progress = run.progress
     show = console.progress("evaluating", len(run.windows[0]), "windows")
 
     def is_stopped(done: int) -> bool:
@@ -349,30 +322,21 @@ def validate(run: Run, stop: StopSignal, save_now: bool) -> None:
     batch_size = run.config.batch_size
     val = mean_loss(run.model, run.loss_function, run.data.val, run.windows, batch_size, run.worker, is_stopped)
     if not run.stopped:
-        run.progress.evaluation_due = False
-        note_validation_loss(run, val)
-    if save_now or run.is_over():  # early stopping, or a signal
-        save_progress(run)
-
-
-def note_validation_loss(run: Run, val: float) -> None:
-    """Print and log the validation loss, and save the model if it is the best so far."""
-    data = run.data
-    progress = run.progress
-    check_finite("validation loss", val, run)
-    if val < progress.best:
-        progress.best = val
-        progress.evaluations_since_best = 0
-        save(run, "best.pt", val=val)
-        news = "new best, saved best.pt"
-        uniform = math.log(data.vocab_size)
-        if val > uniform:
-            news = f"saved best.pt, still above the uniform loss of {uniform:.4f}"
-    else:
+        check_finite("validation loss", val, run)
+        progress.evaluation_due = False
         progress.evaluations_since_best += 1
         news = f"lowest so far {progress.best:.4f}"
-    bits = data.bits_per_byte(val, "val")
-    write_line(run, f"val loss {val:.4f}  ({bits:.4f} bits/byte)  {news}", {"val": val})
+        if val < progress.best:
+            progress.best = val
+            progress.evaluations_since_best = 0
+            save(run, "best.pt", val=val)
+            news = "new best, saved best.pt"
+            uniform = math.log(run.data.vocab_size)
+            if val > uniform:
+                news = f"saved best.pt, still above the uniform loss of {uniform:.4f}"
+        bits = run.data.bits_per_byte(val, "val")
+        write_line(run, f"val loss {val:.4f}  ({bits:.4f} bits/byte)  {news}", {"val": val})
+    save_progress(run)
 
 
 def write_line(run: Run, text: str, figures: dict[str, float]) -> None:
@@ -389,26 +353,21 @@ def write_line(run: Run, text: str, figures: dict[str, float]) -> None:
 
 
 def save_progress(run: Run) -> None:
-    """Write last.pt, from which the run can be resumed."""
-    check_finite("sum of the weights", sum_of_weights(run.model), run)
-    # A model that has diverged in the last update must not replace a good one: try a batch in each process
-    batch_size = run.config.batch_size
-    n_windows = batch_size * run.worker.world_size
-    beginning = [part[:n_windows] for part in run.windows]
-    loss = mean_loss(run.model, run.loss_function, run.data.val, beginning, batch_size, run.worker)
-    check_finite("validation loss of the first windows", loss, run)
+    """Write last.pt, from which the run can be resumed: model, optimizer, scaler and progress."""
+    # The loss of a step is computed before its update, so it does not show that the update made a weight NaN, or
+    # so large that its square is infinite
+    squares = [full_tensor(p.detach().square().sum()) for p in run.model.parameters()]
+    check_finite("sum of the squared weights", float(sum(squares)), run)
     run.progress.seconds = run.seconds()
     optimizer = run.worker.gather(run.optimizer.state_dict())
     save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())
     if run.stopped:
-        step = run.progress.step
         out_dir = shlex.quote(run.config.out_dir)
-        print(f"stopped after step {step}; resume with --init_from=resume --out_dir={out_dir}")
+        print(f"stopped after step {run.progress.step}; resume with --init_from=resume --out_dir={out_dir}")
 
 
 def save(run: Run, name: str, **entries) -> None:
     """Write a checkpoint with the model and these entries."""
-    config = run.config
     data = run.data
     weights = run.worker.gather(run.model.state_dict())  # with FSDP, from all processes
     if run.worker.rank > 0:
@@ -416,15 +375,15 @@ def save(run: Run, name: str, **entries) -> None:
     # The lines of the log must be on disk first: a run that is resumed after a power cut adds to them
     os.fsync(run.log.fileno())
     entries["step"] = run.progress.step
-    entries["config"] = config.options()
+    entries["config"] = run.config.options()
     entries["start_token"] = data.start_token
-    entries["evaluated_on"] = evaluated_on(config, data)
+    entries["evaluated_on"] = evaluated_on(run.config, data)
     entries["text"] = data.hashes()
-    save_model(Path(config.out_dir, name), run.model, data.tokenizer, weights, **entries)
+    save_model(Path(run.config.out_dir, name), run.model, data.tokenizer, weights, **entries)
 
 
 def evaluated_on(config: TrainConfig, data: Dataset) -> list:
-    """Return everything that a validation loss depends on, apart from the model."""
+    """Everything that a validation loss depends on, apart from the model."""
     return [data.splits["val"]["sha256"], config.eval_tokens]
 
 
@@ -439,14 +398,58 @@ def check_finite(what: str, value: float, run: Run) -> None:
     raise UserError(f"training diverged: the {what} is {value} at step {run.progress.step}; {advice}")
 
 
-def sum_of_weights(model: GPT) -> float:
-    """Return the sum of all weights: NaN or infinite if a weight is. (The loss of a step is computed
-    before its update, so it cannot show that the update made a weight NaN.)"""
-    sums = [full_tensor(p.detach().sum()) for p in model.parameters()]
-    return float(sum(sums))
+# ----------------------------------------------------------------------------- how a run starts
 
 
-# ----------------------------------------------------------------------------- before the first step
+def read_config(doc: str) -> tuple[TrainConfig, dict]:
+    """The config of the command line, and the checkpoint that the run starts from, or {}."""
+    given = console.read_options(TrainConfig, doc, "config")
+    if "config" in given:
+        given = {**console.read_toml(given["config"], TrainConfig), **given}
+    if "out_dir" not in given:
+        name = Path(given.get("config", "")).stem or given.get("dataset", TrainConfig.dataset)
+        given["out_dir"] = f"out/{name}"
+    last = Path(given["out_dir"], "last.pt")
+    init_from = given.get("init_from", "scratch")
+    if init_from == "auto":
+        init_from = "resume" if last.exists() else "scratch"
+    if init_from == "scratch":
+        given["init_from"] = init_from
+        return TrainConfig(**given), {}
+    if init_from == "resume":
+        checkpoint = load_progress(last, TrainConfig)
+        # If an option of the model was added after the run, config lacks it, and model_config has GPTConfig's
+        # default, which means: as before. (TrainConfig's default can mean something new.)
+        before = {**checkpoint["model_config"], **checkpoint["config"]}
+        given["init_from"] = before["init_from"]  # config.toml still says what the run began with
+    else:
+        checkpoint = load_checkpoint(init_from)
+        checkpoint.pop("optimizer", None)  # a new run begins with the weights alone
+        before = dict(checkpoint["model_config"])
+        before["document_mask"] = before["start_token"] is not None
+    config = TrainConfig(**{**before, **given})
+    refuse_changes(config, checkpoint)
+    return config, checkpoint
+
+
+def set_up() -> tuple[TrainConfig, dict, Dataset, Worker]:
+    """Read the options, and open the checkpoint and the data. Raises UserError if they do not fit together."""
+    config, checkpoint = read_config(__doc__)
+    worker = Worker.pick(config.device, config.dtype)
+    config.dtype = str(worker.dtype).removeprefix("torch.")  # no longer auto: a resumed run has the same dtype
+    data = load(config.dataset)
+    data.verify()
+    data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
+    if checkpoint:
+        check_tokenizer(checkpoint, data.tokenizer, data.name)
+        if checkpoint.get("step", 0) > config.max_iters and "optimizer" in checkpoint:
+            steps = checkpoint["step"]
+            raise UserError(f"{steps} steps are done, more than --max_iters={config.max_iters}; give a larger number")
+    if config.document_mask and data.start_token is None:
+        raise UserError(f"{data.name} is one long text; use --document_mask=false")
+    if config.compile:
+        runtime.check_compiler(worker.device)
+    return config, checkpoint, data, worker
 
 
 def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> Run:
@@ -459,28 +462,28 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
     if checkpoint:
         load_weights(model, checkpoint["model"])
     network = worker.wrap(model, config.compile)
-    compute = network
-    if config.compile and not worker.fsdp:  # with FSDP, wrap() has compiled each layer
-        compute = torch.compile(network)
-    is_float16 = worker.dtype == torch.float16
     run = Run(
         config=config,
         data=data,
         worker=worker,
         model=model,
-        network=network,
-        loss_function=worker.loss_function(compute),
+        loss_function=worker.loss_function(network),
         optimizer=make_optimizer(model, config, worker.dtype),
-        scaler=torch.amp.GradScaler(worker.device.type, enabled=is_float16),
+        scaler=torch.amp.GradScaler(worker.device.type, enabled=worker.dtype == torch.float16),
         starts=training_starts(data, config.block_size),
         windows=evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens),
         progress=Progress(),
     )
-    try_a_pass(run)
+    if config.compile or worker.world_size > 1:
+        # A gradient that is discarded. It compiles the model before the clock starts. And in its first pass, DDP
+        # averages gradients in another order than later: if that were a step, a resumed run would not be exact
+        x, y = next(training_batches(data.train, run.starts, config, 1, worker))
+        run.loss_function(x, y).backward()
+        model.zero_grad(set_to_none=True)
     print_summary(run)
-    if "optimizer" in checkpoint:  # the run is resumed
+    if "optimizer" in checkpoint:
         restore(run, checkpoint)
-    elif checkpoint:
+    if checkpoint:
         data.note_if_changed(checkpoint)
     checkpoint.clear()
     run.began = time.perf_counter() - run.progress.seconds
@@ -490,34 +493,38 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
     return run
 
 
-def try_a_pass(run: Run) -> None:
-    """Compute a gradient, and discard it. An error of torch.compile or a lack of memory shows here,
-    before a file is written. And in its first pass, DDP averages gradients in another order than
-    later, which changes the last digit. If that pass were a step, a resumed run would not be exact."""
-    batches = training_batches(run.data.train, run.starts, run.config, 1, run.worker)
-    x, y = next(batches)
-    run.loss_function(x, y).backward()
-    run.model.zero_grad(set_to_none=True)
+def restore(run: Run, checkpoint: dict) -> None:
+    """Restore the progress, optimizer and scaler of a run from its last.pt."""
+    config = run.config
+    run.progress = Progress(**checkpoint["progress"])
+    load_state(run.optimizer, checkpoint["optimizer"])
+    if checkpoint["scaler"]:  # empty unless in float16
+        run.scaler.load_state_dict(checkpoint["scaler"])
+    step = run.progress.step
+    print(f"resumed after step {step}")
+    # With best = infinity, the next evaluation writes a new best.pt. That is needed if there is none,
+    # or if its loss was computed on other tokens. Only rank 0 looks for the file, and tells the others.
+    is_missing = run.worker.any(run.worker.rank == 0 and not Path(config.out_dir, "best.pt").exists())
+    if is_missing or checkpoint["evaluated_on"] != evaluated_on(config, run.data):
+        run.progress.best = math.inf
+        run.progress.evaluations_since_best = 0
+    if step == config.max_iters:
+        run.progress.evaluation_due |= is_missing  # there is no next evaluation, so it comes now
+        print(f"note: all {step} steps are done; to train on, give a larger --max_iters, such as {2 * step}")
 
 
 def print_summary(run: Run) -> None:
     config = run.config
     data = run.data
-    worker = run.worker
     n_train = len(data.train)
-    n_val = len(data.val) - 1
     starts, stops = run.windows
-    n_evaluated = (stops - starts).sum()
-    evaluated = f"evaluating on {n_evaluated:,} of {n_val:,} validation tokens"
+    evaluated = f"evaluating on {(stops - starts).sum():,} of {len(data.val) - 1:,} validation tokens"
     print(f"data    {data.name}: {n_train:,} training tokens; {evaluated}")
-    n_params = run.model.num_params()
     uniform = math.log(data.vocab_size)
-    print(f"model   {n_params:,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
-    peak = runtime.published_peak(worker.device, worker.dtype)
-    if peak is None:
-        print(f"device  {worker}")
-    else:
-        print(f"device  {worker}; mfu = fraction of the published peak, {peak / 1e12:,.0f} TFLOP/s")
+    print(f"model   {run.model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
+    peak = runtime.published_peak(run.worker.device, run.worker.dtype)
+    mfu = f"; mfu = fraction of the published peak, {peak / 1e12:,.0f} TFLOP/s" if peak else ""
+    print(f"device  {run.worker}{mfu}")
     steps = config.max_iters
     per_step = config.tokens_per_step()
     epochs = steps * per_step / n_train
@@ -528,56 +535,31 @@ def print_summary(run: Run) -> None:
         print(f"note: --warmup_iters={warmup} is longer than the run; the learning rate only reaches {reached}")
 
 
-def restore(run: Run, checkpoint: dict) -> None:
-    """Restore the progress, optimizer and scaler of a run from its last.pt."""
-    run.progress = Progress(**checkpoint["progress"])
-    load_state(run.optimizer, checkpoint["optimizer"])
-    if checkpoint["scaler"]:  # empty unless in float16
-        run.scaler.load_state_dict(checkpoint["scaler"])
-    print(f"resumed after step {run.progress.step}{changed_text(run.data, checkpoint)}")
-    # With best = infinity, the next evaluation writes a new best.pt. That is needed if there is none,
-    # or if its loss was computed on other tokens. Only rank 0 looks for the file, and tells the others.
-    missing = run.worker.rank == 0 and not Path(run.config.out_dir, "best.pt").exists()
-    missing = run.worker.any(missing)
-    other_tokens = checkpoint["evaluated_on"] != evaluated_on(run.config, run.data)
-    if missing or other_tokens:
-        run.progress.best = math.inf
-        run.progress.evaluations_since_best = 0
-    step = run.progress.step
-    if step == run.config.max_iters:
-        if missing:  # there is no next evaluation, so it comes now
-            run.progress.evaluation_due = True
-        print(f"note: all {step} steps are done; to train on, give a larger --max_iters, such as {2 * step}")
-
-
-def changed_text(data: Dataset, checkpoint: dict) -> str:
-    """Return a remark if a run continues with other data than before, or nothing."""
-    if checkpoint["config"]["dataset"] != data.name:
-        return f" on another dataset: {data.name}"
-    if data.has_changed(checkpoint):
-        return f" on another text: {data.name} has changed"
-    return ""
-
-
 # ----------------------------------------------------------------------------- after the last step
 
 
 def report(config: TrainConfig, data: Dataset, worker: Worker, progress: Progress) -> None:
-    """Print a sample of the best model, its losses, and the result line. The first process does
-    this alone."""
+    """Print a sample of the best model, its losses, and the result line."""
     folder = Path(config.out_dir)
     checkpoint = load_checkpoint(folder / "best.pt")
     if progress.step < config.max_iters:
         out_dir = shlex.quote(config.out_dir)
         advice = f"to continue: python train.py --init_from=resume --out_dir={out_dir} --early_stop=0"
         print(f"early stopping: no improvement in {config.early_stop} evaluations; {advice}")
-    best_step = checkpoint["step"]
-    if best_step < progress.step:
-        print(f"validation loss was lowest at step {best_step}: the sample and results below use best.pt")
+    if checkpoint["step"] < progress.step:
+        print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
     model, _ = load_model(checkpoint)
     model.to(worker.device)
-    losses = final_losses(config, data, worker, model, checkpoint)
-    print_sample(config, data, worker, model)
+    losses = final_losses(config, data, worker, model)
+
+    # A sample from the start of a document, or of a line
+    ids = start_ids(data.tokenizer) if data.start_token is None else [data.start_token]
+    idx = torch.tensor([ids], device=worker.device)  # (1, 1)
+    generator = torch.Generator(worker.device).manual_seed(config.seed)
+    idx = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)
+    text = data.tokenizer.decode(idx[0, 1:].tolist())
+    print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{console.printable(text.strip())}")
+
     console.print_losses(data, losses)
     draw_losses(folder, data)
     tokens_per_second = progress.step * config.tokens_per_step() / progress.train_seconds
@@ -587,15 +569,12 @@ def report(config: TrainConfig, data: Dataset, worker: Worker, progress: Progres
     console.print_result("gpt", data, model.num_params(), losses, **figures)
 
 
-def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT, checkpoint: dict) -> dict[str, float]:
+def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT) -> dict[str, float]:
     """The loss of the best model on each split."""
-    alone = replace(worker, world_size=1)  # the other processes have left
-    loss_function = worker.loss_function(model)
+    alone = Worker(worker.device, worker.dtype)  # the other processes have left
+    loss_function = alone.loss_function(model)
     losses = {}
     for split in data.splits:
-        if split == "val" and checkpoint["evaluated_on"] == evaluated_on(config, data):
-            losses[split] = checkpoint["val"]  # known already
-            continue
         n_tokens = config.eval_tokens
         if split == "train" and n_tokens == 0:
             n_tokens = len(data.val)  # 0 means all tokens, which would take long here
@@ -606,168 +585,44 @@ def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT,
     return losses
 
 
-def print_sample(config: TrainConfig, data: Dataset, worker: Worker, model: GPT) -> None:
-    """Print a sample from the start of a document, or of a line."""
-    ids = start_ids(data.tokenizer) if data.start_token is None else [data.start_token]
-    idx = torch.tensor([ids], device=worker.device)  # (1, 1)
-    generator = torch.Generator(worker.device).manual_seed(config.seed)
-    idx = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)
-    text = data.tokenizer.decode(idx[0, 1:].tolist())
-    print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{printable(text.strip())}")
-
-
 def draw_losses(folder: Path, data: Dataset) -> None:
-    """Draw loss.png from the log, or say why it cannot be drawn: the run is worth more than its plot."""
+    """Draw loss.png: the losses in the log, and those of counting, as dotted lines."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        print(f"\nno {folder / 'loss.png'}: plots need matplotlib ({error}); python -m pip install matplotlib")
+        return
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    log = [json.loads(line) for line in lines]
+    figure = Figure((8, 4.2), dpi=80, layout="constrained")
+    axes = figure.subplots()
+    for name, style in (("train", "-"), ("val", "o-")):
+        logged = [entry for entry in log if name in entry]
+        steps = [entry["step"] for entry in logged]
+        losses = [entry[name] for entry in logged]
+        axes.plot(steps, losses, style, label=name, markersize=5)
+    for name, loss in counting_losses(data).items():
+        axes.axhline(loss, color="0.4", linestyle=":")
+        # x = 1 is the right end of the axes; y is a loss
+        axes.annotate(f"{name} {loss:.2f} ", (1, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    axes.set(xlabel="step", ylabel="loss, nats per token")
+    axes.set_title(str(folder), parse_math=False)  # a $ in a name is no formula
+    axes.legend()
     path = folder / "loss.png"
     try:
-        import plots
-
-        lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-        log = [json.loads(line) for line in lines]
-        plots.training_losses(log, data, str(folder), path)
-    except (OSError, UserError) as error:
-        console.late_errors.append(str(error))
-    for error in console.late_errors:
+        replace_file(path, lambda file: figure.savefig(file, format="png"))
+    except UserError as error:  # the run is worth more than its plot
         print(f"\nno {path}: {error}")
-    console.late_errors.clear()
-
-
-# ----------------------------------------------------------------------------- how a run starts
-
-
-def read_config(doc: str) -> tuple[TrainConfig, dict]:
-    """The config of the command line, and the checkpoint that the run starts from, or {}."""
-    given = read_options(TrainConfig, doc, "config")
-    if "config" in given:
-        given = {**read_toml(given["config"], TrainConfig), **given}
-    if "out_dir" not in given:
-        name = Path(given.get("config", "")).stem or given.get("dataset", TrainConfig.dataset)
-        given["out_dir"] = f"out/{name}"
-    init_from = given.get("init_from", "scratch")
-    if init_from == "auto":
-        last = Path(given["out_dir"], "last.pt")
-        init_from = "resume" if last.exists() else "scratch"
-    if init_from == "scratch":
-        return TrainConfig(**{**given, "init_from": "scratch"}), {}
-    if init_from == "resume":
-        return resume(given)
-    return start_from_weights(given)
-
-
-def resume(given: dict) -> tuple[TrainConfig, dict]:
-    """Continue the run in out_dir with its options, except for the options that are given now."""
-    last = Path(given["out_dir"], "last.pt")
-    if not last.exists():
-        folders = sorted(str(path.parent) for path in Path("out").glob("**/last.pt"))
-        others = f"one of: {', '.join(folders)}" if folders else "a folder that has a last.pt"
-        raise UserError(f"there is no {last} to resume; use --out_dir= with {others}")
-    checkpoint = load_checkpoint(last)
-    if "optimizer" not in checkpoint:
-        raise UserError(f"{checkpoint['name']} contains a model only; copy the run's last.pt back")
-    refuse_unknown(checkpoint["name"], checkpoint["config"], TrainConfig)
-    # If an option of the model was added after the run, config lacks it, and model_config has GPTConfig's
-    # default, which means: as before. (TrainConfig's default can mean something new.)
-    before = {**checkpoint["model_config"], **checkpoint["config"]}
-    given["init_from"] = before["init_from"]  # config.toml still says what the run began with
-    config = TrainConfig(**{**before, **given})
-    refuse_changes(config, before, {*architecture(), "optimizer"}, checkpoint["name"])
-    step = checkpoint["step"]
-    if step > config.max_iters:
-        raise UserError(f"{step} steps are done, more than --max_iters={config.max_iters}; give a larger number")
-    return config, checkpoint
-
-
-def start_from_weights(given: dict) -> tuple[TrainConfig, dict]:
-    """Start a new run from the weights of another run, or of GPT-2, with the same architecture."""
-    init_from = given["init_from"]
-    checkpoint = load_checkpoint(init_from)
-    if "peft" in checkpoint:
-        raise UserError(f"{init_from} has only what finetune.py trained; use a whole model")
-    for name in ("optimizer", "progress"):  # a new run begins at step 0
-        checkpoint.pop(name, None)
-    before = checkpoint["model_config"]
-    has_mask = before["start_token"] is not None
-    config = TrainConfig(**{**before, "document_mask": has_mask, **given})
-    fixed = architecture()
-    # Learned positions end at the old block_size. Otherwise block_size may change, and rope be stretched
-    if config.position != "learned" or config.block_size < before["block_size"]:
-        fixed -= {"block_size", "rope_base", "rope_scale"}
-    refuse_changes(config, before, fixed, checkpoint["name"])
-    return config, checkpoint
-
-
-def architecture() -> set[str]:
-    """The options that determine the weights. The other options of GPTConfig may change."""
-    may_change = {"vocab_size", "start_token", "dropout", "flash", "label_smoothing", "train_temperature"}
-    return {f.name for f in fields(GPTConfig)} - may_change
-
-
-def refuse_changes(config: TrainConfig, before: dict, fixed: set[str], name: str) -> None:
-    """Raise UserError if one of the fixed options differs from what the checkpoint has."""
-    for fixed_option in sorted(fixed):
-        if getattr(config, fixed_option) != before[fixed_option]:
-            what = f"{fixed_option} is fixed to {before[fixed_option]} by the checkpoint {name}"
-            raise UserError(f"{what}; drop --{fixed_option}, or start a new run with another --out_dir")
-
-
-def check_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> None:
-    """Raise UserError if the run is not possible with this dataset or on this computer."""
-    data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
-    same_tokens = not checkpoint or has_tokens_of(checkpoint, data.tokenizer)
-    if "optimizer" in checkpoint:  # a resumed run
-        same_tokens = checkpoint["tokenizer"] == data.tokenizer.to_dict()
-    if not same_tokens:
-        raise UserError(f"{data.name} has another vocabulary than {checkpoint['name']}; {tokenizer_advice(checkpoint)}")
-    sequences = config.batch_size * config.gradient_accumulation_steps
-    processes = worker.world_size
-    if sequences % processes:
-        divisors = [str(n) for n in range(1, sequences + 1) if sequences % n == 0]
-        raise UserError(f"{processes} processes cannot split {sequences} sequences; use one of {', '.join(divisors)}")
-    if processes > 1 and worker.device.type == "mps":
-        raise UserError("several processes cannot share mps; use --device=cpu")
-    if worker.fsdp and worker.dtype == torch.float16:
-        raise UserError("--fsdp cannot train in float16; use --dtype=bfloat16")
-    if config.document_mask and data.start_token is None:
-        raise UserError(f"{data.name} is one long text; use --document_mask=false")
-    if config.compile:
-        runtime.check_compiler(worker.device)
-
-
-def facts(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> dict:
-    """Return the facts that must be the same in all processes, which may be on several computers:
-    options, device, and short hashes of the checkpoint, the data and the code."""
-    may_differ = ("config", "out_dir", "device")
-    same = {}
-    for name, value in config.options().items():
-        if name not in may_differ:
-            same[f"--{name}"] = value
-    same["the device"] = worker.device.type
-    same["the step of the checkpoint"] = checkpoint.get("step", 0)
-    weights = checkpoint.get("model", {}).values()
-    beginnings = [p.flatten()[:9].tolist() for p in weights]  # enough to tell two checkpoints apart
-    hashes = {"the checkpoint": checksum(beginnings), "the tokenizer": checksum(data.tokenizer.to_dict())}
-    hashes["the progress in the checkpoint"] = checksum(checkpoint.get("progress"))
-    for split, sha256 in data.hashes().items():
-        hashes[f"the {split} split"] = sha256
-    for path in Path(__file__).parent.glob("*.py"):
-        hashes[path.name] = sha256_of(path)
-    for name, sha256 in hashes.items():
-        same[name] = sha256[:8]
-    return same
 
 
 def main() -> None:
-    runtime.join_processes()
     runtime.keep_freed_memory()
-    with runtime.first_process_first():  # so that one process prepares the data, and the others find it
-        config, checkpoint = read_config(__doc__)
-        worker = Worker.pick(config.device, config.dtype, config.fsdp)
-        data = load(config.dataset)
-        if runtime.LOCAL_RANK == 0:  # once on each computer
-            data.verify()
-        check_run(config, checkpoint, data, worker)
-    config.dtype = str(worker.dtype).removeprefix("torch.")  # no longer auto: a resumed run has the same dtype
-    runtime.check_alike(facts(config, checkpoint, data, worker))
+    if runtime.DISTRIBUTED:
+        import distributed  # here: most runs have one process
+
+        config, checkpoint, data, worker = distributed.set_up_together(set_up)
+    else:
+        config, checkpoint, data, worker = set_up()
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
     with runtime.explain_errors(f"out of memory; use {advice}"):
         run = start_run(config, checkpoint, data, worker)
@@ -775,9 +630,9 @@ def main() -> None:
         progress = run.progress
         progress.seconds = run.seconds()
         stopped = run.stopped
-        log = run.log
-        del run  # frees memory for the report; and DDP, which must be gone before leave_processes()
-        runtime.leave_processes()
+        log = run.log  # stays locked during the report
+        del run  # frees memory for the report; and DDP, which must be gone before leave()
+        worker.leave()
         if worker.rank == 0 and not stopped:
             report(config, data, worker, progress)
     if log:
@@ -787,8 +642,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    if runtime.DISTRIBUTED:
+        import distributed
+
+        distributed.run(main, ConfigError)
+    else:
         console.run(main, ConfigError)
-    except SystemExit as error:
-        runtime.exit_now(error.code or 0)
-    runtime.exit_now(0)  # for several processes, the usual end of a script could abort

@@ -15,7 +15,7 @@ FLOORS = (
     "micrograd console model optim windows cells",
     "files tokenizer runtime peft",
     "dataset bpe",
-    "prepare_data gpt2 plots",
+    "prepare_data gpt2 plots distributed",
     "checkpoint bigram mlp attention rnn scaling seq2seq capacity",
     "train sample ngram word2vec",
     "evaluate finetune rlhf mlm look estimate climb guess check recall",

@@ -12,6 +12,7 @@ import torch
 import bigram
 import ngram
 import plots
+from dataset import counting_losses
 
 
 def xy(axes) -> list[list[list[float]]]:
@@ -54,7 +55,7 @@ def test_a_label_with_an_underscore_is_not_in_the_legend(figures, tmp_path):
 
 def test_baselines_are_add_one_counts(figures, tmp_path):
     data = SimpleNamespace(vocab_size=3, train=np.array([0, 1, 1, 2], np.uint16), val=np.array([1, 1, 0], np.uint16))
-    losses = plots.baseline_losses(data)
+    losses = counting_losses(data)
     # counted are 1, 1, 2 (the first token has no pair): unigrams (0 + 1) / 6, 3 / 6, 2 / 6; after 1: 1, 2, 2 of 5
     unigram = -(math.log(3 / 6) + math.log(1 / 6)) / 2
     bigram = -(math.log(2 / 5) + math.log(1 / 5)) / 2
@@ -68,7 +69,7 @@ def test_baselines_are_add_one_counts(figures, tmp_path):
 def test_ids_of_16_bits_do_not_overflow_in_a_table_of_pairs():
     ids = np.arange(1000, dtype=np.uint16)
     data = SimpleNamespace(vocab_size=1000, train=ids, val=ids)
-    assert plots.baseline_losses(data)["bigram"] == pytest.approx(-math.log(2 / 1001))
+    assert counting_losses(data)["bigram"] == pytest.approx(-math.log(2 / 1001))
 
 
 def test_a_long_training_is_drawn_as_about_200_means_and_a_short_one_as_it_is(figures, tmp_path):

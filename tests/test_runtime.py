@@ -11,7 +11,6 @@ from conftest import best_device
 
 import runtime
 from console import UserError
-from model import GPT, GPTConfig
 from runtime import Worker
 
 
@@ -182,71 +181,3 @@ def test_running_out_of_memory_is_recognized_on_each_system(error):
 def test_another_error_stays_as_it_is():
     with pytest.raises(RuntimeError, match="shapes"), runtime.explain_errors("use less"):
         raise RuntimeError("shapes cannot be multiplied")
-
-
-# ----------------------------------------------------------------------------- several processes
-
-
-@pytest.fixture
-def process(monkeypatch):
-    """process(rank, local_rank): this one is one of three, on two machines. Its waiting is listed; so is its end."""
-    events = []
-
-    def become(rank: int, local_rank: int) -> list:
-        events.clear()
-        for name, value in {"DISTRIBUTED": True, "RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 3}.items():
-            monkeypatch.setattr(runtime, name, value)
-        return events
-
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda _: events.append("wait"))
-    monkeypatch.setattr(runtime, "exit_now", lambda status: events.append(f"exit {status}"))
-    return become
-
-
-@pytest.mark.parametrize(("rank", "local_rank", "turn"), [(0, 0, 0), (1, 0, 1), (2, 1, 2)])
-def test_the_first_process_prepares_then_that_of_each_machine_then_the_rest(process, rank, local_rank, turn):
-    events = process(rank, local_rank)
-    with runtime.first_process_first():
-        events.append("prepare")
-    assert events == ["wait"] * turn + ["prepare"] + ["wait"] * (2 - turn)
-
-
-def test_fsdp_gathers_layer_by_layer_in_the_dtype_that_they_compute_in(monkeypatch):
-    sharded = []
-    monkeypatch.setattr("torch.distributed.init_device_mesh", lambda *_: None)
-    shard = lambda part, mesh, mp_policy=None: sharded.append((part, mp_policy))
-    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", shard)
-    model = GPT(GPTConfig(n_layer=2, n_embd=16))
-    layers = [layer for block in model.transformer.h for layer in (block.attn, block.mlp)]
-    assert Worker(torch.device("cpu"), torch.bfloat16, fsdp=True).wrap(model, compile=True) is model
-    parts, policies = zip(*sharded, strict=True)
-    assert [*map(id, parts)] == [*map(id, (*layers, model))] and policies[-1] is None  # norms stay in float32
-    assert all(p.param_dtype == torch.bfloat16 and p.reduce_dtype == torch.float32 for p in policies[:-1])
-    assert all(layer._compiled_call_impl for layer in layers)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "words"),
-    [
-        ({"--seed": 2, "--fsdp": False, "train.py": "abc"}, "--seed is 2 in process 1, but 1 in the first one"),
-        ({"--seed": 1, "--fsdp": True, "train.py": "abc"}, "--fsdp is True in process 1, but False in the first one"),
-        ({"--seed": 1, "--fsdp": False}, "train.py is None in process 1, but abc in the first one"),
-    ],
-)
-def test_processes_that_differ_stop_and_each_machine_says_why(process, monkeypatch, capsys, theirs, words):
-    ours = {"--seed": 1, "--fsdp": False, "train.py": "abc"}
-
-    def gather(into: list, facts: dict) -> None:
-        into[:] = [ours, theirs, ours]
-
-    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
-    for rank, local_rank in ((0, 0), (1, 0), (2, 1)):
-        events = process(rank, local_rank)
-        runtime.check_alike(theirs if rank == 1 else ours)
-        assert events[:2] == ["wait", "exit 2"]
-        printed = capsys.readouterr().err
-        assert printed == ("" if local_rank else f"error: {words}; give all machines the same\n")
-    monkeypatch.setattr("torch.distributed.all_gather_object", lambda into, facts: None)
-    events = process(0, 0)
-    runtime.check_alike(ours)
-    assert events == []
