@@ -3,8 +3,10 @@ And the commands in the docstrings of the files and in the comments of config/."
 
 import importlib
 import math
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 import test_lectures
 import torch
-from conftest import ROOT, local_copy, result
+from conftest import ROOT, babble, local_copy, result
 
 import attention
 import bpe
@@ -261,6 +263,61 @@ def test_a_run_is_exported_as_the_howto_says():
     exec(compile(text, "docs/howto.md", "exec"), {})
     tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
     assert torch.equal(tensors["wte.weight"], gpt.transformer.wte.weight)
+
+
+SMALLER = {
+    "block_size=128, n_layer=4, n_head=4, n_embd=128": "block_size=8, n_layer=2, n_head=2, n_embd=16",
+    "max_iters=700": "max_iters=40",
+    "eval_batches = 20": "eval_batches = 2",
+    "interval = 50": "interval = 5",
+    "max_new_tokens=400": "max_new_tokens=8",
+    "{loss.item():.4f}  val loss {np.mean(losses):.4f}": "{loss.item()}  val loss {np.mean(losses)}",  # all digits
+}
+
+
+def start_loop(folder: Path, text: str) -> subprocess.Popen:
+    """Run the howto's loop in a folder that has model.py, optim.py and data, but nothing else of this project."""
+    for path in (ROOT / "model.py", ROOT / "optim.py", Path("train.bin"), Path("val.bin")):
+        shutil.copy(path, folder)
+    (folder / "loop.py").write_text(text, encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.Popen([sys.executable, "loop.py"], cwd=folder, env=env, stdout=subprocess.PIPE, encoding="utf-8")
+
+
+def test_the_loop_for_a_project_of_your_own_is_killed_and_resumes_bit_for_bit():
+    """As the howto has it, with smaller sizes. Without the state of the optimizer, the weights would differ."""
+    loop, data = re.findall(
+        "^```py\n(.*?)^```", section(PAGES[ROOT / "docs/howto.md"], "Use it in a project of your own"), re.M | re.S
+    )
+    Path("my.txt").write_text(babble(3000))
+    exec(compile(data, "docs/howto.md", "exec"), {})
+    for shown, small in SMALLER.items():
+        assert loop.count(shown) == 1
+        loop = loop.replace(shown, small)
+    load_optimizer = '    optimizer.load_state_dict(checkpoint["optimizer"])\n'
+    assert loop.count(load_optimizer) == 1
+    whole, killed, forgetful = (Path(name) for name in ("whole", "killed", "forgetful"))
+    for folder in (whole, killed, forgetful):
+        folder.mkdir()
+    uninterrupted, process = start_loop(whole, loop), start_loop(killed, loop)
+    printed = [process.stdout.readline() for _ in range(3)]
+    process.kill()
+    process.communicate()
+    step = torch.load("killed/ckpt.pt")["step"]
+    assert printed[2].startswith("step 15 ") and step < 40
+    shutil.copy("killed/ckpt.pt", forgetful)
+    resumed, control = start_loop(killed, loop), start_loop(forgetful, loop.replace(load_optimizer, ""))
+    expected, lines = (run.communicate(timeout=240)[0].splitlines(True) for run in (uninterrupted, resumed))
+    control.communicate(timeout=240)
+    assert printed == expected[:3] and lines == expected[step // 5 :]
+    first, last = (float(expected[i].split("val loss ")[1]) for i in (0, 7))
+    assert 1 < last < first - 0.5
+    ends = [torch.load(folder / "ckpt.pt") for folder in (whole, killed, forgetful)]
+    assert [end["step"] for end in ends] == [40, 40, 40]
+    for part in ("model", "optimizer"):
+        a, b = (end[part] for end in ends[:2])
+        assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+    assert not any(torch.equal(ends[0]["model"][name], p) for name, p in ends[2]["model"].items())
 
 
 def test_lora_is_merged_into_one_file_as_the_howto_says():
