@@ -98,8 +98,7 @@ def mean_nll(P, xs, ys):
     logarithms) per letter. -log P is 0 for a pair that was certain, and large for an improbable one. One impossible
     pair makes the loss infinite, because log 0 is -inf."""
     log_likelihoods = P[xs, ys].log()
-    loss = -log_likelihoods.mean().item()
-    return loss + 0.0  # if every pair was certain, the loss is -0.0, and -0.0 + 0.0 is 0.0
+    return -log_likelihoods.mean().item()
 
 
 # ----------------------------------------------------------------------------- the same table, learned
@@ -256,10 +255,13 @@ def words_to_score(text, itos):
 def print_scores(words, pairs, stoi):
     """Score each word by three tables: the counts of train, the same with 1 added, and the counts of all splits."""
     V = len(stoi)
-    counts = {split: count_pairs(xs, ys, V) for split, (xs, ys) in pairs.items()}
-    counted = probabilities(counts["train"], add=0)
-    smoothed = probabilities(counts["train"], add=1)
-    counted_in_all = probabilities(sum(counts.values()), add=0)
+    in_all = 0
+    for xs, ys in pairs.values():
+        in_all = in_all + count_pairs(xs, ys, V)
+    N = count_pairs(*pairs["train"], V)
+    counted = probabilities(N, add=0)
+    smoothed = probabilities(N, add=1)
+    counted_in_all = probabilities(in_all, add=0)
     for word in words:
         print_score(word, counted, stoi, "by the counts of train")
         print_score(word, smoothed, stoi, "with 1 added to each count")
@@ -271,8 +273,6 @@ def print_comparison(counted, learned, itos, options):
     occurs = counted.sum(dim=1) > 0  # counting says nothing about a letter that never occurs
     difference = (counted - learned)[occurs].abs()  # only rows where occurs is True
     print(f"difference of the probabilities: mean {difference.mean():.4f}, largest {difference.max():.4f}")
-    if options.num_samples == 0:
-        return
     print("\nWords from the same random numbers:")
     rows = [["by counting", "learned"]]
     for i in range(options.num_samples):
@@ -338,13 +338,6 @@ def report_losses(P, pairs, data):
     return losses
 
 
-def draw_counts(N, itos, path):
-    import plots  # here, because matplotlib is optional
-
-    plots.bigram_counts(N.numpy(), itos, path)
-    print(f"\n{path}: the counts N")
-
-
 def main() -> None:
     options = parse(Options, __doc__)
     data = load(options.dataset)
@@ -361,15 +354,15 @@ def main() -> None:
     # pairs of letters
     pairs = {split: make_pairs(words[split], stoi) for split in words}
     xs, ys = pairs["train"]
-    first_word = train_words[0]
-    print(f"They have {len(xs):,} pairs; those of the first word are", *pair_names(first_word))
+    print(f"They have {len(xs):,} pairs; those of the first word are", *pair_names(train_words[0]))
 
     # counts, and probabilities
     N = count_pairs(xs, ys, len(itos))
     print_corner("N[x, y]: how often column letter y follows row letter x (the first rows and columns)", N, itos)
     counted = probabilities(N, add=0)
-    smoothed = probabilities(N, add=1)
-    P = smoothed if options.smoothing == "add" else counted
+    P = counted
+    if options.smoothing == "add":
+        P = probabilities(N, add=1)
     percent = 100 * P
     print_corner("P[x, y]: the probability of y after x, in percent, rounded", percent.round().int(), itos)
 
@@ -390,7 +383,11 @@ def main() -> None:
         losses = report_losses(P, pairs, data)
 
     if options.plot:
-        draw_counts(N, itos, Path("out", f"bigram_{data.name}", "counts.png"))
+        import plots  # here, because matplotlib is optional
+
+        path = Path("out", f"bigram_{data.name}", "counts.png")
+        plots.bigram_counts(N.numpy(), itos, path)
+        print(f"\n{path}: the counts N")
     print_result(model, data, N.numel(), losses, seconds=time.perf_counter() - began)
 
 

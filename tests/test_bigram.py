@@ -424,12 +424,6 @@ def test_a_word_of_unknown_letters_gets_one_line_before_anything_is_computed(cal
     assert call(bigram, "--dataset=list", f"--score={score}")[1] == ""
 
 
-def test_pairs_that_are_all_certain_have_a_loss_of_0_without_a_sign():
-    xs, ys = bigram.make_pairs(["a"], {".": 0, "a": 1})
-    P = bigram.probabilities(bigram.count_pairs(xs, ys, 2), add=0)
-    assert str(bigram.mean_nll(P, xs, ys)) == "0.0"
-
-
 def test_commas_without_a_word_are_skipped():
     assert bigram.words_to_score(" emma,, ava ,", [".", "a", "e", "m", "v"]) == ["emma", "ava"]
     assert bigram.words_to_score("", [".", "a"]) == []
@@ -573,12 +567,6 @@ def test_a_list_of_few_letters_is_learned_too_and_the_seed_decides_on_weights_an
     assert sum(word == same for word, same in zip(rows[::2], rows[1::2], strict=True)) >= 6
     decay, train, _, add, _ = decays(out)
     assert (np.diff(train) > 0).all() and (np.diff(add) > 0).all() and decay[-1] == 1
-
-
-def test_without_samples_both_tables_are_compared_without_words(call):
-    status, out, err = call(bigram, "--dataset=list", "--neural", "--num_samples=0")
-    assert (status, err) == (0, "") and "difference of the probabilities: mean " in out
-    assert "Words from the same random numbers" not in out and "samples:" not in out
 
 
 # ----------------------------------------------------------------------------- weight decay and smoothing
