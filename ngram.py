@@ -11,11 +11,11 @@ the bigram's 2.45 nats per token to 1.98. (The lecture's network has 2.10, a lar
 "emil" say nothing about "emel". The network of mlp.py learns that the two are similar.
 """
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -149,15 +149,6 @@ def count_ngrams(tokens, n, separator):
         grams, counts = sum_by_row(grams, counts)
         show(end)
     return grams, counts
-
-
-def count_splits(data, n):
-    """Return split -> (n-grams, counts)."""
-    counts = {}
-    for split in data.splits:
-        tokens = getattr(data, split)
-        counts[split] = count_ngrams(tokens, n, data.separator)
-    return counts
 
 
 def forget_other_documents(windows, separator):
@@ -303,26 +294,6 @@ def nll(p, N):
         log_p = np.log(p[occurs])
     total = -(N[occurs] * log_p).sum()
     return float(total / N.sum())
-
-
-def check_with_plain_lines(data, n, discount):
-    """Print how far the arrays are from the dictionaries on a small part of the text."""
-    n = min(n, 8)  # dictionaries of longer contexts take a while
-    V = data.vocab_size
-    separator = data.separator
-    grams, counts = count_ngrams(data.train[:2000], n, separator)
-    table = NGrams(grams, counts, V, separator)
-    every_time = np.repeat(grams, counts, axis=0)  # each n-gram as often as it occurs
-    tuples = [tuple(gram) for gram in every_time.tolist()]
-    tables = count_plainly(tuples)
-    held_out, _ = count_ngrams(data.val[:500], n, separator)
-    by_arrays = table.kneser_ney(held_out, discount)
-    by_dictionaries = []
-    for gram in held_out.tolist():
-        p = kneser_ney_plainly(tuple(gram), tables, discount, V, separator)
-        by_dictionaries.append(p)
-    difference = np.abs(by_arrays - by_dictionaries)
-    print(f"arrays and dictionaries, on a part of this text: probabilities differ by {difference.max():.0e} at most")
 
 
 # ----------------------------------------------------------------------------- a network with the same context
@@ -472,15 +443,6 @@ def shortened(counts, k):
     return sum_by_row(grams[:, -k:], N)
 
 
-def power_as_text(V, k):
-    """Return V^k as text, a large number with a power of ten: Python would print all of its digits."""
-    if V**k < 1e12:
-        return f"{V**k:,}"
-    exponent = k * math.log10(V)
-    mantissa = 10 ** (exponent % 1)
-    return f"{mantissa:.2g}e+{int(exponent)}"
-
-
 def compare_orders(counts, data, alpha, discount):
     """Print a row for each order k = 1 ... n. Returns the validation losses by title: add-alpha, and Kneser-Ney."""
     V = data.vocab_size
@@ -502,8 +464,12 @@ def compare_orders(counts, data, alpha, discount):
         p = table.kneser_ney(held_out, discount)
         smoothed = nll(p, N_val)
         kneser_ney.append(smoothed)
+        cells = V**k
+        possible = f"{cells:,}"
+        if cells > 1e12:
+            possible = f"{Decimal(cells):.2g}"  # a float could overflow
         seen = len(grams)
-        row = f"{k:2} {power_as_text(V, k):>16} {seen:>14,} {covered:12.1%}"
+        row = f"{k:2} {possible:>16} {seen:>14,} {covered:12.1%}"
         print(f"{row} {added:15.4f} {smoothed:16.4f}", flush=True)
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
 
@@ -540,15 +506,6 @@ def compare_neural(counts, data, options):
     return model, W.size
 
 
-def choose_model(table, options):
-    """Return the model that --smoothing= names: n-grams (U, n) -> probabilities (U,)."""
-    if options.smoothing == "kneser-ney":
-        return partial(table.kneser_ney, discount=options.discount)
-    if options.smoothing == "add":
-        return partial(table.additive, alpha=options.alpha)
-    return partial(table.additive, alpha=0)
-
-
 def main() -> None:
     options = parse(Options, __doc__)
     data = load(options.dataset)
@@ -556,9 +513,11 @@ def main() -> None:
     data.need(max(n, 2), f"--n={n}")
     began = time.perf_counter()
     show_idea()
-    check_with_plain_lines(data, n, options.discount)
 
-    counts = count_splits(data, n)
+    counts = {}  # split -> (n-grams, counts)
+    for split in data.splits:
+        tokens = getattr(data, split)
+        counts[split] = count_ngrams(tokens, n, data.separator)
     grams, N = counts["train"]
     print(f"\n{data.name}: vocabulary of {data.vocab_size:,} tokens")
     total = N.sum()
@@ -567,8 +526,14 @@ def main() -> None:
 
     name = f"{n}-gram"
     table = NGrams(grams, N, data.vocab_size, data.separator)
-    params = table.num_params() if options.smoothing == "kneser-ney" else len(grams)
-    model = choose_model(table, options)
+    params = len(grams)
+    if options.smoothing == "kneser-ney":
+        params = table.num_params()
+        model = partial(table.kneser_ney, discount=options.discount)
+    elif options.smoothing == "add":
+        model = partial(table.additive, alpha=options.alpha)
+    else:
+        model = partial(table.additive, alpha=0)
     print_generated(model, data, options)
     losses = report_losses(model, counts, data)
     if options.neural:

@@ -1,5 +1,4 @@
 import contextlib
-import itertools
 import os
 import re
 import subprocess
@@ -18,6 +17,7 @@ import bigram
 import ngram
 import prepare_data
 from console import UserError
+from dataset import start_context
 from ngram import NGrams, count_ngrams, count_plainly, kneser_ney_plainly, neural_ngrams, nll, train_neural
 
 pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
@@ -181,36 +181,6 @@ def test_the_idea_is_printed_on_six_words(capsys):
     assert [row.split()[3:] for row in rows] == [["0.000", "0.300"], ["1.000", "0.100"]]
 
 
-def test_the_check_with_the_plain_lines_is_one_that_can_fail(capsys, monkeypatch):
-    lengths = []
-    count = lambda grams: lengths.append(len(grams[0])) or count_plainly(grams)
-    monkeypatch.setattr(ngram, "count_plainly", count)
-    for name, n, discount in itertools.product(("tiny", "list"), (1, 4, 8, 30), (0.0, 0.75)):
-        ngram.check_with_plain_lines(prepare_data.load(name), n, discount)
-        assert float(capsys.readouterr().out.split("differ by ")[1].split()[0]) < 1e-14
-    assert max(lengths) < 20  # dictionaries of longer contexts would take minutes
-    real = NGrams.kneser_ney
-    for broken in (
-        lambda self, grams, discount: real(self, grams, discount / 2),
-        lambda self, grams, discount: real(self, grams, discount) * 1.1,
-        lambda self, grams, discount: real(self, grams, discount) * 0.9,
-    ):
-        monkeypatch.setattr(NGrams, "kneser_ney", broken)
-        ngram.check_with_plain_lines(prepare_data.load("list"), 4, 0.75)
-        assert float(capsys.readouterr().out.split("differ by ")[1].split()[0]) > 0.01
-
-
-def test_the_script_begins_with_the_idea_and_checks_the_discount_that_was_asked_for(call, monkeypatch):
-    discounts = []
-    plain = lambda gram, tables, discount, *more: (
-        discounts.append(discount) or kneser_ney_plainly(gram, tables, discount, *more)
-    )
-    monkeypatch.setattr(ngram, "kneser_ney_plainly", plain)
-    out = call(ngram, "--dataset=list", "--discount=0.3", "--num_samples=0")[1].splitlines()
-    assert out[0].startswith("Kneser-Ney smoothing of the pairs in ") and out[4].startswith("arrays and dictionaries, ")
-    assert discounts[:4] == [0.75] * 4 and len(discounts) > 20 and set(discounts[4:]) == {0.3}
-
-
 # ----------------------------------------------------------------------------- Kneser-Ney by its formula
 
 
@@ -248,7 +218,7 @@ def test_kneser_ney_counts_the_start_of_a_document_once():
 def test_a_sample_ends_with_its_document_at_its_limit_or_at_an_unseen_context():
     dataset, rng = prepare_data.load("list"), np.random.default_rng(0)
     table = NGrams(*count_ngrams(dataset.train, 4, dataset.separator), dataset.vocab_size, dataset.separator)
-    context = prepare_data.start_context(dataset, 3, rng)
+    context = start_context(dataset, 3, rng)
     assert context == [dataset.separator] * 3
 
     def words(length):
@@ -263,7 +233,7 @@ def test_a_sample_ends_with_its_document_at_its_limit_or_at_an_unseen_context():
     table = NGrams(*count_ngrams(text.train, 8, None), text.vocab_size, None)
     unseen = [text.train[0]] * 3 + [text.train[1]] * 4
     assert ngram.sample(lambda g: table.additive(g, 0), unseen, text, 10, rng) == []
-    context = prepare_data.start_context(text, 7, rng)
+    context = start_context(text, 7, rng)
     assert len(context) == 7
     assert text.tokenizer.decode(context).endswith("\n")
     assert text.tokenizer.decode(context) in text.tokenizer.decode(text.train.tolist())
@@ -299,7 +269,7 @@ def test_each_sample_of_a_text_goes_on_from_another_place_of_it(call):
     text, rng, samples = prepare_data.load("tiny"), np.random.default_rng(3), []
     table = NGrams(*count_ngrams(text.train, 6, None), text.vocab_size, None)
     for _ in range(4):
-        context = prepare_data.start_context(text, 5, rng)
+        context = start_context(text, 5, rng)
         for _ in range(30):
             rows = np.array([[*context[-5:], y] for y in range(text.vocab_size)])
             p = table.additive(rows, 0)
