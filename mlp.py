@@ -71,7 +71,7 @@ class Options:
     find_lr: bool = option(False, "instead of training: suggest a learning rate from 0.001 to 1")
     backward: Literal["autograd", "manual"] = option("autograd", "manual: by each layer's backward()")
     fold: bool = option(False, "fold batch norm into the linear layers after training")
-    plot: bool = option(False, "draw training.png, or find_lr.png, into out/mlp_<dataset>/")
+    plot: bool = option(False, "draw out/mlp_<dataset>/training.png, unless with --find_lr")
     num_samples: NonNegative = option(20, "number of samples to generate")
     seed: NonNegative = option(1337, "random seed: the same seed gives the same run")
 
@@ -261,16 +261,13 @@ class BatchNorm:
         centered = x - mean
         var = centered.square().mean(0) if self.training else self.running_var
         if self.training:
-            self.update_averages(mean.detach(), var.detach(), len(x))
+            B = len(x)
+            unbiased = var * (B / (B - 1))  # around the batch's own mean, the variance is too small, on average
+            self.running_mean.lerp_(mean.detach(), self.momentum)  # average += momentum * (mean - average)
+            self.running_var.lerp_(unbiased.detach(), self.momentum)
         self.inverse_std = (var + self.eps).rsqrt()
         self.xhat = centered * self.inverse_std
         return self.gain * self.xhat + self.bias
-
-    def update_averages(self, mean, var, B):
-        # the variance around the batch's own mean is too small by this factor, on average
-        unbiased = var * (B / (B - 1))
-        self.running_mean.lerp_(mean, self.momentum)  # average += momentum * (mean - average)
-        self.running_var.lerp_(unbiased, self.momentum)
 
     def backward(self, dout):
         sum_dout = dout.sum(0)
@@ -620,7 +617,8 @@ def print_layers(model, when, difference, learning_rate):
 def print_coupling(model, data, T, seed):
     """Batch norm couples the examples of a batch: print how a prediction depends on the 31 other examples. (The running
     averages change with each batch, so this comes last.)"""
-    X, Y = contexts(data.val, np.array([1]), T, data.separator)
+    at = np.array([1])
+    X, Y = contexts(data.val, at, T, data.separator)
     model.train(False)
     probs = model(X).softmax(1)
     alone = probs[0, Y].item()
@@ -640,23 +638,20 @@ def print_coupling(model, data, T, seed):
     print(f"  in 200 batches with other examples: {mean:.3f} +- {std:.3f}, from {lowest:.3f} to {highest:.3f}")
 
 
-def nearest(C, token, others):
-    """Return the three of the other tokens whose rows of C (V, C) have the largest cosine with the token's own row."""
-    cosines = F.cosine_similarity(C[token], C, dim=1)  # (V,)
-    ordered = sorted(others, key=lambda other: -cosines[other])
-    return ordered[:3]
-
-
 @torch.no_grad()
 def print_neighbors(C, id_of, when):
-    """Print the letters whose vectors, rows of C (V, C), are nearest to each vowel's vector. Are they also vowels?"""
+    """Print the three letters whose vectors, rows of C (V, E), have the largest cosine with each vowel's vector. Are
+    they also vowels?"""
     letters = [c for c in "abcdefghijklmnopqrstuvwxyz" if c in id_of]
+    ids = [id_of[c] for c in letters]
+    vectors = C[ids]
     vowels = 0
     print(f"{when} training:", end="")
     for vowel in "aeiou":
-        others = [id_of[c] for c in letters if c != vowel]
-        near = nearest(C, id_of[vowel], others)
-        names = [c for c in letters if id_of[c] in near]
+        cosines = F.cosine_similarity(C[id_of[vowel]], vectors, dim=1)  # one for each letter
+        order = cosines.argsort(descending=True).tolist()
+        others = [letters[i] for i in order if letters[i] != vowel]
+        names = sorted(others[:3])
         vowels += len(set(names) & set("aeiou"))
         print(f"  {vowel}:", *names, end="")
     by_chance = 15 * 4 / (len(letters) - 1)  # 5 vowels, 3 neighbors each; 4 of the other letters are vowels
@@ -664,13 +659,6 @@ def print_neighbors(C, id_of, when):
 
 
 # ----------------------------------------------------------------------------- which learning rate?
-
-
-def smooth(losses):
-    """Return the mean of each loss and its two neighbors. At the ends, the loss itself counts twice."""
-    before = np.append(losses[0], losses[:-1])
-    after = np.append(losses[1:], losses[-1])
-    return (before + losses + after) / 3
 
 
 def find_lr(model, data, options):
@@ -692,21 +680,20 @@ def find_lr(model, data, options):
         sgd_step(model, rates[i])
         losses[i] += loss.item() / per_rate
         if not math.isfinite(losses[i]):
-            raise UserError(
-                f"the loss is {losses[i]} at a rate of {rates[i]:.2g}; use another --init or --batchnorm=true"
-            )
+            advice = "use another --init or --batchnorm=true"
+            raise UserError(f"the loss is {losses[i]} at a rate of {rates[i]:.2g}; {advice}")
         show(step + 1)
-    smoothed = smooth(losses)
+    # The mean of each loss and its two neighbors; at the ends, the loss itself counts twice
+    before = np.append(losses[0], losses[:-1])
+    after = np.append(losses[1:], losses[-1])
+    smoothed = (before + losses + after) / 3
     best = rates[smoothed.argmin()]
     print("\nToo low: the network learns slowly. Too high: the updates overshoot.")
     rows = [["learning rate", "mean loss", "smoothed"]]
     for row in zip(rates, losses, smoothed, strict=True):
         rows.append([f"{number:.4f}" for number in row])
     print_table(rows)
-    more = " (the largest one tried: a larger one may be even better)" if best == rates[-1] else ""
-    print(f"lowest smoothed loss (mean of three neighboring rates): --learning_rate={best:.2g}{more}")
-    if options.plot:
-        draw_find_lr(rates, losses, best, Path("out", f"mlp_{data.name}", "find_lr.png"))
+    print(f"lowest smoothed loss (mean of three neighboring rates): --learning_rate={best:.2g}")
     return best
 
 
@@ -731,22 +718,12 @@ class Record:
         if step % max(1, self.steps // 200) == 0:
             ratios = gradient_to_data(model)
             log_lr = math.log10(lr or math.nan)
-            self.updates.append((step, {name: ratio + log_lr for name, ratio in ratios.items()}))
+            updates = {name: ratio + log_lr for name, ratio in ratios.items()}
+            self.updates.append((step, updates))
 
 
 def outputs_and_gradients(layers):
     return [(layer.out.detach(), layer.dout) for layer in layers]
-
-
-def draw_find_lr(rates, losses, best, path):
-    import plots  # here, because matplotlib is optional
-
-    curves = {"mean loss": (rates, losses, "o-")}  # circles on a line
-    curves[f"suggested: {best:.2g}"] = ([best, best], [losses.min(), losses.max()], ":k")  # a dotted line upwards
-    panel = {"curves": curves, "xscale": "log", "ylabel": "training loss, nats per token"}
-    panel["xlabel"] = "learning rate (increasing during training)"
-    plots.lines(path, panel)
-    print(f"{path}: loss over learning rate")
 
 
 def draw_training(losses, record, data, options):
@@ -768,16 +745,6 @@ def print_generated(model, data, options):
         tokens = sample(model, start, data.separator, generator)
         texts.append(data.tokenizer.decode(tokens))
     print_samples(texts, lines=data.has_lines)
-
-
-def report_losses(model, data, T):
-    """Print the loss on each split. Returns split -> nats per token."""
-    losses = {}
-    for split in data.splits:
-        tokens = getattr(data, split)
-        losses[split] = split_loss(model, tokens[:EVAL_TOKENS], T, data.separator)
-    print_losses(data, losses, EVAL_TOKENS)
-    return losses
 
 
 def compare_folded(model, data, T):
@@ -832,7 +799,11 @@ def main() -> None:
     if options.fold:
         model = compare_folded(trained, data, T)
     print_generated(model, data, options)
-    losses = report_losses(model, data, T)
+    losses = {}
+    for split in data.splits:
+        tokens = getattr(data, split)
+        losses[split] = split_loss(model, tokens[:EVAL_TOKENS], T, data.separator)
+    print_losses(data, losses, EVAL_TOKENS)
     seconds = time.perf_counter() - began
     has_vowels = isinstance(data.tokenizer, CharTokenizer) and set("aeiou") <= set(data.tokenizer.chars)
     if has_vowels and untrained.any():  # vectors of zeros (--init=zeros) have no direction
