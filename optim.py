@@ -99,16 +99,15 @@ def orthogonalize(u: torch.Tensor, rows: tuple[int, ...], dtype: torch.dtype | N
     return torch.cat(parts, dim=1)
 
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-
-
 def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """About U V^T for each u = U S V^T (its singular value decomposition) of a batch (n, rows,
     columns). Each of five iterations computes a x + b (x x^T) x + c (x x^T)^2 x. This leaves U and V
     as they are, and makes each singular value s into a s + b s^3 + c s^5. In the end, each is about
     0.7 to 1.2, unless it was tiny (coefficients by Jordan et al. 2024). The iterations are
     matrix multiplications only, in dtype (None: the dtype of u)."""
-    a, b, c = NEWTON_SCHULZ
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315
     tall = u.shape[1] > u.shape[2]
     x = u.mT if tall else u  # x x^T is then the smaller square
     norm = x.norm(dim=(1, 2), keepdim=True)  # at least the largest singular value
