@@ -275,20 +275,31 @@ SMALLER = {
 }
 
 
-def start_loop(folder: Path, text: str) -> subprocess.Popen:
+def start_loop(name: str, text: str) -> subprocess.Popen:
     """Run the howto's loop in a folder that has model.py, optim.py and data, but nothing else of this project."""
-    for path in (ROOT / "model.py", ROOT / "optim.py", Path("train.bin"), Path("val.bin")):
+    folder = Path(name)
+    folder.mkdir(exist_ok=True)
+    for path in (ROOT / "model.py", ROOT / "optim.py", "train.bin", "val.bin"):
         shutil.copy(path, folder)
-    (folder / "loop.py").write_text(text, encoding="utf-8")
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.Popen([sys.executable, "loop.py"], cwd=folder, env=env, stdout=subprocess.PIPE, encoding="utf-8")
+    program = folder / "loop.py"
+    program.write_text(text, encoding="utf-8")
+    env = dict(os.environ)
+    env.pop("PYTHONPATH", None)
+    return subprocess.Popen([sys.executable, "loop.py"], cwd=name, env=env, stdout=subprocess.PIPE, encoding="utf-8")
+
+
+def lines_of(process: subprocess.Popen) -> list[str]:
+    """What it prints until its end."""
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0
+    return out.splitlines(keepends=True)
 
 
 def test_the_loop_for_a_project_of_your_own_is_killed_and_resumes_bit_for_bit():
     """As the howto has it, with smaller sizes. Without the state of the optimizer, the weights would differ."""
-    loop, data = re.findall(
-        "^```py\n(.*?)^```", section(PAGES[ROOT / "docs/howto.md"], "Use it in a project of your own"), re.M | re.S
-    )
+    page = PAGES[ROOT / "docs" / "howto.md"]
+    text = section(page, "Use it in a project of your own")
+    loop, data = re.findall("^```py\n(.*?)^```", text, re.M | re.S)
     Path("my.txt").write_text(babble(3000))
     exec(compile(data, "docs/howto.md", "exec"), {})
     for shown, small in SMALLER.items():
@@ -296,28 +307,38 @@ def test_the_loop_for_a_project_of_your_own_is_killed_and_resumes_bit_for_bit():
         loop = loop.replace(shown, small)
     load_optimizer = '    optimizer.load_state_dict(checkpoint["optimizer"])\n'
     assert loop.count(load_optimizer) == 1
-    whole, killed, forgetful = (Path(name) for name in ("whole", "killed", "forgetful"))
-    for folder in (whole, killed, forgetful):
-        folder.mkdir()
-    uninterrupted, process = start_loop(whole, loop), start_loop(killed, loop)
-    printed = [process.stdout.readline() for _ in range(3)]
-    process.kill()
-    process.communicate()
+    without_optimizer = loop.replace(load_optimizer, "")
+
+    uninterrupted = start_loop("whole", loop)
+    killed = start_loop("killed", loop)
+    before = [killed.stdout.readline() for _ in range(3)]
+    killed.kill()
+    killed.communicate()
     step = torch.load("killed/ckpt.pt")["step"]
-    assert printed[2].startswith("step 15 ") and step < 40
-    shutil.copy("killed/ckpt.pt", forgetful)
-    resumed, control = start_loop(killed, loop), start_loop(forgetful, loop.replace(load_optimizer, ""))
-    expected, lines = (run.communicate(timeout=240)[0].splitlines(True) for run in (uninterrupted, resumed))
-    control.communicate(timeout=240)
-    assert printed == expected[:3] and lines == expected[step // 5 :]
-    first, last = (float(expected[i].split("val loss ")[1]) for i in (0, 7))
-    assert 1 < last < first - 0.5
-    ends = [torch.load(folder / "ckpt.pt") for folder in (whole, killed, forgetful)]
-    assert [end["step"] for end in ends] == [40, 40, 40]
-    for part in ("model", "optimizer"):
-        a, b = (end[part] for end in ends[:2])
-        assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
-    assert not any(torch.equal(ends[0]["model"][name], p) for name, p in ends[2]["model"].items())
+    assert before[2].startswith("step 15 ")
+    assert step < 40
+    shutil.copytree("killed", "forgetful")
+    resumed = start_loop("killed", loop)
+    control = start_loop("forgetful", without_optimizer)
+    expected = lines_of(uninterrupted)
+    after = lines_of(resumed)
+    lines_of(control)
+
+    assert before == expected[:3]
+    assert after == expected[step // 5 :]  # a line every five steps, and the sample
+    val = [float(line.split()[-1]) for line in expected[:8]]
+    assert 1 < val[7] < val[0] - 0.5
+    whole = torch.load("whole/ckpt.pt")
+    same = torch.load("killed/ckpt.pt")
+    other = torch.load("forgetful/ckpt.pt")
+    assert whole["step"] == same["step"] == other["step"] == 40
+    for name, p in whole["model"].items():
+        assert torch.equal(p, same["model"][name])
+        assert not torch.equal(p, other["model"][name])
+    updates = whole["optimizer"].pop("updates")
+    assert same["optimizer"].pop("updates") == updates
+    for name, state in whole["optimizer"].items():
+        assert torch.equal(state, same["optimizer"][name])
 
 
 def test_lora_is_merged_into_one_file_as_the_howto_says():
