@@ -87,15 +87,12 @@ class Dataset:
         """Return {split: SHA-256}. A run keeps them, to tell later whether the text is still the same."""
         return {split: entry["sha256"] for split, entry in self.splits.items()}
 
-    def has_changed(self, checkpoint: dict) -> bool:
-        """Has this dataset been prepared from another text since the run of a checkpoint?"""
+    def note_if_changed(self, checkpoint: dict, split: str = "val") -> None:
+        """Print a note if this dataset has been prepared from another text since the run of a checkpoint: documents
+        are shuffled again then."""
         same_name = checkpoint["config"]["dataset"] == self.name
         before = checkpoint.get("text")  # models of other scripts have none
-        return same_name and before not in (None, self.hashes())
-
-    def note_if_changed(self, checkpoint: dict, split: str = "val") -> None:
-        """Print a note if the dataset has changed since the run: documents are shuffled again then."""
-        if self.has_changed(checkpoint):
+        if same_name and before not in (None, self.hashes()):
             where = f"its {split} split may have lines that the model was trained on"
             print(f"note: {self.name} has changed since this run: {where}")
 
@@ -174,21 +171,3 @@ def start_context(data: Dataset, length: int, rng: np.random.Generator) -> list[
 def checksum(meta: dict) -> str:
     """Return the SHA-256 of a dict of plain values: for meta.json, of all its other entries."""
     return hashlib.sha256(json.dumps(meta).encode()).hexdigest()
-
-
-def counting_losses(data: Dataset, most: int = 1 << 21) -> dict[str, float]:
-    """The validation losses of the uniform prediction, and of add-one unigrams and bigrams, for plots. They are
-    computed on the first `most` tokens. A table with more cells than that would be mostly empty, and is left out."""
-    V = data.vocab_size
-    train = data.train[:most].astype(np.int64)  # smaller integers would overflow in row * V + column
-    val = data.val[:most].astype(np.int64)
-    losses = {"uniform": math.log(V)}
-    for name, n_rows in (("unigram", 1), ("bigram", V)):  # a bigram has a row for each previous token
-        if n_rows * V > most:
-            break
-        train_cells = train[:-1] % n_rows * V + train[1:]
-        val_cells = val[:-1] % n_rows * V + val[1:]
-        N = np.bincount(train_cells, minlength=n_rows * V).reshape(n_rows, V) + 1
-        P = N / N.sum(axis=1, keepdims=True)
-        losses[name] = -np.log(P.ravel()[val_cells]).mean()
-    return losses

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from console import UserError, progress
 
-DOWNLOADS = Path("data", "downloads")  # downloaded files, kept for the next time; safe to delete
+DATA = Path("data")  # datasets, each in a folder
+DOWNLOADS = DATA / "downloads"  # downloaded files, kept for the next time; safe to delete
 
 
 # ----------------------------------------------------------------------------- files of this program

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from console import UserError, late_errors
-from dataset import counting_losses
 from files import replace_file
+from windows import counting_losses
 
 try:
     from matplotlib.figure import Figure

@@ -9,6 +9,7 @@ meta.json has the tokenizer. In a list, a newline token starts and ends each doc
 if documents have several lines, <|endoftext|> does.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -27,8 +28,7 @@ import numpy as np
 
 from bpe import train_bpe
 from console import NonNegative, PathStr, Positive, UserError, did_you_mean, option, parse, progress, run
-from dataset import DATA, FORMAT, Dataset, checksum, load
-from files import DOWNLOADS, download, load_tensors, move, sha256_of
+from files import DATA, DOWNLOADS, download, load_tensors, move, sha256_of
 from tokenizer import END, BPETokenizer, CharTokenizer, NumberTokenizer, Tokenizer, end_id, make_tokenizer
 
 CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a million blanks
@@ -110,7 +110,7 @@ def prepare(source, tokenizer="char", vocab_size=0, file="", name="", documents=
             made = tokenizer_for(splits, between, tokenizer, bpe_size)
             write_text(new, source, splits, between, made, tokenizer)
         move_into_place(new, folder)
-    print_dataset(load(name))
+    print_dataset(name, made)
 
 
 def write_text(folder: Path, source: str, splits: dict, between: str, tokenizer: Tokenizer, kind: str) -> None:
@@ -133,8 +133,7 @@ def write_text(folder: Path, source: str, splits: dict, between: str, tokenizer:
             n_bytes = separator_bytes
             for piece in pieces:
                 ids = tokenizer.encode(piece, advice)
-                # Count the bytes of the tokens, as a tokenizer may write é in another form than the piece
-                n_bytes += len(tokenizer.decode_bytes(ids)) + separator_bytes
+                n_bytes += len(piece.encode()) + separator_bytes
                 ids += separators
                 file.write(np.array(ids, dtype=dtype).tobytes())
                 n_tokens += len(ids)
@@ -165,7 +164,7 @@ def write_meta(folder: Path, source: str, tokenizer: Tokenizer, splits: dict, se
         beginning = np.fromfile(folder / "train.bin", dtype=dtype, count=1 << 24)
         start_token = end if end in beginning else None
     meta = {
-        "format": FORMAT,
+        "format": 1,  # dataset.load() refuses any other number
         "source": source,
         "tokenizer": tokenizer.to_dict(),
         "vocab_size": tokenizer.vocab_size,
@@ -174,7 +173,7 @@ def write_meta(folder: Path, source: str, tokenizer: Tokenizer, splits: dict, se
         "splits": splits,
         "start_token": start_token,  # samples start with it
     }
-    meta["sha256"] = checksum(meta)
+    meta["sha256"] = hashlib.sha256(json.dumps(meta).encode()).hexdigest()  # of all other entries
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
 
@@ -197,17 +196,28 @@ def move_into_place(new: Path, folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def print_dataset(data: Dataset) -> None:
-    print(f"{DATA / data.name}: a vocabulary of {data.vocab_size:,} tokens, stored as {data.train.dtype.name}")
-    for split, entry in data.splits.items():
+def print_dataset(name: str, tokenizer: Tokenizer) -> None:
+    meta = read_meta(name)
+    print(f"{DATA / name}: a vocabulary of {tokenizer.vocab_size:,} tokens, stored as {meta['dtype']}")
+    for split, entry in meta["splits"].items():
         line = f"  {split:5}"
         for unit, n in entry.items():
             if unit != "sha256":
                 line += f" {n:>14,} {unit}"
         print(line)
-    beginning = data.tokenizer.decode(data.train[:100].tolist())
-    lines = beginning.replace(END, "\n").strip("\n").split("\n")
+    dtype = dtype_of_ids(tokenizer.vocab_size)
+    ids = np.fromfile(DATA / name / "train.bin", dtype=dtype, count=100)
+    lines = tokenizer.decode(ids.tolist()).replace(END, "\n").strip("\n").split("\n")
     print("  first line:", lines[0])
+
+
+def read_meta(name: str) -> dict:
+    """Read the meta.json of a dataset. Raises UserError if it is damaged."""
+    path = DATA / name / "meta.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged; delete {path.parent}, and run prepare_data.py again") from error
 
 
 # ----------------------------------------------------------------------------- sources of text
@@ -493,7 +503,9 @@ def open_tokenizer(name: str) -> Tokenizer:
     if name == "gpt2":
         return BPETokenizer()
     if (DATA / name / "meta.json").exists() or parse_name(name):
-        return load(name).tokenizer
+        if not (DATA / name / "meta.json").exists():
+            prepare_built_in(name)
+        return make_tokenizer(read_meta(name)["tokenizer"])
     path = Path(name)
     exported = path / "tokenizer_config.json"  # by gpt2.save_gpt2()
     if exported.is_file():

@@ -11,8 +11,6 @@ lines, such as stories.
 """
 
 import base64
-import re
-import unicodedata
 from collections.abc import Iterable
 
 from console import UserError
@@ -32,33 +30,12 @@ class CharTokenizer:
     def encode(self, text: str, advice: str = "leave them out") -> list[int]:
         """Token ids. Raises UserError if characters are unknown. advice: the end of its message, which
         says what to do."""
-        known = self.id_of.keys()
-        if set(text) - known:
-            text = self.in_known_form(text)
-        unknown = sorted(set(text) - known)
+        unknown = sorted(set(text) - self.id_of.keys())
         if unknown:
             some = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in unknown[:20])
             more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
             raise UserError(f"the vocabulary lacks {some}{more}; {advice}")
         return [self.id_of[c] for c in text]
-
-    def in_known_form(self, text: str) -> str:
-        """Unicode writes é as one character (NFC), or as e and an accent (NFD), and both look the same.
-        Replaces unknown characters by the other form, if that is known."""
-        known = self.id_of.keys()
-        for c in set(text) - known:
-            apart = unicodedata.normalize("NFD", c)  # é becomes e and an accent
-            if set(apart) <= known:
-                text = text.replace(c, apart)
-        unknown = "".join(map(re.escape, set(text) - known))
-        if not unknown:
-            return text
-
-        def joined(match: re.Match) -> str:
-            together = unicodedata.normalize("NFC", match[0])  # e and an accent become é
-            return together if set(together) <= known else match[0]
-
-        return re.sub(rf".?[{unknown}]+", joined, text, flags=re.DOTALL)  # unknown ones and the character before
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.chars[i] for i in ids)

@@ -42,13 +42,13 @@ from checkpoint import (
     save_model,
 )
 from console import Fraction, NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option
-from dataset import Dataset, counting_losses, load
+from dataset import Dataset, load
 from files import replace_file
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, load_state, lr_fraction, make_optimizer, set_lr
 from runtime import StopSignal, Worker
 from tokenizer import start_ids
-from windows import cut_into_windows, document_edges, evaluation_windows, mean_loss, read_windows
+from windows import counting_losses, cut_into_windows, document_edges, evaluation_windows, mean_loss, read_windows
 
 
 @dataclass

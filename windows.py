@@ -18,6 +18,7 @@ windows and their order are fixed. So a model always has the same loss in the sa
 rounding, for any batch size.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -156,3 +157,24 @@ def mean_loss(
     model.train(was_training)
     total, count = worker.sum(total, count)  # sums over all processes
     return total / count
+
+
+# ----------------------------------------------------------------------------- losses to compare with
+
+
+def counting_losses(data, most: int = 1 << 21) -> dict[str, float]:
+    """The validation losses of the uniform prediction, and of add-one unigrams and bigrams, for plots. They are
+    computed on the first `most` tokens of a Dataset. A table with more cells would be mostly empty, and is left out."""
+    V = data.vocab_size
+    train = data.train[:most].astype(np.int64)  # smaller integers would overflow in row * V + column
+    val = data.val[:most].astype(np.int64)
+    losses = {"uniform": math.log(V)}
+    for name, n_rows in (("unigram", 1), ("bigram", V)):  # a bigram has a row for each previous token
+        if n_rows * V > most:
+            break
+        train_cells = train[:-1] % n_rows * V + train[1:]
+        val_cells = val[:-1] % n_rows * V + val[1:]
+        N = np.bincount(train_cells, minlength=n_rows * V).reshape(n_rows, V) + 1
+        P = N / N.sum(axis=1, keepdims=True)
+        losses[name] = -np.log(P.ravel()[val_cells]).mean()
+    return losses

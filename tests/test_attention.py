@@ -18,6 +18,7 @@ import attention
 import model as model_file
 import prepare_data
 from attention import Attention, Block, Transformer, attention_backward, by_tiles, causal_softmax, head
+from dataset import load
 from model import GPT, CausalSelfAttention, GPTConfig
 
 PLAIN = {"bias": False, "qk_norm": False, "position": "none", "norm": "layernorm"}
@@ -435,7 +436,7 @@ def test_training_compares_the_parts(call, data, only_training, trained, monkeyp
     assert [block.attention.nh for block in blocks] == [1, 4, 4, 4, 4]
     assert [block.feed_forward is not None for block in blocks] == [False, False, True, True, True]
     assert [(block.residual, block.norm) for block in blocks] == [(False, None)] * 3 + [(True, None), (True, "pre")]
-    dataset, printed = prepare_data.load(name), []
+    dataset, printed = load(name), []
     tokens = torch.from_numpy(dataset.val.astype(np.int64))
     T = min(32, len(dataset.train) - 2, len(dataset.val) - 2)
     for row, label, model in zip(rows, names, trained, strict=True):
@@ -457,7 +458,7 @@ def test_twelve_blocks_learn_with_residuals_only(call, data, only_training, trai
     status, out, err = call(attention, "--dataset=tiny", "--max_iters=150")
     assert status == 0, err
     uniform = float(re.search(r"after 15 steps; uniform: (\S+)$", out, flags=re.M)[1])
-    assert uniform == pytest.approx(math.log(prepare_data.load("tiny").vocab_size), abs=1e-3)
+    assert uniform == pytest.approx(math.log(load("tiny").vocab_size), abs=1e-3)
     rows = {name: numbers(part(out, 8), name) for name in ("no residual", "residual, post-norm", "residual, pre-norm")}
     assert all(loss == pytest.approx(uniform, abs=0.05) for loss in rows["no residual"])
     assert max(rows["residual, pre-norm"]) < uniform - 0.1
@@ -495,7 +496,7 @@ def test_batches_are_windows_from_everywhere_and_their_next_tokens():
 
 
 def test_training_teaches_the_bigram_what_counting_knows(data):
-    dataset = prepare_data.load("tiny")
+    dataset = load("tiny")
     tokens = torch.from_numpy(dataset.train.astype(np.int64))
     V = dataset.vocab_size
     bigram = torch.nn.Embedding(V, V)
@@ -551,7 +552,7 @@ def test_the_plot_shows_the_weights_of_a_trained_head(call, data, only_training,
     assert wei.shape == (20, 20) and (np.triu(wei, 1) == 0).all()
     assert wei.sum(axis=1) == pytest.approx(np.ones(20), abs=1e-5)
     (one,) = [model for model in trained if isinstance(model, Transformer) and model.blocks[0].attention.nh == 1]
-    one(torch.from_numpy(prepare_data.load("list").val[None, :20].astype(np.int64)))
+    one(torch.from_numpy(load("list").val[None, :20].astype(np.int64)))
     assert np.array_equal(wei, one.blocks[0].attention.wei[0, 0].detach().numpy()) and wei.std() > 0.05
 
 

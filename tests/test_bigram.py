@@ -16,6 +16,7 @@ import ngram
 import plots
 import prepare_data
 from bigram import closest_smoothing, count_pairs, learn, make_pairs, mean_nll, probabilities, sample
+from dataset import load
 
 pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list
 
 def lines_of(name: str) -> dict[str, list[str]]:
     """The words of each split of a dataset: what stands between two newlines."""
-    dataset = prepare_data.load(name)
+    dataset = load(name)
     texts = {split: dataset.tokenizer.decode(getattr(dataset, split).tolist()) for split in dataset.splits}
     return {split: text.strip("\n").split("\n") for split, text in texts.items()}
 
@@ -669,7 +670,7 @@ def test_bad_input_gets_one_line(fails, options, says):
 
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_baselines_in_plots_equal_unigram_and_bigram_loss(call, name, monkeypatch):
-    data = prepare_data.load(name)
+    data = load(name)
     baselines = plots.baseline_losses(data)
     assert baselines.pop("uniform") == math.log(data.vocab_size)
     commands = {"unigram": (ngram, "--n=1"), "bigram": (bigram,) if name == "list" else (ngram, "--n=2")}

@@ -10,11 +10,11 @@ from conftest import Malicious
 
 import evaluate
 import look
-import prepare_data
 import sample
 import train
 from checkpoint import load_checkpoint, load_model, newest_run, open_run, save_model
 from console import UserError
+from dataset import load
 from gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
 from tokenizer import CharTokenizer
@@ -170,7 +170,7 @@ def test_gpt2s_tokens_are_known_in_a_checkpoint_of_nanogpt(rows):
 
 @pytest.mark.usefixtures("data")
 def test_a_dataset_of_the_same_size_gives_nanogpts_numbers_their_characters(call, fails):
-    dataset = prepare_data.load("tiny")
+    dataset = load("tiny")
     nanogpt(dataset.vocab_size)
     weights = "--init_from=nano/ckpt.pt"
     status, out, _ = call(sample, weights, "--tokenizer=tiny", "--prompt=the cat", "--max_new_tokens=3")

@@ -14,6 +14,7 @@ import ngram
 import plots
 import prepare_data
 from climb import NAMES, Measured, divergence
+from dataset import load
 from optim import Recipe
 from train import TrainConfig
 
@@ -57,7 +58,7 @@ def test_the_divergence_is_the_sum_of_the_formula():
 @pytest.mark.parametrize("name", ["prose", "many"])
 @pytest.mark.parametrize("T", [1, 3, 16])
 def test_a_window_ends_just_before_its_target(name, T):
-    data = prepare_data.load(name)
+    data = load(name)
     places = climb.choose_places(data, T, CPU)
     text = data.val.tolist()
     at = np.linspace(max(T, climb.LONGEST), len(text) - 1, climb.PLACES).astype(int)
@@ -70,7 +71,7 @@ def test_a_window_ends_just_before_its_target(name, T):
 @pytest.mark.parametrize("name", ["prose", "many"])
 def test_counting_predicts_what_ngram_py_does(name):
     """For each order, at each place, all tokens; within the document of the place."""
-    data = prepare_data.load(name)
+    data = load(name)
     places = climb.choose_places(data, 4, CPU)
     P, V = len(places.targets), data.vocab_size
     text, S = data.val.tolist(), data.separator
@@ -93,7 +94,7 @@ def test_counting_predicts_what_ngram_py_does(name):
 
 def test_a_model_is_measured_by_its_last_logits():
     """A model of known probabilities: both divergences, the loss, and the agreement of favorites."""
-    data = prepare_data.load("prose")
+    data = load("prose")
     places = climb.choose_places(data, 4, CPU)
     V = data.vocab_size
     torch.manual_seed(1)
@@ -119,7 +120,7 @@ def test_a_model_is_measured_by_its_last_logits():
 
 def test_the_control_is_the_best_blend_of_both_neighbors():
     """It is at most as far as the blend with equal weights, and 0 if a model is such a blend."""
-    data = prepare_data.load("prose")
+    data = load("prose")
     log_q = climb.choose_places(data, 4, CPU).log_q
     control = climb.control_kl(log_q)
     assert np.isnan(control[[0, -1]]).all() and not np.isnan(control[1:-1]).any()
@@ -225,7 +226,7 @@ def test_the_rows_the_file_and_the_result_agree(call, monkeypatch):
 def test_what_the_model_writes_is_drawn_from_it(call):
     """Always with the same random numbers: so two models that are the same write the same, and a text of one letter is
     written by a model that is sure of it."""
-    data = prepare_data.load("prose")
+    data = load("prose")
     lengths = []
 
     class Sure(torch.nn.Module):

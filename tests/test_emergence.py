@@ -7,8 +7,8 @@ from test_finetune import CHAR, CPU, TINY, WORDS, texts_of
 
 import emergence
 import finetune
-import prepare_data
 from checkpoint import load_model
+from dataset import load
 from finetune import BASE, INSTRUCTED, one_per_word
 from model import GPT, GPTConfig
 from optim import Recipe
@@ -64,7 +64,7 @@ def test_each_width_learns_a_task_and_is_measured(call, tiny, figures):
     out = done(call, "--new_task=reverse", "--plot")
     shown = [line for line in out.splitlines() if line.startswith("step ")]
     assert len(shown) == 4 and all("exact_match" in line for line in shown)
-    toy = prepare_data.load("toy")
+    toy = load("toy")
     six = [word for word in map(toy.tokenizer.decode, toy.documents("val")) if len(word) == 6]
     assert f"width 12, reverse: {len(six)} words of six letters" in out
     assert result(out)["task"] == "reverse" and f"probability {float(result(out)['probability']):.3f}" in shown[-1]
@@ -134,6 +134,6 @@ def test_the_model_of_finetune_is_asked_for_a_new_and_an_old_task(call, fails, t
         shown = [float(share.rstrip("%")) / 100 for share in line.split(": ")[1].split(", ")]
         found = [float(result(out)[f"{task}_{shots}"]) for shots in range(len(shown))]
         assert len(shown) == 3 and shown == pytest.approx(found, abs=1e-3)
-    texts = finetune.open_texts(prepare_data.load("toy"), ["copy"], True)
+    texts = finetune.open_texts(load("toy"), ["copy"], True)
     model = load_model(INSTRUCTED)[0]
     assert float(result(out)["reverse_1"]) == pytest.approx(emergence.few_shot(model, "reverse", texts)[1], abs=1e-4)

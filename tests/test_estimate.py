@@ -9,9 +9,9 @@ from test_train import data  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import estimate
-import prepare_data
 import runtime
 import train
+from dataset import load
 from model import GPT, GPTConfig
 
 
@@ -55,7 +55,7 @@ def test_an_estimate_follows_the_keys(call):
     assert four["this run"] == 4 * one["this run"]
     activations = [next(size for what, size in found.items() if "activations" in what) for found in (one, four)]
     assert activations[1] == pytest.approx(4 * activations[0], rel=0.01)
-    matrices, vocab_size = 4 * 12 * 128 * 128, prepare_data.load("tiny").vocab_size
+    matrices, vocab_size = 4 * 12 * 128 * 128, load("tiny").vocab_size
     rest = (2 * vocab_size + 3 * (vocab_size + 1) + 9) * 128  # embeddings, output layer, lookback, norms
     assert one["parameters"] == matrices + rest  # muon keeps one tensor for each matrix, adamw two for the rest
     assert one["optimizer state (muon)"] == pytest.approx((4 * matrices + 8 * rest) / 1e6, abs=0.1)

@@ -18,6 +18,7 @@ import prepare_data
 import train
 from checkpoint import load_checkpoint, load_model
 from console import UserError
+from dataset import load
 from evaluate import (
     CONTEXT,
     Bins,
@@ -67,7 +68,7 @@ def test_the_bytes_of_all_tokens_are_those_of_the_file(kind, gpt2_stand_in):
     text = "naïve café: 100 €, 中文 and 🙂\n" * 40 + babble(300)
     Path("wide.txt").write_bytes(text.encode())
     prepare_data.prepare("wide.txt", kind, *([300] if kind == "bpe" else []), name="wide")
-    dataset = prepare_data.load("wide")
+    dataset = load("wide")
     sizes = {
         split: sum(len(dataset.tokenizer.decode_bytes([token])) for token in getattr(dataset, split).tolist())
         for split in ("train", "val")
@@ -150,7 +151,7 @@ def test_a_bootstrap_gives_the_interval_of_independent_groups():
 
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_prompts_are_shuffled_or_exchanged_and_the_rest_stays(name, monkeypatch, capsys):
-    dataset, seen = prepare_data.load(name), []
+    dataset, seen = load(name), []
 
     def token_losses(session, tokens, windows):
         seen.append((tokens, windows))
@@ -189,7 +190,7 @@ def test_a_model_that_repeats_letters_is_misled_by_other_letters(call):
     prepare_data.prepare("same.txt", documents="lines")
     options = ["--dataset=same", "--max_iters=60", "--eval_interval=60", "--learning_rate=0.03"]
     assert call(train, *SHORT, *options, "--out_dir=out/same")[0] == 0
-    dataset, (model, _) = prepare_data.load("same"), load_model("out/same")
+    dataset, (model, _) = load("same"), load_model("out/same")
     found = prompts(call(evaluate, "--num_samples=0", "--dtype=float32")[1])
     assert list(found) == ["as", "shuffled", "of"] and found["as"] == found["shuffled"] < found["of"] - 0.3
     losses = []
@@ -210,7 +211,7 @@ def count_table(dataset, n: int) -> NGrams:
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_the_loss_of_counting_is_that_of_ngram_py(name, call):
     """Also of a model that uses less than the CONTEXT tokens that it gets."""
-    dataset = prepare_data.load(name)
+    dataset = load(name)
     V, at = dataset.vocab_size, np.arange(1, len(dataset.val))
     X, targets = contexts(dataset.val, at, CONTEXT, dataset.separator)
     for n, discount, options in (
@@ -268,7 +269,7 @@ def test_each_half_is_judged_with_the_lambda_of_the_other():
 
 def test_samples_have_the_frequencies_of_the_interpolation():
     """The first and the second token. Both models read the first token, whichever model drew it."""
-    dataset, n = prepare_data.load("list"), 20_000
+    dataset, n = load("list"), 20_000
     V, start = dataset.vocab_size, dataset.separator
     gpt = GPT(GPTConfig(vocab_size=V, **SMALL)).eval()
     counting = partial(count_table(dataset, 2).additive, alpha=0.1)
@@ -289,7 +290,7 @@ def test_samples_have_the_frequencies_of_the_interpolation():
 
 def test_samples_of_a_second_part_are_other_ones(monkeypatch):
     monkeypatch.setattr(evaluate, "rows_at_once", lambda config: 10)
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     gpt = GPT(GPTConfig(vocab_size=dataset.vocab_size, **SMALL)).eval()
     counting = partial(count_table(dataset, 2).additive, alpha=1)
     models = {"counting": Mixture(counting, 0.0), "GPT": Mixture(None, 1.0), "both": Mixture(counting, 0.5)}
@@ -318,7 +319,7 @@ def test_a_higher_order_copies_more():
     """An 8-gram model of a short text can hardly do anything else."""
     Path("more.txt").write_text(babble(2000, seed=1))
     prepare_data.prepare("more.txt")
-    dataset, means = prepare_data.load("more"), []
+    dataset, means = load("more"), []
     gpt = SimpleNamespace(config=SimpleNamespace(vocab_size=dataset.vocab_size))  # never asked
     for n in (2, 4, 8):
         model = partial(count_table(dataset, n).kneser_ney, discount=0.85)
@@ -438,14 +439,14 @@ def test_long_documents_are_compared_as_far_as_samples_go():
     line = "".join("abcdefg"[i * i % 7] for i in range(150))
     Path("lines.txt").write_text("\n".join([line] * 9 + ["ab"]))
     prepare_data.prepare("lines.txt", documents="lines")
-    dataset = prepare_data.load("lines")
+    dataset = load("lines")
     sample = next(tuple(ids[:30]) for ids in dataset.documents("train") if len(ids) > 30)
     assert show_copies({"it": [sample]}, dataset, 30) == {"it": 1.0}
     assert show_copies({"it": [sample]}, dataset, 31) == {"it": 0.0}
 
 
 def test_the_table_says_what_is_in_the_training_text(capsys, monkeypatch):
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     documents, new = list(map(tuple, dataset.documents("train"))), (3, 3, 3, 3)
     assert show_copies({"it": [*documents[:3], new], "that": [new]}, dataset, 99) == {"it": 0.75, "that": 0.0}
     heading, row, _ = capsys.readouterr().out.splitlines()[1:4]
@@ -453,7 +454,7 @@ def test_the_table_says_what_is_in_the_training_text(capsys, monkeypatch):
     assert of_row["copied"] == "75.0%" and of_row["maximum"] == str(max(map(len, documents[:3])))
     first_ones = "\n".join(map(dataset.tokenizer.decode, (*documents[:3], new)))
     assert of_row["the first ones"] == repr(first_ones)[:40]
-    text = prepare_data.load("tiny")
+    text = load("tiny")
     samples = {"real": [tuple(text.train[5:25])], "half": [(*text.train[:10], *[text.train[9]] * 10)]}
     assert show_copies(samples, text, 20) == {"real": 1.0, "half": 0.5}
     monkeypatch.setattr(evaluate, "MAX_TRAIN", 15)  # only the beginning of a large text is searched
@@ -472,7 +473,7 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
         figures = result(out)
         of_mixture = [] if split == "train" else ["mixed", "lambda"]
         assert list(figures) == ["model", "dataset", "params", split, "bpb", "ece", "temperature", *of_mixture]
-        dataset = prepare_data.load("list")
+        dataset = load("list")
         assert float(figures["bpb"]) == pytest.approx(dataset.bits_per_byte(float(figures[split]), split), abs=2e-4)
         if split != "train":  # the run counts fewer tokens of it
             assert float(figures[split]) == pytest.approx(float(result(run)[split]), abs=1e-4)
@@ -494,7 +495,7 @@ def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
     weights = ["--init_from=model.safetensors", "--dataset=tiny_gpt2", "--num_samples=2"]
     status, out, err = call(evaluate, *weights)
     assert status == 0, err
-    expected = loss_of(load_model("model.safetensors")[0], prepare_data.load("tiny_gpt2"), "val")
+    expected = loss_of(load_model("model.safetensors")[0], load("tiny_gpt2"), "val")
     assert float(result(out)["val"]) == pytest.approx(expected, abs=1e-4)
     rows = [line.split() for line in out.splitlines() if line.startswith("GPT ")]
     assert len(rows) == 2 and rows[0][1] == result(out)["val"]  # calibration, copies; without n-grams
@@ -509,7 +510,7 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     call(train, *SHORT, f"--dataset={name}", f"--out_dir=out/{name}")
     monkeypatch.setattr("importlib.util.find_spec", no_plots)
     monkeypatch.setattr(evaluate, "STRETCHES", 12)
-    samples, dataset, model = {}, prepare_data.load(name), load_model(f"out/{name}")[0]
+    samples, dataset, model = {}, load(name), load_model(f"out/{name}")[0]
     monkeypatch.setattr(evaluate, "show_copies", lambda *given: samples.update(given[0]) or show_copies(*given))
     options = ["--num_samples=20", "--dtype=float32", "--eval_tokens=300", "--plot"]
     status, out, err = call(evaluate, *options)
@@ -571,7 +572,7 @@ def test_a_context_longer_than_in_training(call, fails):
             status, out, err = call(evaluate, *longer, *changes)
             assert status == 0, err
             keys = {name: float(value) for name, value in (word[2:].split("=") for word in changes)}
-            model, dataset = load_model(f"out/{position}", block_size=40, **keys)[0], prepare_data.load("tiny")
+            model, dataset = load_model(f"out/{position}", block_size=40, **keys)[0], load("tiny")
             loss = losses[tuple(keys)] = float(result(out)["val"])
             assert loss == pytest.approx(loss_of(model, dataset, "val"), abs=1e-4)
             assert re.search(r"^64 ", out, flags=re.M)  # positions 33 to 40
@@ -587,7 +588,7 @@ def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeyp
     note = lambda *args: given.extend(args) or found.extend(interpolate(*args)) or found
     monkeypatch.setattr(evaluate, "interpolate", note)
     out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
-    (p, q, group), (both, lambdas), dataset = given, found, prepare_data.load(name)
+    (p, q, group), (both, lambdas), dataset = given, found, load(name)
     figures, text = result(out), dataset.tokenizer.decode(dataset.val.tolist())
     kneser_ney = ["--n=8", "--smoothing=kneser-ney", "--discount=0.85", "--num_samples=0"]
     counted = result(call(ngram, f"--dataset={name}", *kneser_ney)[1])["val"]
@@ -644,7 +645,7 @@ def test_each_model_of_the_calibration_gives_probabilities_and_the_last_one_is_t
     for p in given:
         assert p.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
     add_one, short, counted, gpt, both = given
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     at, _, _ = locate(dataset.val, evaluation_windows(dataset.val, dataset.separator, 16), dataset.separator)
     X, _ = contexts(dataset.val, at, CONTEXT, dataset.separator)
     for n, p in ((2, add_one), (4, short), (8, counted)):
@@ -680,7 +681,7 @@ def test_a_dataset_that_has_changed_since_the_run_is_remarked(call):
 
 def test_a_large_vocabulary_is_calibrated_on_fewer_tokens(call, monkeypatch):
     call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     for most, expected in ((10**9, len(dataset.val) - 1), (100 * dataset.vocab_size, 100)):
         monkeypatch.setattr(evaluate, "MAX_PROBABILITIES", most)
         out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]

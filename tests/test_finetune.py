@@ -17,6 +17,7 @@ import sample
 import train
 from bpe import train_bpe
 from checkpoint import load_checkpoint, load_model, save_model
+from dataset import load
 from finetune import BASE, INSTRUCTED, TASKS, Row, Texts, encode, exact_match, instruction, make_batch, one_per_word
 from model import GPT, GPTConfig
 from optim import Recipe
@@ -42,7 +43,7 @@ def small(monkeypatch):
     words = {"".join(rng.choices("abcdeinorst", k=rng.randint(2, 9))) for _ in range(250)}
     Path("toy.txt").write_text("\n".join(sorted(words)))
     prepare_data.prepare("toy.txt", documents="lines")
-    monkeypatch.setattr(finetune, "load", lambda name: prepare_data.load("toy" if name == "words" else name))
+    monkeypatch.setattr(finetune, "load", lambda name: load("toy" if name == "words" else name))
     monkeypatch.setattr(finetune, "GPTConfig", functools.partial(GPTConfig, **TINY))
     for name in ("PRETRAINING", "INSTRUCTION_TUNING"):
         monkeypatch.setattr(finetune, name, Recipe(6, 0.01, 0.03, optimizer="muon"))
@@ -91,7 +92,7 @@ def tiny_gpt(**more) -> GPT:
 def own_data() -> prepare_data.Dataset:
     Path("own.txt").write_text("".join(sorted(finetune.CHARACTERS)) + babble(3000))
     prepare_data.prepare("own.txt")
-    return prepare_data.load("own")
+    return load("own")
 
 
 # ----------------------------------------------------------------------------- as a user runs it
@@ -364,7 +365,7 @@ def test_no_instruction_is_longer_than_the_longest():
 
 def test_no_word_of_validation_or_test_is_in_a_training_prompt(call, stages):
     done(call)
-    data = prepare_data.load("toy")
+    data = load("toy")
     splits = {s: set(map(data.tokenizer.decode, data.documents(s))) for s in ("train", "val", "test")}
     for draw, *_ in stages:
         rows = itertools.chain.from_iterable(draw() for _ in range(100))

@@ -15,6 +15,7 @@ import guess
 import ngram
 import prepare_data
 from checkpoint import save_model
+from dataset import load
 from guess import Move, entropy, lower_bound
 from model import GPT, GPTConfig
 
@@ -47,7 +48,7 @@ def done(call, *options: str) -> str:
 
 
 def passage_of(name: str, seed: int = 1337) -> guess.Passage:
-    return guess.choose_passage(prepare_data.load(name), seed)
+    return guess.choose_passage(load(name), seed)
 
 
 def answers(passage: guess.Passage, n: int, player) -> list[str]:
@@ -115,7 +116,7 @@ def test_the_correction_makes_short_games_less_biased():
 def test_the_margin_is_that_of_independent_lines():
     """For a mean of lines of one character: 1.96 times the standard error."""
     places = [guess.Place(at, 0, at // 2) for at in range(598)]  # pieces of two characters
-    passage = guess.Passage(prepare_data.load("many"), 3, np.zeros(598), places, [], [])
+    passage = guess.Passage(load("many"), 3, np.zeros(598), places, [], [])
     draws = guess.draw_places(passage, 598)
     values = np.random.default_rng(0).random(598)
     pairs = values.reshape(-1, 2).mean(1)
@@ -202,7 +203,7 @@ def test_the_ngram_models_predict_as_in_ngram_py(name):
 
 def save_run(name: str, dataset: str, block_size: int = 8) -> GPT:
     """A run of train.py, as far as guess.py looks at it."""
-    data = prepare_data.load(dataset)
+    data = load(dataset)
     torch.manual_seed(3)
     config = GPTConfig(data.vocab_size, block_size=block_size, n_layer=1, n_head=2, n_embd=16, zero_init=False)
     model = GPT(config).eval()
@@ -435,17 +436,17 @@ def test_a_run_of_other_tokens_or_without_a_model_does_not_play(capsys):
     save_run("old", "prose")
     Path("out/empty").mkdir()
     Path("out/empty/log.jsonl").touch()
-    data = prepare_data.load("prose")
+    data = load("prose")
     assert guess.find_gpt(data, "")["name"].endswith("best.pt") and "note" not in capsys.readouterr().out
     Path("prose.txt").write_text("xyz " * 2000)
     prepare_data.prepare("prose.txt")  # the same name, and another text
-    assert guess.find_gpt(prepare_data.load("prose"), "") is None
+    assert guess.find_gpt(load("prose"), "") is None
 
 
 def test_a_run_whose_dataset_has_changed_plays_with_a_note(call, types):
     save_run("run", "prose")
     checkpoint = torch.load("out/run/best.pt", weights_only=True)
-    torch.save({**checkpoint, "text": prepare_data.load("prose").hashes()}, "out/run/best.pt")
+    torch.save({**checkpoint, "text": load("prose").hashes()}, "out/run/best.pt")
     types([])
     assert "note" not in done(call, "--dataset=prose")
     Path("prose.txt").write_text(babble(6000, seed=1))

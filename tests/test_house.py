@@ -14,9 +14,10 @@ from conftest import ROOT
 FLOORS = (
     "micrograd console model optim windows cells",
     "files tokenizer runtime peft",
-    "dataset bpe",
-    "prepare_data gpt2 plots distributed",
-    "checkpoint bigram mlp attention rnn scaling seq2seq capacity",
+    "bpe",
+    "prepare_data gpt2 plots",
+    "dataset",
+    "checkpoint distributed bigram mlp attention rnn scaling seq2seq capacity",
     "train sample ngram word2vec",
     "evaluate finetune rlhf mlm look estimate climb guess check recall",
     "emergence",
@@ -30,8 +31,6 @@ def imports(name: str) -> set[str]:
     nodes = list(ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-    if name == "dataset":  # it prepares data that are missing: the only import that leads back
-        names.remove("prepare_data")
     return names & FILES.keys()
 
 

@@ -60,10 +60,10 @@ import seq2seq
 import train
 import word2vec
 from bpe import train_bpe
+from dataset import Dataset
 from gpt2 import GPT2_OPTIONS
 from micrograd import Value
 from model import GPT, GPTConfig
-from prepare_data import Dataset
 from runtime import PEAK_FLOPS, Worker
 from scaling import Law
 from tokenizer import CharTokenizer

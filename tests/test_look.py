@@ -19,6 +19,7 @@ import look
 import prepare_data
 import sample
 from checkpoint import load_model, save_model
+from dataset import load
 from mlp import contexts
 from model import GPT, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
@@ -28,7 +29,7 @@ SHAPE = {"block_size": 16, "n_layer": 3, "n_head": 2, "n_embd": 16, "zero_init":
 
 def make_run(dataset: str, **options) -> GPT:
     """out/<dataset>/best.pt, as train.py writes it, with random weights."""
-    data = prepare_data.load(dataset)
+    data = load(dataset)
     config = GPTConfig(**SHAPE | {"vocab_size": data.vocab_size, "start_token": data.start_token} | options)
     model = GPT(config)
     for p in model.parameters():
@@ -86,7 +87,7 @@ def test_predictions_are_those_of_the_model_in_that_context(call, data, dataset,
     model = make_run(dataset, position=position)
     _, page = written(call, "--tokens=60", run=dataset)
     ids, starts = page["ids"], page["starts"]
-    assert ids == prepare_data.load(dataset).val[: len(ids)].tolist() and 25 < len(ids) <= 61
+    assert ids == load(dataset).val[: len(ids)].tolist() and 25 < len(ids) <= 61
     for i in range(len(ids) - 1):
         expected = log_softmax(model, ids[starts[i] : i + 1])
         tokens, log_p = page["top"][i]
@@ -161,7 +162,7 @@ def test_the_lens_starts_at_the_embedding_and_ends_with_the_prediction(call, dat
 
 @pytest.mark.parametrize("dataset", ["tiny", "list"])
 def test_counting_is_the_8_gram_model_of_the_training_split(call, data, dataset):
-    model, dataset_ = make_run(dataset), prepare_data.load(dataset)
+    model, dataset_ = make_run(dataset), load(dataset)
     _, page = written(call, "--tokens=30", run=dataset)
     ids, V = page["ids"], dataset_.vocab_size
     table = NGrams(*count_ngrams(dataset_.train, 8, dataset_.separator), V, dataset_.separator)
@@ -303,7 +304,7 @@ def test_the_page_can_be_written_elsewhere(call, data):
 
 def test_a_dataset_that_has_changed_since_the_run_is_remarked_if_the_text_is_from_it(call, data):
     model = make_run("list")
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     entries = {"config": {"dataset": "list"}, "start_token": dataset.start_token, "text": dataset.hashes()}
     save_model(Path("out/list/best.pt"), model, dataset.tokenizer, **entries)
     note = "note: list has changed since this run: its val split may have lines that the model was trained on\n"
@@ -317,7 +318,7 @@ def test_a_dataset_that_has_changed_since_the_run_is_remarked_if_the_text_is_fro
 def test_predictions_that_are_not_numbers_are_an_error(call, fails, data):
     model = make_run("tiny")
     model.lm_head.weight.data.fill_(math.nan)
-    dataset = prepare_data.load("tiny")
+    dataset = load("tiny")
     save_model(Path("out/tiny/best.pt"), model, dataset.tokenizer, config={"dataset": "tiny"}, start_token=None)
     assert "NaN" in fails(look, "--init_from=out/tiny")
 

@@ -13,6 +13,7 @@ import mlm
 import ngram
 import optim
 import prepare_data
+from dataset import load
 from mlm import END, FIRST, MASK, PAD, Encoder, encode, fill, hide_letters, letter_loss, ngram_losses
 from model import GPT, GPTConfig
 
@@ -204,7 +205,7 @@ def prepare(name: str, documents: list[str]) -> None:
 def test_documents_with_gaps_or_newlines_are_left_out():
     Path("list.txt").write_text("\n\n".join([*NAMES * 20, *["a_b", "a\nb"] * 20]))
     prepare_data.prepare("list.txt", documents="blank")
-    words = mlm.read_words(prepare_data.load("list"))
+    words = mlm.read_words(load("list"))
     assert {*words.train, *words.test} == {*NAMES}
 
 

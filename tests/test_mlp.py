@@ -14,6 +14,7 @@ import mlp
 import plots
 import prepare_data
 from console import UserError
+from dataset import Dataset, load
 from mlp import MLP, BatchNorm, Embedding, Linear, Options, Tanh, contexts, fold_batchnorm, make_model, split_loss
 
 QUICK = ("--max_iters=40", "--num_samples=2")
@@ -59,7 +60,7 @@ def shake(model: MLP, seed: int = 0) -> MLP:
 @pytest.mark.parametrize("name", ["list", "tiny"])
 def test_contexts_are_those_of_a_loop_over_the_tokens(data, name, T):
     """No context reaches into another document, or before the text; and any places may be asked for, in any order."""
-    dataset = prepare_data.load(name)
+    dataset = load(name)
     first = int(dataset.train[0])
     context, rows = [first] * T, []
     for y in dataset.train[1:].tolist():
@@ -73,7 +74,7 @@ def test_contexts_are_those_of_a_loop_over_the_tokens(data, name, T):
 
 def test_batches_come_from_everywhere_in_train_and_follow_from_the_seed():
     tokens = np.arange(500, dtype=np.uint16)  # each names its place
-    dataset = prepare_data.Dataset("places", tokens, tokens, None, None, 500, None, {})
+    dataset = Dataset("places", tokens, tokens, None, None, 500, None, {})
     few = list(islice(mlp.batches(dataset, 7, 2, seed=3), 2000))
     assert all(torch.equal(X, torch.stack([(Y - 2).clamp(min=0), Y - 1], dim=1)) for X, Y in few)
     assert torch.cat([Y for _, Y in few]).unique().tolist() == list(range(1, 500))
@@ -383,7 +384,7 @@ def test_an_sgd_step_subtracts_the_learning_rate_times_the_gradient():
 
 def test_running_statistics_converge_to_those_of_the_training_text(data):
     """So the loss is about the loss with the exact statistics of the whole training text."""
-    dataset = prepare_data.load("tiny")
+    dataset = load("tiny")
     model = make_model(dataset.vocab_size, small_options())
     for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 32, 3, seed=0), 1000), 1):
         first_batch(model, X, Y)
@@ -397,7 +398,7 @@ def test_running_statistics_converge_to_those_of_the_training_text(data):
 
 @pytest.mark.parametrize("name", ["list", "tiny"])
 def test_evaluation_counts_each_token_once_and_uses_the_running_statistics(data, name, monkeypatch):
-    dataset = prepare_data.load(name)
+    dataset = load(name)
     model = make_model(dataset.vocab_size, small_options())
     X, Y = contexts(dataset.train, np.arange(1, len(dataset.train)), 3, dataset.separator)
     for _ in range(20):
@@ -461,14 +462,14 @@ def test_layer_statistics_are_those_of_the_network(capsys):
 def test_a_record_keeps_what_the_plot_draws(data):
     options = small_options(dataset="list", max_iters=20)
     record = mlp.Record(20)
-    model = make_model(prepare_data.load("list").vocab_size, options)
-    mlp.train(model, prepare_data.load("list"), options, record)
+    model = make_model(load("list").vocab_size, options)
+    mlp.train(model, load("list"), options, record)
     assert [step for step, _ in record.updates] == [*range(1, 21)] and set(record.updates[0][1]) == {"C", "W1", "W2"}
     ((out, dout),) = record.after
     assert out.shape == dout.shape == (32, 20)
     assert torch.equal(out, model.layers[3].out) and torch.equal(dout, model.layers[3].dout)
-    first = make_model(prepare_data.load("list").vocab_size, options)
-    first_batch(first, *next(mlp.batches(prepare_data.load("list"), 32, 3, options.seed)))
+    first = make_model(load("list").vocab_size, options)
+    first_batch(first, *next(mlp.batches(load("list"), 32, 3, options.seed)))
     ((out, dout),) = record.before
     torch.testing.assert_close((out, dout), (first.layers[3].out.detach(), first.layers[3].dout))
     shift = math.log10(options.learning_rate)
@@ -488,7 +489,7 @@ def test_a_record_sees_each_step_before_its_update(data, backward):
         seen.append((step, lr, before, [p.grad for p in model.parameters]))
 
     options = small_options(max_iters=12, learning_rate=0.2, backward=backward)
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     model = make_model(dataset.vocab_size, options)
     losses = mlp.train(model, dataset, options, record)
     assert len(losses) == 12 and [step for step, *_ in seen] == [*range(1, 13)]
@@ -501,7 +502,7 @@ def test_a_record_sees_each_step_before_its_update(data, backward):
 
 
 def test_the_losses_that_training_returns_are_those_of_its_batches(data):
-    dataset, options = prepare_data.load("list"), small_options(max_iters=30, batch_size=16)
+    dataset, options = load("list"), small_options(max_iters=30, batch_size=16)
     losses = mlp.train(make_model(dataset.vocab_size, options), dataset, options)
     model = make_model(dataset.vocab_size, options)
     for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 16, 3, options.seed), 30), 1):
@@ -554,7 +555,7 @@ def test_a_record_of_a_long_run_keeps_200_updates_or_a_few_more():
 
 def test_the_lectures_network_is_the_formula_trained_by_sgd(data):
     """Against torch.nn and torch.optim, from the same random numbers."""
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     losses = mlp.train_lecture_network(dataset, steps=5, seed=3)
     torch.manual_seed(3)
     V, rng = dataset.vocab_size, np.random.default_rng(3)
@@ -577,7 +578,7 @@ def test_the_lectures_network_is_the_formula_trained_by_sgd(data):
 
 
 def test_the_lectures_network_starts_far_above_uniform_and_learns(data, capsys, monkeypatch):
-    dataset, runs = prepare_data.load("tiny"), []
+    dataset, runs = load("tiny"), []
     train = mlp.train_lecture_network
     monkeypatch.setattr(mlp, "LECTURE_STEPS", 900)
     monkeypatch.setattr(mlp, "train_lecture_network", lambda *rest: (runs.append(train(*rest)), runs[-1])[1])
@@ -669,7 +670,7 @@ def test_from_zeros_only_the_last_bias_moves_and_it_learns_how_frequent_tokens_a
             is_gain = isinstance(layer, BatchNorm) and p is layer.gain
             assert (p == 1).all() if is_gain else (p == 0).all()
     assert (last.weight == 0).all()
-    counts = np.bincount(prepare_data.load("tiny").train[1:], minlength=len(last.bias))
+    counts = np.bincount(load("tiny").train[1:], minlength=len(last.bias))
     seen = counts > 0
     unigram = counts / counts.sum()
     assert abs(last.bias.softmax(0).detach().numpy() - unigram).max() < 0.02
@@ -682,7 +683,7 @@ def test_from_zeros_only_the_last_bias_moves_and_it_learns_how_frequent_tokens_a
 
 
 def test_batch_norm_couples_the_examples_of_a_batch(data, capsys):
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     model = make_model(dataset.vocab_size, small_options())
     for X, Y in islice(mlp.batches(dataset, 32, 3, seed=1), 200):
         first_batch(model, X, Y)
@@ -749,7 +750,7 @@ def test_the_vectors_before_and_after_training_are_compared(data, call, monkeypa
     monkeypatch.setattr(mlp, "train", lambda model, *rest: (models.append(model), train(model, *rest))[1])
     assert call(mlp, "--dataset=tiny", *QUICK, "--seed=4", "--fold")[0] == 0
     (before, id_of, first), (after, _, second) = shown
-    assert (first, second) == ("before", "after") and id_of == prepare_data.load("tiny").tokenizer.id_of
+    assert (first, second) == ("before", "after") and id_of == load("tiny").tokenizer.id_of
     assert torch.equal(before, make_model(len(before), Options(seed=4)).layers[0].C)
     assert torch.equal(after, models[0].layers[0].C) and not torch.equal(before, after)
 
@@ -831,7 +832,7 @@ def test_the_log_shows_the_start_and_every_tenth_with_the_mean_loss_since_the_la
 def test_the_result_line_is_that_of_the_splits(data, call):
     """The losses printed are the means over whole splits, of the network as it ends."""
     _, out, _ = call(mlp, "--dataset=list", *QUICK)
-    figures, dataset = result(out), prepare_data.load("list")
+    figures, dataset = result(out), load("list")
     assert set(figures) == {"model", "dataset", "params", "step", "train", "val", "test", "bpb", "seconds"}
     bits = dataset.bits_per_byte(float(figures["val"]), "val")
     assert float(figures["bpb"]) == pytest.approx(bits, abs=2e-4)
@@ -843,7 +844,7 @@ def test_the_result_line_is_that_of_the_splits(data, call):
 def test_the_setup_is_printed_before_training(data, call):
     """A split of n tokens has n - 1 examples: each token but the first is a target."""
     _, out, _ = call(mlp, "--dataset=list", *QUICK, "--block_size=5", "--n_embd=4", "--n_hidden=10", "--init=xavier")
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     train, val, test = (len(tokens) - 1 for tokens in (dataset.train, dataset.val, dataset.test))
     lines = out[out.index("\nlist: vocabulary") + 1 :].splitlines()
     examples = f"examples (5 tokens and a target): {train:,} in train, {val} in val, {test} in test"
@@ -886,7 +887,7 @@ def test_folding_on_the_command_line(data, call):
 
 
 def test_the_difference_that_folding_makes_is_the_largest_of_all_logits_in_val(data, capsys, monkeypatch):
-    model, dataset = make_model(13, small_options()), prepare_data.load("list")
+    model, dataset = make_model(13, small_options()), load("list")
     monkeypatch.setattr(mlp, "fold_batchnorm", lambda _: shaken)
     for seed in range(3):
         shaken = shake(make_model(13, small_options()), seed)
@@ -909,7 +910,7 @@ def test_samples_follow_from_the_seed_and_start_where_texts_start(data, call, mo
     def samples(name: str, seed: int) -> str:
         _, out, _ = call(mlp, f"--dataset={name}", "--max_iters=1", "--num_samples=5", f"--seed={seed}")
         assert len(seen) == 5
-        starts = {prepare_data.load(name).tokenizer.decode(context) for context in seen}
+        starts = {load(name).tokenizer.decode(context) for context in seen}
         assert starts == {"\n\n\n"} if name == "list" else all(text.endswith(".\n") for text in starts)
         seen.clear()
         return out.split("samples:\n")[1].split("\n\nloss")[0]
@@ -937,7 +938,7 @@ def test_the_sweep_trains_at_the_rates_that_it_prints(data, monkeypatch):
     """500 steps: 20 at each of 25 rates, from the smallest to the largest."""
     asked = []
     monkeypatch.setattr(mlp, "sgd_step", lambda model, rate: asked.append(rate))
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     options = small_options(batch_size=8, max_iters=500, backward="manual", find_lr=True)
     model = make_model(dataset.vocab_size, small_options())
     best = mlp.find_lr(model, dataset, options)
@@ -979,11 +980,11 @@ def test_the_plot_of_training(data, call, figures, monkeypatch):
     assert list(ratios) == [of_step["W2"] for _, of_step in record.updates]
     drawn = losses.lines[0].get_ydata()
     assert drawn == pytest.approx(np.mean(np.reshape(train_losses, (200, 2)), axis=1))
-    assert drawn[0] == pytest.approx(math.log(prepare_data.load("list").vocab_size), abs=0.05)
+    assert drawn[0] == pytest.approx(math.log(load("list").vocab_size), abs=0.05)
     assert drawn[-1] < drawn[0] - 0.3
-    baselines = plots.baseline_losses(prepare_data.load("list"))
+    baselines = plots.baseline_losses(load("list"))
     first, *dotted = (line.get_ydata()[0] for line in losses.lines[1:])
-    assert first == pytest.approx(math.log(prepare_data.load("list").vocab_size), abs=0.05)
+    assert first == pytest.approx(math.log(load("list").vocab_size), abs=0.05)
     assert dotted == list(baselines.values())
     assert [text.get_text() for text in losses.get_legend().get_texts()] == ["train", f"first: {first:.2f}"]
     assert [text.get_text() for text in losses.texts] == [f"{name} {loss:.2f} " for name, loss in baselines.items()]
@@ -1013,7 +1014,7 @@ def test_bad_input_gets_one_line(data, fails, options, says):
 
 def test_the_contexts_of_the_lectures_split(names):
     """182625, 22655 and 22866 examples; the first name after the shuffle is yuheng."""
-    dataset = prepare_data.load("names")
+    dataset = load("names")
     assert [len(tokens) - 1 for tokens in (dataset.train, dataset.val, dataset.test)] == [182625, 22655, 22866]
     X, Y = contexts(dataset.train, np.arange(1, 9), 3, dataset.separator)
     assert dataset.tokenizer.decode(Y.tolist()) == "yuheng\nd"

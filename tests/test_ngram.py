@@ -17,7 +17,7 @@ import bigram
 import ngram
 import prepare_data
 from console import UserError
-from dataset import start_context
+from dataset import load, start_context
 from ngram import NGrams, count_ngrams, count_plainly, kneser_ney_plainly, neural_ngrams, nll, train_neural
 
 pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
@@ -65,7 +65,7 @@ def all_rows(contexts: np.ndarray, V: int) -> np.ndarray:
 @pytest.mark.parametrize("name", ["tiny", "list"])
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_counts_are_those_of_a_loop_over_the_tokens(name, n, monkeypatch):
-    dataset = prepare_data.load(name)
+    dataset = load(name)
     expected = Counter(literal_ngrams(dataset.train, n, dataset.separator))
     for chunk in (1 << 21, 100, 3):
         monkeypatch.setattr(ngram, "CHUNK", chunk)
@@ -96,7 +96,7 @@ def test_eight_tokens_of_a_large_vocabulary_do_not_overflow():
 @pytest.mark.parametrize("name", ["tiny", "list"])
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_rows_sum_to_one(name, n):
-    dataset = prepare_data.load(name)
+    dataset = load(name)
     V, rng = dataset.vocab_size, np.random.default_rng(n)
     grams, counts = count_ngrams(dataset.train, n, dataset.separator)
     seen = np.unique(grams[:, :-1], axis=0)[:100]
@@ -139,7 +139,7 @@ def test_arrays_and_dictionaries_give_the_same_probabilities(n, discount):
         if separator is not None:
             tokens[0] = separator
         texts.append((V, separator, tokens))
-    for dataset in map(prepare_data.load, ("tiny", "list")):
+    for dataset in map(load, ("tiny", "list")):
         texts.append((dataset.vocab_size, dataset.separator, np.array(dataset.train[:300])))
     for V, separator, tokens in texts:
         table = NGrams(*count_ngrams(tokens, n, separator), V, separator)
@@ -188,7 +188,7 @@ def test_the_idea_is_printed_on_six_words(capsys):
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("discount", [0.0, 0.4, 1.0])
 def test_kneser_ney_is_the_formula_token_by_token(name, n, discount):
-    dataset = prepare_data.load(name)
+    dataset = load(name)
     V, train = dataset.vocab_size, dataset.train[:120]
     literal = literal_kneser_ney(literal_ngrams(train, n, dataset.separator), V, discount, dataset.separator)
     table = NGrams(*count_ngrams(train, n, dataset.separator), V, dataset.separator)
@@ -216,7 +216,7 @@ def test_kneser_ney_counts_the_start_of_a_document_once():
 
 
 def test_a_sample_ends_with_its_document_at_its_limit_or_at_an_unseen_context():
-    dataset, rng = prepare_data.load("list"), np.random.default_rng(0)
+    dataset, rng = load("list"), np.random.default_rng(0)
     table = NGrams(*count_ngrams(dataset.train, 4, dataset.separator), dataset.vocab_size, dataset.separator)
     context = start_context(dataset, 3, rng)
     assert context == [dataset.separator] * 3
@@ -229,7 +229,7 @@ def test_a_sample_ends_with_its_document_at_its_limit_or_at_an_unseen_context():
     assert all(1 <= len(word) <= 12 and "\n" not in word for word in words(100))
     assert max(map(len, words(3))) == 3
 
-    text = prepare_data.load("tiny")
+    text = load("tiny")
     table = NGrams(*count_ngrams(text.train, 8, None), text.vocab_size, None)
     unseen = [text.train[0]] * 3 + [text.train[1]] * 4
     assert ngram.sample(lambda g: table.additive(g, 0), unseen, text, 10, rng) == []
@@ -240,7 +240,7 @@ def test_a_sample_ends_with_its_document_at_its_limit_or_at_an_unseen_context():
 
 
 def test_samples_are_as_frequent_as_the_model_says():
-    dataset, rng = prepare_data.load("list"), np.random.default_rng(0)
+    dataset, rng = load("list"), np.random.default_rng(0)
     V = dataset.vocab_size
     p = np.arange(1, V + 1) / np.arange(1, V + 1).sum()
     drawn = [
@@ -256,7 +256,7 @@ def test_the_seed_decides_on_the_samples(call):
         return out.split("samples:\n")[1].split("\n\n")[0]
 
     assert samples() == samples("--seed=1337") != samples("--seed=2") and len(samples().split("\n")) == 10
-    dataset, rng = prepare_data.load("list"), np.random.default_rng(5)
+    dataset, rng = load("list"), np.random.default_rng(5)
     table = NGrams(*count_ngrams(dataset.train, 4, dataset.separator), dataset.vocab_size, dataset.separator)
     model = lambda grams: table.kneser_ney(grams, 0.75)
     words = [ngram.sample(model, [dataset.separator] * 3, dataset, 4, rng) for _ in range(3)]
@@ -266,7 +266,7 @@ def test_the_seed_decides_on_the_samples(call):
 
 def test_each_sample_of_a_text_goes_on_from_another_place_of_it(call):
     """... as the text of one seed, drawn token by token, says."""
-    text, rng, samples = prepare_data.load("tiny"), np.random.default_rng(3), []
+    text, rng, samples = load("tiny"), np.random.default_rng(3), []
     table = NGrams(*count_ngrams(text.train, 6, None), text.vocab_size, None)
     for _ in range(4):
         context = start_context(text, 5, rng)
@@ -282,7 +282,7 @@ def test_each_sample_of_a_text_goes_on_from_another_place_of_it(call):
 
 
 def test_a_sample_asks_for_n_minus_1_tokens_also_if_that_is_none():
-    text, widths = prepare_data.load("tiny"), set()
+    text, widths = load("tiny"), set()
 
     def model(grams):
         widths.add(grams.shape[1])
@@ -299,7 +299,7 @@ def test_a_sample_asks_for_n_minus_1_tokens_also_if_that_is_none():
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_step_is_that_of_one_hot_vectors_and_cross_entropy_over_each_token(n):
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     V = dataset.vocab_size
     W = train_neural(*count_ngrams(dataset.train, n, dataset.separator), V, steps=2)
     rows = torch.tensor(literal_ngrams(dataset.train, n, dataset.separator))  # one token at a time
@@ -317,7 +317,7 @@ def test_a_step_is_that_of_one_hot_vectors_and_cross_entropy_over_each_token(n):
 
 
 def test_neural_trigram_loss_is_between_bigram_and_trigram():
-    dataset = prepare_data.load("tiny")
+    dataset = load("tiny")
     losses = {}
     for n in (2, 3):
         grams, counts = count_ngrams(dataset.train, n, None)
@@ -328,7 +328,7 @@ def test_neural_trigram_loss_is_between_bigram_and_trigram():
 
 
 def test_the_neural_2_gram_is_the_table_of_counts():
-    dataset = prepare_data.load("tiny")
+    dataset = load("tiny")
     grams, counts = count_ngrams(dataset.train, 2, None)
     W = train_neural(grams, counts, dataset.vocab_size)
     minimum = nll(NGrams(grams, counts, dataset.vocab_size, None).additive(grams, 0), counts)
@@ -336,7 +336,7 @@ def test_the_neural_2_gram_is_the_table_of_counts():
 
 
 def test_the_losses_that_are_printed_are_those_before_each_step(capsys):
-    text = prepare_data.load("tiny")
+    text = load("tiny")
     grams, counts = count_ngrams(text.train, 3, None)
     train_neural(grams, counts, text.vocab_size, steps=40)
     printed = dict(re.findall(r"step +(\d+)  loss (.*)", capsys.readouterr().out))
@@ -359,7 +359,7 @@ def test_the_comparison_with_one_hot_vectors_is_one_that_can_fail(capsys, monkey
     monkeypatch.setattr(torch, "einsum", lambda formula, onehot, W: einsum(formula, onehot.flip(1), W))
     ngram.compare_with_one_hot(W, X)
     assert capsys.readouterr().out.endswith(": False\n")
-    dataset = prepare_data.load("list")  # and training prints it, of the trained weights
+    dataset = load("list")  # and training prints it, of the trained weights
     train_neural(*count_ngrams(dataset.train, 4, dataset.separator), dataset.vocab_size, steps=1)
     assert capsys.readouterr().out.endswith(": False\n")
 
@@ -384,7 +384,7 @@ def test_every_order_on_every_kind_of_data(call, name, n, smoothing, alpha, disc
     options = (f"--n={n}", f"--smoothing={smoothing}", f"--alpha={alpha}", f"--discount={discount}")
     status, out, err = call(ngram, f"--dataset={name}", *options, "--num_samples=2", "--max_new_tokens=20")
     assert (status, err) == (0, "")
-    dataset = prepare_data.load(name)
+    dataset = load(name)
     table = NGrams(*count_ngrams(dataset.train, n, dataset.separator), dataset.vocab_size, dataset.separator)
     grams = np.array(literal_ngrams(dataset.val, n, dataset.separator))
     p = table.kneser_ney(grams, discount) if smoothing == "kneser-ney" else table.additive(grams, alpha)
@@ -410,7 +410,7 @@ def test_without_smoothing_a_loss_may_be_infinite_and_an_unseen_ngram_is_named(c
     status, out, _ = call(ngram, "--dataset=pairs", "--smoothing=mle", "--num_samples=1")
     assert status == 0
     assert float(result(out)["train"]) < 0.1 and result(out)["val"] == result(out)["bpb"] == "inf"
-    dataset = prepare_data.load("pairs")
+    dataset = load("pairs")
     unseen = set(literal_ngrams(dataset.val, 3, None)) - set(literal_ngrams(dataset.train, 3, None))
     texts = [(dataset.tokenizer.decode(x), dataset.tokenizer.decode([y])) for *x, y in unseen]
     (line,) = (line for line in out.splitlines() if line.startswith("val loss is infinite: "))
@@ -437,8 +437,8 @@ def test_the_shortest_and_long_contexts_work_without_a_discount(call, name, n):
 
 
 def test_params_is_the_number_of_counts_or_weights(call):
-    grams = set(literal_ngrams(prepare_data.load("tiny").train, 3, None))
-    V = prepare_data.load("tiny").vocab_size
+    grams = set(literal_ngrams(load("tiny").train, 3, None))
+    V = load("tiny").vocab_size
     shorter = [{gram[-k:] for gram in grams} for k in (1, 2, 3)]
     for options, expected in (
         (["--smoothing=add"], len(grams)),
@@ -493,7 +493,7 @@ def test_bad_input_gets_one_line(fails, options, says):
 
 def test_a_network_that_is_too_large_is_refused(fails, monkeypatch):
     """One whose looked-up rows, V numbers for each token of each context, are more than MAX_NUMBERS."""
-    text = prepare_data.load("tiny")
+    text = load("tiny")
     grams, counts = count_ngrams(text.train, 3, None)
     numbers = len(grams) * 2 * text.vocab_size
     monkeypatch.setattr(ngram, "MAX_NUMBERS", numbers)

@@ -12,7 +12,7 @@ import torch
 import bigram
 import ngram
 import plots
-from dataset import counting_losses
+from windows import counting_losses
 
 
 def xy(axes) -> list[list[list[float]]]:

@@ -16,7 +16,6 @@ import shutil
 import signal
 import time
 import tracemalloc
-import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -30,7 +29,7 @@ import dataset
 import prepare_data
 from checkpoint import save_model
 from console import UserError
-from dataset import load
+from dataset import Dataset, load
 from model import GPT, GPTConfig
 from sample import read_prompt
 from tokenizer import BPETokenizer, end_id, make_tokenizer
@@ -131,7 +130,7 @@ def test_every_tenth_file_of_the_library_is_validation_and_its_tests_and_package
 
 def test_bits_per_byte_are_of_the_split_itself():
     splits = {"train": {"tokens": 10, "bytes": 10}, "val": {"tokens": 5, "bytes": 20}}
-    data = prepare_data.Dataset("any", *[None] * 4, 10, None, splits)
+    data = Dataset("any", *[None] * 4, 10, None, splits)
     assert data.bits_per_byte(math.log(2), "train") == 1 and data.bits_per_byte(math.log(2), "val") == 0.25
 
 
@@ -964,16 +963,6 @@ def test_a_dataset_is_not_replaced_by_its_own_ids(call, fails):
     assert Path("data/my/meta.json").read_bytes() == before
     text_file("data/plain.txt", babble(50))
     broken("data/plain.txt is a file, not a dataset; run: python prepare_data.py data/plain.txt", "data/plain.txt")
-
-
-def test_bytes_are_those_of_the_text_that_was_encoded(call):
-    """Also where the vocabulary has its accents in another form."""
-    text = "été là où " * 50
-    call(prepare_data, text_file("nfc.txt", text))
-    out = call(prepare_data, text_file("nfd.txt", unicodedata.normalize("NFD", text)), "--tokenizer=nfc")[1]
-    nfc, nfd = load("nfc"), load("nfd_nfc")
-    assert sum(entry["bytes"] for entry in nfd.splits.values()) == len(text.encode()) and "note" not in out
-    assert nfd.tokenizer.decode([*nfd.train, *nfd.val]) == nfc.tokenizer.decode([*nfc.train, *nfc.val]) == text
 
 
 def test_an_empty_file_separates_nothing(fails):

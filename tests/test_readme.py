@@ -32,6 +32,7 @@ import peft
 import prepare_data
 import tokenizer
 import train
+from dataset import load
 
 sys.path.append(str(ROOT / "docs"))
 import draw_tables
@@ -212,9 +213,9 @@ def test_the_parts_of_shakespeare_are_made_as_the_results_say(monkeypatch):
     monkeypatch.setattr(prepare_data, "open_source", prepare_data.open_source)  # to restore it
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "part{n}" in text]
     exec(compile(text, "docs/ablations.md", "exec"), {})
-    whole, sizes = prepare_data.load("shakespeare"), {len(prepare_data.load("shakespeare").train)}
+    whole, sizes = load("shakespeare"), {len(load("shakespeare").train)}
     for n in (2, 4, 8):
-        part = prepare_data.load(f"part{n}")
+        part = load(f"part{n}")
         assert part.train.tolist() == whole.train[: len(whole.train) // n].tolist()
         assert part.val.tolist() == whole.val.tolist() and part.tokenizer.to_dict() == whole.tokenizer.to_dict()
         sizes.add(len(part.train))

@@ -16,9 +16,9 @@ import prepare_data
 import rlhf
 import sample
 from console import UserError
+from dataset import Dataset
 from model import GPT, GPTConfig
 from optim import Recipe, fit
-from prepare_data import Dataset
 from rlhf import BEST_OF, FOLDER, MAX_TOKENS, Pairs, Task, complete, drawn, log_probs, rewards, with_scalar_head
 from tokenizer import CharTokenizer
 

@@ -14,6 +14,7 @@ import optim
 import prepare_data
 import rnn
 from cells import CELLS, RecurrentModel
+from dataset import load
 
 QUICK = ("--max_iters=20", "--num_samples=2")
 
@@ -137,7 +138,7 @@ def test_models_to_compare_have_about_as_many_parameters(name):
 @pytest.mark.parametrize("bptt", [1, 3, 64])
 @pytest.mark.parametrize("name", ["list", "tiny"])
 def test_windows_predict_each_token_once_after_those_before_it(data, name, bptt):
-    dataset = prepare_data.load(name)
+    dataset = load(name)
     tokens, at = dataset.val, rnn.row_edges(dataset.val, dataset.separator, 7)
     pairs = []
     for window in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 1, bptt):
@@ -194,7 +195,7 @@ def test_one_long_line_costs_no_more_than_its_tokens(cell):
 
 
 def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     stream, epochs = rnn.training_windows(dataset, 4, 64, seed=1), []
     for _ in range(2):
         epoch_windows = islice(stream, math.ceil(dataset.splits["train"]["documents"] / 4))
@@ -207,7 +208,7 @@ def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
 
 def test_windows_of_a_text_go_on_where_the_last_ones_ended(data):
     starts, previous = [], None
-    for window in islice(rnn.training_windows(prepare_data.load("tiny"), 4, 50, seed=1), 100):
+    for window in islice(rnn.training_windows(load("tiny"), 4, 50, seed=1), 100):
         new = window.continues is None
         if new:
             starts.append(window.x[0, :8].tolist())
@@ -244,7 +245,7 @@ def trained_gradients(model: RecurrentModel, dataset, bptt: int, monkeypatch) ->
 
 
 def test_truncated_bptt_is_full_bptt_for_short_sequences(data, double, monkeypatch):
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     model, longest = small_model("rnn", V=dataset.vocab_size), max(map(len, NAMES)) + 1
     full, equal, truncated = (trained_gradients(model, dataset, n, monkeypatch) for n in (1000, longest, 4))
     torch.testing.assert_close(full, equal, rtol=0, atol=0)
@@ -253,7 +254,7 @@ def test_truncated_bptt_is_full_bptt_for_short_sequences(data, double, monkeypat
 
 def test_the_state_is_carried_over_windows_and_the_gradient_is_not(data, double, monkeypatch):
     """In the second window, the last state of the first one is a constant."""
-    dataset = prepare_data.load("tiny")
+    dataset = load("tiny")
     model = small_model("rnn", V=dataset.vocab_size)
     second = trained_gradients(model, dataset, 10, monkeypatch)[1]
     window1, window2 = islice(rnn.training_windows(dataset, 64, 10, seed=1), 2)
@@ -347,7 +348,7 @@ def test_the_gradient_norms_of_the_docstring():
 
 
 def test_gradients_are_reported_of_the_model_before_and_after_training(data):
-    dataset, size = prepare_data.load("list"), rnn.DEFAULTS["gru"]
+    dataset, size = load("list"), rnn.DEFAULTS["gru"]
     trained = rnn.run_cell("gru", dataset, rnn.with_defaults(rnn.Options(max_iters=5, num_samples=0, seed=3), "gru"))
     torch.manual_seed(3)
     model = RecurrentModel(dataset.vocab_size, "gru", size.n_embd, size.n_hidden, size.n_layer, dropout=0.1)
@@ -372,7 +373,7 @@ def test_the_table_of_gradients_is_relative_to_the_token_before(capsys):
 def test_all_cells_learn_in_one_run(data, call, name):
     options = ("--max_iters=60", "--num_samples=3", "--bptt=16", "--cell=all")
     status, out, _ = call(rnn, f"--dataset={name}", *options)
-    dataset, lines = prepare_data.load(name), [line for line in out.splitlines() if line.startswith("result: ")]
+    dataset, lines = load(name), [line for line in out.splitlines() if line.startswith("result: ")]
     assert status == 0 and len(lines) == len(CELLS) == out.count("samples:")
     for cell, line in zip(CELLS, lines, strict=True):
         numbers = result(line)

@@ -20,6 +20,7 @@ import train
 from bpe import train_bpe
 from checkpoint import load_model
 from console import UserError
+from dataset import load
 from model import GPT, GPTConfig
 from peft import attach
 from runtime import check_compiler
@@ -120,7 +121,7 @@ def test_a_model_of_fineweb_starts_where_its_documents_do(call, tmp_path, monkey
     for name in ("fineweb_train_000001", "fineweb_val_000000"):
         shard(Path(f"copies/{name}.bin"), [50256, 5, 6, 7] * 20)
     assert call(prepare_data, "fineweb", "--file=copies")[0] == 0
-    data = prepare_data.load("fineweb")
+    data = load("fineweb")
     assert (data.separator, data.start_token) == (None, 50256)
     prompts = [noted(monkeypatch, GPT, "generate"), noted(monkeypatch, sample, "stream")]
     out = call(train, *SHORT, "--dataset=fineweb", "--out_dir=out/web", "--max_iters=1")[1]
@@ -651,7 +652,7 @@ def test_int8_weights_cost_less_than_a_thousandth_of_the_loss(runs):
     """A scale for each row; with one scale for the whole matrix, the loss of this model rises by 0.3 %."""
     shutil.copy("list.txt", "again.txt")
     prepare_data.prepare("again.txt", documents="lines", name="list")
-    model, data = load_model("out/list")[0], prepare_data.load("list")
+    model, data = load_model("out/list")[0], load("list")
     exact = loss_of(model, data, "val")
     speed_up(model, int8=True)
     rounded = loss_of(model, data, "val")

@@ -15,6 +15,7 @@ import optim
 import plots
 import prepare_data
 import scaling
+from dataset import load
 from model import GPT, GPTConfig
 from runtime import Worker
 from scaling import PUBLISHED, Law, Plan, Prediction, Result, Setup, fit_law, make_recipe
@@ -195,7 +196,7 @@ def small(monkeypatch):
 
 
 def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch):
-    dataset, worker, seen, rates = prepare_data.load("long"), Worker.pick("cpu", "float32"), [], []
+    dataset, worker, seen, rates = load("long"), Worker.pick("cpu", "float32"), [], []
     read, step = scaling.read_windows, optim.Optimizer.step
 
     def remember(tokens, starts, stops, T):
@@ -230,7 +231,7 @@ def test_tokens_are_seen_again_and_other_shapes_have_about_as_many_parameters(sm
     assert rows[1][2] == f"{again[0]['val']:.4f}" and rows[0][2] == rows[0][3] != rows[1][3]
     shapes = [line.split() for line in out.split("layers x width")[1].splitlines()[1:3]]
     assert [row[:3] for row in shapes] == [["1", "x", "12"], ["2", "x", "8"]]
-    assert shapes[1][3] == f"{n_params(prepare_data.load('long').vocab_size, 8, 2):,}"
+    assert shapes[1][3] == f"{n_params(load('long').vocab_size, 8, 2):,}"
     once, twice, four_times = (np.concatenate(seen[i : i + 32]) for i in (-128, -96, -64))
     counts = [np.unique(starts, return_counts=True)[1] for starts in (twice, four_times)]
     assert [set(n) for n in counts] == [{2}, {4}] and set(np.unique(once, return_counts=True)[1]) == {1}

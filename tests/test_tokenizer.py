@@ -72,29 +72,6 @@ def test_characters_that_the_vocabulary_lacks_are_listed():
         CharTokenizer("abc").encode("é", "read the manual")
 
 
-@pytest.mark.parametrize("vocabulary", ["NFC", "NFD"])
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_an_accent_may_be_part_of_its_letter_or_not(vocabulary, form):
-    words = "été à là où élève forêt hôtel Ångström 한국어"
-    tokenizer = CharTokenizer(sorted(set(unicodedata.normalize(vocabulary, words))))
-    ids = tokenizer.encode(unicodedata.normalize(form, words))
-    assert tokenizer.decode(ids) == unicodedata.normalize(vocabulary, words)
-    with pytest.raises(UserError, match=r"lacks 'ž' \(U\+017E\); "):
-        tokenizer.encode("été ž")
-
-
-def test_a_character_that_is_known_keeps_its_form():
-    both = CharTokenizer(sorted("eo\u0301é "))
-    assert both.decode(both.encode("e\u0301éé")) == "e\u0301éé"
-    assert both.decode(both.encode("é ó")) == "é o\u0301"  # é is known, ó is not
-    with pytest.raises(UserError, match=r"lacks 'ä' \(U\+00E4\), '€' \(U\+20AC\); "):
-        both.encode("é ä €")
-    composed = CharTokenizer(sorted("aé "))
-    assert composed.decode(composed.encode("e\u0301 é")) == "é é"
-    with pytest.raises(UserError, match=r"lacks 'b' \(U\+0062\); "):
-        composed.encode("e\u0301 b")
-
-
 SCRIPTS = {
     "Hindi": "फंधा हिन्दी में लिखा हुआ पाठ है। यह १२३ किताबें हैं, और क्षत्रिय ज्ञान।\n",
     "Thai": "ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำ ผู้ใหญ่ ที่นี่ ๑๒๓\n",

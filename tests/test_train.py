@@ -26,11 +26,12 @@ import sample
 import train
 from checkpoint import load_checkpoint, load_model
 from console import known_options
-from dataset import counting_losses, load
+from dataset import load
 from gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
 from runtime import Worker
 from train import TrainConfig, training_batches
+from windows import counting_losses
 
 TINY = ["--dataset=tiny", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--eval_tokens=0"]
 TINY += ["--device=cpu", "--dtype=float32"]  # on every machine, and exact to more digits
@@ -108,7 +109,7 @@ def test_a_run_from_the_command_line():
     assert tomllib.loads(Path("out/tiny/config.toml").read_text())["n_embd"] == 16
     losses = log_of("out/tiny", "train")
     assert list(losses) == list(range(1, 13)) and losses[12] < losses[1] - 0.1
-    assert abs(losses[1] - math.log(prepare_data.load("tiny").vocab_size)) < 0.05
+    assert abs(losses[1] - math.log(load("tiny").vocab_size)) < 0.05
     model, tokenizer = load_model("out/tiny/best.pt")
     assert model.num_params() == int(figures["params"]) and tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
 
@@ -143,7 +144,7 @@ def test_the_sample_is_the_best_models(call):
 def test_documents_have_a_test_loss(call):
     status, out, err = call(train, *SHORT, "--dataset=list", "--out_dir=out/list", "--dropout=0.1")
     assert status == 0, err
-    expected = loss_of(load_model("out/list/best.pt")[0], prepare_data.load("list"), "test")
+    expected = loss_of(load_model("out/list/best.pt")[0], load("list"), "test")
     assert float(result(out)["test"]) == pytest.approx(expected, abs=1e-4)
 
 
@@ -357,7 +358,7 @@ def test_the_log_is_on_the_disk_before_a_checkpoint_of_its_last_step(call, monke
 def test_resuming_with_other_eval_tokens_starts_the_best_loss_again(call):
     """With no step left, the best model is evaluated on them; with some, the next evaluation replaces it."""
     call(train, *SHORT)
-    again, data = ["--init_from=resume", "--out_dir=out/tiny"], prepare_data.load("tiny")
+    again, data = ["--init_from=resume", "--out_dir=out/tiny"], load("tiny")
     for tokens, steps, best in ((50, 12, 12), (0, 14, 12), (50, 16, 16)):
         figures = result(call(train, *again, f"--eval_tokens={tokens}", f"--max_iters={steps}")[1])
         expected = loss_of(load_model("out/tiny/best.pt")[0], data, "val", tokens)
@@ -519,7 +520,7 @@ def test_training_windows_reach_the_last_token_and_no_further():
 
 
 def test_training_windows_start_where_documents_start():
-    data = prepare_data.load("list")
+    data = load("list")
     starts = train.training_starts(data, 32)
     x, y = next(training_batches(data.train, starts, TrainConfig(block_size=32, batch_size=400), 1, ALONE))
     assert (x[:, 0] == data.separator).all() and (y >= 0).all()
@@ -769,7 +770,7 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
 
 def test_a_document_mask_needs_documents(call, fails):
     assert fails(train, *SHORT, "--document_mask") == "error: tiny is one long text; use --document_mask=false"
-    for mask, separator in (("false", None), ("true", prepare_data.load("list").separator)):
+    for mask, separator in (("false", None), ("true", load("list").separator)):
         call(train, *SHORT, "--dataset=list", f"--document_mask={mask}", f"--out_dir=out/{mask}")
         assert load_model(f"out/{mask}/best.pt")[0].config.start_token == separator
     assert log_of("out/true", "train") != log_of("out/false", "train")
@@ -992,7 +993,7 @@ def test_only_the_first_process_needs_best_pt(call, monkeypatch, rank):
     pretend(monkeypatch, rank, 2)
     checkpoint = load_checkpoint("out/tiny/last.pt")
     ignore = types.SimpleNamespace(load_state_dict=print, param_groups=[], state={})
-    parts = {"data": prepare_data.load("tiny"), "worker": Worker.pick("", ""), "optimizer": ignore, "scaler": ignore}
+    parts = {"data": load("tiny"), "worker": Worker.pick("", ""), "optimizer": ignore, "scaler": ignore}
     run = types.SimpleNamespace(config=TrainConfig(out_dir="out/tiny", eval_tokens=0), **parts)
     train.restore(run, checkpoint)
     assert run.progress.best == (math.inf if rank == 0 else checkpoint["progress"]["best"])
@@ -1239,7 +1240,7 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
     status, out, err = call(train, *gpt2, *keys)
     assert status == 0, err
     model = load_model("weights", block_size=12)[0]
-    expected = loss_of(model, prepare_data.load("tiny_gpt2"), "val")
+    expected = loss_of(model, load("tiny_gpt2"), "val")
     assert float(result(out)["val"]) == pytest.approx(expected, abs=2e-4)
     assert "vocab_size" not in tomllib.loads(Path("out/tuned/config.toml").read_text())
     status, out, err = call(train, *gpt2, "--block_size=12", "--max_iters=30")  # moves the first run aside
@@ -1289,7 +1290,7 @@ def test_a_run_in_the_format_before_resumes_exactly(call, mask):
     options = [*SHORT, "--dataset=list", f"--document_mask={mask}", "--schedule=constant", "--log_interval=5"]
     call(train, *options, "--out_dir=out/whole")
     call(train, *options, "--out_dir=out/old", "--max_iters=7", "--checkpoint_interval=7")
-    model, separator = load_model("out/old")[0], prepare_data.load("list").separator
+    model, separator = load_model("out/old")[0], load("list").separator
     for name in ("best.pt", "last.pt"):
         as_before(f"out/old/{name}")
     again, _ = load_model("out/old")

@@ -4,9 +4,9 @@ import torch
 from conftest import loss_of, result
 from test_train import SHORT, data, no_plots  # noqa: F401
 
-import prepare_data
 import train
 from checkpoint import load_model
+from dataset import load
 from model import GPT, GPTConfig
 from runtime import Worker
 from windows import evaluation_windows, mean_loss, read_windows
@@ -73,7 +73,7 @@ def test_evaluation_of_some_tokens_spreads_them_evenly():
 
 def test_all_batches_of_an_evaluation_have_one_shape():
     """A compiled model would be compiled again for another one."""
-    dataset, shapes = prepare_data.load("list"), set()
+    dataset, shapes = load("list"), set()
     model = GPT(GPTConfig(vocab_size=dataset.vocab_size, block_size=16, n_layer=1, n_head=1, n_embd=8, zero_init=False))
 
     def forward(x, y):
@@ -87,7 +87,7 @@ def test_all_batches_of_an_evaluation_have_one_shape():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_an_evaluation_is_without_dropout_and_leaves_the_mode_as_it_was(training):
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     config = GPTConfig(vocab_size=dataset.vocab_size, block_size=16, n_embd=16, dropout=0.5, zero_init=False)
     model = GPT(config).train(training)
     assert loss_of(model, dataset, "val") == loss_of(model, dataset, "val") and model.training == training
@@ -95,7 +95,7 @@ def test_an_evaluation_is_without_dropout_and_leaves_the_mode_as_it_was(training
 
 def test_a_run_evaluates_on_so_many_tokens_of_each_split(call):
     _, out, _ = call(train, *SHORT, "--eval_tokens=64")
-    dataset, figures = prepare_data.load("tiny"), result(out)
+    dataset, figures = load("tiny"), result(out)
     assert f"evaluating on 64 of {len(dataset.val) - 1:,} validation tokens" in out
     model, _ = load_model("out/tiny")
     for split in ("train", "val"):
@@ -106,7 +106,7 @@ def test_a_run_evaluates_on_so_many_tokens_of_each_split(call):
 def test_evaluation_sees_each_document_whole():
     """The loss of a document does not depend on what stands around it: packed, it is the loss of the document alone,
     for a model that pays no attention to other documents (here: to anything)."""
-    dataset = prepare_data.load("list")
+    dataset = load("list")
     torch.manual_seed(0)
     shape = {"block_size": 64, "n_layer": 1, "n_head": 2, "n_embd": 16}
     model = GPT(GPTConfig(vocab_size=dataset.vocab_size, **shape))
@@ -126,7 +126,7 @@ def test_evaluation_sees_each_document_whole():
 
 def test_the_test_loss_is_that_of_the_test_split(call):
     figures = result(call(train, *SHORT, "--dataset=list", "--out_dir=out/list")[1])
-    dataset, (model, _) = prepare_data.load("list"), load_model("out/list")
+    dataset, (model, _) = load("list"), load_model("out/list")
     for split in ("val", "test"):
         assert float(figures[split]) == pytest.approx(loss_of(model, dataset, split), abs=1e-4)
     assert abs(float(figures["val"]) - float(figures["test"])) > 3e-4

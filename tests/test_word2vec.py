@@ -12,6 +12,7 @@ import prepare_data
 import word2vec
 from bpe import train_bpe
 from checkpoint import save_model
+from dataset import load
 from model import GPT, GPTConfig
 from tokenizer import BPETokenizer, CharTokenizer
 from word2vec import cosine, gpt_vectors, loss_and_gradients, nearest, precision_at_10, python_classes
@@ -238,7 +239,7 @@ def test_bpe_words_begin_with_their_space():
 
 
 def test_the_script_on_python_code_and_a_gpt_of_it(data, call):
-    tokenizer = prepare_data.load("code").tokenizer
+    tokenizer = load("code").tokenizer
     save_model(Path("out/code/best.pt"), small_gpt(tokenizer), tokenizer, config={})
     status, out, err = call(word2vec, "--dataset=code", "--gpt=out/code", *QUICK)
     assert (status, err) == (0, "")
