@@ -17,7 +17,7 @@ import sample
 import train
 from bpe import train_bpe
 from checkpoint import load_checkpoint, load_model, save_model
-from dataset import load
+from dataset import Dataset, load
 from finetune import BASE, INSTRUCTED, TASKS, Row, Texts, encode, exact_match, instruction, make_batch, one_per_word
 from model import GPT, GPTConfig
 from optim import Recipe
@@ -89,7 +89,7 @@ def tiny_gpt(**more) -> GPT:
     return GPT(GPTConfig(vocab_size=CHAR.vocab_size, block_size=64, **TINY | more)).eval()
 
 
-def own_data() -> prepare_data.Dataset:
+def own_data() -> Dataset:
     Path("own.txt").write_text("".join(sorted(finetune.CHARACTERS)) + babble(3000))
     prepare_data.prepare("own.txt")
     return load("own")
