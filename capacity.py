@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from console import NonNegative, Positive, option, parse, print_result, print_table, run
-from optim import Recipe, fit
+from fit import fit
+from optim import Recipe
 
 # 1. How many units the one hidden layer has
 WIDTHS = (4, 16, 64, 256)

@@ -58,8 +58,9 @@ from console import (
 )
 from dataset import Dataset, load
 from files import sha256_of
+from fit import fit
 from model import GPT, ConfigError, GPTConfig
-from optim import Recipe, fit
+from optim import Recipe
 from peft import attach, trained_state
 from runtime import Worker, keep_freed_memory
 from sample import generate
@@ -156,7 +157,7 @@ def train_on(
 ) -> float:
     """Train a model on the documents that draw_batch() returns for each step. l2: the loss also has
     l2 |p - start|^2, which keeps the parameters p near their start (L2-SP, Li et al. 2018). note and
-    lines: as in optim.fit(). Returns the time in seconds."""
+    lines: as in fit.fit(). Returns the time in seconds."""
     model.to(worker.device)
     mean_loss = worker.loss_function(model)
     start = [p.detach().clone() for p in model.parameters()]

@@ -38,9 +38,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from console import NonNegative, Positive, UserError, option, parse, print_result, print_table, run
 from dataset import Dataset, load
+from fit import fit
 from model import GPT, ConfigError, GPTConfig
 from ngram import NGrams, sum_by_row
-from optim import Recipe, fit
+from optim import Recipe
 
 # A token is an index of the alphabet "\0_\nabc...", which has V characters: SPECIAL, then the letters
 SPECIAL = "\0_\n"

@@ -13,8 +13,6 @@ and because making the first optimizer of torch.optim takes a second: it imports
 """
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -235,23 +233,6 @@ def set_lr(optimizer, fraction: float) -> None:
         group["lr"] = fraction * peak
 
 
-def load_state(optimizer, state: dict) -> None:
-    """optimizer.load_state_dict(state) for any optimizer, before its first step. As with our
-    Optimizer, options such as the learning rate keep the values that the optimizer was made with,
-    whatever the state says, and tensors are sharded like their parameters."""
-    made_with = [{**group} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    if isinstance(optimizer, Optimizer):
-        return
-    for group, options in zip(optimizer.param_groups, made_with, strict=True):
-        group.pop("peak_lr", None)
-        group.update(options)
-    for p, tensors in optimizer.state.items():
-        for name, t in tensors.items():
-            if isinstance(t, torch.Tensor) and t.shape == p.shape:
-                tensors[name] = shard_like(t, p)
-
-
 def lr_fraction(step: int, config) -> float:
     """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then by
     schedule
@@ -302,12 +283,12 @@ def shard_like(t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     return t
 
 
-# ----------------------------------------------------------------------------- the loop of the lessons
+# ----------------------------------------------------------------------------- all options
 
 
 @dataclass
 class Recipe:
-    """How fit() trains. train.TrainConfig has the same names."""
+    """How to train, for make_optimizer(), lr_fraction() and fit.fit(). train.TrainConfig has the same names."""
 
     max_iters: int
     learning_rate: float
@@ -321,52 +302,3 @@ class Recipe:
     beta1: float = 0.9
     beta2: float = 0.95
     grad_clip: float = 1.0
-
-
-def fit(
-    model: torch.nn.Module, batch_loss: Callable, recipe: Recipe, note: Callable = lambda: "", lines: int = 10
-) -> float:
-    """The training loop of the scripts that teach something else. Each step lowers batch_loss(),
-    which draws a batch and returns its loss. Parameters that are frozen stay as they are.
-
-    Prints about `lines` lines: the mean loss and the largest gradient norm since the line before, the
-    text of note(), called in evaluation mode, and the time left. Returns the seconds of
-    the steps alone. Raises FloatingPointError if the loss is NaN or infinite."""
-    steps = recipe.max_iters
-    optimizer = make_optimizer(model, recipe)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    interval = math.ceil(steps / lines) if lines else steps
-    losses = []  # since the last line, as are the norms; both stay on the device
-    norms = []
-    seconds = 0.0
-    model.train()
-    for step in range(1, steps + 1):
-        began = time.perf_counter()
-        set_lr(optimizer, lr_fraction(step, recipe))
-        loss = batch_loss()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained, recipe.grad_clip or math.inf)
-        optimizer.step()
-        model.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-        norms.append(norm)
-        report_now = step % interval == 0 or step == steps
-        if report_now:
-            mean_loss = torch.stack(losses).mean().item()  # waits for the device
-            largest_norm = torch.stack(norms).max().item()
-            losses.clear()
-            norms.clear()
-            if not math.isfinite(mean_loss):
-                raise FloatingPointError(
-                    f"training diverged: loss {mean_loss} by step {step}; use a lower learning rate"
-                )
-        seconds += time.perf_counter() - began
-        if report_now and lines:
-            model.eval()
-            width = len(str(steps))
-            figures = f"train loss {mean_loss:.4f}  grad norm up to {largest_norm:.2f}"
-            seconds_left = seconds / step * (steps - step)
-            print(f"step {step:>{width}}/{steps}  {figures}  {note()}  eta {seconds_left:.0f} s", flush=True)
-            model.train()
-    model.eval()
-    return seconds

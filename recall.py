@@ -29,8 +29,9 @@ from torch import nn
 
 from cells import RecurrentModel
 from console import NonNegative, option, parse, print_result, print_table, run
+from fit import fit
 from model import GPT, GPTConfig
-from optim import Recipe, fit
+from optim import Recipe
 from sample import KVCache, next_logits
 
 

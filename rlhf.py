@@ -38,8 +38,9 @@ from torch.nn import functional as F
 from checkpoint import save_model
 from console import NonNegative, NonNegativeFloat, Positive, UserError, option, parse, print_result, print_table, run
 from dataset import Dataset, load
+from fit import fit
 from model import GPT, GPTConfig
-from optim import Recipe, fit, lr_fraction, make_optimizer, set_lr
+from optim import Recipe, lr_fraction, make_optimizer, set_lr
 from runtime import keep_freed_memory
 from sample import generate
 
@@ -502,7 +503,7 @@ def fraction_clipped(ratio: torch.Tensor) -> torch.Tensor:
 
 
 class Learner:
-    """A copy of a model, and the optimizer that updates it. (fit() of optim.py makes one update per step.
+    """A copy of a model, and the optimizer that updates it. (fit() of fit.py makes one update per step.
     Here, a step has several.)"""
 
     def __init__(self, model: GPT):

@@ -43,7 +43,8 @@ from console import (
     run,
 )
 from dataset import Dataset, load, start_context
-from optim import Recipe, fit
+from fit import fit
+from optim import Recipe
 from windows import document_edges, read_windows
 
 # The losses are computed on the first tokens of a split, up to this many

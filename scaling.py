@@ -44,8 +44,9 @@ import torch.nn.functional as F
 from console import NonNegative, Positive, UserError, option, parse, print_result, print_table, progress, run
 from dataset import Dataset, load
 from files import replace_file
+from fit import fit
 from model import GPT, GPTConfig
-from optim import Recipe, fit
+from optim import Recipe
 from runtime import Worker, keep_freed_memory
 from windows import evaluation_windows, mean_loss, read_windows
 

@@ -33,8 +33,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from console import NonNegative, Positive, UserError, option, parse, print_result, run
+from fit import fit
 from model import Block, ConfigError, GPTConfig, make_norm, sinusoid_table
-from optim import Recipe, fit
+from optim import Recipe
 
 # Two tokens that are no character of a text. END ends a target, and is the first token that the decoder reads
 PAD = 0

@@ -45,7 +45,7 @@ from console import Fraction, NonNegative, NonNegativeFloat, PathStr, Positive, 
 from dataset import Dataset, load
 from files import replace_file
 from model import GPT, ConfigError, GPTConfig
-from optim import full_tensor, load_state, lr_fraction, make_optimizer, set_lr
+from optim import full_tensor, lr_fraction, make_optimizer, set_lr
 from runtime import StopSignal, Worker
 from tokenizer import start_ids
 from windows import counting_losses, cut_into_windows, document_edges, evaluation_windows, mean_loss, read_windows
@@ -497,7 +497,7 @@ def restore(run: Run, checkpoint: dict) -> None:
     """Restore the progress, optimizer and scaler of a run from its last.pt."""
     config = run.config
     run.progress = Progress(**checkpoint["progress"])
-    load_state(run.optimizer, checkpoint["optimizer"])
+    run.optimizer.load_state_dict(checkpoint["optimizer"])
     if checkpoint["scaler"]:  # empty unless in float16
         run.scaler.load_state_dict(checkpoint["scaler"])
     step = run.progress.step

@@ -61,6 +61,7 @@ import train
 import word2vec
 from bpe import train_bpe
 from dataset import Dataset
+from fit import fit
 from gpt2 import GPT2_OPTIONS
 from micrograd import Value
 from model import GPT, GPTConfig
@@ -1346,7 +1347,7 @@ def _():
         layer = nn.Linear(2, 1, bias=False)
         nn.init.zeros_(layer.weight)
         recipe = optim.Recipe(1, 1.0, optimizer="sgd", schedule="constant", warmup_iters=0, grad_clip=limit)
-        optim.fit(layer, lambda layer=layer: layer(tensor(30, 40)).sum(), recipe, lines=0)
+        fit(layer, lambda layer=layer: layer(tensor(30, 40)).sum(), recipe, lines=0)
         steps.append(-layer.weight[0])
     return steps
 

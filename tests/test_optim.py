@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import optim
+from fit import fit
 from model import GPT
-from optim import Recipe, fit, lr_fraction, make_optimizer, set_lr
+from optim import Recipe, lr_fraction, make_optimizer, set_lr
 from train import TrainConfig
 
 KNOWN = ("sgd", "adam", "adamw", "muon")  # the rules that are written out here

@@ -17,8 +17,9 @@ import rlhf
 import sample
 from console import UserError
 from dataset import Dataset
+from fit import fit
 from model import GPT, GPTConfig
-from optim import Recipe, fit
+from optim import Recipe
 from rlhf import BEST_OF, FOLDER, MAX_TOKENS, Pairs, Task, complete, drawn, log_probs, rewards, with_scalar_head
 from tokenizer import CharTokenizer
 
