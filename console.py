@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import functools
 import importlib.util
-import inspect
 import math
 import os
 import shutil
@@ -14,8 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Literal, NewType, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Literal, NewType, get_args, get_origin
 
 if sys.version_info < (3, 11):  # noqa: UP036
     print("error: this needs Python 3.11 or newer; install it, and make the environment with it", file=sys.stderr)
@@ -23,16 +22,12 @@ if sys.version_info < (3, 11):  # noqa: UP036
 import tomllib
 
 # Types for options, beside bool, str, int, float and Literal. Annotated[int, 1, 2**31] is an int that is at
-# least 1, and below 2^31. A plain int or float can also be negative.
+# least 1, and below 2^31. A plain int or float can also be negative: it is at least -2^31, and below 2^31.
 Positive = Annotated[int, 1, 2**31]  # at least 1
 NonNegative = Annotated[int, 0, 2**31]  # at least 0
 NonNegativeFloat = Annotated[float, 0.0, math.inf]  # at least 0
 Fraction = Annotated[float, 0.0, 1.0]  # at least 0, and below 1
 PathStr = NewType("PathStr", str)  # a file or folder: a ~ at the start is the home folder
-
-# How a terminal shows control characters, except for the end of a line and the tab: ESC as \x1b
-CONTROLS = {i: f"\\x{i:02x}" for i in [*range(32), *range(127, 160)] if chr(i) not in "\n\t"}
-
 
 # Errors that do not stop a script, such as a plot that could not be saved: run() prints them at the end
 late_errors: list[str] = []
@@ -47,14 +42,13 @@ def run(main: Callable[[], None], *expected: type[Exception]) -> None:
     expected exceptions, print its message in one line, and exit with status 2; if there are late_errors, so, too."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
+    late_errors.clear()
     try:
         main()
         if sys.stdout:  # None if it is closed
             sys.stdout.flush()
         if late_errors:
-            message = "; ".join(late_errors)
-            late_errors.clear()
-            fail(message)
+            raise UserError("; ".join(late_errors))
     except (UserError, FloatingPointError, *expected) as error:
         fail(str(error))
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
@@ -77,20 +71,9 @@ def fail(message: str) -> None:
 # ----------------------------------------------------------------------------- options
 
 
-def option(default, meaning: str, hidden: bool = False):
-    """A field of a dataclass of options. The meaning is what --help prints beside the default. hidden: the field is
-    set by the script itself, and cannot be given on a command line or in a file."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "hidden": hidden})
-
-
-@dataclasses.dataclass
-class KnownOption:
-    """An option that a command line or a config file can give."""
-
-    name: str
-    kind: type  # int, float, bool, str, a Literal, or one of the types at the top of this file
-    default: object  # None: it depends on other options
-    meaning: str
+def option(default, meaning: str):
+    """A field of a dataclass of options. The meaning is what --help prints beside the default."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
 
 
 def parse(options: type, doc: str, argument: str = ""):
@@ -108,16 +91,44 @@ def parse(options: type, doc: str, argument: str = ""):
 
 def read_options(options: type, doc: str, argument: str = "") -> dict:
     """{name: value} of the options that the command line gives."""
+    first = f"[{argument}] " if argument else ""
+    parser = argparse.ArgumentParser(
+        usage=f"%(prog)s {first}[--name=value ...]",
+        description=doc,
+        formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=40),
+        argument_default=argparse.SUPPRESS,  # its result lacks the options that are not given
+        add_help=False,  # below: in the list of options
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    group = parser.add_argument_group("options, with their defaults")
+    group.add_argument("-h", "--help", action="help", help="show this text, and do nothing else")
     known = known_options(options)
+    flags = []
+    for name, field in known.items():
+        flag = f"--{name}"
+        meaning = field.metadata["meaning"].replace("%", "%%")  # argparse formats it with %
+        if get_origin(field.type) is Literal:
+            choices = ", ".join(get_args(field.type))
+            meaning = f"{meaning} ({choices})"
+        if field.type in (bool, bool | None):
+            flags.append(flag)
+        read = functools.partial(convert, flag, field.type)
+        # metavar is what --help shows behind the name: here the default
+        group.add_argument(flag, type=read, metavar=as_text(field.default), help=meaning)
+
+    words = []
+    for word in sys.argv[1:]:
+        if word == "#":  # the shells of macOS and Windows pass on comments
+            break
+        if word in flags:
+            word = f"{word}=true"
+        words.append(word)
     try:
-        namespace, others = make_parser(known, doc, argument).parse_known_args(prepare_words(known))
+        namespace, others = parser.parse_known_args(words)
     except argparse.ArgumentError as error:  # for wrong values, convert() raises UserError
-        name = error.argument_name
-        raise UserError(f"{name} has no value, or one that starts with -; write {name}=VALUE") from None
+        raise UserError(f"{error.argument_name} has no value, or one that starts with -; write --name=VALUE") from None
     given = vars(namespace)
-    for name, value in given.items():
-        if value == []:  # Python 3.11's argparse loses the value --
-            given[name] = convert(f"--{name}", known[name].kind, "--")
     for word in others:
         if not argument or word.startswith("-"):
             name = word.lstrip("-").partition("=")[0]
@@ -125,52 +136,8 @@ def read_options(options: type, doc: str, argument: str = "") -> dict:
         if argument in given:
             advice = "put several files into a folder" if argument == "source" else "give one"
             raise UserError(f"{given[argument]} and {word} are two values for {argument}; {advice}")
-        given[argument] = convert(f"--{argument}", known[argument].kind, word)
+        given[argument] = convert(f"--{argument}", known[argument].type, word)
     return given
-
-
-def prepare_words(known: dict[str, KnownOption]) -> list[str]:
-    """The words of the command line, with --plot=true for --plot, and without the words after a lone #: the shells
-    of macOS and Windows pass on comments."""
-    words = []
-    wants_value = False
-    for word in sys.argv[1:]:
-        name = word.removeprefix("--")
-        if word == "#" and not wants_value:
-            break
-        is_flag = word.startswith("--") and name in known
-        if is_flag and known[name].kind is bool:
-            word = f"{word}=true"
-        wants_value = is_flag and not wants_value and known[name].kind is not bool
-        words.append("--help" if word == "-h" else word)
-    return words
-
-
-def make_parser(known: dict[str, KnownOption], doc: str, argument: str) -> argparse.ArgumentParser:
-    """The standard library's parser. Its result lacks the options that are not given. It raises ArgumentError for an
-    option without a value."""
-    first = f"[{argument}] " if argument else ""
-    parser = argparse.ArgumentParser(
-        usage=f"%(prog)s {first}[--name=value ...]",
-        description=doc,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40),
-        argument_default=argparse.SUPPRESS,
-        add_help=False,  # below: its own -h would read -half as -h
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
-    group = parser.add_argument_group("options, with their defaults")
-    group.add_argument("--help", action="help", help="show this text, and do nothing else")
-    for entry in known.values():
-        flag = f"--{entry.name}"
-        meaning = entry.meaning.replace("%", "%%")  # argparse formats it with %
-        if get_origin(entry.kind) is Literal:
-            choices = ", ".join(get_args(entry.kind))
-            meaning = f"{meaning} ({choices})"
-        read = functools.partial(convert, flag, entry.kind)
-        # metavar is what --help shows behind the name: here the default
-        group.add_argument(flag, type=read, metavar=as_text(entry.default), help=meaning)
-    return parser
 
 
 def read_toml(path: str, options: type) -> dict:
@@ -186,91 +153,61 @@ def read_toml(path: str, options: type) -> dict:
     for name, value in values.items():
         if name not in known:
             raise UserError(f"unknown option {name} in {path}{did_you_mean(name, known)}; fix that line")
-        values[name] = convert(f"{path}: {name}", known[name].kind, as_text(value))
+        values[name] = convert(f"{path}: {name}", known[name].type, as_text(value))
     return values
+
+
+def known_options(options: type) -> dict[str, dataclasses.Field]:
+    """{name: field} of the options that can be given: those of the class itself, then those of its parents."""
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    known = {}
+    for name in [*options.__annotations__, *fields]:
+        if not fields[name].metadata.get("hidden"):
+            known[name] = fields[name]
+    return known
 
 
 def as_text(value) -> str:
     """A value as a command line has it: true instead of True, and nothing for None."""
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def known_options(options: type) -> dict[str, KnownOption]:
-    """{name: KnownOption} of the fields of a dataclass that can be given. Raises TypeError if a field has no meaning:
-    --help could not explain it."""
-    types = get_type_hints(options, include_extras=True)
-    fields = {field.name: field for field in dataclasses.fields(options)}
-    # The fields of the class itself come first, in their order, then the fields of its parents, such as GPTConfig
-    own = [name for name in inspect.get_annotations(options) if name in fields]
-    inherited = [name for name in fields if name not in own]
-    known = {}
-    for name in own + inherited:
-        field = fields[name]
-        if "meaning" not in field.metadata:
-            advice = f'write it as {field.name}: int = option(1, "what it means")'
-            raise TypeError(f"{options.__name__}.{field.name} has no meaning; {advice}")
-        if not field.metadata["hidden"]:
-            kind = without_none(types[field.name])
-            known[field.name] = KnownOption(field.name, kind, field.default, field.metadata["meaning"])
-    return known
-
-
-def without_none(kind):
-    """The type of a value that can be given for an option: int for int | None, where None means a default that depends
-    on other options."""
-    if get_origin(kind) not in (Union, UnionType):
-        return kind
-    (kind,) = (part for part in get_args(kind) if part is not NoneType)
-    return kind
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
 
 
 def convert(what: str, kind, text: str):
-    """The value of an option, from its text: a bool, str, PathStr, int, float, one of the types at the top of this
-    file, or a Literal. what: the option's name in an error. Raises UserError."""
+    """The value of an option from its text. kind: bool, str, int, float, Literal, or a type at the top of this file,
+    also with `| None`, for a default that depends on other options. what: its name in an error. Raises UserError."""
+    if NoneType in get_args(kind):
+        kind = get_args(kind)[0]
     try:
         text.encode()
     except UnicodeEncodeError:  # bytes that are not UTF-8, in the name of a file, perhaps
         raise UserError(f"{what} is not UTF-8; write it in UTF-8, or rename the file") from None
-    if kind is bool:
-        return choose(what, text, ("true", "false")) == "true"
-    if get_origin(kind) is Literal:
-        return choose(what, text, get_args(kind))
-    if kind is PathStr:
-        return os.path.expanduser(text)
     if kind is str:
         return text
-    return read_number(what, kind, text)
-
-
-def choose(what: str, text: str, choices: tuple[str, ...]) -> str:
-    if text not in choices:
-        near = did_you_mean(text, choices)
-        raise UserError(f"{what}={text} is unknown{near}; choose from {', '.join(choices)}")
-    return text
-
-
-def read_number(what: str, kind, text: str) -> int | float:
-    """A number of the kind int, float, or Annotated[int or float, least, limit]."""
-    if kind is int:
-        kind = Annotated[int, -(2**31), 2**31]
-    elif kind is float:
-        kind = Annotated[float, -math.inf, math.inf]
-    number, least, limit = get_args(kind)
+    if kind is PathStr:
+        return os.path.expanduser(text)
+    if kind is bool:
+        return convert(what, Literal["true", "false"], text) == "true"
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if text not in choices:
+            near = did_you_mean(text, choices)
+            raise UserError(f"{what}={text} is unknown{near}; choose from {', '.join(choices)}")
+        return text
+    number, least, limit = get_args(kind) or (kind, -(2**31), 2**31)
     try:
         value = number(text)
     except ValueError:
         raise UserError(f"{what}={text} is not of type {number.__name__}; give a number") from None
-    if not (least <= value < limit and math.isfinite(value)):
-        use = "a finite number" if least == -math.inf else f"at least {least}, and less than {limit}"
-        raise UserError(f"{what}={text} is out of range; use {use}")
+    if not least <= value < limit:
+        raise UserError(f"{what}={text} is out of range; use at least {least}, and less than {limit}")
     return value
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the most similar known word as " (did you mean ...?)", or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -278,56 +215,55 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
-    """Return a function to call with the amount done (bytes for MB). If the job takes longer than two
-    seconds, the function prints the progress every half second on a terminal. Into a file, it prints a
-    single line, after ten seconds."""
-    began = time.monotonic()
-    shown = began  # when a line was last printed
-    size = 1e6 if unit == "MB" else 1
+    """Return a function to call with the amount done (bytes for MB). If the job takes longer than two seconds, it
+    prints the progress every half second on a terminal. Into a file, it prints one line, after ten seconds."""
     if sys.stderr is None:  # it is closed
         return lambda done: None
     on_terminal = sys.stderr.isatty()
+    size = 1e6 if unit == "MB" else 1
+    began = time.monotonic()
+    next_line = began + 2 if on_terminal else began + 10
 
     def show(done: int) -> None:
-        nonlocal shown
+        nonlocal next_line
         now = time.monotonic()
-        if on_terminal:
-            due = now - began > 2 and (now - shown > 0.5 or done == total)
-        else:
-            due = now - began > 10 and shown == began
-        if not due:
+        is_last = on_terminal and done == total and now > began + 2
+        if now < next_line and not is_last:
             return
-        shown = now
+        next_line = now + 0.5 if on_terminal else math.inf
         seconds_left = (now - began) / max(done, 1) * max(total - done, 0)
-        numbers = f": {done / size:,.0f} of {total / size:,.0f} {unit}, {seconds_left:.0f} s left"
-        line = f"{what}{numbers}\n"
+        amount = f"{done / size:,.0f} of {total / size:,.0f} {unit}"
+        line = f"{what}: {amount}, {seconds_left:.0f} s left"
         if on_terminal:
             # \r returns to the start of a row: a line that needs two rows would leave one each time
-            columns = max(shutil.get_terminal_size().columns - len(numbers) - 3, 1)
-            end = "\n" if done == total else ""
-            line = f"\r{what[-columns:]}{numbers}  {end}"
+            columns = shutil.get_terminal_size().columns - 3
+            line = f"\r{line[-columns:]}  "
+        end = "" if on_terminal and done < total else "\n"
         with contextlib.suppress(OSError):  # the terminal, or the reader of a pipe, may be gone
-            print(line, end="", file=sys.stderr, flush=True)
+            print(line, end=end, file=sys.stderr, flush=True)
 
     return show
 
 
 def print_table(rows: list[list[str]]) -> None:
     """Print rows of cells: the first column flush left, the others flush right."""
-    columns = zip(*rows, strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    for first, *rest in rows:
-        cells = [first.ljust(widths[0])]
-        for cell, width in zip(rest, widths[1:], strict=True):
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        for cell, width in zip(row[1:], widths[1:], strict=True):
             cells.append(cell.rjust(width))
-        row = "  ".join(cells)
-        print(printable(row.rstrip()))
+        line = "  ".join(cells)
+        print(printable(line.rstrip()))
 
 
 def printable(text: str) -> str:
     """Generated text as it is printed: without control characters in a terminal, which would obey them."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return text.translate(CONTROLS) if is_terminal else text
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    # All except for the tab and the end of a line; ESC becomes \x1b
+    for code in [*range(9), *range(11, 32), *range(127, 160)]:
+        text = text.replace(chr(code), f"\\x{code:02x}")
+    return text
 
 
 def print_samples(texts: Iterable[str], lines: bool) -> None:
@@ -341,8 +277,7 @@ def print_samples(texts: Iterable[str], lines: bool) -> None:
 
 
 def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> None:
-    """Print the loss on each split of a Dataset, in nats per token, and which losses were computed on
-    the first `limit` tokens only."""
+    """Print the loss on each split of a Dataset in nats per token. limit: it was computed on so many tokens at most."""
     rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
     uniform = math.log(data.vocab_size)  # the loss if all tokens are equally likely
     rows.append(loss_row(data, "uniform", uniform, "val"))
