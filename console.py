@@ -12,14 +12,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import NoneType
 from typing import Annotated, Literal, NewType, get_args, get_origin
 
 if sys.version_info < (3, 11):  # noqa: UP036
     print("error: this needs Python 3.11 or newer; install it, and make the environment with it", file=sys.stderr)
     sys.exit(2)
-import tomllib
 
 # Types for options, beside bool, str, int, float and Literal. Annotated[int, 1, 2**31] is an int that is at
 # least 1, and below 2^31. A plain int or float can also be negative: it is at least -2^31, and below 2^31.
@@ -29,9 +27,6 @@ NonNegativeFloat = Annotated[float, 0.0, math.inf]  # at least 0
 Fraction = Annotated[float, 0.0, 1.0]  # at least 0, and below 1
 PathStr = NewType("PathStr", str)  # a file or folder: a ~ at the start is the home folder
 
-# Errors that do not stop a script, such as a plot that could not be saved: run() prints them at the end
-late_errors: list[str] = []
-
 
 class UserError(Exception):
     """A mistake that the user can fix, in one line: "<what is wrong>; <what to do>"."""
@@ -39,33 +34,29 @@ class UserError(Exception):
 
 def run(main: Callable[[], None], *expected: type[Exception]) -> None:
     """Run main(). If it raises UserError, FloatingPointError (a loss that is NaN or infinite) or one of the
-    expected exceptions, print its message in one line, and exit with status 2; if there are late_errors, so, too."""
+    expected exceptions, print its message in one line, and exit with status 2."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
-    late_errors.clear()
+    message = ""
     try:
         main()
         if sys.stdout:  # None if it is closed
             sys.stdout.flush()
-        if late_errors:
-            raise UserError("; ".join(late_errors))
     except (UserError, FloatingPointError, *expected) as error:
-        fail(str(error))
+        message = str(error)
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (FileNotFoundError, ConnectionError, TimeoutError):
         raise  # OSErrors; scripts catch them if a user can cause them, so an error that comes here is a bug
     except FileExistsError as error:  # where a folder should be
-        fail(f"{error.filename} is a file, or a link that leads nowhere, instead of a folder; move it")
+        message = f"{error.filename} is a file, or a link that leads nowhere, instead of a folder; move it"
     except OSError as error:  # no permission, no space, a folder instead of a file ...
-        fail(f"{error.filename or 'output'}: {error.strerror or error}; check path, permissions and free space")
+        message = f"{error.filename or 'output'}: {error.strerror or error}; check path, permissions and free space"
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def fail(message: str) -> None:
-    print("error:", " ".join(message.splitlines()), file=sys.stderr, flush=True)
-    sys.exit(2)
+    if message:
+        print("error:", " ".join(message.splitlines()), file=sys.stderr, flush=True)
+        sys.exit(2)
 
 
 # ----------------------------------------------------------------------------- options
@@ -91,70 +82,42 @@ def parse(options: type, doc: str, argument: str = ""):
 
 def read_options(options: type, doc: str, argument: str = "") -> dict:
     """{name: value} of the options that the command line gives."""
-    first = f"[{argument}] " if argument else ""
     parser = argparse.ArgumentParser(
-        usage=f"%(prog)s {first}[--name=value ...]",
+        usage=f"%(prog)s [{argument}] [--name=value ...]".replace("[] ", ""),
         description=doc,
         formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=40),
         argument_default=argparse.SUPPRESS,  # its result lacks the options that are not given
-        add_help=False,  # below: in the list of options
         allow_abbrev=False,
         exit_on_error=False,
     )
-    group = parser.add_argument_group("options, with their defaults")
-    group.add_argument("-h", "--help", action="help", help="show this text, and do nothing else")
     known = known_options(options)
-    flags = []
     for name, field in known.items():
-        flag = f"--{name}"
         meaning = field.metadata["meaning"].replace("%", "%%")  # argparse formats it with %
         if get_origin(field.type) is Literal:
             choices = ", ".join(get_args(field.type))
             meaning = f"{meaning} ({choices})"
-        if field.type in (bool, bool | None):
-            flags.append(flag)
-        read = functools.partial(convert, flag, field.type)
+        read = functools.partial(convert, f"--{name}", field.type)
         # metavar is what --help shows behind the name: here the default
-        group.add_argument(flag, type=read, metavar=as_text(field.default), help=meaning)
+        parser.add_argument(f"--{name}", type=read, metavar=as_text(field.default), help=meaning)
+    if argument:
+        read = functools.partial(convert, f"--{argument}", known[argument].type)
+        parser.add_argument(argument, nargs="?", type=read, help=argparse.SUPPRESS)
 
     words = []
     for word in sys.argv[1:]:
         if word == "#":  # the shells of macOS and Windows pass on comments
             break
-        if word in flags:
-            word = f"{word}=true"
-        words.append(word)
+        field = known.get(word.removeprefix("--"))
+        is_flag = word.startswith("--") and field is not None and field.type in (bool, bool | None)
+        words.append(f"{word}=true" if is_flag else word)
     try:
         namespace, others = parser.parse_known_args(words)
     except argparse.ArgumentError as error:  # for wrong values, convert() raises UserError
         raise UserError(f"{error.argument_name} has no value, or one that starts with -; write --name=VALUE") from None
-    given = vars(namespace)
-    for word in others:
-        if not argument or word.startswith("-"):
-            name = word.lstrip("-").partition("=")[0]
-            raise UserError(f"unknown option {word}{did_you_mean(name, known)}; --help lists the options")
-        if argument in given:
-            advice = "put several files into a folder" if argument == "source" else "give one"
-            raise UserError(f"{given[argument]} and {word} are two values for {argument}; {advice}")
-        given[argument] = convert(f"--{argument}", known[argument].type, word)
-    return given
-
-
-def read_toml(path: str, options: type) -> dict:
-    """{name: value} of the options in a config file."""
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        there = sorted(map(str, Path("config").glob("*.toml")))
-        raise UserError(f"no config file {path}; there are {there}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
-        raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
-    known = known_options(options)
-    for name, value in values.items():
-        if name not in known:
-            raise UserError(f"unknown option {name} in {path}{did_you_mean(name, known)}; fix that line")
-        values[name] = convert(f"{path}: {name}", known[name].type, as_text(value))
-    return values
+    if others:
+        name = others[0].lstrip("-").partition("=")[0]
+        raise UserError(f"unknown option {others[0]}{did_you_mean(name, known)}; --help lists the options")
+    return vars(namespace)
 
 
 def known_options(options: type) -> dict[str, dataclasses.Field]:
@@ -177,12 +140,12 @@ def as_text(value) -> str:
 def convert(what: str, kind, text: str):
     """The value of an option from its text. kind: bool, str, int, float, Literal, or a type at the top of this file,
     also with `| None`, for a default that depends on other options. what: its name in an error. Raises UserError."""
-    if NoneType in get_args(kind):
-        kind = get_args(kind)[0]
     try:
         text.encode()
     except UnicodeEncodeError:  # bytes that are not UTF-8, in the name of a file, perhaps
         raise UserError(f"{what} is not UTF-8; write it in UTF-8, or rename the file") from None
+    if NoneType in get_args(kind):
+        kind = get_args(kind)[0]
     if kind is str:
         return text
     if kind is PathStr:
@@ -222,7 +185,7 @@ def progress(what: str, total: int, unit: str = "MB") -> Callable[[int], None]:
     on_terminal = sys.stderr.isatty()
     size = 1e6 if unit == "MB" else 1
     began = time.monotonic()
-    next_line = began + 2 if on_terminal else began + 10
+    next_line = began + (2 if on_terminal else 10)
 
     def show(done: int) -> None:
         nonlocal next_line
@@ -280,21 +243,18 @@ def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> Non
     """Print the loss on each split of a Dataset in nats per token. limit: it was computed on so many tokens at most."""
     rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
     uniform = math.log(data.vocab_size)  # the loss if all tokens are equally likely
-    rows.append(loss_row(data, "uniform", uniform, "val"))
-    for split, loss in losses.items():
-        rows.append(loss_row(data, split, loss, split))
+    with_uniform = {"uniform": uniform, **losses}
+    for name, loss in with_uniform.items():
+        split = name if name in losses else "val"
+        bits = data.bits_per_byte(loss, split)
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
+        digits = ".2f" if perplexity < 1e6 else ".1e"
+        rows.append([name, f"{loss:.4f}", f"{perplexity:{digits}}", f"{bits:.4f}"])
     print()
     print_table(rows)
     for split in losses:
         if data.splits[split]["tokens"] > limit:
             print(f"({split}: the first {limit:,} tokens)")
-
-
-def loss_row(data, name: str, loss: float, split: str) -> list[str]:
-    bits = data.bits_per_byte(loss, split)
-    perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
-    digits = ".2f" if perplexity < 1e6 else ".1e"
-    return [name, f"{loss:.4f}", f"{perplexity:{digits}}", f"{bits:.4f}"]
 
 
 def print_result(model: str, data=None, params: int = 0, losses: dict | None = None, **figures) -> None:

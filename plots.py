@@ -5,13 +5,14 @@ with the curves of each panel.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from console import UserError, late_errors
+from console import UserError
 from files import replace_file
 from windows import counting_losses
 
@@ -76,12 +77,11 @@ def draw_image(axes, image: np.ndarray, **labels) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Save a plot as PNG. If that fails, the script continues, and prints the error at its end: its result is
-    worth more than its plot."""
+    """Save a plot as PNG. If that fails, print why: the result of a script is worth more than its plot."""
     try:
         replace_file(path, lambda file: figure.savefig(file, format="png", pil_kwargs={"optimize": True}))
     except UserError as error:
-        late_errors.append(str(error))
+        print(f"error: {error}", file=sys.stderr)
 
 
 # ----------------------------------------------------------------------------- baselines

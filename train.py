@@ -21,6 +21,7 @@ import os
 import shlex
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -405,7 +406,7 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
     """The config of the command line, and the checkpoint that the run starts from, or {}."""
     given = console.read_options(TrainConfig, doc, "config")
     if "config" in given:
-        given = {**console.read_toml(given["config"], TrainConfig), **given}
+        given = {**read_toml(given["config"], TrainConfig), **given}
     if "out_dir" not in given:
         name = Path(given.get("config", "")).stem or given.get("dataset", TrainConfig.dataset)
         given["out_dir"] = f"out/{name}"
@@ -430,6 +431,24 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
     config = TrainConfig(**{**before, **given})
     refuse_changes(config, checkpoint)
     return config, checkpoint
+
+
+def read_toml(path: str, options: type) -> dict:
+    """{name: value} of the options in a config file."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        there = sorted(map(str, Path("config").glob("*.toml")))
+        raise UserError(f"no config file {path}; there are {there}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
+        raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
+    known = console.known_options(options)
+    for name, value in values.items():
+        if name not in known:
+            near = console.did_you_mean(name, known)
+            raise UserError(f"unknown option {name} in {path}{near}; fix that line")
+        values[name] = console.convert(f"{path}: {name}", known[name].type, console.as_text(value))
+    return values
 
 
 def set_up() -> tuple[TrainConfig, dict, Dataset, Worker]:

@@ -27,8 +27,8 @@ from console import (
     parse,
     print_table,
     progress,
-    read_toml,
 )
+from train import read_toml
 
 
 @dataclass
