@@ -20,8 +20,6 @@ To add an entry, pass it to save_model(), and read it with checkpoint.get("name"
 file has the default. An option of GPTConfig needs nothing: in an older file it has its default.
 """
 
-import inspect
-import itertools
 import json
 import shlex
 from dataclasses import asdict, fields
@@ -30,29 +28,14 @@ from pathlib import Path
 import torch
 
 from console import UserError
-from files import load_tensors, lock, move, replace_file, sha256_of
-from gpt2 import GPT2_OPTIONS, MASKS, VOCAB_SIZE, find_gpt2, load_gpt2
+from files import DOWNLOADS, load_tensors, lock, move, replace_file
 from model import GPT, ConfigError, GPTConfig
 from tokenizer import Tokenizer, make_tokenizer
 
 FORMAT = "count2gpt 9"  # the number grows if an entry is renamed, so that old code refuses new files
-PREVIOUS_FORMAT = "count2gpt 8"  # old files that rename_entries() can read
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
-IS_PICKLED = "has weights in PyTorch's own format; save them as model.safetensors, as transformers does now"
-HAS_NO_SIZES = (
-    "has the weights of nanoGPT or minGPT without their sizes; use nanoGPT's ckpt.pt, or save the weights with "
-    'nanoGPT\'s options, as {"model": weights, "model_args": {"n_layer": 12, ...}}'
-)
-IS_SPLIT = "says that the weights are in several files; save them as one, by save_pretrained(max_shard_size='100GB')"
-# Files that transformers and peft save, beside others or instead of model.safetensors
-FOREIGN_FILES = {
-    "pytorch_model.bin": IS_PICKLED,
-    "pytorch_model.bin.index.json": IS_SPLIT,
-    "model.safetensors.index.json": IS_SPLIT,
-    "adapter_config.json": "belongs to an adapter without its model; merge_and_unload() it, and save the whole model",
-}
-# Rows of nanoGPT's output layer for GPT-2's 50,257 tokens: the next multiple of 128
-NANOGPT_ROWS = 50_304
+# OpenAI's weights, from 124 million to 1.6 billion parameters. Only these and other foreign weights need gpt2.py
+GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
 
 # ----------------------------------------------------------------------------- saving and opening
@@ -77,24 +60,23 @@ def load_checkpoint(init_from: str | Path) -> dict:
     """Load a checkpoint onto the CPU: the best.pt of a run's folder, a file, nanoGPT's ckpt.pt, or GPT-2's
     weights, by name (gpt2 ... gpt2-xl) or from a folder that transformers saved. Adds "name", for messages,
     and "folder", where a plot is saved. Raises UserError if the checkpoint is missing, damaged or old."""
-    gpt2_weights = find_gpt2(init_from)
-    if gpt2_weights:
-        checkpoint = load_gpt2(gpt2_weights)
-        checkpoint["name"] = str(init_from)
-        checkpoint["folder"] = f"out/{Path(init_from).stem}"
+    name = str(init_from)
+    path = DOWNLOADS / name / "model.safetensors" if name in GPT2_NAMES else find_checkpoint(name)
+    if path.suffix == ".safetensors":
+        from gpt2 import load_gpt2  # here: most runs need none of it
+
+        checkpoint = load_gpt2(path)
+        checkpoint["name"] = name
+        checkpoint["folder"] = f"out/{Path(name).stem}"
         return checkpoint
-    path = find_checkpoint(str(init_from))
     checkpoint = load_tensors(path, ADVICE)
-    if not isinstance(checkpoint, dict):
-        checkpoint = {}
     try:
-        if "model_args" in checkpoint:
-            checkpoint = from_nanogpt(checkpoint)
-        file_format = checkpoint.get("format")
-        if file_format not in (FORMAT, PREVIOUS_FORMAT):
-            raise UserError(f"{path} {foreign_format(checkpoint)}")
-        if file_format == PREVIOUS_FORMAT:
-            rename_entries(checkpoint)
+        if not isinstance(checkpoint, dict) or "format" not in checkpoint:
+            from gpt2 import from_nanogpt
+
+            checkpoint = from_nanogpt(path, checkpoint)
+        elif checkpoint["format"] != FORMAT:
+            raise UserError(f"{path} has the format {checkpoint['format']!r} instead of {FORMAT!r}; {ADVICE}")
         refuse_unknown(path, checkpoint["model_config"], GPTConfig)
         config = GPTConfig(**checkpoint["model_config"])  # an option that is missing has its default
     except (AttributeError, LookupError, TypeError, ConfigError) as error:
@@ -113,33 +95,20 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
     config = {**checkpoint["model_config"], **changes}
     model = GPT(GPTConfig(**config))
     if "peft" in checkpoint:
-        load_adapted(model, checkpoint)
+        from peft import find_base, load_trained  # here: only some models of finetune.py need them
+
+        base = load_checkpoint(find_base(checkpoint))
+        load_weights(model, base["model"])
+        load_trained(model, checkpoint)
     else:
         load_weights(model, checkpoint["model"])
     return model.eval(), make_tokenizer(checkpoint["tokenizer"])
 
 
-def load_adapted(model: GPT, checkpoint: dict) -> None:
-    """Load the base of a checkpoint of finetune.py, attach the layers of peft.py, and load the trained
-    weights, the only weights in such a checkpoint. Raises UserError."""
-    from peft import attach, trained_state  # here: most checkpoints need none of it
-
-    base = load_checkpoint(find_base(checkpoint))
-    load_weights(model, base["model"])
-    unknown = checkpoint["peft"].keys() - inspect.signature(attach).parameters
-    if unknown:
-        raise UserError(f"{checkpoint['name']} has unknown options of peft.py, {unknown}; {ADVICE}")
-    attach(model, **checkpoint["peft"])
-    trained = checkpoint["model"]
-    if trained.keys() != trained_state(model).keys():
-        raise UserError(f"{checkpoint['name']} lacks weights, or has unknown ones; {ADVICE}")
-    load_weights(model, {**model.state_dict(), **trained})
-
-
 def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
     """Copy weights into a model. Raises UserError if they do not fit."""
     wpe = "transformer.wpe.weight"
-    block_size = model.config.block_size + model.n_virtual
+    block_size = model.config.block_size
     if wpe in weights:  # a model with a shorter context takes the first of the learned positions
         positions = weights[wpe][:block_size]
         if len(positions) < block_size:
@@ -166,8 +135,7 @@ def runs() -> list[Path]:
 
 
 def newest_run() -> str:
-    """The path of the newest best.pt of train.py in out/ and its folders. Raises UserError if there
-    is none."""
+    """The path of the newest best.pt of train.py. Raises UserError if there is none."""
     files = runs()
     if not files:
         raise UserError("no run of train.py with a best.pt in out/; start python train.py")
@@ -175,100 +143,29 @@ def newest_run() -> str:
 
 
 def find_checkpoint(init_from: str) -> Path:
-    """The file that a path names, or the best.pt in a folder, or nanoGPT's ckpt.pt."""
+    """The file that a path names, or in a folder best.pt, or else weights of another program. Raises UserError."""
     path = Path(init_from)
-    names = ("best.pt", "ckpt.pt") if path.is_dir() else ("",)
-    for name in names:
-        if (path / name).is_file():
-            return path / name
-    for name, what in FOREIGN_FILES.items():
-        if (path / name).is_file():
-            raise UserError(f"{path / name} {what}")
-    raise UserError(f"no checkpoint {path / names[0]}; use a run of train.py, a file, or gpt2")
+    if (path / "best.pt").is_file():
+        return path / "best.pt"
+    if path.is_dir():
+        from gpt2 import find_weights
+
+        return find_weights(path)
+    if not path.is_file():
+        raise UserError(f"no checkpoint {path}; use a run of train.py, a file, or gpt2")
+    return path
 
 
-def find_base(checkpoint: dict) -> Path:
-    """The file of the model that finetune.py started from: at its old path, or beside the checkpoint,
-    if the folder was moved. Raises UserError."""
-    base = checkpoint["base"]
-    first_place = Path(base["path"])
-    second_place = Path(checkpoint["folder"], first_place.name)
-    files = [path for path in (first_place, second_place) if path.is_file()]
-    if not files:
-        advice = f"copy it to {second_place}, or run finetune.py again"
-        raise UserError(f"there is no {first_place}, the base of this checkpoint; {advice}")
-    for path in files:
-        if sha256_of(path) == base["sha256"]:
-            return path
-    raise UserError(f"{files[0]} has changed (its SHA-256 differs); run finetune.py again")
-
-
-# ----------------------------------------------------------------------------- files of other versions
-
-
-def rename_entries(checkpoint: dict) -> None:
-    """Rename the entries of a checkpoint in the older format to the names that they have now."""
-    configs = [checkpoint["model_config"]]
-    if "made_from" in checkpoint:  # how finetune.py made it
-        configs.append(checkpoint["made_from"].get("config", {}))
-    for config in configs:
-        if "delimiter" in config:
-            start_token = config.pop("delimiter")
-            config["start_token"] = None if start_token == -1 else start_token
-    if "delimiter" in checkpoint:
-        checkpoint["start_token"] = checkpoint.pop("delimiter")
-    if "state" in checkpoint:  # the fields of train.Progress, without their names
-        names = ("step", "seconds", "train_seconds", "logged_at", "losses", "best", "evaluations_since_best")
-        state = checkpoint.pop("state")
-        checkpoint["progress"] = {name: state[i] for i, name in enumerate(names)}
-
-
-def from_nanogpt(checkpoint: dict) -> dict:
-    """Make one of our checkpoints of nanoGPT's. The layers have the same names. The tokens are GPT-2's,
-    or else numbers: nanoGPT's file does not have their characters."""
-    args = checkpoint["model_args"]
-    weights = {}
-    for name, tensor in checkpoint["model"].items():
-        if not name.endswith(MASKS):
-            weights[name.removeprefix("_orig_mod.")] = tensor  # the prefix comes from torch.compile
-    wte = weights["transformer.wte.weight"]
-    lm_head = weights.setdefault("lm_head.weight", wte)
-    is_tied = torch.equal(lm_head, wte)
-    rows = args["vocab_size"]
-    # nanoGPT has the exact gelu, and biases or none
-    options = {**GPT2_OPTIONS, "activation": "gelu", "tie_weights": is_tied, **args}
-    tokenizer = {"kind": "number", "vocab_size": rows}
-    if rows in (VOCAB_SIZE, NANOGPT_ROWS):
-        tokenizer = {"kind": "gpt2"}
-        options["vocab_size"] = VOCAB_SIZE
-        options["vocab_multiple"] = 128 if rows == NANOGPT_ROWS else 1
-    return {
-        "format": FORMAT,
-        "model_config": options,
-        "model": weights,
-        "tokenizer": tokenizer,
-        "start_token": None,  # as in nanoGPT, samples start with the prompt
-        "config": {"dataset": "gpt2"},  # not a dataset, see gpt2.py
-    }
+# ----------------------------------------------------------------------------- does it fit?
 
 
 def refuse_unknown(path: Path | str, options: dict, known: type) -> None:
     """Raise UserError if a checkpoint has options that the dataclass `known` no longer has."""
     names = {field.name for field in fields(known)}
-    unknown = [f"{name} = {options[name]!r}" for name in sorted(options.keys() - names)]
-    if unknown:
-        what = f"an option that is unknown here, {', '.join(unknown)}"
-        raise UserError(f"{path} has {what}; use the code that it was trained with")
-
-
-def foreign_format(checkpoint: dict) -> str:
-    """The end of a sentence that starts with the path of a file: what it is, if it is not a
-    checkpoint of this version, and what to do."""
-    for name, tensor in checkpoint.items():
-        if str(name).endswith("h.0.attn.c_attn.weight"):
-            is_nanogpts = tensor.shape[0] == 3 * tensor.shape[-1]  # (outputs, inputs), not the other way round
-            return HAS_NO_SIZES if is_nanogpts else IS_PICKLED
-    return f"has the format {checkpoint.get('format')!r} instead of {FORMAT!r}; {ADVICE}"
+    for name, value in options.items():
+        if name not in names:
+            what = f"an option that is unknown here, {name} = {value!r}"
+            raise UserError(f"{path} has {what}; use the code that it was trained with")
 
 
 def has_tokens_of(checkpoint: dict, tokenizer: Tokenizer) -> bool:
@@ -375,7 +272,7 @@ def open_run(folder: Path, step: int, options: dict, evaluation_due: bool = Fals
     folder.mkdir(parents=True, exist_ok=True)
     log = open(path, "a+", encoding="utf-8", newline="\n")  # noqa: SIM115
     lock(log, busy)
-    cut_log(log, path, step, evaluation_due)
+    cut_log(log, step, evaluation_due)
     lines = []
     for name, value in options.items():
         if value is not None:  # TOML has no None: an option that is left out has its default
@@ -387,32 +284,28 @@ def open_run(folder: Path, step: int, options: dict, evaluation_due: bool = Fals
 
 def move_aside(folder: Path) -> None:
     """Move the files of an earlier run into a new folder: out/names-1, out/names-2 ..."""
-    if folder.is_symlink() or folder.name in ("", ".."):  # "": the current folder
-        folder = folder.resolve()  # both runs stay on the disk that a link leads to
-    for n in itertools.count(1):
-        target = Path(f"{folder}-{n}")
-        if not target.exists():
-            break
+    folder = folder.resolve()  # both runs stay on the disk that a link leads to
+    n = 1
+    while Path(f"{folder}-{n}").exists():
+        n += 1
+    target = Path(f"{folder}-{n}")
     target.mkdir()
     for name in RUN_FILES:
         if (folder / name).exists():
             move(folder / name, target / name)
-    print(f"moved the previous run in {folder} to {target}")
+    print(f"moved the previous run to {target}")
 
 
-def cut_log(log, path: Path, step: int, evaluation_due: bool) -> None:
+def cut_log(log, step: int, evaluation_due: bool) -> None:
     """Cut off the end of an open log.jsonl: lines of steps after `step`, which a killed run had not
     saved, the validation loss of that step if it is computed again, and a line that was not finished."""
     log.seek(0)
     size = 0  # bytes of the lines that stay
-    try:
-        for line in log:
-            if not line.endswith("\n"):
-                break
-            entry = json.loads(line)
-            again = evaluation_due and entry["step"] == step and "val" in entry
-            if entry["step"] <= step and not again:
-                size += len(line.encode())
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} has a line that train.py did not write; delete that line") from error
+    for line in log:
+        if not line.endswith("\n"):
+            break
+        entry = json.loads(line)
+        again = evaluation_due and entry["step"] == step and "val" in entry
+        if entry["step"] <= step and not again:
+            size += len(line.encode())
     log.truncate(size)

@@ -1,4 +1,4 @@
-"""OpenAI's GPT-2 weights as one of our checkpoints, without the transformers package; and back.
+"""OpenAI's GPT-2 weights as one of our checkpoints, without the transformers package; and back. Also nanoGPT's.
 
     from checkpoint import load_model
     model, tokenizer = load_model("gpt2")       # downloads 0.5 GB, once; or a local file or folder
@@ -14,7 +14,6 @@ The file is in the safetensors format, which is simple enough to be read here:
 """
 
 import json
-import math
 import mmap
 import sys
 from dataclasses import asdict
@@ -24,12 +23,11 @@ from pathlib import Path
 import torch
 
 from console import UserError
-from files import DOWNLOADS, download, replace_file
+from files import download, replace_file
 from model import GPT, GPTConfig
 from tokenizer import END, BPETokenizer, CharTokenizer, Tokenizer, end_id, make_tokenizer
 
-# From 124 million to 1.6 billion parameters (Radford et al. 2019). The sizes are read from the file
-GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+# The channels of OpenAI's four models (Radford et al. 2019)
 PUBLISHED_WIDTHS = (768, 1024, 1280, 1600)
 # The options of model.py that make it GPT-2
 GPT2_OPTIONS = {
@@ -54,6 +52,15 @@ HF_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "ge
 # The causal masks, which some files have among the tensors. (The biases of layers have other names, such
 # as .attn.c_attn.bias)
 MASKS = (".attn.bias", ".attn.masked_bias")
+# Rows of nanoGPT's output layer for GPT-2's 50,257 tokens: the next multiple of 128
+NANOGPT_ROWS = 50_304
+# What transformers and peft save instead of a model.safetensors
+OTHER_FILES = {
+    "pytorch_model.bin": "has weights in PyTorch's own format; save them as model.safetensors",
+    "model.safetensors.index.json": "says that the weights are in several files; save them as one, by "
+    "save_pretrained(max_shard_size='100GB')",
+    "adapter_config.json": "belongs to an adapter without its model; merge_and_unload() it, and save the whole model",
+}
 URL = "https://huggingface.co/openai-community/{name}/resolve/main/model.safetensors"
 DTYPES = {
     "F32": torch.float32,
@@ -117,7 +124,7 @@ def read_gpt2(path: Path) -> dict:
     }
     return {
         "model_config": options,
-        "model": rename(tensors, settings, n_embd / n_head),
+        "model": rename(tensors),
         "tokenizer": tokenizer,
         "start_token": START_TOKEN if is_gpt2s else settings["bos_token_id"],
         # Not a dataset: if evaluate.py or look.py find this name, they ask for a dataset or a text
@@ -127,7 +134,7 @@ def read_gpt2(path: Path) -> dict:
 
 def read_tokenizer(path: Path, settings: dict) -> dict:
     """The argument of make_tokenizer() for the weights at path: the tokenizer that save_gpt2() wrote
-    beside them, or GPT-2's. Raises UserError if other files there, or the ids in config.json, belong to
+    beside them, or GPT-2's. Raises UserError if other files there, or the start token in config.json, belong to
     another vocabulary."""
     exported = read_json(path.with_name("tokenizer_config.json")).get("count2gpt")
     if exported:
@@ -136,11 +143,10 @@ def read_tokenizer(path: Path, settings: dict) -> dict:
     ids = model.get("vocab") or read_json(path.with_name("vocab.json"))
     if ids and not KNOWN_IDS.items() <= dict(ids).items():  # ids: a list of pairs in some kinds of models
         raise UserError(f"{path} has a vocabulary of its own beside it; use a model with GPT-2's tokens")
-    for name in ("bos_token_id", "eos_token_id"):
-        token = settings.get(name)
-        if not ids and isinstance(token, int) and token < START_TOKEN:
-            what = f"{path} has a vocabulary of its own, as {name} is {token} in config.json"
-            raise UserError(f"{what}; use a model with GPT-2's tokens")
+    token = settings.get("bos_token_id")
+    if not ids and isinstance(token, int) and token < START_TOKEN:
+        what = f"{path} has a vocabulary of its own, as bos_token_id is {token} in config.json"
+        raise UserError(f"{what}; use a model with GPT-2's tokens")
     return {"kind": "gpt2"}
 
 
@@ -171,6 +177,8 @@ def refuse_settings(path: Path, settings: dict, n_embd: int) -> None:
         "layer_norm_epsilon": [1e-5],
         "n_inner": [None, 4 * n_embd],
         "add_cross_attention": [False],
+        "scale_attn_weights": [True],
+        "scale_attn_by_inverse_layer_idx": [False],
     }
     for name, values in possible.items():
         value = settings.get(name, values[0])
@@ -191,7 +199,7 @@ def read_n_head(path: Path, settings: dict, n_embd: int) -> int:
     return n_head
 
 
-def rename(tensors: dict[str, torch.Tensor], settings: dict, head_dim: float) -> dict[str, torch.Tensor]:
+def rename(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors as model.GPT has them: {its name: float32 tensor}."""
     ours = {}
     for name, tensor in tensors.items():
@@ -199,55 +207,39 @@ def rename(tensors: dict[str, torch.Tensor], settings: dict, head_dim: float) ->
             continue
         if name.startswith("h.") and tensor.dim() == 2:
             tensor = tensor.t()  # the matrices of the blocks are stored as (inputs, outputs)
-        tensor = tensor.float().contiguous()
-        if ".c_attn." in name:
-            queries = len(tensor) // 3  # queries come first, then keys and values
-            layer = int(name.split(".")[1])
-            tensor[:queries] *= query_scale(settings, layer, head_dim)
-        ours[f"transformer.{name}"] = tensor
+        tensor = tensor.float()
+        ours[f"transformer.{name}"] = tensor.contiguous()
     ours["lm_head.weight"] = ours["transformer.wte.weight"]
     return ours
-
-
-def query_scale(settings: dict, layer: int, head_dim: float) -> float:
-    """A factor for the queries of a layer. Some settings divide scores by layer + 1, or not by
-    sqrt(head_dim); with scaled queries, model.py computes the same scores."""
-    scale = 1.0
-    if settings.get("scale_attn_by_inverse_layer_idx", False):
-        scale /= layer + 1
-    if not settings.get("scale_attn_weights", True):
-        scale *= math.sqrt(head_dim)
-    return scale
 
 
 def refuse_other_tensors(path: Path, config: GPTConfig, weights: dict[str, torch.Tensor]) -> None:
     """Raise UserError if the weights are not the parameters of a GPT-2."""
     with torch.device("meta"):  # names and shapes alone, no memory
         expected = GPT(config).state_dict()
-    for name in sorted(expected.keys() | weights.keys()):
+    for name, tensor in expected.items():
+        if name not in weights:
+            raise UserError(f"{path} lacks {name}; use one file with all weights of a GPT-2")
+        found = tuple(weights[name].shape)
+        needed = tuple(tensor.shape)
+        if found != needed:
+            what = f"{name} of shape {found} instead of {needed}"
+            raise UserError(f"{path} has {what}; use a plain GPT-2")
+    for name in weights:
         if name not in expected:
             advice = "save the part that is GPT-2: model.transformer.save_pretrained()"
             raise UserError(f"{path} has {name}, which is no part of a GPT-2; {advice}")
-        if name not in weights:
-            raise UserError(f"{path} lacks {name}; use one file with all weights of a GPT-2")
-        shape = tuple(weights[name].shape)
-        needed = tuple(expected[name].shape)
-        if name.endswith("c_attn.weight") and shape == needed[::-1]:
-            raise UserError(f"{path} has matrices as in nanoGPT and minGPT, (outputs, inputs); use nanoGPT's ckpt.pt")
-        if shape != needed:
-            raise UserError(f"{path} has {name} of shape {shape} instead of {needed}; use a plain GPT-2")
 
 
-def find_gpt2(name_or_path: str | Path) -> Path | None:
-    """The path of the weights, which may still have to be downloaded. None: name_or_path is neither a
-    name of GPT-2, nor a .safetensors file or a folder with such a file."""
-    if str(name_or_path) in GPT2_NAMES:
-        return DOWNLOADS / name_or_path / "model.safetensors"
-    path = Path(name_or_path)
-    if path.is_dir():
-        path = path / "model.safetensors"
-    is_weights = path.suffix == ".safetensors" and path.exists()
-    return path if is_weights else None
+def find_weights(folder: Path) -> Path:
+    """The file of OpenAI's or nanoGPT's weights in a folder. Raises UserError."""
+    for name in ("model.safetensors", "ckpt.pt"):
+        if (folder / name).is_file():
+            return folder / name
+    for name, what in OTHER_FILES.items():
+        if (folder / name).is_file():
+            raise UserError(f"{folder / name} {what}")
+    raise UserError(f"no checkpoint {folder / 'best.pt'}; use a run of train.py, a file, or gpt2")
 
 
 def load_gpt2(path: Path) -> dict:
@@ -265,6 +257,42 @@ def load_gpt2(path: Path) -> dict:
     refuse_other_tensors(path, config, checkpoint["model"])
     checkpoint["model_config"] = asdict(config)
     return checkpoint
+
+
+# ----------------------------------------------------------------------------- nanoGPT
+
+
+def from_nanogpt(path: Path, content) -> dict:
+    """Make one of our checkpoints of nanoGPT's. The layers have the same names. The tokens are GPT-2's,
+    or else numbers: nanoGPT's file does not have their characters. Raises UserError if it is another file, and
+    AttributeError, LookupError or TypeError if it is damaged."""
+    if not isinstance(content, dict) or "model_args" not in content:
+        advice = "use a best.pt or last.pt, nanoGPT's whole ckpt.pt, or a model.safetensors of transformers"
+        raise UserError(f"{path} is no checkpoint of train.py or nanoGPT; {advice}")
+    args = content["model_args"]
+    weights = {}
+    for name, tensor in content["model"].items():
+        if not name.endswith(MASKS):
+            weights[name.removeprefix("_orig_mod.")] = tensor  # the prefix comes from torch.compile
+    wte = weights["transformer.wte.weight"]
+    lm_head = weights.setdefault("lm_head.weight", wte)
+    is_tied = torch.equal(lm_head, wte)
+    rows = args["vocab_size"]
+    # nanoGPT has the exact gelu, and biases or none
+    options = {**GPT2_OPTIONS, "activation": "gelu", "tie_weights": is_tied, **args}
+    tokenizer = {"kind": "number", "vocab_size": rows}
+    if rows in (VOCAB_SIZE, NANOGPT_ROWS):
+        tokenizer = {"kind": "gpt2"}
+        options["vocab_size"] = VOCAB_SIZE
+        if rows == NANOGPT_ROWS:
+            options["vocab_multiple"] = 128
+    return {
+        "model_config": options,
+        "model": weights,
+        "tokenizer": tokenizer,
+        "start_token": None,  # as in nanoGPT, samples start with the prompt
+        "config": {"dataset": "gpt2"},  # not a dataset, see read_gpt2()
+    }
 
 
 # ----------------------------------------------------------------------------- export

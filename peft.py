@@ -28,14 +28,18 @@ checkpoint.load_model() opens both files, and puts the model together. Without t
 of a model with new parameters cannot be opened: merge() LoRA before save_model().
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from console import UserError
+from files import sha256_of
 from model import GPT, Block, CausalSelfAttention, ConfigError
 
 # ----------------------------------------------------------------------------- LoRA
@@ -296,3 +300,34 @@ def merge(model: GPT) -> GPT:
 def trained_state(model: GPT) -> dict[str, torch.Tensor]:
     """The parameters that are not frozen. They and the base are all that a checkpoint needs."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+# ----------------------------------------------------------------------------- in a checkpoint
+
+
+def find_base(checkpoint: dict) -> Path:
+    """The file of the model that finetune.py started from: at its old path, or beside the checkpoint,
+    if the folder was moved. Raises UserError."""
+    base = checkpoint["base"]
+    first_place = Path(base["path"])
+    second_place = Path(checkpoint["folder"], first_place.name)
+    files = [path for path in (first_place, second_place) if path.is_file()]
+    if not files:
+        advice = f"copy it to {second_place}, or run finetune.py again"
+        raise UserError(f"there is no {first_place}, the base of this checkpoint; {advice}")
+    for path in files:
+        if sha256_of(path) == base["sha256"]:
+            return path
+    raise UserError(f"{files[0]} has changed (its SHA-256 differs); run finetune.py again")
+
+
+def load_trained(model: GPT, checkpoint: dict) -> None:
+    """Attach the new parameters of a checkpoint to its base, and load them. Raises UserError."""
+    unknown = checkpoint["peft"].keys() - inspect.signature(attach).parameters
+    if unknown:
+        raise UserError(f"{checkpoint['name']} has unknown options, {unknown}; run finetune.py again")
+    attach(model, **checkpoint["peft"])
+    trained = checkpoint["model"]
+    if trained.keys() != trained_state(model).keys():
+        raise UserError(f"{checkpoint['name']} lacks weights, or has unknown ones; run finetune.py again")
+    model.load_state_dict(trained, strict=False)  # False: the base has its weights already

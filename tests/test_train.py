@@ -1234,38 +1234,6 @@ def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2, options, word
 # ----------------------------------------------------------------------------- older runs, changed texts, early stops
 
 
-def as_before(path: str) -> None:
-    """Write a checkpoint again, with the names of the format before."""
-    checkpoint = torch.load(path, weights_only=True) | {"format": "count2gpt 8"}
-    start_token = checkpoint["model_config"].pop("start_token")
-    checkpoint["model_config"]["delimiter"] = -1 if start_token is None else start_token
-    checkpoint["delimiter"] = checkpoint.pop("start_token")
-    if "progress" in checkpoint:
-        progress = checkpoint.pop("progress")
-        del progress["evaluation_due"]
-        checkpoint["state"] = tuple(progress.values())
-        assert len(checkpoint["state"]) == 7
-    torch.save(checkpoint, path)
-
-
-@pytest.mark.parametrize("mask", ["true", "false"])
-def test_a_run_in_the_format_before_resumes_exactly(call, mask):
-    options = [*SHORT, "--dataset=list", f"--document_mask={mask}", "--schedule=constant", "--log_interval=5"]
-    call(train, *options, "--out_dir=out/whole")
-    call(train, *options, "--out_dir=out/old", "--max_iters=7", "--checkpoint_interval=7")
-    model, separator = load_model("out/old")[0], load("list").separator
-    for name in ("best.pt", "last.pt"):
-        as_before(f"out/old/{name}")
-    again, _ = load_model("out/old")
-    assert again.config == model.config and again.config.start_token == (separator if mask == "true" else None)
-    assert load_checkpoint("out/old")["start_token"] == separator
-    status, out, err = call(train, "--init_from=resume", "--out_dir=out/old", "--max_iters=12")
-    assert status == 0 and "resumed after step 7\n" in out, err
-    for key in ("val", "grad_norm"):
-        assert log_of("out/old", key)[12] == log_of("out/whole", key)[12]
-    assert call(train, *options, "--init_from=out/whole", "--max_iters=1", "--out_dir=out/next")[0] == 0
-
-
 def test_a_run_of_older_code_resumes_with_the_defaults_of_newer_options(call):
     """Its checkpoint and its config lack options that were added since: one of the model, one of training."""
     call(train, *SHORT)
