@@ -24,7 +24,6 @@ from console import NonNegative, UserError, option, parse, print_losses, print_r
 from dataset import load
 from tokenizer import CharTokenizer
 
-MAX_LETTERS = 100  # larger tables are hard to look at; ngram.py takes any vocabulary
 STEPS = 300  # steps of gradient descent
 
 
@@ -159,8 +158,6 @@ def read_words(data):
     advice = f"use words, names or your own ({own}), or python ngram.py --n=2 --dataset={data.name}"
     if not data.has_lines or not isinstance(data.tokenizer, CharTokenizer):
         raise UserError(f"{data.name} is not a list of words with one token per letter; {advice}")
-    if data.vocab_size > MAX_LETTERS:
-        raise UserError(f"{data.name} has {data.vocab_size:,} letters, {MAX_LETTERS} at most; {advice}")
     if "." in data.tokenizer.chars:
         raise UserError(f"{data.name} has a dot among its letters, and here a dot ends a word; {advice}")
     data.need(2, "one word")  # tokens in each split: a letter, and the end of the word
@@ -193,12 +190,6 @@ def print_corner(title, table, itos):
         cells = [str(number) for number in row[:12]]
         rows.append([letter, *cells])
     print_table(rows)
-
-
-def invent_words(P, itos, options):
-    torch.manual_seed(options.seed)
-    words = [sample(P, itos) for _ in range(options.num_samples)]
-    print_samples(words, lines=True)
 
 
 def print_underflow(P, xs, ys):
@@ -367,7 +358,9 @@ def main() -> None:
     print_corner("P[x, y]: the probability of y after x, in percent, rounded", percent.round().int(), itos)
 
     # samples
-    invent_words(P, itos, options)
+    torch.manual_seed(options.seed)
+    invented = [sample(P, itos) for _ in range(options.num_samples)]
+    print_samples(invented, lines=True)
 
     # the loss
     print_underflow(counted, xs, ys)

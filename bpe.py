@@ -2,16 +2,16 @@
 
     python bpe.py    # train on a few letters and on a paragraph, encode, decode
 
-    from bpe import train_bpe
-    from tokenizer import BPETokenizer
+    from bpe import BPETokenizer, train_bpe
     tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
 Read prepare_data.py next: it encodes whole texts. The plain functions at the top show what BPE is (Sennrich et al.
 2016; on bytes, as in GPT-2). train_bpe() at the end learns the same merges in a fraction of the time. The package
-tiktoken, which is compiled, does the encoding: see tokenizer.py.
+tiktoken, which is compiled, does the encoding in BPETokenizer.
 """
 
+import base64
 import heapq
 import re
 import unicodedata
@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from console import UserError, run
-from tokenizer import PATTERN, BPETokenizer
 
+END = "<|endoftext|>"  # as in tokenizer.py: the name of the token between documents of several lines
 MAX_CHARACTERS = 100_000_000  # BPE is trained on the first characters of a text, at most this many
 
 
@@ -82,6 +82,73 @@ def decode_plainly(text_ids, ids):
     tokens = list(ids)  # in the order of their ids
     joined = b"".join(tokens[i] for i in text_ids)
     return joined.decode(errors="replace")  # a part of a character is shown as \ufffd
+
+
+# ----------------------------------------------------------------------------- the tokenizer, as the scripts use it
+
+# GPT-2 splits a text into pieces before it merges bytes (Radford et al. 2019), so that no token spans two words. A
+# blank belongs to the word after it. The first alternative that fits is taken. \p{L} is a letter, \p{N} a
+# number of any script.
+GPT2_PATTERN = "|".join(
+    (
+        r"'(?:[sdmt]|ll|ve|re)",  # the end of don't, we'll, I've
+        r" ?[\p{L}]+",  # a word
+        r" ?[\p{N}]+",  # a number
+        r" ?[^\s\p{L}\p{N}]+",  # other characters, such as !?
+        r"\s+(?!\S)",  # blanks that no other character follows: all but the last one before a word
+        r"\s+",  # a line end or tab that is left before a word
+    )
+)
+# In our pattern, a letter keeps its marks, \p{M}: otherwise a word of Hindi is cut at each vowel sign.
+PATTERN = GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*")
+
+
+class BPETokenizer:
+    """Byte-pair encoding by tiktoken, with the ids of train_bpe(), or GPT-2's ids if ranks is None. tiktoken calls
+    an id a rank, as tokens with a lower rank are merged first."""
+
+    def __init__(self, ranks: dict[bytes, int] | None = None, pattern: str = PATTERN):
+        import tiktoken  # here: CharTokenizer needs neither the package nor its download
+
+        self.ranks = ranks
+        self.pattern = pattern if ranks is not None else GPT2_PATTERN
+        if ranks is not None:
+            self.encoding = tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+        else:
+            try:
+                self.encoding = tiktoken.get_encoding("gpt2")
+            except (OSError, ValueError) as error:  # no network, or the wrong file came
+                advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use char or bpe"
+                what = f"cannot download the GPT-2 vocabulary ({error})"
+                raise UserError(f"{what}; {advice}") from error
+        self.vocab_size = self.encoding.n_vocab
+        self.end_id = self.encoding.eot_token if ranks is None else ranks.get(END.encode())
+
+    def encode(self, text: str, advice: str = "") -> list[int]:  # no byte is unknown, so no advice is needed
+        return self.encoding.encode_ordinary(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.encoding.decode_bytes(list(ids))
+
+    def to_dict(self) -> dict:
+        if self.ranks is None:
+            return {"kind": "gpt2"}
+        tokens = sorted(self.ranks, key=self.ranks.get)
+        ranks = [base64.b64encode(token).decode() for token in tokens]
+        return {"kind": "bpe", "ranks": ranks, "pattern": self.pattern}
+
+    @classmethod
+    def from_dict(cls, fields: dict) -> "BPETokenizer":
+        """The tokenizer whose to_dict() gave these fields. Raises UserError."""
+        if fields["kind"] == "gpt2":
+            return cls()
+        if fields["kind"] != "bpe":
+            raise UserError(f"unknown tokenizer {fields['kind']!r}; use the code that made it")
+        tokens = map(base64.b64decode, fields["ranks"])
+        return cls({token: i for i, token in enumerate(tokens)}, fields["pattern"])
 
 
 # ----------------------------------------------------------------------------- training, fast

@@ -116,7 +116,8 @@ def read_options(options: type, doc: str, argument: str = "") -> dict:
         raise UserError(f"{error.argument_name} has no value, or one that starts with -; write --name=VALUE") from None
     if others:
         name = others[0].lstrip("-").partition("=")[0]
-        raise UserError(f"unknown option {others[0]}{did_you_mean(name, known)}; --help lists the options")
+        what = "unknown option" if others[0].startswith("-") else "one value too many:"
+        raise UserError(f"{what} {others[0]}{did_you_mean(name, known)}; --help lists the options")
     return vars(namespace)
 
 

@@ -5,7 +5,6 @@ data = load("words")        # prepare_data.py made it; words, names ... are prep
 data.tokenizer.decode(data.train[:20].tolist())
 """
 
-import contextlib
 import hashlib
 import json
 import math
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from console import UserError
-from tokenizer import Tokenizer, end_id, make_tokenizer, start_ids
+from tokenizer import Tokenizer, make_tokenizer, start_ids
 
 DATA = Path("data")
 FORMAT = 1  # version of meta.json and the .bin files
@@ -37,13 +36,12 @@ class Dataset:
     start_token: int | None = None
 
     def need(self, tokens: int, what: str) -> None:
-        """Raise UserError if the training or validation split has fewer tokens. what: what needs
-        them; if it is an option, such as --block_size=64, the advice is to use a smaller value."""
+        """Raise UserError if the training or validation split has fewer tokens. what: what needs them, such as an
+        option."""
         for split, ids in (("train", self.train), ("val", self.val)):
             if len(ids) < tokens:
                 few = f"the {split} split of {self.name} has {len(ids)} tokens, too few for {what}"
-                smaller = "a smaller value, or " if what.startswith("--") else ""
-                raise UserError(f"{few} ({tokens} needed); use {smaller}a longer text")
+                raise UserError(f"{few} ({tokens} needed); use a longer text, or a smaller value of an option")
 
     def documents(self, split: str) -> list[list[int]]:
         """Return the documents of a split, without separators. Raises UserError if it has none."""
@@ -59,42 +57,11 @@ class Dataset:
     @property
     def has_lines(self) -> bool:
         """Is each document one line? Then the separator is a newline."""
-        return self.separator is not None and self.separator != end_id(self.tokenizer)
-
-    def verify(self) -> None:
-        """Compare the files with the SHA-256 in meta.json, unless they have not been written to since the last time:
-        verified.json has their sizes, times and numbers on the disk. Raises UserError if one differs."""
-        from files import sha256_of  # here: only train.py verifies
-
-        folder = DATA / self.name
-        stamps = {}
-        for split in self.splits:
-            status = (folder / f"{split}.bin").stat()
-            stamps[split] = [status.st_size, status.st_mtime_ns, status.st_ino]
-        verified = folder / "verified.json"
-        text = json.dumps(stamps)
-        if verified.exists() and verified.read_text(encoding="utf-8") == text:
-            return
-        for split, entry in self.splits.items():
-            path = folder / f"{split}.bin"
-            if sha256_of(path) != entry["sha256"]:
-                advice = f"copy it again, or delete {folder} and run prepare_data.py again"
-                raise UserError(f"{path} is not as it was prepared (its SHA-256 differs); {advice}")
-        with contextlib.suppress(OSError):  # a folder that is read-only is verified at each start
-            verified.write_text(text, encoding="utf-8")
+        return self.separator is not None and self.separator != self.tokenizer.end_id
 
     def hashes(self) -> dict[str, str]:
         """Return {split: SHA-256}. A run keeps them, to tell later whether the text is still the same."""
         return {split: entry["sha256"] for split, entry in self.splits.items()}
-
-    def note_if_changed(self, checkpoint: dict, split: str = "val") -> None:
-        """Print a note if this dataset has been prepared from another text since the run of a checkpoint: documents
-        are shuffled again then."""
-        same_name = checkpoint["config"]["dataset"] == self.name
-        before = checkpoint.get("text")  # models of other scripts have none
-        if same_name and before not in (None, self.hashes()):
-            where = f"its {split} split may have lines that the model was trained on"
-            print(f"note: {self.name} has changed since this run: {where}")
 
     def bits_per_byte(self, loss: float, split: str) -> float:
         """Convert a loss in nats per token to bits per byte of UTF-8 text, which can be compared

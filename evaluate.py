@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from checkpoint import has_tokens_of, load_checkpoint, load_model, newest_run, tokenizer_advice
+from checkpoint import has_tokens_of, load_checkpoint, load_model, newest_run, note_if_changed, tokenizer_advice
 from console import (
     NonNegative,
     NonNegativeFloat,
@@ -894,7 +894,7 @@ def open_data(checkpoint: dict, options: Options) -> Dataset:
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     if options.split != "train":
-        data.note_if_changed(checkpoint, options.split)
+        note_if_changed(data, checkpoint, options.split)
     return data
 
 

@@ -1,7 +1,8 @@
-"""Files that appear whole or not at all, from this program or the network; safe tensors."""
+"""Files that appear whole or not at all, their locks and checksums; safe tensors."""
 
 import contextlib
 import hashlib
+import json
 import os
 import time
 import warnings
@@ -9,13 +10,10 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from console import UserError, progress
+from console import UserError
 
 DATA = Path("data")  # datasets, each in a folder
 DOWNLOADS = DATA / "downloads"  # downloaded files, kept for the next time; safe to delete
-
-
-# ----------------------------------------------------------------------------- files of this program
 
 
 def replace_file(path: Path, write: Callable) -> None:
@@ -68,70 +66,31 @@ def lock(file, message: str) -> bool:
     return True
 
 
-# ----------------------------------------------------------------------------- downloads
-
-
-def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
-    """Download url to path, and check its SHA-256: sha256, or else the hash that the server
-    announces. A download that was interrupted resumes. advice: what else the user can do, the end of
-    each error message. Raises UserError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with open(path.with_name(path.name + ".lock"), "w") as locked:
-        lock(locked, f"another process is downloading {url}; wait for its end, and try again")
-        for pause in (1, 2, 4, None):  # seconds before the next attempt
-            try:
-                sha256 = fetch_rest(url, part, advice, sha256)
-                break
-            except OSError as error:  # no network, or a full disk; all errors of requests are OSErrors, too
-                if pause is None:
-                    what = f"cannot download {url} ({error})"
-                    raise UserError(f"{what}; put the file at {path}, {advice}") from error
-            time.sleep(pause)
-        if sha256_of(part) != sha256:
-            part.unlink()
-            raise UserError(f"{url} does not have the SHA-256 {sha256}; try again, {advice}")
-        move(part, path)
-
-
-def fetch_rest(url: str, part: Path, advice: str, sha256: str) -> str:
-    """Download the bytes of a file after those that `part` has. Returns the SHA-256 that the file must
-    have. Raises OSError if the connection fails, UserError if the SHA-256 is unknown."""
-    import requests  # here: most scripts download nothing
-
-    have = 0
-    if part.exists():
-        have = part.stat().st_size
-    # identity: without compression, as the bytes are counted
-    headers = {"Accept-Encoding": "identity", "Range": f"bytes={have}-"}
-    with requests.get(url, headers=headers, stream=True, timeout=30) as response:
-        if response.status_code in (200, 416):  # the server sends the whole file, or the part is too long
-            part.unlink(missing_ok=True)
-        response.raise_for_status()
-        # Hugging Face's hub redirects to another server, and announces the hash in a header of the redirect
-        answers = [*response.history, response]
-        for answer in answers:
-            if not sha256:
-                etag = answer.headers.get("X-Linked-Etag", "")
-                sha256 = etag.strip('"')
-        if not sha256:
-            raise UserError(f"{url} comes without a SHA-256 to verify it; {advice}")
-        length = response.headers.get("Content-Length", 0)
-        with open(part, "ab") as file:
-            whole = file.tell() + int(length)
-            show = progress(f"downloading {part.stem}", whole)
-            # If the connection breaks off, the incomplete block is lost
-            for block in response.iter_content(1 << 14):
-                file.write(block)
-                show(file.tell())
-    return sha256
-
-
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256")
     return digest.hexdigest()
+
+
+def verify(folder: Path, expected: dict[str, str]) -> None:
+    """Compare the SHA-256 of files in a folder, {name: SHA-256}, unless they have not been written to since the last
+    time: verified.json has their sizes, times and numbers on the disk. Raises UserError if one differs."""
+    stamps = {}
+    for name in expected:
+        status = (folder / name).stat()
+        stamps[name] = [status.st_size, status.st_mtime_ns, status.st_ino]
+    text = json.dumps(stamps)
+    verified = folder / "verified.json"
+    if verified.exists() and verified.read_text(encoding="utf-8") == text:
+        return
+    for name, sha256 in expected.items():
+        path = folder / name
+        if sha256_of(path) != sha256:
+            advice = f"copy it again, or delete {folder} and run prepare_data.py again"
+            raise UserError(f"{path} is not as it was prepared (its SHA-256 differs); {advice}")
+    with contextlib.suppress(OSError):  # a folder that is read-only is verified at each start
+        verified.write_text(text, encoding="utf-8")
 
 
 # ----------------------------------------------------------------------------- tensors

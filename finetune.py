@@ -42,7 +42,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from checkpoint import find_checkpoint, load_checkpoint, load_model, save_model
+from checkpoint import find_checkpoint, load_checkpoint, load_model, note_if_changed, save_model
 from console import (
     Fraction,
     NonNegative,
@@ -437,7 +437,7 @@ def open_base(path: Path) -> tuple[GPT, Tokenizer, Dataset | None]:
     name = checkpoint["config"]["dataset"]
     data = load(name) if name else None
     if data:
-        data.note_if_changed(checkpoint)
+        note_if_changed(data, checkpoint)
     return model, tokenizer, data
 
 

@@ -22,10 +22,12 @@ from pathlib import Path
 
 import torch
 
+from bpe import BPETokenizer
 from console import UserError
-from files import download, replace_file
+from download import download
+from files import replace_file
 from model import GPT, GPTConfig
-from tokenizer import END, BPETokenizer, CharTokenizer, Tokenizer, end_id, make_tokenizer
+from tokenizer import END, CharTokenizer, Tokenizer, make_tokenizer
 
 # The channels of OpenAI's four models (Radford et al. 2019)
 PUBLISHED_WIDTHS = (768, 1024, 1280, 1600)
@@ -322,7 +324,7 @@ def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None
     # Without the tokenizer, the token that ends a text is known for GPT-2's vocabulary only
     end_token = START_TOKEN if config.vocab_size == VOCAB_SIZE else None
     if tokenizer is not None:
-        end_token = end_id(tokenizer)
+        end_token = tokenizer.end_id
     names = {ours: theirs for theirs, ours in HF_ACTIVATIONS.items()}
     # The settings of transformers' GPT2Config that the tensors do not tell, or whose default differs
     settings = {
@@ -427,7 +429,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict]:
         "count2gpt": tokenizer.to_dict(),  # for load_gpt2(); transformers ignores it
     }
     special_tokens = []
-    end_token = end_id(tokenizer)
+    end_token = tokenizer.end_id
     if end_token is not None:
         settings |= {"bos_token": END, "eos_token": END}
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

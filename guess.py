@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checkpoint import load_checkpoint, load_model, runs
+from checkpoint import load_checkpoint, load_model, note_if_changed, runs
 from console import NonNegative, PathStr, UserError, option, parse, print_result, print_table, run
 from dataset import Dataset, load
 from files import replace_file
@@ -508,7 +508,7 @@ def main() -> None:
     check_moves(passage, game, path)
     checkpoint = find_gpt(passage.data, options.init_from)
     if checkpoint:
-        passage.data.note_if_changed(checkpoint)
+        note_if_changed(passage.data, checkpoint)
     if not options.answers:
         print_rules(passage, len(game.moves))
         play(passage, game, path)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checkpoint import load_checkpoint, load_model, named_tokenizer, newest_run
+from checkpoint import load_checkpoint, load_model, named_tokenizer, newest_run, note_if_changed
 from console import PathStr, Positive, UserError, option, parse, print_result, run
 from dataset import DATA, Dataset, load
 from files import replace_file
@@ -341,7 +341,7 @@ def open_data(checkpoint: dict, prompted: bool) -> Dataset | None:
             return None
         raise UserError(f"{problem}; prepare it again from the text of the training, or give a text with --prompt=")
     if not prompted:
-        data.note_if_changed(checkpoint)
+        note_if_changed(data, checkpoint)
     return data
 
 

@@ -26,10 +26,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bpe import train_bpe
+from bpe import BPETokenizer, train_bpe
 from console import NonNegative, PathStr, Positive, UserError, did_you_mean, option, parse, progress, run
-from files import DATA, DOWNLOADS, download, load_tensors, move, sha256_of
-from tokenizer import END, BPETokenizer, CharTokenizer, NumberTokenizer, Tokenizer, end_id, make_tokenizer
+from download import download
+from files import DATA, DOWNLOADS, load_tensors, move, sha256_of
+from tokenizer import END, CharTokenizer, NumberTokenizer, Tokenizer, make_tokenizer
 
 CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a million blanks
 BEGINNING = 1 << 13  # first bytes of a file: a NUL among them means that it is not text
@@ -148,7 +149,7 @@ def separators_of(tokenizer: Tokenizer, between: str, kind: str) -> list[int]:
     UserError if the tokenizer, which the option `kind` names, has no such token."""
     if between != END:
         return tokenizer.encode(between, "use another --tokenizer")
-    separator = end_id(tokenizer)
+    separator = tokenizer.end_id
     if separator is None:
         raise UserError(f"{kind} has no token for the end of documents of several lines; use another --tokenizer")
     return [separator]
@@ -158,7 +159,7 @@ def write_meta(folder: Path, source: str, tokenizer: Tokenizer, splits: dict, se
     """Write meta.json, which describes the splits, such as train.bin."""
     dtype = dtype_of_ids(tokenizer.vocab_size)
     start_token = separator
-    end = end_id(tokenizer)
+    end = tokenizer.end_id
     if separator is None and end is not None:
         # A document starts after each END, so a sample that starts with it is a new document
         beginning = np.fromfile(folder / "train.bin", dtype=dtype, count=1 << 24)
@@ -493,7 +494,7 @@ def bpe_tokenizer(train: Iterable[str], between: str, vocab_size: int) -> BPETok
     if between != END:
         return BPETokenizer(train_bpe(train, vocab_size))
     ranks = train_bpe(train, vocab_size - 1)
-    # No text becomes this token: tokenizer.PATTERN cuts <|endoftext|> into <|, endoftext and |>
+    # No text becomes this token: bpe.PATTERN cuts <|endoftext|> into <|, endoftext and |>
     ranks[END.encode()] = len(ranks)
     return BPETokenizer(ranks)
 
@@ -554,7 +555,7 @@ def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
     n_bytes = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     if isinstance(tokenizer, NumberTokenizer):
         return n_bytes
-    end = end_id(tokenizer)
+    end = tokenizer.end_id
     for i in range(tokenizer.vocab_size):
         if i != end:
             n_bytes[i] = len(tokenizer.decode_bytes([i]))

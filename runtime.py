@@ -8,11 +8,9 @@ import ctypes
 import os
 import signal
 import sys
-import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -76,6 +74,14 @@ class Worker:
             return mean_loss
 
         return loss
+
+    def rate(self, flops: float) -> dict[str, float]:
+        """flops: FLOP/s of all processes. Returns {"mfu": model FLOPs utilization, their fraction of the published
+        peak}; if no peak is published, as for CPUs, {"gflops": GFLOP/s}."""
+        peak = published_peak(self.device, self.dtype)
+        if peak is None:
+            return {"gflops": round(flops / 1e9, 2)}
+        return {"mfu": round(flops / (peak * self.world_size), 4)}
 
     # What several processes do together. In a single process, nothing is left to do.
 
@@ -159,35 +165,31 @@ def is_intel() -> bool:
 
 
 class StopSignal:
-    """In its `with` block, Ctrl-C, SIGTERM or a closed terminal only set `requested`, so that the loop
-    can end after a step. A second Ctrl-C ends the process at once (except under torchrun, which sends
-    each Ctrl-C a second time)."""
+    """In its `with` block, Ctrl-C, SIGTERM or a closed terminal only set `requested`, so that the loop can end after a
+    step. A second Ctrl-C ends the process at once (except under torchrun, which sends each Ctrl-C a second time)."""
 
     def __enter__(self) -> "StopSignal":
         self.requested = False  # has a signal come?
-        names = ("SIGINT", "SIGTERM", "SIGBREAK")  # the last one is Ctrl-Break on Windows
-        self.second = {getattr(signal, name): signal.SIG_DFL for name in names if hasattr(signal, name)}
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
-            self.second[signal.SIGHUP] = signal.SIG_IGN
-        for number in self.second:
-            signal.signal(number, self.handle)
+        names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # the last one is Ctrl-Break on Windows
+        self.numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        for number in self.numbers:
+            ignored = signal.getsignal(number) == signal.SIG_IGN
+            if not (ignored and signal.Signals(number).name == "SIGHUP"):  # nohup ignores a closed terminal
+                signal.signal(number, self.handle)
         return self
 
     def handle(self, number: int, _) -> None:
         self.requested = True
-        name = signal.Signals(number).name
-        if name == "SIGHUP":  # the terminal is gone: printing would fail
+        if signal.Signals(number).name == "SIGHUP":  # the terminal is gone: printing would fail
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-        if DISTRIBUTED:
-            return
-        signal.signal(number, self.second[number])
-        if name == "SIGINT":
+        elif not DISTRIBUTED:
+            signal.signal(number, signal.SIG_DFL)
             with contextlib.suppress(OSError):  # standard error may be closed
                 # Not by print(), as the signal may have come in the middle of one
                 os.write(2, b"\nstopping; another Ctrl-C ends the run at once, without saving\n")
 
     def __exit__(self, *_) -> None:
-        for number in self.second:
+        for number in self.numbers:
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -213,15 +215,10 @@ def check_compiler(device: torch.device) -> None:
             torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
     except Exception as error:  # many parts of a compiler can be missing
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        if "No working C++ compiler" in why or "Failed to find C compiler" in why:
-            what = "needs a C++ compiler; install one (Debian, Ubuntu: apt install g++; macOS: xcode-select --install)"
-        elif "Python.h" in why:
-            header = Path(sysconfig.get_path("include"), "Python.h")
-            what = f"needs {header}; install the headers of {python} (Debian, Ubuntu: apt install {python}-dev)"
-        else:
-            what = f"fails on this machine ({why[:200]}); mend that"
-        raise UserError(f"torch.compile {what}, or use --compile=false") from error
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        install = f"Debian, Ubuntu: apt install g++ {python}; macOS: xcode-select --install"
+        what = f"torch.compile fails here ({why[:200]}); it needs a C++ compiler and Python.h ({install})"
+        raise UserError(f"{what}, or use --compile=false") from error
 
 
 def keep_freed_memory() -> None:

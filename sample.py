@@ -31,7 +31,7 @@ from checkpoint import load_checkpoint, load_model, named_tokenizer, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, printable, run
 from model import GPT, ConfigError, GPTConfig, refuse_nan, sample_token
 from runtime import Worker, check_compiler, explain_errors, is_intel
-from tokenizer import Tokenizer, end_id, start_ids, token_names
+from tokenizer import Tokenizer, start_ids, token_names
 
 # Limit in bytes for the keys, values and logits of the samples that are generated at once
 MAX_MEMORY = 2**30
@@ -380,7 +380,7 @@ def print_samples(session: Session, ids: list[int], prompt: str) -> list[Sample]
     tokenizer = session.tokenizer
     options = session.options
     # Documents of several lines start with end_token; others end with their line
-    end_token = end_id(tokenizer)
+    end_token = tokenizer.end_id
     if ids[0] != end_token:
         end_token = None
     one_line_each = options.stop and end_token is None

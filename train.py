@@ -21,7 +21,6 @@ import os
 import shlex
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -32,24 +31,16 @@ import torch
 
 import console
 import runtime
-from checkpoint import (
-    check_tokenizer,
-    load_checkpoint,
-    load_model,
-    load_progress,
-    load_weights,
-    open_run,
-    refuse_changes,
-    save_model,
-)
+from checkpoint import check_tokenizer, load_checkpoint, load_model, load_weights, note_if_changed, save_model
 from console import Fraction, NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option
-from dataset import Dataset, load
-from files import replace_file
+from dataset import DATA, Dataset, load
+from files import verify
+from folder import draw_losses, load_progress, open_run, read_toml, refuse_changes
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, lr_fraction, make_optimizer, set_lr
 from runtime import StopSignal, Worker
 from tokenizer import start_ids
-from windows import counting_losses, cut_into_windows, document_edges, evaluation_windows, mean_loss, read_windows
+from windows import cut_into_windows, document_edges, evaluation_windows, mean_loss, read_windows
 
 
 @dataclass
@@ -286,7 +277,7 @@ def log_training(run: Run, grad_norm: torch.Tensor) -> None:
     norm = float(full_tensor(grad_norm))  # with FSDP, a process has only a part of a tensor
     seconds = progress.train_seconds - progress.logged_at
     tokens_per_second = n_steps * config.tokens_per_step() / seconds
-    rate = compute_rate(tokens_per_second, run.model, run.worker)
+    rate = run.worker.rate(tokens_per_second * run.model.flops_per_token())
     rate_text = f"{rate['gflops']:,.1f} GFLOP/s" if "gflops" in rate else f"mfu {rate['mfu']:.1%}"
     seconds_left = run.seconds() / progress.step * (config.max_iters - progress.step)
     minutes, rest = divmod(seconds_left, 60)
@@ -296,16 +287,6 @@ def log_training(run: Run, grad_norm: torch.Tensor) -> None:
     write_line(run, text, figures)
     progress.losses = []
     progress.logged_at = progress.train_seconds
-
-
-def compute_rate(tokens_per_second: float, model: GPT, worker: Worker) -> dict[str, float]:
-    """{"mfu": model FLOPs utilization, the fraction of the published peak that training achieves};
-    if no peak is published, as for CPUs, {"gflops": GFLOP/s of all processes}."""
-    flops = tokens_per_second * model.flops_per_token()
-    peak = runtime.published_peak(worker.device, worker.dtype)
-    if peak is None:
-        return {"gflops": round(flops / 1e9, 2)}
-    return {"mfu": round(flops / (peak * worker.world_size), 4)}
 
 
 def validate(run: Run, stop: StopSignal) -> None:
@@ -433,31 +414,13 @@ def read_config(doc: str) -> tuple[TrainConfig, dict]:
     return config, checkpoint
 
 
-def read_toml(path: str, options: type) -> dict:
-    """{name: value} of the options in a config file."""
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        there = sorted(map(str, Path("config").glob("*.toml")))
-        raise UserError(f"no config file {path}; there are {there}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
-        raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
-    known = console.known_options(options)
-    for name, value in values.items():
-        if name not in known:
-            near = console.did_you_mean(name, known)
-            raise UserError(f"unknown option {name} in {path}{near}; fix that line")
-        values[name] = console.convert(f"{path}: {name}", known[name].type, console.as_text(value))
-    return values
-
-
 def set_up() -> tuple[TrainConfig, dict, Dataset, Worker]:
     """Read the options, and open the checkpoint and the data. Raises UserError if they do not fit together."""
     config, checkpoint = read_config(__doc__)
     worker = Worker.pick(config.device, config.dtype)
     config.dtype = str(worker.dtype).removeprefix("torch.")  # no longer auto: a resumed run has the same dtype
     data = load(config.dataset)
-    data.verify()
+    verify(DATA / data.name, {f"{split}.bin": sha256 for split, sha256 in data.hashes().items()})
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     if checkpoint:
         check_tokenizer(checkpoint, data.tokenizer, data.name)
@@ -503,7 +466,7 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
     if "optimizer" in checkpoint:
         restore(run, checkpoint)
     if checkpoint:
-        data.note_if_changed(checkpoint)
+        note_if_changed(data, checkpoint)
     checkpoint.clear()
     run.began = time.perf_counter() - run.progress.seconds
     if worker.rank == 0:
@@ -583,7 +546,7 @@ def report(config: TrainConfig, data: Dataset, worker: Worker, progress: Progres
     draw_losses(folder, data)
     tokens_per_second = progress.step * config.tokens_per_step() / progress.train_seconds
     figures = {"step": progress.step, "seconds": progress.seconds, "tokens_per_second": f"{tokens_per_second:.0f}"}
-    figures.update(compute_rate(tokens_per_second, model, worker))
+    figures.update(worker.rate(tokens_per_second * model.flops_per_token()))
     figures["out_dir"] = config.out_dir
     console.print_result("gpt", data, model.num_params(), losses, **figures)
 
@@ -602,36 +565,6 @@ def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT)
         show = console.progress(f"evaluating {split}", len(windows[0]), "windows")
         losses[split] = mean_loss(model, loss_function, tokens, windows, config.batch_size, alone, show)
     return losses
-
-
-def draw_losses(folder: Path, data: Dataset) -> None:
-    """Draw loss.png: the losses in the log, and those of counting, as dotted lines."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        print(f"\nno {folder / 'loss.png'}: plots need matplotlib ({error}); python -m pip install matplotlib")
-        return
-    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    log = [json.loads(line) for line in lines]
-    figure = Figure((8, 4.2), dpi=80, layout="constrained")
-    axes = figure.subplots()
-    for name, style in (("train", "-"), ("val", "o-")):
-        logged = [entry for entry in log if name in entry]
-        steps = [entry["step"] for entry in logged]
-        losses = [entry[name] for entry in logged]
-        axes.plot(steps, losses, style, label=name, markersize=5)
-    for name, loss in counting_losses(data).items():
-        axes.axhline(loss, color="0.4", linestyle=":")
-        # x = 1 is the right end of the axes; y is a loss
-        axes.annotate(f"{name} {loss:.2f} ", (1, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom")
-    axes.set(xlabel="step", ylabel="loss, nats per token")
-    axes.set_title(str(folder), parse_math=False)  # a $ in a name is no formula
-    axes.legend()
-    path = folder / "loss.png"
-    try:
-        replace_file(path, lambda file: figure.savefig(file, format="png"))
-    except UserError as error:  # the run is worth more than its plot
-        print(f"\nno {path}: {error}")
 
 
 def main() -> None:

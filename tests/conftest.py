@@ -16,12 +16,12 @@ import pytest
 import tiktoken
 import torch
 
+import bpe
 import console
 import model
 import plots
 import prepare_data
 import runtime
-import tokenizer
 import windows
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
@@ -93,7 +93,7 @@ def gpt2_stand_in(monkeypatch):
     """A tokenizer in place of GPT-2's, for a machine that has no copy: as many tokens, bytes and pairs of bytes."""
     pairs = itertools.islice(itertools.product(range(256), repeat=2), 50_000)
     ranks = {bytes([i]): i for i in range(256)} | {bytes(pair): i for i, pair in enumerate(pairs, start=256)}
-    more = {"pat_str": tokenizer.GPT2_PATTERN, "special_tokens": {"<|endoftext|>": 50_256}}
+    more = {"pat_str": bpe.GPT2_PATTERN, "special_tokens": {"<|endoftext|>": 50_256}}
     encoding = tiktoken.Encoding("gpt2", mergeable_ranks=ranks, **more)
     monkeypatch.setattr("tiktoken.get_encoding", lambda _: encoding)
 

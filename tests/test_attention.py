@@ -582,7 +582,7 @@ def test_copied_alone_it_cannot_train_and_says_so(tmp_path):
     env = os.environ | {"PYTHONPATH": ""}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", env=env)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: training needs prepare_data, which is not here; ") and ";" in done.stderr
+    assert done.stderr.startswith("error: training needs console, which is not here; ") and ";" in done.stderr
 
 
 def test_the_same_seed_gives_the_same_numbers(call, data, only_training, monkeypatch):
@@ -604,7 +604,7 @@ def test_the_data_is_looked_at_before_the_steps(fails, monkeypatch):
     prepare_data.prepare("ten.txt", documents="lines")
     error = fails(attention, "--dataset=ten")
     assert "the train split of ten has 17 tokens, too few for windows" in error
-    assert error.endswith(" (22 needed); use a longer text")
+    assert error.endswith(" (22 needed); use a longer text, or a smaller value of an option")
     assert "--max_iters=-2 is out of range; use 0 or more" in fails(attention, "--max_iters=-2")
     Path("data/ten/train.bin").unlink()
     assert "train.bin does not have" in fails(attention, "--dataset=ten")

@@ -17,6 +17,7 @@ import plots
 import prepare_data
 from bigram import closest_smoothing, count_pairs, learn, make_pairs, mean_nll, probabilities, sample
 from dataset import load
+from windows import counting_losses
 
 pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
 
@@ -639,21 +640,11 @@ def test_what_is_no_list_of_letters_is_refused_and_ngram_py_takes_it(call, fails
         assert (status, err) == (0, "") and float(result(out)["val"]) > 0
 
 
-def test_a_list_of_many_letters_is_refused_and_ngram_py_gives_the_same_losses(call, fails, monkeypatch):
-    words = ("train", "val", "test")
+def test_ngram_py_gives_the_same_losses(call):
     here = result(call(bigram, "--dataset=list")[1])
-    V = len(alphabet(lines_of("list")))
-    monkeypatch.setattr(bigram, "MAX_LETTERS", V)
-    assert call(bigram, "--dataset=list")[0] == 0
-    monkeypatch.setattr(bigram, "MAX_LETTERS", V - 1)
-    line = fails(bigram, "--dataset=list")
-    assert line.startswith(f"error: list has {V} letters, {V - 1} at most; ")
-    there = result(call(ngram, *advised(line))[1])
-    assert [there[split] for split in words] == [here[split] for split in words] and there["bpb"] == here["bpb"]
-
-
-def test_a_hundred_letters_fit():
-    assert bigram.MAX_LETTERS == 100
+    there = result(call(ngram, "--n=2", "--dataset=list")[1])
+    for name in ("train", "val", "test", "bpb"):
+        assert there[name] == here[name]
 
 
 @pytest.mark.parametrize(
@@ -671,14 +662,14 @@ def test_bad_input_gets_one_line(fails, options, says):
 @pytest.mark.parametrize("name", ["tiny", "list"])
 def test_baselines_in_plots_equal_unigram_and_bigram_loss(call, name, monkeypatch):
     data = load(name)
-    baselines = plots.baseline_losses(data)
+    baselines = counting_losses(data)
     assert baselines.pop("uniform") == math.log(data.vocab_size)
     commands = {"unigram": (ngram, "--n=1"), "bigram": (bigram,) if name == "list" else (ngram, "--n=2")}
     losses = {model: result(call(*command, f"--dataset={name}")[1])["val"] for model, command in commands.items()}
     assert {model: f"{loss:.4f}" for model, loss in baselines.items()} == losses
     monkeypatch.setattr(plots, "MAX_TOKENS", 150)  # the text has more tokens
     monkeypatch.setattr(plots, "MAX_CELLS", 150)  # a table of pairs has more cells
-    some = plots.baseline_losses(data)
+    some = counting_losses(data)
     assert list(some) == ["uniform", "unigram"]
     assert some["unigram"] != pytest.approx(baselines["unigram"], abs=1e-6)
 

@@ -12,9 +12,10 @@ import evaluate
 import look
 import sample
 import train
-from checkpoint import load_checkpoint, load_model, newest_run, open_run, save_model
+from checkpoint import load_checkpoint, load_model, newest_run, save_model
 from console import UserError
 from dataset import load
+from folder import open_run
 from gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
 from tokenizer import CharTokenizer

@@ -28,7 +28,7 @@ from console import (
     print_table,
     progress,
 )
-from train import read_toml
+from folder import read_toml
 
 
 @dataclass
@@ -136,7 +136,7 @@ def test_values_have_the_types_of_their_fields(options):
     [
         ("--step=3", "unknown option --step=3 (did you mean steps?); --help lists the options"),
         ("--found=3", "unknown option --found=3"),
-        ("text.txt", "unknown option text.txt; --help lists the options"),
+        ("text.txt", "one value too many: text.txt; --help lists the options"),
         ("--shift=-inf", "--shift=-inf is out of range; use at least -2147483648"),
         ("--offset=-3000000000", "--offset=-3000000000 is out of range; use at least -2147483648"),
         ("--steps=0", "--steps=0 is out of range; use at least 1, and less than 2147483648"),
@@ -181,7 +181,7 @@ def test_one_option_may_be_given_without_its_name(options):
     for args in (["x.txt", "--steps=3"], ["--steps=3", "--compile", "x.txt"], ["--steps", "3", "--file=x.txt"]):
         found = options(*args, argument="file")
         assert (found.file, found.steps) == ("x.txt", 3)
-    with pytest.raises(UserError, match=r"x.txt and y.txt are two values for file; give one"):
+    with pytest.raises(UserError, match=r"one value too many: y.txt; --help lists the options"):
         options("x.txt", "y.txt", argument="file")
 
 

@@ -10,7 +10,8 @@ import pytest
 
 import files
 from console import UserError
-from files import download, replace_file
+from download import download
+from files import replace_file
 
 ADVICE = "or use words or python, which need no download"
 
@@ -176,3 +177,23 @@ def test_a_bug_in_the_writer_shows_its_traceback_and_leaves_the_previous_file():
         with pytest.raises(type(error), match="a bug"):
             replace_file(Path("file"), lambda file, error=error: fail_half_way(file, error))
     assert Path("file").read_bytes() == b"old"
+
+
+def test_files_are_verified_once_and_again_when_they_were_written_to(monkeypatch):
+    folder = Path("data/my")
+    folder.mkdir(parents=True)
+    path = folder / "train.bin"
+    path.write_bytes(b"abcdef")
+    expected = {"train.bin": files.sha256_of(path)}
+    read = []
+    sha256_of = files.sha256_of
+    monkeypatch.setattr(files, "sha256_of", lambda path: (read.append(path), sha256_of(path))[1])
+    files.verify(folder, expected)
+    files.verify(folder, expected)
+    assert read == [path]
+    os.utime(path)  # as if it had been copied
+    files.verify(folder, expected)
+    assert read == [path, path]
+    path.write_bytes(b"abcdeg")  # of the same size
+    with pytest.raises(UserError, match=r"train.bin is not as it was prepared \(its SHA-256 differs\); copy it again"):
+        files.verify(folder, expected)

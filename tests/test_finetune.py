@@ -15,7 +15,7 @@ import finetune
 import prepare_data
 import sample
 import train
-from bpe import train_bpe
+from bpe import BPETokenizer, train_bpe
 from checkpoint import load_checkpoint, load_model, save_model
 from dataset import Dataset, load
 from finetune import BASE, INSTRUCTED, TASKS, Row, Texts, encode, exact_match, instruction, make_batch, one_per_word
@@ -23,7 +23,7 @@ from model import GPT, GPTConfig
 from optim import Recipe
 from peft import attach
 from runtime import Worker
-from tokenizer import BPETokenizer, CharTokenizer
+from tokenizer import CharTokenizer
 
 WORDS = ["stack", "heap", "queue", "lecture", "abs", "noon", "print", "import"]
 CHAR = CharTokenizer(sorted(finetune.CHARACTERS))

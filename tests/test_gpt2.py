@@ -9,13 +9,13 @@ import torch
 from conftest import gpt2_tensors, safetensors
 
 import gpt2
-from bpe import split_words, train_bpe
+from bpe import PATTERN, BPETokenizer, split_words, train_bpe
 from checkpoint import GPT2_NAMES, load_model
 from console import UserError
 from model import GPT, ConfigError, GPTConfig
 from peft import attach, merge
 from prepare_data import open_tokenizer
-from tokenizer import END, PATTERN, BPETokenizer, CharTokenizer, NumberTokenizer, end_id
+from tokenizer import END, CharTokenizer, NumberTokenizer
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
 
@@ -493,7 +493,7 @@ def test_a_model_is_exported_and_opened_with_its_tokenizer(make):
     idx = torch.tensor([tokenizer.encode(TEXT)[:24]])
     assert torch.equal(again(idx)[0], model(idx)[0])
     assert open_tokenizer("exported").to_dict() == tokenizer.to_dict()
-    end = end_id(tokenizer)
+    end = tokenizer.end_id
     assert json.loads(Path("exported/config.json").read_text())["eos_token_id"] == end
     file = json.loads(Path("exported/tokenizer.json").read_text(encoding="utf-8"))
     assert sorted(file["model"]["vocab"].values()) == [*range(tokenizer.vocab_size)]

@@ -13,11 +13,12 @@ from conftest import ROOT
 # A file imports files of lower floors. A file that is not listed here, such as one of your own, can be on any floor.
 FLOORS = (
     "micrograd console model optim windows cells",
-    "files tokenizer runtime fit",
-    "bpe peft",
+    "files runtime fit bpe",
+    "tokenizer peft download",
     "prepare_data gpt2 plots",
     "dataset",
     "checkpoint distributed bigram mlp attention rnn scaling seq2seq capacity",
+    "folder",
     "train sample ngram word2vec",
     "evaluate finetune rlhf mlm look estimate climb guess check recall",
     "emergence",

@@ -857,7 +857,7 @@ example("char-hello", 11, lambda: len(CharTokenizer(sorted(set("hello world"))).
     ids=["bpe-gpt2", "bpe-gpt2-b hello", "bpe-gpt2-b lowest", "bpe-gpt2-b transformerize"],
 )
 def test_tokens_of_gpt2(gpt2_vocabulary, text, ids):
-    from tokenizer import BPETokenizer
+    from bpe import BPETokenizer
 
     assert BPETokenizer().encode(text) == ids
 

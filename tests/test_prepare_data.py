@@ -27,12 +27,13 @@ from test_tokenizer import HARD
 
 import dataset
 import prepare_data
+from bpe import BPETokenizer
 from checkpoint import save_model
 from console import UserError
 from dataset import Dataset, load
 from model import GPT, GPTConfig
 from sample import read_prompt
-from tokenizer import BPETokenizer, end_id, make_tokenizer
+from tokenizer import make_tokenizer
 
 
 def text_file(name: str, text: str) -> str:
@@ -665,7 +666,7 @@ def test_a_pipe_is_no_file(fails):
 def test_several_files_and_paths_of_datasets_are_told_what_to_do(call, fails):
     for name in ("a.txt", "b.txt"):
         text_file(name, babble(50))
-    advice = "a.txt and b.txt are two values for source; put several files into a folder"
+    advice = "one value too many: b.txt; "
     assert advice in fails(prepare_data, "a.txt", "b.txt")
     broken("./a.txt is a file, not a dataset; run: python prepare_data.py ./a.txt, then use --dataset=a$", "./a.txt")
     Path("notes").mkdir()
@@ -772,7 +773,7 @@ def test_documents_may_have_several_lines(call, request, documents, tokenizer):
     random.Random(42).shuffle(expected)
     found = [data.tokenizer.decode(ids) for split in data.splits for ids in data.documents(split)]
     assert found == expected
-    assert data.separator == data.start_token == end_id(data.tokenizer) and not data.has_lines
+    assert data.separator == data.start_token == data.tokenizer.end_id and not data.has_lines
     assert data.tokenizer.decode([data.separator]) == "<|endoftext|>"
     for split, entry in data.splits.items():
         ids = getattr(data, split)
@@ -943,17 +944,6 @@ def test_prompts_are_read_like_texts(fails):
         read_prompt("a", "prompt.txt")
     with pytest.raises(UserError, match="no file gone"):
         read_prompt("", "gone.txt")
-
-
-def test_a_file_with_other_content_is_found_by_its_sha256(prepared):
-    data = load("my")
-    data.verify()
-    size = (prepared / "train.bin").stat().st_size
-    with open(prepared / "train.bin", "r+b") as file:
-        file.seek(size // 2)
-        file.write(b"\1")
-    with pytest.raises(UserError, match=r"train.bin is not as it was prepared \(its SHA-256 differs\); copy it again"):
-        data.verify()
 
 
 def test_a_dataset_is_not_replaced_by_its_own_ids(call, fails):

@@ -30,7 +30,6 @@ import ngram
 import optim
 import peft
 import prepare_data
-import tokenizer
 import train
 from dataset import load
 
@@ -259,7 +258,7 @@ def test_zipfs_law_holds_for_a_monkey_too_as_the_tour_says(capsys):
 def test_a_run_is_exported_as_the_howto_says():
     options = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 16, "vocab_size": 256}
     gpt = model.GPT(model.GPTConfig(**options | gpt2.GPT2_OPTIONS))
-    checkpoint.save_model(Path("out/gpt2/best.pt"), gpt, tokenizer.BPETokenizer({bytes([i]): i for i in range(256)}))
+    checkpoint.save_model(Path("out/gpt2/best.pt"), gpt, bpe.BPETokenizer({bytes([i]): i for i in range(256)}))
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "save_gpt2" in text]
     exec(compile(text, "docs/howto.md", "exec"), {})
     tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
@@ -344,7 +343,7 @@ def test_the_loop_for_a_project_of_your_own_is_killed_and_resumes_bit_for_bit():
 
 def test_lora_is_merged_into_one_file_as_the_howto_says():
     gpt = model.GPT(model.GPTConfig(vocab_size=256, block_size=8, n_layer=1, n_head=1, n_embd=8, zero_init=False))
-    letters = tokenizer.BPETokenizer({bytes([i]): i for i in range(256)})
+    letters = bpe.BPETokenizer({bytes([i]): i for i in range(256)})
     checkpoint.save_model(Path("base.pt"), gpt, letters)
     how = {"method": "lora", "rank": 2}
     base = {"path": "base.pt", "sha256": files.sha256_of(Path("base.pt"))}
@@ -401,8 +400,7 @@ def test_the_worked_examples_of_the_tour():
     text = " ".join(TOUR.split())
     merges = bpe.train_bpe("aaabdaaabac", 259)
     pieces = [
-        tokenizer.BPETokenizer(merges).decode_bytes([i]).decode()
-        for i in tokenizer.BPETokenizer(merges).encode("aaabdaaabac")
+        bpe.BPETokenizer(merges).decode_bytes([i]).decode() for i in bpe.BPETokenizer(merges).encode("aaabdaaabac")
     ]
     assert f"(5): `{' '.join(pieces)}`" in text
 

@@ -1,6 +1,5 @@
 import ctypes
 import os
-import re
 import sys
 import types
 from pathlib import Path
@@ -32,27 +31,15 @@ def test_a_cpu_computes_in_bfloat16_if_it_has_units_for_it_and_pytorch_uses_them
     assert str(Worker.pick("cpu", "float32")) == "cpu, float32"
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        ("InvalidCxxCompiler: No working C++ compiler found", "needs a C++ compiler; install one (Debian"),
-        ("Failed to find C compiler. Please specify via CC", "needs a C++ compiler; install one (Debian"),
-        ("main.cpp:29: fatal error: Python.h: No such file", "needs {header}; install the headers of"),
-        ("ld: cannot find -lgomp", "fails on this machine (RuntimeError: ld: cannot find -lgomp); "),
-    ],
-)
-def test_what_torch_compile_lacks_is_named(monkeypatch, tmp_path, error, words):
-    """Messages of PyTorch, or a part of them."""
-
+def test_a_machine_that_cannot_compile_is_told_what_is_needed(monkeypatch):
     def fail(function):
-        raise RuntimeError(error)
+        raise RuntimeError("main.cpp:29: fatal error:\n Python.h: No such file")
 
     monkeypatch.setattr(torch, "compile", fail)
-    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
-    words = words.format(header=Path(tmp_path, "Python.h"))
-    with pytest.raises(UserError, match=re.escape(f"torch.compile {words}")) as raised:
+    with pytest.raises(UserError) as raised:
         runtime.check_compiler(torch.device("cpu"))
-    assert str(raised.value).endswith(", or use --compile=false")
+    what = "torch.compile fails here (RuntimeError: main.cpp:29: fatal error: Python.h: No such file); it needs a C++ "
+    assert str(raised.value).startswith(what) and str(raised.value).endswith(", or use --compile=false")
 
 
 def test_intels_processors_are_known_by_their_name(monkeypatch):

@@ -17,7 +17,7 @@ from test_train import SHORT
 import prepare_data
 import sample
 import train
-from bpe import train_bpe
+from bpe import BPETokenizer, train_bpe
 from checkpoint import load_model
 from console import UserError
 from dataset import load
@@ -25,7 +25,6 @@ from model import GPT, GPTConfig
 from peft import attach
 from runtime import check_compiler
 from sample import Int8Linear, KVCache, OneDNNLinear, speed_up
-from tokenizer import BPETokenizer
 
 EMOJI = "the cat 🐈 sat on the mat 🧶\n" * 200
 

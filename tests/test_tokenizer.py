@@ -12,18 +12,18 @@ import requests
 from conftest import babble
 
 import bpe
-from bpe import decode_plainly, encode_plainly, merge, split_bytes, split_words, train_bpe, train_plainly
-from console import UserError
-from tokenizer import (
-    GPT2_PATTERN,
-    PATTERN,
+from bpe import (
     BPETokenizer,
-    CharTokenizer,
-    NumberTokenizer,
-    make_tokenizer,
-    start_ids,
-    token_names,
+    decode_plainly,
+    encode_plainly,
+    merge,
+    split_bytes,
+    split_words,
+    train_bpe,
+    train_plainly,
 )
+from console import UserError
+from tokenizer import CharTokenizer, NumberTokenizer, make_tokenizer, start_ids, token_names
 
 # emoji (one of them several code points), CRLF, a combining mark that stands alone, other scripts, runs of white space
 HARD = "naïve 👩‍🚀🎉\r\n\u0301 ½ Ⅷ ١٢ 中文字  \t\n\n   don't we'll İ\u00a0x\u2003y \x1c!\n"
@@ -93,12 +93,6 @@ def test_bpe_joins_marks_to_their_letters(script):
     if script != "emoji":
         assert len(split_words(text)) <= len(re.findall(r"\w\S*|[।,]|\n", text.replace("।", " ।").replace(",", " ,")))
         assert text.split()[0].encode() in ranks
-
-
-def test_gpt2s_pattern_stays_gpt2s():
-    old = make_tokenizer({"kind": "bpe", "ranks": BPETokenizer(train_bpe("ab", 256)).to_dict()["ranks"]})
-    assert old.pattern == GPT2_PATTERN and "pattern" not in old.to_dict()
-    assert BPETokenizer(train_bpe("ab", 256)).to_dict()["pattern"] == PATTERN != GPT2_PATTERN
 
 
 def test_numbers_stand_for_tokens_whose_text_is_unknown():

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 import prepare_data
 import word2vec
-from bpe import train_bpe
+from bpe import BPETokenizer, train_bpe
 from checkpoint import save_model
 from dataset import load
 from model import GPT, GPTConfig
-from tokenizer import BPETokenizer, CharTokenizer
+from tokenizer import CharTokenizer
 from word2vec import cosine, gpt_vectors, loss_and_gradients, nearest, precision_at_10, python_classes
 
 CODE = """

@@ -1,0 +1,167 @@
+"""The folder of a run, out/<run>/: its options, its log, its plot; and the last.pt that a run resumes from.
+
+    config.toml     every option      log.jsonl      an object per line      loss.png      the losses, drawn
+    last.pt         to resume         best.pt        to sample
+
+train.py uses this. checkpoint.py saves and opens the models.
+"""
+
+import json
+import tomllib
+from pathlib import Path
+
+from checkpoint import load_checkpoint, refuse_unknown
+from console import UserError, as_text, convert, did_you_mean, known_options
+from files import lock, move, replace_file
+from windows import counting_losses
+
+# The files of a run. A new run moves these aside, and no others: the folder may have more in it. log.jsonl, by
+# which a run is known, comes last, so a move that was interrupted can be repeated
+RUN_FILES = (
+    "config.toml", "last.pt", "best.pt", "loss.png", "look.html", "attention.png", "evaluation.png", "log.jsonl",
+)  # fmt: skip
+
+
+def open_run(folder: Path, step: int, options: dict, evaluation_due: bool = False):
+    """Write config.toml into the folder of a run, and return its log.jsonl, to append to. A new run
+    (step 0) moves the files of an earlier one out of the way; a resumed run cuts the log after `step`.
+    evaluation_due: the evaluation after that step is still to come. Raises UserError if another run is
+    writing there, or if a new run would mix with models, scripts, a config or a dataset of others."""
+    path = folder / "log.jsonl"
+    busy = f"another run is writing to {folder}; wait for its end, or use another --out_dir="
+    if step == 0 and path.exists():
+        with open(path, "a") as log:
+            lock(log, busy)  # released at once: Windows moves no file that is open
+        move_aside(folder)
+    elif step == 0:
+        # Models of other scripts, and scripts; a config of something else; a dataset
+        others = [*folder.glob("*.p[ty]"), *folder.glob("config.toml"), *folder.glob("meta.json")]
+        if others:
+            raise UserError(f"{folder} has {others[0].name}, which is of no run; use another --out_dir=")
+    folder.mkdir(parents=True, exist_ok=True)
+    log = open(path, "a+", encoding="utf-8", newline="\n")  # noqa: SIM115
+    lock(log, busy)
+    cut_log(log, step, evaluation_due)
+    lines = []
+    for name, value in options.items():
+        if value is not None:  # TOML has no None: an option that is left out has its default
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}\n")
+    toml = "".join(lines).encode()
+    replace_file(folder / "config.toml", lambda file: file.write(toml))
+    return log
+
+
+def move_aside(folder: Path) -> None:
+    """Move the files of an earlier run into a new folder: out/names-1, out/names-2 ..."""
+    folder = folder.resolve()  # both runs stay on the disk that a link leads to
+    n = 1
+    while Path(f"{folder}-{n}").exists():
+        n += 1
+    target = Path(f"{folder}-{n}")
+    target.mkdir()
+    for name in RUN_FILES:
+        if (folder / name).exists():
+            move(folder / name, target / name)
+    print(f"moved the previous run to {target}")
+
+
+def cut_log(log, step: int, evaluation_due: bool) -> None:
+    """Cut off the end of an open log.jsonl: lines of steps after `step`, which a killed run had not
+    saved, the validation loss of that step if it is computed again, and a line that was not finished."""
+    log.seek(0)
+    size = 0  # bytes of the lines that stay
+    for line in log:
+        if not line.endswith("\n"):
+            break
+        entry = json.loads(line)
+        again = evaluation_due and entry["step"] == step and "val" in entry
+        if entry["step"] <= step and not again:
+            size += len(line.encode())
+    log.truncate(size)
+
+
+# ----------------------------------------------------------------------------- how a run starts
+
+
+def read_toml(path: str, options: type) -> dict:
+    """{name: value} of the options in a config file."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        there = sorted(map(str, Path("config").glob("*.toml")))
+        raise UserError(f"no config file {path}; there are {there}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
+        raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
+    known = known_options(options)
+    for name, value in values.items():
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise UserError(f"unknown option {name} in {path}{near}; fix that line")
+        values[name] = convert(f"{path}: {name}", known[name].type, as_text(value))
+    return values
+
+
+def load_progress(last: Path, known: type) -> dict:
+    """The last.pt of a run that is resumed. known: the dataclass of train.py's options. Raises UserError."""
+    if not last.exists():
+        folders = sorted(str(path.parent) for path in Path("out").glob("**/last.pt"))
+        others = f"one of: {', '.join(folders)}" if folders else "a folder that has a last.pt"
+        raise UserError(f"there is no {last} to resume; use --out_dir= with {others}")
+    checkpoint = load_checkpoint(last)
+    if "optimizer" not in checkpoint:
+        raise UserError(f"{last} contains a model only; copy the run's last.pt back")
+    refuse_unknown(last, checkpoint["config"], known)
+    return checkpoint
+
+
+def refuse_changes(config, checkpoint: dict) -> None:
+    """Raise UserError if an option that determines the weights differs from what the checkpoint has; in a resumed run,
+    the optimizer, too."""
+    if "peft" in checkpoint:
+        raise UserError(f"{checkpoint['name']} has only what finetune.py trained; use a whole model")
+    before = dict(checkpoint["model_config"])
+    for name in ("vocab_size", "start_token", "dropout", "flash", "label_smoothing", "train_temperature"):
+        del before[name]  # these may change
+    if "optimizer" in checkpoint:
+        before["optimizer"] = checkpoint["config"]["optimizer"]
+    # Learned positions end at the old block_size. Otherwise, a new run may have a longer context, and stretch rope
+    elif config.position != "learned" or config.block_size < before["block_size"]:
+        for name in ("block_size", "rope_base", "rope_scale"):
+            del before[name]
+    for name, value in before.items():
+        if getattr(config, name) != value:
+            what = f"{name} is fixed to {value} by the checkpoint {checkpoint['name']}"
+            raise UserError(f"{what}; drop --{name}, or start a new run with another --out_dir")
+
+
+# ----------------------------------------------------------------------------- its plot
+
+
+def draw_losses(folder: Path, data) -> None:
+    """Draw loss.png: the losses in the log, and those of counting, as dotted lines."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        print(f"\nno {folder / 'loss.png'}: plots need matplotlib ({error}); python -m pip install matplotlib")
+        return
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    log = [json.loads(line) for line in lines]
+    figure = Figure((8, 4.2), dpi=80, layout="constrained")
+    axes = figure.subplots()
+    for name, style in (("train", "-"), ("val", "o-")):
+        logged = [entry for entry in log if name in entry]
+        steps = [entry["step"] for entry in logged]
+        losses = [entry[name] for entry in logged]
+        axes.plot(steps, losses, style, label=name, markersize=5)
+    for name, loss in counting_losses(data).items():
+        axes.axhline(loss, color="0.4", linestyle=":")
+        # x = 1 is the right end of the axes; y is a loss
+        axes.annotate(f"{name} {loss:.2f} ", (1, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    axes.set(xlabel="step", ylabel="loss, nats per token")
+    axes.set_title(str(folder), parse_math=False)  # a $ in a name is no formula
+    axes.legend()
+    path = folder / "loss.png"
+    try:
+        replace_file(path, lambda file: figure.savefig(file, format="png"))
+    except UserError as error:  # the run is worth more than its plot
+        print(f"\nno {path}: {error}")
