@@ -14,7 +14,6 @@ output, all else to standard error; the same seed gives the same text on the sam
 import codecs
 import contextlib
 import copy
-import functools
 import itertools
 import sys
 import time
@@ -90,7 +89,11 @@ def stream(
     if T == 0:
         raise ValueError("idx has no token; give at least one per row")
     cache = KVCache(model, B, static=compile)
-    forward = functools.partial(next_logits, model, cache)  # for any number of new tokens
+
+    def forward(new: torch.Tensor) -> torch.Tensor:
+        """The logits (B, V) after any number of new tokens (B, T)."""
+        return next_logits(model, cache, new)
+
     step = forward  # for a single new token
     if compile:
         step = compile_step(forward, cache)
@@ -156,7 +159,10 @@ def compile_step(forward: Callable, cache: "KVCache") -> Callable:
     # graph uses the same memory at each run, so the cache must stay where it is.
     mode = "reduce-overhead" if cache.history.is_cuda else None
     compiled = torch.compile(forward, mode=mode, dynamic=False)
-    for tensor in cache.tensors():
+    tensors = [cache.history, cache.next_position]
+    for keys, values in cache.kv:
+        tensors += [keys, values]
+    for tensor in tensors:
         torch._dynamo.mark_static_address(tensor)
 
     def step(new: torch.Tensor) -> torch.Tensor:
@@ -259,15 +265,16 @@ class KVCache:
 
     def layer(self, i: int) -> Callable:
         """The function with which layer i stores its new keys and values, and gets all so far."""
-        return functools.partial(self.store, self.kv[i])
+        keys, values = self.kv[i]
 
-    def store(self, kv: tuple, k: torch.Tensor, v: torch.Tensor) -> tuple:
-        """Store k and v (B, n_kv_head, T, hd) in the pair kv of a layer. Returns its keys and
-        values up to n_keys, (B, n_kv_head, n_keys, hd) each."""
-        keys, values = kv
-        keys[:, :, self.write_at] = k
-        values[:, :, self.write_at] = v
-        return keys[:, :, : self.n_keys], values[:, :, : self.n_keys]
+        def store_kv(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            """Store k and v (B, n_kv_head, T, hd). Returns the layer's keys and values up to n_keys,
+            (B, n_kv_head, n_keys, hd) each."""
+            keys[:, :, self.write_at] = k
+            values[:, :, self.write_at] = v
+            return keys[:, :, : self.n_keys], values[:, :, : self.n_keys]
+
+        return store_kv
 
     def copy_row(self, one_row: "KVCache") -> None:
         """Copy a cache of one row into each row."""
@@ -277,13 +284,6 @@ class KVCache:
         for (keys, values), (one_keys, one_values) in zip(self.kv, one_row.kv, strict=True):
             keys[:, :, :n] = one_keys[:, :, :n]
             values[:, :, :n] = one_values[:, :, :n]
-
-    def tensors(self) -> list[torch.Tensor]:
-        """All tensors of the cache."""
-        tensors = [self.history, self.next_position]
-        for keys, values in self.kv:
-            tensors += [keys, values]
-        return tensors
 
 
 # ----------------------------------------------------------------------------- text
@@ -569,10 +569,11 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
 # ----------------------------------------------------------------------------- optional: faster linear layers
 # In a step of generation, the input of every matrix has only one row per sample. That is little to
 # compute, so with one sample, a step mostly waits until the weights have come from memory. Of PyTorch's
-# two libraries, and two orders of the weights in memory, these were measured to be the fastest:
+# two libraries, and two orders of the weights in memory, these were measured to be the fastest. The
+# gain is that of GPT-2, one sample and one thread, over F.linear with the weights as they are:
 #
-#     Intel's processors      MKL, which PyTorch uses by default, with weights stored by columns
-#     other x86 processors    oneDNN; MKL is Intel's, and slower there
+#     Intel's processors      1.09    MKL, which PyTorch uses by default, with weights stored by columns
+#     other x86 processors    1.10    oneDNN (two threads: 1.40); MKL is Intel's, and slower there
 #
 # With --int8, the weights have a quarter of the bytes.
 

@@ -213,13 +213,16 @@ def test_the_attention_of_the_text_is_drawn(call, figures, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_weights_and_cache_have_the_dtype_that_was_asked_for(call, monkeypatch, dtype):
-    seen, store = set(), KVCache.store
+    seen, layer = set(), KVCache.layer
 
-    def noted_store(self, kv, *new):
-        seen.update(x.dtype for x in (*kv, *new))
-        return store(self, kv, *new)
+    def noted_layer(self, i):
+        def noted_store(*new):
+            seen.update(x.dtype for x in (*self.kv[i], *new))
+            return layer(self, i)(*new)
 
-    monkeypatch.setattr(KVCache, "store", noted_store)
+        return noted_store
+
+    monkeypatch.setattr(KVCache, "layer", noted_layer)
     Path("out/tiny/attention.png").unlink(missing_ok=True)
     assert len(written(call, "--prompt=the", f"--dtype={dtype}", "--plot")) == 3 + 60 + 1
     assert seen == {getattr(torch, dtype)}
