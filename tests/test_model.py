@@ -233,17 +233,6 @@ def test_the_mask_hides_the_future(keys, double):
         assert t == 15 or moved[t + 1 :].max() > 1e-5  # later tokens do see it
 
 
-def test_the_fused_kernel_is_used_where_it_is_faster():
-    """On a CPU, it has no dropout, and a slow backward pass under autocast, unless the text is long."""
-    cases = ((0.0, 16, False, True), (0.1, 16, False, False), (0.0, 512, True, False), (0.0, 513, True, True))
-    for dropout, T, autocast, expected in cases:
-        gpt = GPT(GPTConfig(**SMALL | {"dropout": dropout, "block_size": 600}))
-        with torch.autocast("cpu", enabled=autocast):
-            idx = torch.zeros(1, T, dtype=torch.long)
-            assert (gpt.train().use_flash(idx), gpt.eval().use_flash(idx)) == (expected, True)
-    assert not GPT(GPTConfig(**SMALL | {"flash": False})).eval().use_flash(idx)
-
-
 @every_combination
 def test_flash_and_the_formula_give_the_same_numbers(keys, double):
     model = shaken(GPTConfig(**SMALL | keys))
@@ -422,17 +411,24 @@ def test_generation_applies_the_document_mask(config):
     assert torch.allclose(torch.cat(logits, dim=1), model(plain[:, :20])[0], atol=1e-4)
 
 
-def test_bfloat16_on_a_cpu_trains_by_the_formula(monkeypatch):
-    """The fused kernel would be slower there."""
-    model, calls = GPT(GPTConfig(**SMALL)), []
-    name = "scaled_dot_product_attention"
-    fused = getattr(F, name)
-    monkeypatch.setattr(F, name, lambda *args, **keys: calls.append(1) or fused(*args, **keys))
-    for half, training, n_calls in ((False, True, 2), (True, True, 0), (True, False, 2)):  # in two layers
-        calls.clear()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half), torch.set_grad_enabled(training):
-            model.train(training)(batch(model.config))
-        assert len(calls) == n_calls
+def test_the_fused_kernel_is_used_where_it_is_faster(monkeypatch):
+    """On a CPU, it has no dropout, and a slow backward pass under autocast, unless the text is long."""
+    calls, fused = [], F.scaled_dot_product_attention
+
+    def counted(*args):
+        calls.append(args)
+        return fused(*args)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    cases = ((0.0, 16, False, True), (0.1, 16, False, False), (0.0, 512, True, False), (0.0, 513, True, True))
+    for dropout, T, autocast, expected in cases:
+        for flash, training in ((True, True), (True, False), (False, False)):
+            gpt = GPT(GPTConfig(**SMALL | {"dropout": dropout, "block_size": 600, "flash": flash}))
+            calls.clear()
+            with torch.autocast("cpu", enabled=autocast):
+                gpt.train(training)(torch.zeros(1, T, dtype=torch.long))
+            is_used = flash and (expected or not training)
+            assert len(calls) == (2 if is_used else 0)  # in two layers
 
 
 def test_dropout_acts_in_training_only():
