@@ -167,44 +167,20 @@ def refuse_unknown(path: Path | str, options: dict, known: type) -> None:
             raise UserError(f"{path} has {what}; use the code that it was trained with")
 
 
-def has_tokens_of(checkpoint: dict, tokenizer: Tokenizer) -> bool:
-    """Has a checkpoint the tokens of a tokenizer? If its own are only numbers, as in nanoGPT's files, they
-    are taken for the tokens of any vocabulary of that size."""
+def check_tokenizer(checkpoint: dict, tokenizer: Tokenizer, name: str) -> None:
+    """Raise UserError if a dataset, or what `name` names, has other tokens than the checkpoint. If a checkpoint's own
+    tokens are only numbers, as in nanoGPT's files, any vocabulary of that size fits, except in a resumed run."""
     own = checkpoint["tokenizer"]
-    if own["kind"] == "number":
-        return own["vocab_size"] == tokenizer.vocab_size
-    return own == tokenizer.to_dict()
-
-
-def named_tokenizer(checkpoint: dict, name: str) -> Tokenizer:
-    """The tokenizer of a dataset or run, for a model whose own tokens are numbers. Raises UserError if it
-    does not fit the model."""
-    from prepare_data import open_tokenizer  # here: only nanoGPT's files need it
-
-    tokenizer = open_tokenizer(name)
-    if not has_tokens_of(checkpoint, tokenizer):
-        raise UserError(f"{checkpoint['name']} has other tokens than {name}; use another --tokenizer")
-    return tokenizer
-
-
-def tokenizer_advice(checkpoint: dict) -> str:
-    """How to encode a text in the tokens of a checkpoint."""
-    kind = checkpoint["tokenizer"]["kind"]
-    if kind == "number":
-        n = checkpoint["tokenizer"]["vocab_size"]
-        return f"its tokens are numbers; name a dataset with {n:,} tokens, or make train.bin and val.bin as before"
-    name = "gpt2" if kind == "gpt2" else checkpoint["name"]
-    name = shlex.quote(name)
-    return f"run: python prepare_data.py YOUR_TEXT.txt --tokenizer={name}, then name the dataset that it makes"
-
-
-def check_tokenizer(checkpoint: dict, tokenizer: Tokenizer, dataset: str) -> None:
-    """Raise UserError if a dataset has other tokens than the checkpoint. A resumed run needs the same tokenizer."""
-    is_same = has_tokens_of(checkpoint, tokenizer)
-    if "optimizer" in checkpoint:
-        is_same = checkpoint["tokenizer"] == tokenizer.to_dict()
+    is_same = own == tokenizer.to_dict()
+    has_numbers = own["kind"] == "number"
+    if has_numbers and "optimizer" not in checkpoint:
+        is_same = own["vocab_size"] == tokenizer.vocab_size
     if not is_same:
-        raise UserError(f"{dataset} has another vocabulary than {checkpoint['name']}; {tokenizer_advice(checkpoint)}")
+        source = "gpt2" if own["kind"] == "gpt2" else shlex.quote(checkpoint["name"])
+        advice = f"run: python prepare_data.py YOUR_TEXT.txt --tokenizer={source}, then name the dataset that it makes"
+        if has_numbers:
+            advice = f"its tokens are numbers below {own['vocab_size']:,}; name a dataset with as many tokens"
+        raise UserError(f"{name} has another vocabulary than {checkpoint['name']}; {advice}")
 
 
 def note_if_changed(data, checkpoint: dict, split: str = "val") -> None:

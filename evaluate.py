@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from checkpoint import has_tokens_of, load_checkpoint, load_model, newest_run, note_if_changed, tokenizer_advice
+from checkpoint import check_tokenizer, load_checkpoint, load_model, newest_run, note_if_changed
 from console import (
     NonNegative,
     NonNegativeFloat,
@@ -889,8 +889,7 @@ def open_data(checkpoint: dict, options: Options) -> Dataset:
     if not options.dataset and has_none:
         raise UserError(f"{name} was not trained on a dataset; name one with --dataset=")
     data = load(options.dataset or trained_on)
-    if not has_tokens_of(checkpoint, data.tokenizer):
-        raise UserError(f"{data.name} has other tokens than {name}; {tokenizer_advice(checkpoint)}")
+    check_tokenizer(checkpoint, data.tokenizer, data.name)
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     if options.split != "train":

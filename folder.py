@@ -7,12 +7,18 @@ train.py uses this. checkpoint.py saves and opens the models.
 """
 
 import json
+import math
+import os
+import shlex
+import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
-from checkpoint import load_checkpoint, refuse_unknown
+from checkpoint import load_checkpoint, refuse_unknown, save_model
 from console import UserError, as_text, convert, did_you_mean, known_options
 from files import lock, move, replace_file
+from optim import full_tensor
 from windows import counting_losses
 
 # The files of a run. A new run moves these aside, and no others: the folder may have more in it. log.jsonl, by
@@ -78,6 +84,75 @@ def cut_log(log, step: int, evaluation_due: bool) -> None:
         if entry["step"] <= step and not again:
             size += len(line.encode())
     log.truncate(size)
+
+
+# ----------------------------------------------------------------------------- last.pt, best.pt
+# run: a train.Run. All processes call these functions, as they wait for each other in some of them. Rank 0 writes.
+
+
+def save_progress(run) -> None:
+    """Write last.pt, from which the run can be resumed: model, optimizer, scaler and progress."""
+    # The loss of a step is computed before its update, so it does not show that the update made a weight NaN, or
+    # so large that its square is infinite
+    squares = [full_tensor(p.detach().square().sum()) for p in run.model.parameters()]
+    check_finite("sum of the squared weights", float(sum(squares)), run)
+    run.progress.seconds = run.seconds()
+    optimizer = run.worker.gather(run.optimizer.state_dict())
+    save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())
+    if run.stopped:
+        out_dir = shlex.quote(run.config.out_dir)
+        print(f"stopped after step {run.progress.step}; resume with --init_from=resume --out_dir={out_dir}")
+
+
+def save(run, name: str, **entries) -> None:
+    """Write a checkpoint with the model and these entries."""
+    data = run.data
+    weights = run.worker.gather(run.model.state_dict())  # with FSDP, from all processes
+    if run.worker.rank > 0:
+        return
+    # The lines of the log must be on disk first: a run that is resumed after a power cut adds to them
+    os.fsync(run.log.fileno())
+    entries["step"] = run.progress.step
+    entries["config"] = run.config.options()
+    entries["start_token"] = data.start_token
+    entries["evaluated_on"] = evaluated_on(run.config, data)
+    entries["text"] = data.hashes()
+    save_model(Path(run.config.out_dir, name), run.model, data.tokenizer, weights, **entries)
+
+
+def evaluated_on(config, data) -> list:
+    """Everything that a validation loss depends on, apart from the model."""
+    return [data.splits["val"]["sha256"], config.eval_tokens]
+
+
+def check_finite(what: str, value: float, run) -> None:
+    """Stop before NaN gets into a checkpoint. The value is the same in all processes, so all end
+    here, and rank 0 prints the reason."""
+    if math.isfinite(value):
+        return
+    if run.worker.rank > 0:
+        sys.exit(2)
+    advice = "resume, or start again, with a lower --learning_rate and --muon_learning_rate, or more --warmup_iters"
+    raise UserError(f"training diverged: the {what} is {value} at step {run.progress.step}; {advice}")
+
+
+def restore(run, checkpoint: dict) -> None:
+    """Restore the optimizer and scaler of a run from its last.pt, whose progress it has already."""
+    config = run.config
+    run.optimizer.load_state_dict(checkpoint["optimizer"])
+    if checkpoint["scaler"]:  # empty unless in float16
+        run.scaler.load_state_dict(checkpoint["scaler"])
+    step = run.progress.step
+    print(f"resumed after step {step}")
+    # With best = infinity, the next evaluation writes a new best.pt. That is needed if there is none,
+    # or if its loss was computed on other tokens. Only rank 0 looks for the file, and tells the others.
+    is_missing = run.worker.any(run.worker.rank == 0 and not Path(config.out_dir, "best.pt").exists())
+    if is_missing or checkpoint["evaluated_on"] != evaluated_on(config, run.data):
+        run.progress.best = math.inf
+        run.progress.evaluations_since_best = 0
+    if step == config.max_iters:
+        run.progress.evaluation_due |= is_missing  # there is no next evaluation, so it comes now
+        print(f"note: all {step} steps are done; to train on, give a larger --max_iters, such as {2 * step}")
 
 
 # ----------------------------------------------------------------------------- how a run starts

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checkpoint import load_checkpoint, load_model, named_tokenizer, newest_run, note_if_changed
+from checkpoint import load_checkpoint, load_model, newest_run, note_if_changed
 from console import PathStr, Positive, UserError, option, parse, print_result, run
 from dataset import DATA, Dataset, load
 from files import replace_file
@@ -29,7 +29,7 @@ from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
 from runtime import Worker, explain_errors
-from sample import attention_weights, read_prompt
+from sample import attention_weights, named_tokenizer, read_prompt
 from tokenizer import Tokenizer
 
 # The template: the page without its numbers

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from checkpoint import load_checkpoint, load_model, named_tokenizer, newest_run
+from checkpoint import check_tokenizer, load_checkpoint, load_model, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, printable, run
 from model import GPT, ConfigError, GPTConfig, refuse_nan, sample_token
 from runtime import Worker, check_compiler, explain_errors, is_intel
@@ -485,6 +485,15 @@ def answer_each_line(session: Session) -> None:
         print()
     elif failed > 0:
         raise UserError(f"{failed} of {n} prompts failed; see their errors above")
+
+
+def named_tokenizer(checkpoint: dict, name: str) -> Tokenizer:
+    """The tokenizer of a dataset or run, for a model whose own tokens are numbers. Raises UserError."""
+    from prepare_data import open_tokenizer  # here: only nanoGPT's files need it
+
+    tokenizer = open_tokenizer(name)
+    check_tokenizer(checkpoint, tokenizer, name)
+    return tokenizer
 
 
 def open_session(options: Options) -> Session:

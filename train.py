@@ -17,12 +17,11 @@ The loop is train(), below the options. The first time, skip the options, and re
 import contextlib
 import json
 import math
-import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -31,11 +30,21 @@ import torch
 
 import console
 import runtime
-from checkpoint import check_tokenizer, load_checkpoint, load_model, load_weights, note_if_changed, save_model
+from checkpoint import check_tokenizer, load_checkpoint, load_model, load_weights, note_if_changed
 from console import Fraction, NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option
 from dataset import DATA, Dataset, load
 from files import verify
-from folder import draw_losses, load_progress, open_run, read_toml, refuse_changes
+from folder import (
+    check_finite,
+    draw_losses,
+    load_progress,
+    open_run,
+    read_toml,
+    refuse_changes,
+    restore,
+    save,
+    save_progress,
+)
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, lr_fraction, make_optimizer, set_lr
 from runtime import StopSignal, Worker
@@ -334,52 +343,6 @@ def write_line(run: Run, text: str, figures: dict[str, float]) -> None:
         run.log.flush()
 
 
-def save_progress(run: Run) -> None:
-    """Write last.pt, from which the run can be resumed: model, optimizer, scaler and progress."""
-    # The loss of a step is computed before its update, so it does not show that the update made a weight NaN, or
-    # so large that its square is infinite
-    squares = [full_tensor(p.detach().square().sum()) for p in run.model.parameters()]
-    check_finite("sum of the squared weights", float(sum(squares)), run)
-    run.progress.seconds = run.seconds()
-    optimizer = run.worker.gather(run.optimizer.state_dict())
-    save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())
-    if run.stopped:
-        out_dir = shlex.quote(run.config.out_dir)
-        print(f"stopped after step {run.progress.step}; resume with --init_from=resume --out_dir={out_dir}")
-
-
-def save(run: Run, name: str, **entries) -> None:
-    """Write a checkpoint with the model and these entries."""
-    data = run.data
-    weights = run.worker.gather(run.model.state_dict())  # with FSDP, from all processes
-    if run.worker.rank > 0:
-        return
-    # The lines of the log must be on disk first: a run that is resumed after a power cut adds to them
-    os.fsync(run.log.fileno())
-    entries["step"] = run.progress.step
-    entries["config"] = run.config.options()
-    entries["start_token"] = data.start_token
-    entries["evaluated_on"] = evaluated_on(run.config, data)
-    entries["text"] = data.hashes()
-    save_model(Path(run.config.out_dir, name), run.model, data.tokenizer, weights, **entries)
-
-
-def evaluated_on(config: TrainConfig, data: Dataset) -> list:
-    """Everything that a validation loss depends on, apart from the model."""
-    return [data.splits["val"]["sha256"], config.eval_tokens]
-
-
-def check_finite(what: str, value: float, run: Run) -> None:
-    """Stop before NaN gets into a checkpoint. The value is the same in all processes, so all end
-    here, and rank 0 prints the reason."""
-    if math.isfinite(value):
-        return
-    if run.worker.rank > 0:
-        sys.exit(2)
-    advice = "resume, or start again, with a lower --learning_rate and --muon_learning_rate, or more --warmup_iters"
-    raise UserError(f"training diverged: the {what} is {value} at step {run.progress.step}; {advice}")
-
-
 # ----------------------------------------------------------------------------- how a run starts
 
 
@@ -464,6 +427,7 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
         model.zero_grad(set_to_none=True)
     print_summary(run)
     if "optimizer" in checkpoint:
+        run.progress = Progress(**checkpoint["progress"])
         restore(run, checkpoint)
     if checkpoint:
         note_if_changed(data, checkpoint)
@@ -473,26 +437,6 @@ def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Work
         progress = run.progress
         run.log = open_run(Path(config.out_dir), progress.step, config.options(), progress.evaluation_due)
     return run
-
-
-def restore(run: Run, checkpoint: dict) -> None:
-    """Restore the progress, optimizer and scaler of a run from its last.pt."""
-    config = run.config
-    run.progress = Progress(**checkpoint["progress"])
-    run.optimizer.load_state_dict(checkpoint["optimizer"])
-    if checkpoint["scaler"]:  # empty unless in float16
-        run.scaler.load_state_dict(checkpoint["scaler"])
-    step = run.progress.step
-    print(f"resumed after step {step}")
-    # With best = infinity, the next evaluation writes a new best.pt. That is needed if there is none,
-    # or if its loss was computed on other tokens. Only rank 0 looks for the file, and tells the others.
-    is_missing = run.worker.any(run.worker.rank == 0 and not Path(config.out_dir, "best.pt").exists())
-    if is_missing or checkpoint["evaluated_on"] != evaluated_on(config, run.data):
-        run.progress.best = math.inf
-        run.progress.evaluations_since_best = 0
-    if step == config.max_iters:
-        run.progress.evaluation_due |= is_missing  # there is no next evaluation, so it comes now
-        print(f"note: all {step} steps are done; to train on, give a larger --max_iters, such as {2 * step}")
 
 
 def print_summary(run: Run) -> None:

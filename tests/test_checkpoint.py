@@ -173,7 +173,7 @@ def test_a_dataset_of_the_same_size_gives_nanogpts_numbers_their_characters(call
     assert load_checkpoint("out/more")["tokenizer"] == dataset.tokenizer.to_dict()
     other = "other tokens than list; use another --tokenizer"
     assert other in fails(sample, weights, "--tokenizer=list") and other in fails(look, weights, "--tokenizer=list")
-    assert "list has other tokens than nano/ckpt.pt; " in fails(evaluate, weights, "--dataset=list")
+    assert "list has another vocabulary than nano/ckpt.pt; " in fails(evaluate, weights, "--dataset=list")
     assert "list has another vocabulary than nano/ckpt.pt; " in fails(train, weights, "--dataset=list")
     change = torch.load("out/more/last.pt", weights_only=True)
     change["tokenizer"] = {"kind": "number", "vocab_size": dataset.vocab_size}

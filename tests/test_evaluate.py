@@ -485,7 +485,7 @@ def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
     assert "one document or window: prompts, calibration, and what counting still knows need two or more" in one
     error = fails(evaluate, "--dataset=tiny")
     command = "python prepare_data.py YOUR_TEXT.txt --tokenizer=out/list/best.pt"
-    assert f"tiny has other tokens than out/list/best.pt; run: {command}, then" in error
+    assert f"tiny has another vocabulary than out/list/best.pt; run: {command}, then" in error
 
 
 def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
