@@ -111,14 +111,7 @@ def stream(
         n_tokens = new.shape[1]  # in each row of this pass; the first pass also reads a soft prompt
         if cache.length == 0:
             n_tokens += model.n_virtual
-        # For single tokens, all_rows_equal() is not called, because Python would wait for a GPU's answer.
-        # Several tokens come only into an empty cache
-        if n_tokens == 1:
-            logits = step(new)
-        elif all_rows_equal(new):
-            logits = shared_prompt_logits(model, cache, new)
-        else:
-            logits = forward(new)
+        logits = step(new) if n_tokens == 1 else forward(new)
         new = sample_token(logits, **sampling)  # (B, V) -> (B, 1)
         yield new
         # NaN gave vocab_size, which has no embedding. The caller will see it; until then, any token does
@@ -138,19 +131,6 @@ def next_logits(model: GPT, cache: "KVCache", new: torch.Tensor) -> torch.Tensor
     """Add the tokens new (B, T) to the cache. Returns the logits after the last one, (B, V)."""
     x = model.hidden_states(new, cache)  # (B, T, C)
     return model.logits(x[:, -1])
-
-
-def all_rows_equal(idx: torch.Tensor) -> bool:
-    """Do several rows have the same tokens? Samples of one prompt start like that."""
-    return len(idx) > 1 and bool((idx == idx[0]).all())
-
-
-def shared_prompt_logits(model: GPT, cache: "KVCache", new: torch.Tensor) -> torch.Tensor:
-    """next_logits() for an empty cache and equal rows: computed once, then copied to all rows."""
-    one_row = KVCache(model, 1)
-    logits = next_logits(model, one_row, new[:1])  # (1, V)
-    cache.copy_row(one_row)
-    return logits.expand(len(new), -1)
 
 
 def compile_step(forward: Callable, cache: "KVCache") -> Callable:
@@ -275,15 +255,6 @@ class KVCache:
             return keys[:, :, : self.n_keys], values[:, :, : self.n_keys]
 
         return store_kv
-
-    def copy_row(self, one_row: "KVCache") -> None:
-        """Copy a cache of one row into each row."""
-        n = one_row.length  # from there on, its memory is unset
-        self.length = n
-        self.history.copy_(one_row.history)
-        for (keys, values), (one_keys, one_values) in zip(self.kv, one_row.kv, strict=True):
-            keys[:, :, :n] = one_keys[:, :, :n]
-            values[:, :, :n] = one_values[:, :, :n]
 
 
 # ----------------------------------------------------------------------------- text

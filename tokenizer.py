@@ -36,9 +36,11 @@ class CharTokenizer:
     def encode(self, text: str, advice: str = "leave them out") -> list[int]:
         unknown = sorted(set(text) - self.id_of.keys())
         if unknown:
-            some = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in unknown[:20])
-            more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
-            raise UserError(f"the vocabulary lacks {some}{more}; {advice}")
+            some = [f"{c!r} (U+{ord(c):04X})" for c in unknown[:20]]
+            if len(unknown) > len(some):
+                more = len(unknown) - len(some)
+                some.append(f"{more} more")
+            raise UserError(f"the vocabulary lacks {', '.join(some)}; {advice}")
         return [self.id_of[c] for c in text]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -166,15 +166,24 @@ def counting_losses(data, most: int = 1 << 21) -> dict[str, float]:
     """The validation losses of the uniform prediction, and of add-one unigrams and bigrams, for plots. They are
     computed on the first `most` tokens of a Dataset. A table with more cells would be mostly empty, and is left out."""
     V = data.vocab_size
-    train = data.train[:most].astype(np.int64)  # smaller integers would overflow in row * V + column
-    val = data.val[:most].astype(np.int64)
     losses = {"uniform": math.log(V)}
     for name, n_rows in (("unigram", 1), ("bigram", V)):  # a bigram has a row for each previous token
         if n_rows * V > most:
             break
-        train_cells = train[:-1] % n_rows * V + train[1:]
-        val_cells = val[:-1] % n_rows * V + val[1:]
-        N = np.bincount(train_cells, minlength=n_rows * V).reshape(n_rows, V) + 1
+        train_cells = cells_of(data.train[:most], n_rows, V)
+        N = np.bincount(train_cells, minlength=n_rows * V) + 1
+        N = N.reshape(n_rows, V)
         P = N / N.sum(axis=1, keepdims=True)
-        losses[name] = -np.log(P.ravel()[val_cells]).mean()
+        P = P.ravel()
+        probs = P[cells_of(data.val[:most], n_rows, V)]
+        losses[name] = -np.log(probs).mean()
     return losses
+
+
+def cells_of(tokens: np.ndarray, n_rows: int, V: int) -> np.ndarray:
+    """For each token after the first one, the number of its cell in a table (n_rows, V): row * V + column."""
+    tokens = tokens.astype(np.int64)  # smaller integers would overflow
+    previous = tokens[:-1]
+    rows = 0 if n_rows == 1 else previous
+    columns = tokens[1:]
+    return rows * V + columns
