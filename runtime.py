@@ -156,11 +156,6 @@ def has_bfloat16_units() -> bool:
     return bool(processor_has_them and pytorch_uses not in ("DEFAULT", "AVX2"))
 
 
-def is_intel() -> bool:
-    """Did Intel make the processor?"""
-    return torch.cpu.get_capabilities().get("cpu_name", "").startswith("Intel")
-
-
 # ----------------------------------------------------------------------------- signals, errors
 
 

@@ -13,7 +13,7 @@ from conftest import ROOT
 # A file imports files of lower floors. A file that is not listed here, such as one of your own, can be on any floor.
 FLOORS = (
     "micrograd console model optim windows cells",
-    "files runtime fit bpe",
+    "files runtime fit bpe layers",
     "tokenizer peft download",
     "prepare_data gpt2 plots",
     "dataset",

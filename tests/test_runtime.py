@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import best_device
 
+import layers
 import runtime
 from console import UserError
 from runtime import Worker
@@ -46,16 +47,16 @@ def test_intels_processors_are_known_by_their_name(monkeypatch):
     names = {"Intel Xeon": True, "Intel Core i7-8700": True, "AMD EPYC 7763 64-Core": False, "": False}
     for name, expected in names.items():
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=name: {"cpu_name": name})
-        assert runtime.is_intel() == expected
+        assert layers.is_intel() == expected
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "aarch64"})
-    assert not runtime.is_intel()
+    assert not layers.is_intel()
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux")
 def test_pytorch_knows_the_maker_of_this_processor():
     """As Linux names it. (Other architectures and unknown models may have no name.)"""
     if torch.cpu.get_capabilities().get("cpu_name"):
-        assert runtime.is_intel() == ("GenuineIntel" in Path("/proc/cpuinfo").read_text())
+        assert layers.is_intel() == ("GenuineIntel" in Path("/proc/cpuinfo").read_text())
 
 
 def test_several_processes_compute_in_float32_on_cpus(monkeypatch):

@@ -14,6 +14,7 @@ from test_model import SMALL, batch, config, every_combination, shaken  # noqa: 
 from test_prepare_data import shard
 from test_train import SHORT
 
+import layers
 import prepare_data
 import sample
 import train
@@ -21,10 +22,11 @@ from bpe import BPETokenizer, train_bpe
 from checkpoint import load_model
 from console import UserError
 from dataset import load
+from layers import Int8Linear, OneDNNLinear, speed_up
 from model import GPT, GPTConfig
 from peft import attach
 from runtime import check_compiler
-from sample import Int8Linear, KVCache, OneDNNLinear, speed_up
+from sample import KVCache
 
 EMOJI = "the cat 🐈 sat on the mat 🧶\n" * 200
 
@@ -542,7 +544,7 @@ def test_a_large_layer_computes_the_same(intel, bias):
 @torch.no_grad()
 def test_faster_layers_change_logits_by_rounding_alone(keys, intel, monkeypatch):
     """For several tokens at once, and one by one."""
-    monkeypatch.setattr(sample, "LARGE_MATRIX", 1)
+    monkeypatch.setattr(layers, "LARGE_MATRIX", 1)
     model = shaken(GPTConfig(**SMALL | keys)).eval()
     fast, idx = copy.deepcopy(model), batch(model.config)
     speed_up(fast)
