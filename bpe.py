@@ -151,6 +151,30 @@ class BPETokenizer:
         return cls({token: i for i, token in enumerate(tokens)}, fields["pattern"])
 
 
+class NumberTokenizer:
+    """For a train.bin whose tokenizer is unknown: a token is written as its id, two of them as
+    "17 4 ", in samples and prompts."""
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.end_id = None
+
+    def encode(self, text: str, advice: str = "") -> list[int]:  # its error has its own advice
+        words = text.split()
+        if not all(word.isdecimal() and len(word) < 10 and int(word) < self.vocab_size for word in words):
+            raise UserError(f"the tokens are the numbers 0 to {self.vocab_size - 1}; write numbers, such as 17 4")
+        return [int(word) for word in words]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(f"{i} " for i in ids)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.decode(ids).encode()
+
+    def to_dict(self) -> dict:
+        return {"kind": "number", "vocab_size": self.vocab_size}
+
+
 # ----------------------------------------------------------------------------- training, fast
 
 

@@ -28,6 +28,9 @@ Fraction = Annotated[float, 0.0, 1.0]  # at least 0, and below 1
 PathStr = NewType("PathStr", str)  # a file or folder: a ~ at the start is the home folder
 
 
+late_errors: list[str] = []  # such as a plot that could not be saved: run() prints them at the end
+
+
 class UserError(Exception):
     """A mistake that the user can fix, in one line: "<what is wrong>; <what to do>"."""
 
@@ -37,11 +40,13 @@ def run(main: Callable[[], None], *expected: type[Exception]) -> None:
     expected exceptions, print its message in one line, and exit with status 2."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # print "?" for a character that the console cannot show
+    late_errors.clear()
     message = ""
     try:
         main()
         if sys.stdout:  # None if it is closed
             sys.stdout.flush()
+        message = "; ".join(late_errors)
     except (UserError, FloatingPointError, *expected) as error:
         message = str(error)
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`

@@ -99,16 +99,15 @@ def load(name: str) -> Dataset:
 
 def read_meta(path: Path) -> dict:
     """Read meta.json. Raises UserError if it is damaged, or of another version of the code."""
-    advice = f"delete {path.parent}, and run prepare_data.py again"
-    damaged = UserError(f"{path} is damaged, or of another version; {advice}")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-        sha256 = meta.pop("sha256")
+        is_whole = meta.pop("sha256") == checksum(meta)
+        is_ours = meta["format"] == FORMAT and "start_token" in meta
     except (ValueError, LookupError, TypeError, AttributeError):  # no JSON, or no dict
-        raise damaged from None
-    is_old = meta.get("format") != FORMAT or "start_token" not in meta
-    if sha256 != checksum(meta) or is_old:
-        raise damaged
+        is_whole = is_ours = False
+    if not (is_whole and is_ours):
+        advice = f"delete {path.parent}, and run prepare_data.py again"
+        raise UserError(f"{path} is damaged, or of another version; {advice}")
     return meta
 
 

@@ -5,14 +5,13 @@ with the curves of each panel.
 """
 
 import math
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from console import UserError
+from console import UserError, late_errors
 from files import replace_file
 from windows import counting_losses
 
@@ -77,11 +76,11 @@ def draw_image(axes, image: np.ndarray, **labels) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Save a plot as PNG. If that fails, print why: the result of a script is worth more than its plot."""
+    """Save a plot as PNG. If that fails, the script goes on, and prints why at its end."""
     try:
         replace_file(path, lambda file: figure.savefig(file, format="png", pil_kwargs={"optimize": True}))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        late_errors.append(str(error))
 
 
 # ----------------------------------------------------------------------------- baselines

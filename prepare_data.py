@@ -26,11 +26,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bpe import BPETokenizer, train_bpe
+from bpe import BPETokenizer, NumberTokenizer, train_bpe
 from console import NonNegative, PathStr, Positive, UserError, did_you_mean, option, parse, progress, run
 from download import download
 from files import DATA, DOWNLOADS, load_tensors, move, sha256_of
-from tokenizer import END, CharTokenizer, NumberTokenizer, Tokenizer, make_tokenizer
+from tokenizer import END, CharTokenizer, Tokenizer, make_tokenizer
 
 CHUNK = 1 << 18  # characters or tokens at a time; tiktoken cannot encode a million blanks
 BEGINNING = 1 << 13  # first bytes of a file: a NUL among them means that it is not text

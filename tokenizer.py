@@ -1,4 +1,4 @@
-"""Text to tokens and back: one token per character, or numbers. Byte-pair encoding (BPE) is in bpe.py.
+"""Text to tokens and back: one token per character. Byte-pair encoding (BPE) is in bpe.py.
 
     from tokenizer import CharTokenizer
     tokenizer = CharTokenizer("abc")
@@ -17,7 +17,7 @@ from console import UserError
 END = "<|endoftext|>"  # the name of the token between documents of several lines, as in GPT-2
 
 
-# CharTokenizer, NumberTokenizer, or bpe.BPETokenizer. Each has vocab_size, end_id (the token between documents of
+# CharTokenizer, bpe.BPETokenizer, or bpe.NumberTokenizer. Each has vocab_size, end_id (the token between documents of
 # several lines, or None), encode(text, advice), decode(ids), decode_bytes(ids) and to_dict(). encode() raises UserError
 # if the text has unknown characters; the advice, what to do, is the end of its message.
 Tokenizer = Any
@@ -53,38 +53,14 @@ class CharTokenizer:
         return {"kind": "char", "chars": self.chars}
 
 
-class NumberTokenizer:
-    """For a train.bin whose tokenizer is unknown: a token is written as its id, two of them as
-    "17 4 ", in samples and prompts."""
-
-    def __init__(self, vocab_size: int):
-        self.vocab_size = vocab_size
-        self.end_id = None
-
-    def encode(self, text: str, advice: str = "") -> list[int]:  # its error has its own advice
-        words = text.split()
-        if not all(word.isdecimal() and len(word) < 10 and int(word) < self.vocab_size for word in words):
-            raise UserError(f"the tokens are the numbers 0 to {self.vocab_size - 1}; write numbers, such as 17 4")
-        return [int(word) for word in words]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return "".join(f"{i} " for i in ids)
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        return self.decode(ids).encode()
-
-    def to_dict(self) -> dict:
-        return {"kind": "number", "vocab_size": self.vocab_size}
-
-
 def make_tokenizer(fields: dict) -> Tokenizer:
     """The tokenizer whose to_dict() gave these fields."""
     if fields["kind"] == "char":
         return CharTokenizer(fields["chars"])
+    from bpe import BPETokenizer, NumberTokenizer  # here: one token per character needs neither
+
     if fields["kind"] == "number":
         return NumberTokenizer(fields["vocab_size"])
-    from bpe import BPETokenizer  # here: one token per character needs none of it
-
     return BPETokenizer.from_dict(fields)
 
 

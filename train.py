@@ -65,7 +65,7 @@ class TrainConfig(GPTConfig):
     )
     seed: NonNegative = option(1337, "random seed for initialization, batches and dropout")
 
-    # GPTConfig has 0: a plain GPT. In the quick run, 3 lowers the loss by 0.18 (docs/ablations.md)
+    # GPTConfig has 0: a plain GPT. In a short run on Shakespeare, 3 lowers the loss by 0.18 (docs/ablations.md)
     lookback: NonNegative = option(
         3, "previous-token embeddings: number of earlier tokens that add an embedding to a token's own; 0: off"
     )

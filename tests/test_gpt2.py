@@ -9,13 +9,13 @@ import torch
 from conftest import gpt2_tensors, safetensors
 
 import gpt2
-from bpe import PATTERN, BPETokenizer, split_words, train_bpe
+from bpe import PATTERN, BPETokenizer, NumberTokenizer, split_words, train_bpe
 from checkpoint import GPT2_NAMES, load_model
 from console import UserError
 from model import GPT, ConfigError, GPTConfig
 from peft import attach, merge
 from prepare_data import open_tokenizer
-from tokenizer import END, CharTokenizer, NumberTokenizer
+from tokenizer import END, CharTokenizer
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
 

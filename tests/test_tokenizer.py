@@ -14,6 +14,7 @@ from conftest import babble
 import bpe
 from bpe import (
     BPETokenizer,
+    NumberTokenizer,
     decode_plainly,
     encode_plainly,
     merge,
@@ -23,7 +24,7 @@ from bpe import (
     train_plainly,
 )
 from console import UserError
-from tokenizer import CharTokenizer, NumberTokenizer, make_tokenizer, start_ids, token_names
+from tokenizer import CharTokenizer, make_tokenizer, start_ids, token_names
 
 # emoji (one of them several code points), CRLF, a combining mark that stands alone, other scripts, runs of white space
 HARD = "naïve 👩‍🚀🎉\r\n\u0301 ½ Ⅷ ١٢ 中文字  \t\n\n   don't we'll İ\u00a0x\u2003y \x1c!\n"
