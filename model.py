@@ -92,7 +92,8 @@ class CausalSelfAttention(nn.Module):
         self.config = config
         C = config.n_embd
         heads = config.n_head + 2 * config.n_kv_head  # queries, keys and values come from one matrix
-        self.c_attn = nn.Linear(C, heads * config.head_dim, bias=config.bias)
+        width = heads * config.head_dim
+        self.c_attn = nn.Linear(C, width, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         self.attn_dropout = Dropout(config.dropout)  # like nn.Dropout, faster on a CPU: at the end of the file
         self.dropout = Dropout(config.dropout)
@@ -253,7 +254,8 @@ class GPT(nn.Module):
         padded = V + padding  # rows of the output layer
 
         layers = nn.ModuleDict()
-        layers["wte"] = nn.Embedding(padded if config.tie_weights else V, C)
+        rows = padded if config.tie_weights else V
+        layers["wte"] = nn.Embedding(rows, C)
         layers["w_prev"] = nn.ModuleList()
         for _ in range(config.lookback):  # a table for each earlier token, the farthest first
             layers["w_prev"].append(nn.Embedding(V + 1, C))  # the last row, V, is for "no token"
@@ -261,7 +263,9 @@ class GPT(nn.Module):
             layers["wpe"] = nn.Embedding(config.block_size, C)
         elif config.position == "t5":
             layers["wpe_t5"] = nn.Embedding(T5_BUCKETS, config.n_head)
-        layers["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        layers["h"] = nn.ModuleList()
+        for _ in range(config.n_layer):
+            layers["h"].append(Block(config))
         layers["ln_f"] = make_norm(config)
         self.transformer = layers
         self.dropout = Dropout(config.dropout)
@@ -546,7 +550,8 @@ def sample_token(logits, temperature=1.0, top_k=None, top_p=None, generator=None
         raise ConfigError(f"{what}; use temperature >= 0, and 0 < top_p <= 1")
     if temperature < 1e-8:  # dividing by it could overflow
         largest, token = logits.max(dim=-1, keepdim=True)  # (B, 1) each; NaN counts as the largest
-        return token.masked_fill(~largest.isfinite(), logits.shape[-1])
+        V = logits.shape[-1]
+        return token.masked_fill(~largest.isfinite(), V)
     logits = logits.float() / temperature
     if top_k:
         logits = keep_top_k(logits, top_k)
@@ -585,7 +590,8 @@ def draw_token(probs: torch.Tensor, generator: torch.Generator | None) -> torch.
     # There is always such a token, as u is less than 1. But on a GPU, rounding in cumsum can lead to a
     # token of probability 0: then take the most likely token. (In a row of NaN, token is V, because
     # nothing exceeds NaN, and stays V, because NaN != 0.)
-    possible = probs.gather(1, token.clamp(max=V - 1)) != 0
+    in_range = token.clamp(max=V - 1)
+    possible = probs.gather(1, in_range) != 0
     likeliest = probs.argmax(dim=-1, keepdim=True)
     return torch.where(possible, token, likeliest)
 
@@ -639,7 +645,8 @@ def alibi_slopes(n_head: int) -> torch.Tensor:
     slope * distance from the scores: heads with a gentle slope also attend to distant tokens."""
     h = torch.arange(1, n_head + 1, dtype=torch.float64)
     slopes = 2.0 ** (-8 * h / n_head)
-    return slopes.view(-1, 1, 1).to(torch.get_default_dtype())
+    slopes = slopes.view(-1, 1, 1)
+    return slopes.to(torch.get_default_dtype())
 
 
 T5_BUCKETS = 32
@@ -705,7 +712,8 @@ def check_config(config: GPTConfig) -> None:
         n = getattr(config, name)
         d = getattr(config, divisor)
         if n % d:
-            raise ConfigError(f"{name}={n} is not a multiple of {divisor}={d}; choose one that is")
+            what = f"{name}={n} is not a multiple of {divisor}={d}"
+            raise ConfigError(f"{what}; choose one that is")
     has_odd_heads = config.head_dim % 2 == 1
     if config.position == "rope" and has_odd_heads:
         raise ConfigError(f"rope needs pairs of channels, not {config.head_dim} per head; choose others")

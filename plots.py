@@ -247,7 +247,8 @@ def isoflop_panel(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray, la
     panel = {"title": "isoFLOP: law, interpolated runs (dots)", "curves": curves}
     panel["xscale"] = "log"
     panel["xticks"] = trained_sizes
-    panel["xticklabels"] = [f"{n / 1000:.0f}k" for n in trained_sizes]
+    thousands = trained_sizes / 1000
+    panel["xticklabels"] = [f"{n:.0f}k" for n in thousands]
     panel["xlabel"] = "N, parameters without embeddings"
     return panel
 
@@ -259,7 +260,8 @@ def interpolated_losses(budget: float, params: np.ndarray, tokens: np.ndarray, l
     for i, n_params in enumerate(params[:, 0]):
         allowed = budget / (6 * n_params)  # tokens
         if tokens[i, 0] <= allowed <= tokens[i, -1]:
-            loss = np.interp(math.log(allowed), np.log(tokens[i]), losses[i])
+            log_tokens = np.log(tokens[i])
+            loss = np.interp(math.log(allowed), log_tokens, losses[i])
             points.append((n_params, loss))
     return points
 
@@ -303,7 +305,9 @@ def climb(history: list, names: Sequence[str], own_losses: list[float], learner:
     lower.set_xscale("symlog", linthresh=4, linscale=0.3)  # logarithmic from step 4 on, so that 0 has a place
     lower.set_xlim(0, last)
     powers = [10**i for i in range(1, 9) if 10**i <= last]
-    lower.set_xticks([0, *powers], ["0", *(f"{step:,}" for step in powers)])
+    ticks = [0, *powers]
+    labels = [f"{step:,}" for step in ticks]
+    lower.set_xticks(ticks, labels)
     lower.minorticks_off()
     save(figure, path)
 
@@ -387,7 +391,8 @@ def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:
         color = "white" if N[i, j] > half else "black"
         pair = names[i] + names[j]
         axes.text(j, i, pair, va="bottom", color=color, parse_math=False, **style)
-        axes.text(j, i, N[i, j], va="top", color=color, **style)
+        count = N[i, j]
+        axes.text(j, i, count, va="top", color=color, **style)
     save(figure, path)
 
 

@@ -175,7 +175,8 @@ def counting_losses(data, most: int = 1 << 21) -> dict[str, float]:
         N = N.reshape(n_rows, V)
         P = N / N.sum(axis=1, keepdims=True)
         P = P.ravel()
-        probs = P[cells_of(data.val[:most], n_rows, V)]
+        val_cells = cells_of(data.val[:most], n_rows, V)
+        probs = P[val_cells]
         losses[name] = -np.log(probs).mean()
     return losses
 
