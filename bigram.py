@@ -97,7 +97,7 @@ def mean_nll(P, xs, ys):
     logarithms) per letter. -log P is 0 for a pair that was certain, and large for an improbable one. One impossible
     pair makes the loss infinite, because log 0 is -inf."""
     log_likelihoods = P[xs, ys].log()
-    return -log_likelihoods.mean().item()
+    return 0.0 - log_likelihoods.mean().item()  # not -0.0 if every pair was certain
 
 
 # ----------------------------------------------------------------------------- the same table, learned

@@ -175,10 +175,12 @@ class StopSignal:
 
     def handle(self, number: int, _) -> None:
         self.requested = True
-        if signal.Signals(number).name == "SIGHUP":  # the terminal is gone: printing would fail
+        name = signal.Signals(number).name
+        if name == "SIGHUP":  # the terminal is gone: printing would fail
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         elif not DISTRIBUTED:
             signal.signal(number, signal.SIG_DFL)
+        if name == "SIGINT" and not DISTRIBUTED:
             with contextlib.suppress(OSError):  # standard error may be closed
                 # Not by print(), as the signal may have come in the middle of one
                 os.write(2, b"\nstopping; another Ctrl-C ends the run at once, without saving\n")

@@ -508,7 +508,6 @@ def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
 @pytest.mark.parametrize("name", ["list", "tiny"])
 def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_plots):  # noqa: F811
     call(train, *SHORT, f"--dataset={name}", f"--out_dir=out/{name}")
-    monkeypatch.setattr("importlib.util.find_spec", no_plots)
     monkeypatch.setattr(evaluate, "STRETCHES", 12)
     samples, dataset, model = {}, load(name), load_model(f"out/{name}")[0]
     monkeypatch.setattr(evaluate, "show_copies", lambda *given: samples.update(given[0]) or show_copies(*given))

@@ -11,11 +11,11 @@ from conftest import finish, result, start
 
 import bigram
 import mlp
-import plots
 import prepare_data
 from console import UserError
 from dataset import Dataset, load
 from mlp import MLP, BatchNorm, Embedding, Linear, Options, Tanh, contexts, fold_batchnorm, make_model, split_loss
+from windows import counting_losses
 
 QUICK = ("--max_iters=40", "--num_samples=2")
 
@@ -982,7 +982,7 @@ def test_the_plot_of_training(data, call, figures, monkeypatch):
     assert drawn == pytest.approx(np.mean(np.reshape(train_losses, (200, 2)), axis=1))
     assert drawn[0] == pytest.approx(math.log(load("list").vocab_size), abs=0.05)
     assert drawn[-1] < drawn[0] - 0.3
-    baselines = plots.baseline_losses(load("list"))
+    baselines = counting_losses(load("list"))
     first, *dotted = (line.get_ydata()[0] for line in losses.lines[1:])
     assert first == pytest.approx(math.log(load("list").vocab_size), abs=0.05)
     assert dotted == list(baselines.values())

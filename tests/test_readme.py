@@ -32,6 +32,7 @@ import peft
 import prepare_data
 import train
 from dataset import load
+from folder import read_toml
 
 sys.path.append(str(ROOT / "docs"))
 import draw_tables
@@ -120,7 +121,7 @@ def read(words: list[str], monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", words)
     given = console.read_options(options, "", argument)
     if argument == "config" and "config" in given:
-        given = console.read_toml(given["config"], options) | given
+        given = read_toml(given["config"], options) | given
     options(**given)
 
 
