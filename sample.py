@@ -108,7 +108,13 @@ def stream(
         n_tokens = new.shape[1]  # in each row of this pass; the first pass also reads a soft prompt
         if cache.length == 0:
             n_tokens += model.n_virtual
-        logits = step(new) if n_tokens == 1 else forward(new)
+        if n_tokens == 1:
+            logits = step(new)
+        elif B > 1 and (new == new[0]).all():
+            # Samples of one prompt start with equal rows: one is computed, and the cache stores it in all
+            logits = forward(new[:1]).expand(B, -1)
+        else:
+            logits = forward(new)
         new = sample_token(logits, **sampling)  # (B, V) -> (B, 1)
         yield new
         # NaN gave vocab_size, which has no embedding. The caller will see it; until then, any token does
@@ -214,8 +220,8 @@ class KVCache:
         self.needs_mask = False
 
     def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the tokens idx (B, T). Returns their positions (T,), and the history up to n_keys,
-        (B, lookback + n_keys). Raises ValueError if there is no room for them."""
+        """Append the tokens idx (B, T), or (1, T) for all rows. Returns their positions (T,), and the history up
+        to n_keys, (B or 1, lookback + n_keys). Raises ValueError if there is no room for them."""
         T = idx.shape[1]
         lookback = self.config.lookback
         if self.static and T == 1:
@@ -238,18 +244,19 @@ class KVCache:
             self.length = end
         history = self.history[:, lookback:]
         history[:, self.write_at] = idx
-        return positions, self.history[:, : lookback + self.n_keys]
+        return positions, self.history[: len(idx), : lookback + self.n_keys]
 
     def layer(self, i: int) -> Callable:
         """The function with which layer i stores its new keys and values, and gets all so far."""
         keys, values = self.kv[i]
 
         def store_kv(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            """Store k and v (B, n_kv_head, T, hd). Returns the layer's keys and values up to n_keys,
-            (B, n_kv_head, n_keys, hd) each."""
+            """Store k and v (B or 1, n_kv_head, T, hd). Returns the layer's keys and values up to n_keys,
+            (B or 1, n_kv_head, n_keys, hd) each."""
             keys[:, :, self.write_at] = k
             values[:, :, self.write_at] = v
-            return keys[:, :, : self.n_keys], values[:, :, : self.n_keys]
+            B = len(k)
+            return keys[:B, :, : self.n_keys], values[:B, :, : self.n_keys]
 
         return store_kv
 

@@ -466,9 +466,10 @@ def test_memory_of_the_cache_that_was_not_written_is_not_read(compile, monkeypat
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, shape: self.new_full(shape, torch.nan))
     model = shaken(GPTConfig(**SMALL))
     assert all(tensor.isnan().all() for pair in KVCache(model, 1).kv for tensor in pair)
-    idx = torch.arange(5).repeat(3, 1)
-    expected = model.generate(idx, 30, temperature=0)
-    assert torch.equal(sample.generate(model, idx, 30, temperature=0, compile=compile), expected)
+    for rows in (1, 3):  # several rows: the prompt is computed once, and stored in each
+        idx = torch.arange(5).repeat(rows, 1)
+        expected = model.generate(idx, 30, temperature=0)
+        assert torch.equal(sample.generate(model, idx, 30, temperature=0, compile=compile), expected)
 
 
 def test_a_pass_is_not_compiled_again_for_each_token(monkeypatch):
@@ -494,6 +495,23 @@ def test_a_pass_is_not_compiled_again_for_each_token(monkeypatch):
             counts.append(len(graphs))
             assert torch.equal(compiled, net.generate(idx, new_tokens, temperature=0))
         assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("length", [1, 40])
+def test_a_prompt_is_computed_once_for_all_rows(config, length, compile, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    config.n_embd, seen = 32, []
+    model = shaken(config)
+    idx = torch.randint(65, (1, length)).expand(3, -1)
+    generator = [torch.Generator().manual_seed(1) for _ in range(2)]
+    plain = model.generate(idx, 20, generator=generator[0])
+    assert len(plain.unique(dim=0)) == 3
+    model.transformer.wte.register_forward_hook(lambda _, args, __: seen.append(tuple(args[0].shape)))
+    model.lm_head.register_forward_hook(lambda _, args, __: seen.append((len(args[0]), None)))
+    assert torch.equal(sample.generate(model, idx, 20, generator=generator[1], compile=compile), plain)
+    first = 3 if length == 1 else 1
+    assert seen[:2] == [(first, min(length, 16)), (first, None)] and {rows for rows, _ in seen[2:]} == {3}
 
 
 @torch.no_grad()

@@ -757,7 +757,9 @@ def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_pat
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing compiled before"))
     done = finish(start("train.py", *SHORT, "--compile"))
     assert done.returncode == 2 and done.stderr.count("error: ") == 1
-    assert done.stderr.splitlines()[-1].startswith("error: torch.compile fails here (InvalidCxxCompiler: ")
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: torch.compile fails here (InductorError: InvalidCxxCompiler: "
+    )
     assert done.stderr.endswith(", or use --compile=false\n") and not Path("out").exists()
 
 
