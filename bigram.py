@@ -354,8 +354,7 @@ def main() -> None:
     P = counted
     if options.smoothing == "add":
         P = probabilities(N, add=1)
-    percent = 100 * P
-    print_corner("P[x, y]: the probability of y after x, in percent, rounded", percent.round().int(), itos)
+    print_corner("P[x, y]: the probability of y after x, in percent, rounded", (100 * P).round().int(), itos)
 
     # samples
     torch.manual_seed(options.seed)

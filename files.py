@@ -52,9 +52,9 @@ def move(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def lock(file, message: str) -> bool:
-    """Lock an open file until it is closed. Returns whether that is possible on this system. Raises
-    UserError if another process has locked it."""
+def lock(file, message: str) -> None:
+    """Lock an open file until it is closed, if this system can. Raises UserError(message) if another process has
+    locked it."""
     try:
         import fcntl
 
@@ -62,8 +62,7 @@ def lock(file, message: str) -> bool:
     except BlockingIOError:
         raise UserError(message) from None
     except (ImportError, OSError):
-        return False  # Windows, or a file system without locks
-    return True
+        return  # Windows, or a file system without locks
 
 
 def sha256_of(path: Path) -> str:

@@ -189,24 +189,30 @@ def load_progress(last: Path, known: type) -> dict:
     return checkpoint
 
 
+# Options of the model that do not determine its weights
+MAY_CHANGE = {"vocab_size", "start_token", "dropout", "flash", "label_smoothing", "train_temperature"}
+# In a new run, these may change, too, except that learned positions end at the old block_size
+OF_THE_CONTEXT = {"block_size", "rope_base", "rope_scale"}
+
+
 def refuse_changes(config, checkpoint: dict) -> None:
     """Raise UserError if an option that determines the weights differs from what the checkpoint has; in a resumed run,
     the optimizer, too."""
     if "peft" in checkpoint:
         raise UserError(f"{checkpoint['name']} has only what finetune.py trained; use a whole model")
-    before = dict(checkpoint["model_config"])
-    for name in ("vocab_size", "start_token", "dropout", "flash", "label_smoothing", "train_temperature"):
-        del before[name]  # these may change
-    if "optimizer" in checkpoint:
-        before["optimizer"] = checkpoint["config"]["optimizer"]
-    # Learned positions end at the old block_size. Otherwise, a new run may have a longer context, and stretch rope
+    before = checkpoint["model_config"]
+    fixed = before.keys() - MAY_CHANGE
+    advice = "drop that option"
+    if "optimizer" in checkpoint:  # a resumed run
+        before = {**before, "optimizer": checkpoint["config"]["optimizer"]}
+        fixed = fixed | {"optimizer"}
+        advice = "drop that option, or start a new run with another --out_dir"
     elif config.position != "learned" or config.block_size < before["block_size"]:
-        for name in ("block_size", "rope_base", "rope_scale"):
-            del before[name]
-    for name, value in before.items():
-        if getattr(config, name) != value:
-            what = f"{name} is fixed to {value} by the checkpoint {checkpoint['name']}"
-            raise UserError(f"{what}; drop --{name}, or start a new run with another --out_dir")
+        fixed = fixed - OF_THE_CONTEXT
+    for name in sorted(fixed):
+        if getattr(config, name) != before[name]:
+            what = f"{name} is fixed to {before[name]} by the checkpoint {checkpoint['name']}"
+            raise UserError(f"{what}; {advice}")
 
 
 # ----------------------------------------------------------------------------- its plot

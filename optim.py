@@ -267,7 +267,7 @@ def lr_fraction(step: int, config) -> float:
 
 
 # ----------------------------------------------------------------------------- tensors that FSDP has sharded
-# Then each process has a shard of a tensor, a part of its rows: see runtime.py.
+# Then each process has a shard of a tensor, a part of its rows: see distributed.py.
 
 
 def full_tensor(t: torch.Tensor) -> torch.Tensor:

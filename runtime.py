@@ -83,7 +83,7 @@ class Worker:
             return {"gflops": round(flops / 1e9, 2)}
         return {"mfu": round(flops / (peak * self.world_size), 4)}
 
-    # What several processes do together. In a single process, nothing is left to do.
+    # What distributed.Member does together with other processes. Here, in a single process, little is left to do.
 
     def wrap(self, model: torch.nn.Module, compile: bool = False) -> Callable:
         """Move the model to the device. Returns the function to call: the model, perhaps compiled."""
@@ -167,10 +167,10 @@ class StopSignal:
         self.requested = False  # has a signal come?
         names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # the last one is Ctrl-Break on Windows
         self.numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            self.numbers.remove(signal.SIGHUP)  # nohup ignores a closed terminal
         for number in self.numbers:
-            ignored = signal.getsignal(number) == signal.SIG_IGN
-            if not (ignored and signal.Signals(number).name == "SIGHUP"):  # nohup ignores a closed terminal
-                signal.signal(number, self.handle)
+            signal.signal(number, self.handle)
         return self
 
     def handle(self, number: int, _) -> None:

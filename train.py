@@ -126,7 +126,7 @@ class TrainConfig(GPTConfig):
 # A batch is computed in micro-batches, as many sequences as fit into memory at a time. A Run, below,
 # holds everything that the loop needs. If torchrun starts several processes, each runs this loop with
 # its part of every batch, see distributed.py: rank is the number of a process, world_size how many
-# there are. The methods of a Worker exchange numbers with the others; in a single process they do nothing.
+# there are. A Worker's methods sum(), mean() ... exchange numbers with the others, if there are any.
 
 
 def train(run: "Run") -> None:
@@ -151,6 +151,7 @@ def train(run: "Run") -> None:
             rows = sum(len(x) for x, _ in batches)
 
             # ---- forward and backward: the gradients of the micro-batches add up in each p.grad
+            # (The model is in training mode, except in an evaluation: see mean_loss().)
             loss = torch.zeros((), device=worker.device)
             for i, (x, y) in enumerate(batches):
                 # Averaging over processes takes time. Once is enough: in the last micro-batch
@@ -187,7 +188,7 @@ def train(run: "Run") -> None:
             if log_now:
                 log_training(run, grad_norm)
             if save_now:
-                save_progress(run)  # last.pt, before an evaluation, which can take long
+                save_progress(run)  # last.pt, before an evaluation, which can take long: if killed, it is repeated
             if progress.evaluation_due and not run.stopped:
                 validate(run, stop)  # saves best.pt if the loss is the lowest so far, and last.pt again
 
