@@ -24,6 +24,7 @@ from console import NonNegative, UserError, option, parse, print_losses, print_r
 from dataset import load
 from tokenizer import CharTokenizer
 
+MAX_LETTERS = 100  # larger tables are hard to look at; ngram.py takes any vocabulary
 STEPS = 300  # steps of gradient descent
 
 
@@ -158,6 +159,8 @@ def read_words(data):
     advice = f"use words, names or your own ({own}), or python ngram.py --n=2 --dataset={data.name}"
     if not data.has_lines or not isinstance(data.tokenizer, CharTokenizer):
         raise UserError(f"{data.name} is not a list of words with one token per letter; {advice}")
+    if data.vocab_size > MAX_LETTERS:
+        raise UserError(f"{data.name} has {data.vocab_size:,} letters, {MAX_LETTERS} at most; {advice}")
     if "." in data.tokenizer.chars:
         raise UserError(f"{data.name} has a dot among its letters, and here a dot ends a word; {advice}")
     data.need(2, "one word")  # tokens in each split: a letter, and the end of the word

@@ -8,9 +8,9 @@ and runs the whole of train.py on its own part of every batch. By default, each 
 equal, make the same update. With --fsdp (fully sharded data parallel), each process keeps a part of every parameter,
 its shard, and a layer is put together only while it computes.
 
-Rank 0 decides: its options count, and it alone prints and writes files. All processes make the same calls in the same
-order, as they wait for each other in many of them. A function that waits for the others has to be called by all, or it
-waits forever.
+Rank 0 decides: its options count, once each process has found its own possible, and it alone prints and writes files.
+All processes make the same calls in the same order, as they wait for each other in many of them. A function that waits
+for the others has to be called by all, or it waits forever.
 """
 
 import contextlib
@@ -175,7 +175,8 @@ def set_up_together(set_up: Callable[[], tuple]) -> tuple:
     dist.broadcast_object_list(shared)
     config = shared[0]
     stop_if_different(data, checkpoint, worker)
-    return config, checkpoint, data, Member(worker.device, worker.dtype, RANK, WORLD_SIZE, config.fsdp)
+    dtype = getattr(torch, config.dtype)
+    return config, checkpoint, data, Member(worker.device, dtype, RANK, WORLD_SIZE, config.fsdp)
 
 
 def check(config, worker: Worker) -> None:
@@ -196,16 +197,18 @@ def stop_if_different(data, checkpoint: dict, worker: Worker) -> None:
     weights = checkpoint.get("model", {}).values()
     beginnings = [p.flatten()[:9].tolist() for p in weights]  # enough to tell two checkpoints apart
     facts = {
-        "the data": checksum({"splits": data.splits, "tokenizer": data.tokenizer.to_dict()}),
-        "the checkpoint": checksum([beginnings, checkpoint.get("progress")]),
-        "the device": f"{worker.device.type}, {worker.dtype}",
+        "the checksum of the data": checksum({"splits": data.splits, "tokenizer": data.tokenizer.to_dict()})[:8],
+        "the checksum of the checkpoint": checksum([beginnings, checkpoint.get("progress")])[:8],
+        "the device": worker.device.type,
     }
     everyone = [None] * WORLD_SIZE
     dist.all_gather_object(everyone, facts)
-    different = [name for name in facts if any(theirs[name] != everyone[0][name] for theirs in everyone)]
-    if different:
-        if LOCAL_RANK == 0:
-            what = f"{' and '.join(different)} of this process and of others differ"
-            print(f"error: {what}; give all machines the same", file=sys.stderr, flush=True)
-        wait_for_all()  # until it is printed
-        exit_now(2)
+    for rank, theirs in enumerate(everyone):
+        for name, first in everyone[0].items():
+            if theirs[name] == first:
+                continue
+            if LOCAL_RANK == 0:
+                what = f"{name} is {theirs[name]} in process {rank}, but {first} in the first one"
+                print(f"error: {what}; give all machines the same", file=sys.stderr, flush=True)
+            wait_for_all()  # until it is printed
+            exit_now(2)

@@ -20,7 +20,10 @@ def download(url: str, path: Path, advice: str, sha256: str = "") -> None:
                 sha256 = fetch_rest(url, part, advice, sha256)
                 break
             except OSError as error:  # no network, or a full disk; all errors of requests are OSErrors, too
-                if pause is None:
+                # Bad request, unauthorized, forbidden, not found, gone: trying again is no use
+                answer = getattr(error, "response", None)
+                is_final = answer is not None and answer.status_code in (400, 401, 403, 404, 410)
+                if pause is None or is_final:
                     what = f"cannot download {url} ({error})"
                     raise UserError(f"{what}; put the file at {path}, {advice}") from error
             time.sleep(pause)

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, their locks and checksums; safe tensors."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -37,7 +38,10 @@ def replace_file(path: Path, write: Callable) -> None:
         if not isinstance(error, OSError):
             raise
         reason = error.strerror or error
-        advice = "free some disk space, or use a folder that you may write to; a file from before is intact"
+        is_full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of a file, quota
+        advice = "free some disk space" if is_full else "use a folder that you may write to"
+        if os.path.exists(path):
+            advice = f"{advice}; the file from before is intact"
         raise UserError(f"cannot write {path}: {reason}; {advice}") from error
 
 
@@ -74,15 +78,16 @@ def sha256_of(path: Path) -> str:
 
 def verify(folder: Path, expected: dict[str, str]) -> None:
     """Compare the SHA-256 of files in a folder, {name: SHA-256}, unless they have not been written to since the last
-    time: verified.json has their sizes, times and numbers on the disk. Raises UserError if one differs."""
+    time: verified.json has their sizes, times and numbers on the disk, too. Raises UserError if one differs."""
     stamps = {}
-    for name in expected:
+    for name, sha256 in expected.items():
         status = (folder / name).stat()
-        stamps[name] = [status.st_size, status.st_mtime_ns, status.st_ino]
+        stamps[name] = [sha256, status.st_size, status.st_mtime_ns, status.st_ino]
     text = json.dumps(stamps)
     verified = folder / "verified.json"
-    if verified.exists() and verified.read_text(encoding="utf-8") == text:
-        return
+    with contextlib.suppress(OSError):  # there is none yet
+        if verified.read_bytes() == text.encode():
+            return
     for name, sha256 in expected.items():
         path = folder / name
         if sha256_of(path) != sha256:

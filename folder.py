@@ -19,7 +19,7 @@ from checkpoint import load_checkpoint, refuse_unknown, save_model
 from console import UserError, as_text, convert, did_you_mean, known_options
 from files import lock, move, replace_file
 from optim import full_tensor
-from windows import counting_losses
+from windows import counting_losses, mean_loss
 
 # The files of a run. A new run moves these aside, and no others: the folder may have more in it. log.jsonl, by
 # which a run is known, comes last, so a move that was interrupted can be repeated
@@ -76,13 +76,16 @@ def cut_log(log, step: int, evaluation_due: bool) -> None:
     saved, the validation loss of that step if it is computed again, and a line that was not finished."""
     log.seek(0)
     size = 0  # bytes of the lines that stay
-    for line in log:
-        if not line.endswith("\n"):
-            break
-        entry = json.loads(line)
-        again = evaluation_due and entry["step"] == step and "val" in entry
-        if entry["step"] <= step and not again:
-            size += len(line.encode())
+    try:
+        for line in log:
+            if not line.endswith("\n"):
+                break
+            entry = json.loads(line)
+            again = evaluation_due and entry["step"] == step and "val" in entry
+            if entry["step"] <= step and not again:
+                size += len(line.encode())
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{log.name} has a line that train.py did not write; delete that line") from error
     log.truncate(size)
 
 
@@ -92,10 +95,15 @@ def cut_log(log, step: int, evaluation_due: bool) -> None:
 
 def save_progress(run) -> None:
     """Write last.pt, from which the run can be resumed: model, optimizer, scaler and progress."""
-    # The loss of a step is computed before its update, so it does not show that the update made a weight NaN, or
-    # so large that its square is infinite
-    squares = [full_tensor(p.detach().square().sum()) for p in run.model.parameters()]
-    check_finite("sum of the squared weights", float(sum(squares)), run)
+    # The loss of a step is computed before its update. A model that diverged in the update must not replace a good
+    # one: look at all weights, and try a batch in each process
+    sums = [full_tensor(p.detach().sum()) for p in run.model.parameters()]
+    check_finite("sum of the weights", float(sum(sums)), run)
+    batch_size = run.config.batch_size
+    n_windows = batch_size * run.worker.world_size
+    beginning = [part[:n_windows] for part in run.windows]
+    loss = mean_loss(run.model, run.loss_function, run.data.val, beginning, batch_size, run.worker)
+    check_finite("validation loss of the first windows", loss, run)
     run.progress.seconds = run.seconds()
     optimizer = run.worker.gather(run.optimizer.state_dict())
     save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())

@@ -330,4 +330,7 @@ def load_trained(model: GPT, checkpoint: dict) -> None:
     trained = checkpoint["model"]
     if trained.keys() != trained_state(model).keys():
         raise UserError(f"{checkpoint['name']} lacks weights, or has unknown ones; run finetune.py again")
-    model.load_state_dict(trained, strict=False)  # False: the base has its weights already
+    try:
+        model.load_state_dict(trained, strict=False)  # False: the base has its weights already
+    except RuntimeError as error:
+        raise UserError(f"{checkpoint['name']} has weights of other shapes; run finetune.py again") from error

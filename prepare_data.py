@@ -174,7 +174,7 @@ def write_meta(folder: Path, source: str, tokenizer: Tokenizer, splits: dict, se
         "splits": splits,
         "start_token": start_token,  # samples start with it
     }
-    meta["sha256"] = hashlib.sha256(json.dumps(meta).encode()).hexdigest()  # of all other entries
+    meta["sha256"] = checksum(meta)  # of all other entries
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
 
@@ -213,12 +213,22 @@ def print_dataset(name: str, tokenizer: Tokenizer) -> None:
 
 
 def read_meta(name: str) -> dict:
-    """Read the meta.json of a dataset. Raises UserError if it is damaged."""
+    """Read the meta.json of a dataset. Raises UserError if it is damaged. (dataset.py has its own function: it
+    imports this file if data are missing, so this file cannot import it.)"""
     path = DATA / name / "meta.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged; delete {path.parent}, and run prepare_data.py again") from error
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        is_whole = meta.pop("sha256") == checksum(meta)
+    except (ValueError, LookupError, TypeError, AttributeError):  # no JSON, or no dict
+        is_whole = False
+    if not is_whole:
+        raise UserError(f"{path} is damaged; delete {path.parent}, and run prepare_data.py again")
+    return meta
+
+
+def checksum(meta: dict) -> str:
+    """The SHA-256 of a dict of plain values."""
+    return hashlib.sha256(json.dumps(meta).encode()).hexdigest()
 
 
 # ----------------------------------------------------------------------------- sources of text
@@ -493,6 +503,8 @@ def bpe_tokenizer(train: Iterable[str], between: str, vocab_size: int) -> BPETok
         train = "".join(f"{document}\n" for document in train)
     if between != END:
         return BPETokenizer(train_bpe(train, vocab_size))
+    if vocab_size < 257:
+        raise UserError(f"vocab_size={vocab_size} has no room for 256 bytes and {END}; use 257 or more")
     ranks = train_bpe(train, vocab_size - 1)
     # No text becomes this token: bpe.PATTERN cuts <|endoftext|> into <|, endoftext and |>
     ranks[END.encode()] = len(ranks)

@@ -639,6 +639,12 @@ def test_what_is_no_list_of_letters_is_refused_and_ngram_py_takes_it(call, fails
         assert (status, err) == (0, "") and float(result(out)["val"]) > 0
 
 
+def test_a_list_of_many_letters_is_for_ngram_py(fails, monkeypatch):
+    V = load("list").vocab_size
+    monkeypatch.setattr(bigram, "MAX_LETTERS", V - 1)
+    assert fails(bigram, "--dataset=list").startswith(f"error: list has {V} letters, {V - 1} at most; use words")
+
+
 def test_ngram_py_gives_the_same_losses(call):
     here = result(call(bigram, "--dataset=list")[1])
     there = result(call(ngram, "--n=2", "--dataset=list")[1])

@@ -51,7 +51,7 @@ def test_fsdp_gathers_layer_by_layer_in_the_dtype_that_they_compute_in(monkeypat
     assert all(layer._compiled_call_impl for layer in layers)
 
 
-def facts(monkeypatch, splits="abc", weight=1.0, best=2.0, device="cpu", dtype=torch.float32) -> dict:
+def facts(monkeypatch, splits="abc", weight=1.0, best=2.0, device="cpu") -> dict:
     """What a process with these data, this checkpoint and this device tells the others."""
     told = []
 
@@ -62,18 +62,17 @@ def facts(monkeypatch, splits="abc", weight=1.0, best=2.0, device="cpu", dtype=t
     monkeypatch.setattr("torch.distributed.all_gather_object", gather)
     data = SimpleNamespace(splits=splits, tokenizer=SimpleNamespace(to_dict=lambda: {"kind": "gpt2"}))
     checkpoint = {"model": {"wte": torch.full((20,), weight)}, "progress": {"best": best}}
-    distributed.stop_if_different(data, checkpoint, Worker(torch.device(device), dtype))
+    distributed.stop_if_different(data, checkpoint, Worker(torch.device(device), torch.float32))
     return told[0]
 
 
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"splits": "abd"}, "the data"),
-        ({"weight": 1.5}, "the checkpoint"),
-        ({"best": 2.5}, "the checkpoint"),
+        ({"splits": "abd"}, "the checksum of the data"),
+        ({"weight": 1.5}, "the checksum of the checkpoint"),
+        ({"best": 2.5}, "the checksum of the checkpoint"),
         ({"device": "meta"}, "the device"),
-        ({"dtype": torch.bfloat16}, "the device"),
     ],
 )
 def test_processes_that_differ_stop_and_each_machine_says_why(process, monkeypatch, capsys, change, name):
@@ -89,8 +88,8 @@ def test_processes_that_differ_stop_and_each_machine_says_why(process, monkeypat
         distributed.stop_if_different(data, {}, worker)
         assert events[:2] == ["wait", "exit 2"]
         printed = capsys.readouterr().err
-        what = f"error: {name} of this process and of others differ; give all machines the same\n"
-        assert printed == ("" if local_rank else what)
+        what = f"{name} is {theirs[name]} in process 1, but {ours[name]} in the first one"
+        assert printed == ("" if local_rank else f"error: {what}; give all machines the same\n")
 
 
 def test_what_several_processes_cannot_do_gets_one_line(monkeypatch):
