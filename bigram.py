@@ -284,7 +284,8 @@ def closest_smoothing(P, N):
     differences = {}
     for add in torch.logspace(-4, 4, 81).tolist():  # 81 numbers from 0.0001 to 10,000, each 1.26 times the last
         difference = P - probabilities(N, add)
-        differences[add] = difference[occurs].abs().mean().item()
+        difference = difference[occurs].abs()
+        differences[add] = difference.mean().item()
     closest = min(differences, key=differences.get)
     return closest, differences[closest]
 

@@ -164,6 +164,7 @@ def convert(what: str, kind, text: str):
             near = did_you_mean(text, choices)
             raise UserError(f"{what}={text} is unknown{near}; choose from {', '.join(choices)}")
         return text
+    # Annotated[int, 1, 2**31] has these three arguments, a plain int or float none
     number, least, limit = get_args(kind) or (kind, -(2**31), 2**31)
     try:
         value = number(text)

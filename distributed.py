@@ -8,7 +8,7 @@ and runs the whole of train.py on its own part of every batch. By default, each 
 equal, make the same update. With --fsdp (fully sharded data parallel), each process keeps a part of every parameter,
 its shard, and a layer is put together only while it computes.
 
-Rank 0 decides: its options count, once each process has found its own possible, and it alone prints and writes files.
+Rank 0 decides: its options count, after each process has checked its own, and it alone prints and writes files.
 All processes make the same calls in the same order, as they wait for each other in many of them. A function that waits
 for the others has to be called by all, or it waits forever.
 """

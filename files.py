@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, their locks and checksums; safe tensors."""
+"""Files that appear whole or not at all, their locks and checksums; tensors that run no code."""
 
 import contextlib
 import errno
@@ -77,8 +77,8 @@ def sha256_of(path: Path) -> str:
 
 
 def verify(folder: Path, expected: dict[str, str]) -> None:
-    """Compare the SHA-256 of files in a folder, {name: SHA-256}, unless they have not been written to since the last
-    time: verified.json has their sizes, times and numbers on the disk, too. Raises UserError if one differs."""
+    """Check the SHA-256 of files in a folder, {name: SHA-256}; skip it if the sizes, times and inodes of the files are
+    those in verified.json, which the last check has written. Raises UserError if one differs."""
     stamps = {}
     for name, sha256 in expected.items():
         status = (folder / name).stat()

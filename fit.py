@@ -1,6 +1,7 @@
 """The training loop of the scripts that teach something else.
 
     from fit import fit
+    from optim import Recipe
     seconds = fit(model, batch_loss, Recipe(max_iters=1000, learning_rate=0.003))
 
 batch_loss() draws a batch and returns its loss. train.py has a loop of its own, and so have the scripts in which the

@@ -1,11 +1,12 @@
-"""The folder of a run, out/<run>/: its options, its log, its plot; and the last.pt that a run resumes from.
+"""The folder of a run, out/<run>/: its options, log and checkpoints, how a run resumes from it, and the last report.
 
     config.toml     every option      log.jsonl      an object per line      loss.png      the losses, drawn
     last.pt         to resume         best.pt        to sample
 
-train.py uses this. checkpoint.py saves and opens the models.
+train.py uses this. checkpoint.py saves and opens models, from runs and from elsewhere.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -15,11 +16,16 @@ import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
-from checkpoint import load_checkpoint, refuse_unknown, save_model
-from console import UserError, as_text, convert, did_you_mean, known_options
+import torch
+
+import console
+from checkpoint import load_checkpoint, load_model, refuse_unknown, save_model
+from console import UserError
 from files import lock, move, replace_file
 from optim import full_tensor
-from windows import counting_losses, mean_loss
+from runtime import Worker
+from tokenizer import start_ids
+from windows import counting_losses, evaluation_windows, mean_loss
 
 # The files of a run. A new run moves these aside, and no others: the folder may have more in it. log.jsonl, by
 # which a run is known, comes last, so a move that was interrupted can be repeated
@@ -89,14 +95,37 @@ def cut_log(log, step: int, evaluation_due: bool) -> None:
     log.truncate(size)
 
 
+def write_line(run, text: str, figures: dict[str, float]) -> None:
+    """Print the text, and write the figures into log.jsonl."""
+    step = run.progress.step
+    last = run.config.max_iters
+    width = len(str(last))
+    with contextlib.suppress(OSError):  # if the terminal is gone: a signal will end the loop
+        print(f"step {step:>{width}}/{last}  {text}", flush=True)
+    if run.log:
+        line = {"step": step, "seconds": round(run.seconds(), 3), **figures}
+        run.log.write(json.dumps(line) + "\n")
+        run.log.flush()
+
+
 # ----------------------------------------------------------------------------- last.pt, best.pt
 # run: a train.Run. All processes call these functions, as they wait for each other in some of them. Rank 0 writes.
 
 
 def save_progress(run) -> None:
     """Write last.pt, from which the run can be resumed: model, optimizer, scaler and progress."""
-    # The loss of a step is computed before its update. A model that diverged in the update must not replace a good
-    # one: look at all weights, and try a batch in each process
+    refuse_diverged(run)
+    run.progress.seconds = run.seconds()
+    optimizer = run.worker.gather(run.optimizer.state_dict())
+    save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())
+    if run.stopped:
+        out_dir = shlex.quote(run.config.out_dir)
+        print(f"stopped after step {run.progress.step}; resume with --init_from=resume --out_dir={out_dir}")
+
+
+def refuse_diverged(run) -> None:
+    """A model that diverged in the last update must not replace a good one. The loss of a step is computed before its
+    update, so it does not show that: look at all weights, and try a batch in each process."""
     sums = [full_tensor(p.detach().sum()) for p in run.model.parameters()]
     check_finite("sum of the weights", float(sum(sums)), run)
     batch_size = run.config.batch_size
@@ -104,12 +133,6 @@ def save_progress(run) -> None:
     beginning = [part[:n_windows] for part in run.windows]
     loss = mean_loss(run.model, run.loss_function, run.data.val, beginning, batch_size, run.worker)
     check_finite("validation loss of the first windows", loss, run)
-    run.progress.seconds = run.seconds()
-    optimizer = run.worker.gather(run.optimizer.state_dict())
-    save(run, "last.pt", progress=asdict(run.progress), optimizer=optimizer, scaler=run.scaler.state_dict())
-    if run.stopped:
-        out_dir = shlex.quote(run.config.out_dir)
-        print(f"stopped after step {run.progress.step}; resume with --init_from=resume --out_dir={out_dir}")
 
 
 def save(run, name: str, **entries) -> None:
@@ -175,12 +198,12 @@ def read_toml(path: str, options: type) -> dict:
         raise UserError(f"no config file {path}; there are {there}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
         raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
-    known = known_options(options)
+    known = console.known_options(options)
     for name, value in values.items():
         if name not in known:
-            near = did_you_mean(name, known)
+            near = console.did_you_mean(name, known)
             raise UserError(f"unknown option {name} in {path}{near}; fix that line")
-        values[name] = convert(f"{path}: {name}", known[name].type, as_text(value))
+        values[name] = console.convert(f"{path}: {name}", known[name].type, console.as_text(value))
     return values
 
 
@@ -223,7 +246,54 @@ def refuse_changes(config, checkpoint: dict) -> None:
             raise UserError(f"{what}; {advice}")
 
 
-# ----------------------------------------------------------------------------- its plot
+# ----------------------------------------------------------------------------- after the last step
+
+
+def report(config, data, worker: Worker, progress) -> None:
+    """Print a sample of the best model, its losses, and the result line."""
+    folder = Path(config.out_dir)
+    checkpoint = load_checkpoint(folder / "best.pt")
+    if progress.step < config.max_iters:
+        out_dir = shlex.quote(config.out_dir)
+        advice = f"to continue: python train.py --init_from=resume --out_dir={out_dir} --early_stop=0"
+        print(f"early stopping: no improvement in {config.early_stop} evaluations; {advice}")
+    if checkpoint["step"] < progress.step:
+        print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
+    model, _ = load_model(checkpoint)
+    model.to(worker.device)
+    losses = final_losses(config, data, worker, model)
+
+    # A sample from the start of a document, or of a line
+    ids = start_ids(data.tokenizer) if data.start_token is None else [data.start_token]
+    idx = torch.tensor([ids], device=worker.device)  # (1, 1)
+    generator = torch.Generator(worker.device).manual_seed(config.seed)
+    idx = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)
+    text = data.tokenizer.decode(idx[0, 1:].tolist())
+    print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{console.printable(text.strip())}")
+
+    console.print_losses(data, losses)
+    draw_losses(folder, data)
+    tokens_per_second = progress.step * config.tokens_per_step() / progress.train_seconds
+    figures = {"step": progress.step, "seconds": progress.seconds, "tokens_per_second": f"{tokens_per_second:.0f}"}
+    figures.update(worker.rate(tokens_per_second * model.flops_per_token()))
+    figures["out_dir"] = config.out_dir
+    console.print_result("gpt", data, model.num_params(), losses, **figures)
+
+
+def final_losses(config, data, worker: Worker, model) -> dict[str, float]:
+    """The loss of the best model on each split."""
+    alone = Worker(worker.device, worker.dtype)  # the other processes have left
+    loss_function = alone.loss_function(model)
+    losses = {}
+    for split in data.splits:
+        n_tokens = config.eval_tokens
+        if split == "train" and n_tokens == 0:
+            n_tokens = len(data.val)  # 0 means all tokens, which would take long here
+        tokens = getattr(data, split)
+        windows = evaluation_windows(tokens, data.separator, config.block_size, n_tokens)
+        show = console.progress(f"evaluating {split}", len(windows[0]), "windows")
+        losses[split] = mean_loss(model, loss_function, tokens, windows, config.batch_size, alone, show)
+    return losses
 
 
 def draw_losses(folder: Path, data) -> None:

@@ -3,7 +3,7 @@
     from layers import speed_up
     speed_up(model)             # or speed_up(model, int8=True)
 
-sample.py calls this for a model with a large matrix, and for --int8.
+sample.py calls this for --int8; and if a matrix of the model is large, unless it compiles the model.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Turn a text into data/<dataset>/, the tokens that the training scripts read with load(dataset).
+"""Turn a text into data/<dataset>/, the tokens that the training scripts open with dataset.load(name).
 
     python prepare_data.py words                      # no download: words from the Python library
     python prepare_data.py shakespeare                # tiny Shakespeare, one token per character
@@ -214,7 +214,7 @@ def print_dataset(name: str, tokenizer: Tokenizer) -> None:
 
 def read_meta(name: str) -> dict:
     """Read the meta.json of a dataset. Raises UserError if it is damaged. (dataset.py has its own function: it
-    imports this file if data are missing, so this file cannot import it.)"""
+    imports this file if data are missing, and imports go one way.)"""
     path = DATA / name / "meta.json"
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))

@@ -187,7 +187,7 @@ class StopSignal:
 
     def __exit__(self, *_) -> None:
         for number in self.numbers:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)  # from here on, Ctrl-C ends the script at once
 
 
 # What errors say if memory runs out: on a GPU, on a CPU, on Windows

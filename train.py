@@ -7,17 +7,15 @@
     python estimate.py config/gpt2.toml                     # what a run needs
 
 Read model.py before this file, and optim.py and windows.py after it. Shapes: B batch size, T tokens.
-Precedence of options: command line > TOML file > checkpoint (--init_from) > defaults below. A run
+Precedence of options: command line > TOML file > checkpoint (a resumed run: all of its options; a new
+run that starts from it, --init_from=out/names: those of the model) > defaults below. A run
 lives in out/<run>/: config.toml (every option), log.jsonl (one object per line), last.pt (to
 resume), best.pt (to sample), and loss.png if matplotlib is installed.
 
 The loop is train(), below the options. The first time, skip the options, and read only the loop.
 """
 
-import contextlib
-import json
 import math
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,25 +28,25 @@ import torch
 
 import console
 import runtime
-from checkpoint import check_tokenizer, load_checkpoint, load_model, load_weights, note_if_changed
+from checkpoint import check_tokenizer, load_checkpoint, load_weights, note_if_changed
 from console import Fraction, NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option
 from dataset import DATA, Dataset, load
 from files import verify
 from folder import (
     check_finite,
-    draw_losses,
     load_progress,
     open_run,
     read_toml,
     refuse_changes,
+    report,
     restore,
     save,
     save_progress,
+    write_line,
 )
 from model import GPT, ConfigError, GPTConfig
 from optim import full_tensor, lr_fraction, make_optimizer, set_lr
 from runtime import StopSignal, Worker
-from tokenizer import start_ids
 from windows import cut_into_windows, document_edges, evaluation_windows, mean_loss, read_windows
 
 
@@ -138,7 +136,7 @@ def train(run: "Run") -> None:
     progress = run.progress
     with StopSignal() as stop:
         if progress.evaluation_due:  # in a resumed run: its last evaluation is missing
-            validate(run, stop)
+            validate(run, stop, save_now=True)
         while not run.is_over():
             began = time.perf_counter()
             progress.step += 1
@@ -181,8 +179,8 @@ def train(run: "Run") -> None:
             last = step == config.max_iters
             log_now = last or step % config.log_interval == 0
             progress.evaluation_due = last or step % config.eval_interval == 0
-            save_now = progress.evaluation_due or run.stopped or step % config.checkpoint_interval == 0
-            if log_now or save_now:
+            save_now = run.is_over() or step % config.checkpoint_interval == 0
+            if log_now or save_now or progress.evaluation_due:
                 read_losses(run)  # waits until a GPU has computed them, so the time below is right
             progress.train_seconds += time.perf_counter() - began
             if log_now:
@@ -190,7 +188,7 @@ def train(run: "Run") -> None:
             if save_now:
                 save_progress(run)  # last.pt, before an evaluation, which can take long: if killed, it is repeated
             if progress.evaluation_due and not run.stopped:
-                validate(run, stop)  # saves best.pt if the loss is the lowest so far, and last.pt again
+                validate(run, stop, save_now)  # saves best.pt if the loss is the lowest so far, and last.pt again
 
 
 def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
@@ -299,9 +297,9 @@ def log_training(run: Run, grad_norm: torch.Tensor) -> None:
     progress.logged_at = progress.train_seconds
 
 
-def validate(run: Run, stop: StopSignal) -> None:
+def validate(run: Run, stop: StopSignal, save_now: bool) -> None:
     """Compute the validation loss, and save the model if it is the best so far. A signal ends the
-    evaluation, which then stays due."""
+    evaluation, which then stays due. save_now: save last.pt afterwards, not only if the run is over."""
     progress = run.progress
     show = console.progress("evaluating", len(run.windows[0]), "windows")
 
@@ -328,20 +326,8 @@ def validate(run: Run, stop: StopSignal) -> None:
                 news = f"saved best.pt, still above the uniform loss of {uniform:.4f}"
         bits = run.data.bits_per_byte(val, "val")
         write_line(run, f"val loss {val:.4f}  ({bits:.4f} bits/byte)  {news}", {"val": val})
-    save_progress(run)
-
-
-def write_line(run: Run, text: str, figures: dict[str, float]) -> None:
-    """Print the text, and write the figures into log.jsonl."""
-    step = run.progress.step
-    last = run.config.max_iters
-    width = len(str(last))
-    with contextlib.suppress(OSError):  # if the terminal is gone: a signal will end the loop
-        print(f"step {step:>{width}}/{last}  {text}", flush=True)
-    if run.log:
-        line = {"step": step, "seconds": round(run.seconds(), 3), **figures}
-        run.log.write(json.dumps(line) + "\n")
-        run.log.flush()
+    if save_now or run.is_over():  # early stopping, or a signal
+        save_progress(run)
 
 
 # ----------------------------------------------------------------------------- how a run starts
@@ -383,7 +369,7 @@ def set_up() -> tuple[TrainConfig, dict, Dataset, Worker]:
     config, checkpoint = read_config(__doc__)
     worker = Worker.pick(config.device, config.dtype)
     config.dtype = str(worker.dtype).removeprefix("torch.")  # no longer auto: a resumed run has the same dtype
-    data = load(config.dataset)
+    data = load(config.dataset)  # data/<dataset>/, which prepare_data.py makes
     verify(DATA / data.name, {f"{split}.bin": sha256 for split, sha256 in data.hashes().items()})
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     if checkpoint:
@@ -449,9 +435,7 @@ def print_summary(run: Run) -> None:
     print(f"data    {data.name}: {n_train:,} training tokens; {evaluated}")
     uniform = math.log(data.vocab_size)
     print(f"model   {run.model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
-    peak = runtime.published_peak(run.worker.device, run.worker.dtype)
-    mfu = f"; mfu = fraction of the published peak, {peak / 1e12:,.0f} TFLOP/s" if peak else ""
-    print(f"device  {run.worker}{mfu}")
+    print(f"device  {run.worker}")
     steps = config.max_iters
     per_step = config.tokens_per_step()
     epochs = steps * per_step / n_train
@@ -460,56 +444,6 @@ def print_summary(run: Run) -> None:
     if warmup > steps:
         reached = f"{steps / warmup:.0%} of its peak"
         print(f"note: --warmup_iters={warmup} is longer than the run; the learning rate only reaches {reached}")
-
-
-# ----------------------------------------------------------------------------- after the last step
-
-
-def report(config: TrainConfig, data: Dataset, worker: Worker, progress: Progress) -> None:
-    """Print a sample of the best model, its losses, and the result line."""
-    folder = Path(config.out_dir)
-    checkpoint = load_checkpoint(folder / "best.pt")
-    if progress.step < config.max_iters:
-        out_dir = shlex.quote(config.out_dir)
-        advice = f"to continue: python train.py --init_from=resume --out_dir={out_dir} --early_stop=0"
-        print(f"early stopping: no improvement in {config.early_stop} evaluations; {advice}")
-    if checkpoint["step"] < progress.step:
-        print(f"validation loss was lowest at step {checkpoint['step']}: the sample and results below use best.pt")
-    model, _ = load_model(checkpoint)
-    model.to(worker.device)
-    losses = final_losses(config, data, worker, model)
-
-    # A sample from the start of a document, or of a line
-    ids = start_ids(data.tokenizer) if data.start_token is None else [data.start_token]
-    idx = torch.tensor([ids], device=worker.device)  # (1, 1)
-    generator = torch.Generator(worker.device).manual_seed(config.seed)
-    idx = model.generate(idx, config.sample_tokens, temperature=0.8, generator=generator)
-    text = data.tokenizer.decode(idx[0, 1:].tolist())
-    print(f"\nsample ({config.sample_tokens} tokens, temperature 0.8):\n{console.printable(text.strip())}")
-
-    console.print_losses(data, losses)
-    draw_losses(folder, data)
-    tokens_per_second = progress.step * config.tokens_per_step() / progress.train_seconds
-    figures = {"step": progress.step, "seconds": progress.seconds, "tokens_per_second": f"{tokens_per_second:.0f}"}
-    figures.update(worker.rate(tokens_per_second * model.flops_per_token()))
-    figures["out_dir"] = config.out_dir
-    console.print_result("gpt", data, model.num_params(), losses, **figures)
-
-
-def final_losses(config: TrainConfig, data: Dataset, worker: Worker, model: GPT) -> dict[str, float]:
-    """The loss of the best model on each split."""
-    alone = Worker(worker.device, worker.dtype)  # the other processes have left
-    loss_function = alone.loss_function(model)
-    losses = {}
-    for split in data.splits:
-        n_tokens = config.eval_tokens
-        if split == "train" and n_tokens == 0:
-            n_tokens = len(data.val)  # 0 means all tokens, which would take long here
-        tokens = getattr(data, split)
-        windows = evaluation_windows(tokens, data.separator, config.block_size, n_tokens)
-        show = console.progress(f"evaluating {split}", len(windows[0]), "windows")
-        losses[split] = mean_loss(model, loss_function, tokens, windows, config.batch_size, alone, show)
-    return losses
 
 
 def main() -> None:

@@ -42,8 +42,8 @@ SHORT = [*TINY, "--max_iters=12", "--log_interval=1", "--eval_interval=4", "--wa
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch):
     """Drawing loss.png takes longer than these short runs themselves. Gives the function that draws."""
-    draw = train.draw_losses
-    monkeypatch.setattr(train, "draw_losses", lambda *_: None)
+    draw = folder.draw_losses
+    monkeypatch.setattr(folder, "draw_losses", lambda *_: None)
     return draw
 
 
@@ -493,7 +493,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_its_checkpoints(call
     again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=12", "--grad_clip=0", "--learning_rate=1e30"]
     for options, what in (
         (["--eval_interval=100"], "training loss is nan at step "),
-        (["--eval_interval=1"], "validation loss of the first windows is nan at step 5; "),
+        (["--eval_interval=1"], "validation loss is nan at step 5; "),
         (["--eval_interval=100", "--log_interval=8"], "training loss is nan at step 8; "),
         (["--eval_interval=100", "--checkpoint_interval=1", "--learning_rate=1e38"], " at step 5; "),  # a finite loss
         (["--eval_interval=1", "--checkpoint_interval=1", "--learning_rate=1e22"], " at step 5; "),  # finite weights
@@ -1003,7 +1003,7 @@ def test_running_out_of_memory_is_told_with_keys_that_help():
 
 
 def test_the_losses_are_drawn_at_the_end(call, monkeypatch, no_plots):
-    monkeypatch.setattr(train, "draw_losses", no_plots)
+    monkeypatch.setattr(folder, "draw_losses", no_plots)
     saved = []
 
     class Figure(matplotlib.figure.Figure):
@@ -1023,12 +1023,12 @@ def test_the_losses_are_drawn_at_the_end(call, monkeypatch, no_plots):
 
 
 def test_a_plot_that_cannot_be_drawn_does_not_end_the_run(call, monkeypatch, no_plots):
-    monkeypatch.setattr(train, "draw_losses", no_plots)
-    folder = "out/cost$5_and_$6"
-    call(train, *SHORT, f"--out_dir={folder}")
-    assert Path(folder, "loss.png").read_bytes().startswith(b"\x89PNG")  # and not a formula
+    monkeypatch.setattr(folder, "draw_losses", no_plots)
+    out_dir = "out/cost$5_and_$6"
+    call(train, *SHORT, f"--out_dir={out_dir}")
+    assert Path(out_dir, "loss.png").read_bytes().startswith(b"\x89PNG")  # and not a formula
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if a package that matplotlib needs were missing
-    status, out, err = call(train, "--init_from=resume", f"--out_dir={folder}", "--max_iters=20")
+    status, out, err = call(train, "--init_from=resume", f"--out_dir={out_dir}", "--max_iters=20")
     assert status == 0 and result(out)["step"] == "20" and "plots need matplotlib" in out, err
 
 
