@@ -222,10 +222,10 @@ def refuse_other_tensors(path: Path, config: GPTConfig, weights: dict[str, torch
     for name, tensor in expected.items():
         if name not in weights:
             raise UserError(f"{path} lacks {name}; use one file with all weights of a GPT-2")
-        found = tuple(weights[name].shape)
+        shape = tuple(weights[name].shape)
         needed = tuple(tensor.shape)
-        if found != needed:
-            what = f"{name} of shape {found} instead of {needed}"
+        if shape != needed:
+            what = f"{name} of shape {shape} instead of {needed}"
             raise UserError(f"{path} has {what}; use a plain GPT-2")
     for name in weights:
         if name not in expected:

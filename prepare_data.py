@@ -235,7 +235,8 @@ def checksum(meta: dict) -> str:
 
 
 def open_source(source: str, file: str, documents: str) -> dict:
-    """Open a source. To add a source, write a function like open_words() for documents, or open_python()
+    """Open a source: for each split ("train", "val", and "test" if there is one) its documents, or the pieces of one
+    long text. To add a source, write a function like open_words() for documents, or open_python()
     for one long text, call it here, and put its name into SOURCES, and into LISTS if each document
     is a line. A file to download needs only entries in SOURCES, URLS and SHA256."""
     if source == "words":
@@ -244,8 +245,8 @@ def open_source(source: str, file: str, documents: str) -> dict:
         return open_python()
     paths = [fetch_source(source, file)] if source in URLS else files_of(Path(source))
     if documents != "none":
-        found = find_documents(paths, documents, source)
-        return split_documents(found, source)
+        texts = find_documents(paths, documents, source)
+        return split_documents(texts, source)
     # The first 90 % of the characters are the training split
     n = sum(map(len, read_files(paths)))
     cut = int(0.9 * n)
@@ -351,7 +352,7 @@ def find_documents(paths: list[Path], documents: str, source: str) -> list[str]:
     blanks = r"[ \t]*"
     # Around "", blanks + blanks would be slow: a long run of blanks can be divided in many ways
     separator = blanks + re.escape(line) + blanks if line else blanks
-    found = []
+    texts = []
     n_separators = 0
     for path in paths:
         text = "".join(read_file(path))
@@ -363,12 +364,12 @@ def find_documents(paths: list[Path], documents: str, source: str) -> list[str]:
             parts = re.split(f"^{separator}$", text.strip("\n"), flags=re.MULTILINE)
             if text:
                 n_separators += len(parts) - 1
-        found += [part.strip("\n") for part in parts]
+        texts += [part.strip("\n") for part in parts]
     if n_separators == 0 and documents not in ("lines", "files"):
         missing = f"line {line!r}" if line else "blank line"
         similar = did_you_mean(line, ("lines", "files", "blank", "none"))
         raise UserError(f"{source} has no {missing}{similar}; give the line that separates its documents")
-    return found
+    return texts
 
 
 def split_documents(documents: list[str], source: str) -> dict:
@@ -635,10 +636,11 @@ def open_array(path: Path, vocab_size: int) -> np.ndarray:
     largest = ids.max()
     if largest >= vocab_size:
         raise UserError(f"{path} has the id {largest:,}, and {must}, below {vocab_size:,}; {advice}")
-    # A number of int32 or int64 looks like an id and one zero or three. A few ids say too little
+    # A number of int32 or int64 looks like an id and one zero or three. (A few ids, or zeros alone, say too little)
     beginning = ids[:CHUNK]
-    is_mixed = np.count_nonzero(beginning) > len(beginning) / 8
-    if len(ids) >= 64 and is_mixed and not beginning[1::2].any():
+    has_numbers = np.count_nonzero(beginning) > len(beginning) / 8
+    zeros_between = not beginning[1::2].any()
+    if len(ids) >= 64 and has_numbers and zeros_between:
         raise UserError(f"{path} looks like int32 or int64, and {must}; {advice}")
     return ids
 

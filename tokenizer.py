@@ -37,9 +37,9 @@ class CharTokenizer:
         unknown = sorted(set(text) - self.id_of.keys())
         if unknown:
             some = [f"{c!r} (U+{ord(c):04X})" for c in unknown[:20]]
-            if len(unknown) > len(some):
-                more = len(unknown) - len(some)
-                some.append(f"{more} more")
+            n_others = len(unknown) - len(some)
+            if n_others > 0:
+                some.append(f"{n_others} more")
             raise UserError(f"the vocabulary lacks {', '.join(some)}; {advice}")
         return [self.id_of[c] for c in text]
 

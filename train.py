@@ -370,7 +370,8 @@ def set_up() -> tuple[TrainConfig, dict, Dataset, Worker]:
     worker = Worker.pick(config.device, config.dtype)
     config.dtype = str(worker.dtype).removeprefix("torch.")  # no longer auto: a resumed run has the same dtype
     data = load(config.dataset)  # data/<dataset>/, which prepare_data.py makes
-    verify(DATA / data.name, {f"{split}.bin": sha256 for split, sha256 in data.hashes().items()})
+    hashes = {f"{split}.bin": sha256 for split, sha256 in data.hashes().items()}
+    verify(DATA / data.name, hashes)
     data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
     if checkpoint:
         check_tokenizer(checkpoint, data.tokenizer, data.name)
