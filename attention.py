@@ -28,6 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from console import print_row
+
 MIN_TOKENS = 22  # tokens that train and val need: 20 for the plot, and 2 more for the windows
 MAX_VOCAB = 2048  # tokens in the vocabulary, because the bigram model has V rows and V columns
 TILE = 64  # keys at a time in step 10
@@ -49,14 +51,6 @@ def causal_softmax(scores):
     future = torch.ones(T, T, dtype=torch.bool).triu(1)  # True above the diagonal
     scores = scores.masked_fill(future, -math.inf)
     return scores.softmax(dim=-1)
-
-
-def print_row(name, cells, width=12):
-    """Print a row of a table: the name flush left, the cells flush right."""
-    row = f"{name:20}"
-    for cell in cells:
-        row += f"{cell:>{width}}"
-    print(row, flush=True)
 
 
 def show(wei, text):

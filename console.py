@@ -226,6 +226,15 @@ def print_table(rows: list[list[str]]) -> None:
         print(printable(line.rstrip()))
 
 
+def print_row(name: str, cells: Iterable, width: int = 12, first: int = 20) -> None:
+    """Print a row of a table whose next rows take a while: the name flush left in `first` columns, each cell flush
+    right in `width` columns."""
+    row = f"{name:{first}}"
+    for cell in cells:
+        row += f"{cell:>{width}}"
+    print(printable(row), flush=True)
+
+
 def printable(text: str) -> str:
     """Generated text as it is printed: without control characters in a terminal, which would obey them."""
     if sys.stdout is None or not sys.stdout.isatty():

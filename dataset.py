@@ -54,6 +54,10 @@ class Dataset:
         parts = np.split(ids, separators)
         return [part[1:].tolist() for part in parts[1:-1]]
 
+    def texts(self, split: str) -> list[str]:
+        """Return the documents of a split as texts. Raises UserError if it has none."""
+        return [self.tokenizer.decode(ids) for ids in self.documents(split)]
+
     @property
     def has_lines(self) -> bool:
         """Is each document one line? Then the separator is a newline."""

@@ -10,7 +10,7 @@ loop is the lesson.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -18,12 +18,19 @@ from optim import Recipe, lr_fraction, make_optimizer, set_lr
 
 
 def fit(
-    model: torch.nn.Module, batch_loss: Callable, recipe: Recipe, note: Callable = lambda: "", lines: int = 10
+    model: torch.nn.Module,
+    batch_loss: Callable,
+    recipe: Recipe,
+    note: Callable = lambda: "",
+    lines: int = 10,
+    measure: Callable | None = None,
+    at: Collection[int] = (),
 ) -> float:
     """Train a model. Each step lowers batch_loss(). Parameters that are frozen stay as they are.
 
     Prints about `lines` lines: the mean loss and the largest gradient norm since the line before, the
-    text of note(), called in evaluation mode, and the time left. Returns the seconds of
+    text of note(), called in evaluation mode, and the time left. measure(step) is called, also in
+    evaluation mode, after each step of `at`, where 0 is before the first one. Returns the seconds of
     the steps alone. Raises FloatingPointError if the loss is NaN or infinite."""
     steps = recipe.max_iters
     optimizer = make_optimizer(model, recipe)
@@ -32,6 +39,9 @@ def fit(
     losses = []  # since the last line, as are the norms; both stay on the device
     norms = []
     seconds = 0.0
+    if 0 in at:
+        model.eval()
+        measure(0)
     model.train()
     for step in range(1, steps + 1):
         began = time.perf_counter()
@@ -60,6 +70,10 @@ def fit(
             figures = f"train loss {mean_loss:.4f}  grad norm up to {largest_norm:.2f}"
             seconds_left = seconds / step * (steps - step)
             print(f"step {step:>{width}}/{steps}  {figures}  {note()}  eta {seconds_left:.0f} s", flush=True)
+            model.train()
+        if step in at:
+            model.eval()
+            measure(step)
             model.train()
     model.eval()
     return seconds

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 # ----------------------------------------------------------------------------- reading windows
 
@@ -42,6 +43,17 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
     targets = np.where(is_target, targets, -1)
     inputs = inputs.copy()  # contiguous, which is faster to copy; targets already are
     return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def random_windows(tokens: np.ndarray, T: int, B: int, rng: np.random.Generator) -> tuple:
+    """Inputs and targets of B windows at random positions in a text, (B, T) int64 each."""
+    starts = rng.integers(len(tokens) - T, size=B)  # the last target, T tokens later, must be in the text
+    return read_windows(tokens, starts, starts + T, T)
+
+
+def pad_rows(rows: list[list[int]], value: int) -> torch.Tensor:
+    """B rows of token ids -> (B, T), where T is the length of the longest row. Shorter rows end with the value."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 # ----------------------------------------------------------------------------- cutting a text
