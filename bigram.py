@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -164,10 +165,7 @@ def read_words(data):
     if "." in data.tokenizer.chars:
         raise UserError(f"{data.name} has a dot among its letters, and here a dot ends a word; {advice}")
     data.need(2, "one word")  # tokens in each split: a letter, and the end of the word
-    words = {}
-    for split in data.splits:
-        words[split] = [data.tokenizer.decode(ids) for ids in data.documents(split)]
-    return words
+    return {split: data.texts(split) for split in data.splits}
 
 
 def letters_of(data):
@@ -333,6 +331,26 @@ def report_losses(P, pairs, data):
     return losses
 
 
+def draw_counts(N, itos, path):
+    """The heat map of the lecture: in each cell, a pair of letters above its count."""
+    import plots  # here, because matplotlib is optional
+
+    figure = plots.Figure((16, 16), layout="tight")
+    axes = figure.subplots()
+    axes.imshow(N, cmap="Blues")
+    axes.axis("off")
+    fontsize = 270 / len(N)  # in points: the more cells, the smaller
+    style = {"ha": "center", "fontsize": fontsize, "antialiased": False}
+    half = N.max() / 2  # cells with larger counts are so dark that their text is white
+    for x, y in np.ndindex(N.shape):
+        count = N[x, y]
+        color = "white" if count > half else "black"
+        pair = itos[x] + itos[y]
+        axes.text(y, x, pair, va="bottom", color=color, parse_math=False, **style)
+        axes.text(y, x, count, va="top", color=color, **style)
+    plots.save(figure, path)
+
+
 def main() -> None:
     options = parse(Options, __doc__)
     data = load(options.dataset)
@@ -379,10 +397,8 @@ def main() -> None:
         losses = report_losses(P, pairs, data)
 
     if options.plot:
-        import plots  # here, because matplotlib is optional
-
         path = Path("out", f"bigram_{data.name}", "counts.png")
-        plots.bigram_counts(N.numpy(), itos, path)
+        draw_counts(N.numpy(), itos, path)
         print(f"\n{path}: the counts N")
     print_result(model, data, N.numel(), losses, seconds=time.perf_counter() - began)
 

@@ -17,7 +17,7 @@ And the network sees no tokens before its context. Remedies: a state (cells.py),
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal
@@ -428,7 +428,7 @@ def set_gradients(model, loss, Y, manual):
 
 def compare_gradients(model, loss, Y):
     """Return the maximum difference between manual and autograd gradients, relative to the largest gradient in each
-    tensor. The manual backward pass also sets dout of every layer, which print_layers and Record show."""
+    tensor. The manual backward pass also sets dout of every layer, which print_layers shows."""
     by_autograd = torch.autograd.grad(loss, model.parameters, retain_graph=True)  # train() goes backward once more
     set_gradients(model, loss, Y, manual=True)
     difference = 0.0
@@ -456,13 +456,13 @@ def lr_at(step, options):
     return options.learning_rate * fraction
 
 
-def train(model, data, options, record=None):
-    """Train the model; print losses and layer statistics. Returns the loss of each step, in nats per token.
-
-    record(step, model, lr), if given, is called before each update: --plot collects what it draws."""
+def train(model, data, options):
+    """Train the model; print losses and layer statistics. Returns the loss of each step, in nats per token, and what
+    draw_training() draws: the activations of the first batch, and the sizes of about 200 updates."""
     steps = options.max_iters
     manual = options.backward == "manual"
     losses = []
+    updates = []
     logged = 0  # the step of the last line
     began = time.perf_counter()
     stream = batches(data, options.batch_size, options.block_size, options.seed)
@@ -478,11 +478,12 @@ def train(model, data, options, record=None):
         if compare:
             difference = compare_gradients(model, loss, Y)
         if step == 1:
+            activations = [layer.out.detach() for layer in model.layers if isinstance(layer, Tanh)]
             print_layers(model, "before training", difference, lr)
             print_start(model, losses[0], data.vocab_size)
         set_gradients(model, loss, Y, manual)
-        if record is not None:
-            record(step, model, lr)
+        if step % max(1, steps // 200) == 0:
+            updates.append((step, update_to_data(model, lr)))
         every_tenth = (steps - step) % max(1, steps // 10) == 0  # counted from the end, to include the last step
         if every_tenth or step in (1, 10, 100, 1000):
             seconds = time.perf_counter() - began
@@ -490,7 +491,7 @@ def train(model, data, options, record=None):
             logged = step
         sgd_step(model, lr)
     print_layers(model, "after training", difference, options.learning_rate)
-    return losses
+    return losses, activations, updates
 
 
 def print_progress(step, steps, loss, lr, seconds):
@@ -570,6 +571,12 @@ def gradient_to_data(model):
     return ratios
 
 
+def update_to_data(model, lr):
+    """Return log10 of update size / weight size of each matrix at a learning rate; NaN if there is no update."""
+    log_lr = math.log10(lr) if lr > 0 else math.nan
+    return {name: ratio + log_lr for name, ratio in gradient_to_data(model).items()}
+
+
 def one_decimal(number):
     return f"{number:.1f}" if math.isfinite(number) else "-"
 
@@ -580,8 +587,8 @@ def print_layers(model, when, difference, learning_rate):
     found; explanations of the columns follow the table."""
     rows = [["layer", "mean", "std", "saturated", "dead", "gradient std", "grad:data", "update:data"]]
     ratios = gradient_to_data(model)
+    updates = update_to_data(model, learning_rate)
     names = list(ratios)  # C, W1, W2, ...
-    log_lr = math.log10(learning_rate or math.nan)  # a learning rate of 0 makes no updates: nan, printed as -
     for layer in model.layers:
         row = [type(layer).__name__]
         if isinstance(layer, (Embedding, Linear)):
@@ -600,8 +607,7 @@ def print_layers(model, when, difference, learning_rate):
             row += ["", ""]
         row += [f"{layer.dout.std(correction=0):.1e}"]
         if isinstance(layer, (Embedding, Linear)):
-            grad = ratios[name]
-            row += [one_decimal(grad), one_decimal(grad + log_lr)]
+            row += [one_decimal(ratios[name]), one_decimal(updates[name])]
         else:
             row += ["", ""]
         rows.append(row)
@@ -671,7 +677,6 @@ def find_lr(model, data, options):
     manual = options.backward == "manual"
     stream = batches(data, options.batch_size, options.block_size, options.seed)
     total = per_rate * len(rates)
-    show = progress("sweep", total, "steps")
     for step, (X, Y) in enumerate(islice(stream, total)):
         i = step // per_rate
         with torch.set_grad_enabled(not manual):
@@ -682,7 +687,6 @@ def find_lr(model, data, options):
         if not math.isfinite(losses[i]):
             advice = "use another --init or --batchnorm=true"
             raise UserError(f"the loss is {losses[i]} at a rate of {rates[i]:.2g}; {advice}")
-        show(step + 1)
     # The mean of each loss and its two neighbors; at the ends, the loss itself counts twice
     before = np.append(losses[0], losses[:-1])
     after = np.append(losses[1:], losses[-1])
@@ -700,40 +704,64 @@ def find_lr(model, data, options):
 # ----------------------------------------------------------------------------- plots, and the script
 
 
-@dataclass
-class Record:
-    """Collect what --plot draws of a training run of `steps` steps. train() calls it before each update."""
-
-    steps: int
-    before: list = field(default_factory=list)  # in the first step, for each tanh layer: outputs and gradients (B, H)
-    after: list = field(default_factory=list)  # the same in the last step
-    updates: list = field(default_factory=list)  # (step, {matrix: log10 of update size / weight size})
-
-    def __call__(self, step, model, lr):
-        layers = [layer for layer in model.layers if isinstance(layer, Tanh)]
-        if step == 1:
-            self.before = outputs_and_gradients(layers)
-        if step == self.steps:
-            self.after = outputs_and_gradients(layers)
-        if step % max(1, self.steps // 200) == 0:
-            ratios = gradient_to_data(model)
-            log_lr = math.log10(lr or math.nan)
-            updates = {name: ratio + log_lr for name, ratio in ratios.items()}
-            self.updates.append((step, updates))
+def activation_panels(activations):
+    """Two panels: the densities of the tanh activations, a list of (B, H), one for each layer; and which activations
+    of the first layer are saturated. A white column is a dead unit, which hardly gets a gradient."""
+    curves = {}
+    for i, out in enumerate(activations, start=1):
+        density, edges = np.histogram(out, 40, density=True)
+        far = out.abs() > SATURATED
+        fraction = far.float().mean()
+        label = f"tanh {i}: {fraction:.0%} saturated"
+        curves[label] = (edges[1:], density, "-")
+    densities = {"curves": curves, "ylabel": "density"}
+    densities["title"] = "before training: tanh activations"
+    far = activations[0].abs() > SATURATED
+    units = {"image": far.numpy(), "xlabel": "unit", "ylabel": "example"}
+    units["title"] = "before: tanh 1, saturated is white"
+    return densities, units
 
 
-def outputs_and_gradients(layers):
-    return [(layer.out.detach(), layer.dout) for layer in layers]
+def loss_panel(losses, data):
+    """The mean losses of about 200 pieces of the training, and the first loss."""
+    width = max(1, len(losses) // 200)
+    starts = range(0, len(losses), width)
+    means = []
+    for start in starts:
+        piece = losses[start : start + width]
+        means.append(np.mean(piece))
+    curves = {"train": (starts, means, "-")}
+    label = f"first: {losses[0]:.2f}"
+    curves[label] = ([0], losses[:1], "ok")  # a black circle
+    panel = {"title": "training loss by step, nats", "curves": curves, "data": data}
+    uniform = math.log(max(data.vocab_size, 2))
+    panel["ylim"] = (None, 1.2 * uniform)  # a first loss far above it is only in the legend
+    return panel
 
 
-def draw_training(losses, record, data, options):
+def update_panel(updates):
+    """The sizes of the updates by step. updates: a list of (step, {matrix: log10 of update size / weight size})."""
+    steps = [step for step, _ in updates]
+    _, matrices = updates[0]
+    curves = {}
+    for name in matrices:
+        sizes = [size_of[name] for _, size_of in updates]
+        curves[name] = (steps, sizes, "-")
+    ends = [0, steps[-1]]
+    curves["a thousandth"] = (ends, [-3, -3], ":k")  # log10(1/1000) = -3, a dotted black line
+    panel = {"title": "log10(update / weight size) by step", "curves": curves}
+    panel["ylim"] = (-5, None)
+    return panel
+
+
+def draw_training(losses, activations, updates, data, options):
     import plots  # here, because matplotlib is optional
 
     path = Path("out", f"mlp_{data.name}", "training.png")
     title = f"mlp.py on {data.name}, {describe(options)}"
-    tanhs = [record.before, record.after]
-    plots.mlp_training(losses, tanhs, record.updates, SATURATED, data, title, path)
-    print(f"\n{path}: activations, gradients, loss and updates")
+    densities, units = activation_panels(activations)
+    plots.lines(path, densities, units, loss_panel(losses, data), update_panel(updates), title=title, rows=2)
+    print(f"\n{path}: activations, loss and updates")
 
 
 def print_generated(model, data, options):
@@ -793,8 +821,7 @@ def main() -> None:
         return
 
     untrained = model.layers[0].C.detach().clone()
-    record = Record(options.max_iters) if options.plot else None
-    train_losses = train(model, data, options, record)
+    train_losses, activations, updates = train(model, data, options)
     trained = model
     if options.fold:
         model = compare_folded(trained, data, T)
@@ -813,7 +840,7 @@ def main() -> None:
     if options.batchnorm:
         print_coupling(trained, data, T, options.seed)
     if options.plot:
-        draw_training(train_losses, record, data, options)
+        draw_training(train_losses, activations, updates, data, options)
     print_result("mlp", data, model.num_params(), losses, step=options.max_iters, seconds=seconds)
 
 

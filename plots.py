@@ -95,92 +95,6 @@ def draw_baselines(axes, data) -> None:
         axes.annotate(text, (1, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
 
 
-# ----------------------------------------------------------------------------- the plots of a script
-
-
-def mlp_training(losses, tanhs, updates, saturated: float, data, title: str, path: Path) -> None:
-    """How an MLP trains: its tanh layers before and after training, its loss, and its updates.
-
-    losses: one per step
-    tanhs: two lists, before and after training; for each layer its activations and their gradients, (B, H) each
-    updates: a list of (step, {matrix: log10 of update size / weight size})
-    saturated: threshold of |tanh|; an activation above it is saturated
-    """
-    before, after = tanhs
-    panels = tanh_panels("before", before, saturated)
-    panels.append(loss_panel(losses, data))
-    panels += tanh_panels("after", after, saturated)
-    panels.append(update_panel(updates))
-    lines(path, *panels, title=title, rows=2)
-
-
-def tanh_panels(when: str, layers: list, saturated: float) -> list[dict]:
-    """The densities of the activations and of their gradients, a curve per layer; and a map of the
-    first layer. A white column is a dead unit: it is saturated for every example, so its weights get
-    almost no gradient."""
-    outputs = {}
-    grads = {}
-    for i, (out, grad) in enumerate(layers, 1):
-        is_saturated = abs(out) > saturated  # (B, H)
-        fraction = is_saturated.float().mean()
-        label = f"tanh {i}: {fraction:.0%} saturated"
-        outputs[label] = histogram(out)
-        std = grad.std()
-        label = f"tanh {i}: std {std:.1e}"
-        grads[label] = histogram(grad / std.clamp(min=1e-30))
-    first_out, _ = layers[0]
-    first_map = abs(first_out) > saturated
-    left = {"curves": outputs, "ylabel": "density"}
-    left["title"] = f"{when} training: tanh activations"
-    middle = {"curves": grads}
-    middle["title"] = f"{when} training: their gradients / std"
-    right = {"image": first_map.numpy(), "xlabel": "unit", "ylabel": "example"}
-    right["title"] = f"{when}: tanh 1, saturated is white"
-    return [left, middle, right]
-
-
-def histogram(values) -> tuple[np.ndarray, np.ndarray, str]:
-    """A curve: the density of the values in 40 bins, over the right edges of the bins."""
-    density, edges = np.histogram(values, 40, density=True)
-    return edges[1:], density, "-"
-
-
-def loss_panel(losses: list[float], data) -> dict:
-    """The mean losses of about 200 pieces of a training run, and the first loss."""
-    width = max(1, len(losses) // 200)
-    starts = range(0, len(losses), width)
-    means = []
-    for start in starts:
-        piece = losses[start : start + width]
-        means.append(np.mean(piece))
-    curves = {"train": (starts, means, "-")}
-    first = losses[0]
-    label = f"first: {first:.2f}"
-    curves[label] = ([0], [first], "ok")  # a black circle
-    # The panel ends a little above the uniform loss. A first loss beyond it is only in the legend. A
-    # vocabulary of one token has a uniform loss of 0, which would leave no height
-    uniform = math.log(max(data.vocab_size, 2))
-    panel = {"title": "training loss by step, nats", "curves": curves, "data": data}
-    panel["ylim"] = (None, 1.2 * uniform)
-    return panel
-
-
-def update_panel(updates: list[tuple[int, dict]]) -> dict:
-    """The update sizes of each matrix over the steps, relative to its weights. updates: a list of
-    (step, {matrix: log10 of update size / weight size})."""
-    steps = [step for step, _ in updates]
-    _, first_ratios = updates[0]
-    curves = {}
-    for name in first_ratios:
-        log_ratios = [ratios[name] for _, ratios in updates]
-        curves[name] = (steps, log_ratios, "-")
-    ends = [0, steps[-1]]
-    curves["a thousandth"] = (ends, [-3, -3], ":k")  # log10(1/1000) = -3, a dotted black line
-    panel = {"title": "log10(update / weight size) by step", "curves": curves}
-    panel["ylim"] = (-5, None)
-    return panel
-
-
 def scaling(results: list, law, prediction, n_widths: int, path: Path) -> None:
     """Loss by compute, isoFLOP curves, and the law beside the runs.
 
@@ -376,24 +290,6 @@ def nearest_spans(history: list) -> list[tuple[int, float, float]]:
     last = history[-1]
     spans.append((last.nearest(), left, last.step))
     return spans
-
-
-def bigram_counts(N: np.ndarray, names: list[str], path: Path) -> None:
-    """The heat map of the lecture: in each cell, a pair of tokens above its count in N (m, m)."""
-    figure = Figure((16, 16), layout="tight")
-    axes = figure.subplots()
-    axes.imshow(N, cmap="Blues")
-    axes.axis("off")
-    fontsize = 270 / len(N)  # in points: the more cells, the smaller
-    style = {"ha": "center", "fontsize": fontsize, "antialiased": False}
-    half = N.max() / 2  # cells with larger counts are so dark that their text is white
-    for i, j in np.ndindex(N.shape):
-        color = "white" if N[i, j] > half else "black"
-        pair = names[i] + names[j]
-        axes.text(j, i, pair, va="bottom", color=color, parse_math=False, **style)
-        count = N[i, j]
-        axes.text(j, i, count, va="top", color=color, **style)
-    save(figure, path)
 
 
 def attention(weights: np.ndarray, names: list[str], path: Path, sources: list[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 import math
 import re
-from itertools import islice, pairwise, product
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -459,51 +459,28 @@ def test_layer_statistics_are_those_of_the_network(capsys):
     assert lines["Linear3"][1:5] == ["W2", "20", "x", "11"]
 
 
-def test_a_record_keeps_what_the_plot_draws(data):
-    options = small_options(dataset="list", max_iters=20)
-    record = mlp.Record(20)
-    model = make_model(load("list").vocab_size, options)
-    mlp.train(model, load("list"), options, record)
-    assert [step for step, _ in record.updates] == [*range(1, 21)] and set(record.updates[0][1]) == {"C", "W1", "W2"}
-    ((out, dout),) = record.after
-    assert out.shape == dout.shape == (32, 20)
-    assert torch.equal(out, model.layers[3].out) and torch.equal(dout, model.layers[3].dout)
-    first = make_model(load("list").vocab_size, options)
-    first_batch(first, *next(mlp.batches(load("list"), 32, 3, options.seed)))
-    ((out, dout),) = record.before
-    torch.testing.assert_close((out, dout), (first.layers[3].out.detach(), first.layers[3].dout))
-    shift = math.log10(options.learning_rate)
-    expected = {name: ratio + shift for name, ratio in mlp.gradient_to_data(first).items()}
-    assert record.updates[0][1] == pytest.approx(expected, abs=1e-4)
-    ratio = mlp.gradient_to_data(model)["W1"]  # with the last gradient, after one more small update
-    assert record.updates[-1][1]["W1"] == pytest.approx(ratio + math.log10(mlp.lr_at(20, options)), abs=0.01)
-
-
 @pytest.mark.parametrize("backward", ["autograd", "manual"])
-def test_a_record_sees_each_step_before_its_update(data, backward):
-    """With the rate and the gradients of the update that follows."""
-    seen = []
-
-    def record(step, model, lr):
-        before = [p.detach().clone() for p in model.parameters]
-        seen.append((step, lr, before, [p.grad for p in model.parameters]))
-
-    options = small_options(max_iters=12, learning_rate=0.2, backward=backward)
-    dataset = load("list")
+def test_training_returns_losses_and_what_the_plot_draws(data, backward):
+    """The activations of the first batch, and about 200 updates, relative to the weights before them."""
+    dataset, options = load("list"), small_options(max_iters=12, learning_rate=0.2, backward=backward)
     model = make_model(dataset.vocab_size, options)
-    losses = mlp.train(model, dataset, options, record)
-    assert len(losses) == 12 and [step for step, *_ in seen] == [*range(1, 13)]
-    assert [lr for _, lr, *_ in seen] == [mlp.lr_at(step, options) for step in range(1, 13)]
-    seen.append((13, 0.0, [p.detach() for p in model.parameters], []))
-    for (_, lr, before, grads), (_, _, after, _) in pairwise(seen):
-        for p, grad, moved in zip(before, grads, after, strict=True):
-            torch.testing.assert_close(moved, p - lr * grad)
-    assert losses == mlp.train(make_model(dataset.vocab_size, options), dataset, options)  # recorded or not
+    losses, (out,), updates = mlp.train(model, dataset, options)
+    assert len(losses) == 12 and [step for step, _ in updates] == [*range(1, 13)]
+    first = make_model(dataset.vocab_size, options)
+    first_batch(first, *next(mlp.batches(dataset, 32, 3, options.seed)))
+    torch.testing.assert_close(out, first.layers[3].out.detach())
+    weight = first.layers[1].weight.detach().clone()
+    mlp.sgd_step(first, mlp.lr_at(1, options))
+    moved = (first.layers[1].weight - weight).std(correction=0) / weight.std(correction=0)
+    assert updates[0][1].keys() == {"C", "W1", "W2"}
+    assert updates[0][1]["W1"] == pytest.approx(moved.log10().item(), abs=1e-3)
+    still = mlp.update_to_data(first, 0.0)
+    assert all(math.isnan(size) for size in still.values())
 
 
 def test_the_losses_that_training_returns_are_those_of_its_batches(data):
     dataset, options = load("list"), small_options(max_iters=30, batch_size=16)
-    losses = mlp.train(make_model(dataset.vocab_size, options), dataset, options)
+    losses, _, _ = mlp.train(make_model(dataset.vocab_size, options), dataset, options)
     model = make_model(dataset.vocab_size, options)
     for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 16, 3, options.seed), 30), 1):
         loss = F.cross_entropy(model(X), Y)
@@ -536,18 +513,6 @@ def test_the_start_is_judged_by_one_nat_and_a_quarter(capsys, loss, far, above, 
     assert f"first loss {loss}; uniform: ln 9 = 2.20; " in out and ("confidently wrong" in out) == above
     assert f"{5 * far}% of the tanh activations" in out and ("hardly any gradient" in out) == blocked
     assert ("gradients flow through the others" in out) != blocked and "all of them are 0" not in out
-
-
-def test_a_record_of_a_long_run_keeps_200_updates_or_a_few_more():
-    model = small_model()
-    first_batch(model, *examples(8))
-    for steps, every in ((199, 1), (600, 3), (1000, 5)):
-        record = mlp.Record(steps)
-        for step in range(1, steps + 1):
-            record(step, model, 0.0 if step > 900 else 0.1)
-        assert [step for step, _ in record.updates] == [*range(every, steps + 1, every)]
-        assert len(record.before) == len(record.after) == 1
-    assert [math.isnan(ratios["C"]) for step, ratios in record.updates] == [step > 900 for step, _ in record.updates]
 
 
 # ----------------------------------------------------------------------------- the lecture's network, and experiments
@@ -823,7 +788,7 @@ def test_the_log_shows_the_start_and_every_tenth_with_the_mean_loss_since_the_la
     steps = [int(line[1].split("/")[0]) for line in lines]
     assert steps == [1, 10, 25, 50, 75, 100, 125, 150, 175, 200, 225, 250]
     for begin, end, line in zip([0, *steps], steps, lines, strict=False):
-        assert float(line[4]) == pytest.approx(np.mean(runs[0][begin:end]), abs=1e-4)
+        assert float(line[4]) == pytest.approx(np.mean(runs[0][0][begin:end]), abs=1e-4)
     assert lines[0][5:] == ["lr", "2.00e-01"]
     assert all(line[7] == "eta" for line in lines[1:])  # shown if training has taken more than a second
     assert float(lines[2][8]) == pytest.approx(3 / 25 * 225, abs=1)  # the clock was read three times, 1 s apart
@@ -947,46 +912,32 @@ def test_the_sweep_trains_at_the_rates_that_it_prints(data, monkeypatch):
 
 
 def test_the_plot_of_training(data, call, figures, monkeypatch):
-    """Histograms of the tanh activations and their gradients, the loss, and the update:data ratio of each matrix."""
+    """Densities of the tanh activations, saturated units, the loss, and the size of the updates of each matrix."""
     drawings, draw = [], mlp.draw_training
-    monkeypatch.setattr(mlp, "draw_training", lambda *rest: (drawings.append(rest[:2]), draw(*rest)))
-    status, out, _ = call(mlp, "--dataset=list", "--max_iters=400", "--n_layer=2", "--plot")
+    monkeypatch.setattr(mlp, "draw_training", lambda *rest: (drawings.append(rest[:3]), draw(*rest)))
+    status, out, _ = call(mlp, "--dataset=list", "--max_iters=401", "--n_layer=2", "--plot")
     ((figure, path),) = figures
     assert status == 0 and path == Path("out/mlp_list/training.png") and path.as_posix() in out
     assert figure.get_suptitle() == "mlp.py on list, kaiming initialization, with batch norm"
-    (before, start_grads, start_map, losses), (after, end_grads, end_map, updates) = np.array(figure.axes).reshape(2, 4)
-    ((train_losses, record),) = drawings
-    starts, ends = (record.before, before, start_grads, start_map), (record.after, after, end_grads, end_map)
-    for layers, outputs, grads, axes in (starts, ends):
-        image = axes.images[0].get_array()
-        assert image.shape == (32, 200)  # examples, units of the first layer
-        assert np.array_equal(image, abs(layers[0][0]) > 0.97)
-        for i, (out_of_layer, dout) in enumerate(layers):
-            share = (abs(out_of_layer) > 0.97).float().mean()
-            assert f"tanh {i + 1}: {share:.0%} saturated" == outputs.get_legend().get_texts()[i].get_text()
-            assert f"tanh {i + 1}: std {dout.std():.1e}" == grads.get_legend().get_texts()[i].get_text()
-            for drawn_in, values in ((outputs, out_of_layer), (grads, dout / dout.std())):
-                density, _ = np.histogram(values, 40, density=True)
-                assert drawn_in.lines[i].get_ydata() == pytest.approx(density)
-    assert len(start_grads.lines) == len(end_grads.lines) == 2
-    for axes in (before, after):
-        for line in axes.lines:  # a density of tanh activations
-            x, density = line.get_data()
-            assert -1 < x[0] < x[-1] <= 1 and density.sum() * (x[1] - x[0]) == pytest.approx(1)
-        assert len(axes.lines) == 2
-    assert [line.get_label() for line in updates.lines] == ["C", "W1", "W2", "W3", "a thousandth"]
-    steps, ratios = updates.lines[2].get_data()
+    densities, units, losses, sizes = figure.axes
+    ((train_losses, activations, updates),) = drawings
+    assert np.array_equal(units.images[0].get_array(), abs(activations[0]) > 0.97)
+    for i, layer in enumerate(activations):
+        share = (abs(layer) > 0.97).float().mean()
+        assert f"tanh {i + 1}: {share:.0%} saturated" == densities.get_legend().get_texts()[i].get_text()
+        x, density = densities.lines[i].get_data()
+        assert -1 < x[0] < x[-1] <= 1 and density.sum() * (x[1] - x[0]) == pytest.approx(1)
+    assert [line.get_label() for line in sizes.lines] == ["C", "W1", "W2", "W3", "a thousandth"]
+    steps, ratios = sizes.lines[2].get_data()
     assert list(steps) == [*range(2, 401, 2)]
-    assert list(ratios) == [of_step["W2"] for _, of_step in record.updates]
-    drawn = losses.lines[0].get_ydata()
-    assert drawn == pytest.approx(np.mean(np.reshape(train_losses, (200, 2)), axis=1))
-    assert drawn[0] == pytest.approx(math.log(load("list").vocab_size), abs=0.05)
-    assert drawn[-1] < drawn[0] - 0.3
+    assert list(ratios) == [size_of["W2"] for _, size_of in updates]
+    drawn = losses.lines[0].get_ydata()  # means of two steps, and the last step alone
+    assert drawn[:-1] == pytest.approx(np.mean(np.reshape(train_losses[:-1], (200, 2)), axis=1))
+    assert drawn[-1] == train_losses[-1]
     baselines = counting_losses(load("list"))
     first, *dotted = (line.get_ydata()[0] for line in losses.lines[1:])
     assert first == pytest.approx(math.log(load("list").vocab_size), abs=0.05)
     assert dotted == list(baselines.values())
-    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["train", f"first: {first:.2f}"]
     assert [text.get_text() for text in losses.texts] == [f"{name} {loss:.2f} " for name, loss in baselines.items()]
     assert path.read_bytes().startswith(b"\x89PNG")
 

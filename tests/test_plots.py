@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import bigram
 import ngram
@@ -70,25 +69,6 @@ def test_ids_of_16_bits_do_not_overflow_in_a_table_of_pairs():
     ids = np.arange(1000, dtype=np.uint16)
     data = SimpleNamespace(vocab_size=1000, train=ids, val=ids)
     assert counting_losses(data)["bigram"] == pytest.approx(-math.log(2 / 1001))
-
-
-def test_a_long_training_is_drawn_as_about_200_means_and_a_short_one_as_it_is(figures, tmp_path):
-    data = SimpleNamespace(vocab_size=4, train=np.zeros(9, np.uint16), val=np.zeros(9, np.uint16))
-    layer = (torch.linspace(-0.9, 0.9, 20).view(4, 5), torch.linspace(-1, 1, 20).view(4, 5))
-    updates = [(1, {"W": -2.0}), (2, {"W": -4.0})]
-    long = [float(i) for i in range(1001)]
-    for losses in (long, long[:5]):
-        plots.mlp_training(losses, [[layer], [layer]], updates, 0.8, data, "title", tmp_path / "a.png")
-    means, few = (figure.axes[3].lines[0].get_xydata().tolist() for figure, _ in figures)
-    assert means == [[5 * i, 5 * i + 2] for i in range(200)] + [[1000, 1000]]
-    assert few == [[i, i] for i in range(5)]
-    outputs, grads, image, _, *after, ratios = figures[0][0].axes
-    ends = outputs.lines[0].get_xdata()  # the ends of 40 bins
-    assert (len(ends), ends[0], ends[-1]) == pytest.approx((40, -0.9 + 1.8 / 40, 0.9))
-    assert image.images[0].get_array().sum() == 2 * 2 and len(after) == 3  # beyond 0.8 are two at each end
-    assert grads.get_title() == "before training: their gradients / std"
-    assert after[0].get_title() == "after training: tanh activations"
-    assert xy(ratios) == [[[1, -2], [2, -4]], [[0, -3], [2, -3]]]
 
 
 def test_the_panels_of_a_scaling_law_show_runs_and_law():
