@@ -14,7 +14,7 @@ import html
 import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -79,23 +79,16 @@ class Options:
 # In comments on shapes: V tokens in the vocabulary, L layers, nh heads, C channels.
 
 
-@dataclass
-class Observed:
-    """How a model predicts the N tokens of a text."""
-
-    # (N, V)
-    log_p: torch.Tensor
-    # The logit lens (nostalgebraist 2020): what would the output layer predict after each layer? For
-    # each of the N positions, L + 1 pairs: the likely tokens with their probabilities, and the
-    # probability of the true token. A pair: (([5, 1, 9], [0.62, 0.2, 0.04]), 0.2), if token 1 is true
-    lens: list
-    # The attention weights of each position, (L, nh, tokens in its context), one byte each
-    attention: bytes
-
-
 @torch.inference_mode()
-def observe(model: GPT, ids: list[int], device: torch.device) -> Observed:
-    """Run the model over a text, and keep the numbers that the page shows."""
+def observe(model: GPT, ids: list[int], device: torch.device) -> tuple[torch.Tensor, list, bytes]:
+    """How does the model predict the N tokens of a text? Returns
+
+    log_p      (N, V)
+    lens       the logit lens (nostalgebraist 2020): what would the output layer predict after each layer? For
+               each of the N positions, L + 1 pairs: the likely tokens with their probabilities, and the
+               probability of the true token. A pair: (([5, 1, 9], [0.62, 0.2, 0.04]), 0.2), if token 1 is true
+    attention  the attention weights of each position, (L, nh, tokens in its context), one byte each
+    """
     starts = context_starts(ids, model.config)[:-1]  # (N,)
     log_p = []
     lens = []
@@ -119,7 +112,7 @@ def observe(model: GPT, ids: list[int], device: torch.device) -> Observed:
             lens.append([layer[i] for layer in layers])  # L + 1 pairs
         attention += attention_bytes(model, idx, n)  # by a second forward pass
         first = end
-    return Observed(torch.cat(log_p), lens, bytes(attention))
+    return torch.cat(log_p), lens, bytes(attention)
 
 
 def context_starts(ids: list[int], config: GPTConfig) -> list[int]:
@@ -226,36 +219,26 @@ def ngram_probabilities(data: Dataset, ids: list[int]) -> torch.Tensor:
 # ----------------------------------------------------------------------------- the numbers of the page
 
 
-@dataclass
-class Numbers:
-    """The numbers of N predictions that the page shows. Its script reads them by these names."""
+def compute_numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -> dict:
+    """Compute numbers that the script of the page reads, from log-probabilities (N, V), and from the probabilities
+    (N, V) of the n-gram model, if there is one:
 
-    # For each model, the surprise of each true token, (N,), in bits
-    bits: dict[str, list[float]]
-    # The GPT's likely tokens at each position: (ids, log-probabilities)
-    top: list[tuple]
-    # For each position and temperature, over all tokens that are not in top:
-    # log(sum of exp(log p / temperature)). From it, the page computes the probability of these tokens
-    others: list[list[float]]
-    # For the n-gram model, and its mean with the GPT ("both"), the likely tokens at each position: (ids,
-    # probabilities)
-    compared: dict[str, list[tuple]]
-
-
-def compute_numbers(log_p: torch.Tensor, counted: torch.Tensor | None, ids: list[int]) -> Numbers:
-    """Compute the numbers of the page from log-probabilities (N, V), and from the probabilities (N, V)
-    of the n-gram model, if there is one."""
-    probabilities = {}  # {model: (N, V)}
-    if counted is not None:
-        probabilities[f"{ORDER}-gram"] = counted
-        probabilities["both"] = (log_p.exp() + counted) / 2
+    bits      for each model, the surprise of each true token, (N,), in bits
+    top       the GPT's likely tokens at each position: (ids, log-probabilities)
+    others    for each position and temperature, over all tokens that are not in top:
+              log(sum of exp(log p / temperature)). From it, the page computes the probability of these tokens
+    compared  for the n-gram model, and its mean with the GPT ("both"), the likely tokens at each position: (ids,
+              probabilities)
+    """
     bits = {"GPT": surprise(log_p / math.log(2), ids)}
     compared = {}
-    for name, p in probabilities.items():
-        bits[name] = surprise(p.log2(), ids)
-        compared[name] = most_likely(p, BARS)
+    if counted is not None:
+        both = (log_p.exp() + counted) / 2
+        for name, p in ((f"{ORDER}-gram", counted), ("both", both)):
+            bits[name] = surprise(p.log2(), ids)
+            compared[name] = most_likely(p, BARS)
     top = most_likely(log_p, MOST_LIKELY)
-    return Numbers(bits=bits, top=top, others=sums_of_others(log_p), compared=compared)
+    return {"bits": bits, "top": top, "others": sums_of_others(log_p), "compared": compared}
 
 
 def surprise(log2_p: torch.Tensor, ids: list[int]) -> list[float]:
@@ -265,7 +248,7 @@ def surprise(log2_p: torch.Tensor, ids: list[int]) -> list[float]:
 
 
 def sums_of_others(log_p: torch.Tensor) -> list[list[float]]:
-    """See Numbers.others. log_p (N, V)."""
+    """The entry others of compute_numbers(). log_p (N, V)."""
     k = min(MOST_LIKELY, log_p.shape[1])
     likely = log_p.topk(k).indices  # (N, k)
     others = log_p.scatter(1, likely, -math.inf)  # (N, V): exp() makes it 0
@@ -372,10 +355,6 @@ def make_title(checkpoint: dict, model: GPT, n: int, data: Dataset | None, promp
     return f"{checkpoint['name']} ({size}) predicts {n} tokens of {text}"
 
 
-def write_page(path: Path, page: str) -> None:
-    replace_file(path, lambda file: file.write(page.encode()))
-
-
 def main() -> None:
     began = time.perf_counter()
     options = parse(Options, __doc__)
@@ -389,9 +368,9 @@ def main() -> None:
     ids = choose_text(checkpoint, data, tokenizer, prompt, options.tokens)
 
     with explain_errors("out of memory; use fewer --tokens, or --device=cpu"):
-        observed = observe(model.to(device), ids, device)
+        log_p, lens, attention = observe(model.to(device), ids, device)
     counted = ngram_probabilities(data, ids) if data else None
-    numbers = asdict(compute_numbers(observed.log_p, counted, ids))
+    numbers = compute_numbers(log_p, counted, ids)
     mean_bits = np.mean(numbers["bits"]["GPT"])
     if not np.isfinite(mean_bits):
         raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
@@ -400,13 +379,14 @@ def main() -> None:
     numbers["ids"] = ids
     numbers["names"] = names
     numbers["starts"] = context_starts(ids, model.config)  # (N + 1,): the page ignores the last one
-    numbers["layers"] = observed.lens
+    numbers["layers"] = lens
     numbers["n_head"] = model.config.n_head
-    numbers["attention"] = base64.b64encode(observed.attention).decode()
+    numbers["attention"] = base64.b64encode(attention).decode()
     title = make_title(checkpoint, model, len(ids) - 1, data, prompt)
     texts = [names[i] for i in ids]
     path = Path(options.out_dir or checkpoint["folder"], "look.html")
-    write_page(path, make_page(title, texts, numbers))
+    page = make_page(title, texts, numbers)
+    replace_file(path, lambda file: file.write(page.encode()))
     print(f"{title}\n{path}: open it in a browser")
     seconds = time.perf_counter() - began
     print_result("gpt", tokens=len(ids) - 1, bits=mean_bits.item(), seconds=seconds)
