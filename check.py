@@ -8,8 +8,8 @@
 Read a lesson, then write its parts yourself, without looking: a softmax, a mask, the backward pass of batch norm.
 Each function of mine.py is called with an example, with other numbers, and with edge cases, such as one token or large
 logits. If its result is wrong, you see the first number that differs, the input, and both results. The right results
-are computed by functions of the lessons or of PyTorch, or from the formula. (An answer that you import from a lesson is
-not noticed.)
+are computed by functions of the lessons or of PyTorch, or from the formula. (An answer that only calls such a function
+counts as right, and teaches nothing.)
 
 Your file runs in a process of its own, on this machine, and nothing is sent anywhere. It can do all that a program of
 yours can do, so read a file of someone else before you check it.
@@ -19,28 +19,23 @@ import copy
 import inspect
 import math
 import multiprocessing
-import os
-import pkgutil
 import runpy
 import signal
 import sys
 import textwrap
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from numbers import Real
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, SimpleNamespace
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import ones, tensor, zeros
-from torch.overrides import TorchFunctionMode
 
 import attention
 import bigram
@@ -51,13 +46,8 @@ import ngram
 import optim
 from console import PathStr, UserError, did_you_mean, option, parse, run
 from files import replace_file
-from micrograd import Value
 
 SECONDS = 10  # how long all cases of one function may take, and how long it may take to run the file once
-RELATIVE = 1e-4  # two numbers count as equal if they differ by at most this fraction of the right number
-ABSOLUTE = 1e-6  # plus this constant
-LONGEST = 2000  # the maximum number of characters shown of a result
-WHOLE = {torch.int32, torch.int64}  # dtypes of whole numbers: the reader may use either
 
 
 @dataclass
@@ -78,128 +68,69 @@ class Task:
     answer: Callable  # computes the right result. The reader sees its name, parameters and docstring
     lesson: str  # the file that explains it
     hint: str  # a question
-    library: set[str]  # functions of PyTorch that would be the whole answer
-    cases: list[tuple] = field(default_factory=list)  # (inputs, right result) of each call. The first is the example
+    cases: list[tuple[dict, Any]] = field(default_factory=list)  # (inputs by name, right result) of each call
 
     def case(self, *inputs: Any) -> None:
         """Add a call: first an example that can be computed by hand, then other numbers, then edge cases. (The right
         result is computed here, because the reader's file may change settings of PyTorch.)"""
         right = self.answer(*copy.deepcopy(inputs))
-        self.cases.append((inputs, right))
-
-    @property
-    def name(self) -> str:
-        return self.answer.__name__
-
-    @property
-    def parameters(self) -> list[str]:
-        return list(inspect.signature(self.answer).parameters)
+        names = inspect.signature(self.answer).parameters
+        self.cases.append((dict(zip(names, inputs, strict=True)), right))
 
     @property
     def call(self) -> str:
         """How it is called: softmax(logits)."""
-        return f"{self.name}({', '.join(self.parameters)})"
+        return f"{self.answer.__name__}{inspect.signature(self.answer)}"
 
     @property
     def text(self) -> str:
         """What it computes. The first line is a title."""
-        text = inspect.getdoc(self.answer)
-        if self.library:
-            names = ", ".join(sorted(self.library))
-            text += "\n\n" + textwrap.fill(f"To be written without PyTorch's {names}.", 116)
-        return text
+        return inspect.getdoc(self.answer)
 
 
 TASKS: dict[str, Task] = {}  # by name, in the order of the lessons
 
 
-def task(lesson: str, hint: str, library: str = "") -> Callable:
-    """Turn the function below it into a Task with the same name. library: names of functions of PyTorch, separated by
-    spaces."""
+def task(lesson: str, hint: str) -> Callable:
+    """Turn the function below it into a Task with the same name."""
 
     def add(answer: Callable) -> Task:
-        new = Task(answer=answer, lesson=lesson, hint=hint, library=set(library.split()))
-        TASKS[new.name] = new
-        return new
+        TASKS[answer.__name__] = Task(answer, lesson, hint)
+        return TASKS[answer.__name__]
 
     return add
 
 
-# ----------------------------------------------------------------------------- what differs
+def show(**values: Any) -> str:
+    """Return lines such as `x = tensor(...)`, with the lines of a value aligned. A function is shown by its name."""
+    lines = []
+    for name, value in values.items():
+        start = f"{name} = "
+        text = getattr(value, "__name__", repr(value))
+        lines.append(start + text.replace("\n", "\n" + " " * len(start)))
+    return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------- is a function right?
+
+functions = {}  # what the reader's file defines, by name, in the process that has run it
 
 
 def difference(yours: Any, right: Any, where: str = "result") -> str:
-    """Describe the first difference between two answers in one line: a type, a shape, a dtype or a number. Return "" if
-    they are the same. where: the name of the answers, such as result, or result[1] for a part."""
+    """Describe the first difference between two answers in one line. Return "" if they are the same. where: the name of
+    the answers, such as result, or result[1] for a part."""
+    if yours is None:
+        return f"{where} is None (did you forget to return it?)"
     if isinstance(right, torch.Tensor):
         return tensor_difference(yours, right, where)
     if isinstance(right, Real):
-        return number_difference(yours, right, where)
-    if isinstance(right, dict):
-        return dict_difference(yours, right, where)
-    if isinstance(right, (list, tuple)):
-        return list_difference(yours, right, where)
-    return "" if yours == right else f"{where} is {yours!r}, and should be {right!r}"
-
-
-def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
-    if not isinstance(yours, torch.Tensor):
-        return f"{where} is {kind(yours)}, and should be {kind(right)}"
-    if yours.shape != right.shape:
-        return f"{where} has shape {tuple(yours.shape)}, and should have {tuple(right.shape)}"
-    yours = yours.detach()  # without its record for autograd
-    if yours.device != right.device or yours.layout != right.layout:
-        return f"{where} is {yours.layout} on {yours.device}, and should be {right.layout} on {right.device}"
-    both_whole = yours.dtype in WHOLE and right.dtype in WHOLE
-    if yours.dtype != right.dtype and not both_whole:
-        return f"{where} has dtype {yours.dtype}, and should have {right.dtype}"
-    same = torch.isclose(yours.double(), right.double(), rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
-    if same.all():
-        return ""
-    if right.dim() == 0:
-        return f"{where} is {number(yours)}, and should be {number(right)}"
-    differing = same.logical_not().nonzero().tolist()  # the indices of the numbers that differ, a list for each
-    first = differing[0]  # such as [1, 0]
-    index = tuple(first)
-    line = f"{where}{first} is {number(yours[index])}, and should be {number(right[index])}"
-    if right.numel() > 1:
-        line += f" ({len(differing)} of {right.numel()} numbers differ)"
-    return line
-
-
-def number_difference(yours: Any, right: float, where: str) -> str:
-    """Compare numbers. A tensor or array that has no dimension is a number, too."""
-    if getattr(yours, "ndim", None) == 0:
-        yours = yours.item()
-    if not isinstance(yours, Real):
-        return f"{where} is {kind(yours)}, and should be a number"
-    return tensor_difference(tensor(float(yours)), tensor(float(right)), where)
-
-
-def number(x: torch.Tensor | float) -> str:
-    """Write a number with six digits. A number that is 0 up to rounding becomes 0."""
-    rounded = round(float(x), 7)
-    return f"{rounded + 0.0:.6g}"  # -0.0 + 0.0 is 0.0
-
-
-def dict_difference(yours: Any, right: dict, where: str) -> str:
-    if not isinstance(yours, dict):
-        return f"{where} is {kind(yours)}, and should be a dict"
-    for key, value in right.items():
-        if key not in yours:
-            return f"{where} lacks {key!r}, which should be {value!r}"
-        line = difference(yours[key], value, f"{where}[{key!r}]")
-        if line:
-            return line
-    for key in yours:
-        if key not in right:
-            return f"{where} has {key!r}, which should not be there"
-    return ""
-
-
-def list_difference(yours: Any, right: list | tuple, where: str) -> str:
+        if not isinstance(yours, Real) and getattr(yours, "shape", None) != ():
+            return f"{where} is of type {type(yours).__name__}, and should be a number"
+        return tensor_difference(tensor(float(yours)), tensor(float(right)), where)
+    if not isinstance(right, (list, tuple)):
+        return "" if yours == right else f"{where} is {yours!r}, and should be {right!r}"
     if not isinstance(yours, (list, tuple)):
-        return f"{where} is {kind(yours)}, and should be {kind(right)}"
+        return f"{where} is of type {type(yours).__name__}, and should be a {type(right).__name__}"
     for i, (one, other) in enumerate(zip(yours, right, strict=False)):
         line = difference(one, other, f"{where}[{i}]")
         if line:
@@ -209,104 +140,49 @@ def list_difference(yours: Any, right: list | tuple, where: str) -> str:
     return ""
 
 
-def kind(value: Any) -> str:
-    """Name the type of a value."""
-    if value is None:
-        return "None (did you forget to return it?)"
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, (list, tuple)):
-        return f"a {type(value).__name__} of length {len(value)}"
-    return f"of type {type(value).__name__}"
+def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
+    """The same for a tensor: a type, a shape, a dtype, a number. Numbers may differ by a fraction of 1e-4, or 1e-6."""
+    if not isinstance(yours, torch.Tensor):
+        return f"{where} is of type {type(yours).__name__}, and should be a tensor"
+    if yours.shape != right.shape:
+        return f"{where} has shape {tuple(yours.shape)}, and should have {tuple(right.shape)}"
+    if yours.dtype != right.dtype:
+        return f"{where} has dtype {yours.dtype}, and should have {right.dtype}"
+    same = torch.isclose(yours.double(), right.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
+    differing = same.logical_not().nonzero().tolist()  # the indices of the numbers that differ, a list for each
+    if not differing:
+        return ""
+    first = differing[0]  # such as [1, 0], and [] for a tensor without dimensions
+    name = f"{where}{first}" if first else where
+    index = tuple(first)
+    line = f"{name} is {yours[index]:.6g}, and should be {right[index]:.6g}"
+    if right.numel() > 1:
+        line += f" ({len(differing)} of {right.numel()} numbers differ)"
+    return line
 
 
-# ----------------------------------------------------------------------------- the reader's functions
-
-
-@dataclass
-class Verdict:
-    """The verdict on a reader's function."""
-
-    state: Literal["right", "wrong", "to do", "missing"]
-    reason: str = ""  # what is wrong, in lines
-
-
-class Recorder(TorchFunctionMode):
-    """While it is on, PyTorch passes on each call of one of its own functions to __torch_function__(), which notes its
-    name: softmax for torch.softmax(x), and also for x.softmax(). (The reader's functions are not noted, whatever their
-    names. Nor are some parts of PyTorch, such as torch.func.)"""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        name = getattr(function, "__name__", "")
-        self.names.add(name.removeprefix("special_"))  # torch.special.softmax
-        return function(*args, **(kwargs or {}))
-
-
-def judge(task: Task, yours: Any, path: str) -> Verdict:
-    """Compare a function of the file `path` with the right answer of a task, in all cases. yours: None if the file has
-    no such function."""
-    if yours is None:
-        return Verdict("missing")
-    if not callable(yours):
-        return Verdict("wrong", f"{task.name} is {kind(yours)}, and should be a function")
-    for i, (inputs, right) in enumerate(task.cases, start=1):
+def judge(name: str, path: str) -> tuple[str, str]:
+    """Call a function of the file `path` with all cases. Returns the verdict, and what is wrong, in lines."""
+    if name not in functions:
+        return "missing", ""
+    cases = TASKS[name].cases
+    for i, (inputs, right) in enumerate(cases, start=1):
+        case = f"case {i} of {len(cases)}"
+        given = copy.deepcopy(inputs)
         try:
-            reason = what_is_wrong(task, yours, inputs, right)
+            result = functions[name](*given.values())
         except BaseException as error:  # exit(), too
-            if i == 1 and is_stub(task, error):
-                return Verdict("to do")
-            reason = f"it stops with an exception\n{cut_traceback(error, path)}\n{show_inputs(task, inputs)}"
+            # PyTorch raises it with a text, for a dtype that one of its functions does not know
+            if isinstance(error, NotImplementedError) and not error.args:
+                return "to do", ""
+            text = cut_traceback(error, path)
+            return "wrong", f"{case}: it stops with an exception\n{text}\n{show(**inputs)}"
+        reason = difference(result, right)
+        if not reason and difference([*given.values()], [*inputs.values()]):
+            reason = "the result is right, but an input has changed in place; change a copy of it instead"
         if reason:
-            return Verdict("wrong", f"case {i} of {len(task.cases)}: {reason}")
-    return Verdict("right")
-
-
-def what_is_wrong(task: Task, yours: Callable, inputs: tuple, right: Any) -> str:
-    """Call the reader's function. Return a description of its mistake, in lines, or "" if it is right."""
-    given = copy.deepcopy(inputs)
-    recorder = Recorder()
-    with recorder:
-        result = yours(*given)
-    used = recorder.names & task.library
-    if used:
-        return f"it uses PyTorch's {', '.join(sorted(used))}; write it without"
-    reason = difference(result, right)
-    if reason:
-        results = [assignment("result", result), assignment("right", right)]
-        return "\n".join([reason, show_inputs(task, inputs), *results])
-    for name, before, after in zip(task.parameters, inputs, given, strict=True):
-        if difference(after, before):
-            return f"the result is right, but {name} has changed in place; change a copy of it instead"
-    return ""
-
-
-def is_stub(task: Task, error: BaseException) -> bool:
-    """Does an exception come from the empty function that --start wrote? (Not if it calls another empty function.)"""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return isinstance(error, NotImplementedError) and not error.args and last.name == task.name
-
-
-def show_inputs(task: Task, inputs: tuple) -> str:
-    lines = [assignment(name, value) for name, value in zip(task.parameters, inputs, strict=True)]
-    return "\n".join(lines)
-
-
-def assignment(name: str, value: Any) -> str:
-    """Return `x = tensor(...)`, with all lines of the value aligned. The value of a function is its name."""
-    text = repr(value)
-    if isinstance(value, float):
-        six_digits = f"{value:.6g}"
-        text = repr(float(six_digits))  # 0.0, not 0
-    elif isinstance(value, (BuiltinFunctionType, FunctionType)):
-        text = value.__name__
-    if len(text) > LONGEST:
-        text = text[:LONGEST] + " ..."
-    start = f"{name} = "
-    return start + text.replace("\n", "\n" + " " * len(start))
+            return "wrong", f"{case}: {reason}\n{show(**inputs, result=result, right=right)}"
+    return "right", ""
 
 
 def cut_traceback(error: BaseException, path: str) -> str:
@@ -316,126 +192,43 @@ def cut_traceback(error: BaseException, path: str) -> str:
     return "".join(lines).rstrip()
 
 
-def forget_modules(path: str) -> None:
-    """Forget each imported module that has the name of a lesson, or of a file or package beside the reader's file. When
-    this file imports such a name, Python searches again, and finds the reader's own first. (check.py keeps the
-    functions that it has imported.)"""
-    folders = [Path(path).resolve().parent, Path(__file__).parent]
-    names = {module.name for module in pkgutil.iter_modules(map(str, folders))}
-    # Built-in modules never come from a file. This file stays: the process that started this one reads its Verdicts
-    names -= {__name__, *sys.builtin_module_names}
-    for name in list(sys.modules):
-        top_level, _, _ = name.partition(".")
-        if top_level in names:
-            del sys.modules[name]
-
-
-def read_functions(path: str) -> dict[str, Any]:
-    """Run the reader's file. Returns what it defines, by name. Raises UserError if it stops."""
-    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it
-    try:
-        return runpy.run_path(path, run_name="mine")  # so the lines below if __name__ == "__main__" are not run
-    except SyntaxError as error:
-        where = f"{error.filename}, line {error.lineno}" if error.lineno else path
-        raise UserError(f"{where}: {error.msg}; correct it") from error
-    except BaseException as error:  # exit(), too
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == path]
-        where = f"{path}, line {lines[-1]}" if lines else path  # there is no line if it cannot be read
-        what = traceback.format_exception_only(error)[-1].strip()
-        raise UserError(f"{where}: {what}; correct it") from error
-
-
 # ----------------------------------------------------------------------------- a process of its own
 # A function that never ends can be stopped only from outside, by ending its process. So the reader's file runs in a
-# process of its own, and after such a function, the remaining tasks get a new process. It sends messages to the process
-# that started it: first that it has begun; then the mistake in the file, or ""; then a Verdict for each task.
+# process of its own (a Pool of one), and after such a function, the remaining tasks get a new process.
 
 # On Linux, the new process is a copy of this one (fork); elsewhere, a new Python, which imports PyTorch again (spawn)
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 
-class Ended(Exception):
-    """The process sends nothing more. The message says why."""
-
-
-def check(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
-    """Yield (name, verdict) for each task. Raises UserError if the file cannot be run."""
+def check(path: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, verdict, reason) for each task. Raises UserError if the file cannot be run."""
+    context = multiprocessing.get_context(START_METHOD)
     left = list(names)
     while left:
-        for name, verdict in check_in_one_process(path, list(left)):
-            yield name, verdict
-            left.remove(name)
+        with context.Pool(1, set_up) as pool:  # its process is ended when this block is left
+            pool.apply(int)  # wait until it has begun: importing PyTorch is not the reader's time
+            try:
+                pool.apply_async(run_file, [path]).get(SECONDS)
+            except multiprocessing.TimeoutError:
+                advice = 'move all but functions below if __name__ == "__main__":'
+                raise UserError(f"{path} still runs after {SECONDS} seconds; {advice}") from None
+            while left:
+                name = left.pop(0)
+                try:
+                    verdict, reason = pool.apply_async(judge, [name, path]).get(SECONDS)
+                except multiprocessing.TimeoutError:
+                    yield name, "wrong", f"it has no result after {SECONDS} seconds: is there an endless loop?"
+                    break
+                yield name, verdict, reason
 
 
-def check_in_one_process(path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
-    """Yield the same pairs, up to the first function that does not end, or that ends Python. Its verdict comes last."""
-    context = multiprocessing.get_context(START_METHOD)
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(sender, path, names))
-    process.start()
-    sender.close()  # the process has its own copy; when the process ends, recv() raises EOFError
-    try:
-        receiver.recv()  # it has begun. (Importing PyTorch is not the reader's time)
-        yield from receive_verdicts(receiver, path, names)
-    finally:
-        process.kill()
-        process.join()
-
-
-def receive_verdicts(receiver: Connection, path: str, names: list[str]) -> Iterator[tuple[str, Verdict]]:
-    """Yield what the process sends, until it ends."""
-    try:
-        wrong_file = receive(receiver)
-    except Ended as reason:
-        advice = 'move all but functions below if __name__ == "__main__":'
-        raise UserError(f"{path} {reason}; {advice}") from None
-    if wrong_file:
-        raise UserError(wrong_file)
-    for name in names:
-        try:
-            verdict = receive(receiver)
-        except Ended as reason:
-            yield name, Verdict("wrong", f"it {reason}")
-            return
-        yield name, verdict
-
-
-def receive(receiver: Connection) -> Any:
-    """Return the next message of the process. Raises Ended."""
-    try:
-        if receiver.poll(SECONDS):
-            return receiver.recv()
-    except EOFError:
-        raise Ended("ends Python") from None
-    raise Ended(f"has not come to an end after {SECONDS} seconds")
-
-
-def work(connection: Connection, path: str, names: list[str]) -> None:
-    """Run the reader's file, and judge its functions. The separate process runs this."""
+def set_up() -> None:
+    """Begin the separate process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, and ends both
     # What a function prints is shown at once, before its verdict. As in console.py, "?" replaces characters that
     # the console cannot show
     sys.stdout.reconfigure(line_buffering=True, errors="replace")
     set_up_torch()
-    warnings.showwarning = print_warning
-    connection.send("begun")
-    forget_modules(path)
-    try:
-        functions = read_functions(path)
-    except UserError as error:
-        connection.send(str(error))
-        return
-    connection.send("")
-    for name in names:
-        verdict = judge(TASKS[name], functions.get(name), path)
-        connection.send(verdict)
-
-
-def print_warning(message: Warning, *where: Any) -> None:
-    """Print a warning without its file and line: PyTorch names the line of Recorder, which has called it."""
-    text, _, _ = str(message).partition(" (Triggered internally")
-    print("warning:", text)
 
 
 def set_up_torch() -> None:
@@ -443,14 +236,25 @@ def set_up_torch() -> None:
     torch.set_printoptions(sci_mode=False, linewidth=100)
 
 
+def run_file(path: str) -> None:
+    """Run the reader's file. Raises UserError if it stops."""
+    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it
+    try:
+        functions.update(runpy.run_path(path))  # lines below if __name__ == "__main__" are not run
+    except BaseException as error:  # exit(), too
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        where = f"{path}, line {frames[-1].lineno}" if frames else path  # the text of a SyntaxError has its line
+        raise UserError(f"{where}: {type(error).__name__}: {error}; correct it") from error
+
+
 # ----------------------------------------------------------------------------- the script
 
 HEADER = '''"""My own softmax, mask, backward passes ...
 
 Replace each `raise NotImplementedError` by code. Then, this says which functions are right, and how the others differ:
-{all}
+{command}
 and this says more about one of them:
-{one}
+{command} {name}
 """
 
 import math
@@ -460,13 +264,11 @@ import torch.nn.functional as F
 '''
 
 
-def write_stubs(options: Options, names: list[str]) -> None:
+def write_stubs(path: Path, names: list[str], command: str) -> None:
     """Write mine.py: an empty function for each task. Raises UserError if it is there already."""
-    path = Path(options.file)
-    if os.path.lexists(path):  # a link that leads nowhere is there, too
+    if path.exists():
         raise UserError(f"{path} is there already; name another file with --file=, or move it away")
-    next_command = command(options)
-    text = HEADER.format(all=next_command, one=command(options, names[0]))
+    text = HEADER.format(command=command, name=names[0])
     lesson = ""
     for name in names:
         task = TASKS[name]
@@ -476,59 +278,43 @@ def write_stubs(options: Options, names: list[str]) -> None:
         docstring = textwrap.indent(f'"""{task.text}"""', "    ")
         text += f"\n\ndef {task.call}:\n{docstring}\n    raise NotImplementedError\n"
     replace_file(path, lambda file: file.write(text.encode()))
-    print(f"{path}: {len(names)} of {len(TASKS)} tasks, an empty function for each. Write one, and then:")
-    print(next_command)
-
-
-def command(options: Options, task: str = "") -> str:
-    """A command to type next: for one task, or for the chosen ones."""
-    words = ["python check.py"]
-    if options.file != Options.file:
-        words.append(f"--file={options.file}")
-    if task:
-        words.append(task)
-    elif options.only:
-        words.append(f"--only={options.only}")
-    return " ".join(words)
+    print(f"{path}: {len(names)} of {len(TASKS)} tasks, an empty function for each. Write one, and then:\n{command}")
 
 
 def choose_tasks(options: Options) -> list[str]:
     """The names of the tasks to check. Raises UserError for an unknown one."""
-    names = [name.strip() for name in options.only.split(",") if name.strip()]
-    if options.task:
-        names.append(options.task)
+    chosen = options.task or options.only
+    names = [name.strip() for name in chosen.split(",")] if chosen else list(TASKS)
     for name in names:
         if name not in TASKS:
             raise UserError(f"there is no task {name}{did_you_mean(name, TASKS)}; python check.py lists all")
-    names = list(dict.fromkeys(names))  # each once
-    return names or list(TASKS)
+    return names
 
 
 def explain(task: Task) -> None:
     """Print what a task asks for, an example, and a question."""
     example, right = task.cases[0]
     print(f"{task.call}\n\n{task.text}\n\nFor example:")
-    print(textwrap.indent(show_inputs(task, example), "    "))
-    print(textwrap.indent(assignment("result", right), "    "))
+    print(textwrap.indent(show(**example, result=right), "    "))
     print(f"\nA question: {task.hint}")
 
 
-def print_verdicts(verdicts: Iterable[tuple[str, Verdict]]) -> tuple[int, list[str]]:
+def print_verdicts(verdicts: Iterable[tuple[str, str, str]]) -> tuple[int, list[str]]:
     """Print a line for each task, and then the mistakes. Returns how many are right, and the names of wrong tasks."""
     n_right = 0
     wrong = {}  # name -> why
     lesson = ""
-    for name, verdict in verdicts:
+    for name, verdict, reason in verdicts:
         task = TASKS[name]
         if task.lesson != lesson:
             lesson = task.lesson
             print(f"\n{lesson}")
         title = task.text.splitlines()[0]
-        print(f"  {verdict.state:7}  {task.call}: {title}", flush=True)
-        if verdict.state == "right":
+        print(f"  {verdict:7}  {task.call}: {title}", flush=True)
+        if verdict == "right":
             n_right += 1
-        if verdict.state == "wrong":
-            wrong[name] = verdict.reason
+        if verdict == "wrong":
+            wrong[name] = reason
     for name, reason in wrong.items():
         lines = textwrap.indent(reason, "    ")
         print(f"\n{name} is wrong:\n{lines}")
@@ -539,28 +325,29 @@ def main() -> None:
     options = parse(Options, __doc__, argument="task")
     set_up_torch()
     path = Path(options.file)
-    if path.suffix.lower() != ".py":
-        advice = "save the notebook as one, by File > Save and Export Notebook As (Jupyter) or File > Download (Colab)"
-        if path.suffix != ".ipynb":
-            advice = f"name one, such as --file={path.with_suffix('.py')}"
-        raise UserError(f"{path} is not a .py file; {advice}")
+    if path.suffix != ".py":
+        raise UserError(f"{path} is not a .py file; name one with --file=, or save the notebook as one")
     names = choose_tasks(options)
+    command = "python check.py"  # to type next
+    if options.file != Options.file:
+        command += f" --file={path}"
+    if options.only:
+        command += f" --only={options.only}"
     if options.start:
-        return write_stubs(options, names)
-    there_is_a_file = path.is_file()
-    if not there_is_a_file and options.file != Options.file:  # without mine.py, a newcomer sees the list of tasks
+        return write_stubs(path, names, command)
+    if path.exists():
+        verdicts = check(str(path), names)
+    elif options.file == Options.file:  # a newcomer sees the list of tasks
+        print(f"There is no {path} yet: python check.py --start writes it, with an empty function for each task.")
+        verdicts = [(name, "to do", "") for name in names]
+    else:
         raise UserError(f"there is no file {path}; python check.py --start --file={path} writes one")
 
     if options.task:
         explain(TASKS[options.task])
-    if there_is_a_file:
-        verdicts = check(str(path), names)
-    else:
-        print(f"There is no {path} yet: python check.py --start writes it, with an empty function for each task.")
-        verdicts = [(name, Verdict("to do")) for name in names]
     n_right, wrong = print_verdicts(verdicts)
     if wrong and not options.task:
-        print(f"\nAn example, and a question that helps: {command(options, wrong[0])}")
+        print(f"\nAn example, and a question that helps: {command} {wrong[0]}")
     print(f"\nresult: tasks={len(names)} right={n_right}")
     if n_right < len(names):
         sys.exit(1)
@@ -587,12 +374,8 @@ def randint(*shape: int, below: int) -> torch.Tensor:
     return torch.randint(below, shape, generator=RANDOM)
 
 
-# Functions of PyTorch that compute gradients, norms, or attention
-AUTOGRAD = "backward grad"
-NORMS = "batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm native_batch_norm"
-ATTENTION = "scaled_dot_product_attention multi_head_attention_forward"
-
 IDENTITY = torch.eye(2)
+EXCHANGE = IDENTITY.flip(0)  # exchanges the two channels
 
 
 # ----------------------------------------------------------------------------- derivatives
@@ -616,12 +399,7 @@ def multiply_backward(a, b, grad):
     """The chain rule for y = a * b.
 
     a, b: numbers; grad: the derivative dL/dy of a loss L with respect to y. Returns the pair (dL/da, dL/db)."""
-    a = Value(a)
-    b = Value(b)
-    y = a * b
-    loss = grad * y  # its derivative w.r.t. y is grad
-    loss.backward()
-    return a.grad, b.grad
+    return b * grad, a * grad
 
 
 multiply_backward.case(2.0, -3.0, 0.5)
@@ -629,18 +407,12 @@ multiply_backward.case(0.7, 1.9, -2.5)
 multiply_backward.case(0.0, 5.0, 2.0)
 
 
-@task(
-    "micrograd.py",
-    "The derivative is 1 where tanh(x) is 0, and nearly 0 where tanh(x) is nearly 1 or -1. Which formula gives that?",
-)
+@task("micrograd.py", "The derivative is 1 where tanh(x) is 0, and nearly 0 where it is nearly 1 or -1. Which formula?")
 def tanh_backward(x, grad):
     """The chain rule for y = tanh(x).
 
     x: a number; grad: the derivative dL/dy of a loss L with respect to y. Returns dL/dx."""
-    x = Value(x)
-    loss = grad * x.tanh()
-    loss.backward()
-    return x.grad
+    return (1 - math.tanh(x) ** 2) * grad
 
 
 tanh_backward.case(0.0, 3.0)
@@ -691,7 +463,6 @@ def mean_nll(P, xs, ys):
 mean_nll.case(tensor([[0.5, 0.5], [0.25, 0.75]]), tensor([0, 1]), tensor([1, 0]))
 mean_nll.case(randn(4, 4).softmax(dim=1), randint(9, below=4), randint(9, below=4))
 mean_nll.case(tensor([[0.5, 0.5], [0.5, 0.5]]), randint(2000, below=2), randint(2000, below=2))
-mean_nll.case(tensor([[1.0]]), tensor([0, 0]), tensor([0, 0]))
 mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([1, 1]))  # a pair with the probability 0
 mean_nll.case(tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([0, 1]), tensor([0, 1]))  # no pair with the probability 0
 
@@ -709,17 +480,16 @@ add_one.case(randint(4, 4, below=5))
 add_one.case(tensor([[0, 0, 0], [2, 0, 1], [0, 9, 0]]))
 
 
-@task("bigram.py", "Row i has its 1 in column xs[i]. How do you say that for all rows at once?", library="one_hot")
+@task("bigram.py", "Row i has its 1 in column xs[i]. How do you say that for all rows at once?")
 def one_hot(xs, V):
     """One-hot vectors: in row i a 1 in column xs[i], and zeros.
 
-    xs (n,), int64, below V -> (n, V), float32: so one_hot(xs, V) @ W is W[xs]."""
+    xs (n,), int64, below V -> (n, V), float32: so one_hot(xs, V) @ W is W[xs]. Write it without PyTorch's one_hot."""
     return F.one_hot(xs, V).float()
 
 
 one_hot.case(tensor([2, 0]), 4)
 one_hot.case(randint(7, below=5), 5)
-one_hot.case(tensor([0]), 1)
 
 
 @task("ngram.py", "If u comes after q three times, and after nothing else, how many different letters come before it?")
@@ -759,15 +529,11 @@ kneser_ney.case("z", {"a": 2, "b": 3}, 0.05, 0.75)
 # ----------------------------------------------------------------------------- networks
 
 
-@task(
-    "mlp.py",
-    "exp(1000) is infinite. What can you subtract from all logits of a row without a change of the result?",
-    library="softmax log_softmax softmin logsumexp",
-)
+@task("mlp.py", "exp(1000) is infinite. What can you subtract from all logits of a row without changing the result?")
 def softmax(logits):
     """Turn logits into probabilities, each row by itself.
 
-    logits (B, V), float32 -> (B, V). They can be large, such as 1000, or -inf."""
+    logits (B, V), float32 -> (B, V). They can be large, such as 1000, or -inf. Write it without PyTorch's softmax."""
     return logits.softmax(dim=1)
 
 
@@ -777,16 +543,12 @@ softmax.case(tensor([[0.0, 1000.0], [1000.0, 0.0], [-1000.0, -1001.0]]))
 softmax.case(tensor([[2.0, -math.inf, 2.0]]))
 
 
-@task(
-    "mlp.py",
-    "A probability can be 0, and its logarithm -inf. What is the logarithm of exp(x) / sum, without a probability?",
-    library="cross_entropy nll_loss log_softmax",
-)
+@task("mlp.py", "The logarithm of a probability can be -inf. What is log(exp(x) / sum), without a probability?")
 def cross_entropy(logits, targets):
     """The loss of logits: the mean of -log(probability of the target).
 
-    logits (B, V), float32, can be large, such as 1000; targets (B,), int64. Returns a number, in nats. torch.logsumexp
-    may be used."""
+    logits (B, V), float32, can be large, such as 1000; targets (B,), int64. Returns a number, in nats. Write it
+    without PyTorch's cross_entropy and log_softmax. torch.logsumexp may be used."""
     return F.cross_entropy(logits, targets).item()
 
 
@@ -795,11 +557,7 @@ cross_entropy.case(randn(3, 4), tensor([2, 0, 3]))
 cross_entropy.case(tensor([[1000.0, 0.0], [0.0, 1000.0], [0.0, 0.0]]), tensor([1, 0, 1]))
 
 
-@task(
-    "mlp.py",
-    "Should the logit of the target rise or fall, and the others? How far, if the target is certain already?",
-    library=AUTOGRAD,
-)
+@task("mlp.py", "Should the target's logit rise or fall, and the others? How far, if the target is certain already?")
 def cross_entropy_backward(logits, targets):
     """The gradient of the mean cross-entropy with respect to the logits.
 
@@ -815,10 +573,7 @@ cross_entropy_backward.case(randn(2, 3), tensor([2, 0]))
 cross_entropy_backward.case(tensor([[50.0, 0.0]]), tensor([0]))
 
 
-@task(
-    "mlp.py",
-    "An output is a sum of how many products? By how much does the standard deviation of a sum grow with them?",
-)
+@task("mlp.py", "An output is a sum of how many products? How does the standard deviation of a sum grow with them?")
 def kaiming(weight):
     """Scale random weights for a layer with tanh (Kaiming initialization).
 
@@ -832,17 +587,13 @@ kaiming.case(randn(9, 3))
 kaiming.case(randn(1, 5))
 
 
-@task(
-    "mlp.py",
-    "Over which dimension is the mean of a unit? Is eps added before the square root is taken, or after?",
-    library=NORMS,
-)
+@task("mlp.py", "Over which dimension is the mean of a unit? Is eps added before the square root is taken, or after?")
 def batch_norm(x, gain, bias, eps):
     """Batch norm in training: normalize each unit over the batch.
 
     x (B, H), float32; gain, bias (H,) -> (B, H). In each of the H columns, the deviation from the mean is divided by
     sqrt(variance + eps); then gain and bias are applied. The variance is the mean of the B squared deviations: divided
-    by B, not by B - 1 as in the lecture."""
+    by B, not by B - 1 as in the lecture. Write it without PyTorch's batch_norm."""
     layer = mlp.BatchNorm(len(gain), eps)
     layer.gain = gain
     layer.bias = bias
@@ -856,11 +607,7 @@ batch_norm.case(randn(4, 2), randn(2), randn(2), 0.1)
 batch_norm.case(tensor([[7.0, 0.0], [7.0, 0.01]]), ones(2), tensor([0.0, 1.0]), 1e-3)
 
 
-@task(
-    "mlp.py",
-    "x[j, h] changes its own output; by the mean, its column; and by the variance. Which three terms are these?",
-    library=AUTOGRAD,
-)
+@task("mlp.py", "x[j, h] changes its own output; by the mean, its column; and by the variance. Which three terms?")
 def batch_norm_backward(x, gain, eps, dout):
     """The backward pass of batch norm: from dout to (dx, dgain, dbias).
 
@@ -879,11 +626,7 @@ batch_norm_backward.case(randn(4, 2), randn(2), 0.1, randn(4, 2))
 batch_norm_backward.case(tensor([[7.0, 0.0], [7.0, 1.0]]), ones(2), 1e-3, randn(2, 2))
 
 
-@task(
-    "mlp.py",
-    "If a token occurs twice, C[token] goes into two outputs. What is done with the two gradients?",
-    library=AUTOGRAD,
-)
+@task("mlp.py", "If a token occurs twice, C[token] goes into two outputs. What is done with the two gradients?")
 def embedding_backward(C, X, dout):
     """The backward pass of C[X]: the gradient with respect to C.
 
@@ -897,7 +640,6 @@ def embedding_backward(C, X, dout):
 
 embedding_backward.case(ones(4, 2), tensor([[0, 2, 0]]), tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]))
 embedding_backward.case(randn(4, 2), randint(3, 2, below=4), randn(3, 2, 2))
-embedding_backward.case(randn(2, 1), tensor([[1]]), tensor([[[0.5]]]))
 
 
 # ----------------------------------------------------------------------------- attention
@@ -932,16 +674,12 @@ mask.case(randn(2, 4, 4))
 mask.case(tensor([[5.0]]))
 
 
-@task(
-    "attention.py",
-    "By what are the scores divided, which of them are hidden, and along which dimension do the weights add up to 1?",
-    library=ATTENTION,
-)
+@task("attention.py", "By what are scores divided, which are hidden, and in which dimension do weights add up to 1?")
 def head(x, Wq, Wk, Wv):
     """One head of causal self-attention, with scores divided by sqrt(d).
 
     x (B, T, C), float32; Wq, Wk, Wv (C, d): x @ Wq are the queries, x @ Wk the keys, x @ Wv the values -> (B, T, d).
-    softmax of PyTorch may be used."""
+    PyTorch's softmax may be used, not its attention."""
     out, _ = attention.head(x, Wq, Wk, Wv)
     return out
 
@@ -956,18 +694,14 @@ head.case(randn(2, 3, 4), randn(4, 2), randn(4, 2), randn(4, 2))
 head.case(randn(1, 1, 3), randn(3, 3), randn(3, 3), randn(3, 3))
 
 
-@task(
-    "attention.py",
-    "After you have split C into heads: in which order are the dimensions, and which two does @ multiply?",
-    library=ATTENTION,
-)
+@task("attention.py", "After C is split into heads: in which order are the dimensions, and which two does @ multiply?")
 def heads(x, Wqkv, Wo, nh):
     """Several heads of causal self-attention, and the output projection.
 
     x (B, T, C), float32; Wqkv (C, 3 C): of the 3 C channels of x @ Wqkv, the first C are queries, the next C keys, the
     last C values. Of each C, the first C / nh channels are the first head's, the next C / nh the second one's, and so
     on; scores are divided by sqrt(C / nh). The outputs of the heads, side by side, are multiplied by Wo (C, C), which
-    gives (B, T, C). softmax of PyTorch may be used."""
+    gives (B, T, C). PyTorch's softmax may be used, not its attention."""
     layer = attention.Attention(x.shape[2], nh)
     # PyTorch keeps the matrix of a linear layer as (out, in)
     layer.qkv.weight.data = Wqkv.T
@@ -975,7 +709,6 @@ def heads(x, Wqkv, Wo, nh):
     return layer(x).detach()
 
 
-EXCHANGE = IDENTITY.flip(0)  # exchanges the two channels
 # Queries and keys of 0, so equal weights; values x
 heads.case(IDENTITY[None], torch.cat((zeros(2, 4), IDENTITY), dim=1), EXCHANGE, 2)
 heads.case(IDENTITY[None], IDENTITY.repeat(1, 3), IDENTITY, 2)
@@ -984,17 +717,13 @@ heads.case(randn(2, 3, 4), randn(4, 12), randn(4, 4), 2)
 heads.case(randn(1, 1, 4), randn(4, 12), randn(4, 4), 4)
 
 
-@task(
-    "attention.py",
-    "Batch norm normalizes a unit over the examples. What is normalized here, and over which dimension?",
-    library=NORMS,
-)
+@task("attention.py", "Batch norm normalizes a unit over the batch. What is normalized here, over which dimension?")
 def layer_norm(x, gain, bias, eps):
     """Layer norm: normalize each token over its channels.
 
     x (..., C), float32, with any number of dimensions before C; gain, bias (C,) -> (..., C). As in batch norm, the
     deviation from the mean is divided by sqrt(variance + eps), where the variance is the mean of the C squared
-    deviations; then gain and bias are applied."""
+    deviations; then gain and bias are applied. Write it without PyTorch's layer_norm."""
     return F.layer_norm(x, gain.shape, gain, bias, eps)
 
 
@@ -1005,10 +734,7 @@ layer_norm.case(randn(2, 2, 3), randn(3), randn(3), 0.1)
 layer_norm.case(tensor([[[7.0, 7.0, 7.0, 7.0]]]), ones(4), tensor([1.0, 2.0, 3.0, 4.0]), 1e-3)
 
 
-@task(
-    "attention.py",
-    "Where does the point (1, 0) go if it is turned by an angle? And (0, 1)? Which two channels are a point?",
-)
+@task("attention.py", "Where does the point (1, 0) go if it is turned? And (0, 1)? Which two channels are a point?")
 def rope(x, position):
     """RoPE: turn pairs of channels by an angle that grows with the position.
 
@@ -1036,7 +762,6 @@ def block(x, attention, feed_forward, ln_1, ln_2):
 
 block.case(tensor([[[1.0, 4.0]]]), torch.neg, torch.square, torch.sqrt, torch.abs)
 block.case(randn(1, 2, 3), torch.sin, torch.exp, torch.tanh, torch.abs)
-block.case(zeros(1, 1, 2), torch.cos, torch.exp, torch.sin, torch.tanh)
 
 
 # ----------------------------------------------------------------------------- training
@@ -1067,10 +792,7 @@ adamw.case(tensor([3.0]), tensor([2.0]), tensor([1.0]), tensor([4.0]), 3, 0.1, 0
 adamw.case(randn(2, 3), randn(2, 3), randn(2, 3), randn(2, 3).square(), 7, 0.1, 0.9, 0.95, 0.5)
 
 
-@task(
-    "optim.py",
-    "Which fraction of the way from warmup to end is done? And what is the cosine at its start and at its end?",
-)
+@task("optim.py", "Which fraction of the way from warmup to end is done? What is the cosine at its start and end?")
 def schedule(step, max_lr, min_lr, warmup, end):
     """The learning rate: linear warmup, then a cosine.
 
@@ -1105,7 +827,6 @@ def temperature(logits, T):
 
 temperature.case(tensor([[0.0, 1.0, 2.0]]), 0.5)
 temperature.case(randn(2, 3), 1.7)
-temperature.case(randn(2, 3), 1.0)
 temperature.case(tensor([[30.0, 0.0]]), 0.1)
 
 
@@ -1164,10 +885,7 @@ merge.case([b"a"], b"a", b"a")
 merge.case([], b"a", b"b")
 
 
-@task(
-    "bpe.py",
-    "Which pair comes first, if two occur equally often? And are the pairs counted again after each merge?",
-)
+@task("bpe.py", "Which pair comes first, if two occur equally often? And are the pairs counted again after each merge?")
 def train_bpe(text, n_merges):
     """Learn byte-pair encoding: which tokens are made, one after the other?
 
@@ -1212,13 +930,13 @@ encode.case("hé", [b"h\xc3"])
 encode.case("", [b"ab"])
 
 
-@task("sample.py", "Which keys may the newest token attend to? So does it need a mask?", library=ATTENTION)
+@task("sample.py", "Which keys may the newest token attend to? So does it need a mask?")
 def cache_step(x, Wq, Wk, Wv, keys, values):
     """One head for the newest token, with a cache of keys and values.
 
     x (C,), float32: the newest token; Wq, Wk, Wv (C, d): x @ Wq is its query, x @ Wk its key, x @ Wv its value; keys,
     values (t, d): those of the t tokens before it, where t can be 0. Returns its output (d,), with scores divided by
-    sqrt(d), and the keys and values with its own at the end, (t + 1, d) each. softmax of PyTorch may be used."""
+    sqrt(d), and the keys and values with its own at the end, (t + 1, d) each. Write it without PyTorch's attention."""
     keys = torch.cat((keys, x[None] @ Wk))
     values = torch.cat((values, x[None] @ Wv))
     out = F.scaled_dot_product_attention(x[None] @ Wq, keys, values)  # (1, d)
