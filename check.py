@@ -252,9 +252,9 @@ def run_file(path: str) -> None:
 HEADER = '''"""My own softmax, mask, backward passes ...
 
 Replace each `raise NotImplementedError` by code. Then, this says which functions are right, and how the others differ:
-{command}
+{all}
 and this says more about one of them:
-{command} {name}
+{one}
 """
 
 import math
@@ -264,11 +264,11 @@ import torch.nn.functional as F
 '''
 
 
-def write_stubs(path: Path, names: list[str], command: str) -> None:
+def write_stubs(path: Path, names: list[str], command: str, only: str) -> None:
     """Write mine.py: an empty function for each task. Raises UserError if it is there already."""
     if path.exists():
         raise UserError(f"{path} is there already; name another file with --file=, or move it away")
-    text = HEADER.format(command=command, name=names[0])
+    text = HEADER.format(all=command + only, one=f"{command} {names[0]}")
     lesson = ""
     for name in names:
         task = TASKS[name]
@@ -278,7 +278,8 @@ def write_stubs(path: Path, names: list[str], command: str) -> None:
         docstring = textwrap.indent(f'"""{task.text}"""', "    ")
         text += f"\n\ndef {task.call}:\n{docstring}\n    raise NotImplementedError\n"
     replace_file(path, lambda file: file.write(text.encode()))
-    print(f"{path}: {len(names)} of {len(TASKS)} tasks, an empty function for each. Write one, and then:\n{command}")
+    print(f"{path}: {len(names)} of {len(TASKS)} tasks, an empty function for each. Write one, and then:")
+    print(command + only)
 
 
 def choose_tasks(options: Options) -> list[str]:
@@ -331,10 +332,9 @@ def main() -> None:
     command = "python check.py"  # to type next
     if options.file != Options.file:
         command += f" --file={path}"
-    if options.only:
-        command += f" --only={options.only}"
+    only = f" --only={options.only}" if options.only else ""
     if options.start:
-        return write_stubs(path, names, command)
+        return write_stubs(path, names, command, only)
     if path.exists():
         verdicts = check(str(path), names)
     elif options.file == Options.file:  # a newcomer sees the list of tasks
