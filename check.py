@@ -75,7 +75,8 @@ class Task:
         result is computed here, because the reader's file may change settings of PyTorch.)"""
         right = self.answer(*copy.deepcopy(inputs))
         names = inspect.signature(self.answer).parameters
-        self.cases.append((dict(zip(names, inputs, strict=True)), right))
+        named = dict(zip(names, inputs, strict=True))
+        self.cases.append((named, right))
 
     @property
     def call(self) -> str:
@@ -95,8 +96,9 @@ def task(lesson: str, hint: str) -> Callable:
     """Turn the function below it into a Task with the same name."""
 
     def add(answer: Callable) -> Task:
-        TASKS[answer.__name__] = Task(answer, lesson, hint)
-        return TASKS[answer.__name__]
+        new = Task(answer, lesson, hint)
+        TASKS[answer.__name__] = new
+        return new
 
     return add
 
@@ -107,7 +109,8 @@ def show(**values: Any) -> str:
     for name, value in values.items():
         start = f"{name} = "
         text = getattr(value, "__name__", repr(value))
-        lines.append(start + text.replace("\n", "\n" + " " * len(start)))
+        new_line = "\n" + " " * len(start)
+        lines.append(start + text.replace("\n", new_line))
     return "\n".join(lines)
 
 
@@ -175,20 +178,23 @@ def judge(name: str, path: str) -> tuple[str, str]:
             # PyTorch raises it with a text, for a dtype that one of its functions does not know
             if isinstance(error, NotImplementedError) and not error.args:
                 return "to do", ""
-            text = cut_traceback(error, path)
-            return "wrong", f"{case}: it stops with an exception\n{text}\n{show(**inputs)}"
+            lines = cut_traceback(error, path)
+            values = show(**inputs)
+            return "wrong", f"{case}: it stops with an exception\n{lines}\n{values}"
         reason = difference(result, right)
-        if not reason and difference([*given.values()], [*inputs.values()]):
+        if not reason and difference(list(given.values()), list(inputs.values())):
             reason = "the result is right, but an input has changed in place; change a copy of it instead"
         if reason:
-            return "wrong", f"{case}: {reason}\n{show(**inputs, result=result, right=right)}"
+            values = show(**inputs, result=result, right=right)
+            return "wrong", f"{case}: {reason}\n{values}"
     return "right", ""
 
 
 def cut_traceback(error: BaseException, path: str) -> str:
     """The traceback of an exception, as far as it is in the reader's file."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    lines = traceback.format_list(frames) + traceback.format_exception_only(error)
+    lines = traceback.format_list(frames)
+    lines += traceback.format_exception_only(error)
     return "".join(lines).rstrip()
 
 
@@ -238,7 +244,8 @@ def set_up_torch() -> None:
 
 def run_file(path: str) -> None:
     """Run the reader's file. Raises UserError if it stops."""
-    sys.path.insert(0, str(Path(path).resolve().parent))  # it may import files beside it
+    folder = Path(path).resolve().parent
+    sys.path.insert(0, str(folder))  # it may import files beside it
     try:
         functions.update(runpy.run_path(path))  # lines below if __name__ == "__main__" are not run
     except BaseException as error:  # exit(), too

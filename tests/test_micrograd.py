@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, finish, posix, start
 
 import micrograd
-from micrograd import MLP, Neuron, Value, draw, two_moons, zero_grad
+from micrograd import MLP, Neuron, Value, draw, zero_grad
 
 # ----------------------------------------------------------------------------- every operation
 
@@ -34,7 +33,6 @@ OPERATIONS = {
     "k / x": (lambda x, y, k: k / x, lambda x, y, k: abs(x) > 0.3),
     "x ** k": (lambda x, y, k: x**k, lambda x, y, k: x > 0.3),
     "x ** n": (lambda x, y, k: x ** round(k), lambda x, y, k: abs(x) > 0.3),
-    "k ** x": (lambda x, y, k: abs(k) ** x, lambda x, y, k: abs(k) > 0.3),
     "-x": (lambda x, y, k: -x, lambda x, y, k: True),
     "exp": (lambda x, y, k: x.exp(), lambda x, y, k: x < 3),
     "log": (lambda x, y, k: x.log(), lambda x, y, k: x > 0.3),
@@ -85,17 +83,6 @@ def expressions() -> list[tuple[list, list[float]]]:
     return made
 
 
-def test_random_expressions_cover_all_operations_and_shared_nodes(expressions):
-    """Each operation is frequent, and most expressions use an inner node more than once."""
-    names = [name for program, _ in expressions for name, *_ in program]
-    assert min(names.count(name) for name in OPERATIONS) > 20
-    shared = 0
-    for program, leaves in expressions:
-        operands = [n for name, i, j, _ in program for n in ((i, j) if "y" in name else (i,))]
-        shared += any(operands.count(n) > 1 for n in range(len(leaves), len(leaves) + len(program)))
-    assert shared > EXPRESSIONS / 2
-
-
 def test_random_expressions_agree_with_torch(expressions):
     """The value and the gradient of every node, inner ones included, to 1e-10."""
     for program, leaves in expressions:
@@ -129,53 +116,22 @@ def test_powers_of_zero_have_the_right_derivative():
         assert (y.data, x.grad) == (value, slope)
 
 
-def test_nan_propagates():
-    for f in (Value.exp, Value.log, Value.tanh, Value.relu, Value.sigmoid):
-        assert math.isnan(f(Value(math.nan)).data)
-
-
-@pytest.mark.parametrize("number", [3, True, np.float32(3), np.uint16(3)])
-def test_operators_accept_any_real_number(number):
-    x, k = Value(2), float(number)
-    for y, data, grad in (
-        (x * number, 2 * k, k),
-        (number * x, 2 * k, k),
-        (x - number, 2 - k, 1),
-        (number - x, k - 2, -1),
-        (x**number, 2**k, k * 2 ** (k - 1)),
-        (number / x, k / 2, -k / 4),
-        (Value(number) + x, k + 2, 1),
-    ):
-        zero_grad([x])
-        y.backward()
-        assert type(y) is Value and type(y.data) is float
-        assert (y.data, x.grad) == (data, grad)
-
-
 # ----------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
-    "make, error, says",
+    "make, error",
     [
-        (lambda: Value(0).log(), ValueError, None),  # in Python's own words, which depend on its version
-        (lambda: Value(0) ** -1, ValueError, None),
-        (lambda: Value(0) ** 0.5, ValueError, None),  # the result is 0, but its derivative is infinite
-        (lambda: Value(-8) ** (1 / 3), ValueError, None),
-        (lambda: (-2) ** Value(3), ValueError, None),
-        (lambda: Value(1e200) ** 2, OverflowError, "range"),
-        (lambda: Value(1) / 0, ZeroDivisionError, "zero"),
-        (lambda: Value("3"), TypeError, "'3' is of type str"),
-        (lambda: Value(1) + "3", TypeError, "'3' is of type str"),
-        (lambda: "3" + Value(1), TypeError, "'3' is of type str"),
-        (lambda: Value(1) ** "3", TypeError, "exponent must be a plain number, not '3'"),
-        (lambda: Value(2) ** Value(3), TypeError, "exponent must be a plain number"),
-        (lambda: Neuron(2, Value.tanh)([1.0]), ValueError, "shorter"),
-        (lambda: Neuron(2, Value.tanh)([1.0, 2.0, 3.0]), ValueError, "longer"),
+        (lambda: Value(0).log(), ValueError),
+        (lambda: Value(0) ** 0.5, ValueError),  # the result is 0, but its derivative is infinite
+        (lambda: Value(-8) ** (1 / 3), ValueError),
+        (lambda: Value(1) / 0, ZeroDivisionError),
+        (lambda: Value(2) ** Value(3), TypeError),
+        (lambda: Neuron(2, Value.tanh)([1.0]), ValueError),
     ],
 )
-def test_bad_input_raises(make, error, says):
-    with pytest.raises(error, match=says and re.escape(says)):
+def test_bad_input_raises(make, error):
+    with pytest.raises(error):
         make()
 
 
@@ -218,12 +174,6 @@ def test_deep_graphs_need_no_recursion():
     assert x.grad == 1
 
 
-def test_repr():
-    x = Value(3)
-    (x * 2).backward()
-    assert repr(x) == "Value(data=3, grad=2)"
-
-
 # ----------------------------------------------------------------------------- the graph in DOT
 
 
@@ -258,28 +208,6 @@ def test_draw_shows_data_grad_operation_and_local_derivatives():
     ]  # fmt: skip
 
 
-def test_draw_satisfies_the_chain_rule(expressions):
-    """The DOT is valid with one box per Value, and each grad is the sum over the outgoing arrows."""
-    for program, leaves in expressions[:60]:
-        y = evaluate(program, [Value(x) for x in leaves])[-1]
-        y.backward()
-        boxes, arrows = parse_dot(draw(y))
-        assert len(boxes) == len(y.graph())
-        grad = {name: float(fields[-1].removeprefix("grad ")) for name, fields in boxes.items()}
-        total = {name: sum(number * grad[b] for a, b, number in arrows if a == name) for name in boxes}
-        (root,) = (name for name in boxes if not any(a == name for a, *_ in arrows))
-        for name in set(boxes) - {root}:
-            size = sum(abs(number * grad[b]) for a, b, number in arrows if a == name)
-            assert abs(total[name] - grad[name]) <= 2e-3 * max(1e-3, size), draw(y)  # numbers have four digits
-
-
-@pytest.mark.skipif(not shutil.which("dot"), reason="Graphviz is not installed")
-def test_graphviz_renders_a_graph():
-    y = (Value(2) * Value(-3) + 10).tanh() ** 2 / 3
-    svg = subprocess.run(["dot", "-Tsvg"], input=draw(y, y=y), capture_output=True, encoding="utf-8", check=True)
-    assert svg.stdout.count('<g id="node') == len(y.graph()) and not svg.stderr
-
-
 # ----------------------------------------------------------------------------- networks
 
 
@@ -303,16 +231,6 @@ def test_mlp_agrees_with_torch():
     (hidden[0] * 2 + hidden[1]).backward()
     expected = [g for w in weights for g in w.grad.flatten().tolist()]
     assert [p.grad for p in mlp.parameters()] == pytest.approx(expected, rel=1e-10, abs=1e-12)
-
-
-def test_two_moons_are_noisy_half_circles():
-    random.seed(0)
-    points = two_moons(1001, noise=0.05)
-    assert [moon for _, moon in points].count(1) == 501 and [moon for _, moon in points].count(-1) == 500
-    for (x, y), moon in points:
-        center, up = ((0, 0), 1) if moon == 1 else ((1, 0.5), -1)
-        assert math.hypot(x - center[0], y - center[1]) == pytest.approx(1, abs=0.3)
-        assert (y - center[1]) * up > -0.3
 
 
 def test_text_plot_has_the_largest_y_on_top_and_shows_all_points():
