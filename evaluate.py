@@ -4,17 +4,16 @@
     python evaluate.py --init_from=out/names --plot  # and draw evaluation.png
     python evaluate.py --init_from=out/python --block_size=256   # a longer context than in training
 
-Read train.py and windows.py before, and scaling.py after. Six questions, one after the other:
+Read train.py and windows.py before, and scaling.py after. Five questions, one after the other:
 
     how low is the loss, and how uncertain is it?
     how does it depend on the position of a token?
-    does the model use its context?
     what do counts of n-grams know that the model does not?
     are its probabilities right?
     are its samples new?
 
-In the last three, the GPT is compared with n-gram models (ngram.py), if its tokens are letters. (Not with
---split=train: the n-grams are counted on this split.)
+In the last three, the GPT is compared with an 8-gram model (ngram.py), and with a mixture of both, if its tokens are
+letters. (Not with --split=train: the n-grams are counted on this split.)
 """
 
 import itertools
@@ -46,36 +45,23 @@ from console import (
 from dataset import Dataset, load
 from mlp import contexts
 from model import GPT, ConfigError
-from ngram import NGrams, Predictor, count_ngrams, next_tokens, shortened
+from ngram import NGrams, Predictor, count_ngrams, next_tokens
 from runtime import Worker, explain_errors
 from sample import rows_at_once, stream
-from tokenizer import Tokenizer, start_ids
-from windows import cut_into_windows, document_edges, evaluation_windows, read_windows
+from tokenizer import start_ids
+from windows import document_edges, evaluation_windows, read_windows
 
-# How many tokens prompts and calibration are measured on, at most
-SUBSET = 40_000
-# How many parts a text without documents is cut into, for the uncertainty of its loss
-STRETCHES = 100
-# How many bins of confidence, of equal width, from probability 0 to 1
-BINS = 15
-# How many probabilities the calibration keeps: a gigabyte in float32
-MAX_PROBABILITIES = 2**28
-# The largest vocabulary for n-gram models, which compute the probability of every token
-MAX_VOCAB = 256
-# How many tokens of the training split are counted, and searched for copies
-MAX_TRAIN = 2**24
-# How many tokens a sample has, at most
-LENGTH = 100
-# How many tokens n-gram models get. A model of order n uses the last n - 1
-CONTEXT = 7
-# The discount of Kneser-Ney smoothing
-DISCOUNT = 0.85
-# The n-gram model that is mixed with the GPT
-NGRAM = f"Kneser-Ney {CONTEXT + 1}-gram"
-# Number of tokens that are shown as examples, at which one model is far better than the other
-EXAMPLES = 10
-# Number of contexts for which n-gram models compute probabilities at a time
-CHUNK = 4096
+SUBSET = 40_000  # tokens that calibration is measured on, at most
+STRETCHES = 100  # parts that a text without documents is cut into, for the uncertainty of its loss
+BINS = 15  # bins of confidence, of equal width, from probability 0 to 1
+MAX_PROBABILITIES = 2**28  # probabilities that the calibration keeps: a gigabyte in float32
+MAX_VOCAB = 256  # the largest vocabulary for the n-gram model, which computes the probability of every token
+MAX_TRAIN = 2**24  # tokens of the training split that are counted, and searched for copies
+LENGTH = 100  # tokens in a sample, at most
+CONTEXT = 7  # tokens that the n-gram model gets: an 8-gram without the last one
+DISCOUNT = 0.85  # of Kneser-Ney smoothing
+EXAMPLES = 10  # tokens that are shown, at which one model is far better than the other
+CHUNK = 4096  # contexts for which the n-gram model computes probabilities at a time
 
 # In comments on shapes: N predicted tokens, V tokens in the vocabulary, B windows or samples of T
 # tokens, G documents or stretches of text. log_p (N, V) has log-probabilities, and targets (N,) the
@@ -87,14 +73,13 @@ class Options:
     init_from: PathStr = option("", "a run's folder, a checkpoint, or gpt2 ... gpt2-xl (default: the newest run)")
     dataset: str = option("", "a dataset with the same tokenizer (default: the dataset of the run)")
     split: Literal["train", "val", "test"] = option("val", "the part of the dataset")
-    eval_tokens: NonNegative = option(0, "approximate number of tokens; 0: all (40,000 for prompts, calibration)")
+    eval_tokens: NonNegative = option(0, "approximate number of tokens; 0: all (40,000 for calibration)")
     block_size: NonNegative = option(0, "context length (0: as trained; with learned positions, at most that)")
     rope_base: NonNegativeFloat = option(0.0, "the model's rope_base, larger for a longer context (0: as trained)")
     rope_scale: NonNegativeFloat = option(0.0, "the model's rope_scale, larger for a longer context (0: as trained)")
     num_samples: NonNegative = option(1000, "samples to search for in the training text; 0: none")
     plot: bool = option(False, "draw evaluation.png beside the checkpoint")
-    out_dir: PathStr = option("", "folder of evaluation.png, instead of the checkpoint's")
-    seed: NonNegative = option(1337, "random seed of samples, prompts and intervals")
+    seed: NonNegative = option(1337, "random seed of samples and intervals")
     batch_size: Positive = option(8, "windows at a time")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
@@ -111,6 +96,8 @@ class Session:
     tokens: np.ndarray  # the split to evaluate on
     options: Options
     worker: Worker  # the device and the dtype
+    # The 8-gram model: probabilities of the last tokens of U n-grams, (U, CONTEXT + 1) -> (U,)
+    counting: Predictor | None = None
 
     def windows(self, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """(starts, stops) of windows with about n_tokens targets; 0: all of the split. The inputs of a
@@ -128,21 +115,6 @@ class Session:
 # of documents at random, with replacement: from emma, ava and zoe perhaps ava, emma, ava. It computes
 # the mean loss of the drawn documents, and repeats this a thousand times. 95 % of these means are in the
 # interval. (The interval says nothing about another seed of the training.)
-
-
-def token_losses(session: Session, tokens: np.ndarray, windows: tuple) -> np.ndarray:
-    """Compute the losses of the tokens that windows (starts, stops) predict: (N,), in nats. Raises
-    UserError if a loss is NaN or infinite."""
-    batches = []
-    for log_p, targets in predict(session, tokens, windows):
-        losses = F.nll_loss(log_p, targets, reduction="none")  # -log_p[i, targets[i]] for each i
-        batches.append(losses.cpu())
-    losses = torch.cat(batches)
-    if not losses.isfinite().all():
-        dtype = session.worker.dtype
-        advice = "use another checkpoint" if dtype == torch.float32 else "use --dtype=float32"
-        raise UserError(f"the loss is NaN or infinite in {dtype}; {advice}")
-    return losses.double().numpy()
 
 
 def bootstrap(losses: np.ndarray, group: np.ndarray, seed: int, n: int = 1000) -> tuple[float, float]:
@@ -224,36 +196,46 @@ class Measured:
 
 
 def measure(session: Session) -> Measured:
-    """Compute the loss of each token of the split, or of about eval_tokens of them."""
-    separator = session.data.separator
+    """Compute the loss of each token of the split, or of about eval_tokens of them. Raises UserError if a loss is NaN
+    or infinite."""
     windows = session.windows(session.options.eval_tokens)
-    losses = token_losses(session, session.tokens, windows)
-    index, group, position = locate(session.tokens, windows, separator)
-    if separator is None:
+    batches = []
+    for log_p, targets in predict(session, session.tokens, windows):
+        losses = F.nll_loss(log_p, targets, reduction="none")  # -log_p[i, targets[i]] for each i
+        batches.append(losses.cpu())
+    losses = torch.cat(batches)
+    if not losses.isfinite().all():
+        dtype = session.worker.dtype
+        advice = "use another checkpoint" if dtype == torch.float32 else "use --dtype=float32"
+        raise UserError(f"the loss is NaN or infinite in {dtype}; {advice}")
+    index, group, position = locate(session.tokens, windows, session.data.separator)
+    if session.data.separator is None:
         # Each window is a group so far. Neighboring windows are similar, so they are joined into stretches:
         # with 1,000 windows, every 10 become one group
         starts, _ = windows
         n_windows = len(starts)
         n_stretches = min(STRETCHES, n_windows)
         group = group * n_stretches // n_windows
-    return Measured(losses, index, group, position)
+    return Measured(losses.double().numpy(), index, group, position)
 
 
 def show_losses(session: Session, measured: Measured) -> None:
     """Print the loss of the split, its interval, and the loss by position."""
-    losses = {session.options.split: measured.losses.mean()}
-    print_losses(session.data, losses)
+    losses = measured.losses
+    of_split = {session.options.split: losses.mean()}
+    print_losses(session.data, of_split)
     n_groups = measured.group.max() + 1
     if n_groups >= 10:  # with fewer groups, the interval would not be reliable
-        low, high = bootstrap(measured.losses, measured.group, session.options.seed)
+        low, high = bootstrap(losses, measured.group, session.options.seed)
         parts = "stretches of the text" if session.data.separator is None else "documents"
-        drawn = f"bootstrap over {n_groups:,} {parts}"
-        print(f"95 % confidence interval: {low:.4f} to {high:.4f} ({drawn})\n")
+        print(f"95 % confidence interval: {low:.4f} to {high:.4f}", end=" ")
+        print(f"(bootstrap over {n_groups:,} {parts})\n")
     # A row each for the positions 1, 2, 3 to 4, 5 to 8, 9 to 16 ...
-    exponent = np.ceil(np.log2(measured.position))
+    exponent = np.log2(measured.position)
+    exponent = np.ceil(exponent)
     last_position = 2 ** exponent.astype(np.int64)  # (N,)
     rows = [["position in document or window, up to", "tokens", "loss"]]
-    rows += mean_rows("", last_position, [measured.losses])
+    rows += mean_rows("", last_position, [losses])
     print_table(rows)
 
 
@@ -268,68 +250,6 @@ def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> lis
             row.append(f"{column[chosen].mean():.4f}")
         rows.append(row)
     return rows
-
-
-# ----------------------------------------------------------------------------- prompts
-# Does a model use its context? Corrupt the first half of a document, and see how much the loss of the
-# second half rises. If a model ignored the first half, this loss would stay the same:
-#
-#     as it is             . e m | m a .
-#     shuffled             . m e | m a .
-#     of another one       . l i | m a .        the other document is liam
-
-
-@dataclass
-class Prompts:
-    """Windows whose first halves are prompts. (n,) each."""
-
-    starts: np.ndarray
-    stops: np.ndarray
-    others: np.ndarray  # the start of another window, which is at least as long
-
-
-def choose_prompts(session: Session, n_tokens: int, rng: np.random.Generator) -> Prompts:
-    """Choose windows at random, with at most about n_tokens tokens in all."""
-    block_size = session.model.config.block_size
-    edges = document_edges(session.tokens, session.data.separator)
-    starts, stops = cut_into_windows(edges, block_size)
-    n_chosen = max(2, n_tokens // block_size)
-    chosen = rng.permutation(len(starts))[:n_chosen]
-    # Sort them by length: then the next window is at least as long as this one
-    lengths = stops - starts
-    order = np.argsort(lengths[chosen], kind="stable")
-    chosen = chosen[order]
-    following = chosen[1:]
-    chosen = chosen[:-1]  # without the longest window, after which there is no other
-    return Prompts(starts=starts[chosen], stops=stops[chosen], others=starts[following])
-
-
-def show_prompts(session: Session, n_tokens: int) -> None:
-    """Print the loss of the second half of documents (without documents: of windows). The first half is
-    unchanged, shuffled, or from another document. Uses about n_tokens tokens."""
-    rng = np.random.default_rng(session.options.seed)
-    prompts = choose_prompts(session, n_tokens, rng)
-    tokens = np.array(session.tokens)
-    shuffled = tokens.copy()
-    exchanged = tokens.copy()
-    is_second = []
-    for start, stop, other in zip(prompts.starts, prompts.stops, prompts.others, strict=True):
-        half = (stop - start) // 2
-        first_half = slice(start + 1, start + 1 + half)  # without the first token, often a separator
-        shuffled[first_half] = rng.permutation(tokens[first_half])
-        exchanged[first_half] = tokens[other + 1 : other + 1 + half]
-        is_second.append(np.arange(stop - start) >= half)
-    is_second = np.concatenate(is_second)  # (N,)
-
-    windows = (prompts.starts, prompts.stops)
-    rows = [[f"{len(prompts.starts):,} prompts", "loss of the second half"]]
-    texts = {"as it is": tokens, "shuffled": shuffled, "of another one": exchanged}
-    for kind, text in texts.items():
-        losses = token_losses(session, text, windows)
-        loss = losses[is_second].mean()
-        rows.append([f"first half {kind}", f"{loss:.3f}"])
-    print()
-    print_table(rows)
 
 
 # ----------------------------------------------------------------------------- a mixture with counting
@@ -376,101 +296,41 @@ def maximize(slope: Callable[[float], float], low: float, high: float) -> float:
     return middle
 
 
-@dataclass
-class Mixture:
-    """A row of the printed tables: the GPT with a weight, and an n-gram model with 1 - weight."""
-
-    # Probabilities of the last tokens of U n-grams: (U, CONTEXT + 1) -> (U,). None: the GPT alone
-    counting: Predictor | None
-    # Lambda, the weight of the GPT. 0: counting alone
-    weight: float
+def count(data: Dataset) -> Predictor:
+    """Count n-grams of the training split (of its beginning, if it is long). Returns the 8-gram model."""
+    grams, occurrences = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
+    table = NGrams(grams, occurrences, data.vocab_size, data.separator)
+    print(f"\n8-gram: Kneser-Ney, {table.num_params():,} counts")
+    return partial(table.kneser_ney, discount=DISCOUNT)
 
 
-@dataclass
-class Interpolated:
-    """The result of interpolating with counting."""
-
-    loss: float  # in nats per token
-    weight: float  # the mean of both lambdas
-
-
-def count_tables(data: Dataset) -> dict[int, NGrams]:
-    """Count n-grams of the training split (of its beginning, if it is long): {n: table}."""
-    counts = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
-    tables = {}
-    for n in (2, 4, CONTEXT + 1):
-        grams, occurrences = shortened(counts, n)  # (U, n) and (U,)
-        tables[n] = NGrams(grams, occurrences, data.vocab_size, data.separator)
-    return tables
-
-
-def all_mixtures(tables: dict[int, NGrams], weight: float) -> dict[str, Mixture]:
-    """The rows of the printed tables. weight: lambda of the last row."""
-    # Functions of n-grams (U, CONTEXT + 1), with the options of their smoothing
-    add_one = partial(tables[2].additive, alpha=1)
-    short = partial(tables[4].kneser_ney, discount=DISCOUNT)
-    long = partial(tables[CONTEXT + 1].kneser_ney, discount=DISCOUNT)
-    models = {}
-    models["bigram, add 1"] = Mixture(counting=add_one, weight=0.0)
-    models["Kneser-Ney 4-gram"] = Mixture(counting=short, weight=0.0)
-    models[NGRAM] = Mixture(counting=long, weight=0.0)
-    models["GPT"] = Mixture(counting=None, weight=1.0)
-    models[f"GPT + {NGRAM}"] = Mixture(counting=long, weight=weight)
-    return models
-
-
-def show_interpolation(session: Session, measured: Measured, table: NGrams) -> Interpolated:
-    """Print the losses of the GPT, of an n-gram model, and of both: of all tokens, and of
-    tokens grouped by their context. Then print tokens at which one model is far better than the other."""
-    tokens = session.tokens
-    separator = session.data.separator
-    X, y = contexts(tokens, measured.index, CONTEXT, separator)  # (N, CONTEXT) and (N,)
+def show_interpolation(session: Session, measured: Measured) -> tuple[float, float]:
+    """Print the losses of the GPT, of the n-gram model, and of both: of all tokens, and by how many letters are
+    before them. Then print tokens at which one model is far better than the other. Returns the loss of both, and the
+    mean lambda."""
+    losses = measured.losses
+    X, y = contexts(session.tokens, measured.index, CONTEXT, session.data.separator)  # (N, CONTEXT) and (N,)
     X = X.numpy()
     grams = np.column_stack([X, y.numpy()])  # (N, CONTEXT + 1)
-    p = np.exp(-measured.losses)  # (N,) the GPT's probabilities of the true tokens
-    q = table.kneser_ney(grams, DISCOUNT)  # (N,) the n-gram model's probabilities
+    p = np.exp(-losses)  # (N,) the GPT's probabilities of the true tokens
+    q = session.counting(grams)  # (N,) the n-gram model's probabilities
     both, lambdas = interpolate(p, q, measured.group)
-
-    gain = measured.losses + np.log(both)  # how much lower the loss of both is than the loss of the GPT
+    losses_of_both = -np.log(both)
 
     # The table: the same columns for all tokens, and for groups of them
-    columns = [measured.losses, -np.log(q), -np.log(both), gain]  # (N,) each
+    gain = losses - losses_of_both
+    columns = [losses, -np.log(q), losses_of_both, gain]  # (N,) each
     everything = np.full(len(p), "all")
-    in_window = has_whole_context(session, measured)
-    seen = longest_seen(table, grams, separator)
     letters = letters_before(X, session.data)
-    rows = [["what counting still knows", "tokens", "GPT", NGRAM, "both", "gain"]]
+    rows = [["what counting still knows", "tokens", "GPT", "8-gram", "both", "gain"]]
     rows += mean_rows("", everything, columns)
-    rows += mean_rows("n-gram in the window: ", np.where(in_window, "yes", "no"), columns)
-    rows += mean_rows("longest context seen in train: ", seen, columns)
     rows += mean_rows("letters before it, up to 7: ", letters, columns)
-    print()
     print_table(rows)
     even, odd = lambdas
     print(f"lambda: {even:.3f} and {odd:.3f}, each fitted on one half for the other")
-    print(f"{NGRAM}: {table.num_params():,} counts")
-    show_examples(session, measured, p, q, in_window)
-    return Interpolated(loss=-np.log(both).mean(), weight=(even + odd) / 2)
-
-
-def has_whole_context(session: Session, measured: Measured) -> np.ndarray:
-    """Does the GPT see all the tokens that the n-gram model sees? (N,) An n-gram can begin before the
-    GPT's window, except where the document begins in the window."""
-    first = session.tokens[measured.index - measured.position]  # (N,) the first token of its document in the window
-    starts_document = first == session.data.separator  # without documents: nowhere
-    return (measured.position >= CONTEXT) | starts_document
-
-
-def longest_seen(table: NGrams, grams: np.ndarray, separator: int | None) -> np.ndarray:
-    """For each n-gram (N, CONTEXT + 1): how long is its longest context that occurs in the training
-    text, in tokens? (N,) At the start of a document, in . . . . . e m, the separators that fill up the
-    context count as one, so there it is at most 3."""
-    n_seen = np.zeros(len(grams), dtype=np.int64)
-    for _, total, _ in table.look_up(grams):  # contexts of 0, 1, 2 ... tokens
-        n_seen += total > 0  # if a context occurs, all shorter ones do
-    longest = n_seen - 1  # without the empty context
-    repeated = (grams[:, 1:-1] == separator).sum(axis=1)  # separators after the first token
-    return np.minimum(longest, CONTEXT - repeated)
+    print_examples(session, measured, p, q)
+    weight = (even + odd) / 2
+    return losses_of_both.mean(), weight
 
 
 def letters_before(X: np.ndarray, data: Dataset) -> np.ndarray:
@@ -485,31 +345,28 @@ def letters_before(X: np.ndarray, data: Dataset) -> np.ndarray:
     return unbroken.sum(axis=1)
 
 
-def show_examples(session: Session, measured: Measured, p: np.ndarray, q: np.ndarray, in_window: np.ndarray) -> None:
-    """Print the tokens at which one of two models is most ahead. p, q (N,): the probabilities that the
-    GPT and the n-gram model give to the true tokens. in_window (N,): is the comparison fair?"""
-    difference = np.where(in_window, p - q, 0)
-    order = np.argsort(difference)
-    print_examples(session, NGRAM, measured.index, p, q, order[:EXAMPLES])
-    order = order[::-1]
-    print_examples(session, "GPT", measured.index, p, q, order[:EXAMPLES])
-
-
-def print_examples(
-    session: Session, name: str, index: np.ndarray, p: np.ndarray, q: np.ndarray, chosen: np.ndarray
-) -> None:
-    """Print some of N predictions, with up to 40 tokens before each. index (N,): of the true tokens."""
-    heading = f"where the {name} is most ahead"
-    print(f"\n{heading:41} next    p GPT  p n-gram")
-    tokenizer = session.data.tokenizer
-    for i in chosen:
-        end = index[i]
-        start = max(end - 40, 0)
-        ids = session.tokens[start : end + 1].tolist()
-        before = repr(tokenizer.decode(ids[:-1]))
-        before = before[-41:]
-        token = repr(tokenizer.decode(ids[-1:]))
-        print(f"{before:41} {token:6}  {p[i]:.3f}  {q[i]:8.3f}")
+def print_examples(session: Session, measured: Measured, p: np.ndarray, q: np.ndarray) -> None:
+    """Print the tokens where the n-gram model is most ahead, and where the GPT is. p, q (N,): the probabilities that
+    the GPT and the n-gram model give to the true tokens."""
+    tokens = session.tokens
+    # Does the GPT see all the tokens that the n-gram model sees? An n-gram can begin before the GPT's window,
+    # except where the document begins in the window
+    first = tokens[measured.index - measured.position]  # (N,) the first token of its document in the window
+    fair = (measured.position >= CONTEXT) | (first == session.data.separator)
+    ahead = np.where(fair, p - q, 0)  # the GPT, by so much
+    order = np.argsort(ahead)
+    decode = session.data.tokenizer.decode
+    for name, chosen in {"8-gram": order, "GPT": order[::-1]}.items():
+        heading = f"where the {name} is most ahead"
+        print(f"\n{heading:41} next    p GPT  p 8-gram")
+        for i in chosen[:EXAMPLES]:
+            end = measured.index[i]
+            start = max(end - 40, 0)
+            ids = tokens[start : end + 1].tolist()
+            before = repr(decode(ids[:-1]))
+            before = before[-41:]
+            token = repr(decode(ids[-1:]))
+            print(f"{before:41} {token:6}  {p[i]:.3f}  {q[i]:8.3f}")
 
 
 # ----------------------------------------------------------------------------- calibration
@@ -528,24 +385,15 @@ def print_examples(
 # tau > 1 makes it less confident.
 
 
-@dataclass
-class Bins:
-    """Predictions, counted in bins of confidence. (BINS,) each."""
-
-    n: np.ndarray  # how many predictions
-    confidence: np.ndarray  # the sum of their confidences
-    right: np.ndarray  # how many of them are right
-
-
-def fill_bins(confidence: np.ndarray, right: np.ndarray) -> Bins:
-    """Sort N predictions into bins. right (N,): is the prediction with this confidence (N,) right?"""
+def fill_bins(confidence: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort N predictions into bins. right (N,): is the prediction with this confidence (N,) right? Returns, (BINS,)
+    each: the number of predictions, the sum of their confidences, and how many of them are right."""
     number = (confidence * BINS).astype(np.int64)  # (N,) the number of its bin, from 0
     number = np.minimum(number, BINS - 1)  # a confidence of 1 is in the last bin
-    return Bins(
-        n=np.bincount(number, minlength=BINS),
-        confidence=np.bincount(number, confidence, minlength=BINS),
-        right=np.bincount(number, right, minlength=BINS),
-    )
+    n = np.bincount(number, minlength=BINS)
+    confidences = np.bincount(number, confidence, minlength=BINS)
+    rights = np.bincount(number, right, minlength=BINS)
+    return n, confidences, rights
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
@@ -555,8 +403,8 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 
     Accuracy and confidence of a bin are sums divided by n_b, so this is the sum over all bins of
     |sum of right - sum of confidences| / N."""
-    bins = fill_bins(confidence, right)
-    gaps = np.abs(bins.right - bins.confidence)  # (BINS,)
+    _, confidences, rights = fill_bins(confidence, right)  # (BINS,) each
+    gaps = np.abs(rights - confidences)  # (BINS,)
     return float(gaps.sum() / len(confidence))
 
 
@@ -585,105 +433,85 @@ def error_by_chance(confidence: np.ndarray, draws: int = 20) -> float:
     return float(np.mean(errors))
 
 
-@dataclass
-class Calibration:
-    """How well a model is calibrated. Losses are in nats per token."""
-
-    loss: float
-    ece: float
-    by_chance: float  # the ECE that a calibrated model would have
-    tau: float  # the temperature, fitted on one half of the tokens
-    held_out_loss: float  # on the other half
-    at_tau: float  # the same with logits divided by tau
-    bins: Bins
-
-
-def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tensor) -> Calibration:
-    """Measure how well predictions log_p (N, V) are calibrated. fitted_on (N,): True for the tokens
-    that tau is fitted on. The other tokens evaluate it."""
+def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tensor) -> dict:
+    """Measure how well predictions log_p (N, V) are calibrated. fitted_on (N,): True for the tokens that tau is fitted
+    on. The other tokens evaluate it. Returns the numbers by the headings of the table, and the bins. Losses are in
+    nats per token."""
     highest, token = log_p.max(dim=1)  # (N,) each
     confidence = highest.exp().double().numpy()
     right = (token == targets).numpy()
     tau = fit_temperature(log_p[fitted_on], targets[fitted_on])
     held_out = log_p[~fitted_on]
     held_out_targets = targets[~fitted_on]
-    return Calibration(
-        loss=F.nll_loss(log_p, targets).item(),
-        ece=calibration_error(confidence, right),
-        by_chance=error_by_chance(confidence),
-        tau=tau,
-        held_out_loss=loss_at(held_out, held_out_targets, 1.0),
-        at_tau=loss_at(held_out, held_out_targets, tau),
-        bins=fill_bins(confidence, right),
-    )
-
-
-def loss_at(log_p: torch.Tensor, targets: torch.Tensor, tau: float) -> float:
-    """The loss of softmax(log_p / tau), in nats per token."""
-    scaled = log_p / tau
+    scaled = held_out / tau
     scaled = scaled.log_softmax(dim=1)
-    return F.nll_loss(scaled, targets).item()
+    result = {"tau": tau}
+    result["loss"] = F.nll_loss(log_p, targets).item()
+    result["ECE"] = calibration_error(confidence, right)
+    result["by chance"] = error_by_chance(confidence)
+    result["held-out loss"] = F.nll_loss(held_out, held_out_targets).item()
+    result["at tau"] = F.nll_loss(scaled, held_out_targets).item()
+    result["bins"] = fill_bins(confidence, right)
+    return result
 
 
-def show_calibration(session: Session, models: dict[str, Mixture], n_tokens: int) -> dict[str, Calibration]:
-    """Print how well all models are calibrated, on the same tokens, about n_tokens in number. Returns
-    {} if all these tokens are from one document, as two halves of the documents are needed."""
+def all_predictions(session: Session, models: dict[str, float], windows: tuple, X: torch.Tensor) -> Iterator[tuple]:
+    """Yield the name and log_p (N, V) of each model, {name: lambda}, at the targets of windows (starts, stops). X
+    (N, CONTEXT): the tokens before them."""
     V = session.data.vocab_size
-    n_tokens = min(n_tokens, MAX_PROBABILITIES // V)
-    windows = session.windows(n_tokens)
-    index, document, _ = locate(session.tokens, windows, session.data.separator)
+    batches = [log_p.cpu() for log_p, _ in predict(session, session.tokens, windows)]
+    gpt_log_p = torch.cat(batches)  # (N, V)
+    gpt_p = gpt_log_p.exp()
+    if session.counting is not None:
+        batches = [next_tokens(session.counting, x.numpy(), V) for x in X.split(CHUNK)]  # in parts, to save memory
+        counted_p = np.concatenate(batches)
+        counted_p = torch.from_numpy(counted_p)  # (N, V)
+    for name, weight in models.items():
+        if weight == 1:
+            yield name, gpt_log_p
+        else:
+            p = weight * gpt_p + (1 - weight) * counted_p
+            yield name, p.log().float()
+
+
+def show_calibration(session: Session, models: dict[str, float]) -> dict[str, dict]:
+    """Print how well models, {name: lambda}, are calibrated, on the same tokens. Returns {name: what calibrate()
+    measures}, or {} if all these tokens are from one document, as two halves of the documents are needed."""
+    separator = session.data.separator
+    n_tokens = session.options.eval_tokens or SUBSET
+    most = MAX_PROBABILITIES // session.data.vocab_size
+    windows = session.windows(min(n_tokens, SUBSET, most))
+    index, document, _ = locate(session.tokens, windows, separator)
     if document.max() == 0:
         print("\nno calibration: the tokens for it are of one document or window, and it needs two")
         return {}
-    X, targets = contexts(session.tokens, index, CONTEXT, session.data.separator)  # (N, CONTEXT) and (N,)
+    X, targets = contexts(session.tokens, index, CONTEXT, separator)  # (N, CONTEXT) and (N,)
     fitted_on = torch.from_numpy(document % 2 == 0)  # (N,)
-    gpt_log_p = torch.cat([log_p.cpu() for log_p, _ in predict(session, session.tokens, windows)])  # (N, V)
-
     results = {}
-    counted = {}  # {n-gram model: its probabilities (N, V)}, as two mixtures have the same model
-    for name, mixture in models.items():
-        counting = mixture.counting
-        if counting is None:
-            log_p = gpt_log_p
-        else:
-            if counting not in counted:
-                counted[counting] = counted_probabilities(counting, X, V)
-            q = counted[counting]
-            p = mixture.weight * gpt_log_p.exp() + (1 - mixture.weight) * q
-            log_p = p.log().float()
-        results[name] = calibrate(log_p, targets, fitted_on)
-    print_calibration(results)
+    headings = ["loss", "ECE", "by chance", "tau", "held-out loss", "at tau"]
+    rows = [["calibration", *headings]]
+    for name, log_p in all_predictions(session, models, windows, X):
+        result = calibrate(log_p, targets, fitted_on)
+        results[name] = result
+        cells = [f"{result[heading]:.4f}" for heading in headings]
+        rows.append([name, *cells])
+    print()
+    print_table(rows)
     print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: ECE of a calibrated model;")
     print("tau: temperature, fitted on half of them (lambda: on all); held-out: on the other half")
     return results
 
 
-def counted_probabilities(counting: Predictor, X: torch.Tensor, V: int) -> torch.Tensor:
-    """The probabilities of all tokens after contexts X (N, CONTEXT) by an n-gram model: (N, V)."""
-    parts = [next_tokens(counting, x.numpy(), V) for x in X.split(CHUNK)]  # (CHUNK, V) each, to save memory
-    return torch.from_numpy(np.concatenate(parts))
-
-
-def print_calibration(results: dict[str, Calibration]) -> None:
-    rows = [["calibration", "loss", "ECE", "by chance", "tau", "held-out loss", "at tau"]]
-    for name, result in results.items():
-        numbers = [result.loss, result.ece, result.by_chance, result.tau, result.held_out_loss, result.at_tau]
-        cells = [f"{number:.4f}" for number in numbers]
-        rows.append([name, *cells])
-    print()
-    print_table(rows)
-
-
-def draw_plot(path: Path, title: str, calibration: dict[str, Calibration]) -> None:
-    """Draw how far the accuracy of each model is above its confidence."""
+def draw_plot(path: Path, title: str, results: dict[str, dict]) -> None:
+    """Draw how far the accuracy of each model is above its confidence. results: from show_calibration()"""
     import plots
 
     curves = {"calibrated": ([0, 1], [0, 0], ":k")}
-    for name, result in calibration.items():
-        enough = result.bins.n >= 20  # the accuracy of fewer predictions is mostly chance
-        n = result.bins.n[enough]
-        confidence = result.bins.confidence[enough] / n
-        accuracy = result.bins.right[enough] / n
+    for name, result in results.items():
+        n, confidences, rights = result["bins"]
+        enough = n >= 20  # the accuracy of fewer predictions is mostly chance
+        confidence = confidences[enough] / n[enough]
+        accuracy = rights[enough] / n[enough]
         style = "o-k" if name == "GPT" else "o-"
         curves[name] = (confidence, accuracy - confidence, style)
     panel = {
@@ -752,46 +580,36 @@ def keep_common(starts: np.ndarray, runs: np.ndarray, common: np.ndarray) -> tup
 
 
 @torch.inference_mode()
-def draw_rows(
-    model: GPT,
-    mixture: Mixture,
-    idx: torch.Tensor,
-    length: int,
-    generator: torch.Generator | None,
-    counting_generator: torch.Generator,
-) -> torch.Tensor:
-    """Draw tokens (B, length) after idx (B, 1) from a mixture: each token comes from the GPT with probability
-    mixture.weight, else from the n-gram model, whose first context is CONTEXT copies of idx.
-
-    generator, on the GPT's device: draws the tokens of the GPT.
-    counting_generator, on the CPU: draws the tokens of the n-gram model, and which model is next."""
-    V = model.config.vocab_size
-    if mixture.weight > 0:
-        proposed = stream(model, idx, length, generator=generator)
-    else:
-        proposed = itertools.repeat(idx.clone(), length)  # any tokens: all are overwritten below
-    show = progress("sampling", length, "tokens each")
-    X = idx.cpu().repeat(1, CONTEXT)  # (B, CONTEXT), and one more column at each step
-    for t, column in enumerate(proposed, start=1):  # (B, 1)
-        by_counting = torch.rand(len(idx), generator=counting_generator) >= mixture.weight  # (B,)
-        if by_counting.any():
-            newest = X[by_counting, -CONTEXT:].numpy()
-            p = torch.from_numpy(next_tokens(mixture.counting, newest, V))  # (rows by counting, V)
-            drawn = torch.multinomial(p, 1, generator=counting_generator)
-            # column is the input of the next step of stream(), which continues from the tokens written here
-            column[by_counting] = drawn.to(column.device)
-        X = torch.cat([X, column.cpu()], dim=1)
-        show(t)
-    return X[:, CONTEXT:]
-
-
-def draw_samples(session: Session, models: dict[str, Mixture], length: int) -> dict[str, list[tuple]]:
-    """{name: samples}, tuples of at most `length` tokens: real text as a control, and what the models
-    generate."""
-    real = f"{session.options.split} split (real)"
-    samples = {real: real_samples(session, length)}
-    for name, mixture in models.items():
-        samples[name] = draw_from(session, mixture, length)
+def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
+    """Draw num_samples samples of at most `length` tokens: each token comes from the GPT with probability weight, else
+    from the n-gram model."""
+    model = session.model
+    device = session.worker.device
+    generator = torch.Generator(device).manual_seed(session.options.seed)
+    # Another seed, so that the n-gram model does not draw the same random numbers. It also draws which model is next
+    counting_generator = torch.Generator().manual_seed(session.options.seed + 1)
+    # A document ends with the token that starts one. (FineWeb has such a token, but no separator.)
+    end = session.data.start_token
+    start = start_ids(session.data.tokenizer)[-1] if end is None else end
+    all_starts = torch.full((session.options.num_samples, 1), start, device=device)
+    samples = []
+    for idx in all_starts.split(rows_at_once(model.config)):  # (B, 1): as many samples as fit into memory
+        proposed = itertools.repeat(idx.clone(), length)  # any tokens: with weight 0, all are overwritten below
+        if weight > 0:
+            proposed = stream(model, idx, length, generator=generator)
+        show = progress("sampling", length, "tokens each")
+        X = idx.cpu().repeat(1, CONTEXT)  # (B, CONTEXT), and one more column at each step
+        for t, column in enumerate(proposed, start=1):  # (B, 1)
+            by_counting = torch.rand(len(idx), generator=counting_generator) >= weight  # (B,)
+            if by_counting.any():
+                newest = X[by_counting, -CONTEXT:].numpy()
+                p = next_tokens(session.counting, newest, model.config.vocab_size)  # (rows by counting, V)
+                drawn = torch.multinomial(torch.from_numpy(p), 1, generator=counting_generator)
+                # column is the input of the next step of stream(), which continues from the tokens written here
+                column[by_counting] = drawn.to(device)
+            X = torch.cat([X, column.cpu()], dim=1)
+            show(t)
+        samples += [cut_at(ids, end) for ids in X[:, CONTEXT:].tolist()]
     return samples
 
 
@@ -807,24 +625,6 @@ def real_samples(session: Session, length: int) -> list[tuple]:
         positions = starts + np.arange(length)  # (n, length)
         rows = session.tokens[positions].tolist()
     return [cut_at(ids, session.data.start_token) for ids in rows]
-
-
-def draw_from(session: Session, mixture: Mixture, length: int) -> list[tuple]:
-    """Draw num_samples samples of at most `length` tokens from a mixture."""
-    options = session.options
-    device = session.worker.device
-    generator = torch.Generator(device).manual_seed(options.seed)
-    # Another seed, so that the n-gram model does not draw the same random numbers
-    counting_generator = torch.Generator().manual_seed(options.seed + 1)
-    # A document ends with the token that starts one. (FineWeb has such a token, but no separator.)
-    end = session.data.start_token
-    start = start_ids(session.data.tokenizer)[-1] if end is None else end
-    idx = torch.full((options.num_samples, 1), start, device=device)
-    samples = []
-    for part in idx.split(rows_at_once(session.model.config)):  # as many as fit into memory
-        rows = draw_rows(session.model, mixture, part, length, generator, counting_generator)
-        samples += [cut_at(ids, end) for ids in rows.tolist()]
-    return samples
 
 
 def cut_at(ids: list[int], end: int | None) -> tuple:
@@ -852,8 +652,9 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
     rows = [["copies", "samples", "longest run: mean", "maximum", "copied", "the first ones"]]
     first = 0
     for name, drawn in samples.items():
-        longest = all_longest[first : first + len(drawn)]
-        first += len(drawn)
+        n = len(drawn)
+        longest = all_longest[first : first + n]
+        first += n
         if has_documents:
             is_known = [sample in known for sample in drawn]
             fraction = np.mean(is_known)
@@ -861,21 +662,15 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
             lengths = [max(1, len(sample)) for sample in drawn]  # an empty sample copies nothing
             fraction = np.mean(longest / lengths)
         copied[name] = fraction
-        row = [name, f"{len(drawn):,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{fraction:.1%}"]
-        row.append(beginning(drawn, data.tokenizer))
-        rows.append(row)
+        texts = [data.tokenizer.decode(sample) for sample in drawn[:4]]
+        beginning = repr("\n".join(texts))
+        cells = [f"{n:,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{fraction:.1%}"]
+        rows.append([name, *cells, beginning[:40]])
     print()
     print_table(rows)
     print(f"longest run: tokens in a row that are in the first {len(train):,} tokens of train; copied:")
     print("samples that are documents of train" if has_documents else "longest run / length of the sample")
     return copied
-
-
-def beginning(samples: list[tuple], tokenizer: Tokenizer) -> str:
-    """The first samples, in 40 characters."""
-    texts = [tokenizer.decode(sample) for sample in samples[:4]]
-    shown = repr("\n".join(texts))
-    return shown[:40]
 
 
 # ----------------------------------------------------------------------------- the script
@@ -908,22 +703,6 @@ def open_model(checkpoint: dict, options: Options) -> GPT:
     return model
 
 
-def result_figures(
-    calibration: dict[str, Calibration], mixed: Interpolated | None, copied: dict[str, float]
-) -> dict[str, float]:
-    """The GPT's numbers for the line `result:`, as far as they were measured."""
-    figures = {}
-    if calibration:
-        figures["ece"] = calibration["GPT"].ece
-        figures["temperature"] = calibration["GPT"].tau
-    if mixed:
-        figures["mixed"] = mixed.loss
-        figures["lambda"] = mixed.weight
-    if copied:
-        figures["copied"] = copied["GPT"]
-    return figures
-
-
 def main() -> None:
     options = parse(Options, __doc__)
     worker = Worker.pick(options.device, options.dtype)
@@ -934,37 +713,41 @@ def main() -> None:
     tokens = getattr(data, options.split)
     session = Session(model=model, data=data, tokens=tokens, options=options, worker=worker)
 
-    models = {"GPT": Mixture(counting=None, weight=1.0)}
-    subset = min(options.eval_tokens or SUBSET, SUBSET)
-    calibration = {}
-    mixed = None
-    copied = {}
+    # Each model is a mixture, lambda p_GPT + (1 - lambda) p_counting: {name: lambda}
+    models = {"GPT": 1.0}
+    results = {}
+    figures = {}
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
         measured = measure(session)
         show_losses(session, measured)
-        several_groups = measured.group.max() > 0
-        if several_groups:
-            show_prompts(session, subset)
-            if options.split == "train":
-                print("\nno n-gram models: they are counted on train, so they would predict what they have seen")
-            elif data.vocab_size <= MAX_VOCAB:
-                tables = count_tables(data)
-                mixed = show_interpolation(session, measured, tables[CONTEXT + 1])
-                models = all_mixtures(tables, mixed.weight)
-            calibration = show_calibration(session, models, subset)
+        if measured.group.max() == 0:
+            print("\none document or window: calibration, and what counting still knows need two or more")
         else:
-            print("\none document or window: prompts, calibration, and what counting still knows need two or more")
+            if options.split == "train":
+                print("\nno n-gram model: it is counted on train, so it would predict what it has seen")
+            elif data.vocab_size <= MAX_VOCAB:
+                session.counting = count(data)
+                loss, weight = show_interpolation(session, measured)
+                models = {"GPT": 1.0, "8-gram": 0.0, "both": weight}
+            results = show_calibration(session, models)
+        if results:
+            figures["ece"] = results["GPT"]["ECE"]
+            figures["temperature"] = results["GPT"]["tau"]
+        if session.counting:
+            figures["mixed"] = loss
+            figures["lambda"] = weight
         if options.num_samples > 0:
             length = min(model.config.block_size, LENGTH, len(tokens))
-            samples = draw_samples(session, models, length)
+            samples = {f"{options.split} split (real)": real_samples(session, length)}
+            for name, weight in models.items():
+                samples[name] = draw_samples(session, weight, length)
             copied = show_copies(samples, data, length)
+            figures["copied"] = copied["GPT"]
 
-    if options.plot and calibration:
-        draw_plot(Path(options.out_dir or checkpoint["folder"], "evaluation.png"), checkpoint["name"], calibration)
-    elif options.plot:
-        print("\nno plot: it shows the calibration")
+    if options.plot and results:
+        path = Path(checkpoint["folder"], "evaluation.png")
+        draw_plot(path, checkpoint["name"], results)
     losses = {options.split: measured.losses.mean()}
-    figures = result_figures(calibration, mixed, copied)
     print_result("gpt", data, model.num_params(), losses, **figures)
 
 
