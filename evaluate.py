@@ -107,20 +107,19 @@ class Session:
 
 
 # ----------------------------------------------------------------------------- the loss, and its interval
-# The loss of a token is -log p, where p is the probability that the model gave to it. The loss of a
-# text is the mean over its tokens.
+# The loss of a token is -log p, where p is the probability that the model gave to it. The loss of a text is the mean
+# over its tokens.
 #
-# On other documents of the same kind, the loss would be a little higher or lower. By how much? The
-# bootstrap (Efron 1979) pretends that there are no other documents than ours. It draws the same number
-# of documents at random, with replacement: from emma, ava and zoe perhaps ava, emma, ava. It computes
-# the mean loss of the drawn documents, and repeats this a thousand times. 95 % of these means are in the
-# interval. (The interval says nothing about another seed of the training.)
+# On other documents of the same kind, the loss would be a little higher or lower. By how much? The bootstrap (Efron
+# 1979) pretends that there are no other documents than ours. It draws the same number of documents at random, with
+# replacement: from emma, ava and zoe perhaps ava, emma, ava. It computes the mean loss of the drawn documents, and
+# repeats this a thousand times. 95 % of these means are in the interval. (The interval says nothing about another seed
+# of the training.)
 
 
 def bootstrap(losses: np.ndarray, group: np.ndarray, seed: int, n: int = 1000) -> tuple[float, float]:
-    """Estimate a 95 % confidence interval of the mean of losses (N,). group (N,): the number of the
-    document that each token is from, 0 to G - 1. Tokens of one document are not independent, so whole
-    documents are drawn, n times."""
+    """Estimate a 95 % confidence interval of the mean of losses (N,). group (N,): the number of the document that each
+    token is from, 0 to G - 1. Tokens of one document are not independent, so whole documents are drawn, n times."""
     rng = np.random.default_rng(seed)
     sums = np.bincount(group, losses)  # (G,) the sum of the losses in each document
     counts = np.bincount(group)  # (G,) the number of tokens in each document
@@ -135,7 +134,7 @@ def bootstrap(losses: np.ndarray, group: np.ndarray, seed: int, n: int = 1000) -
 
 
 @torch.inference_mode()
-def predict(session: Session, tokens: np.ndarray, windows: tuple) -> Iterator[tuple]:
+def predict(session: Session, windows: tuple) -> Iterator[tuple]:
     """Yield log_p (n, V) in float32, and targets (n,), of windows (starts, stops), batch after batch."""
     starts, stops = windows
     device = session.worker.device
@@ -146,7 +145,7 @@ def predict(session: Session, tokens: np.ndarray, windows: tuple) -> Iterator[tu
     show = progress("evaluating", len(starts), "windows")  # show(n) prints that n are done
     for first in range(0, len(starts), batch_size):
         end = min(first + batch_size, len(starts))
-        x, y = read_windows(tokens, starts[first:end], stops[first:end], block_size)  # (B, T) each
+        x, y = read_windows(session.tokens, starts[first:end], stops[first:end], block_size)  # (B, T) each
         x = x.to(device)
         with torch.autocast(device.type, dtype, enabled=lower_precision):
             logits, _ = session.model(x)  # (B, T, V)
@@ -200,7 +199,7 @@ def measure(session: Session) -> Measured:
     or infinite."""
     windows = session.windows(session.options.eval_tokens)
     batches = []
-    for log_p, targets in predict(session, session.tokens, windows):
+    for log_p, targets in predict(session, windows):
         losses = F.nll_loss(log_p, targets, reduction="none")  # -log_p[i, targets[i]] for each i
         batches.append(losses.cpu())
     losses = torch.cat(batches)
@@ -253,8 +252,8 @@ def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> lis
 
 
 # ----------------------------------------------------------------------------- a mixture with counting
-# Two models that make different mistakes can have a lower loss together, interpolated with one
-# lambda for all tokens (Jelinek and Mercer 1980):
+# Two models that make different mistakes can have a lower loss together, interpolated with one lambda for all tokens
+# (Jelinek and Mercer 1980):
 #
 #     p = lambda p_GPT + (1 - lambda) p_counting
 #
@@ -262,8 +261,8 @@ def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> lis
 
 
 def fit_lambda(p: np.ndarray, q: np.ndarray) -> float:
-    """Find the lambda for which lambda p + (1 - lambda) q has the lowest loss. p, q (N,): the
-    probabilities that two models give to the true tokens."""
+    """Find the lambda for which lambda p + (1 - lambda) q has the lowest loss. p, q (N,): the probabilities that two
+    models give to the true tokens."""
 
     def slope(weight: float) -> float:
         """The derivative of the mean of log(weight p + (1 - weight) q) w.r.t. the weight."""
@@ -274,19 +273,19 @@ def fit_lambda(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def interpolate(p: np.ndarray, q: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, list[float]]:
-    """Mix p and q (N,). Tokens of the groups 0, 2, 4 ... get the lambda that is fitted on the groups
-    1, 3, 5 ..., and the other way round. Returns the mixture (N,), and two lambdas: the first is fitted
-    on even groups, the second on odd groups."""
+    """Mix p and q (N,). Tokens of the groups 0, 2, 4 ... get the lambda that is fitted on the groups 1, 3, 5 ..., and
+    the other way round. Returns the mixture (N,), and two lambdas, fitted on even groups and on odd groups."""
     odd = group % 2 == 1
     fitted_on_even = fit_lambda(p[~odd], q[~odd])
     fitted_on_odd = fit_lambda(p[odd], q[odd])
     weight = np.where(odd, fitted_on_even, fitted_on_odd)  # each half gets the lambda of the other half
-    return weight * p + (1 - weight) * q, [fitted_on_even, fitted_on_odd]
+    both = weight * p + (1 - weight) * q
+    return both, [fitted_on_even, fitted_on_odd]
 
 
 def maximize(slope: Callable[[float], float], low: float, high: float) -> float:
-    """Find the maximum of a function between low and high by bisection: if its derivative, slope(x), is
-    positive, go right, else left. The function is concave, so its derivative only falls."""
+    """Find the maximum of a function between low and high by bisection: if its derivative, slope(x), is positive, go
+    right, else left. The function is concave, so its derivative only falls."""
     for _ in range(50):
         middle = (low + high) / 2
         if slope(middle) > 0:
@@ -370,10 +369,10 @@ def print_examples(session: Session, measured: Measured, p: np.ndarray, q: np.nd
 
 
 # ----------------------------------------------------------------------------- calibration
-# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. To test it, take the most
-# likely token of each prediction. Its probability is the confidence. The accuracy is the fraction of
-# these tokens that are right. Sort the predictions into bins by confidence, and compare the two in
-# each bin (Guo et al. 2017). For example, with five predictions in two bins:
+# Of the tokens that a calibrated model gives probability 0.3, 30 % occur. To test it, take the most likely token of
+# each prediction. Its probability is the confidence. The accuracy is the fraction of these tokens that are right. Sort
+# the predictions into bins by confidence, and compare the two in each bin (Guo et al. 2017). For example, with five
+# predictions in two bins:
 #
 #                        bin 0      |    bin 1
 #     confidence     0.2  0.3  0.4  |  0.8  1.0      means       0.3  0.9
@@ -381,8 +380,8 @@ def print_examples(session: Session, measured: Measured, p: np.ndarray, q: np.nd
 #
 #     ECE = 3/5 |0.33 - 0.3| + 2/5 |1.0 - 0.9| = 0.06
 #
-# If confidence is above accuracy, the model is overconfident. Dividing its logits by a temperature
-# tau > 1 makes it less confident.
+# If confidence is above accuracy, the model is overconfident. Dividing its logits by a temperature tau > 1 makes it
+# less confident.
 
 
 def fill_bins(confidence: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -459,7 +458,7 @@ def all_predictions(session: Session, models: dict[str, float], windows: tuple, 
     """Yield the name and log_p (N, V) of each model, {name: lambda}, at the targets of windows (starts, stops). X
     (N, CONTEXT): the tokens before them."""
     V = session.data.vocab_size
-    batches = [log_p.cpu() for log_p, _ in predict(session, session.tokens, windows)]
+    batches = [log_p.cpu() for log_p, _ in predict(session, windows)]
     gpt_log_p = torch.cat(batches)  # (N, V)
     gpt_p = gpt_log_p.exp()
     if session.counting is not None:
@@ -475,18 +474,17 @@ def all_predictions(session: Session, models: dict[str, float], windows: tuple, 
 
 
 def show_calibration(session: Session, models: dict[str, float]) -> dict[str, dict]:
-    """Print how well models, {name: lambda}, are calibrated, on the same tokens. Returns {name: what calibrate()
-    measures}, or {} if all these tokens are from one document, as two halves of the documents are needed."""
+    """Print how well models, {name: lambda}, are calibrated, on the same tokens of two or more documents. Returns
+    {name: what calibrate() measures}."""
     separator = session.data.separator
     n_tokens = session.options.eval_tokens or SUBSET
     most = MAX_PROBABILITIES // session.data.vocab_size
-    windows = session.windows(min(n_tokens, SUBSET, most))
+    n_tokens = min(n_tokens, SUBSET, most)
+    windows = session.windows(n_tokens)
     index, document, _ = locate(session.tokens, windows, separator)
-    if document.max() == 0:
-        print("\nno calibration: the tokens for it are of one document or window, and it needs two")
-        return {}
     X, targets = contexts(session.tokens, index, CONTEXT, separator)  # (N, CONTEXT) and (N,)
-    fitted_on = torch.from_numpy(document % 2 == 0)  # (N,)
+    is_even = document % 2 == 0
+    fitted_on = torch.from_numpy(is_even)  # (N,)
     results = {}
     headings = ["loss", "ECE", "by chance", "tau", "held-out loss", "at tau"]
     rows = [["calibration", *headings]]
@@ -524,9 +522,9 @@ def draw_plot(path: Path, title: str, results: dict[str, dict]) -> None:
 
 
 # ----------------------------------------------------------------------------- copies
-# A low loss does not tell whether samples are new. A sample is a copy if it is a document of the
-# training text. Without documents, we measure its longest run of tokens that occurs in the training
-# text. Real text also contains copies: compare with the validation split.
+# A low loss does not tell whether samples are new. A sample is a copy if it is a document of the training text. Without
+# documents, we measure its longest run of tokens that occurs in the training text. Real text also contains copies:
+# compare with the validation split.
 
 
 def longest_copies(train: np.ndarray, samples: Sequence[Sequence[int]], V: int) -> np.ndarray:
@@ -576,7 +574,8 @@ def keep_common(starts: np.ndarray, runs: np.ndarray, common: np.ndarray) -> tup
     """Keep the runs whose numbers are in common, which is sorted. So that numbers stay small, the
     new number of a run is its index in common: if common is 17 40, run 40 becomes run 1."""
     is_common = np.isin(runs, common)
-    return starts[is_common], np.searchsorted(common, runs[is_common])
+    numbers = np.searchsorted(common, runs[is_common])
+    return starts[is_common], numbers
 
 
 @torch.inference_mode()
@@ -730,7 +729,6 @@ def main() -> None:
                 loss, weight = show_interpolation(session, measured)
                 models = {"GPT": 1.0, "8-gram": 0.0, "both": weight}
             results = show_calibration(session, models)
-        if results:
             figures["ece"] = results["GPT"]["ECE"]
             figures["temperature"] = results["GPT"]["tau"]
         if session.counting:

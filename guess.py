@@ -219,17 +219,17 @@ def gpt_probabilities(checkpoint: dict, places: list[tuple[list[int], int]]) -> 
 def show_result(you: np.ndarray, predictions: dict[str, np.ndarray], targets: np.ndarray) -> None:
     """Print a row for you and for each model, and Shannon's bounds. you (N,): your numbers of guesses. predictions:
     {name: probabilities (N, V)}. targets (N,): the true tokens."""
+    guesses = {"you": you}
+    losses = {"you": ""}
+    for name, p in predictions.items():
+        guesses[name] = guess_numbers(p, targets)
+        p_target = p[np.arange(len(targets)), targets]
+        loss = -np.log(p_target).mean()
+        losses[name] = f"{loss:.2f}"
     rows = [["", "right at once", "mean guesses", "entropy", "loss"]]
-    for name in ("you", *predictions):
-        guesses = you
-        loss = ""
-        if name != "you":
-            p = predictions[name]
-            guesses = guess_numbers(p, targets)
-            p_target = p[np.arange(len(targets)), targets]
-            loss = f"{-np.log(p_target).mean():.2f}"
-        at_once = (guesses == 1).mean()
-        rows.append([name, f"{at_once:.0%}", f"{guesses.mean():.2f}", f"{entropy(guesses):.2f}", loss])
+    for name, i in guesses.items():
+        at_once = (i == 1).mean()
+        rows.append([name, f"{at_once:.0%}", f"{i.mean():.2f}", f"{entropy(i):.2f}", losses[name]])
     print_table(rows)
     print("entropy: of the numbers of guesses; loss: from the probabilities of a model, and yours are unknown")
     lower = lower_bound(you)
