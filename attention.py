@@ -7,7 +7,7 @@
 Read rnn.py before, model.py after. An MLP has separate weights for each position of its window, an RNN squeezes the
 past into one state. Here each token attends to itself and all earlier tokens, and their content decides how much each
 counts (Vaswani et al. 2017; Karpathy 2023, "Let's build GPT"). Stop after step 8 the first time: step 9 is the gradient
-by hand, step 10 how a GPU computes attention. The steps need only PyTorch; training also opens a dataset.
+by hand, step 10 how a GPU computes attention.
 
 Shapes: B texts of T tokens, C channels (numbers) per token, V tokens in the vocabulary. In wei (T, T), row t has
 the weight of each token in output t. These weights are computed from the text, not learned. The weights of later tokens
@@ -15,11 +15,8 @@ are 0, because the model has to predict token t + 1. A head computes one such we
 each.
 """
 
-import argparse
-import importlib.util
 import math
-import os
-import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from timeit import default_timer, timeit
@@ -28,11 +25,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from console import print_row
+from console import NonNegative, UserError, option, parse, print_row, run
+from dataset import load
+from model import rope_angles, rotate, sinusoid_table
+from tokenizer import start_ids, token_names
 
-MIN_TOKENS = 22  # tokens that train and val need: 20 for the plot, and 2 more for the windows
+BLOCK_SIZE = 32  # tokens in a window of training
 MAX_VOCAB = 2048  # tokens in the vocabulary, because the bigram model has V rows and V columns
 TILE = 64  # keys at a time in step 10
+
+
+@dataclass
+class Options:
+    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
+    max_iters: NonNegative = option(1000, "training steps per model; 0: no training")
+    plot: bool = option(False, "draw two plots into out/attention_<dataset>/")
+    seed: NonNegative = option(1337, "random seed")
 
 
 def check_same(what, a, b):
@@ -79,11 +87,7 @@ def averages():
     check_same("with wei as a softmax of zeros, and of -inf for the future", wei @ x, out)
     print("wei, in percent, rounded: row t has the weights that token t gives to all tokens")
     show(wei, "abcde")
-    swapped = x[:, [1, 0, 2, 3, 4]]
-    change = wei @ swapped - out
-    change = change[:, 1:].abs().max()  # output 0 is a or b alone, and does change
-    print(f"Swap a and b: outputs 1 to 4 move by {change:.0e}. An average knows no order, and gives")
-    print("each token the same weight, whatever it is.")
+    print("An average knows no order, and gives each token the same weight, whatever it is.")
 
 
 def head(x, Wq, Wk, Wv, causal=True):
@@ -221,8 +225,7 @@ class Block(nn.Module):
         return x
 
     def apply_part(self, part, ln, x):
-        """pre-norm: x + part(ln(x)); post-norm: ln(x + part(x)); without a norm: x + part(x). Without the residual
-        connection, the same without `x +`."""
+        """pre-norm: x + part(ln(x)); post-norm: ln(x + part(x)); without a norm: x + part(x)."""
         out = part(ln(x)) if self.norm == "pre" else part(x)
         if self.residual:
             out = x + out
@@ -266,46 +269,9 @@ def one_block():
     idx = torch.randint(27, (4, 6))
     logits = model(idx)
     print("a Transformer of one block: tokens", tuple(idx.shape), "-> logits", tuple(logits.shape))
-    the_block = model.blocks[0]
-    nn.init.zeros_(the_block.attention.proj.weight)
-    nn.init.zeros_(the_block.feed_forward.down.weight)  # now both parts add 0 to x
-    logits = model(idx)
-    x = model.wte(idx) + model.wpe.weight
-    without = model.output(model.ln_f(x))
-    check_same("residual: a model whose block adds 0, and one without a block", logits, without)
 
 
 # ----------------------------------------------------------------------------- 5: positions
-
-
-def wave_angles(position, d):
-    """The angles position / 10000^(2i/d) at positions (T,), for each pair i of d channels: (T, d/2)."""
-    half = d // 2
-    slowness = 10_000 ** (torch.arange(half) / half)  # (d/2,): each pair of channels turns more slowly
-    return position[:, None] / slowness
-
-
-def sinusoids(position, C):
-    """The vectors of positions (T,) in the first Transformer (Vaswani et al. 2017), (T, C): sine and cosine of each
-    angle, side by side. They need no training, and can be computed for any position. (Whether a trained model can
-    use longer contexts is another question: docs/ablations.md.)"""
-    angles = wave_angles(position, C)  # (T, C/2)
-    pairs = torch.stack((angles.sin(), angles.cos()), dim=2)  # (T, C/2, 2)
-    return pairs.flatten(1)
-
-
-def rotate(x, position):
-    """RoPE (rotary position embedding, Su et al. 2021): turn the channels i and i + d/2 of x (T, d), seen as a point in
-    the plane, by the angle position / 10000^(2i/d). (Which channels form a pair does not matter. In sinusoids(),
-    neighbors do.) The product of two points depends on the difference of their angles, and so on the distance of the
-    tokens. Channels that turn fast tell near tokens apart, slow channels distant tokens."""
-    angles = wave_angles(position, x.shape[1])  # (T, d/2)
-    cos = angles.cos()
-    sin = angles.sin()
-    x1, x2 = x.chunk(2, dim=1)
-    turned1 = x1 * cos - x2 * sin
-    turned2 = x1 * sin + x2 * cos
-    return torch.cat((turned1, turned2), dim=1)
 
 
 class PositionedHead:
@@ -313,10 +279,14 @@ class PositionedHead:
     vectors and the scalars.
 
     learned     add a vector to each token, one for each position, as in GPT-2
-    sinusoidal  add sines and cosines of the position
-    RoPE        turn queries and keys by an angle that grows with the position
+    sinusoidal  add sines and cosines of angles that grow with the position, as in the first Transformer (Vaswani et
+                al. 2017): a vector for any position, without training
+    RoPE        turn queries and keys by such angles (Su et al. 2021). The product of two turned vectors depends on the
+                difference of their angles, and so on the distance of the tokens
     ALiBi       subtract from each score a multiple of the distance (Press et al. 2022); each head has its own factor
-    T5          add to each score a number for its distance (Raffel et al. 2020; there, far distances share a number)"""
+    T5          add to each score a number for its distance (Raffel et al. 2020; there, far distances share a number)
+
+    The formulas of sinusoids and RoPE are in model.py: rope_angles(), sinusoid_table() and rotate()."""
 
     def __init__(self):
         self.Wq = torch.randn(32, 8) / math.sqrt(32)
@@ -329,12 +299,15 @@ class PositionedHead:
         if encoding == "learned":
             x = x + self.vectors[position]
         if encoding == "sinusoidal":
-            x = x + sinusoids(position, x.shape[1])
+            x = x + sinusoid_table(20, 32)[position]
         q = x @ self.Wq  # (T, d)
         k = x @ self.Wk
         if encoding == "RoPE":
-            q = rotate(q, position)
-            k = rotate(k, position)
+            angles = rope_angles(20, 8)[position]  # (T, d / 2)
+            cos = angles.cos()
+            sin = angles.sin()
+            q = rotate(q, cos, sin)
+            k = rotate(k, cos, sin)
         scores = q @ k.T / math.sqrt(q.shape[1])
         distance = position[:, None] - position  # (T, T): from query t back to key s
         if encoding == "ALiBi":
@@ -368,14 +341,11 @@ def positions():
         shift = (scores_later - scores).tril()  # only the past, because the future is masked
         shift = shift.abs().max()
         print_row(encoding, [f"{moved:.6f}", f"{shift:.6f}"], width=26)
-    print("Without an encoding, the order of the past changes nothing in one layer. RoPE, ALiBi and T5 see distances")
-    print("only.")
-    waves = sinusoids(torch.arange(1000), 32)
+    print("Without an encoding, the order of the past changes nothing in one layer. RoPE, ALiBi and T5 see distances.")
+    waves = sinusoid_table(1000, 32)
     apart = torch.pdist(waves).min()
     length = waves[0].norm()
-    print(
-        f"Sinusoids: 1,000 positions have 1,000 different vectors of length {length:.2f}, at least {apart:.2f} apart."
-    )
+    print(f"Sinusoids: 1,000 positions, 1,000 vectors of length {length:.2f}, at least {apart:.2f} apart.")
 
 
 # ----------------------------------------------------------------------------- 6: why residuals and norms
@@ -417,13 +387,18 @@ def depth():
             cells.append(f"{gradient:.2g}")
         cells.append(f"{std:.2g}")  # from the deepest stack, which came last
         print_row(name, cells)
-    print("Without residuals, the gradient vanishes: its random numbers partly cancel in averages, and ReLU drops half")
-    print("of them. With residuals alone, x grows by a factor of about 1.7 in each block, and the gradient faster,")
-    print("through the scores, which grow with the square of x (inf or nan: too large for a 32-bit number). With a")
-    print("norm, after or before, it stays within a factor of ten.")
+    print(
+        "Without residuals, the gradient vanishes. With residuals alone, x grows in each block, and the gradient faster"
+    )
+    print("(inf or nan: too large for a 32-bit number). With a norm, after or before, it stays within a factor of ten.")
 
 
 # ----------------------------------------------------------------------------- 7 and 8: training
+
+
+def to_tensor(tokens):
+    """A split of a dataset, or a part of it, as a tensor of token ids (N,)."""
+    return torch.from_numpy(tokens.astype("int64"))
 
 
 def get_batch(tokens, T, batch_size=32):
@@ -511,44 +486,44 @@ def make_model(name, V, T):
     return Transformer(V, T, C=64, **PARTS[name])
 
 
-def first_words(model, text):
-    """Return the first five words that a model generates."""
-    tokens = sample(model, text.start, text.T)
-    words = text.decode(tokens).split()
-    return " ".join(words[:5])
-
-
-def training(text, steps, seed):
+def training(data, steps, seed):
     """7. Training: what is each part worth?"""
+    tokens = to_tensor(data.train)
+    held_out = to_tensor(data.val)
+    start = start_ids(data.tokenizer)  # a newline, if the vocabulary has it
     trained = {}
-    print_row(f"{text.name}, {steps:,} steps", ["parameters", "seconds", "val loss", "   sample"])
+    print_row(f"{data.name}, {steps:,} steps", ["parameters", "seconds", "val loss", "   sample"])
     for name in ("bigram", "MLP, three tokens", *PARTS):
         torch.manual_seed(seed)
-        model = make_model(name, text.vocab_size, text.T)
+        model = make_model(name, data.vocab_size, BLOCK_SIZE)
         n_params = sum(p.numel() for p in model.parameters())
         began = default_timer()
-        train(model, text.train, text.T, steps)
+        train(model, tokens, BLOCK_SIZE, steps)
         seconds = default_timer() - began
-        loss = estimate_loss(model, text.val, text.T)
-        words = first_words(model, text)
-        print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", f"   {words}"])
+        loss = estimate_loss(model, held_out, BLOCK_SIZE)
+        ids = sample(model, start, BLOCK_SIZE)
+        words = data.tokenizer.decode(ids).split()
+        first_words = " ".join(words[:5])
+        print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", f"   {first_words}"])
         trained[name] = model
     print("A single block does not need the norm: step 8 trains twelve.")
     return trained
 
 
-def deep_training(text, steps, seed):
+def deep_training(data, steps, seed):
     """8. Twelve blocks without warmup: at which learning rates do they learn?"""
+    tokens = to_tensor(data.train)
+    held_out = to_tensor(data.val)
     rates = (0.001, 0.003, 0.01)
-    print(f"validation loss after {steps} steps; uniform: {math.log(text.vocab_size):.3f}")
+    print(f"validation loss after {steps} steps; uniform: {math.log(data.vocab_size):.3f}")
     print_row("learning rate", rates)
     for name in ("no residual", "residual, post-norm", "residual, pre-norm"):
         cells = []
         for lr in rates:
             torch.manual_seed(seed)
-            model = Transformer(text.vocab_size, text.T, C=32, nh=4, n_layer=12, **KINDS[name])
-            train(model, text.train, text.T, steps, lr, batch_size=16)
-            loss = estimate_loss(model, text.val, text.T)
+            model = Transformer(data.vocab_size, BLOCK_SIZE, C=32, nh=4, n_layer=12, **KINDS[name])
+            train(model, tokens, BLOCK_SIZE, steps, lr, batch_size=16)
+            loss = estimate_loss(model, held_out, BLOCK_SIZE)
             cells.append(f"{loss:.3f}")
         print_row(name, cells)
     print("Without residual connections, hardly any gradient arrives (step 6). Post-norm cannot stand a high rate at")
@@ -665,69 +640,43 @@ def run_backward(layers, dout):
     return dout
 
 
-class TransformerByHand:
-    """The layers of a Transformer with one pre-norm block, with its weights."""
-
-    def __init__(self, model):
-        block = model.blocks[0]
-        heads = block.attention
-        network = block.feed_forward
-        self.wte = model.wte.weight
-        self.wpe = model.wpe.weight
-        self.attention = [
-            Norm(block.ln_1.weight),
-            Linear(heads.qkv.weight),
-            Heads(heads.nh),
-            Linear(heads.proj.weight),
-        ]
-        self.feed_forward = [
-            Norm(block.ln_2.weight),
-            Linear(network.up.weight),
-            Relu(),
-            Linear(network.down.weight),
-        ]
-        self.output = [
-            Norm(model.ln_f.weight),
-            Linear(model.output.weight),
-        ]
-
-    def forward(self, idx):
-        """Token ids (B, T) -> logits (B, T, V)."""
-        self.idx = idx
-        T = idx.shape[1]
-        x = self.wte[idx] + self.wpe[:T]
-        x = x + run_forward(self.attention, x)
-        x = x + run_forward(self.feed_forward, x)
-        return run_forward(self.output, x)
-
-    def backward(self, dlogits):
-        """The same lines, from the last to the first."""
-        dx = run_backward(self.output, dlogits)
-        # x + part(x): a change of x reaches the loss on two paths, directly and through the part. The gradients add up
-        dx = dx + run_backward(self.feed_forward, dx)
-        dx = dx + run_backward(self.attention, dx)
-        # a row of an embedding gets the sum of the gradients at all positions where it was looked up
-        B, T = self.idx.shape
-        self.wpe.grad = torch.zeros_like(self.wpe)
-        self.wte.grad = torch.zeros_like(self.wte)
-        for b in range(B):
-            for t in range(T):
-                token = self.idx[b, t]
-                self.wpe.grad[t] += dx[b, t]
-                self.wte.grad[token] += dx[b, t]
-
-
 def backward_by_hand(model, idx, targets):
-    """Set p.grad of all parameters, for the mean cross-entropy of a Transformer with one pre-norm block."""
-    layers = TransformerByHand(model)
-    logits = layers.forward(idx)
+    """Set p.grad of all parameters, for the mean cross-entropy of a Transformer with one pre-norm block. idx, targets:
+    token ids (B, T)."""
+    block = model.blocks[0]
+    heads = block.attention
+    network = block.feed_forward
+    attention = [Norm(block.ln_1.weight), Linear(heads.qkv.weight), Heads(heads.nh), Linear(heads.proj.weight)]
+    feed_forward = [Norm(block.ln_2.weight), Linear(network.up.weight), Relu(), Linear(network.down.weight)]
+    output = [Norm(model.ln_f.weight), Linear(model.output.weight)]
+    wte = model.wte.weight
+    wpe = model.wpe.weight
+
+    B, T = idx.shape
+    x = wte[idx] + wpe[:T]
+    x = x + run_forward(attention, x)
+    x = x + run_forward(feed_forward, x)
+    logits = run_forward(output, x)  # (B, T, V)
+
     # softmax and cross-entropy: the predicted probability minus the observed one, which is 1 for the target and 0 for
     # all other tokens; divided by the number of targets, because the loss is their mean
-    V = logits.shape[-1]
     predicted = logits.softmax(dim=-1)
-    observed = F.one_hot(targets, V)
+    observed = F.one_hot(targets, len(wte))
     dlogits = (predicted - observed) / targets.numel()
-    layers.backward(dlogits)
+
+    # now the lines above, from the last to the first
+    dx = run_backward(output, dlogits)
+    # x + part(x): a change of x reaches the loss on two paths, directly and through the part. The gradients add up
+    dx = dx + run_backward(feed_forward, dx)
+    dx = dx + run_backward(attention, dx)
+    # a row of an embedding gets the sum of the gradients at all positions where it was looked up
+    wpe.grad = torch.zeros_like(wpe)
+    wte.grad = torch.zeros_like(wte)
+    for b in range(B):
+        for t in range(T):
+            token = idx[b, t]
+            wpe.grad[t] += dx[b, t]
+            wte.grad[token] += dx[b, t]
 
 
 def by_hand():
@@ -816,70 +765,22 @@ def flash():
 # ----------------------------------------------------------------------------- the script
 
 
-class Text:
-    """A dataset to train on, as tensors. Raises UserError if there is no such dataset, or if it does not fit."""
+def plot(model, data, folder):
+    """Draw wei of a trained head, for the first 20 tokens of the validation split; and the sinusoids of 64 positions,
+    with their dot products."""
+    import plots  # here, because matplotlib is optional
 
-    def __init__(self, dataset):
-        # imported here, because the steps without training need PyTorch alone
-        from console import UserError
-        from dataset import load
-        from tokenizer import start_ids, token_names
-
-        data = load(dataset)
-        data.need(MIN_TOKENS, "windows to train and to validate on")
-        if data.vocab_size > MAX_VOCAB:
-            advice = "use a dataset of characters, or with fewer tokens"
-            raise UserError(f"{dataset} has {data.vocab_size:,} tokens, and {MAX_VOCAB:,} are the most here; {advice}")
-        self.name = data.name
-        self.vocab_size = data.vocab_size
-        self.train = torch.from_numpy(data.train.astype("int64"))  # (N,)
-        self.val = torch.from_numpy(data.val.astype("int64"))
-        self.T = min(32, len(self.train) - 2, len(self.val) - 2)  # a window has T + 1 tokens, and two starts at least
-        self.decode = data.tokenizer.decode
-        self.start = start_ids(data.tokenizer)  # a newline, if the vocabulary has it
-        self.shown = self.val[: min(20, self.T)]  # for the plot
-        self.names = token_names(data.tokenizer, self.shown.tolist(), data.separator)
-
-
-def open_text(dataset):
-    """Open a dataset, or exit with an error in one line."""
-    try:
-        from console import UserError
-    except ModuleNotFoundError as error:
-        advice = "run this in the whole folder, with the packages of requirements.txt, or use --max_iters=0"
-        fail(f"training needs {error.name}, which is not here; {advice}")
-    try:
-        return Text(dataset)
-    except UserError as error:
-        fail(str(error))
-
-
-def plot(model, text, path):
-    """Draw wei of a trained head, for the first tokens of the validation split."""
-    from matplotlib.figure import Figure
-
-    model(text.shown[None])
-    wei = model.blocks[0].attention.wei[0, 0]  # the only text, and the only head
-    wei = wei.detach().numpy()
-    ticks = range(len(text.names))
-    figure = Figure((6, 6), dpi=80, layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(wei, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(ticks, text.names, parse_math=False)  # a $ is a token, not a formula
-    axes.set_yticks(ticks, text.names, parse_math=False)
-    axes.set_title("wei")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    shown = to_tensor(data.val[:20])
+    model(shown[None])
+    wei = model.blocks[0].attention.wei  # (1, 1, 20, 20): one text, and one head
+    names = token_names(data.tokenizer, shown.tolist(), data.separator)
+    path = folder / "wei.png"
+    plots.attention(wei.detach().numpy(), names, path)
     print(f"\n{path}: wei of the one head, for the first tokens of val")
 
-
-def plot_sinusoids(path):
-    """Draw the sinusoids of 64 positions, and their dot products."""
-    from matplotlib.figure import Figure
-
-    waves = sinusoids(torch.arange(64), 64)
+    waves = sinusoid_table(64, 64)
     products = waves @ waves.T
-    figure = Figure((10, 5.4), dpi=80, layout="constrained")
+    figure = plots.Figure((10, 5.4), dpi=80, layout="constrained")
     left, right = figure.subplots(1, 2)
     left.imshow(waves.numpy(), cmap="RdBu")
     left.set_title("sinusoids: red -1, white 0, blue 1")
@@ -889,64 +790,49 @@ def plot_sinusoids(path):
     right.set_title("dot products: near positions have similar vectors")
     right.set_xlabel("position")
     right.set_ylabel("position")
-    figure.savefig(path)
+    path = folder / "positions.png"
+    plots.save(figure, path)
     print(f"{path}: the sinusoids of step 5")
 
 
-def fail(message):
-    print("error:", message, file=sys.stderr)
-    sys.exit(2)
+def open_data(name):
+    """Open a dataset to train on. Raises UserError if it does not fit."""
+    data = load(name)
+    data.need(BLOCK_SIZE + 1, f"windows of {BLOCK_SIZE} tokens")
+    if data.vocab_size > MAX_VOCAB:
+        advice = "use a dataset of characters, or with fewer tokens"
+        raise UserError(f"{name} has {data.vocab_size:,} tokens, and {MAX_VOCAB:,} are the most here; {advice}")
+    return data
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        fail(f"{message}; --help lists the options")
+def run_steps(steps, seed):
+    for step in steps:
+        print(f"\n{step.__doc__}")
+        torch.manual_seed(seed)
+        step()
 
 
 def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="words", help="a folder in data/, made by prepare_data.py")
-    parser.add_argument("--max_iters", type=int, default=1000, help="training steps per model; 0: no training")
-    parser.add_argument("--plot", action="store_true", help="draw two plots into out/attention_<dataset>/")
-    parser.add_argument("--seed", type=int, default=1337, help="random seed")
-    options = parser.parse_args()
-    if options.max_iters < 0:
-        fail(f"--max_iters={options.max_iters} is out of range; use 0 or more")
-    if not 0 <= options.seed < 2**31:
-        fail(f"--seed={options.seed} is out of range; use 0 to 2**31 - 1")
-    if options.plot and options.max_iters == 0:
-        fail("--plot draws a trained head, and --max_iters=0 trains none; leave one of them out")
-    if options.plot and not importlib.util.find_spec("matplotlib"):
-        fail("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
-    text = open_text(options.dataset) if options.max_iters > 0 else None  # first, so that a wrong name fails at once
+    options = parse(Options, __doc__)
+    steps = options.max_iters
+    seed = options.seed
+    if options.plot and steps == 0:
+        raise UserError("--plot draws a trained head, and --max_iters=0 trains none; leave one of them out")
+    data = open_data(options.dataset) if steps > 0 else None  # first, so that a wrong name fails at once
     torch.set_num_threads(1)  # most tensors here are too small to split across threads
 
-    for step in (averages, one_head, scaling, one_block, positions, depth):
-        print(f"\n{step.__doc__}")
-        torch.manual_seed(options.seed)
-        step()
-    if text is not None:
+    run_steps((averages, one_head, scaling, one_block, positions, depth), seed)
+    if data is not None:
         print(f"\n{training.__doc__}")
-        models = training(text, options.max_iters, options.seed)
+        models = training(data, steps, seed)
         print(f"\n{deep_training.__doc__}")
-        deep_training(text, max(1, options.max_iters // 10), options.seed)
+        deep_training(data, max(1, steps // 10), seed)
         if options.plot:
-            path = Path("out", f"attention_{text.name}", "wei.png")
-            plot(models["one head"], text, path)
-            plot_sinusoids(path.with_name("positions.png"))
+            plot(models["one head"], data, Path("out", f"attention_{data.name}"))
     else:
         print("\n7 and 8 train models, and are left out with --max_iters=0")
-    for step in (by_hand, flash):
-        print(f"\n{step.__doc__}")
-        torch.manual_seed(options.seed)
-        step()
+    run_steps((by_hand, flash), seed)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-        sys.stdout.flush()
-    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or `| head`
-        os._exit(130)
-    except OSError as error:
-        fail(f"{error.filename or 'output'}: {error.strerror}; check path, permissions and free space")
+    run(main)

@@ -1,16 +1,11 @@
 import math
-import os
 import re
-import runpy
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, finish, start
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -26,14 +21,8 @@ PLAIN = {"bias": False, "qk_norm": False, "position": "none", "norm": "layernorm
 
 @pytest.fixture(scope="module")
 def out() -> str:
-    """What the script prints without training, copied alone into an empty folder: it needs none of our files."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(ROOT / "attention.py", folder)
-        command = [sys.executable, "attention.py", "--max_iters=0"]
-        env = os.environ | {"PYTHONPATH": ""}
-        done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", env=env)
+    """What the script prints without training."""
+    done = finish(start("attention.py", "--max_iters=0"))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -54,7 +43,7 @@ def numbers(text: str, name: str) -> list[float]:
 def test_all_steps_are_printed_in_order(out):
     assert re.findall(r"^(\d+)\. ", out, flags=re.M) == ["1", "2", "3", "4", "5", "6", "9", "10"]  # 7 and 8 train
     same = re.findall(r"up to a relative difference of (\S+)$", out, flags=re.M)
-    assert len(same) >= 16 and all(float(difference) < 1e-5 for difference in same)
+    assert len(same) >= 15 and all(float(difference) < 1e-5 for difference in same)
 
 
 def test_the_tour_has_the_last_row_of_banana(out):
@@ -82,8 +71,6 @@ def test_equal_scores_average_the_past(out):
         ["25", "25", "25", "25", "."],
         ["20"] * 5,
     ]
-    (change,) = re.findall(r"outputs 1 to 4 move by (\S+)\.", part(out, 1))
-    assert float(change) < 1e-6
 
 
 def test_the_mask_is_for_any_scores_and_comes_before_the_softmax():
@@ -203,15 +190,6 @@ def test_a_block_adds_its_parts_as_its_options_say(residual, norm, double):
     assert len([*block.parameters()]) == 4 + 2 * bool(norm)
 
 
-@torch.no_grad()
-def test_heads_alone_are_embeddings_attention_and_the_output():
-    mine = Transformer(V=11, T=8, C=24, nh=3, feed_forward=False, residual=False, norm=None)
-    idx = torch.randint(11, (3, 7))
-    x = mine.wte.weight[idx] + mine.wpe.weight[:7]
-    torch.testing.assert_close(mine(idx), mine.blocks[0].attention(x) @ mine.output.weight.T)
-    assert len([*mine.parameters()]) == 5
-
-
 # ----------------------------------------------------------------------------- 5. positions
 
 
@@ -224,7 +202,7 @@ def test_positions_have_the_properties_that_it_names(out):
 
 
 def test_positions_are_those_of_the_gpt(double):
-    """The same scores by the functions of model.py: RoPE, a slope of 1/2, and T5's scalars."""
+    """RoPE turns by an angle, ALiBi's slope is 1/2, and T5 has its scalars."""
     x, encoded = torch.randn(6, 32), attention.PositionedHead()
     at = torch.arange(6)
     q, k, distance = x @ encoded.Wq, x @ encoded.Wk, at[:, None] - at
@@ -244,8 +222,7 @@ def test_positions_are_those_of_the_gpt(double):
         torch.testing.assert_close(encoded.last_output(kind, x, at), last, rtol=1e-6, atol=1e-6, msg=kind)
     with_vectors = encoded.scores("none", x + encoded.vectors[10:16], at)
     torch.testing.assert_close(encoded.scores("learned", x, at + 10), with_vectors)
-    waves = attention.sinusoids(at, 32)
-    torch.testing.assert_close(waves, model_file.sinusoid_table(6, 32))
+    waves = model_file.sinusoid_table(6, 32)
     torch.testing.assert_close(encoded.scores("sinusoidal", x, at), encoded.scores("none", x + waves, at))
 
 
@@ -262,20 +239,6 @@ def test_without_residuals_the_gradient_vanishes_and_norms_keep_it(out):
         assert all(0.05 < gradient < 20 for gradient in kept[:4])
     assert post[4] == pytest.approx(1, abs=0.05)  # what comes out of a norm
     assert 1 < pre[4] < 30
-
-
-def test_the_gradients_by_depth_are_those_of_finite_differences(double, monkeypatch, capsys):
-    """The printed ratio is |J^T g| / |g|: recomputed by products with J, from differences of outputs."""
-    monkeypatch.setattr(attention, "DEPTHS", (2,))
-    monkeypatch.setattr(attention, "KINDS", {"residual, pre-norm": {"norm": "pre"}})
-    found = []
-    norm = torch.Tensor.norm
-    monkeypatch.setattr(torch.Tensor, "norm", lambda self, *more: (found.append(self), norm(self, *more))[1])
-    attention.depth()
-    grad, upstream = found
-    assert grad.shape == upstream.shape == (4, 32, 64)
-    ratio = grad.square().sum().sqrt() / upstream.square().sum().sqrt()
-    assert f"{ratio:10.2g}" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------- 9. the gradient by hand
@@ -315,18 +278,6 @@ def test_gradients_with_repeated_tokens_and_tokens_that_do_not_occur(double, len
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad, by_autograd[name], msg=name)
     assert (model.wte.weight.grad[3:] == 0).all() and (model.wpe.weight.grad[length:] == 0).all()
-
-
-def test_a_wrong_gradient_by_hand_would_show(monkeypatch):
-    right = attention.Norm.backward
-
-    def without_means(norm, dout):
-        right(norm, dout)  # sets weight.grad
-        return dout * norm.weight / norm.std
-
-    monkeypatch.setattr(attention.Norm, "backward", without_means)
-    with pytest.raises(AssertionError, match="more than rounding"):
-        attention.by_hand()
 
 
 def test_attention_backward_gives_the_worked_example(double):
@@ -422,11 +373,10 @@ def trained(monkeypatch):
     return models
 
 
-@pytest.mark.parametrize("name", ["tiny", "list"])
-def test_training_compares_the_parts(call, data, only_training, trained, monkeypatch, name):
-    """The printed losses are the losses of the trained models, on a text and on a list of documents."""
+def test_training_compares_the_parts(call, data, only_training, trained, monkeypatch):
+    """The printed losses are the losses of the trained models."""
     monkeypatch.setattr(attention, "deep_training", lambda *_: None)
-    status, out, err = call(attention, f"--dataset={name}", "--max_iters=40")
+    status, out, err = call(attention, "--dataset=tiny", "--max_iters=40")
     assert status == 0, err
     names = ["bigram", "MLP, three tokens", "one head", "four heads", "  and feed-forward", "  and residual"]
     names += ["  and norm: a block"]
@@ -436,15 +386,15 @@ def test_training_compares_the_parts(call, data, only_training, trained, monkeyp
     assert [block.attention.nh for block in blocks] == [1, 4, 4, 4, 4]
     assert [block.feed_forward is not None for block in blocks] == [False, False, True, True, True]
     assert [(block.residual, block.norm) for block in blocks] == [(False, None)] * 3 + [(True, None), (True, "pre")]
-    dataset, printed = load(name), []
+    dataset, printed = load("tiny"), []
     tokens = torch.from_numpy(dataset.val.astype(np.int64))
-    T = min(32, len(dataset.train) - 2, len(dataset.val) - 2)
+    T = attention.BLOCK_SIZE
     for row, label, model in zip(rows, names, trained, strict=True):
         n, _, loss = re.match(rf"{label} +([\d,]+) +(\S+) +(\S+) ", row).groups()
         assert int(n.replace(",", "")) == sum(p.numel() for p in model.parameters())
         losses = []
-        for start in range(0, len(tokens) - T, T // 2):  # the second halves of windows that overlap
-            x, y = tokens[start : start + T], tokens[start + 1 : start + T + 1]
+        for at in range(0, len(tokens) - T, T // 2):  # the second halves of windows that overlap
+            x, y = tokens[at : at + T], tokens[at + 1 : at + T + 1]
             losses.append(F.cross_entropy(model(x[None])[0], y, reduction="none")[T // 2 :].detach())
         printed.append(float(loss))
         assert printed[-1] == pytest.approx(torch.cat(losses).mean().item(), abs=2e-4)
@@ -464,24 +414,8 @@ def test_twelve_blocks_learn_with_residuals_only(call, data, only_training, trai
     assert max(rows["residual, pre-norm"]) < uniform - 0.1
     assert len(trained) == 9 and all(len(model.blocks) == 12 for model in trained)
     assert [model.blocks[0].norm for model in trained] == [None] * 3 + ["post"] * 3 + ["pre"] * 3
-    text = attention.Text("tiny")
-    assert rows["residual, pre-norm"][2] == pytest.approx(attention.estimate_loss(trained[8], text.val, 32), abs=1e-3)
-
-
-def test_training_steps_are_those_of_adamw_with_a_falling_rate(monkeypatch):
-    """A model of one parameter, against torch.optim.AdamW step by step."""
-    monkeypatch.setattr(attention, "get_batch", lambda tokens, T, batch_size: (tokens[None, :-1], tokens[None, 1:]))
-    tokens = torch.tensor([0, 1, 0, 1, 1])
-    mine, theirs = torch.nn.Embedding(2, 2), torch.nn.Embedding(2, 2)
-    theirs.load_state_dict(mine.state_dict())
-    attention.train(mine, tokens, 4, steps=4, lr=0.1)
-    optimizer = torch.optim.AdamW(theirs.parameters())
-    for lr in (0.1, 0.075, 0.05, 0.025):
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.zero_grad()
-        F.cross_entropy(theirs(tokens[:-1]), tokens[1:]).backward()
-        optimizer.step()
-    torch.testing.assert_close(mine.weight, theirs.weight)
+    held_out = attention.to_tensor(load("tiny").val)
+    assert rows["residual, pre-norm"][2] == pytest.approx(attention.estimate_loss(trained[8], held_out, 32), abs=1e-3)
 
 
 def test_batches_are_windows_from_everywhere_and_their_next_tokens():
@@ -518,13 +452,6 @@ def test_the_mlp_reads_three_letters():
         assert torch.equal(mlp(changed)[0, 6], before[0, 6]) == (back > 2)
 
 
-def test_a_model_shows_its_first_five_words(data, monkeypatch):
-    text = attention.Text("tiny")
-    written = text.train[:200].tolist()
-    monkeypatch.setattr(attention, "sample", lambda model, start, T: written if start == text.start else [])
-    assert attention.first_words(None, text) == " ".join(text.decode(written).split()[:5])
-
-
 def test_a_sample_follows_the_model():
     """If the model continues a, b, c ..., the sample is the alphabet; and no more than T tokens are read."""
     seen = []
@@ -537,52 +464,22 @@ def test_a_sample_follows_the_model():
     assert max(seen) == 8
 
 
-def test_the_plot_shows_the_weights_of_a_trained_head(call, data, only_training, trained, monkeypatch):
-    from matplotlib.axes import Axes
-
-    drawn, imshow = [], Axes.imshow
+def test_the_plot_shows_the_weights_of_a_trained_head(call, only_training, trained, figures, monkeypatch):
+    Path("list.txt").write_text("\n".join(["abba", "baba"] * 200))
+    prepare_data.prepare("list.txt", documents="lines")
     monkeypatch.setattr(attention, "deep_training", lambda *_: None)
-    monkeypatch.setattr(Axes, "imshow", lambda self, image, **more: drawn.append(image) or imshow(self, image, **more))
-    status, out, _ = call(attention, "--dataset=list", "--max_iters=5", "--plot")
-    path = Path("out/attention_list/wei.png")
-    assert status == 0 and f"{path.as_posix()}: wei" in out and path.stat().st_size > 1000
-    wei, waves, products = drawn  # the last two: positions.png
-    assert np.array_equal(waves, attention.sinusoids(torch.arange(64), 64)) and np.allclose(products, waves @ waves.T)
-    assert "positions.png: the sinusoids" in out and path.with_name("positions.png").stat().st_size > 1000
+    status, out, err = call(attention, "--dataset=list", "--max_iters=5", "--plot")
+    assert status == 0, err
+    (of_head, path), (of_positions, other) = figures
+    assert path == Path("out/attention_list/wei.png") and f"{path.as_posix()}: wei" in out and path.exists()
+    assert other == path.with_name("positions.png") and "positions.png: the sinusoids" in out and other.exists()
+    wei = of_head.axes[0].images[0].get_array().data
     assert wei.shape == (20, 20) and (np.triu(wei, 1) == 0).all()
-    assert wei.sum(axis=1) == pytest.approx(np.ones(20), abs=1e-5)
-    (one,) = [model for model in trained if isinstance(model, Transformer) and model.blocks[0].attention.nh == 1]
+    one = trained[2]  # after the bigram model and the MLP
     one(torch.from_numpy(load("list").val[None, :20].astype(np.int64)))
     assert np.array_equal(wei, one.blocks[0].attention.wei[0, 0].detach().numpy()) and wei.std() > 0.05
-
-
-def test_a_built_in_dataset_is_prepared_on_first_use(call, only_training, monkeypatch):
-    monkeypatch.setattr(attention, "training", lambda text, steps, seed: print(len(text.train), text.vocab_size))
-    monkeypatch.setattr(attention, "deep_training", lambda *_: None)
-    status, out, _ = call(attention, "--max_iters=1")
-    assert status == 0 and "preparing words, on first use" in out and re.search(r"^\d{5,} 27$", out, flags=re.M)
-
-
-def test_bpe_tokens_are_fine(call, data, only_training, monkeypatch):
-    monkeypatch.setattr(attention, "deep_training", lambda *_: None)
-    prepare_data.prepare("tiny.txt", tokenizer="bpe", vocab_size=260)
-    assert call(attention, "--dataset=tiny_bpe260", "--max_iters=1")[0] == 0
-
-
-def test_what_a_user_can_cause_is_one_line(fails, data, only_training, monkeypatch):
-    assert "no dataset data/nothing" in fails(attention, "--dataset=nothing")
-    assert "--colour" in fails(attention, "--colour=red")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert "pip install matplotlib" in fails(attention, "--plot")
-
-
-def test_copied_alone_it_cannot_train_and_says_so(tmp_path):
-    shutil.copy(ROOT / "attention.py", tmp_path)
-    command = [sys.executable, "attention.py"]
-    env = os.environ | {"PYTHONPATH": ""}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", env=env)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: training needs console, which is not here; ") and ";" in done.stderr
+    waves, products = (axes.images[0].get_array().data for axes in of_positions.axes)
+    assert np.array_equal(waves, model_file.sinusoid_table(64, 64)) and np.allclose(products, waves @ waves.T)
 
 
 def test_the_same_seed_gives_the_same_numbers(call, data, only_training, monkeypatch):
@@ -603,35 +500,8 @@ def test_the_data_is_looked_at_before_the_steps(fails, monkeypatch):
     Path("ten.txt").write_text("\n".join("abcdefghij"))
     prepare_data.prepare("ten.txt", documents="lines")
     error = fails(attention, "--dataset=ten")
-    assert "the train split of ten has 17 tokens, too few for windows" in error
-    assert error.endswith(" (22 needed); use a longer text, or a smaller value of an option")
-    assert "--max_iters=-2 is out of range; use 0 or more" in fails(attention, "--max_iters=-2")
-    Path("data/ten/train.bin").unlink()
-    assert "train.bin does not have" in fails(attention, "--dataset=ten")
-
-
-@pytest.mark.parametrize("seed", [-1, 2**31])
-def test_a_seed_that_pytorch_does_not_take_is_one_line(fails, seed):
-    assert f"--seed={seed} is out of range; use 0 to 2**31 - 1" in fails(attention, "--max_iters=0", f"--seed={seed}")
-
-
-def test_a_plot_that_cannot_be_written_is_one_line(monkeypatch, capsys):
-    Path("out").write_text("a file, where a folder should be")
-    text = "\n".join(["abba"] * 100)
-    Path("list.txt").write_text(text)
-    prepare_data.prepare("list.txt", documents="lines")
-    monkeypatch.setattr(sys, "argv", ["attention.py", "--dataset=list", "--max_iters=1", "--plot"])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(attention.__file__, run_name="__main__")  # as `python attention.py`
-    assert stop.value.code == 2 and "; check path, permissions and free space" in capsys.readouterr().err
-
-
-def test_a_reader_of_the_output_may_leave(tmp_path):
-    command = [sys.executable, attention.__file__, "--max_iters=0"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
+    assert "the train split of ten has 17 tokens, too few for windows of 32 tokens (33 needed)" in error
+    assert "no dataset data/nothing" in fails(attention, "--dataset=nothing")
 
 
 def test_a_plot_needs_training(fails):

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ import test_lectures
 import torch
 from conftest import ROOT, babble, local_copy, result
 
-import attention
 import bpe
 import checkpoint
 import console
@@ -88,25 +86,12 @@ FIRST_TABLE = tables(README[: README.index("\n## ")])
 # ----------------------------------------------------------------------------- commands
 
 
-@dataclass
-class AttentionOptions:
-    """What `attention.py --help` lists, as a test checks."""
-
-    dataset: str = console.option("words", "a")
-    max_iters: int = console.option(1000, "b")
-    plot: bool = console.option(False, "c")
-    seed: int = console.option(1337, "d")
-
-
 TORCHRUN = {"--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
 TORCHRUN |= {"--max_restarts", "--rdzv_backend", "--rdzv_endpoint"}
 
 
 def options_of(script: str) -> type | None:
-    """The dataclass of a script's options; None if it has none. estimate.py has the options of train.py. attention.py,
-    which can be copied alone, reads its own."""
-    if script == "attention.py":
-        return AttentionOptions
+    """The dataclass of a script's options; None if it has none. estimate.py has the options of train.py."""
     return train.TrainConfig if script in ("train.py", "estimate.py") else getattr(FILES[script], "Options", None)
 
 
@@ -158,14 +143,6 @@ def test_no_command_has_a_comment_that_a_shell_would_pass_on():
     for module in FILES.values():
         for comment in re.findall(r"^    (?:python|torchrun) .*?(#.*)", module.__doc__ or "", flags=re.M):
             assert re.match(r"# ", comment) and not set(comment) & set("'\"`?*()[]{}<>|&;!$\\"), comment
-
-
-def test_attention_has_the_options_that_it_lists(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["attention.py", "--help"])
-    with pytest.raises(SystemExit):
-        attention.main()
-    listed = re.findall(r"^  --(\w+)", capsys.readouterr().out, flags=re.M)
-    assert listed == [field.name for field in fields(AttentionOptions)]
 
 
 def test_a_wrong_command_would_show(monkeypatch):
