@@ -533,16 +533,16 @@ def deep_training(data, steps, seed):
 # ----------------------------------------------------------------------------- stop here the first time
 
 
-# Each layer has a forward and a backward, as in mlp.py, which derives most of them. forward keeps what backward needs.
-# backward gets dout, the gradient of the loss w.r.t. the layer's output, sets the gradient of the layer's weight, and
-# returns the gradient w.r.t. the layer's input.
+# Each layer takes its weight from one of PyTorch. It has a forward and a backward, as in mlp.py, which derives most of
+# them. forward keeps what backward needs. backward gets dout, the gradient of the loss w.r.t. the layer's output, sets
+# the gradient of the layer's weight, and returns the gradient w.r.t. the layer's input.
 
 
 class Linear:
     """out = x W^T: x (B, T, fan_in), W (fan_out, fan_in) -> out (B, T, fan_out)."""
 
-    def __init__(self, weight):
-        self.weight = weight
+    def __init__(self, layer):
+        self.weight = layer.weight
 
     def forward(self, x):
         self.x = x
@@ -558,8 +558,8 @@ class Linear:
 class Norm:
     """out = weight xhat, where xhat = (x - mean) / std over the channels of a token: x, out (B, T, C)."""
 
-    def __init__(self, weight):
-        self.weight = weight
+    def __init__(self, layer):
+        self.weight = layer.weight
 
     def forward(self, x):
         mean = x.mean(dim=-1, keepdim=True)
@@ -646,11 +646,11 @@ def backward_by_hand(model, idx, targets):
     block = model.blocks[0]
     heads = block.attention
     network = block.feed_forward
-    attention = [Norm(block.ln_1.weight), Linear(heads.qkv.weight), Heads(heads.nh), Linear(heads.proj.weight)]
-    feed_forward = [Norm(block.ln_2.weight), Linear(network.up.weight), Relu(), Linear(network.down.weight)]
-    output = [Norm(model.ln_f.weight), Linear(model.output.weight)]
     wte = model.wte.weight
     wpe = model.wpe.weight
+    attention = [Norm(block.ln_1), Linear(heads.qkv), Heads(heads.nh), Linear(heads.proj)]
+    feed_forward = [Norm(block.ln_2), Linear(network.up), Relu(), Linear(network.down)]
+    output = [Norm(model.ln_f), Linear(model.output)]
 
     B, T = idx.shape
     x = wte[idx] + wpe[:T]
@@ -799,9 +799,10 @@ def open_data(name):
     """Open a dataset to train on. Raises UserError if it does not fit."""
     data = load(name)
     data.need(BLOCK_SIZE + 1, f"windows of {BLOCK_SIZE} tokens")
-    if data.vocab_size > MAX_VOCAB:
+    V = data.vocab_size
+    if V > MAX_VOCAB:
         advice = "use a dataset of characters, or with fewer tokens"
-        raise UserError(f"{name} has {data.vocab_size:,} tokens, and {MAX_VOCAB:,} are the most here; {advice}")
+        raise UserError(f"{name} has {V:,} tokens, and {MAX_VOCAB:,} are the most here; {advice}")
     return data
 
 

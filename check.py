@@ -748,8 +748,13 @@ def rope(x, position):
     x (T, d), float32: queries or keys; position (T,), int64 -> (T, d). There are d/2 pairs, i = 0, 1, ..., d/2 - 1:
     channels i and i + d/2. The two are a point in the plane, channel i to the right and channel i + d/2 upwards. It is
     turned around the origin, counterclockwise, by position * 10000 ** (-2i/d) radians."""
-    angles = model.rope_angles(int(position.max()) + 1, x.shape[1])[position]  # (T, d/2)
-    return model.rotate(x, angles.cos(), angles.sin())
+    last = int(position.max())
+    d = x.shape[1]
+    angles = model.rope_angles(last + 1, d)
+    angles = angles[position]  # (T, d/2)
+    cos = angles.cos()
+    sin = angles.sin()
+    return model.rotate(x, cos, sin)
 
 
 rope.case(tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), tensor([1, 1]))

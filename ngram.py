@@ -33,6 +33,7 @@ from console import (
     parse,
     print_losses,
     print_result,
+    print_row,
     print_samples,
     print_table,
     progress,
@@ -297,22 +298,20 @@ def nll(p, N):
 
 
 # ----------------------------------------------------------------------------- a network with the same context
-# PyTorch is imported in the functions that need it, because counting does not need it.
 
 
 def train_neural(grams, counts, V, steps=300):
     """Train W (n - 1, V, V) on n-grams (U, n): a table like bigram.py's for each position of the context; the rows of
     the n - 1 tokens add up to the logits. Returns W. Raises UserError if it takes too much memory."""
-    import torch
+    import torch  # here, because counting does not need it
 
     torch.set_num_threads(1)  # with tensors this small, a second thread makes it slower
     n_positions = grams.shape[1] - 1
-    if n_positions == 0:
-        raise UserError("--neural needs a context; use --n=2 or more")
-    largest = max(len(grams), V) * n_positions * V  # numbers in the rows that are looked up, or in W
+    U = len(grams)
+    largest = max(U, V) * n_positions * V  # numbers in the rows that are looked up, or in W
     if largest > MAX_NUMBERS:
         advice = "use a smaller --n, or a smaller vocabulary"
-        raise UserError(f"--neural: {len(grams):,} n-grams of {V:,} tokens are too many; {advice}")
+        raise UserError(f"--neural: {U:,} n-grams of {V:,} tokens are too many; {advice}")
     grams = torch.from_numpy(grams.astype(np.int64))
     X = grams[:, :-1]
     Y = grams[:, -1:]
@@ -323,7 +322,9 @@ def train_neural(grams, counts, V, steps=300):
     # Adam (optim.py) divides each gradient by its usual size, so the rows of rare tokens learn as fast as other rows.
     optimizer = torch.optim.Adam([W], lr=0.1)
     for step in range(1, steps + 1):
-        rows = W[positions, X]  # (U, n - 1, V): for context i and position j, the row W[j, X[i, j]]
+        # The row W[j, token] of each token, at position j of the context. One-hot vectors times W give the same
+        # logits, more slowly: einsum("ujv,jvw->uw", one_hot(X), W)
+        rows = W[positions, X]  # (U, n - 1, V)
         logits = rows.sum(dim=1)  # (U, V)
         log_p = logits.log_softmax(dim=1)
         log_p = log_p.gather(1, Y).flatten()  # (U,), for the tokens that came
@@ -333,22 +334,7 @@ def train_neural(grams, counts, V, steps=300):
         optimizer.step()
         if step in (1, 10, 30, 100, steps):
             print(f"step {step:3}  loss {loss.item():.4f}")
-    W = W.detach()
-    compare_with_one_hot(W, X[:100])
-    return W.numpy()
-
-
-def compare_with_one_hot(W, X):
-    """For contexts X (U, n - 1), compare looked-up rows of W with one-hot vectors times W (einsum)."""
-    import torch
-    import torch.nn.functional as F
-
-    onehot = F.one_hot(X, W.shape[2]).float()  # (U, n - 1, V)
-    logits = torch.einsum("ukv,kvw->uw", onehot, W)  # summed over positions k and tokens v
-    positions = torch.arange(len(W))
-    looked_up = W[positions, X].sum(dim=1)
-    same = torch.allclose(logits, looked_up, atol=1e-5)
-    print("one-hot vectors times W are the rows that are looked up:", same)
+    return W.detach().numpy()
 
 
 def neural_ngrams(grams, W):
@@ -357,12 +343,11 @@ def neural_ngrams(grams, W):
     contexts = grams[:, :-1]
     rows = W[positions, contexts]  # (U, n - 1, V)
     logits = rows.sum(axis=1)
-    logits -= logits.max(axis=1, keepdims=True)  # no overflow, and the same probabilities: exp(-max) cancels
-    P = np.exp(logits)
-    P /= P.sum(axis=1, keepdims=True)
+    log_totals = np.logaddexp.reduce(logits, axis=1)  # log of the sum of exp(logits), without overflow
     each = np.arange(len(grams))
     last = grams[:, -1]
-    return P[each, last]
+    log_p = logits[each, last] - log_totals
+    return np.exp(log_p)
 
 
 # ----------------------------------------------------------------------------- samples, losses, the script
@@ -426,14 +411,14 @@ def report_losses(model, counts, data):
     for split, (grams, N) in counts.items():
         p = model(grams)
         losses[split] = nll(p, N)
-        if not p.all():
-            never_seen = grams[p == 0]
-            impossible[split] = never_seen[0].tolist()
+        impossible[split] = grams[p == 0].tolist()
     print_losses(data, losses)
-    for split, gram in impossible.items():
-        context = data.tokenizer.decode(gram[:-1])
-        token = data.tokenizer.decode(gram[-1:])
-        print(f"{split} loss is infinite: {token!r} after {context!r} has probability 0, as it never occurs in train")
+    for split, unseen in impossible.items():
+        for gram in unseen[:1]:  # the first one, if there are any
+            context = data.tokenizer.decode(gram[:-1])
+            token = data.tokenizer.decode(gram[-1:])
+            never = f"{token!r} after {context!r} has probability 0, as it never occurs in train"
+            print(f"{split} loss is infinite: {never}")
     return losses
 
 
@@ -451,7 +436,8 @@ def compare_orders(counts, data, alpha, discount):
     kneser_ney = []
     print(f"\nvalidation loss for longer contexts (nats per token; alpha={alpha:g}, discount={discount:g})")
     print("val covered: fraction of validation k-grams that occur in training")
-    print(" k   possible (V^k)  seen in train  val covered  add-alpha loss  Kneser-Ney loss")
+    titles = ["possible (V^k)", "seen in train", "val covered", "add-alpha loss", "Kneser-Ney loss"]
+    print_row("k", titles, width=17, first=2)
     for k in range(1, n + 1):
         grams, N_train = shortened(counts["train"], k)
         held_out, N_val = shortened(counts["val"], k)
@@ -469,30 +455,31 @@ def compare_orders(counts, data, alpha, discount):
         if cells > 1e12:
             possible = f"{Decimal(cells):.2g}"  # a float could overflow
         seen = len(grams)
-        row = f"{k:2} {possible:>16} {seen:>14,} {covered:12.1%}"
-        print(f"{row} {added:15.4f} {smoothed:16.4f}", flush=True)
+        row = [possible, f"{seen:,}", f"{covered:.1%}", f"{added:.4f}", f"{smoothed:.4f}"]
+        print_row(str(k), row, width=17, first=2)
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
 
 
-def draw_orders(losses, data, path):
+def draw_orders(losses, data, n):
     import plots  # here, because matplotlib is optional
 
+    orders = range(1, n + 1)
     curves = {}
     for title, values in losses.items():
-        n = len(values)
-        orders = range(1, n + 1)
         curves[title] = (orders, values, "o-")  # circles on a line
-    panel = {"curves": curves, "data": data, "xticks": orders, "xlabel": "n-gram order"}
+    panel = {"curves": curves, "data": data, "xticks": orders}
+    panel["xlabel"] = "n-gram order"
     panel["ylabel"] = "validation loss, nats per token"
+    path = Path("out", f"ngram_{data.name}", "orders.png")
     plots.lines(path, panel, title=f"validation loss for longer contexts ({data.name})")
     print(f"\n{path}: validation loss for longer contexts")
 
 
-def compare_neural(counts, data, options):
+def compare_neural(counts, data, n):
     """Train the network, and compare it with counting. Returns the model and its number of weights."""
     grams, N = counts["train"]
     V = data.vocab_size
-    print(f"\nneural {options.n}-gram model, {options.n - 1} x {V} x {V} weights")
+    print(f"\nneural {n}-gram model, {n - 1} x {V} x {V} weights")
     W = train_neural(grams, N, V)
     model = partial(neural_ngrams, W=W)
     learned = nll(model(grams), N)
@@ -500,16 +487,16 @@ def compare_neural(counts, data, options):
     p = table.additive(grams, alpha=0)
     counted = nll(p, N)
     print(f"train loss: {counted:.4f} by counting (maximum likelihood), {learned:.4f} by gradient descent")
-    print(f"The network has {W.size:,} weights, and the table {len(grams):,} counts.", end=" ")
-    print("It adds up a row of logits for each token of the context;")
-    print("it cannot represent an effect that depends on two tokens together.")
+    print("A sum of a row per token of the context cannot represent an effect of two tokens together.")
     return model, W.size
 
 
 def main() -> None:
     options = parse(Options, __doc__)
-    data = load(options.dataset)
     n = options.n
+    if options.neural and n == 1:
+        raise UserError("--neural needs a context; use --n=2 or more")
+    data = load(options.dataset)
     data.need(max(n, 2), f"--n={n}")
     began = time.perf_counter()
     show_idea()
@@ -538,12 +525,11 @@ def main() -> None:
     losses = report_losses(model, counts, data)
     if options.neural:
         name = f"neural-{name}"
-        model, params = compare_neural(counts, data, options)
+        model, params = compare_neural(counts, data, n)
         print_generated(model, data, options)
         losses = report_losses(model, counts, data)
     if options.plot:
-        path = Path("out", f"ngram_{data.name}", "orders.png")
-        draw_orders(losses_by_order, data, path)
+        draw_orders(losses_by_order, data, n)
     seconds = time.perf_counter() - began
     print_result(name, data, params, losses, seconds=seconds)
 

@@ -1,6 +1,7 @@
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -298,7 +299,7 @@ def test_attention_backward_gives_the_worked_example(double):
 @torch.no_grad()
 def test_layer_norm_gives_the_worked_example(double):
     """Vectors of meaning, 9.9.5 and 12.4.4, recomputed."""
-    norm = attention.Norm(torch.tensor([2, 1, 0.5, 1]))
+    norm = attention.Norm(SimpleNamespace(weight=torch.tensor([2, 1, 0.5, 1])))
     out = norm.forward(torch.tensor([[[1.2, 0.6, -0.2, 0.1]]]))
     expected = torch.tensor([1.45971, 0.329611, -1.17718, -0.612135])
     torch.testing.assert_close(norm.xhat[0, 0], expected, atol=1e-5, rtol=0)
