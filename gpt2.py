@@ -15,7 +15,6 @@ The file is in the safetensors format, which is simple enough to be read here:
 
 import json
 import mmap
-import sys
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +28,6 @@ from files import replace_file
 from model import GPT, GPTConfig
 from tokenizer import END, CharTokenizer, Tokenizer, make_tokenizer
 
-# The channels of OpenAI's four models (Radford et al. 2019)
-PUBLISHED_WIDTHS = (768, 1024, 1280, 1600)
 # The options of model.py that make it GPT-2
 GPT2_OPTIONS = {
     "norm": "layernorm",
@@ -114,13 +111,14 @@ def read_gpt2(path: Path) -> dict:
     cut_vocabulary(path, tensors, vocab_size)
     # The tensors of layer 3 have names such as h.3.attn.c_attn.weight
     layers = {name.split(".")[1] for name in tensors if name.startswith("h.")}
-    n_head = read_n_head(path, settings, n_embd)
+    # The tensors do not tell the number of heads. Without config.json, heads have 64 channels, as published
+    n_head = settings.get("n_head", max(n_embd // 64, 1))
     options = {
         **GPT2_OPTIONS,
         "vocab_size": vocab_size,
         "block_size": block_size,
         "n_layer": len(layers),
-        "n_head": n_head,
+        "n_head": int(n_head),
         "n_embd": n_embd,
         "activation": HF_ACTIVATIONS[settings.get("activation_function", "gelu_new")],
     }
@@ -143,12 +141,13 @@ def read_tokenizer(path: Path, settings: dict) -> dict:
         return exported
     model = read_json(path.with_name("tokenizer.json")).get("model", {})
     ids = model.get("vocab") or read_json(path.with_name("vocab.json"))
-    if ids and not KNOWN_IDS.items() <= dict(ids).items():  # ids: a list of pairs in some kinds of models
-        raise UserError(f"{path} has a vocabulary of its own beside it; use a model with GPT-2's tokens")
-    token = settings.get("bos_token_id")
-    if not ids and isinstance(token, int) and token < START_TOKEN:
-        what = f"{path} has a vocabulary of its own, as bos_token_id is {token} in config.json"
-        raise UserError(f"{what}; use a model with GPT-2's tokens")
+    if ids:
+        is_other = not KNOWN_IDS.items() <= dict(ids).items()  # ids: a list of pairs in some kinds of models
+    else:
+        token = settings.get("bos_token_id")
+        is_other = isinstance(token, int) and token < START_TOKEN
+    if is_other:
+        raise UserError(f"{path} has a vocabulary of its own; use a model with GPT-2's tokens")
     return {"kind": "gpt2"}
 
 
@@ -160,9 +159,6 @@ def cut_vocabulary(path: Path, tensors: dict[str, torch.Tensor], vocab_size: int
     if not 0 <= extra <= MOST_EXTRA_ROWS:
         advice = "use a model with GPT-2's tokens, or a folder that save_gpt2() wrote with its tokenizer"
         raise UserError(f"{path} has {rows:,} tokens instead of {vocab_size:,}; {advice}")
-    if extra > 0:
-        message = f"note: {path}: left out {extra:,} of {rows:,} embeddings: its tokenizer has {vocab_size:,} tokens"
-        print(message, file=sys.stderr)
     wte = tensors["wte.weight"][:vocab_size]
     tensors["wte.weight"] = wte
     if "lm_head.weight" in tensors:
@@ -189,18 +185,6 @@ def refuse_settings(path: Path, settings: dict, n_embd: int) -> None:
             raise UserError(f"{what}; use a model with {name}={values[0]}")
 
 
-def read_n_head(path: Path, settings: dict, n_embd: int) -> int:
-    """The number of heads, which the tensors do not tell. It is in config.json, which transformers saves
-    beside the weights. Without it, heads have 64 channels, as published."""
-    if "n_head" in settings:
-        return int(settings["n_head"])
-    n_head = max(n_embd // 64, 1)
-    if n_embd not in PUBLISHED_WIDTHS:
-        what = f"{path} has no config.json beside it, which tells the number of heads"
-        print(f"note: {what}; taken for {n_head}, as OpenAI's heads have 64 channels", file=sys.stderr)
-    return n_head
-
-
 def rename(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors as model.GPT has them: {its name: float32 tensor}."""
     ours = {}
@@ -213,24 +197,6 @@ def rename(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         ours[f"transformer.{name}"] = tensor.contiguous()
     ours["lm_head.weight"] = ours["transformer.wte.weight"]
     return ours
-
-
-def refuse_other_tensors(path: Path, config: GPTConfig, weights: dict[str, torch.Tensor]) -> None:
-    """Raise UserError if the weights are not the parameters of a GPT-2."""
-    with torch.device("meta"):  # names and shapes alone, no memory
-        expected = GPT(config).state_dict()
-    for name, tensor in expected.items():
-        if name not in weights:
-            raise UserError(f"{path} lacks {name}; use one file with all weights of a GPT-2")
-        shape = tuple(weights[name].shape)
-        needed = tuple(tensor.shape)
-        if shape != needed:
-            what = f"{name} of shape {shape} instead of {needed}"
-            raise UserError(f"{path} has {what}; use a plain GPT-2")
-    for name in weights:
-        if name not in expected:
-            advice = "save the part that is GPT-2: model.transformer.save_pretrained()"
-            raise UserError(f"{path} has {name}, which is no part of a GPT-2; {advice}")
 
 
 def find_weights(folder: Path) -> Path:
@@ -246,7 +212,7 @@ def find_weights(folder: Path) -> Path:
 
 def load_gpt2(path: Path) -> dict:
     """Make a checkpoint of GPT-2's weights. Raises UserError if the file is damaged or not GPT-2, and
-    ConfigError if its sizes do not fit together."""
+    ConfigError if its sizes do not fit together. (load_weights() finds missing and other tensors.)"""
     if not path.exists():
         name = path.parent.name
         download(URL.format(name=name), path, f"or use a local file or folder instead of {name}")
@@ -256,7 +222,6 @@ def load_gpt2(path: Path) -> dict:
         message = f"{path} is damaged, or not GPT-2 ({error!r}); use the weights as published"
         raise UserError(message) from error
     config = GPTConfig(**checkpoint["model_config"])
-    refuse_other_tensors(path, config, checkpoint["model"])
     checkpoint["model_config"] = asdict(config)
     return checkpoint
 
@@ -374,7 +339,7 @@ def refuse_other_models(model: GPT) -> None:
         raise UserError(f"this model is no GPT-2: {', '.join(others)}; train it with the options of config/gpt2.toml")
     with torch.device("meta"):  # names alone, no memory
         plain = GPT(config)
-    if type(model) is not GPT or model.state_dict().keys() != plain.state_dict().keys():
+    if model.state_dict().keys() != plain.state_dict().keys():
         what = "the model has other layers than GPT-2, as peft.py adds"
         raise UserError(f"{what}; merge() LoRA, or export the model without them")
 
