@@ -364,9 +364,11 @@ def print_samples(session: Session, ids: list[int], prompt: str) -> list[Sample]
         missing = options.num_samples - len(samples)
         n = min(rows_at_once(model.config), missing)
         batch = [Sample(tokenizer, options.stop, end_token) for _ in range(n)]
+        prompts = [ids] * n
+        idx = torch.tensor(prompts, device=session.generator.device)  # (n, T)
         columns = stream(
             model,
-            torch.tensor([ids] * n, device=session.generator.device),  # (n, T)
+            idx,
             options.max_new_tokens,
             compile=options.compile,
             temperature=options.temperature,
