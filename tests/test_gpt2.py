@@ -164,6 +164,13 @@ def test_a_setting_that_model_py_does_not_have_is_named(name, value):
         open_gpt2("model.safetensors")
 
 
+def test_a_number_of_heads_that_is_guessed_is_noted(capsys):
+    path = Path("model.safetensors")
+    path.write_bytes(safetensors(gpt2_tensors(C=4)))
+    assert gpt2.read_gpt2(path)["model_config"]["n_head"] == 1
+    assert "note: model.safetensors has no config.json beside it" in capsys.readouterr().err
+
+
 OTHER_IDS = {END: 0, "!": 1, "\u0120the": 2}
 
 
