@@ -3,8 +3,7 @@
     python climb.py                    # a minute: which n-gram model a GPT resembles most, step by step
     python climb.py --plot             # and a plot
     python climb.py --block_size=1     # a GPT that reads one token: it can become a bigram model, no more
-    python climb.py --model=mlp        # the MLP of attention.py reads three tokens: at most a 4-gram model
-    python climb.py --model=modern     # a GPT with the architecture and optimizer of train.py
+    python climb.py --block_size=3     # a GPT that reads three: at most a 4-gram model
 
 Read ngram.py and train.py before. An n-gram model predicts a token from the n - 1 tokens before it, by
 counting. A GPT can use all tokens before it, but it learns to use them little by little. At first, it makes all
@@ -18,62 +17,60 @@ tokens that could be next, and an n-gram model gives them probabilities q. The K
     KL(GPT || n-gram) = sum over all tokens of p (log p - log q),  averaged over the places
 
 says how much higher the loss of the n-gram model would be than the loss of the GPT, in nats per token, if the
-GPT were right: if the next token were drawn from p. It is 0 only if p = q everywhere. The file that this script
-writes also has KL(n-gram || GPT), for which the n-gram model is right.
+GPT were right: if the next token were drawn from p. It is 0 only if p = q everywhere.
 
 What would refute this story? A model that reads fewer tokens, but does not stop earlier: see the commands. And
 "nearest" is not yet "near": the control, at the end of this file, is a blend of a shorter and a longer n-gram model.
 It is near the n-gram model between them without resembling it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from attention import ThreeTokens
-from console import NonNegative, NonNegativeFloat, Positive, UserError, option, parse, print_result, print_table, run
+from console import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    UserError,
+    option,
+    parse,
+    print_result,
+    print_row,
+    print_table,
+    run,
+)
 from dataset import Dataset, load
-from files import replace_file
+from fit import fit
 from mlp import contexts
 from model import GPT, ConfigError, GPTConfig
 from ngram import predict_by_orders
-from optim import Recipe, lr_fraction, make_optimizer, set_lr
+from optim import Recipe
 from runtime import Worker
-from tokenizer import start_ids
-from train import TrainConfig
+from windows import random_windows
 
 # The n-gram models, by their order n. Order 0 is the uniform model
 NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram", "7-gram", "8-gram")
 LONGEST = 8  # the highest order
 DISCOUNT = 0.85  # as in evaluate.py
 PLACES = 2000  # where models are compared
-FEWEST = 100  # the minimum number of places
 BATCH_TOKENS = 1024  # the approximate number of tokens in a batch, for any block_size
 MEASUREMENTS = 16  # how often the model is measured, after step 0
-SAMPLE = 40  # how many tokens the model generates at each measurement
-DIVERGED = 100.0  # a loss in nats; the loss of the uniform model is below 6
 MAX_VOCAB = 256  # because each n-gram model computes the probability of every token at every place
 
-# Shapes: P places, V tokens in the vocabulary, M = 9 n-gram models, B windows of T = block_size tokens.
+# Shapes: P places, V tokens in the vocabulary, M = 9 n-gram models, T = block_size.
 
 
 @dataclass
 class Options:
     dataset: str = option("words", "a folder in data/, made by prepare_data.py")
-    model: Literal["lecture", "modern", "mlp"] = option(
-        "lecture", "a GPT as in the lecture, with AdamW; a GPT as train.py trains it; an MLP of three tokens"
-    )
-    n_layer: Positive = option(2, "number of blocks of a GPT")
-    n_embd: Positive = option(64, "embedding dimension of a GPT")
+    n_layer: Positive = option(2, "number of blocks of the GPT")
+    n_embd: Positive = option(64, "embedding dimension of the GPT")
     block_size: Positive = option(16, "context length in tokens")
     max_iters: Positive = option(4000, "number of steps")
-    learning_rate: NonNegativeFloat = option(4e-3, "peak learning rate of lecture and mlp")
+    learning_rate: NonNegativeFloat = option(4e-3, "peak learning rate")
     seed: NonNegative = option(1337, "random seed")
     plot: bool = option(False, "draw out/climb_<dataset>/climb.png")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
@@ -82,55 +79,12 @@ class Options:
 # ----------------------------------------------------------------------------- how different are two models?
 
 
-@dataclass
-class Places:
-    """Places in the validation split, and what the n-gram models predict there."""
-
-    windows: torch.Tensor  # (P, T): the tokens before each place
-    targets: np.ndarray  # (P,): the token at each place
-    log_q: np.ndarray  # (M, P, V): log-probabilities by each n-gram model
-
-
-@dataclass
-class Measured:
-    """How similar a model is to each n-gram model, after some steps of training."""
-
-    step: int
-    loss: float  # loss of the model, in nats per token
-    kl: np.ndarray  # (M,): KL(model || n-gram), in nats per token
-    reverse_kl: np.ndarray  # (M,): KL(n-gram || model)
-    same_favorite: np.ndarray  # (M,): the fraction of places where both have the same most likely token
-    sample: str = ""  # a text that the model generated
-
-    def nearest(self) -> int:
-        """The order of the n-gram model with the lowest KL(model || n-gram)."""
-        return int(self.kl.argmin())
-
-
 def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
-    """Compute KL(p || q) for a model, log_p (P, V), and the n-gram models, log_q (M, P, V), or with the two
-    exchanged. Returns (M,), in nats."""
+    """Compute KL(p || q) for a model, log_p (P, V), and the n-gram models, log_q (M, P, V). Returns (M,), in nats."""
     p = np.exp(log_p)
     at_each_place = (p * (log_p - log_q)).sum(axis=-1)  # (M, P)
     kl = at_each_place.mean(axis=-1)
     return np.maximum(kl, 0)  # it is never negative, apart from rounding
-
-
-def measure(model: torch.nn.Module, places: Places, step: int) -> Measured:
-    """Compare a model with all n-gram models. Raises FloatingPointError if its loss is NaN or huge."""
-    log_p = predict(model, places.windows)
-    loss = mean_loss(log_p, places.targets)
-    if not loss < DIVERGED:
-        raise FloatingPointError(f"training diverged: loss {loss:.3g} at step {step}; use a lower --learning_rate")
-    favorite = log_p.argmax(axis=-1)  # (P,)
-    favorites = places.log_q.argmax(axis=-1)  # (M, P)
-    return Measured(
-        step=step,
-        loss=loss,
-        kl=divergence(log_p, places.log_q),
-        reverse_kl=divergence(places.log_q, log_p),
-        same_favorite=(favorite == favorites).mean(axis=-1),
-    )
 
 
 @torch.no_grad()
@@ -153,14 +107,16 @@ def mean_loss(log_p: np.ndarray, targets: np.ndarray) -> float:
 # ----------------------------------------------------------------------------- the models that count
 
 
-def choose_places(data: Dataset, block_size: int, device: torch.device) -> Places:
-    """Choose evenly spaced places of the validation split, and let all n-gram models predict there. In a list
-    of words, the GPT's window begins somewhere in an earlier word, and an n-gram model reads only the current word:
-    the words are in random order, so there is nothing to learn from earlier words."""
+def choose_places(data: Dataset, block_size: int) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """Choose evenly spaced places of the validation split, and let all n-gram models predict there. Returns the
+    windows before each place (P, T), the tokens there (P,), and the log-probabilities by each n-gram model (M, P, V).
+
+    In a list of words, the GPT's window begins somewhere in an earlier word, and an n-gram model reads only the
+    current word: the words are in random order, so there is nothing to learn from earlier words."""
     first = max(block_size, LONGEST)  # there are enough tokens before this index
-    what = f"--block_size={block_size}" if block_size > LONGEST else "a comparison with 8-grams"
-    data.need(first + FEWEST, what)
-    at = np.linspace(first, len(data.val) - 1, PLACES)
+    last = len(data.val) - 1
+    data.need(first + 100, f"windows of {first} tokens and 100 places")
+    at = np.linspace(first, last, PLACES)
     at = np.unique(at.astype(np.int64))  # (P,): in a short text, linspace() repeats places
     window_positions = at[:, None] + np.arange(-block_size, 0)  # (P, T)
     windows = data.val[window_positions].astype(np.int64)
@@ -168,128 +124,57 @@ def choose_places(data: Dataset, block_size: int, device: torch.device) -> Place
     uniform = np.full((len(at), data.vocab_size), 1 / data.vocab_size)
     counted = predict_by_orders(data, X.numpy(), range(1, LONGEST + 1), DISCOUNT)
     q = np.stack([uniform, *counted])  # (M, P, V), all above 0
-    return Places(torch.from_numpy(windows).to(device), y.numpy(), np.log(q))
+    return torch.from_numpy(windows), y.numpy(), np.log(q)
 
 
-def own_losses(places: Places) -> list[float]:
-    """The losses of the M n-gram models."""
-    return [mean_loss(log_q, places.targets) for log_q in places.log_q]
+# ----------------------------------------------------------------------------- the model that learns
 
 
-# ----------------------------------------------------------------------------- the models that learn
-
-
-class MLP(ThreeTokens):
-    """The MLP of attention.py, called like a GPT: token ids (B, T) -> (logits (B, T, V), None)."""
-
-    def forward(self, idx):
-        return super().forward(idx), None
-
-
-def make_model(options: Options, V: int) -> tuple[torch.nn.Module, Recipe | TrainConfig]:
-    """The model that --model= names, and how to train it. Raises ConfigError."""
-    recipe = Recipe(options.max_iters, options.learning_rate)
-    if options.model == "mlp":
-        return MLP(V), recipe
+def make_model(options: Options, V: int) -> GPT:
+    """A GPT as in "Let's build GPT"; the defaults of GPTConfig are newer. Raises ConfigError."""
     config = GPTConfig(V, block_size=options.block_size, n_layer=options.n_layer, n_embd=options.n_embd)
-    if options.model == "modern":
-        recipe = TrainConfig(max_iters=options.max_iters)
-        config.lookback = recipe.lookback
-    else:  # as in "Let's build GPT"; the defaults of GPTConfig are newer
-        config.position = "learned"
-        config.activation = "relu"
-        config.bias = True
-        config.qk_norm = False
-        config.zero_init = False
-    return GPT(config), recipe
+    config.position = "learned"
+    config.activation = "relu"
+    config.bias = True
+    config.qk_norm = False
+    config.zero_init = False
+    return GPT(config)
 
 
-def train(model: torch.nn.Module, recipe, data: Dataset, places: Places, options: Options) -> list[Measured]:
-    """Train a model, and measure it at steps on a logarithmic scale. Prints a row for each."""
+def train(model: GPT, data: Dataset, places: tuple, options: Options, worker: Worker) -> list[tuple]:
+    """Train a GPT, and compare it with all n-gram models, at steps on a logarithmic scale. Prints a row for each, in
+    which a star marks the lowest divergence. Returns (step, loss, KL divergences (M,)) for each."""
+    windows, targets, log_q = places
+    windows = windows.to(worker.device)
+    T = options.block_size
+    B = max(1, BATCH_TOKENS // T)
     rng = np.random.default_rng(options.seed)
-    device = places.windows.device
-    optimizer = make_optimizer(model, recipe)
-    measured_at = measured_steps(options.max_iters)
+    loss_function = worker.loss_function(model)
     history = []
-    print_heading(places)
-    for step in range(options.max_iters + 1):
-        if step in measured_at:
-            model.eval()
-            measured = measure(model, places, step)
-            measured.sample = write(model, data, options.block_size, device)
-            history.append(measured)
-            model.train()
-            print_row(measured)
-        if step == options.max_iters:
-            break
-        x, y = draw_batch(data.train, options.block_size, rng)
-        logits, _ = model(x.to(device))  # (B, T, V)
-        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten().to(device))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip)
-        set_lr(optimizer, lr_fraction(step + 1, recipe))  # warmup, then linear decay to 0
-        optimizer.step()
-        model.zero_grad(set_to_none=True)
+
+    def batch_loss() -> torch.Tensor:
+        x, y = random_windows(data.train, T, B, rng)  # (B, T) each
+        return loss_function(x, y)
+
+    def measure(step: int) -> None:
+        log_p = predict(model, windows)
+        loss = mean_loss(log_p, targets)
+        kl = divergence(log_p, log_q)
+        history.append((step, loss, kl))
+        cells = [f"{nats:.2f}" for nats in kl]
+        nearest = kl.argmin()
+        cells[nearest] = f"*{cells[nearest]}"
+        print_row(f"{step}", [f"{loss:.3f}", *cells], width=9, first=6)
+
+    recipe = Recipe(options.max_iters, options.learning_rate)
+    fit(model, batch_loss, recipe, lines=0, measure=measure, at=measured_steps(options.max_iters))
     return history
-
-
-@torch.no_grad()
-def write(model: torch.nn.Module, data: Dataset, block_size: int, device: torch.device) -> str:
-    """Generate SAMPLE tokens, always with the same random numbers. Returns the text in one line."""
-    tokens = start_ids(data.tokenizer)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(SAMPLE):
-        idx = torch.tensor([tokens[-block_size:]], device=device)  # (1, T)
-        logits, _ = model(idx)
-        p = logits[0, -1].cpu().softmax(dim=-1)
-        token = torch.multinomial(p, num_samples=1, generator=generator)
-        tokens.append(token.item())
-    text = data.tokenizer.decode(tokens)
-    return " ".join(text.split())
 
 
 def measured_steps(max_iters: int) -> list[int]:
     """0, and steps that grow by the same factor up to the last one: 0 4 6 10 16 ... 4000."""
     steps = np.geomspace(min(4, max_iters), max_iters, MEASUREMENTS)
     return [0, *np.unique(steps.round().astype(int)).tolist()]
-
-
-def draw_batch(tokens: np.ndarray, T: int, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets (B, T) from random positions in a text, about 1,024 tokens in all."""
-    B = max(1, BATCH_TOKENS // T)
-    starts = rng.integers(len(tokens) - T, size=B)
-    positions = starts[:, None] + np.arange(T + 1)  # (B, T + 1)
-    ids = torch.from_numpy(tokens[positions].astype(np.int64))
-    return ids[:, :-1], ids[:, 1:]
-
-
-# ----------------------------------------------------------------------------- what is printed
-#   step   loss  uniform  unigram   bigram ...  same favorite token
-#                  3.296    2.964    2.635 ...  (their own losses)
-#     16  2.901     0.38    *0.03     0.43 ...  84% as unigram
-
-
-def print_heading(places: Places) -> None:
-    print(f"\nKL(model || n-gram) for each n-gram model, at {len(places.targets):,} places; *: the lowest")
-    print_cells("step", "loss", NAMES, "same favorite token")
-    losses = [f"{loss:.3f}" for loss in own_losses(places)]
-    print_cells("", "", losses, "(their own losses)")
-
-
-def print_row(measured: Measured) -> None:
-    cells = [f"{kl:.2f}" for kl in measured.kl]
-    nearest = measured.nearest()
-    cells[nearest] = f"*{cells[nearest]}"
-    same = ""
-    if nearest > 0:  # the uniform model has no favorite
-        same = f"{measured.same_favorite[nearest]:.0%} as {NAMES[nearest]}"
-    print_cells(f"{measured.step}", f"{measured.loss:.3f}", cells, same)
-
-
-def print_cells(step: str, loss: str, cells: Sequence[str], end: str) -> None:
-    middle = "".join(f"{cell:>9}" for cell in cells)
-    row = f"{step:>6} {loss:>6}{middle}   {end}"
-    print(row.rstrip(), flush=True)
 
 
 # ----------------------------------------------------------------------------- the control
@@ -319,59 +204,38 @@ def control_kl(log_q: np.ndarray) -> np.ndarray:
     return lowest
 
 
-def print_summary(history: list[Measured], places: Places) -> None:
-    """Print how near the model and the control came to each n-gram model, and the nearest models in order of time."""
-    kl = np.stack([measured.kl for measured in history])  # (measurements, M)
-    best = kl.argmin(axis=0)  # (M,): the number of the measurement
-    lowest = kl.min(axis=0)  # (M,)
-    control = control_kl(places.log_q)
-    width = max(len(measured.sample) for measured in history)  # pads the last column, so that it is flush left
-    rows = [["lowest KL", "at step", "model", "control", "what the model writes then".ljust(width)]]
+def print_summary(history: list[tuple], control: np.ndarray) -> None:
+    """Print how near the model and the control came to each n-gram model."""
+    rows = [["lowest KL", "at step", "model", "control"]]
     for n, name in enumerate(NAMES):
-        then = history[best[n]]
-        step = f"{then.step:,}"
-        by_model = f"{lowest[n]:.2f}"
+        lowest, step = min((kl[n], step) for step, _, kl in history)
         by_control = "-" if np.isnan(control[n]) else f"{control[n]:.2f}"
-        written = then.sample.ljust(width)
-        rows.append([name, step, by_model, by_control, written])
+        rows.append([name, f"{step:,}", f"{lowest:.2f}", by_control])
     print()
     print_table(rows)
     print("control: the best blend of the n-gram models that are one shorter and one longer")
-
-    visited = in_turn([measured.nearest() for measured in history])
-    print("nearest, one after the other:", list_names(visited))
-    by_reverse_kl = [int(measured.reverse_kl.argmin()) for measured in history]
-    print("nearest by KL(n-gram || model):", list_names(in_turn(by_reverse_kl)))
-    if visited != sorted(visited):
-        print("These are not in order: the model came back to a shorter n-gram model.")
-    much_nearer = [n for n in range(1, LONGEST) if lowest[n] < control[n] / 2]
-    print("less than half as far as the control:", list_names(much_nearer))
-
-
-def in_turn(orders: list[int]) -> list[int]:
-    """0 0 1 1 2 1 becomes 0 1 2 1."""
-    return [order for order, _ in groupby(orders)]
-
-
-def list_names(orders: list[int]) -> str:
-    return ", ".join(NAMES[n] for n in orders) or "none"
 
 
 # ----------------------------------------------------------------------------- the script
 
 
-def save_table(history: list[Measured], path: Path) -> None:
-    """Write both divergences, and how often the favorites agree, for each measurement and n-gram model."""
-    lines = ["step,loss,ngram,kl_model_ngram,kl_ngram_model,same_favorite\n"]
-    for measured in history:
-        for n, name in enumerate(NAMES):
-            kl = measured.kl[n]
-            reverse_kl = measured.reverse_kl[n]
-            same = measured.same_favorite[n]
-            figures = f"{kl:.4f},{reverse_kl:.4f},{same:.4f}"
-            lines.append(f"{measured.step},{measured.loss:.4f},{name},{figures}\n")
-    text = "".join(lines)
-    replace_file(path, lambda file: file.write(text.encode()))
+def draw(history: list[tuple], own_losses: list[float], path: Path) -> None:
+    """Plot the loss of the GPT beside the losses of the n-gram models, and its divergence from each of them."""
+    import plots  # here, because matplotlib is optional
+
+    steps, losses, kl = zip(*history, strict=True)
+    ends = [0, steps[-1]]
+    loss_curves = {"GPT": (steps, losses, "o-k")}
+    kl_curves = {}
+    for n, name in enumerate(NAMES):
+        own_loss = own_losses[n]
+        distances = [of_all[n] for of_all in kl]
+        loss_curves[f"_{name}"] = (ends, [own_loss, own_loss], f":C{n}")  # dotted, in the color of the right panel
+        kl_curves[name] = (steps, distances, f"o-C{n}")
+    labels = {"xlabel": "step", "xscale": "symlog"}  # logarithmic, with a place for step 0
+    left = {"title": "loss of the GPT, and of n-gram models (dotted)", "curves": loss_curves, **labels}
+    right = {"title": "KL(GPT || n-gram), nats", "curves": kl_curves, **labels}
+    plots.lines(path, left, right)
 
 
 def main() -> None:
@@ -382,26 +246,26 @@ def main() -> None:
         many = f"{data.name} has {data.vocab_size:,} tokens, and {MAX_VOCAB} are the most here"
         raise UserError(f"{many}; use a dataset with fewer, such as characters")
     torch.manual_seed(options.seed)
-    model, recipe = make_model(options, data.vocab_size)
-    model.to(worker.device)
-    n_params = sum(p.numel() for p in model.parameters())
-    print(f"{options.model}: {n_params:,} parameters, on {worker}; {options.max_iters:,} steps on {data.name}")
-    places = choose_places(data, options.block_size, worker.device)
-    history = train(model, recipe, data, places, options)
-    print_summary(history, places)
+    model = make_model(options, data.vocab_size).to(worker.device)
+    n_params = model.num_params()
+    print(f"lecture: {n_params:,} parameters, on {worker}; {options.max_iters:,} steps on {data.name}")
 
-    folder = Path("out", f"climb_{data.name}")
-    save_table(history, folder / "climb.csv")
-    print(f"\n{folder / 'climb.csv'}: both divergences at each step")
+    places = choose_places(data, options.block_size)
+    _, targets, log_q = places
+    own_losses = [mean_loss(log_q_n, targets) for log_q_n in log_q]
+    cells = [f"{loss:.3f}" for loss in own_losses]
+    print(f"\nKL(model || n-gram) for each n-gram model, at {len(targets):,} places; *: the lowest")
+    print_row("step", ["loss", *NAMES], width=9, first=6)
+    print_row("", ["(own)", *cells], width=9, first=6)
+    history = train(model, data, places, options, worker)
+    print_summary(history, control_kl(log_q))
     if options.plot:
-        import plots  # here, because matplotlib is optional
-
-        learner = "MLP" if options.model == "mlp" else "GPT"
-        plots.climb(history, NAMES, own_losses(places), learner, data.name, folder / "climb.png")
-        print(f"{folder / 'climb.png'}: each divergence, and the loss")
-    last = history[-1]
-    nearest = NAMES[last.nearest()]
-    print_result(options.model, data, n_params, {"val": last.loss}, nearest=nearest)
+        path = Path("out", f"climb_{data.name}", "climb.png")
+        draw(history, own_losses, path)
+        print(f"\n{path}: the loss, and each divergence")
+    _, loss, kl = history[-1]
+    nearest = NAMES[kl.argmin()]
+    print_result("lecture", data, n_params, {"val": loss}, nearest=nearest)
 
 
 if __name__ == "__main__":

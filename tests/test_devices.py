@@ -22,7 +22,7 @@ RUNS += ("--dataset=list --document_mask --position=learned --flash=false --opti
 JOBS = {method: [(finetune, "--num_examples=50", f"--method={method}")] for method in ("full", "lora", "prefix")}
 JOBS["lora"] += [(finetune, "--num_examples=50", "--method=adapter")]  # with stages 1 and 2 of before
 JOBS |= {"train": [], "scaling": [(scaling, "--dataset=long", "--minutes=1")]}
-JOBS["climb"] = [(climb, "--dataset=long", "--max_iters=3", f"--model={name}") for name in ("lecture", "modern", "mlp")]
+JOBS["climb"] = [(climb, "--dataset=long", "--max_iters=3")]
 FEW = ("--max_new_tokens=20", "--num_samples=2")
 for run in [(train, *SHORT, "--max_iters=4", "--dtype=bfloat16", *run.split()) for run in RUNS]:
     JOBS["train"] += [run, (*run, "--init_from=resume", "--max_iters=6"), (sample, *FEW, "--top_p=0.9")]

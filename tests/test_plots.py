@@ -71,39 +71,6 @@ def test_ids_of_16_bits_do_not_overflow_in_a_table_of_pairs():
     assert counting_losses(data)["bigram"] == pytest.approx(-math.log(2 / 1001))
 
 
-def test_the_panels_of_a_scaling_law_show_runs_and_law():
-    """Three widths, whose sizes double, and three numbers of tokens, which double, too: so each dot of an isoFLOP
-    curve is a run."""
-    sizes, tokens = np.array([1, 2, 4]), np.array([8, 16, 32])
-    N, D = np.meshgrid(sizes, tokens, indexing="ij")
-    L = 1 / N + 1 / D
-    law = SimpleNamespace(loss=lambda N, D: 2 / N + 2 / D, optimum=lambda C: ((C / 6) ** 0.5, (C / 6) ** 0.5))
-    compute = plots.compute_panel(N, D, L, law)["curves"]
-    assert list(compute) == ["N = 1", "N = 2", "N = 4", "law, best N and D"]
-    assert [list(numbers) for numbers in compute["N = 2"][:2]] == [[96, 192, 384], list(L[1])]
-    budgets, lowest, _ = compute["law, best N and D"]
-    assert (budgets[0], budgets[-1]) == pytest.approx((48, 5 * 768))
-    assert lowest == pytest.approx(4 / (budgets / 6) ** 0.5)
-
-    panel = plots.isoflop_panel(N, D, L, law)
-    curves = panel["curves"]
-    assert list(panel["xticks"]) == [1, 2, 4] and panel["xscale"] == "log"
-    x, losses, style = curves["C = 1.9e+02 FLOP"]  # 6 N D with N = 2 and D = 16
-    assert (x[0], x[-1]) == pytest.approx((0.5, 8)) and style == "-C1"
-    assert losses == pytest.approx(2 / x + 2 * 6 * x / 192)
-    dots = {label: curve for label, curve in curves.items() if label.startswith("_")}
-    assert dots.keys() == {"_1 0", "_1 1", "_2 0", "_2 1", "_2 2", "_4 1", "_4 2"}
-    for (n,), (loss,), style in dots.values():
-        budget = 96 * 2 ** int(style[-1])
-        assert style[:-1] == "oC" and loss == pytest.approx(1 / n + 6 * n / budget)
-
-    prediction = SimpleNamespace(loss=0.3, low=0.2, high=0.5)
-    runs, diagonal, interval = plots.agreement_panel(N, D, L, law, prediction)["curves"].values()
-    assert list(runs[0]) == list(2 * L.ravel()) and list(runs[1]) == list(L.ravel())
-    assert diagonal[0] == diagonal[1] == [L.min(), L.max()]
-    assert sorted(interval[0]) == [0.2, 0.3, 0.5] and interval[1] == [L[2, 2]] * 3
-
-
 @pytest.mark.parametrize("script", [ngram, bigram])
 def test_a_plot_that_cannot_be_saved_costs_no_result(script, data, call):
     Path("out").touch()  # a file in place of the folder
