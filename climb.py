@@ -232,7 +232,7 @@ def draw(history: list[tuple], own_losses: list[float], path: Path) -> None:
         distances = [of_all[n] for of_all in kl]
         loss_curves[f"_{name}"] = (ends, [own_loss, own_loss], f":C{n}")  # dotted, in the color of the right panel
         kl_curves[name] = (steps, distances, f"o-C{n}")
-    labels = {"xlabel": "step", "xscale": "symlog"}  # logarithmic, with a place for step 0
+    labels = {"xlabel": "step", "xscale": "log"}
     left = {"title": "loss of the GPT, and of n-gram models (dotted)", "curves": loss_curves, **labels}
     right = {"title": "KL(GPT || n-gram), nats", "curves": kl_curves, **labels}
     plots.lines(path, left, right)

@@ -7,8 +7,6 @@ code keeps less for the backward pass. For config/gpt2.toml, the estimate is 33,
 H100 needed 30.4 GiB without torch.compile, and 18.1 GiB with it (torch 2.11, 2026-11-26).
 """
 
-import time
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -35,24 +33,27 @@ def estimate(config: TrainConfig, worker: Worker) -> None:
     # The output layer is among these matrices, also if it is tied to the token embeddings
     in_matrices = model.num_params(non_embedding=True)
     print_row("parameters", f"{params:,}", f"{in_matrices:,} used in matrix multiplications")
+    memory["total memory"] = sum(memory.values())
     for what, size in memory.items():
-        print_row("memory", f"{size / 1e6:,.1f} MB", what)
-    total = sum(memory.values())
-    print_row("memory", f"{total / 1e6:,.1f} MB", "total memory")
+        megabytes = size / 1e6
+        print_row("memory", f"{megabytes:,.1f} MB", what)
 
     flops = model.flops_per_token()
     # 6 FLOP per weight: 2 in the forward pass (a multiplication and an addition), 4 in the backward pass
     flops_of_matrices = 6 * in_matrices
-    in_weights = f"{flops_of_matrices / 1e9:.4f} of it in weight matrices"
+    gflop = flops_of_matrices / 1e9
+    in_weights = f"{gflop:.4f} of it in weight matrices"
     print_row("compute", f"{flops / 1e9:,.4f} GFLOP", f"per token, {in_weights}")
     print_row("compute-optimal", f"{20 * params:,}", "tokens, 20 per parameter (Hoffmann et al. 2022)")
 
     tokens = config.max_iters * config.tokens_per_step()
     total_flops = tokens * flops
-    print_row("this run", f"{tokens:,}", f"tokens, {tokens / params:.3g} per parameter: {total_flops:.3g} FLOP")
+    per_parameter = tokens / params
+    print_row("this run", f"{tokens:,}", f"tokens, {per_parameter:.3g} per parameter: {total_flops:.3g} FLOP")
     for name, peak in peaks(worker).items():
         seconds = total_flops / (peak * MFU)
-        print_row("time", f"{seconds / 3600:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s")
+        hours = seconds / 3600
+        print_row("time", f"{hours:,.3f} hours", f"{name}: {MFU:.0%} of {peak:.3g} FLOP/s")
 
 
 def print_row(name: str, value: str, meaning: str) -> None:
@@ -111,36 +112,15 @@ def storage_id(t: torch.Tensor) -> int:
 
 
 def peaks(worker: Worker) -> dict[str, float]:
-    """The peak FLOP/s of this device, as published or else as measured now, and of two GPUs with 16-bit
-    numbers (whatever the dtype of the worker)."""
+    """The peak FLOP/s of this device, if it is published, and of two GPUs with 16-bit numbers (whatever the dtype of
+    the worker)."""
     flops_by_device = {}
     published = published_peak(worker.device, worker.dtype)
     if published:
         flops_by_device[str(worker)] = published
-    else:
-        flops_by_device[f"{worker}, as measured now"] = measured_flops(worker)
     for card in ("A100", "H100"):
         flops_by_device[card] = PEAK_FLOPS[card]
     return flops_by_device
-
-
-def measured_flops(worker: Worker) -> float:
-    """Measure the FLOP/s of a matrix multiplication (n, n) @ (n, n): the fastest of at most 20 runs,
-    within about 0.2 s (GPU: 1 s). Another program that runs at the same time lowers the result."""
-    n = 8192
-    limit = 1.0  # seconds
-    if worker.device.type == "cpu":
-        n = 512
-        limit = 0.2
-    # Random numbers: with ones, a GPU draws less power, and is faster
-    a = torch.randn(n, n, device=worker.device, dtype=worker.dtype)
-    times = []
-    while len(times) < 20 and sum(times) < limit:
-        began = time.perf_counter()
-        product = a @ a
-        product[0, 0].item()  # waits for the device. The first time, it also starts threads and libraries
-        times.append(time.perf_counter() - began)
-    return 2 * n**3 / min(times)
 
 
 def main() -> None:

@@ -156,15 +156,14 @@ def fit_law(runs: np.ndarray, starts: Iterable[tuple] = ()) -> Law:
     n_mean = n.mean()
     d_mean = d.mean()
     log_loss = partial(log_law, n=n - n_mean, d=d - d_mean)
-    lowest = y.exp().min().item()
+    lowest = runs[2].min()
     thetas = []
     for fraction, alpha, beta in starts or STARTS:
         # E is a fraction of the lowest loss. The remaining loss is divided equally between the other two terms of
         # the law, for runs of mean size
-        E = fraction * lowest
-        term = (lowest - E) / 2
-        logarithms = np.log((E, term, term, alpha, beta))
-        thetas.append(logarithms)
+        e = math.log(fraction * lowest)
+        other_term = math.log((1 - fraction) * lowest / 2)
+        thetas.append([e, other_term, other_term, math.log(alpha), math.log(beta)])
     theta = minimize(log_loss, y, thetas)
     # a and b belong to the centered n and d
     _, a, b, alpha, beta = theta
@@ -445,9 +444,8 @@ def draw(runs: np.ndarray, law: Law, path: Path) -> None:
 
     N, D, L = runs
     # A row for each budget of tokens, a column for each width
-    grid = (len(STEPS), len(WIDTHS))
-    compute = cost(N, D).reshape(grid)
-    losses = L.reshape(grid)
+    compute = cost(N, D).reshape(-1, len(WIDTHS))
+    losses = L.reshape(-1, len(WIDTHS))
     by_compute = {}
     for i, width in enumerate(WIDTHS):
         by_compute[f"width {width}"] = (compute[:, i], losses[:, i], "o-")
@@ -460,16 +458,18 @@ def draw(runs: np.ndarray, law: Law, path: Path) -> None:
     left["xlabel"] = "C = 6 N D, FLOP"
     left["ylabel"] = "validation loss, nats per token"
 
-    sizes = np.geomspace(N.min() / 2, 2 * N.max())
-    middle = len(WIDTHS) // 2
+    smallest = N.min()
+    largest = N.max()
+    sizes = np.geomspace(smallest / 2, 2 * largest)
     by_size = {}
-    for C in compute[:, middle]:
+    for C in compute[:, len(WIDTHS) // 2]:
         tokens = C / (6 * sizes)
-        label = f"C = {C:.1e} FLOP"
-        by_size[label] = (sizes, law.loss(sizes, tokens), "-")
+        by_size[f"C = {C:.1e} FLOP"] = (sizes, law.loss(sizes, tokens), "-")
     by_size["best N"] = (best_N, lowest, "--k")
     right = {"title": "isoFLOP curves by the law", "curves": by_size, "xscale": "log"}
     right["xlabel"] = "N, parameters without embeddings"
+    right["xticks"] = N[: len(WIDTHS)]
+    right["xticklabels"] = [f"{n / 1000:.0f}k" for n in right["xticks"]]
     plots.lines(path, left, right)
 
 
@@ -488,7 +488,7 @@ def train_all(options: Options, data: Dataset, worker: Worker) -> tuple[np.ndarr
     runs = []
     for steps, width in product(STEPS, WIDTHS):
         if len(runs) == n_runs - 1:
-            others = np.array(runs).T
+            others = np.stack(runs, axis=1)
             predicted, low, high = predict_largest(others, options.seed)
         began = time.perf_counter()
         max_iters = options.minutes * steps
@@ -502,7 +502,7 @@ def train_all(options: Options, data: Dataset, worker: Worker) -> tuple[np.ndarr
     error = loss / predicted - 1
     place = "inside" if low <= loss <= high else "outside"
     print(f"measured: {loss:.4f}, {error:+.2%} from the prediction, {place} the interval")
-    return np.array(runs).T, predicted
+    return np.stack(runs, axis=1), predicted
 
 
 def main() -> None:
