@@ -2,7 +2,6 @@
 
     python mlm.py                                    # four minutes: five networks, and n-grams
     python mlm.py --dataset=names --fill=al_x_nder   # fill the gaps of a name
-    python mlm.py --other=names                      # also tell names from words
 
 Read seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both
 sides, so it would only have to copy the next letter. Instead, some letters are hidden, and the
@@ -34,14 +33,14 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
-from console import NonNegative, Positive, UserError, option, parse, print_result, print_table, run
+from console import NonNegative, Positive, UserError, option, parse, print_result, print_row, print_table, run
 from dataset import Dataset, load
 from fit import fit
-from model import GPT, ConfigError, GPTConfig
+from model import GPT, GPTConfig
 from ngram import NGrams, sum_by_row
 from optim import Recipe
+from windows import pad_rows
 
 # A token is an index of the alphabet "\0_\nabc...", which has V characters: SPECIAL, then the letters
 SPECIAL = "\0_\n"
@@ -77,11 +76,7 @@ TEST_EXAMPLES = 4000
 @dataclass
 class Options:
     dataset: str = option("words", "dataset of short documents, such as words and names")
-    other: str = option("", "another such dataset: tell its documents from the documents of --dataset")
     fill: str = option("", "replace each _ in this text by a letter")
-    n_layer: Positive = option(2, "number of blocks")
-    n_embd: Positive = option(64, "embedding dimension")
-    n_head: Positive = option(4, "attention heads, a divisor of n_embd")
     max_iters: Positive = option(1000, "training steps of a GPT; the encoder gets four times as many")
     seed: NonNegative = option(1337, "random seed for initialization, batches and hidden letters")
 
@@ -145,37 +140,16 @@ def next_letter_loss(gpt: GPT, idx: torch.Tensor) -> torch.Tensor:
 # ----------------------------------------------------------------------------- words
 
 
-@dataclass
-class Words:
-    """The documents of a dataset that have 1 to MAX_LETTERS letters, and none of SPECIAL."""
-
-    name: str  # name of the dataset
-    train: list[str]
-    test: list[str]
-
-
-def read_words(data: Dataset) -> Words:
-    """Read the short documents of a dataset. Raises UserError if a split has none."""
-    return Words(data.name, read_split(data, "train"), read_split(data, "test"))
-
-
-def read_split(data: Dataset, split: str) -> list[str]:
+def read_words(data: Dataset, split: str) -> list[str]:
     """Return the documents of a split that have 1 to MAX_LETTERS letters, and none of SPECIAL."""
     words = []
-    for ids in data.documents(split):
-        word = data.tokenizer.decode(ids)
+    for word in data.texts(split):
         is_short = 1 <= len(word) <= MAX_LETTERS
         if is_short and set(SPECIAL).isdisjoint(word):
             words.append(word)
     if not words:
         raise UserError(f"{data.name} has no documents of 1 to {MAX_LETTERS} letters; use a dataset such as names")
     return words
-
-
-def make_alphabet(words: list[str]) -> str:
-    """Return the characters of all tokens, in their order."""
-    letters = set("".join(words))
-    return SPECIAL + "".join(sorted(letters))
 
 
 def encode(words: list[str], alphabet: str) -> torch.Tensor:
@@ -187,9 +161,8 @@ def encode(words: list[str], alphabet: str) -> torch.Tensor:
     """
     rows = []
     for word in words:
-        tokens = [alphabet.index(letter) for letter in f"\n{word}\n"]
-        rows.append(torch.tensor(tokens))
-    return pad_sequence(rows, batch_first=True, padding_value=PAD)
+        rows.append([alphabet.index(letter) for letter in f"\n{word}\n"])
+    return pad_rows(rows, PAD)
 
 
 # ----------------------------------------------------------------------------- one hidden letter, by networks
@@ -290,94 +263,62 @@ def ngram_losses(train_words: list[str], words: list[str], alphabet: str, side: 
     return -np.log(p)
 
 
-def ngram_loss(words: Words, alphabet: str, side: str) -> float:
-    """Count n-grams on the train split. Returns the mean loss of the letters of the test split, in nats."""
-    losses = ngram_losses(words.train, words.test, alphabet, side)
-    return losses.mean().item()
-
-
 # ----------------------------------------------------------------------------- do the letters after a gap help?
 
 
-def compare_sides(words: Words, alphabet: str, options: Options) -> tuple[Encoder, dict[str, float]]:
+def compare_sides(train_words: list[str], test_words: list[str], alphabet: str, options: Options) -> tuple:
     """Train a network and count n-grams for each side, and print their mean losses of a hidden letter on
-    the test split. Returns the encoder, and the losses by name, in nats."""
+    test_words. Returns the encoder, and the losses by name, in nats."""
     config = GPTConfig(
         vocab_size=len(alphabet),
         block_size=MAX_LETTERS + 3,  # END before, between and after the halves of a word (see join_halves)
-        n_layer=options.n_layer,
-        n_head=options.n_head,
-        n_embd=options.n_embd,
+        n_layer=2,
+        n_head=4,
+        n_embd=64,
         activation="swiglu",
     )
     gpt_config = replace(config, dropout=0.1)  # to reduce overfitting: each letter is a target
-    reversed_words = Words(words.name, backwards(words.train), backwards(words.test))
+    train_backwards = [word[::-1] for word in train_words]  # emma becomes amme
+    test_backwards = [word[::-1] for word in test_words]
     steps = options.max_iters
     seed = options.seed
 
     torch.manual_seed(seed)
     left = GPT(gpt_config)
-    train(left, words.train, alphabet, steps, seed, "left")
+    train(left, train_words, alphabet, steps, seed, "left")
 
     torch.manual_seed(seed)
     right = GPT(gpt_config)
-    train(right, reversed_words.train, alphabet, steps, seed, "right")
+    train(right, train_backwards, alphabet, steps, seed, "right")
 
     # Only 15 % of the letters are targets, so an encoder learns more slowly than a GPT, and overfits less:
     # more steps, no dropout
     torch.manual_seed(seed)
     both = Encoder(config)
-    train(both, words.train, alphabet, 4 * steps, seed, "both")
+    train(both, train_words, alphabet, 4 * steps, seed, "both")
 
     losses = {}
-    losses["left"] = letter_loss(left, words.test, alphabet)
-    losses["ngram_left"] = ngram_loss(words, alphabet, "left")
-    losses["right"] = letter_loss(right, reversed_words.test, alphabet)
-    losses["ngram_right"] = ngram_loss(reversed_words, alphabet, "right")
-    losses["both"] = letter_loss(both, words.test, alphabet)
-    losses["ngram_both"] = ngram_loss(words, alphabet, "both")
+    losses["left"] = letter_loss(left, test_words, alphabet)
+    losses["ngram_left"] = ngram_losses(train_words, test_words, alphabet, "left").mean()
+    losses["right"] = letter_loss(right, test_backwards, alphabet)
+    losses["ngram_right"] = ngram_losses(train_backwards, test_backwards, alphabet, "right").mean()
+    losses["both"] = letter_loss(both, test_words, alphabet)
+    losses["ngram_both"] = ngram_losses(train_words, test_words, alphabet, "both").mean()
 
-    print(f"\nthe loss of one hidden letter, by the letters that are seen ({words.name}, test split)")
+    print(f"\nthe loss of one hidden letter, by the letters that are seen ({options.dataset}, test split)")
     rows = [["nats per letter", "left", "right", "both", "left - both"]]
-    rows.append(loss_row("n-gram", losses["ngram_left"], losses["ngram_right"], losses["ngram_both"]))
-    rows.append(loss_row("network", losses["left"], losses["right"], losses["both"]))
+    for name, prefix in (("n-gram", "ngram_"), ("network", "")):
+        left_loss, right_loss, both_loss = [losses[prefix + side] for side in SIDES]
+        row = [name]
+        for loss in (left_loss, right_loss, both_loss, left_loss - both_loss):
+            row.append(f"{loss:.4f}")
+        rows.append(row)
     print_table(rows)
     return both, losses
 
 
-def backwards(words: list[str]) -> list[str]:
-    """Reverse each word: emma becomes amme."""
-    return [word[::-1] for word in words]
-
-
-def loss_row(name: str, left: float, right: float, both: float) -> list[str]:
-    """Return a row of the table: the three losses, and how much lower the loss is with both sides than
-    with the left side alone."""
-    row = [name]
-    for loss in (left, right, both, left - both):
-        row.append(f"{loss:.4f}")
-    return row
-
-
 # ----------------------------------------------------------------------------- two halves: one word?
 # The second lesson: the trained encoder as a start for another task.
-
-
-@dataclass
-class Task:
-    """Texts of two kinds, to tell apart. The label of a text is its kind, 0 or 1."""
-
-    name: str
-    train: tuple[list[str], list[str]]  # texts of kind 0, and texts of kind 1
-    test: tuple[list[str], list[str]]
-
-
-def half_task(words: Words, seed: int) -> Task:
-    """Make the task: does the second half belong to the first one? Kind 0: no; kind 1: yes."""
-    rng = random.Random(seed)
-    train = (mixed(words.train, rng), whole(words.train))
-    test = (mixed(words.test, rng), whole(words.test))
-    return Task("half", train, test)
 
 
 def join_halves(a: str, b: str) -> str:
@@ -388,9 +329,10 @@ def join_halves(a: str, b: str) -> str:
     return f"{first}\n{second}"
 
 
-def whole(words: list[str]) -> list[str]:
-    """Join both halves of each word."""
-    return [join_halves(word, word) for word in words]
+def halves(words: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
+    """Return texts of two kinds: halves of two different words (kind 0), and both halves of each word (kind 1)."""
+    whole = [join_halves(word, word) for word in words]
+    return mixed(words, rng), whole
 
 
 def mixed(words: list[str], rng: random.Random) -> list[str]:
@@ -433,7 +375,7 @@ def draw_examples(kinds: tuple, n: int, rng: random.Random) -> tuple[list[str], 
 
 
 def train_classifier(model: Classifier, kinds: tuple, alphabet: str, seed: int, name: str) -> None:
-    """Train all weights to tell texts of two kinds apart. name: what to print on the line of progress."""
+    """Train all weights to tell texts of two kinds apart. name: it is printed on the line of progress."""
     rng = random.Random(seed)
 
     def batch_loss() -> torch.Tensor:
@@ -468,47 +410,31 @@ def classify_by_counting(kinds: tuple, texts: list[str], alphabet: str) -> torch
     return torch.tensor(predicted)
 
 
-def accuracy(predicted: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the fraction of n predicted kinds (n,) that are right."""
-    is_right = predicted == labels  # (n,)
-    return is_right.double().mean().item()
-
-
-def tell_apart(task: Task, encoder: Encoder, alphabet: str, seed: int) -> dict[str, float]:
-    """Tell texts of two kinds apart by counting, by a classifier with new weights, and by a classifier
-    that starts from the encoder and is trained for as many steps. Returns the accuracy of each."""
+def compare_classifiers(train_kinds: tuple, test_kinds: tuple, encoder: Encoder, alphabet: str, seed: int) -> dict:
+    """Tell texts of two kinds apart by counting, by a classifier with new weights, and by a classifier that
+    starts from the encoder and is trained for as many steps. Prints and returns the accuracy of each."""
     torch.manual_seed(seed)
     new = Classifier(Encoder(encoder.config))
-    train_classifier(new, task.train, alphabet, seed, "new")
+    train_classifier(new, train_kinds, alphabet, seed, "new")
 
     torch.manual_seed(seed)
     pre_trained = Classifier(encoder)
-    train_classifier(pre_trained, task.train, alphabet, seed, "pre-trained")
+    train_classifier(pre_trained, train_kinds, alphabet, seed, "pre-trained")
 
     rng = random.Random(seed)
-    texts, labels = draw_examples(task.test, TEST_EXAMPLES, rng)
-    by_counting = classify_by_counting(task.train, texts, alphabet)  # (n,)
-    by_new = classify(new, texts, alphabet)
-    by_pre_trained = classify(pre_trained, texts, alphabet)
-    return {
-        "n-grams": accuracy(by_counting, labels),
-        "new": accuracy(by_new, labels),
-        "pre-trained": accuracy(by_pre_trained, labels),
+    texts, labels = draw_examples(test_kinds, TEST_EXAMPLES, rng)
+    predicted = {  # (TEST_EXAMPLES,) each
+        "n-grams": classify_by_counting(train_kinds, texts, alphabet),
+        "new": classify(new, texts, alphabet),
+        "pre-trained": classify(pre_trained, texts, alphabet),
     }
-
-
-def compare_classifiers(tasks: list[Task], encoder: Encoder, alphabet: str, seed: int) -> dict[str, float]:
-    """Print how well the texts of each task are told apart. Returns all accuracies."""
-    rows = [["accuracy", "n-grams", "new encoder", "pre-trained"]]
     accuracies = {}
-    for task in tasks:
-        row = [task.name]
-        for name, value in tell_apart(task, encoder, alphabet, seed).items():
-            row.append(f"{value:.1%}")
-            accuracies[f"{task.name}_{name}"] = value
-        rows.append(row)
+    for name, kinds in predicted.items():
+        is_right = kinds == labels
+        accuracies[f"half_{name}"] = is_right.double().mean().item()
     print("\na class from the first token. half: does the second half of a word belong to the first?")
-    print_table(rows)
+    print_row("accuracy", ["n-grams", "new encoder", "pre-trained"])
+    print_row("half", [f"{value:.1%}" for value in accuracies.values()])
     return accuracies
 
 
@@ -532,62 +458,55 @@ def fill(model: Encoder, text: str, alphabet: str) -> Iterator[tuple[str, float]
         yield text, best_p[gap].item()
 
 
-def check_fill(text: str, words: Words, alphabet: str) -> None:
-    """Raise UserError if the text of --fill cannot be filled."""
-    has_gap = "_" in text
-    is_known = set(text) <= set(alphabet)
-    if len(text) > MAX_LETTERS or not has_gap or not is_known:
-        advice = f"use up to {MAX_LETTERS} letters that occur in {words.name}, and a _ for each gap"
-        raise UserError(f"--fill={text} has no gap, unknown letters, or too many letters; {advice}")
-
-
-def show_filled(model: Encoder, text: str, words: Words, alphabet: str) -> None:
-    """Print how the encoder fills the gaps of a text. If the text is empty, print how it fills a gap in
-    the middle of five test words."""
-    print("\ngaps filled by the encoder, the most certain letter first")
-    if text:
-        print(filled_line(model, text, alphabet))
-        return
-    for word in words.test[:5]:
-        middle = len(word) // 2
-        gapped = word[:middle] + "_" + word[middle + 1 :]
-        line = filled_line(model, gapped, alphabet)
-        print(f"{line}  correct: {word}")
-
-
-def filled_line(model: Encoder, text: str, alphabet: str) -> str:
-    """Return a line such as "    e_ma -> emma (90%)"."""
+def show_filled(model: Encoder, text: str, alphabet: str, correct: str = "") -> None:
+    """Print a line such as "    e_ma -> emma (90%)  correct: emma"."""
     line = f"    {text}"
     for filled, p in fill(model, text, alphabet):
         line += f" -> {filled} ({p:.0%})"
-    return line
+    if correct:
+        line += f"  correct: {correct}"
+    print(line)
 
 
 # ----------------------------------------------------------------------------- the command line
+
+
+def check_fill(text: str, name: str, alphabet: str) -> None:
+    """Raise UserError if the text of --fill cannot be filled. name: the dataset of the alphabet."""
+    has_gap = "_" in text
+    is_known = set(text) <= set(alphabet)
+    if len(text) > MAX_LETTERS or not has_gap or not is_known:
+        advice = f"use up to {MAX_LETTERS} letters that occur in {name}, and a _ for each gap"
+        raise UserError(f"--fill={text} has no gap, unknown letters, or too many letters; {advice}")
 
 
 def main() -> None:
     options = parse(Options, __doc__)
     began = time.perf_counter()
     data = load(options.dataset)
-    words = read_words(data)
-    documents = words.train + words.test
-    tasks = [half_task(words, options.seed)]
-    if options.other:
-        other = read_words(load(options.other))
-        documents += other.train + other.test
-        task = Task(options.other, train=(words.train, other.train), test=(words.test, other.test))
-        tasks.append(task)
-    alphabet = make_alphabet(documents)
+    train_words = read_words(data, "train")
+    test_words = read_words(data, "test")
+    letters = set("".join(train_words + test_words))
+    alphabet = SPECIAL + "".join(sorted(letters))
     if options.fill:
-        check_fill(options.fill, words, alphabet)
+        check_fill(options.fill, data.name, alphabet)
+    rng = random.Random(options.seed)
+    train_kinds = halves(train_words, rng)
+    test_kinds = halves(test_words, rng)
 
-    encoder, losses = compare_sides(words, alphabet, options)
-    accuracies = compare_classifiers(tasks, encoder, alphabet, options.seed)
-    show_filled(encoder, options.fill, words, alphabet)
+    encoder, losses = compare_sides(train_words, test_words, alphabet, options)
+    accuracies = compare_classifiers(train_kinds, test_kinds, encoder, alphabet, options.seed)
+    print("\ngaps filled by the encoder, the most certain letter first")
+    if options.fill:
+        show_filled(encoder, options.fill, alphabet)
+    else:
+        for word in test_words[:5]:
+            middle = len(word) // 2  # a gap in the middle
+            gapped = word[:middle] + "_" + word[middle + 1 :]
+            show_filled(encoder, gapped, alphabet, word)
     seconds = time.perf_counter() - began
     print_result("mlm", data, encoder.num_params(), **losses, **accuracies, seconds=seconds)
 
 
 if __name__ == "__main__":
-    run(main, ConfigError)
+    run(main)

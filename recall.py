@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from cells import RecurrentModel
-from console import NonNegative, option, parse, print_result, print_table, run
+from console import NonNegative, option, parse, print_result, print_row, print_table, run
 from fit import fit
 from model import GPT, GPTConfig
 from optim import Recipe
@@ -171,21 +171,14 @@ def bytes_kept(model: nn.Module) -> int:
 # ----------------------------------------------------------------------------- small models
 
 
-@dataclass
-class Size:
-    n_embd: int
-    n_hidden: int
-    n_layer: int
-
-
-# About 30,000 parameters each
+# For each cell: embedding dimension, hidden units, stacked cells. About 30,000 parameters each
 SMALL = {
-    "rnn": Size(n_embd=32, n_hidden=118, n_layer=1),
-    "gru": Size(n_embd=32, n_hidden=70, n_layer=1),
-    "lstm": Size(n_embd=32, n_hidden=60, n_layer=1),
-    "linear": Size(n_embd=56, n_hidden=56, n_layer=2),
-    "lti": Size(n_embd=60, n_hidden=60, n_layer=2),
-    "ssm": Size(n_embd=56, n_hidden=56, n_layer=2),
+    "rnn": (32, 118, 1),
+    "gru": (32, 70, 1),
+    "lstm": (32, 60, 1),
+    "linear": (56, 56, 2),
+    "lti": (60, 60, 2),
+    "ssm": (56, 56, 2),
 }
 
 
@@ -212,10 +205,9 @@ def make_small(name: str) -> nn.Module:
     if name == "gpt":
         # lookback=1: the GPT also adds an embedding of the previous token
         return GPT(GPTConfig(vocab_size=VOCAB_SIZE, block_size=256, n_layer=2, n_head=2, n_embd=32, lookback=1))
-    size = SMALL[name]
-    H = size.n_hidden
-    model = RecurrentModel(VOCAB_SIZE, name, size.n_embd, H, size.n_layer, dropout=0.0)
-    model.wte = TwoTokens(size.n_embd)
+    n_embd, H, n_layer = SMALL[name]
+    model = RecurrentModel(VOCAB_SIZE, name, n_embd, H, n_layer, dropout=0.0)
+    model.wte = TwoTokens(n_embd)
     if name == "gru":
         # At first, the gate that keeps the state is sigmoid(1) = 0.73, as in cells.LSTM. With PyTorch's
         # biases, as in cells.GRU, the gate is half open, and the GRU seldom learns to keep the letter
@@ -298,23 +290,23 @@ def print_times() -> dict[str, float]:
     """Print how long a training step and a new token take, at each of LENGTHS. Returns the times at the
     largest length, under names such as training_lstm."""
     names = ("lstm", "linear", "gpt")
-    rows = [["milliseconds on one core", *(f"T = {T:,}" for T in LENGTHS)]]
+    print("training: a step on T tokens; token: a new token after T others")
+    print_row("milliseconds on one core", [f"T = {T:,}" for T in LENGTHS], first=26)
     last = {}
 
-    def add_row(label: str, key: str, times: list[float]) -> None:
-        rows.append([label, *(f"{ms:.2f}" for ms in times)])
+    def print_times_of(key: str, times: list[float]) -> None:
+        print_row(key, [f"{ms:.2f}" for ms in times], first=26)
         last[key] = times[-1]
 
     for name in names:
         times = [milliseconds(training_step(make_wide(name, T), T)) for T in LENGTHS]
-        add_row(f"a training step of T tokens: {name}", f"training_{name}", times)
+        print_times_of(f"training_{name}", times)
     with torch.inference_mode():
         for name in names:
             times = [milliseconds(new_token(make_wide(name, T), T)) for T in LENGTHS]
-            add_row(f"a new token after T others: {name}", f"token_{name}", times)
+            print_times_of(f"token_{name}", times)
         times = [milliseconds(new_token_without_cache(make_wide("gpt", T), T)) for T in LENGTHS]
-        add_row("the same without a KV cache: gpt", "token_gpt_without_cache", times)
-    print_table(rows)
+        print_times_of("token_gpt_without_cache", times)
     return last
 
 

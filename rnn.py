@@ -60,9 +60,7 @@ LAGS = (1, 2, 5, 10, 20, 50, 100)
 class Options:
     dataset: str = option("words", "a folder in data/, made by prepare_data.py")
     cell: Literal[*CELLS, "all"] = option("lstm", "the recurrent cell; all: each in turn")
-    n_embd: NonNegative = option(0, "embedding dimension; 0: the cell's default, 32 to 144")
     n_hidden: NonNegative = option(0, "hidden units per cell; 0: the cell's default, 120 to 288")
-    n_layer: NonNegative = option(0, "number of stacked cells; 0: the cell's default, 1 or 2")
     dropout: Fraction = option(0.1, "fraction of each cell's outputs to drop")
     max_iters: Positive = option(2000, "training steps")
     batch_size: Positive = option(64, "documents per step; parts of the text, if it has no documents")
@@ -78,23 +76,17 @@ class Options:
 # ----------------------------------------------------------------------------- a state that is carried along
 
 
-@dataclass
-class Window:
-    """The next T tokens of R rows of text, such as documents, which are read in parallel. For an example,
-    see parallel_windows()."""
-
-    # Inputs (R, T), and targets (R, T): the token after each input, or -1 after the end of a row
-    x: torch.Tensor
-    y: torch.Tensor
-    # (R,): row i continues row continues[i] of the previous window. None: all rows start here
-    continues: torch.Tensor | None
-
-
 def parallel_windows(tokens: np.ndarray, edges: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
-    """Yield the windows of rows of text. Row i has the tokens from edges[i] to edges[i + 1], both included:
-    the last token is only a target. The rows come in the given order (n,); B of them are read in parallel,
-    T tokens at a time. For the names emma, ava and al, with a dot before and after each, B = 3 and
-    T = 3:
+    """Yield windows: the next T tokens of R rows of text, such as documents, which are read in parallel. A
+    window is a tuple of
+
+        x            inputs (R, T)
+        y            targets (R, T): the token after each input, or -1 after the end of a row
+        continues    (R,): row i continues row continues[i] of the previous window. None: all rows start here
+
+    Row i has the tokens from edges[i] to edges[i + 1], both included: the last token is only a target. The
+    rows come in the given order (n,), B of them in parallel. For the names emma, ava and al, with a dot before
+    and after each, B = 3 and T = 3:
 
         index     0 1 2 3 4 5 6 7 8 9 10 11 12      edges 0 5 9 12
         token     . e m m a . a v a . a  l  .
@@ -116,7 +108,7 @@ def parallel_windows(tokens: np.ndarray, edges: np.ndarray, order: np.ndarray, B
             longest = (stops - starts).max()
             # (R, T) each, or shorter if all rows end before
             x, y = read_windows(tokens, starts, stops, min(T, longest))
-            yield Window(x, y, continues)
+            yield x, y, continues
             starts = starts + T
             unfinished = np.flatnonzero(starts < stops)
             starts = starts[unfinished]
@@ -124,36 +116,17 @@ def parallel_windows(tokens: np.ndarray, edges: np.ndarray, order: np.ndarray, B
             continues = torch.from_numpy(unfinished)
 
 
-def states_before(model: RecurrentModel, window: Window, states: list) -> list[torch.Tensor]:
-    """The state of each cell before a window: zeros if its rows start there. Otherwise, they continue rows
-    of the previous window, and `states` are the states after that window."""
-    if window.continues is None:
-        return model.start(len(window.x))
-    return model.select_rows(states, window.continues)
+def states_before(model: RecurrentModel, x: torch.Tensor, continues, states: list) -> list[torch.Tensor]:
+    """The state of each cell before a window x (R, T): zeros if its rows start there. Otherwise, they continue
+    rows of the previous window, and `states` are the states after that window."""
+    if continues is None:
+        return model.start(len(x))
+    return model.select_rows(states, continues)
 
 
 def cross_entropy(logits: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
     """The loss in nats, for logits (R, T, V) and targets y (R, T). Targets of -1 are ignored."""
     return F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction=reduction)
-
-
-class TruncatedBPTT:
-    """Computes the loss of one window after the other. The state is carried from window to window, but
-    the gradient stops where a window of T tokens starts (T is --bptt). So for a document of at most T
-    tokens, the gradient is complete; in a longer text, it reaches back to the start of the window."""
-
-    def __init__(self, model: RecurrentModel, windows: Iterator):
-        self.model = model
-        self.windows = windows
-        self.states = []  # the state of each cell after the last window
-
-    def batch_loss(self) -> torch.Tensor:
-        """The loss of the next window. fit() calls this at each step, and updates the parameters."""
-        window = next(self.windows)
-        states = states_before(self.model, window, self.states)
-        states = [state.detach() for state in states]  # the gradient stops here
-        logits, self.states = self.model(window.x, states)
-        return cross_entropy(logits, window.y)
 
 
 # ----------------------------------------------------------------------------- backpropagation through time
@@ -208,8 +181,8 @@ def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | N
     The state is the state of all cells together. Returns (K,), for K distances: root mean squares over
     the rows of long_window()."""
     model = copy.deepcopy(model).double().eval()  # in float32, small gradients would become 0
-    window = long_window(tokens, separator)
-    B, T = window.x.shape
+    x, y = long_window(tokens, separator)
+    B, T = x.shape
     states = model.start(B)
     carried = []  # the states before the tokens 1, 2 ... T, of each cell
     for t in range(T):
@@ -218,9 +191,9 @@ def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | N
         # copy, and we compute the gradient w.r.t. this copy
         states = [state.clone().requires_grad_() for state in states]
         carried += states
-        logits, states = model(window.x[:, t], states, step=True)
+        logits, states = model(x[:, t], states, step=True)
     # The sum over rows, not the mean, so that the gradient of a row does not depend on the number of rows
-    loss = F.cross_entropy(logits, window.y[:, -1], reduction="sum")
+    loss = F.cross_entropy(logits, y[:, -1], reduction="sum")
     n_cells = len(states)
     carried = carried[-LAGS[-1] * n_cells :]  # before the last K = 100 tokens, or fewer
     gradients = torch.autograd.grad(loss, carried)
@@ -231,16 +204,18 @@ def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | N
     return norms.numpy()
 
 
-def long_window(tokens: np.ndarray, separator: int | None) -> Window:
-    """Take the first T tokens of rows that have at least T tokens; T is at most 128. A text is cut into up
-    to 32 rows. From a list of documents, take the first that are as long as the longest 5 %, at most 128."""
+def long_window(tokens: np.ndarray, separator: int | None) -> tuple:
+    """Take the first T tokens of rows that have at least T tokens, and their targets; T is at most 128. A text
+    is cut into up to 32 rows. From a list of documents, take the first that are as long as the longest 5 %, at
+    most 128."""
     n_parts = min(32, len(tokens) // 129)  # so that each part has 128 inputs, and a last target
     edges = row_edges(tokens, separator, max(1, n_parts))
     lengths = np.diff(edges)
     long_length = np.quantile(lengths, 0.95)
     T = min(128, int(long_length))
     rows = np.flatnonzero(lengths >= T)
-    return next(parallel_windows(tokens, edges, rows, B=128, T=T))
+    x, y, _ = next(parallel_windows(tokens, edges, rows, B=128, T=T))
+    return x, y
 
 
 def check_backward(model: RecurrentModel, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -289,18 +264,32 @@ def training_windows(data: Dataset, B: int, bptt: int, seed: int) -> Iterator:
 
 
 def train(model: RecurrentModel, data: Dataset, options: Options) -> None:
+    """Train by truncated BPTT. The state is carried from window to window, but the gradient stops where a
+    window of T tokens starts (T is --bptt). So for a document of at most T tokens, the gradient is complete; in
+    a longer text, it reaches back to the start of the window."""
     windows = training_windows(data, options.batch_size, options.bptt, options.seed)
+    states = []  # the state of each cell after the last window
+
+    def batch_loss() -> torch.Tensor:
+        nonlocal states
+        x, y, continues = next(windows)
+        before = states_before(model, x, continues, states)
+        before = [state.detach() for state in before]  # the gradient stops here
+        logits, states = model(x, before)
+        return cross_entropy(logits, y)
+
+    weight_decay = 0.1 if options.optimizer == "adamw" else 0.0
     recipe = Recipe(
         max_iters=options.max_iters,
         learning_rate=options.learning_rate,
         optimizer=options.optimizer,
         warmup_iters=min(100, options.max_iters // 10),
-        weight_decay=0.1 if options.optimizer == "adamw" else 0.0,
+        weight_decay=weight_decay,
         momentum=0.9,  # for sgd
         beta2=0.99,  # for adamw
         grad_clip=options.grad_clip,
     )
-    fit(model, TruncatedBPTT(model, windows).batch_loss, recipe)
+    fit(model, batch_loss, recipe)
 
 
 @torch.no_grad()
@@ -314,10 +303,10 @@ def split_loss(model: RecurrentModel, tokens: np.ndarray, separator: int | None)
     order = np.argsort(lengths, kind="stable")  # rows of similar length together need little padding
     total = 0.0
     states = []
-    for window in parallel_windows(tokens, edges, order, B=64, T=128):
-        states = states_before(model, window, states)
-        logits, states = model(window.x, states)
-        total += cross_entropy(logits, window.y, "sum").item()
+    for x, y, continues in parallel_windows(tokens, edges, order, B=64, T=128):
+        states = states_before(model, x, continues, states)
+        logits, states = model(x, states)
+        total += cross_entropy(logits, y, "sum").item()
     return total / (len(tokens) - 1)
 
 
@@ -345,69 +334,48 @@ def sample(model: RecurrentModel, first: list[int], separator: int | None) -> li
 # ----------------------------------------------------------------------------- the script
 
 
-@dataclass
-class Defaults:
-    """The values that a cell uses for options that are 0."""
-
-    n_embd: int
-    n_hidden: int
-    n_layer: int
-    learning_rate: float
-
-
-# About 100,000 parameters each, if tokens are letters
+# For each cell: embedding dimension, hidden units, stacked cells, and the learning rate. About 100,000
+# parameters each, if tokens are letters
 DEFAULTS = {
-    "rnn": Defaults(n_embd=32, n_hidden=288, n_layer=1, learning_rate=0.005),
-    "gru": Defaults(n_embd=32, n_hidden=160, n_layer=1, learning_rate=0.02),
-    "lstm": Defaults(n_embd=32, n_hidden=140, n_layer=1, learning_rate=0.02),
-    "linear": Defaults(n_embd=120, n_hidden=120, n_layer=2, learning_rate=0.01),
-    "lti": Defaults(n_embd=144, n_hidden=144, n_layer=2, learning_rate=0.01),
-    "ssm": Defaults(n_embd=96, n_hidden=152, n_layer=2, learning_rate=0.005),
+    "rnn": (32, 288, 1, 0.005),
+    "gru": (32, 160, 1, 0.02),
+    "lstm": (32, 140, 1, 0.02),
+    "linear": (120, 120, 2, 0.01),
+    "lti": (144, 144, 2, 0.01),
+    "ssm": (96, 152, 2, 0.005),
 }
-
-
-@dataclass
-class Trained:
-    """The results that are reported for a trained model."""
-
-    cell: str
-    params: int
-    losses: dict[str, float]  # nats per token, by split
-    seconds: float
-    # gradient_norms() before and after training, (K,): for k = 1, 2 ... K tokens back
-    norms_before: np.ndarray
-    norms_after: np.ndarray
 
 
 def with_defaults(options: Options, cell: str) -> Options:
     """Replace each 0 in the options by the cell's default. Raises UserError if the hidden units cannot be
     split into heads."""
-    default = DEFAULTS[cell]
-    options = replace(
-        options,
-        n_embd=options.n_embd or default.n_embd,
-        n_hidden=options.n_hidden or default.n_hidden,
-        n_layer=options.n_layer or default.n_layer,
-        learning_rate=options.learning_rate or default.learning_rate,
-    )
+    _, n_hidden, _, learning_rate = DEFAULTS[cell]
+    if options.n_hidden:
+        n_hidden = options.n_hidden
+    if options.learning_rate:
+        learning_rate = options.learning_rate
     has_heads = issubclass(CELLS[cell], LinearCell)
-    if has_heads and options.n_hidden % HEADS:
-        raise UserError(f"n_hidden={options.n_hidden} has to be split into {HEADS} heads; use a multiple of {HEADS}")
-    return options
+    if has_heads and n_hidden % HEADS:
+        raise UserError(f"n_hidden={n_hidden} has to be split into {HEADS} heads; use a multiple of {HEADS}")
+    return replace(options, n_hidden=n_hidden, learning_rate=learning_rate)
 
 
-def run_cell(cell: str, data: Dataset, options: Options) -> Trained:
-    """Train a model with this cell, and print its samples and losses. options: with_defaults()."""
+def run_cell(cell: str, data: Dataset, options: Options) -> tuple:
+    """Train a model with this cell, and print its samples and losses. options: with_defaults(). Returns
+    gradient_norms() before and after training, and what print_result() reports."""
     began = time.perf_counter()
     torch.manual_seed(options.seed)
-    model = RecurrentModel(data.vocab_size, cell, options.n_embd, options.n_hidden, options.n_layer, options.dropout)
+    n_embd, _, n_layer, _ = DEFAULTS[cell]
+    model = RecurrentModel(data.vocab_size, cell, n_embd, options.n_hidden, n_layer, options.dropout)
     params = model.num_params()
     print(f"\n{cell}: {params:,} parameters", flush=True)
     norms_before = gradient_norms(model, data.val, data.separator)
     train(model, data, options)
     norms_after = gradient_norms(model, data.val, data.separator)
     if cell == "rnn":
-        print_check(model, data, options)
+        x, y, _ = next(training_windows(data, options.batch_size, options.bptt, options.seed))
+        difference = check_backward(model, x, y)
+        print(f"manual vs autograd gradients: maximum relative difference {difference:.1e}")
     if options.num_samples > 0:
         print_new_texts(model, data, options)
     losses = {}
@@ -415,79 +383,67 @@ def run_cell(cell: str, data: Dataset, options: Options) -> Trained:
         tokens = getattr(data, split)[:EVAL_TOKENS]
         losses[split] = split_loss(model, tokens, data.separator)
     print_losses(data, losses, EVAL_TOKENS)
-    return Trained(
-        cell=cell,
-        params=params,
-        losses=losses,
-        seconds=time.perf_counter() - began,
-        norms_before=norms_before,
-        norms_after=norms_after,
-    )
-
-
-def print_check(model: RecurrentModel, data: Dataset, options: Options) -> None:
-    """Compare backward_through_time() with autograd on a window of the training split."""
-    window = next(training_windows(data, options.batch_size, options.bptt, options.seed))
-    difference = check_backward(model, window.x, window.y)
-    print(f"manual vs autograd gradients: maximum relative difference {difference:.1e}")
+    seconds = time.perf_counter() - began
+    figures = {"params": params, "losses": losses, "step": options.max_iters, "seconds": seconds}
+    return norms_before, norms_after, figures
 
 
 def print_new_texts(model: RecurrentModel, data: Dataset, options: Options) -> None:
     """Generate samples from the start of a document, or of a text."""
-    start = start_context(data, 1, np.random.default_rng(options.seed))  # a list of one token
+    rng = np.random.default_rng(options.seed)
+    start = start_context(data, 1, rng)  # a list of one token
     torch.manual_seed(options.seed)
     samples = sample(model, start * options.num_samples, data.separator)
     texts = [data.tokenizer.decode(tokens) for tokens in samples]
     print_samples(texts, lines=data.has_lines)
 
 
-def relative_norms(runs: list[Trained]) -> dict[str, np.ndarray]:
-    """The gradient norms relative to k = 1, {"lstm before": (K,), "lstm after": (K,) ...}."""
-    relative = {}
-    for trained in runs:
-        for when, norms in (("before", trained.norms_before), ("after", trained.norms_after)):
-            nearest = norms[0] or 1  # 0 for a text of one character: there is nothing to learn
-            relative[f"{trained.cell} {when}"] = norms / nearest
-    return relative
+def relative(norms: np.ndarray) -> np.ndarray:
+    """Divide the norms (K,) by the first one, for k = 1."""
+    nearest = norms[0] or 1  # 0 for a text of one character: there is nothing to learn
+    return norms / nearest
 
 
-def print_gradients(relative: dict[str, np.ndarray]) -> None:
-    """Print relative_norms(): a row for each of LAGS, and the number of distances k at which 1 % or more is left."""
+def print_gradients(norms: dict[str, np.ndarray]) -> None:
+    """Print gradient norms relative to k = 1, {"lstm before": (K,), "lstm after": (K,) ...}: a row for each of
+    LAGS, and the number of distances k at which 1 % or more is left."""
     print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), relative to k = 1:")
-    shortest = min(len(norms) for norms in relative.values())
-    rows = [["", *relative]]
+    shortest = min(len(curve) for curve in norms.values())
+    rows = [["", *norms]]
     for k in LAGS:
         if k <= shortest:
-            cells = [f"{norms[k - 1]:.2g}" for norms in relative.values()]
-            rows.append([f"k = {k}", *cells])
-    reach = []
-    for norms in relative.values():
-        n_left = (norms >= 0.01).sum()
-        reach.append(f"{n_left} of {len(norms)}")
-    rows.append(["tokens with 1 % left", *reach])
+            row = [f"{curve[k - 1]:.2g}" for curve in norms.values()]
+            rows.append([f"k = {k}", *row])
+    reach = ["tokens with 1 % left"]
+    for curve in norms.values():
+        n_left = (curve >= 0.01).sum()
+        reach.append(f"{n_left} of {len(curve)}")
+    rows.append(reach)
     print_table(rows)
 
 
-def plot_gradients(relative: dict[str, np.ndarray], dataset: str) -> None:
-    """Draw relative_norms(): a color for each cell, dashed before training."""
+def plot_gradients(norms: dict[str, np.ndarray], dataset: str) -> None:
+    """Draw the same norms: a color for each cell, dashed before training."""
     import plots
 
     curves = {}
-    for i, (name, norms) in enumerate(relative.items()):
+    for i, (name, curve) in enumerate(norms.items()):
         line = "-" if name.endswith("after") else "--"
         color = f"C{i // 2}"  # C0, C0, C1, C1 ...: before and after have the same color
-        lags = range(1, len(norms) + 1)
-        curves[name] = (lags, norms, line + color)
-    any_gradient = any(norms.any() for norms in relative.values())
+        lags = range(1, len(curve) + 1)
+        curves[name] = (lags, curve, line + color)
+    any_gradient = any(curve.any() for curve in norms.values())
+    scale = "log" if any_gradient else "linear"
     panel = {
         "curves": curves,
         "xlabel": "k: tokens between the state and the loss",
         "ylabel": "norm of d loss / d state, relative to k = 1",
-        "yscale": "log" if any_gradient else "linear",
+        "yscale": scale,
         "ylim": (1e-10, None),
     }
     path = Path("out", f"rnn_{dataset}", "gradients.png")
-    plots.lines(path, panel, title=f"how far back gradients reach: {dataset}", size=(8, 5))
+    title = f"how far back gradients reach: {dataset}"
+    plots.lines(path, panel, title=title, size=(8, 5))
     print(f"\n{path}: gradient norms by distance")
 
 
@@ -498,20 +454,18 @@ def main() -> None:
     data.need(4, "a few predictions")
     cells = CELLS if options.cell == "all" else [options.cell]
     settings = {cell: with_defaults(options, cell) for cell in cells}
-    runs = [run_cell(cell, data, settings[cell]) for cell in cells]
-    relative = relative_norms(runs)
-    print_gradients(relative)
+    norms = {}
+    results = {}
+    for cell in cells:
+        before, after, figures = run_cell(cell, data, settings[cell])
+        results[cell] = figures
+        norms[f"{cell} before"] = relative(before)
+        norms[f"{cell} after"] = relative(after)
+    print_gradients(norms)
     if options.plot:
-        plot_gradients(relative, data.name)
-    for trained in runs:
-        print_result(
-            trained.cell,
-            data=data,
-            params=trained.params,
-            losses=trained.losses,
-            step=options.max_iters,
-            seconds=trained.seconds,
-        )
+        plot_gradients(norms, data.name)
+    for cell, figures in results.items():
+        print_result(cell, data, **figures)
 
 
 if __name__ == "__main__":

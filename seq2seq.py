@@ -30,12 +30,12 @@ from typing import Literal
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from console import NonNegative, Positive, UserError, option, parse, print_result, run
 from fit import fit
 from model import Block, ConfigError, GPTConfig, make_norm, sinusoid_table
 from optim import Recipe
+from windows import pad_rows
 
 # Two tokens that are no character of a text. END ends a target, and is the first token that the decoder reads
 PAD = 0
@@ -186,49 +186,39 @@ def hide_padding(source: torch.Tensor) -> torch.Tensor:
 # ----------------------------------------------------------------------------- teacher forcing
 
 
-@dataclass
-class Example:
-    source: str  # such as "March 5, 2031"
-    target: str  # such as "2031-03-05"
+# An example is a pair: a source, such as "March 5, 2031", and its target, such as "2031-03-05"
 
 
-@dataclass
-class Batch:
-    """B examples as token ids."""
-
-    source: torch.Tensor  # (B, S)
-    idx: torch.Tensor  # what the decoder reads: END, then the target, (B, T)
-    targets: torch.Tensor  # what it should predict: the target, then END, (B, T); -1 is ignored
-
-
-def make_batch(examples: list[Example]) -> Batch:
-    """The decoder's targets are its inputs, one token later. For the targets 12 and 345, where \\n
-    is END and . is PAD:
+def make_batch(examples: list[tuple[str, str]]) -> tuple:
+    """B examples -> the source tokens (B, S); what the decoder reads, (B, T): END, then the target; and what it
+    should predict, (B, T): the target, then END. The decoder's targets are its inputs, one token later, and -1 is
+    ignored. For the targets 12 and 345, where \\n is END and . is PAD:
 
         rows       \\n 1 2 \\n .       idx        \\n 1 2 \\n       targets    1 2 \\n -1
                    \\n 3 4 5 \\n                  \\n 3 4 5                  3 4 5 \\n"""
-    source = tokenize([example.source for example in examples])
-    rows = tokenize([f"\n{example.target}\n" for example in examples])  # (B, T + 1)
+    sources = [source for source, _ in examples]
+    rows = [f"\n{target}\n" for _, target in examples]
+    rows = tokenize(rows)  # (B, T + 1)
+    idx = rows[:, :-1]
     targets = rows[:, 1:]
     targets = targets.masked_fill(targets == PAD, -1)
-    return Batch(source, idx=rows[:, :-1], targets=targets)
+    return tokenize(sources), idx, targets
 
 
-def teacher_forcing_loss(model: nn.Module, examples: list[Example], reduction: str = "mean") -> torch.Tensor:
+def teacher_forcing_loss(model: nn.Module, examples: list, reduction: str = "mean") -> torch.Tensor:
     """The cross-entropy in nats, of each token given the correct tokens before it: the mean per token,
     or the sum."""
-    batch = make_batch(examples)
-    logits = model(batch.source, batch.idx)  # (B, T, V)
-    return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-1, reduction=reduction)
+    source, idx, targets = make_batch(examples)
+    logits = model(source, idx)  # (B, T, V)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction)
 
 
 def tokenize(texts: list[str]) -> torch.Tensor:
     """Texts -> token ids (B, longest text), with PAD after the shorter ones."""
     rows = []
     for text in texts:
-        ids = [CHARACTERS.index(character) for character in text]
-        rows.append(torch.tensor(ids))
-    return pad_sequence(rows, batch_first=True, padding_value=PAD)
+        rows.append([CHARACTERS.index(character) for character in text])
+    return pad_rows(rows, PAD)
 
 
 def text_of(row: list[int]) -> str:
@@ -260,22 +250,18 @@ def search(model: nn.Module, source: torch.Tensor, width: int = 1) -> tuple[list
     # The source does not change, so it is encoded once. Then each beam gets a row of its own
     memory = model.encode(source).repeat_interleave(width, dim=0)  # (B W, S, C), or (B W, H) for OneVector
     source = source.repeat_interleave(width, dim=0)  # (B W, S)
-    beams = first_beams(B, width)
-    while not beams.done.all() and beams.idx.shape[2] < model.config.block_size:
-        logits = model.decode(beams.idx.flatten(0, 1), memory, source)  # (B W, T, V)
-        next_log_p = logits[:, -1].log_softmax(dim=-1)  # (B W, V)
-        beams = continue_beams(beams, next_log_p.unflatten(0, (B, width)))
-    return rank_beams(beams)
-
-
-def first_beams(B: int, width: int) -> Beams:
-    """Beams that contain END alone, with which the decoder starts."""
+    # The decoder starts with END
     idx = torch.full((B, width, 1), END)
     log_p = torch.full((B, width), -math.inf)
     log_p[:, 0] = 0.0  # all beams of a source are equal, so only one of them counts
     n_tokens = torch.zeros(B, width)
     done = torch.zeros(B, width, dtype=torch.bool)
-    return Beams(idx, log_p, n_tokens, done)
+    beams = Beams(idx, log_p, n_tokens, done)
+    while not beams.done.all() and beams.idx.shape[2] < model.config.block_size:
+        logits = model.decode(beams.idx.flatten(0, 1), memory, source)  # (B W, T, V)
+        next_log_p = logits[:, -1].log_softmax(dim=-1)  # (B W, V)
+        beams = continue_beams(beams, next_log_p.unflatten(0, (B, width)))
+    return rank_beams(beams)
 
 
 def continue_beams(beams: Beams, next_log_p: torch.Tensor) -> Beams:
@@ -323,15 +309,15 @@ def rank_beams(beams: Beams) -> tuple[list, torch.Tensor]:
     return texts, beams.log_p.gather(1, order)
 
 
-def exact_match(model: nn.Module, examples: list[Example], width: int = 1) -> float:
+def exact_match(model: nn.Module, examples: list, width: int = 1) -> float:
     """The fraction of examples whose target is found, to the last character."""
     right = 0
     for first in range(0, len(examples), 500):
         batch = examples[first : first + 500]
-        source = tokenize([example.source for example in batch])
+        source, _, _ = make_batch(batch)
         texts, _ = search(model, source, width)
-        for example, outputs in zip(batch, texts, strict=True):
-            if outputs[0] == example.target:
+        for (_, target), outputs in zip(batch, texts, strict=True):
+            if outputs[0] == target:
                 right += 1
     return right / len(examples)
 
@@ -388,25 +374,23 @@ MAX_LETTERS = 16
 LENGTHS = (4, 8, 16, 17, 18, 20, 24, 32)
 
 
-def draw_examples(task: str, split: str, n: int, rng: random.Random, length: int = 0) -> list[Example]:
+def draw_examples(task: str, split: str, n: int, rng: random.Random, length: int = 0) -> list[tuple[str, str]]:
     """Draw n examples of a task. A day is in one split only, in all formats. Strings have `length`
     random letters (0: 1 to MAX_LETTERS); short ones also appear in training."""
-    if task == "dates":
-        return draw_dates(split, n, rng)
-    lengths = [length or rng.randint(1, MAX_LETTERS) for _ in range(n)]
     examples = []
+    if task == "dates":
+        for day in rng.choices(SPLITS[split], k=n):
+            form = rng.choice(FORMATS)
+            source = form.format(day)
+            target = day.isoformat()
+            examples.append((source, target))
+        return examples
+    lengths = [length or rng.randint(1, MAX_LETTERS) for _ in range(n)]
     for size in lengths:
         letters = rng.choices(string.ascii_lowercase, k=size)
         source = "".join(letters)
-        examples.append(Example(source, target=source[::-1]))
-    return examples
-
-
-def draw_dates(split: str, n: int, rng: random.Random) -> list[Example]:
-    examples = []
-    for day in rng.choices(SPLITS[split], k=n):
-        form = rng.choice(FORMATS)
-        examples.append(Example(source=form.format(day), target=day.isoformat()))
+        target = source[::-1]
+        examples.append((source, target))
     return examples
 
 
@@ -419,29 +403,6 @@ def guessing_loss(task: str) -> float:
 
 
 # ----------------------------------------------------------------------------- the script
-
-
-@dataclass
-class Measured:
-    """How good a model is on test examples."""
-
-    exact_match: float  # fraction of targets that greedy decoding finds
-    beam: float  # fraction of targets that beam search finds, with four beams
-    loss: float  # nats per target
-
-
-def make_model(options: Options) -> nn.Module:
-    config = GPTConfig(
-        vocab_size=len(CHARACTERS),
-        block_size=BLOCK_SIZE,
-        n_layer=options.n_layer,
-        n_head=options.n_head,
-        n_embd=options.n_embd,
-        **ORIGINAL,
-    )
-    if options.rnn:
-        return OneVector(config)
-    return Transformer(config, options.attention)
 
 
 def train(model: nn.Module, task: str, steps: int, seed: int) -> None:
@@ -462,30 +423,16 @@ def train(model: nn.Module, task: str, steps: int, seed: int) -> None:
     fit(model, batch_loss, recipe, note)
 
 
-@torch.no_grad()
-def measure(model: nn.Module, examples: list[Example]) -> Measured:
-    greedy = exact_match(model, examples)
-    beam = exact_match(model, examples, width=4)
-    total_loss = teacher_forcing_loss(model, examples, "sum").item()
-    return Measured(exact_match=greedy, beam=beam, loss=total_loss / len(examples))
-
-
-def print_measured(measured: Measured, n: int, guess: float) -> None:
-    """Print what was measured on n test examples. guess: the loss without the source."""
-    print(f"\nexact match on {n:,} test examples: {measured.exact_match:.2%}; beam search: {measured.beam:.2%}")
-    print(f"loss: {measured.loss:.4f} nats per target; a guess without the source: {guess:.4f}")
-
-
-def print_answers(model: nn.Module, examples: list[Example]) -> None:
+def print_answers(model: nn.Module, examples: list) -> None:
     """Print the target that is found for each example, and all four beams of the last one."""
-    source = tokenize([example.source for example in examples])
-    texts, log_p = search(model, source, width=4)
+    sources, _, _ = make_batch(examples)
+    texts, log_p = search(model, sources, width=4)
     print("\nsome answers")
-    for example, outputs in zip(examples, texts, strict=True):
+    for (source, target), outputs in zip(examples, texts, strict=True):
         output = outputs[0]
-        line = f"    {example.source} -> {output}"
-        if output != example.target:
-            line += f"  (correct: {example.target})"
+        line = f"    {source} -> {output}"
+        if output != target:
+            line += f"  (correct: {target})"
         print(line)
     print("the four beams of the last one, and their log-probabilities in nats")
     for text, value in zip(texts[-1], log_p[-1], strict=True):
@@ -501,52 +448,68 @@ def print_lengths(model: nn.Module, rng: random.Random) -> None:
         print(f"    {length:2} letters  {right:6.1%}")
 
 
-def plot_alignment(model: Transformer, example: Example, path: Path) -> None:
-    """Draw what the decoder attends to in the source while it predicts each token of the target (a row),
-    per block and head."""
+def plot_alignment(model: Transformer, examples: list, path: Path) -> None:
+    """Draw what the decoder attends to in the longest source while it predicts each token of the target (a
+    row), per block and head."""
     import plots
 
-    batch = make_batch([example])
-    model(batch.source, batch.idx)
+    example = max(examples, key=lambda example: len(example[0]))
+    source, idx, _ = make_batch([example])
+    model(source, idx)
     weights = torch.cat([block.cross.attention_weights for block in model.decoder])  # (n_layer, nh, T, S)
-    rows = list(example.target)
+    columns = list(example[0])
+    rows = list(example[1])
     rows.append("end")
-    plots.attention(weights.numpy(), rows, path, list(example.source))
+    plots.attention(weights.numpy(), rows, path, columns)
+    print(f"\nplot: {path}")
 
 
 def main() -> None:
     options = parse(Options, __doc__)
     began = time.perf_counter()
-    if options.plot and (options.rnn or not options.attention):
+    has_attention = options.attention and not options.rnn
+    if options.plot and not has_attention:
         raise UserError("--plot draws the cross-attention; leave out --rnn and --attention=false")
+    task = options.task
+    config = GPTConfig(
+        vocab_size=len(CHARACTERS),
+        block_size=BLOCK_SIZE,
+        n_layer=options.n_layer,
+        n_head=options.n_head,
+        n_embd=options.n_embd,
+        **ORIGINAL,
+    )
     torch.manual_seed(options.seed)
-    model = make_model(options)
+    if options.rnn:
+        kind = "rnn"
+        model = OneVector(config)
+    else:
+        kind = "transformer"
+        model = Transformer(config, options.attention)
     n_parameters = sum(p.numel() for p in model.parameters())
     print(f"{n_parameters:,} parameters")
-    task = options.task
     train(model, task, options.max_iters, options.seed)
 
     rng = random.Random("test")
     examples = draw_examples(task, "test", TEST_EXAMPLES, rng)
-    measured = measure(model, examples)
-    print_measured(measured, len(examples), guessing_loss(task))
+    n = len(examples)
+    greedy = exact_match(model, examples)
+    beam = exact_match(model, examples, width=4)
+    with torch.no_grad():
+        total_loss = teacher_forcing_loss(model, examples, "sum")
+    loss = total_loss.item() / n
+    guess = guessing_loss(task)
+    print(f"\nexact match on {n:,} test examples: {greedy:.2%}; beam search: {beam:.2%}")
+    print(f"loss: {loss:.4f} nats per target; a guess without the source: {guess:.4f}")
     print_answers(model, examples[:5])
     if task == "reverse":
         print_lengths(model, rng)
     if options.plot:
-        longest = max(examples[:5], key=lambda example: len(example.source))
         path = Path("out", f"seq2seq_{task}", "alignment.png")
-        plot_alignment(model, longest, path)
-        print(f"\nplot: {path}")
-    print_result(
-        "rnn" if options.rnn else "transformer",
-        task=task,
-        attention=str(options.attention and not options.rnn).lower(),
-        exact_match=measured.exact_match,
-        beam=measured.beam,
-        loss=measured.loss,
-        seconds=time.perf_counter() - began,
-    )
+        plot_alignment(model, examples[:5], path)
+    seconds = time.perf_counter() - began
+    attention = str(has_attention).lower()
+    print_result(kind, task=task, attention=attention, exact_match=greedy, beam=beam, loss=loss, seconds=seconds)
 
 
 if __name__ == "__main__":

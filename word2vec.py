@@ -36,7 +36,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -54,7 +54,7 @@ from console import (
     option,
     parse,
     print_result,
-    print_table,
+    print_row,
     progress,
     run,
 )
@@ -71,30 +71,31 @@ SUBSAMPLING = 1e-3
 # Drawing by frequency is slow. So this many words are drawn once by frequency, and each negative is
 # one of these words, all equally likely
 NOISE_TABLE = 1 << 20
+# Negatives per pair, K
+NEGATIVES = 5
+# Dimensions of a vector, C
+N_EMBD = 64
 BATCH_SIZE = 32
 LEARNING_RATE = 0.1
 # Only the most frequent words can be neighbors: vectors of rare words are mostly noise
 FREQUENT = 5000
 # The hidden state of a GPT is averaged over this number of occurrences of a word
 OCCURRENCES = 10
-# Keywords that are also English words, and how many occurrences of each sense are compared, at most
-TWO_SENSES = ("for", "if", "while", "with")
-PER_SENSE = 100
 # Words of Python whose neighbors are shown
 NEAR = ("self", "KeyError", "append", "min", "while", "True")
-# a b c d: a is to b as c is to d
+# a is to b as c is to d
 ANALOGIES = (
-    "min max lower upper",
-    "True False max min",
-    "encode decode dumps loads",
-    "try except if else",
-    "open close __enter__ __exit__",
-    "read write load dump",
-    "list append set add",
-    "getattr setattr __getattr__ __setattr__",
-    "dict KeyError list IndexError",
-    "start stop begin end",
-    "first last left right",
+    "min : max = lower : upper",
+    "True : False = max : min",
+    "encode : decode = dumps : loads",
+    "try : except = if : else",
+    "open : close = __enter__ : __exit__",
+    "read : write = load : dump",
+    "list : append = set : add",
+    "getattr : setattr = __getattr__ : __setattr__",
+    "dict : KeyError = list : IndexError",
+    "start : stop = begin : end",
+    "first : last = left : right",
 )
 
 
@@ -102,8 +103,6 @@ ANALOGIES = (
 class Options:
     dataset: str = option("python", "a folder in data/, made by prepare_data.py")
     window: Annotated[int, 1, 50] = option(5, "largest distance of a context, in words after subsampling")
-    negatives: Positive = option(5, "negative samples (random words) per pair")
-    n_embd: Positive = option(64, "embedding dimension")
     min_count: Positive = option(5, "leave out words that occur less often")
     epochs: Positive = option(3, "passes over the text")
     seed: NonNegative = option(1337, "random seed for pairs and initialization")
@@ -124,12 +123,6 @@ class Options:
 #     center    others: the context, then the negatives    y
 #     line      for   raise  dict                          1  0  0
 #     line      in    self   lower                         1  0  0
-
-
-def draw_negatives(noise: torch.Tensor, B: int, K: int) -> torch.Tensor:
-    """Choose K random words for each of B pairs, (B, K), from the words in noise (NOISE_TABLE,)."""
-    chosen = torch.randint(len(noise), (B, K))
-    return noise[chosen]
 
 
 def loss_and_gradients(w: torch.Tensor, others: torch.Tensor) -> tuple:
@@ -171,7 +164,9 @@ def gradient_step(
     """Update W and W' (V, C) in place by a step of gradient descent on B pairs: center and context
     (B,), negatives (B, K). Returns the losses of the pairs before the step, (B,)."""
     others = torch.cat((context[:, None], negatives), dim=1)  # (B, 1 + K)
-    loss, dw, dothers = loss_and_gradients(W[center], W_context[others])
+    w = W[center]  # (B, C)
+    w_others = W_context[others]  # (B, 1 + K, C)
+    loss, dw, dothers = loss_and_gradients(w, w_others)
     # A word that occurs twice, such as "line", gets both updates. W[center] -= lr * dw would lose one.
     W.index_add_(0, center, dw, alpha=-lr)
     others = others.flatten()  # (B (1 + K),)
@@ -181,7 +176,7 @@ def gradient_step(
 
 
 @torch.inference_mode()
-def train(pairs_by_epoch: Iterable[tuple], n_epochs: int, counts: np.ndarray, C: int, K: int, seed: int) -> tuple:
+def train(pairs_by_epoch: Iterable[tuple], n_epochs: int, counts: np.ndarray, seed: int) -> tuple:
     """Train W and W' for n_epochs passes over the text; the learning rate falls to 0. pairs_by_epoch:
     for each pass, its centers and contexts, (N,) each. counts (V,): how often each word occurs. Returns
     W before training and after it, (V, C) each, and the last loss that is printed, in nats per pair: the
@@ -191,26 +186,31 @@ def train(pairs_by_epoch: Iterable[tuple], n_epochs: int, counts: np.ndarray, C:
     vectors (docs/ablations.md)."""
     torch.manual_seed(seed)
     V = len(counts)
-    W = (torch.rand(V, C) - 0.5) / C
-    W_context = torch.zeros(V, C)
+    W = (torch.rand(V, N_EMBD) - 0.5) / N_EMBD
+    W_context = torch.zeros(V, N_EMBD)
     before = W.clone()
     noise = draw_noise(counts)
     began = time.perf_counter()
-    for epoch, pairs in enumerate(pairs_by_epoch):
-        batches = split_pairs(*pairs)
+    for epoch, (centers, contexts) in enumerate(pairs_by_epoch):
+        batches = split_pairs(centers, contexts)
         interval = math.ceil(len(batches) / 10)
         losses = []  # since the last report
         for step, (center, context) in enumerate(batches, start=1):
             done = (epoch + step / len(batches)) / n_epochs  # the fraction of the steps of all passes
             lr = LEARNING_RATE * (1 - done)
-            negatives = draw_negatives(noise, len(center), K)
+            chosen = torch.randint(len(noise), (len(center), NEGATIVES))
+            negatives = noise[chosen]  # (B, K)
             loss = gradient_step(W, W_context, center, context, negatives, lr)
             losses.append(loss.mean())
             is_report = step % interval == 0 or step == len(batches)
             if is_report:
                 mean_loss = torch.stack(losses).mean().item()
                 losses.clear()
-                print_progress(done, n_epochs, mean_loss, began)
+                passes = done * n_epochs
+                seconds = time.perf_counter() - began
+                eta = seconds * (1 / done - 1)
+                print(f"pass {passes:.1f} of {n_epochs}  loss {mean_loss:.4f} nats per pair", end="  ")
+                print(f"eta {eta:.0f} s", flush=True)
     return before, W, mean_loss
 
 
@@ -226,15 +226,6 @@ def split_pairs(centers: np.ndarray, contexts: np.ndarray) -> list[tuple]:
     center_batches = torch.from_numpy(centers).split(BATCH_SIZE)
     context_batches = torch.from_numpy(contexts).split(BATCH_SIZE)
     return list(zip(center_batches, context_batches, strict=True))
-
-
-def print_progress(done: float, n_epochs: int, loss: float, began: float) -> None:
-    """Print the passes so far, the loss and the time left. done: the fraction of all steps. began: when
-    training began, by time.perf_counter()."""
-    passes = done * n_epochs
-    seconds = time.perf_counter() - began
-    eta = seconds * (1 / done - 1)
-    print(f"pass {passes:.1f} of {n_epochs}  loss {loss:.4f} nats per pair  eta {eta:.0f} s", flush=True)
 
 
 # ----------------------------------------------------------------------------- words and pairs
@@ -315,38 +306,32 @@ def subsample(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return rng.random(len(ids)) < p  # p > 1: always kept
 
 
-@dataclass
-class Words:
-    """The text of a dataset, and its n words that are in the vocabulary."""
-
-    text: str  # in lower case, except for Python code
-    is_python: bool
-    vocab: list[str]  # V words, the most frequent first
-    ids: np.ndarray  # (n,) index of each word in vocab
-    document_ids: np.ndarray  # (n,) index of the document that the word is in
-
-
-def read_words(data: Dataset, min_count: int) -> Words:
-    """Read the words of the training split, and print how many there are."""
+def read_words(data: Dataset, min_count: int) -> tuple:
+    """Return the text of the training split, in lower case unless it is Python code, and its words as
+    number_words() returns them. Print how many there are."""
     tokens = data.train[:MAX_TOKENS]
     text = data.tokenizer.decode(tokens.tolist())
-    is_python = "def __init__" in text  # a guess
-    if not is_python:
+    if not is_python(text):
         text = text.lower()
     documents = [text]
     if data.separator is not None:
         between = data.tokenizer.decode([data.separator])
         documents = text.split(between)
     vocab, ids, document_ids = number_words(documents, min_count)
-    print(f"{data.name}: {len(ids):,} words, {len(vocab):,} of them distinct,", end=" ")
-    print(f"in {len(tokens):,} of {len(data.train):,} tokens")
-    return Words(text, is_python, vocab, ids, document_ids)
+    distinct = f"{len(ids):,} words, {len(vocab):,} of them distinct"
+    print(f"{data.name}: {distinct}, in {len(tokens):,} of {len(data.train):,} tokens")
+    return text, vocab, ids, document_ids
+
+
+def is_python(text: str) -> bool:
+    """Guess whether a text is Python code."""
+    return "def __init__" in text
 
 
 # ----------------------------------------------------------------------------- counting
 
 
-def ppmi_vectors(centers: np.ndarray, contexts: np.ndarray, V: int, C: int, seed: int) -> torch.Tensor:
+def ppmi_vectors(centers: np.ndarray, contexts: np.ndarray, V: int, seed: int) -> torch.Tensor:
     """Return vectors by counting N pairs: (V, C), or (V, V) if V < C. The matrix of positive PMI,
     max(PMI, 0), has a row per center and a column per context, and is mostly 0.
 
@@ -369,15 +354,17 @@ def ppmi_vectors(centers: np.ndarray, contexts: np.ndarray, V: int, C: int, seed
 
     is_positive = pmi > 0
     values = torch.from_numpy(pmi[is_positive]).float()
-    indices = np.stack((row[is_positive], column[is_positive]))  # (2, positive pairs)
+    pairs = np.stack((row, column))  # (2, U)
+    indices = torch.from_numpy(pairs[:, is_positive])  # (2, positive pairs)
+    columns = min(N_EMBD + 10, V)
     torch.manual_seed(seed)
     # Check the indices. PyTorch warns if it is told neither to check them nor to skip the check
     with torch.sparse.check_sparse_tensor_invariants():
-        matrix = torch.sparse_coo_tensor(torch.from_numpy(indices), values, (V, V))
+        matrix = torch.sparse_coo_tensor(indices, values, (V, V))
         # This algorithm is randomized. With more columns and iterations, it comes closer to the exact result
-        L, S, _ = torch.svd_lowrank(matrix, q=min(C + 10, V), niter=4)
+        L, S, _ = torch.svd_lowrank(matrix, columns, niter=4)
     vectors = L * S.sqrt()
-    return vectors[:, :C]
+    return vectors[:, :N_EMBD]
 
 
 # ----------------------------------------------------------------------------- neighbors
@@ -391,22 +378,32 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def nearest(vectors: torch.Tensor, query: torch.Tensor, k: int, without: list[int]) -> list[int]:
     """Return the ids of the k words that are most similar to a query (C,), the nearest first, among the
     FREQUENT first words of vectors (V, C). The ids in `without` are left out."""
-    similarity = cosine(query[None], vectors[:FREQUENT])  # (1, FREQUENT)
+    frequent = vectors[:FREQUENT]
+    similarity = cosine(query[None], frequent)  # (1, FREQUENT)
     order = similarity[0].argsort(descending=True)
     allowed = [i for i in order.tolist() if i not in without]
     return allowed[:k]
 
 
-def show_neighbors(vectors: dict[str, torch.Tensor], vocab: list[str], words: list[str]) -> None:
-    """Print the six nearest neighbors of each word, by each kind of vectors (V, C)."""
+def choose_words(near: str, text: str, vocab: list[str]) -> list[str]:
+    """Choose the words whose neighbors are shown: near, if it is given."""
+    if near:
+        return [near]
+    if is_python(text):
+        return [word for word in NEAR if word in vocab]
+    return vocab[:300:50]  # the most frequent word, the 51st, the 101st ... the 251st
+
+
+def show_neighbors(vectors: dict, vocab: list[str], shown: list[str]) -> None:
+    """Print the six nearest neighbors of each word of shown, by each kind of vectors (V, C)."""
     n = min(FREQUENT, len(vocab))
     print(f"\nnearest of the {n:,} most frequent words, by cosine similarity")
-    for word in words:
+    for word in shown:
         i = vocab.index(word)
         for name, table in vectors.items():
             neighbors = nearest(table, table[i], 6, [i])
-            listed = " ".join(vocab[j] for j in neighbors)
-            print(f"{word:10} {name:10} {listed}")
+            words = [vocab[j] for j in neighbors]
+            print(f"{word:10} {name:10}", *words)
 
 
 # ----------------------------------------------------------------------------- analogies
@@ -425,44 +422,27 @@ def answer_analogy(vectors: torch.Tensor, a: int, b: int, c: int) -> tuple[int, 
     return by_step, near_c
 
 
-def known_analogies(id_of: dict[str, int]) -> list[list[str]]:
-    """Return the ANALOGIES whose four words are all keys of id_of, as lists of words."""
-    known = []
-    for analogy in ANALOGIES:
-        words = analogy.split()
-        if all(word in id_of for word in words):
-            known.append(words)
-    return known
-
-
-def try_analogies(vectors: dict[str, torch.Tensor], vocab: list[str]) -> None:
+def try_analogies(vectors: dict, vocab: list[str]) -> None:
     """Print the answers to all ANALOGIES of frequent words, by each kind of vectors (V, C)."""
     id_of = {word: i for i, word in enumerate(vocab[:FREQUENT])}
-    known = known_analogies(id_of)
-    n_right = {}  # right answers, by column of the table
+    columns = []
     for name in vectors:
-        n_right[name] = 0
-        n_right[f"{name}, near c"] = 0
-    rows = [["a : b = c : d", *n_right]]
-    for words in known:
-        a, b, c, d = [id_of[word] for word in words]
-        answers = {}  # by column
-        for name, table in vectors.items():
-            by_step, near_c = answer_analogy(table, a, b, c)
-            answers[name] = by_step
-            answers[f"{name}, near c"] = near_c
-        row = ["{} : {} = {} : {}".format(*words)]
-        for column, answer in answers.items():
-            row.append(vocab[answer])
-            if answer == d:
-                n_right[column] += 1
-        rows.append(row)
-    row = ["right"]
-    for n in n_right.values():
-        row.append(f"{n} of {len(known)}")
-    rows.append(row)
+        columns += [name, f"{name}, near c"]
     print("\nanalogies: the word nearest to b - a + c should be d; beside it, the word nearest to c alone")
-    print_table(rows)
+    print_row("a : b = c : d", columns, width=20, first=46)
+    n = 0
+    n_right = np.zeros(len(columns), dtype=int)
+    for analogy in ANALOGIES:
+        words = WORD.findall(analogy)
+        if id_of.keys() >= set(words):
+            n += 1
+            a, b, c, d = [id_of[word] for word in words]
+            answers = []
+            for table in vectors.values():
+                answers += answer_analogy(table, a, b, c)
+            print_row(analogy, [vocab[answer] for answer in answers], width=20, first=46)
+            n_right += np.equal(answers, d)
+    print_row(f"right, of {n}", n_right, width=20, first=46)
 
 
 # ----------------------------------------------------------------------------- classes of words
@@ -507,36 +487,27 @@ def precision_at_10(vectors: torch.Tensor, labels: np.ndarray) -> np.ndarray:
     return has_label.mean(axis=1)
 
 
-def mean_cosine(vectors: torch.Tensor) -> float:
-    """Return the mean cosine over all pairs of two different vectors of (m, C): about 0 if they point
-    in all directions equally, 1 if all point in the same direction."""
-    m = len(vectors)
-    total = cosine(vectors, vectors).sum()
-    total = total - m  # the cosine of each vector with itself is 1, if no vector is 0
-    mean = total / (m * (m - 1))
-    return mean.item()
-
-
-def compare(vectors: dict[str, torch.Tensor], labels: np.ndarray) -> dict[str, float]:
-    """Print the precision at 10 of several kinds of vectors (m, C) of words with labels (m,), and their
-    mean cosine. Returns the mean precision of the classes, for each kind of vectors."""
-    classes = list(dict.fromkeys(labels.tolist()))  # in the order of the words
-    sizes = [str((labels == class_name).sum()) for class_name in classes]
-    header = ["", *classes, "mean", "mean cosine"]
-    rows = [header, ["words", *sizes, "", ""]]
+def compare(vectors: dict, others: dict, vocab: list[str], class_of: dict) -> dict:
+    """Print the precision at 10 of several kinds of vectors of the m words that have a class. vectors: tables
+    of all words (V, C), by name; others: tables of these words only, (m, C). Returns the mean precision of the
+    classes, for each kind of vectors."""
+    rows = [vocab.index(word) for word in class_of]
+    compared = {name: table[rows] for name, table in vectors.items()}  # (m, C) each
+    compared.update(others)
+    class_names = list(class_of.values())
+    labels = np.array(class_names)  # (m,)
+    classes = list(dict.fromkeys(class_names))  # in the order of the words
+    print(f"\nprecision at 10: the fraction of a word's 10 nearest, among {len(labels)}, that are of its class")
+    print_row("", [*classes, "mean"])
+    print_row("words", [class_names.count(name) for name in classes])
     means = {}
-    for name, table in vectors.items():
+    for name, table in compared.items():
         precision = precision_at_10(table, labels)  # (m,)
         of_classes = [precision[labels == class_name].mean() for class_name in classes]
         mean = float(np.mean(of_classes))
         means[name] = mean
-        row = [name]
-        row += [f"{value:.2f}" for value in of_classes]
-        row.append(f"{mean:.3f}")
-        row.append(f"{mean_cosine(table):.2f}")
-        rows.append(row)
-    print(f"\nprecision at 10: the fraction of a word's 10 nearest, among {len(labels)}, that are of its class")
-    print_table(rows)
+        cells = [f"{value:.2f}" for value in of_classes]
+        print_row(name, [*cells, f"{mean:.3f}"])
     return means
 
 
@@ -558,7 +529,10 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
     of a word's tokens, which are its letters if the GPT reads characters. Contextual: the last hidden
     state at a word's last token, averaged over OCCURRENCES of the word. It depends on the text before."""
     show = progress("hidden states", len(words), "words")  # show(n) prints that n words are done
-    ends = find_ends(text, words)
+    ends = {word: [] for word in words}  # where the occurrences of each word end
+    for match in WORD.finditer(text):
+        if match[0] in ends:
+            ends[match[0]].append(match.end())
     # In BPE, the first token of most words includes the space before the word
     space = "" if isinstance(tokenizer, CharTokenizer) else " "
     static = []
@@ -567,32 +541,23 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
         tokens = torch.tensor(tokenizer.encode(space + word))
         embeddings = model.transformer.wte(tokens)  # (tokens, C)
         static.append(embeddings.mean(dim=0))
-        hidden = hidden_states(model, tokenizer, text, ends[word], OCCURRENCES, rng)
+        hidden = hidden_states(model, tokenizer, text, ends[word], rng)
         contextual.append(hidden.mean(dim=0))
         show(len(contextual))
     return torch.stack(static), torch.stack(contextual)
 
 
-def find_ends(text: str, words: list[str]) -> dict[str, list[int]]:
-    """Return where the occurrences of each word end in a text: after how many characters."""
-    ends = {word: [] for word in words}
-    for match in WORD.finditer(text):
-        word = match[0]
-        if word in ends:
-            ends[word].append(match.end())
-    return ends
-
-
-def hidden_states(
-    model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], n: int, rng: np.random.Generator
-) -> torch.Tensor:
+def hidden_states(model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], rng) -> torch.Tensor:
     """Return the last hidden states at the end of a word, (n, C). The word's occurrences end at `ends` in
-    the text; n of them are chosen at random, or all if there are fewer."""
+    the text; OCCURRENCES of them are chosen at random, or all if there are fewer."""
     T = model.config.block_size
     reach = 8 * T  # in characters; at least T tokens, as tokens have fewer than 8 characters on average
     # If possible, none at the start of the text, where the context is short
-    late = [end for end in ends if end >= reach] or ends
-    chosen = rng.choice(late, min(n, len(late)), replace=False)
+    late = [end for end in ends if end >= reach]
+    if late:
+        ends = late
+    n = min(OCCURRENCES, len(ends))
+    chosen = rng.choice(ends, n, replace=False)
     contexts = []
     for end in chosen:
         start = max(0, end - reach)
@@ -600,105 +565,30 @@ def hidden_states(
         contexts.append(tokens[-T:])
     # All contexts get the length of the shortest one, so that they are one batch
     shortest = min(len(tokens) for tokens in contexts)
-    idx = torch.tensor([tokens[-shortest:] for tokens in contexts])  # (occurrences, shortest)
+    contexts = [tokens[-shortest:] for tokens in contexts]
+    idx = torch.tensor(contexts)  # (n, shortest)
     hidden = model.hidden_states(idx)  # (n, shortest, C)
     return hidden[:, -1]
-
-
-# ----------------------------------------------------------------------------- one word, two senses
-
-
-def find_senses(text: str, word: str) -> dict[str, list[int]]:
-    """Return where the occurrences of a keyword end in a text, by sense: at the start of a statement, such
-    as "for line in file:", or in a comment, such as "# needed for this"."""
-    # ( ) is the word; a statement fills its line up to a colon, and in a comment there is a # before the word
-    statements = re.finditer(rf"^ *({word})\b.*:$", text, flags=re.MULTILINE)
-    comments = re.finditer(rf"#.* ({word})\b", text)
-    return {
-        "statement": [match.end(1) for match in statements],
-        "comment": [match.end(1) for match in comments],
-    }
-
-
-@torch.inference_mode()
-def compare_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.Generator) -> None:
-    """Print the mean cosine of a keyword's hidden states within a sense, and across two senses. A static
-    vector, such as a vector of skip-gram, would give 1 everywhere."""
-    rows = [["", "in statements", "in comments", "across", "nearest of the same sense"]]
-    for word in TWO_SENSES:
-        senses = find_senses(text, word)
-        statement_ends = senses["statement"]
-        comment_ends = senses["comment"]
-        if len(statement_ends) < 2 or len(comment_ends) < 2:
-            continue
-        n = min(PER_SENSE, len(statement_ends), len(comment_ends))  # the same number for both senses
-        statements = hidden_states(model, tokenizer, text, statement_ends, n, rng)
-        comments = hidden_states(model, tokenizer, text, comment_ends, n, rng)
-        across = cosine(statements, comments).mean().item()
-        row = [word]
-        for value in (mean_cosine(statements), mean_cosine(comments), across):
-            row.append(f"{value:.2f}")
-        both = torch.cat((statements, comments))
-        labels = np.repeat([0, 1], [len(statements), len(comments)])
-        same_sense = nearest_of_same_label(both, labels)
-        row.append(f"{same_sense:.0%}")
-        rows.append(row)
-    print("\none word in two senses: the mean cosine of its hidden states within a sense, and across both; and how")
-    print("often the nearest other occurrence has the same sense (by chance, 50%)")
-    print_table(rows)
-
-
-def nearest_of_same_label(vectors: torch.Tensor, labels: np.ndarray) -> float:
-    """Return for which fraction of the vectors (m, C) the nearest other vector has the same label (m,)."""
-    similarity = cosine(vectors, vectors)  # (m, m)
-    similarity.fill_diagonal_(-torch.inf)
-    near = similarity.argmax(dim=1).numpy()  # (m,)
-    has_label = labels[near] == labels
-    return float(has_label.mean())
-
-
-def print_random_cosines(seed: int) -> None:
-    """Print how near to 0 the cosine of two random vectors is: the more dimensions, the nearer."""
-    generator = torch.Generator().manual_seed(seed)
-    listed = []
-    for d in (3, 10, 100, 1000):
-        some = torch.randn(10_000, d, generator=generator)
-        others = torch.randn(10_000, d, generator=generator)
-        cosines = F.cosine_similarity(some, others)  # (10_000,), one for each pair
-        mean = cosines.abs().mean()
-        listed.append(f"{mean:.2f} for {d:,}")
-    by_dimension = ", ".join(listed)
-    print(f"the mean |cosine| of two random vectors, by dimension: {by_dimension}")
 
 
 # ----------------------------------------------------------------------------- the command line
 
 
-def check(options: Options, data: Dataset, words: Words, n_pairs: int) -> None:
+def check(options: Options, name: str, text: str, vocab: list[str], n_pairs: int) -> None:
     """Raise UserError if there is nothing to learn or to show, before training."""
-    near = options.near
     min_count = options.min_count
-    if len(words.vocab) < 2 or n_pairs == 0:
-        wrong = f"{data.name} has no two words near each other that both occur {min_count} times or more"
+    if len(vocab) < 2 or n_pairs == 0:
+        wrong = f"{name} has no two words near each other that both occur {min_count} times or more"
         raise UserError(f"{wrong}; use a lower --min_count, or a text such as python or shakespeare")
-    if near and near not in words.vocab:
-        wrong = f"{near} occurs fewer than {min_count} times in {data.name}"
-        similar = did_you_mean(near, words.vocab)
+    if options.near and options.near not in vocab:
+        wrong = f"{options.near} occurs fewer than {min_count} times in {name}"
+        similar = did_you_mean(options.near, vocab)
         raise UserError(f"{wrong}{similar}; use another word, or a lower --min_count")
-    if options.gpt and not words.is_python:
-        raise UserError(f"--gpt compares words of Python, and {data.name} has none; leave it out")
+    if options.gpt and not is_python(text):
+        raise UserError(f"--gpt compares words of Python, and {name} has none; leave it out")
 
 
-def words_to_show(words: Words, near: str) -> list[str]:
-    """Choose the words whose neighbors are shown: near, if it is given."""
-    if near:
-        return [near]
-    if words.is_python:
-        return [word for word in NEAR if word in words.vocab]
-    return words.vocab[:300:50]  # the most frequent word, the 51st, the 101st ... the 251st
-
-
-def vectors_for_comparison(options: Options, text: str, words: list[str]) -> dict[str, torch.Tensor]:
+def vectors_for_comparison(options: Options, text: str, words: list[str]) -> dict:
     """Return other vectors of m words, (m, C): from their letters and, with --gpt, from a GPT."""
     vectors = {"letters": letter_counts(words)}
     if options.gpt:
@@ -707,60 +597,43 @@ def vectors_for_comparison(options: Options, text: str, words: list[str]) -> dic
         static, contextual = gpt_vectors(model, tokenizer, text, words, rng)
         vectors["gpt_embeddings"] = static
         vectors["gpt_hidden_states"] = contextual
-        compare_senses(model, tokenizer, text, rng)
     return vectors
-
-
-def draw_epochs(options: Options, words: Words, rng: np.random.Generator) -> Iterator[tuple]:
-    """Yield the centers and contexts of each pass over the text, (N,) each, drawn when they are needed."""
-    for _ in range(options.epochs):
-        yield draw_pairs(words.ids, words.document_ids, options.window, rng)
-
-
-def compare_by_class(vectors: dict, others: dict, vocab: list[str], class_of: dict[str, str]) -> dict[str, float]:
-    """Call compare() for the m words that have a class. vectors: tables of all words (V, C), by name;
-    others: tables of these words only, (m, C)."""
-    rows = [vocab.index(word) for word in class_of]
-    compared = {name: table[rows] for name, table in vectors.items()}  # (m, C) each
-    compared.update(others)
-    labels = list(class_of.values())
-    return compare(compared, np.array(labels))
 
 
 def main() -> None:
     options = parse(Options, __doc__)
     began = time.perf_counter()
     data = load(options.dataset)
-    words = read_words(data, options.min_count)
-    if not words.is_python:
+    text, vocab, ids, document_ids = read_words(data, options.min_count)
+    if not is_python(text):
         options.near = options.near.lower()
     rng = np.random.default_rng(options.seed)
-    centers, contexts = draw_pairs(words.ids, words.document_ids, options.window, rng)
-    check(options, data, words, len(centers))
+    centers, contexts = draw_pairs(ids, document_ids, options.window, rng)
+    check(options, data.name, text, vocab, len(centers))
     # The class of each word that has a class, and other vectors of these words. They need no training, so
     # they come before it: if the GPT cannot be loaded, the error comes at once
-    class_of = python_classes(words.vocab) if words.is_python else {}
-    others = vectors_for_comparison(options, words.text, list(class_of))
+    class_of = python_classes(vocab) if is_python(text) else {}
+    others = vectors_for_comparison(options, text, list(class_of))
 
     print(f"counting {len(centers):,} pairs; for training, they are drawn again in each pass")
-    by_counting = ppmi_vectors(centers, contexts, len(words.vocab), C=options.n_embd, seed=options.seed)
+    by_counting = ppmi_vectors(centers, contexts, len(vocab), options.seed)
 
-    K = options.negatives
-    first_loss = (1 + K) * math.log(2)
-    print(f"the loss starts at {1 + K} ln 2 = {first_loss:.4f}: all scores are 0")
-    counts = np.bincount(words.ids)  # (V,)
-    pairs_by_epoch = draw_epochs(options, words, rng)
-    before, W, loss = train(pairs_by_epoch, options.epochs, counts, C=options.n_embd, K=K, seed=options.seed)
+    first_loss = (1 + NEGATIVES) * math.log(2)
+    print(f"the loss starts at {1 + NEGATIVES} ln 2 = {first_loss:.4f}: all scores are 0")
+    pairs_by_epoch = (draw_pairs(ids, document_ids, options.window, rng) for _ in range(options.epochs))
+    before, W, loss = train(pairs_by_epoch, options.epochs, np.bincount(ids), options.seed)
 
     vectors = {"random": before, "counting": by_counting, "skip_gram": W}  # (V, C) each
-    show_neighbors(vectors, words.vocab, words_to_show(words, options.near))
+    shown = choose_words(options.near, text, vocab)
+    show_neighbors(vectors, vocab, shown)
     means = {}
     if class_of:
-        means = compare_by_class(vectors, others, words.vocab, class_of)
-        print_random_cosines(options.seed)
-        try_analogies({"counting": by_counting, "skip_gram": W}, words.vocab)
+        means = compare(vectors, others, vocab, class_of)
+        del vectors["random"]
+        try_analogies(vectors, vocab)
     params = 2 * W.numel()  # W and W'
-    print_result("skip-gram", data, params, train=loss, **means, seconds=time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    print_result("skip-gram", data, params, train=loss, **means, seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ def test_inputs_are_added_to_as_many_outputs(double):
 
 @pytest.mark.parametrize("name", CELLS)
 def test_models_to_compare_have_about_as_many_parameters(name):
-    size = rnn.DEFAULTS[name]
-    model = RecurrentModel(27, name, size.n_embd, size.n_hidden, size.n_layer, dropout=0.0)
+    n_embd, n_hidden, n_layer, _ = rnn.DEFAULTS[name]
+    model = RecurrentModel(27, name, n_embd, n_hidden, n_layer, dropout=0.0)
     assert model.num_params() == pytest.approx(100_000, rel=0.07)
 
 
@@ -141,17 +141,18 @@ def test_windows_predict_each_token_once_after_those_before_it(data, name, bptt)
     dataset = load(name)
     tokens, at = dataset.val, rnn.row_edges(dataset.val, dataset.separator, 7)
     pairs = []
-    for window in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 1, bptt):
-        assert window.x.shape[1] <= bptt and window.x.dtype == window.y.dtype == torch.int64
-        pairs += zip(window.x[0].tolist(), window.y[0].tolist(), strict=True)
+    for x, y, _ in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 1, bptt):
+        assert x.shape[1] <= bptt and x.dtype == y.dtype == torch.int64
+        pairs += zip(x[0].tolist(), y[0].tolist(), strict=True)
     assert pairs == [*pairwise(tokens.tolist())]
 
 
 def test_shorter_rows_are_padded_with_ignored_targets():
     first, second = rnn.parallel_windows(np.arange(20), np.array([0, 3, 8]), np.array([0, 1]), 2, 4)
-    assert first.x[:, :3].tolist() == [[0, 1, 2], [3, 4, 5]] and first.y.tolist() == [[1, 2, 3, -1], [4, 5, 6, 7]]
-    assert first.continues is None and second.continues.tolist() == [1]  # the first row has ended
-    assert second.x.tolist() == [[7]] and second.y.tolist() == [[8]]
+    x, y, continues = first
+    assert x[:, :3].tolist() == [[0, 1, 2], [3, 4, 5]] and y.tolist() == [[1, 2, 3, -1], [4, 5, 6, 7]]
+    assert continues is None
+    assert [part.tolist() for part in second] == [[[7]], [[8]], [1]]  # the first row has ended
 
 
 def test_the_windows_of_the_docstring():
@@ -159,13 +160,13 @@ def test_the_windows_of_the_docstring():
     tokens, at = np.array([".aelmv".index(c) for c in text]), np.array([0, 5, 9, 12])
     assert rnn.row_edges(tokens, 0, 1).tolist() == at.tolist()
     shown = rnn.parallel_windows.__doc__
-    for window in rnn.parallel_windows(tokens, at, np.arange(3), 3, 3):
-        for x, y in zip(window.x.tolist(), window.y.tolist(), strict=True):
+    for xs, ys, continues in rnn.parallel_windows(tokens, at, np.arange(3), 3, 3):
+        for x, y in zip(xs.tolist(), ys.tolist(), strict=True):
             inputs, targets = (" ".join("-1" if i < 0 else ".aelmv"[i] for i in row) for row in (x, y))
             line = next(line for line in shown.splitlines() if inputs in line and "->" in line)
             assert line.split("->")[1].split("continues")[0].strip() == targets
             shown = shown.replace(line, "", 1)
-        assert window.continues is None or window.continues.tolist() == [0, 1]
+        assert continues is None or continues.tolist() == [0, 1]
     assert "->" not in shown  # and there are no others
 
 
@@ -174,10 +175,10 @@ def test_the_states_before_a_window(name):
     """Empty where rows start; otherwise the states of the rows that continue, in their order."""
     model, states = small_model(name), small_model(name).start(3)
     states = [state + torch.arange(3.0).view(1, 3, 1) if name != "ssm" else state + 1 for state in states]
-    window = rnn.Window(torch.zeros(2, 4), torch.zeros(2, 4), torch.tensor([2, 1]))
-    (state,) = rnn.states_before(model, window, states)
+    x = torch.zeros(2, 4)
+    (state,) = rnn.states_before(model, x, torch.tensor([2, 1]), states)
     assert torch.equal(state, states[0][:, [2, 1]] if name != "ssm" else states[0][[2, 1]])
-    (state,) = rnn.states_before(model, rnn.Window(window.x, window.y, None), states)
+    (state,) = rnn.states_before(model, x, None, states)
     assert torch.equal(state, model.start(2)[0])
 
 
@@ -187,7 +188,7 @@ def test_one_long_line_costs_no_more_than_its_tokens(cell):
     lines = ["a" * 700, *["ab", "b" * 200, "ba" * 65, "aab"] * 5]
     tokens = np.array([2, *chain.from_iterable([*("ab".index(c) for c in line), 2] for line in lines)])
     at = rnn.row_edges(tokens, 2, 1)
-    shapes = [window.x.shape for window in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 64, 16)]
+    shapes = [x.shape for x, _, _ in rnn.parallel_windows(tokens, at, np.arange(len(at) - 1), 64, 16)]
     assert sum(B * T for B, T in shapes) < 1.5 * len(tokens)
     model = RecurrentModel(3, cell, n_embd=8, n_hidden=8, n_layer=2, dropout=0.0).eval()
     alone = [rnn.split_loss(model, tokens[start : stop + 1], 2) * (stop - start) for start, stop in pairwise(at)]
@@ -199,7 +200,7 @@ def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
     stream, epochs = rnn.training_windows(dataset, 4, 64, seed=1), []
     for _ in range(2):
         epoch_windows = islice(stream, math.ceil(dataset.splits["train"]["documents"] / 4))
-        epochs.append([row for w in epoch_windows for row in torch.cat((w.x[:, :1], w.y), dim=1).tolist()])
+        epochs.append([row for x, y, _ in epoch_windows for row in torch.cat((x[:, :1], y), dim=1).tolist()])
     texts = [[dataset.tokenizer.decode([i for i in row if i >= 0]) for row in epoch] for epoch in epochs]
     documents = dataset.tokenizer.decode(dataset.train.tolist()).split("\n")[1:-1]
     assert sorted(texts[0]) == sorted(texts[1]) == sorted(f"\n{document}\n" for document in documents)
@@ -208,12 +209,12 @@ def test_an_epoch_has_every_document_once_in_another_order_each_time(data):
 
 def test_windows_of_a_text_go_on_where_the_last_ones_ended(data):
     starts, previous = [], None
-    for window in islice(rnn.training_windows(load("tiny"), 4, 50, seed=1), 100):
-        new = window.continues is None
+    for x, y, continues in islice(rnn.training_windows(load("tiny"), 4, 50, seed=1), 100):
+        new = continues is None
         if new:
-            starts.append(window.x[0, :8].tolist())
-        assert new or torch.equal(window.x[:, 0], previous[window.continues])
-        previous = window.y[:, -1]
+            starts.append(x[0, :8].tolist())
+        assert new or torch.equal(x[:, 0], previous[continues])
+        previous = y[:, -1]
     assert len(starts) > 2 and starts[0] != starts[1]  # each epoch has another offset
 
 
@@ -257,11 +258,11 @@ def test_the_state_is_carried_over_windows_and_the_gradient_is_not(data, double,
     dataset = load("tiny")
     model = small_model("rnn", V=dataset.vocab_size)
     second = trained_gradients(model, dataset, 10, monkeypatch)[1]
-    window1, window2 = islice(rnn.training_windows(dataset, 64, 10, seed=1), 2)
-    assert window1.continues is None and window2.continues.tolist() == list(range(64))
-    _, states = model(window1.x)
-    logits, _ = model(window2.x, [state.detach() for state in states])
-    loss = F.cross_entropy(logits.mT, window2.y, ignore_index=-1)
+    (x1, _, continues1), (x2, y2, continues2) = islice(rnn.training_windows(dataset, 64, 10, seed=1), 2)
+    assert continues1 is None and continues2.tolist() == list(range(64))
+    _, states = model(x1)
+    logits, _ = model(x2, [state.detach() for state in states])
+    loss = F.cross_entropy(logits.mT, y2, ignore_index=-1)
     torch.testing.assert_close(second, [*torch.autograd.grad(loss, [*model.parameters()])])
 
 
@@ -348,19 +349,20 @@ def test_the_gradient_norms_of_the_docstring():
 
 
 def test_gradients_are_reported_of_the_model_before_and_after_training(data):
-    dataset, size = load("list"), rnn.DEFAULTS["gru"]
-    trained = rnn.run_cell("gru", dataset, rnn.with_defaults(rnn.Options(max_iters=5, num_samples=0, seed=3), "gru"))
+    dataset = load("list")
+    options = rnn.with_defaults(rnn.Options(max_iters=5, num_samples=0, seed=3), "gru")
+    before, after, _ = rnn.run_cell("gru", dataset, options)
+    n_embd, n_hidden, n_layer, _ = rnn.DEFAULTS["gru"]
     torch.manual_seed(3)
-    model = RecurrentModel(dataset.vocab_size, "gru", size.n_embd, size.n_hidden, size.n_layer, dropout=0.1)
+    model = RecurrentModel(dataset.vocab_size, "gru", n_embd, n_hidden, n_layer, dropout=0.1)
     norms = rnn.gradient_norms(model, dataset.val, dataset.separator)
-    np.testing.assert_allclose(trained.norms_before, norms)
-    assert not np.allclose(trained.norms_after, norms, rtol=0.01)
+    np.testing.assert_allclose(before, norms)
+    assert not np.allclose(after, norms, rtol=0.01)
 
 
 def test_the_table_of_gradients_is_relative_to_the_token_before(capsys):
     before, after = 5 * 0.5 ** np.arange(1, 13), 7 * 0.9 ** np.arange(1, 13)
-    trained = rnn.Trained("rnn", params=1, losses={}, seconds=0.0, norms_before=before, norms_after=after)
-    rnn.print_gradients(rnn.relative_norms([trained]))
+    rnn.print_gradients({"rnn before": rnn.relative(before), "rnn after": rnn.relative(after)})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert {"k = 5 0.062 0.66", "tokens with 1 % left 7 of 12 12 of 12"} < {*lines}
     assert not any(line.startswith("k = 20") for line in lines)
@@ -388,13 +390,13 @@ def test_all_cells_learn_in_one_run(data, call, name):
 def test_the_recipe_of_the_results(data, call, monkeypatch, rule, decay):
     seen = []
     monkeypatch.setattr(rnn, "fit", lambda model, batch_loss, recipe: seen.append((model, recipe)))
-    changes = ("--max_iters=300", "--grad_clip=0.5", "--n_embd=6", "--n_layer=1")
+    changes = ("--max_iters=300", "--grad_clip=0.5")
     call(rnn, "--dataset=list", "--cell=ssm", f"--optimizer={rule}", *changes)
     ((model, r),) = seen
     assert (r.learning_rate, r.warmup_iters, r.max_iters, r.schedule, r.min_lr) == (0.005, 30, 300, "linear", 0)
     assert (r.optimizer, r.weight_decay, r.momentum, r.beta1, r.beta2) == (rule, decay, 0.9, 0.9, 0.99)
     assert r.grad_clip == 0.5
-    assert (model.wte.embedding_dim, len(model.cells), model.head.in_features) == (6, 1, 152)
+    assert (model.wte.embedding_dim, len(model.cells), model.head.in_features) == (96, 2, 152)
 
 
 def test_the_same_seed_gives_the_same_run(data, call):

@@ -9,7 +9,7 @@ from conftest import result
 
 import seq2seq
 from model import GPTConfig
-from seq2seq import CHARACTERS, END, FORMATS, ORIGINAL, PAD, Example, Transformer, make_batch, search, tokenize
+from seq2seq import CHARACTERS, END, FORMATS, ORIGINAL, PAD, Transformer, make_batch, search, tokenize
 
 
 def make(attention: bool = True, V: int = len(CHARACTERS), **sizes) -> Transformer:
@@ -39,24 +39,24 @@ def test_ten_formats_say_the_same_day():
 def test_days_of_the_test_split_are_never_trained():
     assert len(seq2seq.DAYS) == 36_525 == len(set().union(*seq2seq.SPLITS.values()))
     for split, days in seq2seq.SPLITS.items():
-        drawn = {example.target for example in seq2seq.draw_examples("dates", split, 3000, random.Random(0))}
+        drawn = {target for _, target in seq2seq.draw_examples("dates", split, 3000, random.Random(0))}
         assert drawn <= {day.isoformat() for day in days} and len(drawn) > 900
 
 
 def test_strings_are_reversed():
     examples = seq2seq.draw_examples("reverse", "train", 400, random.Random(0))
-    assert all(example.target == example.source[::-1] for example in examples)
-    assert {len(example.source) for example in examples} == set(range(1, 17))
+    assert all(target == source[::-1] for source, target in examples)
+    assert {len(source) for source, _ in examples} == set(range(1, 17))
     long = seq2seq.draw_examples("reverse", "test", 50, random.Random(0), 20)
-    assert {len(example.source) for example in long} == {20}
+    assert {len(source) for source, _ in long} == {20}
 
 
 def test_a_batch_is_shifted_and_padded():
-    batch = make_batch([Example("abc", "12"), Example("d", "345")])
+    source, idx, targets = make_batch([("abc", "12"), ("d", "345")])
     a, one = CHARACTERS.index("a"), CHARACTERS.index("1")
-    assert batch.source.tolist() == [[a, a + 1, a + 2], [a + 3, PAD, PAD]]
-    assert batch.idx.tolist() == [[END, one, one + 1, END], [END, one + 2, one + 3, one + 4]]  # the last END: no target
-    assert batch.targets.tolist() == [[one, one + 1, END, -1], [one + 2, one + 3, one + 4, END]]
+    assert source.tolist() == [[a, a + 1, a + 2], [a + 3, PAD, PAD]]
+    assert idx.tolist() == [[END, one, one + 1, END], [END, one + 2, one + 3, one + 4]]  # the last END: no target
+    assert targets.tolist() == [[one, one + 1, END, -1], [one + 2, one + 3, one + 4, END]]
 
 
 def test_guessing_loss_is_the_entropy_of_the_targets(monkeypatch):
@@ -174,10 +174,8 @@ def test_the_first_of_four_beams_is_the_answer(monkeypatch, capsys):
         return [found[:width] if width == 4 else ["greedy"] for found in beams], torch.zeros(2, width)
 
     monkeypatch.setattr(seq2seq, "search", search)
-    model, examples = make(), [Example("a", "12"), Example("b", "34")]
-    measured = seq2seq.measure(model, examples)
-    assert (measured.exact_match, measured.beam) == (0, 0.5)
-    assert measured.loss == pytest.approx(seq2seq.teacher_forcing_loss(model, examples, "sum").item() / 2)
+    model, examples = make(), [("a", "12"), ("b", "34")]
+    assert [seq2seq.exact_match(model, examples, width) for width in (1, 4)] == [0, 0.5]
     seq2seq.print_answers(model, examples)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2:4] == ["    a -> 12", "    b -> x  (correct: 34)"]
@@ -201,11 +199,11 @@ def test_it_learns_to_reverse_and_to_measure_it(monkeypatch):
     examples = seq2seq.draw_examples("reverse", "test", 300, random.Random(1))
     before = seq2seq.teacher_forcing_loss(model, examples).item()
     seq2seq.train(model, "reverse", 300, seed=0)
-    found = [search(model, tokenize([each.source]))[0][0][0] == each.target for each in examples[:50]]
+    found = [search(model, tokenize([source]))[0][0][0] == target for source, target in examples[:50]]
     assert seq2seq.exact_match(model, examples[:50]) == sum(found) / 50
     assert seq2seq.exact_match(model, examples) > 0.9
     total = seq2seq.teacher_forcing_loss(model, examples, "sum").item()
-    n_tokens = sum(len(example.target) + 1 for example in examples)
+    n_tokens = sum(len(target) + 1 for _, target in examples)
     after = seq2seq.teacher_forcing_loss(model, examples).item()
     assert after == pytest.approx(total / n_tokens, rel=1e-4) and after < before / 4
 
