@@ -161,7 +161,8 @@ def encode(words: list[str], alphabet: str) -> torch.Tensor:
     """
     rows = []
     for word in words:
-        rows.append([alphabet.index(letter) for letter in f"\n{word}\n"])
+        tokens = [alphabet.index(letter) for letter in f"\n{word}\n"]
+        rows.append(tokens)
     return pad_rows(rows, PAD)
 
 
@@ -331,8 +332,9 @@ def join_halves(a: str, b: str) -> str:
 
 def halves(words: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
     """Return texts of two kinds: halves of two different words (kind 0), and both halves of each word (kind 1)."""
+    of_different_words = mixed(words, rng)
     whole = [join_halves(word, word) for word in words]
-    return mixed(words, rng), whole
+    return of_different_words, whole
 
 
 def mixed(words: list[str], rng: random.Random) -> list[str]:

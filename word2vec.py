@@ -190,27 +190,23 @@ def train(pairs_by_epoch: Iterable[tuple], n_epochs: int, counts: np.ndarray, se
     W_context = torch.zeros(V, N_EMBD)
     before = W.clone()
     noise = draw_noise(counts)
+    print(f"the loss starts at {1 + NEGATIVES} ln 2 = {(1 + NEGATIVES) * math.log(2):.4f}: all scores are 0")
     began = time.perf_counter()
-    for epoch, (centers, contexts) in enumerate(pairs_by_epoch):
-        batches = split_pairs(centers, contexts)
+    for epoch, pairs in enumerate(pairs_by_epoch):
+        batches = split_pairs(*pairs)
         interval = math.ceil(len(batches) / 10)
         losses = []  # since the last report
         for step, (center, context) in enumerate(batches, start=1):
             done = (epoch + step / len(batches)) / n_epochs  # the fraction of the steps of all passes
             lr = LEARNING_RATE * (1 - done)
-            chosen = torch.randint(len(noise), (len(center), NEGATIVES))
-            negatives = noise[chosen]  # (B, K)
+            negatives = draw_negatives(noise, len(center), NEGATIVES)
             loss = gradient_step(W, W_context, center, context, negatives, lr)
             losses.append(loss.mean())
             is_report = step % interval == 0 or step == len(batches)
             if is_report:
                 mean_loss = torch.stack(losses).mean().item()
                 losses.clear()
-                passes = done * n_epochs
-                seconds = time.perf_counter() - began
-                eta = seconds * (1 / done - 1)
-                print(f"pass {passes:.1f} of {n_epochs}  loss {mean_loss:.4f} nats per pair", end="  ")
-                print(f"eta {eta:.0f} s", flush=True)
+                print_progress(done, n_epochs, mean_loss, began)
     return before, W, mean_loss
 
 
@@ -221,11 +217,26 @@ def draw_noise(counts: np.ndarray) -> torch.Tensor:
     return torch.multinomial(weights, NOISE_TABLE, replacement=True)
 
 
+def draw_negatives(noise: torch.Tensor, B: int, K: int) -> torch.Tensor:
+    """Choose K random words for each of B pairs, (B, K), from the words in noise (NOISE_TABLE,)."""
+    chosen = torch.randint(len(noise), (B, K))
+    return noise[chosen]
+
+
 def split_pairs(centers: np.ndarray, contexts: np.ndarray) -> list[tuple]:
     """Split N pairs, in their order, into batches of centers and contexts, (B,) each."""
     center_batches = torch.from_numpy(centers).split(BATCH_SIZE)
     context_batches = torch.from_numpy(contexts).split(BATCH_SIZE)
     return list(zip(center_batches, context_batches, strict=True))
+
+
+def print_progress(done: float, n_epochs: int, loss: float, began: float) -> None:
+    """Print the passes so far, the loss and the time left. done: the fraction of all steps. began: when
+    training began, by time.perf_counter()."""
+    passes = done * n_epochs
+    seconds = time.perf_counter() - began
+    eta = seconds * (1 / done - 1)
+    print(f"pass {passes:.1f} of {n_epochs}  loss {loss:.4f} nats per pair  eta {eta:.0f} s", flush=True)
 
 
 # ----------------------------------------------------------------------------- words and pairs
@@ -618,22 +629,18 @@ def main() -> None:
     print(f"counting {len(centers):,} pairs; for training, they are drawn again in each pass")
     by_counting = ppmi_vectors(centers, contexts, len(vocab), options.seed)
 
-    first_loss = (1 + NEGATIVES) * math.log(2)
-    print(f"the loss starts at {1 + NEGATIVES} ln 2 = {first_loss:.4f}: all scores are 0")
     pairs_by_epoch = (draw_pairs(ids, document_ids, options.window, rng) for _ in range(options.epochs))
     before, W, loss = train(pairs_by_epoch, options.epochs, np.bincount(ids), options.seed)
 
     vectors = {"random": before, "counting": by_counting, "skip_gram": W}  # (V, C) each
-    shown = choose_words(options.near, text, vocab)
-    show_neighbors(vectors, vocab, shown)
+    show_neighbors(vectors, vocab, choose_words(options.near, text, vocab))
     means = {}
     if class_of:
         means = compare(vectors, others, vocab, class_of)
         del vectors["random"]
         try_analogies(vectors, vocab)
-    params = 2 * W.numel()  # W and W'
-    seconds = time.perf_counter() - began
-    print_result("skip-gram", data, params, train=loss, **means, seconds=seconds)
+    # The parameters are W and W'
+    print_result("skip-gram", data, 2 * W.numel(), train=loss, **means, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":
