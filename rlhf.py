@@ -2,7 +2,6 @@ r"""Part 7: learn from preferences: a reward model, PPO, DPO, best of n, and rew
 
     python rlhf.py                                          # everything, in four minutes, no download
     python sample.py --init_from=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
-    python rlhf.py --stage=reward --preference=short        # judges who care only about length
     python rlhf.py --stage=ppo --beta=0                     # reward hacking: replaces out/rlhf/ppo.pt
 
 It is easy to say which of two answers is better, and hard to write a loss function for "better". So
@@ -26,8 +25,8 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +35,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from checkpoint import save_model
-from console import NonNegative, NonNegativeFloat, Positive, UserError, option, parse, print_result, print_table, run
+from console import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    UserError,
+    option,
+    parse,
+    print_result,
+    print_row,
+    print_table,
+    run,
+)
 from dataset import Dataset, load
 from fit import fit
 from model import GPT, GPTConfig
@@ -45,40 +55,31 @@ from runtime import keep_freed_memory
 from sample import generate
 
 FOLDER = Path("out/rlhf")
-# Tokens in a row (T). A word that has no end by then is cut off
-MAX_TOKENS = 24
+MAX_TOKENS = 24  # tokens in a row (T). A word that has no end by then is cut off
 VOWELS = "aeiou"
-# Pairs that no model is trained on
-N_HELD_OUT = 1000
-# For the last table, each model draws this many words
-N_EVALUATED = 2000
-# Best of n: the numbers of words to choose from
-BEST_OF = (1, 2, 4, 8, 16)
-# --stage=all also trains PPO with these --beta: no penalty for leaving the base, and a large one
-OTHER_BETAS = (0.0, 1.0)
+N_HELD_OUT = 1000  # pairs that no model is trained on
+N_EVALUATED = 2000  # words that each model draws for the last table
+BEST_OF = (1, 2, 4, 8, 16)  # best of n: the numbers of words to choose from
 
-# All models have this shape
-SHAPE = {"block_size": 32, "n_layer": 4, "n_head": 4, "n_embd": 64}
-# For the base
+SHAPE = {"block_size": 32, "n_layer": 4, "n_head": 4, "n_embd": 64}  # of all models
 BASE = Recipe(max_iters=600, learning_rate=0.01, optimizer="muon", muon_learning_rate=0.03)
-# For the reward model, and for DPO
-PAIRWISE = Recipe(max_iters=150, learning_rate=0.001)
-# Words or pairs per step, except in PPO
-BATCH_SIZE = 64
-# For PPO
+PAIRWISE = Recipe(max_iters=150, learning_rate=0.001)  # for the reward model, and for DPO
+BATCH_SIZE = 64  # words or pairs per step, except in PPO
+
 PPO = Recipe(max_iters=30, learning_rate=0.001, warmup_iters=5, beta2=0.99)
-# In each step of PPO, the policy draws this many words
-PPO_WORDS = 256
+PPO_WORDS = 256  # words that the policy draws in each step of PPO
 # These words serve 2 x 4 updates: two epochs, in each of which the words are split into four minibatches
 EPOCHS = 2
 MINIBATCHES = 4
-# With a group baseline, the policy draws this many words for each prompt
-GROUP = 8
+GROUP = 8  # with a group baseline, the policy draws this many words for each prompt
 # A token whose probability has changed by more than 20 % in the direction of its advantage is not pushed
 # further
 CLIP = 0.2
-# The lambda of generalized_advantages()
-LAMBDA = 0.95
+LAMBDA = 0.95  # of generalized_advantages()
+# --stage=all: the policies that PPO trains, by the arguments of ppo() that differ. beta 0: no penalty for leaving
+# the base; beta 1: a large one
+VARIANTS = {"PPO": {}, "PPO, group": {"group": True}, "PPO, beta 0": {"beta": 0.0}, "PPO, beta 1": {"beta": 1.0}}
+STAGES = {"all": [*VARIANTS, "DPO"], "reward": [], "ppo": ["PPO"], "dpo": ["DPO"]}
 
 
 # ----------------------------------------------------------------------------- the hidden rule
@@ -97,11 +98,6 @@ def melodic(word: str, known: set[str]) -> float:
     return points - unknown
 
 
-def short(word: str, known: set[str]) -> float:
-    """The fewer letters, the better, whatever the word is."""
-    return -float(len(word))
-
-
 def n_grams(word: str, n: int) -> list[str]:
     """All sequences of n letters in a word."""
     starts = range(len(word) - n + 1)
@@ -115,27 +111,9 @@ def repetitions(word: str) -> int:
 
 
 @dataclass
-class Preference:
-    """A hidden rule, and a feature of words by which show_rewards() groups them."""
-
-    score: Callable  # score(word, known) -> float: the higher, the better
-    feature: Callable  # feature(word) -> int
-    feature_name: str
-
-
-PREFERENCES = {
-    "melodic": Preference(melodic, repetitions, "repetitions"),
-    "short": Preference(short, len, "letters"),
-}
-
-
-@dataclass
 class Options:
-    stage: Literal["all", "reward", "ppo", "dpo"] = option(
-        "all", "after the reward model, train all policies, none (reward), or one"
-    )
+    stage: Literal[*STAGES] = option("all", "after the reward model, train all policies, none (reward), or one")
     dataset: str = option("words", "a list of words: words, names, or your own")
-    preference: Literal[*PREFERENCES] = option("melodic", "the hidden rule; melodic: vowels (aeiou), no repetitions")
     pairs: Positive = option(4000, "comparisons to train on")
     beta: NonNegativeFloat = option(0.1, "weight of the KL from the base; 0: off, PPO only")
     plot: bool = option(False, "draw out/rlhf/rlhf.png")
@@ -153,8 +131,8 @@ class Task:
     train: torch.Tensor  # words of the training split, (n, T)
     val: torch.Tensor  # words of the validation split, (m, T)
     base: GPT  # trained on words; each policy starts as a copy of it
-    preference: str  # the name of the rule
     known: set[str]  # all sequences of three letters in the words of train and val
+    reward_model: GPT | None = None  # trained by train_reward_model()
 
     def prompts(self, n: int) -> torch.Tensor:
         """A newline and the first letter of random training words, (n, 2)."""
@@ -171,9 +149,8 @@ class Task:
 
     def scores(self, ids: torch.Tensor) -> torch.Tensor:
         """The true scores of words by the hidden rule, (n, T) -> (n,)."""
-        rule = PREFERENCES[self.preference].score
-        scores = [rule(word, self.known) for word in self.texts(ids)]
-        return torch.tensor(scores)
+        scores = [melodic(word, self.known) for word in self.texts(ids)]
+        return torch.tensor(scores, dtype=torch.float32)
 
     @functools.cached_property
     def rivals(self) -> torch.Tensor:
@@ -220,12 +197,7 @@ def log_probs(model: GPT, ids: torch.Tensor) -> torch.Tensor:
 # winner should get the higher reward.
 
 
-@dataclass
-class Pairs:
-    """Two words for each of n prompts, compared by a judge."""
-
-    better: torch.Tensor  # the words that won, (n, T)
-    worse: torch.Tensor  # the words that lost, (n, T)
+Pairs = tuple[torch.Tensor, torch.Tensor]  # n words that won, and the n words that lost, (n, T) each
 
 
 def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
@@ -267,17 +239,19 @@ def draw_pairs(task: Task, n: int) -> Pairs:
     p = torch.sigmoid(task.scores(a) - task.scores(b))  # P(a wins), (n,)
     a_wins = torch.rand(n) < p  # (n,)
     a_wins = a_wins[:, None]  # (n, 1)
-    return Pairs(better=a.where(a_wins, b), worse=b.where(a_wins, a))
+    winners = a.where(a_wins, b)
+    losers = b.where(a_wins, a)
+    return winners, losers
 
 
-def train_reward_model(task: Task, pairs: Pairs, held_out: Pairs) -> GPT:
-    """A copy of the base with a scalar head, trained on pairs."""
+def train_reward_model(task: Task, pairs: Pairs, held_out: Pairs) -> None:
+    """Train task.reward_model: a copy of the base with a scalar head."""
     reward_model = with_scalar_head(task.base)
     limit = rule_accuracy(task, held_out)
-    print(f"\nreward model, trained on {len(pairs.better):,} pairs; the rule itself would reach {limit:.1%}")
+    print(f"\nreward model, trained on {len(pairs[0]):,} pairs; the rule itself would reach {limit:.1%}")
     reward = functools.partial(rewards, reward_model)
     learn_from_pairs(reward_model, reward, pairs, held_out)
-    return reward_model
+    task.reward_model = reward_model
 
 
 def learn_from_pairs(
@@ -286,16 +260,17 @@ def learn_from_pairs(
     """Train a model to give the winner the higher reward(words), (n, T) -> (n,). A reward model and
     DPO differ in reward() alone. report: more text for a line of the log. Returns the time in seconds."""
 
+    winners, losers = pairs
+
     def batch_loss() -> torch.Tensor:
-        rows = torch.randint(len(pairs.better), (BATCH_SIZE,))
-        better = reward(pairs.better[rows])  # (BATCH_SIZE,)
-        worse = reward(pairs.worse[rows])  # (BATCH_SIZE,)
+        rows = torch.randint(len(winners), (BATCH_SIZE,))
+        better = reward(winners[rows])  # (BATCH_SIZE,)
+        worse = reward(losers[rows])  # (BATCH_SIZE,)
         return preference_loss(better, worse)
 
     @torch.no_grad()
     def note() -> str:
-        better = reward(held_out.better)  # (n,)
-        worse = reward(held_out.worse)  # (n,)
+        better, worse = map(reward, held_out)  # (n,)
         loss = preference_loss(better, worse)
         accuracy = win_rate(better, worse)
         return f"held-out loss {loss:.4f}  accuracy {accuracy:.1%}  {report()}"
@@ -315,21 +290,23 @@ def win_rate(a: torch.Tensor, b: torch.Tensor) -> float:
 def rule_accuracy(task: Task, pairs: Pairs) -> float:
     """The fraction of winners that a judge who knows the rule would predict. The judge chooses the higher
     score, which wins with probability sigmoid(difference of the scores), so the fraction is below 1."""
-    margin = task.scores(pairs.better) - task.scores(pairs.worse)  # (n,)
+    winners, losers = pairs
+    margin = task.scores(winners) - task.scores(losers)  # (n,)
     return torch.sigmoid(margin.abs()).mean().item()
 
 
-def show_rewards(task: Task, reward_model: GPT, ids: torch.Tensor) -> None:
-    """Print what the reward model has learned: mean score and reward of groups of words (n, T)."""
-    preference = PREFERENCES[task.preference]
-    features = torch.tensor([preference.feature(word) for word in task.texts(ids)])  # (n,)
-    values = torch.stack((task.scores(ids), rewards(reward_model, ids)))  # (2, n)
+def show_rewards(task: Task, ids: torch.Tensor) -> None:
+    """Print what the reward model has learned: the mean score and reward of words (n, T), by the number of
+    their repetitions, which the rule punishes."""
+    counts = [repetitions(word) for word in task.texts(ids)]
+    counts = torch.tensor(counts)  # (n,)
+    values = torch.stack((task.scores(ids), rewards(task.reward_model, ids)))  # (2, n)
     correlation = torch.corrcoef(values)[0, 1].item()
     print(f"\nthe {len(ids):,} words of the held-out pairs; correlation of reward and true score: {correlation:.2f}")
     print("(both relative to their mean over all words, as only differences of rewards count)")
-    table = [[preference.feature_name, "words", "true score", "reward"]]
-    for group in features.unique():
-        members = features == group  # (n,)
+    table = [["repetitions", "words", "true score", "reward"]]
+    for group in counts.unique():
+        members = counts == group  # (n,)
         means = values[:, members].mean(dim=1) - values.mean(dim=1)  # (2,)
         score, reward = means.tolist()
         n = members.sum().item()
@@ -354,15 +331,11 @@ def log_ratios(policy: GPT, base: GPT, ids: torch.Tensor) -> torch.Tensor:
 # makes what was rewarded more likely. Each token gets an advantage A: what was earned from this token
 # on, minus what was expected.
 #
-# What does PPO do with an advantage? If A > 0, the token did better than expected, and the update
-# makes it more likely. If A < 0, the update makes it less likely, even if the reward was high. The
-# larger |A|, the larger the gradient. (With a value network, the advantages of a step are standardized
-# first: then a token is compared with the average token of the step.)
+# If A > 0, the token did better than expected, and the update makes it more likely. If A < 0, the
+# update makes it less likely, even if the reward was high. The larger |A|, the larger the gradient.
 #
 # What does the clip prevent? The words of a step serve several updates. Without a clip, these could
 # move the policy far away from the policy that drew the words, where the advantages no longer hold.
-# With it, a token with A > 0 has no gradient once it is 20 % more likely than when it was drawn, and
-# a token with A < 0 has no gradient once it is 20 % less likely.
 #
 # What does beta do? It is the price of moving away from the base: beta units of reward are subtracted
 # per nat of KL. If beta is 0, the policy drifts to words that get a high reward only because the reward
@@ -370,59 +343,75 @@ def log_ratios(policy: GPT, base: GPT, ids: torch.Tensor) -> torch.Tensor:
 # remains close to the base, and learns little.
 
 
-def ppo_step(
-    policy: "Learner", value_network: "Learner", task: Task, reward_model: GPT, beta: float, step: int
-) -> "Rollout":
+@dataclass
+class Rollout:
+    """n words that the policy has drawn, and constants of the loss: no gradient flows through them."""
+
+    ids: torch.Tensor  # (n, T)
+    mask: torch.Tensor  # which targets count, (n, T - 1)
+    reward: torch.Tensor  # (n,)
+    old: torch.Tensor  # log-probabilities of the targets, (n, T - 1)
+    log_ratio: torch.Tensor  # old, minus the log-probabilities by the base, (n, T - 1)
+    earned: torch.Tensor  # by each target, (n, T - 1)
+
+
+@torch.no_grad()
+def draw(policy: GPT, task: Task, beta: float, group: int = 1) -> Rollout:
+    """Let a policy draw PPO_WORDS words, of which each `group` have the same prompt."""
+    prompts = task.prompts(PPO_WORDS // group)
+    prompts = prompts.repeat_interleave(group, dim=0)  # (n, 2)
+    ids = complete(policy, prompts)  # (n, T)
+    reward = rewards(task.reward_model, ids)  # (n,)
+    old = log_probs(policy, ids)  # (n, T - 1)
+    log_ratio = old - log_probs(task.base, ids)  # (n, T - 1)
+    earned = token_rewards(reward, log_ratio, ids, beta)  # (n, T - 1)
+    return Rollout(ids, drawn(ids), reward, old, log_ratio, earned)
+
+
+def ppo_step(policy: "Learner", critic: "Learner | None", task: Task, beta: float, step: int) -> tuple:
     """A step of proximal policy optimization (PPO, Schulman et al. 2017; for language models: Ziegler
     et al. 2019, Ouyang et al. 2022). It increases the mean, over words that the policy draws, of
 
         reward(word) - beta log(P(word) / P_base(word))
 
-    For each token of these words, with a value network that learns what to expect:
+    For each token of these words:
 
         earned      -beta log(P(token) / P_base(token)); at the last token of a word, + reward(word)
-        advantage   A = earned from this token on - expected, by generalized_advantages(), standardized
+        advantage   A = earned from this token on - expected
         ratio       P(token) / P_old(token); P_old: when the token was drawn
         objective   min(ratio A, clip(ratio, 1 - CLIP, 1 + CLIP) A), whose mean is increased
-    """
-    # Draw a word for each of n prompts
-    prompts = task.prompts(PPO_WORDS)  # (n, 2)
-    ids = complete(policy.model, prompts)  # (n, T)
-    mask = drawn(ids)  # which targets count, (n, T - 1)
 
-    # These numbers are constants of the loss: no gradient flows through them
-    with torch.no_grad():
-        # Reward
-        reward = rewards(reward_model, ids)  # (n,)
-        old = log_probs(policy.model, ids)  # (n, T - 1)
-        log_ratio = old - log_probs(task.base, ids)  # (n, T - 1)
-        earned = token_rewards(reward, log_ratio, ids, beta)  # (n, T - 1)
+    The critic is a value network, which learns what to expect. Without a critic, the mean of a group is
+    expected. Returns the words, and for each update the fraction of ratios outside of the clip."""
+    if critic:
+        words = draw(policy.model, task, beta)
+        advantages, returns = value_advantages(words, critic.model)  # (n, T - 1)
+    else:
+        words = draw(policy.model, task, beta, group=GROUP)
+        advantages = group_advantages(words.earned)  # (n, T - 1)
 
-        # Advantage. The value network sees the tokens before each target
-        expected = scalars(value_network.model, ids[:, :-1]) * mask  # (n, T - 1)
-        advantages = generalized_advantages(earned, expected)  # (n, T - 1)
-        # A estimates earned - expected, so A + expected estimates what is earned from this token on
-        returns = advantages + expected  # (n, T - 1)
-        advantages = standardize(advantages, mask)
-
+    # In each epoch, every word is in one of the minibatches
+    orders = [torch.randperm(PPO_WORDS) for _ in range(EPOCHS)]
     clipped = []
-    for rows in minibatches(len(ids)):  # the indices of m words
-        chosen = mask[rows]  # (m, T - 1)
+    for rows in torch.cat(orders).chunk(EPOCHS * MINIBATCHES):  # the indices of m words
+        ids = words.ids[rows]  # (m, T)
+        mask = words.mask[rows]  # (m, T - 1)
 
         # Ratio: 1 at the first update, as the policy has not changed since it drew the words
-        log_p = log_probs(policy.model, ids[rows])  # (m, T - 1)
-        ratio = (log_p - old[rows]).exp()  # (m, T - 1)
+        log_p = log_probs(policy.model, ids)  # (m, T - 1)
+        ratio = (log_p - words.old[rows]).exp()  # (m, T - 1)
 
         # Clip
         objective = clipped_objective(ratio, advantages[rows])  # (m, T - 1)
-        policy.update(-objective[chosen].mean(), step)
-        clipped.append(fraction_clipped(ratio[chosen]))
+        policy.update(-objective[mask].mean(), step)
+        outside = (ratio[mask] - 1).abs() > CLIP
+        clipped.append(outside.float().mean())
 
-        # The value network learns what to expect
-        predicted = scalars(value_network.model, ids[rows, :-1])  # (m, T - 1)
-        errors = predicted - returns[rows]  # (m, T - 1)
-        value_network.update(errors[chosen].square().mean(), step)
-    return Rollout(ids, reward, old, log_ratio, clipped)
+        if critic:
+            predicted = scalars(critic.model, ids[:, :-1])  # (m, T - 1)
+            errors = predicted - returns[rows]  # (m, T - 1)
+            critic.update(errors[mask].square().mean(), step)
+    return words, torch.stack(clipped)
 
 
 def token_rewards(reward: torch.Tensor, log_ratio: torch.Tensor, ids: torch.Tensor, beta: float) -> torch.Tensor:
@@ -436,6 +425,21 @@ def token_rewards(reward: torch.Tensor, log_ratio: torch.Tensor, ids: torch.Tens
     penalty = -beta * log_ratio
     last_target = last(ids) - 1  # (n, 1); - 1, as targets are ids[:, 1:]
     return penalty.scatter_add(1, last_target, reward[:, None])
+
+
+@torch.no_grad()
+def value_advantages(words: Rollout, value_network: GPT) -> tuple[torch.Tensor, torch.Tensor]:
+    """The advantages of all tokens by a value network, standardized, and the returns that the network should
+    have predicted, (n, T - 1) each."""
+    # The network sees the tokens before each target
+    expected = scalars(value_network, words.ids[:, :-1]) * words.mask  # (n, T - 1)
+    advantages = generalized_advantages(words.earned, expected)  # (n, T - 1)
+    # A estimates earned - expected, so A + expected estimates what is earned from this token on
+    returns = advantages + expected  # (n, T - 1)
+    # Mean 0 and standard deviation 1 over the tokens that count, so that the learning rate fits rewards of any size
+    counted = advantages[words.mask]
+    standardized = (advantages - counted.mean()) / (counted.std() + 1e-4)
+    return standardized, returns
 
 
 def generalized_advantages(earned: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -467,18 +471,17 @@ def generalized_advantages(earned: torch.Tensor, expected: torch.Tensor) -> torc
     return advantages
 
 
-def standardize(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Shift and scale advantages (n, T - 1) to mean 0 and standard deviation 1 over the tokens of
-    the mask (n, T - 1), so that the learning rate fits rewards of any size."""
-    counted = advantages[mask]
-    return (advantages - counted.mean()) / (counted.std() + 1e-4)
-
-
-def minibatches(n: int) -> tuple[torch.Tensor, ...]:
-    """The rows of each minibatch: in every epoch, each of n words is in one of MINIBATCHES. (n is a
-    multiple of MINIBATCHES, so a minibatch lies within one epoch.)"""
-    orders = [torch.randperm(n) for _ in range(EPOCHS)]
-    return torch.cat(orders).chunk(EPOCHS * MINIBATCHES)
+def group_advantages(earned: torch.Tensor) -> torch.Tensor:
+    """How many standard deviations each of n words has earned above the mean of its group, which has the
+    same prompt; 0 if all earned the same. All tokens of a word have its advantage, (n, T - 1) -> (n, T - 1).
+    If words earned 1, 3, 5 and 7: -1.16, -0.39, 0.39, 1.16. Group relative policy optimization (GRPO, Shao
+    et al. 2024) computes its advantages like this. (GRPO subtracts the KL from the objective, not from the
+    reward, and averages over the tokens of each word first.)"""
+    returns = earned.sum(dim=1)  # (n,)
+    groups = returns.view(-1, GROUP)  # (n / GROUP, GROUP)
+    centered = groups - groups.mean(dim=1, keepdim=True)
+    scaled = centered / (groups.std(dim=1, keepdim=True) + 1e-4)
+    return scaled.view(-1, 1).expand_as(earned)
 
 
 def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
@@ -493,13 +496,6 @@ def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Te
     """
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     return torch.minimum(ratio * advantages, clipped * advantages)
-
-
-def fraction_clipped(ratio: torch.Tensor) -> torch.Tensor:
-    """The fraction of ratios outside of 1 - CLIP to 1 + CLIP, a scalar. (clipped_objective() ignores only
-    the ratios that moved in the direction of the advantage.)"""
-    outside = (ratio - 1).abs() > CLIP
-    return outside.float().mean()
 
 
 class Learner:
@@ -518,133 +514,51 @@ class Learner:
         self.model.zero_grad()
 
 
-# ----------------------------------------------------------------------------- PPO with a group baseline (GRPO)
-
-
-def group_step(policy: Learner, task: Task, reward_model: GPT, beta: float, step: int) -> "Rollout":
-    """ppo_step() without a value network. GROUP words have the same prompt, and the mean of their returns
-    serves as the expected return. Group relative policy optimization (GRPO, Shao et al. 2024) computes its
-    advantages like this. (GRPO subtracts the KL from the objective, not from the reward, and averages
-    over the tokens of each word first.)"""
-    # A prompt for each group, then the same words and rewards as in ppo_step()
-    prompts = task.prompts(PPO_WORDS // GROUP).repeat_interleave(GROUP, dim=0)  # (n, 2)
-    ids = complete(policy.model, prompts)  # (n, T)
-    mask = drawn(ids)  # (n, T - 1)
-    with torch.no_grad():
-        reward = rewards(reward_model, ids)  # (n,)
-        old = log_probs(policy.model, ids)  # (n, T - 1)
-        log_ratio = old - log_probs(task.base, ids)  # (n, T - 1)
-        earned = token_rewards(reward, log_ratio, ids, beta)  # (n, T - 1)
-
-    # These lines replace the four lines under "Advantage". Each token has the advantage of its word
-    returns = earned.sum(dim=1)  # (n,)
-    advantages = group_advantages(returns, GROUP)  # (n,)
-    advantages = advantages[:, None].expand_as(earned)  # (n, T - 1)
-
-    # Ratio and clip, as in ppo_step()
-    clipped = []
-    for rows in minibatches(len(ids)):
-        chosen = mask[rows]  # (m, T - 1)
-        log_p = log_probs(policy.model, ids[rows])  # (m, T - 1)
-        ratio = (log_p - old[rows]).exp()  # (m, T - 1)
-        objective = clipped_objective(ratio, advantages[rows])  # (m, T - 1)
-        policy.update(-objective[chosen].mean(), step)
-        clipped.append(fraction_clipped(ratio[chosen]))
-    return Rollout(ids, reward, old, log_ratio, clipped)
-
-
-def group_advantages(returns: torch.Tensor, group: int) -> torch.Tensor:
-    """How many standard deviations each of n returns is above the mean of its group, (n,) -> (n,);
-    0 if they are all the same. Returns 1, 3, 5, 7 -> -1.16, -0.39, 0.39, 1.16."""
-    groups = returns.view(-1, group)  # (n / group, group)
-    centered = groups - groups.mean(dim=1, keepdim=True)
-    scaled = centered / (groups.std(dim=1, keepdim=True) + 1e-4)
-    return scaled.flatten()
-
-
-# ----------------------------------------------------------------------------- training with PPO
-
-
-@dataclass
-class Rollout:
-    """The words that the policy drew in a step, and the numbers for the log."""
-
-    ids: torch.Tensor  # (n, T)
-    reward: torch.Tensor  # (n,)
-    old: torch.Tensor  # log-probabilities of the targets when they were drawn, (n, T - 1)
-    log_ratio: torch.Tensor  # old, minus the log-probabilities of the base, (n, T - 1)
-    clipped: list[torch.Tensor]  # for each update, the fraction of ratios outside of the clip
-
-
-@dataclass
-class StepMetrics:
-    """The metrics of a step: means over its words, or for `clipped` over its updates."""
-
-    reward: float
-    true_score: float
-    kl: float  # from the base, in nats per word
-    entropy: float  # entropy of the policy, in nats per word
-    ended: float  # the fraction of words that have an end
-    clipped: float  # the fraction of ratios outside of the clip
-
-
-# Their names in the log
-COLUMNS = ("reward", "true score", "KL", "entropy", "ended", "clipped")
-
-
-@dataclass
-class Trained:
-    """The result of training a policy."""
-
-    policy: GPT
-    history: list  # StepMetrics of each step; for DPO, Measured of each line of the log
-    seconds: float
-
-
-def ppo(task: Task, reward_model: GPT, beta: float, baseline: str = "value") -> Trained:
-    """Train a copy of the base with ppo_step() or, if the baseline is "group", with group_step().
+def ppo(task: Task, beta: float, group: bool = False) -> tuple[GPT, list[dict], float]:
+    """Train a copy of the base. Returns it, the metrics of each step, and the time in seconds.
 
     The baseline is the expected return: the output of a value network, or the mean of a group.
     Subtracting it from the return hardly changes the expected gradient, and makes it less noisy. Without
     a baseline, each word with a reward above 0 would become more likely, even the worst of them.
     (Hardly: a group's mean contains the word itself, and LAMBDA is below 1.)"""
     policy = Learner(task.base)
-    value_network = Learner(reward_model)  # which can already tell good words from bad ones
+    critic = None if group else Learner(task.reward_model)  # which can already tell good words from bad ones
     history = []
+    baseline = "group" if group else "value"
     print(f"\nPPO, beta {beta:g}, baseline: {baseline}; KL, entropy in nats per word")
-    print_cells("step", COLUMNS)
     began = time.perf_counter()
     for step in range(1, PPO.max_iters + 1):
-        if baseline == "value":
-            rollout = ppo_step(policy, value_network, task, reward_model, beta, step)
-        else:
-            rollout = group_step(policy, task, reward_model, beta, step)
-        metrics = summarize(task, rollout)
+        words, clipped = ppo_step(policy, critic, task, beta, step)
+        metrics = summarize(task, words, clipped)
         history.append(metrics)
-        if step == 1 or step % math.ceil(PPO.max_iters / 6) == 0:
-            print_cells(step, [f"{number:.2f}" for number in astuple(metrics)])
+        if step == 1:
+            print_row("step", metrics, first=6)
+        if step == 1 or step % 5 == 0:
+            cells = [f"{metric:.2f}" for metric in metrics.values()]
+            print_row(str(step), cells, first=6)
     seconds = time.perf_counter() - began
-    return Trained(policy.model.requires_grad_(False), history, seconds)
+    return policy.model.requires_grad_(False), history, seconds
 
 
-def print_cells(step: int | str, cells: Sequence[str]) -> None:
-    padded = [f"{cell:>10}" for cell in cells]
-    print(f"{step:>6} ", *padded, flush=True)
-
-
-def summarize(task: Task, rollout: Rollout) -> StepMetrics:
-    """The means over a rollout. The mean of -log P(word) estimates the entropy."""
-    ids = rollout.ids
-    newline = ids[0, 0]
-    ended = ids.gather(1, last(ids)) == newline  # (n, 1)
-    return StepMetrics(
-        reward=rollout.reward.mean().item(),
-        true_score=task.scores(ids).mean().item(),
-        kl=rollout.log_ratio.sum(dim=1).mean().item(),
-        entropy=-rollout.old.sum(dim=1).mean().item(),
-        ended=ended.float().mean().item(),
-        clipped=torch.stack(rollout.clipped).mean().item(),
-    )
+def summarize(task: Task, words: Rollout, clipped: torch.Tensor) -> dict[str, float]:
+    """The means over a rollout. KL, from the base, and entropy are in nats per word. (The mean of -log P(word)
+    estimates the entropy.) ended: the fraction of words that have an end; clipped: the fraction of ratios
+    outside of the clip."""
+    newline = words.ids[0, 0]
+    last_tokens = words.ids.gather(1, last(words.ids))  # (n, 1)
+    ended = last_tokens == newline
+    means = {
+        "reward": words.reward,
+        "true score": task.scores(words.ids),
+        "KL": words.log_ratio.sum(dim=1),
+        "entropy": -words.old.sum(dim=1),
+        "ended": ended.float(),
+        "clipped": clipped,
+    }
+    metrics = {}
+    for name, values in means.items():
+        metrics[name] = values.mean().item()
+    return metrics
 
 
 # ----------------------------------------------------------------------------- DPO
@@ -655,7 +569,7 @@ def implicit_rewards(policy: GPT, base: GPT, ids: torch.Tensor, beta: float) -> 
     return beta * log_ratios(policy, base, ids)
 
 
-def dpo(task: Task, reward_model: GPT, beta: float, pairs: Pairs, held_out: Pairs) -> Trained:
+def dpo(task: Task, beta: float, pairs: Pairs, held_out: Pairs) -> tuple[GPT, list[dict], float]:
     """Direct preference optimization (DPO, Rafailov et al. 2023). The objective of ppo_step() has a
     known solution (appendix A.1 there). For the words after a prompt, it is
 
@@ -664,25 +578,26 @@ def dpo(task: Task, reward_model: GPT, beta: float, pairs: Pairs, held_out: Pair
     with Z the same for all words after the prompt. The loss of a reward model needs only the
     difference of two rewards, in which log Z cancels. So train the policy itself with that loss. DPO
     only ever sees words of the base, never the new ones that the policy comes to prefer. (Here, the
-    reward model does not train the policy: it only measures it.)"""
+    reward model does not train the policy: it only measures it.) Returns the policy, its measure() at each
+    line of the log, and the time in seconds."""
     policy = copy.deepcopy(task.base).requires_grad_(True)
     history = []
 
     def report() -> str:
-        measured = measure(task, reward_model, policy, N_EVALUATED // 4)
+        measured = measure(task, policy, N_EVALUATED // 4)
         history.append(measured)
-        return f"KL {measured.kl:.2f}"
+        return f"KL {measured['KL']:.2f}"
 
     print(f"\nDPO, beta {beta:g}")
     reward = functools.partial(implicit_rewards, policy, task.base, beta=beta)
     seconds = learn_from_pairs(policy, reward, pairs, held_out, report)
-    return Trained(policy, history, seconds)
+    return policy, history, seconds
 
 
 # ----------------------------------------------------------------------------- best of n
 
 
-def best_of_n(task: Task, reward_model: GPT) -> list["Measured"]:
+def best_of_n(task: Task) -> list[dict]:
     """Draw n words for each prompt, and keep the word with the highest reward: no training at all.
     Returns a row of the table for each n of BEST_OF, with an upper bound of the KL from the base,
     ln n - (n - 1) / n (Beirami et al. 2024)."""
@@ -692,53 +607,40 @@ def best_of_n(task: Task, reward_model: GPT) -> list["Measured"]:
     for n in range(1, BEST_OF[-1] + 1):
         if n > 1:
             ids = complete(task.base, prompts)  # (N_EVALUATED, T)
-            better = rewards(reward_model, ids) > rewards(reward_model, best)  # (N_EVALUATED,)
+            better = rewards(task.reward_model, ids) > rewards(task.reward_model, best)  # (N_EVALUATED,)
             best = ids.where(better[:, None], best)
         if n in BEST_OF:
             kl = math.log(n) - (n - 1) / n
-            table.append(compare(task, reward_model, best, kl))
+            table.append(compare(task, best, kl))
     return table
 
 
 # ----------------------------------------------------------------------------- measuring a policy
 
 
-@dataclass
-class Measured:
-    """A row of the last table: means over words of a model."""
-
-    reward: float
-    true_score: float
-    win_rate: float  # against words of the base for the same prompts
-    kl: float  # from the base, in nats per word
-    distinct: int  # how many different words
-    words: list[str]  # for the first eight prompts
-    val_loss: float | None = None  # on real words, in nats per token; None: there is no trained model
-    seconds: float | None = None  # duration of the training
-
-
-def measure(task: Task, reward_model: GPT, policy: GPT, n: int) -> Measured:
+def measure(task: Task, policy: GPT, n: int) -> dict:
     """Measure a policy on n words that it draws, and on real words."""
     ids = complete(policy, task.rivals[:n, :2])  # (n, T)
     kl = log_ratios(policy, task.base, ids).mean().item()
-    measured = compare(task, reward_model, ids, kl)
-    measured.val_loss = word_loss(policy, task.val).item()
+    measured = compare(task, ids, kl)
+    measured["val loss"] = word_loss(policy, task.val).item()
     return measured
 
 
-def compare(task: Task, reward_model: GPT, ids: torch.Tensor, kl: float) -> Measured:
-    """Score words (n, T), and compare each with a word of the base for the same prompt."""
+def compare(task: Task, ids: torch.Tensor, kl: float) -> dict:
+    """A row of the last table for words (n, T): means, how often they beat words of the base for the same
+    prompts, and how many are different. kl: from the base, in nats per word."""
     words = task.texts(ids)
     scores = task.scores(ids)  # (n,)
     rivals = task.rivals[: len(ids)]  # (n, T)
-    return Measured(
-        reward=rewards(reward_model, ids).mean().item(),
-        true_score=scores.mean().item(),
-        win_rate=win_rate(scores, task.scores(rivals)),
-        kl=kl,
-        distinct=len(set(words)),
-        words=words[:8],
-    )
+    return {
+        "reward": rewards(task.reward_model, ids).mean().item(),
+        "true score": scores.mean().item(),
+        "win rate": win_rate(scores, task.scores(rivals)),
+        "KL": kl,
+        "distinct words": len(set(words)),
+        "words": words,
+    }
 
 
 def word_loss(model: GPT, ids: torch.Tensor) -> torch.Tensor:
@@ -751,13 +653,30 @@ def word_loss(model: GPT, ids: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def print_comparison(results: dict[str, Measured]) -> None:
-    """Print the last table, and words of each model for the same prompts."""
-    table = [["", "reward", "true score", "win rate", "KL", "distinct words", "val loss", "seconds"]]
+# The columns of the last table, with the format of each
+FORMATS = {
+    "reward": ".2f",
+    "true score": ".2f",
+    "win rate": ".1%",
+    "KL": ".2f",
+    "distinct words": ",",
+    "val loss": ".3f",
+    "seconds": ".1f",
+}
+
+
+def print_comparison(results: dict[str, dict]) -> None:
+    """Print the last table, and words of each model for the same prompts. (Best of n trains no model, so it
+    has no loss.)"""
+    table = [["", *FORMATS]]
     samples = []
     for name, measured in results.items():
-        table.append([name, *table_cells(measured)])
-        samples.append([name, *measured.words])
+        cells = [name]
+        for column, style in FORMATS.items():
+            value = measured.get(column)
+            cells.append("-" if value is None else format(value, style))
+        table.append(cells)
+        samples.append([name, *measured["words"][:8]])
     print(f"\n{N_EVALUATED:,} words of each model. win rate: against words of the base for the same prompts;")
     print("KL: from the base, in nats per word (best of n: at most); val loss: on real words, in nats per token")
     print_table(table)
@@ -765,63 +684,37 @@ def print_comparison(results: dict[str, Measured]) -> None:
     print_table(samples)
 
 
-def table_cells(measured: Measured) -> list[str]:
-    cells = [f"{measured.reward:.2f}"]
-    cells.append(f"{measured.true_score:.2f}")
-    cells.append(f"{measured.win_rate:.1%}")
-    cells.append(f"{measured.kl:.2f}")
-    cells.append(f"{measured.distinct:,}")
-    cells.append("-" if measured.val_loss is None else f"{measured.val_loss:.3f}")
-    cells.append("-" if measured.seconds is None else f"{measured.seconds:.1f}")
-    return cells
-
-
-def plot_rewards(curves: dict[str, list], title: str, path: Path) -> None:
-    """Plot reward and true score against the KL from the base (Gao et al. 2022). curves: {name: points},
-    each with kl, reward and true_score, such as StepMetrics."""
+def draw_plot(curves: dict[str, list[dict]], title: str) -> None:
+    """Plot reward and true score against the KL from the base (Gao et al. 2022). curves: {name: points}."""
     import plots
 
-    left = panel(curves, "reward")
-    left["title"] = "reward, by the reward model"
-    right = panel(curves, "true_score")
-    right["title"] = "true score, by the hidden rule"
-    plots.lines(path, left, right, title=title)
-
-
-def panel(curves: dict[str, list], key: str) -> dict:
-    """A panel for plots.lines(): curves of `key`, each with a square at its end."""
-    lines = {}
-    for i, (name, points) in enumerate(curves.items()):
-        x = [math.sqrt(max(point.kl, 0)) for point in points]  # an estimate of a KL can be below 0
-        y = [getattr(point, key) for point in points]
-        lines[name] = (x, y, f".-C{i}")
-        # A label that starts with "_" is not in the legend
-        label = f"_end of {name}"
-        lines[label] = (x[-1:], y[-1:], f"sC{i}")
-    return {
-        "curves": lines,
-        "xlabel": "KL from the base, nats per word (square-root axis)",
-        "xticks": [0, 1, 2, 3, 4, 5],
-        "xticklabels": [0, 1, 4, 9, 16, 25],
-    }
+    panels = []
+    for key in ("reward", "true score"):
+        lines = {}
+        for name, points in curves.items():
+            kl = [point["KL"] for point in points]
+            y = [point[key] for point in points]
+            lines[name] = (kl, y, ".-")
+        # symlog: logarithmic, and linear near 0
+        labels = {"xscale": "symlog", "xlabel": "KL from the base, nats per word", "ylabel": key}
+        panels.append({"curves": lines, **labels})
+    path = FOLDER / "rlhf.png"
+    plots.lines(path, *panels, title=title)
+    print(f"\n{path}: reward and true score")
 
 
 # ----------------------------------------------------------------------------- the base
 
 
-def make_task(dataset: str, preference: str) -> Task:
+def make_task(dataset: str) -> Task:
     """Train the base on a list of words."""
     data = load(dataset)
     train = read_words(data, "train")
     val = read_words(data, "val")
     base = GPT(GPTConfig(vocab_size=data.vocab_size, **SHAPE))
-    task = Task(data, train, val, base, preference, known=set())
-    words = task.texts(torch.cat((train, val)))
-    for word in words:
+    task = Task(data, train, val, base, known=set())
+    for word in task.texts(torch.cat((train, val))):
         task.known.update(n_grams(word, 3))
-    without_vowel = sum(set(VOWELS).isdisjoint(word.lower()) for word in words)
-    if preference == "melodic" and without_vowel > len(words) / 2:
-        raise UserError(f"most words of {data.name} have no vowel ({VOWELS}) to be melodic; use --preference=short")
 
     def batch_loss() -> torch.Tensor:
         rows = torch.randint(len(train), (BATCH_SIZE,))
@@ -839,42 +732,15 @@ def read_words(data: Dataset, split: str) -> torch.Tensor:
     words = [word for word in data.documents(split) if len(word) <= longest]
     if not words or not data.has_lines:
         raise UserError(f"{data.name} has no lines of up to {longest} tokens; use a list of words")
-    newline = [data.separator]
+    newlines = [data.separator] * MAX_TOKENS
     rows = []
     for word in words:
-        padding = newline * (MAX_TOKENS - 1 - len(word))  # the first of these newlines ends the word
-        rows.append(newline + word + padding)
+        row = newlines[:1] + word + newlines
+        rows.append(row[:MAX_TOKENS])
     return torch.tensor(rows)
 
 
 # ----------------------------------------------------------------------------- the script
-
-
-def policies_to_train(
-    options: Options, task: Task, reward_model: GPT, pairs: Pairs, held_out: Pairs
-) -> dict[str, Callable]:
-    """The policies of a stage: {name: a function without arguments that trains it, and returns Trained}."""
-    policies = {}
-    if options.stage in ("all", "ppo"):
-        policies["PPO"] = functools.partial(ppo, task, reward_model, options.beta)
-    if options.stage == "all":
-        policies["PPO, group"] = functools.partial(ppo, task, reward_model, options.beta, baseline="group")
-        for beta in OTHER_BETAS:
-            policies[f"PPO, beta {beta:g}"] = functools.partial(ppo, task, reward_model, beta)
-    if options.stage in ("all", "dpo"):
-        policies["DPO"] = functools.partial(dpo, task, reward_model, options.beta, pairs, held_out)
-    return policies
-
-
-def result_figures(results: dict[str, Measured]) -> dict[str, float]:
-    """The metrics of PPO and DPO in the last line, such as win_rate_ppo."""
-    figures = {}
-    for name in ("PPO", "DPO"):
-        if name in results:
-            key = name.lower()
-            figures[f"win_rate_{key}"] = results[name].win_rate
-            figures[f"kl_{key}"] = results[name].kl
-    return figures
 
 
 def save(name: str, model: GPT, data: Dataset) -> None:
@@ -902,45 +768,45 @@ def main() -> None:
     torch.manual_seed(options.seed)
 
     # The base, comparisons of its words, and a reward model
-    task = make_task(options.dataset, options.preference)
+    task = make_task(options.dataset)
     save("base", task.base, task.data)
     pairs = draw_pairs(task, options.pairs)
     held_out = draw_pairs(task, N_HELD_OUT)
-    reward_model = train_reward_model(task, pairs, held_out)
-    accuracy = win_rate(rewards(reward_model, held_out.better), rewards(reward_model, held_out.worse))
-    show_rewards(task, reward_model, torch.cat((held_out.better, held_out.worse)))
+    train_reward_model(task, pairs, held_out)
+    better, worse = [rewards(task.reward_model, ids) for ids in held_out]
+    accuracy = win_rate(better, worse)
+    show_rewards(task, torch.cat(held_out))
 
     # Policies: rows of the table, and curves of the plot
-    results = {"base": measure(task, reward_model, task.base, N_EVALUATED)}
+    results = {"base": measure(task, task.base, N_EVALUATED)}
     curves = {}
     if options.stage == "all":
-        table = best_of_n(task, reward_model)
+        table = best_of_n(task)
         results[f"best of {BEST_OF[-1]}"] = table[-1]
         curves["best of n"] = table
-    for name, train in policies_to_train(options, task, reward_model, pairs, held_out).items():
+    for name in STAGES[options.stage]:
         torch.manual_seed(options.seed)  # so that a stage alone trains the same policy
-        trained = train()
-        results[name] = measure(task, reward_model, trained.policy, N_EVALUATED)
-        results[name].seconds = trained.seconds
-        curves[name] = [results["base"], *trained.history, results[name]]
-        save(name, trained.policy, task.data)
+        if name == "DPO":
+            policy, history, seconds = dpo(task, options.beta, pairs, held_out)
+        else:
+            arguments = {"beta": options.beta, **VARIANTS[name]}
+            policy, history, seconds = ppo(task, **arguments)
+        results[name] = measure(task, policy, N_EVALUATED)
+        results[name]["seconds"] = seconds
+        curves[name] = [results["base"], *history, results[name]]
+        save(name, policy, task.data)
 
     print_comparison(results)
     if options.plot:
-        path = FOLDER / "rlhf.png"
-        plot_rewards(curves, f"seed {options.seed}; squares: end", path)
-        print(f"\n{path}: reward and true score")
-    figures = result_figures(results)
-    seconds = time.perf_counter() - began
-    print_result(
-        "gpt",
-        task.data,
-        task.base.num_params(),
-        preference=options.preference,
-        reward_accuracy=accuracy,
-        **figures,
-        seconds=seconds,
-    )
+        draw_plot(curves, f"seed {options.seed}")
+    figures = {"reward_accuracy": accuracy}
+    for name, measured in results.items():
+        if name in ("PPO", "DPO"):
+            key = name.lower()
+            figures[f"win_rate_{key}"] = measured["win rate"]
+            figures[f"kl_{key}"] = measured["KL"]
+    figures["seconds"] = time.perf_counter() - began
+    print_result("gpt", task.data, task.base.num_params(), **figures)
 
 
 if __name__ == "__main__":
