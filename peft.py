@@ -28,7 +28,6 @@ checkpoint.load_model() opens both files, and puts the model together. Without t
 of a model with new parameters cannot be opened: merge() LoRA before save_model().
 """
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -323,14 +322,12 @@ def find_base(checkpoint: dict) -> Path:
 
 def load_trained(model: GPT, checkpoint: dict) -> None:
     """Attach the new parameters of a checkpoint to its base, and load them. Raises UserError."""
-    unknown = checkpoint["peft"].keys() - inspect.signature(attach).parameters
-    if unknown:
-        raise UserError(f"{checkpoint['name']} has unknown options, {unknown}; run finetune.py again")
-    attach(model, **checkpoint["peft"])
+    name = checkpoint["name"]
     trained = checkpoint["model"]
-    if trained.keys() != trained_state(model).keys():
-        raise UserError(f"{checkpoint['name']} lacks weights, or has unknown ones; run finetune.py again")
     try:
+        attach(model, **checkpoint["peft"])
         model.load_state_dict(trained, strict=False)  # False: the base has its weights already
-    except RuntimeError as error:
-        raise UserError(f"{checkpoint['name']} has weights of other shapes; run finetune.py again") from error
+    except (TypeError, RuntimeError) as error:  # options that attach() does not have, or weights of other shapes
+        raise UserError(f"{name} does not fit this peft.py ({error}); run finetune.py again") from error
+    if trained.keys() != trained_state(model).keys():
+        raise UserError(f"{name} lacks weights, or has unknown ones; run finetune.py again")

@@ -35,18 +35,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from checkpoint import save_model
-from console import (
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    UserError,
-    option,
-    parse,
-    print_result,
-    print_row,
-    print_table,
-    run,
-)
+from console import NonNegative, NonNegativeFloat, UserError, option, parse, print_result, print_row, print_table, run
 from dataset import Dataset, load
 from fit import fit
 from model import GPT, GPTConfig
@@ -57,7 +46,8 @@ from sample import generate
 FOLDER = Path("out/rlhf")
 MAX_TOKENS = 24  # tokens in a row (T). A word that has no end by then is cut off
 VOWELS = "aeiou"
-N_HELD_OUT = 1000  # pairs that no model is trained on
+N_PAIRS = 4000  # comparisons to train on
+N_HELD_OUT = 1000  # comparisons that no model is trained on
 N_EVALUATED = 2000  # words that each model draws for the last table
 BEST_OF = (1, 2, 4, 8, 16)  # best of n: the numbers of words to choose from
 
@@ -114,7 +104,6 @@ def repetitions(word: str) -> int:
 class Options:
     stage: Literal[*STAGES] = option("all", "after the reward model, train all policies, none (reward), or one")
     dataset: str = option("words", "a list of words: words, names, or your own")
-    pairs: Positive = option(4000, "comparisons to train on")
     beta: NonNegativeFloat = option(0.1, "weight of the KL from the base; 0: off, PPO only")
     plot: bool = option(False, "draw out/rlhf/rlhf.png")
     seed: NonNegative = option(1337, "random seed")
@@ -770,7 +759,7 @@ def main() -> None:
     # The base, comparisons of its words, and a reward model
     task = make_task(options.dataset)
     save("base", task.base, task.data)
-    pairs = draw_pairs(task, options.pairs)
+    pairs = draw_pairs(task, N_PAIRS)
     held_out = draw_pairs(task, N_HELD_OUT)
     train_reward_model(task, pairs, held_out)
     better, worse = [rewards(task.reward_model, ids) for ids in held_out]

@@ -78,7 +78,7 @@ def small(monkeypatch):
     monkeypatch.setattr(rlhf, "SHAPE", {"block_size": 24, "n_layer": 1, "n_head": 2, "n_embd": 16})
     changes = {"BASE": replace(rlhf.BASE, max_iters=6), "PAIRWISE": replace(rlhf.PAIRWISE, max_iters=5)}
     changes |= {"PPO": replace(rlhf.PPO, max_iters=2), "PPO_WORDS": 32, "BATCH_SIZE": 8}
-    for name, value in (changes | {"N_HELD_OUT": 40, "N_EVALUATED": 60}).items():
+    for name, value in (changes | {"N_PAIRS": 50, "N_HELD_OUT": 40, "N_EVALUATED": 60}).items():
         monkeypatch.setattr(rlhf, name, value)
 
 
@@ -86,7 +86,7 @@ def small(monkeypatch):
 
 
 def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
-    status, out, err = call(rlhf, "--dataset=list", "--pairs=50", "--plot")
+    status, out, err = call(rlhf, "--dataset=list", "--plot")
     assert status == 0, err
     names = ["base", f"best of {BEST_OF[-1]}", "PPO", "PPO, group", "PPO, beta 0", "PPO, beta 1", "DPO"]
     table = out.split("distinct words  val loss  seconds\n")[1].splitlines()
@@ -108,7 +108,7 @@ def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
 
 def test_the_same_seed_gives_the_same_numbers_and_a_stage_alone_the_same_policy(call, small):
     """And evaluate.py finds the loss of the table: the checkpoint says that attention stops between words."""
-    outs = [call(rlhf, "--dataset=list", "--pairs=50", f"--stage={stage}")[1] for stage in ("all", "dpo", "dpo")]
+    outs = [call(rlhf, "--dataset=list", f"--stage={stage}")[1] for stage in ("all", "dpo", "dpo")]
     tables = [next(line for line in out.splitlines() if line.startswith("DPO   ")).split()[:-1] for out in outs]
     assert tables[0] == tables[1] == tables[2]
     assert "\nPPO" not in outs[1]
