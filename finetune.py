@@ -323,12 +323,13 @@ def learn(instructed: GPT, texts: Texts, options: Options, worker: Worker, name:
     path = FOLDER / f"{file_name}.pt"
     trained = trained_state(model)
     save(path, model, texts, trained if entries else None, **entries)
-    row = measure(model, path, texts, worker)
     n_trained = sum(p.numel() for p in trained.values())
-    row["trained"] = n_trained
+    row = {"trained": n_trained}
     row["of_all"] = n_trained / instructed.num_params()
     row["lr"] = lr
     row["seconds"] = seconds
+    measured = measure(model, path, texts, worker)
+    row.update(measured)
     print(f"{name}: {row['new_task']:.1%} of the new task, saved {path}", flush=True)
     return model, row
 
