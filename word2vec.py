@@ -81,6 +81,9 @@ LEARNING_RATE = 0.1
 FREQUENT = 5000
 # The hidden state of a GPT is averaged over this number of occurrences of a word
 OCCURRENCES = 10
+# Keywords that are English words in comments, and how many hidden states are compared in each sense
+TWO_SENSES = ("for", "if", "while", "with")
+PER_SENSE = 100
 # Words of Python whose neighbors are shown
 NEAR = ("self", "KeyError", "append", "min", "while", "True")
 # a is to b as c is to d
@@ -552,23 +555,22 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
         tokens = torch.tensor(tokenizer.encode(space + word))
         embeddings = model.transformer.wte(tokens)  # (tokens, C)
         static.append(embeddings.mean(dim=0))
-        hidden = hidden_states(model, tokenizer, text, ends[word], rng)
+        hidden = hidden_states(model, tokenizer, text, ends[word], OCCURRENCES, rng)
         contextual.append(hidden.mean(dim=0))
         show(len(contextual))
     return torch.stack(static), torch.stack(contextual)
 
 
-def hidden_states(model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], rng) -> torch.Tensor:
+def hidden_states(model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], n: int, rng) -> torch.Tensor:
     """Return the last hidden states at the end of a word, (n, C). The word's occurrences end at `ends` in
-    the text; OCCURRENCES of them are chosen at random, or all if there are fewer."""
+    the text; n of them are chosen at random, or all if there are fewer."""
     T = model.config.block_size
     reach = 8 * T  # in characters; at least T tokens, as tokens have fewer than 8 characters on average
     # If possible, none at the start of the text, where the context is short
     late = [end for end in ends if end >= reach]
     if late:
         ends = late
-    n = min(OCCURRENCES, len(ends))
-    chosen = rng.choice(ends, n, replace=False)
+    chosen = rng.choice(ends, min(n, len(ends)), replace=False)
     contexts = []
     for end in chosen:
         start = max(0, end - reach)
@@ -580,6 +582,29 @@ def hidden_states(model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], 
     idx = torch.tensor(contexts)  # (n, shortest)
     hidden = model.hidden_states(idx)  # (n, shortest, C)
     return hidden[:, -1]
+
+
+@torch.inference_mode()
+def show_two_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.Generator) -> None:
+    """Print the mean cosine of a keyword's hidden states in statements, such as "for line in file:", in comments,
+    such as "# needed for this", and across both. A vector of skip-gram would give 1 everywhere."""
+    print("\none word in two senses: the mean cosine of its hidden states")
+    print_row("", ["in statements", "in comments", "across"], width=15)
+    for word in TWO_SENSES:
+        senses = []
+        # ( ) is the word; a statement fills its line up to a colon, and in a comment there is a # before the word
+        for pattern in (rf"^ *({word})\b.*:$", rf"#.* ({word})\b"):
+            ends = [match.end(1) for match in re.finditer(pattern, text, flags=re.MULTILINE)]
+            if len(ends) >= 2:
+                senses.append(hidden_states(model, tokenizer, text, ends, PER_SENSE, rng))
+        if len(senses) == 2:
+            means = []
+            for vectors in senses:
+                m = len(vectors)
+                total = cosine(vectors, vectors).sum() - m  # without each vector and itself
+                means.append(total / (m * (m - 1)))
+            means.append(cosine(*senses).mean())
+            print_row(word, [f"{mean:.2f}" for mean in means], width=15)
 
 
 # ----------------------------------------------------------------------------- the command line
@@ -606,6 +631,7 @@ def vectors_for_comparison(options: Options, text: str, words: list[str]) -> dic
         model, tokenizer = load_model(options.gpt)
         rng = np.random.default_rng(options.seed)
         static, contextual = gpt_vectors(model, tokenizer, text, words, rng)
+        show_two_senses(model, tokenizer, text, rng)
         vectors["gpt_embeddings"] = static
         vectors["gpt_hidden_states"] = contextual
     return vectors

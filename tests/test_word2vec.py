@@ -297,3 +297,19 @@ def test_as_many_occurrences_are_read_as_asked_for(monkeypatch):
         monkeypatch.setattr(word2vec, "OCCURRENCES", n)
         states = word2vec.hidden_states(model, tokenizer, TEXT, ends, np.random.default_rng(0))
         assert states.shape == (min(n, late), 8)
+
+
+def test_a_keyword_has_one_cosine_in_statements_one_in_comments_and_one_across(monkeypatch, capsys):
+    """Hidden states are two directions here: one after a #, and one without."""
+    text = "for x in y:\nfor z in y:\n# now for x\n# and for y\nif x:\n"
+    directions = {False: torch.tensor([1.0, 0.0]), True: torch.tensor([0.6, 0.8])}
+
+    def states(model, tokenizer, text, ends, n, rng):
+        assert all(text[end - 3 : end] == "for" for end in ends)
+        return torch.stack([directions["#" in text[:end].splitlines()[-1]] for end in ends])
+
+    monkeypatch.setattr(word2vec, "hidden_states", states)
+    word2vec.show_two_senses(None, None, text, np.random.default_rng(0))
+    *_, heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["in", "statements", "in", "comments", "across"]
+    assert row.split() == ["for", "1.00", "1.00", "0.60"]  # the other words do not occur twice in a sense
