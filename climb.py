@@ -148,6 +148,7 @@ def train(model: GPT, data: Dataset, places: tuple, options: Options, worker: Wo
     windows = windows.to(worker.device)
     T = options.block_size
     B = max(1, BATCH_TOKENS // T)
+    steps = measured_steps(options.max_iters)
     rng = np.random.default_rng(options.seed)
     loss_function = worker.loss_function(model)
     history = []
@@ -167,7 +168,7 @@ def train(model: GPT, data: Dataset, places: tuple, options: Options, worker: Wo
         print_row(f"{step}", [f"{loss:.3f}", *cells], width=9, first=6)
 
     recipe = Recipe(options.max_iters, options.learning_rate)
-    fit(model, batch_loss, recipe, lines=0, measure=measure, at=measured_steps(options.max_iters))
+    fit(model, batch_loss, recipe, lines=0, measure=measure, at=steps)
     return history
 
 
@@ -224,13 +225,13 @@ def draw(history: list[tuple], own_losses: list[float], path: Path) -> None:
     import plots  # here, because matplotlib is optional
 
     steps, losses, kl = zip(*history, strict=True)
-    ends = [0, steps[-1]]
+    last = steps[-1]
     loss_curves = {"GPT": (steps, losses, "o-k")}
     kl_curves = {}
     for n, name in enumerate(NAMES):
         own_loss = own_losses[n]
         distances = [of_all[n] for of_all in kl]
-        loss_curves[f"_{name}"] = (ends, [own_loss, own_loss], f":C{n}")  # dotted, in the color of the right panel
+        loss_curves[f"_{name}"] = ([0, last], [own_loss, own_loss], f":C{n}")  # dotted, in the color of the right panel
         kl_curves[name] = (steps, distances, f"o-C{n}")
     labels = {"xlabel": "step", "xscale": "log"}
     left = {"title": "loss of the GPT, and of n-gram models (dotted)", "curves": loss_curves, **labels}

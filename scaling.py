@@ -458,9 +458,7 @@ def draw(runs: np.ndarray, law: Law, path: Path) -> None:
     left["xlabel"] = "C = 6 N D, FLOP"
     left["ylabel"] = "validation loss, nats per token"
 
-    smallest = N.min()
-    largest = N.max()
-    sizes = np.geomspace(smallest / 2, 2 * largest)
+    sizes = np.geomspace(10_000, 1_000_000)
     by_size = {}
     for C in compute[:, len(WIDTHS) // 2]:
         tokens = C / (6 * sizes)
@@ -468,15 +466,16 @@ def draw(runs: np.ndarray, law: Law, path: Path) -> None:
     by_size["best N"] = (best_N, lowest, "--k")
     right = {"title": "isoFLOP curves by the law", "curves": by_size, "xscale": "log"}
     right["xlabel"] = "N, parameters without embeddings"
-    right["xticks"] = N[: len(WIDTHS)]
-    right["xticklabels"] = [f"{n / 1000:.0f}k" for n in right["xticks"]]
+    right["xticks"] = (30_000, 100_000, 300_000)
+    right["xticklabels"] = ("30k", "100k", "300k")
     plots.lines(path, left, right)
 
 
 def train_all(options: Options, data: Dataset, worker: Worker) -> tuple[np.ndarray, float]:
     """Train all runs, and print a row for each. Before the last one, print its prediction; after it, how good that was.
     Returns the runs (3, n) and the prediction. Raises UserError if the text is too short."""
-    needed = options.minutes * STEPS[-1] * BATCH_SIZE * BLOCK_SIZE
+    tokens_per_step = BATCH_SIZE * BLOCK_SIZE
+    needed = options.minutes * STEPS[-1] * tokens_per_step
     available = len(data.train)
     if available <= needed:
         few = f"the largest run needs {needed:,} tokens, and {data.name} has {available:,}"
@@ -493,7 +492,7 @@ def train_all(options: Options, data: Dataset, worker: Worker) -> tuple[np.ndarr
         began = time.perf_counter()
         max_iters = options.minutes * steps
         N, loss = train_once(width, max_iters, data, worker, options.seed)
-        D = max_iters * BATCH_SIZE * BLOCK_SIZE
+        D = max_iters * tokens_per_step
         runs.append((N, D, loss))
         seconds = time.perf_counter() - began
         cells = [f"{N:,}", f"{D:,}", f"{loss:.4f}"]
