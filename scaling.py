@@ -359,7 +359,8 @@ def compare_laws(runs: np.ndarray) -> None:
     smaller = runs[:, fitted]
     theta = fit_kaplan(smaller)
     law = fit_law(smaller)
-    by_kaplan = log_kaplan(theta, n, d).exp().numpy()  # (n,)
+    log_loss = log_kaplan(theta, n, d)
+    by_kaplan = log_loss.exp().numpy()  # (n,)
     by_chinchilla = law.loss(N, D)
     rows = [["law", "fitted runs", "larger runs", "the largest"]]
     for name, losses in (("Kaplan's, without E", by_kaplan), ("Chinchilla's", by_chinchilla)):
@@ -476,9 +477,8 @@ def train_all(options: Options, data: Dataset, worker: Worker) -> tuple[np.ndarr
     Returns the runs (3, n) and the prediction. Raises UserError if the text is too short."""
     tokens_per_step = BATCH_SIZE * BLOCK_SIZE
     needed = options.minutes * STEPS[-1] * tokens_per_step
-    available = len(data.train)
-    if available <= needed:
-        few = f"the largest run needs {needed:,} tokens, and {data.name} has {available:,}"
+    if len(data.train) <= needed:
+        few = f"the largest run needs {needed:,} tokens, and {data.name} has {len(data.train):,}"
         raise UserError(f"{few} to train on; use a longer text, or fewer --minutes")
     n_runs = len(STEPS) * len(WIDTHS)
     print(f"{data.name}: {n_runs} runs on {worker}")
