@@ -534,7 +534,6 @@ def test_errors(fails):
     assert "there is no task soft" in fails(check, "--only=mask,soft")
     said = "there is no file anna.py; python check.py --start --file=anna.py writes one"
     assert said in fails(check, "--file=anna.py")
-    assert "mine.ipynb is not a .py file; " in fails(check, "--file=mine.ipynb")
 
 
 def test_what_a_function_prints_stands_before_its_verdict():
