@@ -253,7 +253,7 @@ class Transformer(nn.Module):
 
 
 def one_block():
-    """4. Several heads, then the block"""
+    """4. Several heads"""
     x = torch.randn(4, 6, 32)
     attention = Attention(C=32, nh=4)
     W = attention.qkv.weight.view(3, 4, 8, 32)  # (q k v, nh, d, C), because PyTorch keeps a matrix as (fan_out, fan_in)
@@ -265,10 +265,6 @@ def one_block():
     side_by_side = torch.cat(outputs, dim=2)  # (B, T, C)
     by_loop = attention.proj(side_by_side)
     check_same("four heads by a loop, and at once", attention(x), by_loop)
-    model = Transformer(V=27, T=6, C=32, nh=4)
-    idx = torch.randint(27, (4, 6))
-    logits = model(idx)
-    print("a Transformer of one block: tokens", tuple(idx.shape), "-> logits", tuple(logits.shape))
 
 
 # ----------------------------------------------------------------------------- 5: positions
@@ -320,8 +316,7 @@ class PositionedHead:
     def last_output(self, encoding, x, position):
         """Return the output of the last token, (C,). The values are the tokens themselves."""
         scores = self.scores(encoding, x, position)
-        wei = causal_softmax(scores)
-        out = wei @ x
+        out = causal_softmax(scores) @ x
         return out[-1]
 
 
@@ -340,12 +335,8 @@ def positions():
         scores_later = head.scores(encoding, x, position + 10)
         shift = (scores_later - scores).tril()  # only the past, because the future is masked
         shift = shift.abs().max()
-        print_row(encoding, [f"{moved:.6f}", f"{shift:.6f}"], width=26)
+        print_row(encoding, [f"{moved:.2f}", f"{shift:.2f}"], width=26)
     print("Without an encoding, the order of the past changes nothing in one layer. RoPE, ALiBi and T5 see distances.")
-    waves = sinusoid_table(1000, 32)
-    apart = torch.pdist(waves).min()
-    length = waves[0].norm()
-    print(f"Sinusoids: 1,000 positions, 1,000 vectors of length {length:.2f}, at least {apart:.2f} apart.")
 
 
 # ----------------------------------------------------------------------------- 6: why residuals and norms
@@ -387,9 +378,7 @@ def depth():
             cells.append(f"{gradient:.2g}")
         cells.append(f"{std:.2g}")  # from the deepest stack, which came last
         print_row(name, cells)
-    print(
-        "Without residuals, the gradient vanishes. With residuals alone, x grows in each block, and the gradient faster"
-    )
+    print("Without residuals, the gradient vanishes. With residuals alone, x grows in each block, the gradient faster")
     print("(inf or nan: too large for a 32-bit number). With a norm, after or before, it stays within a factor of ten.")
 
 

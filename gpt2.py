@@ -15,22 +15,19 @@ The file is in the safetensors format, which is simple enough to be read here:
 
 import json
 import mmap
-import sys
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
-from bpe import BPETokenizer
+from bpe import BPETokenizer, merge
 from console import UserError
 from download import download
 from files import replace_file
 from model import GPT, GPTConfig
 from tokenizer import END, CharTokenizer, Tokenizer, make_tokenizer
 
-# The channels of OpenAI's four models (Radford et al. 2019)
-PUBLISHED_WIDTHS = (768, 1024, 1280, 1600)
 # The options of model.py that make it GPT-2
 GPT2_OPTIONS = {
     "norm": "layernorm",
@@ -94,7 +91,10 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 def read_json(path: Path) -> dict:
     """The content of a JSON file, or {} if there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    return json.loads(text)
 
 
 def read_gpt2(path: Path) -> dict:
@@ -108,17 +108,15 @@ def read_gpt2(path: Path) -> dict:
     block_size, _ = tensors["wpe.weight"].shape
     settings = read_json(path.with_name("config.json"))
     refuse_settings(path, settings, n_embd)
-    tokenizer = read_tokenizer(path, settings)
+    tokenizer = read_tokenizer(path)
     is_gpt2s = tokenizer["kind"] == "gpt2"
     vocab_size = VOCAB_SIZE if is_gpt2s else make_tokenizer(tokenizer).vocab_size
     cut_vocabulary(path, tensors, vocab_size)
     # The tensors of layer 3 have names such as h.3.attn.c_attn.weight
     layers = {name.split(".")[1] for name in tensors if name.startswith("h.")}
     # The tensors do not tell the number of heads. Without config.json, heads have 64 channels, as published
+    # (Radford et al. 2019)
     n_head = settings.get("n_head", max(n_embd // 64, 1))
-    if "n_head" not in settings and n_embd not in PUBLISHED_WIDTHS:
-        note = f"note: {path} has no config.json beside it, which tells the number of heads; taken for {n_head}"
-        print(note, file=sys.stderr)
     options = {
         **GPT2_OPTIONS,
         "vocab_size": vocab_size,
@@ -138,21 +136,15 @@ def read_gpt2(path: Path) -> dict:
     }
 
 
-def read_tokenizer(path: Path, settings: dict) -> dict:
+def read_tokenizer(path: Path) -> dict:
     """The argument of make_tokenizer() for the weights at path: the tokenizer that save_gpt2() wrote
-    beside them, or GPT-2's. Raises UserError if other files there, or the start token in config.json, belong to
-    another vocabulary."""
+    beside them, or GPT-2's. Raises UserError if other files there belong to another vocabulary."""
     exported = read_json(path.with_name("tokenizer_config.json")).get("count2gpt")
     if exported:
         return exported
     model = read_json(path.with_name("tokenizer.json")).get("model", {})
     ids = model.get("vocab") or read_json(path.with_name("vocab.json"))
-    if ids:
-        is_other = not KNOWN_IDS.items() <= dict(ids).items()  # ids: a list of pairs in some kinds of models
-    else:
-        token = settings.get("bos_token_id")
-        is_other = isinstance(token, int) and token < START_TOKEN
-    if is_other:
+    if ids and not KNOWN_IDS.items() <= ids.items():
         raise UserError(f"{path} has a vocabulary of its own; use a model with GPT-2's tokens")
     return {"kind": "gpt2"}
 
@@ -423,13 +415,10 @@ def bpe_model(tokenizer: BPETokenizer) -> dict:
     def spell(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
 
-    return {
-        "type": "BPE",
-        # As tiktoken, take a piece that is a token as it is, before any merge
-        "ignore_merges": True,
-        "vocab": {spell(token): i for i, token in enumerate(tokens)},
-        "merges": [[spell(left), spell(right)] for left, right in find_merges(tokens)],
-    }
+    vocab = {spell(token): i for i, token in enumerate(tokens)}
+    merges = [[spell(left), spell(right)] for left, right in find_merges(tokens)]
+    # ignore_merges: as in tiktoken, a piece that is a token is taken as it is, before any merge
+    return {"type": "BPE", "ignore_merges": True, "vocab": vocab, "merges": merges}
 
 
 def byte_letters() -> list[str]:
@@ -450,8 +439,6 @@ def find_merges(tokens: list[bytes]) -> list[list[bytes]]:
     """The two parts of each token that a merge has made, in the order of the merges. tokens: in the order
     of their ids. The parts are what the earlier merges make of the bytes of the token."""
     ids = {token: i for i, token in enumerate(tokens)}
-    from bpe import merge  # here: only the export needs it
-
     merges = []
     for token, own_id in ids.items():
         parts = [bytes([byte]) for byte in token]

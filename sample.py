@@ -211,17 +211,12 @@ class KVCache:
         # self.length as a tensor (1,), which compile_step() sets before each step
         self.next_position = torch.zeros(1, dtype=torch.long, device=weight.device)
 
-        # extend() sets the following for each pass.
-        # The positions of the new keys and values, a slice or a tensor
-        self.write_at = slice(0, 0)
-        # How many keys a query is compared with, from the first one on
-        self.n_keys = 0
-        # Must a mask hide some of them?
-        self.needs_mask = False
-
     def extend(self, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Append the tokens idx (B, T), or (1, T) for all rows. Returns their positions (T,), and the history up
-        to n_keys, (B or 1, lookback + n_keys). Raises ValueError if there is no room for them."""
+        to n_keys, (B or 1, lookback + n_keys). Raises ValueError if there is no room for them.
+
+        For this pass, it sets write_at, the positions of the new keys and values, a slice or a tensor; n_keys, how many
+        keys a query is compared with, from the first one on; and needs_mask: must a mask hide some of them?"""
         T = idx.shape[1]
         lookback = self.config.lookback
         if self.static and T == 1:
@@ -490,11 +485,13 @@ def open_session(options: Options) -> Session:
         from layers import speed_up  # here: for small matrices, it would gain nothing
 
         speed_up(model, options.int8)
+    generator = torch.Generator(device)
+    generator.manual_seed(options.seed)
     return Session(
         model=model,
         tokenizer=tokenizer,
         options=options,
-        generator=torch.Generator(device).manual_seed(options.seed),
+        generator=generator,
         start_token=checkpoint["start_token"],
         folder=options.out_dir or checkpoint["folder"],
     )
