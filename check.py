@@ -232,8 +232,7 @@ def check(path: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
 def set_up() -> None:
     """Begin the separate process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, and ends both
-    # What a function prints is shown at once, before its verdict; "?" replaces characters that
-    # the console cannot show
+    # What a function prints is shown at once, before its verdict; "?" replaces what the console cannot show
     sys.stdout.reconfigure(line_buffering=True, errors="replace")
     set_up_torch()
 
@@ -362,10 +361,9 @@ def main() -> None:
 # ----------------------------------------------------------------------------- the tasks
 # To solve them yourself, stop reading here: these functions are the answers. python check.py --start
 #
-# To add a task, write a function that computes the right result by a lesson or by PyTorch. The first line of its
-# docstring is a title. Put @task above the function, and below it a line .case() for each call. The first case is the
-# example, small enough to compute by hand. Let no typical mistake pass: equal dimensions hide many mistakes. If there
-# is a mine.py already, write the empty function into it yourself.
+# To add a task, write a function that computes the right result. The first line of its docstring is a title. Put @task
+# above the function, and below it a line .case() for each call. The first case is the example, small enough to compute
+# by hand. Let no typical mistake pass: equal dimensions hide many mistakes.
 
 RANDOM = torch.Generator().manual_seed(0)  # so that all numbers below are the same each time
 
@@ -751,7 +749,6 @@ layer_norm.case(x, ones(2), zeros(2), 0.0)
 layer_norm.case(x[0], ones(2), zeros(2), 3.0)  # one token, (C,)
 layer_norm.case(x, tensor([2.0, 1.0]), tensor([10.0, 20.0]), 0.0)
 layer_norm.case(randn(2, 2, 3), randn(3), randn(3), 0.1)
-layer_norm.case(7 * ones(1, 1, 4), ones(4), ones(4), 1e-3)
 
 
 @task("attention.py", "Where does the point (1, 0) go if it is turned? And (0, 1)? Which two channels are a point?")
@@ -791,8 +788,7 @@ def block(x, attention, feed_forward, ln_1, ln_2):
 
 x = tensor([[[1.0, 4.0]]])
 block.case(x, torch.neg, torch.square, torch.sqrt, torch.abs)
-x = randn(1, 2, 3)
-block.case(x, torch.sin, torch.exp, torch.tanh, torch.abs)
+block.case(randn(1, 2, 3), torch.sin, torch.exp, torch.tanh, torch.abs)
 
 
 # ----------------------------------------------------------------------------- training
@@ -836,8 +832,7 @@ def schedule(step, max_lr, min_lr, warmup, end):
     min_lr at step end, and there it stays. If warmup is 0, it starts at max_lr. Returns a number."""
     if step < warmup:
         return max_lr * step / warmup
-    done = (step - warmup) / (end - warmup)
-    done = min(done, 1)
+    done = min((step - warmup) / (end - warmup), 1)
     wave = (1 + math.cos(math.pi * done)) / 2  # from 1 to 0
     return min_lr + (max_lr - min_lr) * wave
 
@@ -915,7 +910,6 @@ def merge(tokens, a, b):
 
 merge.case([b"a", b"b", b"c", b"a", b"b"], b"a", b"b")
 merge.case([b"a", b"a", b"a", b"a", b"a", b"b"], b"a", b"a")
-merge.case([b"th", b"e", b" ", b"th", b"e", b"th"], b"th", b"e")
 merge.case([b"ab", b"c", b"a", b"bc", b"xab", b"cx"], b"ab", b"c")  # a and bc are abc together, too
 merge.case([b"a"], b"a", b"a")
 merge.case([], b"a", b"b")
@@ -961,7 +955,6 @@ encode.case("abc", [b"bc", b"ab"])
 encode.case("aaab aab", [b"aa", b"ab", b"aaab"])
 encode.case("aaba", [b"aa", b"aab", b"ba"])
 encode.case("that mat", TRAINED)
-encode.case("abc", [b"abc"])  # no two neighbors are this token together
 encode.case("hé", [b"h\xc3"])
 encode.case("", [b"ab"])
 

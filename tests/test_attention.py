@@ -144,17 +144,6 @@ def copy_attention(mine: Attention, theirs: CausalSelfAttention) -> None:
     theirs.c_proj.weight.data.copy_(mine.proj.weight)
 
 
-@pytest.mark.parametrize("flash", [True, False])
-@torch.no_grad()
-def test_attention_is_that_of_the_gpt(flash, double):
-    mine = Attention(C=24, nh=3)
-    theirs = CausalSelfAttention(GPTConfig(n_embd=24, n_head=3, **PLAIN))
-    copy_attention(mine, theirs)
-    x = torch.randn(2, 9, 24)
-    mask = None if flash else torch.full((9, 9), -math.inf).triu(1)
-    torch.testing.assert_close(mine(x), theirs(x, mask=mask, flash=flash))
-
-
 @torch.no_grad()
 def test_the_transformer_is_a_gpt_with_its_blocks(double):
     keys = PLAIN | {"position": "learned", "activation": "relu"}
