@@ -15,6 +15,7 @@ The file is in the safetensors format, which is simple enough to be read here:
 
 import json
 import mmap
+import sys
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,8 @@ from files import replace_file
 from model import GPT, GPTConfig
 from tokenizer import END, CharTokenizer, Tokenizer, make_tokenizer
 
+# The channels of OpenAI's four models (Radford et al. 2019)
+PUBLISHED_WIDTHS = (768, 1024, 1280, 1600)
 # The options of model.py that make it GPT-2
 GPT2_OPTIONS = {
     "norm": "layernorm",
@@ -117,6 +120,9 @@ def read_gpt2(path: Path) -> dict:
     # The tensors do not tell the number of heads. Without config.json, heads have 64 channels, as published
     # (Radford et al. 2019)
     n_head = settings.get("n_head", max(n_embd // 64, 1))
+    if "n_head" not in settings and n_embd not in PUBLISHED_WIDTHS:
+        note = f"note: {path} has no config.json beside it, which tells the number of heads; taken for {n_head}"
+        print(note, file=sys.stderr)
     options = {
         **GPT2_OPTIONS,
         "vocab_size": vocab_size,

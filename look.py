@@ -383,13 +383,11 @@ def main() -> None:
     numbers["n_head"] = model.config.n_head
     numbers["attention"] = base64.b64encode(attention).decode()
     title = make_title(checkpoint, model, len(ids) - 1, data, prompt)
-    texts = [names[i] for i in ids]
     path = Path(options.out_dir or checkpoint["folder"], "look.html")
-    page = make_page(title, texts, numbers)
+    page = make_page(title, [names[i] for i in ids], numbers)
     replace_file(path, lambda file: file.write(page.encode()))
     print(f"{title}\n{path}: open it in a browser")
-    seconds = time.perf_counter() - began
-    print_result("gpt", tokens=len(ids) - 1, bits=mean_bits.item(), seconds=seconds)
+    print_result("gpt", tokens=len(ids) - 1, bits=mean_bits.item(), seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -488,3 +488,10 @@ def test_tokens_that_are_numbers_are_not_exported():
     with pytest.raises(UserError, match="the tokens are numbers, which have no text; leave"):
         gpt2.save_gpt2(trained_gpt2(65), "exported", NumberTokenizer(65))
     assert not Path("exported").exists()
+
+
+def test_a_number_of_heads_that_is_guessed_is_noted(capsys):
+    path = Path("model.safetensors")
+    path.write_bytes(safetensors(gpt2_tensors(C=4)))
+    assert gpt2.read_gpt2(path)["model_config"]["n_head"] == 1
+    assert "note: model.safetensors has no config.json beside it" in capsys.readouterr().err
