@@ -46,7 +46,7 @@ from tokenizer import CharTokenizer
 
 LECTURE_STEPS = 3000  # training steps of the lecture's network
 EVAL_TOKENS = 2_000_000  # the final losses are computed on the first tokens of each split, at most this many
-MAX_ACTIVATIONS = 1 << 22  # numbers in the largest tensor during evaluation
+EVAL_BATCH = 1000  # examples at a time, for these losses
 SATURATED = 0.97  # |tanh| above it counts as saturated: its derivative is below 0.06
 # B: examples in a batch, T: tokens of context, V: vocabulary size, E = n_embd, H = n_hidden.
 
@@ -84,8 +84,6 @@ class Options:
         if self.learning_rate is None:
             # 0.1 for a batch of 32, as in the lecture. Gradients of larger batches are less noisy: steps can be larger
             self.learning_rate = min(self.batch_size / 320, 0.8)
-        if self.fold and not self.batchnorm:
-            raise UserError("--fold has no batch norm to fold; add --batchnorm=true")
         if self.batchnorm and self.batch_size == 1:
             raise UserError("a batch of 1 has no variance for batch norm; give --batch_size=2, or --batchnorm=false")
 
@@ -457,12 +455,11 @@ def lr_at(step, options):
 
 
 def train(model, data, options):
-    """Train the model; print losses and layer statistics. Returns the loss of each step, in nats per token, and what
-    draw_training() draws: the activations of the first batch, and the sizes of about 200 updates."""
+    """Train the model; print losses and layer statistics. Returns the loss of each step, in nats per token, and the
+    tanh activations of the first batch, a list of (B, H), one for each tanh layer."""
     steps = options.max_iters
     manual = options.backward == "manual"
     losses = []
-    updates = []
     logged = 0  # the step of the last line
     began = time.perf_counter()
     stream = batches(data, options.batch_size, options.block_size, options.seed)
@@ -480,10 +477,8 @@ def train(model, data, options):
         if step == 1:
             activations = [layer.out.detach() for layer in model.layers if isinstance(layer, Tanh)]
             print_layers(model, "before training", difference, lr)
-            print_start(model, losses[0], data.vocab_size)
+            print_start(losses[0], data.vocab_size)
         set_gradients(model, loss, Y, manual)
-        if step % max(1, steps // 200) == 0:
-            updates.append((step, update_to_data(model, lr)))
         every_tenth = (steps - step) % max(1, steps // 10) == 0  # counted from the end, to include the last step
         if every_tenth or step in (1, 10, 100, 1000):
             seconds = time.perf_counter() - began
@@ -491,15 +486,14 @@ def train(model, data, options):
             logged = step
         sgd_step(model, lr)
     print_layers(model, "after training", difference, options.learning_rate)
-    return losses, activations, updates
+    return losses, activations
 
 
 def print_progress(step, steps, loss, lr, seconds):
-    number = str(step).rjust(len(str(steps)))
-    line = f"step {number}/{steps}  train loss {loss:7.4f}  lr {lr:.2e}"
+    width = len(str(steps))
+    line = f"step {step:{width}}/{steps}  train loss {loss:7.4f}  lr {lr:.2e}"
     if seconds > 1:
-        per_step = seconds / step
-        left = per_step * (steps - step)
+        left = seconds / step * (steps - step)
         line += f"  eta {left:.0f} s"
     print(line, flush=True)
 
@@ -508,12 +502,10 @@ def print_progress(step, steps, loss, lr, seconds):
 def split_loss(model, tokens, T, separator):
     """Return the loss over all tokens except the first, in nats per token, with batch norm's running averages."""
     model.train(False)
-    widest = max(max(p.shape) for p in model.parameters)  # no layer's output has more numbers for an example
-    rows = max(1, MAX_ACTIVATIONS // widest)  # examples at a time
     show = progress("evaluating", len(tokens), "tokens")
     total = 0.0
-    for begin in range(1, len(tokens), rows):
-        end = min(begin + rows, len(tokens))
+    for begin in range(1, len(tokens), EVAL_BATCH):
+        end = min(begin + EVAL_BATCH, len(tokens))
         X, Y = contexts(tokens, np.arange(begin, end), T, separator)
         total += F.cross_entropy(model(X), Y, reduction="sum").item()
         show(end)
@@ -539,83 +531,52 @@ def sample(model, context, separator, generator):
 # ----------------------------------------------------------------------------- signs that something is wrong
 
 
-def print_start(model, loss, V):
-    """Judge the first loss, and how many tanh activations of the first batch are saturated."""
+def print_start(loss, V):
+    """Judge the first loss."""
     uniform = math.log(V)
     far_above = loss > uniform + 1  # nat
     verdict = "far above it: the network is confidently wrong" if far_above else "about as it should be"
-    print(f"first loss {loss:.2f}; uniform: ln {V} = {uniform:.2f}; {verdict}")
-    tanhs = [layer.out for layer in model.layers if isinstance(layer, Tanh)]
-    tanhs = torch.stack(tanhs)  # (n_layer, B, H)
-    far = tanhs.abs() > SATURATED
-    saturated = far.float().mean()
-    if not tanhs.any():
-        verdict = "but all of them are 0, and so are the gradients of all weights"
-    elif saturated > 0.25:
-        verdict = "hardly any gradient flows back through them"
-    else:
-        verdict = "gradients flow through the others"
-    print(f"{saturated:.0%} of the tanh activations are saturated; {verdict}\n")
+    print(f"first loss {loss:.2f}; uniform: ln {V} = {uniform:.2f}; {verdict}\n")
 
 
-@torch.no_grad()
-def gradient_to_data(model):
-    """Return log10 of std(gradient) / std(weights) of each matrix: C, W1, W2, ...; NaN if the gradients are all 0. The
-    ratio times the learning rate is the relative size of an update: 1/1000, a log10 of -3, is healthy."""
-    matrices = [layer.parameters[0] for layer in model.layers if isinstance(layer, (Embedding, Linear))]
-    ratios = {}
-    for i, W in enumerate(matrices):
-        name = f"W{i}" if i > 0 else "C"
-        ratio = W.grad.std(correction=0) / W.std(correction=0)  # correction=0: divide by n, not n - 1
-        ratios[name] = math.log10(ratio) if ratio > 0 else math.nan
-    return ratios
-
-
-def update_to_data(model, lr):
-    """Return log10 of update size / weight size of each matrix at a learning rate; NaN if there is no update."""
-    log_lr = math.log10(lr) if lr > 0 else math.nan
-    return {name: ratio + log_lr for name, ratio in gradient_to_data(model).items()}
-
-
-def one_decimal(number):
-    return f"{number:.1f}" if math.isfinite(number) else "-"
+def update_to_data(W, learning_rate):
+    """Return update size / weight size of a matrix W, by their standard deviations. 1/1000 is healthy."""
+    update = learning_rate * W.grad.std(correction=0)  # correction=0: divide by n, not n - 1
+    return update / W.std(correction=0)
 
 
 @torch.no_grad()
 def print_layers(model, when, difference, learning_rate):
     """Print the activations and gradients of each layer for the last batch, and the difference that compare_gradients
     found; explanations of the columns follow the table."""
-    rows = [["layer", "mean", "std", "saturated", "dead", "gradient std", "grad:data", "update:data"]]
-    ratios = gradient_to_data(model)
-    updates = update_to_data(model, learning_rate)
-    names = list(ratios)  # C, W1, W2, ...
+    rows = [["layer", "mean", "std", "saturated", "dead", "gradient std", "update:data"]]
+    n_matrices = 0
     for layer in model.layers:
-        row = [type(layer).__name__]
-        if isinstance(layer, (Embedding, Linear)):
-            name = names.pop(0)
-            height, width = layer.parameters[0].shape
-            row = [f"{row[0]} {name} {height} x {width}"]
-        mean = layer.out.mean()
-        std = layer.out.std(correction=0)
-        row += [f"{mean:+.2f}", f"{std:.2f}"]
+        name = type(layer).__name__
+        saturated = ""
+        dead = ""
+        update = ""
         if isinstance(layer, Tanh):
             far = layer.out.abs() > SATURATED
-            saturated = far.float().mean()
-            dead = far.all(0).sum()  # units (columns) that are saturated in all rows
-            row += [f"{saturated:.1%}", f"{dead}"]
-        else:
-            row += ["", ""]
-        row += [f"{layer.dout.std(correction=0):.1e}"]
+            saturated = f"{far.float().mean():.1%}"
+            dead = f"{far.all(0).sum()}"  # units (columns) that are saturated in all rows
         if isinstance(layer, (Embedding, Linear)):
-            row += [one_decimal(ratios[name]), one_decimal(updates[name])]
-        else:
-            row += ["", ""]
-        rows.append(row)
-    rows.append(["healthy", "", "0.4 to 0.8", "below 25%", "0", "similar", "", "-3.5 to -1.5"])
+            W = layer.parameters[0]
+            symbol = f"W{n_matrices}" if n_matrices > 0 else "C"
+            n_matrices += 1
+            height, width = W.shape
+            name = f"{name} {symbol} {height} x {width}"
+            ratio = update_to_data(W, learning_rate)
+            update = f"{ratio.log10():.1f}" if ratio > 0 else "-"
+        mean = f"{layer.out.mean():+.2f}"
+        std = f"{layer.out.std(correction=0):.2f}"
+        gradient = f"{layer.dout.std(correction=0):.1e}"
+        rows.append([name, mean, std, saturated, dead, gradient, update])
+    rows.append(["healthy", "", "0.4 to 0.8", "below 25%", "0", "similar", "-3.5 to -1.5"])
     print(f"\nactivations and gradients {when} (one batch; last row: a rule of thumb for later steps):")
     print_table(rows)
     print(f"  saturated: fraction of |tanh| > {SATURATED}; dead: units saturated for every example in the batch")
-    print("  grad:data, update:data: log10 of gradient or update size / weight size; update at the full learning rate")
+    print("  update:data: log10 of update size / weight size, at the full learning rate")
     print(f"manual vs autograd gradients: maximum relative difference {difference:.1e}")
 
 
@@ -684,13 +645,9 @@ def find_lr(model, data, options):
         set_gradients(model, loss, Y, manual)
         sgd_step(model, rates[i])
         losses[i] += loss.item() / per_rate
-        if not math.isfinite(losses[i]):
-            advice = "use another --init or --batchnorm=true"
-            raise UserError(f"the loss is {losses[i]} at a rate of {rates[i]:.2g}; {advice}")
     # The mean of each loss and its two neighbors; at the ends, the loss itself counts twice
-    before = np.append(losses[0], losses[:-1])
-    after = np.append(losses[1:], losses[-1])
-    smoothed = (before + losses + after) / 3
+    padded = np.pad(losses, 1, mode="edge")
+    smoothed = (padded[:-2] + losses + padded[2:]) / 3
     best = rates[smoothed.argmin()]
     print("\nToo low: the network learns slowly. Too high: the updates overshoot.")
     rows = [["learning rate", "mean loss", "smoothed"]]
@@ -704,64 +661,33 @@ def find_lr(model, data, options):
 # ----------------------------------------------------------------------------- plots, and the script
 
 
-def activation_panels(activations):
-    """Two panels: the densities of the tanh activations, a list of (B, H), one for each layer; and which activations
-    of the first layer are saturated. A white column is a dead unit, which hardly gets a gradient."""
+def draw_training(losses, activations, data, options):
+    """Draw three panels: the densities of the tanh activations (B, H) of each layer before training; which activations
+    of the first layer are saturated; and the mean losses of about 200 pieces of the training."""
+    import plots  # here, because matplotlib is optional
+
     curves = {}
     for i, out in enumerate(activations, start=1):
         density, edges = np.histogram(out, 40, density=True)
-        far = out.abs() > SATURATED
-        fraction = far.float().mean()
-        label = f"tanh {i}: {fraction:.0%} saturated"
-        curves[label] = (edges[1:], density, "-")
-    densities = {"curves": curves, "ylabel": "density"}
-    densities["title"] = "before training: tanh activations"
+        curves[f"tanh {i}"] = (edges[1:], density, "-")
+    densities = {"curves": curves, "title": "before training: density of tanh activations"}
     far = activations[0].abs() > SATURATED
     units = {"image": far.numpy(), "xlabel": "unit", "ylabel": "example"}
     units["title"] = "before: tanh 1, saturated is white"
-    return densities, units
 
-
-def loss_panel(losses, data):
-    """The mean losses of about 200 pieces of the training, and the first loss."""
     width = max(1, len(losses) // 200)
     starts = range(0, len(losses), width)
-    means = []
-    for start in starts:
-        piece = losses[start : start + width]
-        means.append(np.mean(piece))
+    means = [np.mean(losses[start : start + width]) for start in starts]
+    uniform = math.log(data.vocab_size)
+    ends = [0, len(losses)]
     curves = {"train": (starts, means, "-")}
-    label = f"first: {losses[0]:.2f}"
-    curves[label] = ([0], losses[:1], "ok")  # a black circle
-    panel = {"title": "training loss by step, nats", "curves": curves, "data": data}
-    uniform = math.log(max(data.vocab_size, 2))
-    panel["ylim"] = (None, 1.2 * uniform)  # a first loss far above it is only in the legend
-    return panel
-
-
-def update_panel(updates):
-    """The sizes of the updates by step. updates: a list of (step, {matrix: log10 of update size / weight size})."""
-    steps = [step for step, _ in updates]
-    _, matrices = updates[0]
-    curves = {}
-    for name in matrices:
-        sizes = [size_of[name] for _, size_of in updates]
-        curves[name] = (steps, sizes, "-")
-    ends = [0, steps[-1]]
-    curves["a thousandth"] = (ends, [-3, -3], ":k")  # log10(1/1000) = -3, a dotted black line
-    panel = {"title": "log10(update / weight size) by step", "curves": curves}
-    panel["ylim"] = (-5, None)
-    return panel
-
-
-def draw_training(losses, activations, updates, data, options):
-    import plots  # here, because matplotlib is optional
+    curves["first step"] = ([0], losses[:1], "ok")  # a black circle
+    curves["uniform"] = (ends, [uniform, uniform], ":k")  # a dotted black line
+    loss = {"curves": curves, "title": "training loss by step, nats per token"}
 
     path = Path("out", f"mlp_{data.name}", "training.png")
-    title = f"mlp.py on {data.name}, {describe(options)}"
-    densities, units = activation_panels(activations)
-    plots.lines(path, densities, units, loss_panel(losses, data), update_panel(updates), title=title, rows=2)
-    print(f"\n{path}: activations, loss and updates")
+    plots.lines(path, densities, units, loss, title=f"mlp.py on {data.name}, {describe(options)}")
+    print(f"\n{path}: activations and loss")
 
 
 def print_generated(model, data, options):
@@ -821,7 +747,7 @@ def main() -> None:
         return
 
     untrained = model.layers[0].C.detach().clone()
-    train_losses, activations, updates = train(model, data, options)
+    train_losses, activations = train(model, data, options)
     trained = model
     if options.fold:
         model = compare_folded(trained, data, T)
@@ -840,7 +766,7 @@ def main() -> None:
     if options.batchnorm:
         print_coupling(trained, data, T, options.seed)
     if options.plot:
-        draw_training(train_losses, activations, updates, data, options)
+        draw_training(train_losses, activations, data, options)
     print_result("mlp", data, model.num_params(), losses, step=options.max_iters, seconds=seconds)
 
 
