@@ -731,7 +731,7 @@ def main() -> None:
     options = parse(Options, __doc__)
     data = load(options.dataset)
     T = options.block_size
-    data.need(T + 1, f"--block_size={T} and a target")
+    data.need(T + 1, f"--block_size={T} and a target")  # an error if a split has fewer tokens
     torch.set_num_threads(1)  # for tensors this small, two threads take longer than one
     if not options.find_lr:
         show_lecture_network(data, options.seed)
