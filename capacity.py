@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from console import NonNegative, Positive, option, parse, print_result, print_table, run
 from fit import fit
@@ -47,28 +47,18 @@ class Options:
     seed: NonNegative = option(1337, "random seed")
 
 
-@dataclass
-class Table:
-    """The results of an experiment."""
-
-    claim: str  # the statement that the experiment illustrates
-    title: str  # the meaning of the numbers
-    columns: list[str]  # a name for each column
-    rows: list[list]  # such as [4, 1.1764, 0.7172, 0.7695]: the size of a network, then a number per other column
-
-    def column(self, name: str) -> list:
-        i = self.columns.index(name)
-        return [row[i] for row in self.rows]
+# Each of the first three experiments prints the statement that it illustrates. It returns a table: the names of the
+# columns, then a row for each size of the network, such as [4, 1.1764, 0.7172, 0.7695].
 
 
 # ----------------------------------------------------------------------------- 1. width: a wave
 
 
-def wave(x: torch.Tensor) -> torch.Tensor:
+def wave(x: Tensor) -> Tensor:
     return torch.sin(2 * math.pi * x) + 0.5 * torch.sin(5 * math.pi * x)
 
 
-def staircase(x: torch.Tensor, width: int) -> torch.Tensor:
+def staircase(x: Tensor, width: int) -> Tensor:
     """Approximate the wave by one hidden layer of `width` sigmoids, so steep that each is a step:
     x (n, 1) -> (n, 1). With width=3, [-1, 1] has four treads, each as high as the wave at its middle:
 
@@ -84,11 +74,13 @@ def staircase(x: torch.Tensor, width: int) -> torch.Tensor:
     return heights[0] + steps @ rises[:, None]
 
 
-def widen(options: Options) -> Table:
+def widen(options: Options) -> list:
+    # The theorem is about a bounded interval such as [-1, 1], and networks with enough units
+    print("\nOne hidden layer gets as close to any continuous curve as you like (theorem, Cybenko 1989).")
     # Except for the two ends, these points lie between the 512 points that train_on_wave() uses
     between = torch.linspace(-1, 1, 5000)[:, None]  # (5000, 1)
     target = wave(between)
-    rows = []
+    rows = [["units", "by hand", "trained", "trained, steep start"]]
     for width in WIDTHS:
         plain = train_on_wave(width, 1, options)
         steep = train_on_wave(width, 10, options)
@@ -96,13 +88,7 @@ def widen(options: Options) -> Table:
         plain_error = largest_error(plain(between), target)
         steep_error = largest_error(steep(between), target)
         rows.append([width, by_hand_error, plain_error, steep_error])
-    # The theorem is about a bounded interval such as [-1, 1], and networks with enough units
-    return Table(
-        claim="One hidden layer gets as close to any continuous curve as you like (theorem, Cybenko 1989).",
-        title="one layer on a wave: largest error",
-        columns=["units", "by hand", "trained", "trained, steep start"],
-        rows=rows,
-    )
+    return rows
 
 
 def train_on_wave(width: int, steepness: int, options: Options) -> nn.Module:
@@ -122,7 +108,7 @@ def train_on_wave(width: int, steepness: int, options: Options) -> nn.Module:
 # ----------------------------------------------------------------------------- 2. depth: a sawtooth
 
 
-def sawtooth(x: torch.Tensor, depth: int) -> torch.Tensor:
+def sawtooth(x: Tensor, depth: int) -> Tensor:
     """Compute a curve of 2^depth straight pieces on [0, 1], with two ReLU units per layer. Each layer folds
     the interval: 2 x up to 1/2, and 2 - 2 x from there. (The best constant is 1/2. Its root mean square
     error is 1 / sqrt(12) = 0.2887.)"""
@@ -131,10 +117,11 @@ def sawtooth(x: torch.Tensor, depth: int) -> torch.Tensor:
     return x
 
 
-def deepen(options: Options) -> Table:
+def deepen(options: Options) -> list:
+    print("\nTwo units per layer make 2^layers pieces; one layer needs a unit for each kink (Telgarsky 2016).")
     x = torch.linspace(0, 1, 2**9 + 1)[:, None]  # the multiples of 2^-9, which include all kinks, (513, 1)
     standardized = (x - x.mean()) / x.std()  # with x itself, training learns next to nothing
-    rows = []
+    rows = [["layers", "pieces", "32 units per layer", "one layer, as large"]]
     for depth in DEPTHS:
         y = sawtooth(x, depth)
         hidden = [32] * depth  # with weights set by hand, two units per layer are enough. Training gets more
@@ -148,15 +135,10 @@ def deepen(options: Options) -> Table:
             squared_error = F.mse_loss(net(standardized), y)
             row.append(squared_error.sqrt().item())
         rows.append(row)
-    return Table(
-        claim="Two units per layer make 2^layers pieces; one layer needs a unit for each kink (Telgarsky 2016).",
-        title="sawtooth of 2^layers pieces: RMS error",
-        columns=["layers", "pieces", "32 units per layer", "one layer, as large"],
-        rows=rows,
-    )
+    return rows
 
 
-def count_pieces(y: torch.Tensor) -> int:
+def count_pieces(y: Tensor) -> int:
     """Count the straight pieces of a curve y (n, 1), given at equally spaced points: kinks + 1."""
     rises = y[:, 0].diff()
     bends = rises.diff().abs()  # 0 on a straight piece, except for rounding errors
@@ -194,19 +176,15 @@ def error_of(n_features: int, noise: float, penalty: float, seed: int) -> float:
     return np.square(errors).mean()
 
 
-def grow(options: Options) -> Table:
-    rows = []
+def grow(options: Options) -> list:
+    print("\nDouble descent: worst with as many features as examples, 100 (Belkin et al. 2019).")
+    rows = [["features", "no noise", "noise", "noise, penalty"]]
     for n_features in FEATURES:
         clean = median_error(n_features, noise=0.0, penalty=0.0, options=options)
         noisy = median_error(n_features, noise=NOISE, penalty=0.0, options=options)
         penalized = median_error(n_features, noise=NOISE, penalty=PENALTY, options=options)
         rows.append([n_features, clean, noisy, penalized])
-    return Table(
-        claim="Double descent: worst with as many features as examples, 100 (Belkin et al. 2019).",
-        title="random features: test error",
-        columns=["features", "no noise", "noise", "noise, penalty"],
-        rows=rows,
-    )
+    return rows
 
 
 def median_error(n_features: int, noise: float, penalty: float, options: Options) -> float:
@@ -224,18 +202,13 @@ def parity_errors(bits: int) -> dict[str, float]:
     the best linear function. The parity is 1 if the number of ones among the bits is odd, else 0."""
     X = torch.tensor(list(product((0.0, 1.0), repeat=bits)))  # (2^bits, bits)
     odd = X.sum(dim=1) % 2  # (2^bits,)
-    answers = {
-        "tree of XORs": tree_of_xors(X),
-        "thresholds": thresholds(X),
-        "linear": best_linear(X, odd),
-    }
-    errors = {}
-    for name, answer in answers.items():
-        errors[name] = round(largest_error(answer, odd), 4)
-    return errors
+    tree_error = largest_error(tree_of_xors(X), odd)
+    threshold_error = largest_error(thresholds(X), odd)
+    linear_error = largest_error(best_linear(X, odd), odd)
+    return {"tree of XORs": tree_error, "thresholds": threshold_error, "linear": round(linear_error, 4)}
 
 
-def tree_of_xors(X: torch.Tensor) -> torch.Tensor:
+def tree_of_xors(X: Tensor) -> Tensor:
     """Parity by depth: each layer takes XOR of pairs, 8 numbers -> 4 -> 2 -> 1. (n, bits) -> (n,)"""
     while X.shape[1] > 1:
         sums = X[:, ::2] + X[:, 1::2]  # a + b for each pair: 0, 1 or 2
@@ -243,7 +216,7 @@ def tree_of_xors(X: torch.Tensor) -> torch.Tensor:
     return X[:, 0]
 
 
-def thresholds(X: torch.Tensor) -> torch.Tensor:
+def thresholds(X: Tensor) -> Tensor:
     """Parity by width: unit k = 0, 1 ... is 1 if more than k bits are 1, else 0. Add unit 0, subtract
     unit 1, add unit 2 ...: with three ones, 1 - 1 + 1 = 1. (n, bits) -> (n,)"""
     k = torch.arange(X.shape[1])  # 0, 1 ... bits - 1
@@ -253,7 +226,7 @@ def thresholds(X: torch.Tensor) -> torch.Tensor:
     return units @ signs
 
 
-def best_linear(X: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def best_linear(X: Tensor, y: Tensor) -> Tensor:
     """The linear function of X (n, bits), with a constant, that has the lowest squared error from y (n,)."""
     ones = torch.ones(len(X), 1)  # the input of the constant
     inputs = torch.cat([X, ones], dim=1)  # (n, bits + 1)
@@ -274,7 +247,7 @@ def network(activation: type, sizes: list[int], seed: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+def train(net: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
     """Fit net to the curve (x, y), (n, 1) each, by Adam."""
 
     def batch_loss():
@@ -285,36 +258,38 @@ def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> None:
     fit(net, batch_loss, recipe, lines=0)  # without printing
 
 
-def largest_error(answer: torch.Tensor, target: torch.Tensor) -> float:
+def largest_error(answer: Tensor, target: Tensor) -> float:
     return (answer - target).abs().max().item()
 
 
-def print_experiment(table: Table) -> None:
-    print(f"\n{table.claim}\n{table.title}:")
-    rows = [table.columns]
-    for row in table.rows:
-        rows.append([as_text(number) for number in row])
-    print_table(rows)
+def print_experiment(title: str, table: list) -> None:
+    print(f"{title}:")
+    names, *rows = table
+    cells = [names]
+    for row in rows:
+        cells.append([as_text(number) for number in row])
+    print_table(cells)
 
 
 def as_text(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:.4f}"
 
 
-def draw(tables: list[Table]) -> None:
+def draw(tables: dict) -> None:
+    """A panel for each table, {title: table}: its errors by the size of the network."""
     import plots  # here, because matplotlib is optional
 
     panels = []
-    for table in tables:
-        size = table.columns[0]
-        sizes = table.column(size)
+    for title, table in tables.items():
+        names, *rows = table
+        columns = list(zip(*rows, strict=True))
+        sizes = columns[0]
         curves = {}
-        for name in table.columns[1:]:
-            if name != "pieces":  # a count, not an error
-                curves[name] = (sizes, table.column(name), "o-")  # circles on a line
-        panel = {"curves": curves, "title": table.title, "xlabel": size}
-        panel["xscale"] = "log" if sizes[-1] > 10 else "linear"
-        panel["yscale"] = "log"
+        for name, column in zip(names, columns, strict=True):
+            if name not in (names[0], "pieces"):  # neither the size nor a count
+                curves[name] = (sizes, column, "o-")  # circles on a line
+        panel = {"curves": curves, "title": title, "xlabel": names[0], "yscale": "log"}
+        panel["xscale"] = "linear" if sizes == DEPTHS else "log"
         panels.append(panel)
     path = Path("out", "capacity", "capacity.png")
     plots.lines(path, *panels)
@@ -328,18 +303,24 @@ def main() -> None:
     options = parse(Options, __doc__)
     began = time.perf_counter()
     torch.set_num_threads(1)  # for tensors this small, two threads take longer than one
-    tables = []
-    for experiment in (widen, deepen, grow):
+    experiments = {
+        "one layer on a wave: largest error": widen,
+        "sawtooth of 2^layers pieces: RMS error": deepen,
+        "random features: test error": grow,
+    }
+    tables = {}
+    for title, experiment in experiments.items():
         table = experiment(options)
-        print_experiment(table)
-        tables.append(table)
+        print_experiment(title, table)
+        tables[title] = table
     # The fourth experiment has no table: its networks have one size and are not trained
     print(f"\nparity of {BITS} bits, largest error: {parity_errors(BITS)}")
     if options.plot:
         draw(tables)
-    double_descent = tables[-1]
-    peak = max(double_descent.column("noise"))  # where there are as many features as examples
-    print_result("capacity", peak=peak, seconds=time.perf_counter() - began)
+    test_errors = [row[2] for row in table[1:]]  # of the last table, with noise
+    peak = max(test_errors)  # where there are as many features as examples
+    seconds = time.perf_counter() - began
+    print_result("capacity", peak=peak, seconds=seconds)
 
 
 if __name__ == "__main__":
