@@ -20,11 +20,10 @@ have nh heads, with keys of N numbers and values of P numbers. LTI has N states 
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 # ----------------------------------------------------------------------------- cells that run step by step
 
@@ -44,16 +43,16 @@ class StepByStep:
     def __init__(self, C: int, H: int):
         super().__init__(C, H, batch_first=True)  # the __init__ of the next base class, such as nn.RNN
 
-    def start(self, B: int) -> torch.Tensor:
+    def start(self, B: int) -> Tensor:
         """The state before the first token: zeros (n_states, B, H)."""
         # new_zeros: with the dtype and device of the weights
         return self.weight_hh_l0.new_zeros(self.n_states, B, self.hidden_size)
 
-    def from_input(self, x: torch.Tensor) -> torch.Tensor:
+    def from_input(self, x: Tensor) -> Tensor:
         """W x + b, for all gates."""
         return F.linear(x, self.weight_ih_l0, self.bias_ih_l0)
 
-    def from_state(self, h: torch.Tensor) -> torch.Tensor:
+    def from_state(self, h: Tensor) -> Tensor:
         """U h + b', for all gates."""
         return F.linear(h, self.weight_hh_l0, self.bias_hh_l0)
 
@@ -65,7 +64,7 @@ class Elman(StepByStep, nn.RNN):
 
     The state is also the output."""
 
-    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
+    def step(self, x: Tensor, state: Tensor) -> tuple:
         h = state[0]
         Wx = self.from_input(x)
         Uh = self.from_state(h)
@@ -85,7 +84,7 @@ class GRU(StepByStep, nn.GRU):
     U_n multiplies r_t * h_(t-1). Here, as in PyTorch, r_t multiplies U_n h_(t-1) + b'_n, so that one
     matmul computes the products of all three U with h_(t-1)."""
 
-    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
+    def step(self, x: Tensor, state: Tensor) -> tuple:
         h = state[0]
         Wx = self.from_input(x)  # (B, 3 H)
         Uh = self.from_state(h)
@@ -114,7 +113,12 @@ class LSTM(StepByStep, nn.LSTM):
 
     n_states = 2
 
-    def step(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
+    def __init__(self, C: int, H: int):
+        super().__init__(C, H)
+        forget_bias = self.bias_ih_l0[H : 2 * H]  # the biases of i, f, g and o are stacked
+        nn.init.ones_(forget_bias)
+
+    def step(self, x: Tensor, state: Tensor) -> tuple:
         h, c = state
         Wx = self.from_input(x)  # (B, 4 H)
         Uh = self.from_state(h)
@@ -128,12 +132,7 @@ class LSTM(StepByStep, nn.LSTM):
         h = o * torch.tanh(c)
         return h, torch.stack((h, c))
 
-    def __init__(self, C: int, H: int):
-        super().__init__(C, H)
-        forget_bias = self.bias_ih_l0[H : 2 * H]  # the biases of i, f, g and o are stacked
-        nn.init.ones_(forget_bias)
-
-    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple:
+    def forward(self, x: Tensor, state: Tensor) -> tuple:
         # PyTorch's LSTM keeps h and c, (1, B, H) each, in a pair
         pair = (state[:1], state[1:])
         out, (h, c) = super().forward(x, pair)
@@ -148,18 +147,7 @@ HEADS = 8
 CHUNK = 32
 
 
-@dataclass
-class Parts:
-    """The parts that a linear cell computes from its inputs, for T tokens in nh heads. If all heads share
-    a part, the size of that dimension is 1 instead of nh."""
-
-    q: torch.Tensor  # queries (B, nh, T, N)
-    k: torch.Tensor  # keys (B, nh, T, N)
-    v: torch.Tensor  # values (B, nh, T, P)
-    log_a: torch.Tensor  # logarithms of the decays, at most 0 (B, nh, T)
-
-
-def normalize(x: torch.Tensor) -> torch.Tensor:
+def normalize(x: Tensor) -> Tensor:
     """Mean 0 and variance 1 in each vector (layer norm): (..., C) -> (..., C)."""
     return F.layer_norm(x, x.shape[-1:])
 
@@ -173,36 +161,39 @@ class LinearCell(nn.Module):
     If only one pair is stored, S = k v^T. Then S^T q = (k . q) v: the value, times the similarity of the
     query and the key.
 
-    A subclass sets the layer W, and state_shape (nh, N, P). Its parts() computes q, k, v and log a from
-    W times the normalized input, never from the state. Its output() makes the output (B, T, H) from
-    all y, and may use W times the normalized input once more."""
+    A subclass sets the layer W, and state_shape (nh, N, P). From W times the normalized input, never from
+    the state, its parts() computes
 
-    def start(self, B: int) -> torch.Tensor:
+        q, k     queries and keys (B, nh, T, N). If all heads share them, (B, 1, T, N)
+        v        values (B, nh, T, P)
+        log_a    logarithms of the decays, at most 0 (B, nh, T)
+
+    Its output() makes the output (B, T, H) from all y, and may use W times the normalized input too."""
+
+    def start(self, B: int) -> Tensor:
         """The state before the first token: zeros (B, nh, N, P)."""
         return self.W.weight.new_zeros(B, *self.state_shape)
 
-    def project(self, x: torch.Tensor) -> torch.Tensor:
+    def project(self, x: Tensor) -> Tensor:
         """W times the normalized input: (B, T, C) -> (B, T, rows of W)."""
         return self.W(normalize(x))
 
-    def step(self, x: torch.Tensor, S: torch.Tensor) -> tuple:
+    def step(self, x: Tensor, S: Tensor) -> tuple:
         """The recurrent form, to generate: x (B, C) -> the output (B, H) and the new state."""
         projected = self.project(x[:, None])  # T = 1
-        parts = self.parts(projected)
-        q = parts.q  # q, k and v are rows, (B, nh, 1, N or P), so S^T q becomes q S
-        k = parts.k
-        v = parts.v
-        a = parts.log_a.exp()[..., None]  # (B, nh, 1, 1)
+        q, k, v, log_a = self.parts(projected)
+        a = log_a.exp()[..., None]  # (B, nh, 1, 1)
         S = a * S + k.mT * v  # a column times a row
-        y = q @ S  # (B, nh, 1, P)
+        y = q @ S  # q is a row, so S^T q becomes q S: (B, nh, 1, P)
         return self.output(y, projected)[:, 0], S
 
-    def forward(self, x: torch.Tensor, S: torch.Tensor) -> tuple:
+    def forward(self, x: Tensor, S: Tensor) -> tuple:
         """The parallel form, to train: x (B, T, C) -> the outputs (B, T, H) and the last state. Only the
         chunks have to run one after the other."""
         outputs = []
         for projected in self.project(x).split(CHUNK, dim=1):
-            y, S = parallel_form(self.parts(projected), S)
+            q, k, v, log_a = self.parts(projected)
+            y, S = parallel_form(q, k, v, log_a, S)
             outputs.append(self.output(y, projected))
         return torch.cat(outputs, dim=1), S
 
@@ -226,7 +217,7 @@ class LinearAttention(LinearCell):
         head_size = H // HEADS
         self.state_shape = (HEADS, head_size, head_size + 1)  # N and P
 
-    def parts(self, projected: torch.Tensor) -> Parts:
+    def parts(self, projected: Tensor) -> tuple:
         qkv = projected.unflatten(2, (3, HEADS, -1))  # (B, T, 3, nh, H / nh)
         qkv = qkv.transpose(1, 3)  # (B, nh, 3, T, H / nh)
         q, k, v = qkv.unbind(2)  # (B, nh, T, H / nh) each
@@ -235,9 +226,9 @@ class LinearAttention(LinearCell):
         one = torch.ones_like(v[..., :1])
         v = torch.cat((v, one), dim=-1)  # (B, nh, T, H / nh + 1)
         log_a = torch.zeros_like(v[..., 0])  # (B, nh, T)
-        return Parts(q, k, v, log_a)
+        return q, k, v, log_a
 
-    def output(self, y: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+    def output(self, y: Tensor, projected: Tensor) -> Tensor:
         weighted_sum = y[..., :-1]
         sum_of_weights = y[..., -1:]
         average = weighted_sum / sum_of_weights.clamp(min=1e-6)  # (B, nh, T, H / nh)
@@ -271,13 +262,13 @@ class SSM(LinearCell):
         self.D = nn.Parameter(torch.ones(HEADS))
         self.state_shape = (HEADS, self.N, H // HEADS)
 
-    def split(self, projected: torch.Tensor) -> tuple:
+    def split(self, projected: Tensor) -> tuple:
         """z (B, T, H), u (B, T, nh, P), b and c (B, T, N), d before softplus (B, T, nh)."""
         z, u, b, c, d = projected.split(self.sizes, dim=2)
         u = u.unflatten(2, (HEADS, -1))
         return z, u, b, c, d
 
-    def parts(self, projected: torch.Tensor) -> Parts:
+    def parts(self, projected: Tensor) -> tuple:
         _, u, b, c, d = self.split(projected)
         u = u.transpose(1, 2)  # (B, nh, T, P)
         d = F.softplus(d).transpose(1, 2)  # (B, nh, T)
@@ -286,9 +277,9 @@ class SSM(LinearCell):
         k = b[:, None]
         v = d[..., None] * u
         log_a = -d * A
-        return Parts(q, k, v, log_a)
+        return q, k, v, log_a
 
-    def output(self, y: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+    def output(self, y: Tensor, projected: Tensor) -> Tensor:
         z, u, *_ = self.split(projected)
         skipped = self.D[:, None] * u  # (B, T, nh, P)
         y = y.transpose(1, 2) + skipped
@@ -326,11 +317,11 @@ class LTI(nn.Module):
         self.c = nn.Parameter(torch.randn(H, self.N))
         self.D = nn.Parameter(torch.ones(H))
 
-    def start(self, B: int) -> torch.Tensor:
+    def start(self, B: int) -> Tensor:
         """The state before the first token: zeros (B, H, N)."""
         return self.c.new_zeros(B, *self.c.shape)
 
-    def project(self, x: torch.Tensor) -> tuple:
+    def project(self, x: Tensor) -> tuple:
         """u and z: (..., C) -> (..., H) each."""
         projected = self.W(normalize(x))
         return projected.chunk(2, dim=-1)
@@ -343,7 +334,7 @@ class LTI(nn.Module):
         b = (1 - a) / A
         return a, b
 
-    def step(self, x: torch.Tensor, h: torch.Tensor) -> tuple:
+    def step(self, x: Tensor, h: Tensor) -> tuple:
         """The recurrent form, to generate: x (B, C) -> the output (B, H) and the new state."""
         u, z = self.project(x)
         a, b = self.discretize()
@@ -352,7 +343,7 @@ class LTI(nn.Module):
         y = y + self.D * u
         return y * F.silu(z), h
 
-    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple:
+    def forward(self, x: Tensor, h: Tensor) -> tuple:
         """The parallel form, to train: x (B, T, C) -> the outputs (B, T, H) and the last state. From the
         state h before the tokens 1, 2 ... T:
 
@@ -382,7 +373,7 @@ class LTI(nn.Module):
 # ----------------------------------------------------------------------------- many steps at once
 
 
-def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
+def parallel_form(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, S: Tensor) -> tuple:
     """Compute all y of a chunk, (B, nh, T, P), and the state after it, from the state S before it. Put
     S_(t-1), S_(t-2) ... into the equation of S_t in LinearCell. For the tokens 1, 2 ... T of the chunk:
 
@@ -398,10 +389,7 @@ def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
         t = 3    a_3 a_2    a_3      1
 
     Each product is the exp of a difference of logarithms: log(a_3 a_2) = log(a_3 a_2 a_1) - log(a_1)."""
-    q = parts.q
-    k = parts.k
-    v = parts.v
-    total = parts.log_a.cumsum(2)  # log(a_t ... a_1): (B, nh, T)
+    total = log_a.cumsum(2)  # log(a_t ... a_1): (B, nh, T)
     T = total.shape[2]
     ones = torch.ones(T, T, dtype=torch.bool, device=total.device)
     future = ones.triu(1)  # s > t
@@ -414,15 +402,16 @@ def parallel_form(parts: Parts, S: torch.Tensor) -> tuple:
     decay_from_start = total.exp()[..., None]  # a_t ... a_1: (B, nh, T, 1)
     y = y + decay_from_start * (q @ S)  # and from the state before the chunk
 
-    # The last entry of total is log(a_T ... a_1)
-    decay_to_end = (total[..., -1:] - total).exp()  # a_T ... a_(s+1) for each s: (B, nh, T)
-    decay_of_chunk = total[..., -1:, None].exp()  # a_T ... a_1: (B, nh, 1, 1)
-    stored = k.mT @ (decay_to_end[..., None] * v)  # the sum over s of column k_s times row v_s: (B, nh, N, P)
+    total_of_chunk = total[..., -1:]  # log(a_T ... a_1): (B, nh, 1)
+    decay_to_end = (total_of_chunk - total).exp()  # a_T ... a_(s+1) for each s: (B, nh, T)
+    decayed_v = decay_to_end[..., None] * v
+    stored = k.mT @ decayed_v  # the sum over s of column k_s times row v_s: (B, nh, N, P)
+    decay_of_chunk = total_of_chunk.exp()[..., None]  # a_T ... a_1: (B, nh, 1, 1)
     S = decay_of_chunk * S + stored
     return y, S
 
 
-def convolve(u: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+def convolve(u: Tensor, kernel: Tensor) -> Tensor:
     """y_t = sum over s <= t of kernel_(t-s) u_s: u (B, T, H) and kernel (T, H) -> (B, T, H).
 
     The Fourier transform turns a convolution into a product: transform both, multiply, transform back.
@@ -457,11 +446,11 @@ class RecurrentModel(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(n_hidden, V)
 
-    def start(self, B: int) -> list[torch.Tensor]:
+    def start(self, B: int) -> list[Tensor]:
         """The state of each cell before the first token: zeros."""
         return [cell.start(B) for cell in self.cells]
 
-    def forward(self, idx: torch.Tensor, states: list | None = None, step: bool = False) -> tuple:
+    def forward(self, idx: Tensor, states: list | None = None, step: bool = False) -> tuple:
         """Predict the next tokens. states: the state of each cell, or None before the first token.
 
         step=False    idx (B, T) -> the logits (B, T, V) and the new states, by forward() of each cell
@@ -480,7 +469,7 @@ class RecurrentModel(nn.Module):
             x = x + y if x.shape == y.shape else y
         return self.head(x), new_states
 
-    def select_rows(self, states: list, rows: torch.Tensor) -> list[torch.Tensor]:
+    def select_rows(self, states: list, rows: Tensor) -> list[Tensor]:
         """Select the states of some rows of a batch, whose indices are rows (R,). rnn.py does this when the
         other rows have ended."""
         selected = []
