@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +42,7 @@ from dataset import load, start_context
 
 CHUNK = 1 << 21  # tokens to count at a time, two million, so that memory does not grow with the text
 MAX_NUMBERS = 1 << 24  # the largest tensor of --neural has at most this many numbers
+SAMPLE_LENGTH = 100  # tokens in a sample, at most
 TINY = np.finfo(float).tiny  # a positive number that is nearly 0: a divisor instead of 0
 
 # V: vocabulary size. U: number of different n-grams. An n-gram is a context and one more token.
@@ -60,7 +60,6 @@ class Options:
     discount: Fraction = option(0.75, "number subtracted from each count by --smoothing=kneser-ney")
     neural: bool = option(False, "also train a neural network with the same context, and compare")
     num_samples: NonNegative = option(10, "number of samples")
-    max_new_tokens: Positive = option(100, "maximum length of a sample, in tokens")
     seed: NonNegative = option(1337, "random seed of the samples")
     plot: bool = option(False, "draw the loss over the order: out/ngram_<dataset>/orders.png")
 
@@ -266,7 +265,8 @@ class NGrams:
         n = len(self.orders)
         for k, (count, total, followers) in enumerate(self.look_up(grams), start=1):
             if 1 < k < n:
-                total = np.where(grams[:, -k] == self.separator, 0, total)  # as if unseen
+                starts_document = grams[:, -k] == self.separator
+                total = np.where(starts_document, 0, total)  # as if unseen
             kept = np.maximum(count - discount, 0)
             freed = discount * followers
             mixed = (kept + freed * p) / np.maximum(total, 1)
@@ -376,17 +376,18 @@ def predict_by_orders(data, X, orders, discount):
     return predictions
 
 
-def sample(model, context, data, max_new_tokens, rng):
+def sample(model, context, data, rng):
     """Draw token after token, each given the n - 1 tokens before it, until the document ends. context: n - 1 tokens.
     Returns the new tokens."""
     tokens = list(context)
-    for _ in range(max_new_tokens):
+    for _ in range(SAMPLE_LENGTH):
         newest = tokens[len(tokens) - len(context) :]  # n - 1 tokens, also if n is 1
         X = np.array([newest], dtype=np.int64)  # (1, n - 1)
         p = next_tokens(model, X, data.vocab_size)[0]
         if not p.any():
             break  # without smoothing, nothing follows an unseen context
-        token = int(rng.choice(len(p), p=p / p.sum()))
+        p = p / p.sum()
+        token = int(rng.choice(len(p), p=p))
         if token == data.separator:
             break
         tokens.append(token)
@@ -398,7 +399,7 @@ def print_generated(model, data, options):
     texts = []
     for _ in range(options.num_samples):
         context = start_context(data, options.n - 1, rng)
-        tokens = sample(model, context, data, options.max_new_tokens, rng)
+        tokens = sample(model, context, data, rng)
         texts.append(data.tokenizer.decode(tokens))
     print_samples(texts, lines=data.has_lines)
 
@@ -407,18 +408,16 @@ def report_losses(model, counts, data):
     """Print the loss on each split and, if it is infinite, why. counts: split -> (n-grams, counts). Returns split ->
     nats per token."""
     losses = {}
-    impossible = {}
     for split, (grams, N) in counts.items():
         p = model(grams)
         losses[split] = nll(p, N)
-        impossible[split] = grams[p == 0].tolist()
-    print_losses(data, losses)
-    for split, unseen in impossible.items():
-        for gram in unseen[:1]:  # the first one, if there are any
+        impossible = grams[p == 0].tolist()
+        for gram in impossible[:1]:  # the first one, if there are any
             context = data.tokenizer.decode(gram[:-1])
             token = data.tokenizer.decode(gram[-1:])
             never = f"{token!r} after {context!r} has probability 0, as it never occurs in train"
             print(f"{split} loss is infinite: {never}")
+    print_losses(data, losses)
     return losses
 
 
@@ -435,27 +434,22 @@ def compare_orders(counts, data, alpha, discount):
     additive = []
     kneser_ney = []
     print(f"\nvalidation loss for longer contexts (nats per token; alpha={alpha:g}, discount={discount:g})")
-    print("val covered: fraction of validation k-grams that occur in training")
-    titles = ["possible (V^k)", "seen in train", "val covered", "add-alpha loss", "Kneser-Ney loss"]
+    titles = ["possible (V^k)", "seen in train", "add-alpha loss", "Kneser-Ney loss"]
     print_row("k", titles, width=17, first=2)
     for k in range(1, n + 1):
         grams, N_train = shortened(counts["train"], k)
         held_out, N_val = shortened(counts["val"], k)
         table = NGrams(grams, N_train, V, data.separator)
-        occurs = table.additive(held_out, alpha=0) > 0
-        covered = N_val[occurs].sum() / N_val.sum()
         p = table.additive(held_out, alpha)
         added = nll(p, N_val)
         additive.append(added)
         p = table.kneser_ney(held_out, discount)
         smoothed = nll(p, N_val)
         kneser_ney.append(smoothed)
-        cells = V**k
-        possible = f"{cells:,}"
-        if cells > 1e12:
-            possible = f"{Decimal(cells):.2g}"  # a float could overflow
+        possible = V**k
         seen = len(grams)
-        row = [possible, f"{seen:,}", f"{covered:.1%}", f"{added:.4f}", f"{smoothed:.4f}"]
+        style = "," if possible < 1e12 else ".2g"
+        row = [f"{possible:{style}}", f"{seen:,}", f"{added:.4f}", f"{smoothed:.4f}"]
         print_row(str(k), row, width=17, first=2)
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
 
@@ -494,10 +488,8 @@ def compare_neural(counts, data, n):
 def main() -> None:
     options = parse(Options, __doc__)
     n = options.n
-    if options.neural and n == 1:
-        raise UserError("--neural needs a context; use --n=2 or more")
     data = load(options.dataset)
-    data.need(max(n, 2), f"--n={n}")
+    data.need(max(n, 2), f"--n={n}")  # an error if a split has fewer tokens
     began = time.perf_counter()
     show_idea()
 
@@ -517,10 +509,9 @@ def main() -> None:
     if options.smoothing == "kneser-ney":
         params = table.num_params()
         model = partial(table.kneser_ney, discount=options.discount)
-    elif options.smoothing == "add":
-        model = partial(table.additive, alpha=options.alpha)
     else:
-        model = partial(table.additive, alpha=0)
+        alpha = options.alpha if options.smoothing == "add" else 0
+        model = partial(table.additive, alpha=alpha)
     print_generated(model, data, options)
     losses = report_losses(model, counts, data)
     if options.neural:
