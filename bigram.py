@@ -260,11 +260,8 @@ def print_scores(words, pairs, stoi):
         print_score(word, counted_in_all, stoi, "by the counts of all splits, as in the lecture")
 
 
-def print_comparison(counted, learned, itos, options):
-    """Compare two tables P: their numbers, and the words sampled from each with the same random numbers."""
-    occurs = counted.sum(dim=1) > 0  # counting says nothing about a letter that never occurs
-    difference = (counted - learned)[occurs].abs()  # only rows where occurs is True
-    print(f"difference of the probabilities: mean {difference.mean():.4f}, largest {difference.max():.4f}")
+def print_same_words(counted, learned, itos, options):
+    """Print words sampled from two tables P with the same random numbers."""
     print("\nWords from the same random numbers:")
     rows = [["by counting", "learned"]]
     for i in range(options.num_samples):
@@ -277,30 +274,29 @@ def print_comparison(counted, learned, itos, options):
 
 
 def closest_smoothing(P, N):
-    """Find the number that, added to each count N, gives the table closest to P. Returns it and the mean difference."""
-    occurs = N.sum(dim=1) > 0
+    """Return the number that, added to each count N, gives the table closest to P: the lowest mean difference."""
+    occurs = N.sum(dim=1) > 0  # counting says nothing about a letter that never occurs
     differences = {}
     for add in torch.logspace(-4, 4, 81).tolist():  # 81 numbers from 0.0001 to 10,000, each 1.26 times the last
         difference = P - probabilities(N, add)
-        difference = difference[occurs].abs()
+        difference = difference[occurs].abs()  # only rows where occurs is True
         differences[add] = difference.mean().item()
-    closest = min(differences, key=differences.get)
-    return closest, differences[closest]
+    return min(differences, key=differences.get)
 
 
 def print_weight_decay(pairs, N, W):
     """Compare weight decay with smoothing."""
     print("\nWeight decay pulls the weights towards 0. Equal weights are equal probabilities, so it pulls P towards")
-    print("uniform, as adding a number to each count does. The last column says how far the two tables still differ.")
+    print("uniform, as adding a number to each count does.")
     print(f"(In the first row, without weight decay, it is the {STEPS} steps that smooth: they stop early.)")
     xs, ys = pairs["train"]
-    print("weight decay  train loss  val loss  like adding  mean difference in P")
+    print("weight decay  train loss  val loss  like adding")
     for weight_decay in (0.0, 0.001, 0.01, 0.1, 1.0):
         P = learn(xs, ys, W, weight_decay)
         train = mean_nll(P, xs, ys)
         val = mean_nll(P, *pairs["val"])
-        add, difference = closest_smoothing(P, N)
-        print(f"{weight_decay:<12g}  {train:10.4f}  {val:8.4f}  {add:11.3g}  {difference:20.4f}")
+        add = closest_smoothing(P, N)
+        print(f"{weight_decay:<12g}  {train:10.4f}  {val:8.4f}  {add:11.3g}")
 
 
 def learn_and_compare(pairs, N, itos, options):
@@ -317,7 +313,7 @@ def learn_and_compare(pairs, N, itos, options):
     loss = mean_nll(learned, xs, ys)
     minimum = mean_nll(counted, xs, ys)
     print(f"train loss: {loss:.4f} learned, {minimum:.4f} by counting, the minimum")
-    print_comparison(counted, learned, itos, options)
+    print_same_words(counted, learned, itos, options)
     print_weight_decay(pairs, N, W)
     return learned
 
@@ -373,9 +369,7 @@ def main() -> None:
     N = count_pairs(xs, ys, len(itos))
     print_corner("N[x, y]: how often column letter y follows row letter x (the first rows and columns)", N, itos)
     counted = probabilities(N, add=0)
-    P = counted
-    if options.smoothing == "add":
-        P = probabilities(N, add=1)
+    P = probabilities(N, add=1) if options.smoothing == "add" else counted
     print_corner("P[x, y]: the probability of y after x, in percent, rounded", (100 * P).round().int(), itos)
 
     # samples

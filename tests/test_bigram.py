@@ -109,8 +109,8 @@ EVERYTHING = ("--neural", "--smoothing=mle", "--score=andrej,andreja,andrejq")
 
 
 def decays(out: str) -> np.ndarray:
-    """The columns of the table: weight decay, train loss, val loss, like adding, mean difference."""
-    lines = out.split("weight decay  train loss  val loss  like adding  mean difference in P\n")[1].split("\n\n")[0]
+    """The columns of the table: weight decay, train loss, val loss, like adding."""
+    lines = out.split("weight decay  train loss  val loss  like adding\n")[1].split("\n\n")[0]
     return np.array([line.split() for line in lines.splitlines()], dtype=float).T
 
 
@@ -535,15 +535,6 @@ def test_the_words_of_the_same_random_numbers_are_the_same_for_both_tables(on_na
         assert counted == sample(probabilities(N, 0), alphabet(words))
 
 
-def test_the_difference_of_two_tables_leaves_out_letters_that_never_occur(capsys):
-    counted, learned = torch.tensor([[0.5, 0.5], [0.0, 0.0]]), torch.tensor([[0.4, 0.6], [0.9, 0.1]])
-    options = bigram.Options(num_samples=0)
-    bigram.print_comparison(counted, learned, [".", "a"], options)
-    assert "mean 0.1000, largest 0.1000" in capsys.readouterr().out
-    bigram.print_comparison(counted[:1], torch.tensor([[0.2, 0.6]]), [".", "a"], options)
-    assert "mean 0.2000, largest 0.3000" in capsys.readouterr().out
-
-
 def test_a_list_of_few_letters_is_learned_too_and_the_seed_decides_on_weights_and_words(call):
     status, out, err = call(bigram, "--dataset=list", "--neural", "--seed=5", "--num_samples=8")
     assert (status, err) == (0, "")
@@ -566,7 +557,7 @@ def test_a_list_of_few_letters_is_learned_too_and_the_seed_decides_on_weights_an
     part = out.split("Words from the same random numbers:\n")[1].split("\n\n")[0]
     assert [word for line in part.splitlines()[1:] for word in line.split()] == rows
     assert sum(word == same for word, same in zip(rows[::2], rows[1::2], strict=True)) >= 6
-    decay, train, _, add, _ = decays(out)
+    decay, train, _, add = decays(out)
     assert (np.diff(train) > 0).all() and (np.diff(add) > 0).all() and decay[-1] == 1
 
 
@@ -579,18 +570,15 @@ def test_the_smoothing_closest_to_a_smoothed_table_is_its_own(add):
     N[3] = 0  # a row of a letter that never occurs has no part in it
     P = probabilities(N, add)
     P[3] = torch.rand(len(P))
-    assert closest_smoothing(P, N) == (pytest.approx(add, rel=1e-4), pytest.approx(0, abs=1e-6))
-    shifted = P.clone()
-    shifted[:3, :2] += torch.tensor([0.001, -0.001])
-    assert closest_smoothing(shifted, N)[1] == pytest.approx(0.006 / (len(P) - 1) / len(P), rel=1e-2)
+    assert closest_smoothing(P, N) == pytest.approx(add, rel=1e-4)
 
 
 def test_on_names_each_weight_decay_is_like_a_number_added_that_grows_with_it(on_names):
     out = on_names(*EVERYTHING)
-    decay, train, val, add, difference = decays(out)
+    decay, train, val, add = decays(out)
     assert decay.tolist() == [0, 0.001, 0.01, 0.1, 1]
     assert (np.diff(train) > 0).all() and (np.diff(val) > 0).all() and (np.diff(add) > 0).all()
-    assert (difference < 0.003).all() and add[-1] > 100 * add[0]
+    assert add[-1] > 100 * add[0]
     assert train[-1] < math.log(27) and f"{train[0]:.4f}" == f"{float(result(out)['train']):.4f}"
 
 
@@ -601,12 +589,12 @@ def test_weight_decay_pulls_the_rows_towards_uniform(capsys):
     W = torch.randn(N.shape)
     bigram.print_weight_decay(pairs, N, W)
     gaps = []
-    for decay, train, val, add, difference in decays(capsys.readouterr().out).T:
+    for decay, train, val, add in decays(capsys.readouterr().out).T:
         P = learn(xs, ys, W, decay)
         assert [train, val] == pytest.approx([mean_nll(P, *pairs[split]) for split in ("train", "val")], abs=6e-5)
         distance = {add: (P - probabilities(N, add)).abs().mean().item() for add in 10 ** np.linspace(-4, 4, 81)}
         closest = min(distance, key=distance.get)
-        assert add == pytest.approx(closest, rel=0.05) and difference == pytest.approx(distance[closest], abs=6e-5)
+        assert add == pytest.approx(closest, rel=0.05)
         gaps.append((P - 1 / len(P)).abs().mean().item())
     assert gaps == sorted(gaps, reverse=True) and gaps[-1] < gaps[0] / 2
 
