@@ -45,19 +45,7 @@ import torch
 from torch.nn import functional as F
 
 from checkpoint import load_model
-from console import (
-    NonNegative,
-    PathStr,
-    Positive,
-    UserError,
-    did_you_mean,
-    option,
-    parse,
-    print_result,
-    print_row,
-    progress,
-    run,
-)
+from console import NonNegative, PathStr, Positive, UserError, did_you_mean, option, parse, print_result, print_row, run
 from dataset import Dataset, load
 from model import GPT
 from tokenizer import CharTokenizer, Tokenizer
@@ -66,6 +54,8 @@ from tokenizer import CharTokenizer, Tokenizer
 WORD = re.compile(r"[^\W\d]\w*")
 # How many tokens of the training split are read
 MAX_TOKENS = 10_000_000
+# Words that occur less often are left out
+MIN_COUNT = 5
 # t in subsample(). A word of frequency f is always kept if sqrt(t / f) + t / f >= 1, so up to f = 2.6 t
 SUBSAMPLING = 1e-3
 # Drawing by frequency is slow. So this many words are drawn once by frequency, and each negative is
@@ -106,7 +96,6 @@ ANALOGIES = (
 class Options:
     dataset: str = option("python", "a folder in data/, made by prepare_data.py")
     window: Annotated[int, 1, 50] = option(5, "largest distance of a context, in words after subsampling")
-    min_count: Positive = option(5, "leave out words that occur less often")
     epochs: Positive = option(3, "passes over the text")
     seed: NonNegative = option(1337, "random seed for pairs and initialization")
     near: str = option("", "a word whose nearest neighbors to show")
@@ -182,8 +171,8 @@ def gradient_step(
 def train(pairs_by_epoch: Iterable[tuple], n_epochs: int, counts: np.ndarray, seed: int) -> tuple:
     """Train W and W' for n_epochs passes over the text; the learning rate falls to 0. pairs_by_epoch:
     for each pass, its centers and contexts, (N,) each. counts (V,): how often each word occurs. Returns
-    W before training and after it, (V, C) each, and the last loss that is printed, in nats per pair: the
-    mean over about a tenth of the last pass.
+    W before training and after it, (V, C) each, and the loss over the last tenth of the last pass, in
+    nats per pair.
 
     The pairs come in the order of the text, few at a time: random batches of 2,048 make clearly worse
     vectors (docs/ablations.md)."""
@@ -194,22 +183,21 @@ def train(pairs_by_epoch: Iterable[tuple], n_epochs: int, counts: np.ndarray, se
     before = W.clone()
     noise = draw_noise(counts)
     print(f"the loss starts at {1 + NEGATIVES} ln 2 = {(1 + NEGATIVES) * math.log(2):.4f}: all scores are 0")
-    began = time.perf_counter()
-    for epoch, pairs in enumerate(pairs_by_epoch):
-        batches = split_pairs(*pairs)
-        interval = math.ceil(len(batches) / 10)
+    for epoch, (centers, contexts) in enumerate(pairs_by_epoch):
+        center_batches = torch.from_numpy(centers).split(BATCH_SIZE)
+        context_batches = torch.from_numpy(contexts).split(BATCH_SIZE)
+        n_steps = len(center_batches)
         losses = []  # since the last report
-        for step, (center, context) in enumerate(batches, start=1):
-            done = (epoch + step / len(batches)) / n_epochs  # the fraction of the steps of all passes
-            lr = LEARNING_RATE * (1 - done)
-            negatives = draw_negatives(noise, len(center), NEGATIVES)
+        for step, (center, context) in enumerate(zip(center_batches, context_batches, strict=True), start=1):
+            passes = epoch + step / n_steps
+            lr = LEARNING_RATE * (1 - passes / n_epochs)
+            negatives = noise[torch.randint(NOISE_TABLE, (len(center), NEGATIVES))]  # (B, K)
             loss = gradient_step(W, W_context, center, context, negatives, lr)
             losses.append(loss.mean())
-            is_report = step % interval == 0 or step == len(batches)
-            if is_report:
+            if step % math.ceil(n_steps / 10) == 0 or step == n_steps:
                 mean_loss = torch.stack(losses).mean().item()
                 losses.clear()
-                print_progress(done, n_epochs, mean_loss, began)
+                print(f"pass {passes:.1f} of {n_epochs}  loss {mean_loss:.4f} nats per pair", flush=True)
     return before, W, mean_loss
 
 
@@ -218,28 +206,6 @@ def draw_noise(counts: np.ndarray) -> torch.Tensor:
     larger fraction of the negatives than of the text."""
     weights = torch.from_numpy(counts**0.75)
     return torch.multinomial(weights, NOISE_TABLE, replacement=True)
-
-
-def draw_negatives(noise: torch.Tensor, B: int, K: int) -> torch.Tensor:
-    """Choose K random words for each of B pairs, (B, K), from the words in noise (NOISE_TABLE,)."""
-    chosen = torch.randint(len(noise), (B, K))
-    return noise[chosen]
-
-
-def split_pairs(centers: np.ndarray, contexts: np.ndarray) -> list[tuple]:
-    """Split N pairs, in their order, into batches of centers and contexts, (B,) each."""
-    center_batches = torch.from_numpy(centers).split(BATCH_SIZE)
-    context_batches = torch.from_numpy(contexts).split(BATCH_SIZE)
-    return list(zip(center_batches, context_batches, strict=True))
-
-
-def print_progress(done: float, n_epochs: int, loss: float, began: float) -> None:
-    """Print the passes so far, the loss and the time left. done: the fraction of all steps. began: when
-    training began, by time.perf_counter()."""
-    passes = done * n_epochs
-    seconds = time.perf_counter() - began
-    eta = seconds * (1 / done - 1)
-    print(f"pass {passes:.1f} of {n_epochs}  loss {loss:.4f} nats per pair  eta {eta:.0f} s", flush=True)
 
 
 # ----------------------------------------------------------------------------- words and pairs
@@ -320,26 +286,19 @@ def subsample(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return rng.random(len(ids)) < p  # p > 1: always kept
 
 
-def read_words(data: Dataset, min_count: int) -> tuple:
-    """Return the text of the training split, in lower case unless it is Python code, and its words as
-    number_words() returns them. Print how many there are."""
+def read_words(data: Dataset) -> tuple:
+    """Return the text of the training split, and its words as number_words() returns them. Print how
+    many there are."""
     tokens = data.train[:MAX_TOKENS]
     text = data.tokenizer.decode(tokens.tolist())
-    if not is_python(text):
-        text = text.lower()
     documents = [text]
     if data.separator is not None:
         between = data.tokenizer.decode([data.separator])
         documents = text.split(between)
-    vocab, ids, document_ids = number_words(documents, min_count)
+    vocab, ids, document_ids = number_words(documents, MIN_COUNT)
     distinct = f"{len(ids):,} words, {len(vocab):,} of them distinct"
     print(f"{data.name}: {distinct}, in {len(tokens):,} of {len(data.train):,} tokens")
     return text, vocab, ids, document_ids
-
-
-def is_python(text: str) -> bool:
-    """Guess whether a text is Python code."""
-    return "def __init__" in text
 
 
 # ----------------------------------------------------------------------------- counting
@@ -399,17 +358,14 @@ def nearest(vectors: torch.Tensor, query: torch.Tensor, k: int, without: list[in
     return allowed[:k]
 
 
-def choose_words(near: str, text: str, vocab: list[str]) -> list[str]:
-    """Choose the words whose neighbors are shown: near, if it is given."""
+def show_neighbors(vectors: dict, vocab: list[str], near: str) -> None:
+    """Print the six nearest neighbors of the word `near`, or of several words if it is empty, by each kind
+    of vectors (V, C)."""
+    shown = [word for word in NEAR if word in vocab]
+    if not shown:  # a text of other words
+        shown = vocab[:300:50]  # the most frequent word, the 51st, the 101st ... the 251st
     if near:
-        return [near]
-    if is_python(text):
-        return [word for word in NEAR if word in vocab]
-    return vocab[:300:50]  # the most frequent word, the 51st, the 101st ... the 251st
-
-
-def show_neighbors(vectors: dict, vocab: list[str], shown: list[str]) -> None:
-    """Print the six nearest neighbors of each word of shown, by each kind of vectors (V, C)."""
+        shown = [near]
     n = min(FREQUENT, len(vocab))
     print(f"\nnearest of the {n:,} most frequent words, by cosine similarity")
     for word in shown:
@@ -542,7 +498,6 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
     """Return two kinds of vectors of m words from a GPT, (m, C) each. Static: the mean of the embeddings
     of a word's tokens, which are its letters if the GPT reads characters. Contextual: the last hidden
     state at a word's last token, averaged over OCCURRENCES of the word. It depends on the text before."""
-    show = progress("hidden states", len(words), "words")  # show(n) prints that n words are done
     ends = {word: [] for word in words}  # where the occurrences of each word end
     for match in WORD.finditer(text):
         if match[0] in ends:
@@ -557,7 +512,6 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
         static.append(embeddings.mean(dim=0))
         hidden = hidden_states(model, tokenizer, text, ends[word], OCCURRENCES, rng)
         contextual.append(hidden.mean(dim=0))
-        show(len(contextual))
     return torch.stack(static), torch.stack(contextual)
 
 
@@ -610,22 +564,21 @@ def show_two_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.
 # ----------------------------------------------------------------------------- the command line
 
 
-def check(options: Options, name: str, text: str, vocab: list[str], n_pairs: int) -> None:
+def check(options: Options, name: str, vocab: list[str], n_pairs: int, class_of: dict) -> None:
     """Raise UserError if there is nothing to learn or to show, before training."""
-    min_count = options.min_count
-    if len(vocab) < 2 or n_pairs == 0:
-        wrong = f"{name} has no two words near each other that both occur {min_count} times or more"
-        raise UserError(f"{wrong}; use a lower --min_count, or a text such as python or shakespeare")
+    if n_pairs == 0:
+        wrong = f"{name} has no two words near each other that both occur {MIN_COUNT} times or more"
+        raise UserError(f"{wrong}; use a text such as python or shakespeare")
     if options.near and options.near not in vocab:
-        wrong = f"{options.near} occurs fewer than {min_count} times in {name}"
         similar = did_you_mean(options.near, vocab)
-        raise UserError(f"{wrong}{similar}; use another word, or a lower --min_count")
-    if options.gpt and not is_python(text):
+        raise UserError(f"{options.near} occurs fewer than {MIN_COUNT} times in {name}{similar}; use another word")
+    if options.gpt and not class_of:
         raise UserError(f"--gpt compares words of Python, and {name} has none; leave it out")
 
 
 def vectors_for_comparison(options: Options, text: str, words: list[str]) -> dict:
-    """Return other vectors of m words, (m, C): from their letters and, with --gpt, from a GPT."""
+    """Return other vectors of m words, (m, C): from their letters and, with --gpt, from a GPT, which also
+    shows words in two senses."""
     vectors = {"letters": letter_counts(words)}
     if options.gpt:
         model, tokenizer = load_model(options.gpt)
@@ -641,15 +594,15 @@ def main() -> None:
     options = parse(Options, __doc__)
     began = time.perf_counter()
     data = load(options.dataset)
-    text, vocab, ids, document_ids = read_words(data, options.min_count)
-    if not is_python(text):
-        options.near = options.near.lower()
+    text, vocab, ids, document_ids = read_words(data)
     rng = np.random.default_rng(options.seed)
     centers, contexts = draw_pairs(ids, document_ids, options.window, rng)
-    check(options, data.name, text, vocab, len(centers))
-    # The class of each word that has a class, and other vectors of these words. They need no training, so
-    # they come before it: if the GPT cannot be loaded, the error comes at once
-    class_of = python_classes(vocab) if is_python(text) else {}
+    class_of = {}  # the class of each word that has a class
+    if "def __init__" in text:  # it is Python code
+        class_of = python_classes(vocab)
+    check(options, data.name, vocab, len(centers), class_of)
+    # Other vectors of these words. They need no training, so they come before it: if the GPT cannot be
+    # loaded, the error comes at once
     others = vectors_for_comparison(options, text, list(class_of))
 
     print(f"counting {len(centers):,} pairs; for training, they are drawn again in each pass")
@@ -659,7 +612,7 @@ def main() -> None:
     before, W, loss = train(pairs_by_epoch, options.epochs, np.bincount(ids), options.seed)
 
     vectors = {"random": before, "counting": by_counting, "skip_gram": W}  # (V, C) each
-    show_neighbors(vectors, vocab, choose_words(options.near, text, vocab))
+    show_neighbors(vectors, vocab, options.near)
     means = {}
     if class_of:
         means = compare(vectors, others, vocab, class_of)

@@ -28,14 +28,14 @@ class Counter(dict):
             self.update(lower=self.pop(key).lower(), upper=str(key).upper())
 """
 TEXT = "for key in dict: print(key, dict[key])  # prints each key of the dict\n" * 4
-QUICK = ("--epochs=1", "--min_count=1")
+QUICK = "--epochs=1"
 
 
 @pytest.fixture
 def data():
     """data/code, which is Python; data/tiny, another text; data/list, documents of one word."""
     Path("code.txt").write_text(CODE * 8)
-    Path("tiny.txt").write_text(babble(1200).upper())
+    Path("tiny.txt").write_text(babble(1200))
     Path("list.txt").write_text("\n".join(["emma", "ava", "mia"] * 20))
     prepare_data.prepare("code.txt")
     prepare_data.prepare("tiny.txt")
@@ -247,28 +247,28 @@ def test_bpe_words_begin_with_their_space():
 def test_the_script_on_python_code_and_a_gpt_of_it(data, call):
     tokenizer = load("code").tokenizer
     save_model(Path("out/code/best.pt"), small_gpt(tokenizer), tokenizer, config={})
-    status, out, err = call(word2vec, "--dataset=code", "--gpt=out/code", *QUICK)
+    status, out, err = call(word2vec, "--dataset=code", "--gpt=out/code", QUICK)
     assert (status, err) == (0, "")
     found = result(out)
     assert list(found)[4:-1] == ["random", "counting", "skip_gram", "letters", "gpt_embeddings", "gpt_hidden_states"]
     assert "exceptions" in out and "min : max = lower : upper" in out and "KeyError   counting" in out
     assert int(found["params"]) == 2 * 64 * len(set(word2vec.WORD.findall(CODE)))
-    without = result(call(word2vec, "--dataset=code", *QUICK)[1])
+    without = result(call(word2vec, "--dataset=code", QUICK)[1])
     assert without.items() - found.items() <= {("seconds", without["seconds"])}  # the seed decides, --gpt changes none
-    assert result(call(word2vec, "--dataset=code", "--seed=4", *QUICK)[1])["train"] != found["train"]
+    assert result(call(word2vec, "--dataset=code", "--seed=4", QUICK)[1])["train"] != found["train"]
 
 
 def test_the_pairs_are_drawn_again_in_each_pass(data, call, monkeypatch):
     train, passes = word2vec.train, []
     kept = lambda epochs, *rest, **more: train(passes.extend(epochs) or passes, *rest, **more)
     monkeypatch.setattr(word2vec, "train", kept)
-    call(word2vec, "--dataset=code", "--epochs=2", "--min_count=1")
+    call(word2vec, "--dataset=code", "--epochs=2")
     assert len(passes) == 2 and not np.array_equal(passes[0][0], passes[1][0])
 
 
-def test_the_script_on_another_text_reads_lower_case(data, call, monkeypatch):
+def test_the_script_on_another_text(data, call, monkeypatch):
     monkeypatch.setattr(word2vec, "MAX_TOKENS", 3000)
-    out = call(word2vec, "--dataset=tiny", "--near=CAT", *QUICK)[1]
+    out = call(word2vec, "--dataset=tiny", "--near=cat", QUICK)[1]
     assert "precision" not in out and "cat        skip_gram" in out and float(result(out)["train"]) > 0
     assert re.match(r"tiny: \d+ words, 11 of them distinct, in 3,000 of [\d,]+ tokens\n", out)
 
@@ -276,9 +276,9 @@ def test_the_script_on_another_text_reads_lower_case(data, call, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--dataset=list", "--min_count=1"), "list has no two words near each other"),
-        (("--dataset=tiny", "--near=caat", "--min_count=1"), "did you mean cat?"),
-        (("--dataset=tiny", "--gpt=out/none", "--min_count=1"), "--gpt"),
+        (("--dataset=list",), "list has no two words near each other"),
+        (("--dataset=tiny", "--near=caat"), "did you mean cat?"),
+        (("--dataset=tiny", "--gpt=out/none"), "--gpt"),
         (("--dataset=code", "--gpt=letters.pt"), "lacks"),
     ],
 )
@@ -288,14 +288,13 @@ def test_what_cannot_be_done_is_said_before_training(data, options, says, fails,
     assert says in fails(word2vec, *options)
 
 
-def test_as_many_occurrences_are_read_as_asked_for(monkeypatch):
+def test_as_many_occurrences_are_read_as_asked_for():
     tokenizer = CharTokenizer(sorted(set(TEXT)))
     model = small_gpt(tokenizer)
     ends = [match.end() for match in re.finditer(r"\bdict\b", TEXT)]
     late = sum(end >= 64 for end in ends)
     for n in (1, 3, 1000):
-        monkeypatch.setattr(word2vec, "OCCURRENCES", n)
-        states = word2vec.hidden_states(model, tokenizer, TEXT, ends, np.random.default_rng(0))
+        states = word2vec.hidden_states(model, tokenizer, TEXT, ends, n, np.random.default_rng(0))
         assert states.shape == (min(n, late), 8)
 
 
