@@ -26,7 +26,6 @@ information itself, and attends to all other tokens.
 import copy
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +33,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from console import NonNegative, Positive, UserError, option, parse, print_result, print_row, print_table, run
+from console import NonNegative, Positive, UserError, option, parse, print_result, print_row, run
 from dataset import Dataset, load
 from fit import fit
 from model import GPT, GPTConfig
@@ -123,7 +122,7 @@ class Encoder(GPT):
 
 
 def masked_loss(encoder: Encoder, idx: torch.Tensor) -> torch.Tensor:
-    """Hide letters of idx (B, T). Returns the mean loss of the chosen letters, in nats."""
+    """Hide letters of idx (B, T), and return the mean loss of the chosen ones, in nats."""
     changed, targets = hide_letters(idx, encoder.config.vocab_size)
     _, loss = encoder(changed, targets)  # a target of -1 is ignored
     return loss
@@ -279,43 +278,35 @@ def compare_sides(train_words: list[str], test_words: list[str], alphabet: str, 
         activation="swiglu",
     )
     gpt_config = replace(config, dropout=0.1)  # to reduce overfitting: each letter is a target
-    train_backwards = [word[::-1] for word in train_words]  # emma becomes amme
-    test_backwards = [word[::-1] for word in test_words]
-    steps = options.max_iters
     seed = options.seed
-
-    torch.manual_seed(seed)
-    left = GPT(gpt_config)
-    train(left, train_words, alphabet, steps, seed, "left")
-
-    torch.manual_seed(seed)
-    right = GPT(gpt_config)
-    train(right, train_backwards, alphabet, steps, seed, "right")
-
-    # Only 15 % of the letters are targets, so an encoder learns more slowly than a GPT, and overfits less:
-    # more steps, no dropout
-    torch.manual_seed(seed)
-    both = Encoder(config)
-    train(both, train_words, alphabet, 4 * steps, seed, "both")
-
     losses = {}
-    losses["left"] = letter_loss(left, test_words, alphabet)
-    losses["ngram_left"] = ngram_losses(train_words, test_words, alphabet, "left").mean()
-    losses["right"] = letter_loss(right, test_backwards, alphabet)
-    losses["ngram_right"] = ngram_losses(train_backwards, test_backwards, alphabet, "right").mean()
-    losses["both"] = letter_loss(both, test_words, alphabet)
-    losses["ngram_both"] = ngram_losses(train_words, test_words, alphabet, "both").mean()
+    for side in SIDES:
+        seen = train_words
+        tested = test_words
+        if side == "right":  # emma becomes amme
+            seen = [word[::-1] for word in train_words]
+            tested = [word[::-1] for word in test_words]
+        torch.manual_seed(seed)
+        if side == "both":
+            # Only 15 % of the letters are targets, so an encoder learns more slowly than a GPT, and overfits
+            # less: more steps, no dropout
+            model = Encoder(config)
+            steps = 4 * options.max_iters
+        else:
+            model = GPT(gpt_config)
+            steps = options.max_iters
+        train(model, seen, alphabet, steps, seed, side)
+        losses[side] = letter_loss(model, tested, alphabet)
+        losses[f"ngram_{side}"] = ngram_losses(seen, tested, alphabet, side).mean()
 
     print(f"\nthe loss of one hidden letter, by the letters that are seen ({options.dataset}, test split)")
-    rows = [["nats per letter", "left", "right", "both", "left - both"]]
+    print_row("nats per letter", [*SIDES, "left - both"])
     for name, prefix in (("n-gram", "ngram_"), ("network", "")):
-        left_loss, right_loss, both_loss = [losses[prefix + side] for side in SIDES]
-        row = [name]
-        for loss in (left_loss, right_loss, both_loss, left_loss - both_loss):
-            row.append(f"{loss:.4f}")
-        rows.append(row)
-    print_table(rows)
-    return both, losses
+        left = losses[prefix + "left"]
+        right = losses[prefix + "right"]
+        both = losses[prefix + "both"]
+        print_row(name, [f"{number:.4f}" for number in (left, right, both, left - both)])
+    return model, losses  # "both" is the last side
 
 
 # ----------------------------------------------------------------------------- two halves: one word?
@@ -331,26 +322,18 @@ def join_halves(a: str, b: str) -> str:
 
 
 def halves(words: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
-    """Return texts of two kinds: halves of two different words (kind 0), and both halves of each word (kind 1)."""
-    of_different_words = mixed(words, rng)
-    whole = [join_halves(word, word) for word in words]
-    return of_different_words, whole
-
-
-def mixed(words: list[str], rng: random.Random) -> list[str]:
-    """Join halves of different words. Both words are of equal length: otherwise the lengths of the
-    halves alone would give the answer."""
+    """Return texts of two kinds: halves of two different words (kind 0), and both halves of each word (kind
+    1). The two words are of equal length: otherwise the lengths of the halves alone would give the answer."""
     shuffled = rng.sample(words, len(words))
-    texts = []
+    mixed = []
     # sorted() keeps the order of words of equal length, so each word meets a random word of its length
     firsts = sorted(words, key=len)
     seconds = sorted(shuffled, key=len)
     for a, b in zip(firsts, seconds, strict=True):
         if a != b:
-            texts.append(join_halves(a, b))
-    if not texts:
-        raise UserError("no two documents of one split are of equal length; use more documents, such as names")
-    return texts
+            mixed.append(join_halves(a, b))
+    whole = [join_halves(word, word) for word in words]
+    return mixed, whole
 
 
 # ----------------------------------------------------------------------------- a class from [CLS]
@@ -402,13 +385,13 @@ def classify_by_counting(kinds: tuple, texts: list[str], alphabet: str) -> torch
     losses_0 = ngram_losses(kinds[0], texts, alphabet, "left", end=True)
     losses_1 = ngram_losses(kinds[1], texts, alphabet, "left", end=True)
     difference = losses_0 - losses_1
-    # "ab" and "c" have the losses of a, b, END and of c, END: the second text starts at 3
-    lengths = [len(text) + 1 for text in texts]
-    starts = np.cumsum(lengths)[:-1]  # (n - 1,): from the second text on
     predicted = []
-    for difference_of_text in np.split(difference, starts):
-        kind = 1 if difference_of_text.sum() > 0 else 0
-        predicted.append(kind)
+    start = 0
+    for text in texts:
+        stop = start + len(text) + 1  # its letters, and END
+        sum_of_text = difference[start:stop].sum()
+        predicted.append(1 if sum_of_text > 0 else 0)
+        start = stop
     return torch.tensor(predicted)
 
 
@@ -444,9 +427,11 @@ def compare_classifiers(train_kinds: tuple, test_kinds: tuple, encoder: Encoder,
 
 
 @torch.no_grad()
-def fill(model: Encoder, text: str, alphabet: str) -> Iterator[tuple[str, float]]:
+def fill(model: Encoder, text: str, alphabet: str) -> str:
     """Fill the gaps one by one, the gap with the most certain letter first, as each letter helps to
-    find the others. Yields the text after each letter, and the probability of the letter."""
+    find the others. Returns the text after each letter, and the probability of the letter, such as
+    "e_ma -> emma (90%)"."""
+    steps = text
     while "_" in text:
         gaps = [i for i, letter in enumerate(text) if letter == "_"]
         logits, _ = model(encode([text], alphabet))  # (1, T, V)
@@ -457,29 +442,12 @@ def fill(model: Encoder, text: str, alphabet: str) -> Iterator[tuple[str, float]
         i = gaps[gap]  # index in text
         token = FIRST + best_letters[gap]  # index in alphabet
         text = text[:i] + alphabet[token] + text[i + 1 :]
-        yield text, best_p[gap].item()
-
-
-def show_filled(model: Encoder, text: str, alphabet: str, correct: str = "") -> None:
-    """Print a line such as "    e_ma -> emma (90%)  correct: emma"."""
-    line = f"    {text}"
-    for filled, p in fill(model, text, alphabet):
-        line += f" -> {filled} ({p:.0%})"
-    if correct:
-        line += f"  correct: {correct}"
-    print(line)
+        probability = best_p[gap].item()
+        steps += f" -> {text} ({probability:.0%})"
+    return steps
 
 
 # ----------------------------------------------------------------------------- the command line
-
-
-def check_fill(text: str, name: str, alphabet: str) -> None:
-    """Raise UserError if the text of --fill cannot be filled. name: the dataset of the alphabet."""
-    has_gap = "_" in text
-    is_known = set(text) <= set(alphabet)
-    if len(text) > MAX_LETTERS or not has_gap or not is_known:
-        advice = f"use up to {MAX_LETTERS} letters that occur in {name}, and a _ for each gap"
-        raise UserError(f"--fill={text} has no gap, unknown letters, or too many letters; {advice}")
 
 
 def main() -> None:
@@ -490,8 +458,10 @@ def main() -> None:
     test_words = read_words(data, "test")
     letters = set("".join(train_words + test_words))
     alphabet = SPECIAL + "".join(sorted(letters))
-    if options.fill:
-        check_fill(options.fill, data.name, alphabet)
+    is_known = set(options.fill) <= set(alphabet)
+    if len(options.fill) > MAX_LETTERS or not is_known:
+        advice = f"use up to {MAX_LETTERS} letters that occur in {data.name}, and a _ for each gap"
+        raise UserError(f"--fill={options.fill} has unknown letters, or too many; {advice}")
     rng = random.Random(options.seed)
     train_kinds = halves(train_words, rng)
     test_kinds = halves(test_words, rng)
@@ -500,12 +470,13 @@ def main() -> None:
     accuracies = compare_classifiers(train_kinds, test_kinds, encoder, alphabet, options.seed)
     print("\ngaps filled by the encoder, the most certain letter first")
     if options.fill:
-        show_filled(encoder, options.fill, alphabet)
+        print("   ", fill(encoder, options.fill, alphabet))
     else:
         for word in test_words[:5]:
             middle = len(word) // 2  # a gap in the middle
             gapped = word[:middle] + "_" + word[middle + 1 :]
-            show_filled(encoder, gapped, alphabet, word)
+            filled = fill(encoder, gapped, alphabet)
+            print(f"    {filled}  correct: {word}")
     seconds = time.perf_counter() - began
     print_result("mlm", data, encoder.num_params(), **losses, **accuracies, seconds=seconds)
 
