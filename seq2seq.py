@@ -44,6 +44,7 @@ END = 1
 CHARACTERS = "\0\n" + string.digits + string.ascii_letters + " ,./-"
 # The longest source or target
 BLOCK_SIZE = 64
+N_EMBD = 64
 BATCH_SIZE = 128
 TEST_EXAMPLES = 4000
 # The options of a GPTConfig that describe the Transformer of 2017. Its positions are added in embed()
@@ -56,8 +57,7 @@ class Options:
     attention: bool = option(True, "cross-attention; false: the decoder cannot see the source")
     rnn: bool = option(False, "two GRUs of one layer instead: the decoder gets one vector of the encoder")
     n_layer: Positive = option(2, "number of blocks of the encoder, and of the decoder")
-    n_embd: Positive = option(64, "embedding dimension")
-    n_head: Positive = option(4, "attention heads, a divisor of n_embd")
+    n_head: Positive = option(4, "attention heads: 1, 2, 4, 8 ... 64")
     max_iters: Positive = option(1500, "training steps")
     seed: NonNegative = option(1337, "random seed for initialization and examples")
     plot: bool = option(False, "draw the cross-attention: out/seq2seq_<task>/alignment.png")
@@ -232,14 +232,8 @@ def text_of(row: list[int]) -> str:
 # tokens of that target are less likely than others. Beam search keeps several targets so far, the beams.
 
 
-@dataclass
-class Beams:
-    """W targets so far for each of B sources."""
-
-    idx: torch.Tensor  # their tokens, END first, (B, W, T)
-    log_p: torch.Tensor  # their log-probabilities in nats, (B, W)
-    n_tokens: torch.Tensor  # their lengths without the first END, (B, W)
-    done: torch.Tensor  # whether they have ended, (B, W)
+# Each of B sources has W beams: their tokens idx (B, W, T), END first, and their log-probabilities log_p (B, W) in
+# nats. A beam that has ended is filled up by PAD.
 
 
 @torch.no_grad()
@@ -254,19 +248,24 @@ def search(model: nn.Module, source: torch.Tensor, width: int = 1) -> tuple[list
     idx = torch.full((B, width, 1), END)
     log_p = torch.full((B, width), -math.inf)
     log_p[:, 0] = 0.0  # all beams of a source are equal, so only one of them counts
-    n_tokens = torch.zeros(B, width)
-    done = torch.zeros(B, width, dtype=torch.bool)
-    beams = Beams(idx, log_p, n_tokens, done)
-    while not beams.done.all() and beams.idx.shape[2] < model.config.block_size:
-        logits = model.decode(beams.idx.flatten(0, 1), memory, source)  # (B W, T, V)
+    while not have_ended(idx).all() and idx.shape[2] < model.config.block_size:
+        logits = model.decode(idx.flatten(0, 1), memory, source)  # (B W, T, V)
         next_log_p = logits[:, -1].log_softmax(dim=-1)  # (B W, V)
-        beams = continue_beams(beams, next_log_p.unflatten(0, (B, width)))
-    return rank_beams(beams)
+        next_log_p = next_log_p.unflatten(0, (B, width))  # (B, W, V)
+        idx, log_p = continue_beams(idx, log_p, next_log_p)
+    return rank_beams(idx, log_p)
 
 
-def continue_beams(beams: Beams, next_log_p: torch.Tensor) -> Beams:
+def have_ended(idx: torch.Tensor) -> torch.Tensor:
+    """Which beams have another END after the first token, (B, W) bool."""
+    is_end = idx[:, :, 1:] == END
+    return is_end.any(dim=2)
+
+
+def continue_beams(idx: torch.Tensor, log_p: torch.Tensor, next_log_p: torch.Tensor) -> tuple:
     """Continue each beam by each token, whose log-probabilities are next_log_p (B, W, V). The W most
-    likely of the W V results are the new beams. For a source with two beams, and two tokens:
+    likely of the W V results are the new beams; returns their idx and log_p. For a source with two beams,
+    and two tokens:
 
         beam    log_p    continued by    log_p, together
         2 0     -0.1     3, -0.2         -0.3               the new first beam: 2 0 3
@@ -275,38 +274,37 @@ def continue_beams(beams: Beams, next_log_p: torch.Tensor) -> Beams:
                          3, -1.5         -2.7               dropped
     """
     B, W, V = next_log_p.shape
-    # A beam that is done is continued only by padding, at no cost. Other beams are never continued by padding
+    # A beam that has ended is continued only by padding, at no cost. Other beams are never continued by padding
     is_padding = torch.arange(V) == PAD  # (V,)
     only_padding = torch.zeros(V).masked_fill(~is_padding, -math.inf)
     no_padding = next_log_p.masked_fill(is_padding, -math.inf)  # (B, W, V)
-    next_log_p = torch.where(beams.done[..., None], only_padding, no_padding)
+    ended = have_ended(idx)  # (B, W)
+    next_log_p = torch.where(ended[..., None], only_padding, no_padding)
 
-    candidates = beams.log_p[..., None] + next_log_p  # (B, W, V)
+    candidates = log_p[..., None] + next_log_p  # (B, W, V)
     log_p, best = candidates.flatten(1).topk(W)  # (B, W) each; best is a beam times V, plus a token
     beam = best // V
     token = best % V
-
-    # Tensor[each_source, beam] selects beams (B, W) of each source, and orders them
     each_source = torch.arange(B)[:, None]  # (B, 1)
-    done = beams.done[each_source, beam]
-    n_tokens = beams.n_tokens[each_source, beam] + ~done
-    idx = beams.idx[each_source, beam]  # (B, W, T)
+    idx = idx[each_source, beam]  # (B, W, T): the beams to continue, of each source
     idx = torch.cat((idx, token[..., None]), dim=2)
-    return Beams(idx, log_p, n_tokens, done=done | (token == END))
+    return idx, log_p
 
 
-def rank_beams(beams: Beams) -> tuple[list, torch.Tensor]:
+def rank_beams(idx: torch.Tensor, log_p: torch.Tensor) -> tuple[list, torch.Tensor]:
     """The texts of all beams, the best first, and their log-probabilities, (B, W).
 
     Each further token makes a target less likely, so that long targets would lose. Therefore, the best
     beam has the highest log-probability / length penalty: ((5 + n) / 6)^0.6 for n tokens (Wu et al. 2016)."""
-    penalty = ((5 + beams.n_tokens) / 6) ** 0.6
-    order = (beams.log_p / penalty).argsort(dim=1, descending=True)  # (B, W)
+    n_tokens = (idx != PAD).sum(dim=2) - 1  # (B, W): without the first END
+    penalty = ((5 + n_tokens) / 6) ** 0.6
+    scores = log_p / penalty  # (B, W)
+    order = scores.argsort(dim=1, descending=True)
     texts = []
-    for idx, ranks in zip(beams.idx, order, strict=True):
-        rows = idx[ranks].tolist()  # W rows of T tokens
+    for beams, ranks in zip(idx, order, strict=True):
+        rows = beams[ranks].tolist()  # W rows of T tokens
         texts.append([text_of(row) for row in rows])
-    return texts, beams.log_p.gather(1, order)
+    return texts, log_p.gather(1, order)
 
 
 def exact_match(model: nn.Module, examples: list, width: int = 1) -> float:
@@ -440,7 +438,6 @@ def print_answers(model: nn.Module, examples: list) -> None:
 
 
 def print_lengths(model: nn.Module, rng: random.Random) -> None:
-    """Print how many strings of each length are reversed without a mistake."""
     print(f"\nsources of other lengths (up to {MAX_LETTERS} letters in training)")
     for length in LENGTHS:
         examples = draw_examples("reverse", "test", 500, rng, length)
@@ -454,12 +451,12 @@ def plot_alignment(model: Transformer, examples: list, path: Path) -> None:
     import plots
 
     example = max(examples, key=lambda example: len(example[0]))
-    source, idx, _ = make_batch([example])
-    model(source, idx)
+    source, target = example
+    tokens, idx, _ = make_batch([example])
+    model(tokens, idx)
     weights = torch.cat([block.cross.attention_weights for block in model.decoder])  # (n_layer, nh, T, S)
-    columns = list(example[0])
-    rows = list(example[1])
-    rows.append("end")
+    rows = [*target, "end"]
+    columns = [*source]
     plots.attention(weights.numpy(), rows, path, columns)
     print(f"\nplot: {path}")
 
@@ -476,7 +473,7 @@ def main() -> None:
         block_size=BLOCK_SIZE,
         n_layer=options.n_layer,
         n_head=options.n_head,
-        n_embd=options.n_embd,
+        n_embd=N_EMBD,
         **ORIGINAL,
     )
     torch.manual_seed(options.seed)
@@ -492,14 +489,13 @@ def main() -> None:
 
     rng = random.Random("test")
     examples = draw_examples(task, "test", TEST_EXAMPLES, rng)
-    n = len(examples)
     greedy = exact_match(model, examples)
     beam = exact_match(model, examples, width=4)
     with torch.no_grad():
         total_loss = teacher_forcing_loss(model, examples, "sum")
-    loss = total_loss.item() / n
+    loss = total_loss.item() / TEST_EXAMPLES
+    print(f"\nexact match on {TEST_EXAMPLES:,} test examples: {greedy:.2%}; beam search: {beam:.2%}")
     guess = guessing_loss(task)
-    print(f"\nexact match on {n:,} test examples: {greedy:.2%}; beam search: {beam:.2%}")
     print(f"loss: {loss:.4f} nats per target; a guess without the source: {guess:.4f}")
     print_answers(model, examples[:5])
     if task == "reverse":

@@ -234,12 +234,18 @@ def test_two_recurrent_networks_learn_to_reverse_short_strings_better_than_long_
     assert short > 0.9 and two > 0.7 and long < two - 0.3
 
 
-QUICK = ("--max_iters=2", "--n_layer=1", "--n_embd=16", "--n_head=2")
+QUICK = ("--max_iters=2", "--n_layer=1", "--n_head=2")
 
 
 @pytest.fixture
 def few(monkeypatch):
-    for name, value in {"TEST_EXAMPLES": 20, "BATCH_SIZE": 8, "LENGTHS": (4, 17), "BLOCK_SIZE": 32}.items():
+    for name, value in {
+        "TEST_EXAMPLES": 20,
+        "BATCH_SIZE": 8,
+        "LENGTHS": (4, 17),
+        "BLOCK_SIZE": 32,
+        "N_EMBD": 16,
+    }.items():
         monkeypatch.setattr(seq2seq, name, value)
 
 
@@ -267,6 +273,6 @@ def test_the_plot_of_cross_attention(few, call, figures):
 
 
 def test_wrong_options_are_an_error_in_one_line(fails):
-    assert "not a multiple" in fails(seq2seq, "--n_embd=10")
+    assert "not a multiple" in fails(seq2seq, "--n_head=3")
     for option in ("--attention=false", "--rnn"):
         assert "--plot" in fails(seq2seq, option, "--plot")
