@@ -192,7 +192,7 @@ def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | N
         states = [state.clone().requires_grad_() for state in states]
         carried += states
         logits, states = model(x[:, t], states, step=True)
-    # The sum over rows, not the mean, so that the gradient of a row does not depend on the number of rows
+    # The sum over rows, so that the gradient of a row does not depend on the number of rows
     loss = F.cross_entropy(logits, y[:, -1], reduction="sum")
     n_cells = len(states)
     carried = carried[-LAGS[-1] * n_cells :]  # before the last K = 100 tokens, or fewer
@@ -320,7 +320,8 @@ def sample(model: RecurrentModel, first: list[int], separator: int | None) -> li
     for _ in range(SAMPLE_LENGTH):
         logits, states = model(idx, states, step=True)  # (n, V)
         probabilities = logits.softmax(1)
-        idx = torch.multinomial(probabilities, 1)[:, 0]
+        drawn = torch.multinomial(probabilities, 1)  # (n, 1)
+        idx = drawn[:, 0]
         columns.append(idx)
     rows = torch.stack(columns, dim=1).tolist()
     samples = []
@@ -346,27 +347,21 @@ DEFAULTS = {
 }
 
 
-def with_defaults(options: Options, cell: str) -> Options:
-    """Replace each 0 in the options by the cell's default. Raises UserError if the hidden units cannot be
-    split into heads."""
-    _, n_hidden, _, learning_rate = DEFAULTS[cell]
+def run_cell(cell: str, data: Dataset, options: Options) -> tuple:
+    """Train a model with this cell, and print its samples and losses. Returns gradient_norms() before and
+    after training, and what print_result() reports. Raises UserError if the hidden units cannot be split into
+    heads."""
+    began = time.perf_counter()
+    n_embd, n_hidden, n_layer, learning_rate = DEFAULTS[cell]
     if options.n_hidden:
         n_hidden = options.n_hidden
-    if options.learning_rate:
-        learning_rate = options.learning_rate
+    if not options.learning_rate:
+        options = replace(options, learning_rate=learning_rate)
     has_heads = issubclass(CELLS[cell], LinearCell)
     if has_heads and n_hidden % HEADS:
         raise UserError(f"n_hidden={n_hidden} has to be split into {HEADS} heads; use a multiple of {HEADS}")
-    return replace(options, n_hidden=n_hidden, learning_rate=learning_rate)
-
-
-def run_cell(cell: str, data: Dataset, options: Options) -> tuple:
-    """Train a model with this cell, and print its samples and losses. options: with_defaults(). Returns
-    gradient_norms() before and after training, and what print_result() reports."""
-    began = time.perf_counter()
     torch.manual_seed(options.seed)
-    n_embd, _, n_layer, _ = DEFAULTS[cell]
-    model = RecurrentModel(data.vocab_size, cell, n_embd, options.n_hidden, n_layer, options.dropout)
+    model = RecurrentModel(data.vocab_size, cell, n_embd, n_hidden, n_layer, options.dropout)
     params = model.num_params()
     print(f"\n{cell}: {params:,} parameters", flush=True)
     norms_before = gradient_norms(model, data.val, data.separator)
@@ -406,7 +401,7 @@ def relative(norms: np.ndarray) -> np.ndarray:
 
 def print_gradients(norms: dict[str, np.ndarray]) -> None:
     """Print gradient norms relative to k = 1, {"lstm before": (K,), "lstm after": (K,) ...}: a row for each of
-    LAGS, and the number of distances k at which 1 % or more is left."""
+    LAGS."""
     print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), relative to k = 1:")
     shortest = min(len(curve) for curve in norms.values())
     rows = [["", *norms]]
@@ -414,11 +409,6 @@ def print_gradients(norms: dict[str, np.ndarray]) -> None:
         if k <= shortest:
             row = [f"{curve[k - 1]:.2g}" for curve in norms.values()]
             rows.append([f"k = {k}", *row])
-    reach = ["tokens with 1 % left"]
-    for curve in norms.values():
-        n_left = (curve >= 0.01).sum()
-        reach.append(f"{n_left} of {len(curve)}")
-    rows.append(reach)
     print_table(rows)
 
 
@@ -453,11 +443,10 @@ def main() -> None:
     data = load(options.dataset)
     data.need(4, "a few predictions")
     cells = CELLS if options.cell == "all" else [options.cell]
-    settings = {cell: with_defaults(options, cell) for cell in cells}
     norms = {}
     results = {}
     for cell in cells:
-        before, after, figures = run_cell(cell, data, settings[cell])
+        before, after, figures = run_cell(cell, data, options)
         results[cell] = figures
         norms[f"{cell} before"] = relative(before)
         norms[f"{cell} after"] = relative(after)
