@@ -119,7 +119,7 @@ class PrefixAttention(CausalSelfAttention):
     position, and they use up no context. Unlike LoRA and adapters, virtual tokens change the output from
     the start: they take attention weight from the other tokens."""
 
-    def add_prefix(self, rank: int) -> None:  # instead of __init__(): see attach_prefix()
+    def add_prefix(self, rank: int) -> None:  # instead of __init__(): see attach()
         config = self.config
         weight = self.c_attn.weight
         shape = (config.n_kv_head, rank, config.head_dim)
@@ -207,55 +207,47 @@ class PromptedGPT(GPT):
 
 # ----------------------------------------------------------------------------- in a model
 
-NEW_LAYERS = (LoRALinear, Adapter, PrefixAttention, PromptedGPT)
-
 
 def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str = "qv") -> GPT:
     """Freeze the model's parameters, and add new ones. method: lora, adapter, prefix or prompt. targets:
     LoRA updates the matrices of queries and values (qv), or all matrices of the block. The embeddings
     and the output layer, which may be tied, stay frozen. Raises ValueError, and for a soft prompt
     ConfigError."""
-    if any(isinstance(module, NEW_LAYERS) for module in model.modules()):
-        raise ValueError("the model has parameters of peft.py already; merge() LoRA, or attach to a new model")
     model.requires_grad_(False)
     if method == "prompt":
         attach_prompt(model, rank)
         return model
     for block in model.transformer.h:
-        if method == "prefix":
-            attach_prefix(block, rank)
+        if method == "lora":
+            attach_lora(block, rank, alpha, targets)
         elif method == "adapter":
             attach_adapters(block, rank)
-        elif method != "lora":
-            raise ValueError(f"there is no method {method}; use lora, adapter, prefix or prompt")
-        elif targets == "qv":
-            attach_lora(block, rank, alpha, names=("q", "v"))
-        elif targets == "all":
-            attach_lora(block, rank, alpha, names=("q", "k", "v"))
-            attach_lora_to_projections(block, rank, alpha)
+        elif method == "prefix":
+            # An object of Python can change its class: it keeps its parameters, and gets the methods of the new
+            # class, whose __init__() does not run. A new layer would have to copy all of this one.
+            block.attn.__class__ = PrefixAttention
+            block.attn.add_prefix(rank)
         else:
-            raise ValueError(f"there are no targets {targets}; use qv or all")
+            raise ValueError(f"there is no method {method}; use lora, adapter, prefix or prompt")
     return model
 
 
-def attach_lora(block: Block, rank: int, alpha: float, names: tuple[str, ...]) -> None:
-    """LoRA for the rows of c_attn that compute queries (q), keys (k) or values (v)."""
+def attach_lora(block: Block, rank: int, alpha: float, targets: str) -> None:
+    """LoRA for the rows of c_attn that compute queries and values, or for all matrices of a block."""
     attn = block.attn
+    mlp = block.mlp
     C = attn.config.n_embd
     kv = attn.config.n_kv_head * attn.config.head_dim
-    rows = {"q": (0, C), "k": (C, C + kv), "v": (C + kv, C + 2 * kv)}
-    attn.c_attn = LoRALinear(attn.c_attn, rank, alpha, [rows[name] for name in names])
-
-
-def attach_lora_to_projections(block: Block, rank: int, alpha: float) -> None:
-    """LoRA for all other matrices of a block."""
-
-    def with_lora(layer: nn.Linear) -> LoRALinear:
-        return LoRALinear(layer, rank, alpha, [(0, layer.out_features)])
-
-    block.attn.c_proj = with_lora(block.attn.c_proj)
-    block.mlp.c_fc = with_lora(block.mlp.c_fc)
-    block.mlp.c_proj = with_lora(block.mlp.c_proj)
+    queries = (0, C)
+    keys = (C, C + kv)
+    values = (C + kv, C + 2 * kv)
+    if targets == "qv":
+        attn.c_attn = LoRALinear(attn.c_attn, rank, alpha, [queries, values])
+        return
+    attn.c_attn = LoRALinear(attn.c_attn, rank, alpha, [queries, keys, values])
+    attn.c_proj = LoRALinear(attn.c_proj, rank, alpha, [(0, C)])
+    mlp.c_fc = LoRALinear(mlp.c_fc, rank, alpha, [(0, mlp.c_fc.out_features)])
+    mlp.c_proj = LoRALinear(mlp.c_proj, rank, alpha, [(0, C)])
 
 
 def attach_adapters(block: Block, rank: int) -> None:
@@ -263,13 +255,6 @@ def attach_adapters(block: Block, rank: int) -> None:
     for sublayer in (block.attn, block.mlp):
         last = sublayer.c_proj
         sublayer.c_proj = nn.Sequential(last, Adapter(last.weight, rank))
-
-
-def attach_prefix(block: Block, rank: int) -> None:
-    # An object of Python can change its class: it keeps its parameters, and gets the methods of the new
-    # class, whose __init__() does not run. A new layer would have to copy all of this one.
-    block.attn.__class__ = PrefixAttention
-    block.attn.add_prefix(rank)
 
 
 def attach_prompt(model: GPT, rank: int) -> None:
@@ -282,7 +267,7 @@ def attach_prompt(model: GPT, rank: int) -> None:
         raise ConfigError(f"a soft prompt of {rank} tokens fills block_size={config.block_size}; use a lower rank")
     # From now on, block_size counts the text alone. Tables of positions also have room for the soft prompt
     model.config = replace(config, block_size=config.block_size - rank)
-    model.__class__ = PromptedGPT  # as in attach_prefix()
+    model.__class__ = PromptedGPT  # keeps its parameters, as in attach()
     model.add_prompt(rank)
 
 

@@ -145,16 +145,6 @@ def test_after_merging_all_weights_are_trained_again_and_lora_can_be_attached_ag
     assert trained_state(attach(merge(model), "lora", 4)).keys() < dict(model.named_parameters()).keys()
 
 
-@pytest.mark.parametrize("second", METHODS)
-@pytest.mark.parametrize("first", METHODS)
-def test_parameters_are_attached_once(first, second):
-    model = attach(GPT(GPTConfig(**SIZES)), first, 4)
-    trained = trained_state(model).keys()
-    with pytest.raises(ValueError, match="already; merge"):
-        attach(model, second, 4)
-    assert trained_state(model).keys() == trained
-
-
 # ----------------------------------------------------------------------------- adapter and prefix
 
 
