@@ -19,7 +19,7 @@ them on its own. It forgets nothing, and pays with a memory that grows with the 
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +85,7 @@ def pairs(n: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def guess_a_letter(k: int) -> float:
-    """The accuracy of a model that has forgotten the first letter."""
+    """The accuracy of a model that has forgotten the first letter, for any k."""
     return 1 / LETTERS
 
 
@@ -120,28 +120,23 @@ RECIPE = Recipe(max_iters=1000, learning_rate=0.003, optimizer="adam", warmup_it
 
 
 def memorize(model: nn.Module, task: Task) -> list[float]:
-    """Train on random sequences. Returns the accuracy at each difficulty."""
-    batches = training_batches(task)
+    """Train on random sequences of a random difficulty, from the easiest one to a limit. During the first
+    80 % of the steps, the limit grows to the hardest one (a curriculum). Returns the accuracy at each
+    difficulty."""
+    easiest = task.difficulties[0]
+    hardest = task.difficulties[-1]
+    steps = itertools.count()
 
     def batch_loss() -> torch.Tensor:
-        inputs, targets = next(batches)
+        progress = min(1, next(steps) / (0.8 * RECIPE.max_iters))
+        limit = easiest + int((hardest - easiest) * progress)
+        difficulty = torch.randint(easiest, limit + 1, ()).item()
+        inputs, targets = task.draw(difficulty, 32)
         logits, _ = model(inputs)  # (B, T, V)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     fit(model, batch_loss, RECIPE, lines=2)  # prints the training loss twice
     return [accuracy(model, task, difficulty) for difficulty in task.difficulties]
-
-
-def training_batches(task: Task) -> Iterator:
-    """Yield batches: inputs and targets of a random difficulty, from the easiest one to a limit. During
-    the first 80 % of the steps, the limit grows to the hardest one (a curriculum)."""
-    easiest = task.difficulties[0]
-    hardest = task.difficulties[-1]
-    for step in itertools.count():
-        progress = min(1, step / (0.8 * RECIPE.max_iters))
-        limit = easiest + int((hardest - easiest) * progress)
-        difficulty = torch.randint(easiest, limit + 1, ()).item()
-        yield task.draw(difficulty, 32)
 
 
 @torch.no_grad()
@@ -151,7 +146,8 @@ def accuracy(model: nn.Module, task: Task, difficulty: int) -> float:
     logits, _ = model(inputs)
     right = logits.argmax(2) == targets  # (B, T)
     asked = targets != -1
-    return right[asked].float().mean().item()
+    is_right = right[asked].float()
+    return is_right.mean().item()
 
 
 # Length of the text in the last column of the table
@@ -217,25 +213,24 @@ def make_small(name: str) -> nn.Module:
 
 
 # ----------------------------------------------------------------------------- time by length
-# To train on a text, attention computes T^2 scores, and an LSTM T states, each from the previous state. (A
-# linear cell has a parallel form: cells.py.) A GPU computes all scores at once; a single core computes
-# everything one after the other. For a new token, a cell computes one state, however long the text
-# is. Attention with a KV cache computes T scores, and without a cache it reads all T tokens again.
+# To train on a text, attention computes T^2 scores, and an LSTM T states, each from the previous state. A GPU
+# computes all scores at once; a single core computes everything one after the other. For a new token, an LSTM
+# computes one state, however long the text is. Attention with a KV cache computes T scores, and without a
+# cache it reads all T tokens again.
 
 LENGTHS = (64, 256, 1024, 4096)
-WIDTH = 128  # channels; all models have two layers
 
 
 def make_wide(name: str, T: int) -> nn.Module:
-    """A model of WIDTH channels for texts of T + 1 tokens."""
+    """A model of two layers of 128 channels, for texts of T + 1 tokens."""
     if name == "gpt":
-        return GPT(GPTConfig(vocab_size=VOCAB_SIZE, block_size=T + 1, n_layer=2, n_head=4, n_embd=WIDTH))
-    return RecurrentModel(VOCAB_SIZE, name, WIDTH, WIDTH, 2, dropout=0.0)
+        return GPT(GPTConfig(vocab_size=VOCAB_SIZE, block_size=T + 1, n_layer=2, n_head=4, n_embd=128))
+    return RecurrentModel(VOCAB_SIZE, name, n_embd=128, n_hidden=128, n_layer=2, dropout=0.0)
 
 
 def training_step(model: nn.Module, T: int) -> Callable:
-    """Return a function that computes the gradient of a loss on one text of T tokens. Only its time matters,
-    so the targets are simply the inputs, and the gradients of all calls add up."""
+    """Return a function that computes the gradient of a loss on one text of T tokens. Only its time
+    matters, so the targets are the inputs."""
     idx = torch.randint(VOCAB_SIZE, (1, T))
 
     def step() -> None:
@@ -275,39 +270,39 @@ def new_token_without_cache(model: GPT, T: int) -> Callable:
     return lambda: model.logits(model.hidden_states(idx)[:, -1])
 
 
-def milliseconds(step: Callable) -> float:
-    """Measure the median time of 9 calls, after a first call that is not counted."""
-    step()
-    times = []
-    for _ in range(9):
-        began = time.perf_counter()
+def milliseconds(name: str, make_step: Callable) -> list[float]:
+    """Measure the median time of 9 calls of a step, after a first call that is not counted, at each of
+    LENGTHS. make_step: one of the three functions above."""
+    medians = []
+    for T in LENGTHS:
+        model = make_wide(name, T)
+        step = make_step(model, T)
         step()
-        times.append(time.perf_counter() - began)
-    return 1000 * float(np.median(times))
+        times = []
+        for _ in range(9):
+            began = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - began)
+        median = np.median(times)
+        medians.append(1000 * float(median))
+    return medians
 
 
 def print_times() -> dict[str, float]:
     """Print how long a training step and a new token take, at each of LENGTHS. Returns the times at the
     largest length, under names such as training_lstm."""
-    names = ("lstm", "linear", "gpt")
+    times = {}
+    times["training_lstm"] = milliseconds("lstm", training_step)
+    times["training_gpt"] = milliseconds("gpt", training_step)
+    with torch.inference_mode():
+        times["token_lstm"] = milliseconds("lstm", new_token)
+        times["token_gpt"] = milliseconds("gpt", new_token)
+        times["token_gpt_without_cache"] = milliseconds("gpt", new_token_without_cache)
     print("training: a step on T tokens; token: a new token after T others")
     print_row("milliseconds on one core", [f"T = {T:,}" for T in LENGTHS], first=26)
-    last = {}
-
-    def print_times_of(key: str, times: list[float]) -> None:
-        print_row(key, [f"{ms:.2f}" for ms in times], first=26)
-        last[key] = times[-1]
-
-    for name in names:
-        times = [milliseconds(training_step(make_wide(name, T), T)) for T in LENGTHS]
-        print_times_of(f"training_{name}", times)
-    with torch.inference_mode():
-        for name in names:
-            times = [milliseconds(new_token(make_wide(name, T), T)) for T in LENGTHS]
-            print_times_of(f"token_{name}", times)
-        times = [milliseconds(new_token_without_cache(make_wide("gpt", T), T)) for T in LENGTHS]
-        print_times_of("token_gpt_without_cache", times)
-    return last
+    for key, row in times.items():
+        print_row(key, [f"{ms:.2f}" for ms in row], first=26)
+    return {key: row[-1] for key, row in times.items()}
 
 
 # ----------------------------------------------------------------------------- the script
@@ -330,7 +325,8 @@ def run_task(task: Task, seed: int) -> dict[str, float]:
         accuracies = memorize(model, task)
         percentages = [f"{value:.1%}" for value in accuracies]
         rows.append([name, *percentages, f"{bytes_kept(model):,}"])
-        means[f"{task.name}_{name}"] = float(np.mean(accuracies))
+        mean = np.mean(accuracies)
+        means[f"{task.name}_{name}"] = float(mean)
     print()
     print_table(rows)
     return means
