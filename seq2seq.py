@@ -137,7 +137,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.register_buffer("positions", sinusoid_table(config.block_size, config.n_embd))
+        positions = sinusoid_table(config.block_size, config.n_embd)  # (block_size, C)
+        self.register_buffer("positions", positions)
         self.encoder = nn.ModuleList()
         if attention:
             for _ in range(config.n_layer):
@@ -404,7 +405,7 @@ def guessing_loss(task: str) -> float:
 
 
 def train(model: nn.Module, task: str, steps: int, seed: int) -> None:
-    """Train on random examples, drawn in each step."""
+    """Train on random examples, drawn in each step. fit() prints the loss and the exact match."""
     rng = random.Random(seed)
     val_examples = draw_examples(task, "val", 200, random.Random("val"))
     # For each model, the best learning rate on the task reverse, among rates that differ by factors of 2
@@ -438,6 +439,7 @@ def print_answers(model: nn.Module, examples: list) -> None:
 
 
 def print_lengths(model: nn.Module, rng: random.Random) -> None:
+    """Print how many strings of each length are reversed without a mistake."""
     print(f"\nsources of other lengths (up to {MAX_LETTERS} letters in training)")
     for length in LENGTHS:
         examples = draw_examples("reverse", "test", 500, rng, length)
