@@ -3,7 +3,7 @@ r"""Part 6: teach a GPT to follow instructions, and then a new task.
     python finetune.py                          # three stages, two minutes on two CPU cores
     python sample.py --init_from=out/finetune/lora.pt --prompt="swap abs > " --stop --temperature=0
     python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # mix in old kinds of documents
-    python finetune.py --method=all --plot      # twelve ways to learn the new task, compared
+    python finetune.py --method=all             # twelve ways to learn the new task, compared
 
 Read sample.py before; peft.py (LoRA, adapters, prefixes, soft prompts), emergence.py and rlhf.py after.
 
@@ -21,9 +21,7 @@ forgetting (McCloskey, Cohen 1989). Three things help: a lower learning rate, ol
 batches (replay), and a penalty on the distance from the start (L2-SP).
 
 The models are saved in out/finetune/. LoRA adds small matrices to the layers of a model. lora.pt has only
-these matrices, and says how they were added: method, rank, alpha, targets, and the path and hash of
-instructed.pt, the model of stage 2. All other weights are in instructed.pt, which must not change. (The
-same holds for adapter.pt, prefix.pt and prompt.pt.)
+these matrices, and names the file of all other weights: instructed.pt, the model of stage 2.
 """
 
 import copy
@@ -96,7 +94,6 @@ class Options:
     replay: Fraction = option(0.0, "stage 3: fraction of documents from stages 1 and 2 in a batch")
     l2: NonNegativeFloat = option(0.0, "stage 3: L2-SP, a penalty on the squared distance from the start")
     learning_rate: NonNegativeFloat = option(0.0, "peak learning rate of stage 3; 0: the method's own")
-    plot: bool = option(False, "draw out/finetune/finetune.png")
     seed: NonNegative = option(1337, "random seed of all stages")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
 
@@ -147,9 +144,9 @@ def train_on(
     lines: int = 5,
     l2: float = 0.0,
 ) -> float:
-    """Train a model on the documents that draw_batch() returns for each step. l2: the loss also has
-    l2 |p - start|^2, which keeps the parameters p near their start (L2-SP, Li et al. 2018). note and
-    lines: as in fit.fit(). Returns the time in seconds."""
+    """Train a model on the documents that draw_batch() returns for each step. note() is the end of each of
+    `lines` lines of progress. l2: the loss also has l2 |p - start|^2, which keeps the parameters p near
+    their start (L2-SP, Li et al. 2018). Returns the time in seconds."""
     model.to(worker.device)
     mean_loss = worker.loss_function(model)
     start = [p.detach().clone() for p in model.parameters()]
@@ -158,18 +155,13 @@ def train_on(
         x, y = make_batch(draw_batch())
         loss = mean_loss(x, y)
         if l2:
-            loss = loss + l2 * squared_distance(model, start)
+            for p, p_start in zip(model.parameters(), start, strict=True):
+                difference = p - p_start
+                distance = difference.square().sum()
+                loss = loss + l2 * distance
         return loss
 
     return fit(model, batch_loss, recipe, note, lines)
-
-
-def squared_distance(model: GPT, start: list[torch.Tensor]) -> torch.Tensor:
-    """The sum over all parameters p of |p - start|^2."""
-    distance = 0.0
-    for p, p_start in zip(model.parameters(), start, strict=True):
-        distance = distance + (p - p_start).square().sum()
-    return distance
 
 
 # ----------------------------------------------------------------------------- the texts of each stage
@@ -249,7 +241,7 @@ class Texts:
 
 
 def open_texts(data: Dataset, tasks: list[str], mask: bool, new_task: str = "") -> Texts:
-    """The words of 3 to 8 letters in a dataset that has one word per document."""
+    """Texts of the words of 3 to 8 letters in a dataset that has one word per document."""
     words = {}
     for split in ("train", "val", "test"):
         words[split] = [word for word in data.texts(split) if len(word) in LENGTHS]
@@ -258,7 +250,7 @@ def open_texts(data: Dataset, tasks: list[str], mask: bool, new_task: str = "") 
 
 
 # ----------------------------------------------------------------------------- the three stages
-# main() calls pretrain(), instruct() and learn(), one after the other. Each saves its model.
+# main() calls pretrain(), instruct() and learn(). Each saves its model.
 
 FOLDER = Path("out/finetune")
 BASE = FOLDER / "base.pt"
@@ -301,8 +293,8 @@ def instruct(base: GPT, texts: Texts, options: Options, worker: Worker) -> GPT:
 
 
 def learn(instructed: GPT, texts: Texts, options: Options, worker: Worker, name: str, lines: int) -> tuple[GPT, dict]:
-    """Stage 3: learn the new task by one method. The file gets the name, and lines is how many lines of
-    progress to print. Returns the model, and its row of the last table."""
+    """Stage 3: learn the new task by one method, and save the model under the name. Returns the model, and
+    its row of the last table."""
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
     model = copy.deepcopy(instructed)
@@ -346,7 +338,8 @@ def mixed_batch(new_rows: list[Document], n_old: int, texts: Texts, rng: np.rand
 
 
 def save(path: Path, model: GPT, texts: Texts, weights: dict | None = None, **entries) -> None:
-    """Write a checkpoint that sample.py can open. weights and entries: passed on to save_model()."""
+    """Write a checkpoint that sample.py can open. weights: {name: tensor}, if not all of the model are to be
+    saved. entries: further entries."""
     entries["config"] = {"dataset": None}
     entries["start_token"] = texts.tokenizer.encode("\n")[0]
     save_model(path, model, texts.tokenizer, weights, **entries)
@@ -355,12 +348,9 @@ def save(path: Path, model: GPT, texts: Texts, weights: dict | None = None, **en
 def attach_parameters(model: GPT, options: Options) -> dict:
     """Freeze the model, and add the new parameters of a method. Returns two entries for the checkpoint, so
     that load_model() can add these parameters again: the arguments of attach(), and the file of the model."""
-    how = {
-        "method": options.method,
-        "rank": options.rank,
-        "alpha": options.alpha,
-        "targets": options.targets,
-    }
+    how = {}
+    for name in ("method", "rank", "alpha", "targets"):
+        how[name] = getattr(options, name)
     attach(model, **how)
     base = {"path": INSTRUCTED.as_posix(), "sha256": sha256_of(INSTRUCTED)}
     return {"peft": how, "base": base}
@@ -398,17 +388,11 @@ def accuracy(model: GPT, tasks: list[str], words: list[str], tokenizer: Tokenize
     return right.double().mean().item()
 
 
-def new_and_old(model: GPT, texts: Texts, words: list[str]) -> tuple[float, float]:
-    """The accuracy on the new task, and on the tasks of stage 2."""
-    new = accuracy(model, [texts.new_task], words, texts.tokenizer)
-    old = accuracy(model, texts.tasks, words, texts.tokenizer)
-    return new, old
-
-
 def describe(model: GPT, texts: Texts) -> str:
     """The accuracy on a few validation words, for a line of progress."""
     words = texts.words["val"][:200]
-    new, old = new_and_old(model, texts, words)
+    new = accuracy(model, [texts.new_task], words, texts.tokenizer)
+    old = accuracy(model, texts.tasks, words, texts.tokenizer)
     return f"new task {new:.1%}  old tasks {old:.1%}"
 
 
@@ -448,10 +432,14 @@ def measure(model: GPT, path: Path, texts: Texts, worker: Worker) -> dict:
     rows = texts.plain("val", 1000, rng)
     x, y = make_batch(rows)
     mean_loss = worker.loss_function(model)
-    new, old = new_and_old(model, texts, texts.words["test"])
+    words = texts.words["test"]
     size = path.stat().st_size
-    base_val = mean_loss(x, y).item()
-    return {"base_val": base_val, "kB": size / 1e3, "new_task": new, "old_tasks": old}
+    row = {}
+    row["base_val"] = mean_loss(x, y).item()
+    row["kB"] = size / 1e3
+    row["new_task"] = accuracy(model, [texts.new_task], words, texts.tokenizer)
+    row["old_tasks"] = accuracy(model, texts.tasks, words, texts.tokenizer)
+    return row
 
 
 # ----------------------------------------------------------------------------- ways to do stage 3, compared
@@ -499,22 +487,6 @@ def print_comparison(rows: dict[str, dict]) -> None:
     print_table(table)
 
 
-def draw_plot(rows: dict[str, dict]) -> None:
-    """Plot what each model knows of the old tasks by what it knows of the new task."""
-    import plots
-
-    points = {}
-    for i, (name, row) in enumerate(rows.items()):
-        style = "o" if i < 10 else "s"  # after ten, the colors begin again
-        new = [row["new_task"]]
-        old = [row["old_tasks"]]
-        points[name] = (new, old, style)
-    panel = {"curves": points, "xlabel": "new task, exact match", "ylabel": "old tasks, exact match"}
-    path = FOLDER / "finetune.png"
-    plots.lines(path, panel)
-    print(f"{path}: the old tasks by the new one")
-
-
 # ----------------------------------------------------------------------------- the script
 
 
@@ -549,8 +521,6 @@ def main() -> None:
         tasks = [texts.new_task, *texts.tasks]
         show_answers(model, tasks, texts)
     print_comparison(rows)
-    if options.plot:
-        draw_plot(rows)
     figures = rows.get(options.method, {})  # none for "all"
     print_result("gpt", data, instructed.num_params(), method=options.method, **figures)
 
@@ -565,12 +535,13 @@ def pick_worker(device: str) -> Worker:
 def check(options: Options, texts: Texts) -> None:
     """Raises UserError if there are too few words, two for each example, or too little context beside a soft
     prompt."""
-    most = len(texts.words["train"]) // 2
+    words = len(texts.words["train"])
+    most = words // 2
     if options.num_examples > most:
         raise UserError(f"too few words for --num_examples={options.num_examples}; use at most {most}")
-    if options.method == "prompt" and options.rank > BLOCK_SIZE - LONGEST:
-        few = f"--rank={options.rank} virtual tokens leave too few positions for the text"
-        raise UserError(f"{few}; use a lower rank")
+    most = BLOCK_SIZE - LONGEST
+    if options.method == "prompt" and options.rank > most:
+        raise UserError(f"--rank={options.rank} leaves too few positions for the text; use at most {most}")
 
 
 if __name__ == "__main__":

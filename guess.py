@@ -12,8 +12,7 @@ and to predict them is to predict the text. A model that only knows how often ea
 the numbers, has the entropy of these frequencies as its loss. Together with your twin, this model predicts the text
 with this loss. If most numbers are 1, the loss is low.
 
-The n-gram models and the newest GPT of train.py play at the same places, and guess in the order of their
-probabilities.
+N-gram models and the newest GPT of train.py guess the same characters, in the order of their probabilities.
 """
 
 from dataclasses import dataclass
@@ -24,13 +23,12 @@ import torch
 from checkpoint import load_checkpoint, load_model, note_if_changed, runs
 from console import NonNegative, UserError, option, parse, print_result, print_table, run
 from dataset import Dataset, load
-from mlp import contexts
 from model import ConfigError
 from ngram import predict_by_orders
 from tokenizer import CharTokenizer
 
 ORDERS = {"bigram": 2, "6-gram": 6}  # the n-gram models that also play
-DISCOUNT = 0.85  # as in evaluate.py
+DISCOUNT = 0.85  # of Kneser-Ney smoothing, which subtracts it from each count
 SHOWN = 200  # characters that are shown before a piece of a text
 PIECE = 20  # characters to guess in a piece
 MOST = 2000  # the maximum number of characters to guess in all
@@ -62,7 +60,7 @@ def entropy(guesses: np.ndarray) -> float:
     K = len(counts)
     q = counts / N
     correction = (K - 1) / (2 * N)
-    return float(correction - (q * np.log(q)).sum()) + 0.0  # not -0
+    return float(correction - (q * np.log(q)).sum())
 
 
 def lower_bound(guesses: np.ndarray) -> float:
@@ -71,7 +69,10 @@ def lower_bound(guesses: np.ndarray) -> float:
 
         the sum over i of i (q_i - q_{i+1}) ln i = the sum over i of q_i (i ln i - (i - 1) ln(i - 1))
 
-    which is the mean of i ln i - (i - 1) ln(i - 1) over all numbers i in guesses (N,)."""
+    which is the mean of i ln i - (i - 1) ln(i - 1) over all numbers i in guesses (N,).
+
+    Why? Falling frequencies q are a mixture: with weight i (q_i - q_{i+1}), one of the numbers 1 to i, all equally
+    likely, which has the entropy ln i. A mixture has at least the mean entropy of its parts."""
     i = guesses.astype(float)
     before = np.maximum(i - 1, 1)  # 1 instead of 0, because 0 ln 0 = 1 ln 1 = 0
     terms = i * np.log(i) - before * np.log(before)
@@ -92,17 +93,18 @@ def guess_numbers(p: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 def choose_places(data: Dataset, seed: int) -> list[tuple[list[int], int]]:
     """Choose the characters to guess: (the known tokens before it, the token) for each. They are in lines of the
-    validation split in random order, each with a separator before and after it. If the text has no lines, they are in
-    pieces that do not overlap, each with SHOWN characters that are known and PIECE characters to guess."""
+    validation split in random order. If the text has no lines, they are in pieces that do not overlap, each with SHOWN
+    characters that are known and PIECE characters to guess."""
     rng = np.random.default_rng(seed)
     if data.has_lines:
         lines = data.documents("val")
-        order = rng.permutation(len(lines))[:MOST]
+        order = rng.permutation(len(lines))
         pieces = [[data.separator, *lines[i], data.separator] for i in order]
         n_known = 1  # the separator
     else:
         length = SHOWN + PIECE
-        starts = rng.permutation(len(data.val) // length)[:MOST] * length
+        order = rng.permutation(len(data.val) // length)
+        starts = order[:MOST] * length
         pieces = [data.val[start : start + length].tolist() for start in starts]
         n_known = SHOWN
     places = []
@@ -129,17 +131,16 @@ def names_to_type(data: Dataset) -> list[str]:
 
 
 def play(data: Dataset, places: list[tuple[list[int], int]]) -> np.ndarray:
-    """Ask for one character after the other, until Ctrl-D or the last of them. Returns the numbers of guesses (N,)."""
+    """Ask for each character, until Ctrl-D. Returns the numbers of guesses (N,)."""
     names = names_to_type(data)
+    occurrences = np.bincount(data.train, minlength=data.vocab_size)
+    most_frequent_first = np.argsort(-occurrences, kind="stable")
     print("Type the next character and Enter, until you are right. Ctrl-D (Windows: Ctrl-Z, Enter): the result.")
     print("Enter alone: show it. That counts as if you had tried the other characters, the most frequent ones first.")
     if data.has_lines:
         print(f"The end of a line is a character, too: {names[data.separator]}")
     if "\\n" in names:
         print("For a newline, type \\n")
-    occurrences = np.bincount(data.train, minlength=data.vocab_size)
-    order = np.argsort(-occurrences, kind="stable")
-    frequent = [names[i] for i in order]
     numbers = []
     try:
         for i, (known, token) in enumerate(places):
@@ -151,7 +152,7 @@ def play(data: Dataset, places: list[tuple[list[int], int]]) -> np.ndarray:
             guesses = ask(f"{i + 1:4}  {before}_  ", right, names)
             if right not in guesses:
                 print("      it is", right if right.strip() else "a space")
-                guesses += [name for name in frequent if name not in guesses]
+                guesses += [names[k] for k in most_frequent_first if names[k] not in guesses]
             numbers.append(guesses.index(right) + 1)
         print("That was all.")
     except EOFError:  # Ctrl-D
@@ -181,18 +182,18 @@ def ask(prompt: str, right: str, names: list[str]) -> list[str]:
 def ngram_probabilities(data: Dataset, places: list[tuple[list[int], int]]) -> dict[str, np.ndarray]:
     """Compute the probabilities of all tokens at N places by the n-gram models: {name: (N, V)}."""
     orders = list(ORDERS.values())
+    n = max(orders) - 1  # tokens before each place
     rows = []
     for known, _ in places:
-        text = np.array([*known, 0])  # contexts() needs a next token, whichever it is
-        X, _ = contexts(text, np.array([len(known)]), max(orders) - 1, data.separator)  # (1, 5): the tokens before
-        rows.append(X.numpy())
-    predictions = predict_by_orders(data, np.concatenate(rows), orders, DISCOUNT)
+        filled_up = [data.separator] * n + known  # a place near the start of a line has fewer
+        rows.append(filled_up[-n:])
+    predictions = predict_by_orders(data, np.array(rows), orders, DISCOUNT)  # (N, V) for each order
     return dict(zip(ORDERS, predictions, strict=True))
 
 
 def find_gpt(data: Dataset) -> dict | None:
     """Load the checkpoint of the newest run on this dataset. Returns None if there is no such run."""
-    for path in runs():  # the newest one first
+    for path in runs():  # of train.py, the newest one first
         checkpoint = load_checkpoint(path)
         if checkpoint["config"]["dataset"] == data.name and checkpoint["tokenizer"] == data.tokenizer.to_dict():
             note_if_changed(data, checkpoint)
@@ -219,24 +220,25 @@ def gpt_probabilities(checkpoint: dict, places: list[tuple[list[int], int]]) -> 
 def show_result(you: np.ndarray, predictions: dict[str, np.ndarray], targets: np.ndarray) -> None:
     """Print a row for you and for each model, and Shannon's bounds. you (N,): your numbers of guesses. predictions:
     {name: probabilities (N, V)}. targets (N,): the true tokens."""
-    guesses = {"you": you}
-    losses = {"you": ""}
+    rows = [["", "right at once", "mean guesses", "entropy", "loss"]]
+    rows.append(cells("you", you))
     for name, p in predictions.items():
-        guesses[name] = guess_numbers(p, targets)
         p_target = p[np.arange(len(targets)), targets]
         loss = -np.log(p_target).mean()
-        losses[name] = f"{loss:.2f}"
-    rows = [["", "right at once", "mean guesses", "entropy", "loss"]]
-    for name, i in guesses.items():
-        at_once = (i == 1).mean()
-        rows.append([name, f"{at_once:.0%}", f"{i.mean():.2f}", f"{entropy(i):.2f}", losses[name]])
+        guesses = guess_numbers(p, targets)
+        rows.append(cells(name, guesses, f"{loss:.2f}"))
     print_table(rows)
     print("entropy: of the numbers of guesses; loss: from the probabilities of a model, and yours are unknown")
-    lower = lower_bound(you)
-    upper = entropy(you)
-    if lower <= upper:  # else the guesses were not in order of probability, or there are too few
-        print("Shannon's bounds of the lowest possible loss, if your guesses are in the true order of probability:")
-        print(f"{lower:.2f} to {upper:.2f}")
+    print("Shannon's bounds of the lowest possible loss, if your guesses are in the true order of probability:")
+    print(f"{lower_bound(you):.2f} to {entropy(you):.2f}")
+
+
+def cells(name: str, guesses: np.ndarray, loss: str = "") -> list[str]:
+    """A row of the table from numbers of guesses (N,)."""
+    at_once = (guesses == 1).mean()
+    mean = guesses.mean()
+    H = entropy(guesses)
+    return [name, f"{at_once:.0%}", f"{mean:.2f}", f"{H:.2f}", loss]
 
 
 def main() -> None:

@@ -143,7 +143,7 @@ def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails, smal
 
 
 def test_all_methods_are_compared_from_the_same_model(call, stages):
-    out = done(call, "--method=all", "--plot")
+    out = done(call, "--method=all")
     rows = [row.split("  ")[0] for row in out.split("in nats per token\n")[1].splitlines()]
     assert rows[1 : 3 + len(finetune.VARIANTS)] == ["base", "instructed", *finetune.VARIANTS]
     lora, n = 8 * (16 + 16) * 2, load_model(BASE)[0].num_params()
@@ -158,7 +158,6 @@ def test_all_methods_are_compared_from_the_same_model(call, stages):
     assert list(result(out)) == ["model", "dataset", "params", "method"]
     assert load_checkpoint("out/finetune/lora_all_matrices.pt")["peft"]["targets"] == "all"
     assert Path("out/finetune/full_lr_4.pt").exists()
-    assert Path("out/finetune/finetune.png").stat().st_size > 10_000
 
 
 def test_a_table_has_gaps_where_stage_3_did_nothing(capsys):
@@ -174,7 +173,7 @@ def test_what_cannot_be_done_gets_one_line(fails, small):
     for option, words in (
         ("--new_task=revrse", "--new_task=revrse is unknown (did you mean reverse?); choose from copy, reverse"),
         ("--num_examples=100000", "too few words for --num_examples=100000; use at most "),
-        ("--method=prompt --rank=23", "virtual tokens leave too few positions for the text; use a lower rank"),
+        ("--method=prompt --rank=23", "--rank=23 leaves too few positions for the text; use at most 22"),
         ("--learning_rate=1e30", "training diverged: "),
     ):
         assert words in fails(finetune, *FEW, *option.split())
@@ -343,12 +342,6 @@ def test_right_answers_are_shown_as_right_with_their_share(capsys):
     rows = shown(capsys, lambda prompt: "5", "length", "reverse")
     assert [row[1:] for row in rows] == [["wrong: 4", "37.5%"], ["wrong: kcats", "0.0%"]]  # three have five letters
     assert shown(capsys, right_answer, "sort")[0] == ["sort stack > ackst", "right", "100.0%"]
-
-
-def test_the_plot_has_a_point_for_each_model(figures):
-    finetune.draw_plot({"base": {"new_task": 0.0, "old_tasks": 0.1}, "full": {"new_task": 0.9, "old_tasks": 0.4}})
-    (axes,) = figures[0][0].axes
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[0.0, 0.1]], [[0.9, 0.4]]]
 
 
 def test_examples_to_evaluate_with_have_each_word_once():
