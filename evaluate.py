@@ -99,12 +99,6 @@ class Session:
     # The 8-gram model: probabilities of the last tokens of U n-grams, (U, CONTEXT + 1) -> (U,)
     counting: Predictor | None = None
 
-    def windows(self, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """(starts, stops) of windows with about n_tokens targets; 0: all of the split. The inputs of a
-        window are tokens[start:stop], and its targets are one token later."""
-        block_size = self.model.config.block_size
-        return evaluation_windows(self.tokens, self.data.separator, block_size, n_tokens)
-
 
 # ----------------------------------------------------------------------------- the loss, and its interval
 # The loss of a token is -log p, where p is the probability that the model gave to it. The loss of a text is the mean
@@ -117,12 +111,12 @@ class Session:
 # of the training.)
 
 
-def bootstrap(losses: np.ndarray, group: np.ndarray, seed: int, n: int = 1000) -> tuple[float, float]:
-    """Estimate a 95 % confidence interval of the mean of losses (N,). group (N,): the number of the document that each
-    token is from, 0 to G - 1. Tokens of one document are not independent, so whole documents are drawn, n times."""
+def bootstrap(losses: np.ndarray, document: np.ndarray, seed: int, n: int = 1000) -> tuple[float, float]:
+    """Estimate a 95 % confidence interval of the mean of losses (N,). document (N,): the number of the document that
+    each token is from, 0 to G - 1. Tokens of one document are not independent, so documents are drawn, n times."""
     rng = np.random.default_rng(seed)
-    sums = np.bincount(group, losses)  # (G,) the sum of the losses in each document
-    counts = np.bincount(group)  # (G,) the number of tokens in each document
+    sums = np.bincount(document, losses)  # (G,) the sum of the losses in each document
+    counts = np.bincount(document)  # (G,) the number of tokens in each document
     G = len(sums)
     means = []
     for _ in range(n):
@@ -158,7 +152,8 @@ def predict(session: Session, windows: tuple) -> Iterator[tuple]:
 
 
 def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where are the N tokens that windows (starts, stops) predict? Returns, (N,) each:
+    """Where are the N tokens that windows (starts, stops) predict? The inputs of a window are tokens[start:stop], and
+    its targets are one token later. Returns, (N,) each:
 
         index       in the text
         document    the number of their document, from 0; without documents, of their window
@@ -177,10 +172,10 @@ def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[n
     inputs = np.concatenate(spans)  # (N,) the index of the token before each predicted one
     index = inputs + 1
     window_start = np.repeat(starts, stops - starts)  # (N,)
-    edges = starts if separator is None else document_edges(tokens, separator)
-    owner = np.searchsorted(edges, index) - 1  # (N,) the last edge before each token
-    _, document = np.unique(owner, return_inverse=True)  # numbered without gaps
-    first = np.maximum(edges[owner], window_start)  # (N,) the first token of its document in its window
+    document_starts = starts if separator is None else document_edges(tokens, separator)
+    number = np.searchsorted(document_starts, index) - 1  # (N,) of the document that starts before each token
+    first = np.maximum(document_starts[number], window_start)  # (N,) the first token of its document in its window
+    _, document = np.unique(number, return_inverse=True)  # from 0, without gaps: some documents are in no window
     return index, document, index - first
 
 
@@ -190,14 +185,17 @@ class Measured:
 
     losses: np.ndarray  # in nats
     index: np.ndarray  # their index in the split
-    group: np.ndarray  # the number of their document, or of their stretch of a text without documents
+    document: np.ndarray  # the number of their document, or of their stretch of a text without documents
     position: np.ndarray  # how many tokens of the document are before them in the window
 
 
 def measure(session: Session) -> Measured:
     """Compute the loss of each token of the split, or of about eval_tokens of them. Raises UserError if a loss is NaN
     or infinite."""
-    windows = session.windows(session.options.eval_tokens)
+    separator = session.data.separator
+    block_size = session.model.config.block_size
+    n_tokens = session.options.eval_tokens
+    windows = evaluation_windows(session.tokens, separator, block_size, n_tokens)
     batches = []
     for log_p, targets in predict(session, windows):
         losses = F.nll_loss(log_p, targets, reduction="none")  # -log_p[i, targets[i]] for each i
@@ -207,15 +205,14 @@ def measure(session: Session) -> Measured:
         dtype = session.worker.dtype
         advice = "use another checkpoint" if dtype == torch.float32 else "use --dtype=float32"
         raise UserError(f"the loss is NaN or infinite in {dtype}; {advice}")
-    index, group, position = locate(session.tokens, windows, session.data.separator)
-    if session.data.separator is None:
-        # Each window is a group so far. Neighboring windows are similar, so they are joined into stretches:
-        # with 1,000 windows, every 10 become one group
-        starts, _ = windows
-        n_windows = len(starts)
+    index, document, position = locate(session.tokens, windows, separator)
+    if separator is None:
+        # Each window counts as a document so far. Neighboring windows are similar, so they are joined into
+        # stretches: of 1,000 windows, the numbers 0 to 9 become 0, the numbers 10 to 19 become 1 ...
+        n_windows = document.max() + 1
         n_stretches = min(STRETCHES, n_windows)
-        group = group * n_stretches // n_windows
-    return Measured(losses.double().numpy(), index, group, position)
+        document = document * n_stretches // n_windows
+    return Measured(losses.double().numpy(), index, document, position)
 
 
 def show_losses(session: Session, measured: Measured) -> None:
@@ -223,12 +220,11 @@ def show_losses(session: Session, measured: Measured) -> None:
     losses = measured.losses
     of_split = {session.options.split: losses.mean()}
     print_losses(session.data, of_split)
-    n_groups = measured.group.max() + 1
-    if n_groups >= 10:  # with fewer groups, the interval would not be reliable
-        low, high = bootstrap(losses, measured.group, session.options.seed)
+    n_documents = measured.document.max() + 1
+    if n_documents >= 10:  # with fewer, the interval would not be reliable
+        low, high = bootstrap(losses, measured.document, session.options.seed)
         parts = "stretches of the text" if session.data.separator is None else "documents"
-        print(f"95 % confidence interval: {low:.4f} to {high:.4f}", end=" ")
-        print(f"(bootstrap over {n_groups:,} {parts})\n")
+        print(f"95 % confidence interval: {low:.4f} to {high:.4f} (bootstrap over {n_documents:,} {parts})\n")
     # A row each for the positions 1, 2, 3 to 4, 5 to 8, 9 to 16 ...
     exponent = np.log2(measured.position)
     exponent = np.ceil(exponent)
@@ -269,23 +265,12 @@ def fit_lambda(p: np.ndarray, q: np.ndarray) -> float:
         mixed = weight * p + (1 - weight) * q
         return ((p - q) / mixed).mean()
 
-    return maximize(slope, 0.0, 1.0)
+    return zero_of(slope, 0.0, 1.0)
 
 
-def interpolate(p: np.ndarray, q: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, list[float]]:
-    """Mix p and q (N,). Tokens of the groups 0, 2, 4 ... get the lambda that is fitted on the groups 1, 3, 5 ..., and
-    the other way round. Returns the mixture (N,), and two lambdas, fitted on even groups and on odd groups."""
-    odd = group % 2 == 1
-    fitted_on_even = fit_lambda(p[~odd], q[~odd])
-    fitted_on_odd = fit_lambda(p[odd], q[odd])
-    weight = np.where(odd, fitted_on_even, fitted_on_odd)  # each half gets the lambda of the other half
-    both = weight * p + (1 - weight) * q
-    return both, [fitted_on_even, fitted_on_odd]
-
-
-def maximize(slope: Callable[[float], float], low: float, high: float) -> float:
-    """Find the maximum of a function between low and high by bisection: if its derivative, slope(x), is positive, go
-    right, else left. The function is concave, so its derivative only falls."""
+def zero_of(slope: Callable[[float], float], low: float, high: float) -> float:
+    """Find where slope(x), which only falls, is 0, by bisection. If slope is the derivative of a function, this is the
+    function's maximum."""
     for _ in range(50):
         middle = (low + high) / 2
         if slope(middle) > 0:
@@ -293,6 +278,17 @@ def maximize(slope: Callable[[float], float], low: float, high: float) -> float:
         else:
             high = middle
     return middle
+
+
+def interpolate(p: np.ndarray, q: np.ndarray, document: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """Mix p and q (N,). Tokens of the documents 0, 2, 4 ... get the lambda that is fitted on the documents 1, 3, 5 ...,
+    and the other way round. Returns the mixture (N,), and the lambdas fitted on even and on odd documents."""
+    odd = document % 2 == 1
+    fitted_on_even = fit_lambda(p[~odd], q[~odd])
+    fitted_on_odd = fit_lambda(p[odd], q[odd])
+    weight = np.where(odd, fitted_on_even, fitted_on_odd)  # each half gets the lambda of the other half
+    both = weight * p + (1 - weight) * q
+    return both, [fitted_on_even, fitted_on_odd]
 
 
 def count(data: Dataset) -> Predictor:
@@ -313,10 +309,10 @@ def show_interpolation(session: Session, measured: Measured) -> tuple[float, flo
     grams = np.column_stack([X, y.numpy()])  # (N, CONTEXT + 1)
     p = np.exp(-losses)  # (N,) the GPT's probabilities of the true tokens
     q = session.counting(grams)  # (N,) the n-gram model's probabilities
-    both, lambdas = interpolate(p, q, measured.group)
+    both, lambdas = interpolate(p, q, measured.document)
     losses_of_both = -np.log(both)
 
-    # The table: the same columns for all tokens, and for groups of them
+    # The table: the same columns for all tokens, and by the letters before them
     gain = losses - losses_of_both
     columns = [losses, -np.log(q), losses_of_both, gain]  # (N,) each
     everything = np.full(len(p), "all")
@@ -418,7 +414,7 @@ def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
         expected = (p * log_p).sum(dim=1)  # (N,)
         return target_mean - expected.double().mean().item()
 
-    return 1 / maximize(slope, 0.01, 100.0)
+    return 1 / zero_of(slope, 0.01, 100.0)
 
 
 def error_by_chance(confidence: np.ndarray, draws: int = 20) -> float:
@@ -444,7 +440,8 @@ def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tenso
     held_out_targets = targets[~fitted_on]
     scaled = held_out / tau
     scaled = scaled.log_softmax(dim=1)
-    result = {"tau": tau}
+    result = {}
+    result["tau"] = tau
     result["loss"] = F.nll_loss(log_p, targets).item()
     result["ECE"] = calibration_error(confidence, right)
     result["by chance"] = error_by_chance(confidence)
@@ -480,7 +477,8 @@ def show_calibration(session: Session, models: dict[str, float]) -> dict[str, di
     n_tokens = session.options.eval_tokens or SUBSET
     most = MAX_PROBABILITIES // session.data.vocab_size
     n_tokens = min(n_tokens, SUBSET, most)
-    windows = session.windows(n_tokens)
+    block_size = session.model.config.block_size
+    windows = evaluation_windows(session.tokens, separator, block_size, n_tokens)
     index, document, _ = locate(session.tokens, windows, separator)
     X, targets = contexts(session.tokens, index, CONTEXT, separator)  # (N, CONTEXT) and (N,)
     is_even = document % 2 == 0
@@ -581,7 +579,10 @@ def keep_common(starts: np.ndarray, runs: np.ndarray, common: np.ndarray) -> tup
 @torch.inference_mode()
 def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
     """Draw num_samples samples of at most `length` tokens: each token comes from the GPT with probability weight, else
-    from the n-gram model."""
+    from the n-gram model.
+
+    The GPT draws all tokens, as a generator: stream() yields the next token of each sample, and waits. Some of these
+    are overwritten by the n-gram model. stream() then reads them in the same tensor, and continues."""
     model = session.model
     device = session.worker.device
     generator = torch.Generator(device).manual_seed(session.options.seed)
@@ -593,9 +594,9 @@ def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
     all_starts = torch.full((session.options.num_samples, 1), start, device=device)
     samples = []
     for idx in all_starts.split(rows_at_once(model.config)):  # (B, 1): as many samples as fit into memory
-        proposed = itertools.repeat(idx.clone(), length)  # any tokens: with weight 0, all are overwritten below
-        if weight > 0:
-            proposed = stream(model, idx, length, generator=generator)
+        proposed = stream(model, idx, length, generator=generator)
+        if weight == 0:
+            proposed = itertools.repeat(idx.clone(), length)  # any tokens, as all are overwritten
         show = progress("sampling", length, "tokens each")
         X = idx.cpu().repeat(1, CONTEXT)  # (B, CONTEXT), and one more column at each step
         for t, column in enumerate(proposed, start=1):  # (B, 1)
@@ -604,8 +605,7 @@ def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
                 newest = X[by_counting, -CONTEXT:].numpy()
                 p = next_tokens(session.counting, newest, model.config.vocab_size)  # (rows by counting, V)
                 drawn = torch.multinomial(torch.from_numpy(p), 1, generator=counting_generator)
-                # column is the input of the next step of stream(), which continues from the tokens written here
-                column[by_counting] = drawn.to(device)
+                column[by_counting] = drawn.to(device)  # stream() reads this
             X = torch.cat([X, column.cpu()], dim=1)
             show(t)
         samples += [cut_at(ids, end) for ids in X[:, CONTEXT:].tolist()]
@@ -616,14 +616,12 @@ def real_samples(session: Session, length: int) -> list[tuple]:
     """The first documents of the split, or else evenly spaced pieces of it: up to `length` tokens each."""
     n = session.options.num_samples
     if session.data.separator is not None:
-        documents = session.data.documents(session.options.split)
-        rows = [ids[:length] for ids in documents[:n]]
+        rows = session.data.documents(session.options.split)[:n]
     else:
         starts = np.linspace(0, len(session.tokens) - length, n)
-        starts = starts.astype(int)[:, None]  # (n, 1)
-        positions = starts + np.arange(length)  # (n, length)
-        rows = session.tokens[positions].tolist()
-    return [cut_at(ids, session.data.start_token) for ids in rows]
+        rows = [session.tokens[start:][:length].tolist() for start in starts.astype(int)]
+    end = session.data.start_token
+    return [cut_at(ids[:length], end) for ids in rows]
 
 
 def cut_at(ids: list[int], end: int | None) -> tuple:
@@ -637,10 +635,12 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
     """Print how much {name: samples}, of at most `length` tokens, copy from the training text. Returns
     {name: fraction that is copied}."""
     train = data.train[:MAX_TRAIN]
-    has_documents = data.separator is not None
-    known = set()
-    if has_documents:
+    if data.separator is not None:
         known = {tuple(ids[:length]) for ids in data.documents("train")}
+        meaning = "samples that are documents of train"
+    else:
+        known = None
+        meaning = "longest run / length of the sample"
     # One search for the samples of all models: most of its time goes into the training text
     all_samples = []
     for drawn in samples.values():
@@ -649,26 +649,24 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
 
     copied = {}
     rows = [["copies", "samples", "longest run: mean", "maximum", "copied", "the first ones"]]
-    first = 0
     for name, drawn in samples.items():
         n = len(drawn)
-        longest = all_longest[first : first + n]
-        first += n
-        if has_documents:
-            is_known = [sample in known for sample in drawn]
-            fraction = np.mean(is_known)
+        longest = all_longest[:n]
+        all_longest = all_longest[n:]
+        if known is not None:
+            copies = [sample in known for sample in drawn]
         else:
             lengths = [max(1, len(sample)) for sample in drawn]  # an empty sample copies nothing
-            fraction = np.mean(longest / lengths)
-        copied[name] = fraction
+            copies = longest / lengths
+        copied[name] = np.mean(copies)
         texts = [data.tokenizer.decode(sample) for sample in drawn[:4]]
         beginning = repr("\n".join(texts))
-        cells = [f"{n:,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{fraction:.1%}"]
+        cells = [f"{n:,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{copied[name]:.1%}"]
         rows.append([name, *cells, beginning[:40]])
     print()
     print_table(rows)
     print(f"longest run: tokens in a row that are in the first {len(train):,} tokens of train; copied:")
-    print("samples that are documents of train" if has_documents else "longest run / length of the sample")
+    print(meaning)
     return copied
 
 
@@ -719,7 +717,7 @@ def main() -> None:
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
         measured = measure(session)
         show_losses(session, measured)
-        if measured.group.max() == 0:
+        if measured.document.max() == 0:
             print("\none document or window: calibration, and what counting still knows need two or more")
         else:
             if options.split == "train":

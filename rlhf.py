@@ -69,7 +69,7 @@ LAMBDA = 0.95  # of generalized_advantages()
 # --stage=all: the policies that PPO trains, by the arguments of ppo() that differ. beta 0: no penalty for leaving
 # the base; beta 1: a large one
 VARIANTS = {"PPO": {}, "PPO, group": {"group": True}, "PPO, beta 0": {"beta": 0.0}, "PPO, beta 1": {"beta": 1.0}}
-STAGES = {"all": [*VARIANTS, "DPO"], "reward": [], "ppo": ["PPO"], "dpo": ["DPO"]}
+STAGES = {"all": [*VARIANTS, "DPO"], "ppo": ["PPO"], "dpo": ["DPO"]}
 
 
 # ----------------------------------------------------------------------------- the hidden rule
@@ -102,7 +102,7 @@ def repetitions(word: str) -> int:
 
 @dataclass
 class Options:
-    stage: Literal[*STAGES] = option("all", "after the reward model, train all policies, none (reward), or one")
+    stage: Literal[*STAGES] = option("all", "after the reward model, train all policies, or one")
     dataset: str = option("words", "a list of words: words, names, or your own")
     beta: NonNegativeFloat = option(0.1, "weight of the KL from the base; 0: off, PPO only")
     plot: bool = option(False, "draw out/rlhf/rlhf.png")
@@ -121,7 +121,7 @@ class Task:
     val: torch.Tensor  # words of the validation split, (m, T)
     base: GPT  # trained on words; each policy starts as a copy of it
     known: set[str]  # all sequences of three letters in the words of train and val
-    reward_model: GPT | None = None  # trained by train_reward_model()
+    reward_model: GPT | None = None  # from train_reward_model()
 
     def prompts(self, n: int) -> torch.Tensor:
         """A newline and the first letter of random training words, (n, 2)."""
@@ -185,7 +185,6 @@ def log_probs(model: GPT, ids: torch.Tensor) -> torch.Tensor:
 # A GPT whose output is a number for a whole word, the reward. It learns from pairs of words: the
 # winner should get the higher reward.
 
-
 Pairs = tuple[torch.Tensor, torch.Tensor]  # n words that won, and the n words that lost, (n, T) each
 
 
@@ -233,22 +232,21 @@ def draw_pairs(task: Task, n: int) -> Pairs:
     return winners, losers
 
 
-def train_reward_model(task: Task, pairs: Pairs, held_out: Pairs) -> None:
-    """Train task.reward_model: a copy of the base with a scalar head."""
+def train_reward_model(task: Task, pairs: Pairs, held_out: Pairs) -> GPT:
+    """Train a copy of the base with a scalar head."""
     reward_model = with_scalar_head(task.base)
     limit = rule_accuracy(task, held_out)
     print(f"\nreward model, trained on {len(pairs[0]):,} pairs; the rule itself would reach {limit:.1%}")
     reward = functools.partial(rewards, reward_model)
     learn_from_pairs(reward_model, reward, pairs, held_out)
-    task.reward_model = reward_model
+    return reward_model
 
 
 def learn_from_pairs(
     model: GPT, reward: Callable, pairs: Pairs, held_out: Pairs, report: Callable = lambda: ""
-) -> float:
+) -> None:
     """Train a model to give the winner the higher reward(words), (n, T) -> (n,). A reward model and
-    DPO differ in reward() alone. report: more text for a line of the log. Returns the time in seconds."""
-
+    DPO differ in reward() alone. report() is the end of each line of the log."""
     winners, losers = pairs
 
     def batch_loss() -> torch.Tensor:
@@ -264,9 +262,8 @@ def learn_from_pairs(
         accuracy = win_rate(better, worse)
         return f"held-out loss {loss:.4f}  accuracy {accuracy:.1%}  {report()}"
 
-    seconds = fit(model, batch_loss, PAIRWISE, note, lines=5)
+    fit(model, batch_loss, PAIRWISE, note, lines=5)
     model.requires_grad_(False)
-    return seconds
 
 
 def win_rate(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -282,28 +279,6 @@ def rule_accuracy(task: Task, pairs: Pairs) -> float:
     winners, losers = pairs
     margin = task.scores(winners) - task.scores(losers)  # (n,)
     return torch.sigmoid(margin.abs()).mean().item()
-
-
-def show_rewards(task: Task, ids: torch.Tensor) -> None:
-    """Print what the reward model has learned: the mean score and reward of words (n, T), by the number of
-    their repetitions, which the rule punishes."""
-    counts = [repetitions(word) for word in task.texts(ids)]
-    counts = torch.tensor(counts)  # (n,)
-    values = torch.stack((task.scores(ids), rewards(task.reward_model, ids)))  # (2, n)
-    correlation = torch.corrcoef(values)[0, 1].item()
-    print(f"\nthe {len(ids):,} words of the held-out pairs; correlation of reward and true score: {correlation:.2f}")
-    print("(both relative to their mean over all words, as only differences of rewards count)")
-    table = [["repetitions", "words", "true score", "reward"]]
-    for group in counts.unique():
-        members = counts == group  # (n,)
-        means = values[:, members].mean(dim=1) - values.mean(dim=1)  # (2,)
-        score, reward = means.tolist()
-        n = members.sum().item()
-        table.append([f"{group}", f"{n:,}", f"{score:+.2f}", f"{reward:+.2f}"])
-    print_table(table)
-
-
-# ----------------------------------------------------------------------------- the KL divergence
 
 
 def log_ratios(policy: GPT, base: GPT, ids: torch.Tensor) -> torch.Tensor:
@@ -337,7 +312,6 @@ class Rollout:
     """n words that the policy has drawn, and constants of the loss: no gradient flows through them."""
 
     ids: torch.Tensor  # (n, T)
-    mask: torch.Tensor  # which targets count, (n, T - 1)
     reward: torch.Tensor  # (n,)
     old: torch.Tensor  # log-probabilities of the targets, (n, T - 1)
     log_ratio: torch.Tensor  # old, minus the log-probabilities by the base, (n, T - 1)
@@ -354,10 +328,10 @@ def draw(policy: GPT, task: Task, beta: float, group: int = 1) -> Rollout:
     old = log_probs(policy, ids)  # (n, T - 1)
     log_ratio = old - log_probs(task.base, ids)  # (n, T - 1)
     earned = token_rewards(reward, log_ratio, ids, beta)  # (n, T - 1)
-    return Rollout(ids, drawn(ids), reward, old, log_ratio, earned)
+    return Rollout(ids, reward, old, log_ratio, earned)
 
 
-def ppo_step(policy: "Learner", critic: "Learner | None", task: Task, beta: float, step: int) -> tuple:
+def ppo_step(policy: "Learner", critic: "Learner | None", task: Task, beta: float, step: int) -> Rollout:
     """A step of proximal policy optimization (PPO, Schulman et al. 2017; for language models: Ziegler
     et al. 2019, Ouyang et al. 2022). It increases the mean, over words that the policy draws, of
 
@@ -371,7 +345,7 @@ def ppo_step(policy: "Learner", critic: "Learner | None", task: Task, beta: floa
         objective   min(ratio A, clip(ratio, 1 - CLIP, 1 + CLIP) A), whose mean is increased
 
     The critic is a value network, which learns what to expect. Without a critic, the mean of a group is
-    expected. Returns the words, and for each update the fraction of ratios outside of the clip."""
+    expected. Returns the words."""
     if critic:
         words = draw(policy.model, task, beta)
         advantages, returns = value_advantages(words, critic.model)  # (n, T - 1)
@@ -381,10 +355,9 @@ def ppo_step(policy: "Learner", critic: "Learner | None", task: Task, beta: floa
 
     # In each epoch, every word is in one of the minibatches
     orders = [torch.randperm(PPO_WORDS) for _ in range(EPOCHS)]
-    clipped = []
     for rows in torch.cat(orders).chunk(EPOCHS * MINIBATCHES):  # the indices of m words
         ids = words.ids[rows]  # (m, T)
-        mask = words.mask[rows]  # (m, T - 1)
+        mask = drawn(ids)  # (m, T - 1)
 
         # Ratio: 1 at the first update, as the policy has not changed since it drew the words
         log_p = log_probs(policy.model, ids)  # (m, T - 1)
@@ -393,14 +366,12 @@ def ppo_step(policy: "Learner", critic: "Learner | None", task: Task, beta: floa
         # Clip
         objective = clipped_objective(ratio, advantages[rows])  # (m, T - 1)
         policy.update(-objective[mask].mean(), step)
-        outside = (ratio[mask] - 1).abs() > CLIP
-        clipped.append(outside.float().mean())
 
         if critic:
             predicted = scalars(critic.model, ids[:, :-1])  # (m, T - 1)
             errors = predicted - returns[rows]  # (m, T - 1)
             critic.update(errors[mask].square().mean(), step)
-    return words, torch.stack(clipped)
+    return words
 
 
 def token_rewards(reward: torch.Tensor, log_ratio: torch.Tensor, ids: torch.Tensor, beta: float) -> torch.Tensor:
@@ -421,12 +392,13 @@ def value_advantages(words: Rollout, value_network: GPT) -> tuple[torch.Tensor, 
     """The advantages of all tokens by a value network, standardized, and the returns that the network should
     have predicted, (n, T - 1) each."""
     # The network sees the tokens before each target
-    expected = scalars(value_network, words.ids[:, :-1]) * words.mask  # (n, T - 1)
+    mask = drawn(words.ids)  # (n, T - 1)
+    expected = scalars(value_network, words.ids[:, :-1]) * mask  # (n, T - 1)
     advantages = generalized_advantages(words.earned, expected)  # (n, T - 1)
     # A estimates earned - expected, so A + expected estimates what is earned from this token on
     returns = advantages + expected  # (n, T - 1)
     # Mean 0 and standard deviation 1 over the tokens that count, so that the learning rate fits rewards of any size
-    counted = advantages[words.mask]
+    counted = advantages[mask]
     standardized = (advantages - counted.mean()) / (counted.std() + 1e-4)
     return standardized, returns
 
@@ -488,8 +460,7 @@ def clipped_objective(ratio: torch.Tensor, advantages: torch.Tensor) -> torch.Te
 
 
 class Learner:
-    """A copy of a model, and the optimizer that updates it. (fit() of fit.py makes one update per step.
-    Here, a step has several.)"""
+    """A copy of a model, and the optimizer that updates it."""
 
     def __init__(self, model: GPT):
         self.model = copy.deepcopy(model).requires_grad_(True)
@@ -503,8 +474,8 @@ class Learner:
         self.model.zero_grad()
 
 
-def ppo(task: Task, beta: float, group: bool = False) -> tuple[GPT, list[dict], float]:
-    """Train a copy of the base. Returns it, the metrics of each step, and the time in seconds.
+def ppo(task: Task, beta: float, group: bool = False) -> tuple[GPT, list[dict]]:
+    """Train a copy of the base. Returns it, and the metrics of each step.
 
     The baseline is the expected return: the output of a value network, or the mean of a group.
     Subtracting it from the return hardly changes the expected gradient, and makes it less noisy. Without
@@ -515,24 +486,21 @@ def ppo(task: Task, beta: float, group: bool = False) -> tuple[GPT, list[dict], 
     history = []
     baseline = "group" if group else "value"
     print(f"\nPPO, beta {beta:g}, baseline: {baseline}; KL, entropy in nats per word")
-    began = time.perf_counter()
     for step in range(1, PPO.max_iters + 1):
-        words, clipped = ppo_step(policy, critic, task, beta, step)
-        metrics = summarize(task, words, clipped)
+        words = ppo_step(policy, critic, task, beta, step)
+        metrics = summarize(task, words)
         history.append(metrics)
         if step == 1:
             print_row("step", metrics, first=6)
         if step == 1 or step % 5 == 0:
             cells = [f"{metric:.2f}" for metric in metrics.values()]
             print_row(str(step), cells, first=6)
-    seconds = time.perf_counter() - began
-    return policy.model.requires_grad_(False), history, seconds
+    return policy.model.requires_grad_(False), history
 
 
-def summarize(task: Task, words: Rollout, clipped: torch.Tensor) -> dict[str, float]:
+def summarize(task: Task, words: Rollout) -> dict[str, float]:
     """The means over a rollout. KL, from the base, and entropy are in nats per word. (The mean of -log P(word)
-    estimates the entropy.) ended: the fraction of words that have an end; clipped: the fraction of ratios
-    outside of the clip."""
+    estimates the entropy.) ended: the fraction of words that have an end."""
     newline = words.ids[0, 0]
     last_tokens = words.ids.gather(1, last(words.ids))  # (n, 1)
     ended = last_tokens == newline
@@ -542,7 +510,6 @@ def summarize(task: Task, words: Rollout, clipped: torch.Tensor) -> dict[str, fl
         "KL": words.log_ratio.sum(dim=1),
         "entropy": -words.old.sum(dim=1),
         "ended": ended.float(),
-        "clipped": clipped,
     }
     metrics = {}
     for name, values in means.items():
@@ -558,7 +525,7 @@ def implicit_rewards(policy: GPT, base: GPT, ids: torch.Tensor, beta: float) -> 
     return beta * log_ratios(policy, base, ids)
 
 
-def dpo(task: Task, beta: float, pairs: Pairs, held_out: Pairs) -> tuple[GPT, list[dict], float]:
+def dpo(task: Task, beta: float, pairs: Pairs, held_out: Pairs) -> tuple[GPT, list[dict]]:
     """Direct preference optimization (DPO, Rafailov et al. 2023). The objective of ppo_step() has a
     known solution (appendix A.1 there). For the words after a prompt, it is
 
@@ -567,8 +534,8 @@ def dpo(task: Task, beta: float, pairs: Pairs, held_out: Pairs) -> tuple[GPT, li
     with Z the same for all words after the prompt. The loss of a reward model needs only the
     difference of two rewards, in which log Z cancels. So train the policy itself with that loss. DPO
     only ever sees words of the base, never the new ones that the policy comes to prefer. (Here, the
-    reward model does not train the policy: it only measures it.) Returns the policy, its measure() at each
-    line of the log, and the time in seconds."""
+    reward model does not train the policy: it only measures it.) Returns the policy, and its measure() at each
+    line of the log."""
     policy = copy.deepcopy(task.base).requires_grad_(True)
     history = []
 
@@ -579,8 +546,8 @@ def dpo(task: Task, beta: float, pairs: Pairs, held_out: Pairs) -> tuple[GPT, li
 
     print(f"\nDPO, beta {beta:g}")
     reward = functools.partial(implicit_rewards, policy, task.base, beta=beta)
-    seconds = learn_from_pairs(policy, reward, pairs, held_out, report)
-    return policy, history, seconds
+    learn_from_pairs(policy, reward, pairs, held_out, report)
+    return policy, history
 
 
 # ----------------------------------------------------------------------------- best of n
@@ -650,20 +617,18 @@ FORMATS = {
     "KL": ".2f",
     "distinct words": ",",
     "val loss": ".3f",
-    "seconds": ".1f",
 }
 
 
 def print_comparison(results: dict[str, dict]) -> None:
-    """Print the last table, and words of each model for the same prompts. (Best of n trains no model, so it
-    has no loss.)"""
+    """Print the last table, and words of each model for the same prompts."""
     table = [["", *FORMATS]]
     samples = []
     for name, measured in results.items():
         cells = [name]
         for column, style in FORMATS.items():
-            value = measured.get(column)
-            cells.append("-" if value is None else format(value, style))
+            # Best of n trains no model, so it has no loss
+            cells.append(format(measured[column], style) if column in measured else "-")
         table.append(cells)
         samples.append([name, *measured["words"][:8]])
     print(f"\n{N_EVALUATED:,} words of each model. win rate: against words of the base for the same prompts;")
@@ -733,9 +698,8 @@ def read_words(data: Dataset, split: str) -> torch.Tensor:
 
 
 def save(name: str, model: GPT, data: Dataset) -> None:
-    """Write a checkpoint. In evaluate.py, a row has several words, so attention has to stop at a newline,
-    the start_token. In this file, a row has one word, and attention must not stop there: rewards()
-    reads the output at the newline after the word."""
+    """Write a checkpoint. A row of train.py or evaluate.py has several words, so their attention stops at
+    the start_token, the newline. Here, a row has one word, and rewards() reads at the newline after it."""
     file_name = re.sub(r"\W+", "_", name.lower()) + ".pt"
     config = replace(model.config, start_token=data.separator)
     save_model(
@@ -761,10 +725,9 @@ def main() -> None:
     save("base", task.base, task.data)
     pairs = draw_pairs(task, N_PAIRS)
     held_out = draw_pairs(task, N_HELD_OUT)
-    train_reward_model(task, pairs, held_out)
+    task.reward_model = train_reward_model(task, pairs, held_out)
     better, worse = [rewards(task.reward_model, ids) for ids in held_out]
     accuracy = win_rate(better, worse)
-    show_rewards(task, torch.cat(held_out))
 
     # Policies: rows of the table, and curves of the plot
     results = {"base": measure(task, task.base, N_EVALUATED)}
@@ -776,12 +739,11 @@ def main() -> None:
     for name in STAGES[options.stage]:
         torch.manual_seed(options.seed)  # so that a stage alone trains the same policy
         if name == "DPO":
-            policy, history, seconds = dpo(task, options.beta, pairs, held_out)
+            policy, history = dpo(task, options.beta, pairs, held_out)
         else:
             arguments = {"beta": options.beta, **VARIANTS[name]}
-            policy, history, seconds = ppo(task, **arguments)
+            policy, history = ppo(task, **arguments)
         results[name] = measure(task, policy, N_EVALUATED)
-        results[name]["seconds"] = seconds
         curves[name] = [results["base"], *history, results[name]]
         save(name, policy, task.data)
 

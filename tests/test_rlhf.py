@@ -89,7 +89,7 @@ def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
     status, out, err = call(rlhf, "--dataset=list", "--plot")
     assert status == 0, err
     names = ["base", f"best of {BEST_OF[-1]}", "PPO", "PPO, group", "PPO, beta 0", "PPO, beta 1", "DPO"]
-    table = out.split("distinct words  val loss  seconds\n")[1].splitlines()
+    table = out.split("distinct words  val loss\n")[1].splitlines()
     assert [row.split("  ")[0] for row in table[: len(names)]] == names
     assert [line.split("baseline: ")[1][:5] for line in out.splitlines() if "baseline: " in line] == [
         "value", "group", "value", "value"
@@ -109,7 +109,7 @@ def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
 def test_the_same_seed_gives_the_same_numbers_and_a_stage_alone_the_same_policy(call, small):
     """And evaluate.py finds the loss of the table: the checkpoint says that attention stops between words."""
     outs = [call(rlhf, "--dataset=list", f"--stage={stage}")[1] for stage in ("all", "dpo", "dpo")]
-    tables = [next(line for line in out.splitlines() if line.startswith("DPO   ")).split()[:-1] for out in outs]
+    tables = [next(line for line in out.splitlines() if line.startswith("DPO   ")).split() for out in outs]
     assert tables[0] == tables[1] == tables[2]
     assert "\nPPO" not in outs[1]
     status, out, err = call(evaluate, f"--init_from={FOLDER / 'dpo.pt'}", "--dtype=float32")
@@ -240,8 +240,7 @@ def test_a_reward_model_learns_that_judges_prefer_short_words(task, monkeypatch)
     monkeypatch.setattr(rlhf, "PAIRWISE", Recipe(40, 0.003))
     pairs, held_out = rlhf.draw_pairs(task, 1000), rlhf.draw_pairs(task, 300)
     before = copy.deepcopy(task.base.state_dict())
-    rlhf.train_reward_model(task, pairs, held_out)
-    model = task.reward_model
+    model = rlhf.train_reward_model(task, pairs, held_out)
     accuracy = rlhf.win_rate(*[rewards(model, ids) for ids in held_out])
     limit = rlhf.rule_accuracy(task, held_out)
     assert limit - 0.08 < accuracy < limit + 0.05
@@ -249,20 +248,6 @@ def test_a_reward_model_learns_that_judges_prefer_short_words(task, monkeypatch)
     assert all(torch.equal(before[name], tensor) for name, tensor in task.base.state_dict().items())
     by_length = [rewards(model, rows(*(word for word in WORDS if len(word) == n))).mean() for n in (4, 7, 10)]
     assert by_length[0] > by_length[1] > by_length[2]
-
-
-def test_the_table_of_rewards_has_the_means_of_each_group(task, capsys):
-    ids = rows("rst", "bad", "rara", "bebe", "dididi")
-    rlhf.show_rewards(task, ids)
-    title, _, head, *lines = capsys.readouterr().out.strip().splitlines()
-    scores, given = task.scores(ids), rewards(task.reward_model, ids)
-    assert float(title.split()[-1]) == pytest.approx(np.corrcoef(scores, given)[0, 1], abs=0.0051)
-    assert head.split("  ")[0] == "repetitions"
-    for line, (repetitions, members) in zip(lines, {0: [0, 1], 1: [2, 3], 3: [4]}.items(), strict=True):
-        value, n, score, mean = line.split()
-        assert (int(value), int(n)) == (repetitions, len(members))
-        assert float(score) == pytest.approx((scores[members].mean() - scores.mean()).item(), abs=0.0051)
-        assert float(mean) == pytest.approx((given[members].mean() - given.mean()).item(), abs=0.0051)
 
 
 # ----------------------------------------------------------------------------- DPO
@@ -318,7 +303,7 @@ def test_dpo_learns_which_words_win_and_stays_near_the_base(task, monkeypatch):
     monkeypatch.setattr(rlhf, "melodic", prefer_short_words)
     pairs, held_out, kl = rlhf.draw_pairs(task, 1000), rlhf.draw_pairs(task, 400), {}
     for beta in (0.1, 3.0):
-        policy, history, _ = rlhf.dpo(task, beta, pairs, held_out)
+        policy, history = rlhf.dpo(task, beta, pairs, held_out)
         better, worse = (rlhf.implicit_rewards(policy, task.base, ids, beta) for ids in held_out)
         assert 0.62 < rlhf.win_rate(better, worse) < rlhf.rule_accuracy(task, held_out) + 0.05
         assert len(history) == 5 and history[-1]["win rate"] > 0.55
@@ -407,8 +392,8 @@ def test_ppo_raises_the_reward_and_beta_holds_the_policy_near_the_base(task, mon
     kl, before = {}, copy.deepcopy(task.base.state_dict())
     task.reward_model = likes_final_vowels(task)
     for beta in (0.0, 3.0):
-        policy, history, _ = rlhf.ppo(task, beta, group)
-        assert len(history) == 8 and history[0]["KL"] == 0 and math.isfinite(history[0]["clipped"])
+        policy, history = rlhf.ppo(task, beta, group)
+        assert len(history) == 8 and history[0]["KL"] == 0
         kl[beta] = history[-1]["KL"]
         if beta == 0:
             assert history[-1]["reward"] > history[0]["reward"] + 0.5
@@ -426,7 +411,7 @@ def test_the_value_network_learns_what_words_earn(task, monkeypatch):
     networks, make = [], rlhf.make_optimizer
     monkeypatch.setattr(rlhf, "make_optimizer", lambda network, *rest: networks.append(network) or make(network, *rest))
     task.reward_model = with_scalar_head(task.base)
-    policy, _, _ = rlhf.ppo(task, 0.0)
+    policy, _ = rlhf.ppo(task, 0.0)
     values = rlhf.scalars(networks[1], task.val[:, :-1])[drawn(task.val)]
     assert networks[0] is policy and values.mean().item() == pytest.approx(3, abs=0.3)
 
@@ -462,9 +447,8 @@ def test_the_losses_of_a_step_are_means_over_the_tokens_that_were_drawn(task, mo
     policy, critic = rlhf.Learner(stirred(task.base, std=0.15)), None
     if baseline == "value":
         critic = rlhf.Learner(stirred(task.reward_model, seed=1))
-    words, _ = rlhf.ppo_step(policy, critic, task, beta=0.3, step=1)
+    words = rlhf.ppo_step(policy, critic, task, beta=0.3, step=1)
     ids, mask = words.ids, drawn(words.ids)
-    assert torch.equal(words.mask, mask)
     assert torch.allclose(words.reward, rewards(task.reward_model, ids))
     assert torch.allclose(words.old, log_probs(policy.model, ids))
     assert torch.allclose(words.log_ratio, log_probs(policy.model, ids) - log_probs(task.base, ids))
@@ -484,10 +468,10 @@ def test_a_line_of_the_log_has_means_over_words(task):
     old, log_ratio = torch.full((2, MAX_TOKENS - 1), -0.5), torch.zeros(2, MAX_TOKENS - 1)
     log_ratio[0, :3] = 2.0
     ids = rows("toda", "s" * (MAX_TOKENS - 1))  # the second one has no end
-    words = rlhf.Rollout(ids, drawn(ids), torch.tensor([1.0, 2.0]), old, log_ratio, log_ratio)
-    found = rlhf.summarize(task, words, clipped=torch.tensor([0.5, 0.25]))
+    words = rlhf.Rollout(ids, torch.tensor([1.0, 2.0]), old, log_ratio, log_ratio)
+    found = rlhf.summarize(task, words)
     expected = {"reward": 1.5, "true score": task.scores(ids).mean().item(), "KL": 3.0}
-    assert found == expected | {"entropy": 0.5 * (MAX_TOKENS - 1), "ended": 0.5, "clipped": 0.375}
+    assert found == expected | {"entropy": 0.5 * (MAX_TOKENS - 1), "ended": 0.5}
 
 
 # ----------------------------------------------------------------------------- numbers of the table
