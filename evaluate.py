@@ -89,7 +89,7 @@ class Options:
 
 @dataclass
 class Session:
-    """The objects that all evaluations share."""
+    """What all evaluations share."""
 
     model: GPT
     data: Dataset
@@ -105,10 +105,9 @@ class Session:
 # over its tokens.
 #
 # On other documents of the same kind, the loss would be a little higher or lower. By how much? The bootstrap (Efron
-# 1979) pretends that there are no other documents than ours. It draws the same number of documents at random, with
-# replacement: from emma, ava and zoe perhaps ava, emma, ava. It computes the mean loss of the drawn documents, and
-# repeats this a thousand times. 95 % of these means are in the interval. (The interval says nothing about another seed
-# of the training.)
+# 1979) draws as many documents as there are at random, with replacement: from emma, ava and zoe perhaps ava, emma, ava.
+# It computes their mean loss, and repeats this a thousand times. 95 % of these means are in the interval. (The interval
+# says nothing about another seed of the training.)
 
 
 def bootstrap(losses: np.ndarray, document: np.ndarray, seed: int, n: int = 1000) -> tuple[float, float]:
@@ -224,7 +223,8 @@ def show_losses(session: Session, measured: Measured) -> None:
     if n_documents >= 10:  # with fewer, the interval would not be reliable
         low, high = bootstrap(losses, measured.document, session.options.seed)
         parts = "stretches of the text" if session.data.separator is None else "documents"
-        print(f"95 % confidence interval: {low:.4f} to {high:.4f} (bootstrap over {n_documents:,} {parts})\n")
+        print(f"95 % confidence interval: {low:.4f} to {high:.4f}", end=" ")
+        print(f"(bootstrap over {n_documents:,} {parts})\n")
     # A row each for the positions 1, 2, 3 to 4, 5 to 8, 9 to 16 ...
     exponent = np.log2(measured.position)
     exponent = np.ceil(exponent)
@@ -586,7 +586,7 @@ def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
     model = session.model
     device = session.worker.device
     generator = torch.Generator(device).manual_seed(session.options.seed)
-    # Another seed, so that the n-gram model does not draw the same random numbers. It also draws which model is next
+    # The n-gram model does not draw the same random numbers. This generator also draws which model is next
     counting_generator = torch.Generator().manual_seed(session.options.seed + 1)
     # A document ends with the token that starts one. (FineWeb has such a token, but no separator.)
     end = session.data.start_token
@@ -619,7 +619,8 @@ def real_samples(session: Session, length: int) -> list[tuple]:
         rows = session.data.documents(session.options.split)[:n]
     else:
         starts = np.linspace(0, len(session.tokens) - length, n)
-        rows = [session.tokens[start:][:length].tolist() for start in starts.astype(int)]
+        starts = starts.astype(int)
+        rows = [session.tokens[start:][:length].tolist() for start in starts]
     end = session.data.start_token
     return [cut_at(ids[:length], end) for ids in rows]
 
@@ -676,11 +677,10 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
 def open_data(checkpoint: dict, options: Options) -> Dataset:
     """Open the dataset of the options, or else of the checkpoint. Raises UserError."""
     name = checkpoint["name"]
-    trained_on = checkpoint["config"]["dataset"]
-    has_none = trained_on in (None, "gpt2")  # such as OpenAI's weights
-    if not options.dataset and has_none:
+    dataset = options.dataset or checkpoint["config"]["dataset"]
+    if dataset in (None, "gpt2"):  # such as OpenAI's weights
         raise UserError(f"{name} was not trained on a dataset; name one with --dataset=")
-    data = load(options.dataset or trained_on)
+    data = load(dataset)
     check_tokenizer(checkpoint, data.tokenizer, data.name)
     if getattr(data, options.split) is None:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
@@ -720,18 +720,17 @@ def main() -> None:
         if measured.document.max() == 0:
             print("\none document or window: calibration, and what counting still knows need two or more")
         else:
-            if options.split == "train":
-                print("\nno n-gram model: it is counted on train, so it would predict what it has seen")
-            elif data.vocab_size <= MAX_VOCAB:
+            of_mixture = {}
+            if options.split != "train" and data.vocab_size <= MAX_VOCAB:
                 session.counting = count(data)
                 loss, weight = show_interpolation(session, measured)
                 models = {"GPT": 1.0, "8-gram": 0.0, "both": weight}
+                of_mixture["mixed"] = loss
+                of_mixture["lambda"] = weight
             results = show_calibration(session, models)
             figures["ece"] = results["GPT"]["ECE"]
             figures["temperature"] = results["GPT"]["tau"]
-        if session.counting:
-            figures["mixed"] = loss
-            figures["lambda"] = weight
+            figures.update(of_mixture)
         if options.num_samples > 0:
             length = min(model.config.block_size, LENGTH, len(tokens))
             samples = {f"{options.split} split (real)": real_samples(session, length)}

@@ -154,8 +154,7 @@ def complete(model: GPT, prompts: torch.Tensor) -> torch.Tensor:
     parts = prompts.split(1000)  # limits memory
     ids = torch.cat([generate(model, part, MAX_TOKENS - 2) for part in parts])  # (n, T)
     newline = ids[0, 0]
-    # The first newline belongs to the prompt, the second ends the word. The model continued after it:
-    # replace these tokens with padding.
+    # The first newline belongs to the prompt, the second ends the word. What follows becomes padding
     newlines = (ids == newline).cumsum(dim=1)  # how many there are up to each token, (n, T)
     return ids.masked_fill(newlines > 1, newline)
 
@@ -291,12 +290,9 @@ def log_ratios(policy: GPT, base: GPT, ids: torch.Tensor) -> torch.Tensor:
 
 
 # ----------------------------------------------------------------------------- PPO
-# A policy, at first a copy of the base, draws words. The reward model rewards them, and the policy
-# makes what was rewarded more likely. Each token gets an advantage A: what was earned from this token
-# on, minus what was expected.
-#
-# If A > 0, the token did better than expected, and the update makes it more likely. If A < 0, the
-# update makes it less likely, even if the reward was high. The larger |A|, the larger the gradient.
+# A policy, at first a copy of the base, draws words, and the reward model rewards them. Each token gets
+# an advantage A: what was earned from this token on, minus what was expected. If A > 0, the update makes
+# the token more likely. If A < 0, the update makes it less likely, even if the reward was high.
 #
 # What does the clip prevent? The words of a step serve several updates. Without a clip, these could
 # move the policy far away from the policy that drew the words, where the advantages no longer hold.
@@ -511,10 +507,7 @@ def summarize(task: Task, words: Rollout) -> dict[str, float]:
         "entropy": -words.old.sum(dim=1),
         "ended": ended.float(),
     }
-    metrics = {}
-    for name, values in means.items():
-        metrics[name] = values.mean().item()
-    return metrics
+    return {name: values.mean().item() for name, values in means.items()}
 
 
 # ----------------------------------------------------------------------------- DPO
@@ -585,7 +578,7 @@ def measure(task: Task, policy: GPT, n: int) -> dict:
 
 def compare(task: Task, ids: torch.Tensor, kl: float) -> dict:
     """A row of the last table for words (n, T): means, how often they beat words of the base for the same
-    prompts, and how many are different. kl: from the base, in nats per word."""
+    prompts, how many are different, and all of them as strings. kl: from the base, in nats per word."""
     words = task.texts(ids)
     scores = task.scores(ids)  # (n,)
     rivals = task.rivals[: len(ids)]  # (n, T)
@@ -649,9 +642,9 @@ def draw_plot(curves: dict[str, list[dict]], title: str) -> None:
             kl = [point["KL"] for point in points]
             y = [point[key] for point in points]
             lines[name] = (kl, y, ".-")
-        # symlog: logarithmic, and linear near 0
-        labels = {"xscale": "symlog", "xlabel": "KL from the base, nats per word", "ylabel": key}
-        panels.append({"curves": lines, **labels})
+        panel = {"curves": lines, "ylabel": key, "xlabel": "KL from the base, nats per word"}
+        panel["xscale"] = "symlog"  # logarithmic, and linear near 0
+        panels.append(panel)
     path = FOLDER / "rlhf.png"
     plots.lines(path, *panels, title=title)
     print(f"\n{path}: reward and true score")
@@ -720,7 +713,6 @@ def main() -> None:
     keep_freed_memory()
     torch.manual_seed(options.seed)
 
-    # The base, comparisons of its words, and a reward model
     task = make_task(options.dataset)
     save("base", task.base, task.data)
     pairs = draw_pairs(task, N_PAIRS)
@@ -729,9 +721,8 @@ def main() -> None:
     better, worse = [rewards(task.reward_model, ids) for ids in held_out]
     accuracy = win_rate(better, worse)
 
-    # Policies: rows of the table, and curves of the plot
-    results = {"base": measure(task, task.base, N_EVALUATED)}
-    curves = {}
+    results = {"base": measure(task, task.base, N_EVALUATED)}  # rows of the last table
+    curves = {}  # of the plot
     if options.stage == "all":
         table = best_of_n(task)
         results[f"best of {BEST_OF[-1]}"] = table[-1]
