@@ -155,7 +155,9 @@ def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
     first = differing[0]  # such as [1, 0], and [] for a tensor without dimensions
     name = f"{where}{first}" if first else where
     index = tuple(first)
-    line = f"{name} is {yours[index]:.6g}, and should be {right[index]:.6g}"
+    number = yours[index]
+    right_number = right[index]
+    line = f"{name} is {number:.6g}, and should be {right_number:.6g}"
     if right.numel() > 1:
         line += f" ({len(differing)} of {right.numel()} numbers differ)"
     return line
@@ -437,7 +439,9 @@ def count_pairs(xs, ys, V):
     return bigram.count_pairs(xs, ys, V)
 
 
-count_pairs.case(tensor([0, 1, 0, 2]), tensor([1, 2, 1, 2]), 3)
+xs = tensor([0, 1, 0, 2])
+ys = tensor([1, 2, 1, 2])
+count_pairs.case(xs, ys, 3)
 count_pairs.case(randint(30, below=4), randint(30, below=4), 4)
 count_pairs.case(tensor([2]), tensor([0]), 4)
 
@@ -561,9 +565,13 @@ def cross_entropy(logits, targets):
     return F.cross_entropy(logits, targets).item()
 
 
-cross_entropy.case(tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), tensor([0, 2]))
+logits = tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+targets = tensor([0, 2])
+cross_entropy.case(logits, targets)
 cross_entropy.case(randn(3, 4), tensor([2, 0, 3]))
-cross_entropy.case(tensor([[1000.0, 0.0], [0.0, 1000.0], [0.0, 0.0]]), tensor([1, 0, 1]))
+logits = tensor([[1000.0, 0.0], [0.0, 1000.0], [0.0, 0.0]])
+targets = tensor([1, 0, 1])
+cross_entropy.case(logits, targets)
 
 
 @task("mlp.py", "Should the target's logit rise or fall, and the others? How far, if the target is certain already?")
@@ -705,7 +713,8 @@ Wv = tensor([[2.0], [4.0]])
 head.case(x, zeros(2, 1), zeros(2, 1), Wv)
 # The second token has the scores 0 and 4, before they are divided
 x = tensor([[[0.0], [1.0]]])
-head.case(x, ones(1, 4), ones(1, 4), ones(1, 4))
+W = ones(1, 4)
+head.case(x, W, W, W)
 head.case(randn(2, 3, 4), randn(4, 2), randn(4, 2), randn(4, 2))
 head.case(randn(1, 1, 3), randn(3, 3), randn(3, 3), randn(3, 3))
 

@@ -232,7 +232,8 @@ def print_row(name: str, cells: Iterable, width: int = 12, first: int = 20) -> N
     row = f"{name:{first}}"
     for cell in cells:
         row += f"{cell:>{width}}"
-    print(printable(row), flush=True)
+    row = printable(row)
+    print(row, flush=True)
 
 
 def printable(text: str) -> str:

@@ -56,7 +56,10 @@ class Dataset:
 
     def texts(self, split: str) -> list[str]:
         """Return the documents of a split as texts. Raises UserError if it has none."""
-        return [self.tokenizer.decode(ids) for ids in self.documents(split)]
+        texts = []
+        for ids in self.documents(split):
+            texts.append(self.tokenizer.decode(ids))
+        return texts
 
     @property
     def has_lines(self) -> bool:

@@ -230,21 +230,12 @@ def show_losses(session: Session, measured: Measured) -> None:
     exponent = np.ceil(exponent)
     last_position = 2 ** exponent.astype(np.int64)  # (N,)
     rows = [["position in document or window, up to", "tokens", "loss"]]
-    rows += mean_rows("", last_position, [losses])
-    print_table(rows)
-
-
-def mean_rows(label: str, key: np.ndarray, columns: Sequence[np.ndarray]) -> list[list[str]]:
-    """Make rows of a table: for each value of key (N,), the number of tokens with this value, and the mean
-    of each column (N,) over these tokens."""
-    rows = []
-    for value in np.unique(key):
-        chosen = key == value
-        row = [f"{label}{value}", f"{chosen.sum():,}"]
-        for column in columns:
-            row.append(f"{column[chosen].mean():.4f}")
+    for position in np.unique(last_position):
+        of_position = losses[last_position == position]
+        mean = of_position.mean()
+        row = [f"{position}", f"{len(of_position):,}", f"{mean:.4f}"]
         rows.append(row)
-    return rows
+    print_table(rows)
 
 
 # ----------------------------------------------------------------------------- a mixture with counting
@@ -300,44 +291,28 @@ def count(data: Dataset) -> Predictor:
 
 
 def show_interpolation(session: Session, measured: Measured) -> tuple[float, float]:
-    """Print the losses of the GPT, of the n-gram model, and of both: of all tokens, and by how many letters are
-    before them. Then print tokens at which one model is far better than the other. Returns the loss of both, and the
-    mean lambda."""
-    losses = measured.losses
+    """Print the losses of the GPT, of the n-gram model, and of both; then tokens at which one model is far better than
+    the other. Returns the loss of both, and the mean lambda."""
     X, y = contexts(session.tokens, measured.index, CONTEXT, session.data.separator)  # (N, CONTEXT) and (N,)
-    X = X.numpy()
-    grams = np.column_stack([X, y.numpy()])  # (N, CONTEXT + 1)
-    p = np.exp(-losses)  # (N,) the GPT's probabilities of the true tokens
+    grams = np.column_stack([X.numpy(), y.numpy()])  # (N, CONTEXT + 1)
+    p = np.exp(-measured.losses)  # (N,) the GPT's probabilities of the true tokens
     q = session.counting(grams)  # (N,) the n-gram model's probabilities
     both, lambdas = interpolate(p, q, measured.document)
-    losses_of_both = -np.log(both)
-
-    # The table: the same columns for all tokens, and by the letters before them
-    gain = losses - losses_of_both
-    columns = [losses, -np.log(q), losses_of_both, gain]  # (N,) each
-    everything = np.full(len(p), "all")
-    letters = letters_before(X, session.data)
+    mean_loss = measured.losses.mean()
+    counting_loss = -np.log(q).mean()
+    loss_of_both = -np.log(both).mean()
     rows = [["what counting still knows", "tokens", "GPT", "8-gram", "both", "gain"]]
-    rows += mean_rows("", everything, columns)
-    rows += mean_rows("letters before it, up to 7: ", letters, columns)
+    row = ["all", f"{len(p):,}"]
+    gain = mean_loss - loss_of_both
+    for loss in (mean_loss, counting_loss, loss_of_both, gain):
+        row.append(f"{loss:.4f}")
+    rows.append(row)
     print_table(rows)
     even, odd = lambdas
     print(f"lambda: {even:.3f} and {odd:.3f}, each fitted on one half for the other")
     print_examples(session, measured, p, q)
     weight = (even + odd) / 2
-    return losses_of_both.mean(), weight
-
-
-def letters_before(X: np.ndarray, data: Dataset) -> np.ndarray:
-    """How many letters in a row are at the end of each context in X (N, CONTEXT)? (N,) In "x = 4if", 2."""
-    is_letter = np.zeros(data.vocab_size, dtype=bool)  # (V,)
-    for i in range(data.vocab_size):
-        text = data.tokenizer.decode([i])
-        is_letter[i] = text.isalpha()
-    newest_first = X[:, ::-1]
-    letters = is_letter[newest_first]  # (N, CONTEXT)
-    unbroken = np.logical_and.accumulate(letters, axis=1)  # True up to the first token that is not a letter
-    return unbroken.sum(axis=1)
+    return loss_of_both, weight
 
 
 def print_examples(session: Session, measured: Measured, p: np.ndarray, q: np.ndarray) -> None:
@@ -662,7 +637,8 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
         copied[name] = np.mean(copies)
         texts = [data.tokenizer.decode(sample) for sample in drawn[:4]]
         beginning = repr("\n".join(texts))
-        cells = [f"{n:,}", f"{longest.mean():.1f}", f"{longest.max()}", f"{copied[name]:.1%}"]
+        cells = [f"{n:,}", f"{longest.mean():.1f}", f"{longest.max()}"]
+        cells.append(f"{copied[name]:.1%}")
         rows.append([name, *cells, beginning[:40]])
     print()
     print_table(rows)

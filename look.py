@@ -190,7 +190,9 @@ def most_likely(p: torch.Tensor, k: int) -> list[tuple]:
     their numbers in p)."""
     k = min(k, p.shape[1])
     top = p.topk(k)
-    return list(zip(top.indices.tolist(), rounded(top.values), strict=True))
+    ids = top.indices.tolist()
+    values = rounded(top.values)
+    return list(zip(ids, values, strict=True))
 
 
 def rounded(x: torch.Tensor) -> list:
@@ -204,11 +206,13 @@ def rounded(x: torch.Tensor) -> list:
 def ngram_probabilities(data: Dataset, ids: list[int]) -> torch.Tensor:
     """Count the n-grams of the training split, or of its beginning. Returns the probabilities (N, V) of
     the tokens after each position of ids."""
-    grams, counts = count_ngrams(data.train[:MAX_TRAIN], ORDER, data.separator)
+    beginning = data.train[:MAX_TRAIN]
+    grams, counts = count_ngrams(beginning, ORDER, data.separator)
     table = NGrams(grams, counts, data.vocab_size, data.separator)
     model = partial(table.kneser_ney, discount=DISCOUNT)  # n-grams -> probabilities
     predicted = np.arange(1, len(ids))
-    X, _ = contexts(np.array(ids), predicted, ORDER - 1, data.separator)  # (N, ORDER - 1)
+    text = np.array(ids)
+    X, _ = contexts(text, predicted, ORDER - 1, data.separator)  # (N, ORDER - 1)
     X = X.numpy()
     rows = []
     for x in X:  # one by one, to save memory, as V may be large
@@ -288,15 +292,14 @@ def make_page(title: str, texts: list[str], numbers: dict) -> str:
     spans = []
     for surprise_of_token, text in zip([0, *bits], texts, strict=True):  # the first token is given
         shade = min(surprise_of_token / strongest, 1)
-        spans.append(f'<span style="--s:{shade:.2f}">{html.escape(text)}</span>')
+        shown = html.escape(text)
+        spans.append(f'<span style="--s:{shade:.2f}">{shown}</span>')
     as_json = json.dumps(numbers, separators=(",", ":"))
-    parts = {
-        "title": html.escape(title),
-        "text": "".join(spans),
-        "mean": f"{np.mean(bits):.2f}",
-        "uniform": f"{uniform:.1f}",
-        "numbers": as_json.replace("<", "\\u003c"),  # else a token such as </script> would end the script
-    }
+    as_json = as_json.replace("<", "\\u003c")  # else a token such as </script> would end the script
+    mean = np.mean(bits)
+    parts = {"title": html.escape(title), "text": "".join(spans), "numbers": as_json}
+    parts["mean"] = f"{mean:.2f}"
+    parts["uniform"] = f"{uniform:.1f}"
     page = PAGE.read_text(encoding="utf-8")
     for name, part in parts.items():
         page = page.replace(f"<!-- {name} -->", part)  # a part has no <!-- in it, so no part fills another

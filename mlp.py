@@ -491,7 +491,8 @@ def train(model, data, options):
 
 def print_progress(step, steps, loss, lr, seconds):
     width = len(str(steps))
-    line = f"step {step:{width}}/{steps}  train loss {loss:7.4f}  lr {lr:.2e}"
+    line = f"step {step:{width}}/{steps}"
+    line += f"  train loss {loss:7.4f}  lr {lr:.2e}"
     if seconds > 1:
         left = seconds / step * (steps - step)
         line += f"  eta {left:.0f} s"
@@ -602,7 +603,8 @@ def print_coupling(model, data, T, seed):
     highest = max(in_batches)
     print("\nbatch norm: the probability of the second token of val, given the first")
     print(f"  by running averages: {alone:.3f}")
-    print(f"  in 200 batches with other examples: {mean:.3f} +- {std:.3f}, from {lowest:.3f} to {highest:.3f}")
+    print(f"  in 200 batches with other examples: {mean:.3f} +- {std:.3f},", end=" ")
+    print(f"from {lowest:.3f} to {highest:.3f}")
 
 
 @torch.no_grad()
@@ -686,7 +688,8 @@ def draw_training(losses, activations, data, options):
     loss = {"curves": curves, "title": "training loss by step, nats per token"}
 
     path = Path("out", f"mlp_{data.name}", "training.png")
-    plots.lines(path, densities, units, loss, title=f"mlp.py on {data.name}, {describe(options)}")
+    title = f"mlp.py on {data.name}, {describe(options)}"
+    plots.lines(path, densities, units, loss, title=title)
     print(f"\n{path}: activations and loss")
 
 

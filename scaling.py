@@ -449,7 +449,8 @@ def draw(runs: np.ndarray, law: Law, path: Path) -> None:
     losses = L.reshape(-1, len(WIDTHS))
     by_compute = {}
     for i, width in enumerate(WIDTHS):
-        by_compute[f"width {width}"] = (compute[:, i], losses[:, i], "o-")
+        label = f"width {width}"
+        by_compute[label] = (compute[:, i], losses[:, i], "o-")
     # The curve of the law extends to five times the compute of the largest run
     budgets = np.geomspace(compute.min(), 5 * compute.max())
     best_N, best_D = law.optimum(budgets)
@@ -463,7 +464,8 @@ def draw(runs: np.ndarray, law: Law, path: Path) -> None:
     by_size = {}
     for C in compute[:, len(WIDTHS) // 2]:
         tokens = C / (6 * sizes)
-        by_size[f"C = {C:.1e} FLOP"] = (sizes, law.loss(sizes, tokens), "-")
+        losses = law.loss(sizes, tokens)
+        by_size[f"C = {C:.1e} FLOP"] = (sizes, losses, "-")
     by_size["best N"] = (best_N, lowest, "--k")
     right = {"title": "isoFLOP curves by the law", "curves": by_size, "xscale": "log"}
     right["xlabel"] = "N, parameters without embeddings"
@@ -500,7 +502,7 @@ def train_all(options: Options, data: Dataset, worker: Worker) -> tuple[np.ndarr
         print_row(str(width), cells, first=5)
     error = loss / predicted - 1
     place = "inside" if low <= loss <= high else "outside"
-    print(f"measured: {loss:.4f}, {error:+.2%} from the prediction, {place} the interval")
+    print(f"measured: {loss:.4f}, {error:+.2%} from the prediction,", place, "the interval")
     return np.stack(runs, axis=1), predicted
 
 

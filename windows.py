@@ -47,13 +47,16 @@ def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, bloc
 
 def random_windows(tokens: np.ndarray, T: int, B: int, rng: np.random.Generator) -> tuple:
     """Inputs and targets of B windows at random positions in a text, (B, T) int64 each."""
-    starts = rng.integers(len(tokens) - T, size=B)  # the last target, T tokens later, must be in the text
-    return read_windows(tokens, starts, starts + T, T)
+    n_places = len(tokens) - T  # the last target, T tokens later, must be in the text
+    starts = rng.integers(n_places, size=B)
+    stops = starts + T
+    return read_windows(tokens, starts, stops, T)
 
 
 def pad_rows(rows: list[list[int]], value: int) -> torch.Tensor:
     """B rows of token ids -> (B, T), where T is the length of the longest row. Shorter rows end with the value."""
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+    tensors = [torch.tensor(row) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=value)
 
 
 # ----------------------------------------------------------------------------- cutting a text
