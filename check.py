@@ -68,8 +68,8 @@ class Task:
     cases: list[tuple[dict, Any]] = field(default_factory=list)  # (inputs by name, right result) of each call
 
     def case(self, *inputs: Any) -> None:
-        """Add a call: first an example that can be computed by hand, then other numbers, then edge cases. (The right
-        result is computed here, because the reader's file may change settings of PyTorch.)"""
+        """Add a call: first an example that can be computed by hand, then other numbers, then edge cases. The answer
+        gets copies of the inputs, because some answers change them."""
         right = self.answer(*copy.deepcopy(inputs))
         names = inspect.signature(self.answer).parameters
         named = dict(zip(names, inputs, strict=True))
@@ -113,7 +113,7 @@ def show(**values: Any) -> str:
 
 # ----------------------------------------------------------------------------- is a function right?
 
-functions = {}  # what the reader's file defines, by name, in the process that has run it
+functions = {}  # what the reader's file defines, by name: run_file(), below, fills it
 
 
 def difference(yours: Any, right: Any, where: str = "result") -> str:
@@ -123,7 +123,7 @@ def difference(yours: Any, right: Any, where: str = "result") -> str:
         return f"{where} is None (did you forget to return it?)"
     if isinstance(right, torch.Tensor):
         return tensor_difference(yours, right, where)
-    if isinstance(right, Real):
+    if isinstance(right, Real):  # a tensor without dimensions is a number, too
         if not isinstance(yours, Real) and getattr(yours, "shape", None) != ():
             return f"{where} is of type {type(yours).__name__}, and should be a number"
         return tensor_difference(tensor(float(yours)), tensor(float(right)), where)
@@ -141,7 +141,8 @@ def difference(yours: Any, right: Any, where: str = "result") -> str:
 
 
 def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
-    """The same for a tensor: a type, a shape, a dtype, a number. Numbers may differ by a fraction of 1e-4, or 1e-6."""
+    """The same for a tensor: a type, a shape, a dtype, a number. Numbers are equal if they differ by at most 1e-6, or
+    by at most a fraction of 1e-4."""
     if not isinstance(yours, torch.Tensor):
         return f"{where} is of type {type(yours).__name__}, and should be a tensor"
     if yours.shape != right.shape:
@@ -164,7 +165,8 @@ def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
 
 
 def judge(name: str, path: str) -> tuple[str, str]:
-    """Call a function of the file `path` with all cases. Returns the verdict, and what is wrong, in lines."""
+    """Call a function of the file `path` with all cases. Returns the verdict (right, wrong, to do or missing), and what
+    is wrong, in lines."""
     if name not in functions:
         return "missing", ""
     cases = TASKS[name].cases
@@ -175,12 +177,13 @@ def judge(name: str, path: str) -> tuple[str, str]:
         try:
             result = functions[name](*given)
         except BaseException as error:  # exit(), too
-            # PyTorch raises it with a text, for a dtype that one of its functions does not know
+            # The empty function that --start wrote. (PyTorch, too, raises NotImplementedError, but with a text)
             if isinstance(error, NotImplementedError) and not error.args:
                 return "to do", ""
             lines = cut_traceback(error, path)
             return "wrong", f"{case}: it stops with an exception\n{lines}\n{show(**inputs)}"
         reason = difference(result, right)
+        # Are the inputs, which the function had, still equal to ours?
         if not reason and difference(given, values):
             reason = "the result is right, but an input has changed in place; change a copy of it instead"
         if reason:
@@ -213,9 +216,9 @@ def check(path: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
     """Yield (name, verdict, reason) for each task. Raises UserError if the file cannot be run."""
     context = multiprocessing.get_context(START_METHOD)
     left = list(names)
-    while left:
+    while left:  # a process for all of them; after an endless loop, another one for the rest
         with context.Pool(1, set_up) as pool:  # its process is ended when this block is left
-            pool.apply(int)  # wait until it has begun: importing PyTorch is not the reader's time
+            pool.apply(int)  # any call: wait until it has begun, as importing PyTorch is not the reader's time
             try:
                 pool.apply_async(run_file, [path]).get(SECONDS)
             except multiprocessing.TimeoutError:
@@ -240,7 +243,7 @@ def set_up() -> None:
 
 
 def set_up_torch() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # faster for tensors as small as these
     torch.set_printoptions(sci_mode=False, linewidth=100)
 
 
@@ -293,8 +296,11 @@ def write_stubs(path: Path, names: list[str], command: str, only: str) -> None:
 
 def choose_tasks(options: Options) -> list[str]:
     """The names of the tasks to check. Raises UserError for an unknown one."""
-    chosen = options.task or options.only
-    names = [name.strip() for name in chosen.split(",")] if chosen else list(TASKS)
+    names = list(TASKS)
+    if options.only:
+        names = [name.strip() for name in options.only.split(",")]
+    if options.task:
+        names = [options.task]
     for name in names:
         if name not in TASKS:
             raise UserError(f"there is no task {name}{did_you_mean(name, TASKS)}; python check.py lists all")
@@ -378,10 +384,6 @@ def randn(*shape: int) -> torch.Tensor:
 def randint(*shape: int, below: int) -> torch.Tensor:
     """Random whole numbers from 0 to below - 1."""
     return torch.randint(below, shape, generator=RANDOM)
-
-
-IDENTITY = torch.eye(2)
-EXCHANGE = IDENTITY.flip(0)  # exchanges the two channels
 
 
 # ----------------------------------------------------------------------------- derivatives
@@ -473,7 +475,7 @@ mean_nll.case(P, tensor([0, 1]), tensor([1, 0]))
 P = randn(4, 4).softmax(dim=1)
 mean_nll.case(P, randint(9, below=4), randint(9, below=4))
 P = ones(2, 2) / 2
-mean_nll.case(P, randint(2000, below=2), randint(2000, below=2))
+mean_nll.case(P, randint(2000, below=2), randint(2000, below=2))  # the product of all would be 0
 P = tensor([[1.0, 0.0], [0.5, 0.5]])
 mean_nll.case(P, tensor([0, 1]), tensor([1, 1]))  # a pair with the probability 0
 mean_nll.case(P, tensor([0, 1]), tensor([0, 1]))  # no pair with the probability 0
@@ -510,7 +512,7 @@ def continuation_counts(text):
 
     text: words with a dot before, between and after them. Returns a dict: letter (the dot, too) -> whole number."""
     pairs = set(pairwise(text))  # each pair once, in any order
-    letters = sorted(letter for _, letter in pairs)
+    letters = sorted(letter for _, letter in pairs)  # so that the dict is printed in this order
     return dict(Counter(letters))
 
 
@@ -523,11 +525,10 @@ continuation_counts.case(".a.")
 def kneser_ney(token, followers, p_shorter, discount):
     """A probability by Kneser-Ney smoothing.
 
-    The probability of a token after a context. followers: a dict with a count for each token that came after this
-    context, how often it came. discount, a number from 0 to 1, is subtracted from each of these counts. The sum of what
-    is subtracted is shared out among all tokens of the vocabulary, also those that never came, in proportion to their
-    probabilities after the shorter context; p_shorter is that probability of the token in question. Returns a
-    number."""
+    Returns the probability of a token after a context, a number. followers: a dict, how often each token came after
+    this context. discount, a number from 0 to 1, is subtracted from each of these counts. All that was subtracted is
+    shared out among all tokens of the vocabulary, also those that never came: each gets the fraction that is its
+    probability after the shorter context. p_shorter: this probability, of the token itself."""
     count = followers.get(token, 0)
     kept = max(count - discount, 0)
     freed = discount * len(followers)
@@ -556,7 +557,7 @@ softmax.case(tensor([[0.0, 1000.0], [1000.0, 0.0], [-1000.0, -1001.0]]))
 softmax.case(tensor([[2.0, -math.inf, 2.0]]))
 
 
-@task("mlp.py", "The logarithm of a probability can be -inf. What is log(exp(x) / sum), without a probability?")
+@task("mlp.py", "If exp(x) is 0, its logarithm is -inf. How do you write log(exp(x) / sum) without exp(x)?")
 def cross_entropy(logits, targets):
     """The loss of logits: the mean of -log(probability of the target).
 
@@ -611,7 +612,7 @@ def batch_norm(x, gain, bias, eps):
 
     x (B, H), float32; gain, bias (H,) -> (B, H). In each of the H columns, the deviation from the mean is divided by
     sqrt(variance + eps); then gain and bias are applied. The variance is the mean of the B squared deviations: divided
-    by B, not by B - 1 as in the lecture. Write it without PyTorch's batch_norm."""
+    by B, not by B - 1 as in makemore. Write it without PyTorch's batch_norm."""
     mean = x.mean(dim=0)
     variance = x.var(dim=0, correction=0)
     xhat = (x - mean) / (variance + eps).sqrt()
@@ -619,21 +620,21 @@ def batch_norm(x, gain, bias, eps):
 
 
 x = tensor([[1.0], [3.0]])
-batch_norm.case(x, ones(1), zeros(1), 3.0)
+batch_norm.case(x, ones(1), zeros(1), 3.0)  # the variance is 1, so the root is 2
 batch_norm.case(x, tensor([2.0]), tensor([10.0]), 0.0)
 batch_norm.case(randn(4, 2), randn(2), randn(2), 0.1)
 x = tensor([[7.0, 0.0], [7.0, 0.01]])
 batch_norm.case(x, ones(2), zeros(2), 1e-3)
 
 
-@task("mlp.py", "x[j, h] changes its own output; by the mean, its column; and by the variance. Which three terms?")
+@task("mlp.py", "In which three ways does x[j, h] change the outputs: directly, through the mean, and through what?")
 def batch_norm_backward(x, gain, eps, dout):
     """The backward pass of batch norm: from dout to (dx, dgain, dbias).
 
     x (B, H), float32, gain (H,) and eps as in batch_norm, with the variance divided by B; dout (B, H): the gradient of
     the loss with respect to the output of batch norm. Returns the gradients with respect to x (B, H), gain (H,) and
     bias (H,). Not by autograd."""
-    layer = mlp.BatchNorm(len(gain), eps)
+    layer = mlp.BatchNorm(len(gain), eps)  # its backward() is written by hand, and sets the grad of gain and bias
     layer.gain = gain
     layer(x)
     dx = layer.backward(dout)
@@ -654,7 +655,7 @@ def embedding_backward(C, X, dout):
 
     C (V, E), float32: a vector for each token; X (B, T), int64: tokens; dout (B, T, E): the gradient of the loss with
     respect to C[X] -> (V, E). Not by autograd."""
-    layer = mlp.Embedding(C)
+    layer = mlp.Embedding(C)  # its backward() sets C.grad
     layer(X)
     layer.backward(dout)
     return C.grad
@@ -733,11 +734,13 @@ def heads(x, Wqkv, Wo, nh):
     return attention.join_heads(wei @ v) @ Wo
 
 
-# Queries and keys of 0, so equal weights; values x
-x = IDENTITY[None]
-Wqkv = torch.cat((zeros(2, 4), IDENTITY), dim=1)
-heads.case(x, Wqkv, EXCHANGE, 2)
-heads.case(x, IDENTITY.repeat(1, 3), IDENTITY, 2)
+# Queries and keys of 0, so equal weights; the values are x; Wo exchanges the two channels
+eye = torch.eye(2)
+x = eye[None]
+Wqkv = torch.cat((zeros(2, 4), eye), dim=1)
+heads.case(x, Wqkv, eye.flip(0), 2)
+# Queries, keys and values are x
+heads.case(x, eye.repeat(1, 3), eye, 2)
 heads.case(randn(1, 3, 4), randn(4, 12), torch.eye(4), 2)
 heads.case(randn(2, 3, 4), randn(4, 12), randn(4, 4), 2)
 heads.case(randn(1, 1, 4), randn(4, 12), randn(4, 4), 4)
@@ -778,7 +781,7 @@ def rope(x, position):
     return torch.cat((turned_a, turned_b), dim=1)
 
 
-x = torch.eye(4)
+x = torch.eye(4)  # row 0 has the point (1, 0) in channels 0 and 2, row 2 has (0, 1) there
 rope.case(x[:2], tensor([1, 1]))
 rope.case(x[2:], tensor([1, 2]))
 rope.case(randn(2, 6), tensor([5, 9]))
@@ -795,7 +798,7 @@ def block(x, attention, feed_forward, ln_1, ln_2):
     return x + feed_forward(ln_2(x))
 
 
-x = tensor([[[1.0, 4.0]]])
+x = tensor([[[1.0, 4.0]]])  # x + neg(sqrt(x)) is 0, 2
 block.case(x, torch.neg, torch.square, torch.sqrt, torch.abs)
 block.case(randn(1, 2, 3), torch.sin, torch.exp, torch.tanh, torch.abs)
 
@@ -808,10 +811,10 @@ def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
     """A step of AdamW.
 
     p: weights; g: their gradient; m, v: the exponential averages so far, of the gradients (by beta1) and of their
-    squares (by beta2). These are float32, and have one shape. t: number of the step, from 1. With bias correction. 1e-8
-    is added to the square root of the corrected second average. The decay subtracts lr * weight_decay * p, with p as it
-    came. Returns the new (p, m, v), where m and v are without bias correction, and leaves the given ones as they
-    are."""
+    squares (by beta2). These are float32, and have one shape. t: number of the step, from 1. The step uses averages
+    with bias correction, and adds 1e-8 to the square root of the second one. Weight decay subtracts
+    lr * weight_decay * p, where p are the weights before the step. Returns the new (p, m, v), with m and v before the
+    correction, and leaves the given ones as they are."""
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g**2
     mhat = m / (1 - beta1**t)
@@ -821,7 +824,8 @@ def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
     return p, m, v
 
 
-# The first step moves p by lr, whatever the gradient; then weight decay alone; then a small gradient
+# The first step moves p by lr, whatever the gradient; then weight decay alone; then a gradient so small that it
+# matters where 1e-8 is added
 zero = zeros(1)
 adamw.case(tensor([1.0]), tensor([2.0]), zero, zero, 1, 0.1, 0.9, 0.999, 0.0)
 adamw.case(tensor([2.0]), zero, zero, zero, 1, 0.1, 0.9, 0.999, 0.1)
@@ -870,7 +874,7 @@ temperature.case(randn(2, 3), 1.7)
 temperature.case(tensor([[30.0, 0.0]]), 0.1)
 
 
-@task("model.py", "How large is the k-th largest logit of each row? And what is exp(-inf)?")
+@task("model.py", "How large is the k-th largest logit of each row? Why -inf, and not 0? (What is exp(-inf)?)")
 def top_k(logits, k):
     """Keep the k largest logits of each row, and make the others -inf.
 
@@ -891,7 +895,7 @@ def top_p(probs, p):
     probs (B, V), float32, each row adds up to 1; p: above 0, at most 1 -> (B, V). In each row, the most likely tokens
     are kept; of equally likely ones, the first. Their probabilities are divided by their sum, and stay in their places;
     the others become 0. torch.sort may be used."""
-    kept = model.keep_top_p(probs, p)
+    kept = model.keep_top_p(probs, p)  # the others are 0
     return kept / kept.sum(dim=1, keepdim=True)
 
 

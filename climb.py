@@ -19,9 +19,9 @@ tokens that could be next, and an n-gram model gives them probabilities q. The K
 says how much higher the loss of the n-gram model would be than the loss of the GPT, in nats per token, if the
 GPT were right: if the next token were drawn from p. It is 0 only if p = q everywhere.
 
-What would refute this story? A model that reads fewer tokens, but does not stop earlier: see the commands. And
-"nearest" is not yet "near": the control, at the end of this file, is a blend of a shorter and a longer n-gram model.
-It is near the n-gram model between them without resembling it.
+What would refute this story? If a GPT that reads one token came nearer to a trigram model than to a bigram model: see
+the commands. And the nearest of nine models need not be near: the control, at the end of this file, says how near to an
+n-gram model something comes that is only on its way from a shorter one to a longer one.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ from windows import random_windows
 # The n-gram models, by their order n. Order 0 is the uniform model
 NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram", "7-gram", "8-gram")
 LONGEST = 8  # the highest order
-DISCOUNT = 0.85  # as in evaluate.py
+DISCOUNT = 0.85  # of Kneser-Ney smoothing
 PLACES = 2000  # where models are compared
 BATCH_TOKENS = 1024  # the approximate number of tokens in a batch, for any block_size
 MEASUREMENTS = 16  # how often the model is measured, after step 0
@@ -80,7 +80,8 @@ class Options:
 
 
 def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
-    """Compute KL(p || q) for a model, log_p (P, V), and the n-gram models, log_q (M, P, V). Returns (M,), in nats."""
+    """Compute KL(p || q) for a model, log_p (P, V), and the n-gram models, log_q (M, P, V): (M,), in nats. For one
+    n-gram model, log_q (P, V), it is a number."""
     p = np.exp(log_p)
     at_each_place = (p * (log_p - log_q)).sum(axis=-1)  # (M, P)
     kl = at_each_place.mean(axis=-1)
@@ -101,7 +102,7 @@ def predict(model: torch.nn.Module, windows: torch.Tensor) -> np.ndarray:
 def mean_loss(log_p: np.ndarray, targets: np.ndarray) -> float:
     """The mean of -log p of the true tokens, in nats. log_p (P, V), targets (P,)."""
     each = np.arange(len(targets))
-    return 0.0 - float(log_p[each, targets].mean())  # 0 instead of -0 if all tokens are certain
+    return -float(log_p[each, targets].mean())
 
 
 # ----------------------------------------------------------------------------- the models that count
@@ -115,7 +116,7 @@ def choose_places(data: Dataset, block_size: int) -> tuple[torch.Tensor, np.ndar
     current word: the words are in random order, so there is nothing to learn from earlier words."""
     first = max(block_size, LONGEST)  # there are enough tokens before this index
     last = len(data.val) - 1
-    data.need(first + 100, f"windows of {first} tokens and 100 places")
+    data.need(first + 100, f"windows of {first} tokens and 100 places")  # an error if val is shorter
     at = np.linspace(first, last, PLACES)
     at = np.unique(at.astype(np.int64))  # (P,): in a short text, linspace() repeats places
     window_positions = at[:, None] + np.arange(-block_size, 0)  # (P, T)
@@ -167,8 +168,8 @@ def train(model: GPT, data: Dataset, places: tuple, options: Options, worker: Wo
         cells[nearest] = f"*{cells[nearest]}"
         print_row(f"{step}", [f"{loss:.3f}", *cells], width=9, first=6)
 
-    recipe = Recipe(options.max_iters, options.learning_rate)
-    fit(model, batch_loss, recipe, lines=0, measure=measure, at=steps)
+    recipe = Recipe(options.max_iters, options.learning_rate)  # AdamW; after the warmup, the rate falls to 0 in a line
+    fit(model, batch_loss, recipe, lines=0, measure=measure, at=steps)  # calls measure(step) in evaluation mode
     return history
 
 
@@ -185,8 +186,9 @@ def measured_steps(max_iters: int) -> list[int]:
 #
 #     softmax(w log q_{n-1} + (1 - w) log q_{n+1}),   for the w from 0 to 1 that is best
 #
-# A Kneser-Ney trigram model interpolates with bigrams, so this blend even contains some of the bigram model. The GPT
-# resembles the bigram model only if it comes much nearer than the blend, such as half as far.
+# The logarithms are mixed, as if the logits of a network changed from one model to the other. This control is not easy
+# to beat: a Kneser-Ney trigram model is itself a mixture with bigrams, so the blend contains some of the bigram model.
+# We say that the GPT resembles the bigram model if it comes less than half as far from it as the blend.
 
 
 def control_kl(log_q: np.ndarray) -> np.ndarray:
@@ -231,9 +233,10 @@ def draw(history: list[tuple], own_losses: list[float], path: Path) -> None:
     for n, name in enumerate(NAMES):
         own_loss = own_losses[n]
         distances = [of_all[n] for of_all in kl]
+        # A label with _ is not in the legend
         loss_curves[f"_{name}"] = ([0, last], [own_loss, own_loss], f":C{n}")  # dotted, in the color of the right panel
         kl_curves[name] = (steps, distances, f"o-C{n}")
-    labels = {"xlabel": "step", "xscale": "log"}
+    labels = {"xlabel": "step", "xscale": "log"}  # so step 0 is not shown
     left = {"title": "loss of the GPT, and of n-gram models (dotted)", "curves": loss_curves, **labels}
     right = {"title": "KL(GPT || n-gram), nats", "curves": kl_curves, **labels}
     plots.lines(path, left, right)

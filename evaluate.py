@@ -217,8 +217,7 @@ def measure(session: Session) -> Measured:
 def show_losses(session: Session, measured: Measured) -> None:
     """Print the loss of the split, its interval, and the loss by position."""
     losses = measured.losses
-    of_split = {session.options.split: losses.mean()}
-    print_losses(session.data, of_split)
+    print_losses(session.data, {session.options.split: losses.mean()})
     n_documents = measured.document.max() + 1
     if n_documents >= 10:  # with fewer, the interval would not be reliable
         low, high = bootstrap(losses, measured.document, session.options.seed)
@@ -249,7 +248,7 @@ def show_losses(session: Session, measured: Measured) -> None:
 
 def fit_lambda(p: np.ndarray, q: np.ndarray) -> float:
     """Find the lambda for which lambda p + (1 - lambda) q has the lowest loss. p, q (N,): the probabilities that two
-    models give to the true tokens."""
+    models give to the true tokens. (The logarithm is concave, so the slope of the mean only falls.)"""
 
     def slope(weight: float) -> float:
         """The derivative of the mean of log(weight p + (1 - weight) q) w.r.t. the weight."""
@@ -389,7 +388,7 @@ def fit_temperature(log_p: torch.Tensor, targets: torch.Tensor) -> float:
         expected = (p * log_p).sum(dim=1)  # (N,)
         return target_mean - expected.double().mean().item()
 
-    return 1 / zero_of(slope, 0.01, 100.0)
+    return 1 / zero_of(slope, 0.01, 100.0)  # the limits of beta, and so of tau
 
 
 def error_by_chance(confidence: np.ndarray, draws: int = 20) -> float:
@@ -426,7 +425,7 @@ def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tenso
     return result
 
 
-def all_predictions(session: Session, models: dict[str, float], windows: tuple, X: torch.Tensor) -> Iterator[tuple]:
+def all_predictions(session: Session, mixtures: dict[str, float], windows: tuple, X: torch.Tensor) -> Iterator[tuple]:
     """Yield the name and log_p (N, V) of each model, {name: lambda}, at the targets of windows (starts, stops). X
     (N, CONTEXT): the tokens before them."""
     V = session.data.vocab_size
@@ -437,7 +436,7 @@ def all_predictions(session: Session, models: dict[str, float], windows: tuple, 
         batches = [next_tokens(session.counting, x.numpy(), V) for x in X.split(CHUNK)]  # in parts, to save memory
         counted_p = np.concatenate(batches)
         counted_p = torch.from_numpy(counted_p)  # (N, V)
-    for name, weight in models.items():
+    for name, weight in mixtures.items():
         if weight == 1:
             yield name, gpt_log_p
         else:
@@ -445,13 +444,14 @@ def all_predictions(session: Session, models: dict[str, float], windows: tuple, 
             yield name, p.log().float()
 
 
-def show_calibration(session: Session, models: dict[str, float]) -> dict[str, dict]:
-    """Print how well models, {name: lambda}, are calibrated, on the same tokens of two or more documents. Returns
+def show_calibration(session: Session, mixtures: dict[str, float]) -> dict[str, dict]:
+    """Print how well mixtures, {name: lambda}, are calibrated, on the same tokens of two or more documents. Returns
     {name: what calibrate() measures}."""
     separator = session.data.separator
-    n_tokens = session.options.eval_tokens or SUBSET
     most = MAX_PROBABILITIES // session.data.vocab_size
-    n_tokens = min(n_tokens, SUBSET, most)
+    n_tokens = min(SUBSET, most)
+    if session.options.eval_tokens > 0:
+        n_tokens = min(n_tokens, session.options.eval_tokens)
     block_size = session.model.config.block_size
     windows = evaluation_windows(session.tokens, separator, block_size, n_tokens)
     index, document, _ = locate(session.tokens, windows, separator)
@@ -461,7 +461,7 @@ def show_calibration(session: Session, models: dict[str, float]) -> dict[str, di
     results = {}
     headings = ["loss", "ECE", "by chance", "tau", "held-out loss", "at tau"]
     rows = [["calibration", *headings]]
-    for name, log_p in all_predictions(session, models, windows, X):
+    for name, log_p in all_predictions(session, mixtures, windows, X):
         result = calibrate(log_p, targets, fitted_on)
         results[name] = result
         cells = [f"{result[heading]:.4f}" for heading in headings]
@@ -469,7 +469,7 @@ def show_calibration(session: Session, models: dict[str, float]) -> dict[str, di
     print()
     print_table(rows)
     print(f"{len(targets):,} tokens. ECE: expected calibration error; by chance: ECE of a calibrated model;")
-    print("tau: temperature, fitted on half of them (lambda: on all); held-out: on the other half")
+    print("tau: temperature, fitted on half of them (lambda: see above); held-out: on the other half")
     return results
 
 
@@ -583,7 +583,8 @@ def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
                 column[by_counting] = drawn.to(device)  # stream() reads this
             X = torch.cat([X, column.cpu()], dim=1)
             show(t)
-        samples += [cut_at(ids, end) for ids in X[:, CONTEXT:].tolist()]
+        drawn_tokens = X[:, CONTEXT:].tolist()
+        samples += [cut_at(ids, end) for ids in drawn_tokens]
     return samples
 
 
@@ -687,7 +688,7 @@ def main() -> None:
     session = Session(model=model, data=data, tokens=tokens, options=options, worker=worker)
 
     # Each model is a mixture, lambda p_GPT + (1 - lambda) p_counting: {name: lambda}
-    models = {"GPT": 1.0}
+    mixtures = {"GPT": 1.0}
     results = {}
     figures = {}
     with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
@@ -700,17 +701,17 @@ def main() -> None:
             if options.split != "train" and data.vocab_size <= MAX_VOCAB:
                 session.counting = count(data)
                 loss, weight = show_interpolation(session, measured)
-                models = {"GPT": 1.0, "8-gram": 0.0, "both": weight}
+                mixtures = {"GPT": 1.0, "8-gram": 0.0, "both": weight}
                 of_mixture["mixed"] = loss
                 of_mixture["lambda"] = weight
-            results = show_calibration(session, models)
+            results = show_calibration(session, mixtures)
             figures["ece"] = results["GPT"]["ECE"]
             figures["temperature"] = results["GPT"]["tau"]
             figures.update(of_mixture)
         if options.num_samples > 0:
             length = min(model.config.block_size, LENGTH, len(tokens))
             samples = {f"{options.split} split (real)": real_samples(session, length)}
-            for name, weight in models.items():
+            for name, weight in mixtures.items():
                 samples[name] = draw_samples(session, weight, length)
             copied = show_copies(samples, data, length)
             figures["copied"] = copied["GPT"]

@@ -8,9 +8,8 @@ the next character until you are right. The numbers of guesses that you need say
 
 How do the numbers become a loss? Say they are 1 1 1 2 1 5. A twin of yours, who makes the same guesses, could turn
 them back into the text: at a 2, the second guess is right. So the numbers contain all the information of the text,
-and to predict them is to predict the text. A model that only knows how often each number occurs, a unigram model of
-the numbers, has the entropy of these frequencies as its loss. Together with your twin, this model predicts the text
-with this loss. If most numbers are 1, the loss is low.
+and a model that predicts the numbers, together with your twin, predicts the text. The simplest such model only knows
+how often each number occurs. Its loss is the entropy of these frequencies. If most numbers are 1, the loss is low.
 
 N-gram models and the newest GPT of train.py guess the same characters, in the order of their probabilities.
 """
@@ -37,6 +36,9 @@ LEAST = 30  # the minimum number of characters for a result
 # In comments on shapes: N characters to guess, V characters in the vocabulary
 
 
+Place = tuple[list[int], int]  # a character to guess: the known tokens before it, and its own token
+
+
 @dataclass
 class Options:
     dataset: str = option("words", "a folder in data/, made by prepare_data.py, with a character per token")
@@ -49,8 +51,8 @@ class Options:
 
 
 def entropy(guesses: np.ndarray) -> float:
-    """The entropy of numbers of guesses (N,), in nats per character: Shannon's upper bound of the loss of the best
-    possible model.
+    """The entropy of numbers of guesses (N,), in nats per character. It is Shannon's upper bound of the loss of the
+    best possible model: this model, together with your twin, has this loss, and the best one has at most the same.
 
     In a short game, rare numbers have not occurred yet, so the entropy of the observed numbers is too low: by about
     (K - 1) / 2N on average, for K different numbers (Miller 1955). This correction is added. For the six numbers
@@ -71,8 +73,10 @@ def lower_bound(guesses: np.ndarray) -> float:
 
     which is the mean of i ln i - (i - 1) ln(i - 1) over all numbers i in guesses (N,).
 
-    Why? Falling frequencies q are a mixture: with weight i (q_i - q_{i+1}), one of the numbers 1 to i, all equally
-    likely, which has the entropy ln i. A mixture has at least the mean entropy of its parts."""
+    Why? As the first guess is the most likely one, the frequencies q fall, and falling frequencies are a mixture of
+    dice: 0.6 and 0.4 are a coin, the numbers 1 and 2, with weight 0.8, and the number 1 alone with weight 0.2. In
+    general, a die with the numbers 1 to i has the weight i (q_i - q_{i+1}) and the entropy ln i, and a mixture has at
+    least the mean entropy of its parts."""
     i = guesses.astype(float)
     before = np.maximum(i - 1, 1)  # 1 instead of 0, because 0 ln 0 = 1 ln 1 = 0
     terms = i * np.log(i) - before * np.log(before)
@@ -91,10 +95,9 @@ def guess_numbers(p: np.ndarray, targets: np.ndarray) -> np.ndarray:
 # ----------------------------------------------------------------------------- what there is to guess
 
 
-def choose_places(data: Dataset, seed: int) -> list[tuple[list[int], int]]:
-    """Choose the characters to guess: (the known tokens before it, the token) for each. They are in lines of the
-    validation split in random order. If the text has no lines, they are in pieces that do not overlap, each with SHOWN
-    characters that are known and PIECE characters to guess."""
+def choose_places(data: Dataset, seed: int) -> list[Place]:
+    """Choose the characters to guess, in lines of the validation split in random order. If the text has no lines, they
+    are in pieces that do not overlap: SHOWN characters that are known, and then PIECE characters to guess."""
     rng = np.random.default_rng(seed)
     if data.has_lines:
         lines = data.documents("val")
@@ -104,7 +107,7 @@ def choose_places(data: Dataset, seed: int) -> list[tuple[list[int], int]]:
     else:
         length = SHOWN + PIECE
         order = rng.permutation(len(data.val) // length)
-        starts = order[:MOST] * length
+        starts = order[:MOST] * length  # more than enough
         pieces = [data.val[start : start + length].tolist() for start in starts]
         n_known = SHOWN
     places = []
@@ -120,8 +123,10 @@ def names_to_type(data: Dataset) -> list[str]:
     """What to type for each token: the character itself; \\n for a newline; for the end of a line a dot, or the word
     end, if a dot is a character of the text."""
     chars = data.tokenizer.chars
-    # A newline becomes the two characters \n
-    names = [char if char.isprintable() else ascii(char).strip("'") for char in chars]
+    names = []
+    for char in chars:
+        # ascii() gives a newline as four characters, with quotes around \n
+        names.append(char if char.isprintable() else ascii(char).strip("'"))
     if data.separator is not None:
         names[data.separator] = "end" if "." in chars else "."
     return names
@@ -130,7 +135,7 @@ def names_to_type(data: Dataset) -> list[str]:
 # ----------------------------------------------------------------------------- the game
 
 
-def play(data: Dataset, places: list[tuple[list[int], int]]) -> np.ndarray:
+def play(data: Dataset, places: list[Place]) -> np.ndarray:
     """Ask for each character, until Ctrl-D. Returns the numbers of guesses (N,)."""
     names = names_to_type(data)
     occurrences = np.bincount(data.train, minlength=data.vocab_size)
@@ -179,15 +184,16 @@ def ask(prompt: str, right: str, names: list[str]) -> list[str]:
 # ----------------------------------------------------------------------------- the other players
 
 
-def ngram_probabilities(data: Dataset, places: list[tuple[list[int], int]]) -> dict[str, np.ndarray]:
+def ngram_probabilities(data: Dataset, places: list[Place]) -> dict[str, np.ndarray]:
     """Compute the probabilities of all tokens at N places by the n-gram models: {name: (N, V)}."""
     orders = list(ORDERS.values())
     n = max(orders) - 1  # tokens before each place
     rows = []
     for known, _ in places:
-        filled_up = [data.separator] * n + known  # a place near the start of a line has fewer
+        filled_up = [data.separator] * n + known  # near the start of a line, fewer are known (never in a piece)
         rows.append(filled_up[-n:])
-    predictions = predict_by_orders(data, np.array(rows), orders, DISCOUNT)  # (N, V) for each order
+    # It counts the training split. (N, V) for each order
+    predictions = predict_by_orders(data, np.array(rows), orders, DISCOUNT)
     return dict(zip(ORDERS, predictions, strict=True))
 
 
@@ -196,14 +202,14 @@ def find_gpt(data: Dataset) -> dict | None:
     for path in runs():  # of train.py, the newest one first
         checkpoint = load_checkpoint(path)
         if checkpoint["config"]["dataset"] == data.name and checkpoint["tokenizer"] == data.tokenizer.to_dict():
-            note_if_changed(data, checkpoint)
+            note_if_changed(data, checkpoint)  # since the training
             return checkpoint
     print(f"note: no GPT of {data.name} in out/; train one with python train.py --dataset={data.name}")
     return None
 
 
 @torch.inference_mode()
-def gpt_probabilities(checkpoint: dict, places: list[tuple[list[int], int]]) -> np.ndarray:
+def gpt_probabilities(checkpoint: dict, places: list[Place]) -> np.ndarray:
     """Compute the probabilities (N, V) of all tokens at N places by a GPT, each given the known text before it."""
     model, _ = load_model(checkpoint)
     rows = []

@@ -297,7 +297,8 @@ def make_page(title: str, texts: list[str], numbers: dict) -> str:
     as_json = json.dumps(numbers, separators=(",", ":"))
     as_json = as_json.replace("<", "\\u003c")  # else a token such as </script> would end the script
     mean = np.mean(bits)
-    parts = {"title": html.escape(title), "text": "".join(spans), "numbers": as_json}
+    title = html.escape(title)
+    parts = {"title": title, "text": "".join(spans), "numbers": as_json}
     parts["mean"] = f"{mean:.2f}"
     parts["uniform"] = f"{uniform:.1f}"
     page = PAGE.read_text(encoding="utf-8")
@@ -353,7 +354,8 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
 
 def make_title(checkpoint: dict, model: GPT, n: int, data: Dataset | None, prompt: str) -> str:
     config = model.config
-    size = f"{config.n_layer} layers of {config.n_head} heads, {model.num_params():,} parameters"
+    n_params = model.num_params()
+    size = f"{config.n_layer} layers of {config.n_head} heads, {n_params:,} parameters"
     text = "your text" if prompt else f"the validation split of {data.name}"
     return f"{checkpoint['name']} ({size}) predicts {n} tokens of {text}"
 

@@ -722,7 +722,8 @@ def print_setup(model, data, options):
         sizes.append(f"{examples:,} in {split}")
     print(f"\n{data.name}: vocabulary of {data.vocab_size:,} tokens;", end=" ")
     print(f"examples ({options.block_size} tokens and a target):", ", ".join(sizes))
-    print(f"network of {model.num_params():,} parameters;", describe(options), flush=True)
+    n_params = model.num_params()
+    print(f"network of {n_params:,} parameters;", describe(options), flush=True)
 
 
 def describe(options):
@@ -761,7 +762,9 @@ def main() -> None:
         losses[split] = split_loss(model, tokens[:EVAL_TOKENS], T, data.separator)
     print_losses(data, losses, EVAL_TOKENS)
     seconds = time.perf_counter() - began
-    has_vowels = isinstance(data.tokenizer, CharTokenizer) and set("aeiou") <= set(data.tokenizer.chars)
+    has_vowels = False
+    if isinstance(data.tokenizer, CharTokenizer):
+        has_vowels = set("aeiou") <= set(data.tokenizer.chars)
     if has_vowels and untrained.any():  # vectors of zeros (--init=zeros) have no direction
         print("\nThe three letters whose vectors are nearest to a vowel's, by cosine:")
         print_neighbors(untrained, data.tokenizer.id_of, "before")
