@@ -309,6 +309,8 @@ def read_prompt(prompt: str, file: PathStr) -> str:
         raise UserError(f"no file {file}; check --prompt_file") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    if "\0" in text:
+        raise UserError(f"{file} has NUL characters, so it is no UTF-8 text; save it as UTF-8")
     text = clean(text)
     if not text.strip("\n"):
         raise UserError(f"{file} is empty; write a text into it")
@@ -428,6 +430,8 @@ def answer_each_line(session: Session) -> None:
     with contextlib.suppress(ImportError):  # Windows has none
         # With it, arrow keys edit a line, and a line may be longer than 4,095 bytes
         import readline  # noqa: F401
+    if sys.stdin is None:
+        raise UserError("standard input is closed; start --interactive in a terminal, or with < FILE")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")  # bytes that are no text are an unknown character
     is_terminal = sys.stdin.isatty()
