@@ -251,6 +251,9 @@ def run_file(path: str) -> None:
     """Run the reader's file. Raises UserError if it stops."""
     folder = Path(path).resolve().parent
     sys.path.insert(0, str(folder))  # it may import files beside it
+    if folder != Path(__file__).resolve().parent:
+        for file in folder.glob("*.py"):
+            sys.modules.pop(file.stem, None)  # a bigram.py there is the reader's own, not the lesson
     try:
         functions.update(runpy.run_path(path))  # lines below if __name__ == "__main__" are not run
     except BaseException as error:  # exit(), too
@@ -341,6 +344,8 @@ def main() -> None:
     options = parse(Options, __doc__, argument="task")
     set_up_torch()
     path = Path(options.file)
+    if path.suffix != ".py":
+        raise UserError(f"{path} is not a .py file; name one, or save the notebook as one (File > Download)")
     names = choose_tasks(options)
     command = "python check.py"  # to type next
     if options.file != Options.file:

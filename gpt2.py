@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from bpe import BPETokenizer, merge
+from bpe import BPETokenizer
 from console import UserError
 from download import download
 from files import replace_file
@@ -94,10 +94,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 def read_json(path: Path) -> dict:
     """The content of a JSON file, or {} if there is none."""
-    if not path.exists():
-        return {}
-    text = path.read_text(encoding="utf-8")
-    return json.loads(text)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def read_gpt2(path: Path) -> dict:
@@ -111,24 +108,19 @@ def read_gpt2(path: Path) -> dict:
     block_size, _ = tensors["wpe.weight"].shape
     settings = read_json(path.with_name("config.json"))
     refuse_settings(path, settings, n_embd)
-    tokenizer = read_tokenizer(path)
+    tokenizer = read_tokenizer(path, settings)
     is_gpt2s = tokenizer["kind"] == "gpt2"
     vocab_size = VOCAB_SIZE if is_gpt2s else make_tokenizer(tokenizer).vocab_size
     cut_vocabulary(path, tensors, vocab_size)
     # The tensors of layer 3 have names such as h.3.attn.c_attn.weight
     layers = {name.split(".")[1] for name in tensors if name.startswith("h.")}
-    # The tensors do not tell the number of heads. Without config.json, heads have 64 channels, as published
-    # (Radford et al. 2019)
-    n_head = settings.get("n_head", max(n_embd // 64, 1))
-    if "n_head" not in settings and n_embd not in PUBLISHED_WIDTHS:
-        note = f"note: {path} has no config.json beside it, which tells the number of heads; taken for {n_head}"
-        print(note, file=sys.stderr)
+    n_head = read_n_head(path, settings, n_embd)
     options = {
         **GPT2_OPTIONS,
         "vocab_size": vocab_size,
         "block_size": block_size,
         "n_layer": len(layers),
-        "n_head": int(n_head),
+        "n_head": n_head,
         "n_embd": n_embd,
         "activation": HF_ACTIVATIONS[settings.get("activation_function", "gelu_new")],
     }
@@ -142,16 +134,21 @@ def read_gpt2(path: Path) -> dict:
     }
 
 
-def read_tokenizer(path: Path) -> dict:
+def read_tokenizer(path: Path, settings: dict) -> dict:
     """The argument of make_tokenizer() for the weights at path: the tokenizer that save_gpt2() wrote
-    beside them, or GPT-2's. Raises UserError if other files there belong to another vocabulary."""
+    beside them, or GPT-2's. Raises UserError if other files there, or the start token in config.json, belong to
+    another vocabulary."""
     exported = read_json(path.with_name("tokenizer_config.json")).get("count2gpt")
     if exported:
         return exported
     model = read_json(path.with_name("tokenizer.json")).get("model", {})
     ids = model.get("vocab") or read_json(path.with_name("vocab.json"))
-    if ids and not KNOWN_IDS.items() <= ids.items():
-        raise UserError(f"{path} has a vocabulary of its own; use a model with GPT-2's tokens")
+    if ids and not KNOWN_IDS.items() <= dict(ids).items():  # ids: a list of pairs in some kinds of models
+        raise UserError(f"{path} has a vocabulary of its own beside it; use a model with GPT-2's tokens")
+    token = settings.get("bos_token_id")
+    if not ids and isinstance(token, int) and token < START_TOKEN:
+        what = f"{path} has a vocabulary of its own, as bos_token_id is {token} in config.json"
+        raise UserError(f"{what}; use a model with GPT-2's tokens")
     return {"kind": "gpt2"}
 
 
@@ -163,6 +160,9 @@ def cut_vocabulary(path: Path, tensors: dict[str, torch.Tensor], vocab_size: int
     if not 0 <= extra <= MOST_EXTRA_ROWS:
         advice = "use a model with GPT-2's tokens, or a folder that save_gpt2() wrote with its tokenizer"
         raise UserError(f"{path} has {rows:,} tokens instead of {vocab_size:,}; {advice}")
+    if extra > 0:
+        message = f"note: {path}: left out {extra:,} of {rows:,} embeddings: its tokenizer has {vocab_size:,} tokens"
+        print(message, file=sys.stderr)
     wte = tensors["wte.weight"][:vocab_size]
     tensors["wte.weight"] = wte
     if "lm_head.weight" in tensors:
@@ -189,6 +189,18 @@ def refuse_settings(path: Path, settings: dict, n_embd: int) -> None:
             raise UserError(f"{what}; use a model with {name}={values[0]}")
 
 
+def read_n_head(path: Path, settings: dict, n_embd: int) -> int:
+    """The number of heads, which the tensors do not tell. It is in config.json, which transformers saves
+    beside the weights. Without it, heads have 64 channels, as published."""
+    if "n_head" in settings:
+        return int(settings["n_head"])
+    n_head = max(n_embd // 64, 1)
+    if n_embd not in PUBLISHED_WIDTHS:
+        what = f"{path} has no config.json beside it, which tells the number of heads"
+        print(f"note: {what}; taken for {n_head}, as OpenAI's heads have 64 channels", file=sys.stderr)
+    return n_head
+
+
 def rename(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors as model.GPT has them: {its name: float32 tensor}."""
     ours = {}
@@ -201,6 +213,24 @@ def rename(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         ours[f"transformer.{name}"] = tensor.contiguous()
     ours["lm_head.weight"] = ours["transformer.wte.weight"]
     return ours
+
+
+def refuse_other_tensors(path: Path, config: GPTConfig, weights: dict[str, torch.Tensor]) -> None:
+    """Raise UserError if the weights are not the parameters of a GPT-2."""
+    with torch.device("meta"):  # names and shapes alone, no memory
+        expected = GPT(config).state_dict()
+    for name, tensor in expected.items():
+        if name not in weights:
+            raise UserError(f"{path} lacks {name}; use one file with all weights of a GPT-2")
+        shape = tuple(weights[name].shape)
+        needed = tuple(tensor.shape)
+        if shape != needed:
+            what = f"{name} of shape {shape} instead of {needed}"
+            raise UserError(f"{path} has {what}; use a plain GPT-2")
+    for name in weights:
+        if name not in expected:
+            advice = "save the part that is GPT-2: model.transformer.save_pretrained()"
+            raise UserError(f"{path} has {name}, which is no part of a GPT-2; {advice}")
 
 
 def find_weights(folder: Path) -> Path:
@@ -216,7 +246,7 @@ def find_weights(folder: Path) -> Path:
 
 def load_gpt2(path: Path) -> dict:
     """Make a checkpoint of GPT-2's weights. Raises UserError if the file is damaged or not GPT-2, and
-    ConfigError if its sizes do not fit together. (load_weights() finds missing and other tensors.)"""
+    ConfigError if its sizes do not fit together."""
     if not path.exists():
         name = path.parent.name
         download(URL.format(name=name), path, f"or use a local file or folder instead of {name}")
@@ -226,6 +256,7 @@ def load_gpt2(path: Path) -> dict:
         message = f"{path} is damaged, or not GPT-2 ({error!r}); use the weights as published"
         raise UserError(message) from error
     config = GPTConfig(**checkpoint["model_config"])
+    refuse_other_tensors(path, config, checkpoint["model"])
     checkpoint["model_config"] = asdict(config)
     return checkpoint
 
@@ -343,7 +374,7 @@ def refuse_other_models(model: GPT) -> None:
         raise UserError(f"this model is no GPT-2: {', '.join(others)}; train it with the options of config/gpt2.toml")
     with torch.device("meta"):  # names alone, no memory
         plain = GPT(config)
-    if model.state_dict().keys() != plain.state_dict().keys():
+    if type(model) is not GPT or model.state_dict().keys() != plain.state_dict().keys():
         what = "the model has other layers than GPT-2, as peft.py adds"
         raise UserError(f"{what}; merge() LoRA, or export the model without them")
 
@@ -421,10 +452,13 @@ def bpe_model(tokenizer: BPETokenizer) -> dict:
     def spell(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
 
-    vocab = {spell(token): i for i, token in enumerate(tokens)}
-    merges = [[spell(left), spell(right)] for left, right in find_merges(tokens)]
-    # ignore_merges: as in tiktoken, a piece that is a token is taken as it is, before any merge
-    return {"type": "BPE", "ignore_merges": True, "vocab": vocab, "merges": merges}
+    return {
+        "type": "BPE",
+        # As tiktoken, take a piece that is a token as it is, before any merge
+        "ignore_merges": True,
+        "vocab": {spell(token): i for i, token in enumerate(tokens)},
+        "merges": [[spell(left), spell(right)] for left, right in find_merges(tokens)],
+    }
 
 
 def byte_letters() -> list[str]:
@@ -445,6 +479,8 @@ def find_merges(tokens: list[bytes]) -> list[list[bytes]]:
     """The two parts of each token that a merge has made, in the order of the merges. tokens: in the order
     of their ids. The parts are what the earlier merges make of the bytes of the token."""
     ids = {token: i for i, token in enumerate(tokens)}
+    from bpe import merge  # here: only the export needs it
+
     merges = []
     for token, own_id in ids.items():
         parts = [bytes([byte]) for byte in token]

@@ -14,6 +14,7 @@ how often each number occurs. Its loss is the entropy of these frequencies. If m
 N-gram models and the newest GPT of train.py guess the same characters, in the order of their probabilities.
 """
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,6 +148,8 @@ def play(data: Dataset, places: list[Place]) -> np.ndarray:
     if "\\n" in names:
         print("For a newline, type \\n")
     numbers = []
+    with contextlib.suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401 -- arrow keys then edit a guess
     try:
         for i, (known, token) in enumerate(places):
             if not data.has_lines and i % PIECE == 0:

@@ -208,11 +208,16 @@ class PromptedGPT(GPT):
 # ----------------------------------------------------------------------------- in a model
 
 
+NEW_LAYERS = (LoRALinear, Adapter, PrefixAttention, PromptedGPT)
+
+
 def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str = "qv") -> GPT:
     """Freeze the model's parameters, and add new ones. method: lora, adapter, prefix or prompt. targets:
     LoRA updates the matrices of queries and values (qv), or all matrices of the block. The embeddings
     and the output layer, which may be tied, stay frozen. Raises ValueError, and for a soft prompt
     ConfigError."""
+    if any(isinstance(module, NEW_LAYERS) for module in model.modules()):
+        raise ValueError("the model has parameters of peft.py already; merge() LoRA, or attach to a new model")
     model.requires_grad_(False)
     if method == "prompt":
         attach_prompt(model, rank)

@@ -660,8 +660,12 @@ def make_task(dataset: str) -> Task:
     val = read_words(data, "val")
     base = GPT(GPTConfig(vocab_size=data.vocab_size, **SHAPE))
     task = Task(data, train, val, base, known=set())
-    for word in task.texts(torch.cat((train, val))):
+    words = task.texts(torch.cat((train, val)))
+    for word in words:
         task.known.update(n_grams(word, 3))
+    without_vowel = sum(set(VOWELS).isdisjoint(word.lower()) for word in words)
+    if without_vowel > len(words) / 2:
+        raise UserError(f"most words of {data.name} have no vowel ({VOWELS}), which melodic() wants; change VOWELS")
 
     def batch_loss() -> torch.Tensor:
         rows = torch.randint(len(train), (BATCH_SIZE,))

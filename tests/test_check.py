@@ -595,3 +595,17 @@ def test_what_the_pages_show_is_printed(name, function, capsys):
     shown = capsys.readouterr().out.partition(f"{name} is wrong:")[2].rstrip()
     pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", ROOT / "docs" / "tour.md")]
     assert any(f"{name} is wrong:{shown}\n" in page for page in pages)
+
+
+@pytest.mark.parametrize("state", ["right", "wrong"])
+def test_a_module_of_the_reader_is_not_replaced_by_the_lesson_of_the_same_name(state):
+    loss = "-P[xs, ys].log().mean()" if state == "right" else "0.0"
+    Path("class1").mkdir()
+    Path("class1/bigram.py").write_text(f"def mean_nll(P, xs, ys):\n    return {loss}\n")
+    Path("class1/mine.py").write_text("from bigram import mean_nll\n")
+    ((name, verdict, _),) = check.check("class1/mine.py", ["mean_nll"])
+    assert (name, verdict) == ("mean_nll", state)
+
+
+def test_a_notebook_is_told_how_to_become_a_file(fails):
+    assert "mine.ipynb is not a .py file; name one, or save the notebook" in fails(check, "--file=mine.ipynb")

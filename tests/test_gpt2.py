@@ -41,6 +41,7 @@ def test_the_options_of_gpt2_with_its_sizes_give_the_published_number_of_paramet
     assert model.num_params() == params == L * (12 * C * C + 13 * C) + 2 * C + 50257 * C + 1024 * C
     assert model.num_params(non_embedding=True) == params - 1024 * C
     assert model.flops_per_token() == 6 * (params - 1024 * C) + 12 * L * 1024 * C
+    assert gpt2.read_n_head(Path("model.safetensors"), {}, C) == n_head
 
 
 def small_tensors() -> dict[str, torch.Tensor]:
@@ -164,18 +165,31 @@ def test_a_setting_that_model_py_does_not_have_is_named(name, value):
         open_gpt2("model.safetensors")
 
 
+def test_a_number_of_heads_that_is_guessed_is_noted(capsys):
+    path = Path("model.safetensors")
+    assert gpt2.read_n_head(path, {}, 768) == 12 and not capsys.readouterr().err
+    assert gpt2.read_n_head(path, {}, 256) == 4
+    assert "note: model.safetensors has no config.json beside it" in capsys.readouterr().err
+
+
 OTHER_IDS = {END: 0, "!": 1, "\u0120the": 2}
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("vocab.json", OTHER_IDS), ("tokenizer.json", {"model": {"vocab": OTHER_IDS}})],
+    ("settings", "files"),
+    [
+        ({"bos_token_id": 0}, {}),
+        ({}, {"vocab.json": OTHER_IDS}),
+        ({}, {"tokenizer.json": {"model": {"vocab": OTHER_IDS}}}),
+        ({}, {"tokenizer.json": {"model": {"vocab": [["!", 0.0], ["a", -1.0]]}}, "vocab.json": gpt2.KNOWN_IDS}),
+    ],
 )
-def test_a_vocabulary_of_its_own_is_refused(name, content):
+def test_a_vocabulary_of_its_own_is_refused(settings, files):
     tensors = gpt2_tensors(V=50_264, C=16)  # a few more rows than GPT-2's
     Path("model.safetensors").write_bytes(safetensors(tensors))
-    Path(name).write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"model.safetensors has a vocabulary of its own; use a model with GPT-2's"):
+    for name, content in {"config.json": {"n_head": 2, **settings}, **files}.items():
+        Path(name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"model.safetensors has a vocabulary of its own.*; use a model with GPT-2's"):
         open_gpt2("model.safetensors")
 
 
@@ -195,7 +209,7 @@ def test_a_number_of_heads_that_does_not_fit_is_named():
         open_gpt2("model.safetensors")
 
 
-@pytest.mark.parametrize("settings", ["{", "[]", '{"n_head": [2]}'])
+@pytest.mark.parametrize("settings", ["{", "[]", '{"n_head": null}', '{"n_head": [2]}'])
 def test_a_config_json_that_is_not_gpt2s_is_refused(settings):
     Path("model.safetensors").write_bytes(safetensors(gpt2_tensors(C=4)))
     Path("config.json").write_text(settings)
@@ -206,14 +220,22 @@ def test_a_config_json_that_is_not_gpt2s_is_refused(settings):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.pop("h.1.mlp.c_fc.weight"), "does not match its own config .*Missing key"),
+        (lambda t: t.pop("h.1.mlp.c_fc.weight"), r"lacks transformer.h.1.mlp.c_fc.weight; use one file with all"),
         (lambda t: t.pop("wte.weight"), r"KeyError\('wte.weight'\)"),
-        (lambda t: t.update({"score.weight": torch.zeros(2, 16)}), "does not match its own config .*Unexpected key"),
+        (lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(48, 16)}), r"\(16, 48\) instead of \(48, 16\)"),
+        (
+            lambda t: t.update({"h.0.mlp.c_fc.bias": torch.zeros(32)}),
+            r"mlp.c_fc.bias of shape \(32,\) instead of \(64,\)",
+        ),
+        (
+            lambda t: t.update({"score.weight": torch.zeros(2, 16)}),
+            r"score.weight, which is no part.*model.transformer",
+        ),
         (lambda t: t.update({"wte.weight": torch.zeros(300, 16)}), r"300 tokens instead of 50,257"),
         (lambda t: t.update({"lm_head.weight": torch.zeros(50_257, 16)}), r"its lm_head is not wte"),
     ],
 )
-def test_tensors_that_are_not_gpt2_are_refused(change, words):
+def test_tensors_that_are_not_gpt2_are_named(change, words):
     tensors = small_tensors()
     change(tensors)
     Path("weights.safetensors").write_bytes(safetensors(tensors))
@@ -233,9 +255,12 @@ def move(entries: dict, name: str, begin: int, end: int) -> None:
         lambda t: b"",
         lambda t: safetensors(t)[:-1],
         lambda t: (2**40).to_bytes(8, "little") + safetensors(t)[8:],
+        lambda t: (7).to_bytes(8, "little") + b"nothing",
         lambda t: safetensors(t, header=lambda e: move(e, "h.1.mlp.c_proj.bias", 10**12, 10**12)),
+        lambda t: safetensors(t, header=lambda e: e["wpe.weight"].update(data_offsets=e["wte.weight"]["data_offsets"])),
         lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(shape=[9])),
         lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].update(dtype="F7")),
+        lambda t: safetensors(t, header=lambda e: e["ln_f.bias"].pop("data_offsets")),
     ],
 )
 def test_a_damaged_safetensors_file_is_refused(content):
@@ -287,18 +312,21 @@ def test_a_hub_that_fails_names_the_ways_out(hub):
         open_gpt2("gpt2")
 
 
-def test_tokens_that_were_added_to_gpt2_are_left_out():
+@pytest.mark.parametrize("more", [1, 47])
+def test_tokens_that_were_added_to_gpt2_are_left_out(capsys, more):
     """Such as a pad token that transformers added, or rows up to a multiple of 128."""
     tensors = small_tensors()
-    wte = torch.cat((tensors["wte.weight"], torch.randn(47, 16)))
+    wte = torch.cat((tensors["wte.weight"], torch.randn(more, 16)))
     Path("model.safetensors").write_bytes(safetensors(tensors))
     plain = open_gpt2("model.safetensors").state_dict()
-    for lm_head in (wte.clone(), wte[:50_257]):
-        padded_tensors = tensors | {"wte.weight": wte, "lm_head.weight": lm_head}
-        Path("model.safetensors").write_bytes(safetensors(padded_tensors))
-        padded = open_gpt2("model.safetensors")
-        assert padded.config.vocab_size == 50_257
-        assert all(torch.equal(p, plain[name]) for name, p in padded.state_dict().items())
+    Path("model.safetensors").write_bytes(safetensors(tensors | {"wte.weight": wte, "lm_head.weight": wte.clone()}))
+    padded = open_gpt2("model.safetensors")
+    assert padded.config.vocab_size == 50_257
+    assert all(torch.equal(p, plain[name]) for name, p in padded.state_dict().items())
+    found = f"model.safetensors: left out {more} of {50_257 + more:,} embeddings: its tokenizer has 50,257 tokens"
+    assert found in capsys.readouterr().err
+    Path("model.safetensors").write_bytes(safetensors(tensors | {"wte.weight": wte, "lm_head.weight": wte[:50_257]}))
+    assert torch.equal(open_gpt2("model.safetensors").lm_head.weight, plain["lm_head.weight"])
 
 
 # ----------------------------------------------------------------------------- export
@@ -354,6 +382,14 @@ def test_the_exported_settings_are_those_of_the_model(vocab_size, end):
     assert length % 8 == 0 and json.loads(content[8 : 8 + length])["__metadata__"] == {"format": "pt"}
 
 
+def test_a_model_in_bfloat16_is_exported_in_float32():
+    model = trained_gpt2(vocab_size=65).bfloat16()
+    gpt2.save_gpt2(model, "exported")
+    tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+    assert torch.equal(tensors["wte.weight"], model.transformer.wte.weight.float())
+
+
 def test_weights_that_cannot_be_written_leave_no_model(monkeypatch):
     def full(path, tensors):
         raise UserError("no space")
@@ -385,7 +421,7 @@ def test_only_a_gpt2_is_exported(options):
     assert not Path("exported").exists()
 
 
-@pytest.mark.parametrize("method", ["lora", "prompt"])
+@pytest.mark.parametrize("method", ["lora", "adapter", "prefix", "prompt"])
 def test_a_gpt2_with_more_layers_is_not_exported(method):
     model = trained_gpt2(vocab_size=65)
     attach(model, method, rank=2)
@@ -406,6 +442,16 @@ def test_a_gpt2_with_merged_lora_is_exported():
     plain = trained_gpt2(vocab_size=65)
     plain.load_state_dict(gpt2.rename(tensors))
     assert torch.allclose(plain(torch.arange(24)[None])[0], before, atol=1e-4)
+
+
+def test_an_encoder_is_not_exported():
+    class Encoder(GPT):
+        pass
+
+    model = trained_gpt2(vocab_size=65)
+    model.__class__ = Encoder
+    with pytest.raises(UserError, match="other layers than GPT-2"):
+        gpt2.save_gpt2(model, "exported")
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
@@ -488,10 +534,3 @@ def test_tokens_that_are_numbers_are_not_exported():
     with pytest.raises(UserError, match="the tokens are numbers, which have no text; leave"):
         gpt2.save_gpt2(trained_gpt2(65), "exported", NumberTokenizer(65))
     assert not Path("exported").exists()
-
-
-def test_a_number_of_heads_that_is_guessed_is_noted(capsys):
-    path = Path("model.safetensors")
-    path.write_bytes(safetensors(gpt2_tensors(C=4)))
-    assert gpt2.read_gpt2(path)["model_config"]["n_head"] == 1
-    assert "note: model.safetensors has no config.json beside it" in capsys.readouterr().err

@@ -286,3 +286,10 @@ def test_attention_weights_are_shown_without_virtual_tokens(method):
     assert weights.shape == (2, 1, 4, 5, 5)
     assert (weights.sum(dim=-1) < 1).all()  # the rest is on the virtual tokens
     assert torch.equal(weights, weights.tril())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_are_attached_once(method):
+    model = attach(GPT(GPTConfig(**SIZES)), method, 4)
+    with pytest.raises(ValueError, match="already; merge"):
+        attach(model, "lora", 4)

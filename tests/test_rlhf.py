@@ -14,6 +14,7 @@ import evaluate
 import prepare_data
 import rlhf
 import sample
+from console import UserError
 from dataset import Dataset
 from fit import fit
 from model import GPT, GPTConfig
@@ -535,3 +536,11 @@ def test_the_plot_has_a_curve_for_each_policy(figures):
     (left, right), reward, true_score = figures[0][0].axes, [[0, -1], [4, 2]], [[0, 1], [4, 3]]
     assert [line.get_xydata().tolist() for line in left.lines] == [reward, reward[::-1]]
     assert [line.get_xydata().tolist() for line in right.lines] == [true_score, true_score[::-1]]
+
+
+@pytest.mark.parametrize("words", [["анна", "иван", "ольга"], ["12", "hmm", "7"]])
+def test_words_without_the_vowels_of_the_rule_are_refused_before_training(words):
+    Path("other.txt").write_text("\n".join(words * 30), encoding="utf-8")
+    prepare_data.prepare("other.txt", documents="lines")
+    with pytest.raises(UserError, match=r"other have no vowel \(aeiou\), which melodic"):
+        rlhf.make_task("other")
