@@ -142,7 +142,7 @@ def difference(yours: Any, right: Any, where: str = "result") -> str:
 
 def tensor_difference(yours: Any, right: torch.Tensor, where: str) -> str:
     """The same for a tensor: a type, a shape, a dtype, a number. Numbers are equal if they differ by at most 1e-6, or
-    by at most a fraction of 1e-4."""
+    by at most 1e-4 of the right number."""
     if not isinstance(yours, torch.Tensor):
         return f"{where} is of type {type(yours).__name__}, and should be a tensor"
     if yours.shape != right.shape:
@@ -248,7 +248,7 @@ def set_up_torch() -> None:
 
 
 def run_file(path: str) -> None:
-    """Run the reader's file. Raises UserError if it stops."""
+    """Run the reader's file. Raises UserError if it fails; check() gets this error by .get()."""
     folder = Path(path).resolve().parent
     sys.path.insert(0, str(folder))  # it may import files beside it
     if folder != Path(__file__).resolve().parent:
@@ -420,7 +420,10 @@ multiply_backward.case(0.7, 1.9, -2.5)
 multiply_backward.case(0.0, 5.0, 2.0)
 
 
-@task("micrograd.py", "The derivative is 1 where tanh(x) is 0, and nearly 0 where it is nearly 1 or -1. Which formula?")
+@task(
+    "micrograd.py",
+    "The derivative is 1 where tanh(x) = 0, and nearly 0 where tanh(x) is near 1 or -1. Which formula?",
+)
 def tanh_backward(x, grad):
     """The chain rule for y = tanh(x).
 
@@ -928,7 +931,7 @@ def merge(tokens, a, b):
 
 merge.case([b"a", b"b", b"c", b"a", b"b"], b"a", b"b")
 merge.case([b"a", b"a", b"a", b"a", b"a", b"b"], b"a", b"a")
-merge.case([b"ab", b"c", b"a", b"bc", b"xab", b"cx"], b"ab", b"c")  # a and bc are abc together, too
+merge.case([b"ab", b"c", b"a", b"bc", b"xab", b"cx"], b"ab", b"c")  # a and bc are abc, too, and stay apart
 merge.case([b"a"], b"a", b"a")
 merge.case([], b"a", b"b")
 

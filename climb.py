@@ -208,12 +208,16 @@ def control_kl(log_q: np.ndarray) -> np.ndarray:
 
 
 def print_summary(history: list[tuple], control: np.ndarray) -> None:
-    """Print how near the model and the control came to each n-gram model."""
-    rows = [["lowest KL", "at step", "model", "control"]]
+    """Print how near the model and the control came to each n-gram model, and whether the model resembles it."""
+    rows = [["lowest KL", "at step", "model", "control", "resembles it"]]
     for n, name in enumerate(NAMES):
         lowest, step = min((kl[n], step) for step, _, kl in history)
-        by_control = "-" if np.isnan(control[n]) else f"{control[n]:.2f}"
-        rows.append([name, f"{step:,}", f"{lowest:.2f}", by_control])
+        row = [name, f"{step:,}", f"{lowest:.2f}", "-", ""]
+        if not np.isnan(control[n]):
+            row[3] = f"{control[n]:.2f}"
+        if lowest < control[n] / 2:
+            row[4] = "yes"
+        rows.append(row)
     print()
     print_table(rows)
     print("control: the best blend of the n-gram models that are one shorter and one longer")

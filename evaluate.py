@@ -12,8 +12,8 @@ Read train.py and windows.py before, and scaling.py after. Five questions, one a
     are its probabilities right?
     are its samples new?
 
-In the last three, the GPT is compared with an 8-gram model (ngram.py), and with a mixture of both, if its tokens are
-letters. (Not with --split=train: the n-grams are counted on this split.)
+In the last three, the GPT is compared with an 8-gram model (ngram.py), and with a mixture of both, if its vocabulary
+is small, such as characters. (Not with --split=train: the n-grams are counted on this split.)
 """
 
 import itertools
@@ -96,7 +96,7 @@ class Session:
     tokens: np.ndarray  # the split to evaluate on
     options: Options
     worker: Worker  # the device and the dtype
-    # The 8-gram model: probabilities of the last tokens of U n-grams, (U, CONTEXT + 1) -> (U,)
+    # The 8-gram model: n-grams (N, CONTEXT + 1) -> the probabilities of their last tokens (N,)
     counting: Predictor | None = None
 
 
@@ -697,17 +697,16 @@ def main() -> None:
         if measured.document.max() == 0:
             print("\none document or window: calibration, and what counting still knows need two or more")
         else:
-            of_mixture = {}
             if options.split != "train" and data.vocab_size <= MAX_VOCAB:
                 session.counting = count(data)
                 loss, weight = show_interpolation(session, measured)
                 mixtures = {"GPT": 1.0, "8-gram": 0.0, "both": weight}
-                of_mixture["mixed"] = loss
-                of_mixture["lambda"] = weight
             results = show_calibration(session, mixtures)
             figures["ece"] = results["GPT"]["ECE"]
             figures["temperature"] = results["GPT"]["tau"]
-            figures.update(of_mixture)
+            if session.counting is not None:
+                figures["mixed"] = loss
+                figures["lambda"] = weight
         if options.num_samples > 0:
             length = min(model.config.block_size, LENGTH, len(tokens))
             samples = {f"{options.split} split (real)": real_samples(session, length)}
