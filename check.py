@@ -176,13 +176,13 @@ def judge(name: str, path: str) -> tuple[str, str]:
         given = [copy.deepcopy(value) for value in values]
         try:
             result = functions[name](*given)
+            reason = difference(result, right)
         except BaseException as error:  # exit(), too
             # The empty function that --start wrote. (PyTorch, too, raises NotImplementedError, but with a text)
             if isinstance(error, NotImplementedError) and not error.args:
                 return "to do", ""
             lines = cut_traceback(error, path)
             return "wrong", f"{case}: it stops with an exception\n{lines}\n{show(**inputs)}"
-        reason = difference(result, right)
         # Are the inputs, which the function had, still equal to ours?
         if not reason and difference(given, values):
             reason = "the result is right, but an input has changed in place; change a copy of it instead"
@@ -229,7 +229,8 @@ def check(path: str, names: list[str]) -> Iterator[tuple[str, str, str]]:
                 try:
                     verdict, reason = pool.apply_async(judge, [name, path]).get(SECONDS)
                 except multiprocessing.TimeoutError:
-                    yield name, "wrong", f"it has no result after {SECONDS} seconds: is there an endless loop?"
+                    reason = f"it has no result after {SECONDS} seconds: does it loop forever, or end Python?"
+                    yield name, "wrong", reason
                     break
                 yield name, verdict, reason
 

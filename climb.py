@@ -162,6 +162,8 @@ def train(model: GPT, data: Dataset, places: tuple, options: Options, worker: Wo
         log_p = predict(model, windows)
         loss = mean_loss(log_p, targets)
         kl = divergence(log_p, log_q)
+        if not np.isfinite(kl).all():
+            raise FloatingPointError(f"training diverged: loss {loss} at step {step}; use a lower --learning_rate")
         history.append((step, loss, kl))
         cells = [f"{nats:.2f}" for nats in kl]
         nearest = kl.argmin()

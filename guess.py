@@ -257,6 +257,9 @@ def main() -> None:
         raise UserError(f"the tokens of {data.name} cannot be guessed one by one; use --dataset=words, or names")
     checkpoint = find_gpt(data)
     places = choose_places(data, options.seed)
+    if len(places) < LEAST:
+        few = f"{data.name} has {len(places)} characters to guess, and a game needs {LEAST}"
+        raise UserError(f"{few}; use a longer text")
     you = play(data, places)
     n = len(you)
     if n < LEAST:

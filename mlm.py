@@ -332,6 +332,8 @@ def halves(words: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
     for a, b in zip(firsts, seconds, strict=True):
         if a != b:
             mixed.append(join_halves(a, b))
+    if not mixed:
+        raise UserError("no two documents of one split are of equal length; use more documents, such as names")
     whole = [join_halves(word, word) for word in words]
     return mixed, whole
 
@@ -459,9 +461,10 @@ def main() -> None:
     letters = set("".join(train_words + test_words))
     alphabet = SPECIAL + "".join(sorted(letters))
     is_known = set(options.fill) <= set(alphabet)
-    if len(options.fill) > MAX_LETTERS or not is_known:
+    has_gap = "_" in options.fill or not options.fill
+    if len(options.fill) > MAX_LETTERS or not is_known or not has_gap:
         advice = f"use up to {MAX_LETTERS} letters that occur in {data.name}, and a _ for each gap"
-        raise UserError(f"--fill={options.fill} has unknown letters, or too many; {advice}")
+        raise UserError(f"--fill={options.fill} has no gap, unknown letters, or too many letters; {advice}")
     rng = random.Random(options.seed)
     train_kinds = halves(train_words, rng)
     test_kinds = halves(test_words, rng)

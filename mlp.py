@@ -84,6 +84,8 @@ class Options:
         if self.learning_rate is None:
             # 0.1 for a batch of 32, as in the lecture. Gradients of larger batches are less noisy: steps can be larger
             self.learning_rate = min(self.batch_size / 320, 0.8)
+        if self.fold and not self.batchnorm:
+            raise UserError("--fold has no batch norm to fold; add --batchnorm=true")
         if self.batchnorm and self.batch_size == 1:
             raise UserError("a batch of 1 has no variance for batch norm; give --batch_size=2, or --batchnorm=false")
 
@@ -647,6 +649,9 @@ def find_lr(model, data, options):
         set_gradients(model, loss, Y, manual)
         sgd_step(model, rates[i])
         losses[i] += loss.item() / per_rate
+        if not math.isfinite(losses[i]):
+            advice = "use another --init or --batchnorm=true"
+            raise UserError(f"the loss is {losses[i]} at a rate of {rates[i]:.2g}; {advice}")
     # The mean of each loss and its two neighbors; at the ends, the loss itself counts twice
     padded = np.pad(losses, 1, mode="edge")
     smoothed = (padded[:-2] + losses + padded[2:]) / 3
@@ -720,7 +725,8 @@ def print_setup(model, data, options):
     for split, entry in data.splits.items():
         examples = entry["tokens"] - 1  # each token but the first is a target
         sizes.append(f"{examples:,} in {split}")
-    print(f"\n{data.name}: vocabulary of {data.vocab_size:,} tokens;", end=" ")
+    V = data.vocab_size
+    print(f"\n{data.name}: vocabulary of {V:,} tokens;", end=" ")
     print(f"examples ({options.block_size} tokens and a target):", ", ".join(sizes))
     n_params = model.num_params()
     print(f"network of {n_params:,} parameters;", describe(options), flush=True)

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -446,9 +447,9 @@ def compare_orders(counts, data, alpha, discount):
         p = table.kneser_ney(held_out, discount)
         smoothed = nll(p, N_val)
         kneser_ney.append(smoothed)
-        possible = V**k
+        possible = Decimal(V) ** k  # a float could overflow
         seen = len(grams)
-        style = "," if possible < 1e12 else ".2g"
+        style = ",f" if possible < 1e12 else ".2g"
         row = [f"{possible:{style}}", f"{seen:,}", f"{added:.4f}", f"{smoothed:.4f}"]
         print_row(str(k), row, width=17, first=2)
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
@@ -490,6 +491,8 @@ def main() -> None:
     n = options.n
     data = load(options.dataset)
     data.need(max(n, 2), f"--n={n}")  # an error if a split has fewer tokens
+    if options.neural and n == 1:
+        raise UserError("--neural needs a context; use --n=2 or more")
     began = time.perf_counter()
     show_idea()
 

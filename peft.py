@@ -218,6 +218,8 @@ def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str
     ConfigError."""
     if any(isinstance(module, NEW_LAYERS) for module in model.modules()):
         raise ValueError("the model has parameters of peft.py already; merge() LoRA, or attach to a new model")
+    if method == "lora" and targets not in ("qv", "all"):
+        raise ValueError(f"there are no targets {targets}; use qv or all")
     model.requires_grad_(False)
     if method == "prompt":
         attach_prompt(model, rank)

@@ -349,17 +349,13 @@ DEFAULTS = {
 
 def run_cell(cell: str, data: Dataset, options: Options) -> tuple:
     """Train a model with this cell, and print its samples and losses. Returns gradient_norms() before and
-    after training, and what print_result() reports. Raises UserError if the hidden units cannot be split into
-    heads."""
+    after training, and what print_result() reports."""
     began = time.perf_counter()
     n_embd, n_hidden, n_layer, learning_rate = DEFAULTS[cell]
     if options.n_hidden:
         n_hidden = options.n_hidden
     if not options.learning_rate:
         options = replace(options, learning_rate=learning_rate)
-    has_heads = issubclass(CELLS[cell], LinearCell)
-    if has_heads and n_hidden % HEADS:
-        raise UserError(f"n_hidden={n_hidden} has to be split into {HEADS} heads; use a multiple of {HEADS}")
     torch.manual_seed(options.seed)
     model = RecurrentModel(data.vocab_size, cell, n_embd, n_hidden, n_layer, options.dropout)
     params = model.num_params()
@@ -443,6 +439,10 @@ def main() -> None:
     data = load(options.dataset)
     data.need(4, "a few predictions")
     cells = CELLS if options.cell == "all" else [options.cell]
+    has_heads = any(issubclass(CELLS[cell], LinearCell) for cell in cells)
+    n_hidden = options.n_hidden
+    if has_heads and n_hidden and n_hidden % HEADS:
+        raise UserError(f"n_hidden={n_hidden} has to be split into {HEADS} heads; use a multiple of {HEADS}")
     norms = {}
     results = {}
     for cell in cells:

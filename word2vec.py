@@ -287,10 +287,12 @@ def subsample(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def read_words(data: Dataset) -> tuple:
-    """Return the text of the training split, and its words as number_words() returns them. Print how
-    many there are."""
+    """Return the text of the training split, in lower case unless it is Python code, and its words as
+    number_words() returns them. Print how many there are."""
     tokens = data.train[:MAX_TOKENS]
     text = data.tokenizer.decode(tokens.tolist())
+    if "def __init__" not in text:  # it is no Python code
+        text = text.lower()
     documents = [text]
     if data.separator is not None:
         between = data.tokenizer.decode([data.separator])
@@ -361,9 +363,9 @@ def nearest(vectors: torch.Tensor, query: torch.Tensor, k: int, without: list[in
 def show_neighbors(vectors: dict, vocab: list[str], near: str) -> None:
     """Print the six nearest neighbors of the word `near`, or of several words if it is empty, by each kind
     of vectors (V, C)."""
-    shown = [word for word in NEAR if word in vocab]
-    if not shown:  # a text of other words
-        shown = vocab[:300:50]  # the most frequent word, the 51st, the 101st ... the 251st
+    shown = vocab[:300:50]  # the most frequent word, the 51st, the 101st ... the 251st
+    if NEAR[0] in vocab and NEAR[1] in vocab:  # Python code
+        shown = [word for word in NEAR if word in vocab]
     if near:
         shown = [near]
     n = min(FREQUENT, len(vocab))
@@ -595,6 +597,8 @@ def main() -> None:
     began = time.perf_counter()
     data = load(options.dataset)
     text, vocab, ids, document_ids = read_words(data)
+    if "def __init__" not in text:  # it is in lower case
+        options.near = options.near.lower()
     rng = np.random.default_rng(options.seed)
     centers, contexts = draw_pairs(ids, document_ids, options.window, rng)
     class_of = {}  # the class of each word that has a class

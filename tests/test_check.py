@@ -495,7 +495,7 @@ def test_a_function_that_never_ends_or_ends_python_is_wrong_and_the_others_are_j
     )
     status, out, _ = call(check, "--only=average_past,mask,head,rope,softmax")
     assert status == 1
-    assert "mask is wrong:\n    it has no result after 1 seconds: is there an endless loop?\n" in out
+    assert "mask is wrong:\n    it has no result after 1 seconds: does it loop forever, or end Python?\n" in out
     assert "head is wrong:\n    it has no result after 1 seconds" in out
     assert "rope is wrong:\n    case 1 of 4: it stops with an exception" in out and "SystemExit: 3" in out
     assert "\nAn example, and a question that helps: python check.py mask\n" in out
@@ -609,3 +609,11 @@ def test_a_module_of_the_reader_is_not_replaced_by_the_lesson_of_the_same_name(s
 
 def test_a_notebook_is_told_how_to_become_a_file(fails):
     assert "mine.ipynb is not a .py file; name one, or save the notebook" in fails(check, "--file=mine.ipynb")
+
+
+def test_a_result_that_cannot_be_compared_is_wrong_and_the_other_tasks_are_judged():
+    Path("mine.py").write_text(
+        "def derivative(f, x, h):\n    return 10**400\n\n\ndef tanh_backward(x, grad):\n    return 3.0\n"
+    )
+    verdicts = {name: verdict for name, verdict, _ in check.check("mine.py", ["derivative", "tanh_backward"])}
+    assert verdicts == {"derivative": "wrong", "tanh_backward": "wrong"}

@@ -125,8 +125,8 @@ def test_on_words_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blend_is(call
     """The claim, on the words of Python's own library, in a short run."""
     out = done(call, "--max_iters=80")
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith(("unigram ", "bigram "))}
-    steps, of_the_model, of_the_control = zip(*(rows[name] for name in ("unigram", "bigram")), strict=True)
-    assert int(steps[0]) < int(steps[1])
+    steps, of_the_model, of_the_control, resembles = zip(*(rows[name] for name in ("unigram", "bigram")), strict=True)
+    assert int(steps[0]) < int(steps[1]) and resembles == ("yes", "yes")
     for ours, control in zip(of_the_model, of_the_control, strict=True):
         assert float(ours) < 0.5 * float(control)
     nearest = [[cell.startswith("*") for cell in row[2:]].index(True) for row in table(out)]

@@ -208,3 +208,24 @@ def test_as_a_user_plays_it(fails):
     assert result(ended.stdout)["characters"] == "31" and "Traceback" not in ended.stderr
     prepare_data.prepare("prose.txt", tokenizer="bpe", vocab_size=300)
     assert "cannot be guessed one by one" in fails(guess, "--dataset=prose_bpe300")
+
+
+def test_the_correction_makes_short_games_less_biased():
+    rng = np.random.default_rng(0)
+    q = 1 / np.arange(1, 28) ** 1.5
+    q /= q.sum()
+    truth = -(q * np.log(q)).sum()
+    for n in (30, 100):
+        games = rng.choice(27, (400, n), p=q) + 1
+        corrected = np.mean([entropy(game) for game in games]) - truth
+        plain = 0.0
+        for game in games:
+            fractions = np.unique(game, return_counts=True)[1] / n
+            plain -= (fractions * np.log(fractions)).sum() / 400
+        assert plain - truth < -0.1 and abs(corrected) < 0.7 * abs(plain - truth)
+
+
+def test_a_text_that_is_too_short_for_a_game_is_refused(fails):
+    Path("short.txt").write_text("abc def\n" * 100)
+    prepare_data.prepare("short.txt")
+    assert "short has " in fails(guess, "--dataset=short")

@@ -236,3 +236,7 @@ def test_what_cannot_be_done_is_said_before_training(fails, monkeypatch):
     wrong["--dataset=long"] = "no documents of 1 to 30 letters"
     for option, says in wrong.items():
         assert says in fails(mlm, *OPTIONS, option)
+
+
+def test_a_text_to_fill_has_a_gap(names, fails):
+    assert "--fill=emma has no gap" in fails(mlm, "--dataset=names", "--fill=emma")

@@ -940,3 +940,7 @@ def test_a_run_of_one_step_can_be_drawn(data, call):
 def test_weights_that_are_not_scaled_stay_as_they_were_drawn(init):
     weight = torch.randn(30, 20)
     assert mlp.scale_weight(weight, init, last=False) is weight
+
+
+def test_folding_needs_batch_norm(fails):
+    assert "--fold has no batch norm to fold" in fails(mlp, "--fold", "--batchnorm=false")

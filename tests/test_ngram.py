@@ -417,3 +417,7 @@ def test_counting_does_not_import_torch(data):
     )
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_neural_model_needs_a_context(data, fails):
+    assert "--neural needs a context; use --n=2" in fails(ngram, "--dataset=list", "--neural", "--n=1")

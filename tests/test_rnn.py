@@ -451,3 +451,7 @@ def test_a_text_of_few_tokens(call, length, works):
     prepare_data.prepare("short.txt")
     status, _, error = call(rnn, "--dataset=short", *QUICK)
     assert status == 0 if works else status == 2 and "too few" in error
+
+
+def test_heads_are_checked_before_any_training(data, fails):
+    assert "has to be split into" in fails(rnn, "--dataset=list", "--cell=all", "--n_hidden=7")

@@ -312,3 +312,8 @@ def test_a_keyword_has_one_cosine_in_statements_one_in_comments_and_one_across(m
     *_, heading, row = capsys.readouterr().out.splitlines()
     assert heading.split() == ["in", "statements", "in", "comments", "across"]
     assert row.split() == ["for", "1.00", "1.00", "0.60"]  # the other words do not occur twice in a sense
+
+
+def test_a_text_that_is_no_python_is_read_in_lower_case(data):
+    text, vocab, _, _ = word2vec.read_words(load("tiny"))
+    assert text == text.lower() and vocab == [word.lower() for word in vocab]
