@@ -461,8 +461,7 @@ def main() -> None:
     letters = set("".join(train_words + test_words))
     alphabet = SPECIAL + "".join(sorted(letters))
     is_known = set(options.fill) <= set(alphabet)
-    has_gap = "_" in options.fill or not options.fill
-    if len(options.fill) > MAX_LETTERS or not is_known or not has_gap:
+    if options.fill and ("_" not in options.fill or len(options.fill) > MAX_LETTERS or not is_known):
         advice = f"use up to {MAX_LETTERS} letters that occur in {data.name}, and a _ for each gap"
         raise UserError(f"--fill={options.fill} has no gap, unknown letters, or too many letters; {advice}")
     rng = random.Random(options.seed)
