@@ -402,11 +402,11 @@ def parallel_form(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, S: Tensor) -> 
     decay_from_start = total.exp()[..., None]  # a_t ... a_1: (B, nh, T, 1)
     y = y + decay_from_start * (q @ S)  # and from the state before the chunk
 
-    total_of_chunk = total[..., -1:]  # log(a_T ... a_1): (B, nh, 1)
-    decay_to_end = (total_of_chunk - total).exp()  # a_T ... a_(s+1) for each s: (B, nh, T)
+    # The last entry of total is log(a_T ... a_1)
+    decay_to_end = (total[..., -1:] - total).exp()  # a_T ... a_(s+1) for each s: (B, nh, T)
+    decay_of_chunk = total[..., -1:, None].exp()  # a_T ... a_1: (B, nh, 1, 1)
     decayed_v = decay_to_end[..., None] * v
     stored = k.mT @ decayed_v  # the sum over s of column k_s times row v_s: (B, nh, N, P)
-    decay_of_chunk = total_of_chunk.exp()[..., None]  # a_T ... a_1: (B, nh, 1, 1)
     S = decay_of_chunk * S + stored
     return y, S
 

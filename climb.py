@@ -214,12 +214,13 @@ def print_summary(history: list[tuple], control: np.ndarray) -> None:
     rows = [["lowest KL", "at step", "model", "control", "resembles it"]]
     for n, name in enumerate(NAMES):
         lowest, step = min((kl[n], step) for step, _, kl in history)
-        row = [name, f"{step:,}", f"{lowest:.2f}", "-", ""]
+        by_control = "-"  # the first and the last model have no control
+        verdict = ""
         if not np.isnan(control[n]):
-            row[3] = f"{control[n]:.2f}"
+            by_control = f"{control[n]:.2f}"
         if lowest < control[n] / 2:
-            row[4] = "yes"
-        rows.append(row)
+            verdict = "yes"
+        rows.append([name, f"{step:,}", f"{lowest:.2f}", by_control, verdict])
     print()
     print_table(rows)
     print("control: the best blend of the n-gram models that are one shorter and one longer")
