@@ -1396,6 +1396,7 @@ def test_the_estimate_of_gpt3(capsys):
     assert [days * 24 * 1024, days / 0.4] == pytest.approx([280_449, 28.5], rel=0.003)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_layer", "n_embd", "tokens", "expected"),
     [(87, 16_384, 300e9, 1.07143), (86, 8192, 1.4e12, 20), (80, 8192, 1.4e12, 21.5385)],
@@ -1650,23 +1651,26 @@ def test_the_script_shows_each_example_with_its_code(monkeypatch, capsys):
         run_script("pe-55")
 
 
-def test_the_script_runs_anywhere_and_says_what_it_lacks():
-    def run_script(*names: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, __file__, *names], capture_output=True, text=True, timeout=120)
-
-    done = run_script("attn-1q")
+@pytest.mark.slow
+def test_the_script_runs_in_any_folder():
+    done = subprocess.run([sys.executable, __file__, "attn-1q"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "0.264458 0.264458 0.471083" in done.stdout, done.stderr
-    done = run_script("nothing")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.startswith("error: there is no example")
 
 
 # ----------------------------------------------------------------------------- as a script
 
 
+@functools.cache
+def this_file() -> tuple[list[str], list[ast.stmt]]:
+    """Its lines and its statements."""
+    text = Path(__file__).read_text(encoding="utf-8")
+    return text.splitlines(), ast.parse(text).body
+
+
 def by_subject() -> dict[str, list[str]]:
     """The ids of all examples under the titles of the sections of this file."""
     subjects: dict[str, list[str]] = {}
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    lines, _ = this_file()
     line_of = {name: statement.lineno for name, statement in statements().items()}
     titles = [(i, line.split("- ", 1)[1]) for i, line in enumerate(lines, start=1) if line.startswith("# -----")]
     for name in EXAMPLES:
@@ -1680,7 +1684,7 @@ def statements() -> dict[str, ast.stmt]:
     """The statement of this file that enters each example: a function below @example("id", ...), or a call of
     example("id", ..., lambda: ...)."""
     found = {}
-    for statement in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
+    for statement in this_file()[1]:
         calls = statement.decorator_list if isinstance(statement, ast.FunctionDef) else [getattr(statement, "value", 0)]
         for call in calls:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "example":
@@ -1690,11 +1694,11 @@ def statements() -> dict[str, ast.stmt]:
 
 def code_of(name: str) -> str:
     """The code of an example, with the comment above it, and the numbers of this file that it uses."""
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    lines, all_statements = this_file()
     statement = statements()[name]
     used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
     parts = []
-    for other in ast.parse("\n".join(lines)).body:
+    for other in all_statements:
         if isinstance(other, ast.Assign) and other.lineno < statement.lineno:
             names = [node for node in ast.walk(other) if isinstance(node, ast.Name)]
             stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
