@@ -9,7 +9,6 @@ from conftest import result
 
 import climb
 import ngram
-import prepare_data
 from climb import NAMES, divergence
 from dataset import load
 
@@ -121,9 +120,20 @@ def test_the_control_is_the_best_blend_of_both_neighbors():
     assert climb.control_kl(log_q)[3] == pytest.approx(0, abs=1e-9)
 
 
+def test_a_model_resembles_another_if_it_comes_less_than_half_as_far_as_the_control(capsys):
+    control = np.array([math.nan, 0.30, 0.30, *[0.1] * 5, math.nan])
+    early, late = np.ones(len(NAMES)), np.ones(len(NAMES))
+    early[1], late[2] = 0.14, 0.16
+    climb.print_summary([(4, 2.0, early), (9, 1.0, late)], control)
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
+    assert rows["unigram"] == ["4", "0.14", "0.30", "yes"] and rows["bigram"] == ["9", "0.16", "0.30"]
+    assert rows["uniform"] == ["4", "1.00", "-"] and rows["trigram"] == ["4", "1.00", "0.10"]
+
+
+@pytest.mark.slow
 def test_on_words_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blend_is(call, quick):
     """The claim, on the words of Python's own library, in a short run."""
-    out = done(call, "--max_iters=80")
+    out = done(call, "--max_iters=60", "--n_layer=1", "--learning_rate=0.01")
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith(("unigram ", "bigram "))}
     steps, of_the_model, of_the_control, resembles = zip(*(rows[name] for name in ("unigram", "bigram")), strict=True)
     assert int(steps[0]) < int(steps[1]) and resembles == ("yes", "yes")
@@ -133,8 +143,9 @@ def test_on_words_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blend_is(call
     assert nearest == sorted(nearest) and set(nearest) == {0, 1, 2}
 
 
-def test_a_gpt_that_reads_one_token_stops_at_the_bigram_and_one_that_reads_more_goes_on(call, quick):
-    options = ("--dataset=prose", "--max_iters=150", "--n_embd=32", "--n_layer=1", "--learning_rate=0.01")
+def test_a_gpt_that_reads_one_token_stops_at_the_bigram_and_one_that_reads_more_goes_on(call, quick, monkeypatch):
+    monkeypatch.setattr(climb, "BATCH_TOKENS", 256)
+    options = ("--dataset=prose", "--max_iters=150", "--n_embd=32", "--n_layer=1", "--learning_rate=0.02")
     short = done(call, *options, "--block_size=1")
     long = done(call, *options, "--block_size=16")
     assert result(short)["nearest"] == "bigram"
@@ -145,7 +156,7 @@ def test_a_gpt_that_reads_one_token_stops_at_the_bigram_and_one_that_reads_more_
 # ----------------------------------------------------------------------------- the script
 
 
-def test_the_rows_the_summary_the_plot_and_the_result_agree(call, figures):
+def test_the_rows_the_summary_the_plot_and_the_result_agree(call, figures, quick):
     out = done(call, "--dataset=many", "--max_iters=40", "--n_embd=16", "--n_layer=1", "--plot")
     rows = table(out)
     steps = [int(row[0]) for row in rows]
@@ -172,7 +183,7 @@ def test_the_rows_the_summary_the_plot_and_the_result_agree(call, figures):
 
 
 def test_the_seed_decides(call, quick):
-    options = ("--dataset=prose", "--max_iters=12", "--n_embd=16", "--n_layer=1")
+    options = ("--dataset=prose", "--max_iters=4", "--n_embd=16", "--n_layer=1")
     first, again, other = (table(done(call, *options, f"--seed={seed}")) for seed in (1, 1, 2))
     assert first == again and first[0] != other[0]  # at step 0, only initial weights differ
 
@@ -186,8 +197,11 @@ def test_steps_are_measured_on_a_logarithmic_scale():
     assert climb.measured_steps(1) == [0, 1]
 
 
-def test_what_goes_wrong_is_said_in_one_line(call, fails):
-    assert "diverged" in fails(climb, "--dataset=prose", "--max_iters=20", "--learning_rate=1e30")
+def test_what_goes_wrong_is_said_in_one_line(call, fails, quick, monkeypatch):
+    assert "diverged" in fails(climb, "--dataset=prose", "--max_iters=5", "--learning_rate=1e30")
     assert "too few for windows of 5000 tokens" in fails(climb, "--dataset=prose", "--block_size=5000")
-    prepare_data.prepare("prose.txt", tokenizer="bpe", vocab_size=300)
-    assert "tokens, and 256 are the most" in fails(climb, "--dataset=prose_bpe300")
+    V = load("prose").vocab_size
+    monkeypatch.setattr(climb, "MAX_VOCAB", V)
+    done(call, "--dataset=prose", "--max_iters=1")
+    monkeypatch.setattr(climb, "MAX_VOCAB", V - 1)
+    assert f"tokens, and {V - 1} are the most" in fails(climb, "--dataset=prose")
