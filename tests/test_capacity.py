@@ -160,5 +160,5 @@ def test_a_network_as_large_has_about_as_many_parameters(monkeypatch):
 
 def test_a_steeper_start_of_the_same_network_learns_the_wave_better(monkeypatch):
     monkeypatch.setattr(capacity, "WIDTHS", (64,))
-    _, (_, _, trained, steep) = capacity.widen(capacity.Options(max_iters=500))
-    assert steep < 0.5 * trained < 0.5
+    _, (_, _, trained, steep) = capacity.widen(capacity.Options(max_iters=300))
+    assert steep < 0.5 * trained and steep < 0.4

@@ -127,13 +127,14 @@ def test_examples_in_the_prompt_come_before_the_question(monkeypatch):
 
 def test_the_model_of_finetune_is_asked_for_a_new_and_an_old_task(call, fails, tiny):
     assert "there is no out/finetune/instructed.pt; run python finetune.py first" in fails(emergence, "--few_shot")
-    assert call(finetune, "--num_examples=50", "--new_task=copy")[0] == 0
+    texts = texts_of(*(task for task in finetune.TASKS if task != "copy"), new_task="copy")
+    finetune.instruct(GPT(GPTConfig(CHAR.vocab_size, block_size=64, **TINY)), texts, finetune.Options(), CPU)
     out = done(call, "--few_shot", "--new_task=copy")
     for task in ("copy", "reverse"):
         (line,) = [line for line in out.splitlines() if line.startswith(f"{task}, words of four letters")]
         shown = [float(share.rstrip("%")) / 100 for share in line.split(": ")[1].split(", ")]
         found = [float(result(out)[f"{task}_{shots}"]) for shots in range(len(shown))]
         assert len(shown) == 3 and shown == pytest.approx(found, abs=1e-3)
-    texts = finetune.open_texts(load("toy"), ["copy"], True)
+    texts = finetune.open_texts(load("toy"), ["copy"], mask=True)
     model = load_model(INSTRUCTED)[0]
     assert float(result(out)["reverse_1"]) == pytest.approx(emergence.few_shot(model, "reverse", texts)[1], abs=1e-4)

@@ -1,6 +1,7 @@
 """Shannon's game: scripted players of known entropy, and the models by the same measure."""
 
 import builtins
+import io
 import math
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finish, result, start
+from conftest import result
 
 import guess
 import ngram
@@ -200,14 +201,16 @@ def test_a_dot_in_the_text_is_not_the_end_of_a_line():
     assert {"end", "."} <= set(names_to_type(load("dots")))
 
 
-def test_as_a_user_plays_it(fails):
-    process = start(ROOT / "guess.py", "--dataset=prose", stdin=-1)
-    process.stdin.write("\n" * 31)
-    ended = finish(process)
-    assert ended.returncode == 0, ended.stderr
-    assert result(ended.stdout)["characters"] == "31" and "Traceback" not in ended.stderr
-    prepare_data.prepare("prose.txt", tokenizer="bpe", vocab_size=300)
-    assert "cannot be guessed one by one" in fails(guess, "--dataset=prose_bpe300")
+def test_a_game_ends_with_its_input(call, monkeypatch):
+    """Ctrl-D, or the end of a file of guesses."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n" * 31))
+    status, out, _ = call(guess, "--dataset=prose")
+    assert status == 0 and result(out)["characters"] == "31"
+
+
+def test_tokens_that_are_no_characters_are_refused(fails):
+    prepare_data.prepare("prose.txt", tokenizer="bpe", vocab_size=260)
+    assert "cannot be guessed one by one" in fails(guess, "--dataset=prose_bpe260")
 
 
 def test_the_correction_makes_short_games_less_biased():
