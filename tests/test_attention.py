@@ -401,6 +401,8 @@ def test_training_compares_the_parts(call, data, only_training, trained, monkeyp
     assert [block.attention.nh for block in blocks] == [1, 4, 4, 4, 4]
     assert [block.feed_forward is not None for block in blocks] == [False, False, True, True, True]
     assert [(block.residual, block.norm) for block in blocks] == [(False, None)] * 3 + [(True, None), (True, "pre")]
+    with_norms = [any("ln_" in name for name, _ in model.named_parameters()) for model in trained[2:]]
+    assert with_norms == [False] * 4 + [True]
     dataset, printed = load("tiny"), []
     tokens = torch.from_numpy(dataset.val.astype(np.int64))
     T = attention.BLOCK_SIZE

@@ -376,6 +376,7 @@ NAN = math.nan
     [
         ([1.0, 1.0], torch.ones(2), "result is of type list, and should be a tensor"),
         (torch.ones(2, 1), torch.ones(2), "result has shape (2, 1), and should have (2,)"),
+        (torch.ones(2).double(), torch.ones(2), "result has dtype torch.float64, and should have torch.float32"),
         (torch.tensor([1.0, NAN]), torch.ones(2), "result[1] is nan, and should be 1 (1 of 2 numbers differ)"),
         (torch.tensor(2.0), torch.tensor(1.0), "result is 2, and should be 1"),
         (torch.ones(2) + 2e-4, torch.ones(2), "result[0] is 1.0002, and should be 1 (2 of 2 numbers differ)"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -416,6 +417,15 @@ def test_progress_stays_in_one_row_of_the_terminal(monkeypatch, clock, columns):
     show(2_000_000)
     row = sys.stderr.getvalue().removeprefix("\r")
     assert len(row) < columns and f"{what}: 2 of 8 MB, 12 s left  ".endswith(row)
+
+
+def test_the_result_line_has_the_bits_per_byte_of_the_validation_split_if_there_is_one(capsys):
+    data = SimpleNamespace(name="tiny", bits_per_byte=lambda loss, split: {"train": 10, "val": 20}[split] + loss)
+    console.print_result("gpt", data, 7, {"train": 1.0, "val": 2.0}, seconds=1.25)
+    expected = "result: model=gpt dataset=tiny params=7 train=1.0000 val=2.0000 bpb=22.0000 seconds=1.2"
+    assert capsys.readouterr().out.split("\n")[1] == expected
+    console.print_result("gpt", data, 7, {"train": 1.0})
+    assert "bpb=11.0000" in capsys.readouterr().out
 
 
 def test_a_table_is_flush_left_then_flush_right(capsys):
