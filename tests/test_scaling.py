@@ -113,7 +113,7 @@ def test_intervals_contain_the_truth_and_are_wider_with_noise():
     widths = []
     for noise in (0.001, 0.01):
         runs = runs_of(PUBLISHED, noise)
-        laws = scaling.bootstrap(fit_law(runs, scaling.STARTS[:1]), runs, seed=0, n=8)
+        laws = scaling.bootstrap(fit_law(runs, scaling.STARTS[:1]), runs, seed=0, n=6)
         low, high = np.quantile([law.alpha for law in laws], scaling.TAILS)
         assert low - 0.02 < PUBLISHED.alpha < high + 0.02
         widths.append(high - low)
