@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,15 +29,18 @@ import train
 from checkpoint import load_checkpoint, load_model
 from console import known_options
 from dataset import load
+from files import lock
 from gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
+from optim import lr_fraction
 from runtime import Worker
 from train import TrainConfig, training_batches
 from windows import counting_losses
 
 TINY = ["--dataset=tiny", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--eval_tokens=0"]
 TINY += ["--device=cpu", "--dtype=float32"]  # on every machine, and exact to more digits
-SHORT = [*TINY, "--max_iters=12", "--log_interval=1", "--eval_interval=4", "--warmup_iters=2", "--sample_tokens=20"]
+HANG_UP = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
+SHORT = [*TINY, "--max_iters=12", "--log_interval=1", "--eval_interval=4", "--warmup_iters=2", "--sample_tokens=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +52,37 @@ def no_plots(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def data():
-    """data/tiny, a text, and data/list, documents."""
-    Path("tiny.txt").write_text(babble(1200))
-    Path("list.txt").write_text("\n".join(babble(3, seed=i) for i in range(300)))
-    prepare_data.prepare("tiny.txt")
-    prepare_data.prepare("list.txt", documents="lines")
+def quick(monkeypatch):
+    """To wait for the disk, and to seed cards that are not there, takes a third of the time of these short runs."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    for card in (torch.cuda, torch.xpu, torch.mtia):
+        monkeypatch.setattr(card, "manual_seed_all", lambda _: None, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path_factory):
+    """data/tiny, a text, and data/list, documents. Prepared once, then copied."""
+    kept = tmp_path_factory.getbasetemp() / "data of test_train"
+    if not kept.exists():
+        Path("tiny.txt").write_text(babble(1200))
+        Path("list.txt").write_text("\n".join(babble(3, seed=i) for i in range(300)))
+        prepare_data.prepare("tiny.txt")
+        prepare_data.prepare("list.txt", documents="lines")
+        shutil.copytree(".", kept)
+    shutil.copytree(kept, ".", dirs_exist_ok=True)
+
+
+@pytest.fixture
+def finished(call, tmp_path_factory) -> str:
+    """out/tiny, a run of SHORT that has ended: what it printed. Trained once, then copied."""
+    kept = tmp_path_factory.getbasetemp() / "run of test_train"
+    if not kept.exists():
+        status, out, err = call(train, *SHORT)
+        assert status == 0, err
+        shutil.copytree("out/tiny", kept / "tiny")
+        Path(kept, "printed").write_text(out, encoding="utf-8")
+    shutil.copytree(kept / "tiny", "out/tiny", dirs_exist_ok=True)
+    return Path(kept, "printed").read_text(encoding="utf-8")
 
 
 def pretend(monkeypatch, rank: int, world_size: int) -> None:
@@ -115,38 +144,30 @@ def test_a_run_from_the_command_line():
     assert model.num_params() == int(figures["params"]) and tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
 
 
-def test_a_cpu_has_no_published_peak_so_the_log_shows_gflops(call):
-    _, out, _ = call(train, *SHORT)
+def test_a_cpu_has_no_published_peak_so_the_log_shows_gflops(finished):
     flops = load_model("out/tiny/best.pt")[0].flops_per_token()
     speeds, rates = log_of("out/tiny", "tokens_per_second"), log_of("out/tiny", "gflops")
-    assert rates.keys() == speeds.keys() and not log_of("out/tiny", "mfu") and "mfu" not in out
+    assert rates.keys() == speeds.keys() and not log_of("out/tiny", "mfu") and "mfu" not in finished
     assert all(rates[step] == pytest.approx(speed * flops / 1e9, abs=0.01) for step, speed in speeds.items())
-    assert f"{rates[12]:,.1f} GFLOP/s  eta 0:00" in out
+    assert f"{rates[12]:,.1f} GFLOP/s  eta 0:00" in finished
+
+
+def test_the_speed_in_a_line_of_the_log_is_that_since_the_line_before(finished):
+    """So the seconds behind the speeds add up to those of all steps."""
+    progress, speeds = load_checkpoint("out/tiny/last.pt")["progress"], log_of("out/tiny", "tokens_per_second")
+    assert sum(8 * 16 / speed for speed in speeds.values()) == pytest.approx(progress["train_seconds"], rel=0.01)
+    whole = 12 * 8 * 16 / progress["train_seconds"]
+    assert float(result(finished)["tokens_per_second"]) == pytest.approx(whole, rel=0.01)
 
 
 def test_mfu_is_a_share_of_the_published_peak_of_all_processes(call, monkeypatch):
     monkeypatch.setattr(runtime, "published_peak", lambda *_: 1e6)
     for processes in (1, 2):
         pretend(monkeypatch, rank=0, world_size=processes)
-        call(train, *SHORT)
+        call(train, *SHORT, "--max_iters=2")
         flops = load_model("out/tiny/best.pt")[0].flops_per_token() / (processes * 1e6)
         speeds, shares = log_of("out/tiny", "tokens_per_second"), log_of("out/tiny", "mfu")
         assert all(shares[step] == pytest.approx(speed * flops, rel=0.01) for step, speed in speeds.items())
-
-
-def test_the_sample_is_the_best_models(call):
-    _, out, _ = call(train, *SHORT)
-    model, tokenizer = load_model("out/tiny/best.pt")
-    start, generator = torch.tensor([tokenizer.encode("\n")]), torch.Generator().manual_seed(1337)
-    ids = model.generate(start, 20, temperature=0.8, generator=generator)[0].tolist()
-    assert f"\nsample (20 tokens, temperature 0.8):\n{tokenizer.decode(ids).strip()}\n\nloss " in out
-
-
-def test_documents_have_a_test_loss(call):
-    status, out, err = call(train, *SHORT, "--dataset=list", "--out_dir=out/list", "--dropout=0.1")
-    assert status == 0, err
-    expected = loss_of(load_model("out/list/best.pt")[0], load("list"), "test")
-    assert float(result(out)["test"]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_text_of_5_kB_is_enough(call):
@@ -157,66 +178,70 @@ def test_a_text_of_5_kB_is_enough(call):
 
 def test_a_new_run_moves_an_old_one_aside(call):
     for i in range(3):
-        assert call(train, *SHORT, "--max_iters=2", f"--seed={i}")[0] == 0
+        assert call(train, *SHORT, "--max_iters=1", f"--seed={i}")[0] == 0
     seeds = {p.name: load_checkpoint(p / "best.pt")["config"]["seed"] for p in Path("out").iterdir()}
     assert seeds == {"tiny-1": 0, "tiny-2": 1, "tiny": 2}
 
 
-@pytest.mark.parametrize("folder", ["out", "papers", "data", "out/tiny"])
-def test_a_new_run_moves_nothing_else_aside(call, folder):
+@pytest.mark.parametrize("path", ["out", "papers", "data", "out/tiny"])
+def test_a_new_run_moves_nothing_else_aside(path):
     """Such as other runs, documents, datasets, or notes in the folder of the run."""
-    mine = Path(folder, "mine", "notes.txt")
+    mine = Path(path, "mine", "notes.txt")
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     for i in range(2):
-        assert call(train, *SHORT, "--max_iters=1", f"--out_dir={folder}", f"--seed={i}")[0] == 0
+        folder.open_run(Path(path), 0, {"seed": i}).close()
     assert mine.read_text() == "mine" and Path("data/tiny/meta.json").exists()
-    assert load_checkpoint(f"{folder}-1/last.pt")["config"]["seed"] == 0
-    assert load_checkpoint(f"{folder}/last.pt")["config"]["seed"] == 1
+    assert [Path(name, "config.toml").read_text() for name in (f"{path}-1", path)] == ["seed = 0\n", "seed = 1\n"]
+    assert [Path(name, "log.jsonl").exists() for name in (f"{path}-1", path)] == [True, True]
 
 
 @posix
-def test_a_run_in_a_linked_folder_stays_where_the_link_leads(call, fails):
+def test_a_run_in_a_linked_folder_stays_where_the_link_leads(fails):
     Path("disk/run").mkdir(parents=True)
     Path("out").mkdir()
     Path("out/run").symlink_to(Path("disk/run").resolve())
     for _ in range(2):
-        assert call(train, *SHORT, "--max_iters=1", "--out_dir=out/run")[0] == 0
-    assert Path("out/run").is_symlink() and Path("disk/run/last.pt").exists() and Path("disk/run-1/last.pt").exists()
+        folder.open_run(Path("out/run"), 0, {}).close()
+    assert Path("out/run").is_symlink()
+    assert Path("disk/run/log.jsonl").exists() and Path("disk/run-1/log.jsonl").exists()
     Path("out/gone").symlink_to("not mounted")
     assert "out/gone is a file, or a link that leads nowhere" in fails(train, *SHORT, "--out_dir=out/gone")
 
 
-def test_a_plot_in_the_folder_of_a_new_run_stays(call):
+def test_a_plot_in_the_folder_of_a_new_run_stays():
     """Such as of sample.py --init_from=gpt2 --plot, in out/gpt2."""
     Path("out/tiny").mkdir(parents=True)
     Path("out/tiny/attention.png").write_bytes(b"a plot")
-    assert call(train, *SHORT, "--max_iters=1")[0] == 0 and Path("out/tiny/attention.png").read_bytes() == b"a plot"
+    folder.open_run(Path("out/tiny"), 0, {}).close()
+    assert Path("out/tiny/attention.png").read_bytes() == b"a plot"
 
 
-@pytest.mark.parametrize("file", ["best.pt", "config.toml", "meta.json", "mine.py"])
-def test_a_folder_with_files_of_others_is_left_alone(call, fails, file):
-    Path("out/other").mkdir(parents=True)
-    Path("out/other", file).write_bytes(b"of another script")
-    assert f"out/other has {file}, which is of no run; use another" in fails(train, *SHORT, "--out_dir=out/other")
-    assert [path.read_bytes() for path in Path("out/other").iterdir()] == [b"of another script"]
+def test_a_folder_with_files_of_others_is_left_alone(fails):
+    for file in ("best.pt", "config.toml", "meta.json", "mine.py"):
+        other = Path("out", file.replace(".", "_"))
+        other.mkdir(parents=True)
+        Path(other, file).write_bytes(b"of another script")
+        error = fails(train, *SHORT, f"--out_dir={other}")
+        assert error.endswith(f"/{other.name} has {file}, which is of no run; use another --out_dir=")
+        assert [path.read_bytes() for path in other.iterdir()] == [b"of another script"]
 
 
 # ----------------------------------------------------------------------------- nothing is lost
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "stopped"),
     [
-        [],
-        ["--dropout=0.2", "--gradient_accumulation_steps=2", "--optimizer=adamw"],
-        ["--dropout=0.2", "--dtype=float16", "--optimizer=sgd", "--schedule=wsd", "--block_size=4"],
-        ["--dropout=0.2", "--dtype=bfloat16", "--label_smoothing=0.1"],
-        ["--dataset=list", "--document_mask"],
+        ([], {1: signal.SIGINT, 6: signal.SIGTERM, 7: HANG_UP}),
+        (["--dropout=0.2", "--gradient_accumulation_steps=2", "--optimizer=adamw"], {7: signal.SIGINT}),
+        (["--dtype=float16", "--optimizer=sgd", "--schedule=wsd", "--block_size=4"], {7: signal.SIGINT}),
+        (["--dataset=list", "--document_mask", "--dtype=bfloat16", "--label_smoothing=0.1"], {6: signal.SIGTERM}),
     ],
+    ids=["muon", "adamw", "float16", "documents"],
 )
-def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, monkeypatch):
-    """Stopped between any two steps, also between two lines of the log, by Ctrl-C or SIGTERM."""
+def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, stopped, monkeypatch):
+    """Stopped between any two steps, also between two lines of the log, by Ctrl-C, SIGTERM or a closed terminal."""
     options = [*SHORT, "--log_interval=2", *keys]
     high = functools.partial(torch.amp.GradScaler, init_scale=2.0**20)  # so high that float16 overflows at first
     monkeypatch.setattr(torch.amp, "GradScaler", high)
@@ -226,8 +251,7 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
     def install(number, handler):
         handlers[number] = handler
 
-    stopped = {1: signal.SIGINT, 6: signal.SIGTERM, 7: signal.SIGINT}
-    for stops in stopped if "--dtype=float16" not in keys else (7,):  # which takes long on a CPU
+    for stops in stopped:
         folder, steps = f"out/stopped{stops}", 0
 
         def stop_after(*arguments, stops=stops):
@@ -241,6 +265,8 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
             patch.setattr("signal.signal", install)
             patch.setattr(train, "training_batches", stop_after)
             patch.setattr("sys.argv", ["train.py", *options, f"--out_dir={folder}"])
+            for stream in ("stdout", "stderr"):  # which a closed terminal replaces
+                patch.setattr(sys, stream, getattr(sys, stream))
             with pytest.raises(SystemExit) as leaving:
                 train.main()
         assert leaving.value.code == 130
@@ -255,10 +281,8 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, m
             torch.testing.assert_close(resumed[part], whole[part], rtol=0, atol=0)
 
 
-def test_a_run_that_is_stopped_in_an_evaluation_loses_no_step_and_repeats_the_evaluation(call, monkeypatch):
+def test_a_run_that_is_stopped_in_an_evaluation_loses_no_step_and_repeats_the_evaluation(call, finished, monkeypatch):
     """A signal ends the evaluation after a batch, also the last evaluation."""
-    options = [*SHORT, "--batch_size=2"]
-    call(train, *options, "--out_dir=out/whole")
     for step in (8, 12):
         folder, batches = f"out/{step}", []
 
@@ -268,21 +292,23 @@ def test_a_run_that_is_stopped_in_an_evaluation_loses_no_step_and_repeats_the_ev
 
         with monkeypatch.context() as patch:
             patch.setattr(Worker, "any", any_signal)
-            assert call(train, *options, f"--out_dir={folder}")[0] == 130
+            status, out, _ = call(train, *SHORT, f"--out_dir={folder}")
+        assert status == 130
+        assert out.splitlines()[-1] == f"stopped after step {step}; resume with --init_from=resume --out_dir={folder}"
         assert list(log_of(folder, "val")) == list(range(4, step, 4))
         assert load_checkpoint(f"{folder}/last.pt")["step"] == step
         assert call(train, "--init_from=resume", f"--out_dir={folder}")[0] == 0
         for key in ("train", "val"):
-            assert log_of(folder, key) == log_of("out/whole", key)
-        best = [load_checkpoint(f"{f}/last.pt")["progress"]["best"] for f in (folder, "out/whole")]
+            assert log_of(folder, key) == log_of("out/tiny", key)
+        best = [load_checkpoint(f"{f}/last.pt")["progress"]["best"] for f in (folder, "out/tiny")]
         assert best[0] == best[1]
 
 
 @pytest.mark.parametrize("save", [2, 3])
-def test_a_run_that_is_killed_in_an_evaluation_loses_no_step_and_repeats_the_evaluation(call, monkeypatch, save):
+def test_a_run_that_is_killed_in_an_evaluation_loses_no_step_and_repeats_the_evaluation(
+    call, finished, monkeypatch, save
+):
     """last.pt is saved before each evaluation and after it: killed in the second save, or in the third."""
-    options = [*SHORT, "--checkpoint_interval=4"]
-    call(train, *options, "--out_dir=out/whole")
     saves = []
 
     def save_or_die(run):
@@ -295,15 +321,14 @@ def test_a_run_that_is_killed_in_an_evaluation_loses_no_step_and_repeats_the_eva
     with monkeypatch.context() as patch:
         patch.setattr(train, "save_progress", save_or_die)
         with pytest.raises(RuntimeError, match="killed"):
-            call(train, *options, "--out_dir=out/killed")
+            call(train, *SHORT, "--checkpoint_interval=4", "--out_dir=out/killed")
     assert saves == [4, 4, 8][:save]
     assert call(train, "--init_from=resume", "--out_dir=out/killed")[0] == 0
     for key in ("train", "val"):
-        assert log_of("out/killed", key) == log_of("out/whole", key)
+        assert log_of("out/killed", key) == log_of("out/tiny", key)
 
 
-def test_the_log_is_cut_between_lines_whatever_ends_them(call):
-    call(train, *SHORT, "--schedule=constant")
+def test_the_log_is_cut_between_lines_whatever_ends_them(call, finished):
     log = Path("out/tiny/log.jsonl")
     later = b'{"step": 13, "train": 9.0}\r\n'  # from a run that was killed before it saved step 13
     log.write_bytes(log.read_bytes().replace(b"\n", b"\r\n") + later + b'{"step": 1')  # Windows; a killed write
@@ -313,15 +338,14 @@ def test_the_log_is_cut_between_lines_whatever_ends_them(call):
 
 
 def test_a_finished_run_can_be_extended(call):
-    long = ["--schedule=constant", "--eval_interval=6"]
-    call(train, *SHORT, *long, "--out_dir=out/long")
-    call(train, *SHORT, *long, "--max_iters=6")
-    assert call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=12")[0] == 0
+    long = ["--schedule=constant", "--eval_interval=3"]
+    call(train, *SHORT, *long, "--max_iters=6", "--out_dir=out/long")
+    call(train, *SHORT, *long, "--max_iters=3")
+    assert call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=6")[0] == 0
     assert log_of("out/tiny", "train") == log_of("out/long", "train")
 
 
-def test_a_finished_run_says_so_and_keeps_its_number_of_steps(call, fails):
-    call(train, *SHORT)
+def test_a_finished_run_says_so_and_keeps_its_number_of_steps(call, fails, finished):
     again = ["--init_from=resume", "--out_dir=out/tiny"]
     assert "12 steps are done, more than --max_iters=5; give a larger number" in fails(train, *again, "--max_iters=5")
     assert tomllib.loads(Path("out/tiny/config.toml").read_text())["max_iters"] == 12
@@ -334,8 +358,7 @@ def test_a_finished_run_says_so_and_keeps_its_number_of_steps(call, fails):
     assert "there is no out/tyni/last.pt to resume; use --out_dir= with one of: out/tiny" in other
 
 
-def test_the_seconds_of_a_resumed_run_go_on(call):
-    call(train, *SHORT)
+def test_the_seconds_of_a_resumed_run_go_on(call, finished):
     progress = load_checkpoint("out/tiny/last.pt")["progress"]
     assert 0 < progress["train_seconds"] < progress["seconds"] < 60
     change("out/tiny/last.pt", progress=progress | {"seconds": 1000.0})
@@ -350,15 +373,14 @@ def test_the_log_is_on_the_disk_before_a_checkpoint_of_its_last_step(call, monke
     """Else a run that is resumed after a power cut would lack lines."""
     synced, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), fsync(fd)))
-    call(train, *SHORT, "--eval_interval=12")
+    call(train, *SHORT, "--max_iters=2")
     log, best, last = (Path("out/tiny", name).stat().st_ino for name in ("log.jsonl", "best.pt", "last.pt"))
     at = synced.index(best)
     assert synced[at - 1 : at + 3] == [log, best, log, last]
 
 
-def test_resuming_with_other_eval_tokens_starts_the_best_loss_again(call):
+def test_resuming_with_other_eval_tokens_starts_the_best_loss_again(call, finished):
     """With no step left, the best model is evaluated on them; with some, the next evaluation replaces it."""
-    call(train, *SHORT)
     again, data = ["--init_from=resume", "--out_dir=out/tiny"], load("tiny")
     for tokens, steps, best in ((50, 12, 12), (0, 14, 12), (50, 16, 16)):
         figures = result(call(train, *again, f"--eval_tokens={tokens}", f"--max_iters={steps}")[1])
@@ -370,16 +392,14 @@ def test_resuming_with_other_eval_tokens_starts_the_best_loss_again(call):
         change("out/tiny/last.pt", progress=progress | {"best": 0.0})  # no loss is lower
 
 
-def test_the_result_is_that_of_best_pt_whatever_last_pt_says_of_it(call):
+def test_the_result_is_that_of_best_pt_whatever_last_pt_says_of_it(call, finished):
     """A run that was killed after it wrote best.pt and before last.pt, then resumed with other options."""
-    call(train, *SHORT)
     change("out/tiny/best.pt", step=11)
     out = call(train, "--init_from=resume", "--out_dir=out/tiny")[1]
     assert "validation loss was lowest at step 11: " in out
 
 
-def test_a_flipped_bit_is_found(call, fails):
-    call(train, *SHORT, "--max_iters=1")
+def test_a_flipped_bit_is_found(fails, finished):
     for name, options in (("last.pt", (train, "--init_from=resume", "--out_dir=out/tiny")), ("best.pt", (sample,))):
         path = Path("out/tiny", name)
         content = bytearray(path.read_bytes())
@@ -390,28 +410,20 @@ def test_a_flipped_bit_is_found(call, fails):
 
 
 @posix
-def test_a_second_run_leaves_the_folder_of_the_first_alone(fails):
-    """The first ends with a signal: it saves and says how to resume."""
-    process = start("train.py", *TINY, "--max_iters=1000000", "--log_interval=1", "--checkpoint_interval=1")
-    try:
-        while not Path("out/tiny/last.pt").exists():
-            assert process.stdout.readline()
+def test_a_second_run_leaves_the_folder_of_the_first_alone(fails, finished):
+    before = Path("out/tiny/log.jsonl").read_bytes()
+    with open("out/tiny/log.jsonl", "a") as log:
+        lock(log, "")  # as a run does that is still writing
         for options in (SHORT, ["--init_from=resume", "--out_dir=out/tiny"]):
             assert "another run is writing to out/tiny; wait for its end" in fails(train, *options)
-        process.send_signal(signal.SIGTERM)
-        done = finish(process)
-    finally:
-        process.kill()
-    assert done.returncode == 130 and done.stderr == ""
+    assert Path("out/tiny/log.jsonl").read_bytes() == before
     assert [path.name for path in Path("out").iterdir()] == ["tiny"]
-    step = load_checkpoint("out/tiny/last.pt")["step"]
-    line = f"stopped after step {step}; resume with --init_from=resume --out_dir=out/tiny"
-    assert done.stdout.splitlines()[-1] == line
 
 
+@pytest.mark.slow
 @posix
-def test_a_terminal_that_is_closed_stops_the_run_which_saves():
-    """The process gets SIGHUP, and whatever it prints from then on is an error."""
+def test_a_terminal_that_is_closed_stops_the_run_which_saves(fails):
+    """The process gets SIGHUP, and whatever it prints from then on is an error. Until then, no other run may start."""
     import fcntl
     import termios
 
@@ -428,55 +440,53 @@ def test_a_terminal_that_is_closed_stops_the_run_which_saves():
     shown = b""
     while b"\nstep " not in shown:
         shown += os.read(ours, 1000)
+    assert "another run is writing to out/tiny; wait for its end" in fails(train, *SHORT)
     os.close(ours)
     assert process.wait(timeout=60) == 130
     assert load_checkpoint("out/tiny/last.pt")["step"] >= 1
 
 
-def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, monkeypatch):
+@pytest.mark.slow
+@posix
+def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, launcher):
     """Killed at random moments of a run that writes both checkpoints at each step."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in this process: sums over threads are rounded in another order
-    options = [*TINY, "--max_iters=60", "--log_interval=1", "--eval_interval=5", "--checkpoint_interval=1"]
+    options = [*TINY, "--max_iters=40", "--log_interval=1", "--eval_interval=5", "--checkpoint_interval=1"]
     options += ["--sample_tokens=1", "--dropout=0.1", "--dtype=bfloat16"]
     call(train, *options, "--out_dir=out/whole")
     rng = random.Random(0)
-    process = start("train.py", *options, "--out_dir=out/killed")
+    process = Processes(launcher, ({}, [*options, "--out_dir=out/killed"]))
     for _ in range(2):
         for _ in range(rng.randint(8, 18)):
             process.stdout.readline()
         time.sleep(rng.random() * 0.02)
-        process.kill()
-        assert finish(process).returncode != 0
+        os.kill(process.ids[0], signal.SIGKILL)
+        assert process.finish()[0] == [-signal.SIGKILL]
         for path in Path("out/killed").glob("*.pt"):
             load_checkpoint(path)
-        process = start("train.py", "--init_from=resume", "--out_dir=out/killed")
-    assert finish(process).returncode == 0
+        process = Processes(launcher, ({}, ["--init_from=resume", "--out_dir=out/killed"]))
+    assert process.finish()[0] == [0]
     for key in ("train", "val"):
         assert log_of("out/killed", key) == log_of("out/whole", key)
 
 
 @posix
-def test_a_full_disk_leaves_the_checkpoint_that_was_there(call):
+def test_a_full_disk_leaves_the_checkpoint_that_was_there(fails, finished):
     """The system refuses files above a limit in the middle of writing, as a full disk would."""
-    call(train, *SHORT, "--max_iters=2", "--schedule=constant")
+    import resource
+
     before = Path("out/tiny/last.pt").read_bytes()
-
-    def limit():
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, resource.RLIM_INFINITY))
-
-    again = ["--init_from=resume", "--out_dir=out/tiny", "--max_iters=5", "--eval_interval=5"]
-    done = finish(start("train.py", *again, preexec_fn=limit))
-    assert done.returncode == 2
-    what = "error: cannot write out/tiny/last.pt: File too large; free some disk space"
-    assert done.stderr.startswith(what) and done.stderr.count("\n") == 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        error = fails(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=13")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.startswith("error: cannot write out/tiny/last.pt: File too large; free some disk space")
     assert Path("out/tiny/last.pt").read_bytes() == before
     assert not list(Path("out/tiny").glob("*.tmp"))
 
 
-def test_a_checkpoint_cannot_execute_anything(call, fails):
-    call(train, *SHORT, "--max_iters=1")
+def test_a_checkpoint_cannot_execute_anything(fails, finished):
     for path, entry in (("out/tiny/last.pt", "progress"), ("out/tiny/best.pt", "tokenizer")):
         change(path, **{entry: Malicious()})
     again = ["--init_from=resume", "--out_dir=out/tiny"]
@@ -595,10 +605,9 @@ def test_each_window_counts_the_same_however_a_process_splits_them(call, monkeyp
         assert log_of("out/4", key)[1] == pytest.approx(log_of("out/6", key)[1], rel=1e-5)
 
 
-def test_the_log_has_the_mean_loss_since_its_last_line(call):
-    for interval in (1, 4):
-        call(train, *SHORT, f"--log_interval={interval}", f"--out_dir=out/{interval}")
-    each, means = (log_of(f"out/{interval}", "train") for interval in (1, 4))
+def test_the_log_has_the_mean_loss_since_its_last_line(call, finished):
+    call(train, *SHORT, "--log_interval=4", "--out_dir=out/4")
+    each, means = log_of("out/tiny", "train"), log_of("out/4", "train")
     assert means == pytest.approx({last: np.mean([each[last - i] for i in range(4)]) for last in (4, 8, 12)}, rel=1e-6)
 
 
@@ -612,34 +621,32 @@ def test_dropout_differs_from_step_to_step_process_to_process_and_seed_to_seed(c
     monkeypatch.setattr(train, "training_batches", note_seed)
     for rank, seed in ((0, 0), (1, 0), (0, 1)):
         pretend(monkeypatch, rank, world_size=2)
-        call(train, *SHORT, f"--seed={seed}", f"--out_dir=out/{rank}{seed}")
-        del seeds[-13]  # the seed of the pass before the first step
-    assert len(seeds) == len(set(seeds)) == 36
+        call(train, *SHORT, "--max_iters=4", f"--seed={seed}", f"--out_dir=out/{rank}{seed}")
+        del seeds[-5]  # the seed of the pass before the first step
+    assert len(seeds) == len(set(seeds)) == 12
 
 
 def test_eval_interval_does_not_affect_training(call):
-    for interval in (1, 12):
-        call(train, *SHORT, "--dropout=0.2", f"--eval_interval={interval}", f"--out_dir=out/{interval}")
-    assert log_of("out/1", "train") == log_of("out/12", "train")
-    assert log_of("out/1", "val")[12] == log_of("out/12", "val")[12]
+    for interval in (1, 4):
+        keys = ["--max_iters=4", f"--eval_interval={interval}", f"--out_dir=out/{interval}"]
+        call(train, *SHORT, "--dropout=0.2", *keys)
+    assert log_of("out/1", "train") == log_of("out/4", "train")
+    assert log_of("out/1", "val")[4] == log_of("out/4", "val")[4]
 
 
 # ----------------------------------------------------------------------------- optimization
 
 
-def test_a_rate_is_never_zero_while_training(call):
-    for schedule in ("linear", "cosine", "wsd"):
-        call(train, *SHORT, "--warmup_iters=4", f"--schedule={schedule}")
-        rates = list(log_of("out/tiny", "lr").values())
-        assert min(rates) > 0 and rates[3] == max(rates) == 1e-2
+def test_the_learning_rate_of_a_step_is_the_schedules(finished):
+    expected = {step: 1e-2 * lr_fraction(step, TrainConfig(max_iters=12, warmup_iters=2)) for step in range(1, 13)}
+    assert log_of("out/tiny", "lr") == pytest.approx(expected) and min(expected.values()) > 0
 
 
-def test_remarks_on_learning_rates(call):
+def test_remarks_on_learning_rates(call, finished):
     """A warmup that never ends, and a loss above the uniform loss, whose perplexity may have hundreds of digits."""
-    remark = "note: --warmup_iters=48 is longer than the run; the learning rate only reaches 25% of its peak"
-    assert remark in call(train, *SHORT, "--warmup_iters=48")[1]
-    out = call(train, *SHORT)[1]
-    assert "note: " not in out and "above the uniform loss" not in out
+    assert "note: " not in finished and "above the uniform loss" not in finished
+    remark = "note: --warmup_iters=4 is longer than the run; the learning rate only reaches 25% of its peak"
+    assert remark in call(train, *SHORT, "--max_iters=1", "--warmup_iters=4")[1]
     out = call(train, *SHORT, "--learning_rate=30", "--muon_learning_rate=10")[1]
     assert "saved best.pt, still above the uniform loss of 2.8332" in out and "new best" not in out
     assert max(len(line) for line in out.splitlines() if line.startswith(("uniform", "val"))) < 80
@@ -675,45 +682,44 @@ def test_muon_has_a_learning_rate_of_its_own(call):
             assert p.norm().item() < 1e-6, name
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_an_optimizer_of_pytorch_takes_the_place_of_ours(call, monkeypatch, dtype):
-    """With the schedule, and exact if it is resumed. The same rule has the same losses."""
-    keys = [*SHORT, "--optimizer=adamw", "--weight_decay=0", f"--dtype={dtype}"]
-    call(train, *keys, "--out_dir=out/ours")
+def test_an_optimizer_of_pytorch_takes_the_place_of_ours(call, monkeypatch):
+    """With the schedule, in float16, and exact if it is resumed. The same rule has the same losses."""
+    keys = [*SHORT, "--optimizer=adamw", "--weight_decay=0", "--dtype=float16", "--schedule=inverse_sqrt"]
+    keys += ["--block_size=4", "--eval_interval=3"]
+    call(train, *keys, "--max_iters=6", "--out_dir=out/ours")
 
     def adamw(model, config, dtype):
         betas = (config.beta1, config.beta2)
         return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=betas, weight_decay=0.0)
 
     monkeypatch.setattr(train, "make_optimizer", adamw)
-    call(train, *keys, "--out_dir=out/theirs")
+    call(train, *keys, "--max_iters=6", "--out_dir=out/theirs")
     for key in ("train", "val", "lr"):
         assert log_of("out/theirs", key) == pytest.approx(log_of("out/ours", key), abs=1e-4)
-    assert len(set(log_of("out/theirs", "lr").values())) > 5
-    call(train, *keys, "--out_dir=out/part", "--max_iters=6", "--schedule=constant")
-    call(train, *keys, "--out_dir=out/all", "--schedule=constant")
-    status, _, err = call(train, "--init_from=resume", "--max_iters=12", "--out_dir=out/part")
+    assert len(set(log_of("out/theirs", "lr").values())) == 6
+    call(train, *keys, "--max_iters=3", "--out_dir=out/part")
+    status, _, err = call(train, "--init_from=resume", "--max_iters=6", "--out_dir=out/part")
     assert status == 0, err
-    assert log_of("out/part", "train") == log_of("out/all", "train")
+    assert log_of("out/part", "train") == log_of("out/theirs", "train")
 
 
 def test_a_device_without_foreach_kernels_trains(call, monkeypatch):
     """As Apple's: PyTorch refuses foreach=True there, and picks the way itself if nothing is said."""
     for name in ("_device_has_foreach_support", "_has_foreach_support"):
         monkeypatch.setattr(torch.nn.utils.clip_grad, name, lambda *_: False)
-    assert call(train, *SHORT, "--max_iters=2")[0] == 0
+    assert call(train, *SHORT, "--max_iters=1")[0] == 0
 
 
-@pytest.mark.parametrize("option", ["--label_smoothing=0.4", "--train_temperature=0.5"])
-def test_labels_and_logits_are_changed_in_the_training_loss_only(call, option):
+def test_labels_and_logits_are_changed_in_the_training_loss_only(call):
     """A learning rate near zero leaves the model as it was: the validation loss is the same."""
     losses = []
-    for options in ([], [option]):
+    for option in ("--label_smoothing=0", "--label_smoothing=0.4", "--train_temperature=0.5"):
         frozen = ["--zero_init=false", "--learning_rate=1e-9", "--muon_learning_rate=1e-9", "--max_iters=1"]
-        call(train, *SHORT, *frozen, *options)
+        call(train, *SHORT, *frozen, option)
         losses.append([log_of("out/tiny", key)[1] for key in ("train", "val")])
-    assert losses[0][1] == pytest.approx(losses[1][1], abs=1e-6)
-    assert abs(losses[0][0] - losses[1][0]) > 1e-5
+    (plain, expected), *others = losses
+    for changed, val in others:
+        assert val == pytest.approx(expected, abs=1e-6) and abs(changed - plain) > 1e-5
 
 
 def test_a_step_in_which_float16_overflows_leaves_the_weights_alone(call, monkeypatch):
@@ -721,14 +727,13 @@ def test_a_step_in_which_float16_overflows_leaves_the_weights_alone(call, monkey
     keys = ["--dtype=float16", "--zero_init=false"]
     call(train, *SHORT, *keys, "--max_iters=1")
     assert not any(p.any() for p in moved("out/tiny").values())
-    for optimizer in ("muon", "adamw"):
-        status, _, err = call(train, *SHORT, *keys, f"--optimizer={optimizer}")
-        assert status == 0, err
-        overflows = [step for step, norm in log_of("out/tiny", "grad_norm").items() if not math.isfinite(norm)]
-        assert overflows[0] == 1 and 2 < len(overflows) < 12
-        last = load_checkpoint("out/tiny/last.pt")
-        assert last["scaler"]["scale"] == 2.0 ** (22 - len(overflows))
-        assert last["optimizer"]["updates"] == 12 - len(overflows)
+    status, _, err = call(train, *SHORT, *keys, "--eval_interval=12")
+    assert status == 0, err
+    overflows = [step for step, norm in log_of("out/tiny", "grad_norm").items() if not math.isfinite(norm)]
+    assert overflows[0] == 1 and 2 < len(overflows) < 12
+    last = load_checkpoint("out/tiny/last.pt")
+    assert last["scaler"]["scale"] == 2.0 ** (22 - len(overflows))
+    assert last["optimizer"]["updates"] == 12 - len(overflows)
     for step, dtype in ((13, "float32"), (14, "float16")):  # without a scaler, then with a new one
         again = ["--init_from=resume", "--out_dir=out/tiny", f"--max_iters={step}", f"--dtype={dtype}"]
         assert call(train, *again)[0] == 0
@@ -736,112 +741,140 @@ def test_a_step_in_which_float16_overflows_leaves_the_weights_alone(call, monkey
 
 
 def test_a_run_stops_early_when_the_validation_loss_rises_and_keeps_the_best_model(call):
-    """The learning rate rises to a wild 0.5: the loss falls while the rate is small, and rises later."""
+    """The learning rate rises to a wild 0.5: the loss falls while the rate is small, and rises later. The run says how
+    to continue, and its sample is the best model's."""
     wild = ["--optimizer=adamw", "--learning_rate=0.5", "--warmup_iters=40", "--max_iters=40", "--schedule=constant"]
-    status, out, _ = call(train, *TINY, *wild, "--eval_interval=2", "--sample_tokens=1", "--early_stop=3")
+    status, out, _ = call(train, *TINY, *wild, "--eval_interval=2", "--sample_tokens=20", "--early_stop=3")
     losses = log_of("out/tiny", "val")
     best, last = min(losses, key=losses.get), max(losses)
     assert status == 0 and last == best + 6 < 40
-    assert "early stopping: no improvement in 3 evaluations" in out
+    advice = "to continue: python train.py --init_from=resume --out_dir=out/tiny --early_stop=0"
+    assert f"early stopping: no improvement in 3 evaluations; {advice}" in out
     assert f"validation loss was lowest at step {best}: the sample and results below use best.pt" in out
     assert result(out)["val"] == f"{losses[best]:.4f}" and result(out)["step"] == str(last)
     assert [load_checkpoint(f"out/tiny/{name}.pt")["step"] for name in ("best", "last")] == [best, last]
+    model, tokenizer = load_model("out/tiny/best.pt")
+    start, generator = torch.tensor([tokenizer.encode("\n")]), torch.Generator().manual_seed(1337)
+    ids = model.generate(start, 20, temperature=0.8, generator=generator)[0].tolist()
+    assert f"\nsample (20 tokens, temperature 0.8):\n{tokenizer.decode(ids).strip()}\n\nloss " in out
     again = ["--init_from=resume", "--out_dir=out/tiny"]
-    assert result(call(train, *again)[1])["step"] == str(last)  # it was over
-    done = call(train, *again, "--early_stop=100", f"--max_iters={last + 1}")[1]
-    assert result(done)["step"] == str(last + 1)
-
-
-def test_a_machine_that_cannot_compile_is_told_how_to_go_on(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "/no/compiler")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing compiled before"))
-    done = finish(start("train.py", *SHORT, "--compile"))
-    assert done.returncode == 2 and done.stderr.count("error: ") == 1
-    assert done.stderr.splitlines()[-1].startswith(
-        "error: torch.compile fails here (InductorError: InvalidCxxCompiler: "
-    )
-    assert done.stderr.endswith(", or use --compile=false\n") and not Path("out").exists()
+    for keys, step in ((["--max_iters=50"], last), (["--early_stop=0", f"--max_iters={last + 2}"], last + 2)):
+        out = call(train, *again, *keys)[1]
+        assert result(out)["step"] == str(step) and (advice in out) == (step == last)
 
 
 def test_a_document_mask_needs_documents(call, fails):
     assert fails(train, *SHORT, "--document_mask") == "error: tiny is one long text; use --document_mask=false"
+    masked = [*SHORT, "--dataset=list", "--max_iters=2", "--zero_init=false"]
     for mask, separator in (("false", None), ("true", load("list").separator)):
-        call(train, *SHORT, "--dataset=list", f"--document_mask={mask}", f"--out_dir=out/{mask}")
+        call(train, *masked, f"--document_mask={mask}", f"--out_dir=out/{mask}")
         assert load_model(f"out/{mask}/best.pt")[0].config.start_token == separator
     assert log_of("out/true", "train") != log_of("out/false", "train")
-    call(train, *SHORT, "--dataset=list", "--init_from=out/true", "--out_dir=out/tuned")  # the model keeps its mask
+    call(train, *masked, "--init_from=out/true", "--out_dir=out/tuned")  # the model keeps its mask
     assert load_model("out/tuned/best.pt")[0].config.start_token == separator
-    call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=13")
+    call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=3")
     assert load_model("out/tuned/last.pt")[0].config.start_token == separator
-    call(train, *SHORT, "--dataset=list", "--init_from=out/true", "--out_dir=out/without", "--document_mask=false")
+    call(train, *masked, "--init_from=out/true", "--out_dir=out/without", "--document_mask=false")
     assert load_model("out/without/best.pt")[0].config.start_token is None
 
 
 # ----------------------------------------------------------------------------- several processes
 
 
-def python(*command, **more) -> subprocess.Popen:
-    """Start Python with one thread, as several processes share the cores."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    return subprocess.Popen([sys.executable, *command], env=environment, **pipes, **more)
-
-
-def torchrun(processes: int, *options: str) -> subprocess.Popen:
-    """train.py as torchrun starts it. The error that torchrun adds at the end is its own."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return python(*launch, ROOT / "train.py", *options)
-
-
-FORKED = """import os, runpy, socket, sys
+LAUNCHER = f"""import json, os, runpy, signal, sys
 import torch.distributed.fsdp
 
-with socket.socket() as free:
-    free.bind(("localhost", 0))
-    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
-processes, *sys.argv = sys.argv[1:]
-for rank in map(str, range(int(processes))):
-    if os.fork() == 0:
-        os.environ.update(address, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=processes)
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        sys.exit()
-for _ in range(int(processes)):
-    if os.wait()[1]:
-        os.killpg(0, 9)  # the others would wait for it"""
+for line in sys.stdin:
+    folder, processes = json.loads(line)
+    os.chdir(folder)
+    out, err = os.open("stdout", os.O_WRONLY), os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    ids = []
+    for variables, options in processes:
+        ids.append(os.fork())
+        if ids[-1] == 0:
+            signal.alarm(120)  # the end of a process that waits forever
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.environ.update(variables)
+            sys.argv = ["train.py", *options]
+            runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
+            sys.exit()
+    os.close(out)
+    os.close(err)
+    print(*ids, flush=True)
+    print(*(os.waitstatus_to_exitcode(os.waitpid(i, 0)[1]) for i in ids), flush=True)
+"""
 
 
-def forked(processes: int, *options: str) -> subprocess.Popen:
-    """train.py in the environment that torchrun makes, in half the time: one process imports PyTorch for all."""
-    return python("-c", FORKED, str(processes), ROOT / "train.py", *options, start_new_session=True)
+@pytest.fixture(scope="module")
+def launcher():
+    """A process that has imported PyTorch, and becomes any number of processes of train.py, without the seconds that
+    each would need to start."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER], env=environment, **pipes) as process:
+        yield process
 
 
+class Processes:
+    """Processes of train.py, one for each (variables, options): their ids, and what they print."""
+
+    def __init__(self, launcher: subprocess.Popen, *processes: tuple[dict, list]):
+        if not Path("stdout").exists():
+            os.mkfifo("stdout")
+        launcher.stdin.write(json.dumps([os.getcwd(), processes]) + "\n")
+        launcher.stdin.flush()
+        self.launcher = launcher
+        self.stdout = open("stdout", encoding="utf-8")  # noqa: SIM115
+        self.ids = [int(i) for i in launcher.stdout.readline().split()]
+
+    def finish(self) -> tuple[list[int], str, list[str]]:
+        """Their exit statuses, all that they still print, and the lines of all errors."""
+        with self.stdout:
+            out = self.stdout.read()
+        statuses = [int(status) for status in self.launcher.stdout.readline().split()]
+        return statuses, out, [line for line in Path("stderr").read_text().splitlines() if line.startswith("error: ")]
+
+
+def members(number: int, *options: str, later: str = "") -> list[tuple[dict, list]]:
+    """What torchrun starts on one machine. later: an option that all but the first process have, too."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(number)}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
+    return [(shared | rank, [*options, later] if later and i else options) for i, rank in enumerate(ranks)]
+
+
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
-    ("processes", "keys"),
+    ("number", "keys"),
     [(3, []), (2, ["--fsdp", "--tie_weights"])],
     ids=["ddp", "fsdp"],
 )
-def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, processes, keys):
-    """The same losses and gradients; one process prints and writes; a checkpoint is the same as by one process. All are
-    equal to the last digit only for the same number of processes: in sums over three, the order shows."""
-    options = [*SHORT, "--schedule=constant", "--eval_interval=3", "--zero_init=false", *keys]
+def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, launcher, number, keys):
+    """The same losses and gradients; one process prints and writes, and its options count; a checkpoint is the same as
+    by one process. All are equal to the last digit only for the same number of processes: in sums over three, the order
+    shows."""
+    options = [*SHORT, "--max_iters=6", "--schedule=constant", "--eval_interval=3", "--zero_init=false", *keys]
     options += ["--batch_size=3", "--gradient_accumulation_steps=4"]  # in several micro-batches per process, too
-    many = forked(processes, *options, "--out_dir=out/many")
-    part = forked(processes, *options, "--out_dir=out/part", "--max_iters=6")
     call(train, *options, "--fsdp=false", "--out_dir=out/one")
-    many, part = finish(many), finish(part)
-    assert many.returncode == part.returncode == 0, many.stderr + part.stderr
-    shutil.copytree("out/part", "out/alone")
-    again = ["--init_from=resume", "--max_iters=12"]
-    done = finish(forked(processes, *again, "--out_dir=out/part"))
-    assert done.returncode == 0 and "resumed after step 6" in done.stdout, done.stderr
-    assert call(train, *again, "--fsdp=false", "--out_dir=out/alone")[0] == 0
+    done = {}
+    for name, *more in (("many",), ("part", "--max_iters=3"), ("part", "--max_iters=6", "--init_from=resume")):
+        later = "--seed=2" if name == "many" else ""  # which would give other batches
+        processes = Processes(launcher, *members(number, *options, f"--out_dir=out/{name}", *more, later=later))
+        statuses, done[name], errors = processes.finish()
+        assert statuses == [0] * number, errors
+        if more == ["--max_iters=3"]:
+            shutil.copytree("out/part", "out/alone")
+    assert "resumed after step 3" in done["part"]
+    assert call(train, "--init_from=resume", "--max_iters=6", "--fsdp=false", "--out_dir=out/alone")[0] == 0
     for key in ("train", "val", "grad_norm"):
         assert log_of("out/part", key) == log_of("out/many", key)
         for name in ("many", "alone"):
             assert log_of(f"out/{name}", key) == pytest.approx(log_of("out/one", key), abs=1e-5)
-    assert many.stdout.count("step 12/12  train loss") == 1 and float(result(many.stdout)["val"]) < 3
-    assert load_model("out/many/best.pt")[0].num_params() == int(result(many.stdout)["params"])
+    assert done["many"].count("step 6/6  train loss") == 1 and float(result(done["many"])["val"]) < 3
+    assert load_model("out/many/best.pt")[0].num_params() == int(result(done["many"])["params"])
     one, theirs = (load_checkpoint(f"out/{name}/last.pt") for name in ("one", "many"))
     assert one["model"].keys() == theirs["model"].keys()
     for name, tensor in one["model"].items():
@@ -852,41 +885,36 @@ def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, proces
         assert ours == state if name == "updates" else ours.shape == state.shape
 
 
-def children(process: subprocess.Popen) -> list[int]:
-    return [int(i) for i in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes of torchrun")
-def test_a_process_that_dies_ends_all_and_the_run_resumes(call):
+@pytest.mark.slow
+@posix
+def test_a_process_that_dies_ends_all_and_the_run_resumes(call, launcher):
     options = ["--max_iters=100000", "--log_interval=1", "--checkpoint_interval=1", "--batch_size=6"]
-    process = torchrun(2, *TINY, *options)
-    while not process.stdout.readline().startswith("step "):
-        assert process.poll() is None
-    while not Path("out/tiny/last.pt").exists():
-        assert process.poll() is None
-    processes = children(process)
-    os.kill(processes[1], signal.SIGKILL)
-    done = finish(process)
-    assert done.returncode == 1
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    (error,) = errors
+    processes = Processes(launcher, *members(2, *TINY, *options))
+    while not processes.stdout.readline().startswith("step      2/"):  # so step 1 is saved
+        pass
+    os.kill(processes.ids[1], signal.SIGKILL)
+    statuses, _, (error,) = processes.finish()
+    assert statuses == [2, -signal.SIGKILL]
     assert error.startswith("error: another process failed, here or on another machine (") and "gloo" in error
-    assert "SIGKILL" in done.stderr  # torchrun says who
-    assert not any(Path(f"/proc/{i}").exists() for i in processes)
     step = load_checkpoint("out/tiny/last.pt")["step"]
     status, out, err = call(train, "--init_from=resume", "--out_dir=out/tiny", f"--max_iters={step + 2}")
     assert status == 0, err
     assert result(out)["step"] == str(step + 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes of torchrun")
 def test_a_signal_stops_all_processes_after_the_same_step():
-    process = torchrun(2, *TINY, "--max_iters=100000", "--log_interval=1", "--fsdp", "--dtype=bfloat16")
+    """As torchrun starts them. The error that torchrun adds at the end is its own."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", ROOT / "train.py"]
+    options = [*TINY, "--max_iters=100000", "--log_interval=1", "--fsdp", "--dtype=bfloat16"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    process = subprocess.Popen([sys.executable, *launch, *options], env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
     while not process.stdout.readline().startswith("step "):
         assert process.poll() is None
-    processes = children(process)
-    os.kill(processes[1], signal.SIGTERM)  # one alone, and not the one that prints
-    os.kill(processes[1], signal.SIGTERM)  # torchrun passes on a Ctrl-C that its processes got, too
+    later = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[1])
+    os.kill(later, signal.SIGTERM)  # one alone, and not the one that prints
+    os.kill(later, signal.SIGTERM)  # torchrun passes on a Ctrl-C that its processes got, too
     done = finish(process)
     step = load_checkpoint("out/tiny/last.pt")["step"]
     line = f"stopped after step {step}; resume with --init_from=resume --out_dir=out/tiny"
@@ -894,76 +922,37 @@ def test_a_signal_stops_all_processes_after_the_same_step():
     assert "error: " not in done.stderr
 
 
-@pytest.mark.parametrize("port", [{}, {"MASTER_PORT": "none"}])
-def test_variables_of_torchrun_that_are_incomplete_get_one_line(port):
-    """As a cluster sets them, which may mean another program."""
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", **port}
-    done = finish(start("train.py", *SHORT, env=os.environ | variables))
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert done.stderr.endswith("; use torchrun, or unset RANK, WORLD_SIZE and MASTER_ADDR\n")
-
-
-@posix
-def test_error_in_all_processes_is_printed_once():
-    """The dataset is prepared by the first one alone, before."""
-    done = finish(torchrun(2, "--dataset=words", "--block_size=4", "--n_head=3"))
-    assert done.returncode == 1
-    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
-        "error: n_embd=128 is not a multiple of n_head=3; choose one that is"
-    ]
-
-
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
-    ("option", "error"),
+    ("options", "later", "expected"),
     [
-        ("--device=meta", "error: there is no device meta here"),  # as with more processes than GPUs
-        ("--dataset=list", "error: the checksum of the data is "),
+        (["--dataset=words", "--n_head=3"], "", "error: n_embd=16 is not a multiple of n_head=3; choose one that is"),
+        ([], "--device=meta", "error: there is no device meta here"),  # as with more processes than GPUs
+        ([], "--dataset=list", "error: the checksum of the data is "),
     ],
+    ids=["all", "device", "data"],
 )
-def test_an_error_in_a_later_process_ends_all(option, error):
-    """The first one may explain its end."""
-    script = "import os, runpy, sys\n"
-    script += f"sys.argv += ['{option}'] if os.environ['RANK'] == '1' else []\n"
-    script += f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')\n"
-    Path("launched.py").write_text(script)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = finish(python(*launch, "launched.py", *TINY))
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    others = [line for line in errors if "another process failed" not in line]
-    assert done.returncode == 1 and len(others) == 1 and len(errors) <= 2, done.stderr
-    assert others[0].startswith(error) and not Path("out").exists()
+def test_an_error_ends_all_processes_and_is_printed_once(launcher, options, later, expected):
+    """In all processes, or in a later one alone: then, the first one may explain its end."""
+    statuses, _, errors = Processes(launcher, *members(2, *TINY, *options, later=later)).finish()
+    assert 0 not in statuses
+    (error,) = [line for line in errors if not line.startswith("error: another process failed")]
+    assert error.startswith(expected) and len(errors) <= (2 if later else 1) and not Path("out").exists()
 
 
-@posix
-def test_the_options_of_the_first_process_count(call):
-    """Those of the second one would give other batches."""
-    options = [*SHORT, "--batch_size=6"]
-    script = "import os, runpy, sys\nif os.environ['RANK'] == '1':\n    sys.argv.append('--seed=2')\n"
-    script += f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')\n"
-    Path("launched.py").write_text(script)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = finish(python(*launch, "launched.py", *options, "--out_dir=out/two"))
-    assert done.returncode == 0, done.stderr
-    call(train, *options, "--out_dir=out/one")
-    call(train, *options, "--out_dir=out/other", "--seed=2")
-    one, two, other = (log_of(f"out/{name}", "train") for name in ("one", "two", "other"))
-    assert two == pytest.approx(one, abs=1e-5) and other != pytest.approx(one, abs=1e-2)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_the_first_process_needs_best_pt(call, monkeypatch, rank):
+def test_only_the_first_process_needs_best_pt(monkeypatch, finished):
     """Another machine may have a copy of last.pt alone. With a lowest loss of its own, it would save alone."""
-    call(train, *SHORT)
     Path("out/tiny/best.pt").unlink()
-    pretend(monkeypatch, rank, 2)
-    checkpoint = load_checkpoint("out/tiny/last.pt")
-    ignore = types.SimpleNamespace(load_state_dict=print, param_groups=[], state={})
-    parts = {"data": load("tiny"), "worker": Worker.pick("", ""), "optimizer": ignore, "scaler": ignore}
-    parts["progress"] = train.Progress(**checkpoint["progress"])
-    run = types.SimpleNamespace(config=TrainConfig(out_dir="out/tiny", eval_tokens=0), **parts)
-    folder.restore(run, checkpoint)
-    assert run.progress.best == (math.inf if rank == 0 else checkpoint["progress"]["best"])
+    checkpoint, data = load_checkpoint("out/tiny/last.pt"), load("tiny")
+    for rank, best in ((0, math.inf), (1, checkpoint["progress"]["best"])):
+        pretend(monkeypatch, rank, 2)
+        ignore = types.SimpleNamespace(load_state_dict=print, param_groups=[], state={})
+        parts = {"data": data, "worker": Worker.pick("", ""), "optimizer": ignore, "scaler": ignore}
+        parts["progress"] = train.Progress(**checkpoint["progress"])
+        run = types.SimpleNamespace(config=TrainConfig(out_dir="out/tiny", eval_tokens=0), **parts)
+        folder.restore(run, checkpoint)
+        assert run.progress.best == best
 
 
 def test_processes_share_the_windows_of_a_step():
@@ -984,26 +973,36 @@ def test_processes_share_the_windows_of_a_step():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
-def test_running_out_of_memory_is_told_with_keys_that_help():
-    """A real limit of address space, and a batch whose embeddings alone are beyond it: 16.8 GB."""
+def test_running_out_of_memory_is_told_with_keys_that_help(fails):
+    """A real limit: 1 GB more of address space, and a batch whose embeddings alone are beyond it."""
+    import resource
 
-    def limit():
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (16_000_000_000, resource.RLIM_INFINITY))
-
-    keys = ["--n_embd=512", "--batch_size=16000", "--gradient_accumulation_steps=5", "--block_size=512"]
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 10**9, limits[1]))
+    try:
+        error = fails(train, *TINY, "--n_embd=1024", "--batch_size=16000")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
     advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
-    done = finish(start("train.py", "--dataset=tiny", *keys, preexec_fn=limit))
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1] == f"error: out of memory; use {advice}"
+    assert error == f"error: out of memory; use {advice}"
+
+
+@pytest.mark.slow
+@posix
+def test_a_machine_that_cannot_compile_is_told_how_to_go_on(launcher, tmp_path):
+    variables = {"CXX": "/no/compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "nothing compiled before")}
+    statuses, _, (error,) = Processes(launcher, (variables, [*SHORT, "--compile"])).finish()
+    assert statuses == [2] and not Path("out").exists()
+    assert error.startswith("error: torch.compile fails here (InductorError: InvalidCxxCompiler: ")
+    assert error.endswith(", or use --compile=false") and Path("stderr").read_text().endswith(error + "\n")
 
 
 # ----------------------------------------------------------------------------- watching
 
 
-def test_the_losses_are_drawn_at_the_end(call, monkeypatch, no_plots):
-    monkeypatch.setattr(folder, "draw_losses", no_plots)
+def test_the_losses_are_drawn(monkeypatch, finished, no_plots):
+    """In a folder whose name is no formula. (That they are drawn at the end is in the run from the command line.)"""
     saved = []
 
     class Figure(matplotlib.figure.Figure):
@@ -1012,33 +1011,33 @@ def test_the_losses_are_drawn_at_the_end(call, monkeypatch, no_plots):
             super().savefig(*arguments, **options)
 
     monkeypatch.setattr("matplotlib.figure.Figure", Figure)
-    call(train, *SHORT)
-    assert Path("out/tiny/loss.png").read_bytes().startswith(b"\x89PNG")
+    run = Path("out/cost$5_and_$6")
+    Path("out/tiny").rename(run)
+    no_plots(run, load("tiny"))
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     (axes,) = saved[0].axes
     train_line, val_line, *baselines = axes.lines
-    losses, expected = log_of("out/tiny", "val"), counting_losses(load("tiny"))
+    losses, expected = log_of(run, "val"), counting_losses(load("tiny"))
     assert [line.get_ydata()[0] for line in baselines] == list(expected.values())
     assert list(train_line.get_xdata()) == list(range(1, 13))
+    assert list(train_line.get_ydata()) == list(log_of(run, "train").values())
     assert val_line.get_xydata().tolist() == [list(point) for point in losses.items()]
 
 
 def test_a_plot_that_cannot_be_drawn_does_not_end_the_run(call, monkeypatch, no_plots):
     monkeypatch.setattr(folder, "draw_losses", no_plots)
-    out_dir = "out/cost$5_and_$6"
-    call(train, *SHORT, f"--out_dir={out_dir}")
-    assert Path(out_dir, "loss.png").read_bytes().startswith(b"\x89PNG")  # and not a formula
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if a package that matplotlib needs were missing
-    status, out, err = call(train, "--init_from=resume", f"--out_dir={out_dir}", "--max_iters=20")
-    assert status == 0 and result(out)["step"] == "20" and "plots need matplotlib" in out, err
+    status, out, err = call(train, *SHORT, "--max_iters=1")
+    assert status == 0 and result(out)["step"] == "1" and "plots need matplotlib" in out, err
 
 
 # ----------------------------------------------------------------------------- from other weights
 
 
-def test_a_model_of_ours_is_tuned_from_where_it_was(call, fails):
-    call(train, *SHORT, "--out_dir=out/first")
+def test_a_model_of_ours_is_tuned_from_where_it_was(call, fails, finished):
+    Path("out/tiny").rename("out/first")
     loss = log_of("out/first", "val")[12]
-    small = ["--learning_rate=1e-9", "--muon_learning_rate=1e-9", "--max_iters=1"]
+    small = ["--learning_rate=1e-9", "--muon_learning_rate=1e-9", "--max_iters=1", "--sample_tokens=1"]
     for path in ("out/first", "out/first/best.pt", "out/first/last.pt"):
         status, out, err = call(train, *SHORT[:1], "--eval_tokens=0", *small, f"--init_from={path}", "--dropout=0.1")
         assert status == 0, err
@@ -1056,7 +1055,7 @@ def test_a_model_of_ours_is_tuned_from_where_it_was(call, fails):
     assert f"list has another vocabulary than out/first/best.pt; {advice}" in error
     Path("more.txt").write_text(babble(300, seed=3).replace("noon", "moon"))
     prepare_data.prepare("more.txt", "tiny")
-    status, out, err = call(train, "--init_from=out/first", "--dataset=more_tiny", "--max_iters=2")
+    status, out, err = call(train, "--init_from=out/first", "--dataset=more_tiny", "--max_iters=2", *small[3:])
     assert status == 0, err
     assert log_of("out/more_tiny", "train")[2] < loss + 1
     call(train, *SHORT, "--max_iters=1", "--position=learned", "--out_dir=out/learned")
@@ -1147,30 +1146,26 @@ def test_bad_input_gets_one_line(fails, options, words):
     assert not Path("out").exists()
 
 
-def test_resuming_with_another_shape_or_vocabulary_is_refused(call, fails):
-    call(train, *SHORT, "--max_iters=1")
+def test_resuming_with_another_shape_or_vocabulary_is_refused(call, fails, finished):
     again = ["--init_from=resume", "--out_dir=out/tiny"]
     assert "n_embd is fixed to 16 by the checkpoint out/tiny/last.pt" in fails(train, *again, "--n_embd=32")
     assert "optimizer is fixed to muon by the checkpoint" in fails(train, *again, "--optimizer=adamw")
     assert "list has another vocabulary than out/tiny/last.pt; " in fails(train, *again, "--dataset=list")
-    assert call(train, *again, "--n_kv_head=0", "--max_iters=2")[0] == 0  # as many as n_head, as it was
+    assert call(train, *again, "--n_kv_head=0", "--max_iters=13")[0] == 0  # as many as n_head, as it was
     Path("out/tiny/last.pt").write_bytes(Path("out/tiny/best.pt").read_bytes())
     assert "out/tiny/last.pt contains a model only" in fails(train, *again)
     Path("out/tiny/last.pt").write_bytes(b"not a checkpoint")
     assert "out/tiny/last.pt" in fails(train, *again)
 
 
-def test_a_checkpoint_of_a_changed_copy_gets_one_line(call, fails):
-    call(train, *SHORT, "--max_iters=1")
+def test_a_checkpoint_of_a_changed_copy_gets_one_line(fails, finished):
     part = {k: p for k, p in load_checkpoint("out/tiny/last.pt")["model"].items() if k != "lm_head.weight"}
     change("out/tiny/last.pt", model=part)
     for options in (["--init_from=resume", "--out_dir=out/tiny"], ["--init_from=out/tiny/last.pt", TINY[0]]):
         assert "the checkpoint does not match its own config (Error" in fails(train, *options)
 
 
-def test_a_bug_of_a_changed_copy_shows_its_traceback(call, monkeypatch):
-    call(train, *SHORT, "--max_iters=1")
-
+def test_a_bug_of_a_changed_copy_shows_its_traceback(call, finished, monkeypatch):
     def buggy(*_):
         _a, _b = (1,)
 
@@ -1198,50 +1193,47 @@ def gpt2(gpt2_stand_in):
     tensors = gpt2_tensors(T=24, L=1, C=16)
     Path("weights/model.safetensors").write_bytes(safetensors({name: t * 0.2 for name, t in tensors.items()}))
     Path("weights/config.json").write_text('{"n_head": 2}')
-    prepare_data.prepare("tiny.txt", "gpt2")
-    return ["--dataset=tiny_gpt2", "--init_from=weights", "--out_dir=out/tuned", "--batch_size=4", *SHORT[5:]]
+    Path("few.txt").write_text(babble(200))
+    prepare_data.prepare("few.txt", "gpt2")
+    keys = ["--dataset=few_gpt2", "--init_from=weights", "--out_dir=out/tuned", "--batch_size=4", *SHORT[5:]]
+    return [*keys, "--eval_interval=100", "--block_size=12"]
 
 
 def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
-    keys = ["--block_size=12", "--learning_rate=1e-9", "--muon_learning_rate=1e-9", "--eval_tokens=0", "--dropout=0"]
+    keys = ["--learning_rate=1e-9", "--muon_learning_rate=1e-9", "--eval_tokens=0", "--dropout=0", "--max_iters=1"]
     status, out, err = call(train, *gpt2, *keys)
     assert status == 0, err
     model = load_model("weights", block_size=12)[0]
-    expected = loss_of(model, load("tiny_gpt2"), "val")
+    expected = loss_of(model, load("few_gpt2"), "val")
     assert float(result(out)["val"]) == pytest.approx(expected, abs=2e-4)
     assert "vocab_size" not in tomllib.loads(Path("out/tuned/config.toml").read_text())
-    status, out, err = call(train, *gpt2, "--block_size=12", "--max_iters=30")  # moves the first run aside
+    status, out, err = call(train, *gpt2, "--max_iters=12", "--learning_rate=0.05")  # moves the first run aside
     assert status == 0, err
     assert Path("out/tuned-1").exists() and float(result(out)["val"]) < expected - 0.5
-    assert call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=32")[0] == 0
+    assert call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=13")[0] == 0
     assert load_model("out/tuned/best.pt")[0].config.norm == "layernorm"
     assert tomllib.loads(Path("out/tuned/config.toml").read_text())["init_from"] == "weights"  # not "resume"
-    status, out, err = call(train, *gpt2[:1], "--init_from=out/tuned/last.pt", "--out_dir=out/next", *SHORT[5:])
-    assert status == 0 and "resumed" not in out and result(out)["step"] == "12", err  # a new run, from its weights
+    status, out, err = call(train, *gpt2[:1], "--init_from=out/tuned/last.pt", "--out_dir=out/next", "--max_iters=1")
+    assert status == 0 and "resumed" not in out and result(out)["step"] == "1", err  # a new run, from its weights
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--position=rope", "--norm=rmsnorm"], "norm is fixed to layernorm by the checkpoint weights"),
-        (["--block_size=25"], "block_size is fixed to 24 by the checkpoint weights"),
-        (["--dataset=tiny"], "run: python prepare_data.py YOUR_TEXT.txt --tokenizer=gpt2, then"),
-        (["--init_from=scrath"], "no checkpoint scrath; use a run of train.py, a file, or gpt2"),
-        (["--init_from=tiny.txt"], "tiny.txt is damaged, or contains more than tensors"),
-    ],
-)
-def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2, options, words):
-    assert words in fails(train, *gpt2, *options)
+def test_what_gpt2_cannot_be_tuned_with_gets_one_line(fails, gpt2):
+    for option, words in (
+        ("--norm=rmsnorm", "norm is fixed to layernorm by the checkpoint weights"),
+        ("--block_size=25", "block_size is fixed to 24 by the checkpoint weights"),
+        ("--dataset=tiny", "run: python prepare_data.py YOUR_TEXT.txt --tokenizer=gpt2, then"),
+        ("--init_from=scrath", "no checkpoint scrath; use a run of train.py, a file, or gpt2"),
+        ("--init_from=tiny.txt", "tiny.txt is damaged, or contains more than tensors"),
+    ):
+        assert words in fails(train, *gpt2, option)
     assert not Path("out").exists()
 
 
 # ----------------------------------------------------------------------------- older runs, changed texts, early stops
 
 
-def test_a_run_of_older_code_resumes_with_the_defaults_of_newer_options(call):
+def test_a_run_of_older_code_resumes_with_the_defaults_of_newer_options(call, finished):
     """Its checkpoint and its config lack options that were added since: one of the model, one of training."""
-    call(train, *SHORT)
-    expected = call(train, *SHORT, "--max_iters=16", "--out_dir=out/other")[0]
     for name in ("last.pt", "best.pt"):
         checkpoint = torch.load(f"out/tiny/{name}", weights_only=True)
         for part in (checkpoint["model_config"], checkpoint["config"]):
@@ -1249,13 +1241,12 @@ def test_a_run_of_older_code_resumes_with_the_defaults_of_newer_options(call):
         del checkpoint["config"]["min_lr"], checkpoint["text"]
         torch.save(checkpoint, f"out/tiny/{name}")
     status, out, err = call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=14")
-    assert (status, expected) == (0, 0) and "resumed after step 12\n" in out, err
-    status, out, err = call(train, *SHORT, "--init_from=out/tiny", "--out_dir=out/next", "--max_iters=2")
+    assert status == 0 and "resumed after step 12\n" in out, err
+    status, out, err = call(train, *SHORT, "--init_from=out/tiny", "--out_dir=out/next", "--max_iters=1")
     assert status == 0, err
 
 
-def test_a_run_with_an_option_that_is_gone_is_one_line(call, fails):
-    call(train, *SHORT)
+def test_a_run_with_an_option_that_is_gone_is_one_line(fails, finished):
     checkpoint = torch.load("out/tiny/last.pt", weights_only=True)
     change("out/tiny/last.pt", config=checkpoint["config"] | {"momentum2": 0.5})
     error = fails(train, "--init_from=resume", "--out_dir=out/tiny")
@@ -1267,8 +1258,7 @@ def test_a_run_with_an_option_that_is_gone_is_one_line(call, fails):
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_resuming_on_a_changed_text_says_so(call, split):
-    call(train, *SHORT)
+def test_resuming_on_a_changed_text_says_so(call, finished, split):
     resume = ("--init_from=resume", "--out_dir=out/tiny")
     assert "resumed after step 12\n" in call(train, *resume, "--max_iters=13")[1]
     text = babble(1200)
@@ -1277,7 +1267,7 @@ def test_resuming_on_a_changed_text_says_so(call, split):
     parts[split] = parts[split][::-1]
     Path("tiny.txt").write_text("".join(parts.values()))
     prepare_data.prepare("tiny.txt")
-    started = call(train, *SHORT, "--init_from=out/tiny", "--out_dir=out/next")[1]
+    started = call(train, *SHORT, "--init_from=out/tiny", "--out_dir=out/next", "--max_iters=1")[1]
     assert "note: tiny has changed since this run: its val split may have lines that the model was" in started
     assert "note: tiny has changed since this run" in call(train, *resume, "--max_iters=14")[1]
     assert "has changed" not in call(train, *resume, "--max_iters=15")[1]
@@ -1289,15 +1279,3 @@ def test_a_file_whose_content_is_not_as_prepared_trains_no_model(fails):
         file.write(bytes(100))
     assert "train.bin is not as it was prepared (its SHA-256 differs); copy it again" in fails(train, *SHORT)
     assert not Path("out").exists()
-
-
-def test_an_early_stopped_run_says_how_to_continue(call):
-    options = [*SHORT, "--learning_rate=0.5", "--muon_learning_rate=1", "--max_iters=100", "--early_stop=2"]
-    advice = "to continue: python train.py --init_from=resume --out_dir=out/tiny --early_stop=0"
-    out = call(train, *options)[1]
-    assert f"early stopping: no improvement in 2 evaluations; {advice}" in out
-    step = int(result(out)["step"])
-    again = call(train, "--init_from=resume", "--out_dir=out/tiny", "--max_iters=200")[1]
-    assert advice in again and int(result(again)["step"]) == step
-    further = call(train, "--init_from=resume", "--out_dir=out/tiny", f"--max_iters={step + 3}", "--early_stop=0")[1]
-    assert int(result(further)["step"]) == step + 3
