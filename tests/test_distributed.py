@@ -1,6 +1,7 @@
 """Several processes, in imitation: whose turn it is, what is compared, what is sharded. Real ones: test_train.py."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,8 +38,46 @@ def test_the_first_process_prepares_then_that_of_each_machine_then_the_rest(proc
     assert events == ["wait"] * turn + ["prepare"] + ["wait"] * (2 - turn)
 
 
+def test_a_member_sums_and_averages_over_all_processes(monkeypatch):
+    """Here, over three with the same numbers."""
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor.mul_(3))
+    member = Member(torch.device("cpu"), torch.float32, rank=1, world_size=3)
+    assert member.sum(1.0, 2.5) == [3.0, 7.5] and member.mean(torch.tensor(2.5)).item() == 2.5
+    assert member.any(True) and not member.any(False)
+
+
+@pytest.mark.parametrize("port", [{}, {"MASTER_PORT": "none"}])
+def test_variables_of_torchrun_that_are_incomplete_get_one_line(monkeypatch, port):
+    """As a cluster sets them, which may mean another program."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", **port}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"; use torchrun, or unset RANK, WORLD_SIZE and MASTER_ADDR$"):
+        distributed.connected(lambda: None)
+
+
+def test_an_error_of_another_process_is_told_once_on_each_machine(process, monkeypatch, capsys):
+    """An error of this process has its own line, and a bug its traceback."""
+    gone = "[/pytorch/third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+    what = f"error: another process failed, here or on another machine ({gone}); see its own error, then start"
+    for local_rank, error, told in (
+        (0, torch.distributed.DistError(gone), what),
+        (0, RuntimeError(gone), what),
+        (1, RuntimeError(gone), ""),
+        (1, UserError("no data; make some"), "error: no data; make some"),
+    ):
+        events = process(1, local_rank)
+        monkeypatch.setattr(distributed, "connected", Mock(side_effect=error))
+        distributed.run(lambda: None)
+        printed = capsys.readouterr().err
+        assert events == ["exit 2"] and printed.startswith(told) and printed.count("\n") == bool(told)
+    monkeypatch.setattr(distributed, "connected", Mock(side_effect=RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        distributed.run(lambda: None)
+
+
 def test_fsdp_gathers_layer_by_layer_in_the_dtype_that_they_compute_in(monkeypatch):
     sharded = []
+    monkeypatch.setattr("torch.compile", lambda function, **_: function)  # the import of the compiler takes a second
     monkeypatch.setattr("torch.distributed.init_device_mesh", lambda *_: None)
     shard = lambda part, mesh, mp_policy=None: sharded.append((part, mp_policy))
     monkeypatch.setattr(distributed, "fully_shard", shard)

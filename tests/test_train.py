@@ -782,7 +782,8 @@ def test_a_document_mask_needs_documents(call, fails):
 
 
 LAUNCHER = f"""import json, os, runpy, signal, sys
-import matplotlib.backends.backend_agg, matplotlib.figure, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
+import matplotlib.backends.backend_agg, matplotlib.figure
+import torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
 
 for line in sys.stdin:
     folder, processes = json.loads(line)
@@ -927,7 +928,7 @@ def test_a_signal_stops_all_processes_after_the_same_step():
 @pytest.mark.parametrize(
     ("options", "later", "expected"),
     [
-        (["--dataset=words", "--n_head=3"], "", "error: n_embd=16 is not a multiple of n_head=3; choose one that is"),
+        (["--n_head=3"], "", "error: n_embd=16 is not a multiple of n_head=3; choose one that is"),
         ([], "--device=meta", "error: there is no device meta here"),  # as with more processes than GPUs
         ([], "--dataset=list", "error: the checksum of the data is "),
     ],
