@@ -19,13 +19,11 @@ import train
 CROSSING = ("to", "copy_", "cpu", "__set__", "_has_compatible_shallow_copy_type")  # calls with tensors of two devices
 RUNS = ("--dropout=0.1 --gradient_accumulation_steps=2", "--position=alibi --n_kv_head=1 --norm=rmsnorm")
 RUNS += ("--dataset=list --document_mask --position=learned --flash=false --optimizer=adamw",)
-JOBS = {method: [(finetune, "--num_examples=50", f"--method={method}")] for method in ("full", "lora", "prefix")}
-JOBS["lora"] += [(finetune, "--num_examples=50", "--method=adapter")]  # with stages 1 and 2 of before
-JOBS |= {"train": [], "scaling": [(scaling, "--dataset=long", "--minutes=1")]}
-JOBS["climb"] = [(climb, "--dataset=long", "--max_iters=3")]
+JOBS = {"train": [], "finetune": [(finetune, "--num_examples=50", f"--method={name}") for name in ("all", "prefix")]}
+JOBS |= {"scaling": [(scaling, "--dataset=long", "--minutes=1")], "climb": [(climb, "--dataset=long", "--max_iters=3")]}
 FEW = ("--max_new_tokens=20", "--num_samples=2")
-for run in [(train, *SHORT, "--max_iters=4", "--dtype=bfloat16", *run.split()) for run in RUNS]:
-    JOBS["train"] += [run, (*run, "--init_from=resume", "--max_iters=6"), (sample, *FEW, "--top_p=0.9")]
+for run in [(train, *SHORT, "--max_iters=2", "--eval_tokens=50", "--dtype=bfloat16", *run.split()) for run in RUNS]:
+    JOBS["train"] += [run, (*run, "--init_from=resume", "--max_iters=3"), (sample, *FEW, "--top_p=0.9")]
 JOBS["train"] += [(sample, *FEW, *options) for options in (["--int8", "--top_k=3"], ["--dtype=bfloat16"])]
 JOBS["train"] += [(evaluate, "--num_samples=3")]
 PRETENDED = {
@@ -80,12 +78,16 @@ class Card(torch.overrides.TorchFunctionMode):
         return out
 
 
-@pytest.mark.parametrize("jobs", JOBS.values(), ids=JOBS)
+SLOW = {name: [] if name == "train" else [pytest.mark.slow] for name in JOBS}
+
+
+@pytest.mark.parametrize("jobs", [pytest.param(jobs, id=name, marks=SLOW[name]) for name, jobs in JOBS.items()])
 def test_all_tensors_are_on_the_card(call, monkeypatch, request, jobs):
     request.getfixturevalue("small_family" if jobs[0][0] in (scaling, climb) else "small_stages")
     monkeypatch.setattr("torch.Generator", Generator)
     cudnn = []  # is cuDNN's attention allowed?
     monkeypatch.setattr("torch.backends.cuda.enable_cudnn_sdp", cudnn.append)
+    monkeypatch.setattr(finetune, "LONGEST", 8)  # short answers
     for name, pretended in PRETENDED.items():
         monkeypatch.setattr(name, pretended)
     for job in jobs:
