@@ -59,9 +59,9 @@ every_combination = pytest.mark.parametrize(
 )
 EACH_CHOICE = [  # once
     {"position": "learned", "n_kv_head": 4, "activation": "relu", "flash": False},
-    {"position": "rope", "n_kv_head": 2, "activation": "gelu", "bias": True, "tie_weights": True},
+    {"position": "rope", "activation": "swiglu", "norm": "layernorm", "lookback": 2, "start_token": 7},
     {"position": "alibi", "n_kv_head": 1, "activation": "gelu_tanh", "qk_norm": False, "flash": False, "dropout": 0.1},
-    {"position": "none", "activation": "swiglu", "norm": "layernorm", "lookback": 2, "start_token": 7},
+    {"position": "none", "n_kv_head": 2, "activation": "gelu", "bias": True, "tie_weights": True},
     {"position": "t5", "n_kv_head": 2},
     {"position": "sinusoidal", "tie_weights": True, "vocab_multiple": 64},
 ]
@@ -296,16 +296,22 @@ def test_half_precision_trains_and_samples(keys, dtype):
     with torch.autocast("cpu", dtype=dtype):
         loss = model(idx, idx)[1]
         out, cached = (
-            write(idx[:2, :3], 20, temperature=0) for write in (model.generate, functools.partial(generate, model))
+            write(idx[:2, :3], 15, temperature=0) for write in (model.generate, functools.partial(generate, model))
         )
     loss.backward()
     assert loss.item() == pytest.approx(exact.item(), abs=0.02)
     for p, grad in zip(model.parameters(), grads, strict=True):
         assert (p.grad - grad).norm() < 0.1 * grad.norm() + 1e-4
-    assert out.shape == cached.shape == (2, 23) and out.min() >= 0
+    assert out.shape == cached.shape == (2, 18) and out.min() >= 0
 
 
-@pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param(keys, id=name_of(keys), marks=[] if keys["position"] == "rope" else pytest.mark.slow)
+        for keys in EACH_CHOICE
+    ],
+)
 def test_torch_compile_sees_one_graph(keys):
     torch.compiler.reset()  # it counts how often one function is compiled anew
     model = GPT(GPTConfig(**SMALL | {"n_layer": 1} | keys))
@@ -317,13 +323,14 @@ def test_torch_compile_sees_one_graph(keys):
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", EACH_CHOICE, ids=name_of)
 def test_a_model_is_exported_for_texts_of_any_length(keys):
     """As torch.onnx.export does, too."""
     fixed = keys.get("position") == "t5" or keys.get("n_kv_head", 4) < 4
     if fixed and torch.__version__ < "2.13":  # TorchVersion compares numbers
         pytest.skip("PyTorch 2.11 fixes the length of a text with t5 positions or copied heads")
-    model = GPT(GPTConfig(**SMALL | keys | {"zero_init": False, "flash": True})).eval()
+    model = GPT(GPTConfig(**SMALL | {"n_layer": 1} | keys | {"zero_init": False, "flash": True})).eval()
     shapes = {"idx": {1: torch.export.Dim("T", min=1, max=16)}}
     exported = torch.export.export(model, (torch.randint(65, (1, 7)),), dynamic_shapes=shapes).module()
     for T in (1, 2, 16):
@@ -481,21 +488,18 @@ def first_loss(keys: dict, B: int = 4, T: int = 64) -> float:
     return -logits.log_softmax(dim=-1).mean().item() - math.log(model.config.vocab_size)
 
 
-INIT_KEYS = ("norm", "position", "activation", "zero_init")
-
-
-@pytest.mark.parametrize("position", CHOICES["position"])
-def test_the_first_loss_is_uniform_for_every_combination(position):
-    for keys in all_combinations(*INIT_KEYS):
-        if keys["position"] == position:
-            assert abs(first_loss({"vocab_size": 65, "n_layer": 2, "n_embd": 128} | keys, T=32)) < 0.03, keys
+def test_the_first_loss_is_uniform_for_each_position_norm_and_activation():
+    activations = itertools.cycle(CHOICES["activation"])
+    for keys in all_combinations("norm", "position", "zero_init"):
+        keys["activation"] = next(activations)
+        assert abs(first_loss({"vocab_size": 65, "n_layer": 2, "n_embd": 128} | keys, T=32)) < 0.03, keys
 
 
 @pytest.mark.parametrize("keys", [{"lookback": 3}, CLASSIC, CLASSIC | {"tie_weights": False, "lookback": 2}])
-@pytest.mark.parametrize(("vocab_size", "n_embd", "n_layer"), [(27, 16, 1), (1000, 768, 2), (65, 128, 8)])
+@pytest.mark.parametrize(("vocab_size", "n_embd", "n_layer"), [(27, 16, 1), (1000, 512, 1), (65, 128, 8)])
 def test_the_first_loss_does_not_depend_on_the_size(keys, vocab_size, n_embd, n_layer):
     size = {"vocab_size": vocab_size, "n_embd": n_embd, "n_layer": n_layer, "block_size": 64}
-    assert abs(first_loss(keys | size)) < (0.03 if keys.get("zero_init", True) else 0.2)  # 0.02 sqrt(768) = 0.55
+    assert abs(first_loss(keys | size)) < (0.03 if keys.get("zero_init", True) else 0.2)  # 0.02 sqrt(512) = 0.45
 
 
 @pytest.mark.parametrize("keys", [{"zero_init": False}, CLASSIC], ids=["no zeros", "GPT-2"])
@@ -617,20 +621,18 @@ def test_swiglu_has_about_as_many_weights(n_embd):
 # ----------------------------------------------------------------------------- generation
 
 
-@pytest.mark.parametrize(("length", "block_size"), [(1, 16), (16, 16), (40, 16), (2, 7), (3, 1)])
+@pytest.mark.parametrize(("length", "block_size"), [(1, 16), (40, 16), (2, 7), (3, 1)])
 def test_each_token_sees_the_window_that_the_docstring_says(config, length, block_size):
     config.block_size = block_size
     model = shaken(config).eval()
     idx = torch.randint(65, (1, length))
     expected, window = idx, idx[:, -block_size:]
-    for _ in range(45):
+    for _ in range(26):
         if window.shape[1] > block_size:
             window = window[:, -max(block_size // 2, 1) :]
         token = model(window)[0][:, -1].argmax(-1, keepdim=True)
         window, expected = torch.cat((window, token), dim=1), torch.cat((expected, token), dim=1)
-    assert torch.equal(model.generate(idx, 45, temperature=0), expected)
-    assert torch.equal(model.generate(idx, 45, top_k=1), expected)
-    assert torch.equal(model.generate(idx, 45, top_p=1e-6), expected)
+    assert torch.equal(model.generate(idx, 26, temperature=0), expected)
 
 
 def test_the_same_seed_gives_the_same_tokens(config):
@@ -641,7 +643,7 @@ def test_the_same_seed_gives_the_same_tokens(config):
 
 
 @pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.999, 1.0, None])
-@pytest.mark.parametrize("top_k", [None, 0, 30, 1000])
+@pytest.mark.parametrize("top_k", [None, 30, 1000])
 def test_sampling_equals_a_sort_of_the_whole_vocabulary(top_k, top_p):
     """For peaked and for flat distributions, and for the uniform one."""
     logits = torch.cat([scale * torch.randn(30, 500) for scale in (0, 0.1, 1, 5)])

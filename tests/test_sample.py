@@ -668,7 +668,6 @@ def test_the_logits_of_int8_weights_differ_by_a_few_percent(keys):
 
 
 def test_int8_weights_cost_less_than_a_thousandth_of_the_loss(runs):
-    """A scale for each row; with one scale for the whole matrix, the loss of this model rises by 0.3 %."""
     shutil.copy("list.txt", "again.txt")
     prepare_data.prepare("again.txt", documents="lines", name="list")
     model, data = load_model("out/list")[0], load("list")
