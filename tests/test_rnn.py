@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import NAMES, finish, result, start
+from conftest import NAMES, babble, finish, result, start
 from torch import nn
 
 import cells
@@ -16,7 +16,7 @@ import rnn
 from cells import CELLS, RecurrentModel
 from dataset import load
 
-QUICK = ("--max_iters=20", "--num_samples=2")
+QUICK = ("--max_iters=20", "--num_samples=2", "--n_hidden=16", "--batch_size=16")
 
 
 def make(name: str, C: int = 5, H: int = 16) -> nn.Module:
@@ -89,15 +89,16 @@ def test_a_linear_system_is_solved_exactly_if_its_input_is_constant_in_each_step
     u, _ = cell.project(x)
     A, d, h = -cell.log_A.exp(), cell.log_d.exp()[:, None], torch.zeros(6, cell.N)
     for t in range(3):
-        for _ in range(4000):
-            h = h + d / 4000 * (A * h + u[0, t, :, None])
-    torch.testing.assert_close(cell(x, cell.start(1))[1][0], h, rtol=1e-2, atol=1e-9)
+        for _ in range(400):
+            middle = h + d / 800 * (A * h + u[0, t, :, None])
+            h = h + d / 400 * (A * middle + u[0, t, :, None])
+    torch.testing.assert_close(cell(x, cell.start(1))[1][0], h, rtol=1e-3, atol=1e-9)
 
-    cell, x = cells.LTI(8, 8).float(), torch.randn(1, 2000, 8, dtype=torch.float32)
+    cell, x = cells.LTI(8, 8).float(), torch.randn(1, 700, 8, dtype=torch.float32)
     with torch.no_grad():
         fast, _ = cell(x, cell.start(1))
         h, ys = cell.start(1), []
-        for t in range(2000):
+        for t in range(700):
             y, h = cell.step(x[:, t], h)
             ys.append(y)
     assert (torch.stack(ys, 1) - fast).abs().max() < 1e-5 * fast.abs().max()
@@ -221,10 +222,10 @@ def test_windows_of_a_text_go_on_where_the_last_ones_ended(data):
 @pytest.mark.parametrize("name", CELLS)
 def test_evaluation_counts_each_token_once_after_those_before_it(double, name):
     """Each document, or part of a text, starts from an empty state, in any order and batch."""
-    model, tokens = small_model(name), np.random.default_rng(0).integers(11, size=4001)
-    tokens[[0, -1]] = separator = 10
-    documents, parts = np.flatnonzero(tokens == separator), range(0, 4001, 1000)
-    for n, split_at, at in ((4001, separator, documents), (4001, None, parts), (900, None, (0, 899))):
+    model, tokens = small_model(name), np.random.default_rng(0).integers(11, size=2001)
+    tokens[[0, 1000]] = separator = 10
+    documents, parts = np.flatnonzero(tokens[:1001] == separator), range(0, 2001, 1000)
+    for n, split_at, at in ((1001, separator, documents), (2001, None, parts), (900, None, (0, 899))):
         expected = 0.0
         for first, last in pairwise(at):
             idx = torch.from_numpy(tokens[first : last + 1])
@@ -371,19 +372,20 @@ def test_the_table_of_gradients_is_relative_to_the_token_before(capsys):
 # ----------------------------------------------------------------------------- the command line
 
 
-@pytest.mark.parametrize("name", ["list", "tiny"])
+@pytest.mark.parametrize("name", ["list", "short"])
 def test_all_cells_learn_in_one_run(data, call, name):
-    options = ("--max_iters=60", "--num_samples=3", "--bptt=16", "--cell=all")
-    status, out, _ = call(rnn, f"--dataset={name}", *options)
+    Path("short.txt").write_text(babble(150))
+    prepare_data.prepare("short.txt")
+    status, out, _ = call(rnn, f"--dataset={name}", *QUICK, "--bptt=16", "--cell=all")
     dataset, lines = load(name), [line for line in out.splitlines() if line.startswith("result: ")]
     assert status == 0 and len(lines) == len(CELLS) == out.count("samples:")
     for cell, line in zip(CELLS, lines, strict=True):
         numbers = result(line)
-        assert numbers["model"] == cell and numbers["step"] == "60" and f"{cell} before" in out
+        assert numbers["model"] == cell and numbers["step"] == "20" and f"{cell} before" in out
         assert [key for key in ("train", "val", "test") if key in numbers] == list(dataset.splits)
         assert float(numbers["val"]) < math.log(dataset.vocab_size) - 0.2
     assert out.count("manual vs autograd") == 1
-    assert ("k = 100" in out) == (name == "tiny")  # the documents of the list are short
+    assert ("k = 50" in out) == (name == "short")  # the documents of the list are shorter than this text
 
 
 @pytest.mark.parametrize(("rule", "decay"), [("adamw", 0.1), ("sgd", 0.0)])
@@ -400,7 +402,7 @@ def test_the_recipe_of_the_results(data, call, monkeypatch, rule, decay):
 
 
 def test_the_same_seed_gives_the_same_run(data, call):
-    runs = [call(rnn, "--dataset=tiny", *QUICK, f"--seed={seed}")[1] for seed in (1, 1, 2)]
+    runs = [call(rnn, "--dataset=list", *QUICK, f"--seed={seed}")[1] for seed in (1, 1, 2)]
     texts = [out[out.index("samples:") : out.index("\nresult:")] for out in runs]  # samples, losses, gradients
     assert texts[0] == texts[1] != texts[2]
 
@@ -412,21 +414,22 @@ def test_samples_end_with_their_document_or_after_100_tokens():
     assert len({len(row) for row in rows}) > 3
 
 
-def test_samples_are_drawn_with_the_probabilities_of_the_model():
+def test_samples_are_drawn_with_the_probabilities_of_the_model(monkeypatch):
+    monkeypatch.setattr(rnn, "SAMPLE_LENGTH", 1)
     model = small_model("lstm")
     with torch.no_grad():
         model.head.weight *= 10  # some tokens are much more likely than others
         probs = model(torch.tensor([3]), step=True)[0].softmax(1)[0]
     rows = torch.tensor(rnn.sample(model, [3] * 5000, None))
-    assert rows.shape == (5000, 100)
+    assert rows.shape == (5000, 1)
     counts = torch.bincount(rows[:, 0], minlength=11)
     torch.testing.assert_close(counts / 5000, probs, rtol=0, atol=0.024)
 
 
 def test_the_plot_of_gradients(data, call, figures):
-    out = call(rnn, "--dataset=tiny", "--cell=rnn", "--plot", *QUICK)[1]
+    out = call(rnn, "--dataset=list", "--cell=rnn", "--plot", *QUICK)[1]
     ((figure, path),) = figures
-    assert path == Path("out/rnn_tiny/gradients.png") and path.as_posix() in out
+    assert path == Path("out/rnn_list/gradients.png") and path.as_posix() in out
     labels = [line.get_label() for line in figure.axes[0].lines]
     assert labels == ["rnn before", "rnn after"] and figure.axes[0].get_yscale() == "log"
     assert [line.get_linestyle() for line in figure.axes[0].lines] == ["--", "-"]
@@ -434,9 +437,9 @@ def test_the_plot_of_gradients(data, call, figures):
 
 
 def test_a_new_user_trains_on_words():
-    done = finish(start("rnn.py", "--max_iters=300", "--num_samples=3"))
+    done = finish(start("rnn.py", "--max_iters=60", "--n_hidden=64", "--num_samples=3"))
     assert done.returncode == 0, done.stderr
-    assert float(result(done.stdout)["val"]) < 2.45  # bigram: 2.63
+    assert float(result(done.stdout)["val"]) < 2.58  # bigram: 2.63
 
 
 def test_bad_input_gets_one_line(data, fails):
