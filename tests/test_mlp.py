@@ -1,5 +1,6 @@
 import math
 import re
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 
@@ -15,14 +16,16 @@ import prepare_data
 from console import UserError
 from dataset import Dataset, load
 from mlp import MLP, BatchNorm, Embedding, Linear, Options, Tanh, contexts, fold_batchnorm, make_model, split_loss
+from windows import counting_losses
 
-QUICK = ("--max_iters=40", "--num_samples=2")
+QUICK = ("--max_iters=20", "--num_samples=2")
 
 
 @pytest.fixture(autouse=True)
 def a_short_lecture(monkeypatch):
-    """The lecture's network comes first in every run."""
-    monkeypatch.setattr(mlp, "LECTURE_STEPS", 60)
+    """The lecture's network and ten layers come first in every run."""
+    monkeypatch.setattr(mlp, "LECTURE_STEPS", 30)
+    monkeypatch.setattr(mlp, "show_activations", partial(mlp.show_activations, width=10))
 
 
 def small_options(**more) -> Options:
@@ -74,10 +77,10 @@ def test_contexts_are_those_of_a_loop_over_the_tokens(data, name, T):
 def test_batches_come_from_everywhere_in_train_and_follow_from_the_seed():
     tokens = np.arange(500, dtype=np.uint16)  # each names its place
     dataset = Dataset("places", tokens, tokens, None, None, 500, None, {})
-    few = list(islice(mlp.batches(dataset, 7, 2, seed=3), 2000))
+    few = list(islice(mlp.batches(dataset, 7, 2, seed=3), 800))
     assert all(torch.equal(X, torch.stack([(Y - 2).clamp(min=0), Y - 1], dim=1)) for X, Y in few)
     assert torch.cat([Y for _, Y in few]).unique().tolist() == list(range(1, 500))
-    again = list(islice(mlp.batches(dataset, 7, 2, seed=3), 2000))
+    again = list(islice(mlp.batches(dataset, 7, 2, seed=3), 800))
     assert all(torch.equal(X, x) and torch.equal(Y, y) for (X, Y), (x, y) in zip(few, again, strict=True))
     assert not torch.equal(few[0][1], next(mlp.batches(dataset, 7, 2, seed=4))[1])
 
@@ -337,15 +340,12 @@ def test_the_folded_network_is_the_same_function_with_fewer_tensors(double, n_la
 # ----------------------------------------------------------------------------- training, evaluation, sampling
 
 
-@pytest.mark.parametrize("schedule", ["linear", "step"])
-def test_the_learning_rate_is_constant_for_half_of_the_steps(data, call, monkeypatch, schedule):
+def test_the_learning_rate_is_constant_for_half_of_the_steps(data, call, monkeypatch):
     rates, sgd_step = [], mlp.sgd_step
     monkeypatch.setattr(mlp, "sgd_step", lambda model, lr: (rates.append(lr), sgd_step(model, lr)))
-    options = ("--max_iters=100", "--learning_rate=0.1", "--num_samples=0", f"--schedule={schedule}")
+    options = ("--max_iters=20", "--learning_rate=0.1", "--num_samples=0", "--schedule=step")
     call(mlp, "--dataset=list", *options)
-    assert rates[:51] == [0.1] * 51
-    falling = [0.1 * (100 - i) / 50 for i in range(51, 100)]
-    assert rates[51:] == pytest.approx(falling if schedule == "linear" else [0.01] * 49)
+    assert rates == pytest.approx([0.1] * 11 + [0.01] * 9)
 
 
 def test_the_learning_rate_at_a_step_falls_on_a_line_or_to_a_tenth():
@@ -361,7 +361,7 @@ def test_the_learning_rate_at_a_step_falls_on_a_line_or_to_a_tenth():
 
 
 def test_a_learning_rate_of_0_changes_nothing(data, call):
-    status, out, err = call(mlp, "--dataset=tiny", *QUICK, "--learning_rate=0", "--plot")
+    status, out, err = call(mlp, "--dataset=tiny", *QUICK, "--learning_rate=0")
     assert status == 0, err
     before, after = (out.split(f"gradients {when} training")[1].split("\nhealthy")[0] for when in ("before", "after"))
     for table in (before, after):
@@ -385,9 +385,9 @@ def test_running_statistics_converge_to_those_of_the_training_text(data):
     """So the loss is about the loss with the exact statistics of the whole training text."""
     dataset = load("tiny")
     model = make_model(dataset.vocab_size, small_options())
-    for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 32, 3, seed=0), 1000), 1):
+    for step, (X, Y) in enumerate(islice(mlp.batches(dataset, 32, 3, seed=0), 400), 1):
         first_batch(model, X, Y)
-        mlp.sgd_step(model, 0.1 * min(1, (1001 - step) / 500))
+        mlp.sgd_step(model, 0.1 * min(1, (401 - step) / 200))
     running = split_loss(model, dataset.val, 3, None)
     model.train(True)
     model.layers[2].momentum = 1.0
@@ -427,9 +427,9 @@ def test_a_sample_sees_its_context_ends_with_its_document_and_has_a_limit():
 def test_samples_are_drawn_with_the_probabilities_of_the_network():
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     model = MLP([Embedding(torch.zeros(3, 1)), Linear(torch.zeros(1, 3), logits)])
-    drawn = [mlp.sample(model, [0], None, torch.Generator().manual_seed(i)) for i in range(60)]
-    share = np.bincount(np.concatenate(drawn), minlength=3) / 6000
-    assert abs(share - [0.5, 0.3, 0.2]).max() < 0.03
+    drawn = [mlp.sample(model, [0], None, torch.Generator().manual_seed(i)) for i in range(30)]
+    share = np.bincount(np.concatenate(drawn), minlength=3) / 3000
+    assert abs(share - [0.5, 0.3, 0.2]).max() < 0.04
 
 
 # ----------------------------------------------------------------------------- what is printed and drawn
@@ -513,17 +513,17 @@ def test_the_lectures_network_is_the_formula_trained_by_sgd(data):
 
 
 def test_the_lectures_network_starts_far_above_uniform_and_learns(data, capsys, monkeypatch):
-    dataset, runs = load("tiny"), []
+    dataset, runs = load("list"), []
     train = mlp.train_lecture_network
-    monkeypatch.setattr(mlp, "LECTURE_STEPS", 900)
+    monkeypatch.setattr(mlp, "LECTURE_STEPS", 300)
     monkeypatch.setattr(mlp, "train_lecture_network", lambda *rest: (runs.append(train(*rest)), runs[-1])[1])
     mlp.show_lecture_network(dataset, seed=5)
     printed, (losses,), uniform = capsys.readouterr().out, runs, math.log(dataset.vocab_size)
-    assert losses == train(dataset, 900, 5) != train(dataset, 900, 6)
-    assert len(losses) == 900 and losses[0] > uniform + 5 and np.mean(losses[-300:]) < uniform
+    assert losses[:9] == train(dataset, 9, 5) != train(dataset, 9, 6)
+    assert len(losses) == 300 and losses[0] > uniform + 5 and np.mean(losses[-100:]) < uniform - 1
     assert f"first batch: {losses[0]:.2f}; a uniform prediction has {uniform:.2f}\n" in printed
-    means = [f"steps {begin + 1} to {end}: {np.mean(losses[begin:end]):.4f}" for begin, end in ((15, 30), (150, 300))]
-    means.append(f"steps 451 to 900: {np.mean(losses[450:]):.4f}")
+    means = [f"steps {begin + 1} to {end}: {np.mean(losses[begin:end]):.4f}" for begin, end in ((5, 10), (50, 100))]
+    means.append(f"steps 151 to 300: {np.mean(losses[150:]):.4f}")
     assert printed.splitlines()[-3:] == [f"mean loss of {mean}" for mean in means]
 
 
@@ -542,8 +542,9 @@ def test_the_lectures_network_takes_its_seed_from_the_options(data, call):
             line for line in out.split("\nlist: vocabulary")[0].splitlines() if "first batch" in line or "tanh" in line
         ]
 
-    assert starts(5) == starts(5) and len(starts(5)) == 3
-    assert all(a != b for a, b in zip(starts(5), starts(6), strict=True))
+    first, again, other = map(starts, (5, 5, 6))
+    assert first == again and len(first) == 3
+    assert all(a != b for a, b in zip(first, other, strict=True))
 
 
 def test_the_table_of_ten_layers_is_that_of_the_chain_rule(double, capsys):
@@ -577,7 +578,7 @@ def test_the_table_of_ten_layers_is_that_of_the_chain_rule(double, capsys):
 
 
 def test_activations_keep_their_size_with_the_right_gain_only(capsys):
-    mlp.show_activations(seed=0)
+    mlp.show_activations(seed=0, width=200)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[3:]]
     table = {(row[0], row[1]): [float(cell) for cell in row[2:]] for row in rows}
     assert table["sigmoid", "1.00"][3] < 1e-4  # each layer passes at most a quarter of a gradient
@@ -589,15 +590,14 @@ def test_activations_keep_their_size_with_the_right_gain_only(capsys):
     assert table["relu", "1.00"][2] == pytest.approx(table["relu", "1.00"][0] / math.sqrt(2) ** 9, rel=0.5)
 
 
-@pytest.mark.parametrize("n_layer", [1, 2])
-@pytest.mark.parametrize("batchnorm", ["true", "false"])
+@pytest.mark.parametrize(("batchnorm", "n_layer"), [("true", 2), ("false", 1)])
 def test_from_zeros_only_the_last_bias_moves_and_it_learns_how_frequent_tokens_are(
     data, call, monkeypatch, batchnorm, n_layer
 ):
     models, train = [], mlp.train
     monkeypatch.setattr(mlp, "train", lambda model, *rest: (models.append(model), train(model, *rest))[1])
-    more = ("--init=zeros", f"--batchnorm={batchnorm}", f"--n_layer={n_layer}", "--n_hidden=20", "--plot")
-    status, out, err = call(mlp, "--dataset=tiny", *more, "--max_iters=1500", "--num_samples=0")
+    more = ("--init=zeros", f"--batchnorm={batchnorm}", f"--n_layer={n_layer}", "--n_hidden=20", "--batch_size=512")
+    status, out, err = call(mlp, "--dataset=tiny", *more, "--max_iters=150", "--num_samples=0")
     assert status == 0 and "nan" not in out and "inf" not in out, err
     *layers, last = models[0].layers
     for layer in layers:
@@ -608,7 +608,7 @@ def test_from_zeros_only_the_last_bias_moves_and_it_learns_how_frequent_tokens_a
     counts = np.bincount(load("tiny").train[1:], minlength=len(last.bias))
     seen = counts > 0
     unigram = counts / counts.sum()
-    assert abs(last.bias.softmax(0).detach().numpy() - unigram).max() < 0.02
+    assert abs(last.bias.softmax(0).detach().numpy() - unigram).max() < 0.01
     loss = -(unigram[seen] * np.log(unigram[seen])).sum()
     assert float(result(out)["train"]) == pytest.approx(loss, abs=0.01)
     first = re.search(r"first loss (\S+); uniform: ln \d+ = (\S+); about as it should be", out)
@@ -713,7 +713,16 @@ def test_what_depends_on_other_options_is_none_until_then():
         Options(batch_size=1)
 
 
-def test_a_new_user_trains_on_words_and_three_letters_of_context_beat_counting_one(call):
+def test_three_letters_of_context_beat_counting_one(data, call):
+    status, out, err = call(mlp, "--dataset=tiny", "--max_iters=200", "--num_samples=0")
+    figures = result(out)
+    assert (status, err) == (0, "")
+    assert {"model": "mlp", "dataset": "tiny", "params": "9987", "step": "200"}.items() <= figures.items()
+    assert float(figures["val"]) < counting_losses(load("tiny"))["bigram"] - 0.1
+
+
+@pytest.mark.slow
+def test_a_new_user_trains_on_words(call):
     """The first command, with fewer steps, on a machine without a network."""
     done = finish(start("mlp.py", "--batch_size=128", "--max_iters=1500"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -732,7 +741,7 @@ def test_manual_backward_does_not_call_autograd(data, call, monkeypatch):
     assert call(mlp, "--dataset=list", *QUICK, "--backward=manual")[0] == 0
     assert len(calls) == 2
     call(mlp, "--dataset=list", *QUICK)
-    assert len(calls) == 2 + 2 + 40
+    assert len(calls) == 2 + 2 + 20
     for backward, more in (("manual", 0), ("autograd", 50)):
         calls.clear()
         assert call(mlp, "--dataset=list", "--find_lr", "--max_iters=50", f"--backward={backward}")[0] == 0
@@ -811,8 +820,8 @@ def test_the_start_is_explained(data, call):
 
 def test_folding_on_the_command_line(data, call):
     """Samples and losses come from the folded network, and equal the samples and losses of the trained network."""
-    _, plain, _ = call(mlp, "--dataset=list", "--max_iters=200", "--n_layer=2")
-    _, folded, _ = call(mlp, "--dataset=list", "--max_iters=200", "--n_layer=2", "--fold")
+    options = ("--dataset=list", "--max_iters=50", "--n_layer=2")
+    (_, plain, _), (_, folded, _) = call(mlp, *options), call(mlp, *options, "--fold")
     assert 0 < float(folded.split("batch norm folded: maximum logit difference ")[1].split()[0]) < 1e-4
     assert int(result(folded)["params"]) == int(result(plain)["params"]) - 2 * 200
     assert float(result(folded)["val"]) == pytest.approx(float(result(plain)["val"]), abs=1e-4)
@@ -853,9 +862,10 @@ def test_samples_follow_from_the_seed_and_start_where_texts_start(data, call, mo
         assert samples(name, 1) == samples(name, 1) != samples(name, 2)
 
 
-def test_the_sweep_prints_its_table_and_its_rule(data, call):
-    status, out, _ = call(mlp, "--dataset=list", "--find_lr", "--max_iters=500")
-    assert status == 0
+def test_a_new_user_sweeps_the_learning_rate_and_gets_a_table_and_its_rule(data):
+    done = finish(start("mlp.py", "--dataset=list", "--find_lr", "--max_iters=500"))
+    assert (done.returncode, done.stderr) == (0, "")
+    out = done.stdout
     rows = out.split("smoothed\n")[1].split("\nlowest")[0].splitlines()
     rates, losses, smooth = np.array([[float(number) for number in row.split()] for row in rows]).T
     assert len(rates) == 25
@@ -884,7 +894,7 @@ def test_the_plot_of_training(data, call, figures, monkeypatch):
     """Densities of the tanh activations, saturated units, and the loss."""
     drawings, draw = [], mlp.draw_training
     monkeypatch.setattr(mlp, "draw_training", lambda *rest: (drawings.append(rest[:2]), draw(*rest)))
-    status, out, _ = call(mlp, "--dataset=list", "--max_iters=401", "--n_layer=2", "--plot")
+    status, out, _ = call(mlp, "--dataset=list", "--max_iters=401", "--n_hidden=20", "--n_layer=2", "--plot")
     ((figure, path),) = figures
     assert status == 0 and path == Path("out/mlp_list/training.png") and path.as_posix() in out
     assert figure.get_suptitle() == "mlp.py on list, kaiming initialization, with batch norm"
@@ -902,9 +912,8 @@ def test_the_plot_of_training(data, call, figures, monkeypatch):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("options", "rate"), [((), 0.1), (("--batch_size=128",), 0.4), (("--batch_size=4096",), 0.8)])
-def test_the_default_rate_grows_with_the_batch(data, call, options, rate):
-    assert f"  lr {rate:.2e}" in call(mlp, "--dataset=list", "--max_iters=1", *options)[1]
+def test_the_default_rate_grows_with_the_batch(data, call):
+    assert "  lr 4.00e-01" in call(mlp, "--dataset=list", "--max_iters=1", "--batch_size=128")[1]
 
 
 @pytest.mark.parametrize(
@@ -932,8 +941,9 @@ def test_the_contexts_of_the_lectures_split(names):
     assert dataset.tokenizer.decode(X[3].tolist()) == "yuh"
 
 
-def test_a_run_of_one_step_can_be_drawn(data, call):
-    assert call(mlp, "--dataset=list", "--max_iters=1", "--num_samples=0", "--plot")[0] == 0
+def test_one_loss_and_activations_of_zeros_can_be_drawn(data, figures):
+    mlp.draw_training([3.0], [torch.zeros(4, 5)], load("list"), Options(init="zeros"))
+    assert len(figures) == 1
 
 
 @pytest.mark.parametrize("init", ["naive", "scaled_output"])
