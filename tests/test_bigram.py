@@ -88,7 +88,6 @@ def invent(seed: int = 0) -> list[str]:
 
 
 INVENTED = invent()
-REPORTS = {}  # what the script prints on the makemore names, by options: it takes seconds
 
 
 @pytest.fixture
@@ -96,16 +95,11 @@ def on_names(names, call):
     """on_names(*options) -> what bigram.py prints for the makemore names."""
 
     def run(*options: str) -> str:
-        if options not in REPORTS:
-            status, out, err = call(bigram, "--dataset=names", *options)
-            assert (status, err) == (0, "")
-            REPORTS[options] = out
-        return REPORTS[options]
+        status, out, err = call(bigram, "--dataset=names", *options)
+        assert (status, err) == (0, "")
+        return out
 
     return run
-
-
-EVERYTHING = ("--neural", "--smoothing=mle", "--score=andrej,andreja,andrejq")
 
 
 def decays(out: str) -> np.ndarray:
@@ -194,7 +188,7 @@ def test_samples_start_and_end_at_the_dot_and_their_pairs_are_as_frequent_as_the
     _, _, N = torch_tables(NAMES, LETTERS)
     P = probabilities(N, 1)
     torch.manual_seed(0)
-    words = [sample(P, LETTERS) for _ in range(3000)]
+    words = [sample(P, LETTERS) for _ in range(1000)]
     assert not any("." in word for word in words)  # the dots are no part of a word: the pairs have them
     observed = tally(words)
     for x, row in zip(LETTERS, P.tolist(), strict=True):
@@ -202,11 +196,11 @@ def test_samples_start_and_end_at_the_dot_and_their_pairs_are_as_frequent_as_the
         expected = np.array(row) * counts.sum()
         chi_square = ((counts - expected) ** 2 / expected).sum()
         degrees = len(LETTERS) - 1
-        assert counts.sum() > 500 and chi_square < degrees + 5 * math.sqrt(2 * degrees), x  # 5 standard deviations
+        assert counts.sum() > 150 and chi_square < degrees + 5 * math.sqrt(2 * degrees), x  # 5 standard deviations
 
 
 def test_a_sample_has_no_pair_of_probability_0_and_may_be_long():
-    P = torch.tensor([[0, 1, 0], [0, 0, 1], [0.001, 0.999, 0]])
+    P = torch.tensor([[0, 1, 0], [0, 0, 1], [0.01, 0.99, 0]])
     words = [sample(P, [".", "a", "b"]) for _ in range(5)]
     assert all(re.fullmatch("(ab)+", word) for word in words) and max(map(len, words)) > 100
 
@@ -230,6 +224,7 @@ def test_the_words_that_are_printed_are_those_of_the_table_and_of_the_seed(call)
 # ----------------------------------------------------------------------------- what is printed
 
 
+@pytest.mark.slow
 def test_a_new_user_counts_words():
     done = finish(start("bigram.py"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -242,11 +237,11 @@ def test_a_new_user_counts_words():
     assert all(word.islower() and word.isalpha() for word in samples) and len(set(samples)) > 5
 
 
-def test_the_words_and_their_letters_and_pairs_are_named(call):
-    status, out, err = call(bigram, "--dataset=list")
-    assert (status, err) == (0, "")
+def test_the_words_and_their_letters_and_pairs_are_named():
+    done = finish(start("bigram.py", "--dataset=list"))
+    assert (done.returncode, done.stderr) == (0, "")
     words, letters, _ = tables("list")
-    first, second = out.splitlines()[:2]
+    first, second = done.stdout.splitlines()[:2]
     train = words["train"]
     assert first == f"list: {len(train)} words in train, of {len(letters)} letters: {' '.join(letters)}"
     pairs = [a + b for a, b in zip(f".{train[0]}", f"{train[0]}.", strict=True)]
@@ -283,14 +278,6 @@ def test_the_corners_that_are_printed_are_those_of_the_tables(call):
             assert lines[at + 14] == ""
 
 
-def test_n_ends_a_name_5404_times_in_train_and_6763_times_in_all(names):
-    words = lines_of("names")
-    letters = alphabet(words)
-    n = letters.index("n")
-    counts = [torch_tables(some, letters)[2][n, 0].item() for some in words.values()]
-    assert counts[0] == tally(words["train"])["n", "."] == 5404 and sum(counts) == 6763
-
-
 # ----------------------------------------------------------------------------- products, and pairs that never occur
 
 
@@ -308,7 +295,7 @@ def test_the_product_of_all_probabilities_is_0_after_the_number_of_pairs_that_is
     products = np.cumprod(np.array(p, dtype=np.float64))
     zero = int((products > 0).sum()) + 1
     assert zero == 304 and products[zero - 2] > 0 == products[zero - 1]
-    out = on_names(*EVERYTHING)
+    out = on_names()
     assert underflow(out) == {n: pytest.approx(products[n - 1], rel=6e-3) for n in (1, 10, 100, 304)}
     assert "too small for a 64-bit number" in out
 
@@ -345,15 +332,6 @@ def check_unseen(out: str, name: str) -> dict[str, str]:
         for y, x in named:
             assert (x, y) in tally(some) and (x, y) not in seen
     return losses
-
-
-def test_without_smoothing_the_loss_is_infinite_and_a_pair_is_named_and_adding_one_makes_it_finite(on_names):
-    out = on_names(*EVERYTHING)
-    losses = check_unseen(out, "names")
-    assert losses == {"train": "2.4541", "val": "inf", "test": "inf"}
-    assert "109 of 729 pairs" in out
-    smoothed = result(on_names())
-    assert [smoothed[split] for split in ("train", "val", "test")] == ["2.4548", "2.4533", "2.4584"]
 
 
 @pytest.mark.parametrize("last", ["ab", "ba", "cab", "bb"])
@@ -410,8 +388,16 @@ def test_each_word_is_scored_by_three_tables_letter_by_letter(call):
     assert out.count("\nresult: ") == 1 and not scores(call(bigram, "--dataset=list")[1])
 
 
-def test_the_lecture_scores_andrej(on_names):
-    losses = {key: loss for key, (loss, _) in scores(on_names(*EVERYTHING)).items()}
+def test_the_figures_of_the_lecture(on_names):
+    """n ends a name; without smoothing, some losses are infinite, and adding one makes them finite; andrej."""
+    out = on_names("--score=andrej,andreja,andrejq")
+    ends = [tally(some)["n", "."] for some in lines_of("names").values()]
+    assert ends[0] == 5404 and sum(ends) == 6763
+    assert check_unseen(out, "names") == {"train": "2.4541", "val": "inf", "test": "inf"}
+    assert "109 of 729 pairs" in out
+    smoothed = result(out)
+    assert [smoothed[split] for split in ("train", "val", "test")] == ["2.4548", "2.4533", "2.4584"]
+    losses = {key: loss for key, (loss, _) in scores(out).items()}
     assert [losses[name, ALL] for name in ("andrej", "andreja", "andrejq")] == ["3.0391", "2.4839", "inf"]
     assert [losses[name, TRAIN] for name in ("andrej", "andreja", "andrejq")] == ["3.0326", "2.4880", "inf"]
     assert math.isfinite(float(losses["andrejq", ADDED]))
@@ -506,8 +492,9 @@ def test_the_losses_of_learning_are_printed_and_fall_to_that_of_counting(monkeyp
     assert (learned - probabilities(N, 0)).abs().max() < 0.02
 
 
+@pytest.mark.slow
 def test_on_names_learning_starts_above_uniform_and_arrives_at_the_counts(on_names):
-    out = on_names(*EVERYTHING)
+    out = on_names("--neural", "--smoothing=mle")
     losses = [float(loss) for loss in re.findall(r"^step +\d+  loss (\S+)$", out, flags=re.M)]
     assert losses == sorted(losses, reverse=True)
     words = lines_of("names")
@@ -522,17 +509,14 @@ def test_on_names_learning_starts_above_uniform_and_arrives_at_the_counts(on_nam
     metrics = result(out)
     assert metrics["model"] == "neural-bigram" and metrics["train"] == learned
     assert math.isfinite(float(metrics["val"]))  # without smoothing too: no probability of a softmax is 0
-
-
-def test_the_words_of_the_same_random_numbers_are_the_same_for_both_tables(on_names):
-    part = on_names(*EVERYTHING).split("Words from the same random numbers:\n")[1].split("\n\n")[0]
+    part = out.split("Words from the same random numbers:\n")[1].split("\n\n")[0]
     rows = [line.split() for line in part.splitlines()[1:]]
     assert len(rows) == 10 and sum(counted == learned for counted, learned in rows) >= 9
-    words = lines_of("names")
-    _, _, N = torch_tables(words["train"], alphabet(words))
-    for i, (counted, _) in enumerate(rows):
-        torch.manual_seed(1337 + i)
-        assert counted == sample(probabilities(N, 0), alphabet(words))
+    decay, train, val, add = decays(out)
+    assert decay.tolist() == [0, 0.001, 0.01, 0.1, 1]
+    assert (np.diff(train) > 0).all() and (np.diff(val) > 0).all() and (np.diff(add) > 0).all()
+    assert add[-1] > 100 * add[0]
+    assert train[-1] < math.log(27) and f"{train[0]:.4f}" == f"{float(metrics['train']):.4f}"
 
 
 def test_a_list_of_few_letters_is_learned_too_and_the_seed_decides_on_weights_and_words(call):
@@ -573,16 +557,8 @@ def test_the_smoothing_closest_to_a_smoothed_table_is_its_own(add):
     assert closest_smoothing(P, N) == pytest.approx(add, rel=1e-4)
 
 
-def test_on_names_each_weight_decay_is_like_a_number_added_that_grows_with_it(on_names):
-    out = on_names(*EVERYTHING)
-    decay, train, val, add = decays(out)
-    assert decay.tolist() == [0, 0.001, 0.01, 0.1, 1]
-    assert (np.diff(train) > 0).all() and (np.diff(val) > 0).all() and (np.diff(add) > 0).all()
-    assert add[-1] > 100 * add[0]
-    assert train[-1] < math.log(27) and f"{train[0]:.4f}" == f"{float(result(out)['train']):.4f}"
-
-
-def test_weight_decay_pulls_the_rows_towards_uniform(capsys):
+def test_weight_decay_pulls_the_rows_towards_uniform(capsys, monkeypatch):
+    monkeypatch.setattr(bigram, "STEPS", 60)
     letters = alphabet({"train": INVENTED})
     xs, ys, N = torch_tables(INVENTED, letters)
     pairs = {"train": (xs, ys), "val": torch_tables(invent(1), letters)[:2]}
@@ -668,7 +644,7 @@ def test_baselines_in_plots_equal_unigram_and_bigram_loss(call, name):
 def test_the_heat_map_has_each_pair_above_its_count(call, figures):
     Path("money.txt").write_text("$$ $_$ ^{$}\n" * 50)  # nothing here is a formula
     prepare_data.prepare("money.txt", documents="lines")
-    status, out, _ = call(bigram, "--dataset=money", "--plot", "--neural")
+    status, out, _ = call(bigram, "--dataset=money", "--plot")
     assert status == 0 and "out/bigram_money/counts.png: the counts N" in out
     (path,) = Path("out/bigram_money").iterdir()
     assert path.name == "counts.png" and path.read_bytes().startswith(b"\x89PNG")
