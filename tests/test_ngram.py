@@ -63,10 +63,11 @@ def all_rows(contexts: np.ndarray, V: int) -> np.ndarray:
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_counts_are_those_of_a_loop_over_the_tokens(name, n, monkeypatch):
     dataset = load(name)
-    expected = Counter(literal_ngrams(dataset.train, n, dataset.separator))
+    train = dataset.train[:600]
+    expected = Counter(literal_ngrams(train, n, dataset.separator))
     for chunk in (1 << 21, 100, 3):
         monkeypatch.setattr(ngram, "CHUNK", chunk)
-        grams, counts = count_ngrams(dataset.train, n, dataset.separator)
+        grams, counts = count_ngrams(train, n, dataset.separator)
         assert dict(zip(map(tuple, grams.tolist()), counts.tolist(), strict=True)) == expected
         assert grams.tolist() == sorted(grams.tolist())
 
