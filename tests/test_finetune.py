@@ -1,7 +1,10 @@
+import copy
 import functools
 import itertools
 import random
 import re
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ import sample
 import train
 from checkpoint import load_checkpoint, load_model
 from dataset import load
-from finetune import BASE, INSTRUCTED, TASKS, Texts, encode, exact_match, instruction, make_batch, one_per_word
+from finetune import BASE, INSTRUCTED, TASKS, Options, Texts, encode, exact_match, instruction, make_batch, one_per_word
 from model import GPT, GPTConfig
 from optim import Recipe
 from peft import attach
@@ -27,30 +30,28 @@ WORDS = ["stack", "heap", "queue", "lecture", "abs", "noon", "print", "import"]
 CHAR = CharTokenizer(sorted(finetune.CHARACTERS))
 CPU = Worker(torch.device("cpu"), torch.float32)
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16}
-FEW = ["--num_examples=50"]
+FEW = "--num_examples=30"
 LORA = Path("out/finetune/lora.pt")
 RUN = ["--max_iters=2", "--sample_tokens=5", "--dtype=float32", "--eval_tokens=500"]
 RUN += [f"--{name}={value}" for name, value in TINY.items()]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """A few words, a model of a few thousand parameters, and a few steps in each stage."""
+def make_small(patch: pytest.MonkeyPatch) -> None:
+    """A few words, a model of a few thousand parameters, a few steps in each stage, and short answers."""
     rng = random.Random(0)
-    words = {"".join(rng.choices("abcdeinorst", k=rng.randint(2, 9))) for _ in range(250)}
+    words = {"".join(rng.choices("abcdeinorst", k=rng.randint(2, 9))) for _ in range(130)}
     Path("toy.txt").write_text("\n".join(sorted(words)))
     prepare_data.prepare("toy.txt", documents="lines")
-    monkeypatch.setattr(finetune, "load", lambda name: load("toy" if name == "words" else name))
-    monkeypatch.setattr(finetune, "GPTConfig", functools.partial(GPTConfig, **TINY))
+    patch.setattr(finetune, "load", lambda name: load("toy" if name == "words" else name))
+    patch.setattr(finetune, "GPTConfig", functools.partial(GPTConfig, **TINY))
     for name in ("PRETRAINING", "INSTRUCTION_TUNING"):
-        monkeypatch.setattr(finetune, name, Recipe(6, 0.01, 0.03, optimizer="muon"))
-    for name, n in {"NEW_TASK_STEPS": 4, "BATCH_SIZE": 16, "NEW_BATCH_SIZE": 8}.items():
-        monkeypatch.setattr(finetune, name, n)
-    monkeypatch.setattr(Worker, "pick", lambda *_: CPU)
+        patch.setattr(finetune, name, Recipe(6, 0.01, 0.03, optimizer="muon"))
+    for name, n in {"NEW_TASK_STEPS": 4, "BATCH_SIZE": 16, "LONGEST": 4}.items():
+        patch.setattr(finetune, name, n)
+    patch.setattr(Worker, "pick", lambda *_: CPU)
 
 
-@pytest.fixture
-def stages(small, monkeypatch) -> list:
+def note_stages(patch: pytest.MonkeyPatch) -> list:
     """The arguments of train_on(): (draw, trained parameters, learning rate, l2, weights at the start)."""
     calls, train_on = [], finetune.train_on
 
@@ -60,12 +61,39 @@ def stages(small, monkeypatch) -> list:
         calls.append((draw, trained, recipe.learning_rate, l2, model.lm_head.weight.detach().clone()))
         return train_on(model, draw, recipe, *more)
 
-    monkeypatch.setattr(finetune, "train_on", noted)
+    patch.setattr(finetune, "train_on", noted)
     return calls
 
 
+@pytest.fixture(scope="module")
+def all_methods(tmp_path_factory) -> tuple[Path, list]:
+    """A folder in which all methods were compared, with out.txt, the output; and the arguments of train_on()."""
+    folder = tmp_path_factory.mktemp("finetune")
+    with pytest.MonkeyPatch.context() as patch, open(folder / "out.txt", "w", encoding="utf-8") as out:
+        patch.chdir(folder)
+        make_small(patch)
+        stages = note_stages(patch)
+        patch.setattr(sys, "argv", ["finetune.py", "--method=all", FEW])
+        patch.setattr(sys, "stdout", out)
+        finetune.main()
+    return folder, stages
+
+
+@pytest.fixture
+def stages(all_methods) -> list:
+    """Those arguments, beside a copy of all files."""
+    folder, stages = all_methods
+    shutil.copytree(folder, ".", dirs_exist_ok=True)
+    return stages
+
+
+@pytest.fixture
+def small(monkeypatch):
+    make_small(monkeypatch)
+
+
 def done(call, *options: str) -> str:
-    status, out, err = call(finetune, *FEW, *options)
+    status, out, err = call(finetune, FEW, *options)
     assert status == 0, err
     return out
 
@@ -85,65 +113,8 @@ def tiny_gpt(**more) -> GPT:
 # ----------------------------------------------------------------------------- as a user runs it
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "adapter", "prefix", "prompt", "scratch"])
-def test_each_method_leads_to_a_checkpoint_that_answers(call, small, method):
-    out = done(call, f"--method={method}", "--new_task=last")
-    for stage in ("stage 1, pre-training", "stage 2, instruction tuning", "stage 3, a new task: 50 examples of last"):
-        assert stage in out
-    found, base = result(out), load_model(INSTRUCTED)[0]
-    assert list(found)[:4] == ["model", "dataset", "params", "method"]
-    assert {"trained", "new_task", "old_tasks", "base_val", "seconds"} <= found.keys()
-    new = {"full": base.num_params(), "lora": 8 * (16 + 16) * 2, "adapter": 2 * 2 * 16 * 8, "prefix": 2 * 8 * 16}
-    new |= {"prompt": 8 * 16, "scratch": base.num_params()}
-    assert (found["method"], int(found["params"]), int(found["trained"])) == (method, base.num_params(), new[method])
-    assert float(found["of_all"]) == pytest.approx(new[method] / base.num_params(), abs=1e-4)
-
-    path, prompt = f"out/finetune/{method}.pt", "last stack > "
-    options = ["--stop", "--temperature=0", f"--max_new_tokens={finetune.LONGEST}"]
-    status, answered, err = call(sample, f"--init_from={path}", f"--prompt={prompt}", *options)
-    assert status == 0, err
-    model, tokenizer = load_model(path)
-    assert answered == prompt + finetune.answer(model, prompt, tokenizer) + "\n"
-
-
-def test_from_scratch_nothing_of_the_earlier_stages_is_left(call, small, monkeypatch):
-    """Without a training step, its weights are the initial weights of a new model with this seed."""
-    monkeypatch.setattr(finetune, "train_on", lambda *_: 0.0)
-    done(call, "--method=scratch", "--seed=5")
-    model, base = load_model("out/finetune/scratch.pt")[0], load_model(INSTRUCTED)[0]
-    torch.manual_seed(5)
-    for p, q in zip(model.parameters(), GPT(base.config).parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
-def test_the_same_seed_gives_the_same_weights(call, small):
-    weights = []
-    for seed in (3, 3, 4):
-        done(call, f"--seed={seed}", "--replay=0.5", "--method=full")
-        weights.append(torch.cat([p.flatten() for p in load_model("out/finetune/full.pt")[0].parameters()]))
-    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
-
-
-def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(call, fails, small):
-    done(call)
-    checkpoint, base = load_checkpoint(LORA), load_checkpoint(INSTRUCTED)
-    names = checkpoint["model"].keys()
-    assert names == {f"transformer.h.0.attn.c_attn.{part}" for part in ("A.0", "A.1", "B.0", "B.1")}  # q and v
-    shapes = [tuple(checkpoint["model"][f"transformer.h.0.attn.c_attn.{name}.0"].shape) for name in "AB"]
-    assert shapes == [(8, 16), (16, 8)]
-    assert checkpoint["peft"] == {"method": "lora", "rank": 8, "alpha": 16.0, "targets": "qv"}
-    assert LORA.stat().st_size < 4 * sum(t.numel() for t in checkpoint["model"].values()) + 8000
-
-    torch.save(checkpoint | {"model": dict(list(checkpoint["model"].items())[1:])}, "part.pt")
-    assert "lacks weights" in fails(sample, "--init_from=part.pt")
-    INSTRUCTED.unlink()
-    assert "the base of this checkpoint; copy it to" in fails(sample, f"--init_from={LORA}")
-    torch.save(base | {"history": []}, INSTRUCTED)
-    assert "has changed (its SHA-256 differs); run finetune.py again" in fails(sample, f"--init_from={LORA}")
-
-
-def test_all_methods_are_compared_from_the_same_model(call, stages):
-    out = done(call, "--method=all")
+def test_all_methods_are_compared_from_the_same_model(stages):
+    out = Path("out.txt").read_text(encoding="utf-8")
     rows = [row.split("  ")[0] for row in out.split("in nats per token\n")[1].splitlines()]
     assert rows[1 : 3 + len(finetune.VARIANTS)] == ["base", "instructed", *finetune.VARIANTS]
     lora, n = 8 * (16 + 16) * 2, load_model(BASE)[0].num_params()
@@ -160,6 +131,77 @@ def test_all_methods_are_compared_from_the_same_model(call, stages):
     assert Path("out/finetune/full_lr_4.pt").exists()
 
 
+def test_each_method_leads_to_a_checkpoint_that_answers(call, stages):
+    prompt, options = "last stack > ", ["--stop", "--temperature=0", f"--max_new_tokens={finetune.LONGEST}"]
+    for method in ("full", "lora", "adapter", "prefix", "prompt_20_tokens", "scratch"):
+        path = f"out/finetune/{method}.pt"
+        status, answered, err = call(sample, f"--init_from={path}", f"--prompt={prompt}", *options)
+        assert status == 0, err
+        model, tokenizer = load_model(path)
+        assert answered == prompt + finetune.answer(model, prompt, tokenizer) + "\n"
+
+
+def test_a_method_alone_gives_the_weights_that_it_has_in_the_comparison(call, stages, small, monkeypatch):
+    """With the same seed. Fine-tuning in float16 is done in float32, as fit() has no gradient scaler."""
+    monkeypatch.setattr(Worker, "pick", lambda *_: Worker(torch.device("cpu"), torch.float16))
+    paths = (BASE, INSTRUCTED, LORA)
+    before = [load_checkpoint(path)["model"] for path in paths]
+    shutil.rmtree("out")
+    out = done(call, "--method=lora")
+    assert out.startswith("device  cpu, float32")
+    for stage in ("stage 1, pre-training", "stage 2, instruction tuning", "stage 3, a new task: 30 examples of swap"):
+        assert stage in out
+    for weights, path in zip(before, paths, strict=True):
+        again = load_checkpoint(path)["model"]
+        assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)
+    found, n = result(out), load_model(INSTRUCTED)[0].num_params()
+    assert list(found)[:4] == ["model", "dataset", "params", "method"]
+    assert {"trained", "new_task", "old_tasks", "base_val", "seconds"} <= found.keys()
+    assert (found["method"], int(found["params"]), int(found["trained"])) == ("lora", n, 8 * (16 + 16) * 2)
+    assert float(found["of_all"]) == pytest.approx(8 * (16 + 16) * 2 / n, abs=1e-4)
+
+
+def test_from_scratch_nothing_of_the_earlier_stages_is_left(monkeypatch):
+    """Without a training step, its weights are the initial weights of a new model with this seed."""
+    monkeypatch.setattr(finetune, "train_on", lambda *_: 0.0)
+    instructed, texts = tiny_gpt(), texts_of("first", new_task="swap")
+    model, row = finetune.learn(instructed, texts, Options("scratch", num_examples=9, seed=5), CPU, "scratch", 0)
+    torch.manual_seed(5)
+    for p, q in zip(model.parameters(), GPT(instructed.config).parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert row["trained"] == model.num_params() and row["of_all"] == 1
+
+
+def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(fails, stages):
+    checkpoint, base = load_checkpoint(LORA), load_checkpoint(INSTRUCTED)
+    names = checkpoint["model"].keys()
+    assert names == {f"transformer.h.0.attn.c_attn.{part}" for part in ("A.0", "A.1", "B.0", "B.1")}  # q and v
+    shapes = [tuple(checkpoint["model"][f"transformer.h.0.attn.c_attn.{name}.0"].shape) for name in "AB"]
+    assert shapes == [(8, 16), (16, 8)]
+    assert checkpoint["peft"] == {"method": "lora", "rank": 8, "alpha": 16.0, "targets": "qv"}
+    assert LORA.stat().st_size < 4 * sum(t.numel() for t in checkpoint["model"].values()) + 8000
+
+    torch.save(checkpoint | {"model": dict(list(checkpoint["model"].items())[1:])}, "part.pt")
+    assert "lacks weights" in fails(sample, "--init_from=part.pt")
+    INSTRUCTED.unlink()
+    assert "the base of this checkpoint; copy it to" in fails(sample, f"--init_from={LORA}")
+    torch.save(base | {"history": []}, INSTRUCTED)
+    assert "has changed (its SHA-256 differs); run finetune.py again" in fails(sample, f"--init_from={LORA}")
+
+
+def test_an_adapter_whose_folder_was_moved_finds_its_base_beside_it(call, stages, monkeypatch):
+    prompt = ["--prompt=swap abs > ", "--stop", "--temperature=0", "--max_new_tokens=9"]
+    expected = call(sample, f"--init_from={LORA}", *prompt)[1]
+    Path("out/finetune").rename("out/mine")
+    assert call(sample, "--init_from=out/mine/lora.pt", *prompt)[1] == expected
+    Path("out/finetune").mkdir()  # another base, where it was
+    torch.save(load_checkpoint("out/mine/instructed.pt") | {"history": []}, INSTRUCTED)
+    assert call(sample, "--init_from=out/mine/lora.pt", *prompt)[1] == expected
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert call(sample, "--init_from=../out/mine/lora.pt", *prompt)[1] == expected
+
+
 def test_a_table_has_gaps_where_stage_3_did_nothing(capsys):
     measured = {"base_val": 1.0, "kB": 1.0, "new_task": 0.5, "old_tasks": 0.25}
     training = {"trained": 1, "of_all": 0.1, "lr": 0.002, "seconds": 3.0}
@@ -170,18 +212,19 @@ def test_a_table_has_gaps_where_stage_3_did_nothing(capsys):
 
 
 def test_what_cannot_be_done_gets_one_line(fails, small):
+    n_words = sum(len(word) in range(3, 9) for word in load("toy").texts("train"))
+    most = finetune.BLOCK_SIZE - finetune.LONGEST
     for option, words in (
         ("--new_task=revrse", "--new_task=revrse is unknown (did you mean reverse?); choose from copy, reverse"),
-        ("--num_examples=100000", "too few words for --num_examples=100000; use at most "),
-        ("--method=prompt --rank=23", "--rank=23 leaves too few positions for the text; use at most 22"),
+        (f"--num_examples={n_words // 2 + 1}", f"use at most {n_words // 2}"),
+        (f"--method=prompt --rank={most + 1}", f" leaves too few positions for the text; use at most {most}"),
         ("--learning_rate=1e30", "training diverged: "),
     ):
-        assert words in fails(finetune, *FEW, *option.split())
+        assert words in fails(finetune, FEW, *option.split())
 
 
-def test_what_was_not_trained_on_a_dataset_needs_one(call, fails, small):
+def test_what_was_not_trained_on_a_dataset_needs_one(call, fails, stages):
     """train.py continues whole models."""
-    done(call)
     assert "no run of train.py with a best.pt in out/" in fails(sample)  # not the newest run either
     Path("own.txt").write_text("swap abs > sba\n" * 900)
     assert call(prepare_data, "own.txt", f"--tokenizer={INSTRUCTED}", "--documents=lines", "--name=own")[0] == 0
@@ -215,18 +258,17 @@ def test_no_instruction_is_longer_than_the_longest():
     assert max(lengths) == finetune.LONGEST == len("join abcdefgh abcdefgh > abcdefghabcdefgh\n")
 
 
-def test_no_word_of_validation_or_test_is_in_a_training_prompt(call, stages):
-    done(call)
+def test_no_word_of_validation_or_test_is_in_a_training_prompt(stages):
     data = load("toy")
-    splits = {s: set(map(data.tokenizer.decode, data.documents(s))) for s in ("train", "val", "test")}
-    for draw, *_ in stages:
-        rows = itertools.chain.from_iterable(draw() for _ in range(100))
+    splits = {s: set(data.texts(s)) for s in ("train", "val", "test")}
+    for draw, *_ in stages[:3]:
+        rows = itertools.chain.from_iterable(draw() for _ in range(60))
         lines = {CHAR.decode(inputs).strip("\n") for inputs, _ in rows}
         words = {line.split()[0] if ">" not in line else line.split(" > ")[0].split()[1] for line in lines}
         words |= {line.split()[2] for line in lines if line.startswith(("join", "common"))}
         assert words <= splits["train"] and not words & (splits["val"] | splits["test"])
-        assert {len(word) for word in words} <= set(range(3, 9)) and len(words) >= 50
-    assert {line.split()[0] for line in lines} == {"swap"} and len(lines) == len(words) == 50
+        assert {len(word) for word in words} <= set(range(3, 9)) and len(words) >= 30
+    assert {line.split()[0] for line in lines} == {"swap"} and len(lines) == len(words) == 30
 
 
 def test_texts_to_pretrain_on_contain_tasks_without_their_names():
@@ -238,21 +280,33 @@ def test_texts_to_pretrain_on_contain_tasks_without_their_names():
     assert all(inputs[1:] == targets[:-1] for inputs, targets in rows)  # all count
 
 
-@pytest.mark.parametrize(("replay", "counts"), [(0.0, (8, 0, 0)), (0.5, (4, 2, 2)), (0.01, (7, 1, 0))])
-def test_replay_puts_old_instructions_and_texts_into_every_batch(call, stages, replay, counts):
-    done(call, f"--replay={replay}")
-    for _ in range(4):
-        texts = [CHAR.decode(inputs) for inputs, _ in stages[-1][0]()]
-        new, all_prompts = (sum(start in text for text in texts) for start in ("\nswap ", " > "))
-        assert (new, all_prompts - new, len(texts) - all_prompts) == counts
+def kinds(draw, new_task: str = "swap") -> tuple[int, int, int]:
+    """How many documents of a batch are of the new task, of the old ones, and texts of stage 1."""
+    lines = [CHAR.decode(inputs) for inputs, _ in draw()]
+    new, prompts = (sum(part in line for line in lines) for part in (f"\n{new_task} ", " > "))
+    return new, prompts - new, len(lines) - prompts
 
 
-def test_without_the_mask_prompts_count_in_both_stages_of_fine_tuning(call, stages):
-    for mask in ("true", "false"):
-        done(call, f"--mask={mask}")
-        for draw, *_ in stages[-2:]:
-            counted = np.mean([target >= 0 for _ in range(50) for _, targets in draw() for target in targets])
-            assert 0.05 < counted < 0.5 if mask == "true" else counted == 1
+def fraction_counted(draw) -> float:
+    return np.mean([target >= 0 for _ in range(50) for _, targets in draw() for target in targets])
+
+
+def test_replay_puts_old_instructions_and_texts_into_every_batch(stages):
+    for (draw, *_), name in zip(stages[2:], finetune.VARIANTS, strict=True):
+        for _ in range(4):
+            assert kinds(draw) == ((24, 4, 4) if "replay" in name else (32, 0, 0))
+
+
+def test_options_of_the_training_reach_all_stages(call, stages, small, monkeypatch):
+    """The least replay is a document per batch. Without the mask, prompts count in both stages of fine-tuning. Another
+    seed is another base."""
+    assert all(0.05 < fraction_counted(draw) < 0.5 for draw, *_ in stages[1:3])
+    before, noted = load_model(BASE)[0], note_stages(monkeypatch)
+    out = done(call, "--new_task=last", "--replay=0.01", "--mask=false", "--seed=4")
+    assert "stage 3, a new task: 30 examples of last" in out and kinds(noted[1][0], "last") == (0, 16, 0)
+    assert kinds(noted[2][0], "last") == (31, 1, 0)
+    assert all(fraction_counted(draw) == 1 for draw, *_ in noted)
+    assert not torch.equal(before.lm_head.weight, load_model(BASE)[0].lm_head.weight)
 
 
 def test_the_targets_are_the_answer_and_the_newline_after_it():
@@ -306,21 +360,22 @@ def test_exact_match_is_true_for_right_answers_only():
 
 @pytest.fixture(scope="module")
 def beginner() -> GPT:
-    """A GPT that has learned some tasks a little, so that some of its answers are right."""
-    model, rng = tiny_gpt(n_layer=2, n_embd=32), np.random.default_rng(0)
-    texts = Texts({"train": WORDS}, CHAR, ["first", "length", "vowels"], True)
-    finetune.train_on(model, lambda: texts.instructions(32, rng), Recipe(80, 0.01), CPU, lines=0)
+    """A GPT that has learned two tasks a little, so that some of its answers are right."""
+    model, rng = tiny_gpt(n_embd=32), np.random.default_rng(0)
+    texts = Texts({"train": WORDS}, CHAR, ["first", "length"], True)
+    finetune.train_on(model, lambda: texts.instructions(16, rng), Recipe(60, 0.02), CPU, lines=0)
     return model
 
 
-def test_an_answer_is_exact_if_greedy_decoding_generates_it(beginner):
+def test_an_answer_is_exact_if_greedy_decoding_generates_it(beginner, monkeypatch):
+    monkeypatch.setattr(finetune, "LONGEST", 10)
     found = []
-    for task in ("first", "length", "vowels", "reverse"):
+    for task in ("first", "length", "reverse"):
         examples = one_per_word(task, WORDS)
         right = exact_match(beginner, examples, CHAR).tolist()
         assert right == [finetune.answer(beginner, prompt, CHAR) == answer for prompt, answer in examples]
         found += right
-    assert 4 < sum(found) < 28  # both kinds occur
+    assert 2 < sum(found) < 16  # both kinds occur
 
 
 def shown(capsys, reply, *tasks: str) -> list[list[str]]:
@@ -366,16 +421,30 @@ def test_the_last_table_is_of_test_words_and_of_validation_texts():
 # ----------------------------------------------------------------------------- training
 
 
+def test_lora_learns_a_new_task_and_the_old_ones_are_forgotten(beginner):
+    """The batches of the new task contain no other task."""
+    model, rng = copy.deepcopy(beginner), np.random.default_rng(0)
+    texts = Texts({"train": WORDS}, CHAR, ["last"], True)
+    batch = make_batch(texts.instructions(100, rng))
+    old = finetune.accuracy(model, ["first", "length"], WORDS, CHAR)
+    new_loss = model(*batch)[1].item()
+    attach(model, "lora", 4, 8.0)
+    finetune.train_on(model, lambda: texts.instructions(16, rng), Recipe(60, 0.03), CPU, lines=0)
+    assert model(*batch)[1].item() < new_loss / 2
+    assert finetune.accuracy(model, ["first", "length"], WORDS, CHAR) < old - 0.2
+
+
+@pytest.mark.slow
 def test_a_small_gpt_learns_two_tasks_then_lora_learns_a_third_and_the_first_two_are_forgotten():
-    """With unseen words. The batches of the third task contain no other task."""
+    """With unseen words."""
     model, old, new = tiny_gpt(n_embd=32, n_layer=2), texts_of("length", "last"), texts_of("first")
     found = lambda task: finetune.accuracy(model, [task], old.words["test"], CHAR)
     rng = np.random.default_rng(0)
     finetune.train_on(model, lambda: old.instructions(32, rng), Recipe(200, 0.01, 0.03, optimizer="muon"), CPU, lines=0)
-    assert min(found("length"), found("last")) > 0.9 and found("first") < 0.3
+    assert min(found("length"), found("last")) > 0.8 and found("first") < 0.3
     attach(model, "lora", 4, 8.0)
-    finetune.train_on(model, lambda: new.instructions(32, rng), Recipe(150, 0.03), CPU, lines=0)
-    assert found("first") > 0.9 and max(found("length"), found("last")) < 0.3
+    finetune.train_on(model, lambda: new.instructions(32, rng), Recipe(200, 0.03), CPU, lines=0)
+    assert found("first") > 0.8 and max(found("length"), found("last")) < 0.3
 
 
 def test_the_l2_penalty_pulls_towards_the_start():
@@ -392,23 +461,3 @@ def test_the_l2_penalty_pulls_towards_the_start():
     first = trained(1, l2)
     assert torch.equal(first, trained(1, 0.0)) and first.abs().max() > 1e-4
     assert torch.allclose(trained(2, 0.0) - trained(2, l2), lr * 2 * l2 * first, atol=1e-7)
-
-
-def test_finetuning_in_float16_is_done_in_float32(call, small, monkeypatch):
-    """fit() has no gradient scaler."""
-    monkeypatch.setattr(Worker, "pick", lambda *_: Worker(torch.device("cpu"), torch.float16))
-    assert done(call).startswith("device  cpu, float32")
-
-
-def test_an_adapter_whose_folder_was_moved_finds_its_base_beside_it(call, fails, small, monkeypatch):
-    done(call)
-    prompt = ["--prompt=swap abs > ", "--stop", "--temperature=0"]
-    expected = call(sample, "--init_from=out/finetune/lora.pt", *prompt)[1]
-    Path("out/finetune").rename("out/mine")
-    assert call(sample, "--init_from=out/mine/lora.pt", *prompt)[1] == expected
-    Path("out/finetune").mkdir()  # another base, where it was
-    torch.save(torch.load("out/mine/instructed.pt", weights_only=True) | {"history": []}, INSTRUCTED)
-    assert call(sample, "--init_from=out/mine/lora.pt", *prompt)[1] == expected
-    Path("elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    assert call(sample, "--init_from=../out/mine/lora.pt", *prompt)[1] == expected
