@@ -11,6 +11,7 @@ import torch
 from conftest import result
 
 import evaluate
+import plots
 import prepare_data
 import rlhf
 import sample
@@ -46,8 +47,8 @@ def rows(*words: str) -> torch.Tensor:
 def trained_weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model, words = GPT(GPTConfig(**SMALL)), rows(*WORDS[:500])
-    recipe = Recipe(120, 0.01, 0.03, optimizer="muon")
-    fit(model, lambda: rlhf.word_loss(model, words[torch.randint(500, (64,))]), recipe, lines=0)
+    recipe = Recipe(60, 0.01, 0.03, optimizer="muon")
+    fit(model, lambda: rlhf.word_loss(model, words[torch.randint(500, (32,))]), recipe, lines=0)
     return model.state_dict()
 
 
@@ -78,7 +79,7 @@ def small(monkeypatch):
     prepare_data.prepare("list.txt", documents="lines")
     monkeypatch.setattr(rlhf, "SHAPE", {"block_size": 24, "n_layer": 1, "n_head": 2, "n_embd": 16})
     changes = {"BASE": replace(rlhf.BASE, max_iters=6), "PAIRWISE": replace(rlhf.PAIRWISE, max_iters=5)}
-    changes |= {"PPO": replace(rlhf.PPO, max_iters=2), "PPO_WORDS": 32, "BATCH_SIZE": 8}
+    changes |= {"PPO": replace(rlhf.PPO, max_iters=2), "PPO_WORDS": 32, "MINIBATCHES": 2, "BATCH_SIZE": 8}
     for name, value in (changes | {"N_PAIRS": 50, "N_HELD_OUT": 40, "N_EVALUATED": 60}).items():
         monkeypatch.setattr(rlhf, name, value)
 
@@ -86,7 +87,11 @@ def small(monkeypatch):
 # ----------------------------------------------------------------------------- as a user runs it
 
 
-def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
+def test_all_stages_end_with_a_table_a_plot_and_models_that_invent_words(call, small, monkeypatch):
+    """A stage alone trains the same policy. evaluate.py finds the loss of the table: the checkpoint says that attention
+    stops between words."""
+    plotted = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: plotted.append((figure, path)))
     status, out, err = call(rlhf, "--dataset=list", "--plot")
     assert status == 0, err
     names = ["base", f"best of {BEST_OF[-1]}", "PPO", "PPO, group", "PPO, beta 0", "PPO, beta 1", "DPO"]
@@ -99,23 +104,26 @@ def test_all_stages_end_with_a_table_and_models_that_invent_words(call, small):
     keys = ["reward_accuracy", "win_rate_ppo", "kl_ppo", "win_rate_dpo", "kl_dpo", "seconds"]
     assert list(found) == ["model", "dataset", "params", *keys]
     assert f"{float(found['win_rate_dpo']):.1%}" in table[names.index("DPO")]
-    assert (FOLDER / "rlhf.png").stat().st_size > 10_000
+
+    ((figure, path),) = plotted
+    assert path == FOLDER / "rlhf.png"
+    curves = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
+    assert list(curves) == ["best of n", *names[2:]] and len(curves["best of n"]) == len(BEST_OF)
+    for name in names[2:]:  # from the base to the row of the table
+        row = table[names.index(name)].removeprefix(name).split()
+        assert curves[name][0][0] == 0 and curves[name][-1] == pytest.approx([float(row[3]), float(row[0])], abs=0.006)
+
     saved = {"base.pt", "ppo.pt", "ppo_group.pt", "ppo_beta_0.pt", "ppo_beta_1.pt", "dpo.pt"}
     assert {path.name for path in FOLDER.glob("*.pt")} == saved
-    for name in saved:
-        status, out, err = call(sample, f"--init_from={FOLDER / name}", "--num_samples=3", "--stop")
-        assert status == 0 and len(out.splitlines()) == 3, err
+    status, words, err = call(sample, f"--init_from={FOLDER / 'ppo_group.pt'}", "--num_samples=3", "--stop")
+    assert status == 0 and len(words.splitlines()) == 3, err
 
-
-def test_the_same_seed_gives_the_same_numbers_and_a_stage_alone_the_same_policy(call, small):
-    """And evaluate.py finds the loss of the table: the checkpoint says that attention stops between words."""
-    outs = [call(rlhf, "--dataset=list", f"--stage={stage}")[1] for stage in ("all", "dpo", "dpo")]
-    tables = [next(line for line in out.splitlines() if line.startswith("DPO   ")).split() for out in outs]
-    assert tables[0] == tables[1] == tables[2]
-    assert "\nPPO" not in outs[1]
+    alone = call(rlhf, "--dataset=list", "--stage=dpo")[1]
+    assert table[names.index("DPO")].split() in [line.split() for line in alone.splitlines()]
+    assert "\nPPO" not in alone
     status, out, err = call(evaluate, f"--init_from={FOLDER / 'dpo.pt'}", "--dtype=float32")
     assert status == 0, err
-    assert float(result(out)["val"]) == pytest.approx(float(tables[0][-1]), abs=0.00051)
+    assert float(result(out)["val"]) == pytest.approx(float(table[names.index("DPO")].split()[-1]), abs=0.00051)
 
 
 def test_wrong_options(fails):
@@ -186,14 +194,14 @@ def test_the_loss_on_words_counts_the_first_letter_and_the_end_and_no_padding(ta
 
 
 def test_winners_are_drawn_by_bradley_terry(task):
-    pairs = rlhf.draw_pairs(task, 4000)
+    pairs = rlhf.draw_pairs(task, 2000)
     winners, losers = pairs
     assert torch.equal(winners[:, :2], losers[:, :2])  # the same prompt
     difference = (task.scores(winners) - task.scores(losers)).numpy()
     for size in (1, 2, 3):  # a word that is better by this much wins with probability sigmoid(size)
         n = (np.abs(difference) == size).sum()
         p = 1 / (1 + math.exp(-size))
-        assert n > 100
+        assert n > 60
         assert abs((difference == size).sum() / n - p) < 4 * math.sqrt(p * (1 - p) / n)
     best = 1 / (1 + np.exp(-np.abs(difference)))
     assert rlhf.rule_accuracy(task, pairs) == pytest.approx(best.mean(), rel=1e-5)
@@ -236,15 +244,21 @@ def prefer_short_words(word: str, known: set[str]) -> float:
     return -len(word)
 
 
-def test_a_reward_model_learns_that_judges_prefer_short_words(task, monkeypatch):
-    monkeypatch.setattr(rlhf, "melodic", prefer_short_words)
-    monkeypatch.setattr(rlhf, "PAIRWISE", Recipe(40, 0.003))
-    pairs, held_out = rlhf.draw_pairs(task, 1000), rlhf.draw_pairs(task, 300)
-    before = copy.deepcopy(task.base.state_dict())
-    model = rlhf.train_reward_model(task, pairs, held_out)
+@pytest.fixture
+def pairs(task, monkeypatch) -> tuple[rlhf.Pairs, rlhf.Pairs]:
+    """Pairs by that rule to train on, and others. A few steps of training."""
+    changes = {"melodic": prefer_short_words, "PAIRWISE": Recipe(20, 0.004), "BATCH_SIZE": 32, "N_EVALUATED": 200}
+    for name, value in changes.items():
+        monkeypatch.setattr(rlhf, name, value)
+    return rlhf.draw_pairs(task, 600), rlhf.draw_pairs(task, 200)
+
+
+def test_a_reward_model_learns_that_judges_prefer_short_words(task, pairs):
+    before, (_, held_out) = copy.deepcopy(task.base.state_dict()), pairs
+    model = rlhf.train_reward_model(task, *pairs)
     accuracy = rlhf.win_rate(*[rewards(model, ids) for ids in held_out])
     limit = rlhf.rule_accuracy(task, held_out)
-    assert limit - 0.08 < accuracy < limit + 0.05
+    assert 0.68 < accuracy < limit + 0.05
     assert not any(p.requires_grad for p in model.parameters())
     assert all(torch.equal(before[name], tensor) for name, tensor in task.base.state_dict().items())
     by_length = [rewards(model, rows(*(word for word in WORDS if len(word) == n))).mean() for n in (4, 7, 10)]
@@ -276,38 +290,30 @@ def test_dpos_minimum_is_the_best_policy_of_ppos_objective():
     maximizes E[r - beta log(P / P_base)]."""
     beta, r, base = 0.5, torch.tensor([1.0, -0.5, 0.3, 0.9]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     generator = torch.Generator().manual_seed(0)
-    a, b = torch.randint(4, (2, 200_000), generator=generator)
+    a, b = torch.randint(4, (2, 50_000), generator=generator)
     a_wins = torch.rand(len(a), generator=generator) < torch.sigmoid(r[a] - r[b])
     winners, losers = a.where(a_wins, b), b.where(a_wins, a)
     logits = torch.zeros(4, requires_grad=True)
-    optimizer = torch.optim.LBFGS([logits], max_iter=100)
-
-    def closure():
-        optimizer.zero_grad()
+    for _ in range(100):
         implicit = beta * (logits.log_softmax(dim=0) - base.log())
         loss = rlhf.preference_loss(implicit[winners], implicit[losers])
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        logits.data -= 20 * gradient
     best = base * (r / beta).exp()
     best = best / best.sum()
-    assert torch.allclose(logits.softmax(dim=0), best, atol=0.01)
+    assert torch.allclose(logits.softmax(dim=0), best, atol=0.02)
     objective = lambda p: (p * (r - beta * (p / base).log())).sum()
     for other in torch.distributions.Dirichlet(torch.ones(4)).sample((200,)):
         assert objective(other) < objective(best)
 
 
-def test_dpo_learns_which_words_win_and_stays_near_the_base(task, monkeypatch):
-    monkeypatch.setattr(rlhf, "PAIRWISE", Recipe(40, 0.003))
-    monkeypatch.setattr(rlhf, "N_EVALUATED", 400)
-    monkeypatch.setattr(rlhf, "melodic", prefer_short_words)
-    pairs, held_out, kl = rlhf.draw_pairs(task, 1000), rlhf.draw_pairs(task, 400), {}
+def test_dpo_learns_which_words_win_and_stays_near_the_base(task, pairs):
+    kl, (_, held_out) = {}, pairs
     for beta in (0.1, 3.0):
-        policy, history = rlhf.dpo(task, beta, pairs, held_out)
+        policy, history = rlhf.dpo(task, beta, *pairs)
         better, worse = (rlhf.implicit_rewards(policy, task.base, ids, beta) for ids in held_out)
         assert 0.62 < rlhf.win_rate(better, worse) < rlhf.rule_accuracy(task, held_out) + 0.05
-        assert len(history) == 5 and history[-1]["win rate"] > 0.55
+        assert len(history) == 5 and history[-1]["win rate"] > 0.6
         kl[beta] = history[-1]["KL"]
     assert kl[0.1] > 2 * kl[3.0]
 
@@ -378,35 +384,27 @@ def test_at_ratio_1_ppos_gradient_is_the_policy_gradient(task):
         assert torch.allclose(a, p.grad, atol=1e-6, rtol=1e-4)
 
 
-def likes_final_vowels(task: Task) -> GPT:
-    """A reward model: trained to, as there is no other way to make one."""
-    model, ids = with_scalar_head(task.base), complete(task.base, task.prompts(512))
-    wanted = torch.tensor([2.0 * word.endswith(tuple("aeiou")) for word in task.texts(ids)])
-    fit(model, lambda: (rewards(model, ids) - wanted).square().mean(), Recipe(40, 0.01), lines=0)
-    return model.requires_grad_(False)
-
-
 @pytest.mark.parametrize("group", [False, True])
 def test_ppo_raises_the_reward_and_beta_holds_the_policy_near_the_base(task, monkeypatch, group):
-    monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=8, learning_rate=0.003))
-    monkeypatch.setattr(rlhf, "PPO_WORDS", 128)
+    monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=6, learning_rate=0.005, warmup_iters=2))
+    monkeypatch.setattr(rlhf, "PPO_WORDS", 64)
+    final_vowel = lambda _, ids: torch.tensor([2.0 * word.endswith(tuple("aeiou")) for word in task.texts(ids)])
+    monkeypatch.setattr(rlhf, "rewards", final_vowel)
     kl, before = {}, copy.deepcopy(task.base.state_dict())
-    task.reward_model = likes_final_vowels(task)
     for beta in (0.0, 3.0):
         policy, history = rlhf.ppo(task, beta, group)
-        assert len(history) == 8 and history[0]["KL"] == 0
+        assert len(history) == 6 and history[0]["KL"] == 0
         kl[beta] = history[-1]["KL"]
         if beta == 0:
-            assert history[-1]["reward"] > history[0]["reward"] + 0.5
-            words = [task.texts(complete(model, task.prompts(500))) for model in (policy, task.base)]
-            ends, usual = (np.mean([word[-1] in "aeiou" for word in part]) for part in words)
-            assert ends > usual + 0.15
+            assert history[-1]["reward"] > history[0]["reward"] + 0.7
+            drawn_now = [final_vowel(None, complete(model, task.prompts(200))).mean() for model in (policy, task.base)]
+            assert drawn_now[0] > drawn_now[1] + 0.7
     assert kl[0.0] > 2 * kl[3.0] > 0
     assert all(torch.equal(before[name], tensor) for name, tensor in task.base.state_dict().items())
 
 
 def test_the_value_network_learns_what_words_earn(task, monkeypatch):
-    monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=10, learning_rate=0.003))
+    monkeypatch.setattr(rlhf, "PPO", replace(rlhf.PPO, max_iters=6, learning_rate=0.01))
     monkeypatch.setattr(rlhf, "PPO_WORDS", 64)
     monkeypatch.setattr(rlhf, "rewards", lambda _, ids: torch.full((len(ids),), 3.0))
     networks, make = [], rlhf.make_optimizer
@@ -479,14 +477,19 @@ def test_a_line_of_the_log_has_means_over_words(task):
 
 
 def test_best_of_n_wins_as_often_as_theory_says(task, monkeypatch):
-    """If the rule is the reward model, the best of n beats another word with probability n / (n + 1)."""
-    monkeypatch.setattr(rlhf, "N_EVALUATED", 1500)
-    monkeypatch.setattr(Task, "scores", lambda self, ids: rewards(self.reward_model, ids))
+    """If the rule is the reward model, the best of n beats another word for the same prompt with probability
+    n / (n + 1). Words are random letters here, and the prompt is what counts most."""
+    monkeypatch.setattr(rlhf, "N_EVALUATED", 4000)
+    shape = (4000, MAX_TOKENS - 2)
+    monkeypatch.setattr(rlhf, "complete", lambda _, given: torch.cat((given, torch.randint(1, 10, shape)), dim=1))
+    places = 10.0 ** -torch.arange(MAX_TOKENS, dtype=torch.float64)
+    monkeypatch.setattr(rlhf, "rewards", lambda _, ids: ids.double() @ places)
+    monkeypatch.setattr(Task, "scores", lambda self, ids: rlhf.rewards(None, ids))
     table = rlhf.best_of_n(task)
     assert len(table) == len(BEST_OF)
     for n, row in zip(BEST_OF, table, strict=True):
         p = n / (n + 1)
-        assert abs(row["win rate"] - p) < 4 * math.sqrt(p * (1 - p) / 1500)
+        assert abs(row["win rate"] - p) < 4 * math.sqrt(p * (1 - p) / 4000)
     assert table[0]["KL"] == 0
     given = [row["reward"] for row in table]
     assert given == sorted(given)
@@ -507,12 +510,12 @@ def test_the_kl_of_best_of_n_by_enumeration(task):
 
 
 def test_the_base_compared_with_itself_wins_half(task, monkeypatch):
-    monkeypatch.setattr(rlhf, "N_EVALUATED", 1500)
+    monkeypatch.setattr(rlhf, "N_EVALUATED", 1000)
     prompts, rivals = [], task.rivals
     monkeypatch.setattr(rlhf, "complete", lambda model, given: prompts.append(given) or complete(model, given))
-    measured = rlhf.measure(task, task.base, 1500)
+    measured = rlhf.measure(task, task.base, 1000)
     assert len(prompts) == 1 and torch.equal(prompts[0], rivals[:, :2])
-    assert abs(measured["win rate"] - 0.5) < 0.05 and measured["KL"] == 0
+    assert abs(measured["win rate"] - 0.5) < 0.06 and measured["KL"] == 0
     assert measured["val loss"] == pytest.approx(rlhf.word_loss(task.base, task.val).item())
 
 
@@ -524,18 +527,10 @@ def test_the_kl_is_that_of_the_distribution_over_words(task):
     all_words = torch.tensor([[0] + [1] * n + [0] * (MAX_TOKENS - 1 - n) for n in range(1, MAX_TOKENS)])
     p, q = (log_probs(model, all_words).sum(dim=1).double() for model in (policy, base))
     assert p.exp().sum().item() == pytest.approx(1, abs=1e-5)
-    kl, ids = (p.exp() * (p - q)).sum().item(), complete(policy, torch.tensor([[0, 1]] * 20_000))
+    kl, ids = (p.exp() * (p - q)).sum().item(), complete(policy, torch.tensor([[0, 1]] * 5000))
     estimates = rlhf.log_ratios(policy, base, ids)
     assert kl > 0.1
-    assert abs(estimates.mean().item() - kl) < 4 * estimates.std().item() / math.sqrt(20_000)
-
-
-def test_the_plot_has_a_curve_for_each_policy(figures):
-    points = [{"KL": 0.0, "reward": -1.0, "true score": 1.0}, {"KL": 4.0, "reward": 2.0, "true score": 3.0}]
-    rlhf.draw_plot({"one": points, "two": points[::-1]}, "title")
-    (left, right), reward, true_score = figures[0][0].axes, [[0, -1], [4, 2]], [[0, 1], [4, 3]]
-    assert [line.get_xydata().tolist() for line in left.lines] == [reward, reward[::-1]]
-    assert [line.get_xydata().tolist() for line in right.lines] == [true_score, true_score[::-1]]
+    assert abs(estimates.mean().item() - kl) < 4 * estimates.std().item() / math.sqrt(5000)
 
 
 @pytest.mark.parametrize("words", [["анна", "иван", "ольга"], ["12", "hmm", "7"]])
