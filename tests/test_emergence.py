@@ -38,7 +38,7 @@ def done(call, *options: str) -> str:
 
 def test_scores_of_tokens_are_what_loops_compute(beginner):
     """And for a model of uniform logits, the exact figures."""
-    examples = one_per_word("vowels", WORDS)
+    examples = one_per_word("first", WORDS) + one_per_word("vowels", WORDS)
     scores, p_true, brier, right, exact, powers = emergence.token_scores(beginner, examples, CHAR), [], [], [], [], []
     for prompt, answer in examples:
         ids, right_here = CHAR.encode(f"\n{prompt}{answer}\n"), []
