@@ -179,10 +179,10 @@ def test_texts_of_two_kinds_are_told_apart_by_letters_but_not_two_of_one_kind(mo
     kinds = [[word(letters) for _ in range(400)] for letters in ("aeil", "aeio", "aeio")]
     different = mlm.compare_classifiers(kinds[:2], kinds[:2], make(), ALPHABET, 0)
     same = mlm.compare_classifiers(kinds[1:], [kinds[2][:9]] * 2, make(), ALPHABET, 0)
-    assert list(different) == ["half_n-grams", "half_new", "half_pre-trained"] and min(different.values()) > 0.85
+    assert list(different) == ["half_n-grams", "half_new", "half_pre-trained"] and min(different.values()) > 0.8
     assert all(0.3 < value < 0.7 for value in same.values())
     exchanged = mlm.compare_classifiers(kinds[:2], kinds[1::-1], make(), ALPHABET, 0)
-    assert all(value == pytest.approx(1 - different[name], abs=0.05) for name, value in exchanged.items())
+    assert all(value == pytest.approx(1 - different[name], abs=0.1) for name, value in exchanged.items())
 
 
 def test_one_classifier_starts_from_the_encoder_and_one_from_new_weights(monkeypatch):
