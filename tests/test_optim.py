@@ -35,6 +35,7 @@ def test_schedules_are_the_formulas():
     assert scales((5, 10, 87, 88, 109), "step") == pytest.approx([0.5, 1, 1, 0.1, 0.1])
     assert scales((109,), "step", learning_rate=1.0, min_lr=0.3) == [0.3]
     assert scales((1,), "linear", warmup_iters=0)[0] > 0
+    assert all(scales((1, 109), schedule, warmup_iters=4)[1] > 0 for schedule in ("linear", "cosine", "wsd"))
 
 
 def stepped(optimizer: str, steps: int = 3, **keys) -> Iterator[tuple]:
@@ -198,9 +199,10 @@ def test_fit_learns_and_says_how_far_it_is(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_fit_takes_the_steps_of_the_optimizer_and_its_schedule():
-    """The same as an explicit loop, with clipping and warmup, in which a frozen parameter stays."""
-    recipe = Recipe(20, learning_rate=0.2, optimizer="sgd", warmup_iters=5, momentum=0.5, grad_clip=0.7)
+@pytest.mark.parametrize("grad_clip", [0.7, 0.0])
+def test_fit_takes_the_steps_of_the_optimizer_and_its_schedule(grad_clip):
+    """The same as an explicit loop, with clipping (0: none) and warmup, in which a frozen parameter stays."""
+    recipe = Recipe(20, learning_rate=0.2, optimizer="sgd", warmup_iters=5, momentum=0.5, grad_clip=grad_clip)
     model, _, _ = line_fit(recipe, frozen="bias", lines=0)
     torch.manual_seed(0)
     other = torch.nn.Linear(1, 1)
@@ -208,10 +210,20 @@ def test_fit_takes_the_steps_of_the_optimizer_and_its_schedule():
     for step in range(1, 21):
         x = torch.randn(16, 1)
         (grad,) = torch.autograd.grad((other(x) - (3 * x + 1)).square().mean(), other.weight)
-        m = 0.5 * m + grad * min(1, 0.7 / abs(grad.item()))
+        m = 0.5 * m + grad * (min(1, grad_clip / abs(grad.item())) if grad_clip else 1)
         lr = 0.2 * (step / 5 if step < 5 else 1 - (step - 5) / 16)
         other.weight.data -= lr * m
     assert model.weight.item() == pytest.approx(other.weight.item(), abs=1e-5) and model.bias.item() == bias
+
+
+def test_a_line_of_fit_has_the_mean_loss_and_the_largest_gradient_since_the_line_before(capsys):
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    slopes = iter((8.0, 2.0, 3.0, 1.0))
+    fit(model, lambda: next(slopes) * model.weight.sum(), Recipe(4, learning_rate=0.0), lines=2)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 2/4  train loss 5.0000  grad norm up to 8.00 ")
+    assert second.startswith("step 4/4  train loss 2.0000  grad norm up to 3.00 ")
 
 
 def test_fit_evaluates_between_steps_and_stops_if_the_loss_is_no_number(capsys):

@@ -1,17 +1,18 @@
 import ctypes
 import os
+import signal
 import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import best_device
+from conftest import best_device, posix
 
 import layers
 import runtime
 from console import UserError
-from runtime import Worker
+from runtime import StopSignal, Worker
 
 
 @pytest.mark.skipif("TEST_AUTO_DTYPE" in os.environ, reason="conftest.py decides instead of the processor")
@@ -148,6 +149,41 @@ def test_what_cannot_compute_says_why():
     assert all(runtime.cannot_compute(device) for device in ("meta", "cuda:7", "nonsense"))
     assert runtime.first_line(RuntimeError("one\ntwo")) == "one"
     assert runtime.first_line(AssertionError()) == "AssertionError"  # which has no message
+
+
+@pytest.fixture
+def handlers():
+    """The test may change what signals do."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_to_stop_and_the_second_ends_the_process(monkeypatch, capfd, number):
+    """Except under torchrun, which sends each Ctrl-C a second time."""
+    for distributed in (False, True):
+        monkeypatch.setattr(runtime, "DISTRIBUTED", distributed)
+        with StopSignal() as stop:
+            assert not stop.requested
+            signal.raise_signal(number)
+            assert stop.requested
+            assert signal.getsignal(number) == (stop.handle if distributed else signal.SIG_DFL)
+        assert signal.getsignal(number) == signal.SIG_DFL  # after the loop, the first one ends it
+        told = number == signal.SIGINT and not distributed
+        assert capfd.readouterr().err.count("another Ctrl-C ends the run at once") == told
+
+
+@posix
+@pytest.mark.usefixtures("handlers")
+def test_a_run_under_nohup_ignores_a_closed_terminal():
+    for before, during in ((signal.SIG_IGN, False), (signal.SIG_DFL, True)):
+        signal.signal(signal.SIGHUP, before)
+        with StopSignal() as stop:
+            assert (signal.getsignal(signal.SIGHUP) == stop.handle) == during
 
 
 @pytest.mark.parametrize(
