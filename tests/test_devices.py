@@ -19,7 +19,7 @@ import train
 CROSSING = ("to", "copy_", "cpu", "__set__", "_has_compatible_shallow_copy_type")  # calls with tensors of two devices
 RUNS = ("--dropout=0.1 --gradient_accumulation_steps=2", "--position=alibi --n_kv_head=1 --norm=rmsnorm")
 RUNS += ("--dataset=list --document_mask --position=learned --flash=false --optimizer=adamw",)
-JOBS = {"train": [], "finetune": [(finetune, "--num_examples=50", f"--method={name}") for name in ("all", "prefix")]}
+JOBS = {"train": [], "finetune": [(finetune, "--num_examples=30", f"--method={name}") for name in ("all", "prefix")]}
 JOBS |= {"scaling": [(scaling, "--dataset=long", "--minutes=1")], "climb": [(climb, "--dataset=long", "--max_iters=3")]}
 FEW = ("--max_new_tokens=20", "--num_samples=2")
 for run in [(train, *SHORT, "--max_iters=2", "--eval_tokens=50", "--dtype=bfloat16", *run.split()) for run in RUNS]:
