@@ -131,6 +131,8 @@ def nanogpt(vocab_size: int, prefix: str = "", **args) -> GPT:
     args = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": False, "dropout": 0.1} | args
     options = {**GPT2_OPTIONS, "activation": "gelu", "vocab_size": vocab_size}
     model = GPT(GPTConfig(**options | args)).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p)  # with small ones, both kinds of gelu give the same logits
     weights = {prefix + name: tensor for name, tensor in model.state_dict().items()}
     weights |= {prefix + "transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16)}  # a causal mask
     content = {"model": weights, "model_args": args | {"vocab_size": vocab_size}, "optimizer": {"state": {}}}

@@ -463,6 +463,15 @@ def test_the_losses_of_a_step_are_means_over_the_tokens_that_were_drawn(task, mo
     assert losses[0] == pytest.approx(-A[mask].mean().item(), rel=1e-4, abs=1e-6)
 
 
+def test_a_step_of_a_learner_is_by_the_gradient_of_its_loss_alone(task):
+    learner, grads = rlhf.Learner(task.base), []
+    weight = learner.model.lm_head.weight
+    weight.register_post_accumulate_grad_hook(lambda p: grads.append(p.grad.clone()))
+    for _ in range(2):
+        learner.update(weight.sum() * 1e-6, step=1)  # far below the limit of clipping
+    assert torch.allclose(torch.stack(grads), torch.full((2, *weight.shape), 1e-6))
+
+
 def test_a_line_of_the_log_has_means_over_words(task):
     old, log_ratio = torch.full((2, MAX_TOKENS - 1), -0.5), torch.zeros(2, MAX_TOKENS - 1)
     log_ratio[0, :3] = 2.0

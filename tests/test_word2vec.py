@@ -231,9 +231,9 @@ def test_the_vectors_of_a_gpt_are_embeddings_and_hidden_states(monkeypatch):
         late = [end for end in ends if end >= 64]
         states = [model.hidden_states(torch.tensor([tokenizer.encode(TEXT[end - 8 : end])]))[0, -1] for end in late]
         assert len(late) > 5 and torch.allclose(contextual, torch.stack(states).mean(dim=0), atol=1e-5)
-    _, contextual = gpt_vectors(model, tokenizer, "for key", ["key"], np.random.default_rng(0))  # an early word
-    expected = model.hidden_states(torch.tensor([tokenizer.encode("for key")]))[0, -1]
-    assert torch.allclose(contextual[0], expected, atol=1e-6)
+    _, contextual = gpt_vectors(model, tokenizer, "for key in key", ["key"], np.random.default_rng(0))  # early words
+    states = [model.hidden_states(torch.tensor([tokenizer.encode(end)]))[0, -1] for end in ("for key", " in key")]
+    assert torch.allclose(contextual[0], torch.stack(states).mean(dim=0), atol=1e-6)
 
 
 def test_bpe_words_begin_with_their_space():
