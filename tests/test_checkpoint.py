@@ -171,7 +171,7 @@ def test_a_dataset_of_the_same_size_gives_nanogpts_numbers_their_characters(call
     assert call(look, weights, "--tokenizer=tiny", "--prompt=the cat")[0] == 0
     assert call(evaluate, weights, "--dataset=tiny", "--num_samples=0")[0] == 0
     options = ["--dataset=tiny", "--out_dir=out/more", "--max_iters=1", "--eval_interval=1", "--batch_size=2"]
-    assert call(train, weights, *options, "--warmup_iters=0", "--block_size=8")[0] == 0
+    assert call(train, weights, *options, "--warmup_iters=0", "--block_size=8", "--sample_tokens=1")[0] == 0
     assert load_checkpoint("out/more")["tokenizer"] == dataset.tokenizer.to_dict()
     other = "list has another vocabulary than nano/ckpt.pt; its tokens are numbers below 17"
     assert other in fails(sample, weights, "--tokenizer=list") and other in fails(look, weights, "--tokenizer=list")
