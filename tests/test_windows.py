@@ -85,6 +85,19 @@ def test_all_batches_of_an_evaluation_have_one_shape():
     assert shapes == {(1, 16), (7, 16), (64, 16)} and losses == pytest.approx([losses[0]] * 3, abs=1e-6)
 
 
+def test_processes_share_the_windows_of_an_evaluation(monkeypatch):
+    """What each sums up makes the sums of one process, and the mean is that of the sums over all."""
+    dataset, sums = load("list"), []
+    model = GPT(GPTConfig(vocab_size=dataset.vocab_size, block_size=16, n_layer=1, n_head=1, n_embd=8, zero_init=False))
+    windows = evaluation_windows(dataset.val, dataset.separator, 16)
+    monkeypatch.setattr(Worker, "sum", lambda _, total, count: sums.append((total, count)) or (3.0, 4.0))
+    for rank, world_size in ((0, 1), (0, 3), (1, 3), (2, 3)):
+        worker = Worker(torch.device("cpu"), torch.float32, rank, world_size)
+        assert mean_loss(model, lambda x, y: model(x, y)[1], dataset.val, windows, 4, worker) == 0.75
+    whole, *parts = np.array(sums)
+    assert parts[0][1] < whole[1] == len(dataset.val) - 1 and sum(parts) == pytest.approx(whole)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_an_evaluation_is_without_dropout_and_leaves_the_mode_as_it_was(training):
     dataset = load("list")
