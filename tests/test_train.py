@@ -780,11 +780,11 @@ def test_a_document_mask_needs_documents(call, fails):
 
 # ----------------------------------------------------------------------------- several processes
 
-
 LAUNCHER = f"""import json, os, runpy, signal, sys
 import matplotlib.backends.backend_agg, matplotlib.figure
 import torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
 
+print("ready", flush=True)
 for line in sys.stdin:
     folder, processes = json.loads(line)
     os.chdir(folder)
@@ -804,6 +804,7 @@ for line in sys.stdin:
     os.close(err)
     print(*ids, flush=True)
     print(*(os.waitstatus_to_exitcode(os.waitpid(i, 0)[1]) for i in ids), flush=True)
+os._exit(0)  # Python's own end takes a second
 """
 
 
@@ -814,6 +815,7 @@ def launcher():
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
     with subprocess.Popen([sys.executable, "-c", LAUNCHER], env=environment, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
         yield process
 
 
