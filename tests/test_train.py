@@ -1212,10 +1212,10 @@ def test_gpt2_is_tuned_from_where_it_was(call, gpt2):
     expected = loss_of(model, load("few_gpt2"), "val")
     assert float(result(out)["val"]) == pytest.approx(expected, abs=2e-4)
     assert "vocab_size" not in tomllib.loads(Path("out/tuned/config.toml").read_text())
-    status, out, err = call(train, *gpt2, "--max_iters=12", "--learning_rate=0.05")  # moves the first run aside
+    status, out, err = call(train, *gpt2, "--max_iters=6", "--learning_rate=0.05")  # moves the first run aside
     assert status == 0, err
     assert Path("out/tuned-1").exists() and float(result(out)["val"]) < expected - 0.5
-    assert call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=13")[0] == 0
+    assert call(train, "--init_from=resume", "--out_dir=out/tuned", "--max_iters=7")[0] == 0
     assert load_model("out/tuned/best.pt")[0].config.norm == "layernorm"
     assert tomllib.loads(Path("out/tuned/config.toml").read_text())["init_from"] == "weights"  # not "resume"
     status, out, err = call(train, *gpt2[:1], "--init_from=out/tuned/last.pt", "--out_dir=out/next", "--max_iters=1")
