@@ -28,6 +28,8 @@ torch.set_num_threads(1)  # the tests' tensors are too small to share out
 # The tests mean the CPU: on a GPU, --device=auto would take that one. start() sees to other processes.
 best_device, runtime.best_device = runtime.best_device, lambda: "cpu"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+for card in (torch.cuda, torch.xpu, torch.mtia):  # torch.manual_seed() notes the stack for each, even if there is none
+    card.manual_seed_all = lambda seed: None
 if dtype := os.environ.get("TEST_AUTO_DTYPE"):  # what --dtype=auto finds in this process: bfloat16, or float32
     runtime.has_bfloat16_units = lambda: dtype == "bfloat16"
 

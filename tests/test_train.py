@@ -53,10 +53,8 @@ def no_plots(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """To wait for the disk, and to seed cards that are not there, takes a third of the time of these short runs."""
+    """To wait for the disk takes a part of the time of these short runs."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    for card in (torch.cuda, torch.xpu, torch.mtia):
-        monkeypatch.setattr(card, "manual_seed_all", lambda _: None, raising=False)
 
 
 @pytest.fixture(autouse=True)
