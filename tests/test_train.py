@@ -261,6 +261,7 @@ def test_a_resumed_run_prints_the_losses_of_one_that_never_stopped(call, keys, s
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("signal.signal", install)
+            patch.setattr("signal.getsignal", lambda _: signal.SIG_DFL)  # also if nohup ignores a closed terminal here
             patch.setattr(train, "training_batches", stop_after)
             patch.setattr("sys.argv", ["train.py", *options, f"--out_dir={folder}"])
             for stream in ("stdout", "stderr"):  # which a closed terminal replaces
