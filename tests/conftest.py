@@ -1,5 +1,6 @@
 """What the tests share: an empty working folder each, the scripts as a user runs them, and small texts."""
 
+import functools
 import http.server
 import itertools
 import json
@@ -90,14 +91,18 @@ def gpt2_vocabulary(monkeypatch):
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken_cache"))
 
 
-@pytest.fixture
-def gpt2_stand_in(monkeypatch):
-    """A tokenizer in place of GPT-2's, for a machine that has no copy: as many tokens, bytes and pairs of bytes."""
+@functools.cache
+def stand_in() -> tiktoken.Encoding:
     pairs = itertools.islice(itertools.product(range(256), repeat=2), 50_000)
     ranks = {bytes([i]): i for i in range(256)} | {bytes(pair): i for i, pair in enumerate(pairs, start=256)}
     more = {"pat_str": bpe.GPT2_PATTERN, "special_tokens": {"<|endoftext|>": 50_256}}
-    encoding = tiktoken.Encoding("gpt2", mergeable_ranks=ranks, **more)
-    monkeypatch.setattr("tiktoken.get_encoding", lambda _: encoding)
+    return tiktoken.Encoding("gpt2", mergeable_ranks=ranks, **more)
+
+
+@pytest.fixture
+def gpt2_stand_in(monkeypatch):
+    """A tokenizer in place of GPT-2's, for a machine that has no copy: as many tokens, bytes and pairs of bytes."""
+    monkeypatch.setattr("tiktoken.get_encoding", lambda _: stand_in())
 
 
 def gpt2_tensors(V: int = 50_257, T: int = 24, L: int = 2, C: int = 128) -> dict[str, torch.Tensor]:
