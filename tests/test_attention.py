@@ -65,6 +65,8 @@ def test_as_a_user_starts_it():
     assert done.returncode == 0, done.stderr
     check_steps(done.stdout)
     check_depths(done.stdout)
+    alone, residual = (numbers(part(done.stdout, 6), name) for name in list(attention.KINDS)[:2])
+    assert alone[3] < 1e-6 and not residual[3] < 1e9 and residual[4] > 1e9
 
 
 def test_the_tour_has_the_last_row_of_banana(out):

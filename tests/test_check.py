@@ -3,6 +3,7 @@ the checking of the others."""
 
 import functools
 import inspect
+import itertools
 import math
 import multiprocessing
 import os
@@ -487,7 +488,7 @@ def test_an_exception_is_shown_as_far_as_it_is_in_the_file():
 
 
 def test_a_function_that_never_ends_or_ends_python_is_wrong_and_the_others_are_judged(call, monkeypatch):
-    monkeypatch.setattr(check, "SECONDS", 0.5)
+    monkeypatch.setattr(check, "SECONDS", 1)
     write(
         "import os\n"
         "def mask(scores):\n    while True:\n        pass\n"
@@ -496,8 +497,8 @@ def test_a_function_that_never_ends_or_ends_python_is_wrong_and_the_others_are_j
     )
     status, out, _ = call(check, "--only=average_past,mask,head,rope,softmax")
     assert status == 1
-    assert "mask is wrong:\n    it has no result after 0.5 seconds: does it loop forever, or end Python?\n" in out
-    assert "head is wrong:\n    it has no result after 0.5 seconds" in out
+    assert "mask is wrong:\n    it has no result after 1 seconds: does it loop forever, or end Python?\n" in out
+    assert "head is wrong:\n    it has no result after 1 seconds" in out
     assert "rope is wrong:\n    case 1 of 4: it stops with an exception" in out and "SystemExit: 3" in out
     assert "\nAn example, and a question that helps: python check.py mask\n" in out
     assert out.splitlines()[-1] == "result: tasks=5 right=2"
@@ -544,7 +545,7 @@ def test_what_a_function_prints_stands_before_its_verdict_and_ctrl_c_ends_both_p
     # A shell without job control starts what is in the background with Ctrl-C ignored
     not_ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = start("check.py", "--only=softmax,mask", start_new_session=True, preexec_fn=not_ignored)
-    before = list(iter(process.stdout.readline, "looping\n"))
+    before = list(itertools.takewhile(lambda line: line != "looping\n", process.stdout))
     assert before.index("here\n") < next(i for i, line in enumerate(before) if line.startswith("  wrong    softmax("))
     os.killpg(process.pid, signal.SIGINT)
     done = finish(process)

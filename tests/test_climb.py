@@ -201,6 +201,7 @@ def test_what_goes_wrong_is_said_in_one_line(call, fails, quick, monkeypatch):
     assert "diverged" in fails(climb, "--dataset=prose", "--max_iters=5", "--learning_rate=1e30")
     assert "too few for windows of 5000 tokens" in fails(climb, "--dataset=prose", "--block_size=5000")
     V = load("prose").vocab_size
+    assert climb.MAX_VOCAB == 256
     monkeypatch.setattr(climb, "MAX_VOCAB", V)
     done(call, "--dataset=prose", "--max_iters=1")
     monkeypatch.setattr(climb, "MAX_VOCAB", V - 1)

@@ -378,7 +378,7 @@ def test_an_answer_is_exact_if_greedy_decoding_generates_it(beginner, monkeypatc
         right = exact_match(beginner, examples, CHAR).tolist()
         assert right == [finetune.answer(beginner, prompt, CHAR) == answer for prompt, answer in examples]
         found += right
-    assert 2 < sum(found) < 16  # both kinds occur
+    assert 2 < sum(found) < 24  # both kinds occur
 
 
 def shown(capsys, reply, *tasks: str) -> list[list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import result
+from conftest import ROOT, finish, result, start
 
 import guess
 import ngram
@@ -232,3 +232,12 @@ def test_a_text_that_is_too_short_for_a_game_is_refused(fails):
     Path("short.txt").write_text("abc def\n" * 100)
     prepare_data.prepare("short.txt")
     assert "short has " in fails(guess, "--dataset=short")
+
+
+@pytest.mark.slow
+def test_as_a_user_plays_it():
+    process = start(ROOT / "guess.py", "--dataset=prose", stdin=-1)
+    process.stdin.write("\n" * 31)
+    ended = finish(process)
+    assert ended.returncode == 0, ended.stderr
+    assert result(ended.stdout)["characters"] == "31" and "Traceback" not in ended.stderr

@@ -488,6 +488,14 @@ def first_loss(keys: dict, B: int = 4, T: int = 64) -> float:
     return -logits.log_softmax(dim=-1).mean().item() - math.log(model.config.vocab_size)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("position", CHOICES["position"])
+def test_the_first_loss_is_uniform_for_every_combination(position):
+    for keys in all_combinations("norm", "position", "activation", "zero_init"):
+        if keys["position"] == position:
+            assert abs(first_loss({"vocab_size": 65, "n_layer": 2, "n_embd": 128} | keys, T=32)) < 0.03, keys
+
+
 def test_the_first_loss_is_uniform_for_each_position_norm_and_activation():
     activations = itertools.cycle(CHOICES["activation"])
     for keys in all_combinations("norm", "position", "zero_init"):

@@ -272,6 +272,24 @@ def test_an_interactive_session_answers_each_line_until_it_ends(call, monkeypatc
     assert err.endswith("error: 1 of 3 prompts failed; see their errors above\n")
 
 
+@pytest.mark.slow
+def test_prompts_come_through_a_pipe_as_a_user_starts_it():
+    options = ["--init_from=out/list", "--interactive", "--stop", "--temperature=0"]
+    process = start("sample.py", *options, stdin=subprocess.PIPE)
+    out, err = process.communicate("the\n€\ncat\n", timeout=60)
+    assert process.returncode == 2, err
+    model, tokenizer = load_model("out/list")
+    answers = []
+    for prompt in ("the", "cat"):
+        ids = torch.tensor([tokenizer.encode(f"\n{prompt}")])
+        text = tokenizer.decode(model.generate(ids, 500, temperature=0)[0].tolist())
+        answers.append(text[1:].split("\n")[0])
+    rule = "-" * 20  # between them, the answer to the second prompt is empty
+    assert out == f"{answers[0]}\n{rule}\n{rule}\n{answers[1]}\n"
+    assert "error: the vocabulary lacks '€' (U+20AC)" in err and err.count("result:") == 2
+    assert err.endswith("error: 1 of 3 prompts failed; see their errors above\n")
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_ctrl_c_ends_an_answer_in_a_terminal_and_else_the_program(call, monkeypatch, is_terminal):
     stream, prompts = sample.stream, keyboard(b"the\ncat\n")

@@ -201,7 +201,7 @@ def test_it_learns_to_reverse_and_to_measure_it(monkeypatch):
     seq2seq.train(model, "reverse", 150, seed=0)
     found = [search(model, tokenize([source]))[0][0][0] == target for source, target in examples[:50]]
     assert seq2seq.exact_match(model, examples[:50]) == sum(found) / 50
-    assert seq2seq.exact_match(model, examples) > 0.5
+    assert seq2seq.exact_match(model, examples) > 0.6  # who copies has 0.52: a letter alone is its own reverse
     total = seq2seq.teacher_forcing_loss(model, examples, "sum").item()
     n_tokens = sum(len(target) + 1 for _, target in examples)
     after = seq2seq.teacher_forcing_loss(model, examples).item()

@@ -421,8 +421,29 @@ def test_a_second_run_leaves_the_folder_of_the_first_alone(fails, finished):
 
 @pytest.mark.slow
 @posix
-def test_a_terminal_that_is_closed_stops_the_run_which_saves(fails):
-    """The process gets SIGHUP, and whatever it prints from then on is an error. Until then, no other run may start."""
+def test_a_run_that_the_system_ends_saves_and_says_how_to_resume(fails):
+    """Until then, no other run writes to its folder."""
+    process = start("train.py", *TINY, "--max_iters=1000000", "--log_interval=1", "--checkpoint_interval=1")
+    try:
+        while not Path("out/tiny/last.pt").exists():
+            assert process.stdout.readline()
+        for options in (SHORT, ["--init_from=resume", "--out_dir=out/tiny"]):
+            assert "another run is writing to out/tiny; wait for its end" in fails(train, *options)
+        process.send_signal(signal.SIGTERM)
+        done = finish(process)
+    finally:
+        process.kill()
+    assert done.returncode == 130 and done.stderr == ""
+    assert [path.name for path in Path("out").iterdir()] == ["tiny"]
+    step = load_checkpoint("out/tiny/last.pt")["step"]
+    line = f"stopped after step {step}; resume with --init_from=resume --out_dir=out/tiny"
+    assert done.stdout.splitlines()[-1] == line
+
+
+@pytest.mark.slow
+@posix
+def test_a_terminal_that_is_closed_stops_the_run_which_saves():
+    """The process gets SIGHUP, and whatever it prints from then on is an error."""
     import fcntl
     import termios
 
@@ -439,7 +460,6 @@ def test_a_terminal_that_is_closed_stops_the_run_which_saves(fails):
     shown = b""
     while b"\nstep " not in shown:
         shown += os.read(ours, 1000)
-    assert "another run is writing to out/tiny; wait for its end" in fails(train, *SHORT)
     os.close(ours)
     assert process.wait(timeout=60) == 130
     assert load_checkpoint("out/tiny/last.pt")["step"] >= 1
@@ -875,7 +895,7 @@ def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, launch
         assert log_of("out/part", key) == log_of("out/many", key)
         for name in ("many", "alone"):
             assert log_of(f"out/{name}", key) == pytest.approx(log_of("out/one", key), abs=1e-5)
-    assert done["many"].count("step 6/6  train loss") == 1 and float(result(done["many"])["val"]) < 3
+    assert done["many"].count("step 6/6  train loss") == 1 and float(result(done["many"])["val"]) < 2.8
     assert load_model("out/many/best.pt")[0].num_params() == int(result(done["many"])["params"])
     one, theirs = (load_checkpoint(f"out/{name}/last.pt") for name in ("one", "many"))
     assert one["model"].keys() == theirs["model"].keys()
@@ -892,8 +912,7 @@ def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, launch
 def test_a_process_that_dies_ends_all_and_the_run_resumes(call, launcher):
     options = ["--max_iters=100000", "--log_interval=1", "--checkpoint_interval=1", "--batch_size=6"]
     processes = Processes(launcher, *members(2, *TINY, *options))
-    while not processes.stdout.readline().startswith("step      2/"):  # so step 1 is saved
-        pass
+    assert any(line.startswith("step      2/") for line in processes.stdout)  # so step 1 is saved
     os.kill(processes.ids[1], signal.SIGKILL)
     statuses, _, (error,) = processes.finish()
     assert statuses == [2, -signal.SIGKILL]
