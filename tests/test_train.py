@@ -467,23 +467,23 @@ def test_a_terminal_that_is_closed_stops_the_run_which_saves():
 
 @pytest.mark.slow
 @posix
-def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call, launcher):
+def test_a_killed_run_leaves_whole_checkpoints_and_resumes_exactly(call):
     """Killed at random moments of a run that writes both checkpoints at each step."""
     options = [*TINY, "--max_iters=30", "--log_interval=1", "--eval_interval=5", "--checkpoint_interval=1"]
     options += ["--sample_tokens=1", "--dropout=0.1", "--dtype=bfloat16"]
     call(train, *options, "--out_dir=out/whole")
     rng = random.Random(0)
-    process = Processes(launcher, ({}, [*options, "--out_dir=out/killed"]))
+    process = start("train.py", *options, "--out_dir=out/killed")
     for _ in range(2):
         for _ in range(rng.randint(6, 16)):  # four of them before the first step
             process.stdout.readline()
         time.sleep(rng.random() * 0.02)
-        os.kill(process.ids[0], signal.SIGKILL)
-        assert process.finish()[0] == [-signal.SIGKILL]
+        process.kill()
+        assert finish(process).returncode == -signal.SIGKILL
         for path in Path("out/killed").glob("*.pt"):
             load_checkpoint(path)
-        process = Processes(launcher, ({}, ["--init_from=resume", "--out_dir=out/killed"]))
-    assert process.finish()[0] == [0]
+        process = start("train.py", "--init_from=resume", "--out_dir=out/killed")
+    assert finish(process).returncode == 0
     for key in ("train", "val"):
         assert log_of("out/killed", key) == log_of("out/whole", key)
 
@@ -799,72 +799,26 @@ def test_a_document_mask_needs_documents(call, fails):
 
 # ----------------------------------------------------------------------------- several processes
 
-LAUNCHER = f"""import json, os, runpy, signal, sys
-import matplotlib.backends.backend_agg, matplotlib.figure
-import torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
 
-print("ready", flush=True)
-for line in sys.stdin:
-    folder, processes = json.loads(line)
-    os.chdir(folder)
-    out, err = os.open("stdout", os.O_WRONLY), os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    ids = []
-    for variables, options in processes:
-        ids.append(os.fork())
-        if ids[-1] == 0:
-            signal.alarm(120)  # the end of a process that waits forever
-            os.dup2(out, 1)
-            os.dup2(err, 2)
-            os.environ.update(variables)
-            sys.argv = ["train.py", *options]
-            runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
-            sys.exit()
-    os.close(out)
-    os.close(err)
-    print(*ids, flush=True)
-    print(*(os.waitstatus_to_exitcode(os.waitpid(i, 0)[1]) for i in ids), flush=True)
-os._exit(0)  # Python's own end takes a second
-"""
-
-
-@pytest.fixture(scope="module")
-def launcher():
-    """A process that has imported PyTorch, and becomes any number of processes of train.py, without the seconds that
-    each would need to start."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-    with subprocess.Popen([sys.executable, "-c", LAUNCHER], env=environment, **pipes) as process:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-
-
-class Processes:
-    """Processes of train.py, one for each (variables, options): their ids, and what they print."""
-
-    def __init__(self, launcher: subprocess.Popen, *processes: tuple[dict, list]):
-        if not Path("stdout").exists():
-            os.mkfifo("stdout")
-        launcher.stdin.write(json.dumps([os.getcwd(), processes]) + "\n")
-        launcher.stdin.flush()
-        self.launcher = launcher
-        self.stdout = open("stdout", encoding="utf-8")  # noqa: SIM115
-        self.ids = [int(i) for i in launcher.stdout.readline().split()]
-
-    def finish(self) -> tuple[list[int], str, list[str]]:
-        """Their exit statuses, all that they still print, and the lines of all errors."""
-        with self.stdout:
-            out = self.stdout.read()
-        statuses = [int(status) for status in self.launcher.stdout.readline().split()]
-        return statuses, out, [line for line in Path("stderr").read_text().splitlines() if line.startswith("error: ")]
-
-
-def members(number: int, *options: str, later: str = "") -> list[tuple[dict, list]]:
-    """What torchrun starts on one machine. later: an option that all but the first process have, too."""
+def start_members(number: int, *options: str, later: str = "") -> list[subprocess.Popen]:
+    """Start the processes of train.py that torchrun starts on one machine. later: an option of all but the first."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(number)}
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
-    return [(shared | rank, [*options, later] if later and i else options) for i, rank in enumerate(ranks)]
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(number), "OMP_NUM_THREADS": "1"}
+    members = []
+    for rank in range(number):
+        variables = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        own = [*options, later] if later and rank else options
+        members.append(start("train.py", *own, env=os.environ | variables))
+    return members
+
+
+def finish_members(members: list[subprocess.Popen]) -> tuple[list[int], str, list[str]]:
+    """Their exit statuses, what the first one still printed, and the lines of all errors."""
+    done = [finish(process) for process in members]
+    lines = [line for one in done for line in one.stderr.splitlines()]
+    return [one.returncode for one in done], done[0].stdout, [line for line in lines if line.startswith("error: ")]
 
 
 @pytest.mark.slow
@@ -874,7 +828,7 @@ def members(number: int, *options: str, later: str = "") -> list[tuple[dict, lis
     [(3, []), (2, ["--fsdp", "--tie_weights"])],
     ids=["ddp", "fsdp"],
 )
-def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, launcher, number, keys):
+def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, number, keys):
     """The same losses and gradients; one process prints and writes, and its options count; a checkpoint is the same as
     by one process. All are equal to the last digit only for the same number of processes: in sums over three, the order
     shows."""
@@ -884,8 +838,8 @@ def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, launch
     done = {}
     for name, *more in (("many",), ("part", "--max_iters=3"), ("part", "--max_iters=6", "--init_from=resume")):
         later = "--seed=2" if name == "many" else ""  # which would give other batches
-        processes = Processes(launcher, *members(number, *options, f"--out_dir=out/{name}", *more, later=later))
-        statuses, done[name], errors = processes.finish()
+        members = start_members(number, *options, f"--out_dir=out/{name}", *more, later=later)
+        statuses, done[name], errors = finish_members(members)
         assert statuses == [0] * number, errors
         if more == ["--max_iters=3"]:
             shutil.copytree("out/part", "out/alone")
@@ -909,12 +863,12 @@ def test_several_processes_take_the_steps_of_one_and_resume_exactly(call, launch
 
 @pytest.mark.slow
 @posix
-def test_a_process_that_dies_ends_all_and_the_run_resumes(call, launcher):
+def test_a_process_that_dies_ends_all_and_the_run_resumes(call):
     options = ["--max_iters=100000", "--log_interval=1", "--checkpoint_interval=1", "--batch_size=6"]
-    processes = Processes(launcher, *members(2, *TINY, *options))
-    assert any(line.startswith("step      2/") for line in processes.stdout)  # so step 1 is saved
-    os.kill(processes.ids[1], signal.SIGKILL)
-    statuses, _, (error,) = processes.finish()
+    members = start_members(2, *TINY, *options)
+    assert any(line.startswith("step      2/") for line in members[0].stdout)  # so step 1 is saved
+    members[1].kill()
+    statuses, _, (error,) = finish_members(members)
     assert statuses == [2, -signal.SIGKILL]
     assert error.startswith("error: another process failed, here or on another machine (") and "gloo" in error
     step = load_checkpoint("out/tiny/last.pt")["step"]
@@ -954,9 +908,9 @@ def test_a_signal_stops_all_processes_after_the_same_step():
     ],
     ids=["all", "device", "data"],
 )
-def test_an_error_ends_all_processes_and_is_printed_once(launcher, options, later, expected):
+def test_an_error_ends_all_processes_and_is_printed_once(options, later, expected):
     """In all processes, or in a later one alone: then, the first one may explain its end."""
-    statuses, _, errors = Processes(launcher, *members(2, *TINY, *options, later=later)).finish()
+    statuses, _, errors = finish_members(start_members(2, *TINY, *options, later=later))
     assert 0 not in statuses
     (error,) = [line for line in errors if not line.startswith("error: another process failed")]
     assert error.startswith(expected) and len(errors) <= (2 if later else 1) and not Path("out").exists()
