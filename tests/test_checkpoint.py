@@ -126,6 +126,14 @@ def test_a_folder_of_transformers_without_a_whole_model_is_named(name, words):
         load_checkpoint("hf/typo.pt")
 
 
+def test_a_model_with_learned_positions_opens_with_a_shorter_context():
+    sizes = {"vocab_size": 5, "n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
+    model = GPT(GPTConfig(**sizes, position="learned", zero_init=False))
+    save_model(Path("best.pt"), model, CharTokenizer("abcde"), start_token=None)
+    idx = torch.tensor([[0, 3, 1, 4]])
+    assert torch.equal(load_model("best.pt", block_size=4)[0](idx)[0], model.eval()(idx)[0])
+
+
 def nanogpt(vocab_size: int, prefix: str = "", **args) -> GPT:
     """Save a model as nanoGPT does, in nano/ckpt.pt."""
     args = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": False, "dropout": 0.1} | args

@@ -1,11 +1,12 @@
 """A GPT learns to count: the distances are right, the windows are aligned, and the control controls."""
 
 import math
+import tomllib
 
 import numpy as np
 import pytest
 import torch
-from conftest import result
+from conftest import ROOT, result
 
 import climb
 import ngram
@@ -83,6 +84,13 @@ def test_counting_predicts_what_ngram_py_does(name):
             context = context[len(context) - n + 1 :]
             rows = np.array([[*context, token] for token in range(V)])
             assert np.exp(log_q[n, place]) == pytest.approx(model.kneser_ney(rows, climb.DISCOUNT))
+
+
+def test_the_gpt_has_the_parts_of_the_lectures():
+    lecture = tomllib.loads((ROOT / "config" / "lecture.toml").read_text(encoding="utf-8"))
+    config = climb.make_model(climb.Options(), V=65).config
+    for name in ("position", "activation", "bias", "qk_norm", "zero_init"):
+        assert getattr(config, name) == lecture[name]
 
 
 def test_a_model_predicts_by_its_last_logits():

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import io
+import math
 import os
 import re
 import subprocess
@@ -417,6 +418,20 @@ def test_progress_stays_in_one_row_of_the_terminal(monkeypatch, clock, columns):
     show(2_000_000)
     row = sys.stderr.getvalue().removeprefix("\r")
     assert len(row) < columns and f"{what}: 2 of 8 MB, 12 s left  ".endswith(row)
+
+
+def test_the_table_of_losses_has_the_bits_per_byte_of_each_split(capsys):
+    """A token has one byte in training, and two in validation. The uniform loss is that of validation."""
+    per_token = {"train": 1, "val": 2}
+    data = SimpleNamespace(vocab_size=4, splits={name: {"tokens": 9} for name in per_token})
+    data.bits_per_byte = lambda loss, split: loss / math.log(2) / per_token[split]
+    console.print_losses(data, {"train": math.log(2), "val": math.log(2)})
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split() for row in rows] == [
+        ["uniform", "1.3863", "4.00", "1.0000"],
+        ["train", "0.6931", "2.00", "1.0000"],
+        ["val", "0.6931", "2.00", "0.5000"],
+    ]
 
 
 def test_the_result_line_has_the_bits_per_byte_of_the_validation_split_if_there_is_one(capsys):

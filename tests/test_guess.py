@@ -147,15 +147,17 @@ def test_the_table_compares_the_same_places(play):
 # ----------------------------------------------------------------------------- the game
 
 
-def test_who_always_gives_up_has_the_entropy_of_the_unigrams_ranks(play):
+def test_who_always_gives_up_has_the_entropy_and_the_bound_of_the_unigrams_ranks(play):
     n = 150
     out, _ = play([""] * n, "--dataset=prose")
     data = load("prose")
     order = [token for token, _ in Counter(data.train.tolist()).most_common()]
     text = [token for _, token in choose_places(data, 1337)[:n]]
-    by_rank = plain_entropy([order.index(token) for token in text])
+    ranks = [order.index(token) for token in text]
+    by_rank = plain_entropy(ranks)
     K = len(set(text))
     assert float(result(out)["entropy"]) == pytest.approx(by_rank + (K - 1) / (2 * n), abs=1e-3)
+    assert float(result(out)["lower_bound"]) == pytest.approx(lower_bound(np.array(ranks) + 1), abs=1e-3)
     assert result(out)["characters"] == str(n)
 
 

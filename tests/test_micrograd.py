@@ -247,6 +247,14 @@ def test_text_plot_has_the_largest_y_on_top_and_shows_all_points():
     assert "".join(row[36] for row in rows) == 11 * ":" + 2 * "." + 7 * " "  # y is 0 between the two rows of dots
 
 
+def test_the_moons_are_two_half_circles_that_interleave():
+    for (x, y), moon in two_moons(40, noise=0.0):
+        if moon == 1:
+            assert math.hypot(x, y) == pytest.approx(1) and y >= 0
+        else:
+            assert math.hypot(x - 1, y - 0.5) == pytest.approx(1) and y <= 0.5
+
+
 # ----------------------------------------------------------------------------- the tour
 
 

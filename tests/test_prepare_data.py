@@ -531,7 +531,10 @@ def test_a_dataset_that_does_not_exist_says_what_to_run(prepared):
         broken(f"no dataset data/{name}.*; run: python prepare_data.py YOUR_TEXT.txt --name={name}", name)
 
 
-def test_a_truncated_or_missing_file_is_named(prepared):
+def test_a_file_that_is_too_long_or_truncated_or_missing_is_named(prepared):
+    with open(prepared / "val.bin", "ab") as file:
+        file.write(bytes(2))
+    broken("data/my/val.bin does not have [0-9]+ bytes; delete data/my, and run ")
     with open(prepared / "val.bin", "r+b") as file:
         file.truncate(10)
     broken("data/my/val.bin does not have [0-9]+ bytes; delete data/my, and run ")

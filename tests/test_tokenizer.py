@@ -284,6 +284,11 @@ def test_bpe_stops_when_nothing_is_left_to_merge():
             train_bpe("ab", size)
 
 
+def test_a_word_is_split_where_its_last_part_is_a_contraction():
+    words = ["I", "'d", " say", " he", "'s", " sure", " we", "'ll", " go", ",", " I", "'m", " not", ",", " can", "'t"]
+    assert split_words("".join(words)) == words
+
+
 def test_words_are_split_as_gpt2_splits_them(gpt2_vocabulary):
     """Where a word ends, GPT-2's ids of the text are the ids of the words, one after the other. (No letter has a mark
     here.)"""

@@ -49,6 +49,7 @@ def test_a_window_holds_as_many_whole_documents_as_fit():
 def test_evaluation_of_some_tokens_spreads_them_evenly():
     starts, stops = evaluation_windows(np.arange(1001), None, 10, 55)
     assert starts.tolist() == [0, 200, 400, 600, 800] and (stops - starts == 10).all()
+    assert evaluation_windows(np.arange(101), None, 10, 40)[0].tolist() == [0, 20, 50, 70]  # four of ten
     rng = np.random.default_rng(0)
     for _ in range(200):
         block_size, most = int(rng.integers(1, 20)), int(rng.integers(1, 300))
