@@ -269,6 +269,7 @@ def test_the_plot_of_cross_attention(few, call, figures):
     out = call(seq2seq, "--plot", *QUICK, "--n_layer=2")[1]
     ((figure, path),) = figures
     assert path.as_posix() in out and len(figure.axes) == 4  # 2 layers, 2 heads
+    assert {axes.images[0].get_clim() for axes in figure.axes} == {(0, 1)}  # a color means the same weight everywhere
     image = figure.axes[0].images[0].get_array()
     source = "".join(label.get_text() for label in figure.axes[0].get_xticklabels())
     assert image.shape == (11, len(source)) and image.sum(axis=1).tolist() == pytest.approx([1] * 11, abs=1e-5)
