@@ -1,50 +1,83 @@
 """Faster linear layers for generating text with a large model on a CPU.
 
     from layers import speed_up
-    speed_up(model)             # or speed_up(model, int8=True)
+    speed_up(model)                     # large matrices in another order in memory, the same numbers
+    speed_up(model, torch.bfloat16)     # large matrices rounded to 16 bits
+    speed_up(model, torch.int8)         # all matrices rounded to 8 bits
 
-sample.py calls this for --int8; and if a matrix of the model is large, unless it compiles the model.
+sample.py calls replace_layers(), which chooses one of them.
+
+In a step of generation, the input of every matrix has only one row per sample. That is little to compute, so with one
+sample, a step mostly waits until the weights have come from memory. It takes less time if they come in the order in
+which they are needed, and if they are fewer bytes.
 """
+
+import sys
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from model import GPT
+from runtime import has_bfloat16_units
 
-# speed_up() is for matrices with at least this many weights. For smaller matrices, it would gain nothing
-LARGE_MATRIX = 2**18
-
-# In a step of generation, the input of every matrix has only one row per sample. That is little to
-# compute, so with one sample, a step mostly waits until the weights have come from memory. Of PyTorch's
-# two libraries, and two orders of the weights in memory, these were measured to be the fastest. The
-# gain is that of GPT-2, one sample and one thread, over F.linear with the weights as they are:
-#
-#     Intel's processors      1.09    MKL, which PyTorch uses by default, with weights stored by columns
-#     other x86 processors    1.10    oneDNN (two threads: 1.40); MKL is Intel's, and slower there
-#
-# With --int8, the weights have a quarter of the bytes.
+# Matrices with fewer weights stay as they are: they would gain nothing
+LARGE_MATRIX = 2**17
+# Rows of a matrix in a block of BlockLinear: of 16, 32, 48, 64 and 96, the fastest for one sample
+BLOCK = 32
 
 
-def store_by_columns(linear: nn.Linear) -> None:
-    """Change the order of the weights in memory: the numbers of a column become adjacent, instead of
-    the numbers of a row. The matrix stays the same."""
-    columns = linear.weight.data.t().contiguous()  # (in, out), moved in memory
-    linear.weight.data = columns.t()  # (out, in), a view. (A tied embedding is the same parameter)
-
-
-class OneDNNLinear(nn.Module):
-    """A linear layer in float32 that is computed by oneDNN. It cannot be compiled."""
+class BlockLinear(nn.Module):
+    """A linear layer whose matrix is stored in blocks of 32 rows, and each block by columns. F.linear reads the rows
+    one after the other, by a single thread. Here, threads compute a block each, 32 outputs at once."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.weight = linear.weight  # (out, in)
-        self.bias = linear.bias  # (out,) or None
+        W = linear.weight.detach()  # (out, in)
+        self.n_outputs = len(W)
+        missing = -len(W) % BLOCK
+        W = F.pad(W, (0, 0, 0, missing))  # rows of zeros at the end
+        W = W.unflatten(0, (-1, BLOCK))  # (blocks, 32, in)
+        self.register_buffer("weight", W.transpose(1, 2).contiguous())  # (blocks, in, 32), moved in memory
+        bias = W.new_zeros(self.n_outputs) if linear.bias is None else linear.bias.detach()
+        bias = F.pad(bias, (0, missing))
+        self.register_buffer("bias", bias.view(-1, 1, BLOCK))  # (blocks, 1, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        x = x.to_mkldnn()  # a format of oneDNN, formerly MKL-DNN: F.linear then calls oneDNN
-        y = F.linear(x, self.weight, self.bias)
-        return y.to_dense()  # an ordinary tensor again
+        rows = x.reshape(1, -1, x.shape[-1])  # (1, R, in)
+        rows = rows.expand(len(self.weight), -1, -1)  # (blocks, R, in), a view: the same rows for each block
+        y = torch.baddbmm(self.bias, rows, self.weight)  # (blocks, R, 32)
+        y = y.transpose(0, 1)  # (R, blocks, 32)
+        y = y.reshape(*x.shape[:-1], -1)  # (..., out, and more if rows were missing)
+        return y[..., : self.n_outputs]
+
+
+class BFloat16Linear(nn.Module):
+    """A linear layer that multiplies in bfloat16, half of the bytes. Its inputs and outputs are float32. centered: the
+    mean of its outputs is made 0."""
+
+    def __init__(self, linear: nn.Linear, centered: bool = False):
+        super().__init__()
+        W = linear.weight.detach()  # (out, in)
+        if centered:
+            W = W - W.mean(dim=0)
+        self.register_buffer("weight", W.bfloat16())
+        self.bias = None
+        if linear.bias is not None:
+            self.bias = linear.bias.detach().bfloat16()  # (out,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
+        x = x.bfloat16()
+        if x.numel() > x.shape[-1]:
+            return F.linear(x, self.weight, self.bias).float()
+        # A single row. oneDNN, which PyTorch calls for bfloat16, would first copy the matrix. Without it, PyTorch
+        # computes the product itself, and takes half the time
+        enabled = torch.backends.mkldnn.enabled
+        torch.backends.mkldnn.enabled = False
+        try:
+            return F.linear(x, self.weight, self.bias).float()
+        finally:
+            torch.backends.mkldnn.enabled = enabled
 
 
 class Int8Linear(nn.Module):
@@ -78,10 +111,10 @@ class Int8Linear(nn.Module):
         return F.linear(x, W.type_as(x), self.bias)
 
 
-def speed_up(model: GPT, int8: bool = False) -> None:
-    """Make large linear layers on a CPU faster; or round the weights of all linear layers to int8."""
-    # Without MKL, on ARM for instance, layers stay as they are
-    has_libraries = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+def speed_up(model: GPT, dtype: torch.dtype = torch.float32) -> None:
+    """Make large linear layers on a CPU faster, in float32 or bfloat16; or round the weights of all linear layers to
+    int8."""
+    has_mkl = torch.backends.mkl.is_available()  # without it, on ARM for instance, blocks are slower
     modules = list(model.named_modules())  # a list, because the loop replaces some
     for name, layer in modules:
         # isinstance() would also find derived classes, which may compute something else
@@ -89,14 +122,30 @@ def speed_up(model: GPT, int8: bool = False) -> None:
             continue
         W = layer.weight
         is_large = W.is_cpu and W.dtype == torch.float32 and W.numel() >= LARGE_MATRIX
-        if int8:
+        if dtype == torch.int8:
             model.set_submodule(name, Int8Linear(layer))
-        elif is_large and has_libraries and is_intel():
-            store_by_columns(layer)
-        elif is_large and has_libraries:
-            model.set_submodule(name, OneDNNLinear(layer))
+        elif is_large and dtype == torch.bfloat16:
+            # The logits of some models are all about -100, where bfloat16 has steps of 0.5. Their mean does not matter
+            model.set_submodule(name, BFloat16Linear(layer, centered=name == "lm_head"))
+        elif is_large and has_mkl:
+            model.set_submodule(name, BlockLinear(layer))
 
 
-def is_intel() -> bool:
-    """Did Intel make the processor?"""
-    return torch.cpu.get_capabilities().get("cpu_name", "").startswith("Intel")
+def replace_layers(model: GPT, n_samples: int, int8: bool, exact: bool) -> None:
+    """Choose the fastest layers for so many samples, and say if they round the weights. int8: are 8 bits asked for?
+    exact: not more than the caller has asked for may be rounded."""
+    is_large = max(p.numel() for p in model.transformer.h.parameters()) >= LARGE_MATRIX
+    on_cpu = model.lm_head.weight.is_cpu
+    rounds = is_large and on_cpu and not exact and has_bfloat16_units()
+    # Each sample costs int8 weights more than others. From so many on, they are no longer faster
+    too_many = 8 if rounds else 32
+    if int8 and on_cpu and n_samples >= too_many:
+        print(f"--int8 is no faster for {too_many} samples or more: going on without it", file=sys.stderr)
+        int8 = False
+    if int8:
+        speed_up(model, torch.int8)
+    elif rounds:
+        print("large matrices are in bfloat16, which is faster; --dtype=float32 is exact", file=sys.stderr)
+        speed_up(model, torch.bfloat16)
+    else:
+        speed_up(model)

@@ -27,6 +27,7 @@ from torch import nn
 
 from checkpoint import check_tokenizer, load_checkpoint, load_model, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, printable, run
+from layers import replace_layers
 from model import GPT, ConfigError, GPTConfig, refuse_nan, sample_token
 from runtime import Worker, check_compiler, explain_errors
 from tokenizer import Tokenizer, start_ids, token_names
@@ -56,8 +57,9 @@ class Options:
     int8: bool = option(False, "round weights to 8-bit integers: faster for a large model and few samples on a CPU")
     compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
-    dtype: Literal["float32", "bfloat16", "float16"] = option(
-        "float32", "number format of weights and cache; 16-bit formats: faster on a GPU with --compile, less exact"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "number format of weights and cache; auto: float32, and bfloat16 for large matrices on CPUs that multiply it",
     )
     plot: bool = option(False, "draw the attention weights of the first 24 tokens: attention.png")
     out_dir: PathStr = option("", "folder of the plot (default: the folder of the checkpoint)")
@@ -470,7 +472,8 @@ def named_tokenizer(checkpoint: dict, name: str) -> Tokenizer:
 
 def open_session(options: Options) -> Session:
     """Load the model, and make it fast. Raises UserError."""
-    worker = Worker.pick(options.device, options.dtype)
+    dtype = "float32" if options.dtype == "auto" else options.dtype
+    worker = Worker.pick(options.device, dtype)
     device = worker.device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
@@ -484,11 +487,9 @@ def open_session(options: Options) -> Session:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if options.compile:
         check_compiler(device)
-    is_large = max(p.numel() for p in model.parameters()) >= 2**18
-    if options.int8 or (is_large and not options.compile):  # faster layers cannot be compiled, except for int8
-        from layers import speed_up  # here: for small matrices, it would gain nothing
-
-        speed_up(model, options.int8)
+    if options.int8 or not options.compile:  # other faster layers cannot be compiled
+        exact = options.dtype != "auto" or options.compile
+        replace_layers(model, options.num_samples, options.int8, exact)
     generator = torch.Generator(device)
     generator.manual_seed(options.seed)
     return Session(

@@ -261,7 +261,7 @@ def test_the_kv_cache_gives_the_tokens_of_the_plain_version(model, method):
 def test_int8_weights_work_with_it(method):
     model = stir(attach(GPT(GPTConfig(**SIZES)).eval(), method, 4, 4.0, "all"))
     exact = model(tokens())[0]
-    layers.speed_up(model, int8=True)
+    layers.speed_up(model, torch.int8)
     rounded = model(tokens())[0]
     assert 0 < (exact - rounded).abs().max() < 0.1 * exact.abs().max()
 

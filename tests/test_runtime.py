@@ -3,13 +3,11 @@ import os
 import signal
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import best_device, posix
 
-import layers
 import runtime
 from console import UserError
 from runtime import StopSignal, Worker
@@ -42,22 +40,6 @@ def test_a_machine_that_cannot_compile_is_told_what_is_needed(monkeypatch):
         runtime.check_compiler(torch.device("cpu"))
     what = "torch.compile fails here (RuntimeError: main.cpp:29: fatal error: Python.h: No such file); it needs a C++ "
     assert str(raised.value).startswith(what) and str(raised.value).endswith(", or use --compile=false")
-
-
-def test_intels_processors_are_known_by_their_name(monkeypatch):
-    names = {"Intel Xeon": True, "Intel Core i7-8700": True, "AMD EPYC 7763 64-Core": False, "": False}
-    for name, expected in names.items():
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=name: {"cpu_name": name})
-        assert layers.is_intel() == expected
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "aarch64"})
-    assert not layers.is_intel()
-
-
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux")
-def test_pytorch_knows_the_maker_of_this_processor():
-    """As Linux names it. (Other architectures and unknown models may have no name.)"""
-    if torch.cpu.get_capabilities().get("cpu_name"):
-        assert layers.is_intel() == ("GenuineIntel" in Path("/proc/cpuinfo").read_text())
 
 
 def test_several_processes_compute_in_float32_on_cpus(monkeypatch):
