@@ -114,7 +114,7 @@ class Int8Linear(nn.Module):
 def speed_up(model: GPT, dtype: torch.dtype = torch.float32) -> None:
     """Make large linear layers on a CPU faster, in float32 or bfloat16; or round the weights of all linear layers to
     int8."""
-    has_mkl = torch.backends.mkl.is_available()  # without it, on ARM for instance, blocks are slower
+    has_mkl = torch.backends.mkl.is_available()  # not on ARM, for instance, where blocks were not measured
     modules = list(model.named_modules())  # a list, because the loop replaces some
     for name, layer in modules:
         # isinstance() would also find derived classes, which may compute something else
@@ -133,7 +133,7 @@ def speed_up(model: GPT, dtype: torch.dtype = torch.float32) -> None:
 
 def replace_layers(model: GPT, n_samples: int, int8: bool, exact: bool) -> None:
     """Choose the fastest layers for so many samples, and say if they round the weights. int8: are 8 bits asked for?
-    exact: not more than the caller has asked for may be rounded."""
+    exact: no bfloat16."""
     is_large = max(p.numel() for p in model.transformer.h.parameters()) >= LARGE_MATRIX
     on_cpu = model.lm_head.weight.is_cpu
     rounds = is_large and on_cpu and not exact and has_bfloat16_units()

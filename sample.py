@@ -27,7 +27,7 @@ from torch import nn
 
 from checkpoint import check_tokenizer, load_checkpoint, load_model, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, printable, run
-from layers import replace_layers
+from layers import replace_layers, speed_up
 from model import GPT, ConfigError, GPTConfig, refuse_nan, sample_token
 from runtime import Worker, check_compiler, explain_errors
 from tokenizer import Tokenizer, start_ids, token_names
@@ -58,8 +58,7 @@ class Options:
     compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto",
-        "number format of weights and cache; auto: float32, and bfloat16 for large matrices on CPUs that multiply it",
+        "auto", "number format of weights and cache; auto: float32, large matrices in bfloat16 if a CPU has it"
     )
     plot: bool = option(False, "draw the attention weights of the first 24 tokens: attention.png")
     out_dir: PathStr = option("", "folder of the plot (default: the folder of the checkpoint)")
@@ -472,8 +471,7 @@ def named_tokenizer(checkpoint: dict, name: str) -> Tokenizer:
 
 def open_session(options: Options) -> Session:
     """Load the model, and make it fast. Raises UserError."""
-    dtype = "float32" if options.dtype == "auto" else options.dtype
-    worker = Worker.pick(options.device, dtype)
+    worker = Worker.pick(options.device, options.dtype.replace("auto", "float32"))
     device = worker.device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)
@@ -487,9 +485,10 @@ def open_session(options: Options) -> Session:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if options.compile:
         check_compiler(device)
-    if options.int8 or not options.compile:  # other faster layers cannot be compiled
-        exact = options.dtype != "auto" or options.compile
-        replace_layers(model, options.num_samples, options.int8, exact)
+    if not options.compile:
+        replace_layers(model, options.num_samples, options.int8, exact=options.dtype != "auto")
+    elif options.int8:  # other faster layers cannot be compiled
+        speed_up(model, torch.int8)
     generator = torch.Generator(device)
     generator.manual_seed(options.seed)
     return Session(

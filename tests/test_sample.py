@@ -666,7 +666,9 @@ def test_the_fastest_layers_are_chosen(call, monkeypatch, units):
     monkeypatch.setattr(layers, "LARGE_MATRIX", 1)
     monkeypatch.setattr(layers, "has_bfloat16_units", lambda: units)
     chosen = []
-    monkeypatch.setattr(layers, "speed_up", lambda model, dtype=torch.float32: chosen.append(dtype))
+    for place in (layers, sample):
+        monkeypatch.setattr(place, "speed_up", lambda model, dtype=torch.float32: chosen.append(dtype))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     default = torch.bfloat16 if units else torch.float32
     for options, dtype in (
         ([], default),
@@ -675,6 +677,7 @@ def test_the_fastest_layers_are_chosen(call, monkeypatch, units):
         (["--int8", "--num_samples=9"], default if units else torch.int8),
         (["--int8", "--num_samples=40"], default),
         (["--int8", "--num_samples=9", "--dtype=float32"], torch.int8),
+        (["--int8", "--num_samples=40", "--compile"], torch.int8),
     ):
         status, _, err = call(sample, "--init_from=out/tiny", "--max_new_tokens=1", *options)
         assert (status, chosen.pop()) == (0, dtype)
