@@ -36,16 +36,17 @@ class BlockLinear(nn.Module):
         W = linear.weight.detach()  # (out, in)
         self.n_outputs = len(W)
         missing = -len(W) % BLOCK
+        self.n_blocks = (len(W) + missing) // BLOCK
         W = F.pad(W, (0, 0, 0, missing))  # rows of zeros at the end
-        W = W.unflatten(0, (-1, BLOCK))  # (blocks, 32, in)
-        self.register_buffer("weight", W.transpose(1, 2).contiguous())  # (blocks, in, 32), moved in memory
+        W = W.view(self.n_blocks, BLOCK, -1)  # (blocks, 32, in)
+        self.weight = W.transpose(1, 2).contiguous()  # (blocks, in, 32), moved in memory
         bias = W.new_zeros(self.n_outputs) if linear.bias is None else linear.bias.detach()
         bias = F.pad(bias, (0, missing))
-        self.register_buffer("bias", bias.view(-1, 1, BLOCK))  # (blocks, 1, 32)
+        self.bias = bias.view(self.n_blocks, 1, BLOCK)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
-        rows = x.reshape(1, -1, x.shape[-1])  # (1, R, in)
-        rows = rows.expand(len(self.weight), -1, -1)  # (blocks, R, in), a view: the same rows for each block
+        rows = x.flatten(0, -2)  # (R, in)
+        rows = rows.expand(self.n_blocks, -1, -1)  # (blocks, R, in), a view: the same rows for each block
         y = torch.baddbmm(self.bias, rows, self.weight)  # (blocks, R, 32)
         y = y.transpose(0, 1)  # (R, blocks, 32)
         y = y.reshape(*x.shape[:-1], -1)  # (..., out, and more if rows were missing)
@@ -53,25 +54,33 @@ class BlockLinear(nn.Module):
 
 
 class BFloat16Linear(nn.Module):
-    """A linear layer that multiplies in bfloat16, half of the bytes. Its inputs and outputs are float32. centered: the
-    mean of its outputs is made 0."""
+    """A linear layer that multiplies in bfloat16, half of the bytes. Its inputs and outputs are float32. It is fastest
+    for n_rows rows at once. centered: the mean of its outputs is made 0."""
 
-    def __init__(self, linear: nn.Linear, centered: bool = False):
+    def __init__(self, linear: nn.Linear, n_rows: int = 1, centered: bool = False):
         super().__init__()
         W = linear.weight.detach()  # (out, in)
         if centered:
             W = W - W.mean(dim=0)
-        self.register_buffer("weight", W.bfloat16())
+        W = W.bfloat16()
+        # For bfloat16, PyTorch calls oneDNN, which copies the matrix into another order at each call. For
+        # several rows, it is faster to do that once (by private functions so far, as torch.compile does)
+        self.is_reordered = n_rows > 1
+        if self.is_reordered:
+            W = torch.ops.mkldnn._reorder_linear_weight(W)
+        self.weight = W
         self.bias = None
         if linear.bias is not None:
             self.bias = linear.bias.detach().bfloat16()  # (out,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         x = x.bfloat16()
+        if self.is_reordered:
+            y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return y.float()
         if x.numel() > x.shape[-1]:
             return F.linear(x, self.weight, self.bias).float()
-        # A single row. oneDNN, which PyTorch calls for bfloat16, would first copy the matrix. Without it, PyTorch
-        # computes the product itself, and takes half the time
+        # A single row. Without oneDNN, PyTorch computes the product itself, which takes half the time
         enabled = torch.backends.mkldnn.enabled
         torch.backends.mkldnn.enabled = False
         try:
@@ -111,9 +120,9 @@ class Int8Linear(nn.Module):
         return F.linear(x, W.type_as(x), self.bias)
 
 
-def speed_up(model: GPT, dtype: torch.dtype = torch.float32) -> None:
-    """Make large linear layers on a CPU faster, in float32 or bfloat16; or round the weights of all linear layers to
-    int8."""
+def speed_up(model: GPT, dtype: torch.dtype = torch.float32, n_samples: int = 1) -> None:
+    """Make large linear layers on a CPU faster, in float32, or in bfloat16 for so many samples; or round the weights of
+    all linear layers to int8."""
     has_mkl = torch.backends.mkl.is_available()  # not on ARM, for instance, where blocks were not measured
     modules = list(model.named_modules())  # a list, because the loop replaces some
     for name, layer in modules:
@@ -125,8 +134,9 @@ def speed_up(model: GPT, dtype: torch.dtype = torch.float32) -> None:
         if dtype == torch.int8:
             model.set_submodule(name, Int8Linear(layer))
         elif is_large and dtype == torch.bfloat16:
-            # The logits of some models are all about -100, where bfloat16 has steps of 0.5. Their mean does not matter
-            model.set_submodule(name, BFloat16Linear(layer, centered=name == "lm_head"))
+            # If all logits were about -100, bfloat16 would round them to steps of 0.5. Their mean does not matter
+            is_output = name == "lm_head"
+            model.set_submodule(name, BFloat16Linear(layer, n_samples, centered=is_output))
         elif is_large and has_mkl:
             model.set_submodule(name, BlockLinear(layer))
 
@@ -138,7 +148,7 @@ def replace_layers(model: GPT, n_samples: int, int8: bool, exact: bool) -> None:
     on_cpu = model.lm_head.weight.is_cpu
     rounds = is_large and on_cpu and not exact and has_bfloat16_units()
     # Each sample costs int8 weights more than others. From so many on, they are no longer faster
-    too_many = 8 if rounds else 32
+    too_many = 4 if rounds else 32
     if int8 and on_cpu and n_samples >= too_many:
         print(f"--int8 is no faster for {too_many} samples or more: going on without it", file=sys.stderr)
         int8 = False
@@ -146,6 +156,6 @@ def replace_layers(model: GPT, n_samples: int, int8: bool, exact: bool) -> None:
         speed_up(model, torch.int8)
     elif rounds:
         print("large matrices are in bfloat16, which is faster; --dtype=float32 is exact", file=sys.stderr)
-        speed_up(model, torch.bfloat16)
+        speed_up(model, torch.bfloat16, n_samples)
     else:
         speed_up(model)

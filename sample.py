@@ -13,7 +13,6 @@ output, all else to standard error; the same seed gives the same text on the sam
 
 import codecs
 import contextlib
-import copy
 import itertools
 import sys
 import time
@@ -76,11 +75,10 @@ class Options:
 def stream(
     model: GPT, idx: torch.Tensor, max_new_tokens: int, compile: bool = False, **sampling
 ) -> Iterator[torch.Tensor]:
-    """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, the tokens of
-    model.generate(). The caller may overwrite a yielded tensor, in torch.inference_mode(): the text
-    then continues from the new tokens. A token of vocab_size means that its logits were NaN: call
-    refuse_nan(). compile: use torch.compile for single tokens. sampling: temperature, top_k, top_p
-    and generator of sample_token(). Raises ValueError if T is 0."""
+    """Yield the tokens after idx (B, T) one by one, (B, 1) each: up to rounding, the tokens of model.generate(). The
+    caller may overwrite a yielded tensor, in torch.inference_mode(): the text then continues from the new tokens. A
+    token of vocab_size means that its logits were NaN: call refuse_nan(). compile: use torch.compile for single tokens.
+    sampling: temperature, top_k, top_p and generator of sample_token(). Raises ValueError if T is 0."""
     block_size = model.config.block_size
     half = max(block_size // 2, 1)
     B, T = idx.shape
@@ -480,17 +478,15 @@ def open_session(options: Options) -> Session:
     print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
     model.to(device, worker.dtype)
     if device.type == "cuda" and not options.compile:
-        # Each token attends to one key more than the token before. In 16-bit formats, PyTorch would call
-        # cuDNN's attention, which takes 60 ms to prepare for each new number of keys
+        # In 16-bit formats, PyTorch would call cuDNN's attention, which takes 60 ms for each new number of keys
         torch.backends.cuda.enable_cudnn_sdp(False)
     if options.compile:
         check_compiler(device)
-    if not options.compile:
+        if options.int8:  # the other faster layers cannot be compiled
+            speed_up(model, torch.int8)
+    else:
         replace_layers(model, options.num_samples, options.int8, exact=options.dtype != "auto")
-    elif options.int8:  # other faster layers cannot be compiled
-        speed_up(model, torch.int8)
-    generator = torch.Generator(device)
-    generator.manual_seed(options.seed)
+    generator = torch.Generator(device).manual_seed(options.seed)
     return Session(
         model=model,
         tokenizer=tokenizer,
@@ -539,15 +535,19 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     weights = []
 
     def keep(dropout: nn.Module, inputs: tuple) -> None:
-        """Keep the input of a dropout layer: attention weights. The last T rows and columns belong to
-        idx; before them are virtual tokens, if peft.py has added some."""
+        """Keep the input of a dropout layer: the attention weights, without the virtual tokens of peft.py."""
         weights.append(inputs[0][..., -T:, -T:])
 
-    model = copy.deepcopy(model)  # the caller's model keeps its config, and gets no hooks
-    model.config.flash = False  # the fused kernel never writes the weights
-    for block in model.transformer.h:
-        block.attn.attn_dropout.register_forward_pre_hook(keep)
-    model(idx)
+    config = model.config
+    flash = config.flash
+    config.flash = False  # the fused kernel never writes the weights
+    hooks = [block.attn.attn_dropout.register_forward_pre_hook(keep) for block in model.transformer.h]
+    try:
+        model(idx)
+    finally:
+        config.flash = flash
+        for hook in hooks:
+            hook.remove()
     return torch.stack(weights)
 
 
