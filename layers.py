@@ -2,14 +2,18 @@
 
     from layers import speed_up
     speed_up(model)                     # large matrices in another order in memory, the same numbers
-    speed_up(model, torch.bfloat16)     # large matrices rounded to 16 bits
+    speed_up(model, torch.bfloat16)     # large matrices of the blocks rounded to 16 bits
     speed_up(model, torch.int8)         # all matrices rounded to 8 bits
 
-sample.py calls replace_layers(), which chooses one of them.
+sample.py calls replace_layers(), which chooses one of them. The new layers cannot be saved or trained.
 
 In a step of generation, the input of every matrix has only one row per sample. That is little to compute, so with one
-sample, a step mostly waits until the weights have come from memory. It takes less time if they come in the order in
-which they are needed, and if they are fewer bytes.
+sample, a step mostly waits until the weights have come from memory: fewer bytes take less time. And F.linear leaves the
+work to a library, which is made for many rows:
+
+    numbers     library    F.linear for a single row
+    float32     MKL        a single thread reads all weights (seen on an AMD). BlockLinear shares them out
+    bfloat16    oneDNN     all weights are copied into another order first. BFloat16Linear avoids that
 """
 
 import sys
@@ -28,8 +32,8 @@ BLOCK = 32
 
 
 class BlockLinear(nn.Module):
-    """A linear layer whose matrix is stored in blocks of 32 rows, and each block by columns. F.linear reads the rows
-    one after the other, by a single thread. Here, threads compute a block each, 32 outputs at once."""
+    """A linear layer whose matrix is stored in blocks of 32 rows, and each block by columns. Each thread takes some of
+    the blocks, and computes 32 outputs at once. The numbers are those of F.linear, up to rounding."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -39,6 +43,7 @@ class BlockLinear(nn.Module):
         self.n_blocks = (len(W) + missing) // BLOCK
         W = F.pad(W, (0, 0, 0, missing))  # rows of zeros at the end
         W = W.view(self.n_blocks, BLOCK, -1)  # (blocks, 32, in)
+        # An attribute, not a buffer, which would be found more slowly: the layer never leaves the CPU
         self.weight = W.transpose(1, 2).contiguous()  # (blocks, in, 32), moved in memory
         bias = W.new_zeros(self.n_outputs) if linear.bias is None else linear.bias.detach()
         bias = F.pad(bias, (0, missing))
@@ -47,25 +52,22 @@ class BlockLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         rows = x.flatten(0, -2)  # (R, in)
         rows = rows.expand(self.n_blocks, -1, -1)  # (blocks, R, in), a view: the same rows for each block
-        y = torch.baddbmm(self.bias, rows, self.weight)  # (blocks, R, 32)
+        y = torch.baddbmm(self.bias, rows, self.weight)  # bias + rows @ weight for each block, (blocks, R, 32)
         y = y.transpose(0, 1)  # (R, blocks, 32)
         y = y.reshape(*x.shape[:-1], -1)  # (..., out, and more if rows were missing)
         return y[..., : self.n_outputs]
 
 
 class BFloat16Linear(nn.Module):
-    """A linear layer that multiplies in bfloat16, half of the bytes. Its inputs and outputs are float32. It is fastest
-    for n_rows rows at once. centered: the mean of its outputs is made 0."""
+    """A linear layer that multiplies in bfloat16, half of the bytes. Inputs and outputs are float32, and are rounded.
+    one_row: is it made for a single row? It takes others, too. For one thread at a time."""
 
-    def __init__(self, linear: nn.Linear, n_rows: int = 1, centered: bool = False):
+    def __init__(self, linear: nn.Linear, one_row: bool = True):
         super().__init__()
-        W = linear.weight.detach()  # (out, in)
-        if centered:
-            W = W - W.mean(dim=0)
-        W = W.bfloat16()
-        # For bfloat16, PyTorch calls oneDNN, which copies the matrix into another order at each call. For
-        # several rows, it is faster to do that once (by private functions so far, as torch.compile does)
-        self.is_reordered = n_rows > 1
+        W = linear.weight.detach().bfloat16()  # (out, in)
+        # For several rows, the matrix is copied into oneDNN's order now, instead of at each call. The functions are
+        # private so far. (oneDNN was called MKL-DNN.)
+        self.is_reordered = not one_row
         if self.is_reordered:
             W = torch.ops.mkldnn._reorder_linear_weight(W)
         self.weight = W
@@ -76,22 +78,24 @@ class BFloat16Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         x = x.bfloat16()
         if self.is_reordered:
+            # A function follows, such as GELU: "none", without arguments
             y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return y.float()
-        if x.numel() > x.shape[-1]:
+        n_rows = x.numel() // x.shape[-1]
+        if n_rows > 1:  # a prompt
             return F.linear(x, self.weight, self.bias).float()
-        # A single row. Without oneDNN, PyTorch computes the product itself, which takes half the time
+        # If oneDNN is off, PyTorch multiplies a single row by its own function, which needs no copy
         enabled = torch.backends.mkldnn.enabled
-        torch.backends.mkldnn.enabled = False
         try:
+            torch.backends.mkldnn.enabled = False
             return F.linear(x, self.weight, self.bias).float()
         finally:
             torch.backends.mkldnn.enabled = enabled
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, a quarter of the bytes: W[i, j] ~ scale[i] * int8[i, j].
-    The largest weight of a row becomes 127 or -127, so a weight changes by at most half of the scale."""
+    """A linear layer with int8 weights, a quarter of the bytes: W[i, j] ~ scale[i] * int8[i, j]. The largest weight of
+    a row becomes 127 or -127, so a weight changes by at most half of the scale. Few rows are rounded to bfloat16."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -99,7 +103,7 @@ class Int8Linear(nn.Module):
         largest = W.abs().amax(dim=1)  # (out,), one per row
         scale = largest / 127
         scale = scale.clamp(min=1e-30)  # a row of zeros would be divided by 0
-        scale = scale.bfloat16()  # as the kernel reads it
+        scale = scale.bfloat16()  # as PyTorch's function reads it
         rounded = (W / scale[:, None]).round()
         self.register_buffer("weight", rounded.to(torch.int8))  # (out, in)
         self.register_buffer("scale", scale)  # (out,)
@@ -107,11 +111,9 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         rows = x.reshape(-1, x.shape[-1])  # (R, in)
-        # PyTorch's kernel is for CPUs and rows of a multiple of 16 numbers. For up to about 48 rows, it
-        # is faster than the last two lines
-        has_kernel = x.is_cpu and x.shape[-1] % 16 == 0
-        if has_kernel and len(rows) <= 48:
-            # A private function so far. It reads x as bfloat16
+        # PyTorch's function is for CPUs and rows of a multiple of 16 numbers. For up to about 48 rows, it is faster
+        # than the last two lines. It is private so far, and reads x as bfloat16
+        if x.is_cpu and x.shape[-1] % 16 == 0 and len(rows) <= 48:
             y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)  # (R, out)
             y = y.type_as(x)
             y = y.view(*x.shape[:-1], -1)
@@ -121,11 +123,12 @@ class Int8Linear(nn.Module):
 
 
 def speed_up(model: GPT, dtype: torch.dtype = torch.float32, n_samples: int = 1) -> None:
-    """Make large linear layers on a CPU faster, in float32, or in bfloat16 for so many samples; or round the weights of
-    all linear layers to int8."""
-    has_mkl = torch.backends.mkl.is_available()  # not on ARM, for instance, where blocks were not measured
-    modules = list(model.named_modules())  # a list, because the loop replaces some
-    for name, layer in modules:
+    """Make large linear layers on a CPU faster, in float32 or bfloat16. Or round the weights of all linear layers to
+    int8, on any device. n_samples: how many are generated at once."""
+    has_mkl = torch.backends.mkl.is_available()  # not on ARM, where blocks were not measured
+    names = [name for name, _ in model.named_modules()]
+    for name in names:
+        layer = model.get_submodule(name)
         # isinstance() would also find derived classes, which may compute something else
         if type(layer) is not nn.Linear:
             continue
@@ -133,22 +136,21 @@ def speed_up(model: GPT, dtype: torch.dtype = torch.float32, n_samples: int = 1)
         is_large = W.is_cpu and W.dtype == torch.float32 and W.numel() >= LARGE_MATRIX
         if dtype == torch.int8:
             model.set_submodule(name, Int8Linear(layer))
-        elif is_large and dtype == torch.bfloat16:
-            # If all logits were about -100, bfloat16 would round them to steps of 0.5. Their mean does not matter
-            is_output = name == "lm_head"
-            model.set_submodule(name, BFloat16Linear(layer, n_samples, centered=is_output))
+        elif is_large and dtype == torch.bfloat16 and name != "lm_head":
+            # Logits stay exact: rounded to 16 bits, the largest ones of a large vocabulary would often be equal
+            model.set_submodule(name, BFloat16Linear(layer, one_row=n_samples == 1))
         elif is_large and has_mkl:
             model.set_submodule(name, BlockLinear(layer))
 
 
 def replace_layers(model: GPT, n_samples: int, int8: bool, exact: bool) -> None:
-    """Choose the fastest layers for so many samples, and say if they round the weights. int8: are 8 bits asked for?
-    exact: no bfloat16."""
-    is_large = max(p.numel() for p in model.transformer.h.parameters()) >= LARGE_MATRIX
+    """Choose the fastest layers for so many samples at once. Says on standard error if they round to bfloat16, or if
+    int8 was asked for and gives way. exact: no bfloat16."""
+    is_large = max(p.numel() for p in model.transformer.h.parameters()) >= LARGE_MATRIX  # a matrix of a block
     on_cpu = model.lm_head.weight.is_cpu
     rounds = is_large and on_cpu and not exact and has_bfloat16_units()
-    # Each sample costs int8 weights more than others. From so many on, they are no longer faster
-    too_many = 4 if rounds else 32
+    # With each sample more, int8 weights cost more time than others. From so many on, they are no longer faster
+    too_many = 6 if rounds else 32
     if int8 and on_cpu and n_samples >= too_many:
         print(f"--int8 is no faster for {too_many} samples or more: going on without it", file=sys.stderr)
         int8 = False

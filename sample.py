@@ -54,10 +54,10 @@ class Options:
     seed: NonNegative = option(1337, "random seed")
     stop: bool = option(False, "stop at the end of the line, or of a document of several lines")
     int8: bool = option(False, "round weights to 8-bit integers: faster for a large model and few samples on a CPU")
-    compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
+    compile: bool = option(False, "torch.compile: slow start, then faster on a GPU")
     device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "number format of weights and cache; auto: float32, large matrices in bfloat16 if a CPU has it"
+        "auto", "number format of weights and cache; auto: float32, but large matrices in bfloat16 if a CPU has it"
     )
     plot: bool = option(False, "draw the attention weights of the first 24 tokens: attention.png")
     out_dir: PathStr = option("", "folder of the plot (default: the folder of the checkpoint)")
@@ -174,8 +174,8 @@ class KVCache:
     layer(i) returns, with the keys and values of the new tokens, and gets the keys and values of all
     tokens so far: the first n_keys.
 
-    static: a pass for a single token always has the same shapes, as torch.compile needs them. Its
-    position is a tensor; it attends to all block_size keys, and a mask hides the unused ones.
+    static: a pass for a single token always has the same shapes, as torch.compile needs them. Its position is a tensor;
+    it attends to all block_size keys, and a mask hides the unused ones.
 
     history has the tokens themselves, which previous-token embeddings and document masks look up.
     It starts with `lookback` times "no token" (_), the predecessors of the first token. After these
@@ -259,8 +259,7 @@ class KVCache:
 
 
 class Sample:
-    """Turns the tokens of one sample into text as they come. stop: end the text at end_token, or else
-    at the end of the line."""
+    """Turns the tokens of a sample into text as they come. stop: end it at end_token, or at the end of the line."""
 
     def __init__(self, tokenizer: Tokenizer, stop: bool, end_token: int | None = None):
         self.tokenizer = tokenizer
@@ -482,10 +481,11 @@ def open_session(options: Options) -> Session:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if options.compile:
         check_compiler(device)
-        if options.int8:  # the other faster layers cannot be compiled
+        if options.int8:  # the other layers are for code that is not compiled
             speed_up(model, torch.int8)
     else:
-        replace_layers(model, options.num_samples, options.int8, exact=options.dtype != "auto")
+        n_samples = min(rows_at_once(model.config), options.num_samples)
+        replace_layers(model, n_samples, options.int8, exact=options.dtype != "auto")
     generator = torch.Generator(device).manual_seed(options.seed)
     return Session(
         model=model,
@@ -504,8 +504,8 @@ def main() -> None:
         prompt = prompt.removesuffix("\n")
     if options.interactive and prompt:
         raise UserError("--interactive reads prompts from the keyboard; leave out --prompt and --prompt_file")
-    session = open_session(options)
     with explain_errors("out of memory; use fewer --num_samples, or --device=cpu"):
+        session = open_session(options)
         if options.interactive:
             answer_each_line(session)
         else:
