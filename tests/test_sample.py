@@ -587,16 +587,12 @@ def test_faster_layers_change_logits_by_rounding_alone(keys, monkeypatch):
         assert torch.allclose(logits, expected, atol=1e-4 * expected.std().item(), rtol=1e-4)
 
 
-CAPABILITIES = torch.cpu.get_capabilities()
-HAS_UNITS = CAPABILITIES.get("avx512_bf16", False) or CAPABILITIES.get("amx_bf16", False)
-
-
 @every_combination
 @pytest.mark.parametrize("B", [1, 2])
 @torch.no_grad()
 def test_bfloat16_matrices_change_logits_little(keys, monkeypatch, B):
-    if B > 1 and not HAS_UNITS:
-        pytest.skip("needs a processor that multiplies bfloat16")
+    if B > 1 and not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        pytest.skip("needs a oneDNN that multiplies bfloat16 on this processor")
     monkeypatch.setattr(layers, "LARGE_MATRIX", 1)
     model = shaken(GPTConfig(**SMALL | keys)).eval()
     fast, idx = copy.deepcopy(model), batch(model.config)[:B]
@@ -720,6 +716,8 @@ def test_a_model_with_small_matrices_is_not_rounded(call, monkeypatch, chosen):
     replace_layers(model, n_samples=1, int8=False, exact=False)
     replace_layers(model.to("meta"), n_samples=1, int8=False, exact=False)
     assert chosen == [(torch.float32, None)] * 2 + [(torch.bfloat16, 1), (torch.float32, None)]
+    replace_layers(model, n_samples=40, int8=True, exact=False)  # the limits were measured on CPUs
+    assert chosen[-1] == (torch.int8, None)
 
 
 @pytest.mark.parametrize(("n_in", "kernel"), [(64, True), (20, False)])
