@@ -12,8 +12,8 @@ sample, a step mostly waits until the weights have come from memory: fewer bytes
 work to a library, which is made for many rows:
 
     numbers     library    F.linear for a single row
-    float32     MKL        a single thread reads all weights (seen on an AMD). BlockLinear shares them out
-    bfloat16    oneDNN     all weights are copied into another order first. BFloat16Linear avoids that
+    float32     MKL        a single thread reads the whole matrix (seen on an AMD). BlockLinear uses all threads
+    bfloat16    oneDNN     the matrix is copied into another order first. BFloat16Linear avoids the copy
 """
 
 import sys
@@ -33,7 +33,7 @@ BLOCK = 32
 
 class BlockLinear(nn.Module):
     """A linear layer whose matrix is stored in blocks of 32 rows, and each block by columns. Each thread takes some of
-    the blocks, and computes 32 outputs at once. The numbers are those of F.linear, up to rounding."""
+    the blocks, and computes 32 outputs at once. The outputs are F.linear's, up to rounding."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -60,7 +60,9 @@ class BlockLinear(nn.Module):
 
 class BFloat16Linear(nn.Module):
     """A linear layer that multiplies in bfloat16, half of the bytes. Inputs and outputs are float32, and are rounded.
-    one_row: is it made for a single row? It takes others, too. For one thread at a time."""
+
+    one_row: is the input a single row in most calls? Other inputs also work, more slowly. Several threads must not call
+    such a layer at once, because it changes a setting of the whole process."""
 
     def __init__(self, linear: nn.Linear, one_row: bool = True):
         super().__init__()
@@ -78,7 +80,7 @@ class BFloat16Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., in) -> (..., out)
         x = x.bfloat16()
         if self.is_reordered:
-            # A function follows, such as GELU: "none", without arguments
+            # The last arguments could name a function for the outputs, such as GELU
             y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return y.float()
         n_rows = x.numel() // x.shape[-1]
@@ -95,7 +97,7 @@ class BFloat16Linear(nn.Module):
 
 class Int8Linear(nn.Module):
     """A linear layer with int8 weights, a quarter of the bytes: W[i, j] ~ scale[i] * int8[i, j]. The largest weight of
-    a row becomes 127 or -127, so a weight changes by at most half of the scale. Few rows are rounded to bfloat16."""
+    a row becomes 127 or -127, so a weight changes by at most half the scale. Small inputs are rounded to bfloat16."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -146,10 +148,11 @@ def speed_up(model: GPT, dtype: torch.dtype = torch.float32, n_samples: int = 1)
 def replace_layers(model: GPT, n_samples: int, int8: bool, exact: bool) -> None:
     """Choose the fastest layers for so many samples at once. Says on standard error if they round to bfloat16, or if
     int8 was asked for and gives way. exact: no bfloat16."""
-    is_large = max(p.numel() for p in model.transformer.h.parameters()) >= LARGE_MATRIX  # a matrix of a block
+    is_large = max(p.numel() for p in model.transformer.h.parameters()) >= LARGE_MATRIX  # in the blocks
     on_cpu = model.lm_head.weight.is_cpu
     rounds = is_large and on_cpu and not exact and has_bfloat16_units()
-    # With each sample more, int8 weights cost more time than others. From so many on, they are no longer faster
+    # Each further sample costs more time with int8 weights than with others. From this number of samples on, int8 is
+    # no longer faster
     too_many = 6 if rounds else 32
     if int8 and on_cpu and n_samples >= too_many:
         print(f"--int8 is no faster for {too_many} samples or more: going on without it", file=sys.stderr)

@@ -121,8 +121,7 @@ def stream(
 
 
 def generate(model: GPT, idx: torch.Tensor, max_new_tokens: int, **options) -> torch.Tensor:
-    """Continue idx (B, T) to (B, T + max_new_tokens), with the options of stream(). Raises
-    FloatingPointError if logits are NaN."""
+    """idx (B, T) -> (B, T + max_new_tokens), with stream()'s options. Raises FloatingPointError if logits are NaN."""
     new = stream(model, idx, max_new_tokens, **options)
     idx = torch.cat([idx, *new], dim=1)
     refuse_nan(idx.flatten().tolist(), model)
@@ -468,7 +467,8 @@ def named_tokenizer(checkpoint: dict, name: str) -> Tokenizer:
 
 def open_session(options: Options) -> Session:
     """Load the model, and make it fast. Raises UserError."""
-    worker = Worker.pick(options.device, options.dtype.replace("auto", "float32"))
+    dtype = "float32" if options.dtype == "auto" else options.dtype
+    worker = Worker.pick(options.device, dtype)
     device = worker.device
     checkpoint = load_checkpoint(options.init_from or newest_run())
     model, tokenizer = load_model(checkpoint)

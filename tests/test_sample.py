@@ -549,6 +549,7 @@ def test_attention_weights_are_rows_that_sum_to_one(config):  # noqa: F811
         assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-6)
         assert weights.triu(1).eq(0).all() and weights.diagonal(dim1=-2, dim2=-1).gt(0).all()
         assert model.config.flash and torch.equal(model(idx)[0], expected)  # nothing is left behind
+        assert not model.transformer.h[0].attn.attn_dropout._forward_pre_hooks
 
 
 # ----------------------------------------------------------------------------- faster layers
