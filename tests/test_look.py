@@ -595,7 +595,7 @@ def test_a_long_text_is_cut_and_the_page_stays_awake(call, data, browser):
     browser.run("document.body.offsetHeight")
     assert time.monotonic() - began < 5
     assert browser.run("[input.value.length, tokens.length]") == [10_000, 10_000]
-    assert "Only the first 10000 characters of the text are here; 90000 were cut" in browser.run("note.textContent")
+    assert "Only the first 10,000 characters are here; 90,000 were cut" in browser.run("note.textContent")
     browser.wait("read > 200")
     assert not browser.run("read === known.length")
     browser.type("a")
