@@ -35,18 +35,18 @@ from windows import evaluation_windows, mean_loss
 
 # The template look.html, and the files that it includes
 ASSETS = Path(__file__).parent / "assets"
-# The options of GPTConfig that assets/gpt.js knows, and the values that it has functions for
-OPTIONS = {
+# What assets/gpt.js has of GPTConfig: the options with a choice of values ...
+CHOICES = {
     "norm": ("layernorm", "rmsnorm"),
     "position": ("learned", "sinusoidal", "rope", "alibi", "t5", "none"),
     "activation": ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"),
 }
-OTHER_OPTIONS = {
+# ... the options whose values are numbers, or true or false; the last six change nothing in generation
+NUMBERS = [
     *("vocab_size", "start_token", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "bias", "rope_base"),
     *("rope_scale", "lookback", "qk_norm", "tie_weights"),
-    # These change nothing in generation
     *("vocab_multiple", "dropout", "zero_init", "flash", "label_smoothing", "train_temperature"),
-}
+]
 # The n-gram model predicts a token from the 7 tokens before it, with Kneser-Ney smoothing
 ORDER = 8
 DISCOUNT = 0.85
@@ -84,7 +84,8 @@ def refuse_unknown(checkpoint: dict) -> None:
     """Raise UserError if assets/gpt.js lacks something of this model."""
     config = checkpoint["model_config"]
     for name, value in config.items():
-        if name not in OTHER_OPTIONS and value not in OPTIONS.get(name, ()):
+        is_known = name in NUMBERS or value in CHOICES.get(name, ())
+        if not is_known:
             raise UserError(f"assets/gpt.js has no {name}={value}; add it there, and its name to look.py")
     if "peft" in checkpoint:
         raise UserError(
@@ -140,7 +141,7 @@ def pack(weights: dict[str, torch.Tensor], bits: int) -> tuple[list, bytes]:
 
 
 def validation_loss(model: GPT, data: Dataset) -> float:
-    """The loss on about MEASURED tokens of the validation split, in nats per token."""
+    """The loss on about MEASURED tokens of the validation split, in nats per token, in batches of 32 windows."""
     windows = evaluation_windows(data.val, data.separator, model.config.block_size, MEASURED)
     worker = Worker.pick("cpu", "float32")
     return mean_loss(model, lambda x, y: model(x, y)[1], data.val, windows, 32, worker)
@@ -149,15 +150,19 @@ def validation_loss(model: GPT, data: Dataset) -> float:
 def choose_bits(model: GPT, weights: str, data: Dataset | None) -> tuple[int, float | None]:
     """Choose the number of bits per weight, 32 or 8. If it is 8, round the weights of the model. Returns it, and by how
     much the loss changes, if that was measured."""
-    if weights == "float32" or (weights == "auto" and data is None):
+    if data is None:  # nothing to measure the loss on
+        if weights != "int8":
+            return 32, None
+        round_weights(model)
+        return 8, None
+    if weights == "float32":
         return 32, None
     exact = {name: weight.clone() for name, weight in model.state_dict().items()}
-    loss = validation_loss(model, data) if data else math.nan
+    loss = validation_loss(model, data)
     round_weights(model)
-    if data is None:
-        return 8, None
     change = validation_loss(model, data) - loss
-    if weights == "auto" and not abs(change) < MAX_CHANGE:
+    is_small = abs(change) < MAX_CHANGE  # false if it is NaN
+    if weights == "auto" and not is_small:
         model.load_state_dict(exact)
         return 32, None
     return 8, change
@@ -180,8 +185,8 @@ def open_data(checkpoint: dict) -> Dataset | None:
 
 
 def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, prompt: str, n: int) -> list[int]:
-    """Choose the prompt, or else the beginning of the validation split, if there is one: at most n tokens. If the model
-    has a start token, it stands before them."""
+    """Choose the prompt, or else the beginning of the validation split, if there is one: about n tokens. If the model
+    has a start token, it stands before them. (A split of documents begins with it.)"""
     start_token = checkpoint["start_token"]
     start = [] if start_token is None else [start_token]
     if prompt or data is None:
@@ -208,7 +213,7 @@ def predictions(model: GPT, ids: list[int]) -> list[float]:
 
 def tokens_of(tokenizer: Tokenizer) -> dict:
     """A tokenizer as assets/text.js reads it."""
-    if not hasattr(tokenizer, "pattern"):
+    if not hasattr(tokenizer, "pattern"):  # no BPE
         return tokenizer.to_dict()
     tokens = [tokenizer.decode_bytes([i]).decode("latin-1") for i in range(tokenizer.vocab_size)]
     return {"kind": "bpe", "tokens": tokens, "pattern": tokenizer.pattern}
@@ -240,11 +245,12 @@ def describe(checkpoint: dict, model: GPT, bits: int, change: float | None) -> s
     config = model.config
     about = f"It has {model.num_params():,} parameters in {config.n_layer} layers of {config.n_head} heads."
     if "val" in checkpoint:
-        about += f" Its loss on the validation split is {checkpoint['val']:.4f} nats per token."
+        nats = checkpoint["val"]
+        about += f" Its loss on the validation split is {nats:.4f} nats ({nats / math.log(2):.2f} bits) per token."
     if bits == 8:
         about += " Here, its weights are rounded to 8 bits"
         if change is not None:
-            about += f", which changes the loss by {round(change, 4) + 0.0:+.4f}"  # + 0.0: -0.0 becomes 0.0
+            about += f", which changes the loss by {change:+.5f}"
         about += "."
     return about
 
@@ -296,15 +302,18 @@ def main() -> None:
     shown = ids if checkpoint["start_token"] is None else ids[1:]
     facts = {"about": about, "config": asdict(model.config), "bits": bits, "shapes": shapes, "counting": counting}
     facts["tokenizer"] = tokens_of(tokenizer)
-    facts["start_token"] = checkpoint["start_token"]
-    facts["first"] = start_ids(tokenizer)[-1]  # to start from if the text is empty
+    facts["start_token"] = checkpoint["start_token"]  # in the config, it is None without --document_mask
+    facts["first"] = start_ids(tokenizer)[-1]  # what an empty text starts from otherwise: a newline, or token 0
     facts["end_id"] = tokenizer.end_id
     facts["text"] = tokenizer.decode(shown)
     facts["check"] = {"ids": checked, "log_p": log_p}
     page = make_page(make_title(checkpoint), facts, weights, counted)
     path = Path(options.out_dir or checkpoint["folder"], "look.html")
     replace_file(path, lambda file: file.write(page.encode()))
-    print(f"{about}\n{path}: open it in a browser")
+    contents = "the model"
+    if counting:
+        contents += f" and {counting['counted']:,} tokens of its training text (--counted=0: none)"
+    print(f"{about}\n{path}: open it in a browser, or send it to somebody; it contains {contents}")
     print_result("page", megabytes=len(page.encode()) / 1e6, seconds=time.perf_counter() - began)
 
 

@@ -1,33 +1,43 @@
-// The GPT of model.py once more, in plain JavaScript without a library. look.py writes this file into a page, with the
-// weights of a run. tests/test_gpt_js.py compares it with PyTorch.
+// The GPT of model.py once more, in plain JavaScript without a library, as look.py writes it into a page.
 //
-// Names and order are those of model.py, which says where the ideas are from. Here, tokens are read one by one, as in
-// sample.py: so x is a single row, a Float32Array of C numbers, and a token may attend to all tokens in the cache.
-// Arrays are flat; where a comment says (n, m), element i, j is at i * m + j.
-//
+// Names and order are those of model.py, which says where the ideas are from. But here, tokens are read one by one, as
+// in sample.py: x is a single row, a Float32Array of C numbers, and a token may attend to all tokens in the cache.
+// Arrays are flat: in an array (n, m), element i, j is at i * m + j. A layer returns the same array in each pass.
 // In comments: C channels (n_embd), nh heads, hd channels per head (C / nh), t the position of the token.
 "use strict";
-
 const range = (n) => [...Array(n).keys()]; // 0 ... n - 1
 
-// y = x[0] row_0 + x[1] row_1 + ..., where row j of a table begins at table[start + j * stride].
-// To be fast, it leaves out rows whose x[j] is 0, as most are after a ReLU, and adds eight rows at once.
-const factors = new Float64Array(2 ** 16), begins = new Int32Array(2 ** 16);
-function combine(y, x, table, start, stride) {
+// An array (rows, columns) with f(i, j) in row i and column j
+function table_of(rows, columns, f) {
+  const table = new Float32Array(rows * columns);
+  for (let n = 0; n < table.length; n++) table[n] = f(Math.floor(n / columns), n % columns);
+  return table;
+}
+
+// Vector times matrix, y = x @ table, where row j of the table begins at table[start + j * stride]:
+//
+//     for (let j = 0; j < x.length; j++)
+//       for (let i = 0; i < y.length; i++) y[i] += x[j] * table[start + j * stride + i];
+//
+// Nearly all of the time is spent here. To be faster, it adds eight rows at once, and leaves out those whose x[j] is 0
+// (after a ReLU, most of them).
+const factors = new Float64Array(2 ** 16), begins = new Int32Array(2 ** 16); // no x is longer
+function multiply(y, x, table, start, stride) {
   let n = 0;
   for (let j = 0; j < x.length; j++) {
     if (x[j] === 0) continue;
     factors[n] = x[j];
-    begins[n++] = start + j * stride;
+    begins[n] = start + j * stride;
+    n++;
   }
   factors.fill(0, n, n + 7); // the last eight may be fewer: fill them up
   begins.fill(start, n, n + 7);
   y.fill(0);
   for (let k = 0; k < n; k += 8) {
-    const x_0 = factors[k], x_1 = factors[k + 1], x_2 = factors[k + 2], x_3 = factors[k + 3];
-    const x_4 = factors[k + 4], x_5 = factors[k + 5], x_6 = factors[k + 6], x_7 = factors[k + 7];
-    const row_0 = begins[k], row_1 = begins[k + 1], row_2 = begins[k + 2], row_3 = begins[k + 3];
-    const row_4 = begins[k + 4], row_5 = begins[k + 5], row_6 = begins[k + 6], row_7 = begins[k + 7];
+    const [x_0, x_1, x_2, x_3] = [factors[k], factors[k + 1], factors[k + 2], factors[k + 3]];
+    const [x_4, x_5, x_6, x_7] = [factors[k + 4], factors[k + 5], factors[k + 6], factors[k + 7]];
+    const [row_0, row_1, row_2, row_3] = [begins[k], begins[k + 1], begins[k + 2], begins[k + 3]];
+    const [row_4, row_5, row_6, row_7] = [begins[k + 4], begins[k + 5], begins[k + 6], begins[k + 7]];
     for (let i = 0; i < y.length; i++) {
       y[i] += (x_0 * table[row_0 + i] + x_1 * table[row_1 + i] + x_2 * table[row_2 + i] + x_3 * table[row_3 + i])
         + (x_4 * table[row_4 + i] + x_5 * table[row_5 + i] + x_6 * table[row_6 + i] + x_7 * table[row_7 + i]);
@@ -47,18 +57,17 @@ class Linear {
     const weight = weights[name + ".weight"]; // (outputs, inputs), as in PyTorch
     this.y = new Float32Array(weight.length / n_inputs); // the outputs of the last forward pass
     const n_outputs = this.y.length;
-    this.columns = weight.map((_, n) => weight[(n % n_outputs) * n_inputs + Math.floor(n / n_outputs)]); // transposed
+    this.columns = table_of(n_inputs, n_outputs, (j, i) => weight[i * n_inputs + j]); // transposed
     this.bias = weights[name + ".bias"]; // or undefined
   }
-
   forward(x) { // W x + bias
-    combine(this.y, x, this.columns, 0, this.y.length);
+    multiply(this.y, x, this.columns, 0, this.y.length);
     if (this.bias) add(this.y, this.bias);
     return this.y;
   }
 }
 
-// layernorm: y = (x - mean) / std. rmsnorm: y = x / rms. y may be x itself
+// layernorm: y = (x - mean) / std. rmsnorm: y = x / rms, as if the mean were 0. y may be x itself
 function normalize(y, x, norm, eps) {
   let mean = 0, variance = 0;
   if (norm === "layernorm") for (let c = 0; c < x.length; c++) mean += x[c] / x.length;
@@ -74,7 +83,6 @@ class Norm {
     this.bias = weights[name + ".bias"];
     this.y = new Float32Array(config.n_embd);
   }
-
   forward(x) {
     normalize(this.y, x, this.norm, this.norm === "layernorm" ? 1e-5 : 1e-6);
     for (let c = 0; c < x.length; c++) this.y[c] *= this.weight[c];
@@ -87,7 +95,8 @@ class Norm {
 function softmax(x) {
   let largest = -Infinity, sum = 0;
   for (let i = 0; i < x.length; i++) largest = Math.max(largest, x[i]);
-  for (let i = 0; i < x.length; i++) sum += x[i] = Math.exp(x[i] - largest);
+  for (let i = 0; i < x.length; i++) x[i] = Math.exp(x[i] - largest);
+  for (let i = 0; i < x.length; i++) sum += x[i];
   for (let i = 0; i < x.length; i++) x[i] /= sum;
 }
 
@@ -100,35 +109,34 @@ class CausalSelfAttention {
     this.wei = new Float32Array(config.n_head * config.block_size); // (nh, block_size), the attention weights
   }
 
-  // softmax(q k^T / sqrt(hd) + bias) v in each head, of the positions from `first` to t. kv: the cache of this layer.
-  // only_cache: add the token's key and value to it, and compute nothing else
-  forward(x, t, first, kv, rope, bias, only_cache) {
+  // softmax(q k^T / sqrt(hd) + score_bias) v in each head. kv: the cache of this layer. first: 0, or the start of the
+  // document: earlier keys are hidden. only_cache: store the token's key and value, and compute nothing else
+  forward(x, t, first, kv, rope, score_bias, only_cache) {
     const { n_head: nh, n_kv_head: n_kv, block_size, qk_norm, norm } = this.config;
-    const hd = x.length / nh;
-    const width = n_kv * hd;
+    const hd = x.length / nh, width = n_kv * hd;
     const qkv = this.c_attn.forward(x);
     for (let h = 0; h < nh + n_kv; h++) { // the heads of the queries, and then of the keys
-      const head = qkv.subarray(h * hd, (h + 1) * hd);
-      if (qk_norm) normalize(head, head, norm, norm === "layernorm" ? 1e-5 : 2 ** -23);
+      const head = qkv.subarray(h * hd, (h + 1) * hd); // a view: qkv itself is changed
+      if (qk_norm) normalize(head, head, norm, norm === "layernorm" ? 1e-5 : 2 ** -23); // PyTorch's default eps
       if (rope) rotate(head, t, rope);
     }
-    // Keys are stored as (width, block_size), and values as (block_size, width): so both sums below read neighbors
     for (let c = 0; c < width; c++) kv.keys[c * block_size + t] = qkv[nh * hd + c];
     kv.values.set(qkv.subarray(nh * hd + width), t * width);
     if (only_cache) return null;
 
-    this.wei.fill(0);
+    this.wei.fill(0); // the page shows it, also before `first`
     for (let h = 0; h < nh; h++) {
-      const c = Math.floor(h * n_kv / nh) * hd; // the first channel of the key/value head, which heads can share
       const q = qkv.subarray(h * hd, (h + 1) * hd);
       const wei = this.wei.subarray(h * block_size + first, h * block_size + t + 1);
-      combine(wei, q, kv.keys, c * block_size + first, block_size); // q k^T
+      const c = Math.floor(h * n_kv / nh) * hd; // first channel of the key/value head, which heads can share
+      multiply(wei, q, kv.keys, c * block_size + first, block_size); // q k^T
       for (let s = 0; s < wei.length; s++) {
+        const distance = wei.length - 1 - s;
         wei[s] /= Math.sqrt(hd);
-        if (bias) wei[s] += bias[h][wei.length - 1 - s];
+        if (score_bias) wei[s] += score_bias[h * block_size + distance];
       }
       softmax(wei);
-      combine(this.y.subarray(h * hd, (h + 1) * hd), wei, kv.values, first * width + c, width);
+      multiply(this.y.subarray(h * hd, (h + 1) * hd), wei, kv.values, first * width + c, width); // wei v
     }
     return this.c_proj.forward(this.y);
   }
@@ -146,7 +154,7 @@ const ACTIVATIONS = {
 function normal_distribution(x) {
   const k = 1 / (1 + 0.2316419 * Math.abs(x));
   const sum = k * (0.31938153 + k * (-0.356563782 + k * (1.781477937 + k * (-1.821255978 + k * 1.330274429))));
-  const tail = sum * Math.exp(-x * x / 2) / Math.sqrt(2 * Math.PI);
+  const tail = sum * Math.exp(-x * x / 2) / Math.sqrt(2 * Math.PI); // Phi(-|x|)
   return x < 0 ? tail : 1 - tail;
 }
 
@@ -158,14 +166,10 @@ class MLP {
     this.c_proj = new Linear(weights, name + ".c_proj", this.h.length);
     this.activation = ACTIVATIONS[config.activation];
   }
-
   forward(x) {
-    const outputs = this.c_fc.forward(x);
-    const width = this.h.length;
-    for (let i = 0; i < width; i++) {
-      this.h[i] = this.activation(outputs[i]);
-      if (this.has_gate) this.h[i] *= outputs[width + i];
-    }
+    const outputs = this.c_fc.forward(x), width = this.h.length;
+    for (let i = 0; i < width; i++) this.h[i] = this.activation(outputs[i]);
+    if (this.has_gate) for (let i = 0; i < width; i++) this.h[i] *= outputs[width + i];
     return this.c_proj.forward(this.h);
   }
 }
@@ -177,9 +181,8 @@ class Block {
     this.ln_2 = new Norm(config, weights, name + ".ln_2");
     this.mlp = new MLP(config, weights, name + ".mlp");
   }
-
-  forward(x, t, first, kv, rope, bias, only_cache) { // adds to x, the residual stream
-    const y = this.attn.forward(this.ln_1.forward(x), t, first, kv, rope, bias, only_cache);
+  forward(x, t, first, kv, rope, score_bias, only_cache) { // changes x, the residual stream
+    const y = this.attn.forward(this.ln_1.forward(x), t, first, kv, rope, score_bias, only_cache);
     if (only_cache) return;
     add(x, y);
     add(x, this.mlp.forward(this.ln_2.forward(x)));
@@ -188,10 +191,10 @@ class Block {
 
 // ---------------------------------------------------------------- the model
 
-class KVCache { // has the keys and values of the tokens ids in each layer
+class KVCache {
   constructor({ n_layer, block_size, n_embd, n_head, n_kv_head }) {
     const size = block_size * n_embd / n_head * n_kv_head;
-    this.ids = [];
+    this.ids = []; // Keys are (width, block_size), values (block_size, width): so multiply() reads neighbors
     this.layers = range(n_layer).map(() => ({ keys: new Float32Array(size), values: new Float32Array(size) }));
   }
 }
@@ -204,16 +207,16 @@ class GPT {
     this.w_prev = range(config.lookback).map((i) => weights[`transformer.w_prev.${i}.weight`]); // (V + 1, C) each
     this.wpe = position_table(config, weights["transformer.wpe.weight"]);
     this.rope = rope_tables(config);
-    this.bias = attention_bias(config, weights["transformer.wpe_t5.weight"]);
+    this.score_bias = score_bias(config, weights["transformer.wpe_t5.weight"]);
     this.h = range(config.n_layer).map((i) => new Block(config, weights, `transformer.h.${i}`));
     this.ln_f = new Norm(config, weights, "transformer.ln_f");
     if (config.tie_weights) weights["lm_head.weight"] = this.wte;
     this.lm_head = new Linear(weights, "lm_head", config.n_embd);
-    // The residual stream before each block, and after the last one
+    // The page shows the residual stream before each block, and after the last one
     this.residual = range(config.n_layer + 1).map(() => new Float32Array(config.n_embd));
   }
 
-  // The logits after the tokens ids, at most block_size. Cached tokens are not computed again, except for the last one
+  // The logits after the tokens ids, at most block_size. Except for the last one, cached tokens are not computed again
   forward(ids, cache) {
     let n = 0;
     while (n < ids.length - 1 && ids[n] === cache.ids[n]) n++;
@@ -222,13 +225,13 @@ class GPT {
     return this.logits(this.hidden_states(ids.at(-1), cache));
   }
 
-  // Append a token to the cache. Returns x after all blocks; with only_cache, the last block stops at the cache
+  // Append a token to the cache. Returns the input of the output layer, or nothing if it is only_cache
   hidden_states(token, cache, only_cache = false) {
     const { n_embd: C, n_layer, vocab_size, start_token, lookback } = this.config;
     const t = cache.ids.push(token) - 1;
     // With a start_token (the document mask), tokens before the current document are hidden
     const first = start_token === null ? 0 : Math.max(cache.ids.lastIndexOf(start_token), 0);
-    const x = this.residual[n_layer].fill(0);
+    const x = this.residual[n_layer].fill(0); // all blocks change it
     add(x, this.wte, token * C);
     for (let i = 0; i < lookback; i++) { // previous-token embeddings, the farthest token first
       const earlier = t - lookback + i;
@@ -238,13 +241,13 @@ class GPT {
     if (this.wpe) add(x, this.wpe, t * C);
     for (const [i, block] of this.h.entries()) {
       this.residual[i].set(x);
-      block.forward(x, t, first, cache.layers[i], this.rope, this.bias, only_cache && i === n_layer - 1);
+      block.forward(x, t, first, cache.layers[i], this.rope, this.score_bias, only_cache && i === n_layer - 1);
     }
-    return x;
+    return only_cache ? null : this.ln_f.forward(x);
   }
 
   logits(x) {
-    return this.lm_head.forward(this.ln_f.forward(x));
+    return this.lm_head.forward(x);
   }
 }
 
@@ -255,13 +258,12 @@ function rope_angle(t, i, channels, base = 10000) {
   return t * base ** (-2 * i / channels);
 }
 
-// (block_size, hd / 2) each, or undefined
+// cos and sin of each angle, (block_size, hd / 2), or undefined
 function rope_tables({ position, block_size, n_embd, n_head, rope_base, rope_scale }) {
   if (position !== "rope") return undefined;
-  const hd = n_embd / n_head, pairs = hd / 2;
-  const angle = (t, i) => rope_angle(t / rope_scale, i, hd, rope_base);
-  const angles = range(block_size * pairs).map((n) => angle(Math.floor(n / pairs), n % pairs));
-  return { cos: Float32Array.from(angles, Math.cos), sin: Float32Array.from(angles, Math.sin) };
+  const angle = (t, i) => rope_angle(t / rope_scale, i, n_embd / n_head, rope_base);
+  const table = (f) => table_of(block_size, n_embd / n_head / 2, (t, i) => f(angle(t, i)));
+  return { cos: table(Math.cos), sin: table(Math.sin) };
 }
 
 // Rotate each pair of channels i, i + hd / 2 of a query or key by its angle
@@ -278,20 +280,18 @@ function rotate(x, t, { cos, sin }) {
 // What position t adds to an embedding, (block_size, C), or undefined. wpe: the learned table
 function position_table({ position, block_size, n_embd: C, tie_weights }, wpe) {
   if (position !== "sinusoidal") return wpe;
-  return Float32Array.from(range(block_size * C), (n) => {
-    const t = Math.floor(n / C), c = n % C;
+  return table_of(block_size, C, (t, c) => {
     const angle = rope_angle(t, Math.floor(c / 2), C);
     return (tie_weights ? 0.02 : 1) * (c % 2 === 0 ? Math.sin(angle) : Math.cos(angle));
   });
 }
 
-// What is added to the scores of each head at each distance, [nh][block_size], or undefined. wpe_t5: (32, nh)
-function attention_bias({ position, block_size, n_head: nh }, wpe_t5) {
-  const bias = {
-    alibi: (h, distance) => -distance * 2 ** (-8 * (h + 1) / nh),
-    t5: (h, distance) => wpe_t5[t5_bucket(distance) * nh + h],
-  }[position];
-  return bias && range(nh).map((h) => Float32Array.from(range(block_size), (distance) => bias(h, distance)));
+// What is added to the scores at each distance, (nh, block_size), or undefined. wpe_t5: (32, nh)
+function score_bias({ position, block_size, n_head: nh }, wpe_t5) {
+  const alibi = (h, distance) => -distance * 2 ** (-8 * (h + 1) / nh);
+  const t5 = (h, distance) => wpe_t5[t5_bucket(distance) * nh + h];
+  const bias = { alibi, t5 }[position];
+  return bias && table_of(nh, block_size, bias);
 }
 
 function t5_bucket(distance) {

@@ -1,12 +1,14 @@
 // The n-gram model of ngram.py with Kneser-Ney smoothing, in plain JavaScript. tests/test_gpt_js.py compares the two.
 "use strict";
 
-// Counts the n-grams of a text when it is asked for them: so it keeps the text, sorted by context, instead of counts
+// Tables of all n-grams would be larger than the text. So it keeps the text, and sorts its positions by the tokens
+// before them. The positions after a context are then neighbors, and are counted when it is asked for.
 class NGrams {
   // tokens: a typed array. separator: the token that starts each document, or null
   constructor(tokens, V, separator, n, discount) {
     Object.assign(this, { tokens, V, separator, n, discount });
-    // before[k][i] is the k-th token before position i. A document starts with separators, a text with its first token
+    // before[k][i] is the k-th token before position i. Before a document, there are only separators: a b . c is read
+    // as . . . c. Before the text, there are copies of its first token
     this.before = [tokens];
     for (let k = 1; k < n; k++) {
       const newer = this.before[k - 1];
@@ -15,7 +17,7 @@ class NGrams {
       });
       this.before.push(column);
     }
-    // All positions except the first, sorted by before[1], and then by before[2] ...
+    // All positions except the first, by before[1], among equals by before[2] ... A radix sort begins with the last one
     this.sorted = Int32Array.from(tokens.subarray(1), (_, i) => i + 1);
     for (let k = n - 1; k > 0; k--) this.sort_by(this.before[k]);
     this.unigram = this.mix(new Float64Array(V).fill(1 / V), 0, 0, this.sorted.length);
@@ -23,11 +25,11 @@ class NGrams {
 
   // Counting sort, which keeps the order of positions with equal tokens
   sort_by(column) {
-    const next = new Int32Array(this.V + 1);
-    for (const i of this.sorted) next[column[i] + 1]++;
-    for (let token = 0; token < this.V; token++) next[token + 1] += next[token];
+    const places = new Int32Array(this.V + 1); // where the positions with each token go: first, how many there are
+    for (const i of this.sorted) places[column[i] + 1]++;
+    for (let token = 0; token < this.V; token++) places[token + 1] += places[token];
     const sorted = new Int32Array(this.sorted.length);
-    for (const i of this.sorted) sorted[next[column[i]]++] = i;
+    for (const i of this.sorted) sorted[places[column[i]]++] = i;
     this.sorted = sorted;
   }
 
@@ -41,7 +43,7 @@ class NGrams {
       token = k > 1 && token === separator ? separator : ids[Math.max(ids.length - k, 0)];
       [low, high] = [this.find(before[k], token, low, high), this.find(before[k], token + 1, low, high)];
       if (low === high) break; // unseen, as are longer contexts
-      // After the start of a document, the context without its oldest separator tells the same
+      // Without its oldest token, a separator, the context told the same (the longest one is used as it is in ngram.py)
       if (token === separator && k < n - 1) continue;
       p = this.mix(p, k, low, high);
     }
@@ -58,18 +60,23 @@ class NGrams {
     return low;
   }
 
-  // (max(count(x y) - d, 0) + d followers(x) P(y after x')) / count(x). The context x of k tokens stands before the
-  // positions sorted[low] ... sorted[high - 1]. p: P(y after x'), where x' is x without its oldest token
+  // Kneser-Ney smoothing: the probabilities after a context x of k tokens, from p, those after x' (x without its oldest
+  // token). The positions after x are sorted[low] ... sorted[high - 1].
+  //
+  //     P(y after x) = (max(count(x y) - d, 0) + d followers(x) P(y after x')) / count(x)
   mix(p, k, low, high) {
-    const counts = new Float64Array(this.V);
-    const older = this.before[k + 1]; // undefined for the longest context, whose n-grams are counted one by one
-    const seen_after = new Int32Array(this.V).fill(-1);
+    const counts = new Float64Array(this.V); // count(x y)
+    const is_longest = k === this.n - 1;
+    const last_older = new Int32Array(this.V).fill(-1);
     for (let place = low; place < high; place++) {
       const i = this.sorted[place];
       const y = this.tokens[i];
-      // Shorter n-grams are counted once for each different older token (continuation counts)
-      if (older && seen_after[y] === older[i]) continue;
-      seen_after[y] = older ? older[i] : -1;
+      if (!is_longest) {
+        // Count x y only once for each different token before it (a continuation count): equal ones are neighbors
+        const older = this.before[k + 1][i];
+        if (older === last_older[y]) continue;
+        last_older[y] = older;
+      }
       counts[y]++;
     }
     let total = 0, followers = 0;

@@ -5,7 +5,7 @@
 // ---------------------------------------------------------------- weights
 
 // The weights that pack() of look.py wrote into bytes, an ArrayBuffer. shapes: [name, rows, columns] of each tensor in
-// turn; a vector has no columns. bits: 32, or 8: then a row of a matrix is its scale, a float32, times integers
+// turn; a vector has no columns. bits: 32, or 8: then a matrix has first a scale for each row, and then integers
 function unpack(shapes, bits, bytes) {
   let at = 0;
   function take(type, n) {
@@ -30,10 +30,13 @@ function unpack(shapes, bits, bytes) {
 
 // ---------------------------------------------------------------- context
 
-// Where the context of each of the tokens ids starts. When it has block_size tokens, the next one gets a new context:
-// the most recent half, as in sample.py, or the current document if it began within the old context and attention stops
-// at its start. With a block_size of 4:    position  0 1 2 3 4 5 6 7 8 9
-//                                          start     0 0 0 0 3 3 3 6 6 6
+// Where the context of each of the tokens ids starts. With a block_size of 4:
+//
+//     position      0 1 2 3 4 5 6 7 8 9
+//     start         0 0 0 0 3 3 3 6 6 6
+//
+// When the context is full, the next one is its most recent half, as in sample.py. But if attention stops at the start
+// of a document (start_token is not null), and the current one began within the old context, it is this document.
 function context_starts(ids, { block_size, start_token }) {
   const half = Math.max(Math.floor(block_size / 2), 1);
   let start = 0, document = 0;
@@ -50,12 +53,13 @@ function context_starts(ids, { block_size, start_token }) {
 // tokens (0: all), and of them the smallest set with total probability top_p
 function probabilities(logits, temperature, top_k, top_p) {
   if (temperature === 0) { // greedy decoding
-    const likeliest = logits.indexOf(Math.max(...logits));
-    return Float64Array.from(logits, (_, token) => (token === likeliest ? 1 : 0));
+    const p = new Float64Array(logits.length);
+    p[argmax(logits)] = 1;
+    return p;
   }
   const p = Float64Array.from(logits, (x) => x / temperature);
   if (top_k > 0) {
-    const kth = p.toSorted().at(-Math.min(top_k, p.length));
+    const kth = p.slice().sort().at(-Math.min(top_k, p.length)); // the k-th largest
     for (let token = 0; token < p.length; token++) if (p[token] < kth) p[token] = -Infinity;
   }
   softmax(p);
@@ -64,7 +68,8 @@ function probabilities(logits, temperature, top_k, top_p) {
   const likeliest_first = range(p.length).sort((a, b) => p[b] - p[a]);
   const kept = new Float64Array(p.length);
   for (const token of likeliest_first) {
-    if (mass_before < top_p) kept[token] = p[token];
+    if (mass_before >= top_p) break;
+    kept[token] = p[token];
     mass_before += p[token];
   }
   const total = kept.reduce((a, b) => a + b);
@@ -78,12 +83,16 @@ function draw_token(p, u) {
     cumulative += p[token];
     if (cumulative > u) return token;
   }
-  return p.indexOf(Math.max(...p)); // rounding left the sum below u
+  return argmax(p); // rounding left the sum below u
+}
+
+function argmax(x) {
+  return x.reduce((best, _, i) => (x[i] > x[best] ? i : best), 0);
 }
 
 // ---------------------------------------------------------------- tokenizers
-// encode(text) cuts a text into [id, part] pairs, whose parts together are the text. The id of an unknown part is -1.
-// If a character has several tokens, it stands in the first one's part. decode_bytes(id): the UTF-8 bytes of a token.
+// encode(text) cuts a text into pairs [id, part], whose parts together are the text. The id of an unknown part is -1. A
+// character of two tokens is in the part of the first: [195, "é"], [169, ""]. decode_bytes(id): the UTF-8 of a token.
 
 class CharTokenizer {
   constructor({ chars }) {
@@ -100,24 +109,26 @@ class CharTokenizer {
   }
 }
 
-// A token is a string here with a character for each byte, U+0000 to U+00FF
+// A token is a string with a character for each byte, U+0000 to U+00FF, as arrays cannot be the keys of a Map
 class BPETokenizer {
   constructor({ tokens, pattern }) {
     this.tokens = tokens;
     this.ids = new Map(tokens.map((token, id) => [token, id]));
-    // \s of JavaScript is another set of characters than that of tiktoken
+    // In JavaScript, \s and \S mean other characters than in tiktoken
     const unicode = pattern.replaceAll("\\s", "\\p{White_Space}").replaceAll("\\S", "\\P{White_Space}");
     this.pattern = new RegExp(unicode, "gu");
   }
 
   encode(text) {
-    return (text.match(this.pattern) ?? []).flatMap((word) => {
+    const pairs = [];
+    for (const word of text.match(this.pattern) ?? []) {
       const characters = Array.from(word);
-      return this.merge(split_bytes(word)).map((token) => {
-        const n = Array.from(token).filter(is_first_byte).length;
-        return [this.ids.get(token), characters.splice(0, n).join("")];
-      });
-    });
+      for (const token of this.merge(split_bytes(word))) {
+        const n = Array.from(token).filter(is_first_byte).length; // characters that begin in this token
+        pairs.push([this.ids.get(token), characters.splice(0, n).join("")]);
+      }
+    }
+    return pairs;
   }
 
   // Join neighbors to a token as long as there is such a token, the one with the lowest id first
@@ -156,6 +167,7 @@ class NumberTokenizer {
   }
 
   encode(text) {
+    // Each number with the white space before it, and the last one with that at the end, too
     return (text.match(/\s*\S+\s*$|\s*\S+/g) ?? []).map((part) => {
       const word = part.trim();
       return [/^\d+$/.test(word) && +word < this.vocab_size ? +word : -1, part];
@@ -168,5 +180,6 @@ class NumberTokenizer {
 }
 
 function make_tokenizer(fields) {
-  return new { char: CharTokenizer, bpe: BPETokenizer, number: NumberTokenizer }[fields.kind](fields);
+  const kinds = { char: CharTokenizer, bpe: BPETokenizer, number: NumberTokenizer };
+  return new kinds[fields.kind](fields);
 }

@@ -99,7 +99,7 @@ def test_it_says_what_the_model_is(call, data):
     page, facts = written(call)
     assert "<title>A GPT trained on tiny, in this page</title>" in page
     about = f"It has {model.num_params():,} parameters in 3 layers of 2 heads. "
-    about += "Its loss on the validation split is 1.2346 nats per token."
+    about += "Its loss on the validation split is 1.2346 nats (1.78 bits) per token."
     assert facts["about"].startswith(about)
     assert "rounded to 8 bits, which changes the loss by +" in facts["about"] or "by -" in facts["about"]
 
@@ -115,7 +115,7 @@ def test_weights_are_rounded_if_that_changes_the_loss_by_less_than_a_thousandth(
     assert change == pytest.approx(look.validation_loss(rounded, load("tiny")) - exact, abs=6e-5) and abs(change) < 1e-3
     assert len(unpacked(page, "weights")) < 1.5 * model.num_params()
     page, facts = written(call, "--weights=float32")
-    assert facts["bits"] == 32 and "8 bits" not in facts["about"]
+    assert facts["bits"] == 32 and "rounded" not in facts["about"]
     assert len(unpacked(page, "weights")) == 4 * model.num_params()
 
     model = make_run("tiny")
@@ -125,7 +125,7 @@ def test_weights_are_rounded_if_that_changes_the_loss_by_less_than_a_thousandth(
     save_model(Path("out/tiny/best.pt"), model, data.tokenizer, config={"dataset": "tiny"}, start_token=None)
     exact = look.validation_loss(model, data)
     page, facts = written(call)
-    assert facts["bits"] == 32 and "bits" not in facts["about"]
+    assert facts["bits"] == 32 and "rounded" not in facts["about"]
     weights = b"".join(W.numpy().tobytes() for W in look.page_weights(model).values())
     assert unpacked(page, "weights") == weights
     assert written(call, "--weights=int8")[1]["bits"] == 8
@@ -222,17 +222,17 @@ def test_what_a_user_can_cause_gives_one_line(call, fails, data):
 
 def test_a_model_that_gpt_js_does_not_have_is_refused_with_the_option(data, fails, monkeypatch):
     make_run("tiny")
-    for name, values in look.OPTIONS.items():
-        monkeypatch.setitem(look.OPTIONS, name, values[:1])  # as if a fork had added the others
+    for name, values in look.CHOICES.items():
+        monkeypatch.setitem(look.CHOICES, name, values[:1])  # as if a fork had added the others
     assert "gpt.js has no position=rope; add it there" in fails(look, "--init_from=out/tiny", "--prompt=a")
     make_run("tiny", position="learned", activation="relu", entries={"peft": {"method": "lora"}})
     assert "no layers of peft.py" in fails(look, "--init_from=out/tiny", "--prompt=a")
 
 
 def test_all_options_of_a_model_are_known():
-    known = look.OTHER_OPTIONS | look.OPTIONS.keys()
+    known = {*look.NUMBERS, *look.CHOICES}
     assert known == {field.name for field in fields(GPTConfig)}
-    for name, values in look.OPTIONS.items():
+    for name, values in look.CHOICES.items():
         for value in values:
             GPTConfig(**{name: value})  # ConfigError for an unknown one
 
@@ -274,7 +274,7 @@ def test_predictions_that_are_not_numbers_are_an_error(call, fails, data):
 # ----------------------------------------------------------------------------- the page in a browser
 
 # All of the text has been read, the likely tokens after it are known, and the page shows it
-READY = "model && next_logits && read === known.length && !is_awake"
+READY = "model && next_logits && read === known.length && !scheduled"
 
 
 class Browser:
@@ -385,9 +385,9 @@ def browser(tmp_path_factory):
 
 
 def bars(browser: Browser, model: str) -> list[tuple[str, float]]:
-    """The tokens and percentages of a model's bars."""
+    """The tokens and percentages of a model's bars, as the sliders have changed them."""
     texts = browser.run(f"[...document.getElementById({json.dumps(model)}).children].map((cell) => cell.textContent)")
-    return [(name, float(p.strip("< %"))) for name, p in zip(texts[::3], texts[2::3], strict=True)]
+    return [(name, float(p.split("→")[-1].strip("< %"))) for name, p in zip(texts[::3], texts[2::3], strict=True)]
 
 
 def surprises(browser: Browser, model: str = "GPT") -> list[float]:
@@ -414,7 +414,7 @@ def test_a_text_that_is_typed_has_the_surprise_that_python_computes(call, data, 
             ids = start + tokenizer.encode(text)
             shown = surprises(browser)[1 - len(start) :]
             assert shown == pytest.approx(bits_of(model, ids), abs=1e-4)
-            mean = browser.run("$('views').firstChild.textContent")
+            mean = browser.run("$('views').children[0].textContent")
             assert mean == f"GPT: {np.mean(shown):.2f} bits"
             shades = browser.run("tokens.map((token) => +token.span.style.getPropertyValue('--s'))")
             uniform = math.log2(facts["config"]["vocab_size"])
@@ -462,14 +462,14 @@ def test_the_token_after_the_caret_or_below_the_mouse_is_explained(call, data, b
     ids = load("tiny").tokenizer.encode(text)
     bits = bits_of(model, ids)
     heading = lambda: browser.run("heading.textContent")
-    assert heading().startswith("Token 5: c had p = ") and f"{bits[3]:.2f} bits" in heading()
+    assert heading().startswith("Token 4: c had p = ") and f"{bits[3]:.2f} bits" in heading()
     assert [name for name, _ in bars(browser, "GPT") if "✓" in name] == ["✓ c"]
     weights = sample.attention_weights(model, torch.tensor([ids[:4]]))[:, 0, :, -1]  # (3, 2, 4)
     shown = browser.run("tokens.map((token) => +token.span.style.getPropertyValue('--a'))")
     mean = weights.mean(dim=(0, 1))
     assert shown == pytest.approx([*(mean / mean.max()).tolist(), *[0] * 7], abs=1e-4)
-    browser.run("heads.children[4].click()")
-    assert "layer 2, head 2; the highest" in re.sub(r"\s+", " ", browser.run("looked.textContent"))
+    browser.run("document.querySelectorAll('#heads button')[4].click()")
+    assert "weights of layer 2, head 2" in browser.run("looked.textContent")
     shown = browser.run("tokens.map((token) => +token.span.style.getPropertyValue('--a'))")
     assert shown[:4] == pytest.approx((weights[1, 1] / weights[1, 1].max()).tolist(), abs=1e-4)
     with torch.no_grad():
@@ -484,13 +484,13 @@ def test_the_token_after_the_caret_or_below_the_mouse_is_explained(call, data, b
         "(({ x, y, width, height }) => [x + width / 2, y + height / 2])(tokens[8].span.getBoundingClientRect())"
     )
     browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
-    browser.wait(READY + " && heading.textContent.startsWith('Token 9: s')")
+    browser.wait(READY + " && heading.textContent.startsWith('Token 8: s')")
     browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=5, y=5)
-    browser.wait(READY + " && heading.textContent.startsWith('Token 5: c')")
+    browser.wait(READY + " && heading.textContent.startsWith('Token 4: c')")
     browser.run("back.click()")
-    browser.wait(READY + " && heading.textContent.startsWith('Token 4: ␣')")
+    browser.wait(READY + " && heading.textContent.startsWith('Token 3: ␣')")
     browser.type(text, caret=0)
-    assert "Token 1, t, is given" in heading()
+    assert "Token 0, t, is given" in heading()
     browser.type(text)
     assert heading() == "What comes next?"
 
@@ -511,7 +511,7 @@ def test_a_click_on_a_token_puts_it_there(call, data, browser):
     browser.run(f"[...$('GPT').querySelectorAll('button')].find((button) => button.textContent === '{other}').click()")
     browser.wait(READY)
     assert browser.run("input.value") == f"t{other}e cat" and browser.run("heading.textContent").startswith(
-        "Token 3: e"
+        "Token 2: e"
     )
 
 
@@ -578,7 +578,7 @@ def test_what_the_vocabulary_lacks_is_marked_and_the_model_does_not_see_it(call,
     browser.show("tiny")
     browser.type("tΩhe 🙂ca")
     assert browser.run("[...document.querySelectorAll('.unknown')].map((span) => span.textContent)") == ["Ω", "🙂"]
-    assert "Not in the vocabulary, so the model does not see it: Ω 🙂" in browser.run("note.textContent")
+    assert "The model does not know Ω 🙂 and reads the text without it." in browser.run("note.textContent")
     assert surprises(browser)[1:] == pytest.approx(bits_of(model, load("tiny").tokenizer.encode("the ca")), abs=1e-4)
     browser.type("the ca")
     assert browser.run("note.textContent") == ""
