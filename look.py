@@ -5,9 +5,9 @@
     python look.py --init_from=gpt2 --weights=int8 --max_megabytes=200
 
 Read sample.py before. The result is one file, look.html beside the checkpoint. It contains the weights, and a model in
-JavaScript (assets/gpt.js) that computes with them, so it needs no server and no network: send it to somebody. What did
-the model expect at each token of a text, and what would an n-gram model expect? How does it continue? Which tokens does
-each head attend to?
+JavaScript (assets/gpt.js) that computes with them, so it needs no server and no network: send it to somebody. (It also
+contains the beginning of the training text, to count n-grams in it; --counted=0 leaves it out.) What did the model
+expect at each token of a text, and what did counting expect? How does it continue? What does each head attend to?
 """
 
 import base64
@@ -66,7 +66,7 @@ class Options:
     tokenizer: PathStr = option("", "a dataset or run whose tokenizer to use, if the model's tokens are numbers")
     prompt: str = option("", "the text that the page begins with (default: the beginning of the validation split)")
     prompt_file: PathStr = option("", "a UTF-8 file with this text")
-    tokens: Positive = option(300, "how many tokens of the text, at most")
+    tokens: Positive = option(300, "how many tokens of the validation split, at most")
     weights: Literal["auto", "float32", "int8"] = option(
         "auto", "number format of the weights; auto: int8 if the validation loss changes by less than 0.001 nats"
     )
@@ -185,13 +185,12 @@ def open_data(checkpoint: dict) -> Dataset | None:
 
 
 def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, prompt: str, n: int) -> list[int]:
-    """Choose the prompt, or else the beginning of the validation split, if there is one: about n tokens. If the model
-    has a start token, it stands before them. (A split of documents begins with it.)"""
+    """Choose the prompt, or else the first n tokens or so of the validation split, if there is one. If the model has a
+    start token, it stands before them. (A split of documents begins with it.)"""
     start_token = checkpoint["start_token"]
     start = [] if start_token is None else [start_token]
     if prompt or data is None:
-        ids = tokenizer.encode(prompt, "leave them out of the prompt")
-        return start + ids[:n]
+        return start + tokenizer.encode(prompt, "leave them out of the prompt")
     ids = data.val[: n + 1].tolist()
     if data.separator in ids[1:]:
         # End with the last whole document (if the first is longer than n tokens, it is cut)
@@ -272,6 +271,16 @@ def make_page(title: str, facts: dict, weights: bytes, counted: bytes) -> str:
     return page
 
 
+def refuse_large(n_bytes: float, options: Options, bits: int) -> None:
+    """Raise UserError if a page is larger than --max_megabytes."""
+    megabytes = n_bytes / 1e6
+    if megabytes > options.max_megabytes:
+        advice = f"if you want that, use --max_megabytes={math.ceil(megabytes) + 10}"
+        if bits == 32:
+            advice += ", or --weights=int8 for a quarter of it"
+        raise UserError(f"the page would have about {megabytes:,.0f} MB; {advice}")
+
+
 def main() -> None:
     began = time.perf_counter()
     options = parse(Options, __doc__)
@@ -285,12 +294,8 @@ def main() -> None:
     ids = choose_text(checkpoint, data, tokenizer, prompt, options.tokens)
 
     bits, change = choose_bits(model, options.weights, data)
-    megabytes = model.num_params() * bits / 8 * 4 / 3 / 1e6  # base64 writes three bytes as four characters
-    if megabytes > options.max_megabytes:
-        advice = f"if you want that, use --max_megabytes={math.ceil(megabytes) + 10}"
-        if bits == 32:
-            advice += ", or --weights=int8 for a quarter of it"
-        raise UserError(f"the page would have about {megabytes:,.0f} MB; {advice}")
+    weight_bytes = model.num_params() * bits / 8
+    refuse_large(weight_bytes * 4 / 3, options, bits)  # base64 writes three bytes as four characters
 
     checked = ids[: min(CHECKED, model.config.block_size) + 1]
     log_p = predictions(model, checked)
@@ -304,10 +309,10 @@ def main() -> None:
     facts["tokenizer"] = tokens_of(tokenizer)
     facts["start_token"] = checkpoint["start_token"]  # in the config, it is None without --document_mask
     facts["first"] = start_ids(tokenizer)[-1]  # what an empty text starts from otherwise: a newline, or token 0
-    facts["end_id"] = tokenizer.end_id
     facts["text"] = tokenizer.decode(shown)
     facts["check"] = {"ids": checked, "log_p": log_p}
     page = make_page(make_title(checkpoint), facts, weights, counted)
+    refuse_large(len(page), options, bits)
     path = Path(options.out_dir or checkpoint["folder"], "look.html")
     replace_file(path, lambda file: file.write(page.encode()))
     contents = "the model"

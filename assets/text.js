@@ -35,8 +35,9 @@ function unpack(shapes, bits, bytes) {
 //     position      0 1 2 3 4 5 6 7 8 9
 //     start         0 0 0 0 3 3 3 6 6 6
 //
-// When the context is full, the next one is its most recent half, as in sample.py. But if attention stops at the start
-// of a document (start_token is not null), and the current one began within the old context, it is this document.
+// When the context is full, the next one is its most recent half, as when sample.py generates the text from its
+// beginning. But if attention stops at the start of a document (start_token is not null), and the current one began
+// within the old context, it is this document.
 function context_starts(ids, { block_size, start_token }) {
   const half = Math.max(Math.floor(block_size / 2), 1);
   let start = 0, document = 0;
@@ -168,7 +169,7 @@ class NumberTokenizer {
 
   encode(text) {
     // Each number with the white space before it, and the last one with that at the end, too
-    return (text.match(/\s*\S+\s*$|\s*\S+/g) ?? []).map((part) => {
+    return (text.match(/\s*\S+\s*$|\s*\S+|\s+/g) ?? []).map((part) => {
       const word = part.trim();
       return [/^\d+$/.test(word) && +word < this.vocab_size ? +word : -1, part];
     });
