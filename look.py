@@ -41,12 +41,11 @@ CHOICES = {
     "position": ("learned", "sinusoidal", "rope", "alibi", "t5", "none"),
     "activation": ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"),
 }
-# ... the options whose values are numbers, or true or false; the last six change nothing in generation
-NUMBERS = [
-    *("vocab_size", "start_token", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "bias", "rope_base"),
-    *("rope_scale", "lookback", "qk_norm", "tie_weights"),
-    *("vocab_multiple", "dropout", "zero_init", "flash", "label_smoothing", "train_temperature"),
-]
+# ... the options whose values are numbers, or true or false
+NUMBERS = ["vocab_size", "start_token", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "bias"]
+NUMBERS += ["rope_base", "rope_scale", "lookback", "qk_norm", "tie_weights"]
+# ... and those that change nothing in generation
+IN_TRAINING = ["vocab_multiple", "dropout", "zero_init", "flash", "label_smoothing", "train_temperature"]
 # The n-gram model predicts a token from the 7 tokens before it, with Kneser-Ney smoothing
 ORDER = 8
 DISCOUNT = 0.85
@@ -84,7 +83,7 @@ def refuse_unknown(checkpoint: dict) -> None:
     """Raise UserError if assets/gpt.js lacks something of this model."""
     config = checkpoint["model_config"]
     for name, value in config.items():
-        is_known = name in NUMBERS or value in CHOICES.get(name, ())
+        is_known = name in NUMBERS or name in IN_TRAINING or value in CHOICES.get(name, ())
         if not is_known:
             raise UserError(f"assets/gpt.js has no {name}={value}; add it there, and its name to look.py")
     if "peft" in checkpoint:
@@ -147,22 +146,22 @@ def validation_loss(model: GPT, data: Dataset) -> float:
     return mean_loss(model, lambda x, y: model(x, y)[1], data.val, windows, 32, worker)
 
 
-def choose_bits(model: GPT, weights: str, data: Dataset | None) -> tuple[int, float | None]:
-    """Choose the number of bits per weight, 32 or 8. If it is 8, round the weights of the model. Returns it, and by how
-    much the loss changes, if that was measured."""
+def choose_bits(model: GPT, number_format: str, data: Dataset | None) -> tuple[int, float | None]:
+    """Round the weights of a model to 8 bits, if --weights says so. auto: leave them as they are if that would change
+    the loss by MAX_CHANGE or more. Returns the bits per weight, 8 or 32, and the change of the loss, if measured."""
     if data is None:  # nothing to measure the loss on
-        if weights != "int8":
+        if number_format != "int8":
             return 32, None
         round_weights(model)
         return 8, None
-    if weights == "float32":
+    if number_format == "float32":
         return 32, None
     exact = {name: weight.clone() for name, weight in model.state_dict().items()}
     loss = validation_loss(model, data)
     round_weights(model)
     change = validation_loss(model, data) - loss
     is_small = abs(change) < MAX_CHANGE  # false if it is NaN
-    if weights == "auto" and not is_small:
+    if number_format == "auto" and not is_small:
         model.load_state_dict(exact)
         return 32, None
     return 8, change
@@ -191,7 +190,7 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
     start = [] if start_token is None else [start_token]
     if prompt or data is None:
         return start + tokenizer.encode(prompt, "leave them out of the prompt")
-    ids = data.val[: n + 1].tolist()
+    ids = data.val[: n + 1].tolist()  # the first one is only read: nothing predicts it
     if data.separator in ids[1:]:
         # End with the last whole document (if the first is longer than n tokens, it is cut)
         while ids[-1] != data.separator:
@@ -225,7 +224,7 @@ def counted_text(data: Dataset | None, n: int) -> tuple[dict | None, bytes]:
         return None, b""
     tokens = data.train[:n]
     dtype = np.min_scalar_type(data.vocab_size)
-    about = {"bits": 8 * dtype.itemsize, "separator": data.separator, "order": ORDER, "discount": DISCOUNT}
+    about = {"bits_per_token": 8 * dtype.itemsize, "separator": data.separator, "order": ORDER, "discount": DISCOUNT}
     about["counted"] = len(tokens)
     about["of"] = len(data.train)
     return about, tokens.astype(dtype.newbyteorder("<")).tobytes()
@@ -249,6 +248,7 @@ def describe(checkpoint: dict, model: GPT, bits: int, change: float | None) -> s
     if bits == 8:
         about += " Here, its weights are rounded to 8 bits"
         if change is not None:
+            change = round(change, 5) + 0.0  # -0.0 + 0.0 is 0.0
             about += f", which changes the loss by {change:+.5f}"
         about += "."
     return about
@@ -311,15 +311,15 @@ def main() -> None:
     facts["first"] = start_ids(tokenizer)[-1]  # what an empty text starts from otherwise: a newline, or token 0
     facts["text"] = tokenizer.decode(shown)
     facts["check"] = {"ids": checked, "log_p": log_p}
-    page = make_page(make_title(checkpoint), facts, weights, counted)
+    page = make_page(make_title(checkpoint), facts, weights, counted).encode()
     refuse_large(len(page), options, bits)
     path = Path(options.out_dir or checkpoint["folder"], "look.html")
-    replace_file(path, lambda file: file.write(page.encode()))
+    replace_file(path, lambda file: file.write(page))
     contents = "the model"
     if counting:
         contents += f" and {counting['counted']:,} tokens of its training text (--counted=0: none)"
     print(f"{about}\n{path}: open it in a browser, or send it to somebody; it contains {contents}")
-    print_result("page", megabytes=len(page.encode()) / 1e6, seconds=time.perf_counter() - began)
+    print_result("page", megabytes=len(page) / 1e6, seconds=time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 //
 // Names and order are those of model.py, which says where the ideas are from. But here, tokens are read one by one, as
 // in sample.py: x is a single row, a Float32Array of C numbers, and a token may attend to all tokens in the cache.
-// Arrays are flat: in an array (n, m), element i, j is at i * m + j. A layer returns the same array in each pass.
+// Arrays are flat: in an array (n, m), element i, j is at i * m + j. A layer always returns its own array, y: copy it.
 // In comments: C channels (n_embd), nh heads, hd channels per head (C / nh), t the position of the token.
 "use strict";
 const range = (n) => [...Array(n).keys()]; // 0 ... n - 1
@@ -16,12 +16,11 @@ function table_of(rows, columns, f) {
 
 // Vector times matrix, y = x @ table, where row j of the table begins at table[start + j * stride]:
 //
-//     for (let j = 0; j < x.length; j++)
-//       for (let i = 0; i < y.length; i++) y[i] += x[j] * table[start + j * stride + i];
+//     y[i] = sum of x[j] * table[start + j * stride + i] over all j
 //
 // Nearly all of the time is spent here. To be faster, it adds eight rows at once, and leaves out those whose x[j] is 0
 // (after a ReLU, most of them).
-const factors = new Float64Array(2 ** 16), begins = new Int32Array(2 ** 16); // no x is longer
+const factors = new Float64Array(2 ** 16), begins = new Int32Array(2 ** 16); // for C up to 2^14
 function multiply(y, x, table, start, stride) {
   let n = 0;
   for (let j = 0; j < x.length; j++) {
@@ -124,11 +123,11 @@ class CausalSelfAttention {
     kv.values.set(qkv.subarray(nh * hd + width), t * width);
     if (only_cache) return null;
 
-    this.wei.fill(0); // the page shows it, also before `first`
     for (let h = 0; h < nh; h++) {
       const q = qkv.subarray(h * hd, (h + 1) * hd);
       const wei = this.wei.subarray(h * block_size + first, h * block_size + t + 1);
-      const c = Math.floor(h * n_kv / nh) * hd; // first channel of the key/value head, which heads can share
+      const kv_head = Math.floor(h * n_kv / nh); // which nh / n_kv heads share
+      const c = kv_head * hd; // its first channel
       multiply(wei, q, kv.keys, c * block_size + first, block_size); // q k^T
       for (let s = 0; s < wei.length; s++) {
         const distance = wei.length - 1 - s;
@@ -194,7 +193,8 @@ class Block {
 class KVCache {
   constructor({ n_layer, block_size, n_embd, n_head, n_kv_head }) {
     const size = block_size * n_embd / n_head * n_kv_head;
-    this.ids = []; // Keys are (width, block_size), values (block_size, width): so multiply() reads neighbors
+    this.ids = []; // the cached tokens
+    // Keys are (width, block_size), values (block_size, width): so multiply() reads neighbors
     this.layers = range(n_layer).map(() => ({ keys: new Float32Array(size), values: new Float32Array(size) }));
   }
 }
@@ -231,7 +231,7 @@ class GPT {
     const t = cache.ids.push(token) - 1;
     // With a start_token (the document mask), tokens before the current document are hidden
     const first = start_token === null ? 0 : Math.max(cache.ids.lastIndexOf(start_token), 0);
-    const x = this.residual[n_layer].fill(0); // all blocks change it
+    const x = this.residual[n_layer].fill(0); // all blocks change it: at the end, it is the stream after the last one
     add(x, this.wte, token * C);
     for (let i = 0; i < lookback; i++) { // previous-token embeddings, the farthest token first
       const earlier = t - lookback + i;

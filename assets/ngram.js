@@ -13,11 +13,13 @@ class NGrams {
     for (let k = 1; k < n; k++) {
       const newer = this.before[k - 1];
       const column = tokens.map((_, i) => {
-        return k > 1 && newer[i] === separator ? separator : tokens[Math.max(i - k, 0)];
+        const is_before_document = k > 1 && newer[i] === separator;
+        return is_before_document ? separator : tokens[Math.max(i - k, 0)];
       });
       this.before.push(column);
     }
-    // All positions except the first, by before[1], among equals by before[2] ... A radix sort begins with the last one
+    // All positions except the first, sorted by before[1], those with equal ones by before[2], and so on. (Radix sort:
+    // the least important column first, as each sort keeps the order of equals)
     this.sorted = Int32Array.from(tokens.subarray(1), (_, i) => i + 1);
     for (let k = n - 1; k > 0; k--) this.sort_by(this.before[k]);
     this.unigram = this.mix(new Float64Array(V).fill(1 / V), 0, 0, this.sorted.length);
@@ -25,9 +27,9 @@ class NGrams {
 
   // Counting sort, which keeps the order of positions with equal tokens
   sort_by(column) {
-    const places = new Int32Array(this.V + 1); // where the positions with each token go: first, how many there are
-    for (const i of this.sorted) places[column[i] + 1]++;
-    for (let token = 0; token < this.V; token++) places[token + 1] += places[token];
+    const places = new Int32Array(this.V + 1);
+    for (const i of this.sorted) places[column[i] + 1]++; // places[token + 1]: how many positions have this token
+    for (let token = 0; token < this.V; token++) places[token + 1] += places[token]; // now: where the next ones begin
     const sorted = new Int32Array(this.sorted.length);
     for (const i of this.sorted) sorted[places[column[i]]++] = i;
     this.sorted = sorted;
@@ -43,7 +45,7 @@ class NGrams {
       token = k > 1 && token === separator ? separator : ids[Math.max(ids.length - k, 0)];
       [low, high] = [this.find(before[k], token, low, high), this.find(before[k], token + 1, low, high)];
       if (low === high) break; // unseen, as are longer contexts
-      // Without its oldest token, a separator, the context told the same (the longest one is used as it is in ngram.py)
+      // At the start of a document, "...a", the contexts ".a" and "..a" tell no more than the longest one
       if (token === separator && k < n - 1) continue;
       p = this.mix(p, k, low, high);
     }
@@ -63,7 +65,9 @@ class NGrams {
   // Kneser-Ney smoothing: the probabilities after a context x of k tokens, from p, those after x' (x without its oldest
   // token). The positions after x are sorted[low] ... sorted[high - 1].
   //
-  //     P(y after x) = (max(count(x y) - d, 0) + d followers(x) P(y after x')) / count(x)
+  //     P(y after x) = (max(count(x y) - d, 0) + d followers(x) P(y after x')) / total(x)
+  //
+  // followers(x): how many different y there are. total(x): the sum of count(x y)
   mix(p, k, low, high) {
     const counts = new Float64Array(this.V); // count(x y)
     const is_longest = k === this.n - 1;
@@ -72,7 +76,8 @@ class NGrams {
       const i = this.sorted[place];
       const y = this.tokens[i];
       if (!is_longest) {
-        // Count x y only once for each different token before it (a continuation count): equal ones are neighbors
+        // Count x y only once for each different token before it (a continuation count). Positions after x are sorted
+        // by this token, so it is enough to compare it with the last one before x y
         const older = this.before[k + 1][i];
         if (older === last_older[y]) continue;
         last_older[y] = older;

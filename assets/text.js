@@ -1,5 +1,5 @@
-// What stands around the model in a page: the context that it reads, sampling, and the tokenizers of tokenizer.py and
-// bpe.py, in plain JavaScript. tests/test_gpt_js.py compares them with Python.
+// What stands around the model in a page: its weights, the context that it reads, sampling, and the tokenizers of
+// tokenizer.py and bpe.py. (range() and softmax() are in gpt.js.) tests/test_gpt_js.py compares them with Python.
 "use strict";
 
 // ---------------------------------------------------------------- weights
@@ -36,8 +36,8 @@ function unpack(shapes, bits, bytes) {
 //     start         0 0 0 0 3 3 3 6 6 6
 //
 // When the context is full, the next one is its most recent half, as when sample.py generates the text from its
-// beginning. But if attention stops at the start of a document (start_token is not null), and the current one began
-// within the old context, it is this document.
+// beginning. With the document mask (start_token is not null), earlier documents are hidden anyway: if the current
+// document starts within the full context, the next context starts with it.
 function context_starts(ids, { block_size, start_token }) {
   const half = Math.max(Math.floor(block_size / 2), 1);
   let start = 0, document = 0;
@@ -125,18 +125,18 @@ class BPETokenizer {
     for (const word of text.match(this.pattern) ?? []) {
       const characters = Array.from(word);
       for (const token of this.merge(split_bytes(word))) {
-        const n = Array.from(token).filter(is_first_byte).length; // characters that begin in this token
+        const n = Array.from(token).filter(is_first_byte).length; // how many characters begin in this token
         pairs.push([this.ids.get(token), characters.splice(0, n).join("")]);
       }
     }
     return pairs;
   }
 
-  // Join neighbors to a token as long as there is such a token, the one with the lowest id first
+  // Of all neighbors that would be a token together, join those with the lowest id, everywhere, until there are none
   merge(tokens) {
     while (true) {
-      const pairs = tokens.slice(1).map((token, i) => this.ids.get(tokens[i] + token) ?? Infinity);
-      const lowest = pairs.reduce((a, b) => Math.min(a, b), Infinity);
+      const joined = tokens.slice(1).map((token, i) => this.ids.get(tokens[i] + token) ?? Infinity);
+      const lowest = joined.reduce((a, b) => Math.min(a, b), Infinity);
       if (lowest === Infinity) return tokens;
       const merged = [];
       for (const token of tokens) {
@@ -168,7 +168,7 @@ class NumberTokenizer {
   }
 
   encode(text) {
-    // Each number with the white space before it, and the last one with that at the end, too
+    // "17 4 " becomes "17" and " 4 ": white space goes to the number after it, and to the last one at the end
     return (text.match(/\s*\S+\s*$|\s*\S+|\s+/g) ?? []).map((part) => {
       const word = part.trim();
       return [/^\d+$/.test(word) && +word < this.vocab_size ? +word : -1, part];

@@ -137,7 +137,7 @@ def test_the_training_text_is_in_the_page_as_far_as_it_is_counted(call, data):
     train = load("tiny").train
     page, facts = written(call)
     assert unpacked(page, "counted") == train.astype(np.uint8).tobytes()
-    assert facts["counting"] == {"bits": 8, "separator": None, "order": 8, "discount": 0.85} | {
+    assert facts["counting"] == {"bits_per_token": 8, "separator": None, "order": 8, "discount": 0.85} | {
         "counted": len(train),
         "of": len(train),
     }
@@ -149,7 +149,7 @@ def test_the_training_text_is_in_the_page_as_far_as_it_is_counted(call, data):
     prepare_data.prepare("wide.txt")
     make_run("wide")
     page, facts = written(call, run="wide")
-    assert facts["counting"]["bits"] == 16
+    assert facts["counting"]["bits_per_token"] == 16
     assert np.array_equal(np.frombuffer(unpacked(page, "counted"), "<u2"), load("wide").train)
 
 
@@ -182,6 +182,13 @@ def test_it_is_small_and_needs_no_network(call):
         source = (look.ASSETS / name).read_text(encoding="utf-8")
         for word in ("http", "src=", "href", "url(", "@import", "fetch(", "XMLHttpRequest", "import("):
             assert word not in source, (name, word)
+
+
+def test_a_page_is_refused_for_all_that_it_contains(fails, data, monkeypatch):
+    make_run("tiny")
+    monkeypatch.setattr(look, "compress", lambda data: "A" * 700_000)  # as if the text were long
+    assert "the page would have about 1 MB; if" in fails(look, "--init_from=out/tiny", "--max_megabytes=1")
+    assert not Path("out/tiny/look.html").exists()
 
 
 @pytest.mark.usefixtures("gpt2_stand_in")
@@ -229,7 +236,7 @@ def test_a_model_that_gpt_js_does_not_have_is_refused_with_the_option(data, fail
 
 
 def test_all_options_of_a_model_are_known():
-    known = {*look.NUMBERS, *look.CHOICES}
+    known = {*look.NUMBERS, *look.IN_TRAINING, *look.CHOICES}
     assert known == {field.name for field in fields(GPTConfig)}
     for name, values in look.CHOICES.items():
         for value in values:
@@ -421,9 +428,7 @@ def test_a_text_that_is_typed_has_the_surprise_that_python_computes(call, data, 
             expected = log_softmax(model, ids).exp()
             rows = bars(browser, "GPT")
             assert (
-                len(rows) == 11
-                and rows[-1][0] == "all others"
-                and sum(p for _, p in rows) == pytest.approx(100, abs=0.3)
+                len(rows) == 11 and rows[-1][0] == "others" and sum(p for _, p in rows) == pytest.approx(100, abs=0.3)
             )
             assert [p for _, p in rows[:10]] == pytest.approx((100 * expected.topk(10).values).tolist(), abs=0.06)
 
@@ -600,6 +605,8 @@ def test_a_long_text_is_cut_and_the_page_stays_awake(call, data, browser):
     assert "Only the first 10,000 characters are here; 90,000 were cut" in browser.run("note.textContent")
     browser.wait("read > 200")
     assert not browser.run("read === known.length")
+    browser.run(f"input.value = {json.dumps('a' * 9_999 + '🙂')}; edited()")  # its second half would be cut
+    assert browser.run("input.value.length") == 9_999
     browser.type("a")
     assert browser.run("note.textContent") == ""
 
@@ -693,6 +700,10 @@ def test_bytes_of_a_character_are_shown_as_bytes(call, browser):
     ids = browser.run("ids")
     assert ids == sample.generate(model, torch.tensor([ids[:6]]), len(ids) - 6, temperature=0)[0].tolist()
     assert browser.run("tokens.map((token) => token.text).join('') === input.value")
+    buttons = browser.run(
+        "[...$('GPT').querySelectorAll('button')].map((button) => [button.textContent, button.disabled])"
+    )
+    assert {disabled for text, disabled in buttons if text.startswith(r"\x")} == {True}
 
 
 def test_it_fits_a_desk_and_a_phone_by_day_and_by_night(call, data, browser):
