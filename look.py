@@ -199,14 +199,28 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
 
 
 @torch.no_grad()
-def predictions(model: GPT, ids: list[int]) -> list[float]:
-    """The log-probabilities of ids[1], ids[2] ..., which the page compares with its own."""
-    if len(ids) < 2:
-        return []
-    logits, _ = model(torch.tensor([ids[:-1]]))  # (1, T, V)
+def predictions(checkpoint: dict, model: GPT, ids: list[int]) -> dict:
+    """The log-probabilities of the first tokens of a text, each after those before it, which the page compares with its
+    own. Raises UserError if they are not finite."""
+    first = ids[: min(CHECKED, model.config.block_size) + 1]
+    if len(first) < 2:
+        return {"ids": [], "log_p": []}
+    logits, _ = model(torch.tensor([first[:-1]]))  # (1, T, V)
     log_p = logits[0].log_softmax(dim=1)
-    targets = torch.tensor(ids[1:])
-    return log_p.gather(1, targets[:, None]).flatten().tolist()
+    targets = torch.tensor(first[1:])
+    log_p = log_p.gather(1, targets[:, None])  # (T, 1)
+    if not log_p.isfinite().all():
+        raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
+    return {"ids": first, "log_p": log_p.flatten().tolist()}
+
+
+def about_text(checkpoint: dict, tokenizer: Tokenizer, ids: list[int]) -> dict:
+    """What the page needs to read and write text, and the text that it begins with."""
+    start_token = checkpoint["start_token"]  # in the model's config, it is None without --document_mask
+    shown = ids if start_token is None else ids[1:]
+    facts = {"tokenizer": tokens_of(tokenizer), "text": tokenizer.decode(shown), "start_token": start_token}
+    facts["first"] = start_ids(tokenizer)[-1]  # a newline, or token 0: an empty text starts from it, if from no other
+    return facts
 
 
 def tokens_of(tokenizer: Tokenizer) -> dict:
@@ -296,21 +310,12 @@ def main() -> None:
     bits, change = choose_bits(model, options.weights, data)
     weight_bytes = model.num_params() * bits / 8
     refuse_large(weight_bytes * 4 / 3, options, bits)  # base64 writes three bytes as four characters
-
-    checked = ids[: min(CHECKED, model.config.block_size) + 1]
-    log_p = predictions(model, checked)
-    if not np.isfinite(log_p).all():
-        raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
     shapes, weights = pack(page_weights(model), bits)
     counting, counted = counted_text(data, options.counted)
     about = describe(checkpoint, model, bits, change)
-    shown = ids if checkpoint["start_token"] is None else ids[1:]
     facts = {"about": about, "config": asdict(model.config), "bits": bits, "shapes": shapes, "counting": counting}
-    facts["tokenizer"] = tokens_of(tokenizer)
-    facts["start_token"] = checkpoint["start_token"]  # in the config, it is None without --document_mask
-    facts["first"] = start_ids(tokenizer)[-1]  # what an empty text starts from otherwise: a newline, or token 0
-    facts["text"] = tokenizer.decode(shown)
-    facts["check"] = {"ids": checked, "log_p": log_p}
+    facts["check"] = predictions(checkpoint, model, ids)
+    facts |= about_text(checkpoint, tokenizer, ids)
     page = make_page(make_title(checkpoint), facts, weights, counted).encode()
     refuse_large(len(page), options, bits)
     path = Path(options.out_dir or checkpoint["folder"], "look.html")
