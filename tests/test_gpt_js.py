@@ -286,9 +286,9 @@ def test_texts_have_the_token_ids_of_gpt2(js):
 
 def test_a_character_of_several_tokens_stands_in_its_first_one(js):
     tokenizer = BPETokenizer({bytes([i]): i for i in range(256)})
-    pairs = encoded(js, tokenizer, ["¿é🙂!"])[0]
-    assert [part for _, part in pairs] == ["¿", "", "é", "", "🙂", "", "", "", "!"]
-    assert [token for token, _ in pairs] == list("¿é🙂!".encode())
+    pairs = encoded(js, tokenizer, ["¿¿é🙂!"])[0]
+    assert [part for _, part in pairs] == ["¿", "", "¿", "", "é", "", "🙂", "", "", "", "!"]
+    assert [token for token, _ in pairs] == list("¿¿é🙂!".encode())
 
 
 def test_characters_and_numbers_that_are_unknown_are_marked(js):
