@@ -129,7 +129,7 @@ def read_gpt2(path: Path) -> dict:
         "model": rename(tensors),
         "tokenizer": tokenizer,
         "start_token": START_TOKEN if is_gpt2s else settings["bos_token_id"],
-        # Not a dataset: if evaluate.py or look.py find this name, they ask for a dataset or a text
+        # Not a dataset: if evaluate.py finds this name, it asks for a dataset
         "config": {"dataset": "gpt2"},
     }
 

@@ -79,7 +79,7 @@ class Options:
 # ----------------------------------------------------------------------------- the weights
 
 
-def refuse_unknown(checkpoint: dict) -> None:
+def check_supported(checkpoint: dict) -> None:
     """Raise UserError if assets/gpt.js lacks something of this model."""
     config = checkpoint["model_config"]
     for name, value in config.items():
@@ -87,9 +87,8 @@ def refuse_unknown(checkpoint: dict) -> None:
         if not is_known:
             raise UserError(f"assets/gpt.js has no {name}={value}; add it there, and its name to look.py")
     if "peft" in checkpoint:
-        raise UserError(
-            f"assets/gpt.js has no layers of peft.py, as in {checkpoint['name']}; use --method=full in finetune.py"
-        )
+        what = f"assets/gpt.js has no layers of peft.py, as in {checkpoint['name']}"
+        raise UserError(f"{what}; use a model whose weights were all trained, such as --method=full of finetune.py")
 
 
 def page_weights(model: GPT) -> dict[str, torch.Tensor]:
@@ -249,7 +248,9 @@ def counted_text(data: Dataset | None, n: int) -> tuple[dict | None, bytes]:
 
 def make_title(checkpoint: dict) -> str:
     dataset = checkpoint["config"]["dataset"]
-    return f"A GPT trained on {dataset}, in this page" if dataset else f"{checkpoint['name']}, in this page"
+    if dataset in (None, "gpt2"):  # "gpt2": OpenAI's weights, see gpt2.py
+        return f"{checkpoint['name']}, in this page"
+    return f"A GPT trained on {dataset}, in this page"
 
 
 def describe(checkpoint: dict, model: GPT, bits: int, change: float | None) -> str:
@@ -300,7 +301,7 @@ def main() -> None:
     options = parse(Options, __doc__)
     prompt = read_prompt(options.prompt, options.prompt_file)
     checkpoint = load_checkpoint(options.init_from or newest_run())
-    refuse_unknown(checkpoint)
+    check_supported(checkpoint)
     model, tokenizer = load_model(checkpoint)
     if options.tokenizer:
         tokenizer = named_tokenizer(checkpoint, options.tokenizer)

@@ -2,7 +2,7 @@
 //
 // Names and order are those of model.py, which says where the ideas are from. But here, tokens are read one by one, as
 // in sample.py: x is a single row, a Float32Array of C numbers, and a token may attend to all tokens in the cache.
-// Arrays are flat: in an array (n, m), element i, j is at i * m + j. A layer always returns its own array, y: copy it.
+// Arrays are flat: in an array (n, m), element i, j is at i * m + j. A layer has one array y for its results.
 // In comments: C channels (n_embd), nh heads, hd channels per head (C / nh), t the position of the token.
 "use strict";
 const range = (n) => [...Array(n).keys()]; // 0 ... n - 1

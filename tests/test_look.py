@@ -208,7 +208,11 @@ def test_gpt2_is_refused_with_its_size_unless_it_is_asked_for(call, fails):
         and facts["start_token"] == 50_256
         and len(facts["tokenizer"]["tokens"]) == 50_257
     )
-    assert facts["check"]["ids"][0] == 50_256 and facts["config"]["activation"] == "gelu_tanh"
+    assert (
+        "<title>gpt2, in this page</title>" in page
+        and facts["check"]["ids"][0] == 50_256
+        and facts["config"]["activation"] == "gelu_tanh"
+    )
 
 
 def test_what_a_user_can_cause_gives_one_line(call, fails, data):
@@ -390,6 +394,15 @@ def browser(tmp_path_factory):
         browser.process.wait(60)  # without a pipe, it ends
 
 
+@pytest.fixture
+def tiny(call, data, browser) -> GPT:
+    """The model of a page that the browser shows."""
+    model = make_run("tiny")
+    written(call, "--weights=float32")
+    browser.show("tiny")
+    return model
+
+
 def bars(browser: Browser, model: str) -> list[tuple[str, float]]:
     """The tokens and percentages of a model's bars, as the sliders have changed them."""
     texts = browser.run(f"[...document.getElementById({json.dumps(model)}).children].map((cell) => cell.textContent)")
@@ -457,18 +470,15 @@ def test_counting_stands_beside_it_and_a_mixture(call, data, browser):
         ]
 
 
-def test_the_token_after_the_caret_or_below_the_mouse_is_explained(call, data, browser):
-    model = make_run("tiny")
-    written(call, "--weights=float32")
-    browser.show("tiny")
+def test_the_token_after_the_caret_or_below_the_mouse_is_explained(browser, tiny):
     text = "the cat sat"
     browser.type(text, caret=4)
     ids = load("tiny").tokenizer.encode(text)
-    bits = bits_of(model, ids)
+    bits = bits_of(tiny, ids)
     heading = lambda: browser.run("heading.textContent")
     assert heading().startswith("Token 4: c had p = ") and f"{bits[3]:.2f} bits" in heading()
     assert [name for name, _ in bars(browser, "GPT") if "✓" in name] == ["✓ c"]
-    weights = sample.attention_weights(model, torch.tensor([ids[:4]]))[:, 0, :, -1]  # (3, 2, 4)
+    weights = sample.attention_weights(tiny, torch.tensor([ids[:4]]))[:, 0, :, -1]  # (3, 2, 4)
     shown = browser.run("tokens.map((token) => +token.span.style.getPropertyValue('--a'))")
     mean = weights.mean(dim=(0, 1))
     assert shown == pytest.approx([*(mean / mean.max()).tolist(), *[0] * 7], abs=1e-4)
@@ -477,8 +487,8 @@ def test_the_token_after_the_caret_or_below_the_mouse_is_explained(call, data, b
     shown = browser.run("tokens.map((token) => +token.span.style.getPropertyValue('--a'))")
     assert shown[:4] == pytest.approx((weights[1, 1] / weights[1, 1].max()).tolist(), abs=1e-4)
     with torch.no_grad():
-        x = model.transformer.ln_f(model.transformer.wte.weight[ids[3]])
-        first = model.logits(x).softmax(dim=0)
+        x = tiny.transformer.ln_f(tiny.transformer.wte.weight[ids[3]])
+        first = tiny.logits(x).softmax(dim=0)
     rows = browser.run("[...layers.rows].map((row) => [...row.cells].map((cell) => cell.textContent))")
     assert [row[0] for row in rows] == ["embedding", "block 1", "block 2", "block 3"]
     assert float(rows[0][1].strip("< %")) == pytest.approx(100 * first[ids[4]].item(), abs=0.06)
@@ -499,10 +509,7 @@ def test_the_token_after_the_caret_or_below_the_mouse_is_explained(call, data, b
     assert heading() == "What comes next?"
 
 
-def test_a_click_on_a_token_puts_it_there(call, data, browser):
-    make_run("tiny")
-    written(call)
-    browser.show("tiny")
+def test_a_click_on_a_token_puts_it_there(browser, tiny):
     browser.type("the cat")
     name = browser.run("$('GPT').children[3].textContent")  # the second most likely one
     browser.run("$('GPT').children[3].click()")
@@ -519,14 +526,11 @@ def test_a_click_on_a_token_puts_it_there(call, data, browser):
     )
 
 
-def test_sliders_reshape_the_bars_and_say_the_options(call, data, browser):
-    model = make_run("tiny")
-    written(call, "--weights=float32")
-    browser.show("tiny")
+def test_sliders_reshape_the_bars_and_say_the_options(browser, tiny):
     browser.type("the cat")
     browser.run("temperature.value = 0.5; top_k.value = 7; top_p.value = 0.9; temperature.oninput()")
     assert browser.run("options.textContent") == "--temperature=0.5 --top_k=7 --top_p=0.9"
-    p = (2 * log_softmax(model, load("tiny").tokenizer.encode("the cat"))).softmax(dim=0)
+    p = (2 * log_softmax(tiny, load("tiny").tokenizer.encode("the cat"))).softmax(dim=0)
     p = p.where(p >= p.topk(7).values[-1], 0)
     p = p / p.sum()
     p = p.where(torch.tensor([p[p > x].sum() for x in p]) < 0.9, 0)
@@ -566,10 +570,7 @@ def test_it_continues_as_sample_py_until_it_is_stopped(call, data, browser, data
             assert (surprises(browser)[0] is None) == (dataset == "tiny")
 
 
-def test_it_writes_slower_or_faster(call, data, browser):
-    make_run("tiny")
-    written(call)
-    browser.show("tiny")
+def test_it_writes_slower_or_faster(browser, tiny):
     counts = []
     for speed in (3, 6):  # 8 and 64 tokens per second
         browser.type("a")
@@ -582,24 +583,18 @@ def test_it_writes_slower_or_faster(call, data, browser):
     assert 2 < counts[0] < 15 and 2 * counts[0] < counts[1] < 90
 
 
-def test_what_the_vocabulary_lacks_is_marked_and_the_model_does_not_see_it(call, data, browser):
-    model = make_run("tiny")
-    written(call, "--weights=float32")
-    browser.show("tiny")
+def test_what_the_vocabulary_lacks_is_marked_and_the_model_does_not_see_it(browser, tiny):
     browser.type("tΩhe 🙂ca")
     assert browser.run("[...document.querySelectorAll('.unknown')].map((span) => span.textContent)") == ["Ω", "🙂"]
     assert "The model does not know Ω 🙂 and reads the text without it." in browser.run("note.textContent")
-    assert surprises(browser)[1:] == pytest.approx(bits_of(model, load("tiny").tokenizer.encode("the ca")), abs=1e-4)
+    assert surprises(browser)[1:] == pytest.approx(bits_of(tiny, load("tiny").tokenizer.encode("the ca")), abs=1e-4)
     browser.type("the ca")
     assert browser.run("note.textContent") == ""
     browser.type("Ω")
     assert browser.run("heading.textContent") == "What comes first?"
 
 
-def test_a_long_text_is_cut_and_the_page_stays_awake(call, data, browser):
-    make_run("tiny")
-    written(call)
-    browser.show("tiny")
+def test_a_long_text_is_cut_and_the_page_stays_awake(browser, tiny):
     browser.run(f"input.value = {json.dumps('the cat ' * 12_500)}; input.dispatchEvent(new Event('input'))")
     assert browser.run("[input.value.length, tokens.length]") == [10_000, 10_000]
     assert "Only the first 10,000 characters are here; 90,000 were cut" in browser.run("note.textContent")
@@ -611,10 +606,7 @@ def test_a_long_text_is_cut_and_the_page_stays_awake(call, data, browser):
     assert browser.run("note.textContent") == ""
 
 
-def test_it_stops_when_the_text_is_full(call, data, browser):
-    make_run("tiny")
-    written(call)
-    browser.show("tiny")
+def test_it_stops_when_the_text_is_full(browser, tiny):
     browser.run(f"input.value = {json.dumps('the cat ' * 1250)}.slice(8); input.dispatchEvent(new Event('input'))")
     browser.run("read = known.length; next_logits = new Float32Array(config.vocab_size); speed.value = 10; play()")
     browser.wait("!playing")
@@ -622,10 +614,7 @@ def test_it_stops_when_the_text_is_full(call, data, browser):
     assert "The text has 10,000 characters, the most" in browser.run("note.textContent")
 
 
-def test_after_a_while_in_a_hidden_tab_it_does_not_catch_up(call, data, browser):
-    make_run("tiny")
-    written(call)
-    browser.show("tiny")
+def test_after_a_while_in_a_hidden_tab_it_does_not_catch_up(browser, tiny):
     browser.type("a")
     browser.run("speed.value = 3; play(); since -= 600_000")  # ten minutes, 4,800 tokens
     time.sleep(0.5)
