@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Three programs that train BPE agree, and disagree with the obvious rule for ties.
+# Three programs that train BPE agree, and disagree with an obvious rule for ties.
 #
-# Expected: implementations in three projects differ wherever two pairs are equally frequent, which is at most merges.
-# Seen: tokenizers, rustbpe (of nanochat) and bpeasy learn the same 1,000 merges of last names in the same order: in a tie,
-# they take the pair of the smaller token numbers, that is, of the tokens that were made first. The rule "in a tie, the
-# pair whose bytes come first" is equally definite, and parts from them early. sentencepiece has another rule again.
+# Expected: implementations in several projects part soon, as two pairs are equally frequent at most merges.
+# Seen: tokenizers, rustbpe (of nanochat) and bpeasy learn the same 1,000 merges of last names in the same order: in a
+# tie, they take the pair of the smaller token numbers, so letters in the order of their bytes, and then the tokens
+# that were made first. The rule "in a tie, the pair whose bytes come first" is equally definite, and parts from them
+# at merge 106. sentencepiece parts from both.
 #
 # Versions: tokenizers 0.23.3, rustbpe 0.1.0, bpeasy 0.1.6, sentencepiece 0.2.3; the words are those of names 0.3.0.
 # Python 3.11, 2026-11-28.

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# nn.TransformerEncoder gives zeros where the padding is, but only under no_grad().
+# nn.TransformerEncoder gives zeros where the padding is, but only when no gradients are recorded.
 #
 # Expected: in eval mode, the output does not depend on whether gradients are recorded.
-# Seen: under torch.no_grad(), a faster path is taken, which leaves padded positions out and fills them with zeros. With
-# gradients, the vectors there are as long as the others. So a mean over all positions, as one takes for the vector of a
-# sentence, differs by a factor, and the difference shows only between training and use. Real positions agree.
+# Seen: under torch.no_grad(), a faster path is taken, and padded positions are zeros. With gradients, the vectors
+# there are as long as the others. So the mean over all positions, taken for the vector of a sentence, is another one
+# in a validation loop than in one that forgot no_grad(). Real positions agree.
 #
 # Versions: torch 2.13.0. Python 3.11, 2026-11-28.
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Making an optimizer of torch.optim imports PyTorch's compiler.
+# Making an optimizer of torch.optim imports torch._dynamo, the front end of PyTorch's compiler.
 #
 # Expected: torch.optim.SGD([p], lr=0.1) allocates nothing and takes microseconds; importing torch is what takes time.
-# Seen: the first optimizer of a process imports torch._dynamo with hundreds of other modules, sympy among them, and takes
-# about as long as importing torch. The second one takes microseconds. Nothing is compiled.
+# Seen: the first optimizer of a process imports torch._dynamo with hundreds of other modules, sympy among them, and
+# takes about as long as importing torch. The second one takes microseconds.
 #
 # Versions: torch 2.13.0. One core of an AMD EPYC (Zen 4), Python 3.11, 2026-11-28.
 set -euo pipefail
@@ -36,5 +36,5 @@ print(
 assert "torch._dynamo" in new and len(new) > 200
 assert first > 50 * second
 END
-venv/bin/python first.py > warmup.txt  # writes the .pyc files
+venv/bin/python first.py > warmup.txt  # reads the files from disk once
 venv/bin/python first.py

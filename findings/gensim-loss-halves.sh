@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # gensim's training loss halves by itself.
 #
-# Expected: get_latest_training_loss() is a sum over all epochs, so the difference between two epochs is the loss of one.
-# Seen: the sum is kept in float32, where numbers above 2^24 are whole, above 2^25 even, and so on. The loss of a single
-# pair of words, below 1 at the end, is rounded when it is added. So as the sum passes 2^25, the differences fall to half
-# from one epoch to the next, and it looks as if the model had learned something. The same training in shorter pieces,
-# whose sums begin at zero, shows that nothing happened there.
+# Expected: get_latest_training_loss() is a sum over all epochs, so the difference between two epochs is the loss of
+# one.
+# Seen: the sum is kept in float32, which has only whole numbers above 2^23, even ones above 2^24, and multiples of 4
+# above 2^25. Each pair of words adds several terms, and each is rounded when it is added; above 2^25, a term below 2
+# is lost. So as the sum passes 2^25, the differences fall to less than half within two epochs, and the model seems to
+# have learned something. In the same training with the sum set to zero after each epoch, the loss does not change
+# there. Over all 50 epochs, the differences fall by 72 %, and the loss by 11 %.
 #
 # Versions: gensim 4.4.0, numpy 2.4.6. Python 3.11, 2026-11-28.
 set -euo pipefail
@@ -14,7 +16,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 python3 -m venv venv
 venv/bin/pip install --quiet gensim==4.4.0 numpy==2.4.6
-PYTHONHASHSEED=0 venv/bin/python - <<'END'
+venv/bin/python - <<'END'
 import random
 
 import gensim
@@ -56,5 +58,6 @@ for epoch in (1, 2, 5, 10, 15, 20, 25, 26, 27, 28, 30, 40, 50):
         f"alone {separate[epoch - 1]:9,.0f}"
     )
 assert min(separate) > 0.85 * max(separate), "the loss really changes"
-assert summed[9] < 0.7 * summed[0] and summed[-1] < 0.35 * summed[0], "the sum is no longer rounded"
+assert summed[26] < 0.5 * summed[24] and separate[26] > 0.98 * separate[24], "2^25 makes no difference"
+assert summed[-1] < 0.35 * summed[0], "the sum is no longer rounded"
 END

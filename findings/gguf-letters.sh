@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A tokenizer of letters in GGUF needs a merge, and any one will do.
+# A tokenizer of letters in GGUF needs a merge, though it has none.
 #
 # Expected: GPT-2's tokenizer with 65 letters and an empty list of merges: each letter is a token.
-# Seen: the gguf library writes such a file without a message, and leaves the list out; llama.cpp then does not load the
-# model. With one merge whose result is no token, it loads, and splits a text into its letters. The merge never applies.
-# Also seen: the library has formulas for Q8_0 and Q4_0, but for Q4_K and Q6_K, which most published files use, it can
-# only read; and a row of 48 numbers cannot be quantized at all, as blocks have 32 or 256.
+# Seen: the gguf library writes such a file without a message, and leaves the list out; llama.cpp then does not load
+# the model. With one merge whose result is no token, it loads, and a text has as many tokens as letters, also where
+# it has the two letters of the merge. Also seen: the library has formulas for Q8_0 and Q4_0, but Q4_K and Q6_K it can
+# only read; and in these four formats, rows of 48 numbers cannot be stored, as blocks have 32 or 256.
 #
 # Versions: xllamacpp 2026.10.11549 (llama.cpp for Python), gguf 0.19.0. Python 3.11, 2026-11-28.
 set -euo pipefail
@@ -39,7 +39,8 @@ def write(path, merges):
     writer.add_token_merges(merges)
     writer.add_add_bos_token(False)
     shapes = {"token_embd.weight": (65, C), "position_embd.weight": (64, C)}
-    for layer, rows, columns in (("attn_qkv", 3 * C, C), ("attn_output", C, C), ("ffn_up", 4 * C, C), ("ffn_down", C, 4 * C)):
+    layers = {"attn_qkv": (3 * C, C), "attn_output": (C, C), "ffn_up": (4 * C, C), "ffn_down": (C, 4 * C)}
+    for layer, (rows, columns) in layers.items():
         shapes[f"blk.0.{layer}.weight"] = (rows, columns)
         shapes[f"blk.0.{layer}.bias"] = (rows,)
     for norm in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # llama.cpp computes a GGUF file of float32 weights partly in float16, and a cache of float32 does not change that.
 #
-# Expected: with weights in float32, log-probabilities are as near to the exact ones as PyTorch's in float32, up to about
-# 1e-5; the KV cache, float16 by default, is what costs precision, so a cache of float32 brings it back.
+# Expected: with weights in float32, log-probabilities are as near to the exact ones as PyTorch's in float32, up to
+# about 1e-5; the KV cache, float16 by default, is what costs precision, so a cache of float32 brings it back.
 # Seen: the differences reach 0.008, and are the same with both caches. Attention is computed by a fused kernel (flash
-# attention, "auto"), which takes keys and values in float16 anyway. Without the kernel and with a cache of float32, 0.002
-# stay. GELU is a part of them: it is looked up in a table of float16, and half of the difference goes if GELU is rounded
-# in PyTorch as well. A greedy text does not show it: of 500 tokens, all are the same.
+# attention, "auto"), which takes keys and values in float16 anyway. Without the kernel and with a cache of float32,
+# 0.002 stay. GELU is a part of them: it is looked up in a table of float16, and half of the difference goes if GELU
+# is rounded in PyTorch as well. A greedy text does not show it: of five texts of 100 tokens, all are the same.
 #
-# Versions: xllamacpp 2026.10.11549 (llama.cpp for Python), gguf 0.19.0, transformers 5.24.0, torch 2.13.0. One thread of
-# an AMD EPYC (Zen 4), Python 3.11, 2026-11-28.
+# Versions: xllamacpp 2026.10.11549 (llama.cpp for Python), gguf 0.19.0, transformers 5.24.0, torch 2.13.0. One thread
+# of an AMD EPYC (Zen 4), Python 3.11, 2026-11-28.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -105,15 +105,19 @@ with torch.no_grad():
     double = model.double()(tokens).logits.log_softmax(-1)
 model.float()
 rounding = (single - double)[double > -20].abs().max().item()
-print("xllamacpp", xllamacpp.__version__, "gguf 0.19.0, transformers", transformers.__version__, "torch", torch.__version__)
-print(f"largest difference of log-probabilities: PyTorch in float32 from float64 {rounding:.0e}; of 500 x 65 from PyTorch:")
+print("xllamacpp", xllamacpp.__version__, "transformers", transformers.__version__, "torch", torch.__version__)
+print(f"largest difference of log-probabilities, PyTorch in float32 from float64: {rounding:.0e}")
+print("largest of 500 x 65, llama.cpp from PyTorch in float32; other token: where its most probable one differs")
 seen = {}
 for flash in ("AUTO", "DISABLED"):
     for cache in ("F16", "F32"):
         seen[flash, cache] = compare(flash, cache)
         plain, rounded, differ = seen[flash, cache]
-        print(f"flash attention {flash:8} cache {cache}: {plain:.5f}, with a rounded GELU {rounded:.5f}; other token at {differ}")
-    assert differ <= 2
+        print(
+            f"flash attention {flash:8} cache {cache}: {plain:.5f}, with a rounded GELU {rounded:.5f}; "
+            f"other token at {differ}"
+        )
+        assert differ <= 2
 assert rounding < 2e-5
 assert seen["AUTO", "F16"] == seen["AUTO", "F32"] and seen["AUTO", "F32"][0] > 100 * rounding
 plain, rounded, _ = seen["DISABLED", "F32"]

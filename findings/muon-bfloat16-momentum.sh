@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # torch.optim.Muon without Nesterov momentum, on parameters in bfloat16, overwrites its momentum.
 #
-# Expected: the buffer is the moving average of the gradients, as in float32. With gradients of one size, its norm grows
-# in the first steps; if gradients turn around, so does it.
-# Seen: it is divided by its norm in each update. (The gradient is made bfloat16 and then normalized in place. If it is
-# bfloat16 already, and is the buffer itself, no copy is made in between.) So small gradients never change the first
-# direction, and 20 steps against it are taken for nothing. With Nesterov momentum, the default, all is well.
+# Expected: the buffer is the moving average of the gradients, as in float32. With gradients of one size, its norm
+# grows in the first steps; if gradients turn around, so does it.
+# Seen: it is divided by its norm in each update. (The update is converted to bfloat16 and then normalized in place.
+# In bfloat16, without Nesterov momentum, there is nothing to convert, and the update is the buffer itself.) So its
+# direction hardly changes where gradients are small: after five steps with a gradient of norm 0.001, twenty with the
+# opposite one do not turn it around. With Nesterov momentum, the default, or in float32, they do.
 #
 # Versions: torch 2.13.0, also 2.11.0. Python 3.11, 2026-11-28.
 set -euo pipefail
@@ -46,7 +47,7 @@ for dtype in (torch.float32, torch.bfloat16):
         norms, cosine = run(dtype, nesterov)
         results[dtype, nesterov] = norms, cosine
         listed = " ".join(f"{n:.6f}" for n in norms[:3])
-        print(f"{str(dtype):15} nesterov={nesterov!s:5}  norms {listed} ...  last step along the gradient: {cosine:+.2f}")
+        print(f"{str(dtype):15} nesterov={nesterov!s:5}  norms {listed} ...  last step and gradient: {cosine:+.2f}")
 for case, (norms, cosine) in results.items():
     if case == (torch.bfloat16, False):
         assert all(0.98 < norm < 1.02 for norm in norms), "the momentum is no longer normalized"

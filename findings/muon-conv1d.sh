@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # torch.optim.Muon trains transformers' GPT-2 with other steps than the same network made of nn.Linear.
 #
-# Expected: a layer with the same weights and the same gradients moves by the same amount, however its matrix is stored.
-# Seen: Muon multiplies the step of a matrix that has more rows than columns by sqrt(rows / columns). A layer from C to
-# 4 C numbers is such a matrix as an nn.Linear (4 C, C), but not as transformers' Conv1D, which stores it the other way
-# round (C, 4 C). So in GPT-2 of transformers, the MLP's first layer moves half as far and its second layer twice as far,
-# and queries, keys and values 1 / sqrt(3) as far. The directions are the same.
+# Expected: a layer with the same weights and the same gradients moves by the same amount, however its matrix is
+# stored.
+# Seen: Muon multiplies the step of a matrix that has more rows than columns by sqrt(rows / columns). A layer from C
+# to 4 C numbers is such a matrix as an nn.Linear (4 C, C), but not as transformers' Conv1D, which stores it the other
+# way round (C, 4 C). So of the layers of transformers' GPT-2, the MLP's first moves half as far and its second twice
+# as far, and queries, keys and values 1 / sqrt(3) as far. The directions are the same. (With
+# adjust_lr_fn="match_rms_adamw", both are alike.)
 #
 # Versions: torch 2.13.0, transformers 5.24.0. Python 3.11, 2026-11-28.
 set -euo pipefail

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Attention of one token is slower in bfloat16 than in float32, on a processor with bfloat16 units.
+# Attention of one token is slower in bfloat16 than in float32, also on a processor with bfloat16 units.
 #
-# Expected: generating a token reads all cached keys and values once, so half as many bytes take half the time, or the
-# same time if a fixed cost dominates.
-# Seen: with 1,024 cached tokens, F.scaled_dot_product_attention for one query takes several times as long in bfloat16 as
-# in float32, though a product of large matrices is faster in bfloat16. Converting all keys and values to float32 for each
-# token, and attending in float32, takes less time than that; a cache of float32 takes least.
+# Expected: generating a token reads all cached keys and values once, so half as many bytes take at most the same
+# time.
+# Seen: with 1,024 cached tokens, F.scaled_dot_product_attention for one query takes several times as long in bfloat16
+# as in float32, though a product of large matrices is faster in bfloat16. Converting all keys and values to float32
+# for each token, and attending in float32, takes less time than that; a cache of float32 takes least.
 #
-# Versions: torch 2.13.0. One thread of an AMD EPYC (Zen 4), Python 3.11, 2026-11-28.
+# Versions: torch 2.13.0. One thread of an AMD EPYC (Zen 4), Python 3.11, 2026-11-28. On a processor without bfloat16
+# units, the script says so and checks nothing.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -27,14 +28,14 @@ HEADS, KEYS, CHANNELS = 12, 1024, 64
 
 def one_token(dtype):
     q = torch.randn(1, HEADS, 1, CHANNELS, dtype=dtype)
-    k = torch.randn(1, HEADS, KEYS, CHANNELS, dtype=dtype)
-    return lambda: F.scaled_dot_product_attention(q, k, k)
+    k, v = torch.randn(2, 1, HEADS, KEYS, CHANNELS, dtype=dtype)
+    return lambda: F.scaled_dot_product_attention(q, k, v)
 
 
 def one_token_converted():
     q = torch.randn(1, HEADS, 1, CHANNELS)
-    k = torch.randn(1, HEADS, KEYS, CHANNELS, dtype=torch.bfloat16)
-    return lambda: F.scaled_dot_product_attention(q, k.float(), k.float())
+    k, v = torch.randn(2, 1, HEADS, KEYS, CHANNELS, dtype=torch.bfloat16)
+    return lambda: F.scaled_dot_product_attention(q, k.float(), v.float())
 
 
 def matrices(dtype):
@@ -66,6 +67,10 @@ for name, found in times.items():
 ratio = medians["one token, bfloat16"] / medians["one token, float32"]
 faster = medians["1024 x 1024 matrices, float32"] / medians["1024 x 1024 matrices, bfloat16"]
 print(f"one token: bfloat16 takes {ratio:.1f} times as long; matrices: {faster:.1f} times as fast")
-assert ratio > 1.5 and faster > 1
-assert medians["one token, bfloat16 converted"] < medians["one token, bfloat16"]
+flags = open("/proc/cpuinfo").read()
+if "avx512_bf16" in flags or "amx_bf16" in flags:
+    assert ratio > 1.5 and faster > 1
+    assert medians["one token, bfloat16 converted"] < medians["one token, bfloat16"]
+else:
+    print("this processor has no bfloat16 units, so nothing is checked")
 END

@@ -2,8 +2,8 @@
 # torch.onnx.export writes the weights of a small model into a second file.
 #
 # Expected: a model of 3 MB is one file; a format with a limit of 2 GB needs a second one only above it.
-# Seen: the weights are in model.onnx.data beside it. So model.onnx, sent alone, has the name and the size of a model,
-# passes for one, and cannot be opened. With external_data=False, it is one file.
+# Seen: the weights are in model.onnx.data beside it, so model.onnx alone cannot be opened. With external_data=False,
+# it is one file.
 #
 # Versions: torch 2.13.0, onnx 1.23.2, onnxscript 0.7.2, onnxruntime 1.32.0. Python 3.11, 2026-11-28.
 set -euo pipefail
@@ -36,7 +36,8 @@ for options in ({}, {"external_data": False}):
         onnxruntime.InferenceSession(sent / "model.onnx", providers=["CPUExecutionProvider"])
         outcome = "opens"
     except Exception as error:  # onnxruntime's own classes
-        outcome = f"does not open ({type(error).__name__})"
+        assert "model.onnx.data" in str(error)
+        outcome = "does not open: model.onnx.data is missing"
     print(options, sizes, "model.onnx alone", outcome)
     assert (len(sizes) == 1) == (outcome == "opens") == bool(options)
 END

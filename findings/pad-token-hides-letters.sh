@@ -2,9 +2,10 @@
 # transformers' generate() does not see the letters of a prompt that are the padding token.
 #
 # Expected: pad_token_id says what to fill shorter rows with. One prompt has no shorter rows, so it changes nothing.
-# Seen: without an attention mask, generate() takes each token of the prompt that equals pad_token_id for padding, hides
-# it, and does not count it as a position. A tokenizer of characters has no token to spare, and token 0 is a newline or a
-# space: with pad_token_id=0, all 20 prompts continue differently. An attention mask of ones, or no pad_token_id, helps.
+# Seen: without an attention mask, generate() takes each token of the prompt that equals pad_token_id for padding,
+# hides it, and does not count it as a position (unless it is the end token, too). A tokenizer of characters has no
+# token to spare, and token 0 is a newline or a space: with pad_token_id=0, all 20 prompts continue differently. An
+# attention mask of ones, or no pad_token_id, helps.
 #
 # Versions: transformers 5.24.0, torch 2.13.0. Python 3.11, 2026-11-28.
 set -euo pipefail

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
 # tokenizers' WordPieceTrainer makes another vocabulary of the same text in each run.
 #
-# Expected: training has no random choices, so the same text gives the same token numbers, as BpeTrainer and
-# UnigramTrainer do.
-# Seen: with a prefix for the letters inside a word, as WordPiece has, or a suffix at its end, these letters get their
-# numbers in an order that changes from process to process. The numbers decide ties, so other pieces are made, and words
-# are split differently. A model only works with the tokenizer file that it was trained with, not with one made again from
-# the same text.
+# Expected: training has no random choices, so the same text gives the same token numbers, as with BpeTrainer and
+# UnigramTrainer.
+# Seen: with a prefix for the letters inside a word, as WordPiece has, or a suffix at its end, pieces get other
+# numbers in each process. With WordPiece, there are other pieces as well, and words are split differently. So a model
+# only works with the tokenizer file that it was trained with, not with a new one made of the same text.
 #
-# Versions: tokenizers 0.23.3; the words are the last names of the package names 0.3.0. Python 3.11, 2026-11-28.
+# Versions: tokenizers 0.23.3; the words are last names of the package names 0.3.0. Python 3.11, 2026-11-28.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -22,11 +21,13 @@ from importlib.resources import files
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 words = [line.split()[0].lower() for line in files("names").joinpath("dist.all.last").read_text().splitlines()]
+words = words[:20_000]
 options = dict(vocab_size=3000, show_progress=False)
+suffix = {"end_of_word_suffix": "</w>"}
 cases = {
     "BPE": (models.BPE(), trainers.BpeTrainer(**options)),
     "Unigram": (models.Unigram(), trainers.UnigramTrainer(**options)),
-    "BPE with a suffix": (models.BPE(end_of_word_suffix="</w>"), trainers.BpeTrainer(end_of_word_suffix="</w>", **options)),
+    "BPE with a suffix": (models.BPE(**suffix), trainers.BpeTrainer(**suffix, **options)),
     "WordPiece": (models.WordPiece(), trainers.WordPieceTrainer(**options)),
 }
 
@@ -43,7 +44,7 @@ for name, (model, trainer) in cases.items():
     tokens = [tokenizer.encode(word).tokens for word in words]
     print(name, digest(sorted(vocab.items())), digest(sorted(vocab)), digest(tokens), sum(map(len, tokens)), sep="\t")
 END
-for run in 1 2 3 4; do venv/bin/python train.py > "run$run.txt"; done
+for run in 1 2 3 4; do RAYON_NUM_THREADS=1 venv/bin/python train.py > "run$run.txt"; done
 venv/bin/python - <<'END'
 from importlib.metadata import version
 
