@@ -34,19 +34,19 @@ def losses(restart):
     model = gensim.models.Word2Vec(vector_size=16, min_count=1, workers=1, seed=1, sg=1, compute_loss=True)
     model.build_vocab(sentences)
     sums = [0.0]
-    found = []
+    differences = []
 
     class Record(gensim.models.callbacks.CallbackAny2Vec):
         def on_epoch_end(self, model):
             total = model.get_latest_training_loss()
-            found.append(total - sums[-1])
+            differences.append(total - sums[-1])
             sums.append(total)
             if restart:
                 model.running_training_loss = 0.0
                 sums.append(0.0)
 
     model.train(sentences, total_examples=len(sentences), epochs=EPOCHS, compute_loss=True, callbacks=[Record()])
-    return found, sums
+    return differences, sums
 
 
 summed, sums = losses(restart=False)

@@ -4,8 +4,8 @@
 # Expected: a function that computes the output layer and the loss together, made for large vocabularies, never stores
 # all logits.
 # Seen: without options, it computes cross_entropy(linear(...)), in the same memory. With
-# options=LinearCrossEntropyOptions(), it goes through the rows in chunks: a fraction of the memory, and here two to
-# three times the time.
+# options=LinearCrossEntropyOptions(), it goes through the rows in chunks: a sixth of the memory, and here about three
+# times the time.
 #
 # Versions: torch 2.13.0. One thread of an AMD EPYC (Zen 4), Python 3.11, 2026-11-28.
 set -euo pipefail
@@ -45,13 +45,13 @@ print(f"{loss.item():.6f} {seconds:.3f} {megabytes:.0f}")
 END
 for round in 1 2 3; do
   for case in both plain options; do
-    echo "$case $(OMP_NUM_THREADS=1 venv/bin/python measure.py $case)" >> found.txt
+    echo "$case $(OMP_NUM_THREADS=1 venv/bin/python measure.py $case)" >> measured.txt
   done
 done
 venv/bin/python - <<'END'
 import statistics
 
-rows = [line.split() for line in open("found.txt")]
+rows = [line.split() for line in open("measured.txt")]
 median = {}
 for case in ("both", "plain", "options"):
     seconds = statistics.median(float(row[2]) for row in rows if row[0] == case)

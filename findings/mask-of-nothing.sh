@@ -33,7 +33,7 @@ by_kernel = {}
 for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
     with sdpa_kernel(backend):
         by_kernel[backend.name] = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
-attention = torch.nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
+attention = torch.nn.MultiheadAttention(8, 2, bias=False, batch_first=True)  # the same in eval() under no_grad()
 hidden = torch.ones(1, 3, dtype=torch.bool)
 print("softmax with -inf:", formula[0, 0, 1, :3].tolist())
 print("softmax with -1e9:", finite[0, 0, 1, :3].tolist(), "average of all:", v[0, 0].mean(0)[:3].tolist())

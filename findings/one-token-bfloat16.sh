@@ -61,9 +61,9 @@ with torch.no_grad():
             if round >= 2:
                 times[name].append((time.perf_counter() - start) / repeats * 1e6)
 print("torch", torch.__version__, torch.backends.cpu.get_cpu_capability())
-medians = {name: statistics.median(found) for name, found in times.items()}
-for name, found in times.items():
-    print(f"{name:32} {medians[name]:9,.0f} microseconds ({min(found):,.0f} to {max(found):,.0f})")
+medians = {name: statistics.median(measured) for name, measured in times.items()}
+for name, measured in times.items():
+    print(f"{name:32} {medians[name]:9,.0f} microseconds ({min(measured):,.0f} to {max(measured):,.0f})")
 ratio = medians["one token, bfloat16"] / medians["one token, float32"]
 faster = medians["1024 x 1024 matrices, float32"] / medians["1024 x 1024 matrices, bfloat16"]
 print(f"one token: bfloat16 takes {ratio:.1f} times as long; matrices: {faster:.1f} times as fast")

@@ -35,17 +35,17 @@ print("openvino", openvino.__version__, "onnxruntime", onnxruntime.__version__, 
 
 session = onnxruntime.InferenceSession("mlp.onnx", providers=["CPUExecutionProvider"])
 core = openvino.Core()
-found = {"onnxruntime": (session.run(None, {"x": x.numpy()})[0], "")}
+outputs = {"onnxruntime": (session.run(None, {"x": x.numpy()})[0], "")}
 for name, options in (("OpenVINO", {}), ("OpenVINO, f32", {"INFERENCE_PRECISION_HINT": "f32"})):
     compiled = core.compile_model("mlp.onnx", "CPU", options)
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-    found[name] = compiled([x.numpy()])[0], precision
+    outputs[name] = compiled([x.numpy()])[0], precision
 differences = {}
-for name, (logits, precision) in found.items():
+for name, (logits, precision) in outputs.items():
     assert logits.dtype == np.float32
     differences[name] = np.abs(logits - expected).max()
     print(f"{name:14} largest difference {differences[name]:.1e} of logits up to {expected.max():.1f}  {precision}")
-if found["OpenVINO"][1] == "f32":
+if outputs["OpenVINO"][1] == "f32":
     print("OpenVINO computes in float32 on this processor, so there is nothing to see")
 else:
     assert differences["OpenVINO"] > 1e-4
