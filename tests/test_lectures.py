@@ -256,6 +256,24 @@ def _():
     return [xor(a, b, 2) for a, b in inputs], [xor(a, b, 1) for a, b in inputs]
 
 
+# No straight line through x separates -1 and 1 from 0: it is at 0 what it is on average at -1 and 1
+@example("lift-x2", [(1, -1, 1), 0])
+def _():
+    line = micrograd.Neuron(1, None)
+    left, middle, right = (line([x]).data for x in (-1, 0, 1))
+    lifted = set_to(micrograd.Neuron(2, None), 0, 1, -0.5)
+    return [math.copysign(1, lifted([x, x**2]).data) for x in (-1, 0, 1)], round(middle - (left + right) / 2, 12)
+
+
+# Parts of size s and weight w are defective if w is near s. One text separates low, middle and high densities w / s by
+# one threshold; a band needs two: ReLU(w - s) and ReLU(s - w)
+@example("density", [(0.5, 0.5, -1, -1)])
+def _():
+    hidden = [set_to(micrograd.Neuron(2, Value.relu), *weights, 0) for weights in ((-1, 1), (1, -1))]
+    output = set_to(micrograd.Neuron(2, None), -1, -1, 0.5)  # positive: defective
+    return [output([unit(part) for unit in hidden]) for part in ([1, 1], [2, 2], [2.5, 1], [1, 2.5])]
+
+
 def steps(rate: float, t: float, count: int) -> list[float]:
     """Where gradient descent on t^2 goes."""
     x, path = Value(t), []
@@ -509,6 +527,21 @@ def _():
     return P[2, 2:], 5 * loss, loss, math.exp(loss)
 
 
+# The probabilities of all words, of any length, add up to 1, as each word ends with probability 1. And a word has as
+# many letters on average as in the training text, without smoothing
+@example("stop", [(1, 4), (1, 3.2)])
+def _():
+    rows = []
+    for add in (0, 1):
+        P = bigram.probabilities(torch.tensor(DOT), add)
+        from_letter_to_letter = P[1:, 1:]
+        # The expected number of times that each letter is in a word: I + Q + Q^2 + ... is the inverse of I - Q
+        occurrences = P[0, 1:] @ torch.linalg.inv(torch.eye(3) - from_letter_to_letter)
+        empty_word = P[0, 0]
+        rows.append((empty_word + occurrences @ P[1:, 0], occurrences.sum()))
+    return rows
+
+
 @example(
     "emma-smooth", [[1 / 6, 2 / 6, *[1 / 6] * 3], [1 / 7, 1 / 7, 2 / 7, 2 / 7, 1 / 7], [0.2] * 5, 5.80136, 1.16027]
 )
@@ -667,6 +700,31 @@ def _():
 def _():
     mean = (mlp.Tanh()(Z) * PHI).sum()
     return mean.round(decimals=12), (mlp.Tanh()(Z) ** 2 * PHI).sum() - mean**2
+
+
+# Outputs of a sigmoid are positive, with the mean 0.5. So in the next layer, the derivatives of a unit's weights have
+# the same sign. After tanh, whose outputs have the mean 0, they have both signs
+@example("sigmoid-mean", [0.5, (0.268941, 0.880797), (-0.761594, 0.964028)])
+def _():
+    derivatives = []
+    for activation in (Value.sigmoid, Value.tanh):
+        unit = micrograd.Neuron(2, None)
+        unit([activation(Value(-1)), activation(Value(2))]).backward()
+        derivatives.append([p.grad for p in unit.parameters()[:2]])
+    return (torch.sigmoid(Z) * PHI).sum(), *derivatives
+
+
+# A sum of many inputs is nearly normal, with a kurtosis of 3 (central limit theorem). Here are sums of 1, 2, 10 and 14
+# inputs, each -1 or 1. If one weight is much larger than the others, the sum is not normal
+@example("sum-normal", [(1, 2, 2.8, 2.85714), 1.00479])
+def _():
+    def kurtosis(*weights: float) -> torch.Tensor:
+        layer = mlp.Linear(tensor(*weights)[:, None], torch.zeros(1))
+        inputs = list(itertools.product((-1.0, 1.0), repeat=len(weights)))
+        sums = layer(tensor(*inputs))
+        return (sums**4).mean() / (sums**2).mean() ** 2
+
+    return [kurtosis(*[1.0] * n) for n in (1, 2, 10, 14)], kurtosis(50.0, 1, 1, 1)
 
 
 @example("tanh-laplace", [1.51828, 0.394294])  # with the factor 1/2 of one text it would be 0.697147
@@ -987,6 +1045,16 @@ def mask(T: int, **keys) -> torch.Tensor:
 @example("mask-4", [[0, -math.inf, -math.inf, -math.inf], [0, 0, -math.inf, -math.inf], [0, 0, 0, -math.inf], [0] * 4])
 def _():
     return mask(4)
+
+
+# One text advises -1e9 instead of -inf against nan. If everything is hidden, -inf gives nan, and -1e9 an average of
+# what should be hidden. A causal mask never hides everything. In 16 bits, -1e9 is -inf
+@example("mask-none", [1, THIRDS, (0.5, 0.5, 0), (0.5, 0.5, 0), 1])
+def _():
+    inf = math.inf
+    nothing, everything = softmax(-inf, -inf, -inf), softmax(-1e9, -1e9, -1e9)
+    in_16_bits = torch.tensor(-1e9).half()
+    return np.isnan(nothing).all(), everything, softmax(0, 0, -inf), softmax(0, 0, -1e9), in_16_bits.isinf()
 
 
 @example("bow-3", [[(1, 0, 0), (0.5, 0.5, 0), THIRDS], (1, 2, 4)])  # each row the mean of what came so far
