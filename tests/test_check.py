@@ -580,6 +580,13 @@ def test_the_parts_of_the_tour_name_tasks():
         assert set(re.findall(r"`(\w+)`", bullet)) <= TASKS.keys()
 
 
+def test_the_page_for_assistants_names_tasks():
+    page = (ROOT / "docs" / "assistant.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (`.*`) \|", page, flags=re.M)
+    names = set(re.findall(r"`(\w+)`", " ".join(table)))
+    assert names and names <= TASKS.keys()
+
+
 def test_what_the_tour_shows_is_printed(capsys):
     verdict = verdict_on("probabilities", lambda N: N / N.sum(dim=1))
     check.print_verdicts([("probabilities", *verdict)])

@@ -256,6 +256,25 @@ def _():
     return [xor(a, b, 2) for a, b in inputs], [xor(a, b, 1) for a, b in inputs]
 
 
+@example("linear-2", 0)  # two layers without an activation between them are one layer
+def _():
+    x, W1, b1, W2, b2 = torch.randn(3, 4), torch.randn(4, 4), torch.randn(4), torch.randn(4, 4), torch.randn(4)
+    two_layers = mlp.Linear(W2, b2)(mlp.Linear(W1, b1)(x))
+    one_layer = mlp.Linear(W1 @ W2, b1 @ W2 + b2)(x)
+    return (two_layers - one_layer).abs().max().round(decimals=12)
+
+
+# The derivatives of -log q and of 1 - q w.r.t. the logit, for the probabilities 0.9, 0.5 and 0.001 of the right answer:
+# for a model that is confidently wrong, 1 - q has hardly any
+@example("log-loss", [(-0.1, -0.5, -0.999), (-0.09, -0.25, -0.000999)])
+def _():
+    rows = []
+    for loss in (lambda q: -q.log(), lambda q: 1 - q):
+        logits = [math.log(q / (1 - q)) for q in (0.9, 0.5, 0.001)]
+        rows.append([gradients(lambda z, loss=loss: loss(z.sigmoid()), logit)[1] for logit in logits])
+    return rows
+
+
 # No straight line through x separates -1 and 1 from 0: it is at 0 what it is on average at -1 and 1
 @example("lift-x2", [(1, -1, 1), 0])
 def _():
@@ -1045,6 +1064,18 @@ def mask(T: int, **keys) -> torch.Tensor:
 @example("mask-4", [[0, -math.inf, -math.inf, -math.inf], [0, 0, -math.inf, -math.inf], [0, 0, 0, -math.inf], [0] * 4])
 def _():
     return mask(4)
+
+
+# Attention has as many weights for 3 tokens of 4 channels as for 6. A layer that connects all numbers with all has not
+@example("attn-length", [(64, 64), (144, 576)])
+def _():
+    def count(layer: nn.Module) -> int:
+        return sum(p.numel() for p in layer.parameters())
+
+    keys = {"n_embd": 4, "n_head": 1, "qk_norm": False}
+    attention = [model.CausalSelfAttention(GPTConfig(block_size=T, **keys)) for T in (3, 6)]
+    connected = [nn.Linear(T * 4, T * 4, bias=False) for T in (3, 6)]
+    return [count(layer) for layer in attention], [count(layer) for layer in connected]
 
 
 # One text advises -1e9 instead of -inf against nan. If everything is hidden, -inf gives nan, and -1e9 an average of
