@@ -401,10 +401,6 @@ def test_the_worked_examples_of_the_tour():
     for temperature in (1, 0.5, 2):
         p = torch.softmax(torch.tensor([2.0, 1.0, 0.0]) / temperature, dim=0)
         assert "{}, {} and {} % at".format(*(round(100 * x) for x in p.tolist())) in text
-    mixture = [(0.07 + 0.9) / 2, (0.04 + 0.00006) / 2]
-    losses = [[-math.log(x) for x in p] for p in ((0.07, 0.04), (0.9, 0.00006), mixture)]
-    gpt, counted, both = (f"{a:.2f} + {b:.2f}" for a, b in losses)
-    assert f"the GPT loses {gpt} nats, counting {counted}, and the mixture {both}" in text
 
 
 def test_the_glossary_names_places_that_are_there():
