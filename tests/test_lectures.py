@@ -39,6 +39,7 @@ from test_micrograd import gradients
 from test_word2vec import Drawn
 from torch import nn
 
+import attention
 import bigram
 import cells
 import console
@@ -166,7 +167,9 @@ def _():
 example("quadform", [6, 4, 8], lambda: gradients(lambda x, y: x * (1 * x + 2 * y) + y * (3 * y), 1, 1))
 
 
-@example("mat-ident", [0] * 12)  # dL/dX of <G, A X B> is A^T G B^T; of tr(A X), A^T; of the squared norm, 2 X
+# dL/dX of <G, A X B> is A^T G B^T; of tr(A X), A^T; of the squared norm, 2 X. vec(A X B) is (B^T kron A) vec(X), so its
+# Jacobian is that matrix, if vec puts columns below each other
+@example("mat-ident", [0] * 28)
 def _():
     A, B, G, X = np.random.default_rng(0).normal(size=(4, 2, 2))
 
@@ -175,7 +178,12 @@ def _():
         return np.round(np.reshape(slopes, (2, 2)) - exact, 12)
 
     bilinear = gap(lambda X: (G * (A @ X @ B)).sum(), A.T @ G @ B.T)
-    return bilinear, gap(lambda X: np.trace(A @ X), A.T), gap(lambda X: (X * X).sum(), 2 * X)
+    rows = []  # of the Jacobian of vec(A X B)
+    for i in range(4):
+        slopes = gradients(lambda *x, i=i: (A @ np.reshape(x, (2, 2), "F") @ B).ravel("F")[i], *X.ravel("F"))[1:]
+        rows.append(slopes)
+    vec = np.round(rows - np.kron(B.T, A), 12)
+    return bilinear, gap(lambda X: np.trace(A @ X), A.T), gap(lambda X: (X * X).sum(), 2 * X), vec
 
 
 @example("act-deriv", [(0.5, 0.25), (0, 1), (2, 1), (0, 0)])
@@ -1050,6 +1058,15 @@ def _():
     return [slopes.round(decimals=12) for slopes in attend(*TWO).slopes(dO)[:2]]
 
 
+@example("cross-bwd", [0, 0, 0])  # cross-attention, 2 queries and 3 keys: attention.py's backward, and autograd
+def _():
+    q, k, v, dout = (torch.randn(rows, 4, requires_grad=True) for rows in (2, 3, 3, 2))
+    wei = (q @ k.T / math.sqrt(4)).softmax(dim=-1)
+    exact = torch.autograd.grad((wei @ v * dout).sum(), (q, k, v))
+    by_hand = attention.attention_backward(q, k, v, wei, dout)
+    return [(a - b).abs().max().round(decimals=12) for a, b in zip(by_hand, exact, strict=True)]
+
+
 @example("attn-2x3-causal", [[(2, 0, 1), (1.5, 0.5, 0.5)]] * 2)
 def _():
     return [attend(*TWO, causal=True, flash=flash).O for flash in FLASH]
@@ -1429,6 +1446,8 @@ def two_steps(rule: str, **keys) -> list[float]:
 
 
 example("momentum-2", [0.8, 0.46], lambda: two_steps("sgd"))  # torch's form, which adds the whole gradient
+# Momentum as an average, (1 - 0.9) of each new gradient, is the same rule at a tenth of the learning rate
+example("momentum-mean", [0.98, 0.9424], lambda: two_steps("sgd", lr=0.01))
 # one text does not correct the first average: then the first step ends at 0.99
 example("adam-2", [0.900000, 0.800412], lambda: two_steps("adam"))
 
