@@ -60,7 +60,6 @@ class Options:
         "auto", "number format of weights and cache; auto: float32, but large matrices in bfloat16 if a CPU has it"
     )
     plot: bool = option(False, "draw the attention weights of the first 24 tokens: attention.png")
-    out_dir: PathStr = option("", "folder of the plot (default: the folder of the checkpoint)")
 
 
 # ----------------------------------------------------------------------------- generation
@@ -493,7 +492,7 @@ def open_session(options: Options) -> Session:
         options=options,
         generator=generator,
         start_token=checkpoint["start_token"],
-        folder=options.out_dir or checkpoint["folder"],
+        folder=checkpoint["folder"],
     )
 
 
