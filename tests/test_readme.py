@@ -294,9 +294,10 @@ def test_the_loop_for_a_project_of_your_own_is_killed_and_resumes_bit_for_bit():
     resumed = start_loop("killed", loop)
     control = start_loop("forgetful", without_optimizer)
     expected = lines_of(uninterrupted)
-    after = lines_of(resumed)
+    resuming, *after = lines_of(resumed)
     lines_of(control)
 
+    assert resuming.startswith(f"resuming after step {step};")
     assert before == expected[:3]
     assert after == expected[step // 5 :]  # a line every five steps, and the sample
     val = [float(line.split()[-1]) for line in expected[:8]]
