@@ -178,11 +178,11 @@ def _():
         return np.round(np.reshape(slopes, (2, 2)) - exact, 12)
 
     bilinear = gap(lambda X: (G * (A @ X @ B)).sum(), A.T @ G @ B.T)
-    rows = []  # of the Jacobian of vec(A X B)
+    jacobian = []  # a row: the derivatives of an entry of vec(A X B)
     for i in range(4):
         slopes = gradients(lambda *x, i=i: (A @ np.reshape(x, (2, 2), "F") @ B).ravel("F")[i], *X.ravel("F"))[1:]
-        rows.append(slopes)
-    vec = np.round(rows - np.kron(B.T, A), 12)
+        jacobian.append(slopes)
+    vec = np.round(jacobian - np.kron(B.T, A), 12)
     return bilinear, gap(lambda X: np.trace(A @ X), A.T), gap(lambda X: (X * X).sum(), 2 * X), vec
 
 
@@ -272,8 +272,8 @@ def _():
     return (two_layers - one_layer).abs().max().round(decimals=12)
 
 
-# The derivatives of -log q and of 1 - q w.r.t. the logit, for the probabilities 0.9, 0.5 and 0.001 of the right answer:
-# for a model that is confidently wrong, 1 - q has hardly any
+# The derivatives of -log q and of 1 - q w.r.t. the logit, for the probabilities 0.9, 0.5 and 0.001 of the right answer.
+# For a model that is confidently wrong, the derivative of 1 - q is nearly 0
 @example("log-loss", [(-0.1, -0.5, -0.999), (-0.09, -0.25, -0.000999)])
 def _():
     rows = []
@@ -283,7 +283,7 @@ def _():
     return rows
 
 
-# No straight line through x separates -1 and 1 from 0: it is at 0 what it is on average at -1 and 1
+# No straight line through x separates -1 and 1 from 0: its value at 0 is the mean of its values at -1 and 1
 @example("lift-x2", [(1, -1, 1), 0])
 def _():
     line = micrograd.Neuron(1, None)
@@ -1096,13 +1096,13 @@ def _():
 
 
 # One text advises -1e9 instead of -inf against nan. If everything is hidden, -inf gives nan, and -1e9 an average of
-# what should be hidden. A causal mask never hides everything. In 16 bits, -1e9 is -inf
+# what should be hidden. A causal mask never hides everything. In float16, -1e9 is -inf
 @example("mask-none", [1, THIRDS, (0.5, 0.5, 0), (0.5, 0.5, 0), 1])
 def _():
     inf = math.inf
     nothing, everything = softmax(-inf, -inf, -inf), softmax(-1e9, -1e9, -1e9)
-    in_16_bits = torch.tensor(-1e9).half()
-    return np.isnan(nothing).all(), everything, softmax(0, 0, -inf), softmax(0, 0, -1e9), in_16_bits.isinf()
+    in_float16 = torch.tensor(-1e9).half()
+    return np.isnan(nothing).all(), everything, softmax(0, 0, -inf), softmax(0, 0, -1e9), in_float16.isinf()
 
 
 @example("bow-3", [[(1, 0, 0), (0.5, 0.5, 0), THIRDS], (1, 2, 4)])  # each row the mean of what came so far
