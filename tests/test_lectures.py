@@ -178,9 +178,15 @@ def _():
         return np.round(np.reshape(slopes, (2, 2)) - exact, 12)
 
     bilinear = gap(lambda X: (G * (A @ X @ B)).sum(), A.T @ G @ B.T)
-    jacobian = []  # a row: the derivatives of an entry of vec(A X B)
+
+    def entry(i: int, *x) -> Value:
+        """Entry i of vec(A X B), for the entries x of vec(X); vec goes down the columns, NumPy's order F."""
+        product = A @ np.reshape(x, (2, 2), "F") @ B
+        return product.ravel("F")[i]
+
+    jacobian = []
     for i in range(4):
-        slopes = gradients(lambda *x, i=i: (A @ np.reshape(x, (2, 2), "F") @ B).ravel("F")[i], *X.ravel("F"))[1:]
+        _, *slopes = gradients(functools.partial(entry, i), *X.ravel("F"))
         jacobian.append(slopes)
     vec = np.round(jacobian - np.kron(B.T, A), 12)
     return bilinear, gap(lambda X: np.trace(A @ X), A.T), gap(lambda X: (X * X).sum(), 2 * X), vec
@@ -266,7 +272,9 @@ def _():
 
 @example("linear-2", 0)  # two layers without an activation between them are one layer
 def _():
-    x, W1, b1, W2, b2 = torch.randn(3, 4), torch.randn(4, 4), torch.randn(4), torch.randn(4, 4), torch.randn(4)
+    x = torch.randn(3, 4)
+    W1, W2 = torch.randn(2, 4, 4)
+    b1, b2 = torch.randn(2, 4)
     two_layers = mlp.Linear(W2, b2)(mlp.Linear(W1, b1)(x))
     one_layer = mlp.Linear(W1 @ W2, b1 @ W2 + b2)(x)
     return (two_layers - one_layer).abs().max().round(decimals=12)
