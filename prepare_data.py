@@ -26,7 +26,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bpe import BPETokenizer, NumberTokenizer, train_bpe
 from console import NonNegative, PathStr, Positive, UserError, did_you_mean, option, parse, progress, run
 from download import download
 from files import DATA, DOWNLOADS, load_tensors, move, sha256_of
@@ -479,6 +478,8 @@ def tokenizer_for(splits: dict, between: str, kind: str, vocab_size: int) -> Tok
         return char_tokenizer(splits, between)
     if kind == "bpe":
         return bpe_tokenizer(splits["train"], between, vocab_size)
+    from bpe import NumberTokenizer  # here: one token per character needs no BPE
+
     tokenizer = open_tokenizer(kind)
     if isinstance(tokenizer, NumberTokenizer):
         raise UserError(f"the tokenizer of {kind} is unknown, so it encodes no text; use another --tokenizer")
@@ -497,8 +498,10 @@ def char_tokenizer(splits: dict, between: str) -> CharTokenizer:
     return CharTokenizer(sorted(chars))
 
 
-def bpe_tokenizer(train: Iterable[str], between: str, vocab_size: int) -> BPETokenizer:
+def bpe_tokenizer(train: Iterable[str], between: str, vocab_size: int) -> Tokenizer:
     """Train BPE on the training split. END is one of the vocab_size tokens, if it is between documents."""
+    from bpe import BPETokenizer, train_bpe  # here
+
     if between:
         # A newline ends each document, so that no token spans two of them
         train = "".join(f"{document}\n" for document in train)
@@ -515,6 +518,8 @@ def bpe_tokenizer(train: Iterable[str], between: str, vocab_size: int) -> BPETok
 def open_tokenizer(name: str) -> Tokenizer:
     """Open the tokenizer of GPT-2, a dataset, a run or a checkpoint. Raises UserError."""
     if name == "gpt2":
+        from bpe import BPETokenizer  # here
+
         return BPETokenizer()
     if (DATA / name / "meta.json").exists() or parse_name(name):
         if not (DATA / name / "meta.json").exists():
@@ -565,6 +570,8 @@ def write_ids(folder: Path, source: str, ids: Ids, tokenizer: Tokenizer) -> None
 
 def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
     """Return how many bytes of text each token stands for, (V,): 0 for END, or if unknown."""
+    from bpe import NumberTokenizer  # here
+
     n_bytes = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     if isinstance(tokenizer, NumberTokenizer):
         return n_bytes
@@ -578,6 +585,8 @@ def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
 def open_fineweb(folder: Path, shards: int) -> tuple[Ids, Tokenizer]:
     """Open FineWeb (Penedo et al. 2024) in GPT-2's tokens, 100M per shard. folder: the user's
     shards, or DOWNLOADS, where missing shards are downloaded."""
+    from bpe import BPETokenizer  # here
+
     train = []
     for i in range(1, shards + 1):
         train.append(open_shard(folder, f"fineweb_train_{i:06d}.bin"))
@@ -607,6 +616,8 @@ def open_ids(folder: Path, kind: str, vocab_size: int) -> tuple[Ids, Tokenizer]:
     """Open a folder with train.bin, val.bin, and perhaps test.bin: raw token ids as nanoGPT writes
     them (uint16; uint32 if the vocabulary is larger than 65,536). kind: the tokenizer that made
     them. For char, the default, it is unknown, and the tokens are the numbers below vocab_size."""
+    from bpe import NumberTokenizer  # here
+
     if (folder / "meta.json").exists():
         name = shlex.quote(folder.resolve().name)
         raise UserError(f"{folder} is a dataset already; use its name, --dataset={name}")

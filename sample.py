@@ -26,7 +26,6 @@ from torch import nn
 
 from checkpoint import check_tokenizer, load_checkpoint, load_model, newest_run
 from console import NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option, parse, printable, run
-from layers import replace_layers, speed_up
 from model import GPT, ConfigError, GPTConfig, refuse_nan, sample_token
 from runtime import Worker, check_compiler, explain_errors
 from tokenizer import Tokenizer, start_ids, token_names
@@ -478,6 +477,8 @@ def open_session(options: Options) -> Session:
     if device.type == "cuda" and not options.compile:
         # In 16-bit formats, PyTorch would call cuDNN's attention, which takes 60 ms for each new number of keys
         torch.backends.cuda.enable_cudnn_sdp(False)
+    from layers import replace_layers, speed_up  # here: a model needs none of it to be sampled
+
     if options.compile:
         check_compiler(device)
         if options.int8:  # the other layers are for code that is not compiled

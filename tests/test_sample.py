@@ -671,8 +671,7 @@ def test_without_mkl_a_model_is_left_as_it_is(monkeypatch):
 def chosen(monkeypatch) -> list:
     """What speed_up() was called with, on processors with bfloat16 units, for matrices that count as large."""
     calls = []
-    for place in (layers, sample):
-        monkeypatch.setattr(place, "speed_up", lambda model, dtype=torch.float32, n=None: calls.append((dtype, n)))
+    monkeypatch.setattr(layers, "speed_up", lambda model, dtype=torch.float32, n=None: calls.append((dtype, n)))
     monkeypatch.setattr(layers, "LARGE_MATRIX", 1)
     monkeypatch.setattr(layers, "has_bfloat16_units", lambda: True)
     return calls
