@@ -37,13 +37,12 @@ BPE_SIZE = 1024  # default vocabulary of --tokenizer=bpe
 TOKENIZERS = ("char", "bpe", "gpt2")  # a dataset may not have these names
 SOURCES = ("words", "python", "names", "shakespeare", "fineweb")
 LISTS = ("words", "names")  # sources with one document per line
+NAMES = Path(__file__).with_name("data") / "names.txt"
 URLS = {
-    "names": "https://raw.githubusercontent.com/karpathy/makemore/master/names.txt",
     "shakespeare": "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
     "fineweb": "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/",
 }
 SHA256 = {
-    "names": "0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d",
     "shakespeare": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }
 COMPRESSED = "is compressed; unpack it first"
@@ -59,7 +58,7 @@ NO_TEXT = {  # first bytes of a file
     b"\xd0\xcf\x11\xe0": DOCUMENT,  # .doc
     b"PAR1\x15": "is a Parquet table; save its text as .txt",
 }
-NO_NETWORK = "give a copy with --file=, or use words or python, which need no download"
+NO_NETWORK = "give a copy with --file=, or use words, names or python, which need no download"
 
 
 @dataclass
@@ -240,6 +239,8 @@ def open_source(source: str, file: str, documents: str) -> dict:
     is a line. A file to download needs only entries in SOURCES, URLS and SHA256."""
     if source == "words":
         return open_words()
+    if source == "names":
+        return open_names()
     if source == "python":
         return open_python()
     paths = [fetch_source(source, file)] if source in URLS else files_of(Path(source))
@@ -260,6 +261,13 @@ def open_words() -> dict:
     text = "\n".join(read_library())
     words = re.findall(r"\b[a-z]{2,15}\b", text)
     return split_documents(sorted(set(words)), "words")
+
+
+def open_names() -> dict:
+    """Open the names of the makemore lectures, which are in the repository."""
+    if not NAMES.is_file():
+        raise UserError(f"no file {NAMES}; copy it from the repository")
+    return split_documents(find_documents([NAMES], "lines", "names"), "names")
 
 
 def open_python() -> dict:
@@ -298,8 +306,8 @@ def existing(name: str) -> Path:
 
 
 def fetch_source(source: str, file: str) -> Path:
-    """Return the file of names or shakespeare: the user's copy, or else a download, which is kept.
-    Raises UserError if its SHA-256 differs from SHA256."""
+    """Return the file of a source to download: the user's copy, or else a download, which is kept. Raises
+    UserError if its SHA-256 differs from SHA256."""
     path = existing(file) if file else DOWNLOADS / f"{source}.txt"
     if not path.exists():
         download(URLS[source], path, NO_NETWORK, SHA256[source])

@@ -66,10 +66,9 @@ def long_data():
 
 
 def local_copy(source: str) -> Path:
-    """The text of names or shakespeare, where a script has downloaded it or someone has put it. Skips the test where
-    there is none."""
-    beside = SHARED / "data" / {"names": "names.txt", "shakespeare": "tinyshakespeare.txt"}[source]
-    for path in (ROOT / prepare_data.DOWNLOADS / f"{source}.txt", beside):
+    """The text of shakespeare, where a script has downloaded it or someone has put it. Skips the test where there is
+    none."""
+    for path in (ROOT / prepare_data.DOWNLOADS / f"{source}.txt", SHARED / "data" / f"tiny{source}.txt"):
         if path.exists():
             return path
     pytest.skip(f"no local copy of {source}: python prepare_data.py {source} downloads it")
@@ -77,9 +76,9 @@ def local_copy(source: str) -> Path:
 
 @pytest.fixture
 def names() -> Path:
-    """data/names, of a local copy of names.txt: its path."""
-    prepare_data.prepare("names", file=local_copy("names"))
-    return local_copy("names")
+    """data/names, and the path of its text."""
+    prepare_data.prepare("names")
+    return prepare_data.NAMES
 
 
 @pytest.fixture

@@ -241,9 +241,24 @@ def test_memory_does_not_grow_with_the_text(call, monkeypatch):
     assert peaks[1] < 1.2 * peaks[0], peaks
 
 
-def test_names_and_shakespeare_are_the_lectures_splits(names):
+def test_the_names_are_those_of_the_lectures_and_split_as_there():
+    text = prepare_data.NAMES.read_bytes()
+    assert hashlib.sha256(text).hexdigest() == "0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d"
+    prepare_data.prepare("names")
+    names = text.decode().splitlines()
+    random.Random(42).shuffle(names)
     data = load("names")
-    assert [np.count_nonzero(split == 0) - 1 for split in (data.train, data.val, data.test)] == [25626, 3203, 3204]
+    assert data.texts("train") == names[:25626]
+    assert data.texts("val") == names[25626:28829]
+    assert data.texts("test") == names[28829:]
+
+
+def test_without_the_file_of_the_names_one_line_says_so(fails, monkeypatch):
+    monkeypatch.setattr(prepare_data, "NAMES", Path("gone/names.txt"))
+    assert "no file gone/names.txt; copy it from the repository" in fails(prepare_data, "names")
+
+
+def test_shakespeare_is_the_lectures_split():
     prepare_data.prepare("shakespeare", file=local_copy("shakespeare"))
     shakespeare = load("shakespeare")
     assert (len(shakespeare.train), len(shakespeare.val), shakespeare.vocab_size) == (1_003_854, 111_540, 65)
@@ -291,21 +306,23 @@ def test_documents_are_shuffled_as_in_the_lectures(call):
 
 
 def test_without_a_network_the_way_out_is_named(fails, monkeypatch):
-    monkeypatch.setitem(prepare_data.URLS, "names", "http://127.0.0.1:9/names.txt")
+    monkeypatch.setitem(prepare_data.URLS, "shakespeare", "http://127.0.0.1:9/input.txt")
     monkeypatch.setattr("time.sleep", lambda _: None)
-    error = fails(prepare_data, "names")
-    for words in ("http://127.0.0.1:9/names.txt", "data/downloads/names.txt", "--file=", "words or python"):
+    error = fails(prepare_data, "shakespeare")
+    for words in ("http://127.0.0.1:9/input.txt", "data/downloads/shakespeare.txt", "--file=", "names or python"):
         assert words in error
 
 
 def test_a_source_is_downloaded_once_and_then_kept(server, monkeypatch, call):
     server.body = "\n".join(f"name{i}" for i in range(50)).encode()
-    monkeypatch.setitem(prepare_data.URLS, "names", server.url)
-    monkeypatch.setitem(prepare_data.SHA256, "names", hashlib.sha256(server.body).hexdigest())
-    assert [call(prepare_data, "names", *more)[0] for more in ([], ["--tokenizer=bpe", "--vocab_size=270"])] == [0, 0]
+    monkeypatch.setitem(prepare_data.URLS, "shakespeare", server.url)
+    monkeypatch.setitem(prepare_data.SHA256, "shakespeare", hashlib.sha256(server.body).hexdigest())
+    for options in ([], ["--tokenizer=bpe", "--vocab_size=270"]):
+        assert call(prepare_data, "shakespeare", *options)[0] == 0
     assert len(server.log) == 1
-    assert load("names").tokenizer.decode(load("names").train).count("name") == 40
-    assert load("names_bpe270").vocab_size == 270
+    data = load("shakespeare")
+    assert data.tokenizer.decode([*data.train, *data.val]) == server.body.decode()
+    assert load("shakespeare_bpe270").vocab_size == 270
 
 
 def shard(path: Path, ids: list[int], magic: int = 20240520, version: int = 1, count: int | None = None) -> None:
@@ -390,8 +407,9 @@ def test_an_unrecognized_shard_is_refused(fails, gpt2_vocabulary, wrong):
         (["words", "--documents=lines"], "--documents has no effect here"),
         (["words", "--shards=2"], "--shards has no effect here"),
         (["words", "--file=good.txt"], "--file has no effect here"),
-        (["names", "--file=good.txt"], "SHA-256"),
-        (["names", "--file=nothing.txt"], "no file or folder 'nothing.txt'; see"),
+        (["names", "--file=good.txt"], "--file has no effect here"),
+        (["shakespeare", "--file=good.txt"], "SHA-256"),
+        (["shakespeare", "--file=nothing.txt"], "no file or folder 'nothing.txt'; see"),
         (["fineweb", "--tokenizer=gpt2"], "--tokenizer has no effect here"),
         ([], "no file or folder ''; see --help for the sources"),
     ],
@@ -666,7 +684,7 @@ def test_english_in_utf16_is_named(fails, encoding):
 def test_a_pipe_is_no_file(fails):
     """It can be read once, and a text is read more than once."""
     os.mkfifo("pipe")
-    for options in (["pipe"], ["names", "--file=pipe"], ["/dev/null", "--name=null"]):
+    for options in (["pipe"], ["shakespeare", "--file=pipe"], ["/dev/null", "--name=null"]):
         assert "no file or folder '" in fails(prepare_data, *options)
 
 
