@@ -4,10 +4,10 @@
     python attention.py --max_iters=0            # without training
     python attention.py --dataset=names --plot   # and plots: what a trained head attends to, and sinusoids
 
-Read rnn.py before, model.py after. An MLP has separate weights for each position of its window, an RNN squeezes the
-past into one state. Here each token attends to itself and all earlier tokens, and their content decides how much each
-counts (Vaswani et al. 2017; Karpathy 2023, "Let's build GPT"). Stop after step 8 the first time: step 9 is the gradient
-by hand, step 10 how a GPU computes attention.
+Read lessons/rnn.py before, model.py after. An MLP has separate weights for each position of its window, an RNN squeezes
+the past into one state. Here each token attends to itself and all earlier tokens, and their content decides how much
+each counts (Vaswani et al. 2017; Karpathy 2023, "Let's build GPT"). Stop after step 8 the first time: step 9 is the
+gradient by hand, step 10 how a GPU computes attention.
 
 Shapes: B texts of T tokens, C channels (numbers) per token, V tokens in the vocabulary. In wei (T, T), row t has
 the weight of each token in output t. These weights are computed from the text, not learned. The weights of later tokens
@@ -757,7 +757,7 @@ def flash():
 def plot(model, data, folder):
     """Draw wei of a trained head, for the first 20 tokens of the validation split; and the sinusoids of 64 positions,
     with their dot products."""
-    import plots  # here, because matplotlib is optional
+    from lessons import plots  # here: the root imports no lesson at its top
 
     shown = to_tensor(data.val[:20])
     model(shown[None])

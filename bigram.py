@@ -329,7 +329,7 @@ def report_losses(P, pairs, data):
 
 def draw_counts(N, itos, path):
     """The heat map of the lecture: in each cell, a pair of letters above its count."""
-    import plots  # here, because matplotlib is optional
+    from lessons import plots  # here: the root imports no lesson at its top
 
     figure = plots.Figure((16, 16), layout="tight")
     axes = figure.subplots()

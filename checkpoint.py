@@ -7,14 +7,14 @@ A checkpoint is a dict of tensors and plain values, so opening one runs no code 
 
     format          FORMAT, below
     model_config    the fields of GPTConfig
-    model           {name: tensor}, the weights; from finetune.py perhaps only those that were trained
+    model           {name: tensor}, the weights; from lessons/finetune.py perhaps only those that were trained
     tokenizer       the argument of tokenizer.make_tokenizer()
     config          the options of train.py; other scripts write only the dataset
     start_token     the token that samples start with, or None; also in model_config, if the model was
                     trained with --document_mask
     step            from train.py, as are val in best.pt; optimizer, scaler, progress in last.pt;
     ...             evaluated_on and text, which identify the data
-    peft, base      from finetune.py, as is made_from
+    peft, base      from lessons/finetune.py, as is made_from
 
 To add an entry, pass it to save_model(), and read it with checkpoint.get("name", default): an older
 file has the default. An option of GPTConfig needs nothing: in an older file it has its default.
@@ -33,7 +33,7 @@ from tokenizer import Tokenizer, make_tokenizer
 
 FORMAT = "count2gpt 9"  # the number grows if an entry is renamed, so that old code refuses new files
 ADVICE = "use a best.pt or last.pt that this version of train.py wrote"
-# OpenAI's weights, from 124 million to 1.6 billion parameters. Only these and other foreign weights need gpt2.py
+# OpenAI's weights, 124 million to 1.6 billion parameters. Only these and other foreign weights need lessons/gpt2.py
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
 
@@ -62,7 +62,7 @@ def load_checkpoint(init_from: str | Path) -> dict:
     name = str(init_from)
     path = DOWNLOADS / name / "model.safetensors" if name in GPT2_NAMES else find_checkpoint(name)
     if path.suffix == ".safetensors":
-        from gpt2 import load_gpt2  # here: most runs need none of it
+        from lessons.gpt2 import load_gpt2  # here: the root imports no lesson at its top
 
         checkpoint = load_gpt2(path)
         checkpoint["name"] = name
@@ -71,7 +71,7 @@ def load_checkpoint(init_from: str | Path) -> dict:
     checkpoint = load_tensors(path, ADVICE)
     try:
         if not isinstance(checkpoint, dict) or "format" not in checkpoint:
-            from gpt2 import from_nanogpt
+            from lessons.gpt2 import from_nanogpt  # here: the root imports no lesson at its top
 
             checkpoint = from_nanogpt(path, checkpoint)
         elif checkpoint["format"] != FORMAT:
@@ -94,7 +94,7 @@ def load_model(source: str | Path | dict, **changes) -> tuple[GPT, Tokenizer]:
     config = {**checkpoint["model_config"], **changes}
     model = GPT(GPTConfig(**config))
     if "peft" in checkpoint:
-        from peft import find_base, load_trained  # here: only some models of finetune.py need them
+        from lessons.peft import find_base, load_trained  # here: the root imports no lesson at its top
 
         base = load_checkpoint(find_base(checkpoint))
         load_weights(model, base["model"])
@@ -147,7 +147,7 @@ def find_checkpoint(init_from: str) -> Path:
     if (path / "best.pt").is_file():
         return path / "best.pt"
     if path.is_dir():
-        from gpt2 import find_weights
+        from lessons.gpt2 import find_weights  # here: the root imports no lesson at its top
 
         return find_weights(path)
     if not path.is_file():

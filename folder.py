@@ -230,7 +230,7 @@ def refuse_changes(config, checkpoint: dict) -> None:
     """Raise UserError if an option that determines the weights differs from what the checkpoint has; in a resumed run,
     the optimizer, too."""
     if "peft" in checkpoint:
-        raise UserError(f"{checkpoint['name']} has only what finetune.py trained; use a whole model")
+        raise UserError(f"{checkpoint['name']} has only what lessons/finetune.py trained; use a whole model")
     before = checkpoint["model_config"]
     fixed = before.keys() - MAY_CHANGE
     advice = "drop that option"

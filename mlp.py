@@ -4,15 +4,15 @@
     python mlp.py --init=naive --max_iters=20000 --plot  # a bad initialization, and what shows it
     python mlp.py --backward=manual --fold               # backpropagation by hand, batch norm merged into the layers
 
-Read ngram.py before and cells.py after. To an n-gram table, "emil" and "emel" are as different as any two contexts. The
-network of Bengio et al. (2003) looks up a learned vector for each context token, its embedding. All contexts share
-these vectors and the layers after them, so the network also predicts after contexts that it has never seen (Karpathy
-2022, "Building makemore" parts 2 to 4). The network of the lecture comes first. It starts confidently wrong, and most
-of its tanh units (numbers between -1 and 1 that it computes) are saturated: stuck near -1 or 1. This file then shows
-how to detect both problems, and a fix for each.
+Read ngram.py before and lessons/cells.py after. To an n-gram table, "emil" and "emel" are as different as any two
+contexts. The network of Bengio et al. (2003) looks up a learned vector for each context token, its embedding. All
+contexts share these vectors and the layers after them, so the network also predicts after contexts that it has never
+seen (Karpathy 2022, "Building makemore" parts 2 to 4). The network of the lecture comes first. It starts confidently
+wrong, and most of its tanh units (numbers between -1 and 1 that it computes) are saturated: stuck near -1 or 1. This
+file then shows how to detect both problems, and a fix for each.
 
 Its limits: all positions share the embeddings, but the first weight matrix, W1, has separate rows for each position.
-And the network sees no tokens before its context. Remedies: a state (cells.py), or attention (attention.py).
+And the network sees no tokens before its context. Remedies: a state (lessons/cells.py), or attention (attention.py).
 """
 
 import math
@@ -671,7 +671,7 @@ def find_lr(model, data, options):
 def draw_training(losses, activations, data, options):
     """Draw three panels: the densities of the tanh activations (B, H) of each layer before training; which activations
     of the first layer are saturated; and the mean losses of about 200 pieces of the training."""
-    import plots  # here, because matplotlib is optional
+    from lessons import plots  # here: the root imports no lesson at its top
 
     curves = {}
     for i, out in enumerate(activations, start=1):

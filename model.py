@@ -5,7 +5,7 @@
     logits, loss = model(idx, targets)      # idx, targets (B, T): token ids
 
 Read attention.py before, train.py and sample.py after. This file needs only PyTorch: copy it, and
-train it with any loop. The defaults are a modern decoder; gpt2.py has the options that make it GPT-2.
+train it with any loop. The defaults are a modern decoder; lessons/gpt2.py has the options that make it GPT-2.
 
 Shapes in parentheses: B batch size, T tokens (at most block_size), S keys that they attend to (T
 and the cached ones), C channels (n_embd), nh heads, hd channels per head (C / nh), V vocabulary.
@@ -242,7 +242,7 @@ class GPT(nn.Module):
     GPT-2's names: wte and wpe embed tokens and positions, h are the blocks, ln_f is the last norm,
     lm_head the output layer."""
 
-    # How many virtual tokens stand before each text: none, unless peft.py adds a soft prompt
+    # How many virtual tokens stand before each text: none, unless lessons/peft.py adds a soft prompt
     n_virtual = 0
 
     def __init__(self, config: GPTConfig):

@@ -456,7 +456,7 @@ def compare_orders(counts, data, alpha, discount):
 
 
 def draw_orders(losses, data, n):
-    import plots  # here, because matplotlib is optional
+    from lessons import plots  # here: the root imports no lesson at its top
 
     orders = range(1, n + 1)
     curves = {}

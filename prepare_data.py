@@ -486,7 +486,7 @@ def tokenizer_for(splits: dict, between: str, kind: str, vocab_size: int) -> Tok
         return char_tokenizer(splits, between)
     if kind == "bpe":
         return bpe_tokenizer(splits["train"], between, vocab_size)
-    from bpe import NumberTokenizer  # here: one token per character needs no BPE
+    from lessons.bpe import NumberTokenizer  # here: the root imports no lesson at its top
 
     tokenizer = open_tokenizer(kind)
     if isinstance(tokenizer, NumberTokenizer):
@@ -508,7 +508,7 @@ def char_tokenizer(splits: dict, between: str) -> CharTokenizer:
 
 def bpe_tokenizer(train: Iterable[str], between: str, vocab_size: int) -> Tokenizer:
     """Train BPE on the training split. END is one of the vocab_size tokens, if it is between documents."""
-    from bpe import BPETokenizer, train_bpe  # here
+    from lessons.bpe import BPETokenizer, train_bpe  # here: the root imports no lesson at its top
 
     if between:
         # A newline ends each document, so that no token spans two of them
@@ -526,7 +526,7 @@ def bpe_tokenizer(train: Iterable[str], between: str, vocab_size: int) -> Tokeni
 def open_tokenizer(name: str) -> Tokenizer:
     """Open the tokenizer of GPT-2, a dataset, a run or a checkpoint. Raises UserError."""
     if name == "gpt2":
-        from bpe import BPETokenizer  # here
+        from lessons.bpe import BPETokenizer  # here: the root imports no lesson at its top
 
         return BPETokenizer()
     if (DATA / name / "meta.json").exists() or parse_name(name):
@@ -578,7 +578,7 @@ def write_ids(folder: Path, source: str, ids: Ids, tokenizer: Tokenizer) -> None
 
 def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
     """Return how many bytes of text each token stands for, (V,): 0 for END, or if unknown."""
-    from bpe import NumberTokenizer  # here
+    from lessons.bpe import NumberTokenizer  # here: the root imports no lesson at its top
 
     n_bytes = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     if isinstance(tokenizer, NumberTokenizer):
@@ -593,7 +593,7 @@ def bytes_of_tokens(tokenizer: Tokenizer) -> np.ndarray:
 def open_fineweb(folder: Path, shards: int) -> tuple[Ids, Tokenizer]:
     """Open FineWeb (Penedo et al. 2024) in GPT-2's tokens, 100M per shard. folder: the user's
     shards, or DOWNLOADS, where missing shards are downloaded."""
-    from bpe import BPETokenizer  # here
+    from lessons.bpe import BPETokenizer  # here: the root imports no lesson at its top
 
     train = []
     for i in range(1, shards + 1):
@@ -624,7 +624,7 @@ def open_ids(folder: Path, kind: str, vocab_size: int) -> tuple[Ids, Tokenizer]:
     """Open a folder with train.bin, val.bin, and perhaps test.bin: raw token ids as nanoGPT writes
     them (uint16; uint32 if the vocabulary is larger than 65,536). kind: the tokenizer that made
     them. For char, the default, it is unknown, and the tokens are the numbers below vocab_size."""
-    from bpe import NumberTokenizer  # here
+    from lessons.bpe import NumberTokenizer  # here: the root imports no lesson at its top
 
     if (folder / "meta.json").exists():
         name = shlex.quote(folder.resolve().name)

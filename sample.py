@@ -477,7 +477,7 @@ def open_session(options: Options) -> Session:
     if device.type == "cuda" and not options.compile:
         # In 16-bit formats, PyTorch would call cuDNN's attention, which takes 60 ms for each new number of keys
         torch.backends.cuda.enable_cudnn_sdp(False)
-    from layers import replace_layers, speed_up  # here: a model needs none of it to be sampled
+    from lessons.layers import replace_layers, speed_up  # here: the root imports no lesson at its top
 
     if options.compile:
         check_compiler(device)
@@ -517,7 +517,7 @@ def main() -> None:
 
 def plot_attention(session: Session, ids: list[int]) -> None:
     """Draw what the first PLOTTED tokens attend to, in each head."""
-    import plots
+    from lessons import plots  # here: the root imports no lesson at its top
 
     shown = ids[: min(PLOTTED, session.model.config.block_size)]
     idx = torch.tensor([shown], device=session.generator.device)  # (1, T)
@@ -535,7 +535,7 @@ def attention_weights(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     weights = []
 
     def keep(dropout: nn.Module, inputs: tuple) -> None:
-        """Keep the input of a dropout layer: the attention weights, without the virtual tokens of peft.py."""
+        """Keep the input of a dropout layer: the attention weights, without the virtual tokens of lessons/peft.py."""
         weights.append(inputs[0][..., -T:, -T:])
 
     config = model.config

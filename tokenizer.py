@@ -1,4 +1,4 @@
-"""Text to tokens and back: one token per character. Byte-pair encoding (BPE) is in bpe.py.
+"""Text to tokens and back: one token per character. Byte-pair encoding (BPE) is in lessons/bpe.py.
 
     from tokenizer import CharTokenizer
     tokenizer = CharTokenizer("abc")
@@ -57,7 +57,7 @@ def make_tokenizer(fields: dict) -> Tokenizer:
     """The tokenizer whose to_dict() gave these fields."""
     if fields["kind"] == "char":
         return CharTokenizer(fields["chars"])
-    from bpe import BPETokenizer, NumberTokenizer  # here: one token per character needs neither
+    from lessons.bpe import BPETokenizer, NumberTokenizer  # here: the root imports no lesson at its top
 
     if fields["kind"] == "number":
         return NumberTokenizer(fields["vocab_size"])

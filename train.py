@@ -4,7 +4,7 @@
     python train.py config/names.toml --n_layer=4           # a file of options, and one more
     python train.py --init_from=resume --out_dir=out/names  # resume a run that was stopped
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs split each batch
-    python estimate.py config/gpt2.toml                     # what a run needs
+    python lessons/estimate.py config/gpt2.toml             # what a run needs
 
 Read model.py before this file, and optim.py and windows.py after it. Shapes: B batch size, T tokens.
 Precedence of options: command line > TOML file > checkpoint (a resumed run: all of its options; a new

@@ -1,4 +1,4 @@
-// The GPT of model.py once more, in plain JavaScript without a library, as look.py writes it into a page.
+// The GPT of model.py once more, in plain JavaScript without a library, as lessons/look.py writes it into a page.
 //
 // Names and order are those of model.py, which says where the ideas are from. But here, tokens are read one by one, as
 // in sample.py: x is a single row, a Float32Array of C numbers, and a token may attend to all tokens in the cache.

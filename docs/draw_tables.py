@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of console.py and plots.py
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of console.py and lessons/plots.py
 from console import run
 
 # The kinds of models that ladder.png shows in different colors, each with a pattern for the names of its models
@@ -37,7 +37,7 @@ class Model:
 
 def ladder(page: str, path: Path) -> None:
     """Draw the losses of the models in the first table of the page, the lowest at the bottom."""
-    import plots  # here, because matplotlib is optional
+    from lessons import plots  # here, because matplotlib is optional
 
     models = read_models(page)
     curves = {"its training loss": gaps(models)}
@@ -87,7 +87,7 @@ def gaps(models: list[Model]) -> tuple[list, list, str]:
 
 def counting(page: str, path: Path) -> None:
     """Draw the losses of a GPT, of an n-gram model, and of both, in two tables of the page."""
-    import plots
+    from lessons import plots
 
     panels = []
     for heading in ("steps of training", "characters of training text"):

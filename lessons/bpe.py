@@ -1,8 +1,8 @@
 """Byte-pair encoding (BPE): how GPT-2's tokens are made, in plain lines, and then fast.
 
-    python bpe.py    # train on a few letters and on a paragraph, encode, decode
+    python lessons/bpe.py    # train on a few letters and on a paragraph, encode, decode
 
-    from bpe import BPETokenizer, train_bpe
+    from lessons.bpe import BPETokenizer, train_bpe
     tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
@@ -10,6 +10,10 @@ Read prepare_data.py next: it encodes whole texts. The plain functions at the to
 2016; on bytes, as in GPT-2). train_bpe() at the end learns the same merges in a fraction of the time. The package
 tiktoken, which is compiled, does the encoding in BPETokenizer.
 """
+
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
 
 import base64
 import heapq
@@ -19,7 +23,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from console import UserError, run
+try:
+    from console import UserError, run
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/bpe.py", file=sys.stderr)
+    sys.exit(2)
 
 END = "<|endoftext|>"  # as in tokenizer.py: the name of the token between documents of several lines
 MAX_CHARACTERS = 100_000_000  # BPE is trained on the first characters of a text, at most this many

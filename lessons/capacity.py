@@ -1,10 +1,14 @@
 """Aside: what can a network represent, what does depth buy, when does a larger network overfit less?
 
-    python capacity.py --plot       # four experiments in half a minute, and a plot of the first three
+    python lessons/capacity.py --plot       # four experiments in half a minute, and a plot of the first three
 
 Read mlp.py before. The functions to learn are known, so we can compare weights set by hand with
 trained weights: a network that can represent a function need not learn it.
 """
+
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
 
 import math
 import time
@@ -17,9 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from console import NonNegative, Positive, option, parse, print_result, print_table, run
-from fit import fit
-from optim import Recipe
+try:
+    from console import NonNegative, Positive, option, parse, print_result, print_table, run
+    from lessons.fit import fit
+    from optim import Recipe
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/capacity.py", file=sys.stderr)
+    sys.exit(2)
 
 # 1. How many units the one hidden layer has
 WIDTHS = (4, 16, 64, 256)
@@ -277,7 +285,7 @@ def as_text(number: float) -> str:
 
 def draw(tables: dict) -> None:
     """A panel for each table, {title: table}: its errors by the size of the network."""
-    import plots  # here, because matplotlib is optional
+    from lessons import plots  # here, because matplotlib is optional
 
     panels = []
     for title, table in tables.items():

@@ -1,8 +1,8 @@
 """Part 2: six ways to carry a state along, from Elman's network to a state space model.
 
-    from cells import CELLS, RecurrentModel                 # rnn.py trains them, recall.py tests their memory
+    from lessons.cells import CELLS, RecurrentModel     # rnn.py trains them, recall.py tests their memory
 
-Read mlp.py before, rnn.py after. The MLP sees a fixed window, and learns separate weights for each
+Read mlp.py before, lessons/rnn.py after. The MLP sees a fixed window, and learns separate weights for each
 position in it. A recurrent network reads one token at a time, with the same weights at every step,
 and keeps information about the past in a state:
 
@@ -470,7 +470,7 @@ class RecurrentModel(nn.Module):
         return self.head(x), new_states
 
     def select_rows(self, states: list, rows: Tensor) -> list[Tensor]:
-        """Select the states of some rows of a batch, whose indices are rows (R,). rnn.py does this when the
+        """Select the states of some rows of a batch, whose indices are rows (R,). lessons/rnn.py does this when the
         other rows have ended."""
         selected = []
         for cell, state in zip(self.cells, states, strict=True):

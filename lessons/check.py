@@ -1,9 +1,9 @@
 """Write it yourself, and see whether it is right.
 
-    python check.py --start                               # write mine.py, with an empty function for each task
-    python check.py                                       # which of them are right, and where the others go wrong
-    python check.py softmax                               # more about one task: an example, and a question that helps
-    python check.py --file=anna.py --only=softmax,mask    # for a class: the exit status is 0 if all are right
+    python lessons/check.py --start                               # write mine.py, with an empty function for each task
+    python lessons/check.py                                       # which are right, and where the others go wrong
+    python lessons/check.py softmax                               # more about one task: an example, and a question
+    python lessons/check.py --file=anna.py --only=softmax,mask    # for a class: the exit status is 0 if all are right
 
 Read a lesson, then write its parts yourself, without looking: a softmax, a mask, the backward pass of batch norm.
 Each function of mine.py is called with an example, with other numbers, and with edge cases, such as one token or large
@@ -15,13 +15,16 @@ Your file runs in a process of its own, on this machine, and nothing is sent any
 yours can do, so read a file of someone else before you check it.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import copy
 import inspect
 import math
 import multiprocessing
 import runpy
 import signal
-import sys
 import textwrap
 import traceback
 from collections import Counter
@@ -36,13 +39,17 @@ import torch
 import torch.nn.functional as F
 from torch import ones, tensor, zeros
 
-import attention
-import bigram
-import bpe
-import mlp
-import model
-from console import PathStr, UserError, did_you_mean, option, parse, run
-from files import replace_file
+try:
+    import attention
+    import bigram
+    import mlp
+    import model
+    from console import PathStr, UserError, did_you_mean, option, parse, run
+    from files import replace_file
+    from lessons import bpe
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/check.py", file=sys.stderr)
+    sys.exit(2)
 
 SECONDS = 10  # how long all cases of one function may take, and how long it may take to run the file once
 
@@ -252,7 +259,7 @@ def run_file(path: str) -> None:
     """Run the reader's file. Raises UserError if it fails; check() gets this error by .get()."""
     folder = Path(path).resolve().parent
     sys.path.insert(0, str(folder))  # it may import files beside it
-    if folder != Path(__file__).resolve().parent:
+    if folder != Path(__file__).resolve().parents[1]:
         for file in folder.glob("*.py"):
             sys.modules.pop(file.stem, None)  # a bigram.py there is the reader's own, not the lesson
     try:
@@ -307,7 +314,7 @@ def choose_tasks(options: Options) -> list[str]:
         names = [options.task]
     for name in names:
         if name not in TASKS:
-            raise UserError(f"there is no task {name}{did_you_mean(name, TASKS)}; python check.py lists all")
+            raise UserError(f"there is no task {name}{did_you_mean(name, TASKS)}; python lessons/check.py lists all")
     return names
 
 
@@ -348,7 +355,7 @@ def main() -> None:
     if path.suffix != ".py":
         raise UserError(f"{path} is not a .py file; name one, or save the notebook as one (File > Download)")
     names = choose_tasks(options)
-    command = "python check.py"  # to type next
+    command = "python lessons/check.py"  # to type next
     if options.file != Options.file:
         command += f" --file={path}"
     only = f" --only={options.only}" if options.only else ""
@@ -357,10 +364,11 @@ def main() -> None:
     if path.exists():
         verdicts = check(str(path), names)
     elif options.file == Options.file:  # a newcomer sees the list of tasks
-        print(f"There is no {path} yet: python check.py --start writes it, with an empty function for each task.")
+        command = "python lessons/check.py --start"
+        print(f"There is no {path} yet: {command} writes it, with an empty function for each task.")
         verdicts = [(name, "to do", "") for name in names]
     else:
-        raise UserError(f"there is no file {path}; python check.py --start --file={path} writes one")
+        raise UserError(f"there is no file {path}; python lessons/check.py --start --file={path} writes one")
 
     if options.task:
         explain(TASKS[options.task])
@@ -373,7 +381,7 @@ def main() -> None:
 
 
 # ----------------------------------------------------------------------------- the tasks
-# To solve them yourself, stop reading here: these functions are the answers. python check.py --start
+# To solve them yourself, stop reading here: these functions are the answers. python lessons/check.py --start
 #
 # To add a task, write a function that computes the right result. The first line of its docstring is a title. Put @task
 # above the function, and below it a line .case() for each call. The first case is the example, small enough to compute
@@ -916,7 +924,7 @@ top_p.case(tensor([[0.9, 0.1], [0.3, 0.7]]), 0.2)
 top_p.case(randn(2, 3).softmax(dim=1), 1.0)
 
 
-@task("bpe.py", "Can the second token of a pair that was joined be the first of the next pair?")
+@task("lessons/bpe.py", "Can the second token of a pair that was joined be the first of the next pair?")
 def merge(tokens, a, b):
     """Byte-pair encoding: join each token a that is followed by b, from left to right.
 
@@ -937,7 +945,10 @@ merge.case([b"a"], b"a", b"a")
 merge.case([], b"a", b"b")
 
 
-@task("bpe.py", "Which pair comes first, if two occur equally often? And are the pairs counted again after each merge?")
+@task(
+    "lessons/bpe.py",
+    "Which pair comes first, if two occur equally often? And are the pairs counted again after each merge?",
+)
 def train_bpe(text, n_merges):
     """Learn byte-pair encoding: which tokens are made, one after the other?
 
@@ -960,7 +971,7 @@ train_bpe.case("a", 2)
 TRAINED = train_bpe.answer("the cat sat on the mat, the cat", 8)
 
 
-@task("bpe.py", "Do you begin with bytes or with letters? And in which order are the merges made?")
+@task("lessons/bpe.py", "Do you begin with bytes or with letters? And in which order are the merges made?")
 def encode(text, merges):
     """Byte-pair encoding: split a text into the tokens that were learned.
 

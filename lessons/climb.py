@@ -1,9 +1,9 @@
 """Part 4, continued: what does a GPT learn first? What counting knows: single letters, then pairs.
 
-    python climb.py                    # a minute: which n-gram model a GPT resembles most, step by step
-    python climb.py --plot             # and a plot
-    python climb.py --block_size=1     # a GPT that reads one token: it can become a bigram model, no more
-    python climb.py --block_size=3     # a GPT that reads three: at most a 4-gram model
+    python lessons/climb.py                    # a minute: which n-gram model a GPT resembles most, step by step
+    python lessons/climb.py --plot             # and a plot
+    python lessons/climb.py --block_size=1     # a GPT that reads one token: it can become a bigram model, no more
+    python lessons/climb.py --block_size=3     # a GPT that reads three: at most a 4-gram model
 
 Read ngram.py and train.py before. An n-gram model predicts a token from the n - 1 tokens before it, by
 counting. A GPT can use all tokens before it, but it learns to use them little by little. At first, it makes all
@@ -24,32 +24,40 @@ the commands. And the nearest of nine models need not be near: the control, at t
 n-gram model something comes that is only on its way from a shorter one to a longer one.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from console import (
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    UserError,
-    option,
-    parse,
-    print_result,
-    print_row,
-    print_table,
-    run,
-)
-from dataset import Dataset, load
-from fit import fit
-from mlp import contexts
-from model import GPT, ConfigError, GPTConfig
-from ngram import predict_by_orders
-from optim import Recipe
-from runtime import Worker
-from windows import random_windows
+try:
+    from console import (
+        NonNegative,
+        NonNegativeFloat,
+        Positive,
+        UserError,
+        option,
+        parse,
+        print_result,
+        print_row,
+        print_table,
+        run,
+    )
+    from dataset import Dataset, load
+    from lessons.fit import fit
+    from mlp import contexts
+    from model import GPT, ConfigError, GPTConfig
+    from ngram import predict_by_orders
+    from optim import Recipe
+    from runtime import Worker
+    from windows import random_windows
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/climb.py", file=sys.stderr)
+    sys.exit(2)
 
 # The n-gram models, by their order n. Order 0 is the uniform model
 NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram", "7-gram", "8-gram")
@@ -231,7 +239,7 @@ def print_summary(history: list[tuple], control: np.ndarray) -> None:
 
 def draw(history: list[tuple], own_losses: list[float], path: Path) -> None:
     """Plot the loss of the GPT beside the losses of the n-gram models, and its divergence from each of them."""
-    import plots  # here, because matplotlib is optional
+    from lessons import plots  # here, because matplotlib is optional
 
     steps, losses, kl = zip(*history, strict=True)
     last = steps[-1]

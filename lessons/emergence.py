@@ -1,9 +1,9 @@
 """Part 6, continued: does an ability appear suddenly, or does the measure jump?
 
-    python emergence.py --new_task=reverse --plot   # three widths learn one task, in a minute
-    python emergence.py --few_shot                  # after finetune.py: ask its model with examples in the prompt
+    python lessons/emergence.py --new_task=reverse --plot   # three widths learn one task, in a minute
+    python lessons/emergence.py --few_shot                  # after finetune.py: ask its model with examples
 
-Read finetune.py before, rlhf.py after.
+Read lessons/finetune.py before, lessons/rlhf.py after.
 
 Large models are said to have abilities that small ones lack: to add numbers, to learn a task from a
 few examples in the prompt. Such an ability is measured by whole answers. An answer of 7 tokens is
@@ -17,6 +17,10 @@ So p rises steadily, while the fraction of right answers stays near 0, and then 
 et al. 2023, for models of many sizes; here also in the course of training).
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import functools
 from dataclasses import dataclass
 from typing import Literal
@@ -25,28 +29,32 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from checkpoint import load_checkpoint, load_model
-from console import NonNegative, UserError, option, parse, print_result, run
-from dataset import load
-from finetune import (
-    BATCH_SIZE,
-    FOLDER,
-    INSTRUCTED,
-    TASKS,
-    Example,
-    Texts,
-    encode,
-    exact_match,
-    make_batch,
-    one_per_word,
-    open_texts,
-    pick_worker,
-    train_on,
-)
-from model import GPT, ConfigError, GPTConfig
-from optim import Recipe
-from runtime import Worker, keep_freed_memory
-from tokenizer import Tokenizer
+try:
+    from checkpoint import load_checkpoint, load_model
+    from console import NonNegative, UserError, option, parse, print_result, run
+    from dataset import load
+    from lessons.finetune import (
+        BATCH_SIZE,
+        FOLDER,
+        INSTRUCTED,
+        TASKS,
+        Example,
+        Texts,
+        encode,
+        exact_match,
+        make_batch,
+        one_per_word,
+        open_texts,
+        pick_worker,
+        train_on,
+    )
+    from model import GPT, ConfigError, GPTConfig
+    from optim import Recipe
+    from runtime import Worker, keep_freed_memory
+    from tokenizer import Tokenizer
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/emergence.py", file=sys.stderr)
+    sys.exit(2)
 
 RECIPE = Recipe(max_iters=400, learning_rate=0.005, muon_learning_rate=0.015, optimizer="muon")
 WIDTHS = (16, 32, 64)  # n_embd of the models
@@ -128,7 +136,7 @@ def watch(width: int, texts: Texts, seed: int, worker: Worker) -> list[dict]:
 
 def draw_plot(history: dict[int, list[dict]], task: str) -> None:
     """Plot three of the scores by step, {width: scores at each measurement}."""
-    import plots
+    from lessons import plots
 
     steps = [RECIPE.max_iters * i // MEASUREMENTS for i in range(1, MEASUREMENTS + 1)]
     panels = []
@@ -153,7 +161,7 @@ def few_shot(model: GPT, task: str, texts: Texts) -> list[float]:
         reverse stop > pots
         reverse heap >
 
-    In finetune.py, no document has two instructions, so its models have never learned to use examples in
+    In lessons/finetune.py, no document has two instructions, so its models have never learned to use examples in
     a prompt."""
     words = [word for word in texts.words["test"] if len(word) == 4]
     examples = one_per_word(task, words)
@@ -174,11 +182,11 @@ def few_shot(model: GPT, task: str, texts: Texts) -> list[float]:
 
 
 def ask_with_examples(texts: Texts, worker: Worker) -> dict[str, float]:
-    """Ask the model of finetune.py's stage 2 for a task that it has not learned, and for one that it has.
+    """Ask the model of lessons/finetune.py's stage 2 for a task that it has not learned, and for one that it has.
     Returns the exact match, {"swap_0": 0.03, "swap_1": 0.0 ...}: swap without examples in the prompt,
     with one example ... Raises UserError if the model is not there."""
     if not INSTRUCTED.exists():
-        raise UserError(f"there is no {INSTRUCTED}; run python finetune.py first")
+        raise UserError(f"there is no {INSTRUCTED}; run python lessons/finetune.py first")
     checkpoint = load_checkpoint(INSTRUCTED)
     learned = checkpoint["made_from"]["tasks"]
     old_task = learned[0]

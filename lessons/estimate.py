@@ -1,21 +1,29 @@
 """Part 4, continued: estimate what a run needs: parameters, memory, compute and time.
 
-    python estimate.py config/gpt2.toml --batch_size=16     # with the options of train.py
+    python lessons/estimate.py config/gpt2.toml --batch_size=16     # with the options of train.py
 
 Read train.py before. The memory is for one process, without --fsdp and without --compile: compiled
 code keeps less for the backward pass. For config/gpt2.toml, the estimate is 33,067 MB (30.8 GiB). An
 H100 needed 30.4 GiB without torch.compile, and 18.1 GiB with it (torch 2.11, 2026-11-26).
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from console import run
-from dataset import load
-from model import GPT, ConfigError
-from optim import make_optimizer
-from runtime import PEAK_FLOPS, Worker, published_peak
-from train import TrainConfig, read_config
+try:
+    from console import run
+    from dataset import load
+    from model import GPT, ConfigError
+    from optim import make_optimizer
+    from runtime import PEAK_FLOPS, Worker, published_peak
+    from train import TrainConfig, read_config
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/estimate.py", file=sys.stderr)
+    sys.exit(2)
 
 # The fraction of the peak FLOP/s that training achieves (model FLOPs utilization). train.py prints it
 # on a GPU: it measured 0.41 for config/gpt2.toml on an H100 (torch 2.11, 2026-11-27)

@@ -1,10 +1,10 @@
 """Part 4, continued: how good is a model?
 
-    python evaluate.py                               # the newest run of train.py, on its validation split
-    python evaluate.py --init_from=out/names --plot  # and draw evaluation.png
-    python evaluate.py --init_from=out/python --block_size=256   # a longer context than in training
+    python lessons/evaluate.py                                # the newest run of train.py, on its validation split
+    python lessons/evaluate.py --init_from=out/names --plot   # and draw evaluation.png
+    python lessons/evaluate.py --init_from=out/python --block_size=256    # a longer context than in training
 
-Read train.py and windows.py before, and scaling.py after. Five questions, one after the other:
+Read train.py and windows.py before, and lessons/scaling.py after. Five questions, one after the other:
 
     how low is the loss, and how uncertain is it?
     how does it depend on the position of a token?
@@ -15,6 +15,10 @@ Read train.py and windows.py before, and scaling.py after. Five questions, one a
 In the last three, the GPT is compared with an 8-gram model (ngram.py), and with a mixture of both, if its vocabulary
 is small, such as characters. (Not with --split=train: the n-grams are counted on this split.)
 """
+
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -27,29 +31,33 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from checkpoint import check_tokenizer, load_checkpoint, load_model, newest_run, note_if_changed
-from console import (
-    NonNegative,
-    NonNegativeFloat,
-    PathStr,
-    Positive,
-    UserError,
-    option,
-    parse,
-    print_losses,
-    print_result,
-    print_table,
-    progress,
-    run,
-)
-from dataset import Dataset, load
-from mlp import contexts
-from model import GPT, ConfigError
-from ngram import NGrams, Predictor, count_ngrams, next_tokens
-from runtime import Worker, explain_errors
-from sample import rows_at_once, stream
-from tokenizer import start_ids
-from windows import document_edges, evaluation_windows, read_windows
+try:
+    from checkpoint import check_tokenizer, load_checkpoint, load_model, newest_run, note_if_changed
+    from console import (
+        NonNegative,
+        NonNegativeFloat,
+        PathStr,
+        Positive,
+        UserError,
+        option,
+        parse,
+        print_losses,
+        print_result,
+        print_table,
+        progress,
+        run,
+    )
+    from dataset import Dataset, load
+    from mlp import contexts
+    from model import GPT, ConfigError
+    from ngram import NGrams, Predictor, count_ngrams, next_tokens
+    from runtime import Worker, explain_errors
+    from sample import rows_at_once, stream
+    from tokenizer import start_ids
+    from windows import document_edges, evaluation_windows, read_windows
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/evaluate.py", file=sys.stderr)
+    sys.exit(2)
 
 SUBSET = 40_000  # tokens that calibration is measured on, at most
 STRETCHES = 100  # parts that a text without documents is cut into, for the uncertainty of its loss
@@ -475,7 +483,7 @@ def show_calibration(session: Session, mixtures: dict[str, float]) -> dict[str, 
 
 def draw_plot(path: Path, title: str, results: dict[str, dict]) -> None:
     """Draw how far the accuracy of each model is above its confidence. results: from show_calibration()"""
-    import plots
+    from lessons import plots
 
     curves = {"calibrated": ([0, 1], [0, 0], ":k")}
     for name, result in results.items():

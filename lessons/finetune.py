@@ -1,11 +1,12 @@
 r"""Part 6: teach a GPT to follow instructions, and then a new task.
 
-    python finetune.py                          # three stages, two minutes on two CPU cores
+    python lessons/finetune.py                # three stages, two minutes on two CPU cores
     python sample.py --init_from=out/finetune/lora.pt --prompt="swap abs > " --stop --temperature=0
-    python finetune.py --method=full --replay=0.25 --learning_rate=0.001    # mix in old kinds of documents
-    python finetune.py --method=all             # twelve ways to learn the new task, compared
+    python lessons/finetune.py --method=full --replay=0.25 --learning_rate=0.001   # mix in old kinds of documents
+    python lessons/finetune.py --method=all   # twelve ways to learn the new task, compared
 
-Read sample.py before; peft.py (LoRA, adapters, prefixes, soft prompts), emergence.py and rlhf.py after.
+Read sample.py before; lessons/peft.py (LoRA, adapters, prefixes, soft prompts), lessons/emergence.py and
+lessons/rlhf.py after.
 
     stage                   here                                      at scale
     1 pre-training          words, and pairs such as "stack kcats"    months; trillions of tokens
@@ -24,6 +25,10 @@ The models are saved in out/finetune/. LoRA adds small matrices to the layers of
 these matrices, and names the file of all other weights: instructed.pt, the model of stage 2.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import copy
 import functools
 import math
@@ -36,29 +41,33 @@ from typing import Literal
 import numpy as np
 import torch
 
-from checkpoint import save_model
-from console import (
-    Fraction,
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    UserError,
-    option,
-    parse,
-    print_result,
-    print_table,
-    run,
-)
-from dataset import Dataset, load
-from files import sha256_of
-from fit import fit
-from model import GPT, ConfigError, GPTConfig
-from optim import Recipe
-from peft import attach, trained_state
-from runtime import Worker, keep_freed_memory
-from sample import generate
-from tokenizer import CharTokenizer, Tokenizer
-from windows import pad_rows
+try:
+    from checkpoint import save_model
+    from console import (
+        Fraction,
+        NonNegative,
+        NonNegativeFloat,
+        Positive,
+        UserError,
+        option,
+        parse,
+        print_result,
+        print_table,
+        run,
+    )
+    from dataset import Dataset, load
+    from files import sha256_of
+    from lessons.fit import fit
+    from lessons.peft import attach, trained_state
+    from model import GPT, ConfigError, GPTConfig
+    from optim import Recipe
+    from runtime import Worker, keep_freed_memory
+    from sample import generate
+    from tokenizer import CharTokenizer, Tokenizer
+    from windows import pad_rows
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/finetune.py", file=sys.stderr)
+    sys.exit(2)
 
 # The answer of each task, for one word or two
 TASKS = {

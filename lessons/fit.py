@@ -1,6 +1,6 @@
 """The training loop of the scripts that teach something else.
 
-    from fit import fit
+    from lessons.fit import fit
     from optim import Recipe
     seconds = fit(model, batch_loss, Recipe(max_iters=1000, learning_rate=0.003))
 
@@ -8,13 +8,21 @@ batch_loss() draws a batch and returns its loss. train.py has a loop of its own,
 loop is the lesson.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import math
 import time
 from collections.abc import Callable, Collection
 
 import torch
 
-from optim import Recipe, lr_fraction, make_optimizer, set_lr
+try:
+    from optim import Recipe, lr_fraction, make_optimizer, set_lr
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/fit.py", file=sys.stderr)
+    sys.exit(2)
 
 
 def fit(

@@ -3,7 +3,7 @@
     from checkpoint import load_model
     model, tokenizer = load_model("gpt2")       # downloads 0.5 GB, once; or a local file or folder
 
-    from gpt2 import save_gpt2
+    from lessons.gpt2 import save_gpt2
     save_gpt2(model, "exported", tokenizer)     # a model with GPT-2's options, for other programs
 
 The file is in the safetensors format, which is simple enough to be read here:
@@ -13,21 +13,28 @@ The file is in the safetensors format, which is simple enough to be read here:
     content         the bytes of all tensors; the offsets count from its start
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import json
 import mmap
-import sys
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
-from bpe import BPETokenizer
-from console import UserError
-from download import download
-from files import replace_file
-from model import GPT, GPTConfig
-from tokenizer import END, CharTokenizer, Tokenizer, make_tokenizer
+try:
+    from console import UserError
+    from download import download
+    from files import replace_file
+    from lessons.bpe import BPETokenizer
+    from model import GPT, GPTConfig
+    from tokenizer import END, CharTokenizer, Tokenizer, make_tokenizer
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/gpt2.py", file=sys.stderr)
+    sys.exit(2)
 
 # The channels of OpenAI's four models (Radford et al. 2019)
 PUBLISHED_WIDTHS = (768, 1024, 1280, 1600)
@@ -129,7 +136,7 @@ def read_gpt2(path: Path) -> dict:
         "model": rename(tensors),
         "tokenizer": tokenizer,
         "start_token": START_TOKEN if is_gpt2s else settings["bos_token_id"],
-        # Not a dataset: if evaluate.py finds this name, it asks for a dataset
+        # Not a dataset: if lessons/evaluate.py finds this name, it asks for a dataset
         "config": {"dataset": "gpt2"},
     }
 
@@ -375,7 +382,7 @@ def refuse_other_models(model: GPT) -> None:
     with torch.device("meta"):  # names alone, no memory
         plain = GPT(config)
     if type(model) is not GPT or model.state_dict().keys() != plain.state_dict().keys():
-        what = "the model has other layers than GPT-2, as peft.py adds"
+        what = "the model has other layers than GPT-2, as lessons/peft.py adds"
         raise UserError(f"{what}; merge() LoRA, or export the model without them")
 
 
@@ -479,7 +486,7 @@ def find_merges(tokens: list[bytes]) -> list[list[bytes]]:
     """The two parts of each token that a merge has made, in the order of the merges. tokens: in the order
     of their ids. The parts are what the earlier merges make of the bytes of the token."""
     ids = {token: i for i, token in enumerate(tokens)}
-    from bpe import merge  # here: only the export needs it
+    from lessons.bpe import merge  # here: only the export needs it
 
     merges = []
     for token, own_id in ids.items():

@@ -1,7 +1,7 @@
 """Part 1, continued: you are a language model, too. How good are you?
 
-    python guess.py                          # guess words of the validation split, letter by letter
-    python guess.py --dataset=shakespeare    # or guess how pieces of a text continue
+    python lessons/guess.py                          # guess words of the validation split, letter by letter
+    python lessons/guess.py --dataset=shakespeare    # or guess how pieces of a text continue
 
 Read ngram.py before. This is Shannon's game (1951, "Prediction and entropy of printed English"): you guess
 the next character until you are right. The numbers of guesses that you need say how well you predict.
@@ -14,18 +14,26 @@ how often each number occurs. Its loss is the entropy of these frequencies. If m
 N-gram models and the newest GPT of train.py guess the same characters, in the order of their probabilities.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import contextlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from checkpoint import load_checkpoint, load_model, note_if_changed, runs
-from console import NonNegative, UserError, option, parse, print_result, print_table, run
-from dataset import Dataset, load
-from model import ConfigError
-from ngram import predict_by_orders
-from tokenizer import CharTokenizer
+try:
+    from checkpoint import load_checkpoint, load_model, note_if_changed, runs
+    from console import NonNegative, UserError, option, parse, print_result, print_table, run
+    from dataset import Dataset, load
+    from model import ConfigError
+    from ngram import predict_by_orders
+    from tokenizer import CharTokenizer
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/guess.py", file=sys.stderr)
+    sys.exit(2)
 
 ORDERS = {"bigram": 2, "6-gram": 6}  # the n-gram models that also play
 DISCOUNT = 0.85  # of Kneser-Ney smoothing, which subtracts it from each count

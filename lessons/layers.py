@@ -1,6 +1,6 @@
 """Faster linear layers for generating text with a large model on a CPU.
 
-    from layers import speed_up
+    from lessons.layers import speed_up
     speed_up(model)                     # large matrices in another order in memory, the same numbers
     speed_up(model, torch.bfloat16)     # large matrices of the blocks rounded to 16 bits
     speed_up(model, torch.int8)         # all matrices rounded to 8 bits
@@ -18,12 +18,19 @@ work to a library, which is made for many rows:
 
 import sys
 
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from model import GPT
-from runtime import has_bfloat16_units
+try:
+    from model import GPT
+    from runtime import has_bfloat16_units
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/layers.py", file=sys.stderr)
+    sys.exit(2)
 
 # Matrices with fewer weights stay as they are: they would gain nothing
 LARGE_MATRIX = 2**17

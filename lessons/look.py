@@ -1,14 +1,18 @@
 """Part 5, continued: your GPT in a page of its own, for any browser.
 
-    python look.py                          # the newest run of train.py, and a text of its validation split
-    python look.py --prompt="import "       # a text of your own
-    python look.py --init_from=gpt2 --weights=int8 --max_megabytes=200
+    python lessons/look.py                          # the newest run of train.py, and a text of its validation split
+    python lessons/look.py --prompt="import "       # a text of your own
+    python lessons/look.py --init_from=gpt2 --weights=int8 --max_megabytes=200
 
 Read sample.py before. The result is one file, look.html beside the checkpoint. It contains the weights, and a model in
 JavaScript (assets/gpt.js) that computes with them, so it needs no server and no network: send it to somebody. (It also
 contains the beginning of the training text, to count n-grams in it; --counted=0 leaves it out.) What did the model
 expect at each token of a text, and what did counting expect? How does it continue? What does each head attend to?
 """
+
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
 
 import base64
 import html
@@ -23,18 +27,22 @@ from typing import Literal
 import numpy as np
 import torch
 
-from checkpoint import load_checkpoint, load_model, newest_run, note_if_changed
-from console import NonNegative, PathStr, Positive, UserError, option, parse, print_result, run
-from dataset import DATA, Dataset, load
-from files import replace_file
-from model import GPT, ConfigError
-from runtime import Worker
-from sample import named_tokenizer, read_prompt
-from tokenizer import Tokenizer, start_ids
-from windows import evaluation_windows, mean_loss
+try:
+    from checkpoint import load_checkpoint, load_model, newest_run, note_if_changed
+    from console import NonNegative, PathStr, Positive, UserError, option, parse, print_result, run
+    from dataset import DATA, Dataset, load
+    from files import replace_file
+    from model import GPT, ConfigError
+    from runtime import Worker
+    from sample import named_tokenizer, read_prompt
+    from tokenizer import Tokenizer, start_ids
+    from windows import evaluation_windows, mean_loss
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/look.py", file=sys.stderr)
+    sys.exit(2)
 
 # The template look.html, and the files that it includes
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parents[1] / "assets"
 # What assets/gpt.js has of GPTConfig: the options with a choice of values ...
 CHOICES = {
     "norm": ("layernorm", "rmsnorm"),
@@ -85,9 +93,9 @@ def check_supported(checkpoint: dict) -> None:
     for name, value in config.items():
         is_known = name in NUMBERS or name in IN_TRAINING or value in CHOICES.get(name, ())
         if not is_known:
-            raise UserError(f"assets/gpt.js has no {name}={value}; add it there, and its name to look.py")
+            raise UserError(f"assets/gpt.js has no {name}={value}; add it there, and its name to lessons/look.py")
     if "peft" in checkpoint:
-        what = f"assets/gpt.js has no layers of peft.py, as in {checkpoint['name']}"
+        what = f"assets/gpt.js has no layers of lessons/peft.py, as in {checkpoint['name']}"
         raise UserError(f"{what}; use a model whose weights were all trained, such as --method=full of finetune.py")
 
 
@@ -248,7 +256,7 @@ def counted_text(data: Dataset | None, n: int) -> tuple[dict | None, bytes]:
 
 def make_title(checkpoint: dict) -> str:
     dataset = checkpoint["config"]["dataset"]
-    if dataset in (None, "gpt2"):  # "gpt2": OpenAI's weights, see gpt2.py
+    if dataset in (None, "gpt2"):  # "gpt2": OpenAI's weights, see lessons/gpt2.py
         return f"{checkpoint['name']}, in this page"
     return f"A GPT trained on {dataset}, in this page"
 

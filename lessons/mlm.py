@@ -1,9 +1,9 @@
 """Aside: an encoder alone, as in BERT (Devlin et al. 2018). Do the letters after a gap help?
 
-    python mlm.py                                    # four minutes: five networks, and n-grams
-    python mlm.py --dataset=names --fill=al_x_nder   # fill the gaps of a name
+    python lessons/mlm.py                                    # four minutes: five networks, and n-grams
+    python lessons/mlm.py --dataset=names --fill=al_x_nder   # fill the gaps of a name
 
-Read seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both
+Read lessons/seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both
 sides, so it would only have to copy the next letter. Instead, some letters are hidden, and the
 encoder predicts these: masked language modeling. How much does it gain from the letters after a
 gap? Hide one letter of a word. It is predicted from the letters on one side or on both (| is the
@@ -23,6 +23,10 @@ weights are trained further. This token is the newline before the word, BERT's [
 information itself, and attends to all other tokens.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import copy
 import random
 import time
@@ -33,13 +37,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from console import NonNegative, Positive, UserError, option, parse, print_result, print_row, run
-from dataset import Dataset, load
-from fit import fit
-from model import GPT, GPTConfig
-from ngram import NGrams, sum_by_row
-from optim import Recipe
-from windows import pad_rows
+try:
+    from console import NonNegative, Positive, UserError, option, parse, print_result, print_row, run
+    from dataset import Dataset, load
+    from lessons.fit import fit
+    from model import GPT, GPTConfig
+    from ngram import NGrams, sum_by_row
+    from optim import Recipe
+    from windows import pad_rows
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/mlm.py", file=sys.stderr)
+    sys.exit(2)
 
 # A token is an index of the alphabet "\0_\nabc...", which has V characters: SPECIAL, then the letters
 SPECIAL = "\0_\n"

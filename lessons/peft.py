@@ -1,10 +1,10 @@
 """Part 6, continued: train a few new parameters, and freeze the model.
 
-    from peft import attach, trained_state
+    from lessons.peft import attach, trained_state
     attach(model, "lora", rank=8, alpha=16)     # only the new parameters are trained
 
 Four ways to do parameter-efficient fine-tuning, from outside: model.py knows nothing of them, except
-for the number of virtual tokens. Read finetune.py before, rlhf.py after.
+for the number of virtual tokens. Read lessons/finetune.py before, lessons/rlhf.py after.
 
     method     what is trained                                          parameters
     lora       a low-rank update of some matrices                       rank (in + out) for each matrix
@@ -15,7 +15,7 @@ for the number of virtual tokens. Read finetune.py before, rlhf.py after.
 A virtual token is no token of the vocabulary: it consists of trained vectors, in front of the text.
 `rank` is the number of virtual tokens.
 
-A file that finetune.py writes, such as out/finetune/lora.pt, has only the new parameters. LoRA with rank 8
+A file that lessons/finetune.py writes, such as out/finetune/lora.pt, has only the new parameters. LoRA with rank 8
 changes queries and values in each block. With 128 channels, the file's entry "model" has for block 0
 
     transformer.h.0.attn.c_attn.A.0     (8, 128)    A of the queries
@@ -28,6 +28,10 @@ checkpoint.load_model() opens both files, and puts the model together. Without t
 of a model with new parameters cannot be opened: merge() LoRA before save_model().
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,9 +41,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from console import UserError
-from files import sha256_of
-from model import GPT, Block, CausalSelfAttention, ConfigError
+try:
+    from console import UserError
+    from files import sha256_of
+    from model import GPT, Block, CausalSelfAttention, ConfigError
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/peft.py", file=sys.stderr)
+    sys.exit(2)
 
 # ----------------------------------------------------------------------------- LoRA
 
@@ -217,7 +225,7 @@ def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str
     and the output layer, which may be tied, stay frozen. Raises ValueError, and for a soft prompt
     ConfigError."""
     if any(isinstance(module, NEW_LAYERS) for module in model.modules()):
-        raise ValueError("the model has parameters of peft.py already; merge() LoRA, or attach to a new model")
+        raise ValueError("the model has parameters of lessons/peft.py already; merge() LoRA, or attach to a new model")
     if method == "lora" and targets not in ("qv", "all"):
         raise ValueError(f"there are no targets {targets}; use qv or all")
     model.requires_grad_(False)
@@ -297,19 +305,19 @@ def trained_state(model: GPT) -> dict[str, torch.Tensor]:
 
 
 def find_base(checkpoint: dict) -> Path:
-    """The file of the model that finetune.py started from: at its old path, or beside the checkpoint,
+    """The file of the model that lessons/finetune.py started from: at its old path, or beside the checkpoint,
     if the folder was moved. Raises UserError."""
     base = checkpoint["base"]
     first_place = Path(base["path"])
     second_place = Path(checkpoint["folder"], first_place.name)
     files = [path for path in (first_place, second_place) if path.is_file()]
     if not files:
-        advice = f"copy it to {second_place}, or run finetune.py again"
+        advice = f"copy it to {second_place}, or run lessons/finetune.py again"
         raise UserError(f"there is no {first_place}, the base of this checkpoint; {advice}")
     for path in files:
         if sha256_of(path) == base["sha256"]:
             return path
-    raise UserError(f"{files[0]} has changed (its SHA-256 differs); run finetune.py again")
+    raise UserError(f"{files[0]} has changed (its SHA-256 differs); run lessons/finetune.py again")
 
 
 def load_trained(model: GPT, checkpoint: dict) -> None:
@@ -320,6 +328,6 @@ def load_trained(model: GPT, checkpoint: dict) -> None:
         attach(model, **checkpoint["peft"])
         model.load_state_dict(trained, strict=False)  # False: the base has its weights already
     except (TypeError, RuntimeError) as error:  # options that attach() does not have, or weights of other shapes
-        raise UserError(f"{name} does not fit this peft.py ({error}); run finetune.py again") from error
+        raise UserError(f"{name} does not fit this lessons/peft.py ({error}); run lessons/finetune.py again") from error
     if trained.keys() != trained_state(model).keys():
-        raise UserError(f"{name} lacks weights, or has unknown ones; run finetune.py again")
+        raise UserError(f"{name} lacks weights, or has unknown ones; run lessons/finetune.py again")

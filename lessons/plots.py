@@ -4,13 +4,21 @@ Scripts import this file only when they draw, because it needs matplotlib. Most 
 with the curves of each panel.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 from pathlib import Path
 
 import numpy as np
 
-from console import UserError, late_errors
-from files import replace_file
-from windows import counting_losses
+try:
+    from console import UserError, late_errors
+    from files import replace_file
+    from windows import counting_losses
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/plots.py", file=sys.stderr)
+    sys.exit(2)
 
 try:
     from matplotlib.figure import Figure

@@ -1,10 +1,10 @@
 """Part 2, continued: what can a state remember? Two tests, with a GPT beside the recurrent cells.
 
-    python recall.py            # five minutes: seven models of about 30,000 parameters, two tests each
-    python recall.py --seed=2   # with other initial weights and other sequences
-    python recall.py --time     # half a minute, without training: time per step and per token, by length
+    python lessons/recall.py            # five minutes: seven models of about 30,000 parameters, two tests each
+    python lessons/recall.py --seed=2   # with other initial weights and other sequences
+    python lessons/recall.py --time     # half a minute, without training: time per step and per token, by length
 
-Read rnn.py before, attention.py after. The sequences are random, so only memory helps:
+Read lessons/rnn.py before, attention.py after. The sequences are random, so only memory helps:
 
     first_letter    q B x a ?           ->  q          which letter came first, before k others?
     pairs           a 7 c 3 F 9  c F a  ->  3 9 7      which digit came with this letter?
@@ -17,6 +17,10 @@ its value mixed with others. Attention keeps the keys and values of all tokens, 
 them on its own. It forgets nothing, and pays with a memory that grows with the text.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import itertools
 import time
 from collections.abc import Callable
@@ -27,12 +31,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cells import RecurrentModel
-from console import NonNegative, option, parse, print_result, print_row, print_table, run
-from fit import fit
-from model import GPT, GPTConfig
-from optim import Recipe
-from sample import KVCache, next_logits
+try:
+    from console import NonNegative, option, parse, print_result, print_row, print_table, run
+    from lessons.cells import RecurrentModel
+    from lessons.fit import fit
+    from model import GPT, GPTConfig
+    from optim import Recipe
+    from sample import KVCache, next_logits
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/recall.py", file=sys.stderr)
+    sys.exit(2)
 
 
 @dataclass

@@ -1,8 +1,8 @@
 r"""Part 7: learn from preferences: a reward model, PPO, DPO, best of n, and reward hacking.
 
-    python rlhf.py                                          # everything, in four minutes, no download
+    python lessons/rlhf.py                                          # everything, in four minutes, no download
     python sample.py --init_from=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
-    python rlhf.py --stage=ppo --beta=0                     # reward hacking: replaces out/rlhf/ppo.pt
+    python lessons/rlhf.py --stage=ppo --beta=0                     # reward hacking: replaces out/rlhf/ppo.pt
 
 It is easy to say which of two answers is better, and hard to write a loss function for "better". So
 people compare answers, and models learn from the comparisons: reinforcement learning from human
@@ -10,7 +10,7 @@ feedback (RLHF). Here the answers are words that a small GPT, the base, invents.
 the place of people. The models see only which word of a pair won, never the rule, so at the end the
 rule tells what they have learned. Two ways to do it stand side by side: proximal policy optimization
 (PPO), which needs a reward model, and direct preference optimization (DPO), which needs none. Read
-finetune.py before, word2vec.py after.
+lessons/finetune.py before, lessons/word2vec.py after.
 
 n words are a tensor of token ids (n, T), T = MAX_TOKENS. Each row has the prompt (a newline and a
 first letter), the tokens that the model drew, up to a newline, and newlines as padding. With T = 9:
@@ -19,6 +19,10 @@ first letter), the tokens that the model drew, up to a newline, and newlines as 
     ids[:, 1:]         s  t  a  c  k \n \n \n           the targets
     drawn(ids)         .  x  x  x  x  x  .  .           the targets that the model drew
 """
+
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
 
 import copy
 import functools
@@ -34,14 +38,28 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from checkpoint import save_model
-from console import NonNegative, NonNegativeFloat, UserError, option, parse, print_result, print_row, print_table, run
-from dataset import Dataset, load
-from fit import fit
-from model import GPT, GPTConfig
-from optim import Recipe, lr_fraction, make_optimizer, set_lr
-from runtime import keep_freed_memory
-from sample import generate
+try:
+    from checkpoint import save_model
+    from console import (
+        NonNegative,
+        NonNegativeFloat,
+        UserError,
+        option,
+        parse,
+        print_result,
+        print_row,
+        print_table,
+        run,
+    )
+    from dataset import Dataset, load
+    from lessons.fit import fit
+    from model import GPT, GPTConfig
+    from optim import Recipe, lr_fraction, make_optimizer, set_lr
+    from runtime import keep_freed_memory
+    from sample import generate
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/rlhf.py", file=sys.stderr)
+    sys.exit(2)
 
 FOLDER = Path("out/rlhf")
 MAX_TOKENS = 24  # tokens in a row (T). A word that has no end by then is cut off
@@ -633,7 +651,7 @@ def print_comparison(results: dict[str, dict]) -> None:
 
 def draw_plot(curves: dict[str, list[dict]], title: str) -> None:
     """Plot reward and true score against the KL from the base (Gao et al. 2022). curves: {name: points}."""
-    import plots
+    from lessons import plots
 
     panels = []
     for key in ("reward", "true score"):
@@ -695,7 +713,7 @@ def read_words(data: Dataset, split: str) -> torch.Tensor:
 
 
 def save(name: str, model: GPT, data: Dataset) -> None:
-    """Write a checkpoint. A row of train.py or evaluate.py has several words, so their attention stops at
+    """Write a checkpoint. A row of train.py or lessons/evaluate.py has several words, so their attention stops at
     the start_token, the newline. Here, a row has one word, and rewards() reads at the newline after it."""
     file_name = re.sub(r"\W+", "_", name.lower()) + ".pt"
     config = replace(model.config, start_token=data.separator)

@@ -1,10 +1,10 @@
 """Part 2: train a network that carries a state along, and see how far back it learns.
 
-    python rnn.py                                           # a minute: train an LSTM on words, sample new ones
-    python rnn.py --cell=all --plot                         # all six, and how far back their gradients reach
-    python rnn.py --cell=rnn --optimizer=sgd --learning_rate=1 --max_iters=400 --grad_clip=0    # watch the loss explode
+    python lessons/rnn.py                     # a minute: train an LSTM on words, sample new ones
+    python lessons/rnn.py --cell=all --plot   # all six, and how far back their gradients reach
+    python lessons/rnn.py --cell=rnn --optimizer=sgd --learning_rate=1 --max_iters=400 --grad_clip=0  # loss explodes
 
-Read cells.py before, recall.py after. The loss at a token depends on the state after each token
+Read lessons/cells.py before, lessons/recall.py after. The loss at a token depends on the state after each token
 before it, so the gradient goes back through all of these steps: backpropagation through time
 (BPTT). At each step it is multiplied by a matrix, the derivative of a state w.r.t. the state before.
 If these matrices mostly shrink the gradient, it vanishes, and the network cannot learn from distant
@@ -14,6 +14,10 @@ How far does a gradient reach? In training, at most to the start of a window of 
 much of the gradient is left k tokens back is another question. gradient_norms() measures this in
 windows of up to 128 tokens of the validation split, before and after training.
 """
+
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
 
 import copy
 import math
@@ -27,25 +31,29 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from cells import CELLS, HEADS, Elman, LinearCell, RecurrentModel
-from console import (
-    Fraction,
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    UserError,
-    option,
-    parse,
-    print_losses,
-    print_result,
-    print_samples,
-    print_table,
-    run,
-)
-from dataset import Dataset, load, start_context
-from fit import fit
-from optim import Recipe
-from windows import document_edges, read_windows
+try:
+    from console import (
+        Fraction,
+        NonNegative,
+        NonNegativeFloat,
+        Positive,
+        UserError,
+        option,
+        parse,
+        print_losses,
+        print_result,
+        print_samples,
+        print_table,
+        run,
+    )
+    from dataset import Dataset, load, start_context
+    from lessons.cells import CELLS, HEADS, Elman, LinearCell, RecurrentModel
+    from lessons.fit import fit
+    from optim import Recipe
+    from windows import document_edges, read_windows
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/rnn.py", file=sys.stderr)
+    sys.exit(2)
 
 # The losses are computed on the first tokens of a split, up to this many
 EVAL_TOKENS = 2_000_000
@@ -410,7 +418,7 @@ def print_gradients(norms: dict[str, np.ndarray]) -> None:
 
 def plot_gradients(norms: dict[str, np.ndarray], dataset: str) -> None:
     """Draw the same norms: a color for each cell, dashed before training."""
-    import plots
+    from lessons import plots
 
     curves = {}
     for i, (name, curve) in enumerate(norms.items()):

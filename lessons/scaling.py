@@ -1,7 +1,7 @@
 """Part 4, continued: what will a larger model reach?
 
-    python scaling.py                                       # 20 small GPTs in 8 minutes, and a law
-    python scaling.py --minutes=16 --plot                   # twice as many tokens, and scaling.png
+    python lessons/scaling.py                                       # 20 small GPTs in 8 minutes, and a law
+    python lessons/scaling.py --minutes=16 --plot                   # twice as many tokens, and scaling.png
 
 Read train.py before, sample.py after. The loss of a model with N parameters after D tokens, each
 seen once, follows a law
@@ -27,6 +27,10 @@ middle of a long run is higher than at the end of a short run. Warmup is 5 % of 
 had the same number of warmup steps, the short runs would look too bad.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -39,13 +43,28 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from console import NonNegative, Positive, UserError, option, parse, print_result, print_row, print_table, progress, run
-from dataset import Dataset, load
-from fit import fit
-from model import GPT, GPTConfig
-from optim import Recipe
-from runtime import Worker, keep_freed_memory
-from windows import evaluation_windows, mean_loss, read_windows
+try:
+    from console import (
+        NonNegative,
+        Positive,
+        UserError,
+        option,
+        parse,
+        print_result,
+        print_row,
+        print_table,
+        progress,
+        run,
+    )
+    from dataset import Dataset, load
+    from lessons.fit import fit
+    from model import GPT, GPTConfig
+    from optim import Recipe
+    from runtime import Worker, keep_freed_memory
+    from windows import evaluation_windows, mean_loss, read_windows
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/scaling.py", file=sys.stderr)
+    sys.exit(2)
 
 # n_embd: each model has about twice as many parameters as the previous model
 WIDTHS = (32, 48, 64, 96, 128)
@@ -441,7 +460,7 @@ def print_best_sizes_if_served(law: Law, compute: float) -> None:
 def draw(runs: np.ndarray, law: Law, path: Path) -> None:
     """Plot the losses of the runs by compute, a curve per width; and isoFLOP curves by the law: the loss by the size of
     the model, for the compute of the middle width at each budget of tokens."""
-    import plots  # here, because matplotlib is optional
+    from lessons import plots  # here, because matplotlib is optional
 
     N, D, L = runs
     # A row for each budget of tokens, a column for each width

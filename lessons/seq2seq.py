@@ -1,11 +1,11 @@
 """Aside: an encoder and a decoder, the original Transformer (Vaswani et al. 2017).
 
-    python seq2seq.py                                # a minute: write March 5, 2031 as 2031-03-05
-    python seq2seq.py --attention=false              # without the source, it can only guess
-    python seq2seq.py --task=reverse --rnn           # before attention: all of the source in one vector
-    python seq2seq.py --task=reverse --plot          # what it attends to, and longer sources
+    python lessons/seq2seq.py                                # a minute: write March 5, 2031 as 2031-03-05
+    python lessons/seq2seq.py --attention=false              # without the source, it can only guess
+    python lessons/seq2seq.py --task=reverse --rnn           # before attention: all of the source in one vector
+    python lessons/seq2seq.py --task=reverse --plot          # what it attends to, and longer sources
 
-Read model.py before, mlm.py after. A GPT continues a text. Here, a source becomes a target. The
+Read model.py before, lessons/mlm.py after. A GPT continues a text. Here, a source becomes a target. The
 encoder reads the source; each of its tokens attends to all others, also to later ones. The decoder
 generates the target as a GPT does; in addition, each of its blocks attends to the encoder's output:
 cross-attention. In training, the decoder reads the correct target so far, whatever it would have
@@ -17,6 +17,10 @@ generated itself (teacher forcing), so all positions are trained at once.
 
 Shapes: B batch size, S source and T target tokens, C channels, nh heads of hd channels, V vocabulary.
 """
+
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
 
 import math
 import random
@@ -31,11 +35,15 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from console import NonNegative, Positive, UserError, option, parse, print_result, run
-from fit import fit
-from model import Block, ConfigError, GPTConfig, make_norm, sinusoid_table
-from optim import Recipe
-from windows import pad_rows
+try:
+    from console import NonNegative, Positive, UserError, option, parse, print_result, run
+    from lessons.fit import fit
+    from model import Block, ConfigError, GPTConfig, make_norm, sinusoid_table
+    from optim import Recipe
+    from windows import pad_rows
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/seq2seq.py", file=sys.stderr)
+    sys.exit(2)
 
 # Two tokens that are no character of a text. END ends a target, and is the first token that the decoder reads
 PAD = 0
@@ -326,7 +334,7 @@ def exact_match(model: nn.Module, examples: list, width: int = 1) -> float:
 
 class OneVector(nn.Module):
     """The model before attention (Cho et al. 2014; Sutskever et al. 2014): a recurrent network, a GRU
-    (cells.py), reads the source. Its last state is the initial state of another GRU, which generates the
+    (lessons/cells.py), reads the source. Its last state is the initial state of another GRU, which generates the
     target. A source of any length has to fit into this one vector of H numbers."""
 
     def __init__(self, config: GPTConfig):
@@ -450,7 +458,7 @@ def print_lengths(model: nn.Module, rng: random.Random) -> None:
 def plot_alignment(model: Transformer, examples: list, path: Path) -> None:
     """Draw what the decoder attends to in the longest source while it predicts each token of the target (a
     row), per block and head."""
-    import plots
+    from lessons import plots
 
     example = max(examples, key=lambda example: len(example[0]))
     source, target = example

@@ -1,10 +1,10 @@
 """Aside: vectors of words, learned from the words around them.
 
-    python word2vec.py                                      # a minute, on Python source code
-    python word2vec.py --window=2 --near=KeyError           # a narrow window, and the neighbors of a word
-    python word2vec.py --gpt=out/python                     # also the vectors of a GPT of train.py
+    python lessons/word2vec.py                                      # a minute, on Python source code
+    python lessons/word2vec.py --window=2 --near=KeyError           # a narrow window, and the neighbors of a word
+    python lessons/word2vec.py --gpt=out/python                     # also the vectors of a GPT of train.py
 
-Read mlp.py before, where embeddings are a part of a language model; seq2seq.py after. Words in
+Read mlp.py before, where embeddings are a part of a language model; lessons/seq2seq.py after. Words in
 similar contexts have similar meanings (Harris 1954; Firth 1957), so a vector that predicts the
 words around a word says something about its meaning.
 
@@ -30,6 +30,10 @@ Shapes: n words in a text, V in the vocabulary, m words to compare, N pairs, U o
 per step, K negatives, C channels.
 """
 
+import sys
+
+sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+
 import builtins
 import keyword
 import math
@@ -44,11 +48,26 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from checkpoint import load_model
-from console import NonNegative, PathStr, Positive, UserError, did_you_mean, option, parse, print_result, print_row, run
-from dataset import Dataset, load
-from model import GPT
-from tokenizer import CharTokenizer, Tokenizer
+try:
+    from checkpoint import load_model
+    from console import (
+        NonNegative,
+        PathStr,
+        Positive,
+        UserError,
+        did_you_mean,
+        option,
+        parse,
+        print_result,
+        print_row,
+        run,
+    )
+    from dataset import Dataset, load
+    from model import GPT
+    from tokenizer import CharTokenizer, Tokenizer
+except ModuleNotFoundError as error:
+    print(f"error: {error}; start it in the folder of train.py: python lessons/word2vec.py", file=sys.stderr)
+    sys.exit(2)
 
 # A word is a letter or _, then letters, digits and _
 WORD = re.compile(r"[^\W\d]\w*")

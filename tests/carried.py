@@ -2,6 +2,7 @@
 
     python tests/carried.py train.py                     # a tiny run on prepared data
     python tests/carried.py ngram.py --dataset=words     # with options of your own
+    python tests/carried.py lessons/mlm.py --dataset=names
 
 Whoever forks a script carries these files. They are what Python has imported at the end of a real run, so
 an import inside of a function counts if the function was called. No test depends on the numbers.
@@ -21,13 +22,12 @@ OPTIONS = {
     "train.py": [*TINY_TRAINING, "--out_dir=out/second"],
     "sample.py": ["--max_new_tokens=20"],
     "mlp.py": ["--max_iters=100", "--num_samples=2"],
-    "rnn.py": ["--max_iters=20", "--num_samples=2"],
+    "lessons/rnn.py": ["--max_iters=20", "--num_samples=2"],
 }
 
 
 def main() -> None:
     script, *options = sys.argv[1:]
-    script = Path(script).name
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         # Another process prepares the data, and trains a model for scripts that open one
@@ -41,14 +41,14 @@ def main() -> None:
     files = {ROOT / script}
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "")
-        if path.parent == ROOT:
+        if path.parent in (ROOT, ROOT / "lessons"):
             files.add(path)
     total = 0
     print()
     for path in sorted(files):
         lines = len(path.read_text(encoding="utf-8").splitlines())
         total += lines
-        print(f"{lines:6,} {path.name}")
+        print(f"{lines:6,} {path.relative_to(ROOT)}")
     print(f"{total:6,} lines in {len(files)} files")
 
 

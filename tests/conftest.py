@@ -17,13 +17,12 @@ import pytest
 import tiktoken
 import torch
 
-import bpe
 import console
 import model
-import plots
 import prepare_data
 import runtime
 import windows
+from lessons import bpe, plots
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
 # The tests mean the CPU: on a GPU, --device=auto would take that one. start() sees to other processes.
@@ -188,10 +187,11 @@ posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals,
 
 
 def start(script: str, *options: str, **more) -> subprocess.Popen:
-    """A script as a user starts it, in the current folder, on the CPU."""
+    """A script as a user starts it, on the CPU, and in the current folder: so PYTHONPATH tells a lesson its root."""
     device = ["--device=cpu"] if script in ("train.py", "sample.py") else []
     command = [sys.executable, ROOT / script, *device, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", **more)
+    env = {**more.pop("env", os.environ), "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", env=env, **more)
 
 
 def finish(process: subprocess.Popen) -> subprocess.CompletedProcess:
@@ -204,7 +204,7 @@ def call(monkeypatch, capsys):
     """Run a script's main() in this process: call(module, *options) -> (exit status, stdout, stderr)."""
 
     def run(module, *options: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, options)])
+        monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, options)])
         capsys.readouterr()
         status = 0
         try:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from conftest import result
 
-import capacity
-from capacity import count_pieces, error_of, parity_errors, sawtooth, staircase, tree_of_xors, wave
+from lessons import capacity
+from lessons.capacity import count_pieces, error_of, parity_errors, sawtooth, staircase, tree_of_xors, wave
 
 
 def largest_error(width: int) -> float:

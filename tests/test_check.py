@@ -1,5 +1,5 @@
-"""check.py: right functions pass, typical wrong ones are told what differs first, and a reader's file cannot do harm to
-the checking of the others."""
+"""lessons/check.py: right functions pass, typical wrong ones are told what differs first, and a reader's file cannot
+do harm to the checking of the others."""
 
 import functools
 import inspect
@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT, finish, posix, start
 
-import check
-from check import TASKS, difference, judge
+from lessons import check
+from lessons.check import TASKS, difference, judge
 
 # ----------------------------------------------------------------------------- right functions, written from formulas
 
@@ -433,10 +433,10 @@ def test_a_file_in_which_all_is_right(call):
 
 def test_from_an_empty_folder_to_the_first_function(call):
     status, out, _ = call(check)
-    assert status == 1 and "There is no mine.py yet: python check.py --start writes it" in out
+    assert status == 1 and "There is no mine.py yet: python lessons/check.py --start writes it" in out
     assert out.splitlines()[-1] == f"result: tasks={len(TASKS)} right=0"
     status, out, _ = call(check, "--start")
-    assert status == 0 and out.endswith("Write one, and then:\npython check.py\n")
+    assert status == 0 and out.endswith("Write one, and then:\npython lessons/check.py\n")
     text = Path("mine.py").read_text(encoding="utf-8")
     for task in TASKS.values():
         assert f"def {task.call}:" in text
@@ -455,10 +455,10 @@ def test_from_an_empty_folder_to_the_first_function(call):
 
 def test_start_with_some_of_the_tasks(call, fails):
     out = call(check, "--start", "--file=class1/anna.py", "--only=mask,softmax")[1]
-    command = "python check.py --file=class1/anna.py --only=mask,softmax\n"
+    command = "python lessons/check.py --file=class1/anna.py --only=mask,softmax\n"
     assert f"anna.py: 2 of {len(TASKS)} tasks" in out and out.endswith(command)
     text = Path("class1/anna.py").read_text()
-    assert command in text and "\npython check.py --file=class1/anna.py mask\n" in text
+    assert command in text and "\npython lessons/check.py --file=class1/anna.py mask\n" in text
     assert re.findall(r"^def (\w+)", text, flags=re.M) == ["mask", "softmax"]
     assert "anna.py is there already" in fails(check, "--start", "--file=class1/anna.py")
     assert Path("class1/anna.py").read_text() == text
@@ -500,7 +500,7 @@ def test_a_function_that_never_ends_or_ends_python_is_wrong_and_the_others_are_j
     assert "mask is wrong:\n    it has no result after 1 seconds: does it loop forever, or end Python?\n" in out
     assert "head is wrong:\n    it has no result after 1 seconds" in out
     assert "rope is wrong:\n    case 1 of 4: it stops with an exception" in out and "SystemExit: 3" in out
-    assert "\nAn example, and a question that helps: python check.py mask\n" in out
+    assert "\nAn example, and a question that helps: python lessons/check.py mask\n" in out
     assert out.splitlines()[-1] == "result: tasks=5 right=2"
     assert multiprocessing.active_children() == []
 
@@ -534,7 +534,7 @@ def test_what_stands_below_main_is_not_run_and_files_beside_it_can_be_imported(c
 def test_errors(fails):
     assert "there is no task maks (did you mean mask?)" in fails(check, "maks")
     assert "there is no task soft" in fails(check, "--only=mask,soft")
-    said = "there is no file anna.py; python check.py --start --file=anna.py writes one"
+    said = "there is no file anna.py; python lessons/check.py --start --file=anna.py writes one"
     assert said in fails(check, "--file=anna.py")
 
 
@@ -544,7 +544,7 @@ def test_what_a_function_prints_stands_before_its_verdict_and_ctrl_c_ends_both_p
     Path("mine.py").write_text(text + "def mask(scores):\n    print('looping')\n    while True:\n        pass\n")
     # A shell without job control starts what is in the background with Ctrl-C ignored
     not_ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = start("check.py", "--only=softmax,mask", start_new_session=True, preexec_fn=not_ignored)
+    process = start("lessons/check.py", "--only=softmax,mask", start_new_session=True, preexec_fn=not_ignored)
     before = list(itertools.takewhile(lambda line: line != "looping\n", process.stdout))
     assert before.index("here\n") < next(i for i, line in enumerate(before) if line.startswith("  wrong    softmax("))
     os.killpg(process.pid, signal.SIGINT)

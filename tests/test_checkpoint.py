@@ -8,15 +8,14 @@ import pytest
 import torch
 from conftest import Malicious
 
-import evaluate
-import look
 import sample
 import train
 from checkpoint import load_checkpoint, load_model, newest_run, save_model
 from console import UserError
 from dataset import load
 from folder import open_run
-from gpt2 import GPT2_OPTIONS
+from lessons import evaluate, look
+from lessons.gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
 from tokenizer import CharTokenizer
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import ROOT, result
 
-import climb
 import ngram
-from climb import NAMES, divergence
 from dataset import load
+from lessons import climb
+from lessons.climb import NAMES, divergence
 
 pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and data/many, documents
 

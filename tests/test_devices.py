@@ -8,13 +8,10 @@ from test_scaling import small as small_family  # noqa: F401
 from test_train import SHORT, data, no_plots  # noqa: F401
 from torch.utils._pytree import tree_leaves
 
-import climb
-import evaluate
-import finetune
 import runtime
 import sample
-import scaling
 import train
+from lessons import climb, evaluate, finetune, scaling
 
 CROSSING = ("to", "copy_", "cpu", "__set__", "_has_compatible_shallow_copy_type")  # calls with tensors of two devices
 RUNS = ("--dropout=0.1 --gradient_accumulation_steps=2", "--position=alibi --n_kv_head=1 --norm=rmsnorm")
@@ -35,7 +32,7 @@ PRETENDED = {
     "torch.Tensor.pin_memory": torch.Tensor.clone,
     "torch.__future__._swap_module_params_on_conversion": True,  # Module.to() gives OnCard
     "runtime.Worker.pick": runtime.Worker.__dict__["pick"],  # the real one
-    "scaling.minimize": lambda log_loss, y, starts: y.new_tensor(starts[0]),  # slow, and not on the card
+    "lessons.scaling.minimize": lambda log_loss, y, starts: y.new_tensor(starts[0]),  # slow, and not on the card
 }
 
 

@@ -5,11 +5,10 @@ import torch
 from conftest import result
 from test_finetune import CHAR, CPU, TINY, WORDS, texts_of
 
-import emergence
-import finetune
 from checkpoint import load_model
 from dataset import load
-from finetune import BASE, INSTRUCTED, one_per_word
+from lessons import emergence, finetune
+from lessons.finetune import BASE, INSTRUCTED, one_per_word
 from model import GPT, GPTConfig
 from optim import Recipe
 
@@ -126,7 +125,8 @@ def test_examples_in_the_prompt_come_before_the_question(monkeypatch):
 
 
 def test_the_model_of_finetune_is_asked_for_a_new_and_an_old_task(call, fails, tiny):
-    assert "there is no out/finetune/instructed.pt; run python finetune.py first" in fails(emergence, "--few_shot")
+    error = fails(emergence, "--few_shot")
+    assert "there is no out/finetune/instructed.pt; run python lessons/finetune.py first" in error
     texts = texts_of(*(task for task in finetune.TASKS if task != "copy"), new_task="copy")
     finetune.instruct(GPT(GPTConfig(CHAR.vocab_size, block_size=64, **TINY)), texts, finetune.Options(), CPU)
     out = done(call, "--few_shot", "--new_task=copy")

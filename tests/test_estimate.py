@@ -7,9 +7,9 @@ from conftest import ROOT
 from test_train import data  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import estimate
 import train
 from dataset import load
+from lessons import estimate
 from model import GPT, GPTConfig
 
 

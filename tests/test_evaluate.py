@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from conftest import babble, gpt2_tensors, loss_of, result, safetensors
 from test_train import SHORT, data, no_plots  # noqa: F401
 
-import evaluate
 import ngram
 import prepare_data
 import train
 from checkpoint import load_checkpoint, load_model
 from console import UserError
 from dataset import load
-from evaluate import (
+from lessons import evaluate
+from lessons.evaluate import (
     CONTEXT,
     Session,
     bootstrap,

@@ -13,16 +13,27 @@ import torch
 from conftest import result
 from torch import nn
 
-import finetune
 import prepare_data
 import sample
 import train
 from checkpoint import load_checkpoint, load_model
 from dataset import load
-from finetune import BASE, INSTRUCTED, TASKS, Options, Texts, encode, exact_match, instruction, make_batch, one_per_word
+from lessons import finetune
+from lessons.finetune import (
+    BASE,
+    INSTRUCTED,
+    TASKS,
+    Options,
+    Texts,
+    encode,
+    exact_match,
+    instruction,
+    make_batch,
+    one_per_word,
+)
+from lessons.peft import attach
 from model import GPT, GPTConfig
 from optim import Recipe
-from peft import attach
 from runtime import Worker
 from tokenizer import CharTokenizer
 
@@ -73,7 +84,7 @@ def all_methods(tmp_path_factory) -> tuple[Path, list]:
         patch.chdir(folder)
         make_small(patch)
         stages = note_stages(patch)
-        patch.setattr(sys, "argv", ["finetune.py", "--method=all", FEW])
+        patch.setattr(sys, "argv", ["lessons/finetune.py", "--method=all", FEW])
         patch.setattr(sys, "stdout", out)
         finetune.main()
     return folder, stages
@@ -186,7 +197,7 @@ def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(fails, stages):
     INSTRUCTED.unlink()
     assert "the base of this checkpoint; copy it to" in fails(sample, f"--init_from={LORA}")
     torch.save(base | {"history": []}, INSTRUCTED)
-    assert "has changed (its SHA-256 differs); run finetune.py again" in fails(sample, f"--init_from={LORA}")
+    assert "has changed (its SHA-256 differs); run lessons/finetune.py again" in fails(sample, f"--init_from={LORA}")
 
 
 def test_an_adapter_whose_folder_was_moved_finds_its_base_beside_it(call, stages, monkeypatch):
@@ -235,7 +246,8 @@ def test_what_was_not_trained_on_a_dataset_needs_one(call, fails, stages):
     for path in (BASE, INSTRUCTED):
         status, out, err = call(train, *RUN, *options, f"--init_from={path}")
         assert status == 0 and result(out)["dataset"] == "own", err
-    assert "has only what finetune.py trained; use a whole model" in fails(train, *RUN, *options, f"--init_from={LORA}")
+    error = fails(train, *RUN, *options, f"--init_from={LORA}")
+    assert "has only what lessons/finetune.py trained; use a whole model" in error
 
 
 # ----------------------------------------------------------------------------- what a batch contains

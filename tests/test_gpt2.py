@@ -8,12 +8,12 @@ import pytest
 import torch
 from conftest import gpt2_tensors, safetensors
 
-import gpt2
-from bpe import PATTERN, BPETokenizer, NumberTokenizer, split_words, train_bpe
 from checkpoint import GPT2_NAMES, load_model
 from console import UserError
+from lessons import gpt2
+from lessons.bpe import PATTERN, BPETokenizer, NumberTokenizer, split_words, train_bpe
+from lessons.peft import attach, merge
 from model import GPT, ConfigError, GPTConfig
-from peft import attach, merge
 from prepare_data import open_tokenizer
 from tokenizer import END, CharTokenizer
 
@@ -425,7 +425,7 @@ def test_only_a_gpt2_is_exported(options):
 def test_a_gpt2_with_more_layers_is_not_exported(method):
     model = trained_gpt2(vocab_size=65)
     attach(model, method, rank=2)
-    with pytest.raises(UserError, match=r"other layers than GPT-2, as peft.py adds; merge\(\) LoRA, or"):
+    with pytest.raises(UserError, match=r"other layers than GPT-2, as lessons/peft.py adds; merge\(\) LoRA, or"):
         gpt2.save_gpt2(model, "exported")
 
 

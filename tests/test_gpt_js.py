@@ -1,4 +1,5 @@
-"""The JavaScript of look.py's page beside Python, in V8, the engine of Chrome, as the package mini-racer brings it."""
+"""The JavaScript of lessons/look.py's page beside Python, in V8, the engine of Chrome, as the package mini-racer brings
+it."""
 
 import json
 import random
@@ -8,10 +9,10 @@ import pytest
 import torch
 from conftest import ROOT, babble
 
-import look
 import sample
-from bpe import BPETokenizer, NumberTokenizer, train_bpe
 from dataset import load
+from lessons import look
+from lessons.bpe import BPETokenizer, NumberTokenizer, train_bpe
 from mlp import contexts
 from model import GPT, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens

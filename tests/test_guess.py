@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import ROOT, finish, result, start
 
-import guess
 import ngram
 import prepare_data
 from checkpoint import save_model
 from dataset import load
-from guess import choose_places, entropy, lower_bound, names_to_type
+from lessons import guess
+from lessons.guess import choose_places, entropy, lower_bound, names_to_type
 from model import GPT, GPTConfig
 
 pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and data/many, documents
@@ -97,7 +97,7 @@ def test_the_ngram_models_predict_as_in_ngram_py(name):
 
 
 def save_run(name: str, dataset: str) -> GPT:
-    """A run of train.py, as far as guess.py looks at it."""
+    """A run of train.py, as far as lessons/guess.py looks at it."""
     data = load(dataset)
     config = GPTConfig(data.vocab_size, block_size=8, n_layer=1, n_head=2, n_embd=16, zero_init=False)
     model = GPT(config).eval()
@@ -238,7 +238,7 @@ def test_a_text_that_is_too_short_for_a_game_is_refused(fails):
 
 @pytest.mark.slow
 def test_as_a_user_plays_it():
-    process = start(ROOT / "guess.py", "--dataset=prose", stdin=-1)
+    process = start(ROOT / "lessons/guess.py", "--dataset=prose", stdin=-1)
     process.stdin.write("\n" * 31)
     ended = finish(process)
     assert ended.returncode == 0, ended.stderr

@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 
 # A file imports files of lower floors. A file that is not listed here, such as one of your own, can be on any floor.
@@ -25,16 +27,27 @@ FLOORS = (
     "emergence",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
-FILES = {path.stem: path for path in ROOT.glob("*.py") if path.name != "mine.py"}  # the reader's own, see check.py
+ROOT_FILES = [path for path in ROOT.glob("*.py") if path.name != "mine.py"]  # the reader's own, see lessons/check.py
+LESSONS = sorted(ROOT.glob("lessons/*.py"))
+FILES = {path.stem: path for path in (*ROOT_FILES, *LESSONS)}
 
 
 @functools.cache
 def imports(name: str) -> set[str]:
     """The modules of ours that a file imports, inside of functions, too."""
-    nodes = list(ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))))
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-    return names & FILES.keys()
+    names = modules(ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))))
+    return {name.removeprefix("lessons.") for name in names} & FILES.keys()
+
+
+def modules(nodes: Iterable[ast.AST]) -> set[str]:
+    """The modules that these nodes import: "model", or "lessons.fit"."""
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def test_no_import_leads_back_to_its_file():
@@ -82,3 +95,46 @@ def test_copied_alone_into_an_empty_folder_a_model_generates_and_with_optim_it_t
     no_paths = os.environ | {"PYTHONPATH": ""}
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, encoding="utf-8", env=no_paths)
     assert done.returncode == 0, done.stderr
+
+
+# ----------------------------------------------------------------------------- lessons start in the root
+
+
+def run_lesson(*command: str | Path, **more) -> subprocess.CompletedProcess:
+    """A lesson as a user starts it, in the root if `more` has no other folder (cwd)."""
+    env = {**os.environ, "PYTHONPATH": ""} | more.pop("env", {})
+    more = {"cwd": ROOT, "env": env} | more
+    return subprocess.run([sys.executable, *command], capture_output=True, encoding="utf-8", timeout=120, **more)
+
+
+def test_no_file_of_the_root_imports_a_lesson_at_its_top():
+    for path in ROOT_FILES:
+        at_top = modules(ast.parse(path.read_text(encoding="utf-8")).body)
+        assert not any(name.startswith("lessons") for name in at_top), path.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_both_forms_of_a_lesson_answer_help(path):
+    for form in ([Path("lessons", path.name)], ["-m", f"lessons.{path.stem}"]):
+        done = run_lesson(*form, "--help")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("form", [["lessons/bpe.py"], ["-m", "lessons.bpe"]])
+def test_a_lesson_runs_from_the_root(form):
+    done = run_lesson(*form)
+    assert done.returncode == 0 and "tiktoken encodes the same: True" in done.stdout, done.stderr
+
+
+def test_in_another_folder_a_lesson_says_where_to_start_it():
+    done = run_lesson(ROOT / "lessons" / "bpe.py", cwd=Path())
+    assert (done.returncode, done.stdout) == (2, "")
+    advice = "start it in the folder of train.py: python lessons/bpe.py"
+    assert done.stderr == f"error: No module named 'console'; {advice}\n"
+
+
+def test_a_lesson_takes_the_files_of_the_root_before_installed_ones_of_the_same_name():
+    Path("console.py").write_text("raise SystemExit('an installed package')")
+    done = run_lesson("lessons/bpe.py", "--help", env={"PYTHONPATH": str(Path().resolve())})
+    assert (done.returncode, done.stderr) == (0, "")

@@ -41,33 +41,23 @@ from torch import nn
 
 import attention
 import bigram
-import cells
 import console
-import emergence
-import estimate
-import finetune
 import micrograd
-import mlm
 import mlp
 import model
 import ngram
 import optim
-import peft
-import rlhf
-import rnn
 import sample
-import scaling
-import seq2seq
 import train
-import word2vec
-from bpe import train_bpe
 from dataset import Dataset
-from fit import fit
-from gpt2 import GPT2_OPTIONS
+from lessons import cells, emergence, estimate, finetune, mlm, peft, rlhf, rnn, scaling, seq2seq, word2vec
+from lessons.bpe import train_bpe
+from lessons.fit import fit
+from lessons.gpt2 import GPT2_OPTIONS
+from lessons.scaling import Law
 from micrograd import Value
 from model import GPT, GPTConfig
 from runtime import PEAK_FLOPS, Worker
-from scaling import Law
 from tokenizer import CharTokenizer
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -950,7 +940,7 @@ example("char-hello", 11, lambda: len(CharTokenizer(sorted(set("hello world"))).
     ids=["bpe-gpt2", "bpe-gpt2-b hello", "bpe-gpt2-b lowest", "bpe-gpt2-b transformerize"],
 )
 def test_tokens_of_gpt2(gpt2_vocabulary, text, ids):
-    from bpe import BPETokenizer
+    from lessons.bpe import BPETokenizer
 
     assert BPETokenizer().encode(text) == ids
 
@@ -1538,7 +1528,7 @@ def test_the_tokens_per_parameter_of_other_models(n_layer, n_embd, tokens, expec
     assert float(row[16:].replace(",", "").split()[2]) == pytest.approx(expected, rel=0.005, abs=0.11)
 
 
-# ----------------------------------------------------------------------------- scaling laws: scaling.py
+# ----------------------------------------------------------------------------- scaling laws: lessons/scaling.py
 
 
 def power_law(scale: float, exponent: float) -> Law:

@@ -20,11 +20,11 @@ import pytest
 import torch
 from conftest import NAMES, babble, gpt2_tensors, result, safetensors
 
-import look
 import prepare_data
 import sample
 from checkpoint import load_model, save_model
 from dataset import load
+from lessons import look
 from mlp import contexts
 from model import GPT, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
@@ -45,7 +45,7 @@ def make_run(dataset: str, entries: dict | None = None, **options) -> GPT:
 
 
 def written(call, *options: str, run: str = "tiny") -> tuple[str, dict]:
-    """The page that look.py writes, and its facts."""
+    """The page that lessons/look.py writes, and its facts."""
     status, out, err = call(look, f"--init_from=out/{run}", *options)
     assert status == 0, err
     path = Path("out", run, "look.html")
@@ -236,7 +236,7 @@ def test_a_model_that_gpt_js_does_not_have_is_refused_with_the_option(data, fail
         monkeypatch.setitem(look.CHOICES, name, values[:1])  # as if a fork had added the others
     assert "gpt.js has no position=rope; add it there" in fails(look, "--init_from=out/tiny", "--prompt=a")
     make_run("tiny", position="learned", activation="relu", entries={"peft": {"method": "lora"}})
-    assert "no layers of peft.py" in fails(look, "--init_from=out/tiny", "--prompt=a")
+    assert "no layers of lessons/peft.py" in fails(look, "--init_from=out/tiny", "--prompt=a")
 
 
 def test_all_options_of_a_model_are_known():

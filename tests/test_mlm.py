@@ -9,12 +9,12 @@ import pytest
 import torch
 from conftest import NAMES, result
 
-import mlm
 import ngram
 import optim
 import prepare_data
 from dataset import load
-from mlm import END, FIRST, MASK, PAD, Encoder, encode, fill, hide_letters, letter_loss, ngram_losses
+from lessons import mlm
+from lessons.mlm import END, FIRST, MASK, PAD, Encoder, encode, fill, hide_letters, letter_loss, ngram_losses
 from model import GPT, GPTConfig
 
 ALPHABET = "\0_\n" + "".join(sorted(set("".join(NAMES))))

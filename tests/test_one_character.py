@@ -10,17 +10,13 @@ from test_train import SHORT
 
 import attention
 import bigram
-import climb
-import evaluate
 import folder
-import look
 import mlp
 import ngram
-import plots
 import prepare_data
-import rnn
 import sample
 import train
+from lessons import climb, evaluate, look, plots, rnn
 
 JOBS = [
     (ngram, "--neural"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import optim
-from fit import fit
+from lessons.fit import fit
 from model import GPT
 from optim import Recipe, lr_fraction, make_optimizer, set_lr
 from train import TrainConfig

@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-import layers
 import sample
 from checkpoint import load_model, save_model
 from files import sha256_of
-from gpt2 import GPT2_OPTIONS
+from lessons import layers
+from lessons.gpt2 import GPT2_OPTIONS
+from lessons.peft import Adapter, LoRALinear, attach, merge, trained_state
 from model import GPT, ConfigError, GPTConfig
 from optim import Recipe, make_optimizer
-from peft import Adapter, LoRALinear, attach, merge, trained_state
 from tokenizer import CharTokenizer
 
 SIZES = {"vocab_size": 29, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "zero_init": False}

@@ -1,4 +1,5 @@
-"""plots.py: panels, their curves, labels and baselines. Which plot a script draws is in the test of that script."""
+"""lessons/plots.py: panels, their curves, labels and baselines. Which plot a script draws is in the test of that
+script."""
 
 import math
 import textwrap
@@ -10,7 +11,7 @@ import pytest
 
 import bigram
 import ngram
-import plots
+from lessons import plots
 from windows import counting_losses
 
 

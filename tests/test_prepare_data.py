@@ -27,10 +27,10 @@ from test_tokenizer import HARD
 
 import dataset
 import prepare_data
-from bpe import BPETokenizer
 from checkpoint import save_model
 from console import UserError
 from dataset import Dataset, load
+from lessons.bpe import BPETokenizer
 from model import GPT, GPTConfig
 from sample import read_prompt
 from tokenizer import make_tokenizer

@@ -18,19 +18,17 @@ import test_lectures
 import torch
 from conftest import ROOT, babble, local_copy, result
 
-import bpe
 import checkpoint
 import console
 import files
-import gpt2
 import model
 import ngram
 import optim
-import peft
 import prepare_data
 import train
 from dataset import load
 from folder import read_toml
+from lessons import bpe, gpt2, peft
 
 sys.path.append(str(ROOT / "docs"))
 import draw_tables
@@ -41,14 +39,17 @@ RESULTS, ABLATIONS = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("results"
 TOUR, GLOSSARY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("tour", "glossary"))
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
-SCRIPTS = [path for path in sorted(ROOT.glob("*.py")) if path.name != "mine.py"]  # the reader's own, see check.py
-FILES = {path.name: importlib.import_module(path.stem) for path in SCRIPTS}
+SCRIPTS = sorted(path.relative_to(ROOT) for path in (*ROOT.glob("*.py"), *ROOT.glob("lessons/*.py")))
+FILES = {}  # "lessons/rlhf.py" -> module
+for script in SCRIPTS:
+    if script.name != "mine.py":  # the reader's own, see lessons/check.py
+        FILES[script.as_posix()] = importlib.import_module(".".join(script.with_suffix("").parts))
 
 
 def commands() -> list[str]:
     """Each command in a block or in a line of text, once, without the comments."""
     lines = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
-    lines += [" ".join(words.split()) for words in re.findall(r"`(python\s+\w+\.py[^`]*)`", TEXT)]
+    lines += [" ".join(words.split()) for words in re.findall(r"`(python\s+(?:lessons/)?\w+\.py[^`]*)`", TEXT)]
     for module in FILES.values():
         lines += re.findall(r"^    ((?:python|torchrun) .*)", module.__doc__ or "", flags=re.M)
     for path in sorted(ROOT.glob("config/*.toml")):
@@ -91,8 +92,10 @@ TORCHRUN |= {"--max_restarts", "--rdzv_backend", "--rdzv_endpoint"}
 
 
 def options_of(script: str) -> type | None:
-    """The dataclass of a script's options; None if it has none. estimate.py has the options of train.py."""
-    return train.TrainConfig if script in ("train.py", "estimate.py") else getattr(FILES[script], "Options", None)
+    """The dataclass of a script's options; None if it has none. lessons/estimate.py has the options of train.py."""
+    if script in ("train.py", "lessons/estimate.py"):
+        return train.TrainConfig
+    return getattr(FILES[script], "Options", None)
 
 
 def read(words: list[str], monkeypatch) -> None:
@@ -101,7 +104,8 @@ def read(words: list[str], monkeypatch) -> None:
     if options is None:
         assert len(words) == 1, f"{words[0]} has no options"
         return
-    arguments = {"train.py": "config", "estimate.py": "config", "prepare_data.py": "source", "check.py": "task"}
+    arguments = {"train.py": "config", "prepare_data.py": "source"}
+    arguments |= {"lessons/estimate.py": "config", "lessons/check.py": "task"}
     argument = arguments.get(words[0], "")
     monkeypatch.setattr(sys, "argv", words)
     given = console.read_options(options, "", argument)
@@ -343,7 +347,7 @@ def test_the_answers_of_a_class_are_checked_as_the_page_for_lecturers_says():
     (folder / "anna.py").write_text(f"def softmax(logits):\n    {right}\n")
     (folder / "bert.py").write_text("def softmax(logits:\n")
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "points.csv" in text]
-    exec(compile(text.replace('"check.py"', repr(str(ROOT / "check.py"))), "docs/teach.md", "exec"), {})
+    exec(compile(text.replace('"lessons/check.py"', repr(str(ROOT / "lessons/check.py"))), "docs/teach.md", "exec"), {})
     _, anna, bert = Path("out/points.csv").read_text(encoding="utf-8").splitlines()
     assert anna == "anna,1,result: tasks=2 right=1,  right    softmax,  missing  mask" and bert.startswith("bert,2,")
     assert "missing  mask" in (folder / "anna.txt").read_text() and "error: " in (folder / "bert.txt").read_text()
@@ -366,7 +370,7 @@ def test_the_worked_examples_that_pages_name_are_there():
 
 
 def test_no_file_is_linked_twice_in_the_readme():
-    named = re.findall(r"\[`(\w+\.py)`\]\(", README)
+    named = re.findall(r"\[`([\w/]+\.py)`\]\(", README)
     assert len(named) == len(set(named))
     assert all((ROOT / name).exists() for name in named)
 
@@ -410,7 +414,7 @@ def test_the_glossary_names_places_that_are_there():
     for row in rows:
         assert row["meaning"]
         module = None
-        for word in re.findall(r"`([\w.]+)`", row["where"]):
+        for word in re.findall(r"`([\w./]+)`", row["where"]):
             if word in FILES:
                 module = FILES[word]
             else:
@@ -484,7 +488,7 @@ def test_a_row_of_counting_is_what_its_command_prints(row, call):
 
 def test_the_first_table_is_made_of_rows_of_the_ladder():
     of_names = {row["model"]: row for row in LADDER[:16]}
-    models = [row for row in FIRST_TABLE if row["file"] != "`guess.py`"]  # the reader's row has no numbers
+    models = [row for row in FIRST_TABLE if row["file"] != "`lessons/guess.py`"]  # the reader's row has no numbers
     for row in models:
         model = re.sub(r"\*|:.*", "", row["model"])
         known = of_names[FULL_NAMES.get(model, model)]
@@ -615,10 +619,10 @@ def test_links_and_plots_lead_somewhere(path):
 
 def test_the_places_to_change_are_there():
     text = section(PAGES[ROOT / "docs" / "howto.md"], "Change a part")
-    rows = re.findall(r"^\| .* \| (`\w+\.py`: .*) \|$", text, flags=re.M)
+    rows = re.findall(r"^\| .* \| (`[\w/]+\.py`: .*) \|$", text, flags=re.M)
     assert rows
     for row in rows:
-        words, module = re.findall(r"`([\w.]+)`", row), None
+        words, module = re.findall(r"`([\w./]+)`", row), None
         for word in words:
             if word in FILES:
                 module = FILES[word]

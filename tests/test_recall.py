@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from conftest import result
 
-import recall
-from cells import CELLS
+from lessons import recall
+from lessons.cells import CELLS
 from sample import KVCache
 
 

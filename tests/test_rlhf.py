@@ -10,17 +10,15 @@ import pytest
 import torch
 from conftest import result
 
-import evaluate
-import plots
 import prepare_data
-import rlhf
 import sample
 from console import UserError
 from dataset import Dataset
-from fit import fit
+from lessons import evaluate, plots, rlhf
+from lessons.fit import fit
+from lessons.rlhf import BEST_OF, FOLDER, MAX_TOKENS, Task, complete, drawn, log_probs, rewards, with_scalar_head
 from model import GPT, GPTConfig
 from optim import Recipe
-from rlhf import BEST_OF, FOLDER, MAX_TOKENS, Task, complete, drawn, log_probs, rewards, with_scalar_head
 from tokenizer import CharTokenizer
 
 TOKENIZER = CharTokenizer(sorted("\nabdeiorstu"))
@@ -88,8 +86,8 @@ def small(monkeypatch):
 
 
 def test_all_stages_end_with_a_table_a_plot_and_models_that_invent_words(call, small, monkeypatch):
-    """A stage alone trains the same policy. evaluate.py finds the loss of the table: the checkpoint says that attention
-    stops between words."""
+    """A stage alone trains the same policy. lessons/evaluate.py finds the loss of the table: the checkpoint says that
+    attention stops between words."""
     plotted = []
     monkeypatch.setattr(plots, "save", lambda figure, path: plotted.append((figure, path)))
     status, out, err = call(rlhf, "--dataset=list", "--plot")

@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from conftest import NAMES, babble, finish, result, start
 from torch import nn
 
-import cells
 import optim
 import prepare_data
-import rnn
-from cells import CELLS, RecurrentModel
 from dataset import load
+from lessons import cells, rnn
+from lessons.cells import CELLS, RecurrentModel
 from windows import counting_losses
 
 QUICK = ("--max_iters=20", "--num_samples=2", "--n_hidden=16", "--batch_size=16")
@@ -438,14 +437,14 @@ def test_the_plot_of_gradients(data, call, figures):
 
 
 def test_a_state_knows_more_than_the_token_before(data):
-    done = finish(start("rnn.py", "--dataset=tiny", *QUICK, "--max_iters=60", "--n_hidden=32"))
+    done = finish(start("lessons/rnn.py", "--dataset=tiny", *QUICK, "--max_iters=60", "--n_hidden=32"))
     assert (done.returncode, done.stderr) == (0, "")
     assert float(result(done.stdout)["val"]) < counting_losses(load("tiny"))["bigram"] - 0.2
 
 
 @pytest.mark.slow
 def test_a_new_user_trains_on_words():
-    done = finish(start("rnn.py", "--max_iters=300", "--num_samples=3"))
+    done = finish(start("lessons/rnn.py", "--max_iters=300", "--num_samples=3"))
     assert done.returncode == 0, done.stderr
     assert float(result(done.stdout)["val"]) < 2.45  # bigram: 2.63
 

@@ -15,17 +15,17 @@ from test_model import SMALL, batch, config, every_combination, shaken  # noqa: 
 from test_prepare_data import shard
 from test_train import SHORT
 
-import layers
 import prepare_data
 import sample
 import train
-from bpe import BPETokenizer, train_bpe
 from checkpoint import load_checkpoint, load_model, save_model
 from console import UserError
 from dataset import load
-from layers import BFloat16Linear, BlockLinear, Int8Linear, replace_layers, speed_up
+from lessons import layers
+from lessons.bpe import BPETokenizer, train_bpe
+from lessons.layers import BFloat16Linear, BlockLinear, Int8Linear, replace_layers, speed_up
+from lessons.peft import attach
 from model import GPT, GPTConfig
-from peft import attach
 from runtime import check_compiler
 from sample import KVCache
 
@@ -71,7 +71,7 @@ def written(call, *options: str, run: str = "tiny") -> str:
 
 def test_a_new_user_samples_from_the_newest_run_of_train_py():
     Path("out/tiny/best.pt").touch()
-    Path("out/finetune").mkdir()  # newer, but without a log: a model of finetune.py or rlhf.py
+    Path("out/finetune").mkdir()  # newer, but without a log: a model of lessons/finetune.py or lessons/rlhf.py
     shutil.copy("out/list/best.pt", "out/finetune/best.pt")
     done = finish(start("sample.py", "--prompt=the cat", "--max_new_tokens=30"))
     assert done.returncode == 0, done.stderr

@@ -11,11 +11,11 @@ from conftest import babble, result
 
 import optim
 import prepare_data
-import scaling
 from dataset import load
+from lessons import scaling
+from lessons.scaling import PUBLISHED, Law, cheapest, fit_law, make_recipe
 from model import GPT, GPTConfig
 from runtime import Worker
-from scaling import PUBLISHED, Law, cheapest, fit_law, make_recipe
 
 FAMILY = Law(E=0.87, A=170, B=131, alpha=0.585, beta=0.413)  # like the law that was found for the family
 

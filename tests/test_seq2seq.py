@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import result
 
-import seq2seq
+from lessons import seq2seq
+from lessons.seq2seq import CHARACTERS, END, FORMATS, ORIGINAL, PAD, Transformer, make_batch, search, tokenize
 from model import GPTConfig
-from seq2seq import CHARACTERS, END, FORMATS, ORIGINAL, PAD, Transformer, make_batch, search, tokenize
 
 
 def make(attention: bool = True, V: int = len(CHARACTERS), **sizes) -> Transformer:

@@ -11,8 +11,9 @@ import pytest
 import requests
 from conftest import babble
 
-import bpe
-from bpe import (
+from console import UserError
+from lessons import bpe
+from lessons.bpe import (
     BPETokenizer,
     NumberTokenizer,
     decode_plainly,
@@ -23,7 +24,6 @@ from bpe import (
     train_bpe,
     train_plainly,
 )
-from console import UserError
 from tokenizer import CharTokenizer, make_tokenizer, start_ids, token_names
 
 # emoji (one of them several code points), CRLF, a combining mark that stands alone, other scripts, runs of white space

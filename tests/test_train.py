@@ -30,7 +30,7 @@ from checkpoint import load_checkpoint, load_model
 from console import known_options
 from dataset import load
 from files import lock
-from gpt2 import GPT2_OPTIONS
+from lessons.gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
 from optim import lr_fraction
 from runtime import Worker

@@ -9,13 +9,13 @@ from conftest import babble, result
 from torch.nn import functional as F
 
 import prepare_data
-import word2vec
-from bpe import BPETokenizer, train_bpe
 from checkpoint import save_model
 from dataset import load
+from lessons import word2vec
+from lessons.bpe import BPETokenizer, train_bpe
+from lessons.word2vec import cosine, gpt_vectors, loss_and_gradients, nearest, precision_at_10, python_classes
 from model import GPT, GPTConfig
 from tokenizer import CharTokenizer
-from word2vec import cosine, gpt_vectors, loss_and_gradients, nearest, precision_at_10, python_classes
 
 CODE = """
 class Counter(dict):
