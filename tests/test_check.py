@@ -562,14 +562,17 @@ def test_a_copy_of_this_process_and_a_new_one(method, call, monkeypatch):
 
 
 def test_the_tasks_that_the_pages_name():
+    words = []
     for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
         text = " ".join(page.read_text(encoding="utf-8").split())
-        for words in re.findall(r"`python check\.py ([^`]*)`", text):
-            for word in words.split():
-                if word.startswith("--only="):
-                    assert set(word[7:].split(",")) <= TASKS.keys()
-                elif not word.startswith("--"):
-                    assert word in TASKS
+        for options in re.findall(r"`python lessons/check\.py ([^`]*)`", text):
+            words += options.split()
+    assert words
+    for word in words:
+        if word.startswith("--only="):
+            assert set(word[7:].split(",")) <= TASKS.keys()
+        elif not word.startswith("--"):
+            assert word in TASKS
 
 
 def test_the_parts_of_the_tour_name_tasks():
