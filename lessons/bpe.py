@@ -13,7 +13,7 @@ tiktoken, which is compiled, does the encoding in BPETokenizer.
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import base64
 import heapq
@@ -26,7 +26,7 @@ from itertools import pairwise
 try:
     from console import UserError, run
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/bpe.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/bpe.py", file=sys.stderr)
     sys.exit(2)
 
 END = "<|endoftext|>"  # as in tokenizer.py: the name of the token between documents of several lines

@@ -8,7 +8,7 @@ trained weights: a network that can represent a function need not learn it.
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
 import time
@@ -26,7 +26,7 @@ try:
     from lessons.fit import fit
     from optim import Recipe
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/capacity.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/capacity.py", file=sys.stderr)
     sys.exit(2)
 
 # 1. How many units the one hidden layer has

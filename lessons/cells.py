@@ -1,10 +1,10 @@
 """Part 2: six ways to carry a state along, from Elman's network to a state space model.
 
-    from lessons.cells import CELLS, RecurrentModel     # rnn.py trains them, recall.py tests their memory
+    from lessons.cells import CELLS, RecurrentModel
 
-Read mlp.py before, lessons/rnn.py after. The MLP sees a fixed window, and learns separate weights for each
-position in it. A recurrent network reads one token at a time, with the same weights at every step,
-and keeps information about the past in a state:
+Read mlp.py before. Then lessons/rnn.py trains the cells, and lessons/recall.py tests their memory. The MLP
+sees a fixed window, and learns separate weights for each position in it. A recurrent network reads one
+token at a time, with the same weights at every step, and keeps information about the past in a state:
 
     output_t, state_t = step(input_t, state_(t-1))
 

@@ -17,7 +17,7 @@ yours can do, so read a file of someone else before you check it.
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import inspect
@@ -48,7 +48,7 @@ try:
     from files import replace_file
     from lessons import bpe
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/check.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/check.py", file=sys.stderr)
     sys.exit(2)
 
 SECONDS = 10  # how long all cases of one function may take, and how long it may take to run the file once

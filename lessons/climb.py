@@ -26,7 +26,7 @@ n-gram model something comes that is only on its way from a shorter one to a lon
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,7 @@ try:
     from runtime import Worker
     from windows import random_windows
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/climb.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/climb.py", file=sys.stderr)
     sys.exit(2)
 
 # The n-gram models, by their order n. Order 0 is the uniform model

@@ -1,7 +1,7 @@
 """Part 6, continued: does an ability appear suddenly, or does the measure jump?
 
-    python lessons/emergence.py --new_task=reverse --plot   # three widths learn one task, in a minute
-    python lessons/emergence.py --few_shot                  # after finetune.py: ask its model with examples
+    python lessons/emergence.py --new_task=reverse --plot  # three widths learn one task, in a minute
+    python lessons/emergence.py --few_shot                 # after lessons/finetune.py: ask its model with examples
 
 Read lessons/finetune.py before, lessons/rlhf.py after.
 
@@ -19,7 +19,7 @@ et al. 2023, for models of many sizes; here also in the course of training).
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import functools
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ try:
     from runtime import Worker, keep_freed_memory
     from tokenizer import Tokenizer
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/emergence.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/emergence.py", file=sys.stderr)
     sys.exit(2)
 
 RECIPE = Recipe(max_iters=400, learning_rate=0.005, muon_learning_rate=0.015, optimizer="muon")

@@ -9,7 +9,7 @@ H100 needed 30.4 GiB without torch.compile, and 18.1 GiB with it (torch 2.11, 20
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,7 +22,7 @@ try:
     from runtime import PEAK_FLOPS, Worker, published_peak
     from train import TrainConfig, read_config
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/estimate.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/estimate.py", file=sys.stderr)
     sys.exit(2)
 
 # The fraction of the peak FLOP/s that training achieves (model FLOPs utilization). train.py prints it

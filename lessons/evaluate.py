@@ -1,8 +1,8 @@
 """Part 4, continued: how good is a model?
 
-    python lessons/evaluate.py                                # the newest run of train.py, on its validation split
-    python lessons/evaluate.py --init_from=out/names --plot   # and draw evaluation.png
-    python lessons/evaluate.py --init_from=out/python --block_size=256    # a longer context than in training
+    python lessons/evaluate.py                                          # the newest run, on its validation split
+    python lessons/evaluate.py --init_from=out/names --plot             # and draw evaluation.png
+    python lessons/evaluate.py --init_from=out/python --block_size=256  # a longer context than in training
 
 Read train.py and windows.py before, and lessons/scaling.py after. Five questions, one after the other:
 
@@ -18,7 +18,7 @@ is small, such as characters. (Not with --split=train: the n-grams are counted o
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +56,7 @@ try:
     from tokenizer import start_ids
     from windows import document_edges, evaluation_windows, read_windows
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/evaluate.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/evaluate.py", file=sys.stderr)
     sys.exit(2)
 
 SUBSET = 40_000  # tokens that calibration is measured on, at most

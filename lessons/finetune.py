@@ -2,8 +2,11 @@ r"""Part 6: teach a GPT to follow instructions, and then a new task.
 
     python lessons/finetune.py                # three stages, two minutes on two CPU cores
     python sample.py --init_from=out/finetune/lora.pt --prompt="swap abs > " --stop --temperature=0
-    python lessons/finetune.py --method=full --replay=0.25 --learning_rate=0.001   # mix in old kinds of documents
     python lessons/finetune.py --method=all   # twelve ways to learn the new task, compared
+
+and to mix in old kinds of documents:
+
+    python lessons/finetune.py --method=full --replay=0.25 --learning_rate=0.001
 
 Read sample.py before; lessons/peft.py (LoRA, adapters, prefixes, soft prompts), lessons/emergence.py and
 lessons/rlhf.py after.
@@ -27,7 +30,7 @@ these matrices, and names the file of all other weights: instructed.pt, the mode
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import functools
@@ -66,7 +69,7 @@ try:
     from tokenizer import CharTokenizer, Tokenizer
     from windows import pad_rows
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/finetune.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/finetune.py", file=sys.stderr)
     sys.exit(2)
 
 # The answer of each task, for one word or two

@@ -10,7 +10,7 @@ loop is the lesson.
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
 import time
@@ -21,7 +21,7 @@ import torch
 try:
     from optim import Recipe, lr_fraction, make_optimizer, set_lr
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/fit.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/fit.py", file=sys.stderr)
     sys.exit(2)
 
 

@@ -15,7 +15,7 @@ The file is in the safetensors format, which is simple enough to be read here:
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import json
 import mmap
@@ -33,7 +33,7 @@ try:
     from model import GPT, GPTConfig
     from tokenizer import END, CharTokenizer, Tokenizer, make_tokenizer
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/gpt2.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/gpt2.py", file=sys.stderr)
     sys.exit(2)
 
 # The channels of OpenAI's four models (Radford et al. 2019)

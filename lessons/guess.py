@@ -16,7 +16,7 @@ N-gram models and the newest GPT of train.py guess the same characters, in the o
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import contextlib
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ try:
     from ngram import predict_by_orders
     from tokenizer import CharTokenizer
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/guess.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/guess.py", file=sys.stderr)
     sys.exit(2)
 
 ORDERS = {"bigram": 2, "6-gram": 6}  # the n-gram models that also play

@@ -18,7 +18,7 @@ work to a library, which is made for many rows:
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 
 import torch
@@ -29,7 +29,7 @@ try:
     from model import GPT
     from runtime import has_bfloat16_units
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/layers.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/layers.py", file=sys.stderr)
     sys.exit(2)
 
 # Matrices with fewer weights stay as they are: they would gain nothing

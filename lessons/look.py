@@ -12,7 +12,7 @@ expect at each token of a text, and what did counting expect? How does it contin
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import base64
 import html
@@ -38,7 +38,7 @@ try:
     from tokenizer import Tokenizer, start_ids
     from windows import evaluation_windows, mean_loss
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/look.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/look.py", file=sys.stderr)
     sys.exit(2)
 
 # The template look.html, and the files that it includes
@@ -96,7 +96,8 @@ def check_supported(checkpoint: dict) -> None:
             raise UserError(f"assets/gpt.js has no {name}={value}; add it there, and its name to lessons/look.py")
     if "peft" in checkpoint:
         what = f"assets/gpt.js has no layers of lessons/peft.py, as in {checkpoint['name']}"
-        raise UserError(f"{what}; use a model whose weights were all trained, such as --method=full of finetune.py")
+        advice = "use a model whose weights were all trained, such as --method=full of lessons/finetune.py"
+        raise UserError(f"{what}; {advice}")
 
 
 def page_weights(model: GPT) -> dict[str, torch.Tensor]:

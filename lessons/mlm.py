@@ -25,7 +25,7 @@ information itself, and attends to all other tokens.
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import random
@@ -46,7 +46,7 @@ try:
     from optim import Recipe
     from windows import pad_rows
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/mlm.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/mlm.py", file=sys.stderr)
     sys.exit(2)
 
 # A token is an index of the alphabet "\0_\nabc...", which has V characters: SPECIAL, then the letters

@@ -30,7 +30,7 @@ of a model with new parameters cannot be opened: merge() LoRA before save_model(
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
 from collections.abc import Callable
@@ -46,7 +46,7 @@ try:
     from files import sha256_of
     from model import GPT, Block, CausalSelfAttention, ConfigError
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/peft.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/peft.py", file=sys.stderr)
     sys.exit(2)
 
 # ----------------------------------------------------------------------------- LoRA

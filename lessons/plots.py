@@ -6,7 +6,7 @@ with the curves of each panel.
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ try:
     from files import replace_file
     from windows import counting_losses
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/plots.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/plots.py", file=sys.stderr)
     sys.exit(2)
 
 try:

@@ -19,7 +19,7 @@ them on its own. It forgets nothing, and pays with a memory that grows with the 
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import itertools
 import time
@@ -39,7 +39,7 @@ try:
     from optim import Recipe
     from sample import KVCache, next_logits
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/recall.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/recall.py", file=sys.stderr)
     sys.exit(2)
 
 

@@ -22,7 +22,7 @@ first letter), the tokens that the model drew, up to a newline, and newlines as 
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import functools
@@ -58,7 +58,7 @@ try:
     from runtime import keep_freed_memory
     from sample import generate
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/rlhf.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/rlhf.py", file=sys.stderr)
     sys.exit(2)
 
 FOLDER = Path("out/rlhf")

@@ -2,7 +2,10 @@
 
     python lessons/rnn.py                     # a minute: train an LSTM on words, sample new ones
     python lessons/rnn.py --cell=all --plot   # all six, and how far back their gradients reach
-    python lessons/rnn.py --cell=rnn --optimizer=sgd --learning_rate=1 --max_iters=400 --grad_clip=0  # loss explodes
+
+and to watch the loss explode:
+
+    python lessons/rnn.py --cell=rnn --optimizer=sgd --learning_rate=1 --max_iters=400 --grad_clip=0
 
 Read lessons/cells.py before, lessons/recall.py after. The loss at a token depends on the state after each token
 before it, so the gradient goes back through all of these steps: backpropagation through time
@@ -17,7 +20,7 @@ windows of up to 128 tokens of the validation split, before and after training.
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import math
@@ -52,7 +55,7 @@ try:
     from optim import Recipe
     from windows import document_edges, read_windows
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/rnn.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/rnn.py", file=sys.stderr)
     sys.exit(2)
 
 # The losses are computed on the first tokens of a split, up to this many

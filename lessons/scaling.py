@@ -29,7 +29,7 @@ had the same number of warmup steps, the short runs would look too bad.
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
 import time
@@ -63,7 +63,7 @@ try:
     from runtime import Worker, keep_freed_memory
     from windows import evaluation_windows, mean_loss, read_windows
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/scaling.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/scaling.py", file=sys.stderr)
     sys.exit(2)
 
 # n_embd: each model has about twice as many parameters as the previous model

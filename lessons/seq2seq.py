@@ -20,7 +20,7 @@ Shapes: B batch size, S source and T target tokens, C channels, nh heads of hd c
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
 import random
@@ -42,7 +42,7 @@ try:
     from optim import Recipe
     from windows import pad_rows
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/seq2seq.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/seq2seq.py", file=sys.stderr)
     sys.exit(2)
 
 # Two tokens that are no character of a text. END ends a target, and is the first token that the decoder reads

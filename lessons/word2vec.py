@@ -32,7 +32,7 @@ per step, K negatives, C channels.
 
 import sys
 
-sys.path.insert(0, ".")  # the folder of train.py, in which lessons are started
+sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import builtins
 import keyword
@@ -66,7 +66,7 @@ try:
     from model import GPT
     from tokenizer import CharTokenizer, Tokenizer
 except ModuleNotFoundError as error:
-    print(f"error: {error}; start it in the folder of train.py: python lessons/word2vec.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/word2vec.py", file=sys.stderr)
     sys.exit(2)
 
 # A word is a letter or _, then letters, digits and _

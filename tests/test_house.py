@@ -130,7 +130,7 @@ def test_a_lesson_runs_from_the_root(form):
 def test_in_another_folder_a_lesson_says_where_to_start_it():
     done = run_lesson(ROOT / "lessons" / "bpe.py", cwd=Path())
     assert (done.returncode, done.stdout) == (2, "")
-    advice = "start it in the folder of train.py: python lessons/bpe.py"
+    advice = "in the folder of train.py, type: python lessons/bpe.py"
     assert done.stderr == f"error: No module named 'console'; {advice}\n"
 
 
