@@ -1,11 +1,13 @@
 // What stands around the model in a page: its weights, the context that it reads, sampling, and the tokenizers of
-// tokenizer.py and lessons/bpe.py. (range() and softmax() are in gpt.js.) tests/test_gpt_js.py compares them with Python.
+// tokenizer.py and lessons/bpe.py. (range() and softmax() are in gpt.js.) tests/test_gpt_js.py compares them with
+// Python.
 "use strict";
 
 // ---------------------------------------------------------------- weights
 
-// The weights that pack() of lessons/look.py wrote into bytes, an ArrayBuffer. shapes: [name, rows, columns] of each tensor in
-// turn; a vector has no columns. bits: 32, or 8: then a matrix has first a scale for each row, and then integers
+// The weights that pack() of lessons/look.py wrote into bytes, an ArrayBuffer. shapes: [name, rows, columns] of each
+// tensor in turn; a vector has no columns. bits: 32, or 8: then a matrix has first a scale for each row, and then
+// integers
 function unpack(shapes, bits, bytes) {
   let at = 0;
   function take(type, n) {

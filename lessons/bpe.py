@@ -13,7 +13,8 @@ tiktoken, which is compiled, does the encoding in BPETokenizer.
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import base64
 import heapq

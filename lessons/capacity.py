@@ -8,7 +8,8 @@ trained weights: a network that can represent a function need not learn it.
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
 import time

@@ -17,7 +17,8 @@ yours can do, so read a file of someone else before you check it.
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import inspect

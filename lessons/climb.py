@@ -26,7 +26,8 @@ n-gram model something comes that is only on its way from a shorter one to a lon
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 from dataclasses import dataclass
 from pathlib import Path

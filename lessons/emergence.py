@@ -19,7 +19,8 @@ et al. 2023, for models of many sizes; here also in the course of training).
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import functools
 from dataclasses import dataclass

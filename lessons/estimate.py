@@ -9,7 +9,8 @@ H100 needed 30.4 GiB without torch.compile, and 18.1 GiB with it (torch 2.11, 20
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

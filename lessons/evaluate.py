@@ -18,7 +18,8 @@ is small, such as characters. (Not with --split=train: the n-grams are counted o
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

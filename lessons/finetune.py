@@ -30,7 +30,8 @@ these matrices, and names the file of all other weights: instructed.pt, the mode
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import functools

@@ -15,7 +15,8 @@ The file is in the safetensors format, which is simple enough to be read here:
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import json
 import mmap

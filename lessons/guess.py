@@ -16,7 +16,8 @@ N-gram models and the newest GPT of train.py guess the same characters, in the o
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import contextlib
 from dataclasses import dataclass

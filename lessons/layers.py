@@ -18,8 +18,8 @@ work to a library, which is made for many rows:
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
-
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import torch
 from torch import nn

@@ -12,7 +12,8 @@ expect at each token of a text, and what did counting expect? How does it contin
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import base64
 import html

@@ -25,7 +25,8 @@ information itself, and attends to all other tokens.
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import random

@@ -30,7 +30,8 @@ of a model with new parameters cannot be opened: merge() LoRA before save_model(
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
 from collections.abc import Callable

@@ -19,7 +19,8 @@ them on its own. It forgets nothing, and pays with a memory that grows with the 
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import itertools
 import time

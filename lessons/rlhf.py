@@ -22,7 +22,8 @@ first letter), the tokens that the model drew, up to a newline, and newlines as 
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import functools

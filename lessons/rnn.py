@@ -20,7 +20,8 @@ windows of up to 128 tokens of the validation split, before and after training.
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
 import math

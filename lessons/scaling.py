@@ -29,7 +29,8 @@ had the same number of warmup steps, the short runs would look too bad.
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
 import time

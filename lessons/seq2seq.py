@@ -20,7 +20,8 @@ Shapes: B batch size, S source and T target tokens, C channels, nh heads of hd c
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
 import random

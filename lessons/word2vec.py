@@ -32,7 +32,8 @@ per step, K negatives, C channels.
 
 import sys
 
-sys.path.insert(0, ".")  # lessons start in the root, and import its files
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import builtins
 import keyword

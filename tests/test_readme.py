@@ -46,10 +46,13 @@ for script in SCRIPTS:
         FILES[script.as_posix()] = importlib.import_module(".".join(script.with_suffix("").parts))
 
 
+COMMAND = r"`(python\s+(?:-m\s+lessons\.\w+|(?:lessons/)?\w+\.py)[^`]*)`"
+
+
 def commands() -> list[str]:
     """Each command in a block or in a line of text, once, without the comments."""
     lines = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
-    lines += [" ".join(words.split()) for words in re.findall(r"`(python\s+(?:lessons/)?\w+\.py[^`]*)`", TEXT)]
+    lines += [" ".join(words.split()) for words in re.findall(COMMAND, TEXT)]
     for module in FILES.values():
         lines += re.findall(r"^    ((?:python|torchrun) .*)", module.__doc__ or "", flags=re.M)
     for path in sorted(ROOT.glob("config/*.toml")):
@@ -123,6 +126,8 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
         options = {word.split("=")[0] for word in words[1:at]}
         assert options <= TORCHRUN
         words = ["python", *words[at:]]
+    if words[1] == "-m" and words[2].startswith("lessons."):
+        words = ["python", words[2].replace(".", "/") + ".py", *words[3:]]
     if words[0] != "python" or words[1] == "-m":
         others = (
             "git clone ADDRESS count2gpt",
@@ -632,5 +637,5 @@ def test_the_places_to_change_are_there():
 
 
 def test_files_that_it_names_are_there():
-    for name in re.findall(r"`((?:config|tests|assets|docs)/[\w./]+)`", TEXT):
+    for name in re.findall(r"`((?:config|tests|assets|docs|lessons)/[\w./]+)`", TEXT):
         assert (ROOT / name).exists(), name
